@@ -1,0 +1,57 @@
+"""Beam-search decoding for NeMo's CTC, RNN-T and TDT checkpoints, and for anybody's log-probs.
+
+With NeMo installed the strategies register themselves; `decoding.strategy=flexctc_beam` is all there
+is to type. Without NeMo use the decoder classes, which take plain tensors. Importing this package
+imports neither NeMo nor CUDA.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+    from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree
+    from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+    from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
+    from nemo_gpu_decoding.nemo_plugin.register import register, unregister
+    from nemo_gpu_decoding.nemo_plugin.requests import utterance_requests
+    from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
+    from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+    from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
+    from nemo_gpu_decoding.vocabulary import Vocabulary
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "BackoffAutomaton": "fusion.automaton",
+    "BoostingConfig": "fusion.boosting",
+    "Phrase": "fusion.boosting",
+    "build_boosting_tree": "fusion.boosting",
+    "Fusion": "fusion.fusion",
+    "Request": "fusion.fusion",
+    "load_ngram_lm": "fusion.ngram",
+    "register": "nemo_plugin.register",
+    "unregister": "nemo_plugin.register",
+    "utterance_requests": "nemo_plugin.requests",
+    "FlexCTCConfig": "search.flexctc_beam.config",
+    "FlexCTCBeam": "search.flexctc_beam.decoder",
+    "NBest": "search.result",
+    "Path": "search.result",
+    "ScoreParts": "search.result",
+    "Vocabulary": "vocabulary",
+}
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

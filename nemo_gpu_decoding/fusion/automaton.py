@@ -1,0 +1,260 @@
+"""One layout for everything that adds a score to tokens: n-gram LMs and boosting trees.
+
+A `BackoffAutomaton` reads token labels one by one. In state `s` it looks for an arc with the label;
+if there is none it pays the back-off weight of `s`, moves to the back-off state and looks again. The
+root backs off to itself: a label that even the root does not list costs the root's back-off weight
+and leaves the automaton in the root.
+
+A worked example, vocabulary {0: a, 1: b}, the bigram LM  p(a) p(b) p(b|a):
+
+    state        0 (root)   1 (start, "<s>")   2 ("a")     3 ("b")
+    arcs         a:2 b:3    -                  b:3         -
+    arc_begin    0          2                  2           3
+    arc_end      2          2                  3           3
+    backoff_to   0          0                  0           0
+
+with the labels [0, 1, 1], the targets [2, 3, 3] and the weights [log p(a), log p(b), log p(b|a)]. The arcs of a state are sorted by label. A state with one arc for every label ("dense")
+is read by index, any other by binary search.
+
+The layout is NGPU-LM's [NGPU-LM, arXiv 2505.22857, section 2] with one liberty: a root may be sparse,
+which makes a boosting tree as small as its phrases.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+
+# Weights are natural log. One state, one cache line; one arc is read whole once it is found.
+STATE = np.dtype(
+    [
+        ("arc_begin", np.int32),  # first arc of the state
+        ("arc_end", np.int32),  # one past its last arc
+        ("backoff_to", np.int32),  # the state itself for a root
+        ("backoff_weight", np.float32),
+        ("final_weight", np.float32),  # added when an utterance ends here
+        ("upper_bound", np.float32),  # no label gets a larger weight from this state
+    ]
+)
+ARC = np.dtype([("label", np.int32), ("weight", np.float32), ("target", np.int32)])
+
+
+class AutomatonArrays(NamedTuple):
+    """What compiled code sees of one or several automata."""
+
+    states: np.ndarray  # [S] STATE
+    arcs: np.ndarray  # [A] ARC, those of a state together and sorted by label
+
+
+@dataclass(frozen=True, eq=False)
+class BackoffAutomaton:
+    """A deterministic automaton with back-off arcs over the labels 0 .. vocab_size-1.
+
+    Raises:
+        ValueError: the arrays contradict each other (shapes, ranges, unsorted arcs, back-off cycles).
+    """
+
+    arrays: AutomatonArrays
+    vocab_size: int
+    start_state: int  # where an utterance begins
+    name: str = "automaton"  # for messages: the file or list it was made from
+    fingerprint: str = field(default="", compare=False)  # of the content; keys caches
+
+    @classmethod
+    def from_arrays(
+        cls,
+        *,
+        vocab_size: int,
+        start_state: int,
+        arc_begin: np.ndarray,
+        arc_end: np.ndarray,
+        backoff_to: np.ndarray,
+        backoff_weights: np.ndarray,
+        final_weights: np.ndarray,
+        arc_labels: np.ndarray,
+        arc_weights: np.ndarray,
+        arc_targets: np.ndarray,
+        name: str = "automaton",
+    ) -> BackoffAutomaton:
+        """Check the arrays (shapes as in `AutomatonArrays`), add upper bounds and fingerprint."""
+        states, arcs = np.zeros(len(arc_begin), STATE), np.zeros(len(arc_labels), ARC)
+        columns = {
+            "arc_begin": (states, "arc_begin", arc_begin),
+            "arc_end": (states, "arc_end", arc_end),
+            "backoff_to": (states, "backoff_to", backoff_to),
+            "backoff_weights": (states, "backoff_weight", backoff_weights),
+            "final_weights": (states, "final_weight", final_weights),
+            "arc_labels": (arcs, "label", arc_labels),
+            "arc_weights": (arcs, "weight", arc_weights),
+            "arc_targets": (arcs, "target", arc_targets),
+        }
+        for column, (table, member, values) in columns.items():
+            if len(values) != len(table):
+                raise ValueError(f"{name}: {column} has {len(values)} entries, expected {len(table)}")
+            table[member] = values
+        _check_structure(name, vocab_size, start_state, states, arcs)
+        states["upper_bound"] = _upper_bounds(states, arcs, vocab_size)
+        digest = hashlib.sha256(f"{vocab_size} {start_state}".encode())
+        digest.update(states.tobytes())
+        digest.update(arcs.tobytes())
+        return cls(AutomatonArrays(states, arcs), vocab_size, start_state, name, digest.hexdigest())
+
+    @property
+    def num_states(self) -> int:
+        return len(self.arrays.states)
+
+    @property
+    def num_arcs(self) -> int:
+        return len(self.arrays.arcs)
+
+    def advance(self, state: int, label: int) -> tuple[float, int]:
+        """Weight of `label` in `state` and the state after it (the readable twin of `lookup`)."""
+        states, arcs = self.arrays
+        weight = np.float32(0.0)
+        while True:
+            begin, end = states["arc_begin"][state], states["arc_end"][state]
+            arc = begin + np.searchsorted(arcs["label"][begin:end], label)
+            if arc < end and arcs["label"][arc] == label:
+                return float(weight + arcs["weight"][arc]), int(arcs["target"][arc])
+            weight += states["backoff_weight"][state]
+            if states["backoff_to"][state] == state:
+                return float(weight), int(state)
+            state = int(states["backoff_to"][state])
+
+    def score(self, labels: Sequence[int], *, final: bool = True) -> float:
+        """Sum of the weights of a whole label sequence, natural log."""
+        total, state = 0.0, self.start_state
+        for label in labels:
+            weight, state = self.advance(state, int(label))
+            total += weight
+        return total + (float(self.arrays.states["final_weight"][state]) if final else 0.0)
+
+
+def empty_automaton(vocab_size: int) -> BackoffAutomaton:
+    """One state that gives every label weight 0: stands where no LM or no boosting is wanted."""
+    zero, none = np.zeros(1, np.int32), np.zeros(0, np.int32)
+    return BackoffAutomaton.from_arrays(
+        vocab_size=vocab_size,
+        start_state=0,
+        arc_begin=zero,
+        arc_end=zero,
+        backoff_to=zero,
+        backoff_weights=zero,
+        final_weights=zero,
+        arc_labels=none,
+        arc_weights=none,
+        arc_targets=none,
+        name="none",
+    )
+
+
+def concatenate(automata: Sequence[BackoffAutomaton]) -> tuple[AutomatonArrays, np.ndarray]:
+    """Put several automata into one set of arrays, for batches whose utterances differ.
+
+    Returns:
+        the arrays, and the start state of each automaton in them, [len(automata)] int32.
+    """
+    if len(automata) == 1:
+        return automata[0].arrays, np.array([automata[0].start_state], np.int32)
+    states = np.concatenate([a.arrays.states for a in automata])
+    arcs = np.concatenate([a.arrays.arcs for a in automata])
+    starts = []
+    state, arc = 0, 0
+    for automaton in automata:
+        own_states = states[state : state + automaton.num_states]
+        own_arcs = arcs[arc : arc + automaton.num_arcs]
+        own_states["arc_begin"] += arc
+        own_states["arc_end"] += arc
+        own_states["backoff_to"] += state
+        own_arcs["target"] += state
+        starts.append(state + automaton.start_state)
+        state += automaton.num_states
+        arc += automaton.num_arcs
+    return AutomatonArrays(states, arcs), np.array(starts, np.int32)
+
+
+def with_name(automaton: BackoffAutomaton, name: str) -> BackoffAutomaton:
+    return replace(automaton, name=name)
+
+
+def _check_structure(
+    name: str, vocab_size: int, start_state: int, states: np.ndarray, arcs: np.ndarray
+) -> None:
+    if not 0 <= start_state < len(states):
+        raise ValueError(f"{name}: start_state is {start_state}, expected 0 .. {len(states) - 1}")
+    for column, values, size in (
+        ("arc_labels", arcs["label"], vocab_size),
+        ("arc_targets", arcs["target"], len(states)),
+        ("backoff_to", states["backoff_to"], len(states)),
+        ("arc_begin", states["arc_begin"], len(arcs) + 1),
+        ("arc_end", states["arc_end"], len(arcs) + 1),
+    ):
+        if len(values) and (values.min() < 0 or values.max() >= size):
+            bad = values.min() if values.min() < 0 else values.max()
+            raise ValueError(f"{name}: {column} holds {bad}, expected 0 .. {size - 1}")
+    if (states["arc_end"] < states["arc_begin"]).any():
+        raise ValueError(f"{name}: a state's arc_end is before its arc_begin")
+    for column, values in (
+        ("arc_weights", arcs["weight"]),
+        ("backoff_weights", states["backoff_weight"]),
+        ("final_weights", states["final_weight"]),
+    ):
+        if np.isnan(values).any() or np.isposinf(values).any():
+            raise ValueError(f"{name}: {column} holds NaN or +inf")
+    _check_sorted(name, states, arcs["label"])
+    _check_backoff_ends(name, states["backoff_to"])
+
+
+def _check_backoff_ends(name: str, backoff_to: np.ndarray) -> None:
+    """Every back-off chain must reach a root: follow all of them, doubling the stride each time."""
+    reached = backoff_to
+    for _ in range(max(1, len(backoff_to).bit_length())):
+        reached = reached[reached]
+    cyclic = np.flatnonzero(backoff_to[reached] != reached)
+    if len(cyclic):
+        raise ValueError(f"{name}: the back-off arcs from state {cyclic[0]} form a cycle")
+
+
+def _check_sorted(name: str, states: np.ndarray, labels: np.ndarray) -> None:
+    """Labels must grow strictly within every state."""
+    if len(labels) < 2:
+        return
+    grows = np.ones(len(labels), bool)
+    grows[1:] = labels[1:] > labels[:-1]
+    has_arcs = states["arc_end"] > states["arc_begin"]
+    grows[states["arc_begin"][has_arcs]] = True  # the first arc of a state has nothing to exceed
+    if not grows.all():
+        arc = int(np.flatnonzero(~grows)[0])
+        raise ValueError(f"{name}: arc {arc} (label {labels[arc]}) breaks the order of its state's labels")
+
+
+def _upper_bounds(states: np.ndarray, arcs: np.ndarray, vocab_size: int) -> np.ndarray:
+    """Largest weight that any label can get from each state, own arcs and back-off chain together.
+
+    Computed in double and rounded up, since the search adds the same numbers in another order.
+    """
+    arc_begin, arc_end, backoff_to = states["arc_begin"], states["arc_end"], states["backoff_to"]
+    backoff_weights = states["backoff_weight"].astype(np.float64)
+    own = np.full(len(states), -np.inf)
+    has_arcs = np.flatnonzero(arc_end > arc_begin)
+    if len(has_arcs):
+        # reduceat reads [i, next i); a sentinel keeps the ends of all segments in range
+        weights = np.append(arcs["weight"].astype(np.float64), -np.inf)
+        edges = np.stack([arc_begin[has_arcs], arc_end[has_arcs]], 1).ravel()
+        own[has_arcs] = np.maximum.reduceat(weights, edges)[::2]
+    is_root = backoff_to == np.arange(len(states))
+    sparse_root = is_root & (arc_end - arc_begin < vocab_size)
+    bounds = np.where(sparse_root, np.maximum(own, backoff_weights), own)
+    while True:  # one round per link of the longest back-off chain; chains are known to end
+        through_backoff = np.where(is_root, -np.inf, backoff_weights + bounds[backoff_to])
+        larger = np.maximum(bounds, through_backoff)
+        if np.array_equal(larger, bounds):
+            break
+        bounds = larger
+    slack = np.where(np.isfinite(bounds), 1e-5 * (1.0 + np.abs(bounds)), 0.0)
+    return (bounds + slack).astype(np.float32)

@@ -1,0 +1,36 @@
+"""Looking up one label in a `BackoffAutomaton`, compiled; every search on the CPU calls this."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nemo_gpu_decoding.jit import compiled
+
+
+@compiled
+def lookup(automaton, vocab_size, state, label):
+    """Weight (float32, natural log) of `label` in `state`, and the state after it.
+
+    The additions happen in the order in which NeMo's NGPU-LM does them, so that sums agree to the bit.
+    """
+    states, arcs = automaton.states, automaton.arcs
+    weight = np.float32(0.0)
+    while True:
+        low = states[state].arc_begin
+        end = states[state].arc_end
+        if end - low == vocab_size:
+            low += label
+        else:
+            high = end
+            while low < high:
+                middle = (low + high) >> 1
+                if arcs[middle].label < label:
+                    low = middle + 1
+                else:
+                    high = middle
+        if low < end and arcs[low].label == label:
+            return weight + arcs[low].weight, arcs[low].target
+        weight += states[state].backoff_weight
+        if states[state].backoff_to == state:
+            return weight, np.int32(state)
+        state = states[state].backoff_to

@@ -1,0 +1,80 @@
+"""How this package's loops are compiled: numba, without the GIL, kept on disk between runs.
+
+numba's own cache looks only at the file in which a function stands: after an update of a file with
+functions that it calls, a stale result would be used, and after a renamed type the cache can't even
+be read. So the cache lies in a folder named by a fingerprint of all sources that hold compiled code.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numba
+
+logger = logging.getLogger("nemo_gpu_decoding")
+
+PACKAGE = Path(__file__).parent
+CACHE_VARIABLE = "NEMO_GPU_DECODING_CACHE"
+
+F = TypeVar("F", bound=Callable)
+
+
+def compiled(function: F) -> F:
+    """Compile at the first call; later processes load the result from disk in milliseconds."""
+    return _njit(function, inline="never")
+
+
+def inlined(function: F) -> F:
+    """Like `compiled`, for small functions inside hot loops: a call there costs more than the work."""
+    return _njit(function, inline="always")
+
+
+def _njit(function: F, inline: str) -> F:
+    outer = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(cache_folder())  # read while decorating, so this touches nobody else
+    try:
+        return numba.njit(cache=True, nogil=True, inline=inline)(function)
+    finally:
+        numba.config.CACHE_DIR = outer
+
+
+@functools.lru_cache(maxsize=1)
+def cache_folder() -> Path:
+    """The folder of this version's compiled code, made if need be.
+
+    Set the environment variable NEMO_GPU_DECODING_CACHE to put it elsewhere than ~/.cache.
+    """
+    base = os.environ.get(CACHE_VARIABLE) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    for parent in (Path(base).expanduser() / "nemo_gpu_decoding", Path(tempfile.gettempdir())):
+        folder = parent / f"jit-{_fingerprint()}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    return Path(tempfile.mkdtemp(prefix="nemo-gpu-decoding-"))
+
+
+@functools.lru_cache(maxsize=1)
+def announce_compilation() -> None:
+    """Say once that the first call takes long, if nothing is cached yet."""
+    folder = cache_folder()
+    if not any(folder.rglob("*.nbi")):
+        logger.warning("compiling the search for this machine: about half a minute, once (kept in %s)", folder)
+
+
+def _fingerprint() -> str:
+    digest = hashlib.sha256(numba.__version__.encode())
+    for source in sorted(PACKAGE.rglob("*.py")):
+        text = source.read_bytes()
+        if b"jit import" in text or source.name == "jit.py":
+            digest.update(text)
+    return digest.hexdigest()[:16]

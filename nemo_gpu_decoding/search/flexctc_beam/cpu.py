@@ -1,0 +1,528 @@
+"""flexctc_beam on the CPU: batched CTC beam search with late pruning [FlexCTC, section 3], compiled.
+
+The score of a hypothesis is
+    log P_CTC(alignment) + alpha_LM log P_LM(text) + alpha_PB boost(text) + beta |text|
+and a frame keeps the K best of all K x V continuations, LM and boosting included ("late" pruning).
+
+**Bound-pruned late fusion.** Scoring K x V continuations with an LM is what costs time, and nearly
+all of them are hopeless. A blank or a repeated label needs no LM: these candidates alone give a floor
+under the K-th best score. Let ub(s) be the largest weight that any label can get in LM state s. A new
+label v of hypothesis k can only enter the beam if
+    score_k + log p(v) + beta + alpha ub(state_k)  reaches the floor,
+and as posteriors are peaked, a handful of the K x V pairs pass. Only these are looked up. The result
+is the same to the bit, since the bound is summed in the order of the score itself and floating-point
+addition is monotonic.
+
+Three ways to treat hypotheses with equal text (`merge`): "max" and "sum" take the top K first and then
+recombine what is equal in text and last label, by maximum or by adding probabilities; "prefix" keeps
+one slot per text with the probabilities of ending in a blank and in a token apart.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.fusion.lookup import lookup
+from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.search.history import trace_back
+
+MERGE_MAX, MERGE_SUM, MERGE_PREFIX = 0, 1, 2
+NO_LABEL = -1
+IMPOSSIBLE = np.float32(-np.inf)
+LARGEST = np.float32(np.finfo(np.float32).max)
+BAD_INPUT = -1
+BLOCK = 16  # labels looked at together
+HASH_MULTIPLIER = np.uint64(6364136223846793005)  # Knuth's MMIX generator
+
+
+# One hypothesis of the beam; a batch is an array [B, K] of them. Scores are natural log.
+HYPOTHESIS = np.dtype(
+    [
+        ("score", np.float32),
+        ("last_label", np.int32),  # of the last frame (max, sum) or last token (prefix); or NO_LABEL
+        ("text_hash", np.uint64),
+        ("length", np.int32),  # tokens so far
+        ("lm_state", np.int32),
+        ("boosting_state", np.int32),
+        ("lm_bound", np.float32),  # what LM and boosting can add to the next token at most, weighted
+        ("boosting_bound", np.float32),
+        # merge=prefix only: the probability of the text, split by what its alignments end in
+        ("blank_score", np.float32),
+        ("token_score", np.float32),
+        ("parent_hash", np.uint64),  # of the text without its last token
+    ],
+    align=True,
+)
+
+# One continuation of a hypothesis by the label of a frame.
+CANDIDATE = np.dtype(
+    [
+        ("score", np.float32),
+        ("parent", np.int32),  # slot in the beam
+        ("label", np.int32),  # ~label for a new token, as in `History`
+        ("lm_state", np.int32),
+        ("boosting_state", np.int32),
+        ("blank_score", np.float32),  # this and what follows: merge=prefix only
+        ("token_score", np.float32),
+        ("same_text_as", np.int32),  # slot in the beam whose text this one keeps, or -1
+    ],
+    align=True,
+)
+
+
+class Candidates(NamedTuple):
+    """The best continuations of a frame so far."""
+
+    items: np.ndarray  # [K] CANDIDATE, in no order
+    rank: np.ndarray  # [K] int32, the slots of `items`, best first
+
+
+class Search(NamedTuple):
+    """What stays the same for a whole utterance."""
+
+    blank_id: int
+    vocab_size: int
+    merge: int
+    beam_beta: np.float32
+    threshold: np.float32
+    lm_weight: np.float32
+    boosting_weight: np.float32
+
+
+def new_beam(batch: int, beam_size: int, lm_starts: np.ndarray, boosting_starts: np.ndarray) -> np.ndarray:
+    """B utterances with nothing read, [B, K] HYPOTHESIS: the empty text in slot 0."""
+    beam = np.zeros((batch, beam_size), HYPOTHESIS)
+    first = beam[:, 0]
+    first["last_label"] = NO_LABEL
+    first["lm_state"] = lm_starts
+    first["boosting_state"] = boosting_starts
+    first["token_score"] = IMPOSSIBLE
+    return beam
+
+
+@compiled
+def advance(rows, log_probs, lengths, frames_done, beam, sizes, history, search, lm_weights, boosting_weights, lm, boosting):
+    """Read lengths[b] frames of log_probs[b] ([B, T, C] float32) for every b in `rows`.
+
+    Updates beam [B, K], sizes [B], frames_done [B] and history [B, >= frames_done + T, K] in place.
+    Stops before a frame that holds NaN or +inf with sizes[b] = BAD_INPUT, before one that allows no
+    label at all with sizes[b] = 0.
+    """
+    beam_size = beam.shape[1]
+    candidates = Candidates(np.empty(beam_size, CANDIDATE), np.empty(beam_size, np.int32))
+    scratch = np.empty(beam_size, HYPOTHESIS)
+    for b in rows:
+        own = _with_weights(search, lm_weights[b], boosting_weights[b])
+        for i in range(lengths[b]):
+            t = frames_done[b]
+            row = log_probs[b, i]
+            if search.merge == MERGE_PREFIX:
+                count = _prefix_candidates(row, beam[b], sizes[b], own, lm, boosting, candidates)
+            else:
+                count = _candidates(row, beam[b], sizes[b], own, lm, boosting, candidates)
+            if count > 0:
+                count = _select(row, beam[b], candidates, count, own, scratch, history, b, t)
+            sizes[b] = count
+            if count <= 0:
+                break
+            frames_done[b] = t + 1
+
+
+@compiled
+def _candidates(row, beam, size, search, lm, boosting, candidates):
+    """The best continuations of a frame for merge=max and merge=sum; returns how many, or BAD_INPUT."""
+    count = 0
+    for k in range(size):
+        last = beam[k].last_label
+        count = _offer(candidates, count, beam[k].score + row[search.blank_id], beam, k, search.blank_id)
+        if last != NO_LABEL and last != search.blank_id:
+            count = _offer(candidates, count, beam[k].score + row[last], beam, k, last)
+    _set_bounds(beam, size, search, lm, boosting)
+    room = _room(beam, size, search)
+    floor = _floor(candidates, count, search)
+    least = _least_log_prob(floor, room)
+    v = _next_label(row, 0, least)
+    while v < row.shape[0]:
+        if not row[v] <= LARGEST:
+            return BAD_INPUT
+        for k in range(size):
+            if v == search.blank_id or v == beam[k].last_label:
+                continue
+            base = beam[k].score + row[v] + search.beam_beta
+            if _bound(base, beam[k]) < floor:
+                continue
+            score, lm_state, boosting_state = _fused(base, beam[k], v, search, lm, boosting)
+            slot, count = _place(candidates, count, score, k, ~v)
+            if slot >= 0:
+                candidates.items[slot].lm_state = lm_state
+                candidates.items[slot].boosting_state = boosting_state
+                floor = _floor(candidates, count, search)
+        least = _least_log_prob(floor, room)
+        v = _next_label(row, v + 1, least)
+    return count
+
+
+@compiled
+def _prefix_candidates(row, beam, size, search, lm, boosting, candidates):
+    """The best texts of a frame for merge=prefix; returns how many, or BAD_INPUT."""
+    count = 0
+    for k in range(size):
+        count = _offer_same_text(row, beam, size, k, search, lm, boosting, candidates, count)
+    _set_bounds(beam, size, search, lm, boosting)
+    room = _room(beam, size, search)
+    floor = _floor(candidates, count, search)
+    least = _least_log_prob(floor, room)
+    v = _next_label(row, 0, least)
+    while v < row.shape[0]:
+        if not row[v] <= LARGEST:
+            return BAD_INPUT
+        for k in range(size):
+            if v == search.blank_id:
+                continue
+            # a token can follow itself only after a blank
+            before = beam[k].blank_score if v == beam[k].last_label else beam[k].score
+            base = before + row[v] + search.beam_beta
+            if _bound(base, beam[k]) < floor:
+                continue
+            if _find_text(beam, size, _extended_hash(beam[k].text_hash, v), beam[k].length + 1) >= 0:
+                continue  # that text is in the beam: _offer_same_text has counted this way to it
+            score, lm_state, boosting_state = _fused(base, beam[k], v, search, lm, boosting)
+            slot, count = _place(candidates, count, score, k, ~v)
+            if slot >= 0:
+                candidates.items[slot].lm_state = lm_state
+                candidates.items[slot].boosting_state = boosting_state
+                candidates.items[slot].blank_score = IMPOSSIBLE
+                candidates.items[slot].token_score = score
+                candidates.items[slot].same_text_as = -1
+                floor = _floor(candidates, count, search)
+        least = _least_log_prob(floor, room)
+        v = _next_label(row, v + 1, least)
+    return count
+
+
+@compiled
+def _offer_same_text(row, beam, size, k, search, lm, boosting, candidates, count):
+    """Offer text k as it is: by a blank, by its last token again, or from its parent's text."""
+    blank = beam[k].score + row[search.blank_id]
+    repeat, arrival, parent = IMPOSSIBLE, IMPOSSIBLE, -1
+    if beam[k].length > 0:
+        v = beam[k].last_label
+        repeat = beam[k].token_score + row[v]
+        parent = _find_text(beam, size, beam[k].parent_hash, beam[k].length - 1)
+        if parent >= 0:
+            before = beam[parent].blank_score if v == beam[parent].last_label else beam[parent].score
+            base = before + row[v] + search.beam_beta
+            arrival, _, _ = _fused(base, beam[parent], v, search, lm, boosting)
+    token = _log_add(repeat, arrival)
+    # the back-pointer follows the likeliest of the three ways
+    if arrival > blank and arrival > repeat:
+        origin, label = parent, ~beam[k].last_label
+    elif repeat > blank:
+        origin, label = k, beam[k].last_label
+    else:
+        origin, label = k, search.blank_id
+    slot, count = _place(candidates, count, _log_add(blank, token), origin, label)
+    if slot >= 0:
+        candidates.items[slot].lm_state = beam[k].lm_state
+        candidates.items[slot].boosting_state = beam[k].boosting_state
+        candidates.items[slot].blank_score = blank
+        candidates.items[slot].token_score = token
+        candidates.items[slot].same_text_as = k
+    return count
+
+
+@compiled
+def _room(beam, size, search):
+    """What a new label of log-probability 0 could score at best, in double."""
+    room = -np.inf
+    for k in range(size):
+        bound = _bound(beam[k].score + search.beam_beta, beam[k])
+        room = max(room, np.float64(bound))
+    return room
+
+
+@compiled
+def _least_log_prob(floor, room):
+    """No label below this log-probability can reach the floor; with slack for float32 rounding."""
+    slack = 1e-6 * (abs(np.float64(floor)) + abs(room)) + 1e-5
+    return np.float32(np.float64(floor) - room - slack)
+
+
+@compiled
+def _next_label(row, v, least):
+    """The first label from `v` on that is not below `least`; blocks without any are passed at a glance.
+
+    NaN is not below anything: a bad value in the row is always met.
+    """
+    while v < row.shape[0]:
+        end = min(v + BLOCK, row.shape[0])
+        if end == v + BLOCK:
+            hits = 0
+            for i in range(BLOCK):
+                hits += np.int32(not row[v + i] < least)
+            if hits == 0:
+                v = end
+                continue
+        for i in range(v, end):
+            if not row[i] < least:
+                return i
+        v = end
+    return v
+
+
+@inlined
+def _floor(candidates, count, search):
+    """What a candidate must reach: the K-th best score so far, and the best less the threshold."""
+    if count == 0:
+        return IMPOSSIBLE
+    floor = candidates.items[candidates.rank[0]].score - search.threshold
+    if count == candidates.rank.shape[0]:
+        floor = max(floor, candidates.items[candidates.rank[count - 1]].score)
+    return floor
+
+
+@inlined
+def _bound(base, hypothesis):
+    """At most this is `_fused(base, ...)` for any label; summed in the same order."""
+    return base + hypothesis.lm_bound + hypothesis.boosting_bound
+
+
+@compiled
+def _set_bounds(beam, size, search, lm, boosting):
+    """Note how much LM and boosting can add to the next token of every hypothesis."""
+    for k in range(size):
+        beam[k].lm_bound = beam[k].boosting_bound = 0.0
+        if search.lm_weight > 0:
+            beam[k].lm_bound = search.lm_weight * lm.states[beam[k].lm_state].upper_bound
+        if search.boosting_weight > 0:
+            bound = boosting.states[beam[k].boosting_state].upper_bound
+            beam[k].boosting_bound = search.boosting_weight * bound
+
+
+@compiled
+def _fused(base, hypothesis, column, search, lm, boosting):
+    """`base` plus LM and boosting for a new token, and the states after it."""
+    label = column - 1 if column > search.blank_id else column  # automata number the labels without blank
+    lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
+    if search.lm_weight > 0:
+        weight, lm_state = lookup(lm, search.vocab_size, lm_state, label)
+        base += search.lm_weight * weight
+    if search.boosting_weight > 0:
+        weight, boosting_state = lookup(boosting, search.vocab_size, boosting_state, label)
+        base += search.boosting_weight * weight
+    return base, lm_state, boosting_state
+
+
+@compiled
+def _offer(candidates, count, score, beam, k, label):
+    """Offer hypothesis k with a label that adds no token."""
+    slot, count = _place(candidates, count, score, k, label)
+    if slot >= 0:
+        candidates.items[slot].lm_state = beam[k].lm_state
+        candidates.items[slot].boosting_state = beam[k].boosting_state
+    return count
+
+
+@inlined
+def _place(candidates, count, score, parent, label):
+    """Insert a candidate if it is among the K best; returns its slot (or -1) and the new count.
+
+    The order is total: score down, then parent up, then label up.
+    """
+    items, rank = candidates.items, candidates.rank
+    if score == IMPOSSIBLE:
+        return -1, count
+    if count == rank.shape[0]:
+        if not _better(score, parent, label, items[rank[count - 1]]):
+            return -1, count
+        slot = rank[count - 1]
+    else:
+        slot = np.int32(count)
+        count += 1
+    place = count - 1
+    while place > 0 and _better(score, parent, label, items[rank[place - 1]]):
+        rank[place] = rank[place - 1]
+        place -= 1
+    rank[place] = slot
+    items[slot].score = score
+    items[slot].parent = parent
+    items[slot].label = label
+    return slot, count
+
+
+@inlined
+def _better(score, parent, label, other):
+    if score != other.score:
+        return score > other.score
+    if parent != other.parent:
+        return parent < other.parent
+    return _plain(label) < _plain(other.label)
+
+
+@inlined
+def _plain(label):
+    return label if label >= 0 else ~label
+
+
+@compiled
+def _extended_hash(text_hash, label):
+    return text_hash * HASH_MULTIPLIER + np.uint64(label + 1)
+
+
+@compiled
+def _select(row, beam, candidates, count, search, scratch, history, b, t):
+    """Candidates become the new beam: threshold, recombination, back-pointers. Returns its size."""
+    size = 0
+    for slot in candidates.rank[:count]:
+        candidate = candidates.items[slot]
+        if not candidate.score > candidates.items[candidates.rank[0]].score - search.threshold:
+            break
+        new = scratch[size]
+        _extend(beam, candidate, search, new)
+        if search.merge != MERGE_PREFIX:
+            twin = _find_twin(scratch, size, new)
+            if twin >= 0:
+                if search.merge == MERGE_SUM:
+                    scratch[twin].score = _log_add(scratch[twin].score, new.score)
+                continue
+        history.labels[b, t, size] = candidate.label
+        history.parents[b, t, size] = candidate.parent
+        history.log_probs[b, t, size] = row[_plain(candidate.label)]
+        size += 1
+    for k in range(size):
+        beam[k] = scratch[k]
+    return size
+
+
+@inlined
+def _extend(beam, candidate, search, new):
+    """Make the hypothesis that `candidate` stands for."""
+    new.score = candidate.score
+    new.lm_state = candidate.lm_state
+    new.boosting_state = candidate.boosting_state
+    if search.merge == MERGE_PREFIX:
+        new.blank_score = candidate.blank_score
+        new.token_score = candidate.token_score
+        if candidate.same_text_as >= 0:  # whatever way led to it
+            old = beam[candidate.same_text_as]
+            new.last_label = old.last_label
+            new.text_hash = old.text_hash
+            new.parent_hash = old.parent_hash
+            new.length = old.length
+            return
+    old = beam[candidate.parent]
+    if candidate.label < 0:
+        new.last_label = ~candidate.label
+        new.text_hash = _extended_hash(old.text_hash, ~candidate.label)
+        new.parent_hash = old.text_hash
+        new.length = old.length + 1
+    else:
+        new.last_label = candidate.label
+        new.text_hash = old.text_hash
+        new.parent_hash = old.parent_hash
+        new.length = old.length
+
+
+@inlined
+def _find_twin(beam, size, hypothesis):
+    """The slot below `size` with the same text and last label, or -1."""
+    for i in range(size):
+        if (
+            beam[i].text_hash == hypothesis.text_hash
+            and beam[i].last_label == hypothesis.last_label
+            and beam[i].length == hypothesis.length
+        ):
+            return i
+    return -1
+
+
+@inlined
+def _find_text(beam, size, text_hash, length):
+    """The slot below `size` with this text, or -1."""
+    for i in range(size):
+        if beam[i].text_hash == text_hash and beam[i].length == length:
+            return i
+    return -1
+
+
+@compiled
+def _log_add(a, b):
+    """log(exp(a) + exp(b)) in float32."""
+    if a < b:
+        a, b = b, a
+    if b == IMPOSSIBLE:
+        return a
+    return np.float32(a + np.float32(math.log1p(math.exp(b - a))))
+
+
+@compiled
+def _with_weights(search, lm_weight, boosting_weight):
+    return Search(
+        search.blank_id, search.vocab_size, search.merge, search.beam_beta, search.threshold,
+        lm_weight, boosting_weight,
+    )  # fmt: skip
+
+
+@compiled
+def finish(rows, frames_done, beam, sizes, history, search, lm_weights, boosting_weights, lm, boosting, final, order, scores, traces):
+    """Sort the hypotheses of every b in `rows` and trace back the N best with different texts.
+
+    Fills order [B, N] with their slots (-1 where there are fewer), scores [B, N] and traces. `final`:
+    add the final weights of LM and boosting (the utterance is over).
+    """
+    n_best = order.shape[1]
+    for b in rows:
+        score = np.empty(sizes[b], np.float32)
+        for k in range(sizes[b]):
+            score[k] = beam[b, k].score
+            if final and lm_weights[b] > 0:
+                score[k] += lm_weights[b] * lm.states[beam[b, k].lm_state].final_weight
+            if final and boosting_weights[b] > 0:
+                score[k] += boosting_weights[b] * boosting.states[beam[b, k].boosting_state].final_weight
+        _merge_equal_texts(beam[b], score, search.merge)
+        for n in range(n_best):
+            best = -1
+            for k in range(len(score)):
+                if score[k] > IMPOSSIBLE and (best < 0 or score[k] > score[best]):
+                    best = k
+            order[b, n] = best
+            if best < 0:
+                break
+            scores[b, n] = score[best]
+            score[best] = IMPOSSIBLE
+            trace_back(history, b, frames_done[b], best, search.blank_id, traces, n)
+
+
+@compiled
+def _merge_equal_texts(beam, score, merge):
+    """Leave one hypothesis of each text: two may differ in whether they end in a blank."""
+    for k in range(len(score)):
+        for i in range(k):
+            if beam[i].text_hash != beam[k].text_hash or beam[i].length != beam[k].length:
+                continue
+            keep, drop = (i, k) if score[i] >= score[k] else (k, i)
+            if merge == MERGE_SUM:
+                score[keep] = _log_add(score[keep], score[drop])
+            score[drop] = IMPOSSIBLE
+
+
+@compiled
+def fusion_parts(tokens, search, lm, boosting, lm_state, boosting_state, final):
+    """What LM and boosting contributed to a text, weighted; with `final` their final weights too."""
+    lm_score, boosting_score = np.float64(0.0), np.float64(0.0)
+    for column in tokens:
+        label = column - 1 if column > search.blank_id else column
+        if search.lm_weight > 0:
+            weight, lm_state = lookup(lm, search.vocab_size, lm_state, label)
+            lm_score += search.lm_weight * weight
+        if search.boosting_weight > 0:
+            weight, boosting_state = lookup(boosting, search.vocab_size, boosting_state, label)
+            boosting_score += search.boosting_weight * weight
+    if final and search.lm_weight > 0:
+        lm_score += search.lm_weight * lm.states[lm_state].final_weight
+    if final and search.boosting_weight > 0:
+        boosting_score += search.boosting_weight * boosting.states[boosting_state].final_weight
+    return lm_score, boosting_score

@@ -1,0 +1,78 @@
+"""Checks that every decoder makes before any work, and the form in which the search gets its input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+
+def checked_log_probs(
+    log_probs: torch.Tensor, lengths: torch.Tensor | Sequence[int], *, batch: int | None, columns: int
+) -> tuple[torch.Tensor, np.ndarray]:
+    """Check shape, type and lengths; contents are checked where they are read.
+
+    Args:
+        log_probs: [B, T, columns] floating point.
+        lengths: [B] integers in 0 .. T.
+        batch: the B that is expected, if one is.
+        columns: vocabulary size plus one for the blank.
+
+    Returns:
+        log_probs as given, and lengths as int64 numpy array [B].
+
+    Raises:
+        ValueError: names the argument, what was seen and what was expected.
+    """
+    if not isinstance(log_probs, torch.Tensor):
+        raise ValueError(f"log_probs is a {type(log_probs).__name__}, expected a torch.Tensor [B, T, V + 1]")
+    if log_probs.ndim != 3:
+        raise ValueError(f"log_probs has shape {tuple(log_probs.shape)}, expected [B, T, V + 1]")
+    if not log_probs.is_floating_point():
+        raise ValueError(f"log_probs has dtype {log_probs.dtype}, expected a floating point type")
+    if log_probs.shape[2] != columns:
+        raise ValueError(
+            f"log_probs has {log_probs.shape[2]} columns, expected {columns}: "
+            f"vocab_size {columns - 1} and one for the blank"
+        )
+    if batch is not None and log_probs.shape[0] != batch:
+        raise ValueError(f"log_probs has {log_probs.shape[0]} rows, expected {batch}, one per stream")
+    return log_probs, checked_lengths(lengths, log_probs.shape[0], log_probs.shape[1])
+
+
+def checked_lengths(lengths: torch.Tensor | Sequence[int], batch: int, frames: int) -> np.ndarray:
+    """`lengths` as int64 numpy array [batch] with values in 0 .. frames."""
+    values = np.asarray(lengths.detach().cpu() if isinstance(lengths, torch.Tensor) else lengths)
+    if values.size == 0 and batch == 0:
+        return np.zeros(0, np.int64)
+    if values.ndim != 1 or len(values) != batch:
+        raise ValueError(f"lengths has shape {values.shape}, expected ({batch},): one per row of log_probs")
+    if not np.issubdtype(values.dtype, np.integer):
+        if not (np.issubdtype(values.dtype, np.floating) and (values == np.floor(values)).all()):
+            raise ValueError(f"lengths holds {values.tolist()}, expected integers")
+    values = values.astype(np.int64)
+    bad = np.flatnonzero((values < 0) | (values > frames))
+    if len(bad):
+        raise ValueError(f"lengths[{bad[0]}] is {values[bad[0]]}, expected 0 .. {frames} (T of log_probs)")
+    return values
+
+
+def as_float32(log_probs: torch.Tensor) -> np.ndarray:
+    """The log-probs as contiguous float32 numpy array on the CPU; a view where they already are that."""
+    return log_probs.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
+
+
+def raise_bad_frame(log_probs: np.ndarray, utterance: int, frame: int) -> None:
+    """Say what is wrong with a frame in which a search has met NaN or +inf, or nothing but -inf."""
+    row = log_probs[utterance, frame]
+    bad = np.flatnonzero(~(row <= np.finfo(np.float32).max))
+    if len(bad):
+        raise ValueError(
+            f"log_probs[{utterance}, {frame}, {bad[0]}] is {row[bad[0]]}, expected a log-probability: "
+            "valid frames must hold no NaN and no +inf"
+        )
+    raise ValueError(
+        f"log_probs[{utterance}, {frame}] leaves no label possible, expected at least one finite "
+        "log-probability in every valid frame"
+    )

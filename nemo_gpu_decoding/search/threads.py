@@ -1,0 +1,56 @@
+"""Sharing the utterances of a batch among threads.
+
+The compiled searches release the GIL, so plain Python threads run them side by side. (numba's own
+`prange` would abort the process when two threads of a program decode at the same time, or after a
+fork, depending on the threading layer it finds.)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+
+def thread_count(threads: int) -> int:
+    """The number asked for; 0 means as many as torch uses."""
+    return threads if threads > 0 else torch.get_num_threads()
+
+
+def for_each_share(work: Callable[[np.ndarray], None], costs: np.ndarray, threads: int) -> None:
+    """Call `work(rows)` for disjoint sets of row numbers that cover all rows with a cost above 0.
+
+    Rows are dealt out longest first to the thread with the least work. An exception in any share is
+    raised here once all shares have ended.
+    """
+    rows = np.argsort(-costs, kind="stable")
+    rows = rows[costs[rows] > 0]
+    threads = min(thread_count(threads), len(rows))
+    if threads <= 1:
+        if len(rows):
+            work(np.sort(rows))
+        return
+    shares: list[list[int]] = [[] for _ in range(threads)]
+    loads = np.zeros(threads)
+    for row in rows:
+        least = int(np.argmin(loads))
+        shares[least].append(int(row))
+        loads[least] += costs[row]
+    futures = [_pool(os.getpid()).submit(work, np.array(share)) for share in shares[1:]]
+    try:
+        work(np.array(shares[0]))
+    finally:
+        errors = [future.exception() for future in futures]
+    for error in errors:
+        if error is not None:
+            raise error
+
+
+@lru_cache(maxsize=1)
+def _pool(pid: int) -> ThreadPoolExecutor:
+    """One pool per process: a forked child has none of its parent's threads and makes its own."""
+    return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="nemo-gpu-decoding")
