@@ -11,11 +11,13 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 def random_log_probs(batch, frames, columns, *, seed, sharpness=2.0):
     """[B, T, C] float32, peaked like a trained model's when sharpness is large."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.log_softmax(sharpness * torch.randn(batch, frames, columns, generator=generator), dim=-1)
+    return torch.log_softmax(
+        sharpness * torch.randn(batch, frames, columns, generator=generator), dim=-1
+    )
 
 
 def random_lm(vocab_size, *, seed, order=3, branching=3):
-    """A back-off automaton shaped like an n-gram LM: dense root, start state, histories up to order-1."""
+    """An automaton shaped like an n-gram LM: dense root, start state, histories up to order - 1."""
     rng = np.random.default_rng(seed)
     contexts = [(), ("<s>",)]
     arcs = {(): list(range(vocab_size))}
@@ -68,7 +70,9 @@ def random_boosting(vocab_size, *, seed, phrases=4, length=3, bonus=1.5):
         for i in range(len(phrase)):
             nodes.setdefault(phrase[: i + 1], len(nodes))
     ordered = sorted(nodes, key=lambda node: nodes[node])
-    children = {node: sorted(c for c in nodes if len(c) == len(node) + 1 and c[:-1] == node) for node in ordered}
+    children = {
+        node: sorted(c for c in nodes if len(c) == len(node) + 1 and c[:-1] == node) for node in ordered
+    }
 
     def fail(node):
         suffix = node[1:]

@@ -13,8 +13,9 @@ A worked example, vocabulary {0: a, 1: b}, the bigram LM  p(a) p(b) p(b|a):
     arc_end      2          2                  3           3
     backoff_to   0          0                  0           0
 
-with the labels [0, 1, 1], the targets [2, 3, 3] and the weights [log p(a), log p(b), log p(b|a)]. The arcs of a state are sorted by label. A state with one arc for every label ("dense")
-is read by index, any other by binary search.
+with the arc labels [0, 1, 1], targets [2, 3, 3] and weights [log p(a), log p(b), log p(b|a)]. The arcs
+of a state are sorted by label. A state with one arc for every label ("dense") is read by index, any
+other by binary search.
 
 The layout is NGPU-LM's [NGPU-LM, arXiv 2505.22857, section 2] with one liberty: a root may be sparse,
 which makes a boosting tree as small as its phrases.
@@ -28,7 +29,6 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
-
 
 # Weights are natural log. One state, one cache line; one arc is read whole once it is found.
 STATE = np.dtype(
@@ -230,7 +230,9 @@ def _check_sorted(name: str, states: np.ndarray, labels: np.ndarray) -> None:
     grows[states["arc_begin"][has_arcs]] = True  # the first arc of a state has nothing to exceed
     if not grows.all():
         arc = int(np.flatnonzero(~grows)[0])
-        raise ValueError(f"{name}: arc {arc} (label {labels[arc]}) breaks the order of its state's labels")
+        raise ValueError(
+            f"{name}: arc {arc} (label {labels[arc]}) breaks the order of its state's labels"
+        )
 
 
 def _upper_bounds(states: np.ndarray, arcs: np.ndarray, vocab_size: int) -> np.ndarray:

@@ -17,7 +17,9 @@ def choose_backend(wanted: str, device: torch.device) -> str:
         ValueError: `wanted` is "cuda" and there are no CUDA kernels to be had.
     """
     if wanted == "cuda":
-        raise ValueError(f"backend is 'cuda' for log_probs on {device}, expected 'cpu' or 'auto': {NO_KERNELS}")
+        raise ValueError(
+            f"backend is 'cuda' for log_probs on {device}, expected 'cpu' or 'auto': {NO_KERNELS}"
+        )
     if wanted == "auto" and device.type == "cuda":
         _say_once(f"backend cpu for log_probs on {device}: {NO_KERNELS}; they are copied to the host")
     return "cpu"

@@ -26,7 +26,9 @@ def checked_log_probs(
         ValueError: names the argument, what was seen and what was expected.
     """
     if not isinstance(log_probs, torch.Tensor):
-        raise ValueError(f"log_probs is a {type(log_probs).__name__}, expected a torch.Tensor [B, T, V + 1]")
+        raise ValueError(
+            f"log_probs is a {type(log_probs).__name__}, expected a torch.Tensor [B, T, V + 1]"
+        )
     if log_probs.ndim != 3:
         raise ValueError(f"log_probs has shape {tuple(log_probs.shape)}, expected [B, T, V + 1]")
     if not log_probs.is_floating_point():
@@ -47,14 +49,20 @@ def checked_lengths(lengths: torch.Tensor | Sequence[int], batch: int, frames: i
     if values.size == 0 and batch == 0:
         return np.zeros(0, np.int64)
     if values.ndim != 1 or len(values) != batch:
-        raise ValueError(f"lengths has shape {values.shape}, expected ({batch},): one per row of log_probs")
-    if not np.issubdtype(values.dtype, np.integer):
-        if not (np.issubdtype(values.dtype, np.floating) and (values == np.floor(values)).all()):
-            raise ValueError(f"lengths holds {values.tolist()}, expected integers")
+        raise ValueError(
+            f"lengths has shape {values.shape}, expected ({batch},): one per row of log_probs"
+        )
+    whole = values.dtype.kind in "iu" or (
+        values.dtype.kind == "f" and (values == np.floor(values)).all()
+    )
+    if not whole:
+        raise ValueError(f"lengths holds {values.tolist()}, expected integers")
     values = values.astype(np.int64)
     bad = np.flatnonzero((values < 0) | (values > frames))
     if len(bad):
-        raise ValueError(f"lengths[{bad[0]}] is {values[bad[0]]}, expected 0 .. {frames} (T of log_probs)")
+        raise ValueError(
+            f"lengths[{bad[0]}] is {values[bad[0]]}, expected 0 .. {frames} (T of log_probs)"
+        )
     return values
 
 

@@ -1,7 +1,7 @@
 """What every CTC decoder keeps, on every backend. A test class inherits these and says how to make one.
 
-    class TestFlexCTCBeamOnCPU(CTCDecoderContract):
-        def make(self, vocab_size, blank_id, fusion=None, **options): ...
+class TestFlexCTCBeamOnCPU(CTCDecoderContract):
+    def make(self, vocab_size, blank_id, fusion=None, **options): ...
 """
 
 from __future__ import annotations
@@ -148,7 +148,9 @@ class CTCDecoderContract:
         for nbest in decoder.decode(log_probs, LENGTHS):
             for path in nbest:
                 assert path.parts.lm == pytest.approx(0.4 * fusion.lm.score(path.tokens), abs=1e-3)
-                assert path.parts.boosting == pytest.approx(0.5 * fusion.boosting.score(path.tokens), abs=1e-3)
+                assert path.parts.boosting == pytest.approx(
+                    0.5 * fusion.boosting.score(path.tokens), abs=1e-3
+                )
 
     def test_n_best_is_sorted_and_distinct(self, decoder, log_probs):
         for nbest, length in zip(decoder.decode(log_probs, LENGTHS), LENGTHS, strict=True):
@@ -194,13 +196,17 @@ class CTCDecoderContract:
 
     def test_requests_change_only_their_utterance(self, merge, fusion, log_probs):
         decoder = self.make(VOCAB, VOCAB, fusion, beam_size=8, merge=merge)
-        wish = Request(boosting=random_boosting(VOCAB, seed=9, bonus=4.0), boosting_weight=2.0, lm_weight=0.1)
+        wish = Request(
+            boosting=random_boosting(VOCAB, seed=9, bonus=4.0), boosting_weight=2.0, lm_weight=0.1
+        )
         mixed = decoder.decode(log_probs, LENGTHS, [wish, None, wish, None, None, wish])
         plain = decoder.decode(log_probs, LENGTHS)
         own = self.make(
             VOCAB, VOCAB, Fusion(fusion.lm, 0.1, wish.boosting, 2.0), beam_size=8, merge=merge
         ).decode(log_probs, LENGTHS)
-        assert [facts(n) for n in mixed] == [facts((own if b in (0, 2, 5) else plain)[b]) for b in range(BATCH)]
+        assert [facts(n) for n in mixed] == [
+            facts((own if b in (0, 2, 5) else plain)[b]) for b in range(BATCH)
+        ]
         assert facts(own[0]) != facts(plain[0])
 
     def test_weight_zero_means_absent(self, merge, fusion, log_probs):
@@ -230,9 +236,9 @@ class CTCDecoderContract:
 
     def test_beam_wider_than_everything(self, merge):
         log_probs = random_log_probs(1, 2, 3, seed=5).to(self.device)
-        nbest = self.make(2, 2, beam_size=64, n_best=64, merge=merge, beam_threshold=float("inf")).decode(
-            log_probs, [2]
-        )[0]
+        nbest = self.make(
+            2, 2, beam_size=64, n_best=64, merge=merge, beam_threshold=float("inf")
+        ).decode(log_probs, [2])[0]
         texts = {tuple(path.tokens.tolist()) for path in nbest}
         assert texts == {(), (0,), (1,), (0, 1), (1, 0)}
 
@@ -306,9 +312,9 @@ class CTCDecoderContract:
             decoder.decode(torch.zeros(log_probs_shape, device=self.device), lengths)
 
     def test_bad_types_are_named(self, decoder):
-        with pytest.raises(ValueError, match="log_probs has dtype torch.int64"):
+        with pytest.raises(ValueError, match=r"log_probs has dtype torch\.int64"):
             decoder.decode(torch.zeros(1, 5, VOCAB + 1, dtype=torch.int64, device=self.device), [5])
-        with pytest.raises(ValueError, match="log_probs is a ndarray, expected a torch.Tensor"):
+        with pytest.raises(ValueError, match=r"log_probs is a ndarray, expected a torch\.Tensor"):
             decoder.decode(np.zeros((1, 5, VOCAB + 1)), [5])
 
     def test_bad_requests_are_named(self, decoder, log_probs):
@@ -317,18 +323,24 @@ class CTCDecoderContract:
         with pytest.raises(ValueError, match=r"requests\[1\] is a str"):
             decoder.decode(log_probs, LENGTHS, [None, "phrase", None, None, None, None])
         wrong = Request(boosting=random_boosting(VOCAB + 1, seed=0))
-        with pytest.raises(ValueError, match=r"requests\[0\].boosting .* made for 13 tokens, expected 12"):
+        with pytest.raises(
+            ValueError, match=r"requests\[0\].boosting .* made for 13 tokens, expected 12"
+        ):
             decoder.decode(log_probs, LENGTHS, [wrong, None, None, None, None, None])
 
     def test_requests_need_something_to_weigh(self, merge, log_probs):
         decoder = self.make(VOCAB, VOCAB, beam_size=2, merge=merge)
-        with pytest.raises(ValueError, match=r"requests\[0\].lm_weight is 0.5, but the decoder has no LM"):
+        with pytest.raises(
+            ValueError, match=r"requests\[0\].lm_weight is 0.5, but the decoder has no LM"
+        ):
             decoder.decode(log_probs[:1], [3], [Request(lm_weight=0.5)])
         with pytest.raises(ValueError, match=r"requests\[0\].boosting_weight is 0.5, but neither"):
             decoder.decode(log_probs[:1], [3], [Request(boosting_weight=0.5)])
 
     def test_wrong_lm_is_named(self):
-        with pytest.raises(ValueError, match=r"fusion.lm \(random LM 0\) was made for 5 tokens, expected 12"):
+        with pytest.raises(
+            ValueError, match=r"fusion.lm \(random LM 0\) was made for 5 tokens, expected 12"
+        ):
             self.make(VOCAB, VOCAB, Fusion(lm=random_lm(5, seed=0)))
 
     @pytest.mark.parametrize("blank_id", [-1, VOCAB + 1])

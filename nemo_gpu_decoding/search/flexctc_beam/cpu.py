@@ -27,14 +27,22 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.lookup import lookup
 from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.search.flexctc_beam.candidates import (
+    CANDIDATE,
+    IMPOSSIBLE,
+    LARGEST,
+    Candidates,
+    floor_of,
+    insert,
+    least_log_prob,
+    next_label,
+    plain,
+)
 from nemo_gpu_decoding.search.history import trace_back
 
 MERGE_MAX, MERGE_SUM, MERGE_PREFIX = 0, 1, 2
 NO_LABEL = -1
-IMPOSSIBLE = np.float32(-np.inf)
-LARGEST = np.float32(np.finfo(np.float32).max)
 BAD_INPUT = -1
-BLOCK = 16  # labels looked at together
 HASH_MULTIPLIER = np.uint64(6364136223846793005)  # Knuth's MMIX generator
 
 
@@ -57,28 +65,6 @@ HYPOTHESIS = np.dtype(
     align=True,
 )
 
-# One continuation of a hypothesis by the label of a frame.
-CANDIDATE = np.dtype(
-    [
-        ("score", np.float32),
-        ("parent", np.int32),  # slot in the beam
-        ("label", np.int32),  # ~label for a new token, as in `History`
-        ("lm_state", np.int32),
-        ("boosting_state", np.int32),
-        ("blank_score", np.float32),  # this and what follows: merge=prefix only
-        ("token_score", np.float32),
-        ("same_text_as", np.int32),  # slot in the beam whose text this one keeps, or -1
-    ],
-    align=True,
-)
-
-
-class Candidates(NamedTuple):
-    """The best continuations of a frame so far."""
-
-    items: np.ndarray  # [K] CANDIDATE, in no order
-    rank: np.ndarray  # [K] int32, the slots of `items`, best first
-
 
 class Search(NamedTuple):
     """What stays the same for a whole utterance."""
@@ -92,7 +78,9 @@ class Search(NamedTuple):
     boosting_weight: np.float32
 
 
-def new_beam(batch: int, beam_size: int, lm_starts: np.ndarray, boosting_starts: np.ndarray) -> np.ndarray:
+def new_beam(
+    batch: int, beam_size: int, lm_starts: np.ndarray, boosting_starts: np.ndarray
+) -> np.ndarray:
     """B utterances with nothing read, [B, K] HYPOTHESIS: the empty text in slot 0."""
     beam = np.zeros((batch, beam_size), HYPOTHESIS)
     first = beam[:, 0]
@@ -104,7 +92,10 @@ def new_beam(batch: int, beam_size: int, lm_starts: np.ndarray, boosting_starts:
 
 
 @compiled
-def advance(rows, log_probs, lengths, frames_done, beam, sizes, history, search, lm_weights, boosting_weights, lm, boosting):
+def advance(
+    rows, log_probs, lengths, frames_done, beam, sizes, history,
+    search, lm_weights, boosting_weights, lm, boosting,
+):  # fmt: skip
     """Read lengths[b] frames of log_probs[b] ([B, T, C] float32) for every b in `rows`.
 
     Updates beam [B, K], sizes [B], frames_done [B] and history [B, >= frames_done + T, K] in place.
@@ -115,36 +106,38 @@ def advance(rows, log_probs, lengths, frames_done, beam, sizes, history, search,
     candidates = Candidates(np.empty(beam_size, CANDIDATE), np.empty(beam_size, np.int32))
     scratch = np.empty(beam_size, HYPOTHESIS)
     for b in rows:
-        own = _with_weights(search, lm_weights[b], boosting_weights[b])
+        own = with_weights(search, lm_weights[b], boosting_weights[b])
         for i in range(lengths[b]):
-            t = frames_done[b]
             row = log_probs[b, i]
-            if search.merge == MERGE_PREFIX:
-                count = _prefix_candidates(row, beam[b], sizes[b], own, lm, boosting, candidates)
-            else:
-                count = _candidates(row, beam[b], sizes[b], own, lm, boosting, candidates)
+            count = _candidates(row, beam[b], sizes[b], own, lm, boosting, candidates)
             if count > 0:
-                count = _select(row, beam[b], candidates, count, own, scratch, history, b, t)
+                count = select(row, beam[b], candidates, count, own, scratch, history, b, frames_done[b])
             sizes[b] = count
             if count <= 0:
                 break
-            frames_done[b] = t + 1
+            frames_done[b] += 1
 
 
 @compiled
 def _candidates(row, beam, size, search, lm, boosting, candidates):
     """The best continuations of a frame for merge=max and merge=sum; returns how many, or BAD_INPUT."""
     count = 0
+    blank = np.int32(search.blank_id)
     for k in range(size):
         last = beam[k].last_label
-        count = _offer(candidates, count, beam[k].score + row[search.blank_id], beam, k, search.blank_id)
-        if last != NO_LABEL and last != search.blank_id:
-            count = _offer(candidates, count, beam[k].score + row[last], beam, k, last)
-    _set_bounds(beam, size, search, lm, boosting)
-    room = _room(beam, size, search)
-    floor = _floor(candidates, count, search)
-    least = _least_log_prob(floor, room)
-    v = _next_label(row, 0, least)
+        can_repeat = last != NO_LABEL and last != blank
+        for way in range(1 + can_repeat):  # a blank, the last label again
+            label = blank if way == 0 else last
+            score = beam[k].score + row[label]
+            slot, count = insert(candidates.items, candidates.rank, count, score, np.int32(k), label)
+            if slot >= 0:
+                candidates.items[slot].lm_state = beam[k].lm_state
+                candidates.items[slot].boosting_state = beam[k].boosting_state
+    note_bounds(beam, size, search, lm, boosting)
+    room = room_of(beam, size, search)
+    floor = floor_of(candidates, count, search)
+    least = least_log_prob(floor, room)
+    v = next_label(row, 0, least)
     while v < row.shape[0]:
         if not row[v] <= LARGEST:
             return BAD_INPUT
@@ -152,146 +145,38 @@ def _candidates(row, beam, size, search, lm, boosting, candidates):
             if v == search.blank_id or v == beam[k].last_label:
                 continue
             base = beam[k].score + row[v] + search.beam_beta
-            if _bound(base, beam[k]) < floor:
+            if bound_of(base, beam[k]) < floor:
                 continue
-            score, lm_state, boosting_state = _fused(base, beam[k], v, search, lm, boosting)
-            slot, count = _place(candidates, count, score, k, ~v)
+            score, lm_state, boosting_state = fused(base, beam[k], np.int32(v), search, lm, boosting)
+            slot, count = insert(
+                candidates.items, candidates.rank, count, score, np.int32(k), np.int32(~v)
+            )
             if slot >= 0:
                 candidates.items[slot].lm_state = lm_state
                 candidates.items[slot].boosting_state = boosting_state
-                floor = _floor(candidates, count, search)
-        least = _least_log_prob(floor, room)
-        v = _next_label(row, v + 1, least)
+                floor = floor_of(candidates, count, search)
+        least = least_log_prob(floor, room)
+        v = next_label(row, v + 1, least)
     return count
 
 
 @compiled
-def _prefix_candidates(row, beam, size, search, lm, boosting, candidates):
-    """The best texts of a frame for merge=prefix; returns how many, or BAD_INPUT."""
-    count = 0
-    for k in range(size):
-        count = _offer_same_text(row, beam, size, k, search, lm, boosting, candidates, count)
-    _set_bounds(beam, size, search, lm, boosting)
-    room = _room(beam, size, search)
-    floor = _floor(candidates, count, search)
-    least = _least_log_prob(floor, room)
-    v = _next_label(row, 0, least)
-    while v < row.shape[0]:
-        if not row[v] <= LARGEST:
-            return BAD_INPUT
-        for k in range(size):
-            if v == search.blank_id:
-                continue
-            # a token can follow itself only after a blank
-            before = beam[k].blank_score if v == beam[k].last_label else beam[k].score
-            base = before + row[v] + search.beam_beta
-            if _bound(base, beam[k]) < floor:
-                continue
-            if _find_text(beam, size, _extended_hash(beam[k].text_hash, v), beam[k].length + 1) >= 0:
-                continue  # that text is in the beam: _offer_same_text has counted this way to it
-            score, lm_state, boosting_state = _fused(base, beam[k], v, search, lm, boosting)
-            slot, count = _place(candidates, count, score, k, ~v)
-            if slot >= 0:
-                candidates.items[slot].lm_state = lm_state
-                candidates.items[slot].boosting_state = boosting_state
-                candidates.items[slot].blank_score = IMPOSSIBLE
-                candidates.items[slot].token_score = score
-                candidates.items[slot].same_text_as = -1
-                floor = _floor(candidates, count, search)
-        least = _least_log_prob(floor, room)
-        v = _next_label(row, v + 1, least)
-    return count
-
-
-@compiled
-def _offer_same_text(row, beam, size, k, search, lm, boosting, candidates, count):
-    """Offer text k as it is: by a blank, by its last token again, or from its parent's text."""
-    blank = beam[k].score + row[search.blank_id]
-    repeat, arrival, parent = IMPOSSIBLE, IMPOSSIBLE, -1
-    if beam[k].length > 0:
-        v = beam[k].last_label
-        repeat = beam[k].token_score + row[v]
-        parent = _find_text(beam, size, beam[k].parent_hash, beam[k].length - 1)
-        if parent >= 0:
-            before = beam[parent].blank_score if v == beam[parent].last_label else beam[parent].score
-            base = before + row[v] + search.beam_beta
-            arrival, _, _ = _fused(base, beam[parent], v, search, lm, boosting)
-    token = _log_add(repeat, arrival)
-    # the back-pointer follows the likeliest of the three ways
-    if arrival > blank and arrival > repeat:
-        origin, label = parent, ~beam[k].last_label
-    elif repeat > blank:
-        origin, label = k, beam[k].last_label
-    else:
-        origin, label = k, search.blank_id
-    slot, count = _place(candidates, count, _log_add(blank, token), origin, label)
-    if slot >= 0:
-        candidates.items[slot].lm_state = beam[k].lm_state
-        candidates.items[slot].boosting_state = beam[k].boosting_state
-        candidates.items[slot].blank_score = blank
-        candidates.items[slot].token_score = token
-        candidates.items[slot].same_text_as = k
-    return count
-
-
-@compiled
-def _room(beam, size, search):
+def room_of(beam, size, search):
     """What a new label of log-probability 0 could score at best, in double."""
     room = -np.inf
     for k in range(size):
-        bound = _bound(beam[k].score + search.beam_beta, beam[k])
-        room = max(room, np.float64(bound))
+        room = max(room, np.float64(bound_of(beam[k].score + search.beam_beta, beam[k])))
     return room
 
 
-@compiled
-def _least_log_prob(floor, room):
-    """No label below this log-probability can reach the floor; with slack for float32 rounding."""
-    slack = 1e-6 * (abs(np.float64(floor)) + abs(room)) + 1e-5
-    return np.float32(np.float64(floor) - room - slack)
-
-
-@compiled
-def _next_label(row, v, least):
-    """The first label from `v` on that is not below `least`; blocks without any are passed at a glance.
-
-    NaN is not below anything: a bad value in the row is always met.
-    """
-    while v < row.shape[0]:
-        end = min(v + BLOCK, row.shape[0])
-        if end == v + BLOCK:
-            hits = 0
-            for i in range(BLOCK):
-                hits += np.int32(not row[v + i] < least)
-            if hits == 0:
-                v = end
-                continue
-        for i in range(v, end):
-            if not row[i] < least:
-                return i
-        v = end
-    return v
-
-
 @inlined
-def _floor(candidates, count, search):
-    """What a candidate must reach: the K-th best score so far, and the best less the threshold."""
-    if count == 0:
-        return IMPOSSIBLE
-    floor = candidates.items[candidates.rank[0]].score - search.threshold
-    if count == candidates.rank.shape[0]:
-        floor = max(floor, candidates.items[candidates.rank[count - 1]].score)
-    return floor
-
-
-@inlined
-def _bound(base, hypothesis):
-    """At most this is `_fused(base, ...)` for any label; summed in the same order."""
+def bound_of(base, hypothesis):
+    """At most this is `fused(base, ...)` for any label; summed in the same order."""
     return base + hypothesis.lm_bound + hypothesis.boosting_bound
 
 
 @compiled
-def _set_bounds(beam, size, search, lm, boosting):
+def note_bounds(beam, size, search, lm, boosting):
     """Note how much LM and boosting can add to the next token of every hypothesis."""
     for k in range(size):
         beam[k].lm_bound = beam[k].boosting_bound = 0.0
@@ -303,9 +188,10 @@ def _set_bounds(beam, size, search, lm, boosting):
 
 
 @compiled
-def _fused(base, hypothesis, column, search, lm, boosting):
+def fused(base, hypothesis, column, search, lm, boosting):
     """`base` plus LM and boosting for a new token, and the states after it."""
-    label = column - 1 if column > search.blank_id else column  # automata number the labels without blank
+    # automata number the labels without the blank
+    label = np.int32(column - 1 if column > search.blank_id else column)
     lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
     if search.lm_weight > 0:
         weight, lm_state = lookup(lm, search.vocab_size, lm_state, label)
@@ -317,63 +203,7 @@ def _fused(base, hypothesis, column, search, lm, boosting):
 
 
 @compiled
-def _offer(candidates, count, score, beam, k, label):
-    """Offer hypothesis k with a label that adds no token."""
-    slot, count = _place(candidates, count, score, k, label)
-    if slot >= 0:
-        candidates.items[slot].lm_state = beam[k].lm_state
-        candidates.items[slot].boosting_state = beam[k].boosting_state
-    return count
-
-
-@inlined
-def _place(candidates, count, score, parent, label):
-    """Insert a candidate if it is among the K best; returns its slot (or -1) and the new count.
-
-    The order is total: score down, then parent up, then label up.
-    """
-    items, rank = candidates.items, candidates.rank
-    if score == IMPOSSIBLE:
-        return -1, count
-    if count == rank.shape[0]:
-        if not _better(score, parent, label, items[rank[count - 1]]):
-            return -1, count
-        slot = rank[count - 1]
-    else:
-        slot = np.int32(count)
-        count += 1
-    place = count - 1
-    while place > 0 and _better(score, parent, label, items[rank[place - 1]]):
-        rank[place] = rank[place - 1]
-        place -= 1
-    rank[place] = slot
-    items[slot].score = score
-    items[slot].parent = parent
-    items[slot].label = label
-    return slot, count
-
-
-@inlined
-def _better(score, parent, label, other):
-    if score != other.score:
-        return score > other.score
-    if parent != other.parent:
-        return parent < other.parent
-    return _plain(label) < _plain(other.label)
-
-
-@inlined
-def _plain(label):
-    return label if label >= 0 else ~label
-
-
-@compiled
-def _extended_hash(text_hash, label):
-    return text_hash * HASH_MULTIPLIER + np.uint64(label + 1)
-
-
-@compiled
-def _select(row, beam, candidates, count, search, scratch, history, b, t):
+def select(row, beam, candidates, count, search, scratch, history, b, t):
     """Candidates become the new beam: threshold, recombination, back-pointers. Returns its size."""
     size = 0
     for slot in candidates.rank[:count]:
@@ -386,11 +216,11 @@ def _select(row, beam, candidates, count, search, scratch, history, b, t):
             twin = _find_twin(scratch, size, new)
             if twin >= 0:
                 if search.merge == MERGE_SUM:
-                    scratch[twin].score = _log_add(scratch[twin].score, new.score)
+                    scratch[twin].score = log_add(scratch[twin].score, new.score)
                 continue
         history.labels[b, t, size] = candidate.label
         history.parents[b, t, size] = candidate.parent
-        history.log_probs[b, t, size] = row[_plain(candidate.label)]
+        history.log_probs[b, t, size] = row[plain(candidate.label)]
         size += 1
     for k in range(size):
         beam[k] = scratch[k]
@@ -416,7 +246,7 @@ def _extend(beam, candidate, search, new):
     old = beam[candidate.parent]
     if candidate.label < 0:
         new.last_label = ~candidate.label
-        new.text_hash = _extended_hash(old.text_hash, ~candidate.label)
+        new.text_hash = extended_hash(old.text_hash, ~candidate.label)
         new.parent_hash = old.text_hash
         new.length = old.length + 1
     else:
@@ -439,17 +269,13 @@ def _find_twin(beam, size, hypothesis):
     return -1
 
 
-@inlined
-def _find_text(beam, size, text_hash, length):
-    """The slot below `size` with this text, or -1."""
-    for i in range(size):
-        if beam[i].text_hash == text_hash and beam[i].length == length:
-            return i
-    return -1
+@compiled
+def extended_hash(text_hash, label):
+    return text_hash * HASH_MULTIPLIER + np.uint64(label + 1)
 
 
 @compiled
-def _log_add(a, b):
+def log_add(a, b):
     """log(exp(a) + exp(b)) in float32."""
     if a < b:
         a, b = b, a
@@ -459,7 +285,7 @@ def _log_add(a, b):
 
 
 @compiled
-def _with_weights(search, lm_weight, boosting_weight):
+def with_weights(search, lm_weight, boosting_weight):
     return Search(
         search.blank_id, search.vocab_size, search.merge, search.beam_beta, search.threshold,
         lm_weight, boosting_weight,
@@ -467,7 +293,10 @@ def _with_weights(search, lm_weight, boosting_weight):
 
 
 @compiled
-def finish(rows, frames_done, beam, sizes, history, search, lm_weights, boosting_weights, lm, boosting, final, order, scores, traces):
+def finish(
+    rows, frames_done, beam, sizes, history, search, lm_weights, boosting_weights, lm, boosting,
+    final, order, scores, traces,
+):  # fmt: skip
     """Sort the hypotheses of every b in `rows` and trace back the N best with different texts.
 
     Fills order [B, N] with their slots (-1 where there are fewer), scores [B, N] and traces. `final`:
@@ -505,7 +334,7 @@ def _merge_equal_texts(beam, score, merge):
                 continue
             keep, drop = (i, k) if score[i] >= score[k] else (k, i)
             if merge == MERGE_SUM:
-                score[keep] = _log_add(score[keep], score[drop])
+                score[keep] = log_add(score[keep], score[drop])
             score[drop] = IMPOSSIBLE
 
 

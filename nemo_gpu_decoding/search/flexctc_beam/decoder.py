@@ -19,6 +19,7 @@ from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.search.backend import choose_backend
 from nemo_gpu_decoding.search.flexctc_beam import cpu
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
+from nemo_gpu_decoding.search.flexctc_beam.prefix import advance_prefix
 from nemo_gpu_decoding.search.history import (
     History,
     Traces,
@@ -100,7 +101,10 @@ class FlexCTCBeam:
                 "prefix search sums over alignments and has none of its own"
             )
         self._nothing = empty_automaton(vocab_size)
-        for name, automaton in (("fusion.lm", self.fusion.lm), ("fusion.boosting", self.fusion.boosting)):
+        for name, automaton in (
+            ("fusion.lm", self.fusion.lm),
+            ("fusion.boosting", self.fusion.boosting),
+        ):
             self._check_automaton(name, automaton)
 
     # ------------------------------------------------------------------------------------ verbs
@@ -153,8 +157,10 @@ class FlexCTCBeam:
         streams.history = grown_history(streams.history, total)
         beam, sizes, frames_done = streams.beam.copy(), streams.sizes.copy(), streams.frames_done.copy()
 
+        step = advance_prefix if self.config.merge == "prefix" else cpu.advance
+
         def advance(rows: np.ndarray) -> None:
-            cpu.advance(
+            step(
                 rows, values, frames, frames_done, beam, sizes, streams.history, self._search(),
                 streams.lm_weights, streams.boosting_weights, streams.lm, streams.boosting,
             )  # fmt: skip
@@ -165,7 +171,7 @@ class FlexCTCBeam:
         streams.beam, streams.sizes, streams.frames_done = beam, sizes, frames_done
 
     def partial(self, streams: Streams) -> list[Path]:
-        """The best path of every stream so far; final weights of LM and boosting are not in its score."""
+        """The best path of every stream so far, scored without final weights of LM and boosting."""
         self._check_open(streams)
         return [nbest.best for nbest in self._results(streams, n_best=1, final=False)]
 
@@ -181,7 +187,9 @@ class FlexCTCBeam:
         if n < 0:
             raise ValueError(f"n is {n}, expected the number of streams, >= 0")
         wishes = self._checked_requests(n, requests)
-        lm_weights = np.array([self._weight(self.fusion.lm, self.fusion.lm_weight, w.lm_weight) for w in wishes])
+        lm_weights = np.array(
+            [self._weight(self.fusion.lm, self.fusion.lm_weight, w.lm_weight) for w in wishes]
+        )
         trees = [w.boosting or self.fusion.boosting for w in wishes]
         boosting_weights = np.array(
             [
@@ -229,14 +237,18 @@ class FlexCTCBeam:
             if request is None:
                 continue
             if not isinstance(request, Request):
-                raise ValueError(f"requests[{i}] is a {type(request).__name__}, expected a Request or None")
+                raise ValueError(
+                    f"requests[{i}] is a {type(request).__name__}, expected a Request or None"
+                )
             self._check_automaton(f"requests[{i}].boosting", request.boosting)
             if request.lm_weight is not None and self.fusion.lm is None:
-                raise ValueError(f"requests[{i}].lm_weight is {request.lm_weight}, but the decoder has no LM")
+                raise ValueError(
+                    f"requests[{i}].lm_weight is {request.lm_weight}, but the decoder has no LM"
+                )
             if request.boosting_weight is not None and not (request.boosting or self.fusion.boosting):
                 raise ValueError(
-                    f"requests[{i}].boosting_weight is {request.boosting_weight}, but neither the request "
-                    "nor the decoder has a boosting tree"
+                    f"requests[{i}].boosting_weight is {request.boosting_weight}, but neither the "
+                    "request nor the decoder has a boosting tree"
                 )
         return [request or Request() for request in requests]
 
@@ -279,7 +291,9 @@ class FlexCTCBeam:
         for_each_share(finish, streams.frames_done + 1, self.config.threads)
         notes: dict[int, tuple[str, ...]] = {}
         unfinished = np.flatnonzero((order[:, 0] < 0) & (streams.sizes > 0))
-        if len(unfinished):  # an LM may forbid the end of a sentence everywhere: better a result than none
+        if len(
+            unfinished
+        ):  # an LM may forbid the end of a sentence everywhere: better a result than none
             finish(unfinished, final=False)
             note = "the LM gives no hypothesis a finite end-of-sentence weight; scores are without it"
             notes = dict.fromkeys(unfinished.tolist(), (note,))

@@ -1,0 +1,119 @@
+"""The K best continuations of a frame, and the floor under which nothing can enter.
+
+`Candidates` is filled in any order and stays sorted by a total order: score down, then parent up, then
+label up. So two runs, and two backends, keep the same K even among equal scores.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.jit import compiled, inlined
+
+IMPOSSIBLE = np.float32(-np.inf)
+LARGEST = np.float32(np.finfo(np.float32).max)
+BLOCK = 16  # labels looked at together
+
+# One continuation of a hypothesis by the label of a frame.
+CANDIDATE = np.dtype(
+    [
+        ("score", np.float32),
+        ("parent", np.int32),  # slot in the beam
+        ("label", np.int32),  # ~label for a new token, as in `History`
+        ("lm_state", np.int32),
+        ("boosting_state", np.int32),
+        ("blank_score", np.float32),  # this and what follows: merge=prefix only
+        ("token_score", np.float32),
+        ("same_text_as", np.int32),  # slot in the beam whose text this one keeps, or -1
+    ],
+    align=True,
+)
+
+
+class Candidates(NamedTuple):
+    """The best continuations of a frame so far."""
+
+    items: np.ndarray  # [K] CANDIDATE, in no order
+    rank: np.ndarray  # [K] int32, the slots of `items`, best first
+
+
+@compiled
+def insert(items, rank, count, score, parent, label):
+    """Insert a candidate if it is among the K best; returns its slot (or -1) and the new count.
+
+    The order is total: score down, then parent up, then label up.
+    """
+    if score == IMPOSSIBLE:
+        return np.int32(-1), count
+    if count == rank.shape[0]:
+        if not _better(score, parent, label, items[rank[count - 1]]):
+            return np.int32(-1), count
+        slot = rank[count - 1]
+    else:
+        slot = np.int32(count)
+        count += 1
+    place = count - 1
+    while place > 0 and _better(score, parent, label, items[rank[place - 1]]):
+        rank[place] = rank[place - 1]
+        place -= 1
+    rank[place] = slot
+    items[slot].score = score
+    items[slot].parent = parent
+    items[slot].label = label
+    return slot, count
+
+
+@inlined
+def _better(score, parent, label, other):
+    if score != other.score:
+        return score > other.score
+    if parent != other.parent:
+        return parent < other.parent
+    return plain(label) < plain(other.label)
+
+
+@inlined
+def plain(label):
+    return label if label >= 0 else ~label
+
+
+@inlined
+def floor_of(candidates, count, search):
+    """What a candidate must reach: the K-th best score so far, and the best less the threshold."""
+    if count == 0:
+        return IMPOSSIBLE
+    floor = candidates.items[candidates.rank[0]].score - search.threshold
+    if count == candidates.rank.shape[0]:
+        floor = max(floor, candidates.items[candidates.rank[count - 1]].score)
+    return floor
+
+
+@compiled
+def least_log_prob(floor, room):
+    """No label below this log-probability can reach the floor; with slack for float32 rounding."""
+    slack = 1e-6 * (abs(np.float64(floor)) + abs(room)) + 1e-5
+    return np.float32(np.float64(floor) - room - slack)
+
+
+@compiled
+def next_label(row, v, least):
+    """The first label from `v` on that is not below `least`; blocks without any are passed at a glance.
+
+    NaN is not below anything: a bad value in the row is always met.
+    """
+    while v < row.shape[0]:
+        end = min(v + BLOCK, row.shape[0])
+        if end == v + BLOCK:
+            hits = 0
+            for i in range(BLOCK):
+                hits += np.int32(not row[v + i] < least)
+            if hits == 0:
+                v = end
+                continue
+        for i in range(v, end):
+            if not row[i] < least:
+                return i
+        v = end
+    return v

@@ -1,0 +1,138 @@
+"""merge=prefix: textbook CTC prefix search with one slot per text [FlexCTC, section 3].
+
+A text keeps two probabilities, of its alignments that end in a blank and of those that end in its last
+token. A frame leads to a text in three ways: a blank, the last token again, or the last token newly
+after the text without it. The third adds to a text that may be in the beam already; every other
+extension is a text of its own, so that the bound of `cpu.py` holds here too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.search.flexctc_beam.candidates import (
+    CANDIDATE,
+    IMPOSSIBLE,
+    LARGEST,
+    Candidates,
+    floor_of,
+    insert,
+    least_log_prob,
+    next_label,
+)
+from nemo_gpu_decoding.search.flexctc_beam.cpu import (
+    BAD_INPUT,
+    HYPOTHESIS,
+    bound_of,
+    extended_hash,
+    fused,
+    log_add,
+    note_bounds,
+    room_of,
+    select,
+    with_weights,
+)
+
+
+@compiled
+def advance_prefix(
+    rows, log_probs, lengths, frames_done, beam, sizes, history,
+    search, lm_weights, boosting_weights, lm, boosting,
+):  # fmt: skip
+    """`cpu.advance` for merge=prefix."""
+    candidates = Candidates(np.empty(beam.shape[1], CANDIDATE), np.empty(beam.shape[1], np.int32))
+    scratch = np.empty(beam.shape[1], HYPOTHESIS)
+    for b in rows:
+        own = with_weights(search, lm_weights[b], boosting_weights[b])
+        for i in range(lengths[b]):
+            row = log_probs[b, i]
+            count = _prefix_candidates(row, beam[b], sizes[b], own, lm, boosting, candidates)
+            if count > 0:
+                count = select(row, beam[b], candidates, count, own, scratch, history, b, frames_done[b])
+            sizes[b] = count
+            if count <= 0:
+                break
+            frames_done[b] += 1
+
+
+@compiled
+def _prefix_candidates(row, beam, size, search, lm, boosting, candidates):
+    """The best texts of a frame for merge=prefix; returns how many, or BAD_INPUT."""
+    count = 0
+    for k in range(size):
+        count = _offer_same_text(row, beam, size, k, search, lm, boosting, candidates, count)
+    note_bounds(beam, size, search, lm, boosting)
+    room = room_of(beam, size, search)
+    floor = floor_of(candidates, count, search)
+    least = least_log_prob(floor, room)
+    v = next_label(row, 0, least)
+    while v < row.shape[0]:
+        if not row[v] <= LARGEST:
+            return BAD_INPUT
+        for k in range(size):
+            if v == search.blank_id:
+                continue
+            # a token can follow itself only after a blank
+            before = beam[k].blank_score if v == beam[k].last_label else beam[k].score
+            base = before + row[v] + search.beam_beta
+            if bound_of(base, beam[k]) < floor:
+                continue
+            if _find_text(beam, size, extended_hash(beam[k].text_hash, v), beam[k].length + 1) >= 0:
+                continue  # that text is in the beam: _offer_same_text has counted this way to it
+            score, lm_state, boosting_state = fused(base, beam[k], np.int32(v), search, lm, boosting)
+            slot, count = insert(
+                candidates.items, candidates.rank, count, score, np.int32(k), np.int32(~v)
+            )
+            if slot >= 0:
+                candidates.items[slot].lm_state = lm_state
+                candidates.items[slot].boosting_state = boosting_state
+                candidates.items[slot].blank_score = IMPOSSIBLE
+                candidates.items[slot].token_score = score
+                candidates.items[slot].same_text_as = -1
+                floor = floor_of(candidates, count, search)
+        least = least_log_prob(floor, room)
+        v = next_label(row, v + 1, least)
+    return count
+
+
+@compiled
+def _offer_same_text(row, beam, size, k, search, lm, boosting, candidates, count):
+    """Offer text k as it is: by a blank, by its last token again, or from its parent's text."""
+    blank = beam[k].score + row[search.blank_id]
+    repeat, arrival, parent = IMPOSSIBLE, IMPOSSIBLE, np.int64(-1)
+    if beam[k].length > 0:
+        v = beam[k].last_label
+        repeat = beam[k].token_score + row[v]
+        parent = _find_text(beam, size, beam[k].parent_hash, beam[k].length - 1)
+        if parent >= 0:
+            before = beam[parent].blank_score if v == beam[parent].last_label else beam[parent].score
+            base = before + row[v] + search.beam_beta
+            arrival, _, _ = fused(base, beam[parent], v, search, lm, boosting)
+    token = log_add(repeat, arrival)
+    # the back-pointer follows the likeliest of the three ways
+    if arrival > blank and arrival > repeat:
+        origin, label = parent, ~beam[k].last_label
+    elif repeat > blank:
+        origin, label = k, beam[k].last_label
+    else:
+        origin, label = k, np.int32(search.blank_id)
+    slot, count = insert(
+        candidates.items, candidates.rank, count, log_add(blank, token), np.int32(origin), label
+    )
+    if slot >= 0:
+        candidates.items[slot].lm_state = beam[k].lm_state
+        candidates.items[slot].boosting_state = beam[k].boosting_state
+        candidates.items[slot].blank_score = blank
+        candidates.items[slot].token_score = token
+        candidates.items[slot].same_text_as = k
+    return count
+
+
+@inlined
+def _find_text(beam, size, text_hash, length):
+    """The slot below `size` with this text, or -1."""
+    for i in range(size):
+        if beam[i].text_hash == text_hash and beam[i].length == length:
+            return i
+    return -1
