@@ -1,0 +1,17 @@
+"""Where the shipped speech, checkpoints and LMs are."""
+
+import tarfile
+from pathlib import Path
+
+ASSETS = Path(__file__).parent.parent / "assets" / "self"
+CTC_MODEL = ASSETS / "models" / "self_ctc.nemo"
+HYBRID_MODEL = ASSETS / "models" / "self_hybrid_rnnt.nemo"
+
+
+def sentencepiece_processor():
+    """The tokenizer of the shipped checkpoints."""
+    import sentencepiece
+
+    with tarfile.open(CTC_MODEL) as archive:
+        name = next(n for n in archive.getnames() if n.endswith("tokenizer.model"))
+        return sentencepiece.SentencePieceProcessor(model_proto=archive.extractfile(name).read())
