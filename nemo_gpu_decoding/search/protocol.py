@@ -5,7 +5,7 @@
 
     streams = decoder.open(2)                             # two live streams
     decoder.push(streams, log_probs, lengths)             # as chunks arrive, any number of times
-    decoder.partial(streams)                              # best path so far, per stream
+    decoder.partial(streams)                              # what is best so far, per stream
     results = decoder.close(streams)                      # the same results, whatever the chunks were
 
 `decode` is open + push + close; there is no second path through the code. All state of a running
@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar, runtime_checkable
 import torch
 
 from nemo_gpu_decoding.fusion.fusion import Request
-from nemo_gpu_decoding.search.result import NBest, Path
+from nemo_gpu_decoding.search.result import NBest
 
 S = TypeVar("S")
 
@@ -42,6 +42,6 @@ class Decoder(Protocol[S]):
         self, streams: S, log_probs: torch.Tensor, lengths: torch.Tensor | Sequence[int]
     ) -> None: ...
 
-    def partial(self, streams: S) -> list[Path]: ...
+    def partial(self, streams: S, n_best: int = 1) -> list[NBest]: ...
 
     def close(self, streams: S) -> list[NBest]: ...

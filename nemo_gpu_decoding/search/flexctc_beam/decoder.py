@@ -170,10 +170,12 @@ class FlexCTCBeam:
             raise_bad_frame(values, int(b), int(frames_done[b] - streams.frames_done[b]))
         streams.beam, streams.sizes, streams.frames_done = beam, sizes, frames_done
 
-    def partial(self, streams: Streams) -> list[Path]:
-        """The best path of every stream so far, scored without final weights of LM and boosting."""
+    def partial(self, streams: Streams, n_best: int = 1) -> list[NBest]:
+        """The best hypotheses of every stream so far, scored without final weights of LM and boosting."""
         self._check_open(streams)
-        return [nbest.best for nbest in self._results(streams, n_best=1, final=False)]
+        if not 1 <= n_best <= self.config.beam_size:
+            raise ValueError(f"n_best is {n_best}, expected 1 .. {self.config.beam_size} (beam_size)")
+        return self._results(streams, n_best, final=False)
 
     def close(self, streams: Streams) -> list[NBest]:
         """End the utterances and return their hypotheses."""
