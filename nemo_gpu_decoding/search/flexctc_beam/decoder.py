@@ -171,7 +171,7 @@ class FlexCTCBeam:
         streams.beam, streams.sizes, streams.frames_done = beam, sizes, frames_done
 
     def partial(self, streams: Streams, n_best: int = 1) -> list[NBest]:
-        """The best hypotheses of every stream so far, scored without final weights of LM and boosting."""
+        """The best hypotheses of every stream so far; final weights are not in their scores."""
         self._check_open(streams)
         if not 1 <= n_best <= self.config.beam_size:
             raise ValueError(f"n_best is {n_best}, expected 1 .. {self.config.beam_size} (beam_size)")

@@ -1,0 +1,202 @@
+"""Train CTC, RNN-T and TDT heads on one encoder, in a plain PyTorch loop.
+
+The first half of the steps trains CTC alone, which settles the encoder.  After that each batch
+is also dealt out to the two transducer heads, half to each, as their losses are the costly part.
+"""
+
+import math
+import random
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import soundfile
+import torch
+from losses import rnnt_loss, tdt_loss
+from model import DURATIONS, FRAMES_PER_SECOND, SUBSAMPLING, TDT_SIGMA, build_sharing_encoder
+from nemo.collections.asr.models import ASRModel
+from speech import read_manifest
+from torch import Tensor
+
+
+@dataclass
+class Settings:
+    """What to train, and for how long."""
+
+    steps: int = 3600
+    layers: int = 4
+    width: int = 96
+    seconds_per_batch: float = 60.0
+    learning_rate: float = 2.2e-3
+    warm_up_steps: int = 200
+    ctc_only: float = 0.5  # share of the steps
+    seed: int = 3
+    log_every: int = 100
+
+
+@dataclass
+class Example:
+    """One utterance: 16-bit log-mel features (bands, frames) and token ids."""
+
+    features: Tensor
+    tokens: list[int]
+
+    @property
+    def frames(self) -> int:
+        """Number of feature frames."""
+        return self.features.shape[1]
+
+    def fits_ctc(self) -> bool:
+        """CTC needs a frame per token, and a blank between equal neighbours."""
+        repeats = sum(a == b for a, b in pairwise(self.tokens))
+        return math.ceil(self.frames / SUBSAMPLING) > len(self.tokens) + repeats
+
+
+@dataclass
+class Batch:
+    """Padded tensors, and how much of each row is real."""
+
+    features: Tensor
+    frames: Tensor
+    tokens: Tensor
+    lengths: Tensor
+
+    def rows(self, which: slice) -> "Batch":
+        """Some of the utterances, with the tokens cut to the longest of them."""
+        lengths = self.lengths[which]
+        tokens = self.tokens[which, : int(lengths.max())]
+        return Batch(self.features[which], self.frames[which], tokens, lengths)
+
+
+@torch.no_grad()
+def load_examples(manifest: Path, model: ASRModel) -> list[Example]:
+    """Compute the features of all utterances with the model's own preprocessor."""
+    preprocessor = model.preprocessor.eval()
+    examples = []
+    for entry in read_manifest(manifest):
+        samples, _ = soundfile.read(entry["audio_filepath"], dtype="float32")
+        audio = torch.from_numpy(samples)[None]
+        features, frames = preprocessor(input_signal=audio, length=torch.tensor([len(samples)]))
+        tokens = model.tokenizer.text_to_ids(entry["text"])
+        examples.append(Example(features[0, :, : int(frames)].half(), tokens))
+    return examples
+
+
+def collate(examples: list[Example]) -> Batch:
+    """Pad features and tokens with zeros."""
+
+    def padded(rows: list[Tensor]) -> Tensor:
+        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+    return Batch(
+        features=padded([e.features.float().T for e in examples]).transpose(1, 2),
+        frames=torch.tensor([e.frames for e in examples]),
+        tokens=padded([torch.tensor(e.tokens) for e in examples]),
+        lengths=torch.tensor([len(e.tokens) for e in examples]),
+    )
+
+
+def endless_batches(examples: list[Example], seconds: float, rng: random.Random) -> Iterator[Batch]:
+    """Batches of about equal padded duration, of utterances of about equal length, for ever."""
+    limit = seconds * FRAMES_PER_SECOND
+    while True:
+        # Jitter keeps the same utterances from always meeting in the same batch.
+        by_length = sorted(examples, key=lambda e: e.frames + rng.uniform(-20, 20))
+        groups: list[list[Example]] = [[]]
+        for example in by_length:
+            longest = max(e.frames for e in [*groups[-1], example])
+            if groups[-1] and longest * (len(groups[-1]) + 1) > limit:
+                groups.append([])
+            groups[-1].append(example)
+        rng.shuffle(groups)
+        yield from map(collate, groups)
+
+
+def learning_rate(step: int, settings: Settings) -> float:
+    """Linear warm-up, then a half cosine down to 2 % of the peak."""
+    warm_up = settings.warm_up_steps
+    progress = max(0, step - warm_up) / max(1, settings.steps - warm_up)
+    cosine = 0.5 * (1 + math.cos(math.pi * progress))
+    return settings.learning_rate * min(1, (step + 1) / warm_up) * (0.98 * cosine + 0.02)
+
+
+def ctc_loss(model: ASRModel, batch: Batch) -> Tensor:
+    """CTC loss per token; `batch.features` are encoder outputs."""
+    log_probs = model.ctc_decoder(encoder_output=batch.features).transpose(0, 1)
+    blank = log_probs.shape[-1] - 1
+    loss = torch.nn.functional.ctc_loss(
+        log_probs, batch.tokens, batch.frames, batch.lengths, blank, "sum", zero_infinity=True
+    )
+    return loss / batch.lengths.sum()
+
+
+def transducer_loss(model: ASRModel, batch: Batch, loss: Callable[..., Tensor]) -> Tensor:
+    """Transducer loss per token; `batch.features` are encoder outputs."""
+    predicted, _, _ = model.decoder(targets=batch.tokens, target_length=batch.lengths)
+    encoded = batch.features[:, :, : int(batch.frames.max())]
+    logits = model.joint(encoder_outputs=encoded, decoder_outputs=predicted)
+    return loss(logits, batch.tokens, batch.frames, batch.lengths).sum() / batch.lengths.sum()
+
+
+def all_losses(
+    rnnt: ASRModel, tdt: ASRModel, batch: Batch, transducers: bool
+) -> tuple[Tensor, dict[str, float]]:
+    """The loss to minimise, and its parts for the log."""
+    augmented = rnnt.spec_augmentation(input_spec=batch.features, length=batch.frames)
+    encoded, frames = rnnt.encoder(audio_signal=augmented, length=batch.frames)
+    batch = Batch(encoded, frames, batch.tokens, batch.lengths)
+    ctc = ctc_loss(rnnt, batch)
+    if not transducers or len(frames) < 2:
+        return ctc, {"CTC": ctc.item()}
+
+    def tdt_loss_with_durations(*arguments: Tensor) -> Tensor:
+        return tdt_loss(*arguments, DURATIONS, TDT_SIGMA)
+
+    even, odd = batch.rows(slice(0, None, 2)), batch.rows(slice(1, None, 2))
+    for_rnnt, for_tdt = random.sample([even, odd], 2)
+    rnnt_part = transducer_loss(rnnt, for_rnnt, rnnt_loss)
+    tdt_part = transducer_loss(tdt, for_tdt, tdt_loss_with_durations)
+    parts = {"CTC": ctc.item(), "RNN-T": rnnt_part.item(), "TDT": tdt_part.item()}
+    return 0.4 * ctc + 0.3 * rnnt_part + 0.3 * tdt_part, parts
+
+
+def make_optimizer(parameters: list[Tensor]) -> torch.optim.Optimizer:
+    """AdamW with weight decay on matrices only."""
+    groups = [
+        {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 1e-2},
+        {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, betas=(0.9, 0.98))
+
+
+def train(manifest: Path, tokenizer: Path, weights: Path, settings: Settings) -> None:
+    """Train on a manifest and save the weights of both hybrid models."""
+    random.seed(settings.seed)
+    torch.manual_seed(settings.seed)
+    torch.set_flush_denormal(True)
+    rnnt, tdt = build_sharing_encoder(tokenizer, settings.layers, settings.width)
+    examples = [e for e in load_examples(manifest, rnnt) if e.fits_ctc()]
+    parameters = list(torch.nn.ModuleList([rnnt, tdt]).parameters())
+    print(f"{len(examples)} utterances, {sum(p.numel() for p in parameters)} parameters")
+
+    optimizer = make_optimizer(parameters)
+    batches = endless_batches(examples, settings.seconds_per_batch, random.Random(settings.seed))
+    rnnt.train()
+    tdt.train()
+    started = time.monotonic()
+    for step in range(settings.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(step, settings)
+        transducers = step >= settings.ctc_only * settings.steps
+        loss, parts = all_losses(rnnt, tdt, next(batches), transducers)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        if (step + 1) % settings.log_every == 0 or step + 1 == settings.steps:
+            minutes = (time.monotonic() - started) / 60
+            report = ", ".join(f"{name} {value:.3f}" for name, value in parts.items())
+            print(f"step {step + 1}: {report} ({minutes:.1f} min)", flush=True)
+    torch.save({"hybrid_rnnt": rnnt.state_dict(), "hybrid_tdt": tdt.state_dict()}, weights)
