@@ -1,0 +1,318 @@
+"""Phrase boosting: from phrases and NeMo's `boosting_tree` options to an automaton.
+
+    tree = build_boosting_tree(["NVIDIA", Phrase("New York", weight=2.0)], vocabulary)
+    Fusion(boosting=tree, boosting_weight=1.0)
+
+Phrases are matched as token sequences, as in NeMo: "ann" is also found at the beginning of "anna"
+where the tokenizer cuts "anna" into the tokens of "ann" and more.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.cache import cached, file_key
+from nemo_gpu_decoding.fusion.nemo_archive import load_nemo_automaton
+from nemo_gpu_decoding.fusion.phrase_tree import ScoredSequence, build_phrase_automaton, token_scores
+from nemo_gpu_decoding.vocabulary import Vocabulary
+
+logger = logging.getLogger("nemo_gpu_decoding")
+
+REFUNDS = ("full", "nemo")
+_SHOWN = 3  # phrases at fault listed in messages
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A text to be preferred.
+
+    Raises:
+        ValueError: the weight is negative or not finite.
+    """
+
+    text: str
+    weight: float | None = None  # multiplies the phrase's bonus, >= 0; None = 1
+    lang: str | None = None  # for aggregate tokenizers; None = the config's source_lang
+
+    def __post_init__(self) -> None:
+        if self.weight is not None and not 0 <= self.weight < math.inf:
+            raise ValueError(
+                f"weight of phrase {self.text!r} is {self.weight}, expected a finite number >= 0"
+            )
+
+
+@dataclass(frozen=True)
+class BoostingConfig:
+    """NeMo's `BoostingTreeModelConfig`, key by key, and ours at the end. Scores are natural log.
+
+    Raises:
+        ValueError: a value is out of range, or set to something that has no effect here.
+    """
+
+    # Phrases come from one of: a NeMo boosting tree, a text file (one phrase per line, optionally with
+    # a tab and a weight), or the two lists.
+    model_path: str | None = None
+    key_phrases_file: str | None = None
+    key_phrases_list: Sequence[str | Phrase] | None = None
+    key_phrase_items_list: Sequence[Any] | None = None  # Phrase, or anything with phrase, lang[, weight]
+    # Bonus of the first token of a phrase, >= 0.
+    context_score: float = 1.0
+    # Token n > 1 of a phrase gets context_score * depth_scaling + log(n); >= 0.
+    depth_scaling: float = 2.0
+    # Weight of a token that neither goes on with a phrase nor begins one.
+    unk_score: float = 0.0
+    # Bonus of the end-of-sentence token of attention decoders: no meaning for CTC, RNN-T and TDT.
+    final_eos_score: float = 1.0
+    # If not 0: context_score of a phrase = score_per_phrase / number of its characters.
+    score_per_phrase: float = 0.0
+    # Language of the phrases for aggregate tokenizers.
+    source_lang: str = "en"
+    # Triton is not used here, whatever this says.
+    use_triton: bool | None = True
+    # Every token gets context_score, without depth scaling (as in Icefall).
+    uniform_weights: bool = False
+    # Boost num_of_transcriptions segmentations of a phrase: the same as segmentations=5. They are
+    # enumerated, fewest pieces first, where NeMo samples them with bpe_alpha.
+    use_bpe_dropout: bool = False
+    num_of_transcriptions: int = 5
+    bpe_alpha: float = 0.3
+    # Token sequences boosted per phrase and spelling. With refund "full" each earns what the
+    # tokenizer's own segmentation earns in total: more pieces are no more valuable.
+    segmentations: int = 1
+    # Boost the phrase as written, in lower case, in upper case and with capital initials.
+    ignore_case: bool = False
+    # full: bonuses of unfinished phrases are taken back exactly; nemo: NeMo's weights to the bit.
+    refund: str = "full"
+
+    def __post_init__(self) -> None:
+        for name in ("key_phrases_list", "key_phrase_items_list"):
+            if isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} is a string, expected a list of phrases")
+        object.__setattr__(self, "key_phrases_list", _freeze(self.key_phrases_list))
+        object.__setattr__(self, "key_phrase_items_list", _freeze(self.key_phrase_items_list))
+        for name in ("context_score", "depth_scaling", "score_per_phrase"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected a finite number >= 0")
+        if not math.isfinite(self.unk_score):
+            raise ValueError(f"unk_score is {self.unk_score}, expected a finite number")
+        for name in ("segmentations", "num_of_transcriptions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
+        if self.refund not in REFUNDS:
+            raise ValueError(f"refund is {self.refund!r}, expected one of {', '.join(REFUNDS)}")
+        self._check_without_effect()
+
+    def _check_without_effect(self) -> None:
+        reasons = {
+            "final_eos_score": "only attention decoders have an end-of-sentence token to boost",
+            "bpe_alpha": "segmentations are enumerated, not sampled",
+        }
+        if not self.use_bpe_dropout:
+            reasons["num_of_transcriptions"] = "use_bpe_dropout is False; set it, or use segmentations"
+        defaults = {f.name: f.default for f in fields(self)}
+        for name, reason in reasons.items():
+            if getattr(self, name) != defaults[name]:
+                raise ValueError(f"{name} is {getattr(self, name)}, which has no effect here: {reason}")
+
+    @property
+    def is_empty(self) -> bool:
+        """No phrases are asked for."""
+        return not self._sources()
+
+    def _sources(self) -> list[str]:
+        names = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase_items_list")
+        return [name for name in names if getattr(self, name)]
+
+    @property
+    def sequences_per_spelling(self) -> int:
+        return max(self.segmentations, self.num_of_transcriptions if self.use_bpe_dropout else 1)
+
+
+def load_boosting_tree(config: BoostingConfig, vocabulary: Vocabulary) -> BackoffAutomaton:
+    """The boosting tree that a config describes: its model file, phrase file or phrase lists.
+
+    Raises:
+        ValueError: no or several sources of phrases; a phrase cannot be spelled; a damaged file.
+        FileNotFoundError: there is no such file.
+    """
+    sources = config._sources()
+    is_lists = set(sources) <= {"key_phrases_list", "key_phrase_items_list"}
+    if not sources:
+        raise ValueError("no phrases: set model_path, key_phrases_file or key_phrases_list")
+    if len(sources) > 1 and not is_lists:
+        raise ValueError(f"phrases come from {' and '.join(sources)}, expected one source")
+    if is_lists:
+        phrases = [*(config.key_phrases_list or ()), *(config.key_phrase_items_list or ())]
+        return _build_cached(tuple(phrases), vocabulary, config, "phrase list")
+    path = config.model_path or config.key_phrases_file
+    assert path is not None
+    if config.model_path and not Path(path).exists():
+        raise FileNotFoundError(
+            f"model_path {path} does not exist; to build a tree from phrases leave model_path out"
+        )
+    key = ("boosting file", file_key(path), vocabulary, config)
+    return cached(key, partial(_load_file, path, vocabulary, config))
+
+
+def build_boosting_tree(
+    phrases: Iterable[str | Phrase], vocabulary: Vocabulary, config: BoostingConfig | None = None
+) -> BackoffAutomaton:
+    """Build the automaton that pays bonuses for phrases; see `phrase_tree` for what is paid when.
+
+    Blank and duplicate phrases are skipped with one warning; of duplicates the largest weight counts.
+    Results are cached.
+
+    Raises:
+        ValueError: no phrases are left; a phrase has a character that no piece covers; the config
+            names phrases of its own.
+    """
+    config = config or BoostingConfig()
+    if isinstance(phrases, str):
+        raise ValueError("phrases is a string, expected a list of phrases")
+    if not config.is_empty:
+        raise ValueError(
+            f"config has {config._sources()[0]} besides the phrases given, expected one source"
+        )
+    return _build_cached(_freeze(phrases) or (), vocabulary, config, "phrase list")
+
+
+def read_phrases(path: str | PathLike[str]) -> list[Phrase]:
+    """Read a phrase file: one phrase per line, optionally followed by a tab and its weight. UTF-8.
+
+    Blank lines and duplicates are skipped with one warning.
+
+    Raises:
+        ValueError: a weight is not a number >= 0, or the file is not UTF-8; names file and line.
+        FileNotFoundError: there is no such file.
+    """
+    try:
+        lines = Path(path).read_text("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not a UTF-8 text file: {error}") from error
+    if not lines[-1]:
+        lines.pop()  # the text after the last newline is no line
+    phrases = []
+    for number, line in enumerate(lines, 1):
+        text, _, weight = line.partition("\t")
+        try:
+            phrases.append(Phrase(text.strip(), float(weight) if weight.strip() else None))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}, expected 'phrase<tab>weight'") from error
+    return _without_repetitions(phrases, str(path))
+
+
+def _freeze(items: Iterable[Any] | None) -> tuple[Any, ...] | None:
+    return (
+        None
+        if items is None
+        else tuple(item if isinstance(item, str) else _phrase(item) for item in items)
+    )
+
+
+def _phrase(item: Any) -> Phrase:
+    """From our Phrase, NeMo's PhraseItem, or a mapping with the same keys."""
+    if isinstance(item, Phrase):
+        return item
+    if isinstance(item, str):
+        return Phrase(item)
+    if isinstance(item, Mapping):
+        values = dict(item)
+    else:
+        values = {key: getattr(item, key) for key in ("phrase", "lang", "weight") if hasattr(item, key)}
+    text = values.pop("phrase", None)
+    unknown = set(values) - {"lang", "weight"}
+    if not isinstance(text, str) or unknown:
+        raise ValueError(f"phrase item is {item!r}, expected the keys phrase, lang and weight")
+    return Phrase(text, **values)
+
+
+def _load_file(path: str, vocabulary: Vocabulary, config: BoostingConfig) -> BackoffAutomaton:
+    if config.model_path:
+        return load_nemo_automaton(path, len(vocabulary), with_final_weights=False)
+    return _build(tuple(read_phrases(path)), vocabulary, config, fspath(path))
+
+
+def _build_cached(
+    phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingConfig, name: str
+) -> BackoffAutomaton:
+    key = ("boosting", phrases, vocabulary, config)
+    return cached(key, partial(_build, phrases, vocabulary, config, name))
+
+
+def _build(
+    phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingConfig, name: str
+) -> BackoffAutomaton:
+    kept = _without_repetitions([_phrase(phrase) for phrase in phrases], name)
+    sequences: list[ScoredSequence] = []
+    faults = []
+    for phrase in kept:
+        try:
+            sequences += _sequences(phrase, vocabulary, config)
+        except ValueError as error:
+            faults.append(str(error))
+    if faults:
+        more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
+        raise ValueError(f"{name}: {'; '.join(faults[:_SHOWN])}{more}")
+    return build_phrase_automaton(
+        sequences,
+        len(vocabulary),
+        unk_score=config.unk_score,
+        refund=config.refund,
+        uniform_weights=config.uniform_weights,
+        name=name,
+    )
+
+
+def _sequences(phrase: Phrase, vocabulary: Vocabulary, config: BoostingConfig) -> list[ScoredSequence]:
+    """The token sequences of one phrase with their scores, the tokenizer's own first."""
+    weight = 1.0 if phrase.weight is None else phrase.weight
+    context_score = _context_score(phrase, config)
+    sequences = []
+    canonical_total = None
+    for tokens in vocabulary.segmentations(
+        phrase.text, config.sequences_per_spelling, config.ignore_case, phrase.lang or config.source_lang
+    ):
+        scores = token_scores(len(tokens), context_score, config.depth_scaling, config.uniform_weights)
+        total = float(scores.sum())
+        canonical_total = total if canonical_total is None else canonical_total
+        if config.refund == "full" and total > 0:
+            scores *= canonical_total / total
+        sequences.append(ScoredSequence(tokens, weight * scores, weight * context_score))
+    return sequences
+
+
+def _context_score(phrase: Phrase, config: BoostingConfig) -> float:
+    per_character = config.score_per_phrase / len(phrase.text)
+    if config.refund == "nemo":
+        per_character = round(per_character, 2)  # as NeMo: less than 0.005 becomes 0, the default score
+    return per_character or config.context_score
+
+
+def _without_repetitions(phrases: list[Phrase], name: str) -> list[Phrase]:
+    """Drop blank and duplicate phrases with one warning, normalise white space; raise if none stays."""
+    kept: dict[tuple[str, str | None], Phrase] = {}
+    blank = duplicate = 0
+    for phrase in phrases:
+        text = " ".join(phrase.text.split())
+        key = (text, phrase.lang)
+        blank += not text
+        duplicate += key in kept
+        if text and (key not in kept or _weight(kept[key]) < _weight(phrase)):
+            kept[key] = Phrase(text, phrase.weight, phrase.lang)
+    if blank or duplicate:
+        logger.warning("%s: skipped %d blank and %d duplicate phrases", name, blank, duplicate)
+    if not kept:
+        raise ValueError(f"{name} has no phrases, expected at least one")
+    return list(kept.values())
+
+
+def _weight(phrase: Phrase) -> float:
+    return 1.0 if phrase.weight is None else phrase.weight

@@ -1,0 +1,69 @@
+"""A small cache for LMs and boosting trees: NeMo rebuilds its decoding objects far too often.
+
+A model restores, transcribes with timestamps or switches strategy, and each time the decoding and all
+that hangs on it is made anew. What takes seconds to load is therefore kept here, outside the decoding,
+under a key that says everything the result depends on.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from os import PathLike
+from pathlib import Path
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+MAX_ENTRIES = 16  # least recently used entries beyond this are dropped
+
+_entries: OrderedDict[Hashable, Future[Any]] = OrderedDict()
+_lock = threading.Lock()
+
+
+def cached(key: Hashable, build: Callable[[], T]) -> T:
+    """What `build` returned for this key before, or else what it returns now.
+
+    Callers that come while another thread builds the same key wait for that result. If `build` raises,
+    all of them get the exception and nothing is kept.
+    """
+    with _lock:
+        entry = _entries.get(key)
+        is_builder = entry is None
+        if entry is None:
+            entry = _entries[key] = Future()
+        _entries.move_to_end(key)
+        while len(_entries) > MAX_ENTRIES:
+            _entries.popitem(last=False)
+    if is_builder:
+        _fill(key, entry, build)
+    return entry.result()
+
+
+def _fill(key: Hashable, entry: Future[Any], build: Callable[[], Any]) -> None:
+    try:
+        entry.set_result(build())
+    except BaseException as error:
+        with _lock:
+            if _entries.get(key) is entry:
+                del _entries[key]
+        entry.set_exception(error)
+
+
+def file_key(path: str | PathLike[str]) -> tuple[str, int, int]:
+    """Identifies the content of a file without reading it: path, size, time of last change.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    resolved = Path(path).resolve()
+    status = resolved.stat()
+    return str(resolved), status.st_size, status.st_mtime_ns
+
+
+def clear() -> None:
+    """Forget everything."""
+    with _lock:
+        _entries.clear()

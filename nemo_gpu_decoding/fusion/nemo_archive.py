@@ -1,0 +1,101 @@
+"""Reading NeMo's own NGPU-LM and boosting-tree files (.nemo) without NeMo.
+
+A .nemo file is a tar with `model_config.yaml` and `model_weights.ckpt`, a state dict. An
+`NGramGPULanguageModel` with S states, A arcs and V labels holds
+
+    arcs_weights, ilabels, to_states    [A + V]   the last V are padding
+    start_end_arcs                      [S, 2]
+    backoff_to_states, backoff_weights  [S]
+    final_weights                       [S]       natural log, as all weights
+
+State 0 is the root with one arc per label; utterances begin in state 1 (the context <s>) if the
+configuration says `separate_bos_state`, else in state 0.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import tarfile
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.ngram_tree import resolve_final_weights
+
+_TENSORS = (
+    "arcs_weights",
+    "ilabels",
+    "to_states",
+    "start_end_arcs",
+    "backoff_to_states",
+    "backoff_weights",
+    "final_weights",
+)
+
+
+def load_nemo_automaton(
+    path: str | PathLike[str], vocab_size: int, *, with_final_weights: bool
+) -> BackoffAutomaton:
+    """The automaton of an NGPU-LM (with final weights) or of a boosting tree (without).
+
+    NeMo's searches do not add the final weights of boosting trees: they are bonuses for the
+    end-of-sentence token of attention decoders.
+
+    Raises:
+        ValueError: no .nemo archive, another kind of model, or another vocabulary size.
+    """
+    config, tensors = _read_archive(path)
+    if int(config["vocab_size"]) != vocab_size:
+        raise ValueError(
+            f"{path} was made for vocab_size {config['vocab_size']}, expected {vocab_size}: "
+            "it belongs to another tokenizer"
+        )
+    num_arcs = int(config["num_arcs"])
+    backoff_to, backoff_weights = tensors["backoff_to_states"], tensors["backoff_weights"]
+    final_weights = np.zeros(len(backoff_to), np.float32)
+    if with_final_weights:
+        final_weights = resolve_final_weights(tensors["final_weights"], backoff_to, backoff_weights)
+    return BackoffAutomaton.from_arrays(
+        vocab_size=vocab_size,
+        start_state=1 if config.get("separate_bos_state", True) else 0,
+        arc_begin=tensors["start_end_arcs"][:, 0],
+        arc_end=tensors["start_end_arcs"][:, 1],
+        backoff_to=backoff_to,
+        backoff_weights=backoff_weights,
+        final_weights=final_weights,
+        arc_labels=tensors["ilabels"][:num_arcs],
+        arc_weights=tensors["arcs_weights"][:num_arcs],
+        arc_targets=tensors["to_states"][:num_arcs],
+        name=str(path),
+    )
+
+
+def _read_archive(path: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    try:
+        with tarfile.open(path, "r:*") as archive:
+            members = {member.name.rsplit("/", 1)[-1]: member for member in archive if member.isfile()}
+            config = yaml.safe_load(_content(archive, members, "model_config.yaml"))
+            weights = _content(archive, members, "model_weights.ckpt")
+        state = torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True)
+    except (tarfile.TarError, EOFError, KeyError, yaml.YAMLError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{path} is not a readable .nemo archive: {error}") from error
+    missing = [name for name in _TENSORS if name not in state]
+    if missing:
+        raise ValueError(
+            f"{path} holds a {config.get('target', 'model')!r} without {missing[0]}, "
+            "expected an n-gram LM or a boosting tree"
+        )
+    return config, {name: state[name].numpy() for name in _TENSORS}
+
+
+def _content(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], name: str) -> bytes:
+    if name not in members:
+        raise KeyError(f"it has no {name}")
+    file = archive.extractfile(members[name])
+    assert file is not None  # only files are in `members`
+    return file.read()

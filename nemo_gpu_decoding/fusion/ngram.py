@@ -1,0 +1,153 @@
+"""Loading token-level n-gram LMs: NeMo's NGPU-LM files and ARPA files."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.cache import cached, file_key
+from nemo_gpu_decoding.fusion.nemo_archive import load_nemo_automaton
+from nemo_gpu_decoding.fusion.ngram_tree import (
+    SENTENCE_END,
+    SENTENCE_START,
+    UNKNOWN,
+    LabelledNGrams,
+    build_ngram_automaton,
+)
+from nemo_gpu_decoding.lm.arpa import read_arpa
+from nemo_gpu_decoding.vocabulary import Vocabulary
+
+# How the symbols of an ARPA file name tokens:
+#   nemo    chr(id + 100), what NeMo's LM scripts write
+#   ids     decimal token ids
+#   pieces  the pieces themselves; needs the vocabulary
+ENCODINGS = ("auto", "nemo", "ids", "pieces")
+_NEMO_OFFSET = 100
+_SPECIAL = {
+    "<unk>": UNKNOWN,
+    "<UNK>": UNKNOWN,
+    "<s>": SENTENCE_START,
+    "</s>": SENTENCE_END,
+}
+_NO_TOKEN = -100
+_SHOWN = 5  # unknown symbols listed in messages
+
+
+def load_ngram_lm(
+    path: str | PathLike[str],
+    vocab_size: int,
+    *,
+    vocabulary: Vocabulary | None = None,
+    encoding: str = "auto",
+    normalize_unk: bool = True,
+) -> BackoffAutomaton:
+    """Load an n-gram LM over the tokens of a model; scores are NeMo's to the bit.
+
+    Results are kept in a cache, keyed by the file's path, size and time of change.
+
+    Args:
+        path: NGPU-LM file (.nemo) or token-level ARPA file, plain or gzipped.
+        vocab_size: V, the number of tokens without the blank.
+        vocabulary: the model's tokens, needed for ARPA files that spell tokens as pieces.
+        encoding: how an ARPA file names tokens, one of `ENCODINGS`; "auto" tells by itself.
+        normalize_unk: divide the probability of <unk> among the tokens that an ARPA file does not list
+            (else each of them gets all of it, as in KenLM).
+
+    Raises:
+        ValueError: the file is damaged, of another kind (word-level ARPA, KenLM binary) or made for
+            another vocabulary; the encoding is unknown or cannot be told.
+        FileNotFoundError: there is no such file.
+    """
+    if vocab_size < 1:
+        raise ValueError(f"vocab_size is {vocab_size}, expected at least 1")
+    if encoding not in ENCODINGS:
+        raise ValueError(f"encoding is {encoding!r}, expected one of {', '.join(ENCODINGS)}")
+    if encoding == "pieces" and vocabulary is None:
+        raise ValueError("encoding is 'pieces' but vocabulary is None, expected the model's vocabulary")
+    if vocabulary is not None and len(vocabulary) != vocab_size:
+        raise ValueError(f"vocabulary has {len(vocabulary)} pieces, expected vocab_size {vocab_size}")
+    pieces = vocabulary.pieces if vocabulary else None
+    key = ("ngram", file_key(path), vocab_size, pieces, encoding, normalize_unk)
+    return cached(key, partial(_load, Path(path), vocab_size, pieces, encoding, normalize_unk))
+
+
+def _load(
+    path: Path, vocab_size: int, pieces: tuple[str, ...] | None, encoding: str, normalize_unk: bool
+) -> BackoffAutomaton:
+    if path.suffix == ".nemo" or tarfile.is_tarfile(path):
+        return load_nemo_automaton(path, vocab_size, with_final_weights=True)
+    arpa = read_arpa(path)
+    labels = _labels(path, arpa.symbols, vocab_size, pieces, encoding)
+    orders = [LabelledNGrams(labels[o.symbols], o.log10_probs, o.log10_backoffs) for o in arpa.orders]
+    return build_ngram_automaton(orders, vocab_size, normalize_unk=normalize_unk, name=str(path))
+
+
+def _labels(
+    path: Path,
+    symbols: Sequence[str],
+    vocab_size: int,
+    pieces: tuple[str, ...] | None,
+    encoding: str,
+) -> np.ndarray:
+    """The label of each symbol: a token id or one of the special symbols. [len(symbols)] int64"""
+    readers = _symbol_readers(pieces)
+    if encoding != "auto":
+        readers = {encoding: readers[encoding]}
+    readings = {
+        name: np.array([_SPECIAL[s] if s in _SPECIAL else read(s) for s in symbols])
+        for name, read in readers.items()
+    }
+    fitting = [name for name, ids in readings.items() if _fits(ids, vocab_size)]
+    if len(fitting) > 1:
+        raise ValueError(f"{path}: its tokens may be read as {' or '.join(fitting)}; give encoding")
+    if not fitting:
+        raise ValueError(_misfit(path, symbols, readings, vocab_size))
+    return readings[fitting[0]]
+
+
+def _symbol_readers(pieces: tuple[str, ...] | None) -> dict[str, Callable[[str], int]]:
+    """Per encoding, what gives the token id of a symbol, or _NO_TOKEN."""
+    readers: dict[str, Callable[[str], int]] = {"nemo": _read_nemo, "ids": _read_decimal}
+    if pieces is not None:
+        ids = {piece: i for i, piece in reversed(list(enumerate(pieces)))}
+        readers["pieces"] = lambda symbol: ids.get(symbol, _NO_TOKEN)
+    return readers
+
+
+def _read_nemo(symbol: str) -> int:
+    return ord(symbol) - _NEMO_OFFSET if len(symbol) == 1 and ord(symbol) >= _NEMO_OFFSET else _NO_TOKEN
+
+
+def _read_decimal(symbol: str) -> int:
+    return int(symbol) if symbol.isascii() and symbol.isdigit() else _NO_TOKEN
+
+
+def _fits(ids: np.ndarray, vocab_size: int) -> bool:
+    return bool(((ids != _NO_TOKEN) & (ids < vocab_size)).all())
+
+
+def _misfit(path: Path, symbols: Sequence[str], readings: dict[str, np.ndarray], vocab_size: int) -> str:
+    """Why no encoding fits: tokens of another model, or words."""
+    for name, ids in readings.items():
+        if name != "pieces" and (ids != _NO_TOKEN).all():
+            return (
+                f"{path} has token ids up to {ids.max()} (as {name}), expected 0 .. {vocab_size - 1}: "
+                "it belongs to another tokenizer"
+            )
+    unknown = {name: np.flatnonzero(ids == _NO_TOKEN) for name, ids in readings.items()}
+    closest = min(unknown, key=lambda name: len(unknown[name]))
+    examples = ", ".join([repr(symbols[i]) for i in unknown[closest][:_SHOWN]])
+    if len(unknown[closest]) > _SHOWN:
+        examples += ", ..."
+    return (
+        f"{path}: {len(unknown[closest])} of {len(symbols)} symbols are no tokens of the model "
+        f"({examples}; tried as {', '.join(unknown)}). "
+        "If this is a word-level LM, decode with strategy cuda_wfst; flexctc_beam, alsd_pp and aes_pp "
+        "need an LM over the model's tokens"
+    )

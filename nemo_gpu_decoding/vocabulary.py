@@ -1,0 +1,305 @@
+"""From token ids to text and words, and from text to the token sequences that may stand for it."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from os import PathLike, fspath
+from typing import Any, NamedTuple
+
+KINDS = ("bpe", "wpe", "char")
+WORD_START = "▁"  # U+2581, SentencePiece's mark of the beginning of a word
+CONTINUATION = "##"  # WordPiece's mark of a piece inside a word
+_UNKNOWN = ("<unk>", "[UNK]")
+_SHOWN_OTHERWISE = {"<unk>": f"{WORD_START}⁇{WORD_START}"} | dict.fromkeys(
+    ("<s>", "</s>", "<pad>", "[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"), ""
+)
+_CONTROL = re.compile(r"<[^<>]+>|\[[A-Z]+\]")  # <s>, <pad>, [CLS]: stand for no text
+_BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's byte fallback
+
+Segmentation = list[int]
+
+
+class WordSpan(NamedTuple):
+    """A word and the tokens [first_token, end_token) that spell it."""
+
+    word: str
+    first_token: int
+    end_token: int
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The V text pieces of a model, id = position, without the blank.
+
+    `kind` says how pieces join: "bpe" (SentencePiece: '▁' begins a word), "wpe" (WordPiece: '##'
+    continues one) or "char" (characters, ' ' between words).
+
+    Raises:
+        ValueError: no pieces, or an unknown kind.
+    """
+
+    pieces: tuple[str, ...]
+    kind: str
+    # The model's own tokenizer. Without it text is cut into as few pieces as possible.
+    encode: Callable[[str], list[int]] | None = field(default=None, hash=False)
+    # For aggregate tokenizers: one tokenizer per language, whose ids are those of `pieces`.
+    encode_by_language: Mapping[str, Callable[[str], list[int]]] | None = field(default=None, hash=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pieces", tuple(self.pieces))
+        if not self.pieces:
+            raise ValueError("pieces is empty, expected one text per token")
+        if self.kind not in KINDS:
+            raise ValueError(f"kind is {self.kind!r}, expected one of {', '.join(KINDS)}")
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def __repr__(self) -> str:
+        return f"Vocabulary({len(self)} {self.kind} pieces)"
+
+    @classmethod
+    def from_pieces(
+        cls,
+        pieces: Sequence[str],
+        kind: str | None = None,
+        encode: Callable[[str], list[int]] | None = None,
+    ) -> Vocabulary:
+        """From the pieces alone; the kind is told from their marks unless given."""
+        return cls(tuple(pieces), kind or _guess_kind(pieces), encode)
+
+    @classmethod
+    def from_sentencepiece(cls, model: str | PathLike[str] | Any) -> Vocabulary:
+        """From a SentencePiece model file or a loaded `SentencePieceProcessor`."""
+        if isinstance(model, (str, PathLike)):
+            from sentencepiece import SentencePieceProcessor
+
+            model = SentencePieceProcessor(model_file=fspath(model))
+        pieces = tuple(model.id_to_piece(i) for i in range(model.get_piece_size()))
+        return cls(pieces, "bpe", model.encode_as_ids)
+
+    # -- ids to text -----------------------------------------------------------------------------
+
+    def text(self, ids: Sequence[int]) -> str:
+        """The text that the tokens spell, as the model's tokenizer would put it."""
+        if self.kind == "char":
+            return "".join(self._shown(i) for i in ids)
+        joined = "".join(self._shown(i) for i in _merge_bytes(self.pieces, ids))
+        if self.kind == "wpe" or (len(ids) and self.pieces[ids[0]] not in _UNKNOWN):
+            joined = joined.lstrip(WORD_START)
+        return joined.replace(WORD_START, " ")
+
+    def words(self, ids: Sequence[int]) -> list[WordSpan]:
+        """The words that the tokens spell. A bare word mark goes with the word after it."""
+        spans: list[WordSpan] = []
+        marks = 0  # tokens before the word that spell nothing
+        for begin, end in self._word_ranges(ids):
+            word = self.text(ids[begin:end]).strip(" ")
+            if word:
+                spans.append(WordSpan(word, begin - marks, end))
+            marks = 0 if word or self.kind == "char" else marks + end - begin
+        return spans
+
+    def _word_ranges(self, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Where words begin and end; some may be empty or a bare word mark."""
+        if self.kind == "char":
+            separators = [n for n, i in enumerate(ids) if self.pieces[i] == " "]
+            return zip([0, *(n + 1 for n in separators)], [*separators, len(ids)], strict=True)
+        starts = [n for n, i in enumerate(ids) if n and self._starts_word(i)]
+        return zip([0, *starts], [*starts, len(ids)], strict=True)
+
+    def _shown(self, piece: int | str) -> str:
+        """What a piece adds to the text; '▁' stands for the space before a word."""
+        text = piece if isinstance(piece, str) else self.pieces[piece]
+        if self.kind != "char" and text in _SHOWN_OTHERWISE:
+            return _SHOWN_OTHERWISE[text]
+        if self.kind == "wpe":
+            return text[len(CONTINUATION) :] if _continues(text) else WORD_START + text
+        return text
+
+    def _starts_word(self, i: int) -> bool:
+        piece = self.pieces[i]
+        if self.kind == "bpe":
+            return piece.startswith(WORD_START)
+        return not _continues(piece)
+
+    # -- text to ids -----------------------------------------------------------------------------
+
+    def tokenize(self, text: str, language: str | None = None) -> Segmentation:
+        """The canonical tokens of a text: the model's tokenizer's, else the fewest pieces.
+
+        `language` selects the tokenizer of an aggregate; other vocabularies have but one.
+
+        Raises:
+            ValueError: no piece covers some character, or the aggregate has no such language.
+        """
+        words = " ".join(text.split())
+        if not words:
+            raise ValueError("text is empty, expected at least one word")
+        encode = self._encoder(language)
+        ids = (
+            [int(i) for i in encode(words)] if encode else next(iter(self._fewest_pieces(words, 1)), [])
+        )
+        bad_id = next((i for i in ids if not 0 <= i < len(self.pieces)), None)
+        if bad_id is not None:
+            raise ValueError(
+                f"the tokenizer gave id {bad_id} for {text!r}, expected 0 .. {len(self) - 1}"
+            )
+        if uncovered := self._uncovered(words, ids):
+            raise ValueError(f"phrase {text!r} has the character {uncovered!r}, which no piece covers")
+        return ids
+
+    def segmentations(
+        self, text: str, limit: int = 1, ignore_case: bool = False, language: str | None = None
+    ) -> list[Segmentation]:
+        """Token sequences that spell `text`: the canonical one, then others, fewest pieces first.
+
+        Ties go to the sequence whose earlier pieces are longer. With `ignore_case` the spellings as
+        written, in lower case, in upper case and with capital initials are taken, as far as pieces
+        cover them: up to `limit` sequences of each, the canonical ones of all spellings first.
+
+        Raises:
+            ValueError: limit < 1; no piece covers some character of any spelling; limit > 1 for an
+                aggregate, where pieces of another language would creep in.
+        """
+        if limit < 1:
+            raise ValueError(f"limit is {limit}, expected at least 1")
+        if limit > 1 and self.encode_by_language:
+            raise ValueError("several segmentations cannot be had from an aggregate tokenizer")
+        canonical, spellings = [], []
+        uncovered: ValueError | None = None
+        for spelling in _spellings(text) if ignore_case else [text]:
+            try:
+                canonical.append(self.tokenize(spelling, language))
+                spellings.append(spelling)
+            except ValueError as error:
+                uncovered = uncovered or error
+        if not canonical:
+            assert uncovered is not None
+            raise uncovered
+        found = dict.fromkeys(map(tuple, canonical))
+        for spelling, first in zip(spellings, canonical, strict=True):
+            own = {tuple(first)}
+            candidates = self._fewest_pieces(" ".join(spelling.split()), limit) if limit > 1 else []
+            for ids in map(tuple, candidates):
+                if len(own) < limit:
+                    own.add(ids)
+                    found.setdefault(ids)
+        return [list(ids) for ids in found]
+
+    def _encoder(self, language: str | None) -> Callable[[str], list[int]] | None:
+        if not self.encode_by_language:
+            return self.encode
+        if language is None or language not in self.encode_by_language:
+            known = ", ".join(sorted(self.encode_by_language))
+            raise ValueError(f"language is {language!r}, expected one of {known}")
+        return self.encode_by_language[language]
+
+    def _uncovered(self, text: str, ids: Segmentation) -> str | None:
+        """The first character of the text that the ids leave out, if any."""
+        if not ids or any(self.pieces[i] in _UNKNOWN for i in ids):
+            missing = text
+        elif self.kind == "char":
+            # tokenizers of characters leave out what they do not know without a word
+            left_out = Counter(_basic(text)) - Counter(_basic(self.text(ids)))
+            missing = "".join(c for c in text if any(form in left_out for form in _basic(c)))
+        else:
+            missing = ""
+        unknown = (c for c in missing if not set(unicodedata.normalize("NFKC", c)) <= self._alphabet)
+        return next(unknown, missing[:1] or None)
+
+    @cached_property
+    def _alphabet(self) -> frozenset[str]:
+        return frozenset("".join(self._surfaces)) | {" "}
+
+    @cached_property
+    def _surfaces(self) -> dict[str, int]:
+        """The text that each piece matches, '▁' before words; of equal pieces the first counts."""
+        surfaces: dict[str, int] = {}
+        for i, piece in enumerate(self.pieces):
+            if piece and (len(piece) == 1 or not _CONTROL.fullmatch(piece)):
+                surfaces.setdefault(self._shown(i), i)
+        return surfaces
+
+    @cached_property
+    def _longest_piece(self) -> int:
+        return max(map(len, self._surfaces), default=0)
+
+    def _fewest_pieces(self, text: str, limit: int) -> list[Segmentation]:
+        """The `limit` segmentations with the fewest pieces, by dynamic programming from the end.
+
+        best[i] holds those of text[i:] as (length, (id, rest)), best first; `rest` is such a pair again
+        or (), so that segmentations share their tails.
+        """
+        surface = text if self.kind == "char" else WORD_START + text.replace(" ", WORD_START)
+        find = self._surfaces.get
+        best: list[list[tuple[int, tuple]]] = [[] for _ in surface] + [[(0, ())]]
+        for begin in range(len(surface) - 1, -1, -1):
+            candidates = []
+            for end in range(min(len(surface), begin + self._longest_piece), begin, -1):
+                if best[end] and (i := find(surface[begin:end])) is not None:
+                    candidates += [(length + 1, (i, rest)) for length, rest in best[end]]
+            # stable: among equal lengths the longer first piece, which came first, stays first
+            candidates.sort(key=_length)
+            best[begin] = candidates[:limit]
+        return [list(_unlink(chain)) for _, chain in best[0]]
+
+
+def _basic(text: str) -> str:
+    """Letters without case, accents and white space: what a tokenizer's clean-up leaves alone."""
+    decomposed = unicodedata.normalize("NFKD", text).casefold()
+    return "".join(c for c in decomposed if not c.isspace() and not unicodedata.combining(c))
+
+
+def _length(candidate: tuple[int, tuple]) -> int:
+    return candidate[0]
+
+
+def _unlink(chain: tuple) -> Iterator[int]:
+    while chain:
+        i, chain = chain
+        yield i
+
+
+def _spellings(text: str) -> list[str]:
+    capitalized = " ".join(word[:1].upper() + word[1:].lower() for word in text.split())
+    return list(dict.fromkeys([text, text.lower(), text.upper(), capitalized]))
+
+
+def _continues(piece: str) -> bool:
+    return piece.startswith(CONTINUATION) and len(piece) > len(CONTINUATION)
+
+
+def _guess_kind(pieces: Sequence[str]) -> str:
+    texts = [piece for piece in pieces if len(piece) == 1 or not _CONTROL.fullmatch(piece)]
+    if any(piece.startswith(WORD_START) for piece in texts):
+        return "bpe"
+    if any(map(_continues, texts)):
+        return "wpe"
+    if all(len(piece) == 1 for piece in texts):
+        return "char"
+    raise ValueError(
+        f"pieces have neither {WORD_START!r} nor {CONTINUATION!r} marks and are no single characters; "
+        f"give kind, one of {', '.join(KINDS)}"
+    )
+
+
+def _merge_bytes(pieces: Sequence[str], ids: Sequence[int]) -> Iterator[int | str]:
+    """Replace runs of byte pieces (<0xE2>, <0x82>, <0xAC>) by the characters that they encode."""
+    run = bytearray()
+    for i in ids:
+        byte = _BYTE.fullmatch(pieces[i])
+        if byte:
+            run.append(int(byte[1], 16))
+            continue
+        if run:
+            yield run.decode("utf-8", "replace")
+            run.clear()
+        yield i
+    if run:
+        yield run.decode("utf-8", "replace")

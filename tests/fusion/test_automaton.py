@@ -1,0 +1,77 @@
+"""The automaton layout: the example of the module, and what its checks refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
+from nemo_gpu_decoding.fusion.lookup import lookup
+
+A, B = 0, 1
+EXAMPLE = {  # p(a) p(b) p(b|a) over {a, b}, states root, start, "a", "b"
+    "vocab_size": 2,
+    "start_state": 1,
+    "arc_begin": [0, 2, 2, 3],
+    "arc_end": [2, 2, 3, 3],
+    "backoff_to": [0, 0, 0, 0],
+    "backoff_weights": [0.0, -0.25, -0.5, -0.125],
+    "final_weights": [-1.0, -2.0, -3.0, -4.0],
+    "arc_labels": [A, B, B],
+    "arc_weights": [-1.0, -2.0, -0.75],
+    "arc_targets": [2, 3, 3],
+}
+
+
+def make(**changes):
+    columns = {k: np.array(v) if isinstance(v, list) else v for k, v in (EXAMPLE | changes).items()}
+    return BackoffAutomaton.from_arrays(**columns, name="example")
+
+
+def test_the_example_of_the_module():
+    example = make()
+    assert example.score([A, B]) == (-0.25 - 1.0) + -0.75 - 4.0
+    assert example.score([B, A], final=False) == (-0.25 - 2.0) + (-0.125 - 1.0)
+    assert example.arrays.states["upper_bound"] == pytest.approx([-1.0, -1.25, -0.75, -1.125], abs=1e-4)
+
+
+def test_compiled_look_up_equals_the_readable_one():
+    sparse_root = {
+        "arc_end": [1, 2, 3, 3],
+        "arc_begin": [0, 2, 2, 3],
+        "backoff_weights": [0.5, -0.25, 0, 1],
+    }
+    for automaton in (make(), make(**sparse_root), empty_automaton(2)):
+        for state in range(automaton.num_states):
+            for label in (A, B):
+                assert lookup(automaton.arrays, 2, state, label) == automaton.advance(state, label)
+
+
+def test_fingerprint_is_of_the_content():
+    assert make().fingerprint == make().fingerprint
+    assert make(arc_weights=[-1.0, -2.0, -0.5]).fingerprint != make().fingerprint
+    assert make(start_state=0).fingerprint != make().fingerprint
+
+
+def test_empty_automaton_gives_nothing():
+    assert empty_automaton(5).score([0, 4, 2]) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"start_state": 4}, r"start_state is 4, expected 0 \.\. 3"),
+        ({"arc_targets": [2, 3]}, "arc_targets has 2 entries, expected 3"),
+        ({"arc_targets": [2, 3, 4]}, r"arc_targets holds 4, expected 0 \.\. 3"),
+        ({"arc_labels": [A, 2, B]}, r"arc_labels holds 2, expected 0 \.\. 1"),
+        ({"arc_labels": [B, A, B]}, r"arc 1 \(label 0\) breaks the order"),
+        ({"arc_labels": [A, A, B]}, r"arc 1 \(label 0\) breaks the order"),
+        ({"arc_end": [2, 1, 3, 3]}, "arc_end is before its arc_begin"),
+        ({"backoff_to": [0, 2, 1, 0]}, "the back-off arcs from state 1 form a cycle"),
+        ({"arc_weights": [np.nan, -2.0, -0.75]}, r"arc_weights holds NaN or \+inf"),
+        ({"final_weights": [np.inf, 0, 0, 0]}, r"final_weights holds NaN or \+inf"),
+    ],
+)
+def test_contradictions_are_refused(changes, message):
+    with pytest.raises(ValueError, match=f"example: .*{message}"):
+        make(**changes)

@@ -1,0 +1,306 @@
+"""Phrase boosting: what the options mean, what is refused."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import pytest
+
+from nemo_gpu_decoding.fusion import cache
+from nemo_gpu_decoding.fusion.boosting import (
+    BoostingConfig,
+    Phrase,
+    build_boosting_tree,
+    load_boosting_tree,
+    read_phrases,
+)
+from nemo_gpu_decoding.vocabulary import Vocabulary
+from tests.assets import ASSETS
+from tests.fusion.test_ngram import write_nemo
+from tests.oracles.phrases import phrase_bonus
+
+VOCABULARY = Vocabulary.from_pieces(("<unk>", "▁", *"abcdeABC", "▁ab", "▁abc", "bc"))
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache():
+    cache.clear()
+
+
+def score(tree, text, **options):
+    return tree.score(VOCABULARY.tokenize(text), **options)
+
+
+def spelled(*pieces):
+    return [VOCABULARY.pieces.index(piece) for piece in pieces]
+
+
+def test_a_phrase_earns_the_bonus_of_nemos_formula():
+    tree = build_boosting_tree(["abc de"], VOCABULARY)
+    assert score(tree, "abc de") == pytest.approx(phrase_bonus(4))
+    assert score(tree, "abc d") == pytest.approx(0)
+    assert score(tree, "abc d", final=False) == pytest.approx(phrase_bonus(3))
+
+
+def test_context_score_and_depth_scaling():
+    config = BoostingConfig(context_score=0.5, depth_scaling=3.0)
+    tree = build_boosting_tree(["abc de"], VOCABULARY, config)
+    assert score(tree, "abc de") == pytest.approx(phrase_bonus(4, 0.5, 3.0))
+
+
+def test_uniform_weights_pay_every_token_alike():
+    tree = build_boosting_tree(["abc de"], VOCABULARY, BoostingConfig(uniform_weights=True))
+    assert score(tree, "abc de") == pytest.approx(4.0)
+
+
+def test_score_per_phrase_is_divided_by_the_characters():
+    tree = build_boosting_tree(["abc de"], VOCABULARY, BoostingConfig(score_per_phrase=12.0))
+    assert score(tree, "abc de") == pytest.approx(phrase_bonus(4, 2.0))
+
+
+def test_unk_score_is_paid_outside_phrases_only():
+    tree = build_boosting_tree(["ab de"], VOCABULARY, BoostingConfig(unk_score=-0.5))
+    assert score(tree, "ab de") == pytest.approx(phrase_bonus(4))
+    assert score(tree, "ab de c") == pytest.approx(phrase_bonus(4) - 2 * 0.5)  # '▁' and 'c'
+
+
+def test_phrase_weights_multiply_the_bonus_whatever_else_is_listed():
+    phrases = [Phrase("abc", weight=0.5), Phrase("abc de", weight=3.0), "de"]
+    tree = build_boosting_tree(phrases, VOCABULARY)
+    assert score(tree, "abc") == pytest.approx(0.5 * phrase_bonus(1))
+    assert score(tree, "de") == pytest.approx(phrase_bonus(3))
+    # "de" occurs inside as well
+    assert score(tree, "abc de") == pytest.approx(3.0 * phrase_bonus(4) + phrase_bonus(3))
+
+
+def test_all_segmentations_earn_what_the_canonical_one_earns():
+    tree = build_boosting_tree(["abc"], VOCABULARY, BoostingConfig(segmentations=4))
+    for pieces in (["▁abc"], ["▁ab", "c"], ["▁", "a", "bc"]):
+        assert tree.score(spelled(*pieces)) == pytest.approx(phrase_bonus(1))
+    one = build_boosting_tree(["abc"], VOCABULARY)
+    assert one.score(spelled("▁ab", "c")) == 0
+
+
+def test_bpe_dropout_means_as_many_segmentations():
+    by_dropout = BoostingConfig(use_bpe_dropout=True, num_of_transcriptions=3)
+    assert (
+        build_boosting_tree(["abc de"], VOCABULARY, by_dropout).fingerprint
+        == build_boosting_tree(["abc de"], VOCABULARY, BoostingConfig(segmentations=3)).fingerprint
+    )
+
+
+def test_ignore_case_boosts_other_spellings():
+    strict = build_boosting_tree(["ABC"], VOCABULARY)
+    tolerant = build_boosting_tree(["ABC"], VOCABULARY, BoostingConfig(ignore_case=True))
+    assert score(strict, "abc") == 0
+    for text in ("ABC", "abc", "Abc"):
+        assert score(tolerant, text) == pytest.approx(phrase_bonus(4))
+
+
+def test_the_root_lists_only_first_tokens():
+    tree = build_boosting_tree(["abc", "de"], VOCABULARY)
+    root = tree.arrays.states[tree.start_state]
+    assert root["arc_end"] - root["arc_begin"] == 2
+
+
+def test_phrases_are_found_inside_words_as_in_nemo():
+    tree = build_boosting_tree(["ab"], VOCABULARY)
+    assert tree.score(spelled("▁ab", "e")) == pytest.approx(phrase_bonus(1))
+
+
+@pytest.mark.slow
+def test_20000_phrases_cost_no_more_nodes_than_tokens():
+    draw = random.Random(0)
+    phrases = {"".join(draw.choices("abcde", k=draw.randint(6, 14))) for _ in range(22_000)}
+    tree = build_boosting_tree(sorted(phrases)[:20_000], VOCABULARY)
+    assert tree.num_arcs == tree.num_states - 1 < 200_000
+
+
+# -- blank lines, duplicates, files ------------------------------------------------------------------
+
+
+def test_blank_and_duplicate_phrases_are_skipped_with_one_warning(caplog):
+    phrases = ["abc", "", "de", " abc ", "  ", Phrase("de", weight=2.0), Phrase("abc", weight=0.5)]
+    with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
+        tree = build_boosting_tree(phrases, VOCABULARY)
+    assert [record.getMessage() for record in caplog.records] == [
+        "phrase list: skipped 2 blank and 3 duplicate phrases"
+    ]
+    assert score(tree, "abc") == pytest.approx(phrase_bonus(1))
+    assert score(tree, "de") == pytest.approx(2 * phrase_bonus(3))  # the largest weight counts
+
+
+def test_phrase_file(tmp_path, caplog):
+    path = tmp_path / "phrases.txt"
+    path.write_text("\ufeffabc\r\n\nab  de\t2.5\nabc\n", encoding="utf-8")
+    with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
+        phrases = read_phrases(path)
+    assert phrases == [Phrase("abc"), Phrase("ab de", 2.5)]
+    assert len(caplog.records) == 1
+    assert "1 blank and 1 duplicate" in caplog.text
+    tree = load_boosting_tree(BoostingConfig(key_phrases_file=str(path)), VOCABULARY)
+    assert tree.name == str(path)
+    assert score(tree, "ab de") == pytest.approx(2.5 * phrase_bonus(4))
+
+
+def test_the_shipped_phrase_file_is_clean(caplog):
+    with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
+        assert len(read_phrases(ASSETS / "phrases.txt")) == 34
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"abc\nde\tmuch\n", "line 2: .*'much'.*expected 'phrase<tab>weight'"),
+        (b"abc\t-1\n", "line 1: weight of phrase 'abc' is -1.0"),
+        (b"abc\tnan\n", "line 1: weight of phrase 'abc' is nan"),
+        (b"\n\n", "has no phrases"),
+        (b"", "has no phrases"),
+        (b"\xff\xfe", "not a UTF-8 text file"),
+    ],
+)
+def test_bad_phrase_files(tmp_path, content, message):
+    path = tmp_path / "phrases.txt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as error:
+        read_phrases(path)
+    assert str(path) in str(error.value)
+
+
+def test_changed_phrase_file_is_read_again(tmp_path):
+    path = tmp_path / "phrases.txt"
+    config = BoostingConfig(key_phrases_file=str(path))
+    path.write_text("abc\n")
+    first = load_boosting_tree(config, VOCABULARY)
+    assert load_boosting_tree(config, VOCABULARY) is first
+    path.write_text("abc\nde\n")
+    assert load_boosting_tree(config, VOCABULARY).num_states > first.num_states
+
+
+def test_phrase_lists_of_all_forms():
+    class PhraseItem:  # as NeMo's
+        def __init__(self, phrase, lang):
+            self.phrase, self.lang = phrase, lang
+
+    config = BoostingConfig(
+        key_phrases_list=["abc"],
+        key_phrase_items_list=[PhraseItem("de", "en"), {"phrase": "ab", "lang": "en", "weight": 2.0}],
+    )
+    tree = load_boosting_tree(config, VOCABULARY)
+    assert score(tree, "ab") == pytest.approx(2 * phrase_bonus(1))
+    assert score(tree, "de") == pytest.approx(phrase_bonus(3))
+    assert load_boosting_tree(config, VOCABULARY) is tree
+
+
+def test_languages_select_the_tokenizer_of_an_aggregate():
+    vocabulary = Vocabulary(
+        VOCABULARY.pieces,
+        "bpe",
+        encode_by_language={"en": lambda text: spelled("▁ab"), "es": lambda text: spelled("▁abc")},
+    )
+    tree = build_boosting_tree(["x", Phrase("x", lang="es", weight=2.0)], vocabulary)
+    assert tree.score(spelled("▁ab")) == pytest.approx(1.0)
+    assert tree.score(spelled("▁abc")) == pytest.approx(2.0)
+    spanish = build_boosting_tree(["x"], vocabulary, BoostingConfig(source_lang="es"))
+    assert spanish.score(spelled("▁ab")) == 0
+
+
+def test_nemo_boosting_tree_files_load_without_their_end_of_sentence_bonus(tmp_path):
+    import torch
+
+    tensors = {
+        "arcs_weights": torch.tensor([1.0, 0.0, 2.5, 0, 0]),
+        "ilabels": torch.tensor([0, 1, 1, 0, 0], dtype=torch.int32),
+        "to_states": torch.tensor([1, 0, 2, 0, 0], dtype=torch.int32),
+        "start_end_arcs": torch.tensor([[0, 2], [2, 3], [0, 0]], dtype=torch.int32),
+        "backoff_to_states": torch.zeros(3, dtype=torch.int32),
+        "backoff_weights": torch.tensor([0.0, -1.0, 0.0]),
+        "final_weights": torch.tensor([0.0, 0.0, 1.0]),
+    }
+    config = {"vocab_size": 2, "num_arcs": 3, "separate_bos_state": False}
+    path = write_nemo(tmp_path / "tree.nemo", config, tensors)
+    tree = load_boosting_tree(BoostingConfig(model_path=str(path)), Vocabulary(("a", "b"), "char"))
+    assert tree.start_state == 0
+    assert tree.score([0, 1]) == 3.5
+    assert tree.score([0, 0]) == 1.0
+
+
+# -- what is refused ---------------------------------------------------------------------------------
+
+
+def test_phrases_that_cannot_be_spelled_are_named():
+    with pytest.raises(ValueError, match="phrase 'axe' has the character 'x', which no piece covers"):
+        build_boosting_tree(["abc", "axe"], VOCABULARY)
+    with pytest.raises(ValueError, match=r"'x', .*'y', .*'z', .*; and 1 more"):
+        build_boosting_tree(["ax", "ay", "az", "aw", "abc"], VOCABULARY)
+
+
+@pytest.mark.parametrize("phrases", [[], ["", " "]])
+def test_no_phrases(phrases):
+    with pytest.raises(ValueError, match="has no phrases"):
+        build_boosting_tree(phrases, VOCABULARY)
+
+
+def test_a_string_is_no_list():
+    with pytest.raises(ValueError, match="phrases is a string"):
+        build_boosting_tree("abc", VOCABULARY)
+    with pytest.raises(ValueError, match="key_phrases_list is a string"):
+        BoostingConfig(key_phrases_list="abc")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "no phrases: set model_path"),
+        ({"key_phrases_file": "f", "key_phrases_list": ["a"]}, "key_phrases_file and key_phrases_list"),
+        ({"model_path": "m", "key_phrases_file": "f"}, "model_path and key_phrases_file"),
+    ],
+)
+def test_one_source_of_phrases(options, message):
+    config = BoostingConfig(**options)
+    assert config.is_empty == (not options)
+    with pytest.raises(ValueError, match=message):
+        load_boosting_tree(config, VOCABULARY)
+
+
+def test_phrases_in_the_config_and_in_the_call():
+    with pytest.raises(ValueError, match="config has key_phrases_list besides the phrases given"):
+        build_boosting_tree(["abc"], VOCABULARY, BoostingConfig(key_phrases_list=["de"]))
+
+
+def test_missing_files(tmp_path):
+    for config in (
+        BoostingConfig(model_path=str(tmp_path / "none.nemo")),
+        BoostingConfig(key_phrases_file=str(tmp_path / "none.txt")),
+    ):
+        with pytest.raises(FileNotFoundError):
+            load_boosting_tree(config, VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"context_score": -1.0}, "context_score is -1.0, expected a finite number >= 0"),
+        ({"depth_scaling": float("nan")}, "depth_scaling is nan"),
+        ({"score_per_phrase": float("inf")}, "score_per_phrase is inf"),
+        ({"unk_score": float("inf")}, "unk_score is inf"),
+        ({"segmentations": 0}, "segmentations is 0, expected at least 1"),
+        ({"use_bpe_dropout": True, "num_of_transcriptions": 0}, "num_of_transcriptions is 0"),
+        ({"refund": "half"}, "refund is 'half', expected one of full, nemo"),
+        ({"final_eos_score": 2.0}, "final_eos_score is 2.0, which has no effect"),
+        ({"bpe_alpha": 0.1}, "bpe_alpha is 0.1, which has no effect"),
+        ({"num_of_transcriptions": 9}, "num_of_transcriptions is 9, .* use_bpe_dropout is False"),
+        ({"key_phrase_items_list": [{"text": "abc"}]}, "expected the keys phrase, lang and weight"),
+    ],
+)
+def test_options_that_mean_nothing(options, message):
+    with pytest.raises(ValueError, match=message):
+        BoostingConfig(**options)
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+def test_bad_weights(weight):
+    with pytest.raises(ValueError, match="weight of phrase 'abc'"):
+        Phrase("abc", weight)

@@ -1,0 +1,156 @@
+"""The boosting tree's weights against counting phrases by hand, and NeMo's faults one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemo_gpu_decoding.fusion.automaton import concatenate
+from nemo_gpu_decoding.fusion.lookup import lookup
+from nemo_gpu_decoding.fusion.phrase_tree import ScoredSequence, build_phrase_automaton, token_scores
+from tests.oracles.phrases import earned, phrase_bonus
+
+V = 4
+A, B, C, D = range(V)
+TOKENS = st.integers(0, V - 1)
+PHRASES = st.dictionaries(
+    st.lists(TOKENS, min_size=1, max_size=5).map(tuple),
+    st.floats(0, 4).map(lambda weight: round(weight, 2)),
+    min_size=1,
+    max_size=10,
+)
+TEXTS = st.lists(TOKENS, max_size=14)
+
+
+def sequences(weights):
+    return [
+        ScoredSequence(tokens, weight * token_scores(len(tokens), 1.0, 2.0, uniform=False), weight)
+        for tokens, weight in weights.items()
+    ]
+
+
+def build(phrases, refund="full", unk_score=0.0):
+    weights = phrases if isinstance(phrases, dict) else dict.fromkeys(phrases, 1.0)
+    return build_phrase_automaton(sequences(weights), V, refund=refund, unk_score=unk_score)
+
+
+def bonuses(phrases):
+    return {phrase: phrase_bonus(len(phrase)) for phrase in phrases}
+
+
+# -- properties --------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None)
+@given(PHRASES, TEXTS)
+def test_a_text_ends_with_exactly_what_its_phrases_earn(weights, text):
+    own = {phrase: weight * phrase_bonus(len(phrase)) for phrase, weight in weights.items()}
+    assert build(weights).score(text) == pytest.approx(earned(text, own), abs=1e-4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(PHRASES, TEXTS)
+def test_advances_never_leave_a_text_below_what_it_has_earned(weights, text):
+    """While an utterance runs, help for an unfinished phrase comes on top."""
+    own = {phrase: weight * phrase_bonus(len(phrase)) for phrase, weight in weights.items()}
+    assert build(weights).score(text, final=False) >= earned(text, own) - 1e-4
+
+
+def test_a_cheap_long_phrase_does_not_push_down_its_dear_prefix():
+    tree = build({(A, B): 10.0, (A, B, C): 0.1})
+    assert tree.score([A, B, C], final=False) == pytest.approx(10.0 * phrase_bonus(2))
+
+
+@settings(max_examples=50, deadline=None)
+@given(PHRASES, st.sampled_from(["full", "nemo"]), st.sampled_from([-1.0, 0.0, 0.5]))
+def test_upper_bounds_hold_for_every_state_and_label(weights, refund, unk_score):
+    tree = build(weights, refund, unk_score)
+    for state in range(tree.num_states):
+        best = max(tree.advance(state, label)[0] for label in range(V))
+        assert best <= tree.arrays.states["upper_bound"][state]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(PHRASES, min_size=1, max_size=3), TEXTS)
+def test_concatenated_trees_score_as_they_do_alone(lists, text):
+    trees = [build(weights) for weights in lists]
+    arrays, starts = concatenate(trees)
+    for tree, start in zip(trees, starts, strict=True):
+        state, own_state = int(start), tree.start_state
+        for label in text:
+            weight, state = lookup(arrays, V, state, label)
+            own_weight, own_state = tree.advance(own_state, label)
+            assert weight == np.float32(own_weight)
+            assert state - start == own_state - tree.start_state
+        assert arrays.states["final_weight"][state] == tree.arrays.states["final_weight"][own_state]
+
+
+# -- NeMo's faults, by name ----------------------------------------------------------------------------
+
+
+def test_fault_utterance_that_ends_inside_a_phrase_keeps_a_bonus():
+    phrases, text = [(A, B, C)], [D, A, B]
+    assert build(phrases, "nemo").score(text) == pytest.approx(phrase_bonus(2))
+    assert build(phrases).score(text) == pytest.approx(0)
+
+
+def test_fault_failing_in_a_longer_phrase_takes_back_its_completed_prefix():
+    phrases, text = [(A, B), (A, B, C, D)], [A, B, C, A]
+    assert build(phrases, "nemo").score(text, final=False) == pytest.approx(1.0)  # the last A alone
+    assert build(phrases).score(text) == pytest.approx(phrase_bonus(2))
+
+
+def test_fault_overlapping_phrase_takes_back_what_it_was_not_given():
+    phrases, text = [(A, B), (B, C, D)], [A, B, C, A]
+    # "A B" is kept, "B" was never paid, "C" was; both are taken back
+    nemo = build(phrases, "nemo").score(text, final=False)
+    assert nemo == pytest.approx(phrase_bonus(2) - 1.0 + 1.0)  # - the B never given, + the last A
+    assert build(phrases).score(text) == pytest.approx(phrase_bonus(2))
+
+
+def test_fault_overlapping_phrases_are_not_paid_in_full():
+    phrases, text = [(A, B), (B, C)], [A, B, C]
+    assert build(phrases, "nemo").score(text) == pytest.approx(phrase_bonus(2) + 2 + np.log(2))
+    assert build(phrases).score(text) == pytest.approx(2 * phrase_bonus(2))
+
+
+def test_fault_raised_shared_token_leaves_its_descendants_behind():
+    """The second phrase raises the shared A from 0.1 to 10; A B's sum in NeMo still has the old A, so
+    failing there leaves most of the 10."""
+    weights, text = {(A, B, C): 0.1, (A, D): 10.0}, [A, B, A]
+    nemo = build(weights, "nemo").score(text, final=False)
+    assert nemo > 10.0 + 5.0  # the last A's 10, and something for an unfinished phrase
+    assert build(weights).score(text) == pytest.approx(0)
+
+
+def test_phrase_inside_a_longer_one_that_fails_is_paid():
+    phrases = [(A, B, C, D), (B, C)]
+    assert build(phrases).score([A, B, C, A]) == pytest.approx(phrase_bonus(2))
+    assert build(phrases).score([A, B, C, D]) == pytest.approx(phrase_bonus(4) + phrase_bonus(2))
+
+
+def test_of_phrases_that_begin_together_the_best_counts():
+    assert build([(A,), (A, B), (A, B, C)]).score([A, B, C]) == pytest.approx(phrase_bonus(3))
+    weights = {(A,): 10.0, (A, B): 0.1}
+    assert build(weights).score([A, B]) == pytest.approx(10.0)
+
+
+def test_the_example_of_the_module():
+    ones = [
+        ScoredSequence(tokens, np.ones(len(tokens)), 1.0) for tokens in ([A, B], [B, C], [A, B, C, D])
+    ]
+    tree = build_phrase_automaton(ones, 5, name="example")
+    x = 4
+
+    def weights(text):
+        state, seen = tree.start_state, []
+        for label in text:
+            weight, state = tree.advance(state, label)
+            seen.append(weight)
+        return [*seen, tree.arrays.states["final_weight"][state]]
+
+    assert weights([A, B, x]) == [1, 1, 0, 0]
+    assert weights([A, B, C, x]) == [1, 1, 3, -1, 0]
+    assert weights([A]) == [1, -1]

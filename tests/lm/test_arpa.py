@@ -1,0 +1,164 @@
+"""The ARPA reader: what it accepts, what it says about files it cannot read."""
+
+from __future__ import annotations
+
+import gzip
+import re
+
+import numpy as np
+import pytest
+
+from nemo_gpu_decoding.lm import arpa as arpa_module
+from nemo_gpu_decoding.lm.arpa import ArpaReader, read_arpa
+from tests.oracles.ngram import arpa_text, random_table
+
+BIGRAM = r"""some text of the writer
+
+\data\
+ngram 1=4
+ngram 2=2
+
+\1-grams:
+-99 <s> -0.5
+-1.5 </s>
+-0.5 a -0.25
+-inf b
+
+\2-grams:
+-0.125 <s> a
+-0.25 a </s>
+
+\end\
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(text, name="lm.arpa"):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write_file
+
+
+@pytest.mark.parametrize("separator", ["\t", " "])
+def test_reads_what_srilm_writes(write, separator):
+    lm = read_arpa(write(BIGRAM.replace(" <s> -0.5", f"{separator}<s>{separator}-0.5")))
+    assert lm.symbols == ("<s>", "</s>", "a", "b")
+    assert lm.orders[0].log10_probs.tolist() == [-99, -1.5, -0.5, -np.inf]
+    assert lm.orders[0].log10_backoffs.tolist() == [-0.5, 0, -0.25, 0]
+    assert lm.orders[1].symbols.tolist() == [[0, 2], [2, 1]]
+    assert lm.orders[1].log10_probs.tolist() == [-0.125, -0.25]
+
+
+@pytest.mark.parametrize("block_bytes", [1, 20, 300, 1 << 22])
+@pytest.mark.parametrize("separator", ["\t", "  "])
+def test_any_block_size_and_separator_gives_the_same_ngrams(write, monkeypatch, block_bytes, separator):
+    table = random_table(["x", "y", "z"], order=3, keep=0.5, seed=1)
+    monkeypatch.setattr(arpa_module, "_BLOCK_BYTES", block_bytes)
+    lm = read_arpa(write(arpa_text(table, separator)))
+    read = {
+        tuple(lm.symbols[i] for i in ids): (prob, backoff)
+        for block in lm.orders
+        for ids, prob, backoff in zip(
+            block.symbols, block.log10_probs, block.log10_backoffs, strict=True
+        )
+    }
+    assert read == table
+
+
+def test_reads_gzip_whatever_the_name(write):
+    plain, zipped = read_arpa(write(BIGRAM)), read_arpa(write(gzip.compress(BIGRAM.encode()), "lm.txt"))
+    assert zipped.symbols == plain.symbols
+    assert (zipped.orders[1].symbols == plain.orders[1].symbols).all()
+
+
+def test_start_symbol_may_lack_its_probability(write):
+    lm = read_arpa(write(BIGRAM.replace("-99 <s> -0.5", "<s>\t-0.5")))
+    assert lm.orders[0].log10_probs[0] == -99
+    assert lm.orders[0].log10_backoffs[0] == -0.5
+    lm = read_arpa(write(BIGRAM.replace("-99 <s> -0.5", "<s>")))
+    assert lm.orders[0].log10_backoffs[0] == 0
+
+
+def test_blank_lines_and_windows_line_ends_do_no_harm(write):
+    text = BIGRAM.replace("-0.125 <s> a\n", "-0.125 <s> a\n\n \n").replace("\n", "\r\n")
+    assert len(read_arpa(write(text)).orders[1].symbols) == 2
+
+
+def test_unicode_white_space_is_a_symbol_like_any_other(write):
+    # NeMo writes token 33 as chr(133) and token 60 as chr(160)
+    lm = read_arpa(write(BIGRAM.replace(" a", " \x85").replace("-inf b", "-inf \xa0")))
+    assert lm.symbols == ("<s>", "</s>", "\x85", "\xa0")
+
+
+def test_blocks_are_streamed_and_symbols_known_from_the_second_order_on(write):
+    with ArpaReader(write(BIGRAM)) as arpa:
+        assert arpa.counts == {1: 4, 2: 2}
+        for block in arpa.blocks():
+            if block.order == 2:
+                assert arpa.symbols == ["<s>", "</s>", "a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("\\end\\\n", "", r"truncated: '\\end\\' is missing"),
+        ("\\end\\", "\\3-grams:", r"found '\\3-grams:', expected '\\end\\'"),
+        ("-0.25 a </s>\n\n\\end\\\n", "", r"line 14: truncated: the file ends after 1 of 2 2-grams"),
+        ("\\2-grams:\n-0.125 <s> a\n-0.25 a </s>\n\n\\end\\\n", "", "truncated: the file ends before"),
+        ("ngram 2=2", "ngram 2=3", "2 2-grams, but the header says 3"),
+        ("ngram 1=4", "ngram 1=3", "4 1-grams, but the header says 3"),
+        ("ngram 2=2", "ngram 3=2", r"orders \[1, 3\], expected 1, 2"),
+        ("ngram 2=2", "gram 2=2", "line 5: found 'gram 2=2', expected 'ngram <order>=<count>'"),
+        ("\\1-grams:", "\\2-grams:", r"line 7: found '\\2-grams:', expected '\\1-grams:'"),
+        ("-0.25 a </s>", "-0.25 a", "line 15: 2 fields, expected 3 or 4 in '-0.25 a'"),
+        ("-0.25 a </s>", "-0.25 a </s> -1 -1", "line 15: 5 fields, expected 3 or 4"),
+        ("-0.25 a </s>", "x a </s>", "line 15: 'x' is not a number"),
+        ("-0.25 a </s>", "nan a </s>", "line 15: 'nan' is not a log-probability"),
+        ("-0.5 a -0.25", "-0.5 a inf", "line 10: 'inf' is not a log-probability"),
+        ("-0.25 a </s>", "-0.25 c </s>", "line 15: 'c' is not among the 1-grams"),
+        ("-inf b", "-inf a", "line 11: the symbol is listed twice"),
+        (BIGRAM, "no header\n", r"is not an ARPA file: it has no line '\\data\\'"),
+        (BIGRAM, "\\data\\\nngram 1=1\n", "truncated: the file ends in the header"),
+    ],
+)
+def test_errors_say_what_is_wrong_and_where(write, old, new, message):
+    assert old in BIGRAM
+    path = write(BIGRAM.replace(old, new))
+    with pytest.raises(ValueError, match=message) as error:
+        read_arpa(path)
+    assert str(path) in str(error.value)
+
+
+def test_error_in_a_later_block_has_the_right_line(write, monkeypatch):
+    monkeypatch.setattr(arpa_module, "_BLOCK_BYTES", 10)
+    with pytest.raises(ValueError, match=re.escape("line 15: 'x' is not a number")):
+        read_arpa(write(BIGRAM.replace("-0.25 a </s>", "x a </s>")))
+
+
+def test_symbol_listed_twice_in_different_blocks(write, monkeypatch):
+    monkeypatch.setattr(arpa_module, "_BLOCK_BYTES", 1)
+    with pytest.raises(ValueError, match="listed twice"):
+        read_arpa(write(BIGRAM.replace("-inf b", "-inf a")))
+
+
+def test_symbol_that_is_not_utf8(write):
+    with pytest.raises(ValueError, match="line 11: the symbol is not UTF-8"):
+        read_arpa(write(BIGRAM.encode().replace(b"-inf b", b"-inf \xff")))
+
+
+def test_damaged_gzip(write):
+    with pytest.raises(ValueError, match="truncated or damaged gzip"):
+        read_arpa(write(gzip.compress(BIGRAM.encode())[:-20]))
+
+
+def test_kenlm_binary_is_recognised(write):
+    with pytest.raises(ValueError, match="KenLM binary; give the ARPA file"):
+        read_arpa(write(b"mmap lm http://kheafield.com/code format version 5\n\0 \0\0"))
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        read_arpa(tmp_path / "none.arpa")

@@ -1,0 +1,247 @@
+"""Tokens to text and words; text to tokens in one or in several ways."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from nemo_gpu_decoding.vocabulary import Vocabulary, WordSpan
+from tests.assets import sentencepiece_processor
+
+BPE = ("<unk>", "▁", "▁a", "▁ab", "a", "b", "c", "bc", "▁the", "N", "n", "▁N", "A", "▁A")
+WPE = ("[UNK]", "a", "ab", "##b", "##bc", "##c", "the", "##s")
+CHAR = (" ", "a", "b", "c", "'")
+
+
+@pytest.fixture(scope="module")
+def processor():
+    pytest.importorskip("sentencepiece")
+    return sentencepiece_processor()
+
+
+@pytest.fixture(scope="module")
+def vocabulary(processor):
+    return Vocabulary.from_sentencepiece(processor)
+
+
+def brute_force(vocabulary, text):
+    """All segmentations without any cleverness, in the order that is promised."""
+
+    def split(rest, is_first):
+        if not rest:
+            yield []
+        for end in range(len(rest), 0, -1):
+            piece = rest[:end]
+            if piece in vocabulary.pieces:
+                for tail in split(rest[end:], False):
+                    yield [vocabulary.pieces.index(piece), *tail]
+
+    return sorted(split("▁" + text.replace(" ", "▁"), True), key=len)
+
+
+# -- kinds -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("pieces", "kind"), [(BPE, "bpe"), (WPE, "wpe"), (CHAR, "char")])
+def test_kind_is_told_from_the_pieces(pieces, kind):
+    assert Vocabulary.from_pieces(pieces).kind == kind
+    assert len(Vocabulary.from_pieces(pieces)) == len(pieces)
+
+
+def test_kind_that_cannot_be_told():
+    with pytest.raises(ValueError, match="give kind, one of bpe, wpe, char"):
+        Vocabulary.from_pieces(["ab", "cd"])
+    assert Vocabulary.from_pieces(["ab", "cd"], kind="bpe").kind == "bpe"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "kind", "message"),
+    [((), "bpe", "pieces is empty"), (("a",), "spe", "kind is 'spe', expected one of bpe, wpe, char")],
+)
+def test_bad_arguments(pieces, kind, message):
+    with pytest.raises(ValueError, match=message):
+        Vocabulary(pieces, kind)
+
+
+# -- ids to text -------------------------------------------------------------------------------------
+
+
+def test_text_equals_sentencepiece(processor, vocabulary):
+    draw = random.Random(0)
+    for _ in range(2000):
+        ids = [draw.randrange(len(vocabulary)) for _ in range(draw.randrange(8))]
+        assert vocabulary.text(ids) == processor.decode(ids)
+
+
+def test_byte_pieces_join_to_characters():
+    vocabulary = Vocabulary(("▁a", "<0xC3>", "<0xA9>", "<0xFF>"), "bpe")
+    assert vocabulary.text([0, 1, 2, 0]) == "aé a"
+    assert vocabulary.text([0, 1]) == "a\ufffd"
+    assert vocabulary.text([3]) == "\ufffd"
+
+
+def test_text_of_word_pieces_and_characters():
+    wpe = Vocabulary(WPE, "wpe")
+    assert wpe.text([6, 2, 7, 1]) == "the abs a"
+    assert wpe.text([0, 1]) == "a"
+    assert wpe.text([3, 1]) == "b a"
+    assert Vocabulary(CHAR, "char").text([1, 0, 2, 4, 3]) == "a b'c"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "kind", "ids", "spans"),
+    [
+        (BPE, "bpe", [8, 3, 6, 5], [("the", 0, 1), ("abcb", 1, 4)]),
+        (BPE, "bpe", [1, 4, 1, 5, 6], [("a", 0, 2), ("bc", 2, 5)]),
+        (BPE, "bpe", [1, 2, 5], [("ab", 0, 3)]),  # a lone '▁' goes with what follows
+        (BPE, "bpe", [5, 2], [("b", 0, 1), ("a", 1, 2)]),
+        (BPE, "bpe", [2, 1], [("a", 0, 1)]),
+        (BPE, "bpe", [], []),
+        (WPE, "wpe", [6, 2, 7, 1], [("the", 0, 1), ("abs", 1, 3), ("a", 3, 4)]),
+        (WPE, "wpe", [5, 6], [("c", 0, 1), ("the", 1, 2)]),
+        (CHAR, "char", [1, 2, 0, 3], [("ab", 0, 2), ("c", 3, 4)]),
+        (CHAR, "char", [0, 0, 1, 0, 0, 0, 2, 4, 0], [("a", 2, 3), ("b'", 6, 8)]),
+    ],
+)
+def test_words(pieces, kind, ids, spans):
+    assert Vocabulary(pieces, kind).words(ids) == [WordSpan(*span) for span in spans]
+
+
+def test_words_join_to_the_text(vocabulary):
+    draw = random.Random(1)
+    for _ in range(500):
+        ids = [draw.randrange(1, len(vocabulary)) for _ in range(draw.randrange(12))]
+        spans = vocabulary.words(ids)
+        assert " ".join(span.word for span in spans) == " ".join(vocabulary.text(ids).split())
+        assert all(a.end_token <= b.first_token for a, b in itertools.pairwise(spans))
+
+
+# -- text to ids -------------------------------------------------------------------------------------
+
+
+def test_tokenize_is_the_tokenizers(processor, vocabulary):
+    assert vocabulary.tokenize("meet  the director ") == processor.encode("meet the director")
+
+
+def test_without_a_tokenizer_the_fewest_pieces_win():
+    assert Vocabulary(BPE, "bpe").tokenize("abc a") == [3, 6, 2]
+    assert Vocabulary(WPE, "wpe").tokenize("abc the") == [2, 5, 6]  # a tie with a ##bc
+    assert Vocabulary(CHAR, "char").tokenize("a b") == [1, 0, 2]
+
+
+@pytest.mark.parametrize("text", ["abc", "a bc", "abab cab", "the abc"])
+def test_segmentations_are_all_there_and_in_order(text):
+    vocabulary = Vocabulary(BPE, "bpe")
+    expected = brute_force(vocabulary, text)
+    assert vocabulary.segmentations(text, limit=1000) == expected
+    for limit in (1, 2, 3):
+        assert vocabulary.segmentations(text, limit=limit) == expected[:limit]
+
+
+def test_the_tokenizers_segmentation_comes_first_and_once():
+    vocabulary = Vocabulary(BPE, "bpe", encode=lambda text: [2, 5, 6])
+    assert vocabulary.segmentations("abc", limit=3) == [[2, 5, 6], [3, 6], [2, 7]]
+
+
+def test_every_segmentation_spells_the_text(vocabulary):
+    for text in ("doctor okonkwo", "schedule the budget"):
+        found = vocabulary.segmentations(text, limit=20)
+        assert len({tuple(ids) for ids in found}) == len(found) == 20
+        assert {vocabulary.text(ids) for ids in found} == {text}
+        assert found[0] == vocabulary.tokenize(text)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "text", "spellings"),
+    [
+        ("▁|n|v|i|d|a", "NVIDIA", {"nvidia"}),
+        ("▁|n|v|i|d|a|N|V|I|D|A", "nvidia", {"nvidia", "NVIDIA", "Nvidia"}),
+        ("▁|N|V|I|D|A", "nvidia", {"NVIDIA"}),
+        ("▁|e|w|y|o|r|k|N|Y", "new york", {"New York"}),
+        ("▁|i|P|h|o|n|e", "iPhone", {"iPhone"}),
+    ],
+)
+def test_ignore_case_takes_the_usual_spellings_that_pieces_cover(pieces, text, spellings):
+    vocabulary = Vocabulary.from_pieces(pieces.split("|"))
+    found = vocabulary.segmentations(text, ignore_case=True)
+    assert {vocabulary.text(ids) for ids in found} == spellings
+    assert len(found) == len(spellings)
+
+
+def test_ignore_case_and_a_tokenizer_that_says_unknown(vocabulary, processor):
+    assert vocabulary.segmentations("Tempest", ignore_case=True) == [processor.encode("tempest")]
+    with pytest.raises(ValueError, match="phrase 'Tempest' has the character 'T'"):
+        vocabulary.segmentations("Tempest")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "kind", "text", "character"),
+    [
+        (BPE, "bpe", "a née", "é"),
+        (BPE, "bpe", "ax", "x"),
+        (WPE, "wpe", "az", "z"),
+        (CHAR, "char", "a-b", "-"),
+    ],
+)
+def test_characters_without_a_piece_are_named(pieces, kind, text, character):
+    vocabulary = Vocabulary(pieces, kind)
+    if character == "é":
+        character = "n"  # '▁n' and 'n' exist; the first letter without a piece is what is named
+        vocabulary = Vocabulary(tuple(p for p in pieces if "n" not in p), kind)
+    with pytest.raises(ValueError, match=f"phrase '{text}' has the character '{character}'"):
+        vocabulary.segmentations(text, limit=2)
+
+
+def test_tokenizers_of_characters_that_drop_what_they_do_not_know():
+    ids = {c: i for i, c in enumerate(CHAR)}
+    drops = Vocabulary(CHAR, "char", encode=lambda text: [ids[c] for c in text if c in ids])
+    assert drops.tokenize("a b") == [1, 0, 2]
+    with pytest.raises(ValueError, match="phrase 'Abc' has the character 'A'"):
+        drops.tokenize("Abc")
+    lowers = Vocabulary(CHAR, "char", encode=lambda text: [ids[c] for c in text.lower() if c in ids])
+    assert lowers.tokenize("Abc") == [1, 2, 3]
+
+
+@pytest.mark.parametrize("text", ["", "  "])
+def test_empty_text(text):
+    with pytest.raises(ValueError, match="text is empty"):
+        Vocabulary(BPE, "bpe").tokenize(text)
+
+
+def test_a_tokenizer_of_another_model_is_noticed():
+    with pytest.raises(ValueError, match=r"the tokenizer gave id 14 for 'a', expected 0 \.\. 13"):
+        Vocabulary(BPE, "bpe", encode=lambda text: [14]).tokenize("a")
+
+
+def test_limit_below_one():
+    with pytest.raises(ValueError, match="limit is 0"):
+        Vocabulary(BPE, "bpe").segmentations("a", limit=0)
+
+
+def test_aggregate_tokenizers_want_a_language():
+    by_language = {"en": lambda text: [2], "es": lambda text: [3]}
+    vocabulary = Vocabulary(BPE, "bpe", encode_by_language=by_language)
+    assert vocabulary.tokenize("a", "es") == [3]
+    assert vocabulary.segmentations("a", language="en") == [[2]]
+    with pytest.raises(ValueError, match="language is 'de', expected one of en, es"):
+        vocabulary.tokenize("a", "de")
+    with pytest.raises(ValueError, match="aggregate"):
+        vocabulary.segmentations("a", limit=2, language="en")
+
+
+def test_from_a_model_file(processor, vocabulary, tmp_path):
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(processor.serialized_model_proto())
+    for model in (path, str(path)):
+        loaded = Vocabulary.from_sentencepiece(model)
+        assert loaded.pieces == vocabulary.pieces
+        assert loaded.tokenize("the director") == vocabulary.tokenize("the director")
+
+
+def test_vocabularies_of_equal_content_find_the_same_cache_entry(processor, vocabulary):
+    again = Vocabulary.from_sentencepiece(processor)
+    assert again == vocabulary
+    assert hash(again) == hash(vocabulary)
+    assert Vocabulary(BPE, "bpe") != Vocabulary(BPE, "bpe", encode=processor.encode_as_ids)
