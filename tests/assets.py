@@ -3,7 +3,8 @@
 import tarfile
 from pathlib import Path
 
-ASSETS = Path(__file__).parent.parent / "assets" / "self"
+ROOT = Path(__file__).parent.parent
+ASSETS = ROOT / "assets" / "self"
 CTC_MODEL = ASSETS / "models" / "self_ctc.nemo"
 HYBRID_MODEL = ASSETS / "models" / "self_hybrid_rnnt.nemo"
 

@@ -1,0 +1,25 @@
+"""Found by Hydra, and so by NeMo: `import nemo.collections.asr` imports all packages in `hydra_plugins`.
+
+That happens early in NeMo's own import, so nothing here may import NeMo; and an error in a Hydra plugin
+stops every Hydra application of the environment, so nothing here may raise.
+"""
+
+import logging
+
+try:
+    from hydra.core.config_search_path import ConfigSearchPath
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    from nemo_gpu_decoding.nemo_plugin.register import register
+
+    class NemoGpuDecodingSearchPath(SearchPathPlugin):
+        """Adds the presets: `+ctc_decoding=flexctc_beam_lm` in any Hydra application."""
+
+        def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+            search_path.append(provider="nemo-gpu-decoding", path="pkg://nemo_gpu_decoding.conf")
+
+    register()
+except Exception:
+    logging.getLogger(__name__).warning(
+        "the decoding strategies of nemo-gpu-decoding are not available", exc_info=True
+    )

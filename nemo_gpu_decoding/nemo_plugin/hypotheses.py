@@ -1,0 +1,100 @@
+"""Our results in NeMo's form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
+
+from nemo_gpu_decoding.search.result import Path, ScoreParts
+
+
+@dataclass
+class BeamHypothesis(Hypothesis):
+    """NeMo's `Hypothesis` and what a beam search knows beyond it. n tokens.
+
+    `y_sequence` is [n] int64 on the CPU, `timestamp` the start frame of each token, `score` a float
+    (natural log), `length` the number of frames decoded.
+    """
+
+    token_frames: list[int] = field(default_factory=list)  # [n] start frames; `timestamp` is rewritten
+    token_repeats: list[int] = field(default_factory=list)  # [n] frames that emit the token, >= 1
+    score_parts: ScoreParts | None = None  # the score by source: acoustic, LM, boosting, insertion
+
+    @property
+    def non_blank_frame_confidence(self) -> list[float]:
+        """Confidence of the frames that emit a token, in order; NeMo aggregates it per token."""
+        if self.frame_confidence is None:
+            return []
+        return [
+            self.frame_confidence[frame]
+            for start, repeats in zip(self.token_frames, self.token_repeats, strict=True)
+            for frame in range(start, start + repeats)
+        ]
+
+
+def from_path(path: Path, num_frames: int) -> BeamHypothesis:
+    """One hypothesis of a search."""
+    frames = path.frames.tolist()
+    return BeamHypothesis(
+        score=float(path.score),
+        y_sequence=torch.from_numpy(path.tokens.astype(np.int64)),
+        timestamp=list(frames),
+        length=num_frames,
+        token_frames=frames,
+        token_repeats=path.repeats.tolist(),
+        score_parts=path.parts,
+    )
+
+
+def from_labels(labels: np.ndarray, blank_id: int) -> BeamHypothesis:
+    """The collapsed form of a frame-by-frame labelling [T]; its score is -1 as NeMo's greedy has it."""
+    starts = np.flatnonzero(np.diff(labels, prepend=-1))  # where a run of equal labels begins
+    runs = np.diff(starts, append=len(labels))
+    emits = labels[starts] != blank_id
+    frames = starts[emits].tolist()
+    return BeamHypothesis(
+        score=-1.0,
+        y_sequence=torch.from_numpy(labels[starts][emits].astype(np.int64)),
+        timestamp=list(frames),
+        length=len(labels),
+        token_frames=frames,
+        token_repeats=runs[emits].tolist(),
+    )
+
+
+class NBestList(list):
+    """The hypotheses of one utterance, best first.
+
+    NeMo's n-best lists are plain lists; yet some of its code takes them for a hypothesis: the WER
+    metric logs `.text`, and `transcribe(return_hypotheses=True)` sets `.y_sequence` to the log-probs
+    and reads `.alignments`.
+    """
+
+    y_sequence: Any = None  # [T, V + 1] log-probs, once `transcribe` has set them
+    alignments: Any = None
+
+    @property
+    def text(self) -> str:
+        return self[0].text
+
+    @property
+    def score(self) -> float:
+        return self[0].score
+
+
+class TimedNBestList(NBestList, Hypothesis):
+    """An n-best list with timestamps.
+
+    `transcribe(timestamps=True)` converts frames to seconds, for instances of `Hypothesis` only and in
+    place. Therefore this list is one, and its `timestamp` shows NeMo the entries of all hypotheses;
+    times are to be read from the hypotheses, as `nbest[0].timestamp["word"]`.
+    """
+
+    @property
+    def timestamp(self) -> dict[str, list]:
+        levels = [level for level in self[0].timestamp if level != "timestep"]
+        return {level: [entry for hyp in self for entry in hyp.timestamp[level]] for level in levels}

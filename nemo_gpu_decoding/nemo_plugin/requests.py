@@ -1,0 +1,112 @@
+"""Phrases and weights for single utterances through NeMo's own `transcribe`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nemo_gpu_decoding.fusion.fusion import Request
+
+if TYPE_CHECKING:
+    from nemo.collections.asr.models import ASRModel
+
+    from nemo_gpu_decoding.fusion.boosting import Phrase
+    from nemo_gpu_decoding.nemo_plugin.ctc import FlexCTCInfer
+
+Wish = Request | Sequence["str | Phrase"] | None
+
+
+@contextlib.contextmanager
+def utterance_requests(
+    model: ASRModel, requests: Sequence[Wish], *, boosting_weight: float | None = None
+) -> Iterator[None]:
+    """Inside this block the model decodes its first utterance with the first request, and so on.
+
+        with utterance_requests(model, [["Gdansk", "Castellano"], None, Request(lm_weight=0.3)]):
+            texts = model.transcribe(files)
+
+    Args:
+        model: a NeMo model whose present strategy is one of ours.
+        requests: one per utterance, in the order in which the model decodes them: a list of phrases,
+            which replaces the phrases of the decoding config (an empty list: no phrases); a `Request`;
+            or None for nothing special.
+        boosting_weight: weight of the lists of phrases. None = `beam.boosting_tree_alpha`.
+
+    Raises:
+        ValueError: the model decodes with another strategy, a list of phrases has no weight, or there
+            were more or fewer utterances than requests.
+    """
+    infer = _active_decoder(model)
+    queue = deque(_as_request(infer, wish, boosting_weight) for wish in requests)
+    pending = _Pending(model, queue, total=len(queue))
+    token = _pending.set(pending)
+    try:
+        yield
+    finally:
+        _pending.reset(token)
+    # not in `finally`: an error inside the block says more than what it left over
+    if pending.queue:
+        used = pending.total - len(pending.queue)
+        raise ValueError(f"requests has {pending.total} entries, but {used} utterances were decoded")
+
+
+def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
+    """The requests of the next `batch` utterances that `infer` decodes; None where there are none."""
+    pending = _pending.get()
+    if pending is None or _active_decoder_or_none(pending.model) is not infer:
+        return None
+    if len(pending.queue) < batch:
+        done = pending.total - len(pending.queue)
+        raise ValueError(
+            f"requests has {pending.total} entries, but after {done} utterances {batch} more are decoded"
+        )
+    return [pending.queue.popleft() for _ in range(batch)]
+
+
+@dataclass
+class _Pending:
+    model: Any
+    queue: deque[Request | None]
+    total: int
+
+
+# A context variable, so that threads which use one model each keep their requests apart. Not kept on the
+# decoder, for `transcribe(timestamps=True)` makes a new one.
+_pending: ContextVar[_Pending | None] = ContextVar("pending_requests", default=None)
+
+
+def _active_decoder_or_none(model: Any) -> FlexCTCInfer | None:
+    from nemo_gpu_decoding.nemo_plugin.ctc import FlexCTCInfer
+
+    is_ctc_head = getattr(model, "cur_decoder", None) == "ctc"
+    decoder = getattr(model.ctc_decoding if is_ctc_head else model.decoding, "decoding", None)
+    return decoder if isinstance(decoder, FlexCTCInfer) else None
+
+
+def _active_decoder(model: Any) -> FlexCTCInfer:
+    decoder = _active_decoder_or_none(model)
+    if decoder is None:
+        is_ctc_head = getattr(model, "cur_decoder", None) == "ctc"
+        strategy = model.cfg.aux_ctc.decoding.strategy if is_ctc_head else model.cfg.decoding.strategy
+        raise ValueError(
+            f"the model decodes with strategy '{strategy}', expected flexctc_beam "
+            "(see change_decoding_strategy)"
+        )
+    return decoder
+
+
+def _as_request(infer: FlexCTCInfer, wish: Wish, boosting_weight: float | None) -> Request | None:
+    if wish is None or isinstance(wish, Request):
+        return wish
+    if isinstance(wish, str):
+        raise ValueError(f"requests holds {wish!r}, expected a list of phrases, a Request or None")
+    if not wish:
+        return Request(boosting_weight=0.0) if infer.has_phrases else None
+    weight = infer.options.boosting_weight if boosting_weight is None else boosting_weight
+    if weight == 0.0:
+        raise ValueError("boosting_weight is 0, expected a number > 0 (or set beam.boosting_tree_alpha)")
+    return Request(boosting=infer.phrase_tree(wish), boosting_weight=weight)

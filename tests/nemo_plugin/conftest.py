@@ -1,0 +1,90 @@
+"""Shared by the tests of the NeMo plugin: importing NeMo takes long, restoring a model a second."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+SELF = Path(__file__).parents[2] / "assets" / "self"
+NUM_FILES = 6
+
+
+@pytest.fixture(scope="session")
+def assets() -> Path:
+    """The speech, models and LMs that the repository ships."""
+    return SELF
+
+
+@pytest.fixture(scope="session")
+def utterances() -> list[dict]:
+    """The first test utterances, `audio_filepath` made absolute; their lengths differ."""
+    lines = (SELF / "speech" / "test.json").read_text().splitlines()[:NUM_FILES]
+    entries = [json.loads(line) for line in lines]
+    for entry in entries:
+        entry["audio_filepath"] = str(SELF / "speech" / entry["audio_filepath"])
+    return entries
+
+
+@pytest.fixture(scope="session")
+def files(utterances) -> list[str]:
+    return [utterance["audio_filepath"] for utterance in utterances]
+
+
+def restore(name: str):
+    from nemo.collections.asr.models import ASRModel
+    from nemo.utils import logging
+
+    from nemo_gpu_decoding import register
+
+    register()
+    logging.setLevel(logging.ERROR)
+    model = ASRModel.restore_from(str(SELF / "models" / f"{name}.nemo"), map_location="cpu")
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def shared_ctc_model():
+    return restore("self_ctc")
+
+
+@pytest.fixture
+def ctc_model(shared_ctc_model):
+    """A CTC model with NeMo's greedy decoding; what a test changes there is undone for the next."""
+    reset(shared_ctc_model)
+    return shared_ctc_model
+
+
+@pytest.fixture(scope="session")
+def shared_hybrid_model():
+    return restore("self_hybrid_rnnt")
+
+
+@pytest.fixture
+def hybrid_model(shared_hybrid_model):
+    """A hybrid RNN-T/CTC model, RNN-T active, both heads greedy."""
+    reset(shared_hybrid_model, decoder_type="ctc")
+    reset(shared_hybrid_model, decoder_type="rnnt")
+    return shared_hybrid_model
+
+
+def reset(model, **kwargs) -> None:
+    from nemo_gpu_decoding import register
+
+    register()
+    model.change_decoding_strategy({"strategy": "greedy_batch"}, verbose=False, **kwargs)
+    model.eval()
+
+
+@pytest.fixture(scope="session")
+def emissions(shared_ctc_model, files):
+    """(log_probs [B, T, V + 1], lengths [B]) of the test utterances."""
+    import torch
+
+    reset(shared_ctc_model)
+    with torch.inference_mode():
+        results = shared_ctc_model.transcribe(files, batch_size=3, return_hypotheses=True, verbose=False)
+    rows = [hypothesis.y_sequence.clone() for hypothesis in results]
+    lengths = torch.tensor([len(row) for row in rows])
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths

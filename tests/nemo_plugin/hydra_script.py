@@ -1,0 +1,30 @@
+"""A Hydra application like NeMo's scripts. It imports nothing of ours; see test_fresh_process.py."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nemo.collections.asr.models import ASRModel
+from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
+from nemo.core.config import hydra_runner
+
+
+@dataclass
+class Config:
+    model_path: str = ""
+    files: list[str] = field(default_factory=list)
+    output: str = ""
+    ctc_decoding: CTCDecodingConfig = field(default_factory=CTCDecodingConfig)
+
+
+@hydra_runner(config_name="Config", schema=Config)
+def main(cfg: Config) -> None:
+    model = ASRModel.restore_from(cfg.model_path, map_location="cpu").eval()
+    model.change_decoding_strategy(cfg.ctc_decoding)
+    results = model.transcribe(list(cfg.files), verbose=False)
+    decoder = type(model.decoding.decoding).__name__
+    Path(cfg.output).write_text(json.dumps({"decoder": decoder, "texts": [r.text for r in results]}))
+
+
+if __name__ == "__main__":
+    main()

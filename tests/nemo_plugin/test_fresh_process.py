@@ -1,0 +1,87 @@
+"""New processes that import NeMo and nothing of ours: the strategies must be there by themselves."""
+# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.nemo, pytest.mark.slow]
+pytest.importorskip("nemo.collections.asr")
+
+import nemo_gpu_decoding
+
+ROOT = Path(nemo_gpu_decoding.__file__).parents[1]  # holds hydra_plugins, too, however we are installed
+SCRIPT = Path(__file__).with_name("hydra_script.py")
+
+
+def run(*arguments, cwd):
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": path},
+        cwd=cwd, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def script(assets, files, tmp_path):
+    """Runs the Hydra script on two files with more arguments; returns its result."""
+
+    def start(*arguments):
+        model = f"model_path={assets / 'models' / 'self_ctc.nemo'}"
+        output = tmp_path / "result.json"
+        two_files = f"files=[{files[0]},{files[2]}]"
+        done = run(SCRIPT, model, two_files, f"output={output}", *arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(output.read_text())
+
+    return start
+
+
+def test_strategy_alone_in_an_unmodified_hydra_script(script, utterances):
+    result = script("ctc_decoding.strategy=flexctc_beam")
+    assert result["decoder"] == "FlexCTCInfer"
+    assert result["texts"] == [utterances[0]["text"], utterances[2]["text"]]
+
+
+def test_presets_and_new_keys_in_an_unmodified_hydra_script(script):
+    result = script(
+        "+ctc_decoding=flexctc_beam_boosting",
+        "ctc_decoding.beam.boosting_tree.key_phrases_list=[graam]",
+        "+ctc_decoding.beam.merge=sum",
+    )
+    assert result["decoder"] == "FlexCTCInfer"
+    assert result["texts"][0].endswith("carla graam")
+
+
+BROKEN = """
+import sys
+sys.modules["nemo_gpu_decoding.nemo_plugin.register"] = None  # importing it fails
+from hydra.core.plugins import Plugins
+Plugins.instance()
+"""
+
+
+def test_a_broken_installation_never_stops_hydra(tmp_path):
+    done = run("-c", BROKEN, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "strategies of nemo-gpu-decoding are not available" in done.stderr
+
+
+QUIET = """
+import sys
+from hydra.core.plugins import Plugins
+names = [cls.__name__ for cls in Plugins.instance().discover()]
+assert names.count("NemoGpuDecodingSearchPath") == 1, names
+assert not [name for name in sys.modules if name == "nemo" or name.startswith("nemo.")]
+assert "nemo_gpu_decoding.nemo_plugin.register" in sys.modules
+"""
+
+
+def test_hydra_alone_finds_the_plugin_and_nemo_stays_unimported(tmp_path):
+    done = run("-c", QUIET, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,68 @@
+"""The CTC head of a hybrid model decodes with flexctc_beam; its transducer head notices nothing."""
+# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
+
+import pytest
+
+pytestmark = pytest.mark.nemo
+pytest.importorskip("nemo.collections.asr")
+
+from nemo_gpu_decoding.nemo_plugin.ctc import FlexCTCInfer
+
+FLEXCTC = {"strategy": "flexctc_beam", "beam": {"beam_size": 4, "beam_beta": 0.0}}
+
+
+def texts(model, files, **kwargs):
+    return [result.text for result in model.transcribe(files, verbose=False, **kwargs)]
+
+
+def test_the_ctc_head_is_switched_and_the_transducer_left_alone(hybrid_model, files):
+    transducer = hybrid_model.decoding
+    before = texts(hybrid_model, files)
+    hybrid_model.change_decoding_strategy(FLEXCTC, decoder_type="ctc", verbose=False)
+    assert hybrid_model.cur_decoder == "ctc"
+    assert isinstance(hybrid_model.ctc_decoding.decoding, FlexCTCInfer)
+    assert hybrid_model.decoding is transducer
+    assert hybrid_model.cfg.decoding.strategy == "greedy_batch"
+    assert hybrid_model.cfg.aux_ctc.decoding.strategy == "flexctc_beam"
+    ctc_texts = texts(hybrid_model, files)
+    hybrid_model.change_decoding_strategy(None, decoder_type="rnnt", verbose=False)
+    assert texts(hybrid_model, files) == before
+    hybrid_model.change_decoding_strategy(None, decoder_type="ctc", verbose=False)
+    assert isinstance(hybrid_model.ctc_decoding.decoding, FlexCTCInfer)
+    assert texts(hybrid_model, files) == ctc_texts
+
+
+def test_same_texts_and_times_as_the_greedy_ctc_head(hybrid_model, files):
+    hybrid_model.change_decoding_strategy(
+        {"strategy": "greedy_batch"}, decoder_type="ctc", verbose=False
+    )
+    greedy = hybrid_model.transcribe(files, timestamps=True, verbose=False)
+    hybrid_model.change_decoding_strategy(FLEXCTC, decoder_type="ctc", verbose=False)
+    ours = hybrid_model.transcribe(files, timestamps=True, verbose=False)
+    equal = [(a, b) for a, b in zip(greedy, ours, strict=True) if a.text == b.text]
+    assert len(equal) >= len(files) - 1
+    for a, b in equal:
+        assert a.timestamp["word"] == b.timestamp["word"]
+
+
+@pytest.mark.parametrize("timestamps", [None, True])
+def test_n_best(hybrid_model, files, timestamps):
+    cfg = {**FLEXCTC, "beam": {**FLEXCTC["beam"], "return_best_hypothesis": False}}
+    hybrid_model.change_decoding_strategy(cfg, decoder_type="ctc", verbose=False)
+    results = hybrid_model.transcribe(
+        files, return_hypotheses=True, timestamps=timestamps, batch_size=2, verbose=False
+    )
+    assert all(1 < len(n_best) <= 4 for n_best in results)
+    if timestamps:
+        assert "start" in results[0][1].timestamp["word"][0]
+
+
+def test_restored_hybrids_keep_the_strategy(hybrid_model, files, tmp_path):
+    hybrid_model.change_decoding_strategy(FLEXCTC, decoder_type="ctc", verbose=False)
+    expected = texts(hybrid_model, files[:2])
+    hybrid_model.save_to(str(tmp_path / "hybrid.nemo"))
+    other = type(hybrid_model).restore_from(str(tmp_path / "hybrid.nemo"), map_location="cpu").eval()
+    assert other.cur_decoder == "rnnt"  # NeMo begins with the transducer
+    other.change_decoding_strategy(None, decoder_type="ctc", verbose=False)
+    assert isinstance(other.ctc_decoding.decoding, FlexCTCInfer)
+    assert texts(other, files[:2]) == expected

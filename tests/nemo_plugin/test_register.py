@@ -1,0 +1,209 @@
+"""The hook: which configs reach us, and that NeMo gets everything back."""
+# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
+
+import subprocess
+import sys
+import types
+
+import pytest
+import wrapt
+
+pytestmark = pytest.mark.nemo
+pytest.importorskip("nemo.collections.asr")
+
+from nemo.collections.asr.parts.submodules import ctc_decoding, rnnt_decoding
+from nemo.collections.asr.parts.utils.rnnt_utils import NBestHypotheses
+from omegaconf import OmegaConf
+
+from nemo_gpu_decoding import register, unregister
+from nemo_gpu_decoding.nemo_plugin.ctc import FlexCTCInfer
+from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, StrategySpec
+
+LETTERS = list("abc ")
+
+
+def char_decoding(**cfg):
+    return ctc_decoding.CTCDecoding(cfg, LETTERS)
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    register()
+    yield
+    register()
+
+
+def test_register_does_not_import_nemo():
+    code = "import sys, nemo_gpu_decoding as n; n.register(); assert 'nemo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_register_twice_wraps_once():
+    register()
+    for cls in (ctc_decoding.AbstractCTCDecoding, rnnt_decoding.AbstractRNNTDecoding):
+        assert isinstance(vars(cls)["__init__"], wrapt.FunctionWrapper)
+        assert isinstance(vars(cls)["__init__"].__wrapped__, types.FunctionType)
+
+
+def test_unregister_restores_nemos_own_constructors():
+    unregister()
+    for cls in (ctc_decoding.AbstractCTCDecoding, rnnt_decoding.AbstractRNNTDecoding):
+        assert isinstance(vars(cls)["__init__"], types.FunctionType)
+    with pytest.raises(ValueError, match="Decoding strategy must be one of"):
+        char_decoding(strategy="flexctc_beam")
+    register()
+    assert isinstance(char_decoding(strategy="flexctc_beam").decoding, FlexCTCInfer)
+
+
+def test_unregister_under_another_wrapper_puts_ours_to_sleep(monkeypatch):
+    ours = vars(ctc_decoding.AbstractCTCDecoding)["__init__"]
+    theirs = wrapt.FunctionWrapper(
+        ours, lambda wrapped, instance, args, kwargs: wrapped(*args, **kwargs)
+    )
+    monkeypatch.setattr(ctc_decoding.AbstractCTCDecoding, "__init__", theirs)
+    assert isinstance(char_decoding(strategy="flexctc_beam").decoding, FlexCTCInfer)
+    unregister()
+    with pytest.raises(ValueError, match="Decoding strategy must be one of"):
+        char_decoding(strategy="flexctc_beam")
+
+
+def test_objects_made_before_unregister_keep_working():
+    decoding = char_decoding(strategy="flexctc_beam")
+    unregister()
+    assert decoding.decode_ids_to_str([0, 1]) == "ab"
+
+
+def test_an_unknown_strategy_stays_nemos_own_error():
+    with pytest.raises(ValueError, match=r"Decoding strategy must be one of .* Given flexctc_bean"):
+        char_decoding(strategy="flexctc_bean")
+
+
+def test_nemos_strategies_are_untouched():
+    decoding = char_decoding(strategy="greedy_batch")
+    assert type(decoding) is ctc_decoding.CTCDecoding
+    assert type(decoding.decoding).__name__ == "GreedyBatchedCTCInfer"
+
+
+@pytest.mark.parametrize("strategy", ["beam", "beam_batch", "pyctcdecode", "flashlight"])
+def test_search_type_names_us_where_a_script_knows_only_nemos_strategies(strategy):
+    decoding = char_decoding(strategy=strategy, beam={"search_type": "flexctc_beam"})
+    assert isinstance(decoding.decoding, FlexCTCInfer)
+    assert decoding.cfg.strategy == "flexctc_beam"
+
+
+def test_search_type_means_nothing_to_a_strategy_that_does_not_read_it():
+    decoding = char_decoding(strategy="greedy_batch", beam={"search_type": "flexctc_beam"})
+    assert not isinstance(decoding.decoding, FlexCTCInfer)
+
+
+def test_a_contradicting_search_type_is_an_error():
+    with pytest.raises(ValueError, match=r"beam\.search_type is 'pyctcdecode'"):
+        char_decoding(strategy="flexctc_beam", beam={"search_type": "pyctcdecode"})
+
+
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        OmegaConf.structured(ctc_decoding.CTCDecodingConfig(strategy="flexctc_beam")),
+        ctc_decoding.CTCDecodingConfig(strategy="flexctc_beam"),
+        {"strategy": "flexctc_beam"},
+        OmegaConf.create({"strategy": "flexctc_beam", "beam": {"merge": "prefix"}}),
+    ],
+    ids=["structured", "dataclass", "dict", "DictConfig"],
+)
+def test_every_form_of_config_is_accepted_and_left_as_it_was(cfg):
+    before = repr(cfg)
+    decoding = ctc_decoding.CTCDecoding(cfg, LETTERS)
+    assert isinstance(decoding.decoding, FlexCTCInfer)
+    assert repr(cfg) == before
+
+
+def test_a_users_subclass_is_kept():
+    class Own(ctc_decoding.CTCDecoding):
+        def decode_tokens_to_str(self, tokens):
+            return super().decode_tokens_to_str(tokens).upper()
+
+    decoding = Own({"strategy": "flexctc_beam"}, LETTERS)
+    assert isinstance(decoding, Own)
+    assert decoding.decode_ids_to_str([0, 1]) == "AB"
+
+
+def test_the_objects_class_says_its_own_name():
+    decoding = char_decoding(strategy="flexctc_beam")
+    assert isinstance(decoding, ctc_decoding.CTCDecoding)
+    assert type(decoding).__name__ == "CTCDecoding"
+    assert type(decoding) is type(char_decoding(strategy="flexctc_beam"))
+
+
+@pytest.mark.parametrize(
+    "cfg",
+    [
+        {"strategy": "flexctc_beam"},
+        {"strategy": "malsd_batch", "beam": {"search_type": "flexctc_beam"}},
+    ],
+)
+def test_a_ctc_strategy_on_a_transducer_says_what_is_possible(hybrid_model, cfg):
+    with pytest.raises(ValueError, match="flexctc_beam") as error:
+        hybrid_model.change_decoding_strategy(cfg, decoder_type="rnnt", verbose=False)
+    for hint in ("CTC", "RNN-T", "malsd_batch", "decoder_type='ctc'"):
+        assert hint in str(error.value)
+
+
+def test_our_list_of_nemos_strategies_is_nemos():
+    native = {family: {n for names in NATIVE[family].values() for n in names} for family in NATIVE}
+    assert native["rnnt"] == {s.value for s in rnnt_decoding.TransducerDecodingStrategyType}
+    unregister()
+    with pytest.raises(ValueError, match="Decoding strategy must be one of") as error:
+        char_decoding(strategy="?")
+    assert native["ctc"] == set(
+        str(error.value).split("[")[1].split("]")[0].replace("'", "").split(", ")
+    )
+
+
+# ------------------------------------------------------------------ a later strategy is one entry
+
+
+class ToyTransducer:
+    """Returns NeMo's greedy result twice, as an n-best list."""
+
+    def __init__(self, greedy):
+        self.greedy = greedy
+
+    def __call__(self, encoder_output, encoded_lengths, partial_hypotheses=None):
+        best = self.greedy(encoder_output=encoder_output, encoded_lengths=encoded_lengths)[0]
+        return ([NBestHypotheses([hypothesis, hypothesis]) for hypothesis in best],)
+
+
+def build_toy_transducer(owner, cfg, decoder, joint):
+    assert decoder is not None
+    assert joint is not None
+    assert cfg.beam.flavour == "sweet"
+    return ToyTransducer(owner.decoding)
+
+
+def test_a_transducer_strategy_is_one_entry(hybrid_model, files, monkeypatch):
+    spec = StrategySpec("toy", "rnnt", "beam", f"{__name__}:build_toy_transducer")
+    monkeypatch.setitem(STRATEGIES, "toy", spec)
+    greedy = hybrid_model.transcribe(files[:2], verbose=False)
+    cfg = {"strategy": "toy", "beam": {"flavour": "sweet", "return_best_hypothesis": False}}
+    hybrid_model.change_decoding_strategy(cfg, verbose=False)
+    n_best = hybrid_model.transcribe(files[:2], verbose=False)
+    assert [[h.text for h in hypotheses] for hypotheses in n_best] == [[h.text] * 2 for h in greedy]
+    assert [hypotheses.text for hypotheses in n_best] == [h.text for h in greedy]
+    assert hybrid_model.cfg.decoding.strategy == "toy"
+
+
+def build_toy_graph(owner, cfg):
+    assert cfg.wfst.beam_width == 3.0
+    return owner.decoding
+
+
+def test_a_strategy_with_options_under_wfst_is_one_entry(monkeypatch):
+    monkeypatch.setitem(
+        STRATEGIES, "toy", StrategySpec("toy", "ctc", "wfst", f"{__name__}:build_toy_graph")
+    )
+    by_name = char_decoding(strategy="toy", wfst={"beam_width": 3.0, "compute_timestamps": True})
+    by_alias = char_decoding(strategy="wfst", wfst={"search_type": "toy", "beam_width": 3.0})
+    assert by_name.compute_timestamps is True
+    # NeMo treats the name "wfst" in a special way: it would skip the conversion to text
+    assert by_alias.cfg.strategy == "toy"
