@@ -17,8 +17,8 @@ with the arc labels [0, 1, 1], targets [2, 3, 3] and weights [log p(a), log p(b)
 of a state are sorted by label. A state with one arc for every label ("dense") is read by index, any
 other by binary search.
 
-The layout is NGPU-LM's [NGPU-LM, arXiv 2505.22857, section 2] with one liberty: a root may be sparse,
-which makes a boosting tree as small as its phrases.
+The layout is NGPU-LM's [NGPU-LM, arXiv 2505.22857, section 2]. A root may be given with few arcs, as
+boosting trees have it; it is stored dense, so that every chain of back-offs ends in one step.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class BackoffAutomaton:
                 raise ValueError(f"{name}: {column} has {len(values)} entries, expected {len(table)}")
             table[member] = values
         _check_structure(name, vocab_size, start_state, states, arcs)
-        states["upper_bound"] = _upper_bounds(states, arcs, vocab_size)
+        arcs = _with_dense_roots(states, arcs, vocab_size)
+        states["upper_bound"] = _upper_bounds(states, arcs)
         digest = hashlib.sha256(f"{vocab_size} {start_state}".encode())
         digest.update(states.tobytes())
         digest.update(arcs.tobytes())
@@ -122,8 +123,6 @@ class BackoffAutomaton:
             if arc < end and arcs["label"][arc] == label:
                 return float(weight + arcs["weight"][arc]), int(arcs["target"][arc])
             weight += states["backoff_weight"][state]
-            if states["backoff_to"][state] == state:
-                return float(weight), int(state)
             state = int(states["backoff_to"][state])
 
     def score(self, labels: Sequence[int], *, final: bool = True) -> float:
@@ -235,7 +234,25 @@ def _check_sorted(name: str, states: np.ndarray, labels: np.ndarray) -> None:
         )
 
 
-def _upper_bounds(states: np.ndarray, arcs: np.ndarray, vocab_size: int) -> np.ndarray:
+def _with_dense_roots(states: np.ndarray, arcs: np.ndarray, vocab_size: int) -> np.ndarray:
+    """The arcs with an arc of each root for every label; updates arc_begin and arc_end of `states`."""
+    for root in np.flatnonzero(states["backoff_to"] == np.arange(len(states))):
+        begin, end = int(states["arc_begin"][root]), int(states["arc_end"][root])
+        if end - begin == vocab_size:
+            continue
+        dense = np.zeros(vocab_size, ARC)
+        dense["label"] = np.arange(vocab_size)
+        dense["weight"] = states["backoff_weight"][root]
+        dense["target"] = root
+        dense[arcs["label"][begin:end]] = arcs[begin:end]
+        arcs = np.concatenate([arcs[:begin], arcs[end:], dense])
+        for column in ("arc_begin", "arc_end"):
+            states[column][states[column] >= end] -= end - begin
+        states["arc_begin"][root], states["arc_end"][root] = len(arcs) - vocab_size, len(arcs)
+    return arcs
+
+
+def _upper_bounds(states: np.ndarray, arcs: np.ndarray) -> np.ndarray:
     """Largest weight that any label can get from each state, own arcs and back-off chain together.
 
     Computed in double and rounded up, since the search adds the same numbers in another order.
@@ -250,8 +267,7 @@ def _upper_bounds(states: np.ndarray, arcs: np.ndarray, vocab_size: int) -> np.n
         edges = np.stack([arc_begin[has_arcs], arc_end[has_arcs]], 1).ravel()
         own[has_arcs] = np.maximum.reduceat(weights, edges)[::2]
     is_root = backoff_to == np.arange(len(states))
-    sparse_root = is_root & (arc_end - arc_begin < vocab_size)
-    bounds = np.where(sparse_root, np.maximum(own, backoff_weights), own)
+    bounds = own
     while True:  # one round per link of the longest back-off chain; chains are known to end
         through_backoff = np.where(is_root, -np.inf, backoff_weights + bounds[backoff_to])
         larger = np.maximum(bounds, through_backoff)

@@ -31,6 +31,4 @@ def lookup(automaton, vocab_size, state, label):
         if low < end and arcs[low].label == label:
             return weight + arcs[low].weight, arcs[low].target
         weight += states[state].backoff_weight
-        if states[state].backoff_to == state:
-            return weight, np.int32(state)
-        state = states[state].backoff_to
+        state = states[state].backoff_to  # ends at the latest in a root, which has every label

@@ -90,7 +90,7 @@ def floor_of(candidates, count, search):
     return floor
 
 
-@compiled
+@inlined
 def least_log_prob(floor, room):
     """No label below this log-probability can reach the floor; with slack for float32 rounding."""
     slack = 1e-6 * (abs(np.float64(floor)) + abs(room)) + 1e-5
@@ -107,8 +107,8 @@ def next_label(row, v, least):
         end = min(v + BLOCK, row.shape[0])
         if end == v + BLOCK:
             hits = 0
-            for i in range(BLOCK):
-                hits += np.int32(not row[v + i] < least)
+            for i in range(BLOCK):  # unsigned: an index that may be negative keeps the loop from SIMD
+                hits += np.int32(not row[np.uintp(v) + np.uintp(i)] < least)
             if hits == 0:
                 v = end
                 continue

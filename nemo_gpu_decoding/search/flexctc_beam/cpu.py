@@ -118,7 +118,7 @@ def advance(
             frames_done[b] += 1
 
 
-@compiled
+@inlined
 def _candidates(row, beam, size, search, lm, boosting, candidates):
     """The best continuations of a frame for merge=max and merge=sum; returns how many, or BAD_INPUT."""
     count = 0
@@ -147,7 +147,12 @@ def _candidates(row, beam, size, search, lm, boosting, candidates):
             base = beam[k].score + row[v] + search.beam_beta
             if bound_of(base, beam[k]) < floor:
                 continue
-            score, lm_state, boosting_state = fused(base, beam[k], np.int32(v), search, lm, boosting)
+            # boosting trees are small and the LM is large: the cheap look-up first may save the other
+            bonus, boosting_state = boosting_of(beam[k], np.int32(v), search, boosting)
+            if base + beam[k].lm_bound + bonus < floor:
+                continue
+            weight, lm_state = lm_of(beam[k], np.int32(v), search, lm)
+            score = base + weight + bonus
             slot, count = insert(
                 candidates.items, candidates.rank, count, score, np.int32(k), np.int32(~v)
             )
@@ -160,7 +165,7 @@ def _candidates(row, beam, size, search, lm, boosting, candidates):
     return count
 
 
-@compiled
+@inlined
 def room_of(beam, size, search):
     """What a new label of log-probability 0 could score at best, in double."""
     room = -np.inf
@@ -175,7 +180,7 @@ def bound_of(base, hypothesis):
     return base + hypothesis.lm_bound + hypothesis.boosting_bound
 
 
-@compiled
+@inlined
 def note_bounds(beam, size, search, lm, boosting):
     """Note how much LM and boosting can add to the next token of every hypothesis."""
     for k in range(size):
@@ -187,22 +192,41 @@ def note_bounds(beam, size, search, lm, boosting):
             beam[k].boosting_bound = search.boosting_weight * bound
 
 
-@compiled
+@inlined
 def fused(base, hypothesis, column, search, lm, boosting):
     """`base` plus LM and boosting for a new token, and the states after it."""
-    # automata number the labels without the blank
-    label = np.int32(column - 1 if column > search.blank_id else column)
-    lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
+    weight, lm_state = lm_of(hypothesis, column, search, lm)
+    bonus, boosting_state = boosting_of(hypothesis, column, search, boosting)
+    return base + weight + bonus, lm_state, boosting_state
+
+
+@inlined
+def lm_of(hypothesis, column, search, lm):
+    """Weighted LM score of a new token, and the LM state after it."""
+    weight, state = np.float32(0.0), hypothesis.lm_state
     if search.lm_weight > 0:
-        weight, lm_state = lookup(lm, search.vocab_size, lm_state, label)
-        base += search.lm_weight * weight
+        weight, state = lookup(lm, search.vocab_size, state, label_of(column, search.blank_id))
+        weight *= search.lm_weight
+    return weight, state
+
+
+@inlined
+def boosting_of(hypothesis, column, search, boosting):
+    """Weighted bonus of a new token, and the boosting state after it."""
+    bonus, state = np.float32(0.0), hypothesis.boosting_state
     if search.boosting_weight > 0:
-        weight, boosting_state = lookup(boosting, search.vocab_size, boosting_state, label)
-        base += search.boosting_weight * weight
-    return base, lm_state, boosting_state
+        bonus, state = lookup(boosting, search.vocab_size, state, label_of(column, search.blank_id))
+        bonus *= search.boosting_weight
+    return bonus, state
 
 
-@compiled
+@inlined
+def label_of(column, blank_id):
+    """Automata number the labels without the blank."""
+    return np.int32(column - 1 if column > blank_id else column)
+
+
+@inlined
 def select(row, beam, candidates, count, search, scratch, history, b, t):
     """Candidates become the new beam: threshold, recombination, back-pointers. Returns its size."""
     size = 0
@@ -343,7 +367,7 @@ def fusion_parts(tokens, search, lm, boosting, lm_state, boosting_state, final):
     """What LM and boosting contributed to a text, weighted; with `final` their final weights too."""
     lm_score, boosting_score = np.float64(0.0), np.float64(0.0)
     for column in tokens:
-        label = column - 1 if column > search.blank_id else column
+        label = label_of(column, search.blank_id)
         if search.lm_weight > 0:
             weight, lm_state = lookup(lm, search.vocab_size, lm_state, label)
             lm_score += search.lm_weight * weight

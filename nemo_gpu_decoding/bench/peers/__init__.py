@@ -1,0 +1,1 @@
+"""The decoders that ours are measured beside, one file each, all of one shape (`base.Peer`)."""

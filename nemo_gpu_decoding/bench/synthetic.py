@@ -1,0 +1,96 @@
+"""The task that needs no files: everything is drawn from a seed, so that anybody can repeat a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nemo_gpu_decoding.bench.cache import cached
+from nemo_gpu_decoding.bench.emissions import FRAME_SECONDS, EmissionModel, draw_confusions
+from nemo_gpu_decoding.bench.estimate import write_witten_bell
+from nemo_gpu_decoding.bench.language import Language, make_language
+from nemo_gpu_decoding.bench.options import BenchOptions
+from nemo_gpu_decoding.bench.task import TOKEN_OFFSET, Task, spelled_by
+from nemo_gpu_decoding.vocabulary import WORD_START, Vocabulary
+
+GENERATOR_VERSION = 1  # part of the names of cached LMs; raise it when another text is drawn
+FRAMES_PER_WORD = 8  # on average
+MOST_DRAWS = 100  # batches drawn before giving up on utterances of the wanted length
+
+
+def synthetic_task(options: BenchOptions) -> Task:
+    """Utterances of a made-up language (see `language.py`), posteriors (`emissions.py`) and LMs."""
+    rng = np.random.default_rng(options.seed)
+    language = make_language(options.vocab_size, rng)
+    starts_word = np.array([piece.startswith(WORD_START) for piece in language.pieces])
+    emissions = EmissionModel(draw_confusions(starts_word, rng), rng)
+    spoken, utterances = _utterances(language, emissions, options, rng)
+    log_probs, lengths = _pad(utterances)
+    lm, word_lm = _language_models(language, options)
+    return Task(
+        name=f"synthetic-v{options.vocab_size}-b{options.batch}-seed{options.seed}",
+        log_probs=log_probs,
+        lengths=lengths,
+        frame_seconds=FRAME_SECONDS,
+        texts=[" ".join(sentence) for sentence in spoken],
+        tokens=[language.spell(sentence) for sentence in spoken],
+        vocabulary=Vocabulary(tuple(language.pieces), "bpe", spelled_by(language.lexicon)),
+        lexicon=language.lexicon,
+        lm=lm,
+        word_lm=word_lm,
+    )
+
+
+def _utterances(
+    language: Language, emissions: EmissionModel, options: BenchOptions, rng: np.random.Generator
+) -> tuple[list[list[str]], list[np.ndarray]]:
+    """Sentences and their posteriors, as many as `batch`, of the lengths that the options allow."""
+    spoken: list[list[str]] = []
+    utterances: list[np.ndarray] = []
+    words = (
+        max(1, options.min_frames // FRAMES_PER_WORD),
+        max(2, options.max_frames // FRAMES_PER_WORD),
+    )
+    for _ in range(MOST_DRAWS):
+        for sentence in language.sentences(options.batch, rng, words):
+            posteriors = emissions.emit(language.spell(sentence))
+            if options.min_frames <= len(posteriors) <= options.max_frames:
+                spoken.append(sentence)
+                utterances.append(posteriors)
+            if len(spoken) == options.batch:
+                return spoken, utterances
+    raise ValueError(
+        f"min_frames is {options.min_frames} and max_frames {options.max_frames}: hardly any utterance "
+        "has such a length, expected a wider range"
+    )
+
+
+def _pad(utterances: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Stack [T, V+1] matrices to [B, T, V+1]; padded frames say blank."""
+    lengths = [len(utterance) for utterance in utterances]
+    batch = np.full((len(utterances), max(lengths), utterances[0].shape[1]), -30.0, np.float32)
+    batch[:, :, -1] = 0.0
+    for row, utterance in zip(batch, utterances, strict=True):
+        row[: len(utterance)] = utterance
+    return torch.from_numpy(batch), torch.tensor(lengths)
+
+
+def _language_models(language: Language, options: BenchOptions) -> tuple[Path, Path]:
+    """Token and word ARPA of the language, estimated once from sentences that are not in the task."""
+
+    def sentences() -> list[list[str]]:
+        return language.sentences(options.sentences, np.random.default_rng(options.seed + 1), (5, 40))
+
+    def token_lm(path: Path) -> None:
+        spelled = ([chr(t + TOKEN_OFFSET) for t in language.spell(s)] for s in sentences())
+        everything = (chr(t + TOKEN_OFFSET) for t in range(options.vocab_size))
+        write_witten_bell(spelled, options.lm_order, path, words=everything)
+
+    def word_lm(path: Path) -> None:
+        write_witten_bell(sentences(), 3, path, words=language.lexicon)
+
+    key = f"v{GENERATOR_VERSION}-{options.vocab_size}-{options.seed}-{options.sentences}"
+    tokens = cached(f"synthetic-{key}-tok{options.lm_order}.arpa", token_lm)
+    return tokens, cached(f"synthetic-{key}-word3.arpa", word_lm)
