@@ -14,9 +14,10 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
 
 import numba
+from numba.core import config
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -36,13 +37,14 @@ def inlined(function: F) -> F:
     return _njit(function, inline="always")
 
 
-def _njit(function: F, inline: str) -> F:
-    outer = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(cache_folder())  # read while decorating, so this touches nobody else
+def _njit(function: F, inline: Literal["never", "always"]) -> Any:
+    settings: Any = config
+    outer = settings.CACHE_DIR
+    settings.CACHE_DIR = str(cache_folder())  # read while decorating, so this touches nobody else
     try:
         return numba.njit(cache=True, nogil=True, inline=inline)(function)
     finally:
-        numba.config.CACHE_DIR = outer
+        settings.CACHE_DIR = outer
 
 
 @functools.lru_cache(maxsize=1)

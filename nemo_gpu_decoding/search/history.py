@@ -29,9 +29,9 @@ class History(NamedTuple):
 
 
 class Traces(NamedTuple):
-    """Where `trace_back` puts N paths of each utterance; n of the T entries are filled."""
+    """Where `trace_back` puts N paths of each utterance, each in the first `lengths` of T entries."""
 
-    count: np.ndarray  # [B, N] int32, tokens of the path
+    lengths: np.ndarray  # [B, N] int32, tokens of the path
     tokens: np.ndarray  # [B, N, T] int32
     frames: np.ndarray  # [B, N, T] int32
     repeats: np.ndarray  # [B, N, T] int32
@@ -89,7 +89,7 @@ def trace_back(history, b, num_frames, slot, blank_id, traces, rank):
             confidence[count] = min(1.0, (run_probability + probability) / (run + 1))
             count += 1
             run, run_probability = 0, 0.0
-    traces.count[b, rank] = count
+    traces.lengths[b, rank] = count
     for values in (tokens, frames, repeats):
         _reverse(values, count)
     _reverse(confidence, count)

@@ -50,7 +50,7 @@ class NBest(Sequence[Path]):
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, index):  # type: ignore[override]
+    def __getitem__(self, index):
         return self.paths[index]
 
     def __iter__(self) -> Iterator[Path]:

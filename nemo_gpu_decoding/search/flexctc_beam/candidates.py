@@ -50,7 +50,7 @@ def insert(items, rank, count, score, parent, label):
     if count == rank.shape[0]:
         if not _better(score, parent, label, items[rank[count - 1]]):
             return np.int32(-1), count
-        slot = rank[count - 1]
+        slot = np.int32(rank[count - 1])
     else:
         slot = np.int32(count)
         count += 1

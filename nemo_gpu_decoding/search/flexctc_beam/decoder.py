@@ -322,7 +322,7 @@ class FlexCTCBeam:
         traces: Traces,
         final: bool,
     ) -> Path:
-        count = int(traces.count[b, n])
+        count = int(traces.lengths[b, n])
         tokens = traces.tokens[b, n, :count].copy()
         score = float(scores[b, n])
         search = self._search(streams.lm_weights[b], streams.boosting_weights[b])
