@@ -1,0 +1,62 @@
+# Everything a contributor types. `make help` lists it.
+SHELL := /bin/bash
+VENV   ?= .venv
+# the interpreter that makes the environment: make setup PYTHON=python3.12
+PYTHON ?= auto
+# what pip installs as torch: make setup TORCH="torch --index-url URL"
+TORCH  ?= auto
+PYTEST_ARGS ?=
+BENCH_ARGS  ?=
+
+BIN   := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+BENCH_OUT := build/bench.json
+# what an environment is made from; it is brought up to date when one of these changes
+RECIPE := pyproject.toml scripts/make_venv.sh scripts/choose_torch.py
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint fix pytest bench test-nemo27 clean
+
+help:  ## this list
+	@echo "make <target>, and what it does (each target that needs the environment makes it first):"
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/' \
+	  | awk -F'\t' '{ printf "  %-13s %s\n", $$1, $$2 }'
+
+setup: $(STAMP)  ## make .venv and install everything (PYTHON=..., TORCH=... override the choices)
+
+$(STAMP): $(RECIPE)
+	@VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" bash scripts/make_venv.sh
+	@touch $@
+
+demo: $(STAMP)  ## greedy against beam, + LM, + phrases on the shipped speech; rows in build/demo.json
+	@$(BIN)/nemo-gpu-decoding demo out=build/demo.json
+
+test: lint pytest  ## lint, then all tests with coverage
+
+lint: $(STAMP)  ## ruff and mypy
+	@$(BIN)/ruff check . \
+	  || { echo "lint failed: 'make fix' mends what ruff can mend; the rest is listed above"; exit 1; }
+	@$(BIN)/mypy \
+	  || { echo "mypy failed: the types above disagree; see [tool.mypy] in pyproject.toml"; exit 1; }
+
+fix: $(STAMP)  ## let ruff mend and format what it can
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+pytest: $(STAMP)  ## tests with coverage; PYTEST_ARGS="-k name -x" narrows them
+	@$(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(if $(PYTEST_ARGS),,--cov-fail-under=90) $(PYTEST_ARGS) \
+	  || { echo "tests failed: repeat one with  make pytest PYTEST_ARGS='-k name -x'"; exit 1; }
+
+bench: $(STAMP)  ## side by side with NeMo, flashlight and pyctcdecode; BENCH_ARGS="key=value ..."
+	@mkdir -p $(dir $(BENCH_OUT))
+	@$(BIN)/nemo-gpu-decoding bench out=$(BENCH_OUT) $(BENCH_ARGS)
+
+test-nemo27: .venv-nemo27/.setup-done  ## the plugin's tests on NeMo 2.7.3, in an environment of its own
+	@.venv-nemo27/bin/python -m pytest -m nemo $(PYTEST_ARGS)
+
+.venv-nemo27/.setup-done: $(RECIPE)
+	@VENV=.venv-nemo27 PYTHON="$(PYTHON)" TORCH="$(TORCH)" NEMO="nemo_toolkit[asr]==2.7.3" bash scripts/make_venv.sh
+	@touch $@
+
+clean:  ## remove environments, caches and build outputs
+	rm -rf $(VENV) .venv-nemo27 build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

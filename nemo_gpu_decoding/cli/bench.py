@@ -1,0 +1,20 @@
+"""`nemo-gpu-decoding bench`: the command line of `nemo_gpu_decoding.bench`."""
+
+from __future__ import annotations
+
+from nemo_gpu_decoding.bench.options import BenchOptions
+
+OPTIONS = BenchOptions
+EXAMPLES = (
+    "out=bench.json",
+    "strategy=flexctc_beam peers=[nemo,flashlight,pyctcdecode] out=bench.json plot=bench.png",
+    "peers=[nemo] beams=[16] repeats=5 threads=2",
+)
+
+
+def run(options: BenchOptions) -> int:
+    """Measure; the rows are printed, and written to `out`."""
+    from nemo_gpu_decoding.bench.run import run as run_bench
+
+    run_bench(options)
+    return 0

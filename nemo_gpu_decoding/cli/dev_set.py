@@ -1,0 +1,117 @@
+"""A scored set of utterances whose encoder output is computed once and decoded many times."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nemo_gpu_decoding.cli.audio import Utterance, references_of
+from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, phrase_score, word_errors
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from nemo_gpu_decoding.nemo_plugin.session import Session
+    from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+
+BATCH = 32  # utterances decoded in one call; bounds the padding, has no effect on results
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded log-probs of some utterances."""
+
+    log_probs: torch.Tensor  # [B, T, V + 1] natural log
+    lengths: torch.Tensor  # [B] int64
+
+
+@dataclass(frozen=True)
+class DevSet:
+    """Log-probs, references and greedy texts of a manifest."""
+
+    batches: tuple[Batch, ...]
+    references: tuple[str, ...]
+    greedy_texts: tuple[str, ...]
+    audio_seconds: float
+    encoder_seconds: float  # what computing the log-probs took
+
+    def decode(self, decoder: FlexCTCBeam, text_of: Callable[[Sequence[int]], str]) -> Decoded:
+        """Best text of every utterance, and the seconds of the search itself."""
+        paths, seconds = [], 0.0
+        for batch in self.batches:
+            started = time.perf_counter()
+            results = decoder.decode(batch.log_probs, batch.lengths)
+            seconds += time.perf_counter() - started
+            paths += [nbest.best for nbest in results]
+        return Decoded(tuple(text_of(path.tokens.tolist()) for path in paths), seconds)
+
+    def score(self, texts: Sequence[str], phrases: Sequence[str]) -> Score:
+        return Score(
+            word_errors(self.references, texts),
+            phrase_score(self.references, texts, phrases) if phrases else None,
+        )
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What a decoder made of a `DevSet`."""
+
+    texts: tuple[str, ...]
+    seconds: float  # of the decoder alone
+
+
+@dataclass(frozen=True)
+class Score:
+    """Quality of one decoding; `phrases` only if a list was given."""
+
+    errors: WordErrors
+    phrases: PhraseScore | None
+
+
+def encode(
+    session: Session,
+    utterances: Sequence[Utterance],
+    *,
+    batch_size: int = 8,
+    dtype: str = "float32",
+) -> DevSet:
+    """Run the encoder over all utterances, with a progress bar on stderr.
+
+    `dtype` is how log-probs are kept: float16 halves the memory and rounds them to three digits.
+
+    Raises:
+        UsageError: an utterance has no reference text.
+        ValueError: the model has no CTC head.
+    """
+    from tqdm import tqdm
+
+    references = references_of(utterances)
+    files = [utterance.path for utterance in utterances]
+    started = time.perf_counter()
+    stream = session.emissions(files, batch_size=batch_size)
+    bar = tqdm(stream, total=len(files), unit="utt", desc="encoder", disable=None, file=sys.stderr)
+    emissions = list(bar)
+    seconds = time.perf_counter() - started
+    arrays = [emission.log_probs for emission in emissions]
+    return DevSet(
+        batches=tuple(_pad(arrays[i : i + BATCH], dtype) for i in range(0, len(arrays), BATCH)),
+        references=tuple(references),
+        greedy_texts=tuple(emission.greedy_text for emission in emissions),
+        audio_seconds=sum(utterance.duration for utterance in utterances),
+        encoder_seconds=seconds,
+    )
+
+
+def _pad(arrays: Sequence[np.ndarray], dtype: str) -> Batch:
+    import torch
+
+    lengths = torch.tensor([len(array) for array in arrays])
+    padded = torch.zeros(len(arrays), int(lengths.max()), arrays[0].shape[1])
+    padded = padded.to(getattr(torch, dtype))
+    for row, array in zip(padded, arrays, strict=True):
+        row[: len(array)] = torch.from_numpy(array)
+    return Batch(padded, lengths)

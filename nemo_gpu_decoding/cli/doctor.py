@@ -1,0 +1,200 @@
+"""`nemo-gpu-decoding doctor`: what this machine has, and which path each strategy would take on it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+
+from nemo_gpu_decoding import __version__
+from nemo_gpu_decoding.cli.table import format_table
+
+EXAMPLES = ("", "json=true")
+SUPPORTED_NEMO = "2.7 .. 3.0"
+
+
+@dataclass
+class DoctorOptions:
+    """Options of `doctor`."""
+
+    # Print JSON instead of tables, for scripts and bug reports.
+    json: bool = False
+
+
+OPTIONS = DoctorOptions
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One thing that was looked at."""
+
+    name: str
+    found: str
+    advice: str = ""  # what to do about it, if anything
+
+
+@dataclass(frozen=True)
+class StrategyPath:
+    """How one strategy would run here."""
+
+    strategy: str
+    models: str  # which models it decodes
+    path: str  # "cuda" or "cpu"
+    why: str
+
+
+def run(options: DoctorOptions) -> int:
+    """Look around and print; nothing is changed, no model is loaded, NeMo is not imported."""
+    facts = examine()
+    paths = strategy_paths()
+    if options.json:
+        answer = {"facts": list(map(asdict, facts)), "strategies": list(map(asdict, paths))}
+        print(json.dumps(answer, indent=2))
+        return 0
+    print(format_table(["what", "found", "advice"], [list(vars(fact).values()) for fact in facts]))
+    print()
+    print(format_table(["strategy", "models", "path", "why"], [list(vars(p).values()) for p in paths]))
+    return 0
+
+
+def examine() -> list[Fact]:
+    """All facts, from the bottom up."""
+    return [
+        Fact("nemo-gpu-decoding", __version__),
+        Fact("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
+        Fact("CPU cores", str(usable_cores())),
+        *torch_facts(),
+        driver_fact(),
+        cuda_python_fact(),
+        nvrtc_fact(),
+        nemo_fact(),
+        registration_fact(),
+        *numba_facts(),
+    ]
+
+
+def usable_cores() -> int | None:
+    """Cores that this process may use, which in a container are fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def torch_facts() -> list[Fact]:
+    """torch's build, its GPU and the number of CPU threads that our decoders use by default."""
+    import torch
+
+    build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
+    facts = [Fact("torch", f"{torch.__version__}, {build}")]
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            device = torch.cuda.get_device_properties(index)
+            memory = f"{device.total_memory / 2**30:.0f} GiB"
+            facts.append(
+                Fact(f"GPU {index}", f"{device.name}, {memory}, sm_{device.major}{device.minor}")
+            )
+    else:
+        facts.append(Fact("GPU", "none that torch can use", gpu_advice(torch.version.cuda is not None)))
+    return [*facts, Fact("CPU threads", str(torch.get_num_threads()), "OMP_NUM_THREADS=N changes it")]
+
+
+def gpu_advice(cuda_build: bool) -> str:
+    """What is missing: a GPU, a driver or a CUDA build of torch."""
+    if shutil.which("nvidia-smi") is None:
+        return "decoding runs on the CPU"
+    if cuda_build:
+        return "there is a driver, but torch finds no device: see CUDA_VISIBLE_DEVICES and `nvidia-smi`"
+    return "there is a driver, but torch is a CPU build: install a CUDA build of torch"
+
+
+def driver_fact() -> Fact:
+    """NVIDIA's driver, as nvidia-smi tells it."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Fact("NVIDIA driver", "none")
+    query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
+    answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
+    if answer.returncode:
+        return Fact("NVIDIA driver", "nvidia-smi fails", (answer.stdout + answer.stderr).strip()[:80])
+    return Fact("NVIDIA driver", answer.stdout.split("\n", 1)[0].strip())
+
+
+def cuda_python_fact() -> Fact:
+    version = installed_version("cuda-bindings")
+    advice = "only needed on a GPU: pip install 'nemo-gpu-decoding[cuda13]' (or cuda12)"
+    return Fact("cuda-python", version or "not installed", "" if version else advice)
+
+
+def nvrtc_fact() -> Fact:
+    """NVRTC compiles kernels; torch's CUDA builds bring it."""
+    try:
+        nvrtc = importlib.import_module("cuda.bindings.nvrtc")
+        status, major, minor = nvrtc.nvrtcVersion()
+    except Exception as error:  # the loader raises many types for a missing library
+        return Fact("NVRTC", "not usable", f"only needed on a GPU ({type(error).__name__})")
+    return Fact("NVRTC", f"{major}.{minor}" if int(status) == 0 else f"fails with {status}")
+
+
+def nemo_fact() -> Fact:
+    version = installed_version("nemo_toolkit")
+    if version is None:
+        return Fact(
+            "NeMo", "not installed", "pip install 'nemo-gpu-decoding[nemo]' (plain log-probs need none)"
+        )
+    supported = (2, 7) <= tuple(int(part) for part in version.split(".")[:2]) < (3, 1)
+    return Fact("NeMo", version, "" if supported else f"tested with {SUPPORTED_NEMO}")
+
+
+def registration_fact() -> Fact:
+    """Does NeMo find our strategies without a call of register()?"""
+    try:
+        found = importlib.util.find_spec("hydra_plugins.nemo_gpu_decoding") is not None
+    except ModuleNotFoundError:
+        found = False
+    if found:
+        return Fact("plugin", "registers itself when NeMo is imported")
+    return Fact("plugin", "does not register itself", "call nemo_gpu_decoding.register()")
+
+
+def numba_facts() -> list[Fact]:
+    """numba, and where compiled code is kept: without a cache every process compiles anew."""
+    from nemo_gpu_decoding.search.flexctc_beam import cpu
+
+    folder = cpu.advance.stats.cache_path  # type: ignore[attr-defined]
+    advice = "" if folder else "set NUMBA_CACHE_DIR to a writable folder, else every start compiles"
+    return [
+        Fact("numba", installed_version("numba") or "not installed"),
+        Fact("compiled code", folder or "is not kept", advice),
+    ]
+
+
+def strategy_paths() -> list[StrategyPath]:
+    """Every registered strategy and the backend that `auto` means for it here."""
+    import torch
+
+    from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
+    from nemo_gpu_decoding.search.backend import NO_KERNELS, choose_backend
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    backend = choose_backend("auto", device)
+    if backend == "cuda":
+        why = "tensors on the GPU are decoded there"
+    elif device.type == "cuda":
+        why = NO_KERNELS
+    else:
+        why = "torch sees no GPU"
+    models = {"ctc": "CTC, hybrid", "rnnt": "RNN-T, TDT, hybrid"}
+    return [StrategyPath(spec.name, models[spec.family], backend, why) for spec in STRATEGIES.values()]
+
+
+def installed_version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,109 @@
+"""`nemo-gpu-decoding COMMAND key=value ...`: finds the command, turns mendable errors into one line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from difflib import get_close_matches
+from types import ModuleType
+from typing import NamedTuple
+
+from nemo_gpu_decoding import __version__
+from nemo_gpu_decoding.cli.options import UsageError, help_text, parse_options
+
+EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
+
+
+class Command(NamedTuple):
+    """A module with `OPTIONS` (a dataclass), `EXAMPLES` (argument strings) and `run(options) -> int`.
+
+    It is imported only when its command is called: most of them pull in torch or NeMo.
+    """
+
+    module: str
+    summary: str
+
+
+COMMANDS = {
+    "transcribe": Command("transcribe", "audio files to text, with a beam, an LM and boosted phrases"),
+    "tune": Command("tune", "find LM, insertion and boosting weights on a dev manifest"),
+    "doctor": Command("doctor", "what this machine has, and which path each strategy would take"),
+    "bench": Command("bench", "measure our decoders beside others, after checking that results agree"),
+    "demo": Command("demo", "greedy against beam, + LM, + phrases on the speech in this repository"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Returns:
+        0, or 2 for a mistake that the user can mend (one clear message on stderr), or 1 for a fault of
+        ours (traceback on stderr).
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(overview())
+        return EXIT_OK if arguments else EXIT_USAGE
+    if arguments[0] in ("-V", "--version", "version"):
+        print(f"nemo-gpu-decoding {__version__}")
+        return EXIT_OK
+    try:
+        return _dispatch(arguments[0], arguments[1:])
+    except BrokenPipeError:  # the reader of our output is gone, as in `... | head`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (what is left to flush goes there)
+        return EXIT_OK
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if is_mendable(error):
+            print(f"nemo-gpu-decoding {arguments[0]}: {error}", file=sys.stderr)
+            return EXIT_USAGE
+        traceback.print_exc()
+        return EXIT_FAILURE
+
+
+def overview() -> str:
+    """The text of `nemo-gpu-decoding --help`."""
+    width = max(map(len, COMMANDS))
+    listed = "\n".join(f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items())
+    return (
+        f"usage: nemo-gpu-decoding COMMAND key=value ...\n\ncommands:\n{listed}\n\n"
+        "`nemo-gpu-decoding COMMAND --help` explains every option of a command."
+    )
+
+
+def is_mendable(error: Exception) -> bool:
+    """Is this a mistake in the input? A ValueError, OSError or ImportError of our own code is.
+
+    The same types out of other people's code may be anybody's fault; there the traceback is wanted.
+    """
+    if isinstance(error, OSError) and error.filename is not None:
+        return True  # the system's own message names the file
+    if not isinstance(error, (ValueError, OSError, ImportError)):
+        return False
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return str(frame.f_globals.get("__name__", "")).startswith("nemo_gpu_decoding")
+
+
+def _dispatch(name: str, arguments: list[str]) -> int:
+    if name not in COMMANDS:
+        close = get_close_matches(name, COMMANDS, 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise UsageError(f"unknown command{hint}\n{overview()}")
+    module = load_command(name)
+    if any(argument in ("-h", "--help") for argument in arguments):
+        print(help_text(name, COMMANDS[name].summary, module.OPTIONS, module.EXAMPLES))
+        return EXIT_OK
+    return int(module.run(parse_options(module.OPTIONS, arguments)))
+
+
+def load_command(name: str) -> ModuleType:
+    return importlib.import_module(f"nemo_gpu_decoding.cli.{COMMANDS[name].module}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""`key=value` arguments -> a dataclass of options, and the help that teaches these options.
+
+A command's options are a dataclass whose fields carry their explanation as comments, above the field
+or behind it. The comments are what `--help` and error messages show, so that they are written once.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import io
+import textwrap
+import tokenize
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar, get_type_hints
+
+import yaml
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+T = TypeVar("T")
+HELP_WIDTH = 100  # columns
+
+
+class UsageError(ValueError):
+    """Something that the user can mend: shown as one line, without a traceback."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One field of an options dataclass, as the user sees it."""
+
+    name: str
+    default: Any  # MISSING if the user must give it
+    comment: str
+
+    @property
+    def required(self) -> bool:
+        return isinstance(self.default, str) and self.default == MISSING
+
+    def describe(self) -> str:
+        """`key=default` and the comment, wrapped for a terminal."""
+        head = f"  {self.name}={'(required)' if self.required else show_value(self.default)}"
+        body = textwrap.wrap(self.comment, HELP_WIDTH - 6)
+        return "\n".join([head, *(f"      {line}" for line in body)])
+
+
+def show_value(value: Any) -> str:
+    """A default as one would type it."""
+    if value is None or value == "":
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(show_value(v) for v in value) + "]"
+    return str(value)
+
+
+def parse_options(options_class: type[T], arguments: Sequence[str]) -> T:
+    """Build `options_class` from `["key=value", ...]`.
+
+    Values of text fields are taken as they are; others are read as YAML (`8`, `[4,8]`, `null`).
+    Dotted keys reach into mappings (`decoding.beam.beam_size=8`).
+
+    Raises:
+        UsageError: an argument is not `key=value`, a key is unknown or missing, a value is no good.
+    """
+    config = OmegaConf.structured(options_class)
+    options = {option.name: option for option in options_of(options_class)}
+    for argument in arguments:
+        key, value = _split(argument, options)
+        top = key.split(".", 1)[0]
+        if top not in options or (key != top and not isinstance(config._get_node(top), DictConfig)):
+            raise UsageError(_unknown_key(key, options))
+        _set(config, key, _read_value(options_class, key, value), options[top])
+    missing = [name for name in options if OmegaConf.is_missing(config, name)]
+    if missing:
+        described = "\n".join(options[name].describe() for name in missing)
+        raise UsageError(f"missing {', '.join(name + '=...' for name in missing)}\n{described}")
+    try:
+        return OmegaConf.to_object(config)  # type: ignore[return-value]
+    except OmegaConfBaseException as error:
+        raise UsageError(_first_line(error)) from error
+
+
+def help_text(name: str, summary: str, options_class: type, examples: Sequence[str]) -> str:
+    """What `nemo-gpu-decoding NAME --help` prints: every option with default and meaning, examples."""
+    program = f"nemo-gpu-decoding {name}"
+    required = [f"{option.name}=..." for option in options_of(options_class) if option.required]
+    usage = " ".join([program, *required, "[key=value ...]"])
+    described = "\n".join(option.describe() for option in options_of(options_class))
+    shown = "\n".join(f"  {program} {example}".rstrip() for example in examples)
+    return (
+        f"{program}: {summary}\n\nusage: {usage}\n\n"
+        f"options, with their defaults:\n{described}\n\nexamples:\n{shown}"
+    )
+
+
+def options_of(options_class: type) -> tuple[Option, ...]:
+    """The options of a dataclass in the order of their definition, comments included."""
+    if not is_dataclass(options_class):
+        raise TypeError(f"{options_class.__name__} is no dataclass")
+    comments = {}
+    for base in reversed(options_class.__mro__[:-1]):
+        comments.update(_field_comments(base))
+    defaults = OmegaConf.to_container(OmegaConf.structured(options_class), enum_to_str=True)
+    assert isinstance(defaults, dict)
+    return tuple(
+        Option(f.name, defaults[f.name], comments.get(f.name, "")) for f in fields(options_class)
+    )
+
+
+def _field_comments(options_class: type) -> dict[str, str]:
+    """Field name -> the comment lines right above it and behind it."""
+    try:
+        source = textwrap.dedent(inspect.getsource(options_class))
+    except (OSError, TypeError):
+        return {}
+    comments = {
+        token.start[0]: token
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    }
+    definition = ast.parse(source).body[0]
+    assert isinstance(definition, ast.ClassDef)
+    found = {}
+    for node in definition.body:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        first = node.lineno
+        while first - 1 in comments and comments[first - 1].line.lstrip().startswith("#"):
+            first -= 1
+        lines = [*range(first, node.lineno), node.end_lineno or node.lineno]
+        texts = [comments[line].string.lstrip("# ").rstrip() for line in lines if line in comments]
+        found[node.target.id] = " ".join(texts)
+    return found
+
+
+def _split(argument: str, options: dict[str, Option]) -> tuple[str, str]:
+    """Cut at the first `=`; `--beam-size` and the like get the spelling that works."""
+    key, equals, value = argument.partition("=")
+    if equals and key and not key.startswith("-"):
+        return key.lstrip("+"), value
+    spelled = key.lstrip("-").replace("-", "_")
+    close = difflib.get_close_matches(spelled, options, 1)
+    hint = f"; did you mean {close[0]}={value or '...'}?" if close else ""
+    raise UsageError(f"{argument!r} is not of the form key=value{hint}")
+
+
+def _read_value(options_class: type, key: str, value: str) -> Any:
+    """Text stays text for fields that hold text (so that `audio=*.wav` needs no quotes)."""
+    hint = get_type_hints(options_class).get(key)
+    if hint is str:
+        return value
+    if hint == str | None:
+        return None if value == "null" else value
+    try:
+        return yaml.safe_load(value)
+    except yaml.YAMLError:
+        if hint is Any:
+            return value
+        problem = f"{key}={value} cannot be read: brackets or quotes do not match"
+        raise UsageError(problem) from None
+
+
+def _set(config: DictConfig, key: str, value: Any, option: Option) -> None:
+    try:
+        OmegaConf.update(config, key, value, merge=True, force_add="." in key)
+    except (OmegaConfBaseException, ValueError, TypeError) as error:
+        raise UsageError(f"{key}={value}: {_first_line(error)}\n{option.describe()}") from error
+
+
+def _unknown_key(key: str, options: dict[str, Option]) -> str:
+    close = difflib.get_close_matches(key, options, 1, cutoff=0.5)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    described = "\n".join(option.describe() for option in options.values())
+    return f"unknown option {key!r}{hint}\nthe options are:\n{described}"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

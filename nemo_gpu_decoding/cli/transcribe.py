@@ -1,0 +1,180 @@
+"""`nemo-gpu-decoding transcribe`: audio files to text with any strategy."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+from nemo_gpu_decoding.cli.audio import Utterance, find_utterances
+from nemo_gpu_decoding.cli.presets import decoding_config
+from nemo_gpu_decoding.metrics import word_errors
+
+if TYPE_CHECKING:
+    from nemo_gpu_decoding.nemo_plugin.session import Session, Transcript
+
+EXAMPLES = (
+    "model=model.nemo audio=talk.wav",
+    "model=model.nemo audio=recordings/ lm=lm.arpa lm_weight=0.5 phrases=names.txt out=hyps.jsonl",
+    "model=model.nemo manifest=dev.json preset=best.yaml timestamps=true n_best=5 beam_size=16",
+    "model=model.nemo audio='*.flac' strategy=greedy_batch",
+    "model=model.nemo audio=talk.wav decoding.beam.beam_threshold=12",
+)
+
+
+@dataclass
+class TranscribeOptions:
+    """Options of `transcribe`. What is null keeps the value of the preset, or of NeMo."""
+
+    # A .nemo file, or the name of a pretrained model that NeMo can fetch.
+    model: str = MISSING
+    # What to transcribe: a file, a folder, a pattern in quotes ('*.wav') or a list [a.wav,b.flac].
+    audio: Any = None
+    # Instead of audio: a NeMo manifest, JSON lines with audio_filepath (relative to the manifest). Lines
+    # with `text` are scored: word error rate per line in `out` and in total at the end.
+    manifest: str | None = None
+    # Write one JSON object per utterance here: audio_filepath, duration, pred_text, score, and where
+    # they apply n_best, words (with start, end and confidence), text and wer.
+    out: str | None = None
+    # Decoding strategy: flexctc_beam, or one of NeMo's own, such as greedy_batch. null: that of the
+    # preset; without a preset flexctc_beam.
+    strategy: str | None = None
+    # A YAML file with decoding options in NeMo's keys (`tune` writes one), or the name of a shipped one.
+    # null: the shipped one that fits strategy, lm and phrases. Options given here win over it.
+    preset: str | None = None
+    # Hypotheses kept per frame, 1 .. 4096. More is slower and seldom better beyond 16.
+    beam_size: int | None = None
+    # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo).
+    lm: str | None = None
+    # Weight of the LM, natural log, >= 0; 0.3 .. 1 is usual. Find it with `tune`.
+    lm_weight: float | None = None
+    # Added per token, natural log; > 0 makes up for the words that an LM swallows.
+    beam_beta: float | None = None
+    # Text file of phrases to boost, one per line.
+    phrases: str | None = None
+    # Weight of the boosting, natural log, >= 0; 0.5 .. 3 is usual.
+    boosting_weight: float | None = None
+    # Hypotheses returned per utterance (in `out`), at most beam_size.
+    n_best: int = 1
+    # Start and end of every word in seconds, and its confidence in [0, 1], in `out`.
+    timestamps: bool = False
+    # Utterances per batch.
+    batch_size: int = 8
+    # Where the model runs: auto, cpu, cuda, cuda:1 ...
+    device: str = "auto"
+    # The head of a hybrid model: ctc or rnnt. null: ctc if the model has it.
+    head: str | None = None
+    # Any key of NeMo's decoding section, as decoding.KEY=VALUE; wins over everything else.
+    decoding: dict[str, Any] = field(default_factory=dict)
+    # Show NeMo's own messages.
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("n_best", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected an integer >= 1")
+        if self.head not in (None, "ctc", "rnnt"):
+            raise ValueError(f"head is {self.head!r}, expected ctc or rnnt")
+
+
+OPTIONS = TranscribeOptions
+
+
+def run(options: TranscribeOptions) -> int:
+    """Transcribe; text to stdout, JSON lines to `out`, progress and totals to stderr."""
+    utterances = find_utterances(options.audio, options.manifest)
+    config = build_decoding(options)
+    out = Path(options.out) if options.out else None
+    if out and not out.absolute().parent.is_dir():
+        raise ValueError(f"out={options.out}: there is no folder {out.parent}")
+
+    from nemo_gpu_decoding.nemo_plugin.session import Session
+
+    session = Session.load(options.model, device=options.device, verbose=options.verbose)
+    session.set_decoding(config, head=options.head or ("ctc" if session.has_ctc else "rnnt"))
+    started = time.perf_counter()
+    with ExitStack() as stack:
+        sink = stack.enter_context(out.open("w", encoding="utf-8")) if out else None
+        texts = list(emit(utterances, _transcripts(session, utterances, options), sink))
+    report(utterances, texts, time.perf_counter() - started, session.device_name)
+    return 0
+
+
+def build_decoding(options: TranscribeOptions) -> DictConfig:
+    """NeMo's decoding section for these options."""
+    config = decoding_config(options.strategy, options.preset, vars(options))
+    if options.n_best > 1:
+        OmegaConf.update(config, "beam.return_best_hypothesis", False, force_add=True)
+        OmegaConf.update(config, "beam.n_best", options.n_best, force_add=True)
+    if options.timestamps:
+        config.compute_timestamps = True
+        OmegaConf.update(config, "confidence_cfg.preserve_word_confidence", True, force_add=True)
+    return cast(DictConfig, OmegaConf.merge(config, options.decoding))
+
+
+def emit(
+    utterances: Iterable[Utterance], transcripts: Iterable[Transcript], sink: TextIO | None
+) -> Iterator[str]:
+    """Print each text and write its JSON line as soon as it is there."""
+    from tqdm import tqdm
+
+    for utterance, transcript in zip(utterances, transcripts, strict=True):
+        tqdm.write(transcript.text, file=sys.stdout)
+        if sink:
+            sink.write(json.dumps(json_row(utterance, transcript), ensure_ascii=False) + "\n")
+        yield transcript.text
+
+
+def json_row(utterance: Utterance, transcript: Transcript) -> dict[str, Any]:
+    """One line of `out`."""
+    row: dict[str, Any] = {
+        "audio_filepath": utterance.name,
+        "duration": round(utterance.duration, 3),
+        "pred_text": transcript.text,
+        "score": transcript.score,
+    }
+    if transcript.n_best:
+        row["n_best"] = [{"text": text, "score": score} for text, score in transcript.n_best]
+    if transcript.words:
+        row["words"] = [vars(word) for word in transcript.words]
+    if utterance.text is not None:
+        row["text"] = utterance.text
+        row["wer"] = round(word_errors([utterance.text], [transcript.text]).wer, 4)
+    return row
+
+
+def report(utterances: list[Utterance], texts: list[str], seconds: float, device: str) -> None:
+    """Totals on stderr: RTFx (seconds of audio per second of work) and the word error rate."""
+    audio = sum(utterance.duration for utterance in utterances)
+    print(
+        f"{len(texts)} utterances, {audio:.1f} s of audio in {seconds:.2f} s on {device}: "
+        f"RTFx {audio / max(seconds, 1e-9):.1f}",
+        file=sys.stderr,
+    )
+    scored = [(u.text, text) for u, text in zip(utterances, texts, strict=True) if u.text is not None]
+    if scored:
+        errors = word_errors(*map(list, zip(*scored, strict=True)))
+        print(
+            f"WER {100 * errors.wer:.2f} % of {errors.words} words "
+            f"(sub {errors.substitutions}, del {errors.deletions}, ins {errors.insertions})",
+            file=sys.stderr,
+        )
+
+
+def _transcripts(
+    session: Session, utterances: list[Utterance], options: TranscribeOptions
+) -> Iterator[Transcript]:
+    from tqdm import tqdm
+
+    files = [utterance.path for utterance in utterances]
+    with tqdm(total=len(files), unit="utt", desc="transcribing", disable=None, file=sys.stderr) as bar:
+        for transcript in session.transcribe(files, batch_size=options.batch_size):
+            yield transcript
+            bar.update()

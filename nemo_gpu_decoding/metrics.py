@@ -1,0 +1,124 @@
+"""Word error rate with its parts, and how well phrases are found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class WordErrors:
+    """Counts of a minimum edit alignment of words, summed over utterances."""
+
+    words: int  # in the references
+    substitutions: int
+    deletions: int
+    insertions: int
+
+    @property
+    def total(self) -> int:
+        return self.substitutions + self.deletions + self.insertions
+
+    @property
+    def wer(self) -> float:
+        """Errors per reference word; without reference words infinite, or 0 if nothing is wrong."""
+        if self.words:
+            return self.total / self.words
+        return float("inf") if self.total else 0.0
+
+
+@dataclass(frozen=True)
+class PhraseScore:
+    """How often listed phrases were said, and how often they were found where they were said."""
+
+    true_positives: int
+    false_positives: int
+    false_negatives: int
+
+    @property
+    def precision(self) -> float:
+        """Right ones among the found ones; 1 if none was found."""
+        found = self.true_positives + self.false_positives
+        return self.true_positives / found if found else 1.0
+
+    @property
+    def recall(self) -> float:
+        """Found ones among the said ones; 1 if none was said."""
+        said = self.true_positives + self.false_negatives
+        return self.true_positives / said if said else 1.0
+
+    @property
+    def fscore(self) -> float:
+        """Harmonic mean of precision and recall."""
+        both = self.precision + self.recall
+        return 2 * self.precision * self.recall / both if both else 0.0
+
+
+def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> WordErrors:
+    """Align word by word; texts are compared as they are (case and punctuation count).
+
+    Raises:
+        ValueError: the two lists differ in length.
+        ImportError: kaldialign is not installed.
+    """
+    _check_pairs(references, hypotheses)
+    try:
+        from kaldialign import edit_distance
+    except ImportError as error:
+        raise ImportError("word error rates need kaldialign: pip install kaldialign") from error
+    words = substitutions = deletions = insertions = 0
+    for reference, hypothesis in zip(references, hypotheses, strict=True):
+        counts = edit_distance(reference.split(), hypothesis.split())
+        words += len(reference.split())
+        substitutions += counts["sub"]
+        deletions += counts["del"]
+        insertions += counts["ins"]
+    return WordErrors(words, substitutions, deletions, insertions)
+
+
+def phrase_score(
+    references: Sequence[str], hypotheses: Sequence[str], phrases: Iterable[str]
+) -> PhraseScore:
+    """Count every phrase in every utterance, as a sequence of whole words, case ignored.
+
+    Raises:
+        ValueError: the two lists differ in length.
+    """
+    _check_pairs(references, hypotheses)
+    wanted = {words for phrase in phrases if (words := tuple(phrase.casefold().split()))}
+    lengths = {len(words) for words in wanted}
+    right = spurious = missed = 0
+    for reference, hypothesis in zip(references, hypotheses, strict=True):
+        said = _occurrences(reference, wanted, lengths)
+        found = _occurrences(hypothesis, wanted, lengths)
+        for words in said.keys() | found.keys():
+            both = min(said.get(words, 0), found.get(words, 0))
+            right += both
+            missed += said.get(words, 0) - both
+            spurious += found.get(words, 0) - both
+    return PhraseScore(right, spurious, missed)
+
+
+def read_phrases(lines: Iterable[str]) -> list[str]:
+    """Phrases of a list file, one per line; blank lines and weights (behind a tab) are skipped."""
+    return [phrase for line in lines if (phrase := line.split("\t")[0].strip())]
+
+
+def _occurrences(
+    text: str, wanted: set[tuple[str, ...]], lengths: set[int]
+) -> dict[tuple[str, ...], int]:
+    words = text.casefold().split()
+    counts: dict[tuple[str, ...], int] = {}
+    for length in lengths:
+        for start in range(len(words) - length + 1):
+            candidate = tuple(words[start : start + length])
+            if candidate in wanted:
+                counts[candidate] = counts.get(candidate, 0) + 1
+    return counts
+
+
+def _check_pairs(references: Sequence[str], hypotheses: Sequence[str]) -> None:
+    if len(references) != len(hypotheses):
+        raise ValueError(
+            f"hypotheses has {len(hypotheses)} texts, expected {len(references)}, one per reference"
+        )

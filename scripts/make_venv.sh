@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Make a virtual environment with this package (editable), NeMo and everything the tests need.
+#   VENV    folder of the environment
+#   PYTHON  interpreter to make it with; "auto" takes the first supported one on the PATH
+#   TORCH   what to give `pip install` for torch; "auto" lets choose_torch.py decide
+#   NEMO    requirement for NeMo; "" takes what pyproject.toml allows
+set -euo pipefail
+cd "$(dirname "$0")/.."
+VENV="${VENV:-.venv}" PYTHON="${PYTHON:-auto}" TORCH="${TORCH:-auto}" NEMO="${NEMO:-}"
+
+fail() { printf 'make setup: %s\n' "$*" >&2; exit 1; }
+supported() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
+
+if [ ! -x "$VENV/bin/python" ]; then
+  if [ "$PYTHON" = auto ]; then
+    for PYTHON in python3 python3.12 python3.13 python3.11 python3.10 none; do
+      supported "$PYTHON" && break
+    done
+    [ "$PYTHON" != none ] || fail "no Python 3.10 .. 3.13 on the PATH. Name one: make setup PYTHON=/path/to/python3.12"
+  else
+    supported "$PYTHON" || fail "PYTHON=$PYTHON does not run or is not Python 3.10 .. 3.13"
+  fi
+  echo "make setup: creating $VENV with $("$PYTHON" --version)"
+  "$PYTHON" -m venv "$VENV" || fail "'$PYTHON -m venv' failed; on Debian and Ubuntu: apt install python3-venv"
+fi
+
+python="$VENV/bin/python"
+if [ "$TORCH" = auto ]; then
+  TORCH="$("$python" scripts/choose_torch.py)" || exit 1
+fi
+echo "make setup: installing $TORCH"
+# unquoted on purpose: TORCH may carry options, as in TORCH="torch --index-url URL"
+# shellcheck disable=SC2086
+"$python" -m pip install --quiet $TORCH || fail "could not install '$TORCH'; choose another with make setup TORCH=..."
+
+# nothing that is installed later may replace this torch
+constraints="$VENV/torch-constraint.txt"
+"$python" -c 'from importlib.metadata import version as v; print("torch==" + v("torch"))' > "$constraints"
+
+echo "make setup: installing NeMo and the tools for tests and benchmarks (a few minutes)"
+requirements=(--editable ".[nemo,dev,bench]")
+if [ -n "$NEMO" ]; then requirements+=("$NEMO"); fi
+"$python" -m pip install --quiet --constraint "$constraints" "${requirements[@]}" \
+  || fail "pip failed, see above. A broken environment is repaired by: rm -rf $VENV && make setup"
+# pyctcdecode, a peer in benchmarks, asks for numpy < 2 though it works with newer ones; NeMo's do not go with that
+"$python" -m pip install --quiet --no-deps "pyctcdecode>=0.5" pygtrie || fail "could not install pyctcdecode"
+echo "make setup: done. Try: $VENV/bin/nemo-gpu-decoding doctor"

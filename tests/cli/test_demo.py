@@ -1,0 +1,60 @@
+"""The demo keeps what it promises."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from nemo_gpu_decoding.cli.demo import Row, differences
+from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet
+from nemo_gpu_decoding.cli.main import main
+
+DECODERS = ["greedy", "flexctc_beam", "flexctc_beam + LM", "flexctc_beam + LM + phrases"]
+
+
+@pytest.mark.nemo
+def test_each_step_of_the_demo_helps(tmp_path, capsys):
+    pytest.importorskip("nemo.collections.asr")
+    out = tmp_path / "build" / "demo.json"
+    assert main(["demo", f"out={out}", "show=1"]) == 0
+    rows = json.loads(out.read_text())
+    assert [row["decoder"] for row in rows] == DECODERS
+    assert all(set(row) == {"decoder", "wer", "fscore", "seconds"} for row in rows)
+    assert all(row["seconds"] > 0 for row in rows)
+    greedy, _, with_lm, with_phrases = rows
+    assert with_lm["wer"] < greedy["wer"]
+    assert with_phrases["fscore"] > max(greedy["fscore"], with_lm["fscore"])
+    printed = capsys.readouterr().out
+    assert all(f"\n{decoder}" in printed for decoder in DECODERS)
+    assert "reference" in printed
+
+
+def test_transcripts_are_shown_where_decoders_differ():
+    test = DevSet((), ("same", "two", "three"), ("same", "to", "tree"), 1.0, 1.0)
+    columns = {
+        "greedy": ("same", "to", "tree"),
+        "beam": ("same", "two", "tree"),
+        "lm": ("same", "two", "three"),
+    }
+    rows = [Row(name, Decoded(texts, 0.1), test.score(texts, ["x"])) for name, texts in columns.items()]
+    shown = differences(test, rows, show=1)
+    assert "differ in 2 utterances; from greedy to lm 2 get better and 0 worse\n" in shown
+    assert "  reference  two\n  greedy     to\n" in shown
+    assert "tree" not in shown
+    assert "same" not in shown
+    agreeing = [rows[0], rows[0]]
+    assert "transcripts differ in 0 utterances" in differences(test, agreeing, show=1)
+    assert "from lm to greedy 0 get better and 2 worse" in differences(test, rows[::-1], show=0)
+
+
+@pytest.mark.nemo
+def test_a_part_of_the_set_with_another_beam(capsys):
+    pytest.importorskip("nemo.collections.asr")
+    assert main(["demo", "utterances=2", "beam_size=2"]) == 0
+    assert "\n2 utterances, 7 s of speech" in capsys.readouterr().out
+
+
+def test_without_the_material_the_demo_says_where_it_comes_from(tmp_path, capsys):
+    assert main(["demo", f"data={tmp_path}"]) == 2
+    assert "comes with the source tree" in capsys.readouterr().err

@@ -1,0 +1,142 @@
+"""`doctor` on this machine, and on machines that it only pretends to be on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nemo_gpu_decoding.cli import doctor
+from nemo_gpu_decoding.cli.main import main
+
+
+def facts():
+    return {fact.name: fact for fact in doctor.examine()}
+
+
+def test_tables_name_versions_and_strategies(capsys):
+    assert main(["doctor"]) == 0
+    out = capsys.readouterr().out
+    assert torch.__version__ in out
+    assert "flexctc_beam  CTC, hybrid" in out
+
+
+def test_json_has_the_same_facts(capsys):
+    assert main(["doctor", "json=true"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    found = {fact["name"]: fact["found"] for fact in answer["facts"]}
+    assert found["torch"].startswith(torch.__version__)
+    assert {"Python", "NeMo", "numba", "NVRTC", "compiled code", "CPU threads"} <= set(found)
+    (strategy,) = [row for row in answer["strategies"] if row["strategy"] == "flexctc_beam"]
+    assert strategy["path"] in ("cpu", "cuda")
+    assert strategy["why"]
+
+
+@pytest.mark.parametrize(
+    ("version", "found", "advice"),
+    [
+        ("3.0.0", "3.0.0", ""),
+        ("4.1.0rc0", "4.1.0rc0", "tested with"),
+        (None, "not installed", "pip install"),
+    ],
+)
+def test_nemo_versions(version, found, advice, monkeypatch):
+    monkeypatch.setattr(doctor, "installed_version", lambda _: version)
+    fact = doctor.nemo_fact()
+    assert fact.found == found
+    assert advice in fact.advice
+    assert bool(advice) == bool(fact.advice)
+
+
+def test_a_missing_cuda_python_says_when_it_is_needed(monkeypatch):
+    monkeypatch.setattr(doctor, "installed_version", lambda _: None)
+    assert "only needed on a GPU" in doctor.cuda_python_fact().advice
+
+
+def test_registration(monkeypatch):
+    assert "registers itself" in doctor.registration_fact().found
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: None)
+    assert doctor.registration_fact().advice == "call nemo_gpu_decoding.register()"
+
+    def no_namespace(_):
+        raise ModuleNotFoundError
+
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", no_namespace)
+    assert doctor.registration_fact().advice == "call nemo_gpu_decoding.register()"
+
+
+def fake_tool(tmp_path, monkeypatch, script):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+
+def test_the_driver_version_comes_from_nvidia_smi(tmp_path, monkeypatch):
+    fake_tool(tmp_path, monkeypatch, "echo 570.86.10; echo 570.86.10")
+    assert doctor.driver_fact().found == "570.86.10"
+
+
+def test_a_failing_nvidia_smi_is_quoted(tmp_path, monkeypatch):
+    fake_tool(tmp_path, monkeypatch, "echo cannot talk to the driver; exit 9")
+    fact = doctor.driver_fact()
+    assert (fact.found, fact.advice) == ("nvidia-smi fails", "cannot talk to the driver")
+
+
+def test_no_driver(monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: None)
+    assert doctor.driver_fact().found == "none"
+    assert doctor.gpu_advice(cuda_build=True) == "decoding runs on the CPU"
+
+
+def test_a_driver_without_a_usable_torch(monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: "nvidia-smi")
+    assert "install a CUDA build of torch" in doctor.gpu_advice(cuda_build=False)
+    assert "CUDA_VISIBLE_DEVICES" in doctor.gpu_advice(cuda_build=True)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """torch as it looks on a machine with one GPU."""
+    card = SimpleNamespace(name="Test GPU", total_memory=80 * 2**30, major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_gpu_is_described():
+    found = {fact.name: fact.found for fact in doctor.torch_facts()}
+    assert found["GPU 0"] == "Test GPU, 80 GiB, sm_90"
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_the_path_of_a_strategy_on_a_gpu_and_its_reason(backend, monkeypatch):
+    monkeypatch.setattr(
+        "nemo_gpu_decoding.search.backend.choose_backend", lambda wanted, device: backend
+    )
+    for row in doctor.strategy_paths():
+        assert row.path == backend
+        assert row.why != "torch sees no GPU"
+
+
+def test_nvrtc_versions_and_failures(monkeypatch):
+    module = SimpleNamespace(nvrtcVersion=lambda: (0, 13, 1))
+    monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", module)
+    assert doctor.nvrtc_fact().found == "13.1"
+    module.nvrtcVersion = lambda: (7, 0, 0)
+    assert doctor.nvrtc_fact().found == "fails with 7"
+    monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", None)
+    assert doctor.nvrtc_fact().found == "not usable"
+
+
+def test_code_that_cannot_be_kept_gets_advice(monkeypatch):
+    from nemo_gpu_decoding.search.flexctc_beam import cpu
+
+    stats = SimpleNamespace(stats=SimpleNamespace(cache_path=None))
+    monkeypatch.setattr(cpu, "advance", stats)
+    assert "NUMBA_CACHE_DIR" in doctor.numba_facts()[1].advice

@@ -1,0 +1,87 @@
+"""Presets: shipped ones, files, and what options make of them."""
+
+from __future__ import annotations
+
+import pytest
+from omegaconf import OmegaConf
+
+from nemo_gpu_decoding.cli.options import UsageError
+from nemo_gpu_decoding.cli.presets import decoding_config, load_preset, write_preset
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "lm.arpa").touch()
+    (tmp_path / "names.txt").touch()
+    return {"lm": str(tmp_path / "lm.arpa"), "phrases": str(tmp_path / "names.txt")}
+
+
+def test_the_shipped_preset_fits_what_is_given(files):
+    plain = decoding_config(None, None, {})
+    assert plain.strategy == "flexctc_beam"
+    assert "ngram_lm_model" not in plain.beam
+    both = decoding_config(None, None, files)
+    assert both.beam.ngram_lm_model == files["lm"]
+    assert both.beam.boosting_tree.key_phrases_file == files["phrases"]
+    assert both.beam.ngram_lm_alpha > 0
+    assert both.beam.boosting_tree_alpha > 0
+
+
+def test_options_win_over_the_preset_and_none_leaves_it_alone():
+    config = decoding_config(
+        None, "flexctc_beam_lm", {"beam_size": 3, "lm_weight": None, "beam_beta": -1.0}
+    )
+    preset = load_preset("flexctc_beam_lm")
+    assert config.beam.beam_size == 3
+    assert config.beam.beam_beta == -1.0
+    assert config.beam.ngram_lm_alpha == preset.beam.ngram_lm_alpha
+
+
+def test_a_strategy_of_nemo_needs_no_preset():
+    assert decoding_config("greedy_batch", None, {}) == {"strategy": "greedy_batch"}
+
+
+def test_a_given_strategy_wins_over_the_presets():
+    assert decoding_config("beam_batch", "flexctc_beam", {}).strategy == "beam_batch"
+
+
+@pytest.mark.parametrize("option", ["lm", "phrases"])
+def test_a_missing_file_is_named(option):
+    with pytest.raises(UsageError, match=f"{option}=nowhere is no file here"):
+        decoding_config(None, None, {option: "nowhere"})
+
+
+def test_an_unknown_preset_lists_the_shipped_ones():
+    with pytest.raises(UsageError, match=r"preset=best is no file here .*flexctc_beam_lm"):
+        load_preset("best")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("a: [1", "not valid YAML"), ("[1, 2]", "expected a mapping"), ("beam: {}", "the key `strategy`")],
+)
+def test_a_bad_preset_file_is_refused(text, problem, tmp_path):
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=problem):
+        load_preset(str(file))
+
+
+def test_a_written_preset_reads_back_and_can_be_moved_with_its_files(tmp_path, files):
+    config = decoding_config(None, None, {**files, "lm_weight": 0.4})
+    write_preset(tmp_path / "best.yaml", config, "two\nlines")
+    text = (tmp_path / "best.yaml").read_text()
+    assert text.startswith("# two\n# lines\n")
+    assert str(tmp_path) not in text
+    assert load_preset(str(tmp_path / "best.yaml")) == config
+    moved = tmp_path.rename(tmp_path.with_name("moved"))
+    assert load_preset(str(moved / "best.yaml")).beam.ngram_lm_model == str(moved / "lm.arpa")
+
+
+def test_files_in_the_folder_above_stay_relative_and_far_ones_become_absolute(tmp_path, files):
+    config = decoding_config(None, None, files)
+    write_preset(tmp_path / "presets" / "near.yaml", config, "")
+    near = OmegaConf.load(tmp_path / "presets" / "near.yaml")
+    assert near.beam.ngram_lm_model == "../lm.arpa"
+    write_preset(tmp_path / "a" / "b" / "far.yaml", config, "")
+    assert OmegaConf.load(tmp_path / "a" / "b" / "far.yaml").beam.ngram_lm_model == files["lm"]

@@ -1,0 +1,121 @@
+"""`transcribe` in-process, on the shipped models and two utterances."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from nemo_gpu_decoding.cli.main import main
+from nemo_gpu_decoding.cli.options import parse_options
+from nemo_gpu_decoding.cli.transcribe import TranscribeOptions, build_decoding
+
+pytestmark = pytest.mark.nemo
+pytest.importorskip("nemo.collections.asr")
+
+
+def rows_of(file):
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_text_goes_to_stdout_and_totals_to_stderr(assets, manifest, capsys):
+    assert main(["transcribe", f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}"]) == 0
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 2
+    assert out.startswith("page two of the contract")
+    assert "2 utterances, 6.8 s of audio" in err
+    assert "RTFx" in err
+    assert "WER" in err
+
+
+def test_json_lines_carry_n_best_words_and_scores(assets, manifest, tmp_path):
+    out = tmp_path / "hyps.jsonl"
+    arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", f"out={out}"]
+    arguments += ["beam_size=8", "n_best=3", "timestamps=true", f"lm={assets}/lm/tok3.arpa"]
+    assert main(["transcribe", *arguments]) == 0
+    for row, reference in zip(rows_of(out), rows_of(manifest), strict=True):
+        assert row["audio_filepath"] == reference["audio_filepath"]
+        assert row["text"] == reference["text"]
+        assert 0 <= row["wer"] <= 1
+        assert row["duration"] == pytest.approx(reference["duration"], abs=1e-3)
+        scores = [hypothesis["score"] for hypothesis in row["n_best"]]
+        assert len(scores) == 3
+        assert scores == sorted(scores, reverse=True)
+        assert row["n_best"][0] == {"text": row["pred_text"], "score": row["score"]}
+        assert [word["word"] for word in row["words"]] == row["pred_text"].split()
+        times = [time for word in row["words"] for time in (word["start"], word["end"])]
+        assert times == sorted(times)
+        assert 0 <= times[0] <= times[-1] <= row["duration"] + 0.1
+        assert all(0 <= word["confidence"] <= 1 for word in row["words"])
+
+
+@pytest.mark.parametrize("head", [None, "rnnt"])
+def test_both_heads_of_a_hybrid_model(head, assets, manifest, capsys):
+    arguments = [f"model={assets}/models/self_hybrid_rnnt.nemo", f"manifest={manifest}"]
+    arguments += ["strategy=greedy_batch", "head=rnnt"] if head else []
+    assert main(["transcribe", *arguments]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_a_head_that_the_model_lacks_is_refused(assets, manifest, capsys):
+    arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", "head=rnnt"]
+    assert main(["transcribe", *arguments]) == 2
+    assert "head=rnnt, but the model is a EncDecCTCModelBPE" in capsys.readouterr().err
+
+
+def test_an_unknown_key_of_nemo_is_an_error_of_one_line(assets, manifest, capsys):
+    arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}"]
+    assert main(["transcribe", *arguments, "decoding.beam.beam_sise=4"]) == 2
+    err = capsys.readouterr().err
+    assert "beam_sise" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        ("model=nowhere.nemo", "model=nowhere.nemo is no file here"),
+        ("model=no_such_name", "model=no_such_name is no file here, and NeMo cannot fetch it"),
+        (f"model={__file__}", "is no NeMo model: a .nemo file is a tar archive"),
+        ("device=gpu", "device is 'gpu', expected auto, cpu, cuda"),
+        ("device=cuda:99", "device is 'cuda:99', but torch sees"),
+    ],
+)
+def test_a_model_or_device_that_is_not_there(argument, problem, assets, manifest, capsys):
+    arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", argument]
+    assert main(["transcribe", *arguments]) == 2
+    assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["tune", "transcribe"])
+def test_without_nemo_the_command_says_what_to_install(command, assets, manifest, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "nemo.collections.asr.models", None)
+    monkeypatch.delattr("nemo.collections.asr.models", raising=False)
+    assert main([command, f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}"]) == 2
+    assert "needs NeMo: pip install" in capsys.readouterr().err
+
+
+def test_a_missing_folder_for_out_is_found_before_the_model_is_loaded(manifest, tmp_path, capsys):
+    arguments = ["model=nowhere.nemo", f"manifest={manifest}", f"out={tmp_path}/no/hyps.jsonl"]
+    assert main(["transcribe", *arguments]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [("n_best=0", "n_best is 0"), ("batch_size=0", "batch_size is 0"), ("head=x", "head is 'x'")],
+)
+def test_values_out_of_range(argument, problem, capsys):
+    assert main(["transcribe", "model=m.nemo", argument]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_raw_keys_win_over_options():
+    arguments = ["model=m", "beam_size=4", "n_best=2", "timestamps=true", "decoding.beam.beam_size=6"]
+    config = build_decoding(parse_options(TranscribeOptions, arguments))
+    assert config.beam.beam_size == 6
+    assert config.beam.n_best == 2
+    assert config.beam.return_best_hypothesis is False
+    assert config.compute_timestamps is True
+    assert config.confidence_cfg.preserve_word_confidence is True

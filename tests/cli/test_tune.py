@@ -1,0 +1,92 @@
+"""`tune`: the grid, the ranking, and one small run that ends in a preset that `transcribe` takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from nemo_gpu_decoding.cli.dev_set import Decoded, Score
+from nemo_gpu_decoding.cli.main import main
+from nemo_gpu_decoding.cli.options import parse_options
+from nemo_gpu_decoding.cli.presets import load_preset
+from nemo_gpu_decoding.cli.tune import Point, Trial, TuneOptions, describe, grid, ranked
+from nemo_gpu_decoding.metrics import PhraseScore, WordErrors
+
+
+def options(*arguments):
+    return parse_options(TuneOptions, ["model=m", "manifest=dev.json", *arguments])
+
+
+def trial(wrong, found=0, **point):
+    values = {"beam_size": 8, "beam_beta": 0.0, "lm_weight": 0.5, "boosting_weight": None, **point}
+    score = Score(WordErrors(10, wrong, 0, 0), PhraseScore(found, 0, 4 - found))
+    return Trial(Point(**values), Decoded((), 0.0), score)
+
+
+def test_the_grid_has_every_combination():
+    small = options("lm_weight=[0,1]", "beam_beta=[0,1,2]", "boosting_weight=[1]", "beam_size=[4,8]")
+    points = list(grid(small, has_lm=True, has_phrases=True))
+    assert len(set(points)) == len(points) == 12
+    assert Point(4, 2.0, 1.0, 1.0) in points
+
+
+def test_without_lm_or_phrases_their_weights_are_left_out():
+    small = options("lm_weight=[0,1]", "beam_beta=[0]", "boosting_weight=[1,2]")
+    assert list(grid(small, has_lm=False, has_phrases=False)) == [Point(8, 0.0, None, None)]
+
+
+def test_the_lowest_error_rate_wins_then_the_phrases_then_the_smaller_search():
+    worst, fewer_phrases = trial(3, 4), trial(1, 1)
+    large, small = trial(1, 2, beam_size=16), trial(1, 2, lm_weight=0.7)
+    smaller = trial(1, 2, lm_weight=0.2)
+    order = ranked([worst, large, small, fewer_phrases, smaller], "wer")
+    assert order == [smaller, small, large, fewer_phrases, worst]
+
+
+def test_the_f_score_can_be_the_objective():
+    accurate, finds_names = trial(1, 1), trial(3, 4)
+    assert ranked([accurate, finds_names], "fscore") == [finds_names, accurate]
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        ("lm_weight=[]", "lm_weight is empty"),
+        ("store=int8", "store is 'int8', expected float32 or float16"),
+        ("objective=cer", "objective is 'cer', expected wer or fscore"),
+        ("objective=fscore", "needs phrases=FILE"),
+    ],
+)
+def test_bad_options_are_refused(argument, problem, capsys):
+    assert main(["tune", "model=m", "manifest=m", argument]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_an_empty_phrase_list_is_refused(manifest, tmp_path, capsys):
+    (tmp_path / "none.txt").write_text("\n\n")
+    arguments = ["model=m.nemo", f"manifest={manifest}", f"phrases={tmp_path}/none.txt"]
+    assert main(["tune", *arguments]) == 2
+    assert "holds no phrase" in capsys.readouterr().err
+
+
+@pytest.mark.nemo
+def test_a_run_prints_a_table_and_writes_a_preset(assets, manifest, tmp_path, capsys):
+    pytest.importorskip("nemo.collections.asr")
+    best = tmp_path / "best.yaml"
+    arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", f"out={best}", "show=2"]
+    arguments += [f"lm={assets}/lm/tok3.arpa", f"phrases={assets}/phrases.txt", "store=float16"]
+    arguments += ["lm_weight=[0,0.7]", "beam_beta=[1.0]", "boosting_weight=[0,1]", "beam_size=[4]"]
+    assert main(["tune", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert "greedy" in out.splitlines()[2]
+    assert out.count("\nbeam") == 2
+    assert "(2 more combinations; show=4 lists them all)" in out
+    preset = load_preset(str(best))
+    assert preset.strategy == "flexctc_beam"
+    beam = preset.beam
+    point = Point(beam.beam_size, beam.beam_beta, beam.ngram_lm_alpha, beam.boosting_tree_alpha)
+    assert f"\nbest: {describe(point)}\n" in out
+    assert point in grid(options(*arguments[4:]), has_lm=True, has_phrases=True)
+
+    transcribe = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", f"preset={best}"]
+    assert main(["transcribe", *transcribe]) == 0
+    assert "WER" in capsys.readouterr().err

@@ -1,0 +1,69 @@
+"""Error rates and phrase scores, on cases that can be counted by hand."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, phrase_score, read_phrases, word_errors
+
+
+def test_counts_of_a_hand_made_alignment():
+    errors = word_errors(["a b c d", "x y"], ["a q c", "x y z"])
+    assert errors == WordErrors(words=6, substitutions=1, deletions=1, insertions=1)
+    assert errors.total == 3
+    assert errors.wer == 0.5
+
+
+@pytest.mark.parametrize(("hypothesis", "wer"), [("", 0.0), ("noise", float("inf"))])
+def test_without_reference_words(hypothesis, wer):
+    assert word_errors([""], [hypothesis]).wer == wer
+
+
+def test_case_counts_in_word_errors():
+    assert word_errors(["Paris"], ["paris"]).substitutions == 1
+
+
+def test_lists_must_have_the_same_length():
+    with pytest.raises(ValueError, match=r"hypotheses has 1 texts, expected 2"):
+        word_errors(["a", "b"], ["a"])
+    with pytest.raises(ValueError, match=r"hypotheses has 1 texts, expected 2"):
+        phrase_score(["a", "b"], ["a"], ["a"])
+
+
+def test_missing_kaldialign_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "kaldialign", None)
+    with pytest.raises(ImportError, match="pip install kaldialign"):
+        word_errors(["a"], ["a"])
+
+
+def test_phrases_match_whole_words_and_ignore_case():
+    score = phrase_score(["New York is not newark"], ["new york is not New Yorkshire"], ["new york"])
+    assert score == PhraseScore(true_positives=1, false_positives=0, false_negatives=0)
+
+
+def test_phrases_are_counted_per_utterance_and_as_often_as_they_occur():
+    references = ["gdansk gdansk", "", "quasar"]
+    hypotheses = ["gdansk", "gdansk", "quasar quasar"]
+    score = phrase_score(references, hypotheses, ["gdansk", "Quasar", "never said"])
+    assert score == PhraseScore(true_positives=2, false_positives=2, false_negatives=1)
+    assert score.precision == 0.5
+    assert score.recall == pytest.approx(2 / 3)
+    assert score.fscore == pytest.approx(4 / 7)
+
+
+def test_a_duplicate_phrase_counts_once():
+    assert phrase_score(["a b"], ["a b"], ["a b", "A  B"]).true_positives == 1
+
+
+def test_scores_without_anything_said_or_found():
+    assert phrase_score(["x"], ["x"], ["gdansk"]).fscore == 1.0
+    missed = phrase_score(["gdansk"], ["x"], ["gdansk"])
+    assert (missed.precision, missed.recall, missed.fscore) == (1.0, 0.0, 0.0)
+    spurious = phrase_score(["x"], ["gdansk"], ["gdansk"])
+    assert (spurious.precision, spurious.recall, spurious.fscore) == (0.0, 1.0, 0.0)
+
+
+def test_blank_lines_and_weights_of_a_phrase_file_are_skipped():
+    assert read_phrases([" new york \n", "\n", "gdansk\t2.5\n"]) == ["new york", "gdansk"]
