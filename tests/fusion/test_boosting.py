@@ -20,7 +20,7 @@ from tests.assets import ASSETS
 from tests.fusion.test_ngram import write_nemo
 from tests.oracles.phrases import phrase_bonus
 
-VOCABULARY = Vocabulary.from_pieces(("<unk>", "▁", *"abcdeABC", "▁ab", "▁abc", "bc"))
+VOCABULARY = Vocabulary.from_pieces(("<unk>", "▁", *"abcdeABC'", "▁ab", "▁abc", "bc"))
 
 
 @pytest.fixture(autouse=True)
@@ -98,23 +98,91 @@ def test_ignore_case_boosts_other_spellings():
         assert score(tolerant, text) == pytest.approx(phrase_bonus(4))
 
 
-def test_the_root_lists_only_first_tokens():
+def test_the_root_has_an_arc_for_every_token():
     tree = build_boosting_tree(["abc", "de"], VOCABULARY)
     root = tree.arrays.states[tree.start_state]
-    assert root["arc_end"] - root["arc_begin"] == 2
+    assert root["arc_end"] - root["arc_begin"] == len(VOCABULARY)
 
 
-def test_phrases_are_found_inside_words_as_in_nemo():
-    tree = build_boosting_tree(["ab"], VOCABULARY)
+@pytest.mark.parametrize("options", [{"whole_words": False}, {"refund": "nemo"}], ids=str)
+def test_phrases_are_found_in_longer_words_as_in_nemo(options):
+    tree = build_boosting_tree(["ab"], VOCABULARY, BoostingConfig(**options))
     assert tree.score(spelled("▁ab", "e")) == pytest.approx(phrase_bonus(1))
+
+
+def test_phrases_earn_nothing_in_longer_words():
+    tree = build_boosting_tree(["ab"], VOCABULARY)
+    assert tree.score(spelled("▁ab", "e")) == pytest.approx(0)
+    for end in ([], ["▁"], ["▁abc"], ["<unk>"], ["'", "c"]):
+        assert tree.score(spelled("▁ab", *end)) == pytest.approx(phrase_bonus(1))
+
+
+def test_phrases_that_end_in_no_word_earn_whatever_follows():
+    tree = build_boosting_tree(["ab'"], VOCABULARY)
+    assert tree.score(spelled("▁ab", "'", "c")) == pytest.approx(phrase_bonus(2))
+
+
+def test_phrases_in_characters_begin_and_end_with_words():
+    vocabulary = Vocabulary.from_pieces((*"abc '", "東", "京"), kind="char")
+    tree = build_boosting_tree(["ab", "b c", "京", "'b"], vocabulary)
+
+    def earns(text):
+        return tree.score([vocabulary.pieces.index(c) for c in text])
+
+    for text in ("ab", "c ab c", "ab'", "ab 'c"):
+        assert earns(text) == pytest.approx(phrase_bonus(2))
+    for text in ("cab", "abc", "c'ab", "a", "a b", "b ca"):
+        assert earns(text) == pytest.approx(0)
+    assert earns("ab ab") == pytest.approx(2 * phrase_bonus(2))
+    assert earns("b cab c") == pytest.approx(0)
+    assert earns("ab b c") == pytest.approx(phrase_bonus(2) + phrase_bonus(3))
+    assert earns("a'b") == pytest.approx(phrase_bonus(2))  # begins with no word, hence anywhere
+    # a script without spaces: nothing says where words are
+    assert earns("東京東") == pytest.approx(1.0)
+
+
+def test_characters_without_a_space_have_no_word_beginnings():
+    vocabulary = Vocabulary.from_pieces("abc", kind="char")
+    tree = build_boosting_tree(["ab"], vocabulary)
+    assert tree.score([2, 0, 1]) == pytest.approx(phrase_bonus(2))
+    assert tree.score([0, 1, 2]) == pytest.approx(0)
+
+
+def test_wordpieces_tell_where_words_go_on():
+    vocabulary = Vocabulary.from_pieces(("ab", "##c", "##'", "c"))
+    tree = build_boosting_tree(["ab"], vocabulary)
+    assert tree.score([0, 1]) == pytest.approx(0)
+    for piece in (2, 3):
+        assert tree.score([0, piece]) == pytest.approx(phrase_bonus(1))
+
+
+def random_phrases(count):
+    draw = random.Random(0)
+    phrases = {"".join(draw.choices("abcde", k=draw.randint(6, 14))) for _ in range(count * 11 // 10)}
+    return draw.sample(sorted(phrases), count)
 
 
 @pytest.mark.slow
 def test_20000_phrases_cost_no_more_nodes_than_tokens():
-    draw = random.Random(0)
-    phrases = {"".join(draw.choices("abcde", k=draw.randint(6, 14))) for _ in range(22_000)}
-    tree = build_boosting_tree(sorted(phrases)[:20_000], VOCABULARY)
-    assert tree.num_arcs == tree.num_states - 1 < 200_000
+    config = BoostingConfig(whole_words=False)
+    tree = build_boosting_tree(random_phrases(20_000), VOCABULARY, config)
+    assert tree.num_arcs <= tree.num_states + len(VOCABULARY)
+    assert tree.num_states < 200_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_word_ends_of_20000_phrases_cost_few_states(is_weighted):
+    """The debts that phrases share are few, even where every phrase has a weight of its own."""
+    draw = random.Random(1)
+    phrases = [
+        Phrase(text, draw.uniform(0.5, 3.0) if is_weighted else None) for text in random_phrases(20_000)
+    ]
+    anywhere, in_words = (
+        build_boosting_tree(phrases, VOCABULARY, BoostingConfig(whole_words=whole))
+        for whole in (False, True)
+    )
+    assert in_words.num_states - anywhere.num_states < (3_000 if is_weighted else 100)
 
 
 # -- blank lines, duplicates, files ------------------------------------------------------------------
@@ -288,6 +356,10 @@ def test_missing_files(tmp_path):
         ({"unk_score": float("inf")}, "unk_score is inf"),
         ({"segmentations": 0}, "segmentations is 0, expected at least 1"),
         ({"use_bpe_dropout": True, "num_of_transcriptions": 0}, "num_of_transcriptions is 0"),
+        ({"whole_words": "yes"}, "whole_words is 'yes', expected True, False or None"),
+        ({"whole_words": 1}, "whole_words is 1, expected True, False or None"),
+        ({"whole_words": True, "refund": "nemo"}, "whole_words is True, which has no effect"),
+        ({"whole_words": True, "model_path": "tree.nemo"}, "whole_words is True, which has no effect"),
         ({"refund": "half"}, "refund is 'half', expected one of full, nemo"),
         ({"final_eos_score": 2.0}, "final_eos_score is 2.0, which has no effect"),
         ({"bpe_alpha": 0.1}, "bpe_alpha is 0.1, which has no effect"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +11,12 @@ from hypothesis import strategies as st
 
 from nemo_gpu_decoding.fusion.automaton import concatenate
 from nemo_gpu_decoding.fusion.lookup import lookup
-from nemo_gpu_decoding.fusion.phrase_tree import ScoredSequence, build_phrase_automaton, token_scores
+from nemo_gpu_decoding.fusion.phrase_tree import (
+    MAX_BONUSES,
+    ScoredSequence,
+    build_phrase_automaton,
+    token_scores,
+)
 from tests.oracles.phrases import earned, phrase_bonus
 
 V = 4
@@ -22,6 +29,8 @@ PHRASES = st.dictionaries(
     max_size=10,
 )
 TEXTS = st.lists(TOKENS, max_size=14)
+CARRYING = st.sets(TOKENS)  # labels that carry on the word before them
+OUTSIDE = st.lists(st.booleans(), min_size=10, max_size=10)  # for each phrase: it ends in no word
 
 
 def sequences(weights):
@@ -36,8 +45,13 @@ def build(phrases, refund="full", unk_score=0.0):
     return build_phrase_automaton(sequences(weights), V, refund=refund, unk_score=unk_score)
 
 
-def bonuses(phrases):
-    return {phrase: phrase_bonus(len(phrase)) for phrase in phrases}
+def build_with_word_ends(weights, carrying, outside=(), **options):
+    own = [replace(s, ends_in_word=s.tokens not in outside) for s in sequences(weights)]
+    return build_phrase_automaton(own, V, carries_on=np.isin(np.arange(V), list(carrying)), **options)
+
+
+def bonuses(weights):
+    return {phrase: weight * phrase_bonus(len(phrase)) for phrase, weight in weights.items()}
 
 
 # -- properties --------------------------------------------------------------------------------------
@@ -46,21 +60,51 @@ def bonuses(phrases):
 @settings(max_examples=150, deadline=None)
 @given(PHRASES, TEXTS)
 def test_a_text_ends_with_exactly_what_its_phrases_earn(weights, text):
-    own = {phrase: weight * phrase_bonus(len(phrase)) for phrase, weight in weights.items()}
-    assert build(weights).score(text) == pytest.approx(earned(text, own), abs=1e-4)
+    assert build(weights).score(text) == pytest.approx(earned(text, bonuses(weights)), abs=1e-4)
 
 
 @settings(max_examples=50, deadline=None)
 @given(PHRASES, TEXTS)
 def test_advances_never_leave_a_text_below_what_it_has_earned(weights, text):
     """While an utterance runs, help for an unfinished phrase comes on top."""
-    own = {phrase: weight * phrase_bonus(len(phrase)) for phrase, weight in weights.items()}
-    assert build(weights).score(text, final=False) >= earned(text, own) - 1e-4
+    assert build(weights).score(text, final=False) >= earned(text, bonuses(weights)) - 1e-4
 
 
 def test_a_cheap_long_phrase_does_not_push_down_its_dear_prefix():
     tree = build({(A, B): 10.0, (A, B, C): 0.1})
     assert tree.score([A, B, C], final=False) == pytest.approx(10.0 * phrase_bonus(2))
+
+
+@settings(max_examples=300, deadline=None)
+@given(PHRASES, TEXTS, CARRYING, OUTSIDE)
+def test_a_text_earns_the_phrases_with_which_words_end(weights, text, carrying, outside):
+    outside = [phrase for phrase, is_outside in zip(weights, outside, strict=False) if is_outside]
+    tree = build_with_word_ends(weights, carrying, outside)
+    expected = earned(text, bonuses(weights), carrying, outside)
+    assert tree.score(text) == pytest.approx(expected, abs=1e-4)
+    # while the text goes on, help for unfinished phrases comes on top
+    assert tree.score(text, final=False) >= expected - 1e-4
+
+
+@settings(max_examples=100, deadline=None)
+@given(PHRASES, TEXTS, CARRYING)
+def test_tokens_outside_of_phrases_cost_the_same_wherever_words_end(weights, text, carrying):
+    """Word ends change what phrases earn, not which tokens belong to none."""
+    for unk_score in (-1.0, 0.5):
+        in_words, anywhere = [
+            build_with_word_ends(weights, labels, unk_score=unk_score) for labels in (carrying, ())
+        ]
+        difference = earned(text, bonuses(weights), carrying) - earned(text, bonuses(weights))
+        assert in_words.score(text) - anywhere.score(text) == pytest.approx(difference, abs=1e-4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(PHRASES, CARRYING)
+def test_upper_bounds_hold_with_word_ends(weights, carrying):
+    tree = build_with_word_ends(weights, carrying)
+    for state in range(tree.num_states):
+        best = max(tree.advance(state, label)[0] for label in range(V))
+        assert best <= tree.arrays.states["upper_bound"][state]
 
 
 @settings(max_examples=50, deadline=None)
@@ -154,3 +198,60 @@ def test_the_example_of_the_module():
     assert weights([A, B, x]) == [1, 1, 0, 0]
     assert weights([A, B, C, x]) == [1, 1, 3, -1, 0]
     assert weights([A]) == [1, -1]
+
+
+# -- word ends -----------------------------------------------------------------------------------------
+
+
+def test_a_phrase_loses_its_bonus_with_the_token_that_carries_on_its_word():
+    tree = build_with_word_ends({(A, B): 1.0}, carrying=[B, C])
+    bonus = phrase_bonus(2)
+    assert tree.score([A, B], final=False) == pytest.approx(bonus)
+    assert tree.score([A, B, D], final=False) == pytest.approx(bonus)
+    assert tree.score([A, B, C], final=False) == pytest.approx(0)
+    assert tree.score([A, B, A], final=False) == pytest.approx(bonus + 1.0)  # and the next one begins
+
+
+def test_a_completed_phrase_counts_in_a_longer_one_that_goes_on_with_a_new_word():
+    new_york, new_york_city = (A, B), (A, B, C)
+    tree = build_with_word_ends({new_york: 1.0, new_york_city: 1.0}, carrying=[D])
+    assert tree.score([A, B, C, D]) == pytest.approx(phrase_bonus(2))  # "new york cityd"
+    assert tree.score([A, B, C]) == pytest.approx(phrase_bonus(3))
+    assert tree.score([A, B, D]) == pytest.approx(0)
+
+
+def test_all_phrases_that_end_together_are_taken_back_together():
+    tree = build_with_word_ends({(A, B, C): 1.0, (B, C): 1.0, (C,): 1.0, (C, D): 1.0}, carrying=[D])
+    assert tree.score([A, B, C]) == pytest.approx(sum(phrase_bonus(n) for n in (1, 2, 3)))
+    assert tree.score([A, B, C, D]) == pytest.approx(phrase_bonus(2))  # "C D" alone
+    assert tree.score([A, B, C, D, D]) == pytest.approx(0)
+
+
+def test_a_phrase_that_ends_in_no_word_counts_whatever_follows():
+    tree = build_with_word_ends({(A, B): 1.0}, carrying=[C], outside=[(A, B)])
+    assert tree.score([A, B, C]) == pytest.approx(phrase_bonus(2))
+
+
+def test_an_utterance_begins_after_the_label_before_it():
+    space = D
+    spaced = [ScoredSequence((space, A, B), np.array([0.0, 1.0, 2.0]), 1.0)]
+    options = {"carries_on": np.array([True, True, True, False]), "unk_score": -0.5}
+    tree = build_phrase_automaton(spaced, V, label_before=space, **options)
+    assert tree.score([A, B]) == 3.0
+    assert tree.score([A, B, space, A, B]) == 5.5  # the space belongs to no phrase
+    assert tree.score([C, space, A, B]) == 2.0
+    assert tree.score([C, A, B]) == -1.5
+
+
+@pytest.mark.parametrize(("count", "tolerance"), [(MAX_BONUSES, 1e-6), (MAX_BONUSES + 1, 4e-3)])
+def test_bonuses_are_rounded_only_where_there_are_too_many(count, tolerance):
+    weights = 1.0 + np.arange(count) / count
+    phrases = np.stack(np.unravel_index(np.arange(count), (V,) * 6), 1)
+    own = [
+        ScoredSequence(tuple(phrase), weight * np.ones(6), 1.0)
+        for phrase, weight in zip(phrases.tolist(), weights, strict=True)
+    ]
+    tree = build_phrase_automaton(own, V, carries_on=np.arange(V) == A)
+    plain = build_phrase_automaton(own, V)
+    for sequence in own:
+        assert tree.score(sequence.tokens) == pytest.approx(plain.score(sequence.tokens), rel=tolerance)

@@ -176,5 +176,5 @@ def test_the_valid_keys_are_nemos_and_ours():
     nemo = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig()))["beam"]
     assert set(keys["beam"]) == {*nemo, *OWN_KEYS}
     assert set(keys["beam.boosting_tree"]) == {
-        *nemo["boosting_tree"], "segmentations", "ignore_case", "refund",
+        *nemo["boosting_tree"], "segmentations", "ignore_case", "refund", "whole_words",
     }  # fmt: skip
