@@ -166,10 +166,9 @@ def differences(test: DevSet, rows: Sequence[Row], show: int) -> str:
     gains = {i: gain(i) for i in disputed}
     better = sum(gain > 0 for gain in gains.values())
     worse = sum(gain < 0 for gain in gains.values())
-    lines = [
-        f"\ntranscripts differ in {len(disputed)} utterances; from {rows[0].decoder} to {rows[-1].decoder} "
-        f"{better} get better and {worse} worse"
-    ]
+    first, last = rows[0].decoder, rows[-1].decoder
+    verdict = f"from {first} to {last} {better} get better and {worse} worse"
+    lines = [f"\ntranscripts differ in {len(disputed)} utterances; {verdict}"]
     width = max(len(name) for name in ("reference", *(row.decoder for row in rows)))
     for i in sorted(disputed, key=lambda i: -gains[i])[:show]:
         lines += ["", f"  {'reference':{width}}  {test.references[i]}"]

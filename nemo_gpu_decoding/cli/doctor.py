@@ -10,6 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from dataclasses import asdict, dataclass
 
 from nemo_gpu_decoding import __version__
@@ -164,13 +165,14 @@ def registration_fact() -> Fact:
 
 def numba_facts() -> list[Fact]:
     """numba, and where compiled code is kept: without a cache every process compiles anew."""
-    from nemo_gpu_decoding.search.flexctc_beam import cpu
+    from nemo_gpu_decoding.jit import CACHE_VARIABLE, cache_folder
 
-    folder = cpu.advance.stats.cache_path  # type: ignore[attr-defined]
-    advice = "" if folder else "set NUMBA_CACHE_DIR to a writable folder, else every start compiles"
+    folder = cache_folder()
+    lasting = not folder.is_relative_to(tempfile.gettempdir())
+    advice = "" if lasting else f"a temporary folder: {CACHE_VARIABLE}=FOLDER names a lasting one"
     return [
         Fact("numba", installed_version("numba") or "not installed"),
-        Fact("compiled code", folder or "is not kept", advice),
+        Fact("compiled code", str(folder), advice),
     ]
 
 

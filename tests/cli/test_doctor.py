@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -134,9 +135,10 @@ def test_nvrtc_versions_and_failures(monkeypatch):
     assert doctor.nvrtc_fact().found == "not usable"
 
 
-def test_code_that_cannot_be_kept_gets_advice(monkeypatch):
-    from nemo_gpu_decoding.search.flexctc_beam import cpu
-
-    stats = SimpleNamespace(stats=SimpleNamespace(cache_path=None))
-    monkeypatch.setattr(cpu, "advance", stats)
-    assert "NUMBA_CACHE_DIR" in doctor.numba_facts()[1].advice
+@pytest.mark.parametrize(("folder", "advised"), [("/tmp/x", True), ("/home/me/.cache/x", False)])
+def test_compiled_code_in_a_temporary_folder_gets_advice(folder, advised, monkeypatch):
+    monkeypatch.setattr("nemo_gpu_decoding.jit.cache_folder", lambda: Path(folder))
+    monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: "/tmp")
+    fact = doctor.numba_facts()[1]
+    assert fact.found == folder
+    assert ("NEMO_GPU_DECODING_CACHE=FOLDER" in fact.advice) == advised
