@@ -70,8 +70,9 @@ class BenchOptions:
     vocab_size: int = 1024
     # Without `data`: number of utterances B.
     batch: int = 32
-    # Without `data`: shortest and longest utterance, in frames of 80 ms.
+    # Without `data`: shortest utterance, in frames of 80 ms.
     min_frames: int = 125
+    # Without `data`: longest utterance.
     max_frames: int = 375
     # Without `data`: sentences of text that the LMs are estimated from.
     sentences: int = 12_000
@@ -87,6 +88,7 @@ class BenchOptions:
     beam_beta: float = 0.5
     # Ours, and NeMo's boosting_tree_alpha.
     boosting_weight: float = 0.2
+    # Of flashlight's token LM.
     flashlight_lm_weight: float = 0.15
     # Of pyctcdecode's word LM.
     pyctcdecode_lm_weight: float = 0.2

@@ -25,7 +25,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -63,7 +64,6 @@ class BackoffAutomaton:
     vocab_size: int
     start_state: int  # where an utterance begins
     name: str = "automaton"  # for messages: the file or list it was made from
-    fingerprint: str = field(default="", compare=False)  # of the content; keys caches
 
     @classmethod
     def from_arrays(
@@ -81,7 +81,7 @@ class BackoffAutomaton:
         arc_targets: np.ndarray,
         name: str = "automaton",
     ) -> BackoffAutomaton:
-        """Check the arrays (shapes as in `AutomatonArrays`), add upper bounds and fingerprint."""
+        """Check the arrays (shapes as in `AutomatonArrays`), make roots dense and add upper bounds."""
         states, arcs = np.zeros(len(arc_begin), STATE), np.zeros(len(arc_labels), ARC)
         columns = {
             "arc_begin": (states, "arc_begin", arc_begin),
@@ -100,10 +100,15 @@ class BackoffAutomaton:
         _check_structure(name, vocab_size, start_state, states, arcs)
         arcs = _with_dense_roots(states, arcs, vocab_size)
         states["upper_bound"] = _upper_bounds(states, arcs)
-        digest = hashlib.sha256(f"{vocab_size} {start_state}".encode())
-        digest.update(states.tobytes())
-        digest.update(arcs.tobytes())
-        return cls(AutomatonArrays(states, arcs), vocab_size, start_state, name, digest.hexdigest())
+        return cls(AutomatonArrays(states, arcs), vocab_size, start_state, name)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for automata that do the same with every label sequence, state by state."""
+        digest = hashlib.sha256(f"{self.vocab_size} {self.start_state}".encode())
+        digest.update(self.arrays.states.tobytes())
+        digest.update(self.arrays.arcs.tobytes())
+        return digest.hexdigest()
 
     @property
     def num_states(self) -> int:
@@ -175,10 +180,6 @@ def concatenate(automata: Sequence[BackoffAutomaton]) -> tuple[AutomatonArrays, 
         state += automaton.num_states
         arc += automaton.num_arcs
     return AutomatonArrays(states, arcs), np.array(starts, np.int32)
-
-
-def with_name(automaton: BackoffAutomaton, name: str) -> BackoffAutomaton:
-    return replace(automaton, name=name)
 
 
 def _check_structure(
