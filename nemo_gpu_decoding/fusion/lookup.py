@@ -6,16 +6,21 @@ import numpy as np
 
 from nemo_gpu_decoding.jit import compiled
 
+ANY_WEIGHT = np.float32(-np.inf)
+
 
 @compiled
-def lookup(automaton, vocab_size, state, label):
+def lookup(automaton, vocab_size, state, label, least):
     """Weight (float32, natural log) of `label` in `state`, and the state after it.
 
-    The additions happen in the order in which NeMo's NGPU-LM does them, so that sums agree to the bit.
+    Gives up with weight -inf as soon as upper bounds show that the weight is below `least`: a label
+    that is no likely successor then costs one step and not a whole chain of back-offs. With
+    `ANY_WEIGHT` it never gives up. The additions happen in the order in which NeMo's NGPU-LM does
+    them, so that sums agree to the bit.
     """
     states, arcs = automaton.states, automaton.arcs
     weight = np.float32(0.0)
-    while True:
+    while weight + states[state].upper_bound >= least:
         low = states[state].arc_begin
         end = states[state].arc_end
         if end - low == vocab_size:
@@ -32,3 +37,4 @@ def lookup(automaton, vocab_size, state, label):
             return weight + arcs[low].weight, arcs[low].target
         weight += states[state].backoff_weight
         state = states[state].backoff_to  # ends at the latest in a root, which has every label
+    return ANY_WEIGHT, np.int32(state)

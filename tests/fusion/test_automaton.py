@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
-from nemo_gpu_decoding.fusion.lookup import lookup
+from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 
 A, B = 0, 1
 EXAMPLE = {  # p(a) p(b) p(b|a) over {a, b}, states root, start, "a", "b"
@@ -44,7 +44,7 @@ def test_compiled_look_up_equals_the_readable_one():
     for automaton in (make(), make(**sparse_root), empty_automaton(2)):
         for state in range(automaton.num_states):
             for label in (A, B):
-                assert lookup(automaton.arrays, 2, state, label) == automaton.advance(state, label)
+                assert lookup(automaton.arrays, 2, state, label, ANY_WEIGHT) == automaton.advance(state, label)
 
 
 def test_fingerprint_is_of_the_content():

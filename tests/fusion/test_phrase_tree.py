@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nemo_gpu_decoding.fusion.automaton import concatenate
-from nemo_gpu_decoding.fusion.lookup import lookup
+from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.fusion.phrase_tree import (
     MAX_BONUSES,
     ScoredSequence,
@@ -124,7 +124,7 @@ def test_concatenated_trees_score_as_they_do_alone(lists, text):
     for tree, start in zip(trees, starts, strict=True):
         state, own_state = int(start), tree.start_state
         for label in text:
-            weight, state = lookup(arrays, V, state, label)
+            weight, state = lookup(arrays, V, state, label, ANY_WEIGHT)
             own_weight, own_state = tree.advance(own_state, label)
             assert weight == np.float32(own_weight)
             assert state - start == own_state - tree.start_state

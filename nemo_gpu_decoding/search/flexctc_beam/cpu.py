@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.lookup import lookup
+from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import compiled, inlined
 from nemo_gpu_decoding.search.flexctc_beam.candidates import (
     CANDIDATE,
@@ -147,12 +147,9 @@ def _candidates(row, beam, size, search, lm, boosting, candidates):
             base = beam[k].score + row[v] + search.beam_beta
             if bound_of(base, beam[k]) < floor:
                 continue
-            # boosting trees are small and the LM is large: the cheap look-up first may save the other
-            bonus, boosting_state = boosting_of(beam[k], np.int32(v), search, boosting)
-            if base + beam[k].lm_bound + bonus < floor:
-                continue
-            weight, lm_state = lm_of(beam[k], np.int32(v), search, lm)
-            score = base + weight + bonus
+            score, lm_state, boosting_state = fused(
+                base, beam[k], np.int32(v), floor, search, lm, boosting
+            )
             slot, count = insert(
                 candidates.items, candidates.rank, count, score, np.int32(k), np.int32(~v)
             )
@@ -193,31 +190,30 @@ def note_bounds(beam, size, search, lm, boosting):
 
 
 @inlined
-def fused(base, hypothesis, column, search, lm, boosting):
-    """`base` plus LM and boosting for a new token, and the states after it."""
-    weight, lm_state = lm_of(hypothesis, column, search, lm)
-    bonus, boosting_state = boosting_of(hypothesis, column, search, boosting)
+def fused(base, hypothesis, column, floor, search, lm, boosting):
+    """`base` plus LM and boosting for a new token, and the states after it.
+
+    IMPOSSIBLE if that is found to be below `floor` on the way. Boosting trees are small and LMs are
+    large: the cheap look-up comes first and may save the other.
+    """
+    label = label_of(column, search.blank_id)
+    lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
+    weight, bonus = np.float32(0.0), np.float32(0.0)
+    if search.boosting_weight > 0:
+        bonus, boosting_state = lookup(boosting, search.vocab_size, boosting_state, label, ANY_WEIGHT)
+        bonus *= search.boosting_weight
+    if search.lm_weight > 0:
+        least = least_lm_weight(floor, base, bonus, search.lm_weight)
+        weight, lm_state = lookup(lm, search.vocab_size, lm_state, label, least)
+        weight *= search.lm_weight
     return base + weight + bonus, lm_state, boosting_state
 
 
 @inlined
-def lm_of(hypothesis, column, search, lm):
-    """Weighted LM score of a new token, and the LM state after it."""
-    weight, state = np.float32(0.0), hypothesis.lm_state
-    if search.lm_weight > 0:
-        weight, state = lookup(lm, search.vocab_size, state, label_of(column, search.blank_id))
-        weight *= search.lm_weight
-    return weight, state
-
-
-@inlined
-def boosting_of(hypothesis, column, search, boosting):
-    """Weighted bonus of a new token, and the boosting state after it."""
-    bonus, state = np.float32(0.0), hypothesis.boosting_state
-    if search.boosting_weight > 0:
-        bonus, state = lookup(boosting, search.vocab_size, state, label_of(column, search.blank_id))
-        bonus *= search.boosting_weight
-    return bonus, state
+def least_lm_weight(floor, base, bonus, lm_weight):
+    """No smaller LM weight lifts base + bonus to the floor; with slack for float32 rounding."""
+    slack = 1e-6 * (abs(np.float64(floor)) + abs(np.float64(base))) + 1e-5
+    return (np.float64(floor) - base - bonus - slack) / lm_weight
 
 
 @inlined
@@ -369,10 +365,12 @@ def fusion_parts(tokens, search, lm, boosting, lm_state, boosting_state, final):
     for column in tokens:
         label = label_of(column, search.blank_id)
         if search.lm_weight > 0:
-            weight, lm_state = lookup(lm, search.vocab_size, lm_state, label)
+            weight, lm_state = lookup(lm, search.vocab_size, lm_state, label, ANY_WEIGHT)
             lm_score += search.lm_weight * weight
         if search.boosting_weight > 0:
-            weight, boosting_state = lookup(boosting, search.vocab_size, boosting_state, label)
+            weight, boosting_state = lookup(
+                boosting, search.vocab_size, boosting_state, label, ANY_WEIGHT
+            )
             boosting_score += search.boosting_weight * weight
     if final and search.lm_weight > 0:
         lm_score += search.lm_weight * lm.states[lm_state].final_weight

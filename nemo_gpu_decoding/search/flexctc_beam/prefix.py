@@ -80,7 +80,9 @@ def _prefix_candidates(row, beam, size, search, lm, boosting, candidates):
                 continue
             if _find_text(beam, size, extended_hash(beam[k].text_hash, v), beam[k].length + 1) >= 0:
                 continue  # that text is in the beam: _offer_same_text has counted this way to it
-            score, lm_state, boosting_state = fused(base, beam[k], np.int32(v), search, lm, boosting)
+            score, lm_state, boosting_state = fused(
+                base, beam[k], np.int32(v), floor, search, lm, boosting
+            )
             slot, count = insert(
                 candidates.items, candidates.rank, count, score, np.int32(k), np.int32(~v)
             )
@@ -108,7 +110,7 @@ def _offer_same_text(row, beam, size, k, search, lm, boosting, candidates, count
         if parent >= 0:
             before = beam[parent].blank_score if v == beam[parent].last_label else beam[parent].score
             base = before + row[v] + search.beam_beta
-            arrival, _, _ = fused(base, beam[parent], v, search, lm, boosting)
+            arrival, _, _ = fused(base, beam[parent], v, IMPOSSIBLE, search, lm, boosting)
     token = log_add(repeat, arrival)
     # the back-pointer follows the likeliest of the three ways
     if arrival > blank and arrival > repeat:
