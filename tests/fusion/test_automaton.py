@@ -44,7 +44,9 @@ def test_compiled_look_up_equals_the_readable_one():
     for automaton in (make(), make(**sparse_root), empty_automaton(2)):
         for state in range(automaton.num_states):
             for label in (A, B):
-                assert lookup(automaton.arrays, 2, state, label, ANY_WEIGHT) == automaton.advance(state, label)
+                assert lookup(automaton.arrays, 2, state, label, ANY_WEIGHT) == automaton.advance(
+                    state, label
+                )
 
 
 def test_fingerprint_is_of_the_content():
