@@ -99,11 +99,6 @@ def phrase_score(
     return PhraseScore(right, spurious, missed)
 
 
-def read_phrases(lines: Iterable[str]) -> list[str]:
-    """Phrases of a list file, one per line; blank lines and weights (behind a tab) are skipped."""
-    return [phrase for line in lines if (phrase := line.split("\t")[0].strip())]
-
-
 def _occurrences(
     text: str, wanted: set[tuple[str, ...]], lengths: set[int]
 ) -> dict[tuple[str, ...], int]:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, phrase_score, read_phrases, word_errors
+from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, phrase_score, word_errors
 
 
 def test_counts_of_a_hand_made_alignment():
@@ -63,7 +63,3 @@ def test_scores_without_anything_said_or_found():
     assert (missed.precision, missed.recall, missed.fscore) == (1.0, 0.0, 0.0)
     spurious = phrase_score(["x"], ["gdansk"], ["gdansk"])
     assert (spurious.precision, spurious.recall, spurious.fscore) == (0.0, 1.0, 0.0)
-
-
-def test_blank_lines_and_weights_of_a_phrase_file_are_skipped():
-    assert read_phrases([" new york \n", "\n", "gdansk\t2.5\n"]) == ["new york", "gdansk"]

@@ -14,7 +14,6 @@ from omegaconf import MISSING
 from nemo_gpu_decoding.cli.audio import read_manifest
 from nemo_gpu_decoding.cli.presets import decoding_config, existing_file, write_preset
 from nemo_gpu_decoding.cli.table import format_table
-from nemo_gpu_decoding.metrics import read_phrases
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Score
@@ -220,7 +219,6 @@ def load_phrase_file(path: str | None) -> list[str]:
     """Phrases of the list file that an option names; none if there is no such option."""
     if path is None:
         return []
-    phrases = read_phrases(Path(existing_file("phrases", path)).read_text(encoding="utf-8").splitlines())
-    if not phrases:
-        raise ValueError(f"phrases={path} holds no phrase")
-    return phrases
+    from nemo_gpu_decoding.fusion.boosting import read_phrases  # what the decoder itself reads them with
+
+    return [phrase.text for phrase in read_phrases(existing_file("phrases", path))]

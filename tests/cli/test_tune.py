@@ -65,7 +65,7 @@ def test_an_empty_phrase_list_is_refused(manifest, tmp_path, capsys):
     (tmp_path / "none.txt").write_text("\n\n")
     arguments = ["model=m.nemo", f"manifest={manifest}", f"phrases={tmp_path}/none.txt"]
     assert main(["tune", *arguments]) == 2
-    assert "holds no phrase" in capsys.readouterr().err
+    assert "has no phrases" in capsys.readouterr().err
 
 
 @pytest.mark.nemo
