@@ -31,6 +31,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nemo_gpu_decoding.fusion.bounds import add_bounds
+
 # Weights are natural log. One state, one cache line; one arc is read whole once it is found.
 STATE = np.dtype(
     [
@@ -40,6 +42,7 @@ STATE = np.dtype(
         ("backoff_weight", np.float32),
         ("final_weight", np.float32),  # added when an utterance ends here
         ("upper_bound", np.float32),  # no label gets a larger weight from this state
+        ("backoff_bound", np.float32),  # no label without an arc here does; -inf for a root
     ]
 )
 ARC = np.dtype([("label", np.int32), ("weight", np.float32), ("target", np.int32)])
@@ -99,7 +102,7 @@ class BackoffAutomaton:
             table[member] = values
         _check_structure(name, vocab_size, start_state, states, arcs)
         arcs = _with_dense_roots(states, arcs, vocab_size)
-        states["upper_bound"] = _upper_bounds(states, arcs)
+        add_bounds(states, arcs)
         return cls(AutomatonArrays(states, arcs), vocab_size, start_state, name)
 
     @cached_property
@@ -251,29 +254,3 @@ def _with_dense_roots(states: np.ndarray, arcs: np.ndarray, vocab_size: int) -> 
             states[column][states[column] >= end] -= end - begin
         states["arc_begin"][root], states["arc_end"][root] = len(arcs) - vocab_size, len(arcs)
     return arcs
-
-
-def _upper_bounds(states: np.ndarray, arcs: np.ndarray) -> np.ndarray:
-    """Largest weight that any label can get from each state, own arcs and back-off chain together.
-
-    Computed in double and rounded up, since the search adds the same numbers in another order.
-    """
-    arc_begin, arc_end, backoff_to = states["arc_begin"], states["arc_end"], states["backoff_to"]
-    backoff_weights = states["backoff_weight"].astype(np.float64)
-    own = np.full(len(states), -np.inf)
-    has_arcs = np.flatnonzero(arc_end > arc_begin)
-    if len(has_arcs):
-        # reduceat reads [i, next i); a sentinel keeps the ends of all segments in range
-        weights = np.append(arcs["weight"].astype(np.float64), -np.inf)
-        edges = np.stack([arc_begin[has_arcs], arc_end[has_arcs]], 1).ravel()
-        own[has_arcs] = np.maximum.reduceat(weights, edges)[::2]
-    is_root = backoff_to == np.arange(len(states))
-    bounds = own
-    while True:  # one round per link of the longest back-off chain; chains are known to end
-        through_backoff = np.where(is_root, -np.inf, backoff_weights + bounds[backoff_to])
-        larger = np.maximum(bounds, through_backoff)
-        if np.array_equal(larger, bounds):
-            break
-        bounds = larger
-    slack = np.where(np.isfinite(bounds), 1e-5 * (1.0 + np.abs(bounds)), 0.0)
-    return (bounds + slack).astype(np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import compiled
+from nemo_gpu_decoding.jit import compiled, inlined
 
 ANY_WEIGHT = np.float32(-np.inf)
 
@@ -20,7 +20,7 @@ def lookup(automaton, vocab_size, state, label, least):
     """
     states, arcs = automaton.states, automaton.arcs
     weight = np.float32(0.0)
-    while weight + states[state].upper_bound >= least:
+    while True:
         low = states[state].arc_begin
         end = states[state].arc_end
         if end - low == vocab_size:
@@ -35,6 +35,31 @@ def lookup(automaton, vocab_size, state, label, least):
                     high = middle
         if low < end and arcs[low].label == label:
             return weight + arcs[low].weight, arcs[low].target
+        if not weight + states[state].backoff_bound >= least:
+            return ANY_WEIGHT, np.int32(state)
         weight += states[state].backoff_weight
-        state = states[state].backoff_to  # ends at the latest in a root, which has every label
-    return ANY_WEIGHT, np.int32(state)
+        state = states[state].backoff_to
+
+
+@inlined
+def find_arc(automaton, vocab_size, state, label):
+    """The number of the state's own arc for `label`, or -1."""
+    low = automaton.states[state].arc_begin
+    end = automaton.states[state].arc_end
+    if end - low == vocab_size:
+        return low + label
+    high = end
+    while low < high:
+        middle = (low + high) >> 1
+        if automaton.arcs[middle].label < label:
+            low = middle + 1
+        else:
+            high = middle
+    if low < end and automaton.arcs[low].label == label:
+        return low
+    return np.int32(-1)
+
+
+@inlined
+def has_arc(automaton, vocab_size, state, label):
+    return find_arc(automaton, vocab_size, state, label) >= 0

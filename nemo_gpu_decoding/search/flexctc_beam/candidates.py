@@ -43,26 +43,29 @@ class Candidates(NamedTuple):
 def insert(items, rank, count, score, parent, label):
     """Insert a candidate if it is among the K best; returns its slot (or -1) and the new count.
 
-    The order is total: score down, then parent up, then label up.
+    The order is total: score down, then parent up, then label up. What is there already is not
+    inserted again.
     """
     if score == IMPOSSIBLE:
         return np.int32(-1), count
-    if count == rank.shape[0]:
-        if not _better(score, parent, label, items[rank[count - 1]]):
-            return np.int32(-1), count
-        slot = np.int32(rank[count - 1])
-    else:
-        slot = np.int32(count)
-        count += 1
-    place = count - 1
+    place = count
     while place > 0 and _better(score, parent, label, items[rank[place - 1]]):
-        rank[place] = rank[place - 1]
         place -= 1
+    if place == rank.shape[0]:
+        return np.int32(-1), count
+    if place > 0 and items[rank[place - 1]].label == label and items[rank[place - 1]].parent == parent:
+        return np.int32(-1), count
+    slot = np.int32(count)
+    if count == rank.shape[0]:
+        slot = np.int32(rank[count - 1])
+        count -= 1
+    for i in range(count, place, -1):
+        rank[i] = rank[i - 1]
     rank[place] = slot
     items[slot].score = score
     items[slot].parent = parent
     items[slot].label = label
-    return slot, count
+    return slot, count + 1
 
 
 @inlined

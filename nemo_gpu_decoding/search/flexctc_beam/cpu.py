@@ -6,8 +6,9 @@ and a frame keeps the K best of all K x V continuations, LM and boosting include
 
 **Bound-pruned late fusion.** Scoring K x V continuations with an LM is what costs time, and nearly
 all of them are hopeless. A blank or a repeated label needs no LM: these candidates alone give a floor
-under the K-th best score. Let ub(s) be the largest weight that any label can get in LM state s. A new
-label v of hypothesis k can only enter the beam if
+under the K-th best score. Most LM states have an arc or two of their own: the labels that these
+expect are offered next, one by one. Let ub(s) be the largest weight that any other label can get in
+LM state s (`fusion/bounds.py`). Such a label v of hypothesis k can only enter the beam if
     score_k + log p(v) + beta + alpha ub(state_k)  reaches the floor,
 and as posteriors are peaked, a handful of the K x V pairs pass. Only these are looked up. The result
 is the same to the bit, since the bound is summed in the order of the score itself and floating-point
@@ -43,6 +44,7 @@ from nemo_gpu_decoding.search.history import trace_back
 MERGE_MAX, MERGE_SUM, MERGE_PREFIX = 0, 1, 2
 NO_LABEL = -1
 BAD_INPUT = -1
+FEW_ARCS = 8  # an LM state with no more has its own arcs offered one by one
 HASH_MULTIPLIER = np.uint64(6364136223846793005)  # Knuth's MMIX generator
 
 
@@ -55,7 +57,8 @@ HYPOTHESIS = np.dtype(
         ("length", np.int32),  # tokens so far
         ("lm_state", np.int32),
         ("boosting_state", np.int32),
-        ("lm_bound", np.float32),  # what LM and boosting can add to the next token at most, weighted
+        # what LM and boosting can add to the next token at most, weighted; see `note_bounds`
+        ("lm_bound", np.float32),
         ("boosting_bound", np.float32),
         # merge=prefix only: the probability of the text, split by what its alignments end in
         ("blank_score", np.float32),
@@ -123,10 +126,12 @@ def _candidates(row, beam, size, search, lm, boosting, candidates):
     """The best continuations of a frame for merge=max and merge=sum; returns how many, or BAD_INPUT."""
     count = 0
     blank = np.int32(search.blank_id)
-    for k in range(size):
-        last = beam[k].last_label
-        can_repeat = last != NO_LABEL and last != blank
-        for way in range(1 + can_repeat):  # a blank, the last label again
+    for way in range(2):  # a blank, the last label again
+        for k in range(size):
+            last = beam[k].last_label
+            can_repeat = last != NO_LABEL and last != blank
+            if way == 1 and not can_repeat:
+                continue
             label = blank if way == 0 else last
             score = beam[k].score + row[label]
             slot, count = insert(candidates.items, candidates.rank, count, score, np.int32(k), label)
@@ -134,10 +139,24 @@ def _candidates(row, beam, size, search, lm, boosting, candidates):
                 candidates.items[slot].lm_state = beam[k].lm_state
                 candidates.items[slot].boosting_state = beam[k].boosting_state
     note_bounds(beam, size, search, lm, boosting)
-    room = room_of(beam, size, search)
     floor = floor_of(candidates, count, search)
-    least = least_log_prob(floor, room)
-    v = next_label(row, 0, least)
+    for k in range(size):
+        if not offers_arcs(beam[k], search, lm):
+            continue
+        state = beam[k].lm_state
+        for arc in range(lm.states[state].arc_begin, lm.states[state].arc_end):
+            v = column_of(lm.arcs[arc].label, search.blank_id)
+            if not row[v] <= LARGEST:
+                return BAD_INPUT
+            base = beam[k].score + row[v] + search.beam_beta
+            lm_bound = search.lm_weight * lm.arcs[arc].weight
+            if v != beam[k].last_label and not base + lm_bound + beam[k].boosting_bound < floor:
+                count = _offer(
+                    base, beam[k], k, v, lm_bound, floor, search, lm, boosting, candidates, count
+                )
+                floor = floor_of(candidates, count, search)
+    room = room_of(beam, size, search)
+    v = next_label(row, 0, least_log_prob(floor, room))
     while v < row.shape[0]:
         if not row[v] <= LARGEST:
             return BAD_INPUT
@@ -147,18 +166,22 @@ def _candidates(row, beam, size, search, lm, boosting, candidates):
             base = beam[k].score + row[v] + search.beam_beta
             if bound_of(base, beam[k]) < floor:
                 continue
-            score, lm_state, boosting_state = fused(
-                base, beam[k], np.int32(v), floor, search, lm, boosting
+            count = _offer(
+                base, beam[k], k, v, beam[k].lm_bound, floor, search, lm, boosting, candidates, count
             )
-            slot, count = insert(
-                candidates.items, candidates.rank, count, score, np.int32(k), np.int32(~v)
-            )
-            if slot >= 0:
-                candidates.items[slot].lm_state = lm_state
-                candidates.items[slot].boosting_state = boosting_state
-                floor = floor_of(candidates, count, search)
-        least = least_log_prob(floor, room)
-        v = next_label(row, v + 1, least)
+            floor = floor_of(candidates, count, search)
+        v = next_label(row, v + 1, least_log_prob(floor, room))
+    return count
+
+
+@inlined
+def _offer(base, hypothesis, k, v, lm_bound, floor, search, lm, boosting, candidates, count):
+    """Score the new token v after hypothesis k and insert it if it is among the K best."""
+    score, lm_state, boosting_state = fused(base, hypothesis, v, lm_bound, floor, search, lm, boosting)
+    slot, count = insert(candidates.items, candidates.rank, count, score, np.int32(k), np.int32(~v))
+    if slot >= 0:
+        candidates.items[slot].lm_state = lm_state
+        candidates.items[slot].boosting_state = boosting_state
     return count
 
 
@@ -173,28 +196,42 @@ def room_of(beam, size, search):
 
 @inlined
 def bound_of(base, hypothesis):
-    """At most this is `fused(base, ...)` for any label; summed in the same order."""
+    """At most this is `fused(base, ...)` for a label that was not offered; summed in the same order."""
     return base + hypothesis.lm_bound + hypothesis.boosting_bound
 
 
 @inlined
 def note_bounds(beam, size, search, lm, boosting):
-    """Note how much LM and boosting can add to the next token of every hypothesis."""
+    """Note how much LM and boosting can add to the next token of every hypothesis.
+
+    Where the few arcs of the LM state are offered one by one, the bound is that of all other labels.
+    """
     for k in range(size):
         beam[k].lm_bound = beam[k].boosting_bound = 0.0
         if search.lm_weight > 0:
-            beam[k].lm_bound = search.lm_weight * lm.states[beam[k].lm_state].upper_bound
+            bound = lm.states[beam[k].lm_state].upper_bound
+            if offers_arcs(beam[k], search, lm):
+                bound = lm.states[beam[k].lm_state].backoff_bound
+            beam[k].lm_bound = search.lm_weight * bound
         if search.boosting_weight > 0:
             bound = boosting.states[beam[k].boosting_state].upper_bound
             beam[k].boosting_bound = search.boosting_weight * bound
 
 
 @inlined
-def fused(base, hypothesis, column, floor, search, lm, boosting):
+def offers_arcs(hypothesis, search, lm):
+    """Whether the labels that the LM state has arcs for are offered apart from the scan of the row."""
+    state = lm.states[hypothesis.lm_state]
+    return search.lm_weight > 0 and state.arc_end - state.arc_begin <= FEW_ARCS
+
+
+@inlined
+def fused(base, hypothesis, column, lm_bound, floor, search, lm, boosting):
     """`base` plus LM and boosting for a new token, and the states after it.
 
-    IMPOSSIBLE if that is found to be below `floor` on the way. Boosting trees are small and LMs are
-    large: the cheap look-up comes first and may save the other.
+    IMPOSSIBLE if that is found to be below `floor` on the way; `lm_bound` is what the LM can add at
+    most. Boosting trees are small and LMs are large: the cheap look-up comes first and may save the
+    other.
     """
     label = label_of(column, search.blank_id)
     lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
@@ -202,6 +239,8 @@ def fused(base, hypothesis, column, floor, search, lm, boosting):
     if search.boosting_weight > 0:
         bonus, boosting_state = lookup(boosting, search.vocab_size, boosting_state, label, ANY_WEIGHT)
         bonus *= search.boosting_weight
+        if base + lm_bound + bonus < floor:
+            return IMPOSSIBLE, lm_state, boosting_state
     if search.lm_weight > 0:
         least = least_lm_weight(floor, base, bonus, search.lm_weight)
         weight, lm_state = lookup(lm, search.vocab_size, lm_state, label, least)
@@ -220,6 +259,12 @@ def least_lm_weight(floor, base, bonus, lm_weight):
 def label_of(column, blank_id):
     """Automata number the labels without the blank."""
     return np.int32(column - 1 if column > blank_id else column)
+
+
+@inlined
+def column_of(label, blank_id):
+    """The column of the log-probs that a label of an automaton stands for."""
+    return np.int32(label + 1 if label >= blank_id else label)
 
 
 @inlined
@@ -296,12 +341,12 @@ def extended_hash(text_hash, label):
 
 @compiled
 def log_add(a, b):
-    """log(exp(a) + exp(b)) in float32."""
+    """log(exp(a) + exp(b)), rounded once: in double, libraries and devices agree to the last bit."""
     if a < b:
         a, b = b, a
     if b == IMPOSSIBLE:
         return a
-    return np.float32(a + np.float32(math.log1p(math.exp(b - a))))
+    return np.float32(a + math.log1p(math.exp(np.float64(b) - np.float64(a))))
 
 
 @compiled

@@ -25,10 +25,12 @@ from nemo_gpu_decoding.search.flexctc_beam.cpu import (
     BAD_INPUT,
     HYPOTHESIS,
     bound_of,
+    column_of,
     extended_hash,
     fused,
     log_add,
     note_bounds,
+    offers_arcs,
     room_of,
     select,
     with_weights,
@@ -63,38 +65,67 @@ def _prefix_candidates(row, beam, size, search, lm, boosting, candidates):
     for k in range(size):
         count = _offer_same_text(row, beam, size, k, search, lm, boosting, candidates, count)
     note_bounds(beam, size, search, lm, boosting)
-    room = room_of(beam, size, search)
     floor = floor_of(candidates, count, search)
-    least = least_log_prob(floor, room)
-    v = next_label(row, 0, least)
+    for k in range(size):
+        if not offers_arcs(beam[k], search, lm):
+            continue
+        state = beam[k].lm_state
+        for arc in range(lm.states[state].arc_begin, lm.states[state].arc_end):
+            v = column_of(lm.arcs[arc].label, search.blank_id)
+            if not row[v] <= LARGEST:
+                return BAD_INPUT
+            base = _base_of(row, beam[k], v, search)
+            lm_bound = search.lm_weight * lm.arcs[arc].weight
+            if base + lm_bound + beam[k].boosting_bound < floor:
+                continue
+            count = _offer_new_text(
+                base, beam, size, k, v, lm_bound, floor, search, lm, boosting, candidates, count
+            )
+            floor = floor_of(candidates, count, search)
+    room = room_of(beam, size, search)
+    v = next_label(row, 0, least_log_prob(floor, room))
     while v < row.shape[0]:
         if not row[v] <= LARGEST:
             return BAD_INPUT
         for k in range(size):
             if v == search.blank_id:
                 continue
-            # a token can follow itself only after a blank
-            before = beam[k].blank_score if v == beam[k].last_label else beam[k].score
-            base = before + row[v] + search.beam_beta
+            base = _base_of(row, beam[k], v, search)
             if bound_of(base, beam[k]) < floor:
                 continue
-            if _find_text(beam, size, extended_hash(beam[k].text_hash, v), beam[k].length + 1) >= 0:
-                continue  # that text is in the beam: _offer_same_text has counted this way to it
-            score, lm_state, boosting_state = fused(
-                base, beam[k], np.int32(v), floor, search, lm, boosting
+            lm_bound = beam[k].lm_bound
+            count = _offer_new_text(
+                base, beam, size, k, v, lm_bound, floor, search, lm, boosting, candidates, count
             )
-            slot, count = insert(
-                candidates.items, candidates.rank, count, score, np.int32(k), np.int32(~v)
-            )
-            if slot >= 0:
-                candidates.items[slot].lm_state = lm_state
-                candidates.items[slot].boosting_state = boosting_state
-                candidates.items[slot].blank_score = IMPOSSIBLE
-                candidates.items[slot].token_score = score
-                candidates.items[slot].same_text_as = -1
-                floor = floor_of(candidates, count, search)
-        least = least_log_prob(floor, room)
-        v = next_label(row, v + 1, least)
+            floor = floor_of(candidates, count, search)
+        v = next_label(row, v + 1, least_log_prob(floor, room))
+    return count
+
+
+@inlined
+def _base_of(row, hypothesis, v, search):
+    """A new token's score without LM and boosting: it can follow itself only after a blank."""
+    before = hypothesis.blank_score if v == hypothesis.last_label else hypothesis.score
+    return before + row[v] + search.beam_beta
+
+
+@inlined
+def _offer_new_text(base, beam, size, k, v, lm_bound, floor, search, lm, boosting, candidates, count):
+    """Offer text k with the token v after it, unless that text is in the beam.
+
+    If it is, `_offer_same_text` has counted this way to it.
+    """
+    if _find_text(beam, size, extended_hash(beam[k].text_hash, v), beam[k].length + 1) < 0:
+        score, lm_state, boosting_state = fused(
+            base, beam[k], np.int32(v), lm_bound, floor, search, lm, boosting
+        )
+        slot, count = insert(candidates.items, candidates.rank, count, score, np.int32(k), np.int32(~v))
+        if slot >= 0:
+            candidates.items[slot].lm_state = lm_state
+            candidates.items[slot].boosting_state = boosting_state
+            candidates.items[slot].blank_score = IMPOSSIBLE
+            candidates.items[slot].token_score = score
+            candidates.items[slot].same_text_as = -1
     return count
 
 
@@ -110,7 +141,7 @@ def _offer_same_text(row, beam, size, k, search, lm, boosting, candidates, count
         if parent >= 0:
             before = beam[parent].blank_score if v == beam[parent].last_label else beam[parent].score
             base = before + row[v] + search.beam_beta
-            arrival, _, _ = fused(base, beam[parent], v, IMPOSSIBLE, search, lm, boosting)
+            arrival, _, _ = fused(base, beam[parent], v, np.float32(0), IMPOSSIBLE, search, lm, boosting)
     token = log_add(repeat, arrival)
     # the back-pointer follows the likeliest of the three ways
     if arrival > blank and arrival > repeat:
