@@ -1,4 +1,8 @@
-"""A seeded, made-up language: pieces, words spelled with them, sentences from a word bigram source."""
+"""A seeded, made-up language: pieces, words spelled with them, sentences from a word bigram source.
+
+Its figures are those of English transcripts with 1024 BPE pieces and a 6-gram of other texts: about 1.5
+pieces per word, since frequent words have a piece of their own, and about 3.5 nats per piece.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,8 @@ import numpy as np
 
 from nemo_gpu_decoding.vocabulary import WORD_START
 
-SUCCESSORS = 20  # likely next words of each word
-FOLLOW = 0.75  # probability that a sentence goes on with one of them
+SUCCESSORS = 24  # likely next words of each word
+FOLLOW = 0.58  # probability that a sentence goes on with one of them
 _ONSETS, _VOWELS, _CODAS = "bcdfghjklmnprstvwz", "aeiou", ("", "n", "r", "s", "l", "t")
 
 
@@ -47,16 +51,17 @@ class Language:
 
 
 def make_language(vocab_size: int, rng: np.random.Generator) -> Language:
-    """A language with `vocab_size` pieces and about four times as many words."""
+    """A language with `vocab_size` pieces and four times as many words, the short ones frequent."""
     starts = (vocab_size + 1) // 2
     sounds = list(itertools.islice(_syllables(), starts))
     pieces = [WORD_START + sound for sound in sounds] + sounds[: vocab_size - starts]
     lexicon: dict[str, tuple[int, ...]] = {}
     while len(lexicon) < 4 * vocab_size:
-        length = int(rng.choice([1, 2, 3, 4], p=[0.15, 0.4, 0.3, 0.15]))
+        length = int(rng.choice([1, 2, 3, 4], p=[0.04, 0.4, 0.35, 0.21]))
         first, rest = rng.integers(starts), rng.integers(starts, vocab_size, length - 1)
         ids = (int(first), *(int(piece) for piece in rest))
         lexicon.setdefault("".join(pieces[i] for i in ids)[len(WORD_START) :], ids)
+    lexicon = dict(sorted(lexicon.items(), key=lambda entry: len(entry[1])))
     probabilities = _zipf(len(lexicon))
     successors = rng.choice(len(lexicon), (len(lexicon), SUCCESSORS), p=probabilities)
     return Language(pieces, lexicon, probabilities, successors)

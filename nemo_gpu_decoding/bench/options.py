@@ -75,7 +75,7 @@ class BenchOptions:
     # Without `data`: longest utterance.
     max_frames: int = 375
     # Without `data`: sentences of text that the LMs are estimated from.
-    sentences: int = 12_000
+    sentences: int = 36_000
     # Without `data`: n of the token n-gram LM.
     lm_order: int = 6
     # Without `data`: another seed, another language.

@@ -15,8 +15,8 @@ from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.task import TOKEN_OFFSET, Task, spelled_by
 from nemo_gpu_decoding.vocabulary import WORD_START, Vocabulary
 
-GENERATOR_VERSION = 1  # part of the names of cached LMs; raise it when another text is drawn
-FRAMES_PER_WORD = 8  # on average
+GENERATOR_VERSION = 2  # part of the names of cached LMs; raise it when another text is drawn
+FRAMES_PER_WORD = 5.5  # on average
 MOST_DRAWS = 100  # batches drawn before giving up on utterances of the wanted length
 
 
@@ -50,8 +50,8 @@ def _utterances(
     spoken: list[list[str]] = []
     utterances: list[np.ndarray] = []
     words = (
-        max(1, options.min_frames // FRAMES_PER_WORD),
-        max(2, options.max_frames // FRAMES_PER_WORD),
+        max(1, int(options.min_frames / FRAMES_PER_WORD)),
+        max(2, int(options.max_frames / FRAMES_PER_WORD)),
     )
     for _ in range(MOST_DRAWS):
         for sentence in language.sentences(options.batch, rng, words):
