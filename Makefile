@@ -15,7 +15,7 @@ BENCH_OUT := build/bench.json
 RECIPE := pyproject.toml scripts/make_venv.sh scripts/choose_torch.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint fix pytest bench test-nemo27 clean
+.PHONY: help setup demo test lint kernels fix pytest bench test-nemo27 clean
 
 help:  ## this list
 	@echo "make <target>, and what it does (each target that needs the environment makes it first):"
@@ -31,13 +31,17 @@ $(STAMP): $(RECIPE)
 demo: $(STAMP)  ## greedy against beam, + LM, + phrases on the shipped speech; rows in build/demo.json
 	@$(BIN)/nemo-gpu-decoding demo out=build/demo.json
 
-test: lint pytest  ## lint, then all tests with coverage
+test: lint kernels pytest  ## lint, check the CUDA kernels, then all tests with coverage
 
 lint: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check . \
 	  || { echo "lint failed: 'make fix' mends what ruff can mend; the rest is listed above"; exit 1; }
 	@$(BIN)/mypy \
 	  || { echo "mypy failed: the types above disagree; see [tool.mypy] in pyproject.toml"; exit 1; }
+
+kernels: $(STAMP)  ## compile every CUDA kernel for every GPU generation; registers and memory, spills fail
+	@$(BIN)/python scripts/check_kernels.py \
+	  || { echo "kernels failed: a kernel does not compile or spills registers, see above"; exit 1; }
 
 fix: $(STAMP)  ## let ruff mend and format what it can
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .

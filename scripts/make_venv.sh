@@ -37,8 +37,11 @@ echo "make setup: installing $TORCH"
 constraints="$VENV/torch-constraint.txt"
 "$python" -c 'from importlib.metadata import version as v; print("torch==" + v("torch"))' > "$constraints"
 
+# kernels are compiled in the tests, with or without a GPU, by the NVRTC that goes with torch
+cuda="$("$python" -c 'import torch; print("cuda12" if (torch.version.cuda or "").startswith("12") else "cuda13")')"
+
 echo "make setup: installing NeMo and the tools for tests and benchmarks (a few minutes)"
-requirements=(--editable ".[nemo,dev,bench]")
+requirements=(--editable ".[nemo,dev,bench,$cuda]")
 if [ -n "$NEMO" ]; then requirements+=("$NEMO"); fi
 "$python" -m pip install --quiet --constraint "$constraints" "${requirements[@]}" \
   || fail "pip failed, see above. A broken environment is repaired by: rm -rf $VENV && make setup"

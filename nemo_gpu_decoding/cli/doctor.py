@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -13,11 +12,20 @@ import subprocess
 import tempfile
 from dataclasses import asdict, dataclass
 
+import torch
+
 from nemo_gpu_decoding import __version__
 from nemo_gpu_decoding.cli.table import format_table
+from nemo_gpu_decoding.cuda import nvrtc
+from nemo_gpu_decoding.cuda.availability import install_advice
+from nemo_gpu_decoding.cuda.launch import runtime
+from nemo_gpu_decoding.cuda.sources import kernel_files
+from nemo_gpu_decoding.jit import CACHE_VARIABLE, cache_folder
+from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 EXAMPLES = ("", "json=true")
 SUPPORTED_NEMO = "2.7 .. 3.0"
+MODELS = {"ctc": "CTC, hybrid", "rnnt": "RNN-T, TDT, hybrid"}  # by family of strategies
 
 
 @dataclass
@@ -74,6 +82,7 @@ def examine() -> list[Fact]:
         driver_fact(),
         cuda_python_fact(),
         nvrtc_fact(),
+        kernels_fact(),
         nemo_fact(),
         registration_fact(),
         *numba_facts(),
@@ -89,17 +98,15 @@ def usable_cores() -> int | None:
 
 def torch_facts() -> list[Fact]:
     """torch's build, its GPU and the number of CPU threads that our decoders use by default."""
-    import torch
-
     build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
     facts = [Fact("torch", f"{torch.__version__}, {build}")]
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             device = torch.cuda.get_device_properties(index)
             memory = f"{device.total_memory / 2**30:.0f} GiB"
-            facts.append(
-                Fact(f"GPU {index}", f"{device.name}, {memory}, sm_{device.major}{device.minor}")
-            )
+            found = f"{device.name}, {memory}, sm_{device.major}{device.minor}"
+            why_not = runtime().why_not(torch.device("cuda", index))
+            facts.append(Fact(f"GPU {index}", found, f"no CUDA kernels: {why_not}" if why_not else ""))
     else:
         facts.append(Fact("GPU", "none that torch can use", gpu_advice(torch.version.cuda is not None)))
     return [*facts, Fact("CPU threads", str(torch.get_num_threads()), "OMP_NUM_THREADS=N changes it")]
@@ -120,7 +127,10 @@ def driver_fact() -> Fact:
     if tool is None:
         return Fact("NVIDIA driver", "none")
     query = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
-    answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Fact("NVIDIA driver", "nvidia-smi does not answer", f"{error}"[:80])
     if answer.returncode:
         return Fact("NVIDIA driver", "nvidia-smi fails", (answer.stdout + answer.stderr).strip()[:80])
     return Fact("NVIDIA driver", answer.stdout.split("\n", 1)[0].strip())
@@ -128,18 +138,32 @@ def driver_fact() -> Fact:
 
 def cuda_python_fact() -> Fact:
     version = installed_version("cuda-bindings")
-    advice = "only needed on a GPU: pip install 'nemo-gpu-decoding[cuda13]' (or cuda12)"
+    advice = f"only needed on a GPU: {install_advice()}"
     return Fact("cuda-python", version or "not installed", "" if version else advice)
 
 
 def nvrtc_fact() -> Fact:
     """NVRTC compiles kernels; torch's CUDA builds bring it."""
     try:
-        nvrtc = importlib.import_module("cuda.bindings.nvrtc")
-        status, major, minor = nvrtc.nvrtcVersion()
+        major, minor = nvrtc.version()
     except Exception as error:  # the loader raises many types for a missing library
         return Fact("NVRTC", "not usable", f"only needed on a GPU ({type(error).__name__})")
-    return Fact("NVRTC", f"{major}.{minor}" if int(status) == 0 else f"fails with {status}")
+    return Fact("NVRTC", f"{major}.{minor}")
+
+
+def kernels_fact() -> Fact:
+    """Do CUDA kernels run here, and if not, why not?"""
+    why_not = cuda_obstacle()
+    return Fact("CUDA kernels", "not available" if why_not else "run on the GPU", why_not or "")
+
+
+def cuda_obstacle() -> str | None:
+    """What keeps CUDA kernels from running on the current GPU; None if nothing does."""
+    try:
+        device = runtime().device_for(torch.device("cuda"))
+    except RuntimeError as error:  # torch finds a GPU and can't use it
+        return str(error).split("\n", 1)[0]
+    return runtime().why_not(device)
 
 
 def nemo_fact() -> Fact:
@@ -165,8 +189,6 @@ def registration_fact() -> Fact:
 
 def numba_facts() -> list[Fact]:
     """numba, and where compiled code is kept: without a cache every process compiles anew."""
-    from nemo_gpu_decoding.jit import CACHE_VARIABLE, cache_folder
-
     folder = cache_folder()
     lasting = not folder.is_relative_to(tempfile.gettempdir())
     advice = "" if lasting else f"a temporary folder: {CACHE_VARIABLE}=FOLDER names a lasting one"
@@ -178,21 +200,15 @@ def numba_facts() -> list[Fact]:
 
 def strategy_paths() -> list[StrategyPath]:
     """Every registered strategy and the backend that `auto` means for it here."""
-    import torch
-
-    from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
-    from nemo_gpu_decoding.search.backend import NO_KERNELS, choose_backend
-
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    backend = choose_backend("auto", device)
-    if backend == "cuda":
-        why = "tensors on the GPU are decoded there"
-    elif device.type == "cuda":
-        why = NO_KERNELS
-    else:
-        why = "torch sees no GPU"
-    models = {"ctc": "CTC, hybrid", "rnnt": "RNN-T, TDT, hybrid"}
-    return [StrategyPath(spec.name, models[spec.family], backend, why) for spec in STRATEGIES.values()]
+    obstacle = cuda_obstacle()
+    kernels = kernel_files()
+    paths = []
+    for spec in STRATEGIES.values():
+        missing = f"search/{spec.name}/kernel.cu" not in kernels
+        why_not = "it has no CUDA kernels in this version" if missing else obstacle
+        why = why_not or "tensors on the GPU are decoded there"
+        paths.append(StrategyPath(spec.name, MODELS[spec.family], "cpu" if why_not else "cuda", why))
+    return paths
 
 
 def installed_version(distribution: str) -> str | None:

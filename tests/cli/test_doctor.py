@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +11,7 @@ import torch
 
 from nemo_gpu_decoding.cli import doctor
 from nemo_gpu_decoding.cli.main import main
+from nemo_gpu_decoding.cuda.launch import use_runtime
 
 
 def facts():
@@ -30,7 +30,9 @@ def test_json_has_the_same_facts(capsys):
     answer = json.loads(capsys.readouterr().out)
     found = {fact["name"]: fact["found"] for fact in answer["facts"]}
     assert found["torch"].startswith(torch.__version__)
-    assert {"Python", "NeMo", "numba", "NVRTC", "compiled code", "CPU threads"} <= set(found)
+    assert {"CUDA kernels", "Python", "NeMo", "numba", "NVRTC", "compiled code", "CPU threads"} <= set(
+        found
+    )
     (strategy,) = [row for row in answer["strategies"] if row["strategy"] == "flexctc_beam"]
     assert strategy["path"] in ("cpu", "cuda")
     assert strategy["why"]
@@ -105,39 +107,83 @@ def gpu(monkeypatch):
     card = SimpleNamespace(name="Test GPU", total_memory=80 * 2**30, major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
 
 
-@pytest.mark.usefixtures("gpu")
-def test_a_gpu_is_described():
-    found = {fact.name: fact.found for fact in doctor.torch_facts()}
-    assert found["GPU 0"] == "Test GPU, 80 GiB, sm_90"
+class FakeRuntime:
+    """A runtime with one thing to say."""
+
+    def __init__(self, reason):
+        self.reason = reason
+
+    def device_for(self, device):
+        return torch.device("cuda", 0)
+
+    def why_not(self, device):
+        return self.reason
 
 
 @pytest.mark.usefixtures("gpu")
-@pytest.mark.parametrize("backend", ["cpu", "cuda"])
-def test_the_path_of_a_strategy_on_a_gpu_and_its_reason(backend, monkeypatch):
-    monkeypatch.setattr(
-        "nemo_gpu_decoding.search.backend.choose_backend", lambda wanted, device: backend
-    )
-    for row in doctor.strategy_paths():
-        assert row.path == backend
-        assert row.why != "torch sees no GPU"
+@pytest.mark.parametrize(
+    ("reason", "found", "path"),
+    [(None, "run on the GPU", "cuda"), ("the driver is too old", "not available", "cpu")],
+)
+def test_a_gpu_and_whether_kernels_run_on_it(reason, found, path):
+    with use_runtime(FakeRuntime(reason)):
+        (card,) = [fact for fact in doctor.torch_facts() if fact.name == "GPU 0"]
+        kernels = doctor.kernels_fact()
+        rows = doctor.strategy_paths()
+    assert card.found == "Test GPU, 80 GiB, sm_90"
+    assert (kernels.found, kernels.advice) == (found, reason or "")
+    assert (reason or "") in card.advice
+    (row,) = [row for row in rows if row.strategy == "flexctc_beam"]
+    assert row.path == path
+    assert row.why == (reason or "tensors on the GPU are decoded there")
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_strategy_without_kernels_runs_on_the_cpu_and_says_so(monkeypatch):
+    monkeypatch.setattr(doctor, "kernel_files", list)
+    with use_runtime(FakeRuntime(None)):
+        rows = doctor.strategy_paths()
+    assert {(row.path, row.why) for row in rows} == {("cpu", "it has no CUDA kernels in this version")}
+
+
+def test_a_gpu_that_torch_fails_on_is_explained_and_not_raised(monkeypatch):
+    def fail():
+        raise RuntimeError("CUDA unknown error\nand a long story")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", fail)
+    assert doctor.cuda_obstacle() == "CUDA unknown error"
 
 
 def test_nvrtc_versions_and_failures(monkeypatch):
-    module = SimpleNamespace(nvrtcVersion=lambda: (0, 13, 1))
-    monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", module)
+    monkeypatch.setattr(doctor.nvrtc, "version", lambda: (13, 1))
     assert doctor.nvrtc_fact().found == "13.1"
-    module.nvrtcVersion = lambda: (7, 0, 0)
-    assert doctor.nvrtc_fact().found == "fails with 7"
-    monkeypatch.setitem(sys.modules, "cuda.bindings.nvrtc", None)
-    assert doctor.nvrtc_fact().found == "not usable"
+
+    def fail():
+        raise RuntimeError("no such library")
+
+    monkeypatch.setattr(doctor.nvrtc, "version", fail)
+    fact = doctor.nvrtc_fact()
+    assert fact.found == "not usable"
+    assert "RuntimeError" in fact.advice
+
+
+def test_a_driver_tool_that_hangs_does_not_hang_doctor(monkeypatch):
+    def hang(*_, timeout, **__):
+        raise doctor.subprocess.TimeoutExpired("nvidia-smi", timeout)
+
+    monkeypatch.setattr(doctor.shutil, "which", lambda _: "nvidia-smi")
+    monkeypatch.setattr(doctor.subprocess, "run", hang)
+    assert doctor.driver_fact().found == "nvidia-smi does not answer"
 
 
 @pytest.mark.parametrize(("folder", "advised"), [("/tmp/x", True), ("/home/me/.cache/x", False)])
 def test_compiled_code_in_a_temporary_folder_gets_advice(folder, advised, monkeypatch):
-    monkeypatch.setattr("nemo_gpu_decoding.jit.cache_folder", lambda: Path(folder))
+    monkeypatch.setattr(doctor, "cache_folder", lambda: Path(folder))
     monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: "/tmp")
     fact = doctor.numba_facts()[1]
     assert fact.found == folder

@@ -1,0 +1,296 @@
+// Primitives that the kernels share: indices, numbers, reductions, scans, appending, sorting, and
+// fetching a row of scores ahead of its use.
+//
+// Compiled by NVRTC without CUDA's headers, and by g++ for the emulator. Each primitive says who must
+// call it and where it synchronises:
+//   warp_*   all 32 lanes of a warp call it together; it doesn't order memory.
+//   block_*  all threads of the block call it together, with equal arguments where not said otherwise.
+//            What it reads must be visible before (the caller synchronises); on return its results are
+//            visible to the block and its scratch memory may be used again.
+// A block has a multiple of 32 threads, at least 32, in one dimension.
+#pragma once
+
+typedef unsigned char uint8;
+typedef unsigned short uint16;
+typedef unsigned int uint32;
+typedef unsigned long long uint64;
+
+constexpr int LANES = 32;
+constexpr uint32 ALL_LANES = 0xffffffffu;
+
+// ---- Who am I
+
+inline int thread() { return int(threadIdx.x); }
+inline int threads() { return int(blockDim.x); }
+inline int lane() { return int(threadIdx.x) % LANES; }
+inline int warp() { return int(threadIdx.x) / LANES; }
+inline int warps() { return int(blockDim.x) / LANES; }
+
+// ---- Numbers
+
+inline float negative_infinity() { return __int_as_float(int(0xff800000u)); }
+inline float largest_float() { return __int_as_float(0x7f7fffff); }
+inline bool is_nan(float x) { return x != x; }
+
+// Unsigned numbers that compare as the floats do; -0 < +0, NaNs at the ends.
+inline uint32 ordered_key(float x) {
+  uint32 bits = __float_as_uint(x);
+  return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+inline float float_of_key(uint32 key) {
+  return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
+}
+
+// Numbers as torch stores them; without cuda_fp16.h, which NVRTC would have to find on the machine.
+struct Half {
+  uint16 bits;
+};
+struct BFloat16 {
+  uint16 bits;
+};
+
+inline float to_float(float x) { return x; }
+inline float to_float(BFloat16 x) { return __uint_as_float(uint32(x.bits) << 16); }
+inline float to_float(Half x) {  // exact, subnormal numbers included
+  const float bias_difference = __uint_as_float(0x77800000u);  // 2^112
+  float scaled = __uint_as_float(uint32(x.bits & 0x7fffu) << 13) * bias_difference;
+  uint32 infinite = (x.bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;  // infinity or NaN
+  return __uint_as_float(__float_as_uint(scaled) | infinite | uint32(x.bits & 0x8000u) << 16);
+}
+
+// All bits of the result depend on all bits of x: for slots of hash tables (MurmurHash3's finalizer).
+inline uint64 mixed(uint64 x) {
+  x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdull;
+  x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53ull;
+  return x ^ (x >> 33);
+}
+
+inline int power_of_two_from(int x) { return x <= 1 ? 1 : 1 << (32 - __clz(x - 1)); }
+
+// ---- Reductions and scans
+
+struct Sum {
+  template <class T>
+  T operator()(T a, T b) const { return a + b; }
+};
+struct Max {
+  template <class T>
+  T operator()(T a, T b) const { return a < b ? b : a; }
+};
+struct Min {
+  template <class T>
+  T operator()(T a, T b) const { return b < a ? b : a; }
+};
+
+// The total over the warp, for every lane. T: up to 8 bytes; the order of operands is fixed.
+template <class T, class Operation>
+inline T warp_reduce(T value, Operation operation) {
+  for (int distance = LANES / 2; distance > 0; distance /= 2)
+    value = operation(value, __shfl_xor_sync(ALL_LANES, value, distance));
+  return value;
+}
+
+// The sum of the values of this and all lower lanes.
+template <class T>
+inline T warp_inclusive_sum(T value) {
+  for (int distance = 1; distance < LANES; distance *= 2) {
+    T below = __shfl_up_sync(ALL_LANES, value, distance);
+    if (lane() >= distance) value += below;
+  }
+  return value;
+}
+
+// The total over the block, for every thread. scratch: shared, 32 elements. Two barriers.
+template <class T, class Operation>
+inline T block_reduce(T value, Operation operation, T* scratch) {
+  value = warp_reduce(value, operation);
+  if (lane() == 0) scratch[warp()] = value;
+  __syncthreads();
+  T total = scratch[0];
+  for (int w = 1; w < warps(); w++) total = operation(total, scratch[w]);
+  __syncthreads();
+  return total;
+}
+
+// The sum of the values of all lower threads; *total: of all. scratch: shared, 32 elements. Two
+// barriers.
+template <class T>
+inline T block_exclusive_sum(T value, T* scratch, T* total) {
+  T inclusive = warp_inclusive_sum(value);
+  if (lane() == LANES - 1) scratch[warp()] = inclusive;
+  __syncthreads();
+  T before = 0, all = 0;
+  for (int w = 0; w < warps(); w++) {
+    if (w == warp()) before = all;
+    all += scratch[w];
+  }
+  __syncthreads();
+  *total = all;
+  return before + inclusive - value;
+}
+
+// ---- Appending
+
+// A slot at the end of a list for every lane that wants one, -1 for the others; *count grows by as many,
+// in one atomic per warp. count: shared or global. Which warp comes first is not determined, so sort
+// what was appended. *count also grows past the list's capacity: compare the slot with it.
+inline int warp_append(bool wants, int* count) {
+  uint32 wanting = __ballot_sync(ALL_LANES, wants);
+  if (wanting == 0) return -1;
+  int first = 0, leader = __ffs(int(wanting)) - 1;
+  if (lane() == leader) first = atomicAdd(count, __popc(wanting));
+  first = __shfl_sync(ALL_LANES, first, leader);
+  return wants ? first + __popc(wanting & ((1u << lane()) - 1)) : -1;
+}
+
+// ---- Sorting
+
+namespace sorting {
+
+// Elements 64 c .. 64 c + 63 belong to one warp for as long as no step reaches across them.
+constexpr int CHUNK = 2 * LANES;
+
+// Between two steps; the reach of a step: elements 0 .. reach - 1 exchange among themselves, and so on.
+inline void synchronize(int reach, int next_reach) {
+  if (reach > CHUNK || next_reach > CHUNK) __syncthreads();
+  else __syncwarp();
+}
+
+template <class T, class Before>
+inline void order_pair(T* items, int low, int high, int count, Before before) {
+  if (high >= count) return;
+  T a = items[low], b = items[high];
+  if (before(b, a)) {
+    items[low] = b;
+    items[high] = a;
+  }
+}
+
+}  // namespace sorting
+
+// Sort items[0 .. count), shared, in place. before(a, b): whether a comes first; a strict order, and a
+// total one if the result is to be determined. Any count: no padding. At most log2(count)^2 / 2 steps,
+// but a barrier only around those that reach beyond 64 elements: none but the last one for count <= 64,
+// three for 128, 15 for 1024.
+//
+// A bitonic network in the form whose every step puts the smaller element first (each merge starts by
+// comparing i with its mirror image), so that elements beyond `count` would stay where they are.
+template <class T, class Before>
+inline void block_sort(T* items, int count, Before before) {
+  int last_reach = 0;
+  for (int size = 2; size / 2 < count; size *= 2) {
+    for (int stride = size / 2; stride > 0; stride /= 2) {
+      sorting::synchronize(last_reach, 2 * stride);
+      last_reach = 2 * stride;
+      bool mirror = stride == size / 2;
+      for (int pair = thread();; pair += threads()) {
+        int offset = pair & (stride - 1), first = 2 * (pair - offset);
+        if (first >= count) break;
+        int high = mirror ? first + size - 1 - offset : first + offset + stride;
+        sorting::order_pair(items, first + offset, high, count, before);
+      }
+    }
+  }
+  __syncthreads();
+}
+
+// Fill order[0 .. count), shared, with the numbers 0 .. count - 1, best first. before(i, j): whether
+// item i comes before item j; must be a strict total order. Index: uint16 or int.
+//
+// Few items: each is compared with all others, which has no chain of dependent steps as a network has.
+template <class Index, class Before>
+inline void block_order(Index* order, int count, Before before) {
+  if (count <= 2 * threads() && count <= 512) {
+    for (int i = thread(); i < count; i += threads()) {
+      int rank = 0;
+      for (int j = 0; j < count; j++) rank += before(j, i);
+      order[rank] = Index(i);
+    }
+    __syncthreads();
+    return;
+  }
+  for (int i = thread(); i < count; i += threads()) order[i] = Index(i);
+  __syncthreads();
+  block_sort(order, count, before);
+}
+
+// ---- Fetching ahead
+
+namespace async {
+
+// 16 bytes from global to shared memory, both aligned to 16.
+inline void copy16(void* to, const void* from) {
+#if defined(__CUDA_EMULATOR__)
+  __pipeline_memcpy_async(to, from, 16);
+#elif __CUDA_ARCH__ >= 800
+  uint32 shared_address = uint32(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address), "l"(from) : "memory");
+#else
+  *(uint4*)to = *(const uint4*)from;
+#endif
+}
+
+inline void commit() {
+#if defined(__CUDA_EMULATOR__)
+  __pipeline_commit();
+#elif __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Until all but the last GROUPS_LEFT commits of this thread have arrived.
+template <int GROUPS_LEFT>
+inline void wait() {
+#if defined(__CUDA_EMULATOR__)
+  __pipeline_wait_prior(GROUPS_LEFT);
+#elif __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(GROUPS_LEFT) : "memory");
+#endif
+}
+
+}  // namespace async
+
+// A row of numbers on its way from global to shared memory, while the block does something else:
+//
+//   RowFetch<float> fetch;
+//   fetch.start(buffer, row, count);   // all threads; nobody reads `buffer` any more
+//   ...
+//   const float* here = fetch.finish();
+//   __syncthreads();                   // now all threads may read here[0 .. count)
+//
+// T: float, Half, BFloat16. Rows may start anywhere: the part that is aligned to 16 bytes is copied
+// asynchronously, and the few numbers around it wait in a register of one thread each.
+template <class T>
+class RowFetch {
+ public:
+  // What a row of `count` numbers needs in shared memory, at an address that 16 divides.
+  static constexpr int buffer_bytes(int count) { return (count * int(sizeof(T)) + 15) / 16 * 16 + 16; }
+
+  void start(void* buffer, const T* source, int count) {
+    int misaligned = int((uint64)source % 16);
+    int head = misaligned ? (16 - misaligned) / int(sizeof(T)) : 0;
+    if (head > count) head = count;
+    int chunks = (count - head) / PER_CHUNK;
+    int tail = count - head - chunks * PER_CHUNK;
+    row_ = (T*)((uint8*)buffer + misaligned);
+    for (int i = thread(); i < chunks; i += threads())
+      async::copy16(row_ + head + i * PER_CHUNK, source + head + i * PER_CHUNK);
+    async::commit();
+    edge_at_ = thread() < head ? thread() : thread() < head + tail ? count - tail + thread() - head : -1;
+    if (edge_at_ >= 0) edge_ = source[edge_at_];
+  }
+
+  // GROUPS_LEFT: how many rows were started after this one and may still be on their way.
+  template <int GROUPS_LEFT = 0>
+  const T* finish() {
+    async::wait<GROUPS_LEFT>();
+    if (edge_at_ >= 0) row_[edge_at_] = edge_;
+    return row_;
+  }
+
+ private:
+  static constexpr int PER_CHUNK = 16 / int(sizeof(T));
+  T* row_;
+  T edge_;       // a number outside the aligned part
+  int edge_at_;  // its place in the row, or -1
+};

@@ -1,0 +1,108 @@
+"""From a kernel file to a CUBIN, through a cache on disk that several processes may share."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from nemo_gpu_decoding.cuda import nvrtc
+from nemo_gpu_decoding.cuda.sources import Source, read_source
+from nemo_gpu_decoding.jit import cache_folder
+
+logger = logging.getLogger("nemo_gpu_decoding")
+
+# --fmad=false: a fused multiply-add rounds once where the CPU rounds twice, and results would differ.
+# --device-as-default-execution-space: the emulator's compiler gets the same text, without __device__.
+OPTIONS = ("--std=c++17", "--fmad=false", "-lineinfo", "--device-as-default-execution-space")
+
+Defines = Mapping[str, "int | str"]
+
+
+def cubin(source: str, arch: int, defines: Defines | None = None) -> bytes:
+    """The machine code of a kernel file, from the disk cache or compiled now.
+
+    Args:
+        source: path relative to the package, "search/flexctc_beam/kernel.cu".
+        arch: the GPU architecture, 90 for sm_90; `architecture` finds it.
+        defines: preprocessor macros.
+
+    Raises:
+        CompileError: with NVRTC's log, which names file and line.
+        FileNotFoundError: a header is missing.
+        ImportError, RuntimeError: there is no usable NVRTC.
+    """
+    text = read_source(source)
+    options = compiler_options(arch, defines)
+    path = kernel_cache() / _file_name(text, arch, options)
+    kept = _read_entry(path)
+    if kept is not None:
+        return kept
+    logger.info("compiling %s for sm_%d, once for this machine", source, arch)
+    compiled = nvrtc.compile_cubin(text.name, text.text, text.headers, options)
+    if compiled.log:
+        logger.debug("NVRTC on %s: %s", source, compiled.log)
+    _write_entry(path, compiled.cubin)
+    return compiled.cubin
+
+
+def compiler_options(arch: int, defines: Defines | None = None) -> list[str]:
+    """What NVRTC is told, in a fixed order."""
+    macros = [f"--define-macro={name}={value}" for name, value in sorted((defines or {}).items())]
+    return [f"--gpu-architecture=sm_{arch}", *OPTIONS, *macros]
+
+
+def architecture(capability: tuple[int, int]) -> int | None:
+    """The architecture to compile for on a device of this compute capability; None if there is none.
+
+    Machine code runs on later minor versions of its major version. So a GPU that is newer than the
+    compiler gets the code of its nearest older sibling.
+    """
+    major, minor = capability
+    candidates = [arch for arch in nvrtc.architectures() if arch // 10 == major and arch % 10 <= minor]
+    return max(candidates, default=None)
+
+
+def kernel_cache() -> Path:
+    """The folder of compiled kernels, beside numba's compiled loops."""
+    return cache_folder() / "cubin"
+
+
+def _file_name(source: Source, arch: int, options: list[str]) -> str:
+    """Named by all that the machine code depends on, so an entry never gets stale."""
+    parts = [nvrtc.version(), options, source.name, source.text, sorted(source.headers.items())]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    label = source.name.removesuffix(".cu").replace("/", "-")
+    return f"{label}-sm_{arch}-{key[:32]}.cubin"
+
+
+def _read_entry(path: Path) -> bytes | None:
+    """The CUBIN of an entry; None if there is none or a crash or full disk has damaged it."""
+    try:
+        entry = path.read_bytes()
+    except OSError:
+        return None
+    digest, content = entry[:32], entry[32:]
+    if hashlib.sha256(content).digest() == digest:
+        return content
+    logger.warning("%s is damaged, compiling the kernel anew", path)
+    return None
+
+
+def _write_entry(path: Path, content: bytes) -> None:
+    """Write to a temporary name and rename, so that nobody ever reads half an entry."""
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+        with os.fdopen(handle, "wb") as file:
+            file.write(hashlib.sha256(content).digest() + content)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        logger.warning("can't keep a compiled kernel in %s (%s), it serves this process", path, error)

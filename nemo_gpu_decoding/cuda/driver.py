@@ -1,0 +1,271 @@
+"""The runtime for real GPUs: modules and launches through the CUDA driver's interface.
+
+Modules live in torch's context and kernels go to torch's current stream, so they are ordered with
+torch's own work, run on any device, and may be captured into a CUDA graph by a caller.
+"""
+
+from __future__ import annotations
+
+import importlib
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from nemo_gpu_decoding.cuda.availability import why_unavailable
+from nemo_gpu_decoding.cuda.compile import Defines, architecture, cubin
+from nemo_gpu_decoding.cuda.signature import Signature, Tensor, checked_arguments
+
+WARP = 32
+
+
+class DriverError(RuntimeError):
+    """A call of the CUDA driver failed."""
+
+
+class CudaRuntime:
+    """`launch.Runtime` on NVIDIA GPUs; one per process, for all devices and threads."""
+
+    name = "cuda"
+
+    def __init__(self, bindings: Any = None) -> None:
+        """`bindings` stands in for `cuda.bindings.driver`."""
+        self._driver = Driver(bindings)
+        self._lock = threading.RLock()
+        self._reasons: dict[torch.device, str | None] = {}
+        self._modules: dict[tuple, CudaModule] = {}
+
+    def why_not(self, device: torch.device) -> str | None:
+        with self._lock:
+            if device.index is None:  # which device that is may change
+                return why_unavailable(device, self._driver.given)
+            if device not in self._reasons:
+                self._reasons[device] = why_unavailable(device, self._driver.given)
+            return self._reasons[device]
+
+    def device_for(self, device: torch.device) -> torch.device:
+        if device.type == "cuda" and device.index is not None:
+            return device
+        return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_available() else 0)
+
+    def shared_bytes(self, device: torch.device) -> int:
+        device = self._usable(device)
+        with self._driver.context(device.index):
+            return self._driver.shared_limit(device.index)
+
+    def load(self, source: str, device: torch.device, defines: Defines | None = None) -> CudaModule:
+        device = self._usable(device)
+        key = (device.index, source, tuple(sorted((defines or {}).items())))
+        with self._lock:
+            if key not in self._modules:
+                arch = architecture(torch.cuda.get_device_capability(device))
+                assert arch is not None, "why_not has looked at this"
+                image = cubin(source, arch, defines)
+                with self._driver.context(device.index), self._driver.outside_capture():
+                    handle = self._driver.call("cuModuleLoadData", image)
+                self._modules[key] = CudaModule(self._driver, handle, source, device)
+            return self._modules[key]
+
+    def _usable(self, device: torch.device) -> torch.device:
+        reason = self.why_not(device)
+        if reason is not None:
+            raise RuntimeError(f"no CUDA kernels on {device}: {reason}")
+        return self.device_for(device)
+
+
+class CudaModule:
+    """`launch.Module`: the kernels of one file on one GPU."""
+
+    def __init__(self, driver: Driver, handle: Any, source: str, device: torch.device) -> None:
+        self.device = device
+        self._driver = driver
+        self._handle = handle
+        self._source = source
+        self._lock = threading.Lock()
+        self._kernels: dict[str, _Kernel] = {}
+
+    def launch(
+        self, signature: Signature, /, *, grid: int, block: int, shared_bytes: int = 0, **arguments: Any
+    ) -> None:
+        values = checked_arguments(signature, self.device, arguments)
+        kernel = self._kernel(signature)
+        kernel.check_sizes(grid, block, shared_bytes)
+        slots, addresses = packed(values)
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        try:
+            with self._driver.context(self.device.index):
+                self._driver.call(
+                    "cuLaunchKernel",
+                    kernel.function,
+                    *(grid, 1, 1),
+                    *(block, 1, 1),
+                    shared_bytes,
+                    self._driver.bindings.CUstream(stream),
+                    addresses.ctypes.data,
+                    0,
+                )
+        except DriverError as error:
+            raise DriverError(
+                f"kernel {signature.name} can't start on {self.device} with {grid} blocks of {block} "
+                f"threads and {shared_bytes} bytes of shared memory: {error}"
+            ) from None
+        del slots  # the driver has copied the arguments by now, and not before
+
+    def _kernel(self, signature: Signature) -> _Kernel:
+        with self._lock:
+            kernel = self._kernels.get(signature.name)
+            if kernel is None or kernel.signature != signature:
+                with self._driver.context(self.device.index), self._driver.outside_capture():
+                    kernel = self._find(signature)
+                self._kernels[signature.name] = kernel
+            return kernel
+
+    def _find(self, signature: Signature) -> _Kernel:
+        """Look a kernel up, compare its parameters and allow it all shared memory that there is."""
+        driver, limit = self._driver, self._driver.shared_limit(self.device.index)
+        try:
+            function = driver.call("cuModuleGetFunction", self._handle, signature.name.encode())
+        except DriverError as error:
+            raise DriverError(f"kernel {signature.name} is not in {self._source}: {error}") from None
+        driver.check_parameters(function, signature)
+        shared = limit - driver.function_attribute("SHARED_SIZE_BYTES", function)
+        attribute = driver.bindings.CUfunction_attribute
+        opt_in = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        driver.call("cuFuncSetAttribute", function, opt_in, shared)
+        threads = driver.function_attribute("MAX_THREADS_PER_BLOCK", function)
+        return _Kernel(signature, function, threads, shared)
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    signature: Signature
+    function: Any
+    max_threads: int  # per block; fewer than 1024 for a kernel with many registers
+    max_shared: int  # bytes of dynamic shared memory per block
+
+    def check_sizes(self, grid: int, block: int, shared_bytes: int) -> None:
+        name = f"kernel {self.signature.name}"
+        if grid < 1:
+            raise ValueError(f"{name}: grid is {grid}, expected at least 1 block")
+        if not 0 < block <= self.max_threads or block % WARP:
+            raise ValueError(
+                f"{name}: block is {block}, expected a multiple of {WARP} up to {self.max_threads}"
+            )
+        if not 0 <= shared_bytes <= self.max_shared:
+            raise ValueError(f"{name}: shared_bytes is {shared_bytes}, expected 0 .. {self.max_shared}")
+
+
+class Driver:
+    """`cuda.bindings.driver` with exceptions, names for repeated idioms, and nothing else."""
+
+    def __init__(self, bindings: Any = None) -> None:
+        self.given = bindings
+        self._contexts: dict[int, Any] = {}
+
+    @cached_property
+    def bindings(self) -> Any:
+        return self.given or importlib.import_module("cuda.bindings.driver")
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """The result of a driver function, without its status.
+
+        Raises:
+            DriverError: names the function, the status and what the status means.
+        """
+        status, *values = getattr(self.bindings, name)(*arguments)
+        if int(status) != 0:
+            raise DriverError(f"{name} fails with {self._explained(status)}")
+        return values[0] if len(values) == 1 else tuple(values)
+
+    @contextmanager
+    def context(self, index: int) -> Iterator[None]:
+        """Make the device's primary context, which is torch's too, current on this thread."""
+        context = self._contexts.get(index)
+        if context is None:
+            self.call("cuInit", 0)
+            # kept for as long as the process lives, as torch does
+            context = self.call("cuDevicePrimaryCtxRetain", self.call("cuDeviceGet", index))
+            self._contexts[index] = context
+        self.call("cuCtxPushCurrent", context)
+        try:
+            yield
+        finally:
+            self.call("cuCtxPopCurrent")
+
+    @contextmanager
+    def outside_capture(self) -> Iterator[None]:
+        """Allow calls that a stream capture forbids but that don't belong to any stream."""
+        relaxed = self.bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+        before = self.call("cuThreadExchangeStreamCaptureMode", relaxed)
+        try:
+            yield
+        finally:
+            self.call("cuThreadExchangeStreamCaptureMode", before)
+
+    def shared_limit(self, index: int) -> int:
+        """Bytes of shared memory that one block can have if its kernel asks for more than usual."""
+        attribute = self.bindings.CUdevice_attribute
+        limit = attribute.CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+        return self.call("cuDeviceGetAttribute", limit, self.call("cuDeviceGet", index))
+
+    def function_attribute(self, name: str, function: Any) -> int:
+        attribute = getattr(self.bindings.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
+        return self.call("cuFuncGetAttribute", attribute, function)
+
+    def check_parameters(self, function: Any, signature: Signature) -> None:
+        """Compare the signature with the compiled kernel, as far as a driver tells (12.4 and newer)."""
+        wanted = [parameter_bytes(parameter) for parameter in signature.parameters.values()]
+        found: list[int] = []
+        try:
+            while len(found) <= len(wanted):
+                status, _, size = self.bindings.cuFuncGetParamInfo(function, len(found))
+                if int(status) != 0:
+                    break
+                found.append(int(size))
+        except RuntimeError:
+            return  # the driver has no such function
+        if found != wanted:
+            raise ValueError(
+                f"kernel {signature.name} has parameters of {found} bytes (up to {len(wanted) + 1} are "
+                f"looked at), but its signature says {wanted}"
+            )
+
+    def _explained(self, status: Any) -> str:
+        texts = []
+        for function in (self.bindings.cuGetErrorName, self.bindings.cuGetErrorString):
+            unknown, text = function(status)
+            texts.append(str(status) if int(unknown) != 0 or text is None else text.decode())
+        return f"{texts[0]} ({texts[1]})"
+
+
+def packed(values: Sequence[np.generic]) -> tuple[np.ndarray, np.ndarray]:
+    """The arguments as the driver reads them.
+
+    Returns:
+        8 bytes for each argument, which starts at the first of them; and their addresses, which are
+        what the driver gets. Both must live until the launch returns.
+    """
+    layout = _eight_bytes_each(tuple(map(type, values)))
+    slots = np.frombuffer(layout.pack(*values), np.uint64)
+    addresses = slots.ctypes.data + 8 * np.arange(len(values), dtype=np.uint64)
+    return slots, addresses
+
+
+@lru_cache(maxsize=256)
+def _eight_bytes_each(types: tuple[type[np.generic], ...]) -> struct.Struct:
+    """Packs numpy scalars of these types, each padded to 8 bytes."""
+    codes = dict(zip(("b1", "i1", "i2", "i4", "i8"), "?bhiq", strict=True))
+    codes |= dict(zip(("u1", "u2", "u4", "u8", "f2", "f4", "f8"), "BHIQefd", strict=True))
+    dtypes = [np.dtype(scalar) for scalar in types]
+    return struct.Struct("<" + "".join(f"{codes[d.str[1:]]}{8 - d.itemsize}x" for d in dtypes))
+
+
+def parameter_bytes(parameter: Any) -> int:
+    """The size of a kernel parameter."""
+    return 8 if isinstance(parameter, Tensor) else np.dtype(parameter.dtype).itemsize

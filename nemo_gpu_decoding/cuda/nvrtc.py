@@ -1,0 +1,90 @@
+"""NVRTC, the run-time compiler, through cuda-python: CUDA C++ in, CUBIN out, no driver or GPU needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+SUCCESS = 0
+
+
+class CompileError(RuntimeError):
+    """A kernel does not compile; the message is NVRTC's log with files and lines."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What NVRTC gives back."""
+
+    cubin: bytes
+    log: str  # warnings, and whatever the options ask for
+
+
+@lru_cache(maxsize=1)
+def version() -> tuple[int, int]:
+    """Major and minor version of the NVRTC library that cuda-python finds.
+
+    Raises:
+        ImportError: cuda-python is not installed.
+        RuntimeError: there is no NVRTC library that fits it.
+    """
+    major, minor = _checked("nvrtcVersion", _bindings().nvrtcVersion())
+    return int(major), int(minor)
+
+
+@lru_cache(maxsize=1)
+def architectures() -> tuple[int, ...]:
+    """The GPU architectures that this NVRTC compiles for: 90 means sm_90."""
+    (values,) = _checked("nvrtcGetSupportedArchs", _bindings().nvrtcGetSupportedArchs())
+    return tuple(sorted(int(value) for value in values))
+
+
+def compile_cubin(name: str, text: str, headers: Mapping[str, str], options: Sequence[str]) -> Compiled:
+    """Compile one translation unit.
+
+    Args:
+        name: what messages call it.
+        text: CUDA C++.
+        headers: texts by the name under which they are included.
+        options: NVRTC's; one of them names a real architecture: "--gpu-architecture=sm_90".
+
+    Raises:
+        CompileError: with NVRTC's log.
+        ImportError, RuntimeError: see `version`.
+    """
+    nvrtc = _bindings()
+    names = [header.encode() for header in headers]
+    texts = [body.encode() for body in headers.values()]
+    created = nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), len(names), texts, names)
+    (program,) = _checked("nvrtcCreateProgram", created)
+    try:
+        (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
+        log = _read(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+        message = log.rstrip(b"\0 \n").decode(errors="replace")
+        if int(status) != SUCCESS:
+            raise CompileError(f"{name} does not compile with {' '.join(options)}:\n{message or status}")
+        return Compiled(_read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), message)
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+def _bindings() -> Any:
+    from cuda.bindings import nvrtc
+
+    return nvrtc
+
+
+def _read(size_of: Any, read: Any, program: Any) -> bytes:
+    (size,) = _checked(size_of.__name__, size_of(program))
+    content = bytearray(size)  # the library writes into it; short `bytes` objects are shared by all
+    _checked(read.__name__, read(program, content))
+    return bytes(content)
+
+
+def _checked(call: str, result: tuple[Any, ...]) -> tuple[Any, ...]:
+    status, *values = result
+    if int(status) != SUCCESS:
+        raise RuntimeError(f"{call} fails with {status}")
+    return tuple(values)

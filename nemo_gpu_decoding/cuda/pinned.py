@@ -1,0 +1,141 @@
+"""Tables in host memory that kernels read over the bus, for what does not fit into a GPU's memory.
+
+torch's own pinned memory comes in powers of two: a table of 33 GB would take 64. Here a table takes
+its size, rounded up to a huge page.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import weakref
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+
+HUGE_PAGE = 1 << 21  # bytes; fewer and larger pages make pinning and the GPU's reads faster
+CHUNK = 1 << 26  # bytes per read; some systems cut longer ones short
+
+# cudaHostRegister's flags: usable from all devices; has an address on the device
+_PORTABLE, _MAPPED = 1, 2
+
+
+class HostTable:
+    """Bytes in host memory, pinned on request, for parameters declared as `Tensor(..., pinned=True)`.
+
+    Memory stays pinned until `unpin`, the end of a `with` block, or until the table and all tensors
+    made from it are gone. Whoever unpins sees to it that no kernel is still reading.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        """Allocate `nbytes` zero bytes; they take up memory when they are first written.
+
+        Raises:
+            ValueError: `nbytes` is negative.
+        """
+        if nbytes < 0:
+            raise ValueError(f"nbytes is {nbytes}, expected 0 or more")
+        # anonymous memory: pages of a file may not be pinned for long
+        memory = mmap.mmap(-1, max(1, -(-nbytes // HUGE_PAGE)) * HUGE_PAGE)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        # tensors made from this array keep it alive, and with it the pinning
+        self._array = np.frombuffer(memory, np.uint8, count=nbytes)
+        self._unpin: weakref.finalize | None = None
+
+    @property
+    def bytes(self) -> torch.Tensor:
+        """The content as uint8 tensor [nbytes] that shares this memory; view it as other types."""
+        return torch.from_numpy(self._array)
+
+    @property
+    def nbytes(self) -> int:
+        return self._array.nbytes
+
+    @property
+    def is_pinned(self) -> bool:
+        return self._unpin is not None and self._unpin.alive
+
+    def pin(self) -> HostTable:
+        """Lock the memory and let all GPUs read it; does nothing if that is done already.
+
+        Raises:
+            RuntimeError: CUDA refuses, for instance because the memory that may be locked is used up.
+        """
+        if self.is_pinned or self.nbytes == 0:
+            return self
+        address = self._array.ctypes.data
+        status = _cudart().cudaHostRegister(address, self.nbytes, _PORTABLE | _MAPPED)
+        if int(status) != 0:
+            raise RuntimeError(
+                f"cudaHostRegister can't pin {self.nbytes / 2**30:.2f} GiB of host memory: {status} "
+                "(is there enough free memory, and does `ulimit -l` allow it?)"
+            )
+        self._unpin = weakref.finalize(self._array, _unregister, address)
+        # at the end of the process the driver lets go of everything; a call then may come too late
+        self._unpin.atexit = False
+        return self
+
+    def unpin(self) -> None:
+        """Give the memory back to the system's pager; the content stays."""
+        if self._unpin is not None:
+            self._unpin()
+
+    def __enter__(self) -> HostTable:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.unpin()
+
+
+def load_table(
+    path: str | os.PathLike[str], *, offset: int = 0, nbytes: int | None = None, pin: bool | None = None
+) -> HostTable:
+    """Read a file, or a part of it, into host memory.
+
+    Args:
+        path: the file.
+        offset: bytes to leave out at the front.
+        nbytes: how much to read; None for the rest of the file.
+        pin: whether to pin the memory; None does so if torch sees a GPU.
+
+    Raises:
+        ValueError: the file is shorter than asked for.
+        OSError: it can't be read.
+        RuntimeError: the memory can't be pinned.
+    """
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        wanted = size - offset if nbytes is None else nbytes
+        if offset < 0 or wanted < 0 or offset + wanted > size:
+            raise ValueError(f"{path} has {size} bytes, expected {wanted} bytes from {offset} on")
+        table = HostTable(wanted)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), offset, wanted, os.POSIX_FADV_SEQUENTIAL)
+        file.seek(offset)
+        _fill(table, file, path)
+    if torch.cuda.is_available() if pin is None else pin:
+        table.pin()
+    return table
+
+
+def _fill(table: HostTable, file: Any, path: Any) -> None:
+    view = memoryview(table.bytes.numpy())
+    done = 0
+    while done < table.nbytes:
+        count = file.readinto(view[done : done + CHUNK])
+        if not count:
+            raise ValueError(f"{path} ended {table.nbytes - done} bytes early while it was read")
+        done += count
+
+
+def _unregister(address: int) -> None:
+    _cudart().cudaHostUnregister(address)
+
+
+def _cudart() -> Any:
+    return torch.cuda.cudart()

@@ -1,0 +1,240 @@
+"""What a kernel expects, written down once and checked at every launch.
+
+A kernel gets bare pointers and numbers: a wrong type or a transposed tensor would read past the end
+of memory and take the whole process down. So every launch goes through `checked_arguments`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+DType: TypeAlias = "torch.dtype | np.dtype"
+Axis: TypeAlias = "str | int"
+
+# `Module.launch` has these names for itself
+RESERVED = frozenset({"signature", "grid", "block", "shared_bytes"})
+
+
+class Layout(NamedTuple):
+    """How a tensor holds the elements that a kernel sees."""
+
+    dtype: torch.dtype
+    record_bytes: int  # 0 if the elements are not records
+    alignment: int  # bytes
+
+    @staticmethod
+    def of(dtype: DType) -> Layout:
+        """Of a torch type, a plain numpy type or records."""
+        if isinstance(dtype, torch.dtype):
+            return Layout(dtype, 0, dtype.itemsize)
+        dtype = np.dtype(dtype)
+        if dtype.fields is None:
+            return Layout(torch.from_numpy(np.empty(0, dtype)).dtype, 0, dtype.itemsize)
+        return Layout(torch.uint8, dtype.itemsize, _alignment(dtype))
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A pointer parameter: the kernel gets the address of the first element of a contiguous tensor."""
+
+    # A structured numpy dtype means records: the tensor holds their bytes, see `as_records`.
+    dtype: DType
+    # Sizes; a name stands for any size, but the same in all arguments of one launch.
+    shape: tuple[Axis, ...]
+    # None may be given and reaches the kernel as a null pointer.
+    optional: bool = False
+    # The tensor lies in pinned host memory (`pinned.py`), which the kernel reads over the bus.
+    pinned: bool = False
+    # What `dtype` means, found out once, because every launch asks for it.
+    layout: Layout = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layout", Layout.of(self.dtype))
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number passed by value: int, float, bool or numpy scalar, converted to `dtype`."""
+
+    dtype: type[np.generic]  # np.int32, np.float32, ...
+    # Least and greatest value of an integer type, None for floating point; found out once, as above.
+    limits: tuple[int, int] | None = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "limits", _limits(np.dtype(self.dtype)))
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A kernel's name and its parameters, in the order of the C++ declaration."""
+
+    name: str
+    parameters: Mapping[str, Tensor | Scalar]
+
+    def __post_init__(self) -> None:
+        taken = sorted(RESERVED & set(self.parameters))
+        if taken:
+            raise ValueError(f"{self.name}: parameters may not be called {', '.join(taken)}")
+
+
+def checked_arguments(
+    signature: Signature, device: torch.device, arguments: Mapping[str, Any]
+) -> list[np.generic]:
+    """The arguments in the kernel's order, as numpy scalars; pointers are np.uint64.
+
+    Args:
+        signature: what is expected.
+        device: where the kernel runs, and so where tensors must lie.
+        arguments: by name; a tensor (or None) per `Tensor`, a number per `Scalar`.
+
+    Raises:
+        ValueError: names the kernel and the argument that is missing, unknown, of the wrong type,
+            shape or device, or not contiguous.
+    """
+    parameters = signature.parameters
+    if parameters.keys() != arguments.keys():
+        _raise_names(signature, arguments)
+    axes: dict[str, tuple[int, str]] = {}
+    values: list[np.generic] = []
+    for name, parameter in parameters.items():
+        try:
+            if isinstance(parameter, Tensor):
+                values.append(_pointer(name, parameter, device, arguments[name], axes))
+            else:
+                values.append(_number(parameter, arguments[name]))
+        except ValueError as error:
+            raise ValueError(f"kernel {signature.name}, argument {name}: {error}") from None
+    return values
+
+
+def as_records(array: np.ndarray, device: torch.device | str = "cpu") -> torch.Tensor:
+    """A structured array as the tensor that kernels take for it: uint8 [*array.shape, itemsize].
+
+    On the CPU the tensor shares the array's memory where that is contiguous and writable.
+    """
+    array = np.ascontiguousarray(array)
+    flat = array.reshape(-1).view(np.uint8)
+    if not flat.flags.writeable:
+        flat = flat.copy()
+    return torch.from_numpy(flat).view(*array.shape, array.dtype.itemsize).to(device)
+
+
+def _raise_names(signature: Signature, arguments: Mapping[str, Any]) -> None:
+    missing = [name for name in signature.parameters if name not in arguments]
+    unknown = [name for name in arguments if name not in signature.parameters]
+    raise ValueError(
+        f"kernel {signature.name}: missing arguments {missing}, unknown arguments {unknown}, "
+        f"expected {list(signature.parameters)}"
+    )
+
+
+def _pointer(
+    name: str, expected: Tensor, device: torch.device, tensor: Any, axes: dict[str, tuple[int, str]]
+) -> np.uint64:
+    if tensor is None and expected.optional:
+        return np.uint64(0)
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"is a {type(tensor).__name__}, expected a torch.Tensor")
+    _check_place(tensor, expected, device)
+    shape = _shape_in_elements(tensor, expected)
+    if len(shape) != len(expected.shape):
+        raise ValueError(f"has shape {tuple(shape)}, expected {_sizes(expected, axes)}")
+    for size, axis in zip(shape, expected.shape, strict=True):
+        wanted = axes.setdefault(axis, (size, name))[0] if isinstance(axis, str) else axis
+        if size != wanted:
+            raise ValueError(f"has shape {tuple(shape)}, expected {_sizes(expected, axes)}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"is not contiguous: shape {tuple(tensor.shape)}, strides {tensor.stride()}")
+    address = tensor.data_ptr()
+    if address % expected.layout.alignment:
+        raise ValueError(
+            f"starts at address {address:#x}, expected a multiple of {expected.layout.alignment}"
+        )
+    return np.uint64(address)
+
+
+def _check_place(tensor: torch.Tensor, expected: Tensor, device: torch.device) -> None:
+    if not expected.pinned:
+        if tensor.device != device:
+            raise ValueError(f"is on {tensor.device}, expected {device}, where the kernel runs")
+    elif tensor.device.type != "cpu":
+        raise ValueError(f"is on {tensor.device}, expected pinned host memory")
+    elif device.type == "cuda" and not tensor.is_pinned():
+        raise ValueError("is pageable host memory, expected pinned host memory")
+
+
+def _shape_in_elements(tensor: torch.Tensor, expected: Tensor) -> tuple[int, ...]:
+    """The tensor's shape, counted in records if it holds such."""
+    dtype, itemsize, _ = expected.layout
+    if tensor.dtype != dtype:
+        raise ValueError(f"has dtype {tensor.dtype}, expected {dtype}")
+    if itemsize == 0:
+        return tensor.shape
+    if tensor.ndim == 1 and len(expected.shape) == 1 and tensor.numel() % itemsize == 0:
+        return (tensor.numel() // itemsize,)  # records given as flat bytes
+    if tensor.ndim == 0 or tensor.shape[-1] != itemsize:
+        raise ValueError(
+            f"has shape {tuple(tensor.shape)}, expected the {itemsize} bytes of a record as last axis"
+        )
+    return tensor.shape[:-1]
+
+
+def _alignment(dtype: np.dtype) -> int:
+    """What C++ asks of a struct with these fields: the strictest alignment among them."""
+    base = dtype.subdtype[0] if dtype.subdtype else dtype
+    if base.fields is None:
+        return base.itemsize
+    return max(_alignment(field[0]) for field in base.fields.values())
+
+
+def _sizes(expected: Tensor, axes: dict[str, tuple[int, str]]) -> str:
+    """The expected shape for a message: [B = 4 as in log_probs, T, 3]."""
+    parts = []
+    for axis in expected.shape:
+        size, source = axes.get(axis, (None, "")) if isinstance(axis, str) else (None, "")
+        parts.append(str(axis) if size is None else f"{axis} = {size} as in {source}")
+    return f"[{', '.join(parts)}]"
+
+
+def _number(expected: Scalar, value: Any) -> np.generic:
+    dtype: Any = expected.dtype
+    if type(value) is dtype:
+        return value
+    if not isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):
+        raise ValueError(f"is a {type(value).__name__}, expected a number for {np.dtype(dtype)}")
+    if expected.limits is None:
+        return _floating(np.dtype(dtype), value)
+    number = float(value) if isinstance(value, (float, np.floating)) else int(value)
+    low, high = expected.limits
+    if not math.isfinite(number) or number != int(number) or not low <= number <= high:
+        raise ValueError(f"is {value}, expected an integer in {low} .. {high} ({np.dtype(dtype)})")
+    return dtype(int(number))
+
+
+def _limits(dtype: np.dtype) -> tuple[int, int] | None:
+    if dtype.kind == "f":
+        return None
+    if dtype.kind == "b":
+        return 0, 1
+    if dtype.kind not in "iu":
+        raise ValueError(f"a Scalar is of type {dtype}, expected a bool, integer or floating point type")
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)
+
+
+def _floating(kind: np.dtype, value: Any) -> np.generic:
+    """Rounds fractions as every computation does; whole numbers must survive unchanged."""
+    with np.errstate(over="ignore"):
+        converted = kind.type(value)
+    if isinstance(value, (bool, int, np.bool_, np.integer)):
+        if not np.isfinite(converted) or int(converted) != int(value):
+            raise ValueError(f"is {value}, which {kind} cannot hold exactly")
+    elif math.isfinite(value) and not np.isfinite(converted):
+        raise ValueError(f"is {value}, which is out of the range of {kind}")
+    return converted

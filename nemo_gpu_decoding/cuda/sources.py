@@ -1,0 +1,56 @@
+"""A kernel's source text and the headers that it includes.
+
+Headers are named relative to the package, wherever the including file stands:
+`#include "cuda/common.cuh"`. NVRTC gets them as texts, so it needs no folders, and the compile cache
+knows all that a kernel is made of.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGE = Path(__file__).parent.parent
+
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One translation unit."""
+
+    name: str  # relative to the package, with slashes; compilers show it in messages
+    text: str
+    headers: dict[str, str]  # name as included -> text, all that are reached
+
+
+def read_source(name: str, root: Path = PACKAGE) -> Source:
+    """Read a kernel file and, recursively, its headers.
+
+    Raises:
+        FileNotFoundError: names the file that is missing and the one that includes it.
+    """
+    text = _read(root, name, needed_by=None)
+    headers: dict[str, str] = {}
+    open_ends = [(name, text)]
+    while open_ends:
+        includer, body = open_ends.pop()
+        for header in _INCLUDE.findall(body):
+            if header not in headers:
+                headers[header] = _read(root, header, needed_by=includer)
+                open_ends.append((header, headers[header]))
+    return Source(name, text, headers)
+
+
+def kernel_files(root: Path = PACKAGE) -> list[str]:
+    """The names of all kernel files of the package, sorted."""
+    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*.cu"))
+
+
+def _read(root: Path, name: str, needed_by: str | None) -> str:
+    try:
+        return (root / name).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        where = f" (included by {needed_by})" if needed_by else ""
+        raise FileNotFoundError(f"kernel source {name}{where} is not in {root}") from None

@@ -1,0 +1,132 @@
+"""Compile every CUDA kernel for every GPU generation and print what it takes. Needs NVRTC, but no GPU.
+
+    python scripts/check_kernels.py [FILE ...] [--arch 80 ...]
+
+Fails if a kernel does not compile or spills registers: spilled values live in slow memory, and a
+kernel that spills is many times slower than its author thinks. A kernel file that is used with
+preprocessor macros lists them, one line per set:
+
+    // variants: WIDTH=32 NAME=value
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from nemo_gpu_decoding.cli.table import format_table
+from nemo_gpu_decoding.cuda import nvrtc
+from nemo_gpu_decoding.cuda.availability import install_advice
+from nemo_gpu_decoding.cuda.compile import compiler_options
+from nemo_gpu_decoding.cuda.sources import kernel_files, read_source
+
+ARCHITECTURES = (75, 80, 90, 100, 120)
+
+_VARIANT = re.compile(r"^//[ \t]*variants:(.*)$", re.MULTILINE)
+_ENTRY = re.compile(r"Compiling entry function '(\S+)'")
+_FUNCTION = re.compile(r"Function properties for (\S+)")
+_MEMORY = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+@dataclass
+class Usage:
+    """What one function takes on one architecture."""
+
+    function: str
+    is_kernel: bool
+    registers: int = 0  # per thread
+    shared: int = 0  # bytes per block, without dynamic shared memory
+    stack: int = 0  # bytes per thread
+    spills: int = 0  # bytes per thread, stores and loads
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Check, print a table and what is wrong; 0 if nothing is."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("files", nargs="*", help="relative to the package; all kernels if none is named")
+    parser.add_argument("--arch", type=int, nargs="+", default=ARCHITECTURES)
+    options = parser.parse_args(arguments)
+
+    try:
+        known = [arch for arch in options.arch if arch in nvrtc.architectures()]
+    except (ImportError, RuntimeError) as error:  # the loader's errors are RuntimeErrors
+        print(f"NVRTC can't be loaded: {install_advice()}\n{error}")
+        return 1
+    for arch in sorted(set(options.arch) - set(known)):
+        print(f"not checked: NVRTC {'.'.join(map(str, nvrtc.version()))} does not know sm_{arch}")
+    files = options.files or kernel_files()
+    if not known or not files:
+        print("nothing to check")
+        return 1
+    jobs = [(name, arch, macros) for name in files for macros in variants(name) for arch in known]
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(lambda job: check(*job), jobs))
+    return report(jobs, results)
+
+
+def variants(name: str) -> list[dict[str, int | str]]:
+    """The sets of macros with which a file is used; one empty set if it lists none."""
+    lines = _VARIANT.findall(read_source(name).text)
+    return [dict(word.split("=", 1) for word in line.split()) for line in lines] or [{}]
+
+
+def check(name: str, arch: int, macros: dict[str, int | str]) -> list[Usage] | nvrtc.CompileError:
+    """Compile one variant of a file and read what its functions take."""
+    source = read_source(name)
+    command = [*compiler_options(arch, macros), "--ptxas-options=-v"]
+    try:
+        return usages(nvrtc.compile_cubin(source.name, source.text, source.headers, command).log)
+    except nvrtc.CompileError as error:
+        return error
+
+
+def usages(log: str) -> list[Usage]:
+    """Read ptxas' report: kernels, and functions that are called rather than inlined."""
+    found: dict[str, Usage] = {}
+    entries = set(_ENTRY.findall(log))
+    current = None
+    for line in log.splitlines():
+        if match := _FUNCTION.search(line) or _ENTRY.search(line):
+            name = match.group(1)
+            current = found.setdefault(name, Usage(name, name in entries))
+        if current is None:
+            continue
+        if match := _MEMORY.search(line):
+            current.stack, stores, loads = map(int, match.groups())
+            current.spills = stores + loads
+        if current.is_kernel and (match := _REGISTERS.search(line)):
+            current.registers = int(match.group(1))
+            shared = _SHARED.search(line)
+            current.shared = int(shared.group(1)) if shared else 0
+    return list(found.values())
+
+
+def report(jobs: list, results: list[list[Usage] | nvrtc.CompileError]) -> int:
+    """Print the table and the faults."""
+    rows, faults = [], []
+    for (name, arch, macros), result in zip(jobs, results, strict=True):
+        if isinstance(result, nvrtc.CompileError):
+            faults.append(str(result))
+            continue
+        if not any(usage.is_kernel for usage in result):
+            faults.append(f"{name}: no kernel in it for sm_{arch}")
+        variant = " ".join(f"{key}={value}" for key, value in macros.items())
+        label = f"{name} {variant}".strip()
+        for usage in result:
+            numbers = (usage.registers, usage.shared, usage.stack, usage.spills)
+            rows.append([name, variant, usage.function, f"sm_{arch}", *map(str, numbers)])
+            if usage.spills:
+                faults.append(f"{label}: {usage.function} spills on sm_{arch}")
+    header = ["file", "variant", "function", "arch", "registers", "static shared", "stack", "spills"]
+    print(format_table(header, rows))
+    print("\n".join(faults) or "all kernels compile, none spills")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+// Every primitive of common.cuh behind a kernel that numpy can follow.
+#include "cuda/common.cuh"
+
+struct Record {
+  float score;
+  int parent, label;
+};
+
+struct Better {  // score down, parent up, label up
+  const Record* records;
+  bool operator()(int i, int j) const {
+    const Record &a = records[i], &b = records[j];
+    if (a.score != b.score) return a.score > b.score;
+    if (a.parent != b.parent) return a.parent < b.parent;
+    return a.label < b.label;
+  }
+};
+
+extern "C" __global__ void who_am_i(int* out) {
+  out[blockIdx.x * threads() + thread()] = 10000 * warps() + 100 * warp() + lane();
+}
+
+extern "C" __global__ void half_to_float(const Half* half, const BFloat16* brain, float* from_half,
+                                         float* from_brain, int count) {
+  for (int i = blockIdx.x * threads() + thread(); i < count; i += gridDim.x * threads()) {
+    from_half[i] = to_float(half[i]);
+    from_brain[i] = to_float(brain[i]);
+  }
+}
+
+extern "C" __global__ void keys_of_floats(const float* x, unsigned* keys, float* back, int count) {
+  for (int i = thread(); i < count; i += threads()) {
+    keys[i] = ordered_key(x[i]);
+    back[i] = float_of_key(keys[i]);
+  }
+}
+
+extern "C" __global__ void hashes(const uint64* x, uint64* out, int* powers, int count) {
+  for (int i = thread(); i < count; i += threads()) {
+    out[i] = mixed(x[i]);
+    powers[i] = power_of_two_from(i);
+  }
+}
+
+// Twice in a row with the same scratch memory: the first must be done with it on return.
+extern "C" __global__ void reductions(const int* x, int* sums, int* before, int* totals,
+                                      float* extremes) {
+  __shared__ int scratch[32];
+  __shared__ float float_scratch[32];
+  int i = blockIdx.x * threads() + thread();
+  int total;
+  before[i] = block_exclusive_sum(x[i], scratch, &total);
+  totals[i] = total;
+  sums[2 * i] = block_reduce(x[i], Sum(), scratch);
+  sums[2 * i + 1] = warp_inclusive_sum(x[i]);
+  extremes[2 * i] = block_reduce(float(x[i]), Max(), float_scratch);
+  extremes[2 * i + 1] = block_reduce(float(x[i]), Min(), float_scratch);
+}
+
+// Numbers above a floor, in any order; `count` may exceed what `kept` holds.
+extern "C" __global__ void compaction(const float* x, int n, float floor, float* kept, int capacity,
+                                      int* count) {
+  __shared__ int found;
+  if (thread() == 0) found = 0;
+  __syncthreads();
+  for (int start = 0; start < n; start += threads()) {
+    int i = start + thread();
+    int slot = warp_append(i < n && x[i] > floor, &found);
+    if (slot >= 0 && slot < capacity) kept[slot] = x[i];
+  }
+  __syncthreads();
+  if (thread() == 0) *count = found;
+}
+
+extern "C" __global__ void sort_keys(uint64* keys, int count) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  uint64* items = (uint64*)smem;
+  keys += blockIdx.x * count;
+  for (int i = thread(); i < count; i += threads()) items[i] = keys[i];
+  __syncthreads();
+  block_sort(items, count, [](uint64 a, uint64 b) { return a > b; });
+  for (int i = thread(); i < count; i += threads()) keys[i] = items[i];
+}
+
+extern "C" __global__ void order_records(const Record* records, int count, int* order) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  Record* items = (Record*)smem;
+  uint16* ranks = (uint16*)(items + count);
+  for (int i = thread(); i < count; i += threads()) items[i] = records[blockIdx.x * count + i];
+  __syncthreads();
+  block_order(ranks, count, Better{items});
+  for (int i = thread(); i < count; i += threads()) order[blockIdx.x * count + i] = ranks[i];
+}
+
+// Sums of rows, the next row on its way while one is read.
+template <class T>
+inline void row_sums(unsigned char* smem, const T* x, int rows, int columns, float* first, float* sums) {
+  __shared__ float scratch[32];
+  int bytes = RowFetch<T>::buffer_bytes(columns);
+  RowFetch<T> fetch[2];
+  fetch[0].start(smem, x, columns);
+  for (int r = 0; r < rows; r++) {
+    const T* row;
+    if (r + 1 < rows) {
+      fetch[(r + 1) % 2].start(smem + (r + 1) % 2 * bytes, x + (r + 1) * columns, columns);
+      row = fetch[r % 2].template finish<1>();
+    } else {
+      row = fetch[r % 2].finish();
+    }
+    __syncthreads();
+    float sum = 0;
+    for (int i = thread(); i < columns; i += threads()) sum += to_float(row[i]);
+    sum = block_reduce(sum, Sum(), scratch);  // its barriers: all have read the row
+    if (thread() == 0) {
+      sums[r] = sum;
+      first[r] = to_float(row[0]);
+    }
+    __syncthreads();
+  }
+}
+extern "C" __global__ void row_sums_float(const float* x, int rows, int columns, float* first,
+                                          float* sums) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  row_sums(smem, x, rows, columns, first, sums);
+}
+extern "C" __global__ void row_sums_half(const Half* x, int rows, int columns, float* first,
+                                         float* sums) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  row_sums(smem, x, rows, columns, first, sums);
+}
+extern "C" __global__ void row_sums_bfloat16(const BFloat16* x, int rows, int columns, float* first,
+                                             float* sums) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  row_sums(smem, x, rows, columns, first, sums);
+}

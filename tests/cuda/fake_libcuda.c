@@ -1,0 +1,68 @@
+// A library in the place of NVIDIA's libcuda.so.1: it prints what cuda-python hands to it, byte by byte.
+// It stands for a driver with one device and one kernel, axpy(float* x, float a, int n, bool last).
+#include <stdio.h>
+#include <string.h>
+
+static const size_t SIZES[] = {8, 4, 4, 1};
+
+static int cuInit(unsigned flags) { return 0; }
+static int cuDriverGetVersion(int* version) { return *version = 12080, 0; }
+static int cuDeviceGet(int* device, int index) { return *device = 40 + index, 0; }
+static int cuDevicePrimaryCtxRetain(void** context, int device) { return *context = (void*)(size_t)(device * 2), 0; }
+static int cuCtxPushCurrent(void* context) { return printf("push %zu\n", (size_t)context), 0; }
+static int cuCtxPopCurrent(void** context) { return *context = 0, printf("pop\n"), 0; }
+static int cuThreadExchangeStreamCaptureMode(int* mode) {
+  static int current = 0;
+  int before = current;
+  printf("capture mode %d\n", *mode);
+  current = *mode, *mode = before;
+  return 0;
+}
+static int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  return *value = 101376, printf("device attribute %d of %d\n", attribute, device), 0;
+}
+static int cuModuleLoadData(void** module, const void* image) {
+  return *module = (void*)7, printf("image %.12s\n", (const char*)image), 0;
+}
+static int cuModuleGetFunction(void** function, void* module, const char* name) {
+  *function = (void*)9;
+  return printf("function %s of %zu\n", name, (size_t)module), strcmp(name, "axpy") ? 500 : 0;
+}
+static int cuFuncGetAttribute(int* value, int attribute, void* function) { return *value = attribute ? 16 : 1024, 0; }
+static int cuFuncSetAttribute(void* function, int attribute, int value) {
+  return printf("set attribute %d of %zu to %d\n", attribute, (size_t)function, value), 0;
+}
+static int cuFuncGetParamInfo(void* function, size_t index, size_t* offset, size_t* size) {
+  if (index > 3) return 1;
+  return *offset = 0, *size = SIZES[index], 0;
+}
+static int cuGetErrorName(int error, const char** text) { return *text = "CUDA_ERROR_OF_THE_FAKE", 0; }
+static int cuGetErrorString(int error, const char** text) { return *text = "as ordered", 0; }
+static int cuLaunchKernel(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                          unsigned shared, void* stream, void** parameters, void** extra) {
+  printf("launch %zu grid %u %u %u block %u %u %u shared %u stream %zu extra %d:", (size_t)f, gx, gy, gz, bx, by,
+         bz, shared, (size_t)stream, extra != 0);
+  for (int i = 0; i < 4; ++i) {
+    printf(" ");
+    for (size_t k = 0; k < SIZES[i]; ++k) printf("%02x", ((unsigned char*)parameters[i])[k]);
+  }
+  printf("\n");
+  return gx == 666 ? 719 : 0;
+}
+
+#define ENTRY(name) {#name, (void*)name}
+static const struct { const char* name; void* function; } ENTRIES[] = {
+    ENTRY(cuInit), ENTRY(cuDriverGetVersion), ENTRY(cuDeviceGet), ENTRY(cuDevicePrimaryCtxRetain),
+    ENTRY(cuCtxPushCurrent), ENTRY(cuCtxPopCurrent), ENTRY(cuThreadExchangeStreamCaptureMode),
+    ENTRY(cuDeviceGetAttribute), ENTRY(cuModuleLoadData), ENTRY(cuModuleGetFunction), ENTRY(cuFuncGetAttribute),
+    ENTRY(cuFuncSetAttribute), ENTRY(cuFuncGetParamInfo), ENTRY(cuGetErrorName), ENTRY(cuGetErrorString),
+    ENTRY(cuLaunchKernel)};
+
+// How cuda-python finds all the other functions.
+int cuGetProcAddress_v2(const char* name, void** function, int version, unsigned long long flags, int* found) {
+  *function = 0;
+  for (size_t i = 0; i < sizeof(ENTRIES) / sizeof(ENTRIES[0]); ++i)
+    if (!strcmp(name, ENTRIES[i].name)) *function = ENTRIES[i].function;
+  if (found) *found = *function ? 0 : 1;
+  return *function ? 0 : 500;
+}

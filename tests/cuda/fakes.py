@@ -1,0 +1,135 @@
+# ruff: noqa: N802 (methods are named like the functions of the driver)
+"""A CUDA driver that only writes down what it is asked, in place of `cuda.bindings.driver`."""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from types import SimpleNamespace
+from typing import Any
+
+
+class Status(IntEnum):
+    """A few of the driver's results, by their real numbers."""
+
+    CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_VALUE = 1
+    CUDA_ERROR_INVALID_IMAGE = 200
+    CUDA_ERROR_NOT_FOUND = 500
+    CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701
+
+
+class FunctionAttribute(IntEnum):
+    CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK = 0
+    CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES = 1
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8
+
+
+class FakeDriver:
+    """One kernel name, `parameter_sizes` as its parameters; `failing[name]` makes a function fail."""
+
+    CUfunction_attribute = FunctionAttribute
+    CUdevice_attribute = SimpleNamespace(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN=97)
+    CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed")
+    CUstream = int
+
+    def __init__(self, kernel: str = "axpy", parameter_sizes: tuple[int, ...] = (8, 4, 4)) -> None:
+        self.kernel = kernel
+        self.parameter_sizes = parameter_sizes
+        self.shared_limit = 232448
+        self.static_shared = 48
+        self.max_threads = 512
+        self.version = 13000
+        self.failing: dict[str, Status] = {}
+        self.calls: list[tuple] = []
+        self.contexts: list[str] = []  # the stack of this thread
+        self.capture_mode = "global"
+        self.launches: list[SimpleNamespace] = []
+
+    def named(self, name: str) -> list[tuple]:
+        """The arguments of all calls of a function."""
+        return [call[1:] for call in self.calls if call[0] == name]
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("cu"):
+            raise AttributeError(name)
+        body = getattr(self, f"do_{name}", lambda *_: (Status.CUDA_SUCCESS,))
+
+        def recorded(*arguments: Any) -> tuple:
+            self.calls.append((name, *arguments))
+            if name in self.failing:
+                return (self.failing[name], None)
+            return body(*arguments)
+
+        return recorded
+
+    def do_cuDriverGetVersion(self):
+        return Status.CUDA_SUCCESS, self.version
+
+    def do_cuGetErrorName(self, status):
+        return Status.CUDA_SUCCESS, Status(status).name.encode()
+
+    def do_cuGetErrorString(self, status):
+        return Status.CUDA_SUCCESS, b"what it means"
+
+    def do_cuDeviceGet(self, index):
+        return Status.CUDA_SUCCESS, f"device {index}"
+
+    def do_cuDevicePrimaryCtxRetain(self, device):
+        return Status.CUDA_SUCCESS, f"context of {device}"
+
+    def do_cuCtxPushCurrent(self, context):
+        self.contexts.append(context)
+        return (Status.CUDA_SUCCESS,)
+
+    def do_cuCtxPopCurrent(self):
+        return Status.CUDA_SUCCESS, self.contexts.pop()
+
+    def do_cuThreadExchangeStreamCaptureMode(self, mode):
+        before, self.capture_mode = self.capture_mode, mode
+        return Status.CUDA_SUCCESS, before
+
+    def do_cuDeviceGetAttribute(self, attribute, device):
+        return Status.CUDA_SUCCESS, self.shared_limit
+
+    def do_cuModuleLoadData(self, image):
+        assert self.capture_mode == "relaxed", "would break a stream capture of the caller"
+        assert self.contexts, "there is no current context"
+        return Status.CUDA_SUCCESS, f"module in {self.contexts[-1]}"
+
+    def do_cuModuleGetFunction(self, module, name):
+        assert self.capture_mode == "relaxed", "would break a stream capture of the caller"
+        if name.decode() != self.kernel:
+            return Status.CUDA_ERROR_NOT_FOUND, None
+        return Status.CUDA_SUCCESS, f"{self.kernel} of {module}"
+
+    def do_cuFuncGetAttribute(self, attribute, function):
+        values = {
+            FunctionAttribute.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: self.static_shared,
+            FunctionAttribute.CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: self.max_threads,
+        }
+        return Status.CUDA_SUCCESS, values[attribute]
+
+    def do_cuFuncGetParamInfo(self, function, index):
+        if index >= len(self.parameter_sizes):
+            return Status.CUDA_ERROR_INVALID_VALUE, None, None
+        return Status.CUDA_SUCCESS, sum(self.parameter_sizes[:index]), self.parameter_sizes[index]
+
+    def do_cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
+        addresses = (ctypes.c_uint64 * len(self.parameter_sizes)).from_address(parameters)
+        self.launches.append(
+            SimpleNamespace(
+                function=function,
+                grid=(gx, gy, gz),
+                block=(bx, by, bz),
+                shared=shared,
+                stream=stream,
+                context=self.contexts[-1],
+                arguments=[
+                    ctypes.string_at(address, size)
+                    for address, size in zip(addresses, self.parameter_sizes, strict=True)
+                ],
+                extra=extra,
+            )
+        )
+        return (Status.CUDA_SUCCESS,)

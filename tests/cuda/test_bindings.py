@@ -1,0 +1,118 @@
+"""The real cuda-python in front of a library that only pretends to be the driver.
+
+This is where sizes of arguments, addresses and handles could get lost between Python and C.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SOURCE = Path(__file__).with_name("fake_libcuda.c")
+COMPILER = shutil.which("gcc") or shutil.which("g++")
+
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None, reason="needs a C compiler"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="the real driver is there: see tests/gpu"),
+    pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="needs cuda-python"),
+]
+
+# the library's name makes the loader take it when cuda-python asks for libcuda.so.1
+PRELUDE = """
+import ctypes, sys
+ctypes.CDLL(sys.argv[1], mode=ctypes.RTLD_GLOBAL)
+from types import SimpleNamespace
+import numpy as np, torch
+torch.version.cuda = "12.8"
+torch.cuda.is_available = lambda: True
+torch.cuda.device_count = lambda: 2
+torch.cuda.get_device_capability = lambda device: (9, 0)
+torch.cuda.current_stream = lambda device: SimpleNamespace(cuda_stream=4096 + device.index)
+from nemo_gpu_decoding.cuda import driver, nvrtc
+from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, runtime
+nvrtc.version = lambda: (12, 9)
+nvrtc.architectures = lambda: (90,)
+driver.cubin = lambda *_: b"machine code\\0"
+device = torch.device("cuda", 1)
+AXPY = Signature("axpy", {
+    "x": Tensor(torch.float32, ("N",), optional=True),
+    "a": Scalar(np.float32), "n": Scalar(np.int32), "last": Scalar(np.bool_),
+})
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory):
+    path = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
+    command = [COMPILER, "-x", "c", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-w"]
+    subprocess.run([*command, "-o", path, SOURCE], check=True)
+    return path
+
+
+def output_of(program, library):
+    run = subprocess.run(
+        [sys.executable, "-c", PRELUDE + program, library],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return sorted(line for line in run.stdout.splitlines())
+
+
+def test_a_launch_arrives_as_it_was_meant(library):
+    lines = output_of(
+        "assert runtime().why_not(device) is None, runtime().why_not(device)\n"
+        "assert runtime().shared_bytes(device) == 101376\n"
+        "module = runtime().load('a/kernel.cu', device)\n"
+        "module.launch(AXPY, grid=5, block=96, shared_bytes=60000, x=None, a=0.1, n=-2, last=True)\n",
+        library,
+    )
+    arguments = " ".join(
+        part.hex() for part in (bytes(8), struct.pack("<f", 0.1), struct.pack("<i", -2), b"\1")
+    )
+    launched = "launch 9 grid 5 1 1 block 96 1 1 shared 60000 stream 4097 extra 0:"
+    assert f"{launched} {arguments}" in lines
+    assert "image machine code" in lines
+    assert "function axpy of 7" in lines
+    assert "set attribute 8 of 9 to 101360" in lines
+    assert "device attribute 97 of 41" in lines
+    assert lines.count("push 82") == lines.count("pop") == 4
+    assert lines.count("capture mode 2") == lines.count("capture mode 0") == 2
+
+
+def test_failures_are_told_in_the_drivers_words(library):
+    output_of(
+        "module = runtime().load('a/kernel.cu', device)\n"
+        "try:\n"
+        "    module.launch(AXPY, grid=666, block=96, x=None, a=0.1, n=1, last=False)\n"
+        "except RuntimeError as error:\n"
+        "    text = str(error)\n"
+        "assert 'axpy' in text and '666 blocks of 96' in text, text\n"
+        "assert 'cuLaunchKernel fails with CUDA_ERROR_OF_THE_FAKE (as ordered)' in text, text\n",
+        library,
+    )
+
+
+def test_a_signature_with_the_wrong_types_never_gets_to_the_gpu(library):
+    lines = output_of(
+        "wrong = Signature('axpy', {**AXPY.parameters, 'a': Scalar(np.float64)})\n"
+        "try:\n"
+        "    runtime().load('a/kernel.cu', device).launch(\n"
+        "        wrong, grid=1, block=32, x=None, a=0.1, n=1, last=False)\n"
+        "except ValueError as error:\n"
+        "    print('refused', error)\n",
+        library,
+    )
+    (refused,) = [line for line in lines if line.startswith("refused")]
+    assert "parameters of [8, 4, 4, 1] bytes" in refused
+    assert "its signature says [8, 8, 4, 1]" in refused
+    assert not any(line.startswith("launch") for line in lines)

@@ -1,0 +1,195 @@
+"""Launches as the driver sees them, against a driver that writes down what it is asked."""
+
+from __future__ import annotations
+
+import struct
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_gpu_decoding.cuda import driver
+from nemo_gpu_decoding.cuda.driver import CudaRuntime, DriverError
+from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, checked_arguments
+from tests.cuda.fakes import FakeDriver, Status
+
+AXPY = Signature(
+    "axpy",
+    {"x": Tensor(torch.float32, ("N",)), "a": Scalar(np.float32), "n": Scalar(np.int32)},
+)
+SECOND = torch.device("cuda", 1)
+X = torch.zeros(4)
+
+
+@pytest.fixture
+def fake():
+    return FakeDriver()
+
+
+@pytest.fixture
+def module(gpus, compiled, fake, monkeypatch):
+    """A module on cuda:1 that takes CPU tensors for tensors there."""
+    monkeypatch.setattr(
+        driver,
+        "checked_arguments",
+        lambda signature, device, given: checked_arguments(signature, torch.device("cpu"), given),
+    )
+    return CudaRuntime(fake).load("a/kernel.cu", SECOND)
+
+
+def launch(module, *, grid=3, block=64, shared_bytes=0, signature=AXPY, **changes):
+    given = {"x": X, "a": 0.1, "n": -2, **changes}
+    module.launch(signature, grid=grid, block=block, shared_bytes=shared_bytes, **given)
+
+
+def test_a_launch_has_the_right_sizes_stream_context_and_arguments(module, fake):
+    launch(module, shared_bytes=1000)
+    (seen,) = fake.launches
+    assert (seen.grid, seen.block, seen.shared) == ((3, 1, 1), (64, 1, 1), 1000)
+    assert seen.stream == 0x5EED
+    assert seen.context == "context of device 1"
+    assert seen.arguments == [
+        struct.pack("<Q", X.data_ptr()),
+        struct.pack("<f", 0.1),
+        struct.pack("<i", -2),
+    ]
+    assert seen.extra == 0
+
+
+def test_the_stream_is_the_one_current_at_the_launch(module, fake, gpus):
+    launch(module)
+    gpus.streams[1] = 77
+    launch(module)
+    assert [seen.stream for seen in fake.launches] == [0x5EED, 77]
+
+
+def test_contexts_and_capture_modes_are_put_back(module, fake):
+    launch(module)
+    fake.failing["cuLaunchKernel"] = Status.CUDA_ERROR_INVALID_VALUE
+    with pytest.raises(DriverError):
+        launch(module)
+    assert fake.contexts == []
+    assert fake.capture_mode == "global"
+
+
+def test_a_later_launch_makes_no_call_that_a_capture_forbids(module, fake):
+    launch(module)
+    fake.calls.clear()
+    launch(module)
+    assert [call[0] for call in fake.calls] == ["cuCtxPushCurrent", "cuLaunchKernel", "cuCtxPopCurrent"]
+
+
+def test_a_kernel_may_use_all_shared_memory_less_its_own(module, fake):
+    launch(module, shared_bytes=232448 - 48)
+    opt_in = fake.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    assert [call[1:] for call in fake.named("cuFuncSetAttribute")] == [(opt_in, 232448 - 48)]
+    with pytest.raises(ValueError, match=r"axpy: shared_bytes is 232401, expected 0 \.\. 232400"):
+        launch(module, shared_bytes=232448 - 47)
+    assert len(fake.launches) == 1
+
+
+@pytest.mark.parametrize("block", [0, 33, 544, -32])
+def test_odd_blocks_are_refused(block, module, fake):
+    with pytest.raises(ValueError, match=f"block is {block}, expected a multiple of 32 up to 512"):
+        launch(module, block=block)
+    assert not fake.launches
+
+
+def test_an_empty_grid_is_refused(module):
+    with pytest.raises(ValueError, match="grid is 0, expected at least 1"):
+        launch(module, grid=0)
+
+
+def test_bad_arguments_are_refused_before_the_driver_is_asked(module, fake):
+    fake.calls.clear()
+    with pytest.raises(ValueError, match="kernel axpy, argument x: has dtype"):
+        launch(module, x=X.double())
+    assert not fake.calls
+
+
+def test_a_failing_launch_names_kernel_sizes_and_status(module, fake):
+    fake.failing["cuLaunchKernel"] = Status.CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES
+    with pytest.raises(DriverError) as caught:
+        launch(module, shared_bytes=64)
+    assert str(caught.value) == (
+        "kernel axpy can't start on cuda:1 with 3 blocks of 64 threads and 64 bytes of shared memory: "
+        "cuLaunchKernel fails with CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES (what it means)"
+    )
+
+
+def test_a_kernel_that_is_not_there(module):
+    other = Signature("gone", AXPY.parameters)
+    with pytest.raises(DriverError, match=r"kernel gone is not in a/kernel\.cu: .*NOT_FOUND"):
+        launch(module, signature=other)
+
+
+@pytest.mark.parametrize("sizes", [(8, 4), (8, 4, 8), (8, 4, 4, 4), (8, 4, 4, 4, 4)])
+def test_a_signature_that_is_not_the_kernels(sizes, module, fake):
+    fake.parameter_sizes = sizes
+    with pytest.raises(
+        ValueError, match=r"axpy has parameters of .* but its signature says \[8, 4, 4\]"
+    ):
+        launch(module)
+    assert not fake.launches
+
+
+def test_drivers_that_know_no_parameter_sizes_still_launch(module, fake):
+    def missing(*_):
+        raise RuntimeError('Function "cuFuncGetParamInfo" not found')
+
+    fake.do_cuFuncGetParamInfo = missing
+    launch(module)
+    assert len(fake.launches) == 1
+
+
+def test_modules_are_kept_per_device_and_macros(gpus, compiled, fake):
+    cuda = CudaRuntime(fake)
+    first = cuda.load("a/kernel.cu", SECOND, {"WIDTH": 8})
+    assert cuda.load("a/kernel.cu", SECOND, {"WIDTH": 8}) is first
+    assert cuda.load("a/kernel.cu", SECOND) is not first
+    gpus.current = 1
+    assert cuda.load("a/kernel.cu", torch.device("cuda"), {"WIDTH": 8}) is first
+    assert cuda.load("a/kernel.cu", torch.device("cuda", 0)).device == torch.device("cuda", 0)
+    assert compiled == [
+        ("a/kernel.cu", 90, {"WIDTH": 8}),
+        ("a/kernel.cu", 90, {}),
+        ("a/kernel.cu", 90, {}),
+    ]
+
+
+def test_two_threads_load_a_module_once(gpus, compiled, fake):
+    cuda, loaded = CudaRuntime(fake), []
+    threads = [
+        threading.Thread(target=lambda: loaded.append(cuda.load("a/kernel.cu", SECOND)))
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(loaded) == 8
+    assert len({id(module) for module in loaded}) == 1
+    assert len(compiled) == 1
+
+
+def test_an_image_that_the_driver_refuses(gpus, compiled, fake):
+    fake.failing["cuModuleLoadData"] = Status.CUDA_ERROR_INVALID_IMAGE
+    with pytest.raises(DriverError, match="cuModuleLoadData fails with CUDA_ERROR_INVALID_IMAGE"):
+        CudaRuntime(fake).load("a/kernel.cu", SECOND)
+    assert fake.contexts == []
+
+
+def test_shared_memory_and_devices(gpus, fake):
+    cuda = CudaRuntime(fake)
+    assert cuda.shared_bytes(SECOND) == 232448
+    assert cuda.device_for(SECOND) == SECOND
+    gpus.current = 1
+    assert cuda.device_for(torch.device("cpu")) == SECOND
+    assert cuda.device_for(torch.device("cuda")) == SECOND
+
+
+def test_loading_where_kernels_cannot_run_says_why(fake):
+    with pytest.raises(RuntimeError, match="no CUDA kernels on cpu: kernels run on CUDA devices"):
+        CudaRuntime(fake).load("a/kernel.cu", torch.device("cpu"))
+    assert not fake.calls

@@ -1,0 +1,133 @@
+"""Tables in host memory: their bytes, and when they are pinned."""
+
+from __future__ import annotations
+
+import gc
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_gpu_decoding.cuda import pinned
+from nemo_gpu_decoding.cuda.pinned import HostTable, load_table
+
+
+@pytest.fixture
+def table_file(tmp_path):
+    path = tmp_path / "table.bin"
+    path.write_bytes(bytes(range(256)) * 40)
+    return path
+
+
+@pytest.fixture
+def cudart(monkeypatch):
+    """CUDA's runtime, as far as pinning goes; `pinned` maps addresses to sizes."""
+    state = SimpleNamespace(pinned={}, flags=[], status=0)
+
+    def register(address, size, flags):
+        assert address not in state.pinned
+        if state.status == 0:
+            state.pinned[address] = size
+            state.flags.append(flags)
+        return state.status
+
+    def unregister(address):
+        del state.pinned[address]  # a KeyError if that is done twice
+
+    library = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: library)
+    return state
+
+
+def test_a_file_is_read_whole_or_in_part(table_file):
+    content = torch.from_numpy(np.fromfile(table_file, np.uint8))
+    assert torch.equal(load_table(table_file).bytes, content)
+    part = load_table(table_file, offset=3, nbytes=1000)
+    assert part.nbytes == 1000
+    assert torch.equal(part.bytes, content[3:1003])
+    assert torch.equal(load_table(str(table_file), offset=10000).bytes, content[10000:])
+
+
+def test_large_files_are_read_in_pieces(table_file, monkeypatch):
+    monkeypatch.setattr(pinned, "CHUNK", 999)
+    assert load_table(table_file).bytes.numpy().tobytes() == table_file.read_bytes()
+
+
+def test_without_a_gpu_a_table_is_plain_memory(table_file, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert not load_table(table_file).is_pinned
+
+
+def test_an_empty_table(tmp_path, cudart):
+    (tmp_path / "empty").touch()
+    table = load_table(tmp_path / "empty", pin=True)
+    assert table.bytes.shape == (0,)
+    assert not cudart.pinned
+
+
+@pytest.mark.parametrize("part", [{"offset": 10241}, {"nbytes": 10241}, {"offset": 1, "nbytes": 10240}])
+def test_more_than_the_file_has(part, table_file):
+    with pytest.raises(
+        ValueError, match=r"table.bin has 10240 bytes, expected .* bytes from . on|10241"
+    ):
+        load_table(table_file, **part)
+
+
+def test_negative_sizes(table_file):
+    with pytest.raises(ValueError, match="nbytes is -1"):
+        HostTable(-1)
+    with pytest.raises(ValueError, match="from -4 on"):
+        load_table(table_file, offset=-4)
+
+
+def test_a_file_that_shrinks_while_it_is_read(table_file, monkeypatch):
+    class Shrunk(HostTable):
+        def __init__(self, nbytes):
+            super().__init__(nbytes)
+            table_file.write_bytes(b"short")
+
+    monkeypatch.setattr(pinned, "HostTable", Shrunk)
+    with pytest.raises(ValueError, match="ended 10235 bytes early"):
+        load_table(table_file)
+
+
+def test_a_table_is_pinned_in_its_exact_size_for_all_devices(table_file, cudart):
+    table = load_table(table_file, pin=True)
+    assert table.is_pinned
+    assert table.pin() is table
+    assert cudart.pinned == {table.bytes.data_ptr(): 10240}
+    assert cudart.flags == [1 | 2]
+
+
+def test_the_end_of_a_with_block_unpins(table_file, cudart):
+    with load_table(table_file, pin=True) as table:
+        assert cudart.pinned
+    assert not cudart.pinned
+    assert not table.is_pinned
+    table.unpin()
+    assert table.bytes[5] == 5
+    table.pin()
+    assert cudart.pinned
+
+
+def test_a_table_stays_pinned_as_long_as_a_tensor_of_it_lives(table_file, cudart):
+    table = load_table(table_file, pin=True)
+    numbers = table.bytes.view(torch.int32)[5:]
+    del table
+    gc.collect()
+    assert cudart.pinned
+    assert int(numbers[0]) == 0x17161514
+    del numbers
+    gc.collect()
+    assert not cudart.pinned
+
+
+def test_memory_that_cuda_will_not_pin(table_file, cudart):
+    cudart.status = 2
+    with pytest.raises(RuntimeError, match=r"cudaHostRegister can't pin 0.00 GiB of host memory: 2"):
+        load_table(table_file, pin=True)
+    table = load_table(table_file, pin=False)
+    with pytest.raises(RuntimeError):
+        table.pin()
+    assert not table.is_pinned

@@ -1,0 +1,152 @@
+"""Compiles a CUDA C++ file with g++ into a library that runs its kernels on the CPU.
+
+Two parts are linked: the engine (engine/*.cpp: fibers, scheduler, race checker), ordinary C++ compiled
+once, and the kernel's file behind include/cuda_emulator.h. With the checker, the kernel's part alone is
+compiled with -fsanitize=thread and linked without ThreadSanitizer: the engine has the hooks.
+
+Results are kept by content: sources, headers that they include, flags, and the emulator's own files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import nemo_gpu_decoding
+
+HERE = Path(__file__).parent
+PACKAGE = Path(nemo_gpu_decoding.__file__).parent
+COMPILER = "g++"
+MOST_KEPT = 400  # libraries, those used last; some 200 kB each
+
+# -g1: line numbers, for messages
+COMMON_FLAGS = ["-std=c++17", "-g1", "-fPIC", "-fno-strict-aliasing", "-fno-gnu-unique", "-w"]
+# -ffp-contract=off: no fused multiply-add, as the kernels' own --fmad=false
+KERNEL_FLAGS = [*COMMON_FLAGS, "-O1", "-ffp-contract=off"]
+ENGINE_FLAGS = [*COMMON_FLAGS, "-O2"]
+# volatile accesses get hooks of their own, since they count as atomic
+CHECK_FLAGS = ["-fsanitize=thread", "--param=tsan-distinguish-volatile=1"]
+
+INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
+KERNEL = re.compile(
+    r'extern\s+"C"\s+__global__\s+(?:__launch_bounds__\s*\([^)]*\)\s*)?void\s+'
+    r"(?:__launch_bounds__\s*\([^)]*\)\s*)?(\w+)\s*\("
+)
+
+
+class CompileError(RuntimeError):
+    """g++ refused a kernel; holds its messages."""
+
+
+def why_no_compiler() -> str | None:
+    """None if kernels can be compiled here, else why not."""
+    if shutil.which(COMPILER) is None:
+        return f"the emulator compiles kernels with {COMPILER}, which is not installed"
+    if os.uname().machine not in ("x86_64", "aarch64"):
+        return f"the emulator switches stacks on x86_64 and aarch64, this is {os.uname().machine}"
+    return None
+
+
+def build(source: Path, cache: Path, *, check: bool, defines: Mapping[str, int | str]) -> Path:
+    """The library of a .cu file; compiled at first use.
+
+    Args:
+        source: the file; its `#include "..."` are found beside it and from the package's root.
+        cache: where libraries are kept.
+        check: instrument memory accesses for the race and bounds checker.
+        defines: preprocessor macros.
+
+    Raises:
+        FileNotFoundError: the source, or a header that it includes, is not there.
+        CompileError: with g++'s messages.
+    """
+    texts = _texts(source)
+    macros = [f"-D{name}={value}" for name, value in sorted(defines.items())]
+    flags = [*KERNEL_FLAGS, *macros, *(CHECK_FLAGS if check else [])]
+    key = _key([*texts.values(), *_emulator_texts(), *flags])
+    library = cache / f"{source.stem}-{key}.so"
+    if library.exists():
+        os.utime(library)
+    else:
+        cache.mkdir(parents=True, exist_ok=True)
+        _forget_oldest(cache)
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            built = _link(source, flags, _engine(cache), Path(folder))
+            os.replace(built, library)  # in one step: another process may do the same
+    return library
+
+
+def _forget_oldest(cache: Path) -> None:
+    """Make room for one more library: every edit of a kernel leaves one behind."""
+    libraries = sorted(cache.glob("*.so"), key=os.path.getmtime, reverse=True)
+    for library in libraries[MOST_KEPT - 1 :]:
+        library.unlink(missing_ok=True)
+
+
+def _link(source: Path, flags: list[str], engine: Path, folder: Path) -> Path:
+    places = ["-I", str(HERE / "include"), "-I", str(PACKAGE)]
+    # without the emulator's headers, in which __global__ means nothing
+    text = _run([COMPILER, *flags, *places, "-D__CUDA_EMULATOR__", "-E", "-P", "-x", "c++", str(source)])
+    kernels = KERNEL.findall(text)
+    wrapper = folder / "wrapper.cpp"
+    entries = "".join(f"EMULATOR_ENTRY({kernel})\n" for kernel in kernels)
+    wrapper.write_text(f'#include "{source}"\n{entries}EMULATOR_KERNELS("{" ".join(kernels)}")\n')
+    header = ["-include", "cuda_emulator.h"]
+    kernel_object, library = folder / "kernel.o", folder / "kernel.so"
+    _run([COMPILER, *flags, *places, *header, "-c", str(wrapper), "-o", str(kernel_object)])
+    # -Bsymbolic: a kernel may be named like a function of the C library
+    _run([COMPILER, "-shared", "-Wl,-Bsymbolic", str(kernel_object), str(engine), "-o", str(library)])
+    return library
+
+
+def _engine(cache: Path) -> Path:
+    """The engine as one object file."""
+    engine = cache / f"engine-{_key([*_emulator_texts(), *ENGINE_FLAGS])}.o"
+    if not engine.exists():
+        sources = sorted(str(path) for path in (HERE / "engine").glob("*.cpp"))
+        with tempfile.TemporaryDirectory(dir=cache) as folder:
+            built = Path(folder) / "engine.o"
+            link = ["-r", "-nostdlib", "-I", str(HERE / "include")]
+            _run([COMPILER, *ENGINE_FLAGS, *link, *sources, "-o", str(built)])
+            os.replace(built, engine)
+    return engine
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise CompileError(f"{' '.join(command)}\n{done.stderr}")
+    return done.stdout
+
+
+def _texts(source: Path) -> dict[Path, str]:
+    """The text of a file and of all that it includes by a quoted name."""
+    texts: dict[Path, str] = {}
+    todo = [source]
+    while todo:
+        path = todo.pop()
+        if path in texts:
+            continue
+        texts[path] = path.read_text()
+        for name in INCLUDE.findall(texts[path]):
+            found = [folder / name for folder in (path.parent, PACKAGE) if (folder / name).is_file()]
+            if not found:
+                raise FileNotFoundError(f"{path} includes {name}: not beside it, not in {PACKAGE}")
+            todo.append(found[0])
+    return texts
+
+
+def _emulator_texts() -> list[str]:
+    return [
+        path.read_text() for path in sorted(HERE.glob("include/*.h")) + sorted(HERE.glob("engine/*"))
+    ]
+
+
+def _key(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]

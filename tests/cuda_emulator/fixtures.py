@@ -1,0 +1,32 @@
+"""Fixtures for tests that run kernels: import them in the test's file or conftest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from nemo_gpu_decoding.cuda.launch import use_runtime
+from tests.cuda_emulator.build import why_no_compiler
+from tests.cuda_emulator.emulator import EmulatedRuntime
+
+
+@pytest.fixture
+def emulated_runtime(request: pytest.FixtureRequest) -> Iterator[EmulatedRuntime]:
+    """The emulator in the place of the GPU, for the whole test; skips where kernels can't be compiled.
+
+    Options other than the defaults, as keywords of `EmulatedRuntime`:
+
+        @pytest.mark.parametrize("emulated_runtime", [{"check": True, "seed": 3}], indirect=True)
+    """
+    reason = why_no_compiler()
+    if reason:
+        pytest.skip(reason)
+    options = getattr(request, "param", {})
+    with use_runtime(new_runtime(request, **options)) as runtime:
+        yield runtime
+
+
+def new_runtime(request: pytest.FixtureRequest, **options) -> EmulatedRuntime:
+    """An emulator that keeps what it compiles in pytest's cache."""
+    return EmulatedRuntime(cache=request.config.cache.mkdir("cuda_emulator"), **options)

@@ -1,0 +1,15 @@
+// Open addressing shared by all blocks: key -> the smallest item with it. 0 marks an empty slot.
+#include "cuda/common.cuh"
+
+extern "C" __global__ void insert(const uint64* keys, int n, uint64* table, unsigned* first,
+                                  unsigned mask, unsigned* distinct) {
+  int i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i >= n) return;
+  for (unsigned slot = (unsigned)mixed(keys[i]) & mask;; slot = (slot + 1) & mask) {
+    uint64 old = atomicCAS(&table[slot], 0ull, keys[i]);
+    if (old == 0) atomicAdd(distinct, 1u);
+    if (old != 0 && old != keys[i]) continue;
+    atomicMin(&first[slot], (unsigned)i);
+    return;
+  }
+}

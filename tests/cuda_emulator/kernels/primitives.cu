@@ -1,0 +1,28 @@
+// The block primitives of common.cuh in a row, with the barriers that their contracts ask for, no more.
+#include "cuda/common.cuh"
+
+extern "C" __global__ void reductions(const int* x, int* out) {
+  __shared__ int scratch[32];
+  int total;
+  int* mine = out + thread() * 4;
+  mine[0] = block_exclusive_sum(x[thread()], scratch, &total);
+  mine[1] = block_exclusive_sum(total, scratch, &total);  // the scratch memory is free again
+  mine[2] = block_reduce(x[thread()], Sum(), scratch);
+  mine[3] = block_reduce(x[thread()], Max(), scratch);
+}
+
+extern "C" __global__ void sort_and_order(const uint64* keys, int* order) {
+  __shared__ uint64 items[600];
+  __shared__ uint16 ranks[600];
+  auto before = [](uint64 a, uint64 b) { return a < b; };
+  auto key_before = [&](int i, int j) { return keys[i] < keys[j]; };
+  for (int i = thread(); i < 600; i += threads()) items[i] = keys[i];
+  __syncthreads();
+  block_sort(items, 600, before);
+  uint64 median = items[300];
+  for (int count = 100; count <= 600; count += 500) {  // by comparing all pairs, and by the network
+    block_order(ranks, count, key_before);
+    order[thread()] = ranks[thread() % 64 ^ 1] + int(median);
+    __syncthreads();
+  }
+}

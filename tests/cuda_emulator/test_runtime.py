@@ -1,0 +1,195 @@
+"""The emulator as a `Runtime`: what it promises to decoders, and its messages for wrong launches."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+import torch
+
+from nemo_gpu_decoding.cuda.launch import Signature, Tensor, runtime, use_runtime
+from tests.cuda_emulator import build
+from tests.cuda_emulator.build import CompileError
+from tests.cuda_emulator.emulator import CPU, SHARED_BYTES_MAX, EmulatedRuntime
+from tests.cuda_emulator.kernels import HERE, launch
+
+SCAN = Signature("block_scan", {})
+COPY = """
+#include "factor.h"
+extern "C" __global__ void copy(const int* in, int* out) { out[threadIdx.x] = FACTOR * in[threadIdx.x]; }
+"""
+
+
+@pytest.fixture
+def source(tmp_path):
+    (tmp_path / "factor.h").write_text("#define FACTOR 2\n")
+    (tmp_path / "copy.cu").write_text(COPY)
+    return tmp_path / "copy.cu"
+
+
+def copied(emulated_runtime, source):
+    numbers, out = torch.arange(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
+    launch(emulated_runtime, source, "copy", block=32, numbers=numbers, out=out)
+    return out.tolist()
+
+
+def test_the_fixture_puts_the_emulator_in_place(emulated_runtime):
+    assert runtime() is emulated_runtime
+    with use_runtime(EmulatedRuntime()) as inner:
+        assert runtime() is inner
+    assert runtime() is emulated_runtime
+
+
+def test_it_runs_on_the_cpu_and_nowhere_else(emulated_runtime):
+    assert emulated_runtime.why_not(CPU) is None
+    assert "not on cuda:0" in emulated_runtime.why_not(torch.device("cuda:0"))
+    assert emulated_runtime.device_for(CPU) == CPU
+    assert emulated_runtime.shared_bytes(CPU) == 227 * 1024
+    with pytest.raises(ValueError, match="device: is cuda:0, expected cpu"):
+        emulated_runtime.load(str(HERE / "block_scan.cu"), torch.device("cuda:0"))
+
+
+def test_without_a_compiler_it_says_so(emulated_runtime, monkeypatch):
+    monkeypatch.setattr(build, "COMPILER", "g++-that-is-not-there")
+    assert "g++-that-is-not-there, which is not installed" in emulated_runtime.why_not(CPU)
+
+
+def test_sources_are_relative_to_the_package(emulated_runtime):
+    with pytest.raises(FileNotFoundError, match=r"nemo_gpu_decoding/nowhere/kernel\.cu"):
+        emulated_runtime.load("nowhere/kernel.cu", CPU)
+
+
+def test_a_changed_header_is_compiled_again_and_a_known_one_is_not(
+    emulated_runtime, source, monkeypatch
+):
+    assert copied(emulated_runtime, source)[1] == 2
+    monkeypatch.setattr(build, "_link", None)  # compiling again would fail
+    assert copied(emulated_runtime, source)[1] == 2
+    monkeypatch.undo()
+    (source.parent / "factor.h").write_text("#define FACTOR 3\n")
+    assert copied(emulated_runtime, source)[1] == 3
+
+
+def test_a_missing_header_is_named(emulated_runtime, source):
+    (source.parent / "factor.h").unlink()
+    with pytest.raises(FileNotFoundError, match=r"copy\.cu includes factor\.h: not beside it, not in "):
+        copied(emulated_runtime, source)
+
+
+def test_a_compile_error_shows_file_and_line(emulated_runtime, source):
+    source.write_text(COPY.replace("FACTOR *", "unknown *"))
+    with pytest.raises(
+        CompileError, match=r"copy\.cu:3:\d+: error: 'unknown' was not declared|copy\.cu:3:"
+    ):
+        copied(emulated_runtime, source)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"grid": 0, "block": 32}, "grid is 0, expected at least 1"),
+        ({"grid": 1, "block": 33}, "block is 33, expected a multiple of 32 up to 1024"),
+        ({"grid": 1, "block": 0}, "block is 0, expected a multiple of 32 up to 1024"),
+        ({"grid": 1, "block": 1056}, "block is 1056, expected a multiple of 32 up to 1024"),
+        (
+            {"grid": 1, "block": 32, "shared_bytes": SHARED_BYTES_MAX + 1},
+            "shared_bytes is 232449, expected at most",
+        ),
+    ],
+)
+def test_wrong_sizes_are_refused(emulated_runtime, source, sizes, message):
+    numbers = torch.zeros(32, dtype=torch.int32)
+    with pytest.raises(ValueError, match=f"kernel copy: {message}"):
+        launch(emulated_runtime, source, "copy", **sizes, numbers=numbers, out=numbers.clone())
+
+
+@pytest.mark.parametrize("emulated_runtime", [{"most_shared_bytes": 100}], indirect=True)
+def test_shared_memory_can_be_made_scarce(emulated_runtime, source):
+    assert emulated_runtime.shared_bytes(CPU) == 100
+    with pytest.raises(ValueError, match="shared_bytes is 101, expected at most 100"):
+        launch(
+            emulated_runtime,
+            source,
+            "copy",
+            shared_bytes=101,
+            numbers=torch.zeros(1),
+            out=torch.zeros(1),
+        )
+
+
+def test_arguments_are_checked_as_for_a_gpu(emulated_runtime, source):
+    module = emulated_runtime.load(str(source), CPU)
+    ints = Tensor(torch.int32, ("N",))
+    numbers = torch.zeros(32, dtype=torch.int32)
+    with pytest.raises(ValueError, match=r"kernel copy, argument out: has dtype torch\.float32"):
+        module.launch(
+            Signature("copy", {"numbers": ints, "out": ints}), grid=1, block=32,
+            numbers=numbers, out=torch.zeros(32),
+        )  # fmt: skip
+    with pytest.raises(ValueError, match=r"kernel copy: the signature's parameters take \[8\] bytes"):
+        module.launch(Signature("copy", {"numbers": ints}), grid=1, block=32, numbers=numbers)
+    with pytest.raises(ValueError, match="kernel paste: not in its source file, which has copy"):
+        module.launch(Signature("paste", {"numbers": ints}), grid=1, block=32, numbers=numbers)
+
+
+def test_the_same_seed_gives_the_same_schedule(emulated_runtime):
+    def outcome(seed):
+        emulated_runtime.seed, emulated_runtime.launches = seed, 0
+        out = torch.zeros(64, dtype=torch.int32)
+        launch(
+            emulated_runtime,
+            "faults.cu",
+            "missing_barrier",
+            numbers=torch.arange(64, dtype=torch.int32),
+            out=out,
+        )
+        return tuple(out.tolist())
+
+    assert [outcome(seed) for seed in range(5)] == [outcome(seed) for seed in range(5)]
+    assert len({outcome(seed) for seed in range(5)}) == 5
+
+
+def test_several_threads_may_launch_at_once(emulated_runtime):
+    failures = []
+
+    def work(offset):
+        a = torch.arange(offset, offset + 1000, dtype=torch.int32)
+        out = torch.zeros_like(a)
+        for _ in range(20):
+            out.zero_()
+            launch(
+                emulated_runtime, "block_scan.cu", "block_scan", block=1024, shared_bytes=128,
+                a=a, out=out, n=1000,
+            )  # fmt: skip
+            if not (out == a.cumsum(0)).all():
+                failures.append(offset)
+
+    threads = [threading.Thread(target=work, args=(offset,)) for offset in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+def test_libraries_that_were_not_used_for_long_are_removed(
+    emulated_runtime, source, tmp_path, monkeypatch
+):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    for engine in emulated_runtime.cache.glob("engine-*.o"):  # takes seconds to compile
+        os.symlink(engine, cache / engine.name)
+    emulated_runtime.cache = cache
+    monkeypatch.setattr(build, "MOST_KEPT", 2)
+
+    def compiled_with(factor):
+        (source.parent / "factor.h").write_text(f"#define FACTOR {factor}\n")
+        assert copied(emulated_runtime, source)[1] == factor
+        return max(cache.glob("*.so"), key=os.path.getmtime)
+
+    first, second = compiled_with(2), compiled_with(3)
+    os.utime(second, (0, 0))
+    assert compiled_with(2) == first  # used once more
+    third = compiled_with(4)
+    assert set(cache.glob("*.so")) == {first, third}

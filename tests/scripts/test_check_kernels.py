@@ -1,0 +1,133 @@
+"""The script that compiles all kernels and refuses spills."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+from nemo_gpu_decoding.cuda import nvrtc
+from nemo_gpu_decoding.cuda.sources import read_source
+from tests.cuda.needs import needs_nvrtc
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "check_kernels.py"
+
+GOOD = """// variants: SIZE=32
+// variants: SIZE=64 TYPE=int
+#ifndef TYPE
+#define TYPE float
+#endif
+extern "C" __global__ void good(TYPE* x) {
+  __shared__ TYPE row[SIZE];
+  row[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  x[threadIdx.x] = row[SIZE - 1 - threadIdx.x];
+}
+"""
+
+# 256 numbers per thread and 64 registers to keep them in
+SPILLS = """
+extern "C" __global__ void __launch_bounds__(1024) spills(float* x, int n) {
+  float kept[256];
+#pragma unroll
+  for (int i = 0; i < 256; ++i) kept[i] = x[i * n];
+#pragma unroll
+  for (int i = 0; i < 256; ++i) x[i * n + 1] = kept[i] * kept[(i * 7 + 3) & 255];
+}
+"""
+
+LOG = """ptxas info    : 0 bytes gmem
+ptxas info    : Compiling entry function 'advance' for 'sm_90'
+ptxas info    : Function properties for advance
+ptxas         .     24 bytes stack frame, 8 bytes spill stores, 12 bytes spill loads
+ptxas info    : Used 78 registers, used 1 barriers, 24 bytes cumulative stack size, 48 bytes smem
+ptxas info    : Function properties for helper
+ptxas         .     0 bytes stack frame, 4 bytes spill stores, 0 bytes spill loads
+ptxas info    : Compiling entry function 'finish' for 'sm_90'
+ptxas info    : Function properties for finish
+ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 32 registers, used 1 barriers
+"""
+
+
+@pytest.fixture
+def check_kernels(tmp_path, monkeypatch):
+    """The script, on a package of kernels of our own."""
+    spec = importlib.util.spec_from_file_location("check_kernels", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "check_kernels", module)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "read_source", lambda name: read_source(name, tmp_path))
+    monkeypatch.setattr(
+        module, "kernel_files", lambda: sorted(path.name for path in tmp_path.glob("*.cu"))
+    )
+    return module
+
+
+def test_the_compilers_report_is_read(check_kernels):
+    usage = check_kernels.Usage
+    assert check_kernels.usages(LOG) == [
+        usage("advance", True, registers=78, shared=48, stack=24, spills=20),
+        usage("helper", False, spills=4),
+        usage("finish", True, registers=32),
+    ]
+
+
+@needs_nvrtc
+def test_every_variant_on_every_architecture(check_kernels, tmp_path, capsys):
+    (tmp_path / "good.cu").write_text(GOOD)
+    assert check_kernels.main(["--arch", "80", "90"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.split() for line in lines if line.startswith("good.cu")]
+    assert [row[1:-4] for row in rows] == [
+        ["SIZE=32", "good", "sm_80"],
+        ["SIZE=32", "good", "sm_90"],
+        ["SIZE=64", "TYPE=int", "good", "sm_80"],
+        ["SIZE=64", "TYPE=int", "good", "sm_90"],
+    ]
+    assert [int(row[-3]) % 1024 for row in rows] == [128, 128, 256, 256]  # sm_90 may reserve 1 KiB
+    assert lines[-1] == "all kernels compile, none spills"
+
+
+@needs_nvrtc
+def test_spills_fail(check_kernels, tmp_path, capsys):
+    (tmp_path / "good.cu").write_text(GOOD)
+    (tmp_path / "spills.cu").write_text(SPILLS)
+    assert check_kernels.main(["--arch", "90"]) == 1
+    assert capsys.readouterr().out.endswith("spills.cu: spills spills on sm_90\n")
+
+
+@needs_nvrtc
+def test_a_kernel_that_does_not_compile_fails_and_the_others_are_shown(check_kernels, tmp_path, capsys):
+    (tmp_path / "bad.cu").write_text("\nint x = y;\n")
+    (tmp_path / "good.cu").write_text(GOOD)
+    assert check_kernels.main(["--arch", "80"]) == 1
+    out = capsys.readouterr().out
+    assert 'bad.cu(2): error: identifier "y" is undefined' in out
+    assert "SIZE=32" in out
+
+
+@needs_nvrtc
+def test_a_file_without_a_kernel_fails(check_kernels, tmp_path, capsys):
+    (tmp_path / "empty.cu").write_text("// nothing\n")
+    assert check_kernels.main(["--arch", "80"]) == 1
+    assert "empty.cu: no kernel in it for sm_80" in capsys.readouterr().out
+
+
+@needs_nvrtc
+def test_unknown_architectures_are_named_and_nothing_to_check_fails(check_kernels, capsys):
+    assert check_kernels.main(["--arch", "999"]) == 1
+    out = capsys.readouterr().out
+    assert f"not checked: NVRTC {'.'.join(map(str, nvrtc.version()))} does not know sm_999" in out
+    assert "nothing to check" in out
+
+
+def test_a_missing_compiler_fails_with_advice(check_kernels, monkeypatch, capsys):
+    def missing():
+        raise RuntimeError("no libnvrtc.so")
+
+    monkeypatch.setattr(nvrtc, "architectures", missing)
+    assert check_kernels.main([]) == 1
+    assert "NVRTC can't be loaded: pip install 'nemo-gpu-decoding[cuda" in capsys.readouterr().out
