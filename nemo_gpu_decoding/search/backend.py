@@ -3,29 +3,55 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from functools import lru_cache
+from typing import Literal
 
 import torch
 
+from nemo_gpu_decoding.cuda.launch import runtime
+
 logger = logging.getLogger("nemo_gpu_decoding")
 
+Obstacle = Callable[[torch.device], "str | None"]
 
-def choose_backend(wanted: str, device: torch.device) -> str:
-    """The backend for tensors on `device`: "cpu" or "cuda".
+
+def no_kernels(device: torch.device) -> str:
+    """The obstacle of a strategy that is CPU-only so far."""
+    return "this strategy has no CUDA kernels yet"
+
+
+def choose_backend(
+    wanted: str, device: torch.device, obstacle: Obstacle = no_kernels
+) -> Literal["cuda", "cpu"]:
+    """The backend for tensors on `device`.
+
+    Args:
+        wanted: "cuda"; "cpu"; or "auto", which is cuda for tensors on a GPU if kernels run there.
+        device: where the tensors to be decoded are. For "cuda" they may be on the CPU: they are copied.
+        obstacle: what keeps the decoder's kernels from a device on which kernels run, or None.
 
     Raises:
-        ValueError: `wanted` is "cuda" and there are no CUDA kernels to be had.
+        ValueError: `wanted` is "cuda" and the kernels do not run; says why.
     """
+    if wanted == "cpu" or (wanted == "auto" and device.type != "cuda"):
+        _say_once(f"backend cpu for tensors on {device}, as {_because(wanted)}")
+        return "cpu"
+    place = runtime().device_for(device)
+    why_not = runtime().why_not(place) or obstacle(place)
+    if why_not is None:
+        _say_once(f"backend cuda for tensors on {device}, as {_because(wanted)}")
+        return "cuda"
     if wanted == "cuda":
         raise ValueError(
-            f"backend is 'cuda' for log_probs on {device}, expected 'cpu' or 'auto': {NO_KERNELS}"
+            f"backend is 'cuda' for tensors on {device}, expected 'cpu' or 'auto': {why_not}"
         )
-    if wanted == "auto" and device.type == "cuda":
-        _say_once(f"backend cpu for log_probs on {device}: {NO_KERNELS}; they are copied to the host")
+    _say_once(f"backend cpu for tensors on {device}, which are copied to the host: {why_not}")
     return "cpu"
 
 
-NO_KERNELS = "this version has no CUDA kernels yet"
+def _because(wanted: str) -> str:
+    return "that is where they are" if wanted == "auto" else "it was asked for"
 
 
 @lru_cache(maxsize=32)

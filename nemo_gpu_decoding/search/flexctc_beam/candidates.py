@@ -43,8 +43,8 @@ class Candidates(NamedTuple):
 def insert(items, rank, count, score, parent, label):
     """Insert a candidate if it is among the K best; returns its slot (or -1) and the new count.
 
-    The order is total: score down, then parent up, then label up. What is there already is not
-    inserted again.
+    The order is total: score down, then parent up, then label up, a label that goes on before the same
+    as a new token. What is there already is not inserted again.
     """
     if score == IMPOSSIBLE:
         return np.int32(-1), count
@@ -74,7 +74,9 @@ def _better(score, parent, label, other):
         return score > other.score
     if parent != other.parent:
         return parent < other.parent
-    return plain(label) < plain(other.label)
+    if plain(label) != plain(other.label):
+        return plain(label) < plain(other.label)
+    return label > other.label
 
 
 @inlined

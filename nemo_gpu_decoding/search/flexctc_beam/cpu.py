@@ -273,7 +273,8 @@ def select(row, beam, candidates, count, search, scratch, history, b, t):
     size = 0
     for slot in candidates.rank[:count]:
         candidate = candidates.items[slot]
-        if not candidate.score > candidates.items[candidates.rank[0]].score - search.threshold:
+        least = candidates.items[candidates.rank[0]].score - search.threshold
+        if size > 0 and not candidate.score > least:  # the best stays, however small the threshold
             break
         new = scratch[size]
         _extend(beam, candidate, search, new)

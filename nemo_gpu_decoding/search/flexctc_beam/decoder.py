@@ -8,55 +8,31 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.fusion.automaton import (
-    AutomatonArrays,
-    BackoffAutomaton,
-    concatenate,
-    empty_automaton,
-)
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
-from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.search.backend import choose_backend
-from nemo_gpu_decoding.search.flexctc_beam import cpu
+from nemo_gpu_decoding.search.flexctc_beam import cuda
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
-from nemo_gpu_decoding.search.flexctc_beam.prefix import advance_prefix
-from nemo_gpu_decoding.search.history import (
-    History,
-    Traces,
-    grown_history,
-    new_history,
-    new_traces,
-    trace_alignment,
-)
-from nemo_gpu_decoding.search.inputs import (
-    as_float32,
-    checked_log_probs,
-    raise_bad_frame,
-)
+from nemo_gpu_decoding.search.flexctc_beam.cpu_engine import CPUEngine
+from nemo_gpu_decoding.search.flexctc_beam.engine import Engine, Found, Setup
+from nemo_gpu_decoding.search.flexctc_beam.parts import added_scores
+from nemo_gpu_decoding.search.inputs import checked_lengths, checked_log_probs
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
-from nemo_gpu_decoding.search.threads import for_each_share
 
-MERGE = {"max": cpu.MERGE_MAX, "sum": cpu.MERGE_SUM, "prefix": cpu.MERGE_PREFIX}
+NO_END = "the LM gives no hypothesis a finite end-of-sentence weight; scores are without it"
 
 
 @dataclass
 class Streams:
     """n utterances being decoded: everything a search remembers. Belongs to one thread at a time."""
 
-    beam: np.ndarray  # [n, K] cpu.HYPOTHESIS
-    sizes: np.ndarray  # [n] int32, live hypotheses
-    frames_done: np.ndarray  # [n] int64
-    history: History
-    lm: AutomatonArrays
-    boosting: AutomatonArrays
-    lm_starts: np.ndarray  # [n] int32
-    boosting_starts: np.ndarray  # [n] int32
-    lm_weights: np.ndarray  # [n] float32
-    boosting_weights: np.ndarray  # [n] float32
+    setup: Setup
+    capacity: int  # frames to make room for at once
+    engine: Engine | None = None  # made by the first push, on the backend that suits its log-probs
     closed: bool = False
 
     def __len__(self) -> int:
-        return len(self.sizes)
+        return len(self.setup)
 
 
 class FlexCTCBeam:
@@ -129,14 +105,34 @@ class FlexCTCBeam:
         Raises:
             ValueError: wrong shapes, lengths beyond T, NaN or +inf in valid frames, wrong requests.
         """
-        checked_log_probs(log_probs, lengths, batch=None, columns=self.vocab_size + 1)
+        log_probs = self._checked_log_probs(log_probs, batch=None)
         streams = self._open(len(log_probs), requests, capacity=log_probs.shape[1])
-        self.push(streams, log_probs, lengths)
+        self._push(streams, log_probs, lengths, deferred=True)
         return self.close(streams)
 
-    def open(self, n: int, requests: Sequence[Request | None] | None = None) -> Streams:
-        """Begin n utterances that arrive in chunks."""
-        return self._open(n, requests, capacity=0)
+    def open(
+        self,
+        n: int,
+        requests: Sequence[Request | None] | None = None,
+        *,
+        capacity: int = 0,
+        device: torch.device | str | None = None,
+    ) -> Streams:
+        """Begin n utterances that arrive in chunks.
+
+        Args:
+            n: number of utterances.
+            requests: [n] what single utterances want instead of the decoder's fusion.
+            capacity: frames of an utterance to make room for at once; more is made as they come, except
+                inside a CUDA graph, see `cuda.py`.
+            device: where the log-probs will be, to choose the backend now and not at the first push.
+        """
+        if capacity < 0:
+            raise ValueError(f"capacity is {capacity}, expected a number of frames, >= 0")
+        streams = self._open(n, requests, capacity)
+        if device is not None:
+            self._engine(streams, torch.device(device))
+        return streams
 
     def push(
         self, streams: Streams, log_probs: torch.Tensor, lengths: torch.Tensor | Sequence[int]
@@ -144,31 +140,12 @@ class FlexCTCBeam:
         """Read the next chunk of every stream: log_probs [n, T, V + 1], lengths [n] (0 = nothing new).
 
         Raises:
-            ValueError: as `decode`; the streams are then as they were before the call.
+            ValueError: as `decode`; the streams are then as they were before the call. While a CUDA
+                graph is captured, errors wait for `partial` or `close`, see `cuda.py`.
         """
         self._check_open(streams)
-        log_probs, frames = checked_log_probs(
-            log_probs, lengths, batch=len(streams), columns=self.vocab_size + 1
-        )
-        choose_backend(self.config.backend, log_probs.device)
-        announce_compilation()
-        values = as_float32(log_probs)
-        total = int((streams.frames_done + frames).max(initial=0))
-        streams.history = grown_history(streams.history, total)
-        beam, sizes, frames_done = streams.beam.copy(), streams.sizes.copy(), streams.frames_done.copy()
-
-        step = advance_prefix if self.config.merge == "prefix" else cpu.advance
-
-        def advance(rows: np.ndarray) -> None:
-            step(
-                rows, values, frames, frames_done, beam, sizes, streams.history, self._search(),
-                streams.lm_weights, streams.boosting_weights, streams.lm, streams.boosting,
-            )  # fmt: skip
-
-        for_each_share(advance, frames, self.config.threads)
-        for b in np.flatnonzero(sizes <= 0):  # the streams stay as they were
-            raise_bad_frame(values, int(b), int(frames_done[b] - streams.frames_done[b]))
-        streams.beam, streams.sizes, streams.frames_done = beam, sizes, frames_done
+        log_probs = self._checked_log_probs(log_probs, batch=len(streams))
+        self._push(streams, log_probs, lengths, deferred=False)
 
     def partial(self, streams: Streams, n_best: int = 1) -> list[NBest]:
         """The best hypotheses of every stream so far; final weights are not in their scores."""
@@ -181,48 +158,65 @@ class FlexCTCBeam:
         """End the utterances and return their hypotheses."""
         self._check_open(streams)
         streams.closed = True
-        return self._results(streams, n_best=self.config.n_best, final=True)
+        return self._results(streams, self.config.n_best, final=True)
 
     # ------------------------------------------------------------------------------- inner rooms
+
+    def _checked_log_probs(self, log_probs: torch.Tensor, batch: int | None) -> torch.Tensor:
+        rows = log_probs.shape[0] if isinstance(log_probs, torch.Tensor) and log_probs.ndim else 0
+        checked_log_probs(log_probs, [0] * rows, batch=batch, columns=self.vocab_size + 1)
+        return log_probs
+
+    def _push(
+        self,
+        streams: Streams,
+        log_probs: torch.Tensor,
+        lengths: torch.Tensor | Sequence[int],
+        deferred: bool,
+    ) -> None:
+        engine = self._engine(streams, log_probs.device)
+        n, frames = log_probs.shape[:2]
+        if isinstance(lengths, torch.Tensor) and engine.takes(lengths) and len(lengths) == n:
+            engine.push(log_probs, lengths, deferred=deferred)
+        else:
+            engine.push(log_probs, checked_lengths(lengths, n, frames), deferred=deferred)
+
+    def _engine(self, streams: Streams, device: torch.device) -> Engine:
+        """The engine of the streams; chosen for `device` if there is none yet."""
+        if streams.engine is None:
+            backend = choose_backend(
+                self.config.backend, device, lambda place: cuda.why_not(streams.setup, place)
+            )
+            if backend == "cuda":
+                streams.engine = cuda.CUDAEngine(streams.setup, device, streams.capacity)
+            else:
+                streams.engine = CPUEngine(streams.setup, streams.capacity)
+        return streams.engine
 
     def _open(self, n: int, requests: Sequence[Request | None] | None, capacity: int) -> Streams:
         if n < 0:
             raise ValueError(f"n is {n}, expected the number of streams, >= 0")
         wishes = self._checked_requests(n, requests)
-        lm_weights = np.array(
-            [self._weight(self.fusion.lm, self.fusion.lm_weight, w.lm_weight) for w in wishes]
+        trees = [wish.boosting or self.fusion.boosting for wish in wishes]
+        distinct = {id(tree): tree for tree in trees if tree is not None} or {0: self._nothing}
+        number_of = {key: number for number, key in enumerate(distinct)}
+        lm_weights = [self._weight(self.fusion.lm, self.fusion.lm_weight, w.lm_weight) for w in wishes]
+        boosting_weights = [
+            self._weight(tree, self.fusion.boosting_weight, wish.boosting_weight)
+            for tree, wish in zip(trees, wishes, strict=True)
+        ]
+        setup = Setup(
+            config=self.config,
+            vocab_size=self.vocab_size,
+            blank_id=self.blank_id,
+            lm=self.fusion.lm or self._nothing,
+            lm_weights=np.array(lm_weights, np.float32),
+            trees=tuple(distinct.values()),
+            # an utterance without a tree has weight 0, so that any will do
+            tree_of=np.array([number_of.get(id(tree), 0) for tree in trees], np.int64),
+            boosting_weights=np.array(boosting_weights, np.float32),
         )
-        trees = [w.boosting or self.fusion.boosting for w in wishes]
-        boosting_weights = np.array(
-            [
-                self._weight(tree, self.fusion.boosting_weight, wish.boosting_weight)
-                for tree, wish in zip(trees, wishes, strict=True)
-            ]
-        )
-        lm = self.fusion.lm or self._nothing
-        lm_starts = np.full(n, lm.start_state, np.int32)
-        boosting, boosting_starts = self._joined(trees)
-        return Streams(
-            beam=cpu.new_beam(n, self.config.beam_size, lm_starts, boosting_starts),
-            sizes=np.ones(n, np.int32),
-            frames_done=np.zeros(n, np.int64),
-            history=new_history(n, capacity, self.config.beam_size),
-            lm=lm.arrays,
-            boosting=boosting,
-            lm_starts=lm_starts,
-            boosting_starts=boosting_starts,
-            lm_weights=lm_weights.astype(np.float32),
-            boosting_weights=boosting_weights.astype(np.float32),
-        )
-
-    def _joined(self, trees: Sequence[BackoffAutomaton | None]) -> tuple[AutomatonArrays, np.ndarray]:
-        """All trees of a batch in one set of arrays, each of them once, and every row's start state."""
-        distinct = {id(tree): tree for tree in trees if tree is not None}
-        if not distinct:
-            return self._nothing.arrays, np.zeros(len(trees), np.int32)
-        arrays, starts = concatenate(list(distinct.values()))
-        start_of = dict(zip(distinct, starts, strict=True))
-        return arrays, np.array([start_of.get(id(tree), 0) for tree in trees], np.int32)
+        return Streams(setup, capacity)
 
     @staticmethod
     def _weight(automaton: BackoffAutomaton | None, own: float, wished: float | None) -> float:
@@ -266,81 +260,35 @@ class FlexCTCBeam:
         if streams.closed:
             raise ValueError("streams is closed, expected streams from open() that were not closed yet")
 
-    def _search(self, lm_weight: float = 0.0, boosting_weight: float = 0.0) -> cpu.Search:
-        return cpu.Search(
-            blank_id=self.blank_id,
-            vocab_size=self.vocab_size,
-            merge=MERGE[self.config.merge],
-            beam_beta=np.float32(self.config.beam_beta),
-            threshold=np.float32(self.config.beam_threshold),
-            lm_weight=np.float32(lm_weight),
-            boosting_weight=np.float32(boosting_weight),
-        )
-
     def _results(self, streams: Streams, n_best: int, final: bool) -> list[NBest]:
-        n = len(streams)
-        order = np.full((n, n_best), -1, np.int32)
-        scores = np.zeros((n, n_best), np.float32)
-        traces = new_traces(n, n_best, int(streams.frames_done.max(initial=0)))
-
-        def finish(rows: np.ndarray, final: bool = final) -> None:
-            cpu.finish(
-                rows, streams.frames_done, streams.beam, streams.sizes, streams.history, self._search(),
-                streams.lm_weights, streams.boosting_weights, streams.lm, streams.boosting, final,
-                order, scores, traces,
-            )  # fmt: skip
-
-        for_each_share(finish, streams.frames_done + 1, self.config.threads)
-        notes: dict[int, tuple[str, ...]] = {}
-        unfinished = np.flatnonzero((order[:, 0] < 0) & (streams.sizes > 0))
-        if len(
-            unfinished
-        ):  # an LM may forbid the end of a sentence everywhere: better a result than none
-            finish(unfinished, final=False)
-            note = "the LM gives no hypothesis a finite end-of-sentence weight; scores are without it"
-            notes = dict.fromkeys(unfinished.tolist(), (note,))
+        engine = streams.engine or CPUEngine(streams.setup)  # nothing pushed: any engine will do
+        found = engine.results(n_best, final=final)
+        lm, boosting = added_scores(found, streams.setup, final)
         return [
             NBest(
                 tuple(
-                    self._path(streams, b, n, order, scores, traces, final and b not in notes)
+                    self._path(found, b, n, float(lm[b, n]), float(boosting[b, n]))
                     for n in range(n_best)
-                    if order[b, n] >= 0
+                    if found.order[b, n] >= 0
                 ),
-                num_frames=int(streams.frames_done[b]),
-                notes=notes.get(b, ()),
+                num_frames=int(found.frames[b]),
+                notes=(NO_END,) if final and found.without_final[b] else (),
             )
-            for b in range(n)
+            for b in range(len(streams))
         ]
 
-    def _path(
-        self,
-        streams: Streams,
-        b: int,
-        n: int,
-        order: np.ndarray,
-        scores: np.ndarray,
-        traces: Traces,
-        final: bool,
-    ) -> Path:
-        count = int(traces.lengths[b, n])
-        tokens = traces.tokens[b, n, :count].copy()
-        score = float(scores[b, n])
-        search = self._search(streams.lm_weights[b], streams.boosting_weights[b])
-        lm, boosting = cpu.fusion_parts(
-            tokens, search, streams.lm, streams.boosting,
-            streams.lm_starts[b], streams.boosting_starts[b], final,
-        )  # fmt: skip
-        insertion = self.config.beam_beta * count
+    def _path(self, found: Found, b: int, n: int, lm: float, boosting: float) -> Path:
+        count, frames = int(found.traces.lengths[b, n]), int(found.frames[b])
+        score, insertion = float(found.scores[b, n]), self.config.beam_beta * count
         alignment = alignment_log_probs = None
-        if self.config.alignments:
-            frames = int(streams.frames_done[b])
-            alignment, alignment_log_probs = np.empty(frames, np.int32), np.empty(frames, np.float32)
-            trace_alignment(streams.history, b, frames, order[b, n], alignment, alignment_log_probs)
+        if found.alignment is not None and found.alignment_log_probs is not None:
+            alignment = found.alignment[b, n, :frames].copy()
+            alignment_log_probs = found.alignment_log_probs[b, n, :frames].copy()
         return Path(
-            tokens=tokens,
-            frames=traces.frames[b, n, :count].copy(),
-            repeats=traces.repeats[b, n, :count].copy(),
-            token_confidence=traces.confidence[b, n, :count].copy(),
+            tokens=found.traces.tokens[b, n, :count].copy(),
+            frames=found.traces.frames[b, n, :count].copy(),
+            repeats=found.traces.repeats[b, n, :count].copy(),
+            token_confidence=found.traces.confidence[b, n, :count].copy(),
             score=score,
             parts=ScoreParts(score - lm - boosting - insertion, lm, boosting, insertion),
             alignment=alignment,

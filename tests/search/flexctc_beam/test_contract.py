@@ -1,14 +1,21 @@
-"""flexctc_beam on the CPU keeps the contract of all CTC decoders."""
+"""flexctc_beam keeps the contract of all CTC decoders, on the CPU and with its CUDA kernels."""
 
-from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
-from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+import pytest
+
 from nemo_gpu_decoding.search.protocol import Decoder
 from tests.contract.ctc_decoder import CTCDecoderContract
+from tests.search.flexctc_beam.both import on_cpu, on_cuda
 
 
 class TestFlexCTCBeamOnCPU(CTCDecoderContract):
     def make(self, vocab_size, blank_id, fusion=None, **options):
-        return FlexCTCBeam(vocab_size, blank_id, FlexCTCConfig(backend="cpu", **options), fusion)
+        return on_cpu(vocab_size, blank_id, fusion, **options)
 
     def test_has_the_verbs_of_the_protocol(self, decoder):
         assert isinstance(decoder, Decoder)
+
+
+@pytest.mark.usefixtures("emulated_runtime", "small_blocks")
+class TestFlexCTCBeamOnEmulatedCUDA(CTCDecoderContract):
+    def make(self, vocab_size, blank_id, fusion=None, **options):
+        return on_cuda(vocab_size, blank_id, fusion, **options)

@@ -1,4 +1,4 @@
-"""Narrow beams against the search that scores everything: pruning by bounds changes nothing, to the bit."""
+"""Narrow beams against the search that scores everything: bounds change nothing, to the bit."""
 
 from __future__ import annotations
 

@@ -1,0 +1,68 @@
+// Twin of fusion/automaton.py and fusion/lookup.py on the device: what is added to a score.
+//
+// Sums are formed in the order of lookup.py, so that CPU and GPU agree to the bit (no contraction of
+// a * b + c: compile with --fmad=false).
+#pragma once
+
+#include "cuda/common.cuh"
+
+struct State {  // automaton.STATE
+  int arc_begin;  // first arc of the state
+  int arc_end;  // one past its last arc
+  int backoff_to;  // the state itself for a root
+  float backoff_weight;
+  float final_weight;  // added when an utterance ends here
+  float upper_bound;  // no label gets a larger weight from this state
+  float backoff_bound;  // no label without an arc here does; -inf for a root
+};
+static_assert(sizeof(State) == 28, "State differs from automaton.STATE");
+
+struct Arc {  // automaton.ARC
+  int label;
+  float weight;
+  int target;
+};
+static_assert(sizeof(Arc) == 12, "Arc differs from automaton.ARC");
+
+// One or several back-off automata over the labels 0 .. vocab_size - 1.
+struct Automaton {
+  const State* states;  // [S]
+  const Arc* arcs;  // [A], those of a state together and sorted by label
+  int vocab_size;
+};
+
+// What reading a label brings.
+struct Reading {
+  float weight;  // natural log; -inf where the look-up gave up
+  int state;  // the state after it
+};
+
+// The number of the state's own arc for `label`, or -1.
+inline int find_arc(const Automaton& automaton, const State& state, int label) {
+  int low = state.arc_begin;
+  if (state.arc_end - low == automaton.vocab_size) return low + label;
+  int high = state.arc_end;
+  while (low < high) {
+    int middle = (low + high) >> 1;
+    if (automaton.arcs[middle].label < label) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low < state.arc_end && automaton.arcs[low].label == label ? low : -1;
+}
+
+// Weight of `label` in state number `number`, and the state after it; see lookup.py.
+// Gives up with -inf as soon as bounds show that the weight is below `least`; -inf: never.
+inline Reading lookup(const Automaton& automaton, int number, int label, double least) {
+  float weight = 0.0f;
+  while (true) {
+    const State state = automaton.states[number];
+    int arc = find_arc(automaton, state, label);
+    if (arc >= 0) return {weight + automaton.arcs[arc].weight, automaton.arcs[arc].target};
+    if (!(weight + state.backoff_bound >= least)) return {negative_infinity(), number};
+    weight += state.backoff_weight;
+    number = state.backoff_to;  // ends at the latest in a root, which has every label
+  }
+}

@@ -1,0 +1,280 @@
+"""What surrounds the kernels: launches, uploads, room for frames, lengths on the device, CUDA graphs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_gpu_decoding.fusion import on_device
+from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.search.flexctc_beam import cuda, launch_shape
+from tests.contract.ctc_decoder import facts
+from tests.cuda_emulator.build import CompileError
+from tests.cuda_emulator.emulator import EmulatedModule
+from tests.random_models import random_boosting, random_log_probs
+from tests.search.flexctc_beam.both import on_cuda, random_fusion
+
+pytestmark = pytest.mark.usefixtures("emulated_runtime", "small_blocks")
+
+V, T = 12, 24
+LENGTHS = [24, 0, 17]
+
+
+@pytest.fixture
+def decoder():
+    return on_cuda(V, V, random_fusion(V), beam_size=6, n_best=3)
+
+
+@pytest.fixture
+def log_probs():
+    return random_log_probs(3, T, V + 1, seed=1)
+
+
+@pytest.fixture
+def expected(decoder, log_probs):
+    return [facts(nbest) for nbest in decoder.decode(log_probs, LENGTHS)]
+
+
+def test_a_batch_is_two_launches(decoder, log_probs, emulated_runtime):
+    before = emulated_runtime.launches
+    decoder.decode(log_probs, LENGTHS)
+    assert emulated_runtime.launches == before + 2
+
+
+def test_automata_are_uploaded_once_and_not_kept_longer_than_needed(log_probs, monkeypatch):
+    uploads = []
+    upload = on_device.upload
+    monkeypatch.setattr(on_device, "upload", lambda *given: uploads.append(given) or upload(*given))
+    kept = len(on_device._uploaded)
+    decoder = on_cuda(V, V, random_fusion(V, seed=7))
+    for _ in range(3):
+        decoder.decode(log_probs, LENGTHS)
+    assert len(uploads) == 2
+    assert len(on_device._uploaded) == kept + 2
+    del decoder
+    uploads.clear()
+    assert len(on_device._uploaded) == kept
+
+
+def test_an_uploaded_automaton_is_the_automaton():
+    automaton = random_boosting(V, seed=1)
+    states, arcs = on_device.on_device(automaton, torch.device("cpu"))
+    assert states.numpy().tobytes() == automaton.arrays.states.tobytes()
+    assert arcs.numpy().tobytes() == automaton.arrays.arcs.tobytes()
+
+
+def test_history_makes_room_as_frames_come(decoder, log_probs, expected):
+    streams = decoder.open(3)
+    sizes = []
+    for t in range(T):
+        decoder.push(streams, log_probs[:, t : t + 1], [int(t < length) for length in LENGTHS])
+        sizes.append(streams.engine._capacity)
+    assert [facts(nbest) for nbest in decoder.close(streams)] == expected
+    assert sorted(set(sizes)) == [1, 2, 4, 8, 16, 32]
+
+
+def test_room_that_was_asked_for_is_enough(decoder, log_probs, expected):
+    streams = decoder.open(3, capacity=T, device="cpu")
+    history = streams.engine._history["history_labels"]
+    for t in range(T):
+        decoder.push(streams, log_probs[:, t : t + 1], [int(t < length) for length in LENGTHS])
+    assert streams.engine._history["history_labels"] is history
+    assert [facts(nbest) for nbest in decoder.close(streams)] == expected
+
+
+def test_capacity_must_be_a_number_of_frames(decoder):
+    with pytest.raises(ValueError, match="capacity is -1, expected a number of frames"):
+        decoder.open(1, capacity=-1)
+
+
+def test_results_before_anything_was_pushed(decoder):
+    streams = decoder.open(2, device="cpu")
+    early = [facts(nbest) for nbest in decoder.partial(streams)]
+    assert early == [facts(nbest) for nbest in decoder.partial(decoder.open(2))]
+
+
+# ---------------------------------------------------------------------- lengths on the device
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_lengths_may_lie_on_the_device(decoder, log_probs, expected, dtype):
+    lengths = torch.tensor(LENGTHS, dtype=dtype)
+    assert decoder.open(3, device="cpu").engine.takes(lengths)
+    assert [facts(nbest) for nbest in decoder.decode(log_probs, lengths)] == expected
+    streams = decoder.open(3)
+    for begin in range(0, T, 6):
+        decoder.push(streams, log_probs[:, begin : begin + 6], (lengths - begin).clamp(0, 6))
+    assert [facts(nbest) for nbest in decoder.close(streams)] == expected
+
+
+@pytest.mark.parametrize("bad", [-1, T + 1])
+def test_lengths_on_the_device_are_checked_there(decoder, log_probs, expected, bad):
+    lengths = torch.tensor([24, bad, 17])
+    message = rf"lengths\[1\] is {bad}, expected 0 \.\. {T}"
+    with pytest.raises(ValueError, match=message):
+        decoder.decode(log_probs, lengths)
+    streams = decoder.open(3)
+    with pytest.raises(ValueError, match=message):
+        decoder.push(streams, log_probs, lengths)
+    decoder.push(streams, log_probs, torch.tensor(LENGTHS))
+    assert [facts(nbest) for nbest in decoder.close(streams)] == expected
+
+
+def test_lengths_of_another_shape_or_type_are_checked_on_the_host(decoder, log_probs):
+    with pytest.raises(ValueError, match=r"lengths has shape \(2,\), expected \(3,\)"):
+        decoder.decode(log_probs, torch.tensor([1, 2]))
+    with pytest.raises(ValueError, match=r"lengths holds .*, expected integers"):
+        decoder.decode(log_probs, torch.tensor([1.5, 2.0, 3.0]))
+
+
+# ---------------------------------------------------------------------- inside a CUDA graph
+
+
+class Graph:
+    """Stands in for a CUDA graph: notes the launches of a captured push, to be run again."""
+
+    def __init__(self, monkeypatch):
+        self._patch = monkeypatch
+        self._launches = []
+
+    def capture(self, work):
+        launch = EmulatedModule.launch
+        with self._patch.context() as patch:
+            patch.setattr(cuda, "_is_capturing", lambda device: True)
+            patch.setattr(
+                EmulatedModule, "launch", lambda *given, **more: self._note(launch, given, more)
+            )
+            work()
+
+    def _note(self, launch, given, more):
+        self._launches.append(lambda: launch(*given, **more))
+
+    def replay(self):
+        for launch in self._launches:
+            launch()
+
+
+@pytest.fixture
+def captured(decoder, monkeypatch):
+    """Streams with room for T frames, the inputs of a push of 6 frames, and its graph."""
+    streams = decoder.open(3, capacity=T, device="cpu")
+    chunk, lengths = torch.zeros(3, 6, V + 1), torch.zeros(3, dtype=torch.int64)
+    graph = Graph(monkeypatch)
+    graph.capture(lambda: decoder.push(streams, chunk, lengths))
+    return streams, chunk, lengths, graph
+
+
+def replay_all(log_probs, captured):
+    _, chunk, lengths, graph = captured
+    for begin in range(0, T, 6):
+        chunk.copy_(log_probs[:, begin : begin + 6])
+        lengths.copy_((torch.tensor(LENGTHS) - begin).clamp(0, 6))
+        graph.replay()
+
+
+def test_a_captured_push_reads_a_chunk_per_replay(decoder, log_probs, expected, captured):
+    streams = captured[0]
+    replay_all(log_probs, captured)
+    assert [facts(nbest) for nbest in decoder.partial(streams, n_best=3)] != expected  # no final weights
+    assert [facts(nbest) for nbest in decoder.close(streams)] == expected
+
+
+def test_a_push_after_the_graph_goes_on(decoder, log_probs, expected, captured):
+    streams, chunk, lengths, graph = captured
+    chunk.copy_(log_probs[:, :6])
+    lengths.copy_(torch.tensor([6, 0, 6]))
+    graph.replay()
+    decoder.push(streams, log_probs[:, 6:], [18, 0, 11])
+    assert [facts(nbest) for nbest in decoder.close(streams)] == expected
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (lambda chunk, lengths: chunk[2, 3, 5].fill_(float("nan")), "stream 2 held NaN or .* frame 9"),
+        (lambda chunk, lengths: chunk[0, 1].fill_(-float("inf")), "stream 0 left no label .* frame 7"),
+        (lambda chunk, lengths: lengths[2].fill_(7), r"lengths\[2\] was below 0 or beyond T .* frame 6"),
+    ],
+)
+def test_what_goes_wrong_in_a_graph_is_said_afterwards(decoder, log_probs, captured, fault, message):
+    streams, chunk, lengths, graph = captured
+    chunk.copy_(log_probs[:, :6])
+    lengths.copy_(torch.tensor([6, 0, 6]))
+    graph.replay()
+    fault(chunk, lengths)
+    graph.replay()
+    chunk.copy_(log_probs[:, :6])
+    lengths.fill_(3)
+    graph.replay()  # the stream at fault stands still
+    for verb in (decoder.partial, decoder.close):
+        with pytest.raises(ValueError, match=message):
+            verb(streams)
+
+
+def test_more_frames_than_a_graph_has_room_for(decoder, log_probs, captured):
+    streams, _, lengths, graph = captured
+    replay_all(log_probs, captured)
+    lengths.copy_(torch.tensor([1, 0, 0]))
+    graph.replay()
+    with pytest.raises(ValueError, match=f"stream 0 got more than the {T} frames"):
+        decoder.close(streams)
+
+
+def test_a_push_after_the_graph_meets_what_went_wrong_in_it(decoder, log_probs, captured):
+    streams, chunk, lengths, graph = captured
+    chunk.fill_(float("nan"))
+    lengths.copy_(torch.tensor([0, 0, 1]))
+    graph.replay()
+    with pytest.raises(ValueError, match=r"stream 2 held NaN or .* frame 0"):
+        decoder.push(streams, log_probs, [0, 0, 0])
+
+
+def test_a_push_after_the_graph_has_no_more_room_than_it(decoder, log_probs, captured):
+    with pytest.raises(ValueError, match=f"stream 0 got more than the {T} frames"):
+        decoder.push(captured[0], torch.cat([log_probs, log_probs], dim=1), [T + 1, 0, 0])
+
+
+def test_a_graph_needs_streams_that_know_their_device(decoder, log_probs, monkeypatch):
+    monkeypatch.setattr(cuda, "_is_capturing", lambda device: True)
+    with pytest.raises(ValueError, match="streams were opened without device"):
+        decoder.push(decoder.open(3), log_probs, torch.tensor(LENGTHS))
+
+
+def test_a_graph_needs_lengths_on_the_device(decoder, log_probs, monkeypatch):
+    streams = decoder.open(3, capacity=T, device="cpu")
+    monkeypatch.setattr(cuda, "_is_capturing", lambda device: True)
+    with pytest.raises(ValueError, match="lengths came from the host while a CUDA graph is captured"):
+        decoder.push(streams, log_probs, LENGTHS)
+
+
+# ---------------------------------------------------------------------- twins
+
+
+def test_records_of_python_and_cuda_are_compared_when_kernels_are_compiled(
+    decoder, log_probs, monkeypatch
+):
+    monkeypatch.setitem(cuda.DEFINES, "HYPOTHESIS_BYTES", 48)
+    with pytest.raises(CompileError, match=r"Hypothesis differs from cpu\.HYPOTHESIS"):
+        decoder.decode(log_probs, LENGTHS)
+
+
+def test_shared_memory_is_enough_for_any_shape(log_probs, emulated_runtime):
+    """The checker knows what was asked for: a byte beyond it is an error."""
+    emulated_runtime.check = True
+    for beam_size in (1, 3, 17):
+        for columns in (2, 9, 40):
+            for dtype in (torch.float32, torch.float16):
+                decoder = on_cuda(columns - 1, 0, beam_size=beam_size)
+                decoder.decode(random_log_probs(1, 3, columns, seed=2).to(dtype), [3])
+    assert launch_shape.finish_shape(128, 200_000)[1] < 48 * 1024
+
+
+def test_streams_of_one_decoder_do_not_touch_each_other(decoder, log_probs, expected):
+    first, second = decoder.open(3), decoder.open(3, [Request(lm_weight=0.0)] * 3)
+    for begin in range(0, T, 8):
+        sizes = np.clip(np.array(LENGTHS) - begin, 0, 8).tolist()
+        for streams in (first, second):
+            decoder.push(streams, log_probs[:, begin : begin + 8], sizes)
+    assert [facts(nbest) for nbest in decoder.close(first)] == expected
+    assert [facts(nbest) for nbest in decoder.close(second)] != expected

@@ -1,0 +1,189 @@
+"""The kernels, run by the emulator, find what the CPU finds: to the bit, whatever the options."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.search.flexctc_beam import launch_shape
+from tests.contract.ctc_decoder import facts
+from tests.random_models import random_boosting, random_lm, random_log_probs
+from tests.search.flexctc_beam.both import assert_equal, on_cpu, on_cuda, random_fusion
+
+pytestmark = pytest.mark.usefixtures("emulated_runtime", "small_blocks")
+
+V, T = 20, 25
+MERGES = ("max", "sum", "prefix")
+
+
+@pytest.fixture
+def log_probs():
+    return random_log_probs(3, T, V + 1, seed=1)
+
+
+@pytest.mark.parametrize("merge", MERGES)
+@pytest.mark.parametrize("kind", ["none", "lm", "boosting", "both"])
+@pytest.mark.parametrize("sharpness", [0.5, 3.0])
+def test_fusion_and_merging(merge, kind, sharpness):
+    for seed in range(3):
+        assert_equal(
+            random_log_probs(3, T, V + 1, seed=seed, sharpness=sharpness),
+            [T, 11, 18],
+            fusion=random_fusion(V, kind, seed),
+            merge=merge,
+            beam_size=8,
+            n_best=8,
+            beam_beta=0.5,
+        )
+
+
+@pytest.mark.parametrize("merge", MERGES)
+@pytest.mark.parametrize("beam_size", [1, 2, 3, 16, 33, 128])
+def test_beam_sizes(log_probs, merge, beam_size):
+    assert_equal(
+        log_probs[:2, :12], [12, 7], fusion=random_fusion(V), merge=merge,
+        beam_size=beam_size, n_best=min(beam_size, 40),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("threshold", [0.1, 2.0, float("inf")])
+def test_thresholds(log_probs, threshold):
+    for merge in MERGES:
+        assert_equal(
+            log_probs, [T] * 3, fusion=random_fusion(V), merge=merge, beam_threshold=threshold, n_best=4
+        )
+
+
+@pytest.mark.parametrize("blank_id", [0, 7, V])
+def test_blank_columns(log_probs, blank_id):
+    for merge in MERGES:
+        assert_equal(
+            log_probs, [T] * 3, blank_id=blank_id, fusion=random_fusion(V), merge=merge, n_best=4
+        )
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 31, 500])
+def test_vocabulary_sizes(vocab_size):
+    fusion = random_fusion(vocab_size)
+    for merge in MERGES:
+        assert_equal(
+            random_log_probs(2, 8, vocab_size + 1, seed=4), [8, 5], fusion=fusion, merge=merge, n_best=3
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("vocab_size", [12, 13, 14, 15, 16, 17])
+def test_types_and_alignments_of_rows(dtype, vocab_size):
+    """Rows of any length begin at any address, and are fetched in pieces of 16 bytes all the same."""
+    log_probs = random_log_probs(2, 9, vocab_size + 1, seed=5).to(dtype)
+    assert_equal(log_probs[1:], [9], fusion=random_fusion(vocab_size), n_best=3)
+
+
+def test_ties_are_broken_alike():
+    flat = torch.full((1, 6, V + 1), -float(np.log(V + 1)))
+    coarse = torch.round(random_log_probs(2, T, V + 1, seed=6))
+    for merge in MERGES:
+        assert_equal(flat, [6], merge=merge, beam_size=8, n_best=8)
+        assert_equal(coarse, [T, T], merge=merge, beam_size=8, n_best=8)
+
+
+def test_impossible_labels(log_probs):
+    log_probs[:, :, ::2] = -float("inf")
+    log_probs[0, 3:5, V] = -float("inf")
+    for merge in MERGES:
+        assert_equal(log_probs, [T] * 3, fusion=random_fusion(V), merge=merge, beam_size=16, n_best=4)
+
+
+def test_an_lm_that_forbids_labels_and_ends():
+    lm = BackoffAutomaton.from_arrays(
+        vocab_size=3, start_state=0, arc_begin=[0, 1], arc_end=[1, 3], backoff_to=[0, 0],
+        backoff_weights=[-np.inf, -np.inf], final_weights=[-np.inf, -np.inf],
+        arc_labels=[1, 0, 1], arc_weights=[-0.5, -1.0, -2.0], arc_targets=[1, 0, 1],
+    )  # fmt: skip
+    for merge in MERGES:
+        assert_equal(
+            random_log_probs(2, 8, 4, seed=2), [8, 8], fusion=Fusion(lm, 0.5), merge=merge, n_best=4
+        )
+
+
+def test_requests_of_single_utterances(log_probs):
+    fusion = random_fusion(V)
+    requests = [
+        Request(boosting=random_boosting(V, seed=9, bonus=4.0), boosting_weight=2.0, lm_weight=0.1),
+        None,
+        Request(boosting=random_boosting(V, seed=10), lm_weight=0.0),
+    ]
+    for merge in MERGES:
+        assert_equal(log_probs, [T] * 3, fusion=fusion, requests=requests, merge=merge, n_best=4)
+    no_tree = Fusion(random_lm(V, seed=1), 0.4)
+    assert_equal(log_probs, [T] * 3, fusion=no_tree, requests=[requests[0], None, None])
+
+
+@pytest.mark.parametrize("merge", ["max", "sum"])
+def test_alignments(log_probs, merge):
+    expected, found = (
+        make(V, V, random_fusion(V), merge=merge, n_best=4, alignments=True).decode(log_probs, [T, 0, 9])
+        for make in (on_cpu, on_cuda)
+    )
+    for nbest, other in zip(expected, found, strict=True):
+        for path, twin in zip(nbest, other, strict=True):
+            np.testing.assert_array_equal(twin.alignment, path.alignment)
+            np.testing.assert_array_equal(twin.alignment_log_probs, path.alignment_log_probs)
+
+
+def test_partial_results(log_probs):
+    results = []
+    for make in (on_cpu, on_cuda):
+        decoder = make(V, V, random_fusion(V), beam_size=8)
+        streams = decoder.open(3)
+        partial = []
+        for begin in range(0, T, 5):
+            decoder.push(streams, log_probs[:, begin : begin + 5], [5, 3, 0])
+            partial.append([facts(nbest) for nbest in decoder.partial(streams, n_best=5)])
+        results.append((partial, [facts(nbest) for nbest in decoder.close(streams)]))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("threads", [32, 64, 160])
+def test_block_sizes(log_probs, monkeypatch, threads):
+    monkeypatch.setattr(launch_shape, "THREADS", threads)
+    monkeypatch.setattr(launch_shape, "FINISH_THREADS", threads)
+    for merge in MERGES:
+        assert_equal(log_probs, [T, 3, 9], fusion=random_fusion(V), merge=merge, n_best=8)
+
+
+@pytest.mark.parametrize("labels", [1, 7, 100])
+@pytest.mark.parametrize("pairs", [1, 33])
+def test_lists_that_are_too_short_for_a_frame(monkeypatch, labels, pairs):
+    """Flat posteriors, no threshold: more labels, pairs and candidates than the lists hold at once."""
+    monkeypatch.setattr(launch_shape, "MOST_LABELS", labels)
+    monkeypatch.setattr(launch_shape, "PAIRS", pairs)
+    log_probs = random_log_probs(1, 6, 61, seed=7, sharpness=0.3)
+    for merge in MERGES:
+        assert_equal(
+            log_probs, [6], fusion=random_fusion(60), merge=merge, beam_size=16,
+            beam_threshold=float("inf"), n_best=16,
+        )  # fmt: skip
+
+
+def test_rows_that_exceed_shared_memory_are_read_where_they_lie(emulated_runtime):
+    most, columns = emulated_runtime.most_shared_bytes, 70_000
+    assert launch_shape.launch_shape(8, columns, 4, most).row_bytes == 0
+    assert launch_shape.launch_shape(8, columns, 1, most).row_bytes > 0
+    for merge in MERGES:
+        assert_equal(
+            random_log_probs(2, 3, columns, seed=8, sharpness=3.0), [3, 2], merge=merge, n_best=4
+        )
+
+
+def test_a_beam_that_exceeds_shared_memory_is_refused(log_probs):
+    with pytest.raises(ValueError, match=r"backend is 'cuda' for tensors on cpu, .*: a beam of 4096"):
+        on_cuda(V, V, beam_size=4096).decode(log_probs, [T] * 3)
+
+
+def test_numbers_of_candidates_must_fit_into_32_bits():
+    assert launch_shape.why_not(128, 2**24, 10**9) is None
+    assert "exceed the 2^32" in launch_shape.why_not(129, 2**24, 10**9)
