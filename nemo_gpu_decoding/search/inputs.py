@@ -43,15 +43,15 @@ def checked_log_probs(
     return log_probs, checked_lengths(lengths, log_probs.shape[0], log_probs.shape[1])
 
 
-def checked_lengths(lengths: torch.Tensor | Sequence[int], batch: int, frames: int) -> np.ndarray:
-    """`lengths` as int64 numpy array [batch] with values in 0 .. frames."""
+def checked_lengths(
+    lengths: torch.Tensor | Sequence[int], batch: int, frames: int, *, of: str = "log_probs"
+) -> np.ndarray:
+    """`lengths` as int64 numpy array [batch] with values in 0 .. frames; `of`: what they belong to."""
     values = np.asarray(lengths.detach().cpu() if isinstance(lengths, torch.Tensor) else lengths)
     if values.size == 0 and batch == 0:
         return np.zeros(0, np.int64)
     if values.ndim != 1 or len(values) != batch:
-        raise ValueError(
-            f"lengths has shape {values.shape}, expected ({batch},): one per row of log_probs"
-        )
+        raise ValueError(f"lengths has shape {values.shape}, expected ({batch},): one per row of {of}")
     whole = values.dtype.kind in "iu" or (
         values.dtype.kind == "f" and (values == np.floor(values)).all()
     )
@@ -60,9 +60,7 @@ def checked_lengths(lengths: torch.Tensor | Sequence[int], batch: int, frames: i
     values = values.astype(np.int64)
     bad = np.flatnonzero((values < 0) | (values > frames))
     if len(bad):
-        raise ValueError(
-            f"lengths[{bad[0]}] is {values[bad[0]]}, expected 0 .. {frames} (T of log_probs)"
-        )
+        raise ValueError(f"lengths[{bad[0]}] is {values[bad[0]]}, expected 0 .. {frames} (T of {of})")
     return values
 
 

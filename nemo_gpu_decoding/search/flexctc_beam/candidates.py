@@ -11,10 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled, inlined
-
-IMPOSSIBLE = np.float32(-np.inf)
-LARGEST = np.float32(np.finfo(np.float32).max)
-BLOCK = 16  # labels looked at together
+from nemo_gpu_decoding.search.log_space import IMPOSSIBLE
 
 # One continuation of a hypothesis by the label of a frame.
 CANDIDATE = np.dtype(
@@ -100,25 +97,3 @@ def least_log_prob(floor, room):
     """No label below this log-probability can reach the floor; with slack for float32 rounding."""
     slack = 1e-6 * (abs(np.float64(floor)) + abs(room)) + 1e-5
     return np.float32(np.float64(floor) - room - slack)
-
-
-@compiled
-def next_label(row, v, least):
-    """The first label from `v` on that is not below `least`; blocks without any are passed at a glance.
-
-    NaN is not below anything: a bad value in the row is always met.
-    """
-    while v < row.shape[0]:
-        end = min(v + BLOCK, row.shape[0])
-        if end == v + BLOCK:
-            hits = 0
-            for i in range(BLOCK):  # unsigned: an index that may be negative keeps the loop from SIMD
-                hits += np.int32(not row[np.uintp(v) + np.uintp(i)] < least)
-            if hits == 0:
-                v = end
-                continue
-        for i in range(v, end):
-            if not row[i] < least:
-                return i
-        v = end
-    return v

@@ -21,7 +21,6 @@ one slot per text with the probabilities of ending in a blank and in a token apa
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -30,22 +29,21 @@ from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import compiled, inlined
 from nemo_gpu_decoding.search.flexctc_beam.candidates import (
     CANDIDATE,
-    IMPOSSIBLE,
-    LARGEST,
     Candidates,
     floor_of,
     insert,
     least_log_prob,
-    next_label,
     plain,
 )
 from nemo_gpu_decoding.search.history import trace_back
+from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, LARGEST, log_add
+from nemo_gpu_decoding.search.row_scan import next_label
+from nemo_gpu_decoding.search.text_hash import extended_hash
 
 MERGE_MAX, MERGE_SUM, MERGE_PREFIX = 0, 1, 2
 NO_LABEL = -1
 BAD_INPUT = -1
 FEW_ARCS = 8  # an LM state with no more has its own arcs offered one by one
-HASH_MULTIPLIER = np.uint64(6364136223846793005)  # Knuth's MMIX generator
 
 
 # One hypothesis of the beam; a batch is an array [B, K] of them. Scores are natural log.
@@ -333,21 +331,6 @@ def _find_twin(beam, size, hypothesis):
         ):
             return i
     return -1
-
-
-@compiled
-def extended_hash(text_hash, label):
-    return text_hash * HASH_MULTIPLIER + np.uint64(label + 1)
-
-
-@compiled
-def log_add(a, b):
-    """log(exp(a) + exp(b)), rounded once: in double, libraries and devices agree to the last bit."""
-    if a < b:
-        a, b = b, a
-    if b == IMPOSSIBLE:
-        return a
-    return np.float32(a + math.log1p(math.exp(np.float64(b) - np.float64(a))))
 
 
 @compiled

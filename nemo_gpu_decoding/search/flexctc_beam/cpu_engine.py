@@ -20,7 +20,7 @@ class CPUEngine:
     def __init__(self, setup: Setup, capacity: int = 0) -> None:
         n, beam_size = len(setup), setup.config.beam_size
         self._setup = setup
-        self._beam = cpu.new_beam(n, beam_size, setup.lm_starts, setup.boosting_starts)
+        self._beam = cpu.new_beam(n, beam_size, setup.fusion.lm_starts, setup.fusion.boosting_starts)
         self._sizes = np.ones(n, np.int32)  # live hypotheses
         self._frames_done = np.zeros(n, np.int64)
         self._history = new_history(n, capacity, beam_size)
@@ -34,7 +34,7 @@ class CPUEngine:
         """Errors are never deferred here."""
         assert isinstance(lengths, np.ndarray)
         announce_compilation()
-        setup, values = self._setup, as_float32(log_probs)
+        setup, fusion, values = self._setup, self._setup.fusion, as_float32(log_probs)
         total = int((self._frames_done + lengths).max(initial=0))
         self._history = grown_history(self._history, total)
         beam, sizes, frames_done = self._beam.copy(), self._sizes.copy(), self._frames_done.copy()
@@ -43,7 +43,7 @@ class CPUEngine:
         def advance(rows: np.ndarray) -> None:
             step(
                 rows, values, lengths, frames_done, beam, sizes, self._history, setup.search,
-                setup.lm_weights, setup.boosting_weights, setup.lm.arrays, setup.boosting,
+                fusion.lm_weights, fusion.boosting_weights, fusion.lm.arrays, fusion.boosting,
             )  # fmt: skip
 
         for_each_share(advance, lengths, setup.config.threads)
@@ -52,15 +52,16 @@ class CPUEngine:
         self._beam, self._sizes, self._frames_done = beam, sizes, frames_done
 
     def results(self, n_best: int, *, final: bool) -> Found:
-        setup, n, most = self._setup, len(self._setup), int(self._frames_done.max(initial=0))
+        setup, fusion, n = self._setup, self._setup.fusion, len(self._setup)
+        most = int(self._frames_done.max(initial=0))
         order, scores = np.full((n, n_best), -1, np.int32), np.zeros((n, n_best), np.float32)
         traces = new_traces(n, n_best, most)
 
         def finish(rows: np.ndarray, final: bool = final) -> None:
             cpu.finish(
                 rows, self._frames_done, self._beam, self._sizes, self._history, setup.search,
-                setup.lm_weights, setup.boosting_weights, setup.lm.arrays, setup.boosting, final,
-                order, scores, traces,
+                fusion.lm_weights, fusion.boosting_weights, fusion.lm.arrays, fusion.boosting,
+                final, order, scores, traces,
             )  # fmt: skip
 
         for_each_share(finish, self._frames_done + 1, setup.config.threads)

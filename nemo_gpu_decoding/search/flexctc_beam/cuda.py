@@ -59,7 +59,7 @@ class CUDAEngine:
                 "streams that are pushed to while a CUDA graph is captured"
             )
         self._setup = setup
-        self._lm = on_device(setup.lm, self.device)
+        self._lm = on_device(setup.fusion.lm, self.device)
         self._boosting = _trees_on_device(setup, self.device)
         self._utterances = as_records(_utterances(setup)).to(self.device, non_blocking=True)
         self._beams = self._empty(n, beam_size, HYPOTHESIS.itemsize, dtype=torch.uint8)
@@ -267,18 +267,18 @@ def _met_in_a_graph(b: int, status: int, frame: int, capacity: int) -> str:
 
 def _utterances(setup: Setup) -> np.ndarray:
     records = np.zeros(len(setup), shapes.UTTERANCE)
-    records["lm_start"] = setup.lm_starts
-    records["boosting_start"] = setup.boosting_starts
-    records["lm_weight"] = setup.lm_weights
-    records["boosting_weight"] = setup.boosting_weights
+    records["lm_start"] = setup.fusion.lm_starts
+    records["boosting_start"] = setup.fusion.boosting_starts
+    records["lm_weight"] = setup.fusion.lm_weights
+    records["boosting_weight"] = setup.fusion.boosting_weights
     return records
 
 
 def _trees_on_device(setup: Setup, device: torch.device) -> DeviceAutomaton:
     """One tree for all is uploaded once and for all; several are joined and uploaded for this batch."""
-    if len(setup.trees) == 1:
-        return on_device(setup.trees[0], device)
-    return upload(setup.boosting, device)
+    if len(setup.fusion.trees) == 1:
+        return on_device(setup.fusion.trees[0], device)
+    return upload(setup.fusion.boosting, device)
 
 
 def _is_capturing(device: torch.device) -> bool:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.search.backend import choose_backend
 from nemo_gpu_decoding.search.flexctc_beam import cuda
@@ -16,6 +14,7 @@ from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.flexctc_beam.engine import Engine, Found, Setup
 from nemo_gpu_decoding.search.flexctc_beam.parts import added_scores
+from nemo_gpu_decoding.search.fusing import Fuser
 from nemo_gpu_decoding.search.inputs import checked_lengths, checked_log_probs
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
 
@@ -76,12 +75,7 @@ class FlexCTCBeam:
                 "alignments is True with merge='prefix', expected merge='max' or 'sum': "
                 "prefix search sums over alignments and has none of its own"
             )
-        self._nothing = empty_automaton(vocab_size)
-        for name, automaton in (
-            ("fusion.lm", self.fusion.lm),
-            ("fusion.boosting", self.fusion.boosting),
-        ):
-            self._check_automaton(name, automaton)
+        self._fuser = Fuser(vocab_size, self.fusion)
 
     # ------------------------------------------------------------------------------------ verbs
 
@@ -196,64 +190,8 @@ class FlexCTCBeam:
     def _open(self, n: int, requests: Sequence[Request | None] | None, capacity: int) -> Streams:
         if n < 0:
             raise ValueError(f"n is {n}, expected the number of streams, >= 0")
-        wishes = self._checked_requests(n, requests)
-        trees = [wish.boosting or self.fusion.boosting for wish in wishes]
-        distinct = {id(tree): tree for tree in trees if tree is not None} or {0: self._nothing}
-        number_of = {key: number for number, key in enumerate(distinct)}
-        lm_weights = [self._weight(self.fusion.lm, self.fusion.lm_weight, w.lm_weight) for w in wishes]
-        boosting_weights = [
-            self._weight(tree, self.fusion.boosting_weight, wish.boosting_weight)
-            for tree, wish in zip(trees, wishes, strict=True)
-        ]
-        setup = Setup(
-            config=self.config,
-            vocab_size=self.vocab_size,
-            blank_id=self.blank_id,
-            lm=self.fusion.lm or self._nothing,
-            lm_weights=np.array(lm_weights, np.float32),
-            trees=tuple(distinct.values()),
-            # an utterance without a tree has weight 0, so that any will do
-            tree_of=np.array([number_of.get(id(tree), 0) for tree in trees], np.int64),
-            boosting_weights=np.array(boosting_weights, np.float32),
-        )
+        setup = Setup(self.config, self.vocab_size, self.blank_id, self._fuser.of(n, requests))
         return Streams(setup, capacity)
-
-    @staticmethod
-    def _weight(automaton: BackoffAutomaton | None, own: float, wished: float | None) -> float:
-        if automaton is None:
-            return 0.0
-        return own if wished is None else wished
-
-    def _checked_requests(self, n: int, requests: Sequence[Request | None] | None) -> list[Request]:
-        if requests is None:
-            return [Request()] * n
-        if len(requests) != n:
-            raise ValueError(f"requests has {len(requests)} entries, expected {n}: one per utterance")
-        for i, request in enumerate(requests):
-            if request is None:
-                continue
-            if not isinstance(request, Request):
-                raise ValueError(
-                    f"requests[{i}] is a {type(request).__name__}, expected a Request or None"
-                )
-            self._check_automaton(f"requests[{i}].boosting", request.boosting)
-            if request.lm_weight is not None and self.fusion.lm is None:
-                raise ValueError(
-                    f"requests[{i}].lm_weight is {request.lm_weight}, but the decoder has no LM"
-                )
-            if request.boosting_weight is not None and not (request.boosting or self.fusion.boosting):
-                raise ValueError(
-                    f"requests[{i}].boosting_weight is {request.boosting_weight}, but neither the "
-                    "request nor the decoder has a boosting tree"
-                )
-        return [request or Request() for request in requests]
-
-    def _check_automaton(self, name: str, automaton: BackoffAutomaton | None) -> None:
-        if automaton is not None and automaton.vocab_size != self.vocab_size:
-            raise ValueError(
-                f"{name} ({automaton.name}) was made for {automaton.vocab_size} tokens, "
-                f"expected {self.vocab_size} (vocab_size)"
-            )
 
     @staticmethod
     def _check_open(streams: Streams) -> None:

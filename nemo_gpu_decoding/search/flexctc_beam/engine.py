@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.fusion.automaton import AutomatonArrays, BackoffAutomaton, concatenate
 from nemo_gpu_decoding.search.flexctc_beam import cpu
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
+from nemo_gpu_decoding.search.fusing import BatchFusion
 from nemo_gpu_decoding.search.history import Traces
 
 MERGE = {"max": cpu.MERGE_MAX, "sum": cpu.MERGE_SUM, "prefix": cpu.MERGE_PREFIX}
@@ -28,36 +28,14 @@ class Setup:
     config: FlexCTCConfig
     vocab_size: int
     blank_id: int
-    lm: BackoffAutomaton
-    lm_weights: np.ndarray  # [n] float32; 0: no LM
-    trees: tuple[BackoffAutomaton, ...]  # boosting trees, each once; at least one
-    tree_of: np.ndarray  # [n] number of each utterance's tree
-    boosting_weights: np.ndarray  # [n] float32; 0: no boosting
+    fusion: BatchFusion
 
     def __len__(self) -> int:
-        return len(self.lm_weights)
+        return len(self.fusion)
 
     @property
     def merge(self) -> int:
         return MERGE[self.config.merge]
-
-    @cached_property
-    def boosting(self) -> AutomatonArrays:
-        """All trees in one set of arrays."""
-        return self._joined[0]
-
-    @cached_property
-    def lm_starts(self) -> np.ndarray:
-        return np.full(len(self), self.lm.start_state, np.int32)
-
-    @cached_property
-    def boosting_starts(self) -> np.ndarray:
-        """The state of `boosting` in which each utterance begins, [n] int32."""
-        return self._joined[1][self.tree_of]
-
-    @cached_property
-    def _joined(self) -> tuple[AutomatonArrays, np.ndarray]:
-        return concatenate(self.trees)
 
     @cached_property
     def search(self) -> cpu.Search:

@@ -18,11 +18,12 @@ def added_scores(found: Found, setup: Setup, final: bool) -> tuple[np.ndarray, n
         final: whether final weights are in their scores, where `found` doesn't say otherwise.
     """
     lm, boosting = np.zeros(found.order.shape), np.zeros(found.order.shape)
-    if setup.lm_weights.any() or setup.boosting_weights.any():
+    fusion = setup.fusion
+    if fusion.lm_weights.any() or fusion.boosting_weights.any():
         _add_scores(
             found.order, found.traces.lengths, found.traces.tokens, setup.search,
-            setup.lm_weights, setup.boosting_weights, setup.lm.arrays, setup.boosting,
-            setup.lm_starts, setup.boosting_starts, final & ~found.without_final, lm, boosting,
+            fusion.lm_weights, fusion.boosting_weights, fusion.lm.arrays, fusion.boosting,
+            fusion.lm_starts, fusion.boosting_starts, final & ~found.without_final, lm, boosting,
         )  # fmt: skip
     return lm, boosting
 

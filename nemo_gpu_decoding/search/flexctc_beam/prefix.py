@@ -13,28 +13,26 @@ import numpy as np
 from nemo_gpu_decoding.jit import compiled, inlined
 from nemo_gpu_decoding.search.flexctc_beam.candidates import (
     CANDIDATE,
-    IMPOSSIBLE,
-    LARGEST,
     Candidates,
     floor_of,
     insert,
     least_log_prob,
-    next_label,
 )
 from nemo_gpu_decoding.search.flexctc_beam.cpu import (
     BAD_INPUT,
     HYPOTHESIS,
     bound_of,
     column_of,
-    extended_hash,
     fused,
-    log_add,
     note_bounds,
     offers_arcs,
     room_of,
     select,
     with_weights,
 )
+from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, LARGEST, log_add
+from nemo_gpu_decoding.search.row_scan import next_label
+from nemo_gpu_decoding.search.text_hash import extended_hash
 
 
 @compiled

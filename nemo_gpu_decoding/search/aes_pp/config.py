@@ -1,0 +1,29 @@
+"""Options of aes_pp. Names and defaults are those of NeMo's `beam` section for `maes_batch`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from nemo_gpu_decoding.search.transducer.config import TransducerConfig, check_int
+
+
+@dataclass(frozen=True)
+class AESConfig(TransducerConfig):
+    """Options of `AESPlusPlus`; the rest is in `TransducerConfig`."""
+
+    # Tokens that a hypothesis may emit in one frame; then it is given a blank.
+    maes_num_steps: int = 2
+    # A hypothesis is expanded by at most beam_size + this many labels.
+    maes_expansion_beta: int = 2
+    # ... and only by labels better than its best one less this, natural log, > 0 or inf.
+    maes_expansion_gamma: float = 2.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("maes_num_steps", self.maes_num_steps, 1, 2**20)
+        check_int("maes_expansion_beta", self.maes_expansion_beta, 0, 2**20)
+        if math.isnan(self.maes_expansion_gamma) or self.maes_expansion_gamma <= 0:
+            raise ValueError(
+                f"maes_expansion_gamma is {self.maes_expansion_gamma}, expected a number > 0 (or inf)"
+            )

@@ -1,0 +1,58 @@
+"""`AESPlusPlus`: the public face of aes_pp."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.search.aes_pp import cpu
+from nemo_gpu_decoding.search.aes_pp.config import AESConfig
+from nemo_gpu_decoding.search.transducer.beam import Joint, Search, Wishes
+from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder, TransducerStreams
+from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
+
+
+class AESPlusPlus(TransducerDecoder[AESConfig]):
+    """Batched adaptive expansion search of RNN-T and TDT models [ALSD++/AES++].
+
+    Faster than `ALSDPlusPlus`, and nearly as accurate, for models that rarely emit more than one token
+    per frame.
+
+    Args:
+        networks: prediction network and joint, see `TransducerNetworks`.
+        config: see `AESConfig`.
+        fusion: LM and boosting tree over the V tokens of the networks.
+
+    Example: see `ALSDPlusPlus`.
+
+    Raises:
+        ValueError: an argument is out of range or does not fit the others.
+    """
+
+    def __init__(
+        self,
+        networks: TransducerNetworks,
+        config: AESConfig | None = None,
+        fusion: Fusion | None = None,
+    ) -> None:
+        super().__init__(networks, config or AESConfig(), fusion)
+        choices = (networks.vocab_size + 1) * len(self._durations)
+        self._limits = cpu.Limits(
+            steps=self.config.maes_num_steps,
+            expansions=min(self.config.beam_size + self.config.maes_expansion_beta, choices),
+            gamma=np.float32(self.config.maes_expansion_gamma),
+        )
+
+    def _step(
+        self,
+        rows: np.ndarray,
+        joint: Joint,
+        nodes: np.ndarray,
+        wishes: Wishes,
+        streams: TransducerStreams,
+        search: Search,
+    ) -> None:
+        cpu.step(
+            rows, joint, streams.batch, nodes, wishes, search, self._durations, self._limits,
+            streams.fusion.lm.arrays, streams.fusion.boosting,
+        )  # fmt: skip

@@ -1,0 +1,22 @@
+"""Scores are natural logarithms, float32."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from nemo_gpu_decoding.jit import compiled
+
+IMPOSSIBLE = np.float32(-np.inf)
+LARGEST = np.float32(np.finfo(np.float32).max)
+
+
+@compiled
+def log_add(a, b):
+    """log(exp(a) + exp(b)), rounded once: in double, libraries and devices agree to the last bit."""
+    if a < b:
+        a, b = b, a
+    if b == IMPOSSIBLE:
+        return a
+    return np.float32(a + math.log1p(math.exp(np.float64(b) - np.float64(a))))

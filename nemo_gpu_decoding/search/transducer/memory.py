@@ -1,0 +1,96 @@
+"""The tensors that a search gives to the networks: predictions per text, and frames that still wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nemo_gpu_decoding.search.transducer.networks import State, TransducerNetworks
+
+# Rows of a matrix product are added up to a multiple of this. BLAS kernels work on blocks of rows and
+# treat a remainder otherwise, so that without it a row's rounding would depend on its neighbours.
+ROW_BLOCK = 8
+
+
+def projected(networks: TransducerNetworks, frames: Tensor) -> Tensor:
+    """[N, D] encoder frames to [N, H], each frame's result independent of the others."""
+    missing = -len(frames) % ROW_BLOCK
+    whole = torch.cat([frames, frames.new_zeros(missing, frames.shape[1])]) if missing else frames
+    return networks.project_encoder(whole)[: len(frames)]
+
+
+@dataclass
+class Predictions:
+    """The memory of predictions of n utterances, P entries each; entry b * P + p belongs to b."""
+
+    outputs: Tensor  # [n * P, H] projected predictions
+    state: State  # parts of [n * P, ...]
+
+    @classmethod
+    def start(cls, networks: TransducerNetworks, n: int, entries: int) -> Predictions:
+        """Every utterance's entry 0 holds the empty text."""
+        output, state = networks.start()
+
+        def spread(row: Tensor) -> Tensor:
+            table = row.new_empty((n, entries, *row.shape[1:]))
+            table[:, 0] = row
+            return table.flatten(0, 1)
+
+        return cls(spread(output), tuple(spread(part) for part in state))
+
+    def extend(
+        self, networks: TransducerNetworks, labels: np.ndarray, sources: np.ndarray, targets: np.ndarray
+    ) -> None:
+        """Run the prediction network: entry targets[i] becomes the text of sources[i] and labels[i]."""
+        count = len(labels)
+        device = self.outputs.device
+        label, source = (torch.from_numpy(padded(values)).to(device) for values in (labels, sources))
+        target = torch.from_numpy(targets).to(device)
+        before = tuple(part.index_select(0, source) for part in self.state)
+        output, after = networks.predict(label, before)
+        self.outputs.index_copy_(0, target, output[:count])
+        for part, values in zip(self.state, after, strict=True):
+            part.index_copy_(0, target, values[:count].to(part.dtype))
+
+
+@dataclass
+class Frames:
+    """Projected encoder frames that are still needed. Column c of utterance b is frame first[b] + c."""
+
+    values: Tensor  # [n, C, H]
+    first: np.ndarray  # [n] int64
+
+    @classmethod
+    def none(cls, n: int) -> Frames:
+        return cls(torch.empty(n, 0, 0), np.zeros(n, np.int64))
+
+    def extended(
+        self, projected: Tensor, lengths: np.ndarray, ends: np.ndarray, needed: np.ndarray
+    ) -> Frames:
+        """These frames from `needed` on, and new ones after them.
+
+        Args:
+            projected: [sum of lengths, H], the new frames of all utterances one after the other.
+            lengths: [n] number of new frames.
+            ends: [n] number of frames before them.
+            needed: [n] first frame that is still wanted.
+        """
+        kept = np.maximum(ends - needed, 0)
+        first = ends - kept
+        columns = int((kept + lengths).max(initial=0))
+        values = projected.new_zeros(len(lengths), columns, projected.shape[1])
+        for b in np.flatnonzero(kept):
+            begin, count = int(first[b] - self.first[b]), int(kept[b])
+            values[b, :count] = self.values[b, begin : begin + count]
+        for row, begin, chunk in zip(values, kept, projected.split(lengths.tolist()), strict=True):
+            row[begin : begin + len(chunk)] = chunk
+        return Frames(values, first)
+
+
+def padded(indices: np.ndarray) -> np.ndarray:
+    """The indices, the first of them repeated up to a multiple of ROW_BLOCK."""
+    missing = -len(indices) % ROW_BLOCK
+    return np.concatenate([indices, np.repeat(indices[:1], missing)]) if missing else indices

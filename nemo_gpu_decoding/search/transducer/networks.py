@@ -1,0 +1,257 @@
+"""The networks of a transducer as the search sees them, and adapters for plain torch modules.
+
+A transducer has an encoder (run by the caller), a prediction network that reads the tokens of a
+hypothesis, and a joint network. For V tokens, the blank is label V. Example with V = 1024, a hidden
+size of 640 and an LSTM of one layer:
+
+    project_encoder   [N, 512] encoder frames                   -> [N, 640]
+    start             -                                         -> [1, 640], ([1, 1, 640], [1, 1, 640])
+    predict           [N] labels, states of N hypotheses        -> [N, 640], their states after the label
+    join              [N, 640] frames, [N, 640] predictions     -> [N, 1025] logits; TDT: + durations
+
+All tensors have one row per hypothesis, also the parts of a state: the search moves rows about and
+never looks into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+MAX_TABLE_BYTES = 2**27  # of `LSTMNetworks`: 12,000 labels and 640 hidden values fit
+
+State = tuple[Tensor, ...]
+
+
+class TransducerNetworks(Protocol):
+    """What a search needs of a prediction network and a joint. H is the size of the joint's input."""
+
+    vocab_size: int  # V, without the blank; the blank is label V and also starts a text
+    durations: tuple[int, ...]  # frames, for TDT models; empty for RNN-T
+
+    @property
+    def encoder_size(self) -> int:
+        """D, the size of an encoder frame."""
+        ...
+
+    def evaluation(self) -> AbstractContextManager[None]:
+        """Entered for every call of a search: no dropout inside, everything as before afterwards."""
+        ...
+
+    def project_encoder(self, frames: Tensor) -> Tensor:
+        """[N, D] encoder frames to [N, H]."""
+        ...
+
+    def start(self) -> tuple[Tensor, State]:
+        """Prediction [1, H] and state (one row each) of the empty text."""
+        ...
+
+    def predict(self, labels: Tensor, state: State) -> tuple[Tensor, State]:
+        """Predictions [N, H] and states of N texts after one more token each; labels [N] int64."""
+        ...
+
+    def join(self, frames: Tensor, predictions: Tensor) -> Tensor:
+        """Logits [N, V + 1], for TDT [N, V + 1 + durations], of N pairs."""
+        ...
+
+
+@contextmanager
+def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put modules that are being trained into evaluation mode for a while."""
+    trained = [part for module in modules for part in module.modules() if part.training]
+    for part in trained:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in trained:
+            part.training = True
+
+
+class ModuleNetworks:
+    """The joint of a transducer made of torch modules; subclasses add the prediction network.
+
+    Args:
+        encoder_projection: D -> H.
+        prediction_projection: output of the prediction network -> H.
+        output: H -> V + 1 (+ durations): activation and linear layer.
+        vocab_size: V.
+        durations: of a TDT model, in frames.
+
+    Raises:
+        ValueError: V or the durations are out of range.
+    """
+
+    def __init__(
+        self,
+        encoder_projection: nn.Linear,
+        prediction_projection: nn.Linear,
+        output: nn.Module,
+        *,
+        vocab_size: int,
+        durations: Sequence[int] = (),
+    ) -> None:
+        if vocab_size < 1:
+            raise ValueError(f"vocab_size is {vocab_size}, expected at least 1")
+        self.vocab_size = vocab_size
+        self.durations = checked_durations(durations)
+        self.encoder_projection = encoder_projection
+        self.prediction_projection = prediction_projection
+        self.output = output
+
+    @property
+    def encoder_size(self) -> int:
+        return self.encoder_projection.in_features
+
+    def evaluation(self) -> AbstractContextManager[None]:
+        return evaluating([self.output])
+
+    def project_encoder(self, frames: Tensor) -> Tensor:
+        weight = self.encoder_projection.weight
+        return self.encoder_projection(frames.to(weight.device, weight.dtype))
+
+    def join(self, frames: Tensor, predictions: Tensor) -> Tensor:
+        return self.output(frames + predictions)
+
+
+class LSTMNetworks(ModuleNetworks):
+    """A prediction network of an embedding and an LSTM.
+
+    Args:
+        embedding: V + 1 rows, the last for the blank.
+        lstm: any number of layers, one direction, no projection.
+        others: see `ModuleNetworks`.
+
+    Raises:
+        ValueError: the LSTM is of another kind.
+    """
+
+    def __init__(
+        self,
+        embedding: nn.Embedding,
+        lstm: nn.LSTM,
+        encoder_projection: nn.Linear,
+        prediction_projection: nn.Linear,
+        output: nn.Module,
+        *,
+        durations: Sequence[int] = (),
+    ) -> None:
+        super().__init__(
+            encoder_projection,
+            prediction_projection,
+            output,
+            vocab_size=embedding.num_embeddings - 1,
+            durations=durations,
+        )
+        if lstm.bidirectional or lstm.proj_size:
+            raise ValueError(
+                f"lstm is {lstm}, expected an LSTM of one direction and without projection (proj_size=0)"
+            )
+        self.embedding = embedding
+        self.lstm = lstm
+        self._table: tuple[list[tuple[int, int]], Tensor] = [], torch.empty(0)
+
+    def start(self) -> tuple[Tensor, State]:
+        weight = self.embedding.weight
+        zeros = weight.new_zeros(1, self.lstm.num_layers, self.lstm.hidden_size)
+        blank = torch.full((1,), self.vocab_size, dtype=torch.int64, device=weight.device)
+        return self.predict(blank, (zeros, zeros.clone()))
+
+    def predict(self, labels: Tensor, state: State) -> tuple[Tensor, State]:
+        hidden, cell = state  # [N, layers, hidden_size]
+        gates = self._first_gates(labels)
+        hiddens: list[Tensor] = []
+        cells: list[Tensor] = []
+        # cell by cell: nn.LSTM repacks its weights at every call, which costs more than a single step
+        for layer, (weight, recurrent, *biases) in enumerate(self.lstm.all_weights):
+            if layer > 0:
+                gates = functional.linear(hiddens[-1], weight, sum(biases) if biases else None)
+            value, memory = _cell(torch.addmm(gates, hidden[:, layer], recurrent.t()), cell[:, layer])
+            hiddens.append(value)
+            cells.append(memory)
+        return self.prediction_projection(value), (torch.stack(hiddens, 1), torch.stack(cells, 1))
+
+    def _first_gates(self, labels: Tensor) -> Tensor:
+        """What labels contribute to the gates of the first layer, [N, 4 * hidden_size].
+
+        For all labels at once this is a table that saves half of the LSTM's work; it is made anew when
+        a weight has changed.
+        """
+        weight, _, *biases = self.lstm.all_weights[0]
+        bias = sum(biases) if biases else None
+        sources = [self.embedding.weight, weight, *biases]
+        size = self.embedding.num_embeddings * weight.shape[0] * weight.element_size()
+        if size > MAX_TABLE_BYTES or any(source.is_inference() for source in sources):
+            return functional.linear(self.embedding(labels), weight, bias)  # no changes could be seen
+        versions = [(source.data_ptr(), source._version) for source in sources]
+        seen, table = self._table
+        if seen != versions:
+            table = functional.linear(self.embedding.weight, weight, bias)
+            self._table = versions, table
+        return table[labels]
+
+
+def _cell(gates: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden value and memory of an LSTM cell after one step."""
+    let_in, keep, new, let_out = gates.chunk(4, dim=1)
+    memory = torch.sigmoid(keep) * memory + torch.sigmoid(let_in) * torch.tanh(new)
+    return torch.sigmoid(let_out) * torch.tanh(memory), memory
+
+
+class StatelessNetworks(ModuleNetworks):
+    """A prediction network that sees the last tokens only, each position through its own embedding.
+
+    Args:
+        embeddings: V + 1 rows each, the one of the last token first.
+        norm: applied to the embeddings, put side by side.
+        others: see `ModuleNetworks`.
+    """
+
+    def __init__(
+        self,
+        embeddings: Sequence[nn.Embedding],
+        norm: nn.Module,
+        encoder_projection: nn.Linear,
+        prediction_projection: nn.Linear,
+        output: nn.Module,
+        *,
+        durations: Sequence[int] = (),
+    ) -> None:
+        super().__init__(
+            encoder_projection,
+            prediction_projection,
+            output,
+            vocab_size=embeddings[0].num_embeddings - 1,
+            durations=durations,
+        )
+        self.embeddings = list(embeddings)
+        self.norm = norm
+
+    def start(self) -> tuple[Tensor, State]:
+        device = self.embeddings[0].weight.device
+        blanks = torch.full((1, len(self.embeddings)), self.vocab_size, dtype=torch.int64, device=device)
+        return self.predict(blanks[:, 0], (blanks[:, 1:],))
+
+    def predict(self, labels: Tensor, state: State) -> tuple[Tensor, State]:
+        context = torch.cat([state[0], labels[:, None]], dim=1)  # [N, positions], the last token last
+        parts = [embed(context[:, -1 - i]) for i, embed in enumerate(self.embeddings)]
+        return self.prediction_projection(self.norm(torch.cat(parts, dim=1))), (context[:, 1:],)
+
+
+def checked_durations(durations: Sequence[int]) -> tuple[int, ...]:
+    """Durations of a TDT model: different integers >= 0.
+
+    Raises:
+        ValueError: they are not.
+    """
+    values = tuple(int(duration) for duration in durations)
+    if any(value < 0 for value in values) or len(set(values)) < len(values) or values == (0,):
+        raise ValueError(
+            f"durations is {list(durations)}, expected different numbers of frames >= 0, not all 0"
+        )
+    return values

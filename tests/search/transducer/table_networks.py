@@ -1,0 +1,72 @@
+"""A transducer without matrix products: its output for a row is the same to the bit in every batch."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+
+WIDTH = 6
+
+
+class TableNetworks:
+    """Looks at the last two tokens; emits at most `max_length` tokens if that is given.
+
+    Args:
+        vocab_size: V.
+        durations: of a TDT model.
+        seed: of all weights.
+        blank_bias: makes the blank more likely.
+        sharpness: the larger, the more peaked.
+    """
+
+    def __init__(
+        self, vocab_size, durations=(), *, seed=0, blank_bias=1.0, sharpness=2.0, max_length=None
+    ):
+        generator = torch.Generator().manual_seed(seed)
+
+        def weights(*shape):
+            return torch.randn(*shape, generator=generator)
+
+        self.vocab_size = vocab_size
+        self.durations = tuple(durations)
+        self.encoder_size = WIDTH
+        self.max_length = -1 if max_length is None else max_length
+        self.last = weights(vocab_size + 1, WIDTH)
+        self.second_last = weights(vocab_size + 1, WIDTH)
+        self.output = sharpness * weights(WIDTH, vocab_size + 1 + len(durations))
+        self.bias = torch.zeros(vocab_size + 1 + len(durations))
+        self.bias[vocab_size] = blank_bias
+
+    def evaluation(self):
+        return nullcontext()
+
+    def project_encoder(self, frames):
+        frames = frames.float()
+        return torch.cat([frames, torch.zeros(len(frames), 1)], dim=1)
+
+    def start(self):
+        return self._predicted(torch.tensor([[self.vocab_size, self.vocab_size, 0]]))
+
+    def predict(self, labels, state):
+        (before,) = state
+        assert ((labels >= 0) & (labels < self.vocab_size)).all()
+        return self._predicted(torch.stack([labels, before[:, 0], before[:, 2] + 1], dim=1))
+
+    def _predicted(self, state):
+        full = (state[:, 2:] == self.max_length).float()
+        output = self.last[state[:, 0]] + 0.5 * self.second_last[state[:, 1]]
+        return torch.cat([output, full], dim=1), (state,)
+
+    def join(self, frames, predictions):
+        hidden = torch.tanh(frames[:, :WIDTH] + predictions[:, :WIDTH])
+        logits = self.bias.expand(len(frames), -1).clone()
+        for i in range(WIDTH):
+            logits += hidden[:, i : i + 1] * self.output[i]
+        logits[predictions[:, WIDTH] > 0, : self.vocab_size] = -float("inf")
+        return logits
+
+
+def random_frames(batch, frames, *, seed):
+    """[B, T, D]"""
+    return 1.5 * torch.randn(batch, frames, WIDTH, generator=torch.Generator().manual_seed(seed))

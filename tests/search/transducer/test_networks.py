@@ -1,0 +1,118 @@
+"""The adapters compute what the torch modules compute, and notice when these change."""
+
+import pytest
+import torch
+from torch import nn
+
+from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
+from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
+from nemo_gpu_decoding.search.transducer import networks as module
+from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
+
+VOCAB, ENCODER, HIDDEN = 10, 6, 16
+
+
+def joint_parts(durations=0):
+    output = nn.Sequential(nn.ReLU(), nn.Dropout(0.5), nn.Linear(HIDDEN, VOCAB + 1 + durations))
+    return nn.Linear(ENCODER, HIDDEN), nn.Linear(HIDDEN, HIDDEN), output
+
+
+def lstm_networks(layers=2, bias=True, seed=0):
+    torch.manual_seed(seed)
+    lstm = nn.LSTM(HIDDEN, HIDDEN, num_layers=layers, bias=bias)
+    return LSTMNetworks(nn.Embedding(VOCAB + 1, HIDDEN), lstm, *joint_parts())
+
+
+def spoken(networks, labels):
+    """Predictions [n, H] of one text, token by token, two copies of it side by side."""
+    output, state = networks.start()
+    outputs, state = [output], tuple(part.repeat(2, *[1] * (part.ndim - 1)) for part in state)
+    for label in labels:
+        output, state = networks.predict(torch.tensor([label, label]), state)
+        assert torch.equal(output[0], output[1])
+        outputs.append(output[:1])
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("table", [True, False])
+def test_lstm_steps_are_those_of_the_module(layers, bias, table, monkeypatch):
+    if not table:
+        monkeypatch.setattr(module, "MAX_TABLE_BYTES", 0)
+    networks = lstm_networks(layers, bias)
+    with torch.no_grad():
+        whole, _ = networks.lstm(networks.embedding(torch.tensor([VOCAB, 3, 1, 3, 9])))
+        expected = networks.prediction_projection(whole)
+        assert torch.allclose(spoken(networks, [3, 1, 3, 9]), expected, atol=1e-6)
+
+
+def test_changed_weights_are_noticed():
+    networks = lstm_networks()
+    with torch.no_grad():
+        before = spoken(networks, [3, 1])
+        networks.embedding.weight.mul_(2.0)
+        after = spoken(networks, [3, 1])
+        whole, _ = networks.lstm(networks.embedding(torch.tensor([VOCAB, 3, 1])))
+    assert not torch.allclose(before, after)
+    assert torch.allclose(after, networks.prediction_projection(whole), atol=1e-6)
+
+
+def test_stateless_networks_see_the_last_tokens():
+    torch.manual_seed(0)
+    embeddings = [nn.Embedding(VOCAB + 1, 10), nn.Embedding(VOCAB + 1, 6)]
+    networks = StatelessNetworks(embeddings, nn.LayerNorm(HIDDEN), *joint_parts())
+    with torch.no_grad():
+        outputs = spoken(networks, [3, 1, 4])
+        last, second_last = (e(torch.tensor(i)) for e, i in zip(embeddings, (4, 1), strict=True))
+        expected = networks.prediction_projection(networks.norm(torch.cat([last, second_last])))
+    assert torch.allclose(outputs[-1], expected, atol=1e-6)
+
+
+def test_dropout_is_off_while_decoding_and_back_afterwards():
+    networks = lstm_networks()
+    networks.output.train()
+    networks.output[2].eval()
+    decoder = ALSDPlusPlus(networks, ALSDConfig(beam_size=4))
+    frames = torch.randn(2, 8, ENCODER)
+    scores = {decoder.decode(frames, [8, 5])[0].best.score for _ in range(3)}
+    assert len(scores) == 1
+    assert [part.training for part in networks.output] == [True, True, False]
+
+
+def test_matrix_products_do_not_mix_utterances():
+    """The same texts whatever the batch and the chunks; scores may differ by rounding in the BLAS."""
+    networks = lstm_networks(seed=2)
+    with torch.no_grad():
+        networks.output[2].bias[VOCAB] += 1.0
+        networks.output[2].weight.mul_(4.0)
+    decoder = ALSDPlusPlus(networks, ALSDConfig(beam_size=6, n_best=3))
+    frames = torch.randn(5, 20, ENCODER)
+    lengths = [20, 7, 13, 1, 18]
+    together = decoder.decode(frames, lengths)
+    streams = decoder.open(5)
+    for t in range(20):
+        decoder.push(streams, frames[:, t : t + 1], [int(t < length) for length in lengths])
+    chunked = decoder.close(streams)
+    for b, length in enumerate(lengths):
+        alone = decoder.decode(frames[b : b + 1], [length])[0]
+        for other in (alone, chunked[b]):
+            assert [p.tokens.tolist() for p in other] == [p.tokens.tolist() for p in together[b]]
+            assert other.best.score == pytest.approx(together[b].best.score, abs=1e-4)
+
+
+@pytest.mark.parametrize("durations", [[-1, 0], [0, 1, 1], [0]])
+def test_bad_durations_are_named(durations):
+    with pytest.raises(ValueError, match="durations is"):
+        LSTMNetworks(
+            nn.Embedding(VOCAB + 1, HIDDEN),
+            nn.LSTM(HIDDEN, HIDDEN),
+            *joint_parts(2),
+            durations=durations,
+        )
+
+
+@pytest.mark.parametrize("kind", [{"bidirectional": True}, {"proj_size": 4}])
+def test_other_lstms_are_refused(kind):
+    with pytest.raises(ValueError, match="expected an LSTM of one direction"):
+        LSTMNetworks(nn.Embedding(VOCAB + 1, HIDDEN), nn.LSTM(HIDDEN, HIDDEN, **kind), *joint_parts())
