@@ -25,8 +25,10 @@ PACKAGES = (
     "pyctcdecode",
     "kenlm",
     "kaldialign",
+    "cuda-bindings",
+    "triton",
 )
-FILE_OPTIONS = ("data", "tokenizer", "lm", "word_lm", "lexicon", "out", "plot")
+FILE_OPTIONS = ("data", "tokenizer", "lm", "word_lm", "lexicon", "model", "manifest", "out", "plot")
 
 
 def describe_run(options: BenchOptions, task: Task) -> dict[str, Any]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
 PEER_FAMILIES = ("nemo", "flashlight", "pyctcdecode")
+PRECISIONS = ("bfloat16", "float16", "float32")
 FINITE = (
     "pair_seconds",
     "lm_weight",
@@ -29,6 +31,9 @@ class BenchOptions:
 
     # The strategy under test.
     strategy: str = "flexctc_beam"
+    # cpu, cuda or cuda:N. On a GPU our kernels are measured beside NeMo's decoders with CUDA graphs, for
+    # several batch sizes, alone and behind an encoder; other peers don't run there.
+    device: str = "cpu"
     # Decoders to measure beside it: any of nemo (its beam_batch and greedy_batch), flashlight,
     # pyctcdecode. One that is not installed gets a row that says so.
     peers: list[str] = field(default_factory=lambda: list(PEER_FAMILIES))
@@ -54,21 +59,40 @@ class BenchOptions:
     # Measure memory growth with K, compile time and start time, each in a fresh process.
     probes: bool = True
 
+    # On a GPU: batch sizes B; a batch of B is the first B utterances.
+    batches: list[int] = field(default_factory=lambda: [1, 8, 32, 128])
+    # On a GPU: so many utterances are compared with the peer's, which decodes each of them alone.
+    check_utterances: int = 32
+    # On a GPU: measure encoder and decoder together, too.
+    end_to_end: bool = True
+    # On a GPU: a CTC or hybrid model (.nemo) that makes the log-probs, from the speech of `manifest`.
+    # null: the encoder of the end-to-end rows is a FastConformer with random weights; what it says
+    # means nothing, so that the decoders go on with the task's log-probs.
+    model: str | None = None
+    # With `model`: a NeMo manifest with references.
+    manifest: str | None = None
+    # Without `model`: layers of the encoder. 17 and 512 are a FastConformer "large".
+    encoder_layers: int = 17
+    # Without `model`: its width.
+    encoder_width: int = 512
+    # The encoder's arithmetic: bfloat16, float16 (autocast) or float32.
+    encoder_precision: str = "bfloat16"
+
     # .npz with log_probs [B, T, V+1], lengths [B], tokens [B, L] (-1 = padding), texts [B] and
     # frame_seconds. null: synthetic emissions of a synthetic language, made here from `seed`.
     data: str | None = None
     # With `data`: SentencePiece model, or a text file with one piece per line.
     tokenizer: str | None = None
-    # With `data`: token-level n-gram LM, ARPA or ARPA.gz in NeMo's encoding (chr(id + 100)).
+    # With `data` or `model`: token-level n-gram LM, ARPA or ARPA.gz in NeMo's encoding (chr(id + 100)).
     lm: str | None = None
-    # With `data`: word-level ARPA or ARPA.gz, for peers that read words.
+    # With `data` or `model`: word-level ARPA or ARPA.gz, for peers that read words and for phrases.
     word_lm: str | None = None
     # With `data`: lines "word<TAB>piece piece ...", for phrases and for peers that read words.
     lexicon: str | None = None
 
     # Without `data`: number of tokens V, the blank not counted.
     vocab_size: int = 1024
-    # Without `data`: number of utterances B.
+    # Without `data`: number of utterances; on a GPU at least the largest of `batches`.
     batch: int = 32
     # Without `data`: shortest utterance, in frames of 80 ms.
     min_frames: int = 125
@@ -110,6 +134,7 @@ class BenchOptions:
         _check_at_least("many_phrases", self.many_phrases, 0)
         _check_at_least("vocab_size", self.vocab_size, 8)
         _check_at_least("max_frames", self.max_frames, self.min_frames)
+        self._check_gpu_options()
         for name in FINITE:
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} is {getattr(self, name)}, expected a finite number")
@@ -117,12 +142,33 @@ class BenchOptions:
             _check_at_least("utterances", self.utterances, 1)
         self._check_files()
 
+    def _check_gpu_options(self) -> None:
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", self.device):
+            raise ValueError(f"device is {self.device!r}, expected cpu, cuda or cuda:N")
+        if not self.batches or min(self.batches) < 1:
+            raise ValueError(f"batches is {self.batches}, expected one or more integers >= 1")
+        for name in ("check_utterances", "encoder_layers"):
+            _check_at_least(name, getattr(self, name), 1)
+        if self.encoder_width < 8 or self.encoder_width % 8:
+            raise ValueError(f"encoder_width is {self.encoder_width}, expected a multiple of 8")
+        if self.encoder_precision not in PRECISIONS:
+            expected = ", ".join(PRECISIONS)
+            raise ValueError(f"encoder_precision is {self.encoder_precision!r}, expected {expected}")
+        if self.model and (self.data or self.device == "cpu"):
+            seen = "with data=" if self.data else "with device=cpu"
+            raise ValueError(f"model is {self.model!r} {seen}, expected device=cuda and no data=")
+        for name in ("tokenizer", "lexicon"):
+            if self.model and getattr(self, name):
+                raise ValueError(f"{name} is {getattr(self, name)!r} with model=, which brings its own")
+        if (self.model is None) != (self.manifest is None):
+            raise ValueError("model and manifest go together, expected both or neither")
+
     def _check_files(self) -> None:
-        for name in ("data", "tokenizer", "lm", "word_lm", "lexicon"):
+        for name in ("data", "tokenizer", "lm", "word_lm", "lexicon", "model", "manifest"):
             path = getattr(self, name)
             if path is None:
                 continue
-            if self.data is None:
+            if self.data is None and self.model is None:
                 raise ValueError(
                     f"{name} is {path!r} without data=, expected none: it is synthetic then"
                 )

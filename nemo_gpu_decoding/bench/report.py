@@ -23,25 +23,40 @@ _HEAD = (
     "verified",
 )
 
+_GPU_HEAD = ("part", "B", "x roofline")
+
 
 def format_table(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     """A table of all rows, with what was measured where above it and the probes below."""
     task, threads = header["task"], header["threads"]["bench"]
     size = f"{task['utterances']} utterances, {task['audio_seconds']} s, V={task['vocab_size']}"
     lines = [
-        f"{header['strategy']} on {header['cpu']}, {threads} thread(s), {header['date']}",
+        f"{header['strategy']} on {machine(header)}, {threads} thread(s), {header['date']}",
         f"{task['name']}: {size}",
         f"ratio = {header['ratio']}",
         "",
     ]
-    table = [_HEAD, *(_cells(row) for row in rows)]
-    widths = [max(len(cells[i]) for cells in table) for i in range(len(_HEAD))]
+    on_gpu = any("part" in row for row in rows)
+    head = (*_GPU_HEAD, *_HEAD) if on_gpu else _HEAD
+    table = [head, *((_gpu_cells(row) if on_gpu else ()) + _cells(row) for row in rows)]
+    widths = [max(len(cells[i]) for cells in table) for i in range(len(head))]
     for cells, row in zip(table, (None, *rows), strict=True):
         line = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
         lines.append(line if row is None or not row["skipped"] else f"{line}  {row['skipped']}")
     probes = header.get("probes", {})
     lines += ["", *(f"{kind}: {json.dumps(result)}" for kind, result in probes.items())]
     return "\n".join(lines).rstrip()
+
+
+def machine(header: Mapping[str, Any]) -> str:
+    """The name of what was measured on: a GPU's, else the processor's."""
+    return header["cpu"] if header["device"] == "cpu" else header["device"]
+
+
+def _gpu_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """What stands before the other cells in rows of a GPU."""
+    roofline = f"{row['roofline']['ours']:.1f}" if row["roofline"] else "-"
+    return row["part"], str(row["batch"]), roofline
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -71,12 +86,12 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def result_path(out: str, header: Mapping[str, Any]) -> Path:
-    """The file to write: `out`, or `<strategy>-<cpu>-<date>.json` in it if it is a folder."""
+    """The file to write: `out`, or `<strategy>-<machine>-<date>.json` in it if it is a folder."""
     path = Path(out)
     if not path.is_dir():
         return path
-    cpu = re.sub(r"[^a-z0-9]+", "-", header["cpu"].lower()).strip("-")
-    return path / f"{header['strategy']}-{cpu}-{header['date'][:10]}.json"
+    name = re.sub(r"[^a-z0-9]+", "-", machine(header).lower()).strip("-")
+    return path / f"{header['strategy']}-{name}-{header['date'][:10]}.json"
 
 
 def write_result(path: Path, header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:

@@ -19,34 +19,35 @@ Every row is a dict:
 
 from __future__ import annotations
 
-import sys
-from typing import Any
-
 from nemo_gpu_decoding.bench.cases import Case, make_cases
 from nemo_gpu_decoding.bench.environment import describe_run
 from nemo_gpu_decoding.bench.measure import ratio_clock, time_alternately, torch_threads
 from nemo_gpu_decoding.bench.options import BenchOptions
-from nemo_gpu_decoding.bench.peers.base import Peer, Setting
 from nemo_gpu_decoding.bench.probe import probe_process
 from nemo_gpu_decoding.bench.report import format_table, result_path, write_result
+from nemo_gpu_decoding.bench.rows import Row, empty_row, missing_input, report_progress
 from nemo_gpu_decoding.bench.sources import make_task
-from nemo_gpu_decoding.bench.strategies import STRATEGIES, Strategy
+from nemo_gpu_decoding.bench.strategies import STRATEGIES
 from nemo_gpu_decoding.bench.task import Task
 from nemo_gpu_decoding.bench.verify import Errors, verify
 
 __all__ = ["BenchOptions", "run"]
 
-Row = dict[str, Any]
-
 
 def run(options: BenchOptions) -> list[Row]:
     """Measure; print a table; write `options.out` and `options.plot` if they are given.
 
+    Rows of a run on a GPU say more, see `gpu/run.py`.
+
     Raises:
-        ValueError: unknown strategy, or files that do not fit each other.
+        ValueError: unknown strategy, or files that do not fit each other, or no such GPU.
     """
     if options.strategy not in STRATEGIES:
         raise ValueError(f"strategy is {options.strategy!r}, expected one of {', '.join(STRATEGIES)}")
+    if options.device != "cpu":
+        from nemo_gpu_decoding.bench.gpu.run import run_on_gpu
+
+        return run_on_gpu(options)
     task = make_task(options)
     header = describe_run(options, task)
     rows: list[Row] = []
@@ -54,7 +55,7 @@ def run(options: BenchOptions) -> list[Row]:
     with torch_threads(options.threads):
         for case in make_cases(options):
             rows.append(measure_case(case, task, options))
-            _progress(rows[-1])
+            report_progress(rows[-1])
             if out:  # a run that is cut off keeps what it has
                 write_result(out, header, rows)
     if options.probes:
@@ -74,8 +75,8 @@ def measure_case(case: Case, task: Task, options: BenchOptions) -> Row:
     strategy = STRATEGIES[options.strategy]
     peer = (case.peer or strategy)(options)
     ours = strategy(options)
-    row = _empty_row(case, peer, ours)
-    row["skipped"] = peer.available() or _missing_input(case, task)
+    row = empty_row(case, peer, ours)
+    row["skipped"] = peer.available() or missing_input(case, task)
     if row["skipped"]:
         return row
     peer.prepare(task, case.theirs)
@@ -104,43 +105,3 @@ def measure_case(case: Case, task: Task, options: BenchOptions) -> Row:
         "wer": {"ours": errors[1].wer, "peer": errors[0].wer},
         "ter": {"ours": errors[1].ter, "peer": errors[0].ter},
     }
-
-
-def _empty_row(case: Case, peer: Peer, ours: Strategy) -> Row:
-    nothing = {"ours": None, "peer": None}
-    return {
-        "strategy": ours.name,
-        "peer": peer.name,
-        "params": case.ours.as_params(),
-        "peer_params": _used(case.theirs, peer).as_params(),
-        "verified": False,
-        "verified_by": None,
-        "seconds": nothing,
-        "ratio": None,
-        "target": case.target,
-        "met": None,
-        "repetitions": 0,
-        "timing": nothing,
-        "rtfx": nothing,
-        "wer": nothing,
-        "ter": nothing,
-        "skipped": None,
-    }
-
-
-def _used(setting: Setting, peer: Peer) -> Setting:
-    """The setting with the threads that the peer really uses."""
-    if peer.multithreaded:
-        return setting
-    return Setting(setting.beam_size, setting.lm, setting.phrases, threads=1)
-
-
-def _missing_input(case: Case, task: Task) -> str | None:
-    missing = [name for name in case.needs if not getattr(task, name)]
-    return f"no {', '.join(name + '=' for name in missing)} given" if missing else None
-
-
-def _progress(row: Row) -> None:
-    """One line on stderr per row: a full run takes minutes."""
-    result = row["skipped"] or f"{row['ratio']:.1f}x, verified: {row['verified']} ({row['verified_by']})"
-    print(f"{row['peer']} {row['peer_params']}: {result}", file=sys.stderr, flush=True)

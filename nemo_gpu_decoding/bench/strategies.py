@@ -14,14 +14,18 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
-from nemo_gpu_decoding.search.result import Path
+from nemo_gpu_decoding.search.result import NBest, Path
 
 
 class Strategy(ScoringPeer):
-    """A decoder of ours. `fusion` is what it was prepared with."""
+    """A decoder of ours. `fusion` is what it was prepared with; `backend` may be set before."""
 
     fusion: Fusion
     multithreaded = True
+
+    def __init__(self, options: BenchOptions) -> None:
+        super().__init__(options)
+        self.backend = "cpu" if options.device == "cpu" else "cuda"
 
     @abstractmethod
     def paths(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[Path]:
@@ -40,11 +44,15 @@ class FlexCTC(Strategy):
             beam_size=setting.beam_size,
             beam_beta=self.options.beam_beta if setting.lm else 0.0,
             threads=setting.threads,
+            backend=self.backend,
         )
         self._decoder = FlexCTCBeam(task.vocab_size, task.vocab_size, config, self.fusion)
 
     def paths(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[Path]:
-        return [nbest.best for nbest in self._decoder.decode(log_probs, lengths)]
+        return [nbest.best for nbest in self.results(log_probs, lengths)]
+
+    def results(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[NBest]:
+        return self._decoder.decode(log_probs, lengths)
 
 
 def make_fusion(task: Task, setting: Setting, options: BenchOptions) -> Fusion:

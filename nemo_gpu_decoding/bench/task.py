@@ -51,6 +51,10 @@ class Task:
             tokens=self.tokens[:utterances],
         )
 
+    def on(self, device: torch.device | str) -> Task:
+        """The task with its log-probs and lengths on a device."""
+        return replace(self, log_probs=self.log_probs.to(device), lengths=self.lengths.to(device))
+
     def phrases(self, count: int) -> list[str]:
         """`count` phrases to boost: half of them rare words of the references, the rest said by nobody.
 
@@ -59,7 +63,7 @@ class Task:
         """
         if count and not self.lexicon:
             raise ValueError("phrases need lexicon=, the spelling of words in pieces")
-        log_probs = _unigrams(self.word_lm) if self.word_lm else {}
+        log_probs = unigrams(self.word_lm) if self.word_lm else {}
         long_words = (word for word in self.lexicon if len(word) >= SHORTEST_PHRASE)
         words = sorted(long_words, key=lambda word: (log_probs.get(word, -99.0), word))
         said = {word for text in self.texts for word in text.split()}
@@ -73,7 +77,7 @@ class Task:
         return chosen
 
 
-def _unigrams(arpa: Path) -> dict[str, float]:
+def unigrams(arpa: Path) -> dict[str, float]:
     """log10 probabilities of an ARPA's words."""
     log_probs: dict[str, float] = {}
     with arpa.open(encoding="utf-8") as file:

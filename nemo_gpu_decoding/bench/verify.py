@@ -96,7 +96,7 @@ def _rescored(path: Path, log_probs: torch.Tensor, ours: Strategy) -> float:
     labels = np.full(len(log_probs), blank)
     for token, frame, repeats in zip(path.tokens, path.frames, path.repeats, strict=True):
         labels[frame : frame + repeats] = token
-    score = float(log_probs.double().numpy()[np.arange(len(labels)), labels].sum())
+    score = float(log_probs.double().cpu().numpy()[np.arange(len(labels)), labels].sum())
     if fusion.lm:
         score += fusion.lm_weight * fusion.lm.score(path.tokens.tolist()) + ours.options.beam_beta * len(
             path

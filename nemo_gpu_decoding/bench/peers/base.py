@@ -48,6 +48,8 @@ class Peer(ABC):
     install: str = "pip install 'nemo-gpu-decoding[bench]'"
     # Does it use Setting.threads? If not, it runs on one thread and its rows say so.
     multithreaded = False
+    # On a GPU: the mode in which CUDA graphs are used, for the record.
+    graphs: str | None = None
 
     def __init__(self, options: BenchOptions) -> None:
         self.options = options
@@ -65,6 +67,10 @@ class Peer(ABC):
     def decode(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[Output]:
         """Best hypotheses of a batch: log_probs [B, T, V + 1] natural log, lengths [B]."""
 
+    def results(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> object:
+        """What a user of the decoder gets, in its own form; this is what gets timed on a GPU."""
+        return self.decode(log_probs, lengths)
+
 
 class ScoringPeer(Peer):
     """A decoder over tokens whose hypotheses come with comparable scores."""
@@ -81,7 +87,7 @@ class ScoringPeer(Peer):
         hypotheses = []
         for utterance, length in zip(log_probs, lengths.tolist(), strict=True):
             alone = utterance[None, :length].contiguous()
-            hypotheses += self.hypotheses(alone, torch.tensor([length]))
+            hypotheses += self.hypotheses(alone, torch.tensor([length], device=lengths.device))
         return hypotheses
 
 

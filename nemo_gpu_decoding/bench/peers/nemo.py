@@ -1,4 +1,4 @@
-"""NeMo's own CTC decoders on the CPU: `beam_batch` and `greedy_batch`.
+"""NeMo's own CTC decoders: `beam_batch`, on a GPU with CUDA graphs, and `greedy_batch`.
 
 NeMo's beam goes on adding LM scores in padded frames, so that a result may depend on the batch. It is
 therefore timed on the batch, but compared by utterances decoded alone.
@@ -23,8 +23,14 @@ class _NemoPeer(Peer):
     multithreaded = True
     _decoder: Any
 
+    def results(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> Any:
+        from nemo.core.classes import typecheck
+
+        with typecheck.disable_checks():  # as NeMo's models call it
+            return self._decoder(decoder_output=log_probs, decoder_lengths=lengths)[0]
+
     def _run(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[Hypothesis]:
-        (found,) = self._decoder(decoder_output=log_probs, decoder_lengths=lengths)
+        found = self.results(log_probs, lengths)
         return [Hypothesis(h.y_sequence.tolist(), float(h.score)) for h in found]
 
 
@@ -48,9 +54,11 @@ class NemoBeam(_NemoPeer, ScoringPeer):
         self._decoder = BeamBatchedCTCInfer(
             blank_index=task.vocab_size,
             beam_size=setting.beam_size,
-            allow_cuda_graphs=False,
+            allow_cuda_graphs=self.options.device != "cpu",
             **fusion,
         )
+        mode = self._decoder.search_algorithm.cuda_graphs_mode
+        self.graphs = mode.value if mode is not None else None
 
     def _boosting(self, task: Task, count: int) -> dict[str, Any]:
         from nemo.collections.asr.parts.context_biasing import BoostingTreeModelConfig

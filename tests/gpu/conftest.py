@@ -1,0 +1,56 @@
+"""Everything below this folder is marked `gpu`, and skipped with the reason where no kernel can run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from nemo_gpu_decoding.cuda.availability import why_unavailable
+from nemo_gpu_decoding.cuda.launch import use_runtime
+from nemo_gpu_decoding.search.flexctc_beam import launch_shape
+from tests.cuda_emulator.build import why_no_compiler
+from tests.cuda_emulator.fixtures import new_runtime
+from tests.gpu.rehearsal import REHEARSAL
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    ours = [item for item in items if HERE in item.path.parents]
+    reason = _why_not() if ours else None
+    for item in ours:
+        item.add_marker(pytest.mark.gpu)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _why_not() -> str | None:
+    return why_no_compiler() if REHEARSAL else why_unavailable(torch.device("cuda"))
+
+
+@pytest.fixture(autouse=True)
+def place(request, monkeypatch):
+    """The runtime that these tests are about: the GPU's, which is in use anyway."""
+    if not REHEARSAL:
+        yield
+        return
+    monkeypatch.setattr(launch_shape, "THREADS", 32)
+    monkeypatch.setattr(launch_shape, "FINISH_THREADS", 32)
+    with use_runtime(new_runtime(request)):
+        yield
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """Where tensors lie: the first GPU, or the host in a rehearsal."""
+    return torch.device("cpu") if REHEARSAL else torch.device("cuda", 0)
+
+
+@pytest.fixture
+def gpu(device) -> torch.device:
+    """The same, for tests of what only a GPU has."""
+    if device.type != "cuda":
+        pytest.skip("a rehearsal has no GPU")
+    return device

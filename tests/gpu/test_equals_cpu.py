@@ -1,0 +1,236 @@
+"""The GPU finds what the CPU finds: tokens, times, confidence and scores, to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_gpu_decoding.cuda.launch import runtime
+from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.search.flexctc_beam import launch_shape
+from tests.contract.ctc_decoder import facts
+from tests.gpu.rehearsal import sized
+from tests.random_models import random_boosting, random_log_probs
+from tests.search.flexctc_beam.both import assert_equal, on_cpu, on_cuda, random_fusion
+
+MERGES = ("max", "sum", "prefix")
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+V = sized(400, 20)
+T = sized(120, 12)
+
+
+def log_probs_on(device, batch, frames=T, vocab_size=V, *, seed, sharpness=2.0, dtype=torch.float32):
+    values = random_log_probs(batch, frames, vocab_size + 1, seed=seed, sharpness=sharpness)
+    return values.to(device, dtype)
+
+
+def lengths_for(batch, frames=T, *, seed):
+    """Any lengths, the longest and an empty one among them."""
+    lengths = np.random.default_rng(seed).integers(0, frames + 1, batch)
+    lengths[0] = frames
+    lengths[-1] = frames if batch == 1 else 0
+    return lengths.tolist()
+
+
+@pytest.mark.parametrize("merge", MERGES)
+@pytest.mark.parametrize("kind", ["none", "lm", "boosting", "both"])
+@pytest.mark.parametrize("sharpness", [0.3, 3.0])
+def test_fusion_and_merging(device, merge, kind, sharpness):
+    batch = sized(16, 2)
+    for seed in range(sized(5, 1)):
+        assert_equal(
+            log_probs_on(device, batch, seed=seed, sharpness=sharpness),
+            lengths_for(batch, seed=seed),
+            fusion=random_fusion(V, kind, seed),
+            merge=merge,
+            beam_size=sized(16, 4),
+            n_best=sized(16, 4),
+            beam_beta=0.5,
+        )
+
+
+@pytest.mark.parametrize("merge", MERGES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("beam_size", sized((1, 2, 3, 4, 16, 33, 64, 100, 128), (1, 5)))
+def test_beam_sizes_and_types(device, merge, dtype, beam_size):
+    batch = sized(8, 2)
+    for sharpness in (0.5, 4.0):
+        assert_equal(
+            log_probs_on(device, batch, seed=beam_size, sharpness=sharpness, dtype=dtype),
+            lengths_for(batch, seed=1),
+            fusion=random_fusion(V),
+            merge=merge,
+            beam_size=beam_size,
+            n_best=beam_size,
+        )
+
+
+@pytest.mark.parametrize("merge", MERGES)
+def test_more_utterances_than_multiprocessors(device, merge):
+    batch = 2 * _multiprocessors(device) + 37
+    assert_equal(
+        log_probs_on(device, batch, seed=7),
+        lengths_for(batch, seed=7),
+        fusion=random_fusion(V),
+        merge=merge,
+        beam_size=sized(16, 3),
+        n_best=3,
+    )
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "vocab_size", sized((1, 2, 31, 127, 128, 1024, 4095, 4096, 4097, 9999), (1, 17))
+)
+def test_vocabulary_sizes(device, vocab_size, dtype):
+    kind = "both" if vocab_size <= 1024 else "boosting"  # an LM for every token takes long to draw
+    for merge in MERGES:
+        assert_equal(
+            log_probs_on(device, 4, sized(40, 6), vocab_size, seed=4, dtype=dtype),
+            [sized(40, 6), 3, 0, 5],
+            fusion=random_fusion(vocab_size, kind),
+            merge=merge,
+            n_best=3,
+        )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("vocab_size", sized((70_000, 131_071, 262_144), (30_000,)))
+def test_rows_that_do_not_fit_into_shared_memory(device, vocab_size, dtype):
+    most = runtime().shared_bytes(device)
+    shape = launch_shape.launch_shape(16, vocab_size + 1, dtype.itemsize, most)
+    if vocab_size * dtype.itemsize > most:
+        assert shape.row_bytes == 0
+    frames = sized(12, 2)
+    for merge in MERGES:
+        assert_equal(
+            log_probs_on(device, 3, frames, vocab_size, seed=8, sharpness=4.0, dtype=dtype),
+            [frames, 1, 0],
+            fusion=random_fusion(vocab_size, "boosting"),
+            merge=merge,
+            beam_size=sized(16, 4),
+            n_best=4,
+        )
+
+
+@pytest.mark.parametrize("skip", range(1, 8))
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_that_begin_at_any_address(device, dtype, skip):
+    """A view into a larger tensor: the first row lies `skip` numbers behind an aligned address."""
+    frames, columns = 9, 14
+    values = log_probs_on(device, 2, frames, columns - 1, seed=5, dtype=dtype)
+    memory = torch.empty(skip + values.numel(), dtype=dtype, device=device)
+    shifted = memory[skip:].view_as(values)
+    shifted.copy_(values)
+    assert_equal(shifted, [frames, 4], fusion=random_fusion(columns - 1), n_best=3)
+
+
+@pytest.mark.parametrize("threshold", [0.1, 3.0, float("inf")])
+def test_thresholds(device, threshold):
+    for merge in MERGES:
+        assert_equal(
+            log_probs_on(device, 3, seed=2),
+            lengths_for(3, seed=2),
+            fusion=random_fusion(V),
+            merge=merge,
+            beam_size=sized(32, 4),
+            beam_threshold=threshold,
+            n_best=4,
+        )
+
+
+def test_ties_are_broken_alike(device):
+    flat = torch.full((2, T, V + 1), -float(np.log(V + 1)), device=device)
+    coarse = torch.round(log_probs_on(device, 4, seed=6))
+    for merge in MERGES:
+        for log_probs in (flat, coarse):
+            assert_equal(log_probs, [T] * len(log_probs), merge=merge, beam_size=8, n_best=8)
+
+
+def test_requests_of_single_utterances(device):
+    wishes = [
+        Request(boosting=random_boosting(V, seed=9, bonus=4.0), boosting_weight=2.0, lm_weight=0.1),
+        None,
+        Request(boosting=random_boosting(V, seed=10), lm_weight=0.0),
+        Request(boosting_weight=0.0),
+    ]
+    requests = wishes * sized(8, 1)
+    for merge in MERGES:
+        assert_equal(
+            log_probs_on(device, len(requests), seed=3),
+            lengths_for(len(requests), seed=3),
+            fusion=random_fusion(V),
+            requests=requests,
+            merge=merge,
+            beam_size=sized(16, 4),
+            n_best=4,
+        )
+
+
+@pytest.mark.parametrize("merge", ["max", "sum"])
+def test_alignments(device, merge):
+    log_probs, lengths = log_probs_on(device, 3, seed=1), [T, 0, T // 2]
+    expected, found = (
+        make(V, V, random_fusion(V), merge=merge, n_best=4, alignments=True).decode(log_probs, lengths)
+        for make in (on_cpu, on_cuda)
+    )
+    for nbest, other in zip(expected, found, strict=True):
+        for path, twin in zip(nbest, other, strict=True):
+            np.testing.assert_array_equal(twin.alignment, path.alignment)
+            np.testing.assert_array_equal(twin.alignment_log_probs, path.alignment_log_probs)
+
+
+@pytest.mark.parametrize("lengths_on_device", [False, True])
+@pytest.mark.parametrize("merge", MERGES)
+def test_streams(device, merge, lengths_on_device):
+    """Chunks of random sizes; partial results on the way are equal too."""
+    batch, rng = sized(24, 3), np.random.default_rng(0)
+    log_probs, totals = log_probs_on(device, batch, seed=2), np.array(lengths_for(batch, seed=2))
+    cpu, cuda = (make(V, V, random_fusion(V), merge=merge, beam_size=8) for make in (on_cpu, on_cuda))
+    streams = {decoder: decoder.open(batch) for decoder in (cpu, cuda)}
+    done = np.zeros(batch, int)
+    while (done < totals).any():
+        sizes = np.minimum(rng.integers(0, sized(25, 7), batch), totals - done)
+        chunk = torch.full((batch, max(1, sizes.max()), V + 1), float("nan"), device=device)
+        for b, size in enumerate(sizes):
+            chunk[b, :size] = log_probs[b, done[b] : done[b] + size]
+        cpu.push(streams[cpu], chunk, sizes.tolist())
+        given = torch.from_numpy(sizes).to(device) if lengths_on_device else sizes.tolist()
+        cuda.push(streams[cuda], chunk, given)
+        done += sizes
+        early = [[facts(n) for n in d.partial(streams[d], n_best=3)] for d in (cpu, cuda)]
+        assert early[0] == early[1]
+    last = [[facts(n) for n in d.close(streams[d])] for d in (cpu, cuda)]
+    assert last[0] == last[1]
+    assert last[1] == [facts(n) for n in cuda.decode(log_probs, totals.tolist())]
+
+
+@pytest.mark.parametrize("seed", range(sized(150, 6)))
+def test_anything(device, seed):
+    """Random sizes and options."""
+    rng = np.random.default_rng(seed)
+    vocab_size = int(rng.integers(1, sized(1500, 40)))
+    batch, frames = int(rng.integers(1, sized(40, 4))), int(rng.integers(1, sized(150, 10)))
+    beam_size = int(rng.integers(1, sized(129, 9)))
+    kind = str(rng.choice(["none", "lm", "boosting", "both"]))
+    fusion = random_fusion(vocab_size, kind if vocab_size < 800 else "boosting", seed)
+    weights = (float(w) for w in rng.uniform(0.0, 2.0, 2))
+    assert_equal(
+        log_probs_on(
+            device, batch, frames, vocab_size, seed=seed, sharpness=float(rng.uniform(0.2, 6.0)),
+            dtype=DTYPES[rng.integers(len(DTYPES))],
+        ),
+        lengths_for(batch, frames, seed=seed),
+        blank_id=int(rng.integers(0, vocab_size + 1)),
+        fusion=Fusion(fusion.lm, next(weights), fusion.boosting, next(weights)),
+        merge=str(rng.choice(MERGES)),
+        beam_size=beam_size,
+        n_best=int(rng.integers(1, beam_size + 1)),
+        beam_beta=float(rng.normal()),
+        beam_threshold=float(rng.choice([1.0, 10.0, 30.0, np.inf])),
+    )  # fmt: skip

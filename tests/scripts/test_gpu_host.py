@@ -1,0 +1,223 @@
+"""What brings a session with a GPU on its way: wheels, stages, and the one command."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nemo_gpu_decoding.bench.options import BenchOptions
+from nemo_gpu_decoding.cli.options import parse_options
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "scripts" / "gpu_host"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(f"gpu_host_{name}", FOLDER / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+pack, stages = load("pack"), load("stages")
+
+
+def python(code, seconds=30, name="a stage"):
+    return stages.Stage(name, seconds, ("{python}", "-c", code))
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Run some stages; the exit status and what summary.json says."""
+
+    def run(*some, **options):
+        monkeypatch.setattr(stages, "STAGES", some)
+        more = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        status = stages.main(["--out", str(tmp_path), *more])
+        return status, json.loads((tmp_path / "summary.json").read_text())
+
+    return run
+
+
+# ----------------------------------------------------------------------------------------- stages
+
+
+def test_a_stage_that_fails_keeps_none_from_running(run, tmp_path, capsys):
+    status, summary = run(
+        python("print('what went wrong'); raise SystemExit(3)", name="first"),
+        python("print('all is well')", name="second"),
+    )
+    assert status == 1
+    assert [(row["name"], row["outcome"], row["status"]) for row in summary] == [
+        ("first", "failed", 3),
+        ("second", "passed", 0),
+    ]
+    printed = capsys.readouterr().out
+    assert "-- end of first\nwhat went wrong" in printed
+    assert "all is well" not in printed
+    assert "all is well" in (tmp_path / "log.txt").read_text()
+
+
+def test_all_that_pass_are_a_success(run):
+    assert run(python("pass"), python("pass", name="another"))[0] == 0
+
+
+def test_a_stage_that_takes_too_long_is_ended_with_all_that_it_started(run, tmp_path):
+    child = tmp_path / "pid"
+    code = (
+        "import pathlib, subprocess, sys;"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']);"
+        f"pathlib.Path({str(child)!r}).write_text(str(child.pid));"
+        "child.wait()"
+    )
+    start = time.monotonic()
+    status, (row,) = run(python(code, seconds=2))
+    assert time.monotonic() - start < 20
+    assert (status, row["outcome"], row["status"]) == (1, "took too long", None)
+    assert not is_running(int(child.read_text()))
+
+
+def is_running(pid):
+    for _ in range(50):
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        if state == "Z":
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def test_what_can_not_begin_in_time_is_left_out(run):
+    status, (row,) = run(python("pass"), limit=3)
+    assert (status, row["outcome"]) == (1, "no time left")
+
+
+def test_stages_can_be_chosen(run, monkeypatch):
+    _, summary = run(python("pass", name="one"), python("pass", name="two"), only="two")
+    assert [row["name"] for row in summary] == ["two"]
+
+
+def test_a_run_leaves_eight_files_at_most():
+    words = " ".join(word for stage in stages.STAGES for word in stage.command)
+    assert words.count("{out}") + len(("summary.json", "log.txt")) <= 8
+
+
+@pytest.mark.parametrize("stage", stages.STAGES, ids=lambda stage: stage.name)
+def test_stages_name_what_there_is(stage, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    words = [word.format(python=sys.executable, out=tmp_path) for word in stage.command]
+    if "bench" in words:
+        options = parse_options(BenchOptions, words[words.index("bench") + 1 :])
+        assert options.device == "cuda"
+        assert Path(options.out).parent == tmp_path
+    for word in words:
+        if word.startswith(("tests/", "scripts/", "--ignore=")):
+            assert Path(word.removeprefix("--ignore=")).exists()
+
+
+def test_one_command_lists_the_stages(tmp_path):
+    done = subprocess.run(
+        ["bash", str(FOLDER / "run.sh"), "--dry-run"],
+        env=os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert [line.split(" (at most")[0] for line in lines] == [stage.name for stage in stages.STAGES]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_command_installs_the_wheels_it_finds(tmp_path):
+    """No wheel here: pip complains, and the stages run all the same."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    (wheels / "broken-1.0-py3-none-any.whl").write_bytes(b"no archive")
+    done = subprocess.run(
+        ["bash", str(FOLDER / "run.sh"), "--only", "machine"],
+        env=os.environ | {"PYTHON": sys.executable, "OUT": str(tmp_path), "WHEELS": str(wheels)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "can't be installed, going on without" in done.stderr
+    (row,) = json.loads((tmp_path / "summary.json").read_text())
+    assert row["name"] == "machine"
+    assert "Python 3" in (tmp_path / "log.txt").read_text()
+
+
+# ----------------------------------------------------------------------------------------- wheels
+
+
+def test_the_list_is_exact_and_complete():
+    wanted = pack.read_list(pack.WHEELS)
+    names = {pack.name_of(requirement) for requirement in wanted}
+    assert {"nemo-toolkit", "kaldialign", "soundfile", "omegaconf"} <= names
+    assert not names & {"torch", "numpy", "triton", "pip"}  # a host has its own, and they are large
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("numpy>=2\n", "'numpy>=2' is no exact"), ("a_b==1\nA-b==2  # again\n", "names a-b twice")],
+)
+def test_a_list_that_is_not_exact_is_refused(tmp_path, text, message):
+    path = tmp_path / "wheels.txt"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        pack.read_list(path)
+
+
+def test_pip_is_asked_for_the_hosts_wheels():
+    download, build = pack.pip_commands(["a==1", "antlr4-python3-runtime==4.9.3"], Path("w"), False)
+    assert "a==1" in download
+    assert "antlr4-python3-runtime==4.9.3" not in download
+    assert download[download.index("--python-version") + 1] == "3.12"
+    assert "manylinux_2_28_x86_64" in download
+    assert build[-1] == "antlr4-python3-runtime==4.9.3"
+    (dry,) = pack.pip_commands(["a==1"], Path("w"), True)
+    assert "--dry-run" in dry
+
+
+def test_what_was_fetched_is_compared_with_the_list(tmp_path, capsys):
+    for name in ("A_b-1.0-py3-none-any.whl", "extra-2.0-py3-none-any.whl"):
+        (tmp_path / name).write_bytes(b"x")
+    assert pack.report(tmp_path, ["a-b==1.0", "c==3"]) == 1
+    assert capsys.readouterr().err.splitlines() == ["missing: c", "not asked for: extra"]
+    (tmp_path / "extra-2.0-py3-none-any.whl").unlink()
+    assert pack.report(tmp_path, ["a-b==1.0"]) == 0
+
+
+def test_wheels_must_not_be_too_heavy(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(pack, "MOST_BYTES", 1 << 20)
+    (tmp_path / "a-1-py3-none-any.whl").write_bytes(bytes((1 << 20) + 1))
+    assert pack.report(tmp_path, ["a==1"]) == 1
+    assert "more than 1 MiB" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------------------------- rehearsal
+
+
+@pytest.mark.slow
+def test_the_gpu_tests_pass_on_the_emulator():
+    """So far as the emulator goes: no minute on a GPU shall be lost to a typing error."""
+    chosen = "not InFloat16 and not InBFloat16 and not test_common_cuh"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "tests/gpu", "-k", chosen],
+        cwd=ROOT,
+        env=os.environ | {"GPU_TESTS": "rehearsal", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout
