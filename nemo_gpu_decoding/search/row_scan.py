@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled
@@ -18,7 +20,7 @@ def next_label(row, v, least):
     while v < row.shape[0]:
         end = min(v + BLOCK, row.shape[0])
         if end == v + BLOCK:
-            hits = 0
+            hits: Any = 0
             for i in range(BLOCK):  # unsigned: an index that may be negative keeps the loop from SIMD
                 hits += np.int32(not row[np.uintp(v) + np.uintp(i)] < least)
             if hits == 0:
