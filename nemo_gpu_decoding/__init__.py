@@ -17,9 +17,15 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
     from nemo_gpu_decoding.nemo_plugin.register import register, unregister
     from nemo_gpu_decoding.nemo_plugin.requests import utterance_requests
+    from nemo_gpu_decoding.search.aes_pp.config import AESConfig
+    from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
+    from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
+    from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
     from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
     from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
     from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
+    from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
+    from nemo_gpu_decoding.search.transducer.result import TransducerPath
     from nemo_gpu_decoding.vocabulary import Vocabulary
 
 __version__ = "0.1.0"
@@ -35,11 +41,18 @@ _HOMES = {
     "register": "nemo_plugin.register",
     "unregister": "nemo_plugin.register",
     "utterance_requests": "nemo_plugin.requests",
+    "AESConfig": "search.aes_pp.config",
+    "AESPlusPlus": "search.aes_pp.decoder",
+    "ALSDConfig": "search.alsd_pp.config",
+    "ALSDPlusPlus": "search.alsd_pp.decoder",
     "FlexCTCConfig": "search.flexctc_beam.config",
     "FlexCTCBeam": "search.flexctc_beam.decoder",
     "NBest": "search.result",
     "Path": "search.result",
     "ScoreParts": "search.result",
+    "LSTMNetworks": "search.transducer.networks",
+    "StatelessNetworks": "search.transducer.networks",
+    "TransducerPath": "search.transducer.result",
     "Vocabulary": "vocabulary",
 }
 __all__ = ["__version__", *_HOMES]

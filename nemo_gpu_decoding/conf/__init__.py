@@ -1,8 +1,10 @@
-"""Presets: NeMo `decoding` sections for our strategies, as YAML files in `ctc_decoding/`.
+"""Presets: NeMo `decoding` sections for our strategies, as YAML files in `ctc_decoding/` and, for RNN-T
+and TDT, in `rnnt_decoding/`.
 
 In a Hydra application, NeMo's scripts among them, by name:
 
     transcribe_speech.py ... +ctc_decoding=flexctc_beam_lm ctc_decoding.beam.ngram_lm_model=lm.arpa
+    transcribe_speech.py ... +rnnt_decoding=alsd_pp_lm rnnt_decoding.beam.ngram_lm_model=lm.arpa
 
 where the config keeps the section elsewhere, as in NeMo's training configs:
 
@@ -18,13 +20,20 @@ and in Python:
 from __future__ import annotations
 
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf
 
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
-def preset_names() -> list[str]:
-    names = [file.name for file in (files(__name__) / "ctc_decoding").iterdir()]
-    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
+
+GROUPS = ("ctc_decoding", "rnnt_decoding")  # as NeMo's scripts name their sections
+
+
+def preset_names(*groups: str) -> list[str]:
+    """Names of the presets in some of `GROUPS`, by default in all."""
+    return sorted(name for group in groups or GROUPS for name in _files(group))
 
 
 def load_preset(name: str) -> DictConfig:
@@ -33,9 +42,17 @@ def load_preset(name: str) -> DictConfig:
     Raises:
         ValueError: there is no such preset.
     """
-    if name not in preset_names():
+    found = [file for group in GROUPS for own, file in _files(group).items() if own == name]
+    if not found:
         raise ValueError(f"name is {name!r}, expected one of {', '.join(preset_names())}")
-    text = (files(__name__) / "ctc_decoding" / f"{name}.yaml").read_text(encoding="utf-8")
-    config = OmegaConf.create(text)
+    config = OmegaConf.create(found[0].read_text(encoding="utf-8"))
     assert isinstance(config, DictConfig)
     return config
+
+
+def _files(group: str) -> dict[str, Traversable]:
+    """The presets of a group by their names."""
+    files_of_group = (files(__name__) / group).iterdir()
+    return {
+        file.name.removesuffix(".yaml"): file for file in files_of_group if file.name.endswith(".yaml")
+    }

@@ -1,12 +1,16 @@
 """The only folder that imports NeMo. Start with `register.py`.
 
-register       strategy names; finding them in a config; `register()`
-constructors   what happens when NeMo makes a decoding object for one of our names
-adapters       the subclasses that these objects get
-config         NeMo's `beam` section -> options, strictly; on strict.py
-ctc            the object that NeMo calls with log-probs
-hypotheses     results in NeMo's form
-loading        vocabulary, LM and phrases of a model
-requests       phrases and weights per utterance
-session        a model as the command line uses it
+register           strategy names; finding them in a config; `register()`
+constructors       what happens when NeMo makes a decoding object for one of our names
+adapters           the subclasses that these objects get
+ctc_config, transducer_config
+                   NeMo's `beam` section -> options, strictly; on beam_options and strict
+ctc                the object that NeMo calls with log-probs
+transducer         the object that NeMo calls with encoder output; on transducer_networks,
+                   continuation (NeMo's `partial_hypotheses`) and step_log_probs
+infer, confidence  what these two objects share
+hypotheses         results in NeMo's form
+loading            vocabulary, LM and phrases of a model
+requests           phrases and weights per utterance
+session            a model as the command line uses it
 """

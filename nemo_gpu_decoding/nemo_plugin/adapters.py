@@ -12,7 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, NBestList, TimedNBestList
+from nemo_gpu_decoding.nemo_plugin.hypotheses import (
+    BeamHypothesis,
+    NBestList,
+    TimedNBestList,
+    TransducerHypothesis,
+)
 
 
 @cache
@@ -58,10 +63,38 @@ def _adapted_ctc(base: Any) -> type:
 
 def _adapted_rnnt(base: Any) -> type:
     class Adapted(base):
-        """n-best lists of transducers, too, must look like a hypothesis where NeMo reads their text."""
+        """Our transducer decoders may return n-best lists with times and confidence."""
 
-        def rnnt_decoder_predictions_tensor(self, *args: Any, **kwargs: Any) -> list:
-            results = super().rnnt_decoder_predictions_tensor(*args, **kwargs)
-            return [NBestList(result) if isinstance(result, list) else result for result in results]
+        def rnnt_decoder_predictions_tensor(
+            self,
+            encoder_output: Any,
+            encoded_lengths: Any,
+            return_hypotheses: bool = False,
+            partial_hypotheses: list[Any] | None = None,
+        ) -> list:
+            """As NeMo's, but n-best lists look like a hypothesis where NeMo reads their text, and have
+            the confidence that NeMo gives to single hypotheses only."""
+            results = super().rnnt_decoder_predictions_tensor(
+                encoder_output, encoded_lengths, return_hypotheses, partial_hypotheses
+            )
+            timed = self.compute_timestamps is True and return_hypotheses
+            list_type = TimedNBestList if timed else NBestList
+            for result in results:
+                if return_hypotheses and isinstance(result, list) and self.preserve_token_confidence:
+                    self.compute_confidence(result)
+            return [list_type(result) if isinstance(result, list) else result for result in results]
+
+        def compute_confidence(self, hypotheses_list: list[Any]) -> list:
+            """NeMo wants the start frames in `timestamp`, where the times in words and segments are by
+            then: lend it the frames."""
+            stamps = [hypothesis.timestamp for hypothesis in hypotheses_list]
+            for hypothesis in hypotheses_list:
+                if isinstance(hypothesis, TransducerHypothesis):
+                    hypothesis.timestamp = hypothesis.token_frames
+            try:
+                return super().compute_confidence(hypotheses_list)
+            finally:
+                for hypothesis, stamp in zip(hypotheses_list, stamps, strict=True):
+                    hypothesis.timestamp = stamp
 
     return Adapted

@@ -89,9 +89,11 @@ def _own_config(cfg: DictConfig, spec: StrategySpec) -> DictConfig:
 
 
 def _wrong_family(spec: StrategySpec, family: str) -> str:
-    hint = ""
-    if spec.family == "ctc":
-        hint = "; for the CTC head of a hybrid model: change_decoding_strategy(cfg, decoder_type='ctc')"
+    head = {"ctc": "CTC", "rnnt": "transducer"}[spec.family]
+    hint = (
+        f"; for the {head} head of a hybrid model: "
+        f"change_decoding_strategy(cfg, decoder_type='{spec.family}')"
+    )
     return (
         f"strategy is '{spec.name}', which decodes {FAMILY_NAMES[spec.family]} models, but this decoder "
         f"is for {FAMILY_NAMES[family]}; possible here: {', '.join(possible_strategies(family))}{hint}"

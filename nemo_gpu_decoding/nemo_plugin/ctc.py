@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from nemo.collections.asr.parts.submodules.ctc_beam_decoding import AbstractBeamCTCInfer
-from nemo.collections.asr.parts.utils.asr_confidence_utils import ConfidenceMethodMixin
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis, NBestHypotheses
-from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaGraphs
 from nemo.utils import logging, logging_mode
 from omegaconf import DictConfig
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
-from nemo_gpu_decoding.fusion.boosting import Phrase, build_boosting_tree
-from nemo_gpu_decoding.nemo_plugin.config import BeamOptions, read_beam_options
+from nemo_gpu_decoding.nemo_plugin.beam_options import BeamOptions
+from nemo_gpu_decoding.nemo_plugin.confidence import FrameConfidence
+from nemo_gpu_decoding.nemo_plugin.ctc_config import read_ctc_options
 from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, from_labels, from_path
+from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
 from nemo_gpu_decoding.nemo_plugin.loading import load_fusion, nemo_vocabulary
 from nemo_gpu_decoding.nemo_plugin.requests import next_requests
+from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.search.result import NBest
 from nemo_gpu_decoding.vocabulary import Vocabulary
@@ -28,14 +27,14 @@ from nemo_gpu_decoding.vocabulary import Vocabulary
 
 def build_flexctc_beam(owner: Any, cfg: DictConfig) -> FlexCTCInfer:
     """The decoder for one of NeMo's CTC decoding objects (factory of the strategy table)."""
-    infer = FlexCTCInfer(owner.blank_id, read_beam_options(cfg), dict(owner.confidence_method_cfg))
+    infer = FlexCTCInfer(owner.blank_id, read_ctc_options(cfg), dict(owner.confidence_method_cfg))
     infer.preserve_alignments = owner.preserve_alignments
     infer.compute_timestamps = owner.compute_timestamps
     infer.preserve_frame_confidence = owner.preserve_frame_confidence
     return infer
 
 
-class FlexCTCInfer(AbstractBeamCTCInfer, WithOptionalCudaGraphs):
+class FlexCTCInfer(FusedInfer, AbstractBeamCTCInfer):
     """CTC beam search behind the interface of NeMo's `BeamBatchedCTCInfer`.
 
     Cheap to make, for NeMo makes many: LM and phrases are read when the first batch comes. NeMo's
@@ -43,11 +42,16 @@ class FlexCTCInfer(AbstractBeamCTCInfer, WithOptionalCudaGraphs):
 
     Args:
         blank_id: the blank's column, which in NeMo is also the number of tokens.
-        options: from `read_beam_options`.
+        options: from `read_ctc_options`.
         confidence_method: NeMo's `confidence_cfg.method_cfg`.
     """
 
-    def __init__(self, blank_id: int, options: BeamOptions, confidence_method: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        blank_id: int,
+        options: BeamOptions[FlexCTCConfig],
+        confidence_method: dict[str, Any],
+    ) -> None:
         super().__init__(blank_id=blank_id, beam_size=options.search.beam_size)
         self.options = options
         self.confidence_method = confidence_method
@@ -75,15 +79,14 @@ class FlexCTCInfer(AbstractBeamCTCInfer, WithOptionalCudaGraphs):
         """
         if decoder_lengths is None:
             decoder_lengths = torch.full((len(decoder_output),), decoder_output.shape[1])
-        lengths = decoder_lengths.cpu()
         if decoder_output.ndim == 2:
-            return (self._collapse(decoder_output.cpu().numpy(), lengths.tolist()),)
+            return (self._collapse(decoder_output.cpu().numpy(), decoder_lengths.tolist()),)
         requests = next_requests(self, len(decoder_output))
-        results = self.decoder().decode(decoder_output, lengths, requests)
+        results = self.decoder().decode(decoder_output, decoder_lengths, requests)
         frames = [None] * len(results)
         if self.preserve_alignments or self.preserve_frame_confidence:
             log_probs = decoder_output.cpu()
-            frames = [row[:length] for row, length in zip(log_probs, lengths.tolist(), strict=True)]
+            frames = [row[:length] for row, length in zip(log_probs, decoder_lengths.tolist(), strict=True)]
         return ([self._hypotheses(nbest, rows) for nbest, rows in zip(results, frames, strict=True)],)
 
     def decoder(self) -> FlexCTCBeam:
@@ -91,35 +94,13 @@ class FlexCTCInfer(AbstractBeamCTCInfer, WithOptionalCudaGraphs):
         alignments = bool(self.preserve_alignments)
         if alignments not in self._decoders:
             search = replace(self.options.search, alignments=alignments)
-            fusion = load_fusion(self.options, self.blank_id, self.vocabulary())
+            fusion = load_fusion(self.options.fusion, self.blank_id, self.vocabulary())
             self._decoders[alignments] = FlexCTCBeam(self.blank_id, self.blank_id, search, fusion)
         return self._decoders[alignments]
 
     def vocabulary(self) -> Vocabulary:
         """The tokens of the model, from what NeMo told by `set_vocabulary` and `set_tokenizer`."""
         return nemo_vocabulary(self.decoding_type, self.vocab, self.tokenizer)
-
-    @property
-    def has_phrases(self) -> bool:
-        """The config boosts phrases."""
-        return not self.options.boosting.is_empty and self.options.boosting_weight > 0
-
-    def phrase_tree(self, phrases: Sequence[str | Phrase]) -> BackoffAutomaton:
-        """A boosting tree of other phrases, with the options of `beam.boosting_tree`."""
-        config = replace(
-            self.options.boosting,
-            model_path=None,
-            key_phrases_file=None,
-            key_phrases_list=None,
-            key_phrase_items_list=None,
-        )
-        return build_boosting_tree(phrases, self.vocabulary(), config)
-
-    def disable_cuda_graphs(self) -> bool:
-        return False  # nothing changes: there are no CUDA graphs to switch
-
-    def maybe_enable_cuda_graphs(self) -> bool:
-        return False
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles carry the options; LM and phrases come from the cache again."""
@@ -159,15 +140,3 @@ class FlexCTCInfer(AbstractBeamCTCInfer, WithOptionalCudaGraphs):
         if self.return_best_hypothesis:
             return hypotheses
         return [NBestHypotheses([hypothesis]) for hypothesis in hypotheses]
-
-
-class FrameConfidence(ConfidenceMethodMixin):
-    """NeMo's confidence of a frame, by the method that `confidence_cfg.method_cfg` names."""
-
-    def __init__(self, blank_id: int, method: dict[str, Any]) -> None:
-        self.blank_id = blank_id
-        self._init_confidence_method(method)
-
-    def of(self, log_probs: torch.Tensor) -> list[float]:
-        """Confidences in [0, 1] of log-probs [T, V + 1]."""
-        return self._get_confidence(log_probs)

@@ -10,6 +10,7 @@ import torch
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 
 from nemo_gpu_decoding.search.result import Path, ScoreParts
+from nemo_gpu_decoding.search.transducer.result import TransducerPath
 
 
 @dataclass
@@ -46,6 +47,41 @@ def from_path(path: Path, num_frames: int) -> BeamHypothesis:
         length=num_frames,
         token_frames=frames,
         token_repeats=path.repeats.tolist(),
+        score_parts=path.parts,
+    )
+
+
+@dataclass
+class TransducerHypothesis(Hypothesis):
+    """NeMo's `Hypothesis` and what a transducer search knows beyond it. n tokens.
+
+    `y_sequence` is [n] int64 on the CPU, `timestamp` the start frame of each token, `token_duration`
+    what a TDT model moved on with each token (frames), `score` a float (natural log), `length` the
+    number of frames decoded.
+    """
+
+    token_frames: list[int] = field(default_factory=list)  # [n] start frames; `timestamp` is rewritten
+    score_parts: ScoreParts | None = None  # the score by source: acoustic, LM, boosting
+    step_confidence: list[Any] = field(
+        default_factory=list
+    )  # [n] where a token is emitted, by NeMo's method
+
+    @property
+    def non_blank_frame_confidence(self) -> list[Any]:
+        """Confidence of the steps that emit a token, in order; NeMo takes it for that of the tokens."""
+        return self.step_confidence
+
+
+def from_transducer_path(path: TransducerPath, num_frames: int) -> TransducerHypothesis:
+    """One hypothesis of a transducer search."""
+    frames = path.frames.tolist()
+    return TransducerHypothesis(
+        score=float(path.score),
+        y_sequence=torch.from_numpy(path.tokens.astype(np.int64)),
+        timestamp=list(frames),
+        token_duration=None if path.durations is None else path.durations.tolist(),
+        length=num_frames,
+        token_frames=frames,
         score_parts=path.parts,
     )
 

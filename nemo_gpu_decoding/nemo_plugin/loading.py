@@ -14,7 +14,7 @@ from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.nemo_plugin.config import BeamOptions
+    from nemo_gpu_decoding.nemo_plugin.beam_options import FusionOptions
 
 
 def nemo_vocabulary(decoding_type: str, pieces: Sequence[str], tokenizer: Any) -> Vocabulary:
@@ -50,7 +50,7 @@ class _EncodeIn:
         return self.tokenizer.text_to_ids(text, self.language)
 
 
-def load_fusion(options: BeamOptions, vocab_size: int, vocabulary: Vocabulary) -> Fusion:
+def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary) -> Fusion:
     """LM and boosting tree as the config wants them; both come from a cache where they can."""
     lm = None
     if options.lm_path is not None and options.lm_weight > 0:

@@ -45,7 +45,11 @@ class StrategySpec:
 
 STRATEGIES: dict[str, StrategySpec] = {
     spec.name: spec
-    for spec in (StrategySpec("flexctc_beam", "ctc", "beam", f"{__package__}.ctc:build_flexctc_beam"),)
+    for spec in (
+        StrategySpec("flexctc_beam", "ctc", "beam", f"{__package__}.ctc:build_flexctc_beam"),
+        StrategySpec("alsd_pp", "rnnt", "beam", f"{__package__}.transducer:build_alsd_pp"),
+        StrategySpec("aes_pp", "rnnt", "beam", f"{__package__}.transducer:build_aes_pp"),
+    )
 }
 
 # NeMo's own strategies, by family and by the section they read. With one that reads a section,

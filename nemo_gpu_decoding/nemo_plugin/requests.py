@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 if TYPE_CHECKING:
     from nemo.collections.asr.models import ASRModel
 
     from nemo_gpu_decoding.fusion.boosting import Phrase
-    from nemo_gpu_decoding.nemo_plugin.ctc import FlexCTCInfer
+    from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
 
 Wish = Request | Sequence["str | Phrase"] | None
 
@@ -79,34 +80,34 @@ class _Pending:
 _pending: ContextVar[_Pending | None] = ContextVar("pending_requests", default=None)
 
 
-def _active_decoder_or_none(model: Any) -> FlexCTCInfer | None:
-    from nemo_gpu_decoding.nemo_plugin.ctc import FlexCTCInfer
+def _active_decoder_or_none(model: Any) -> FusedInfer | None:
+    from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
 
     is_ctc_head = getattr(model, "cur_decoder", None) == "ctc"
     decoder = getattr(model.ctc_decoding if is_ctc_head else model.decoding, "decoding", None)
-    return decoder if isinstance(decoder, FlexCTCInfer) else None
+    return decoder if isinstance(decoder, FusedInfer) else None
 
 
-def _active_decoder(model: Any) -> FlexCTCInfer:
+def _active_decoder(model: Any) -> FusedInfer:
     decoder = _active_decoder_or_none(model)
     if decoder is None:
         is_ctc_head = getattr(model, "cur_decoder", None) == "ctc"
         strategy = model.cfg.aux_ctc.decoding.strategy if is_ctc_head else model.cfg.decoding.strategy
         raise ValueError(
-            f"the model decodes with strategy '{strategy}', expected flexctc_beam "
+            f"the model decodes with strategy '{strategy}', expected {' or '.join(STRATEGIES)} "
             "(see change_decoding_strategy)"
         )
     return decoder
 
 
-def _as_request(infer: FlexCTCInfer, wish: Wish, boosting_weight: float | None) -> Request | None:
+def _as_request(infer: FusedInfer, wish: Wish, boosting_weight: float | None) -> Request | None:
     if wish is None or isinstance(wish, Request):
         return wish
     if isinstance(wish, str):
         raise ValueError(f"requests holds {wish!r}, expected a list of phrases, a Request or None")
     if not wish:
         return Request(boosting_weight=0.0) if infer.has_phrases else None
-    weight = infer.options.boosting_weight if boosting_weight is None else boosting_weight
+    weight = infer.options.fusion.boosting_weight if boosting_weight is None else boosting_weight
     if weight == 0.0:
         raise ValueError("boosting_weight is 0, expected a number > 0 (or set beam.boosting_tree_alpha)")
     return Request(boosting=infer.phrase_tree(wish), boosting_weight=weight)

@@ -9,6 +9,7 @@ import pytest
 
 SELF = Path(__file__).parents[2] / "assets" / "self"
 NUM_FILES = 6
+MANY_FILES = 30
 
 
 @pytest.fixture(scope="session")
@@ -18,13 +19,19 @@ def assets() -> Path:
 
 
 @pytest.fixture(scope="session")
-def utterances() -> list[dict]:
-    """The first test utterances, `audio_filepath` made absolute; their lengths differ."""
-    lines = (SELF / "speech" / "test.json").read_text().splitlines()[:NUM_FILES]
+def many_utterances() -> list[dict]:
+    """Test utterances enough to tell word error rates apart; `audio_filepath` is made absolute."""
+    lines = (SELF / "speech" / "test.json").read_text().splitlines()[:MANY_FILES]
     entries = [json.loads(line) for line in lines]
     for entry in entries:
         entry["audio_filepath"] = str(SELF / "speech" / entry["audio_filepath"])
     return entries
+
+
+@pytest.fixture(scope="session")
+def utterances(many_utterances) -> list[dict]:
+    """The first of them; their lengths differ."""
+    return many_utterances[:NUM_FILES]
 
 
 @pytest.fixture(scope="session")
@@ -75,6 +82,52 @@ def reset(model, **kwargs) -> None:
     register()
     model.change_decoding_strategy({"strategy": "greedy_batch"}, verbose=False, **kwargs)
     model.eval()
+
+
+@pytest.fixture(scope="session")
+def shared_tdt_model():
+    return restore("self_hybrid_tdt")
+
+
+@pytest.fixture
+def tdt_model(shared_tdt_model):
+    """As `hybrid_model`, but TDT/CTC."""
+    reset(shared_tdt_model, decoder_type="ctc")
+    reset(shared_tdt_model, decoder_type="rnnt")
+    return shared_tdt_model
+
+
+@pytest.fixture(params=["rnnt", "tdt"])
+def transducer(request):
+    """A hybrid model with an RNN-T head, then one with a TDT head; all greedy."""
+    return request.getfixturevalue({"rnnt": "hybrid_model", "tdt": "tdt_model"}[request.param])
+
+
+@pytest.fixture(scope="session")
+def encoded_by():
+    """Encoder output ([B, D, T], lengths [B]) of utterances by a model, computed once."""
+    known = {}
+
+    def encode(model, utterances):
+        key = id(model), len(utterances)
+        if key not in known:
+            known[key] = run_encoder(model, utterances)
+        encoder_output, lengths = known[key]
+        return encoder_output.clone(), lengths.clone()
+
+    return encode
+
+
+def run_encoder(model, utterances):
+    import soundfile
+    import torch
+
+    read = [soundfile.read(u["audio_filepath"], dtype="float32")[0] for u in utterances]
+    audio = [torch.from_numpy(samples) for samples in read]
+    lengths = torch.tensor([len(samples) for samples in audio])
+    signal = torch.nn.utils.rnn.pad_sequence(audio, batch_first=True)
+    with torch.inference_mode():
+        return model(input_signal=signal, input_signal_length=lengths)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""The CTC head of a hybrid model decodes with flexctc_beam; its transducer head notices nothing."""
+"""Each head of a hybrid model has its own strategy; the other one notices nothing."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
 import pytest
@@ -7,6 +7,7 @@ pytestmark = pytest.mark.nemo
 pytest.importorskip("nemo.collections.asr")
 
 from nemo_gpu_decoding.nemo_plugin.ctc import FlexCTCInfer
+from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 
 FLEXCTC = {"strategy": "flexctc_beam", "beam": {"beam_size": 4, "beam_beta": 0.0}}
 
@@ -65,4 +66,36 @@ def test_restored_hybrids_keep_the_strategy(hybrid_model, files, tmp_path):
     assert other.cur_decoder == "rnnt"  # NeMo begins with the transducer
     other.change_decoding_strategy(None, decoder_type="ctc", verbose=False)
     assert isinstance(other.ctc_decoding.decoding, FlexCTCInfer)
+    assert texts(other, files[:2]) == expected
+
+
+@pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
+def test_both_heads_with_ours(transducer, files, strategy):
+    greedy_ctc = transducer.ctc_decoding
+    transducer.change_decoding_strategy({"strategy": strategy}, verbose=False)
+    assert transducer.cur_decoder == "rnnt"
+    assert transducer.ctc_decoding is greedy_ctc
+    rnnt_texts = texts(transducer, files)
+    transducer.change_decoding_strategy(FLEXCTC, decoder_type="ctc", verbose=False)
+    assert isinstance(transducer.decoding.decoding, TransducerInfer)
+    assert isinstance(transducer.ctc_decoding.decoding, FlexCTCInfer)
+    ctc_texts = texts(transducer, files)
+    assert ctc_texts != rnnt_texts
+    transducer.change_decoding_strategy(None, decoder_type="rnnt", verbose=False)
+    assert isinstance(transducer.decoding.decoding, TransducerInfer)
+    assert texts(transducer, files) == rnnt_texts
+    transducer.change_decoding_strategy(None, decoder_type="ctc", verbose=False)
+    assert texts(transducer, files) == ctc_texts
+
+
+def test_restored_hybrids_keep_both_strategies(transducer, files, tmp_path):
+    cfg = {"strategy": "alsd_pp", "beam": {"beam_size": 3}}
+    transducer.change_decoding_strategy(FLEXCTC, decoder_type="ctc", verbose=False)
+    transducer.change_decoding_strategy(cfg, decoder_type="rnnt", verbose=False)
+    expected = texts(transducer, files[:2])
+    transducer.save_to(str(tmp_path / "hybrid.nemo"))
+    other = type(transducer).restore_from(str(tmp_path / "hybrid.nemo"), map_location="cpu").eval()
+    assert isinstance(other.decoding.decoding, TransducerInfer)
+    assert isinstance(other.ctc_decoding.decoding, FlexCTCInfer)
+    assert other.decoding.decoding.options == transducer.decoding.decoding.options
     assert texts(other, files[:2]) == expected

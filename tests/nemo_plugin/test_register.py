@@ -149,6 +149,18 @@ def test_a_ctc_strategy_on_a_transducer_says_what_is_possible(hybrid_model, cfg)
         assert hint in str(error.value)
 
 
+@pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
+def test_a_transducer_strategy_on_ctc_says_what_is_possible(strategy):
+    for cfg in (
+        {"strategy": strategy},
+        {"strategy": "beam_batch", "beam": {"search_type": strategy}},
+    ):
+        with pytest.raises(ValueError, match=strategy) as error:
+            char_decoding(**cfg)
+        for hint in ("CTC", "RNN-T", "flexctc_beam", "decoder_type='rnnt'"):
+            assert hint in str(error.value)
+
+
 def test_our_list_of_nemos_strategies_is_nemos():
     native = {family: {n for names in NATIVE[family].values() for n in names} for family in NATIVE}
     assert native["rnnt"] == {s.value for s in rnnt_decoding.TransducerDecodingStrategyType}

@@ -158,3 +158,47 @@ def test_a_model_with_another_strategy_is_an_error(ctc_model, hybrid_model):
             utterance_requests(model, [None]),
         ):
             pass
+
+
+# ------------------------------------------------------------------------------------ transducers
+
+
+def use_transducer(model, strategy="alsd_pp", **beam):
+    cfg = {"strategy": strategy, "beam": {"beam_size": 8, **beam}}
+    model.change_decoding_strategy(cfg, verbose=False)
+
+
+@pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
+@pytest.mark.parametrize("batch_size", [1, 6])
+def test_each_utterance_of_a_transducer_gets_its_own_phrases(transducer, files, strategy, batch_size):
+    use_transducer(transducer, strategy)
+    plain = texts(transducer, files)
+    with utterance_requests(transducer, [["graam"], *[None] * 5], boosting_weight=1.0):
+        boosted = texts(transducer, files, batch_size=batch_size)
+    assert boosted[0] == plain[0].replace("graham", "graam") != plain[0]
+    assert boosted[1:] == plain[1:]
+
+
+def test_phrases_of_a_transducers_config_are_replaced(hybrid_model, files):
+    boosting = {"boosting_tree": {"key_phrases_list": ["graam"]}, "boosting_tree_alpha": 1.0}
+    use_transducer(hybrid_model, **boosting)
+    assert "graam" in texts(hybrid_model, files[:1])[0]
+    for nothing in ([], ["camera"], Request(boosting_weight=0.0)):
+        with utterance_requests(hybrid_model, [nothing]):
+            assert "graham" in texts(hybrid_model, files[:1])[0]
+
+
+def test_requests_are_for_the_head_that_decodes(hybrid_model, files):
+    use_transducer(hybrid_model)
+    with (
+        pytest.raises(ValueError, match="2 entries, but 1 utter"),
+        utterance_requests(hybrid_model, [None, None]),
+    ):
+        texts(hybrid_model, files[:1])
+    ctc = {"strategy": "greedy_batch"}
+    hybrid_model.change_decoding_strategy(ctc, decoder_type="ctc", verbose=False)
+    with (
+        pytest.raises(ValueError, match="strategy 'greedy_batch'"),
+        utterance_requests(hybrid_model, [None]),
+    ):
+        pass

@@ -12,11 +12,11 @@ from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from nemo.utils import logging as nemo_logging
 from omegaconf import OmegaConf
 
-from nemo_gpu_decoding.nemo_plugin.config import OWN_KEYS, beam_keys, read_beam_options
+from nemo_gpu_decoding.nemo_plugin.ctc_config import OWN_KEYS, ctc_beam_keys, read_ctc_options
 
 
 def options(top=None, **beam):
-    return read_beam_options(OmegaConf.create({"strategy": "flexctc_beam", "beam": beam, **(top or {})}))
+    return read_ctc_options(OmegaConf.create({"strategy": "flexctc_beam", "beam": beam, **(top or {})}))
 
 
 @pytest.fixture
@@ -30,17 +30,17 @@ def warnings(monkeypatch):
 
 def test_nemos_structured_defaults_pass_and_are_taken_over():
     cfg = OmegaConf.structured(CTCDecodingConfig(strategy="flexctc_beam"))
-    result = read_beam_options(cfg)
+    result = read_ctc_options(cfg)
     assert result.search.beam_size == cfg.beam.beam_size
     assert result.search.beam_beta == cfg.beam.beam_beta
     assert result.search.beam_threshold == cfg.beam.beam_threshold
     assert result.return_best
-    assert result.lm_path is None
-    assert result.boosting.is_empty
+    assert result.fusion.lm_path is None
+    assert result.fusion.boosting.is_empty
 
 
 def test_keys_that_are_left_out_have_the_values_that_change_decoding_strategy_gives_them():
-    assert read_beam_options(OmegaConf.create({"strategy": "flexctc_beam"})) == read_beam_options(
+    assert read_ctc_options(OmegaConf.create({"strategy": "flexctc_beam"})) == read_ctc_options(
         OmegaConf.structured(CTCDecodingConfig(strategy="flexctc_beam"))
     )
 
@@ -57,11 +57,15 @@ def test_nemos_and_our_keys_arrive(assets):
     search = result.search
     assert (search.beam_size, search.beam_beta, search.beam_threshold) == (16, 0.5, 14.0)
     assert (search.n_best, search.merge, search.backend, search.threads) == (3, "prefix", "cpu", 2)
-    assert (str(result.lm_path), result.lm_weight, result.lm_encoding) == (lm, 0.7, "nemo")
-    assert result.boosting_weight == 1.5
-    assert result.boosting.key_phrases_list == ("acme",)
-    assert (result.boosting.context_score, result.boosting.segmentations) == (2.0, 3)
-    assert result.boosting.ignore_case
+    assert (str(result.fusion.lm_path), result.fusion.lm_weight, result.fusion.lm_encoding) == (
+        lm,
+        0.7,
+        "nemo",
+    )
+    assert result.fusion.boosting_weight == 1.5
+    assert result.fusion.boosting.key_phrases_list == ("acme",)
+    assert (result.fusion.boosting.context_score, result.fusion.boosting.segmentations) == (2.0, 3)
+    assert result.fusion.boosting.ignore_case
 
 
 @pytest.mark.parametrize(
@@ -126,7 +130,7 @@ def test_missing_files_are_reported_when_the_decoding_is_made(beam, key):
 def test_deprecated_keys_win_as_in_nemo(assets, warnings):
     old, new = str(assets / "lm" / "tok3.arpa"), str(assets / "lm" / "tok6.arpa")
     result = options(beam_alpha=0.25, ngram_lm_alpha=0.75, kenlm_path=old, ngram_lm_model=new)
-    assert (str(result.lm_path), result.lm_weight) == (old, 0.25)
+    assert (str(result.fusion.lm_path), result.fusion.lm_weight) == (old, 0.25)
     assert len(warnings) == 2
 
 
@@ -157,13 +161,13 @@ def test_an_lm_without_weight_is_an_error(assets):
 
 
 def test_a_weight_without_an_lm_may_be_missing():
-    assert options(ngram_lm_alpha=None).lm_weight == 0.0
+    assert options(ngram_lm_alpha=None).fusion.lm_weight == 0.0
 
 
 def test_top_level_keys_of_nemo_are_fine():
     structured = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig()))
     structured["strategy"] = "flexctc_beam"
-    read_beam_options(OmegaConf.create(structured))
+    read_ctc_options(OmegaConf.create(structured))
 
 
 def test_preserve_alignments_beside_the_section_counts_too():
@@ -172,7 +176,7 @@ def test_preserve_alignments_beside_the_section_counts_too():
 
 
 def test_the_valid_keys_are_nemos_and_ours():
-    keys = beam_keys()
+    keys = ctc_beam_keys()
     nemo = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig()))["beam"]
     assert set(keys["beam"]) == {*nemo, *OWN_KEYS}
     assert set(keys["beam.boosting_tree"]) == {

@@ -1,0 +1,188 @@
+"""Transducer streams behind NeMo's `partial_hypotheses`.
+
+NeMo's streaming code gives the hypotheses of one call to the next one, and any object in their
+`dec_state` travels with them. There we keep the running search:
+
+    hypotheses = decoding.rnnt_decoder_predictions_tensor(chunk, lengths, return_hypotheses=True)
+    hypotheses = decoding.rnnt_decoder_predictions_tensor(
+        next_chunk, lengths, return_hypotheses=True, partial_hypotheses=hypotheses
+    )
+
+NeMo never says which call is the last. So every call returns what the search would return if the audio
+ended there: a copy of the streams is closed, the streams themselves stay open. After the last chunk
+that is the result of the whole utterance, whatever the chunks were.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.search.result import NBest
+from nemo_gpu_decoding.search.transducer.beam import Batch
+from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder, TransducerStreams
+from nemo_gpu_decoding.search.transducer.memory import Predictions
+
+# Any first chunk may be a whole file, whose hypothesis a user keeps for long: of utterances that were
+# not continued yet, only those of so many batches can be.
+RECENT_BATCHES = 8
+
+
+@dataclass(eq=False)
+class StreamState:
+    """One running utterance; what `Hypothesis.dec_state` holds."""
+
+    decoder: TransducerDecoder[Any] | None
+    streams: TransducerStreams | None  # of all utterances that began in one batch; None once released
+    row: int
+    num_frames: int  # read when this state was handed out
+    history: Tensor | None = (
+        None  # [num_frames, D] encoder frames, where confidence or alignments want them
+    )
+
+    def release(self) -> None:
+        """Free the memory; the utterance cannot be continued any more."""
+        self.decoder = self.streams = self.history = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A hypothesis that is pickled takes its text along, not the search."""
+        return self.__dict__ | {"decoder": None, "streams": None, "history": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StreamState:
+        return self  # there is one search; who continues it first has it
+
+
+class Continuation:
+    """Begins and continues the utterances of a batch."""
+
+    def __init__(self) -> None:
+        self._recent: deque[list[StreamState]] = deque()
+
+    def advance(
+        self,
+        decoder: TransducerDecoder[Any],
+        frames: Tensor,
+        lengths: Tensor,
+        states: Sequence[StreamState | None],
+        requests: Sequence[Request | None] | None,
+        *,
+        keep_history: bool,
+    ) -> list[tuple[NBest, StreamState]]:
+        """Decode the next chunk of every utterance.
+
+        Args:
+            decoder: for utterances that begin; the others go on with theirs.
+            frames: [B, T, D] encoder output.
+            lengths: [B] valid frames.
+            states: [B] where to go on; None begins an utterance.
+            requests: one per utterance that begins.
+            keep_history: keep all encoder frames in the states.
+
+        Returns:
+            Per utterance: what the search would return if the audio ended here, and its new state.
+
+        Raises:
+            ValueError: see `TransducerDecoder.push`; a state cannot be continued.
+        """
+        self._check(states)
+        groups: dict[int, list[int]] = {}  # utterances by the streams that they are part of
+        for b, state in enumerate(states):
+            groups.setdefault(0 if state is None else id(state.streams), []).append(b)
+        results: dict[int, tuple[NBest, StreamState]] = {}
+        for rows in groups.values():
+            first = states[rows[0]]
+            if first is None:
+                owner, streams = decoder, decoder.open(len(rows), requests)
+                places = list(range(len(rows)))
+            else:
+                assert first.decoder is not None
+                assert first.streams is not None
+                owner, streams = first.decoder, first.streams
+                places = [state.row for b in rows if (state := states[b]) is not None]
+            nbests = _push(owner, streams, frames[rows], lengths[rows], places)
+            for b, place in zip(rows, places, strict=True):
+                history = _history(states[b], frames[b, : lengths[b]]) if keep_history else None
+                seen = int(streams.batch.ends[place])
+                results[b] = nbests[place], StreamState(owner, streams, place, seen, history)
+        self._remember([results[b][1] for b, state in enumerate(states) if state is None])
+        return [results[b] for b in range(len(states))]
+
+    def _check(self, states: Sequence[StreamState | None]) -> None:
+        for b, state in enumerate(states):
+            if state is None:
+                continue
+            if state.streams is None:
+                raise ValueError(
+                    f"partial_hypotheses[{b}] cannot be continued: its search was released (utterances "
+                    f"not yet continued are kept for {RECENT_BATCHES} batches, pickled ones not at all)"
+                )
+            if state.streams.closed or state.num_frames != state.streams.batch.ends[state.row]:
+                raise ValueError(
+                    f"partial_hypotheses[{b}] was continued before: expected the hypothesis that this "
+                    "has returned"
+                )
+
+    def _remember(self, begun: list[StreamState]) -> None:
+        """Release what began long ago; whoever continued since has another state object."""
+        if begun:
+            self._recent.append(begun)
+        while len(self._recent) > RECENT_BATCHES:
+            for state in self._recent.popleft():
+                state.release()
+
+
+def _push(
+    decoder: TransducerDecoder[Any],
+    streams: TransducerStreams,
+    frames: Tensor,
+    lengths: Tensor,
+    places: list[int],
+) -> list[NBest]:
+    """Push a chunk to these places of the streams (to the others nothing); results as if it ended."""
+    if places != list(range(len(streams))):
+        spread = frames.new_zeros(len(streams), *frames.shape[1:])
+        spread[places] = frames
+        counts = lengths.new_zeros(len(streams))
+        counts[places] = lengths
+        frames, lengths = spread, counts
+    decoder.push(streams, frames, lengths)
+    results = decoder.close(_copied(streams))
+    _forget_read_frames(streams)
+    return results
+
+
+def _forget_read_frames(streams: TransducerStreams) -> None:
+    """The search would do so with the next chunk, but hypotheses may be kept without there being one."""
+    batch, frames = streams.batch, streams.frames
+    alive = np.arange(batch.beam.shape[1]) < batch.sizes[:, None]
+    needed = np.where(alive, batch.beam["frame"], np.iinfo(np.int32).max).min(axis=1)
+    nothing = frames.values.new_zeros(0, frames.values.shape[2])
+    streams.frames = frames.extended(nothing, np.zeros(len(streams), np.int64), batch.ends, needed)
+
+
+def _copied(streams: TransducerStreams) -> TransducerStreams:
+    """Streams that can be closed without those they were made from. Frames are read only."""
+    with torch.inference_mode():
+        predictions = Predictions(
+            streams.predictions.outputs.clone(),
+            tuple(part.clone() for part in streams.predictions.state),
+        )
+    return replace(
+        streams,
+        batch=Batch(*(part.copy() for part in streams.batch)),
+        nodes=streams.nodes.copy(),
+        predictions=predictions,
+    )
+
+
+def _history(state: StreamState | None, frames: Tensor) -> Tensor:
+    if state is None or state.history is None:
+        return frames.clone()
+    return torch.cat([state.history, frames])

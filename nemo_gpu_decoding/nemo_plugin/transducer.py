@@ -1,0 +1,230 @@
+"""The object that NeMo calls to decode encoder output with alsd_pp or aes_pp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+import torch
+from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis, NBestHypotheses
+from nemo.utils import logging
+from omegaconf import DictConfig
+from torch import Tensor
+
+from nemo_gpu_decoding.nemo_plugin.beam_options import BeamOptions
+from nemo_gpu_decoding.nemo_plugin.confidence import FrameConfidence
+from nemo_gpu_decoding.nemo_plugin.continuation import Continuation, StreamState
+from nemo_gpu_decoding.nemo_plugin.hypotheses import TransducerHypothesis, from_transducer_path
+from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
+from nemo_gpu_decoding.nemo_plugin.loading import load_fusion, nemo_vocabulary
+from nemo_gpu_decoding.nemo_plugin.requests import next_requests
+from nemo_gpu_decoding.nemo_plugin.step_log_probs import step_log_probs
+from nemo_gpu_decoding.nemo_plugin.transducer_config import read_transducer_options
+from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
+from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
+from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
+from nemo_gpu_decoding.search.result import NBest
+from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
+from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
+from nemo_gpu_decoding.search.transducer.result import TransducerPath
+from nemo_gpu_decoding.vocabulary import Vocabulary
+
+
+def build_alsd_pp(owner: Any, cfg: DictConfig, decoder: Any, joint: Any) -> TransducerInfer:
+    """The decoder for one of NeMo's transducer decoding objects (factory of the strategy table)."""
+    return TransducerInfer(ALSDPlusPlus, owner, read_transducer_options(cfg, "alsd_pp"), decoder, joint)
+
+
+def build_aes_pp(owner: Any, cfg: DictConfig, decoder: Any, joint: Any) -> TransducerInfer:
+    """As `build_alsd_pp`."""
+    return TransducerInfer(AESPlusPlus, owner, read_transducer_options(cfg, "aes_pp"), decoder, joint)
+
+
+class TransducerInfer(FusedInfer):
+    """Transducer beam search behind the interface of NeMo's `BeamBatchedRNNTInfer`.
+
+    Cheap to make, for NeMo makes many: LM and phrases are read when the first batch comes.
+
+    Args:
+        search: the decoder class of the strategy.
+        owner: NeMo's decoding object, set up but for this.
+        options: from `read_transducer_options`.
+        decoder: NeMo's prediction network.
+        joint: NeMo's joint.
+
+    Raises:
+        ValueError: the networks cannot be searched, see `networks_of`.
+    """
+
+    def __init__(
+        self,
+        search: Callable[..., TransducerDecoder[Any]],
+        owner: Any,
+        options: BeamOptions[Any],
+        decoder: Any,
+        joint: Any,
+    ) -> None:
+        self.search = search
+        self.options = options
+        self.decoder_model = decoder
+        self.joint = joint  # NeMo's decoding object looks for it
+        self.durations = tuple(owner.durations or ())
+        networks_of(decoder, joint, self.durations)  # errors now rather than with the first batch
+        self.return_best_hypothesis = options.return_best
+        self.preserve_alignments = bool(owner.preserve_alignments)
+        self.preserve_frame_confidence = bool(owner.preserve_frame_confidence)
+        self.include_duration_confidence = bool(owner.tdt_include_duration_confidence)
+        self.confidence_method = dict(owner.confidence_method_cfg)
+        tokenizer = getattr(owner, "tokenizer", None)
+        labels = (
+            [] if tokenizer is not None else [owner.labels_map[i] for i in range(len(owner.labels_map))]
+        )
+        self._vocabulary = ("char" if tokenizer is None else "subword", labels, tokenizer)
+        self._decoders: dict[tuple[bool, ...], TransducerDecoder[Any]] = {}
+        self._continuation = Continuation()
+
+    def __call__(
+        self,
+        encoder_output: Tensor,
+        encoded_lengths: Tensor,
+        partial_hypotheses: Sequence[Hypothesis | Sequence[Hypothesis] | None] | None = None,
+    ) -> tuple[list[Hypothesis | NBestHypotheses]]:
+        """Decode a batch, or the next chunk of a batch of streams.
+
+        Args:
+            encoder_output: [B, D, T].
+            encoded_lengths: [B] valid frames.
+            partial_hypotheses: [B] what an earlier call returned, to be continued; None begins.
+
+        Returns:
+            A 1-tuple of a list with one `Hypothesis`, or `NBestHypotheses`, per utterance. They are what
+            the search would return if the audio ended here, and can be continued, see `continuation.py`.
+
+        Raises:
+            ValueError: see `TransducerDecoder.decode`; a partial hypothesis cannot be continued.
+        """
+        frames, lengths = encoder_output.transpose(1, 2), encoded_lengths.cpu()
+        states = _states(partial_hypotheses, len(frames))
+        aligned = self.preserve_alignments or self.preserve_frame_confidence
+        results = self._continuation.advance(
+            self.decoder(),
+            frames,
+            lengths,
+            states,
+            next_requests(self, states.count(None)),
+            keep_history=aligned,
+        )
+        for nbest, _ in results:
+            for note in nbest.notes:
+                logging.warning(note)
+        hypotheses = [self._hypotheses(nbest, state) for nbest, state in results]
+        if aligned:
+            self._add_steps(results, hypotheses)
+        if self.return_best_hypothesis:
+            return ([own[0] for own in hypotheses],)
+        return ([NBestHypotheses(own) for own in hypotheses],)
+
+    def decoder(self) -> TransducerDecoder[Any]:
+        """The search itself, with LM and phrases loaded."""
+        aligned = self.preserve_alignments or self.preserve_frame_confidence
+        adapters = (module.is_adapter_available() for module in (self.decoder_model, self.joint))
+        key = (aligned, *adapters)
+        if key not in self._decoders:
+            networks = self.networks()
+            fusion = load_fusion(self.options.fusion, networks.vocab_size, self.vocabulary())
+            search = replace(self.options.search, alignments=aligned)
+            self._decoders[key] = self.search(networks, search, fusion)
+        return self._decoders[key]
+
+    def networks(self) -> TransducerNetworks:
+        """The model's prediction network and joint as the search sees them."""
+        return networks_of(self.decoder_model, self.joint, self.durations)
+
+    def vocabulary(self) -> Vocabulary:
+        return nemo_vocabulary(*self._vocabulary)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and pickles carry the options; LM and phrases come from the cache again."""
+        return self.__dict__ | {"_decoders": {}, "_continuation": Continuation()}
+
+    def _hypotheses(self, nbest: NBest, state: StreamState) -> list[TransducerHypothesis]:
+        paths: list[Any] = list(nbest)
+        hypotheses = [from_transducer_path(path, nbest.num_frames) for path in paths]
+        for hypothesis in hypotheses:
+            hypothesis.dec_state = state
+        return hypotheses
+
+    def _add_steps(
+        self,
+        results: Sequence[tuple[NBest, StreamState]],
+        hypotheses: Sequence[Sequence[TransducerHypothesis]],
+    ) -> None:
+        """Set confidence and alignments of all hypotheses."""
+        paths: list[Any] = [path for nbest, _ in results for path in nbest]
+        frames: list[Any] = [state.history for nbest, state in results for _ in nbest]
+        flat = [hypothesis for own in hypotheses for hypothesis in own]
+        log_probs = step_log_probs(self.decoder().networks, frames, paths)
+        for hypothesis, path, steps in zip(flat, paths, log_probs, strict=True):
+            # NeMo finds the tokens' confidence in TDT's by means of the alignments
+            if self.preserve_alignments or self.durations:
+                labels = torch.from_numpy(path.alignment.astype("int64"))
+                pairs = list(zip(steps, labels, strict=True))
+                hypothesis.alignments = _by_frame(pairs, path)
+            if self.preserve_frame_confidence:
+                confidence = self._confidence(steps)
+                hypothesis.frame_confidence = _by_frame(confidence, path)
+                emits = path.alignment < self.decoder().networks.vocab_size
+                hypothesis.step_confidence = [
+                    value for value, emit in zip(confidence, emits, strict=True) if emit
+                ]
+
+    def _confidence(self, log_probs: Tensor) -> list[Any]:
+        """NeMo's confidence of every step, [m]; with that of the duration, pairs of the two."""
+        num_labels = log_probs.shape[1] - len(self.durations)
+        measure = FrameConfidence(num_labels - 1, self.confidence_method)
+        labels = measure.of(log_probs[:, :num_labels])
+        if not (self.durations and self.include_duration_confidence):
+            return labels
+        durations = measure.of(log_probs[:, num_labels:])
+        return [list(pair) for pair in zip(labels, durations, strict=True)]
+
+
+def _by_frame(values: Sequence[Any], path: TransducerPath) -> list[list[Any]]:
+    """The values of a path's steps, a list for each frame that the path stops at."""
+    assert path.alignment_frames is not None
+    steps = zip(path.alignment_frames.tolist(), values, strict=True)
+    return [[value for _, value in group] for _, group in groupby(steps, key=lambda step: step[0])]
+
+
+def _states(partial_hypotheses: Sequence[Any] | None, batch: int) -> list[StreamState | None]:
+    """Where each utterance of the batch goes on; None where it begins."""
+    if partial_hypotheses is None:
+        return [None] * batch
+    if len(partial_hypotheses) != batch:
+        raise ValueError(
+            f"partial_hypotheses has {len(partial_hypotheses)} entries, expected {batch}, "
+            "one per utterance"
+        )
+    return [_state(b, partial) for b, partial in enumerate(partial_hypotheses)]
+
+
+def _state(b: int, partial: Any) -> StreamState | None:
+    if isinstance(partial, (list, tuple)):  # an n-best list, whose hypotheses share the search
+        partial = partial[0]
+    if partial is None:
+        return None
+    if isinstance(partial.dec_state, StreamState):
+        return partial.dec_state
+    if getattr(partial, "biasing_cfg", None) is not None and not partial.biasing_cfg.is_empty():
+        raise ValueError(
+            f"partial_hypotheses[{b}] has a biasing request, which is for NeMo's greedy_batch; "
+            "see nemo_gpu_decoding.utterance_requests for phrases per utterance"
+        )
+    if len(partial.y_sequence) == 0 and partial.dec_state is None:
+        return None
+    raise ValueError(
+        f"partial_hypotheses[{b}] is of another decoder (dec_state is a "
+        f"{type(partial.dec_state).__name__}), expected what this one has returned"
+    )
