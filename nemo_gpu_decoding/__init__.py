@@ -15,12 +15,17 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree
     from nemo_gpu_decoding.fusion.fusion import Fusion, Request
     from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
+    from nemo_gpu_decoding.graph.build import build_graph, load_fst_graph
+    from nemo_gpu_decoding.graph.store import load_graph
     from nemo_gpu_decoding.nemo_plugin.register import register, unregister
     from nemo_gpu_decoding.nemo_plugin.requests import utterance_requests
     from nemo_gpu_decoding.search.aes_pp.config import AESConfig
     from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
     from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
     from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
+    from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
+    from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
+    from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
     from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
     from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
     from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
@@ -38,6 +43,9 @@ _HOMES = {
     "Fusion": "fusion.fusion",
     "Request": "fusion.fusion",
     "load_ngram_lm": "fusion.ngram",
+    "build_graph": "graph.build",
+    "load_fst_graph": "graph.build",
+    "load_graph": "graph.store",
     "register": "nemo_plugin.register",
     "unregister": "nemo_plugin.register",
     "utterance_requests": "nemo_plugin.requests",
@@ -45,6 +53,9 @@ _HOMES = {
     "AESPlusPlus": "search.aes_pp.decoder",
     "ALSDConfig": "search.alsd_pp.config",
     "ALSDPlusPlus": "search.alsd_pp.decoder",
+    "build_word_boosting": "search.cuda_wfst.boosting",
+    "WFSTConfig": "search.cuda_wfst.config",
+    "CudaWFST": "search.cuda_wfst.decoder",
     "FlexCTCConfig": "search.flexctc_beam.config",
     "FlexCTCBeam": "search.flexctc_beam.decoder",
     "NBest": "search.result",

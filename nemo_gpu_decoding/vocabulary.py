@@ -110,7 +110,7 @@ class Vocabulary:
         if self.kind == "char":
             separators = [n for n, i in enumerate(ids) if self.pieces[i] == " "]
             return zip([0, *(n + 1 for n in separators)], [*separators, len(ids)], strict=True)
-        starts = [n for n, i in enumerate(ids) if n and self._starts_word(i)]
+        starts = [n for n, i in enumerate(ids) if n and self.starts_word(i)]
         return zip([0, *starts], [*starts, len(ids)], strict=True)
 
     def _shown(self, piece: int | str) -> str:
@@ -122,7 +122,8 @@ class Vocabulary:
             return text[len(CONTINUATION) :] if _continues(text) else WORD_START + text
         return text
 
-    def _starts_word(self, i: int) -> bool:
+    def starts_word(self, i: int) -> bool:
+        """Whether a word begins with token i."""
         piece = self.pieces[i]
         if self.kind == "bpe":
             return piece.startswith(WORD_START)

@@ -29,7 +29,7 @@ def random_table(
     draw = random.Random(seed)
     first = [s for s in (*symbols, *specials) if s != "</s>"]
     last = [s for s in (*symbols, *specials) if s != "<s>"]
-    table: Table = {(s,): (draw.uniform(-3, 0), draw.uniform(-1, 0)) for s in {*first, *last}}
+    table: Table = {(s,): (draw.uniform(-3, 0), draw.uniform(-1, 0)) for s in dict.fromkeys((*first, *last))}
     for n in range(2, order + 1):
         for ngram in itertools.product(first, *[symbols] * (n - 2), last):
             if draw.random() < keep:

@@ -1,0 +1,317 @@
+"""Building a word graph: word LM (ARPA) and lexicon to L o G, as Kaldi's mkgraph does, with kaldifst.
+
+    G   the LM with its redundant back-off states removed            grammar.py
+    L   the spellings, with disambiguation symbols                   lexicon.py
+    LG  minimize(determinize*(L o G)), disambiguation to epsilon     here
+
+Weights stay exact: determinization* compares weights to 2^-20 and minimization to 2^-30, where Kaldi's
+defaults let them differ by 2^-10 (measured: path costs off by up to 2e-3).
+
+    graph = build_graph("lm.arpa.gz", Lexicon.from_file("lexicon.txt", pieces), vocab_size=1024)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import astuple
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nemo_gpu_decoding.graph.csr import EPSILON_WORD, Spellings, WordGraph
+from nemo_gpu_decoding.graph.grammar import SPECIAL_WORDS, Grammar, grammar_fst, read_grammar
+from nemo_gpu_decoding.graph.lexicon import Lexicon, LexiconFst, OpenVocabulary, lexicon_fst
+from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
+from nemo_gpu_decoding.graph.store import VERSION, load_graph, save_graph
+from nemo_gpu_decoding.jit import CACHE_VARIABLE
+from nemo_gpu_decoding.lm.arpa import ArpaReader
+from nemo_gpu_decoding.vocabulary import Vocabulary
+
+logger = logging.getLogger("nemo_gpu_decoding")
+
+DETERMINIZE_DELTA, MINIMIZE_DELTA = 2.0**-20, 2.0**-30
+Progress = Callable[[str], None]
+
+
+def build_graph(
+    arpa: str | PathLike[str],
+    lexicon: Lexicon | Vocabulary,
+    *,
+    vocab_size: int | None = None,
+    segmentations: int = 1,
+    open_vocabulary: OpenVocabulary | None = None,
+    beginning_tokens: Sequence[int] | None = None,
+    cache: bool | str | PathLike[str] = True,
+    progress: Progress = logger.info,
+) -> WordGraph:
+    """Build the graph of a word LM, or load it if it has been built before.
+
+    Args:
+        arpa: word n-gram LM, plain or gzipped.
+        lexicon: the spellings, or the model's vocabulary to spell the LM's words with.
+        vocab_size: number of tokens; needed with a Lexicon, for checks and the open vocabulary.
+        segmentations: spellings per word, if a vocabulary is given.
+        open_vocabulary: also find words that the LM does not list, at these costs; needs an LM with
+            <unk>.
+        beginning_tokens: tokens that may begin a word, for an open vocabulary with a Lexicon.
+        cache: keep the result in the cache folder, in this folder, or not at all (False).
+        progress: told about every step.
+
+    Raises:
+        ValueError: the LM or the lexicon is malformed, or they have no word in common.
+        ImportError: kaldifst is not installed.
+    """
+    vocabulary = lexicon if isinstance(lexicon, Vocabulary) else None
+    if vocab_size is None and vocabulary is None:
+        raise ValueError("vocab_size is None with a Lexicon, expected the number of tokens")
+    size = vocab_size if vocab_size is not None else len(vocabulary or ())
+    if isinstance(lexicon, Vocabulary):
+        lexicon = Lexicon.from_vocabulary(_listed_words(arpa), lexicon, segmentations)
+    if lexicon.largest_token >= size:
+        raise ValueError(
+            f"the lexicon has the token {lexicon.largest_token}, expected 0 .. {size - 1} (vocab_size)"
+        )
+    if open_vocabulary is not None and beginning_tokens is None:
+        if vocabulary is None:
+            raise ValueError("beginning_tokens is None with a Lexicon and an open vocabulary")
+        beginning_tokens = tokens_that_begin_words(vocabulary)
+    recipe = _Recipe(Path(arpa), lexicon, size, open_vocabulary, tuple(beginning_tokens or ()), progress)
+    if cache is False:
+        return recipe.build()
+    folder = graph_cache_folder() if cache is True else Path(cache)
+    kept = folder / f"{recipe.fingerprint}.graph"
+    if kept.exists():
+        return load_graph(kept)
+    graph = recipe.build()
+    save_graph(graph, kept)
+    progress(f"kept in {kept}")
+    return load_graph(kept, verify=False)
+
+
+def load_fst_graph(
+    path: str | PathLike[str], words: str | PathLike[str] | Sequence[str] | None = None
+) -> WordGraph:
+    """A ready-made decoding graph, such as the TLG.fst of NeMo's `wfst_lm_path`.
+
+    Input labels are column + 1, as Kaldi has it. A ready-made T o L o G is decoded with
+    `topology="graph"`, a ready-made L o G (without disambiguation symbols) with any other.
+
+    Args:
+        path: binary OpenFst file.
+        words: words.txt, or the words by label; needed if the file has no output symbols.
+
+    Raises:
+        ValueError: not such a file, no words, or a graph that cannot be searched.
+        OSError: a file cannot be read.
+    """
+    fst = read_fst(path)
+    if words is None and fst.output_symbols is None:
+        raise ValueError(f"words is None, but {path} has no output symbols: give its words.txt")
+    table = fst.output_symbols if words is None else words
+    if isinstance(table, (str, PathLike)):
+        table = _read_symbols(Path(table))
+    return WordGraph.from_fst(fst, _dense(table or {}), name=str(path))
+
+
+def tokens_that_begin_words(vocabulary: Vocabulary) -> list[int]:
+    """Tokens that may be the first of a word; all of them where pieces do not say."""
+    if vocabulary.kind == "char":
+        return [i for i, piece in enumerate(vocabulary.pieces) if piece.strip()]
+    return [i for i in range(len(vocabulary)) if vocabulary.starts_word(i)]
+
+
+def graph_cache_folder() -> Path:
+    """Where graphs are kept: below $NEMO_GPU_DECODING_CACHE, or else ~/.cache."""
+    base = os.environ.get(CACHE_VARIABLE) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "nemo_gpu_decoding" / "graphs"
+
+
+class _Recipe:
+    """All that a graph depends on, and the way to make it."""
+
+    def __init__(
+        self,
+        arpa: Path,
+        lexicon: Lexicon,
+        vocab_size: int,
+        open_vocabulary: OpenVocabulary | None,
+        beginning: tuple[int, ...],
+        progress: Progress,
+    ) -> None:
+        self.arpa, self.lexicon, self.vocab_size = arpa, lexicon, vocab_size
+        self.open_vocabulary, self.beginning, self.progress = open_vocabulary, beginning, progress
+
+    @property
+    def fingerprint(self) -> str:
+        """Depends on the contents of the LM's file, not on its name."""
+        digest = hashlib.sha256(f"{VERSION} {DETERMINIZE_DELTA} {MINIMIZE_DELTA}".encode())
+        with open(self.arpa, "rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        digest.update(repr(list(self.lexicon.spellings.items())).encode())
+        costs = None if self.open_vocabulary is None else astuple(self.open_vocabulary)
+        digest.update(repr((self.vocab_size, costs, self.beginning)).encode())
+        return digest.hexdigest()[:32]
+
+    @cached_property
+    def grammar(self) -> Grammar:
+        grammar = read_grammar(self.arpa)
+        if self.open_vocabulary is not None and grammar.unknown is None:
+            raise ValueError(f"{grammar.name} has no <unk>, expected one for an open vocabulary")
+        self.progress(f"LM: {grammar.num_ngrams} n-grams")
+        return grammar
+
+    @cached_property
+    def words(self) -> list[str]:
+        """By label: epsilon, all words of the LM that can be spelled, <unk> in an open vocabulary."""
+        spoken = [word for word in self.grammar.words if word in self.lexicon.spellings]
+        if not spoken:
+            raise ValueError(
+                f"{self.grammar.name} and the lexicon have no word in common, e.g. "
+                f"{list(self.grammar.words[:3])} against {list(self.lexicon.spellings)[:3]}"
+            )
+        unknown = [] if self.open_vocabulary is None else [self.grammar.words[self.grammar.unknown or 0]]
+        return [EPSILON_WORD, *spoken, *unknown]
+
+    @property
+    def unknown(self) -> int:
+        """Label of <unk>, 0 if the vocabulary is closed."""
+        return 0 if self.open_vocabulary is None else len(self.words) - 1
+
+    @property
+    def backoff_label(self) -> int:
+        """Label of #0 in G."""
+        return len(self.words)
+
+    def build(self) -> WordGraph:
+        began = time.perf_counter()
+        index = {word: label for label, word in enumerate(self.words) if label}
+        outputs = np.array([index.get(word, 0) for word in self.grammar.words])
+        g = grammar_fst(self.grammar, outputs, self.backoff_label)
+        self.progress(f"G: {g.num_states} states, {g.num_arcs} arcs")
+        spelled = self._lexicon_fst(index)
+        self.progress(f"L: {spelled.fst.num_states} states, {spelled.fst.num_arcs} arcs")
+        lg = compose_and_optimize(spelled.fst, g, self.progress)
+        is_epsilon = np.zeros(max(int(lg.arcs["input"].max(initial=0)) + 1, 1), bool)
+        is_epsilon[0] = True
+        is_epsilon[spelled.first_disambiguation :] = True
+        graph = WordGraph.from_fst(
+            lg, self.words, is_epsilon=is_epsilon, spellings=self._spellings(),
+            unknown=self.unknown, name=self.grammar.name,
+        )  # fmt: skip
+        graph.report.update(self._report(graph, time.perf_counter() - began))  # type: ignore[attr-defined]
+        self.progress(f"LG: {graph.num_states} states, {graph.num_arcs} arcs")
+        return graph
+
+    def _lexicon_fst(self, index: dict[str, int]) -> LexiconFst:
+        unknown = None
+        if self.open_vocabulary is not None:
+            others = sorted(set(range(self.vocab_size)) - set(self.beginning))
+            unknown = (self.unknown, self.open_vocabulary, self.beginning, others)
+        spelled = {word: label for word, label in index.items() if label != self.unknown}
+        return lexicon_fst(self.lexicon, spelled, self.vocab_size, self.backoff_label, unknown)
+
+    def _spellings(self) -> Spellings:
+        entries = [
+            (label, spelling)
+            for label, word in enumerate(self.words)
+            for spelling in self.lexicon.spellings.get(word, ())
+        ]
+        lengths = [len(spelling) for _, spelling in entries]
+        return Spellings(
+            np.array([label for label, _ in entries], np.int32),
+            np.append(0, np.cumsum(lengths)).astype(np.int32),
+            np.array([token for _, spelling in entries for token in spelling], np.int32),
+            np.array(self.beginning if self.unknown else (), np.int32),
+        )
+
+    def _report(self, graph: WordGraph, seconds: float) -> dict[str, Any]:
+        unspoken = [
+            word
+            for word in self.grammar.words
+            if word not in self.lexicon.spellings and not (word.startswith("<") and word.endswith(">"))
+        ]
+        unlisted = set(self.lexicon.spellings) - set(self.grammar.words)
+        return {
+            "states": graph.num_states,
+            "arcs": graph.num_arcs,
+            "epsilon records": len(graph.arrays.epsilons),
+            "words": len(self.words) - 1,
+            "n-grams": self.grammar.num_ngrams,
+            "LM words without spelling": len(unspoken),
+            "examples of them": unspoken[:10],
+            "why": self.lexicon.reason,
+            "lexicon words not in the LM": len(unlisted),
+            "open vocabulary": self.open_vocabulary is not None,
+            "seconds": round(seconds, 1),
+        }
+
+
+def compose_and_optimize(lexicon: Fst, grammar: Fst, progress: Progress = logger.info) -> Fst:
+    """minimize(determinize*(lexicon o grammar)) by kaldifst, with exact weights.
+
+    Raises:
+        ValueError: the composition is empty.
+        ImportError: kaldifst is not installed.
+    """
+    try:
+        import kaldifst
+    except ImportError as error:
+        raise ImportError(
+            "building word graphs needs kaldifst: pip install 'nemo-gpu-decoding[wfst]'"
+        ) from error
+    with tempfile.TemporaryDirectory(prefix="nemo-gpu-decoding-") as folder:
+        paths = [os.path.join(folder, name) for name in ("l.fst", "g.fst", "lg.fst")]
+        write_fst(lexicon, paths[0])
+        write_fst(grammar, paths[1])
+        left, right = (kaldifst.StdVectorFst.read(path) for path in paths[:2])
+        kaldifst.arcsort(left, sort_type="olabel")
+        lg = kaldifst.compose(left, right)
+        progress(f"L o G: {lg.num_states} states")
+        if lg.num_states == 0:
+            raise ValueError("the graph is empty: no word of the LM can be spelled to its end")
+        kaldifst.determinize_star(lg, delta=DETERMINIZE_DELTA)
+        progress(f"determinized: {lg.num_states} states")
+        kaldifst.minimize_encoded(lg, delta=MINIMIZE_DELTA)
+        lg.write(paths[2])
+        return read_fst(paths[2])
+
+
+def _listed_words(arpa: str | PathLike[str]) -> list[str]:
+    """The 1-grams of an LM, without reading the rest."""
+    with ArpaReader(arpa) as reader:
+        for block in reader.blocks():
+            if block.order > 1:
+                break
+        return [symbol for symbol in reader.symbols if symbol not in SPECIAL_WORDS]
+
+
+def _read_symbols(path: Path) -> dict[int, str]:
+    """words.txt: a symbol and its number in each line."""
+    symbols = {}
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            fields = line.split()
+            if len(fields) != 2 or not fields[1].isdigit():
+                if fields:
+                    raise ValueError(f"{path}, line {number}: expected a word and its number")
+                continue
+            symbols[int(fields[1])] = fields[0]
+    return symbols
+
+
+def _dense(table: dict[int, str] | Sequence[str]) -> list[str]:
+    if not isinstance(table, dict):
+        return list(table)
+    words = [EPSILON_WORD] * (max(table, default=-1) + 1)
+    for label, word in table.items():
+        words[label] = word
+    return words

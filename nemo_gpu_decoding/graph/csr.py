@@ -1,0 +1,237 @@
+"""The word graph as a search reads it: compressed rows of arcs, on the CPU and on a GPU alike.
+
+    states   [S]  where a state's arcs and epsilon records lie, final cost, bound on what comes next
+    arcs     [A]  label, word, cost, target; those of a state sorted by label
+    epsilons [E]  records of `epsilons.py`: word, cost, target, bound on what comes next
+
+With the grammar {a: 1.0, b: 2.0}, spelled  a = token 0,  b = tokens 0 1  (#1 ends the word a):
+
+    state    0 (start, final)      1 (token 0 read)         arcs      state 0:  (0, -, 1.0, to 1)
+    arcs     0:1                   1:2                                state 1:  (1, b, 1.0, to 0)
+    epsilons 0:0                   0:1                      epsilons  state 1:  (a, 0.0, to 0)
+
+Costs are negative natural logs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.graph.epsilons import epsilon_records
+from nemo_gpu_decoding.graph.openfst import Fst
+
+EPSILON_WORD = "<eps>"
+INFINITE = np.float32(np.inf)
+
+GRAPH_STATE = np.dtype(
+    [
+        ("arc_begin", np.int32),
+        ("arc_end", np.int32),
+        ("epsilon_begin", np.int32),
+        ("epsilon_end", np.int32),
+        ("final_cost", np.float32),  # inf: an utterance can't end here
+        ("least_cost", np.float32),  # the smallest cost of its arcs; inf without arcs
+    ]
+)
+GRAPH_ARC = np.dtype(
+    [
+        ("label", np.int32),  # column of the log-probs
+        ("word", np.int32),  # 0 for none
+        ("cost", np.float32),
+        ("target", np.int32),
+    ]
+)
+EPSILON = np.dtype(
+    [
+        ("word", np.int32),  # 0 for none; from the number of words on, a compound
+        ("cost", np.float32),
+        ("target", np.int32),
+        ("least_cost", np.float32),  # that of the target, here to save a look
+    ]
+)
+
+
+class GraphArrays(NamedTuple):
+    """What compiled code sees of a graph."""
+
+    states: np.ndarray  # [S] GRAPH_STATE
+    arcs: np.ndarray  # [A] GRAPH_ARC
+    epsilons: np.ndarray  # [E] EPSILON
+    compounds: np.ndarray  # [C, 2] int32: the word label W + i stands for these two, W number of words
+
+
+class Spellings(NamedTuple):
+    """The lexicon inside a graph, to tell which tokens belong to which word."""
+
+    words: np.ndarray  # [N] int32, ascending; a word with several spellings has several entries
+    begin: np.ndarray  # [N + 1] int32
+    tokens: np.ndarray  # [total] int32
+    beginning: np.ndarray  # int32, tokens that may begin an unknown word; none in a closed vocabulary
+
+
+@dataclass(frozen=True, eq=False)
+class WordGraph:
+    """A graph that transduces labels to words.
+
+    Raises:
+        ValueError: the arrays contradict each other, or there is nothing to search.
+    """
+
+    arrays: GraphArrays
+    start: int
+    words: tuple[str, ...]  # words[0] is "<eps>"
+    spellings: Spellings | None  # None for ready-made graphs
+    unknown: int = 0  # the label of <unk>, whose tokens spell a word of their own; 0: there is none
+    report: Mapping[str, Any] = field(default_factory=dict)
+    name: str = "graph"
+
+    def __post_init__(self) -> None:
+        # plain read-only arrays, mapped or not: for compiled code they are then of one type
+        object.__setattr__(self, "arrays", GraphArrays(*map(_read_only, self.arrays)))
+        if self.spellings is not None:
+            object.__setattr__(self, "spellings", Spellings(*map(_read_only, self.spellings)))
+        states, arcs, epsilons, compounds = self.arrays
+        if not 0 <= self.start < len(states):
+            raise ValueError(f"{self.name}: start is {self.start}, expected 0 .. {len(states) - 1}")
+        labels = len(self.words) + len(compounds)
+        for table, column, size in (
+            (states, "arc_begin", len(arcs) + 1), (states, "arc_end", len(arcs) + 1),
+            (states, "epsilon_begin", len(epsilons) + 1), (states, "epsilon_end", len(epsilons) + 1),
+            (arcs, "target", len(states)), (epsilons, "target", len(states)),
+            (arcs, "word", labels), (epsilons, "word", labels), (arcs, "label", 1 << 31),
+        ):  # fmt: skip
+            values = table[column]
+            if len(values) and (values.min() < 0 or values.max() >= size):
+                bad = values.min() if values.min() < 0 else values.max()
+                raise ValueError(f"{self.name}: {column} holds {bad}, expected 0 .. {size - 1}")
+        for table, column in ((states, "final_cost"), (arcs, "cost"), (epsilons, "cost")):
+            if not (table[column] > -np.inf).all():
+                raise ValueError(f"{self.name}: {column} holds NaN or -inf, expected costs")
+        if not np.isfinite(states["final_cost"]).any():
+            raise ValueError(f"{self.name} has no final state: no utterance could end in it")
+
+    @classmethod
+    def from_fst(
+        cls,
+        fst: Fst,
+        words: Sequence[str],
+        *,
+        is_epsilon: np.ndarray | None = None,
+        spellings: Spellings | None = None,
+        unknown: int = 0,
+        report: Mapping[str, Any] | None = None,
+        name: str = "graph",
+    ) -> WordGraph:
+        """From a transducer whose input labels are column + 1.
+
+        Args:
+            words: text of each output label.
+            is_epsilon: [largest input label + 1] which input labels are read without a frame;
+                by default label 0 alone.
+
+        Raises:
+            ValueError: no states, no final state, cyclic epsilons, labels outside of their tables.
+        """
+        if fst.num_states == 0 or fst.start < 0:
+            raise ValueError(f"{name} is empty: it has no start state")
+        _check_labels(fst, len(words), name)
+        inputs = fst.arcs["input"]
+        silent = inputs == 0 if is_epsilon is None else is_epsilon[inputs]
+        possible = fst.arcs["cost"] < np.inf
+        sources = fst.sources()
+        own = np.flatnonzero(~silent & possible)
+        own = own[np.lexsort((fst.arcs["output"][own], inputs[own], sources[own]))]
+        jumps = np.flatnonzero(silent & possible)
+        records = epsilon_records(
+            fst.num_states, sources[jumps], fst.arcs["output"][jumps], fst.arcs["cost"][jumps],
+            fst.arcs["target"][jumps], len(words), name,
+        )  # fmt: skip
+        arcs = np.zeros(len(own), GRAPH_ARC)
+        arcs["label"], arcs["word"] = inputs[own] - 1, fst.arcs["output"][own]
+        arcs["cost"], arcs["target"] = fst.arcs["cost"][own], fst.arcs["target"][own]
+        states = np.zeros(fst.num_states, GRAPH_STATE)
+        begin = np.searchsorted(sources[own], np.arange(fst.num_states + 1))
+        states["arc_begin"], states["arc_end"] = begin[:-1], begin[1:]
+        states["epsilon_begin"], states["epsilon_end"] = records.begin[:-1], records.begin[1:]
+        states["final_cost"], states["least_cost"] = fst.final_costs, INFINITE
+        np.minimum.at(states["least_cost"], sources[own], arcs["cost"])
+        epsilons = np.zeros(len(records.words), EPSILON)
+        epsilons["word"], epsilons["cost"] = records.words, records.costs
+        epsilons["target"] = records.targets
+        epsilons["least_cost"] = states["least_cost"][records.targets]
+        return cls(
+            GraphArrays(states, arcs, epsilons, records.compounds.astype(np.int32)),
+            fst.start, tuple(words), spellings, unknown, dict(report or {}), name,
+        )  # fmt: skip
+
+    @property
+    def num_states(self) -> int:
+        return len(self.arrays.states)
+
+    @property
+    def num_arcs(self) -> int:
+        return len(self.arrays.arcs)
+
+    @property
+    def largest_label(self) -> int:
+        """The largest column of the log-probs that an arc reads, -1 without arcs."""
+        return int(self.arrays.arcs["label"].max(initial=-1))
+
+    @cached_property
+    def word_ids(self) -> dict[str, int]:
+        """The label of each word."""
+        return {word: label for label, word in enumerate(self.words)}
+
+    @cached_property
+    def least_cost(self) -> float:
+        """The smallest cost of any arc or epsilon chain, at most 0: bounds what one step can gain."""
+        arcs, epsilons = self.arrays.arcs["cost"], self.arrays.epsilons["cost"]
+        return float(min(0.0, arcs.min(initial=0.0))) + float(min(0.0, epsilons.min(initial=0.0)))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Equal for graphs that transduce alike, state by state."""
+        digest = hashlib.sha256(f"{self.start} {self.words}".encode())
+        for array in self.arrays:
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.hexdigest()
+
+    def expanded(self, label: int) -> list[int]:
+        """The words that an output label stands for."""
+        if label < len(self.words):
+            return [label] if label else []
+        first, second = self.arrays.compounds[label - len(self.words)]
+        return self.expanded(int(first)) + self.expanded(int(second))
+
+    @cached_property
+    def spelling_index(self) -> np.ndarray:
+        """[words + 1] int64: the spellings of word w are those from index[w] to index[w + 1]."""
+        own = self.spellings.words if self.spellings is not None else np.zeros(0, np.int32)
+        return np.searchsorted(own, np.arange(len(self.words) + 1))
+
+
+def _read_only(array: np.ndarray) -> np.ndarray:
+    view = np.ascontiguousarray(array).view(np.ndarray)
+    view.flags.writeable = False
+    return view
+
+
+def _check_labels(fst: Fst, num_words: int, name: str) -> None:
+    for column in ("input", "output"):
+        if fst.num_arcs and fst.arcs[column].min() < 0:
+            raise ValueError(f"{name}: an arc has the {column} label {fst.arcs[column].min()}")
+    largest = int(fst.arcs["output"].max(initial=0))
+    if largest >= num_words:
+        raise ValueError(
+            f"{name}: an arc has the output label {largest}, but the table of words ends at "
+            f"{num_words - 1}; give the words.txt that the graph was made with"
+        )
+    bad = (fst.arcs["target"] < 0) | (fst.arcs["target"] >= fst.num_states)
+    if bad.any() or fst.start >= fst.num_states:
+        raise ValueError(f"{name}: an arc or the start leads to a state that does not exist")

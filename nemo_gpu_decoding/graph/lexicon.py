@@ -1,0 +1,217 @@
+"""Which token sequences spell which word, and the lexicon transducer L of a word graph.
+
+Disambiguation symbols work as in Kaldi [Mohri, Pereira & Riley 2008]: a sequence that is also the
+beginning of another one, or the spelling of several words, ends in a symbol #1, #2, ... of its own, so
+that L o G can be made deterministic. They become epsilons once that is done. With the entries
+
+    a        ▁a              an     ▁an            Anne   ▁an ne          Ann    ▁an ne
+
+the sequences become  ▁a;  ▁an #1 (it begins others);  ▁an ne #1  and  ▁an ne #2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+
+from nemo_gpu_decoding.graph.openfst import Fst
+from nemo_gpu_decoding.vocabulary import Vocabulary
+
+Spelling = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Lexicon:
+    """Token sequences of each word. Tokens are columns of the log-probs.
+
+    Raises:
+        ValueError: a word has no spelling, an empty one, one twice, or a negative token.
+    """
+
+    spellings: Mapping[str, tuple[Spelling, ...]]
+    # Words that no spelling could be found for, and why the first one has none
+    left_out: tuple[str, ...] = ()
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        for word, spellings in self.spellings.items():
+            if not spellings or not all(spellings):
+                raise ValueError(f"the word {word!r} has an empty spelling, expected at least one token")
+            if len(set(spellings)) < len(spellings):
+                raise ValueError(f"the word {word!r} has the same spelling twice")
+            if min(map(min, spellings)) < 0:
+                raise ValueError(f"the word {word!r} has a negative token, expected column numbers")
+
+    def __len__(self) -> int:
+        return len(self.spellings)
+
+    @property
+    def largest_token(self) -> int:
+        return max((max(map(max, s)) for s in self.spellings.values()), default=-1)
+
+    @classmethod
+    def from_vocabulary(
+        cls, words: Iterable[str], vocabulary: Vocabulary, segmentations: int = 1
+    ) -> Lexicon:
+        """Spell the words with the model's tokenizer.
+
+        Args:
+            words: words of the LM; those in <...> are no words and passed over.
+            segmentations: how many spellings of a word at most: the tokenizer's, then others with as
+                few pieces as possible. More find more alignments, in a graph that is larger.
+        """
+        spellings: dict[str, tuple[Spelling, ...]] = {}
+        left_out, reason = [], ""
+        for word in words:
+            if word.startswith("<") and word.endswith(">"):
+                continue
+            try:
+                found = vocabulary.segmentations(word, segmentations)
+            except ValueError as error:
+                left_out.append(word)
+                reason = reason or str(error)
+                continue
+            spellings[word] = tuple(map(tuple, found))
+        return cls(spellings, tuple(left_out), reason)
+
+    @classmethod
+    def from_pieces(
+        cls, entries: Iterable[tuple[str, Sequence[str]]], pieces: Sequence[str], name: str = "lexicon"
+    ) -> Lexicon:
+        """From (word, piece texts) pairs; a word may come several times.
+
+        Raises:
+            ValueError: a piece is not one of the model's.
+        """
+        index = {piece: token for token, piece in enumerate(pieces)}
+        spellings: dict[str, dict[Spelling, None]] = {}
+        for word, spelled in entries:
+            unknown = [piece for piece in spelled if piece not in index]
+            if unknown:
+                raise ValueError(
+                    f"{name}: the word {word!r} is spelled with {unknown[0]!r}, expected pieces of the "
+                    f"model's {len(index)}"
+                )
+            spellings.setdefault(word, {})[tuple(index[piece] for piece in spelled)] = None
+        return cls({word: tuple(own) for word, own in spellings.items()})
+
+    @classmethod
+    def from_file(cls, path: str | PathLike[str], pieces: Sequence[str]) -> Lexicon:
+        """From a file with a word and its pieces in each line, separated by white space.
+
+        Raises:
+            ValueError: a line without pieces, or with an unknown one; names file and line.
+            OSError: the file cannot be read.
+        """
+        entries = []
+        with open(path, encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                fields = line.split()
+                if len(fields) == 1:
+                    raise ValueError(f"{path}, line {number}: the word {fields[0]!r} has no pieces")
+                if fields:
+                    entries.append((fields[0], fields[1:]))
+        return cls.from_pieces(entries, pieces, str(Path(path)))
+
+
+@dataclass(frozen=True)
+class OpenVocabulary:
+    """How words that the LM does not list are spelled: any first piece, then any others.
+
+    The LM's <unk> is what its own LM score is; the path through the pieces costs more.
+    """
+
+    # Natural-log penalties, >= 0: of an unknown word, and of each of its pieces
+    word_cost: float = 2.0
+    piece_cost: float = 4.0
+
+    def __post_init__(self) -> None:
+        for name in ("word_cost", "piece_cost"):
+            value = getattr(self, name)
+            if not 0 <= value < float("inf"):
+                raise ValueError(f"{name} is {value}, expected a finite number >= 0")
+
+
+@dataclass(frozen=True, eq=False)
+class LexiconFst:
+    """L, and the first of its input labels that stands for no token."""
+
+    fst: Fst
+    first_disambiguation: int
+    num_disambiguations: int
+
+
+def disambiguated(spellings: Sequence[Spelling]) -> np.ndarray:
+    """Number of the disambiguation symbol that each spelling ends in: 1, 2, ..., or 0 for none."""
+    times: dict[Spelling, int] = {}
+    for spelling in spellings:
+        times[spelling] = times.get(spelling, 0) + 1
+    prefixes = {spelling[:end] for spelling in times for end in range(1, len(spelling))}
+    used: dict[Spelling, int] = {}
+    symbols = np.zeros(len(spellings), np.int64)
+    for i, spelling in enumerate(spellings):
+        if times[spelling] > 1 or spelling in prefixes:
+            symbols[i] = used[spelling] = used.get(spelling, 0) + 1
+    return symbols
+
+
+def lexicon_fst(
+    lexicon: Lexicon,
+    outputs: Mapping[str, int],
+    vocab_size: int,
+    backoff_label: int,
+    unknown: tuple[int, OpenVocabulary, Sequence[int], Sequence[int]] | None = None,
+) -> LexiconFst:
+    """L over the words in `outputs`. Input labels: token + 1, then #0, #1, ...
+
+    Args:
+        outputs: label of each word in G.
+        vocab_size: number of columns that tokens may have; #0 has the input label vocab_size + 1.
+        backoff_label: label of #0 in G.
+        unknown: label of <unk> in G, its costs, and the tokens that may begin and go on a word.
+    """
+    entries = [(outputs[word], s) for word in outputs for s in lexicon.spellings.get(word, ())]
+    symbols = disambiguated([spelling for _, spelling in entries])
+    first = vocab_size + 1  # of #0
+    rows = [(0, first, backoff_label, 0.0, 0)]
+    states = 1
+    for (word, spelling), symbol in zip(entries, symbols.tolist(), strict=True):
+        labels = [token + 1 for token in spelling] + ([first + symbol] if symbol else [])
+        at = 0
+        for i, label in enumerate(labels):
+            target = 0 if i == len(labels) - 1 else states
+            rows.append((at, label, word if i == 0 else 0, 0.0, target))
+            states += target != 0
+            at = target
+    num_symbols = int(symbols.max(initial=0)) + 1
+    if unknown is not None:
+        rows += _spelling_loop(first + num_symbols, states, *unknown)
+        states, num_symbols = states + 2, num_symbols + 1
+    sources, inputs, words, costs, targets = (np.array(column) for column in zip(*rows, strict=True))
+    final = np.full(states, np.inf)
+    final[0] = 0.0
+    return LexiconFst(
+        Fst.from_arcs(0, final, sources, inputs, words, costs, targets), first, num_symbols
+    )
+
+
+def _spelling_loop(
+    symbol: int,
+    state: int,
+    word: int,
+    costs: OpenVocabulary,
+    beginning: Sequence[int],
+    going_on: Sequence[int],
+) -> list[tuple[int, int, int, float, int]]:
+    """The arcs of <unk>, between two disambiguation symbols so that known words stay apart from it."""
+    inside = state + 1
+    return [
+        (0, symbol, word, costs.word_cost, state),
+        *((state, token + 1, 0, costs.piece_cost, inside) for token in beginning),
+        *((inside, token + 1, 0, costs.piece_cost, inside) for token in going_on),
+        (inside, symbol, 0, 0.0, 0),
+    ]

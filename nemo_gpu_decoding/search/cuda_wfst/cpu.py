@@ -1,0 +1,223 @@
+"""cuda_wfst on the CPU: time-synchronous Viterbi search of a word graph [CUDA-WFST], compiled.
+
+A token is a path through the graph with its cost: acoustic_scale times the negative log-probs, plus
+lm_weight times the graph's costs, minus boosting. In every frame
+
+1. a token may read a blank, or its last label again (the CTC topology, run natively; `topology.py`);
+2. tokens of the same graph state form a group, also by way of epsilon records, and only the cheapest
+   of a group matters for what follows (with topology "normal" also the cheapest with another last
+   label, since an arc with the same label is closed to the first);
+3. each group takes the arcs of its state; equal keys recombine, the cheaper one stays;
+4. tokens above best + beam are dropped, then all but about max_active.
+
+Steps 2 and 3 are pruned by bounds before they cost anything: posteriors are peaked, so in most frames a
+handful of labels can stay within the beam, and a large state (thousands of words begin anywhere) is
+asked for these by binary search in place of being walked through. Nothing is dropped that step 4 would
+not drop.
+
+Costs are kept relative to the best token, so that float32 serves streams of any length; where the best
+one stands is a double.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
+from nemo_gpu_decoding.jit import inlined
+from nemo_gpu_decoding.search.cuda_wfst.groups import (
+    SORTED_LABELS,
+    first_arc,
+    has_room,
+    join_groups,
+    take_arcs,
+)
+from nemo_gpu_decoding.search.cuda_wfst.survivors import commit
+from nemo_gpu_decoding.search.cuda_wfst.tokens import (
+    BLANK_MOVE,
+    NONE,
+    REPEAT_MOVE,
+    cutoff_for,
+    label_of,
+    state_of,
+)
+from nemo_gpu_decoding.search.cuda_wfst.uncounted import uncounted
+from nemo_gpu_decoding.search.cuda_wfst.ways import (
+    BAD_FRAME,
+    DONE,
+    NO_TOKEN,
+    TOKENS_FULL,
+    cost_of,
+    lower_cutoff,
+    offer,
+    recombine,
+)
+from nemo_gpu_decoding.search.log_space import LARGEST
+from nemo_gpu_decoding.search.row_scan import next_label
+
+
+@uncounted
+def advance(log_probs, begin, end, progress, records, links, search, graph, boosting, space):
+    """Read the frames begin .. end of log_probs [T, C] float32. space.current holds the tokens.
+
+    Returns:
+        the frame before which it stopped, and why: DONE; BAD_FRAME (NaN or +inf); NO_TOKEN (no label
+        is possible); RECORDS_FULL, LINKS_FULL: make room and go on there.
+    """
+    front = space.front[0]
+    for t in range(begin, end):
+        front.ceiling = LARGEST
+        front.full = False
+        while True:
+            status = _expand(log_probs[t], progress[0], links, search, graph, boosting, space)
+            if status != TOKENS_FULL:
+                break
+            progress[0].overflowed += 1
+            _lower_ceiling(front, search, space)
+        if status == DONE:
+            status = commit(log_probs[t], progress[0], records, links, search, graph, space)
+        if status != DONE:
+            return t, status
+    return end, DONE
+
+
+@inlined
+def _lower_ceiling(front, search, space):
+    """Keep half of what fits, which is twice what max_active lets survive."""
+    most = len(space.following) // 2
+    ceiling = cutoff_for(space.following, front.tokens, front.best, search.beam, most, space.histogram)
+    front.full = not ceiling < front.ceiling
+    front.ceiling = min(front.ceiling, ceiling)
+
+
+@inlined
+def _expand(row, progress, links, search, graph, boosting, space):
+    """All ways into the next frame that stay below the cutoff; fills space.following."""
+    front = space.front[0]
+    front.tokens = front.candidates = front.groups = front.members = front.links = 0
+    front.best, front.cutoff = LARGEST, front.ceiling
+    space.stamps[0] += 1
+    space.stamps[1] += 1
+    status = DONE
+    if search.topology != GRAPH:
+        status = _stay(row, progress, links, search, space)
+    if status == DONE and not _choose_labels(row, search, space):
+        status = BAD_FRAME
+    if status == DONE and front.labels > 0:
+        cutoff = front.cutoff
+        _look_ahead(row, progress, search, graph, space)
+        if front.cutoff < cutoff:
+            _choose_labels(row, search, space)
+    if status == DONE and front.labels > 0:
+        status = _move(row, progress, links, search, graph, boosting, space)
+    if status == DONE:
+        status = recombine(progress, links, search, space)
+    if status == DONE and front.tokens == 0:
+        status = NO_TOKEN
+    return status
+
+
+@uncounted
+def _stay(row, progress, links, search, space):
+    """Step 1: a blank, or the last label again."""
+    front, status = space.front[0], DONE
+    if not row[search.blank_id] <= LARGEST:
+        return BAD_FRAME
+    blank_cost = cost_of(row, search.blank_id, search)
+    for i in range(progress.tokens):
+        if front.candidates + 2 > len(space.candidates):
+            status = recombine(progress, links, search, space)
+            if status != DONE:
+                break
+        cost, key = space.current[i].cost, space.current[i].key
+        label = label_of(key)
+        offer(cost + blank_cost, key - label, i, BLANK_MOVE, NONE, search, space)
+        if label > 0:  # 0 after a blank, and always with topology "minimal"
+            total = cost + cost_of(row, label - 1, search)
+            offer(total, key, i, REPEAT_MOVE, NONE, search, space)
+    return status
+
+
+@uncounted
+def _look_ahead(row, progress, search, graph, space):
+    """Lower the cutoff by the best token's own arcs, before anything is entered for them."""
+    for best in range(progress.tokens):
+        if space.current[best].cost == 0:
+            break
+    token = space.current[best]
+    state = graph.states[state_of(token.key)]
+    _look_at(row, token.cost, token, state, search, graph, space)
+    for e in range(state.epsilon_begin, state.epsilon_end):
+        record = graph.epsilons[e]
+        if record.word == 0 or not search.boosts:  # a bonus may be negative, where a phrase breaks off
+            cost = token.cost + search.lm_weight * record.cost
+            _look_at(row, cost, token, graph.states[record.target], search, graph, space)
+
+
+@uncounted
+def _look_at(row, cost, token, state, search, graph, space):
+    front = space.front[0]
+    for i in range(front.labels):
+        label = space.labels[i]
+        total = cost + search.lm_weight * state.least_cost + cost_of(row, label, search)
+        if not total < front.best:
+            if front.labels <= SORTED_LABELS:
+                break
+            continue
+        if search.topology == NORMAL and label == np.int32(label_of(token.key)) - 1:
+            continue
+        a = first_arc(graph.arcs, state, label)
+        while a < state.arc_end and graph.arcs[a].label == label:
+            arc = graph.arcs[a]
+            if arc.word == 0 or not search.boosts:
+                total = cost + search.lm_weight * arc.cost + cost_of(row, label, search)
+                lower_cutoff(total, front, search)
+            a += 1
+
+
+@uncounted
+def _choose_labels(row, search, space):
+    """Fill space.labels with those that can stay below the cutoff, likely ones first if they are few.
+
+    Returns:
+        False if the frame holds NaN or +inf.
+    """
+    front, count = space.front[0], 0
+    most = np.float64(front.cutoff) - search.least_cost
+    slack = 1e-6 * abs(most) + 1e-5  # for rounding
+    least = np.float32(max(-(most + slack) / search.acoustic_scale, -np.float64(LARGEST)))
+    v = next_label(row, 0, least)
+    while v < len(row):
+        if not row[v] <= LARGEST:
+            return False
+        if v != search.blank_id or search.topology == GRAPH:
+            space.labels[count] = v
+            count += 1
+        v = next_label(row, v + 1, least)
+    front.labels = count
+    if count <= SORTED_LABELS:
+        for i in range(1, count):
+            v, place = space.labels[i], i
+            while place > 0 and row[space.labels[place - 1]] < row[v]:
+                space.labels[place] = space.labels[place - 1]
+                place -= 1
+            space.labels[place] = v
+    return True
+
+
+@uncounted
+def _move(row, progress, links, search, graph, boosting, space):
+    """Steps 2 and 3. Where there is no room for another group, those that there are go first."""
+    front, status = space.front[0], DONE
+    least = cost_of(row, space.labels[0], search)
+    for i in range(1, front.labels):
+        least = min(least, cost_of(row, space.labels[i], search))
+    first, count = 0, progress.tokens
+    while first < count and status == DONE:
+        while first < count and has_room(
+            graph.states[state_of(space.current[first].key)], search, space
+        ):
+            join_groups(first, least, search, graph, boosting, space)
+            first += 1
+        status = take_arcs(row, progress, links, search, graph, boosting, space)
+    return status

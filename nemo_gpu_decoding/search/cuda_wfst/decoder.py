@@ -1,0 +1,295 @@
+"""`CudaWFST`: the public face of cuda_wfst. Checks inputs, keeps streams; no algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
+from nemo_gpu_decoding.fusion.fusion import Request, check_weight
+from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.topology import topology_number
+from nemo_gpu_decoding.jit import announce_compilation
+from nemo_gpu_decoding.search.backend import choose_backend
+from nemo_gpu_decoding.search.cuda_wfst import streams as streaming
+from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
+from nemo_gpu_decoding.search.cuda_wfst.lattice import LatticePath, lattice_of
+from nemo_gpu_decoding.search.cuda_wfst.mbr import with_confidence
+from nemo_gpu_decoding.search.cuda_wfst.result import (
+    WordNBest,
+    WordPath,
+    graph_score,
+    traced_text,
+    words_of,
+)
+from nemo_gpu_decoding.search.cuda_wfst.streams import Setup, Streams, Utterance
+from nemo_gpu_decoding.search.cuda_wfst.tokens import MAX_BOOST_STATES, MAX_LABELS, NONE, new_workspace
+from nemo_gpu_decoding.search.cuda_wfst.trace import best_end, steps_of
+from nemo_gpu_decoding.search.cuda_wfst.ways import Search
+from nemo_gpu_decoding.search.inputs import as_float32, checked_log_probs
+from nemo_gpu_decoding.search.result import ScoreParts
+from nemo_gpu_decoding.search.threads import for_each_share
+
+NO_END = "no hypothesis has reached a final state of the graph; the result may break off within a word"
+
+
+class CudaWFST:
+    """Word-graph decoding of CTC log-probs [CUDA-WFST].
+
+    Args:
+        graph: from `build_graph`, `load_graph` or `load_fst_graph`.
+        vocab_size: V, number of tokens without the blank.
+        blank_id: column of the blank in the log-probs, 0 .. V. NeMo's is V.
+        config: see `WFSTConfig`.
+        boosting: from `build_word_boosting`; for all utterances that don't request another one.
+        boosting_weight: factor of its bonuses.
+        pieces: text of each column, to spell words that only <unk> stands for.
+
+    Example:
+        >>> graph = build_graph("lm.arpa", vocabulary)
+        >>> decoder = CudaWFST(graph, len(vocabulary), blank_id=len(vocabulary))
+        >>> decoder.decode(log_probs, lengths)[0].best.text
+
+    One decoder may serve several threads at once: it holds no state of a running utterance.
+
+    Raises:
+        ValueError: an argument is out of range or does not fit the others.
+    """
+
+    def __init__(
+        self,
+        graph: WordGraph,
+        vocab_size: int,
+        blank_id: int,
+        config: WFSTConfig | None = None,
+        boosting: BackoffAutomaton | None = None,
+        boosting_weight: float = 1.0,
+        pieces: Sequence[str] | None = None,
+    ) -> None:
+        if not 1 <= vocab_size < MAX_LABELS:
+            raise ValueError(f"vocab_size is {vocab_size}, expected 1 .. {MAX_LABELS - 1}")
+        if not 0 <= blank_id <= vocab_size:
+            raise ValueError(f"blank_id is {blank_id}, expected 0 .. {vocab_size} (vocab_size)")
+        self.graph, self.vocab_size, self.blank_id = graph, vocab_size, blank_id
+        self.config = config or WFSTConfig()
+        self.boosting, self.boosting_weight, self.pieces = boosting, boosting_weight, pieces
+        check_weight("boosting_weight", boosting_weight)
+        self._check_graph()
+        self._check_boosting("boosting", boosting)
+        self._nothing = empty_automaton(len(graph.words))
+
+    # ------------------------------------------------------------------------------------ verbs
+
+    def decode(
+        self,
+        log_probs: torch.Tensor,
+        lengths: torch.Tensor | Sequence[int],
+        requests: Sequence[Request | None] | None = None,
+    ) -> list[WordNBest]:
+        """Decode a batch.
+
+        Args:
+            log_probs: [B, T, V + 1] natural log-probabilities. What lies beyond an utterance's length
+                is never read.
+            lengths: [B] valid frames.
+            requests: [B] boosting and LM weight that single utterances want instead of the decoder's.
+
+        Returns:
+            One `WordNBest` per utterance.
+
+        Raises:
+            ValueError: wrong shapes, lengths beyond T, NaN or +inf in valid frames, wrong requests.
+        """
+        log_probs, _ = self._checked(log_probs, lengths, batch=None)
+        streams = self.open(len(log_probs), requests)
+        self.push(streams, log_probs, lengths)
+        return self.close(streams)
+
+    def open(self, n: int, requests: Sequence[Request | None] | None = None) -> Streams:
+        """Begin n utterances that arrive in chunks; see `decode` for the requests."""
+        if n < 0:
+            raise ValueError(f"n is {n}, expected the number of streams, >= 0")
+        wishes = self._checked_requests(n, requests)
+        return Streams([streaming.new_utterance(self._setup(wish)) for wish in wishes])
+
+    def push(
+        self, streams: Streams, log_probs: torch.Tensor, lengths: torch.Tensor | Sequence[int]
+    ) -> None:
+        """Read the next chunk of every stream: log_probs [n, T, V + 1], lengths [n] (0 = nothing new).
+
+        Raises:
+            ValueError: as `decode`; the streams are then as they were before the call.
+        """
+        self._check_open(streams)
+        log_probs, sizes = self._checked(log_probs, lengths, batch=len(streams))
+        choose_backend(self.config.backend, log_probs.device)
+        announce_compilation()
+        values, done = as_float32(log_probs), list(streams.utterances)
+
+        def read(rows: np.ndarray) -> None:
+            columns, config = self.vocab_size + 1, self.config
+            space = new_workspace(config.max_active, columns, config.keeps_links)
+            for b in rows.tolist():
+                done[b] = streaming.read_chunk(done[b], values, int(sizes[b]), b, space)
+
+        for_each_share(read, sizes, self.config.threads)
+        streams.utterances = done
+
+    def partial(self, streams: Streams, n_best: int = 1) -> list[WordNBest]:
+        """The best hypothesis of every stream so far; final costs are not in its score."""
+        self._check_open(streams)
+        if n_best != 1:
+            raise ValueError(f"n_best is {n_best}, expected 1: alternatives are known at the end only")
+        return [self._result(utterance, final=False) for utterance in streams.utterances]
+
+    def close(self, streams: Streams) -> list[WordNBest]:
+        """End the utterances and return their hypotheses."""
+        self._check_open(streams)
+        streams.closed = True
+        return [self._result(utterance, final=True) for utterance in streams.utterances]
+
+    # ------------------------------------------------------------------------------- inner rooms
+
+    def _result(self, utterance: Utterance, final: bool) -> WordNBest:
+        notes, found, ended = [], self._best_path(utterance, final), final
+        if found is None:
+            notes.append(NO_END)
+            found, ended = self._best_path(utterance, final=False), False
+            assert found is not None
+        overflows = int(utterance.progress["overflowed"][0])
+        if overflows:
+            notes.append(f"a table was full {overflows} times, which narrowed the beam there")
+        paths: tuple[WordPath, ...] = (self._path(utterance, found, ended),)
+        lattice = None
+        if final and self.config.keeps_links:
+            lattice = lattice_of(utterance, final)
+            best = lattice.n_best(self.config.n_best)
+            paths = with_confidence([self._path(utterance, path, ended) for path in best])
+        return WordNBest(paths, utterance.frames, tuple(notes), lattice if self.config.lattice else None)
+
+    @staticmethod
+    def _best_path(utterance: Utterance, final: bool) -> LatticePath | None:
+        """The best path by the records of the search; None if none reaches a final state."""
+        setup, tokens = utterance.setup, utterance.tokens
+        best, epsilon, cost = best_end(
+            tokens, len(tokens), final, setup.search, setup.graph.arrays, setup.boosting.arrays
+        )
+        if best == NONE:
+            return None
+        steps = steps_of(utterance.records, tokens[best])
+        cost += float(utterance.progress["cost"][0])
+        return LatticePath(cost, steps, int(tokens["key"][best]) >> 32, epsilon)
+
+    def _path(self, utterance: Utterance, found: LatticePath, ended: bool) -> WordPath:
+        setup, graph = utterance.setup, self.graph
+        traced = traced_text(found.steps, graph, self.blank_id)
+        lm, state = graph_score(found.steps, graph), found.state
+        if found.epsilon != NONE:
+            record = graph.arrays.epsilons[found.epsilon]
+            traced = traced.followed_by(graph.expanded(int(record["word"])))
+            lm, state = lm - float(record["cost"]), int(record["target"])
+        if ended:
+            lm -= float(graph.arrays.states["final_cost"][state])
+        lm *= float(setup.search.lm_weight)
+        boosting = 0.0
+        if setup.search.boosts:
+            weight = float(setup.search.boosting_weight)
+            boosting = weight * setup.boosting.score(traced.words, final=ended)
+        score = -found.cost
+        return WordPath(
+            tokens=traced.tokens,
+            frames=traced.frames,
+            repeats=traced.repeats,
+            token_confidence=traced.confidence,
+            score=score,
+            parts=ScoreParts(score - lm - boosting, lm, boosting),
+            words=words_of(traced, graph, self.pieces),
+        )
+
+    def _setup(self, wish: Request) -> Setup:
+        boosting = wish.boosting or self.boosting
+        weight = self.boosting_weight if wish.boosting_weight is None else wish.boosting_weight
+        lm_weight = self.config.lm_weight if wish.lm_weight is None else wish.lm_weight
+        boosts = boosting is not None and weight > 0
+        boosting = boosting if boosting is not None and boosts else self._nothing
+        bonus = max(0.0, float(boosting.arrays.states["upper_bound"].max())) if boosts else 0.0
+        bonus *= weight * (1 + len(self.graph.arrays.compounds))
+        search = Search(
+            blank_id=self.blank_id,
+            topology=topology_number(self.config.topology),
+            beam=np.float32(self.config.beam),
+            max_active=self.config.max_active,
+            acoustic_scale=np.float32(self.config.acoustic_scale),
+            lm_weight=np.float32(lm_weight),
+            least_cost=np.float32(lm_weight * self.graph.least_cost - 2 * bonus - 1e-3),
+            keeps_links=self.config.keeps_links,
+            lattice_beam=np.float32(self.config.lattice_beam),
+            boosting_weight=np.float32(weight if boosts else 0.0),
+            num_words=len(self.graph.words),
+            boosts=boosts,
+            most_bonus=np.float32(bonus),
+        )
+        return Setup(search, self.graph, boosting)
+
+    # ------------------------------------------------------------------------------------ checks
+
+    def _checked(
+        self, log_probs: torch.Tensor, lengths: torch.Tensor | Sequence[int], batch: int | None
+    ) -> tuple[torch.Tensor, np.ndarray]:
+        return checked_log_probs(log_probs, lengths, batch=batch, columns=self.vocab_size + 1)
+
+    def _check_graph(self) -> None:
+        graph = self.graph
+        if graph.largest_label > self.vocab_size:
+            raise ValueError(
+                f"graph ({graph.name}) reads column {graph.largest_label}, expected 0 .. "
+                f"{self.vocab_size}: it was made for another model"
+            )
+        if self.config.is_ready_made:
+            return
+        if (graph.arrays.arcs["label"] == self.blank_id).any():
+            raise ValueError(
+                f"graph ({graph.name}) reads the blank (column {self.blank_id}) with topology "
+                f"{self.config.topology!r}: a ready-made T o L o G needs topology 'graph'"
+            )
+
+    def _check_boosting(self, name: str, boosting: BackoffAutomaton | None) -> None:
+        if boosting is None:
+            return
+        if boosting.vocab_size != len(self.graph.words):
+            raise ValueError(
+                f"{name} ({boosting.name}) was made for {boosting.vocab_size} words, expected "
+                f"{len(self.graph.words)}: build it with build_word_boosting for this graph"
+            )
+        if boosting.num_states > MAX_BOOST_STATES:
+            raise ValueError(
+                f"{name} ({boosting.name}) has {boosting.num_states} states, expected at most "
+                f"{MAX_BOOST_STATES}"
+            )
+
+    def _checked_requests(self, n: int, requests: Sequence[Request | None] | None) -> list[Request]:
+        if requests is None:
+            return [Request()] * n
+        if len(requests) != n:
+            raise ValueError(f"requests has {len(requests)} entries, expected {n}: one per utterance")
+        for i, request in enumerate(requests):
+            if request is None:
+                continue
+            if not isinstance(request, Request):
+                raise ValueError(
+                    f"requests[{i}] is a {type(request).__name__}, expected a Request or None"
+                )
+            self._check_boosting(f"requests[{i}].boosting", request.boosting)
+            if request.boosting_weight is not None and not (request.boosting or self.boosting):
+                raise ValueError(
+                    f"requests[{i}].boosting_weight is {request.boosting_weight}, but neither the "
+                    "request nor the decoder has boosting"
+                )
+        return [request or Request() for request in requests]
+
+    @staticmethod
+    def _check_open(streams: Streams) -> None:
+        if streams.closed:
+            raise ValueError("streams is closed, expected streams from open() that were not closed yet")

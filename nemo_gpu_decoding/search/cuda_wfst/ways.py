@@ -1,0 +1,137 @@
+"""Ways from one frame into the next: what they cost, and which of several to one key stays."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
+from nemo_gpu_decoding.jit import inlined
+from nemo_gpu_decoding.search.cuda_wfst.tokens import find_slot
+from nemo_gpu_decoding.search.cuda_wfst.uncounted import uncounted
+
+# What a frame may end with
+DONE, BAD_FRAME, NO_TOKEN, RECORDS_FULL, LINKS_FULL, TOKENS_FULL = range(6)
+
+
+class Search(NamedTuple):
+    """What stays the same for a whole utterance."""
+
+    blank_id: int
+    topology: int  # see `graph/topology.py`
+    beam: np.float32
+    max_active: int
+    acoustic_scale: np.float32
+    lm_weight: np.float32
+    least_cost: np.float32  # no epsilon record and arc together cost less; weighted, <= 0
+    keeps_links: bool
+    lattice_beam: np.float32
+    boosting_weight: np.float32
+    num_words: int  # labels of words; from there on, compounds
+    boosts: bool
+    most_bonus: np.float32  # no word gets a larger one; weighted
+
+
+@inlined
+def cost_of(row, label, search):
+    return -(search.acoustic_scale * row[label])
+
+
+@inlined
+def least_total(cost, arc_cost, acoustic_cost, search):
+    """No arc that costs so much leads to less, whatever its word; summed as the true cost is."""
+    return cost + search.lm_weight * arc_cost - search.most_bonus + acoustic_cost
+
+
+@inlined
+def lower_cutoff(total, front, search):
+    if total < front.best:
+        front.best = total
+        front.cutoff = min(front.ceiling, total + search.beam)
+
+
+@inlined
+def offer(total, key, source, arc, epsilon, search, space):
+    """Note a way into the next frame if it is not above the cutoff; there must be room for it."""
+    front = space.front[0]
+    if total <= front.cutoff:
+        lower_cutoff(total, front, search)
+        candidate = space.candidates[front.candidates]
+        candidate.key, candidate.cost, candidate.source = key, total, source
+        candidate.arc, candidate.epsilon = arc, epsilon
+        front.candidates += 1
+
+
+@uncounted
+def recombine(progress, links, search, space):
+    """Enter the candidates among the tokens of the next frame; of equal keys the better one stays."""
+    front, following = space.front[0], space.following
+    for c in range(front.candidates):
+        candidate = space.candidates[c]
+        if candidate.cost > front.cutoff:
+            continue  # which has become lower since
+        slot = find_slot(space.token_slots, following, space.stamps[0], candidate.key)
+        if space.token_slots[slot].stamp == space.stamps[0]:
+            t = space.token_slots[slot].entry
+            replaces = _is_better(candidate, following[t], space.current)
+        elif front.full and front.tokens == len(following) // 2:
+            continue
+        elif front.tokens == len(following):
+            return TOKENS_FULL
+        else:
+            t = np.int32(front.tokens)
+            replaces = True
+            space.token_slots[slot].stamp = space.stamps[0]
+            space.token_slots[slot].entry = t
+            front.tokens += 1
+        if replaces:
+            token = following[t]
+            token.key, token.cost, token.source = candidate.key, candidate.cost, candidate.source
+            token.arc, token.epsilon = candidate.arc, candidate.epsilon
+        if search.keeps_links:
+            at = progress.links + front.links
+            if at == len(links):
+                return LINKS_FULL
+            link = links[at]
+            link.source, link.target, link.frame = candidate.source, t, progress.frames
+            link.arc, link.epsilon = candidate.arc, candidate.epsilon
+            link.cost = candidate.cost - space.current[candidate.source].cost
+            front.links += 1
+    front.candidates = 0
+    return DONE
+
+
+@inlined
+def _is_better(candidate, token, current):
+    """A total order on ways to one key: cost, arc, key of the source, epsilon record."""
+    if candidate.cost != token.cost:
+        return candidate.cost < token.cost
+    if candidate.arc != token.arc:
+        return candidate.arc < token.arc
+    if candidate.source != token.source:
+        return current[candidate.source].key < current[token.source].key
+    return candidate.epsilon < token.epsilon
+
+
+@uncounted
+def boosted(word, state, search, graph, boosting):
+    """Bonus of a word label, weighted, and the boosting state after it."""
+    bonus = np.float32(0.0)
+    if word == 0 or not search.boosts:
+        return bonus, np.int64(state)
+    depth = 0  # a chain of words is compounded from the left: down to its first word, then up again
+    first = word
+    while first >= search.num_words:
+        first = graph.compounds[first - search.num_words, 0]
+        depth += 1
+    weight, state = lookup(boosting, search.num_words, state, first, ANY_WEIGHT)
+    bonus += search.boosting_weight * weight
+    for level in range(depth - 1, -1, -1):
+        compound = word
+        for _ in range(level):
+            compound = graph.compounds[compound - search.num_words, 0]
+        second = graph.compounds[compound - search.num_words, 1]
+        weight, state = lookup(boosting, search.num_words, state, second, ANY_WEIGHT)
+        bonus += search.boosting_weight * weight
+    return bonus, np.int64(state)

@@ -1,0 +1,230 @@
+"""Graphs against what they are made of: each text costs what LM and lexicon say, no other is in."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from nemo_gpu_decoding.graph.build import build_graph
+from nemo_gpu_decoding.graph.grammar import grammar_fst, read_grammar
+from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary, disambiguated
+from nemo_gpu_decoding.vocabulary import Vocabulary
+from tests.graph.toy import (
+    LEXICON,
+    PIECES,
+    WORDS,
+    random_texts,
+    spellings_of,
+    toy_arpa,
+    toy_lexicon,
+    toy_table,
+)
+from tests.oracles.ngram import log10_prob
+
+kaldifst = pytest.importorskip("kaldifst")
+LN10 = math.log(10)
+
+
+def costs_of(graph, tokens):
+    """{words: cost} of all paths that read the tokens and end; brute force over the arrays."""
+    states, arcs, epsilons, _ = graph.arrays
+    paths = {(graph.start, ()): 0.0}
+
+    def relax(table, key, cost):
+        table[key] = min(cost, table.get(key, math.inf))
+
+    def with_epsilons(table):
+        closed = dict(table)
+        for (state, words), cost in table.items():
+            for e in range(states["epsilon_begin"][state], states["epsilon_end"][state]):
+                more = tuple(graph.expanded(int(epsilons["word"][e])))
+                relax(closed, (int(epsilons["target"][e]), words + more), cost + epsilons["cost"][e])
+        return closed
+
+    for token in tokens:
+        following: dict = {}
+        for (state, words), cost in with_epsilons(paths).items():
+            for a in range(states["arc_begin"][state], states["arc_end"][state]):
+                if arcs["label"][a] == token:
+                    more = tuple(graph.expanded(int(arcs["word"][a])))
+                    relax(following, (int(arcs["target"][a]), words + more), cost + arcs["cost"][a])
+        paths = following
+    ends: dict = {}
+    for (state, words), cost in with_epsilons(paths).items():
+        relax(ends, tuple(graph.words[w] for w in words), cost + states["final_cost"][state])
+    return {words: cost for words, cost in ends.items() if cost < math.inf}
+
+
+def cheapest_lm_cost(table, text, order):
+    """-ln p(text), where backing off is allowed even if the longer n-gram is listed, as in any WFST.
+
+    A listed n-gram makes its prefixes contexts, listed or not.
+    """
+    table = dict(table)
+    for ngram in sorted(table, key=len):
+        for end in range(2, len(ngram)):
+            prefix = ngram[:end]
+            table.setdefault(prefix, (log10_prob(table, prefix[:-1], prefix[-1], order), 0.0))
+
+    def step(context, symbol):
+        """[(cost, n-gram used)] of every way to read a symbol after a context."""
+        ways, paid = [], 0.0
+        while True:
+            if (*context, symbol) in table:
+                ways.append((paid - table[(*context, symbol)][0], (*context, symbol)))
+            if not context:
+                return ways
+            paid -= table.get(context, (0.0, 0.0))[1]
+            context = context[1:]
+
+    paths = {("<s>",)[: order - 1]: 0.0}
+    for symbol in (*text, "</s>"):
+        following: dict = {}
+        for context, cost in paths.items():
+            for more, ngram in step(context, symbol):
+                after = ngram[max(0, len(ngram) - order + 1) :]
+                following[after] = min(following.get(after, math.inf), cost + more)
+        paths = following
+    return min(paths.values()) * LN10
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(3))
+def test_texts_cost_what_lm_and_lexicon_say(tmp_path, order, seed):
+    keep = 0.3
+    arpa = toy_arpa(tmp_path / "lm.arpa", seed=seed, order=order, keep=keep)
+    table = toy_table(seed=seed, order=order, keep=keep)
+    graph = build_graph(arpa, toy_lexicon(), vocab_size=len(PIECES), cache=False)
+    for text in random_texts(25, seed=seed):
+        for tokens in spellings_of(text):
+            costs = costs_of(graph, tokens)
+            assert costs[text] == pytest.approx(cheapest_lm_cost(table, text, order), abs=1e-4)
+
+
+def test_token_sequences_stand_for_all_their_texts_and_no_others(tmp_path):
+    arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, order=2)
+    graph = build_graph(arpa, toy_lexicon(), vocab_size=len(PIECES), cache=False)
+    by_tokens: dict = {}
+    for text in itertools.chain.from_iterable(itertools.product(WORDS, repeat=n) for n in (1, 2)):
+        for tokens in spellings_of(text):
+            by_tokens.setdefault(tokens, set()).add(text)
+    for tokens in itertools.chain.from_iterable(
+        itertools.product(range(len(PIECES)), repeat=n) for n in (1, 2, 3)
+    ):
+        found = {text for text in costs_of(graph, tokens) if len(text) <= 2}
+        assert found == by_tokens.get(tokens, set())
+
+
+def test_redundant_backoff_states_are_removed(tmp_path):
+    arpa = toy_arpa(tmp_path / "lm.arpa", seed=3, order=3, keep=0.05)
+    grammar = read_grammar(arpa)
+    g = grammar_fst(grammar, np.arange(1, len(grammar.words) + 1), 99)
+    arcs = np.diff(g.arc_begin)
+    backoffs = np.bincount(g.sources()[g.arcs["input"] == 99], minlength=g.num_states)
+    does_nothing_else = (arcs == backoffs) & (arcs > 0)
+    does_nothing_else[g.start] = False
+    states, suffix = grammar.automaton.arrays.states, grammar.automaton.arrays.states["backoff_to"]
+    own_end = ~np.isclose(
+        states["final_weight"], states["backoff_weight"] + states["final_weight"][suffix], rtol=1e-6
+    )
+    assert g.num_states < grammar.automaton.num_states
+    assert does_nothing_else.sum() <= own_end.sum()
+
+
+def test_report_names_what_is_missing(tmp_path):
+    arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, words=("a", "ab", "zebra"))
+    report = build_graph(arpa, toy_lexicon(), vocab_size=len(PIECES), cache=False).report
+    assert report["LM words without spelling"] == 1
+    assert report["examples of them"] == ["zebra"]
+    assert report["lexicon words not in the LM"] == len(LEXICON) - 2
+    assert report["words"] == 2
+
+
+def test_vocabulary_spells_the_words(tmp_path):
+    vocabulary = Vocabulary.from_pieces(PIECES)
+    words = ("a", "ab", "bcd", "zebra")
+    arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, words=words)
+    graph = build_graph(arpa, vocabulary, cache=False)
+    assert set(graph.words) == {"<eps>", "a", "ab", "bcd"}
+    assert graph.report["examples of them"] == ["zebra"]
+    assert "zebra" in graph.report["why"]
+    assert ("bcd",) in costs_of(graph, (1, 3, 4))
+
+
+def test_disambiguation_symbols_are_kaldis():
+    spellings = [(0,), (1,), (1, 2), (1, 2), (3,)]
+    assert disambiguated(spellings).tolist() == [0, 1, 1, 2, 0]
+
+
+def test_open_vocabulary_reads_any_word(tmp_path):
+    arpa = toy_arpa(tmp_path / "lm.arpa", seed=1)
+    costs = OpenVocabulary(word_cost=1.0, piece_cost=0.5)
+    graph = build_graph(
+        arpa, toy_lexicon(), vocab_size=len(PIECES), open_vocabulary=costs,
+        beginning_tokens=[0, 1], cache=False,
+    )  # fmt: skip
+    table = toy_table(seed=1)
+    found = costs_of(graph, (0, 4, 4))  # ▁a d d: no word
+    expected = cheapest_lm_cost(table, ("<unk>",), 3) + 1.0 + 3 * 0.5
+    assert found == {("<unk>",): pytest.approx(expected, abs=1e-4)}
+    assert ("ab", "<unk>") in costs_of(graph, (0, 2, 1))
+
+
+class TestBadInput:
+    def test_lm_and_lexicon_without_a_common_word(self, tmp_path):
+        arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, words=("x", "y"))
+        with pytest.raises(ValueError, match="have no word in common"):
+            build_graph(arpa, toy_lexicon(), vocab_size=len(PIECES), cache=False)
+
+    def test_token_beyond_the_vocabulary(self, tmp_path):
+        arpa = toy_arpa(tmp_path / "lm.arpa", seed=0)
+        with pytest.raises(ValueError, match=r"the lexicon has the token 4, expected 0 \.\. 2"):
+            build_graph(arpa, toy_lexicon(), vocab_size=3, cache=False)
+
+    def test_lexicon_needs_a_vocabulary_size(self, tmp_path):
+        with pytest.raises(ValueError, match="vocab_size is None"):
+            build_graph(toy_arpa(tmp_path / "lm.arpa", seed=0), toy_lexicon())
+
+    def test_open_vocabulary_needs_unk(self, tmp_path):
+        arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, specials=("<s>", "</s>"))
+        with pytest.raises(ValueError, match="has no <unk>"):
+            build_graph(
+                arpa, toy_lexicon(), vocab_size=len(PIECES), open_vocabulary=OpenVocabulary(),
+                beginning_tokens=[0, 1], cache=False,
+            )  # fmt: skip
+
+    def test_open_vocabulary_needs_first_tokens(self, tmp_path):
+        with pytest.raises(ValueError, match="beginning_tokens is None"):
+            build_graph(
+                toy_arpa(tmp_path / "lm.arpa", seed=0), toy_lexicon(), vocab_size=len(PIECES),
+                open_vocabulary=OpenVocabulary(),
+            )  # fmt: skip
+
+    def test_negative_costs_of_unknown_words(self):
+        with pytest.raises(ValueError, match=r"piece_cost is -1\.0"):
+            OpenVocabulary(piece_cost=-1.0)
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [("a\n", "line 1: the word 'a' has no pieces"), ("a ▁a\nb ▁q\n", "'b' is spelled with '▁q'")],
+    )
+    def test_lexicon_files(self, tmp_path, text, message):
+        (tmp_path / "lexicon.txt").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            Lexicon.from_file(tmp_path / "lexicon.txt", PIECES)
+
+    @pytest.mark.parametrize(
+        ("spellings", "message"),
+        [
+            ({"a": ()}, "'a' has an empty spelling"),
+            ({"a": ((),)}, "'a' has an empty spelling"),
+            ({"a": ((1,), (1,))}, "'a' has the same spelling twice"),
+            ({"a": ((-1,),)}, "'a' has a negative token"),
+        ],
+    )
+    def test_lexicons(self, spellings, message):
+        with pytest.raises(ValueError, match=message):
+            Lexicon(spellings)

@@ -1,0 +1,194 @@
+"""Graphs on disk, ready-made FST files, and everything that may be wrong with either."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nemo_gpu_decoding.graph.build import build_graph, load_fst_graph
+from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.epsilons import epsilon_records
+from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
+from nemo_gpu_decoding.graph.store import load_graph, save_graph
+from tests.graph.toy import PIECES, toy_arpa, toy_lexicon
+
+
+def fst(arcs, states, final, start=0):
+    """An FST from (source, input, output, cost, target) rows."""
+    costs = np.full(states, np.inf)
+    costs[final] = 0.0
+    columns = (
+        [np.array(column) for column in zip(*arcs, strict=True)] if arcs else [np.zeros(0, int)] * 5
+    )
+    sources, inputs, outputs, weights, targets = columns
+    return Fst.from_arcs(start, costs, sources, inputs, outputs, weights, targets)
+
+
+SMALL = [(0, 1, 1, 0.5, 1), (1, 0, 0, 0.25, 2), (1, 2, 2, 1.5, 1), (2, 3, 0, 0.0, 0)]
+WORDS = ("<eps>", "one", "two")
+
+
+@pytest.fixture
+def graph(tmp_path):
+    pytest.importorskip("kaldifst")
+    return build_graph(
+        toy_arpa(tmp_path / "lm.arpa", seed=0), toy_lexicon(), vocab_size=len(PIECES), cache=False
+    )
+
+
+def test_a_saved_graph_is_the_same_graph(graph, tmp_path):
+    save_graph(graph, tmp_path / "toy.graph")
+    loaded = load_graph(tmp_path / "toy.graph")
+    assert loaded.fingerprint == graph.fingerprint
+    assert loaded.words == graph.words
+    assert loaded.report == graph.report
+    assert all(np.array_equal(a, b) for a, b in zip(loaded.spellings, graph.spellings, strict=True))
+    assert not loaded.arrays.arcs.flags.writeable
+
+
+def test_a_graph_is_built_once(tmp_path, monkeypatch):
+    pytest.importorskip("kaldifst")
+    from nemo_gpu_decoding.graph import build
+
+    arpa, folder = toy_arpa(tmp_path / "lm.arpa", seed=0), tmp_path / "cache"
+    first = build_graph(arpa, toy_lexicon(), vocab_size=len(PIECES), cache=folder)
+    assert len(list(folder.iterdir())) == 1
+    moved = arpa.rename(tmp_path / "renamed.arpa")
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "compose_and_optimize", None)
+        again = build_graph(moved, toy_lexicon(), vocab_size=len(PIECES), cache=folder)
+    assert again.fingerprint == first.fingerprint
+    other = build_graph(
+        toy_arpa(tmp_path / "lm.arpa", seed=1), toy_lexicon(), vocab_size=len(PIECES), cache=folder
+    )
+    assert other.fingerprint != first.fingerprint
+
+
+@pytest.mark.parametrize("keep", [0, 10, 100, -1])
+def test_truncated_graphs_are_named(graph, tmp_path, keep):
+    path = tmp_path / "toy.graph"
+    save_graph(graph, path)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"toy\.graph is (truncated|not a word graph)"):
+        load_graph(path)
+
+
+def test_a_truncated_graph_is_noticed_without_its_checksum(graph, tmp_path):
+    path = tmp_path / "toy.graph"
+    save_graph(graph, path)
+    path.write_bytes(path.read_bytes()[:-64])
+    with pytest.raises(ValueError, match="truncated: it ends within"):
+        load_graph(path, verify=False)
+
+
+def test_a_flipped_bit_is_noticed(graph, tmp_path):
+    path = tmp_path / "toy.graph"
+    save_graph(graph, path)
+    data = bytearray(path.read_bytes())
+    data[-200] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="its checksum does not match"):
+        load_graph(path)
+
+
+def test_other_versions_are_named(graph, tmp_path):
+    path = tmp_path / "toy.graph"
+    save_graph(graph, path)
+    data = bytearray(path.read_bytes())
+    data[8] = 99
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="of version 99, expected 1"):
+        load_graph(path)
+
+
+def test_fst_files_are_read_back(tmp_path):
+    written = fst(SMALL, 4, [2])
+    write_fst(written, tmp_path / "small.fst")
+    read = read_fst(tmp_path / "small.fst")
+    assert read.start == 0
+    assert np.array_equal(read.arcs, written.arcs)
+    assert np.array_equal(read.arc_begin, written.arc_begin)
+    assert np.array_equal(read.final_costs, written.final_costs)
+
+
+def test_fst_files_are_kaldifsts(tmp_path):
+    kaldifst = pytest.importorskip("kaldifst")
+    write_fst(fst(SMALL, 4, [2]), tmp_path / "small.fst")
+    theirs = kaldifst.StdVectorFst.read(str(tmp_path / "small.fst"))
+    rows = [
+        (s, arc.ilabel, arc.olabel, arc.weight.value, arc.nextstate)
+        for s in range(theirs.num_states)
+        for arc in kaldifst.ArcIterator(theirs, s)
+    ]
+    assert sorted(rows) == sorted(SMALL)
+    symbols = kaldifst.SymbolTable()
+    for label, word in enumerate(WORDS):
+        symbols.add_symbol(symbol=word, key=label)
+    theirs.output_symbols = symbols
+    theirs.write(str(tmp_path / "named.fst"))
+    assert load_fst_graph(tmp_path / "named.fst").words == WORDS
+
+
+@pytest.mark.parametrize("keep", [0, 3, 30, 70, -1])
+def test_truncated_fst_files_are_named(tmp_path, keep):
+    path = tmp_path / "small.fst"
+    write_fst(fst(SMALL, 4, [2]), path)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"small\.fst is (truncated|not a binary)"):
+        load_fst_graph(path, WORDS)
+
+
+def test_ready_made_graphs_need_words(tmp_path):
+    write_fst(fst(SMALL, 4, [2]), tmp_path / "small.fst")
+    with pytest.raises(ValueError, match=r"words is None, but .* has no output symbols"):
+        load_fst_graph(tmp_path / "small.fst")
+    (tmp_path / "words.txt").write_text("<eps> 0\none 1\ntwo 2\n")
+    assert load_fst_graph(tmp_path / "small.fst", tmp_path / "words.txt").words == WORDS
+    (tmp_path / "words.txt").write_text("<eps> 0\none\n")
+    with pytest.raises(ValueError, match=r"words\.txt, line 2: expected a word and its number"):
+        load_fst_graph(tmp_path / "small.fst", tmp_path / "words.txt")
+
+
+@pytest.mark.parametrize(
+    ("arcs", "final", "message"),
+    [
+        ([*SMALL, (2, 0, 0, 1.0, 0), (0, 0, 0, 1.0, 1)], [2], "epsilon arcs from state . form a cycle"),
+        ([*SMALL, (1, 0, 0, 1.0, 1)], [2], "epsilon arcs from state . form a cycle"),
+        (SMALL, [], "no final state"),
+        ([*SMALL, (0, 1, 3, 0.0, 1)], [2], "output label 3, but the table of words ends at 2"),
+        ([*SMALL, (0, 1, 1, np.nan, 1), (0, 1, 1, -np.inf, 1)], [2], "cost holds NaN or -inf"),
+        ([*SMALL, (0, -1, 1, 0.0, 1)], [2], "an arc has the input label -1"),
+        ([*SMALL, (0, 1, 1, 0.0, 9)], [2], "leads to a state that does not exist"),
+    ],
+)
+def test_bad_graphs_are_named(arcs, final, message):
+    with pytest.raises(ValueError, match=message):
+        WordGraph.from_fst(fst(arcs, 4, final), WORDS)
+
+
+def test_empty_graphs_are_named():
+    with pytest.raises(ValueError, match="is empty: it has no start state"):
+        WordGraph.from_fst(fst([], 0, [], start=-1), WORDS)
+
+
+def test_epsilon_chains_are_followed_once():
+    # 0 -the/1-> 1 -/2-> 2, and a dearer direct way from 0 to 2
+    records = epsilon_records(
+        3, np.array([0, 1, 0]), np.array([1, 0, 1]), np.array([1.0, 2.0, 9.0]), np.array([1, 2, 2]),
+        5, "toy",
+    )  # fmt: skip
+    assert records.begin.tolist() == [0, 2, 3, 3]
+    assert records.words.tolist() == [1, 1, 0]
+    assert records.costs.tolist() == [1.0, 3.0, 2.0]
+    assert records.targets.tolist() == [1, 2, 2]
+
+
+def test_two_words_on_a_chain_are_compounded():
+    graph = WordGraph.from_fst(
+        fst([(0, 0, 1, 0.0, 1), (1, 0, 2, 0.0, 2), (2, 0, 1, 0.5, 3), (3, 1, 0, 0.0, 3)], 4, [3]), WORDS
+    )
+    reached = {
+        int(record["target"]): graph.expanded(int(record["word"]))
+        for record in graph.arrays.epsilons[: graph.arrays.states["epsilon_end"][0]]
+    }
+    assert reached == {1: [1], 2: [1, 2], 3: [1, 2, 1]}

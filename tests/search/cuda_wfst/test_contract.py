@@ -1,0 +1,92 @@
+"""cuda_wfst keeps the contract of word decoders; what is its own about bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nemo_gpu_decoding.fusion.automaton import empty_automaton
+from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
+from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
+from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
+from tests.contract.word_decoder import WordDecoderContract
+from tests.graph.toy import BLANK, PIECES
+from tests.random_models import random_log_probs
+from tests.search.cuda_wfst.models import make, toy_graph
+
+pytest.importorskip("kaldifst")
+
+
+class TestCudaWFSTOnCPU(WordDecoderContract):
+    columns = len(PIECES) + 1
+
+    def make(self, **options):
+        return make(toy_graph(0), **options)
+
+    def wish(self):
+        boosting = build_word_boosting({"cab": 4.0, "a bb": 3.0}, toy_graph(0))
+        return Request(boosting=boosting, boosting_weight=1.5, lm_weight=0.3)
+
+
+def test_records_are_tidied_up_in_long_streams():
+    decoder = make(toy_graph(0), beam=12.0)
+    log_probs = random_log_probs(1, 3000, len(PIECES) + 1, seed=1)
+    streams = decoder.open(1)
+    for begin in range(0, 3000, 50):
+        decoder.push(streams, log_probs[:, begin : begin + 50], [50])
+    utterance = streams.utterances[0]
+    tokens = sum(len(n.best) for n in decoder.partial(streams))
+    assert len(utterance.records) < 8 * tokens
+    expected = decoder.decode(log_probs, [3000])[0].best
+    assert decoder.close(streams)[0].best.frames.tolist() == expected.frames.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topology": "tiny"}, "topology is 'tiny', expected one of compact, normal, minimal, graph"),
+        ({"beam": 0.0}, r"beam is 0.0, expected a finite number > 0"),
+        ({"beam": float("inf")}, "beam is inf"),
+        ({"max_active": 0}, "max_active is 0"),
+        ({"lm_weight": -1.0}, "lm_weight is -1.0"),
+        ({"acoustic_scale": 0.0}, "acoustic_scale is 0.0"),
+        ({"lattice_beam": -2.0}, "lattice_beam is -2.0"),
+        ({"n_best": 0}, "n_best is 0"),
+        ({"threads": -1}, "threads is -1"),
+        ({"backend": "tpu"}, "backend is 'tpu'"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        WFSTConfig(**options)
+
+
+def test_nemos_name_of_the_normal_topology():
+    log_probs = random_log_probs(1, 20, len(PIECES) + 1, seed=1)
+    decoders = [make(toy_graph(0), topology=name) for name in ("default", "normal")]
+    theirs, ours = (decoder.decode(log_probs, [20]) for decoder in decoders)
+    assert theirs[0].best.score == ours[0].best.score
+
+
+def test_graphs_of_another_model_are_named():
+    with pytest.raises(ValueError, match=r"graph .* reads column 4, expected 0 \.\. 3"):
+        CudaWFST(toy_graph(0), vocab_size=3, blank_id=3)
+    with pytest.raises(ValueError, match=r"reads the blank \(column 2\)"):
+        CudaWFST(toy_graph(0), vocab_size=len(PIECES), blank_id=2)
+    with pytest.raises(ValueError, match=f"blank_id is 9, expected 0 .. {BLANK}"):
+        CudaWFST(toy_graph(0), vocab_size=len(PIECES), blank_id=9)
+
+
+def test_boosting_of_another_graph_is_named():
+    with pytest.raises(ValueError, match="was made for 3 words, expected 8"):
+        make(toy_graph(0), boosting=empty_automaton(3))
+
+
+def test_a_path_that_cannot_go_on_is_named():
+    log_probs = random_log_probs(1, 4, len(PIECES) + 1, seed=1)
+    log_probs[0, 0, 1:] = -np.inf  # ▁a, then a label that no word goes on with
+    log_probs[0, 1, [0, 1, 2, 3, 5]] = -np.inf
+    message = r"log_probs\[0, 1\] makes every path through the graph impossible"
+    with pytest.raises(ValueError, match=message):
+        make(toy_graph(0)).decode(log_probs, [4])
