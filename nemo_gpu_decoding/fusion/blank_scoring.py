@@ -36,8 +36,11 @@ def fused_blank(blank_log_prob, alpha, weighted):
 
 @inlined
 def token_offset(blank_log_prob, alpha, weighted, ceiling):
-    """What every token's score gets on top of log p(v) and the weighted LM score."""
+    """What every token's score gets on top of log p(v) and the weighted LM score.
+
+    Computed in double and rounded, so that libraries and devices agree to the last bit.
+    """
     if weighted and alpha > 0:
-        blank = min(np.float32(math.exp(blank_log_prob)), ceiling)
-        return np.float32(math.log1p(-blank)) * alpha
+        blank = min(np.float32(math.exp(np.float64(blank_log_prob))), ceiling)
+        return np.float32(math.log1p(-np.float64(blank))) * alpha
     return np.float32(0.0)

@@ -85,8 +85,8 @@ class FlexCTCInfer(FusedInfer, AbstractBeamCTCInfer):
         results = self.decoder().decode(decoder_output, decoder_lengths, requests)
         frames = [None] * len(results)
         if self.preserve_alignments or self.preserve_frame_confidence:
-            log_probs = decoder_output.cpu()
-            frames = [row[:length] for row, length in zip(log_probs, decoder_lengths.tolist(), strict=True)]
+            log_probs, lengths = decoder_output.cpu(), decoder_lengths.tolist()
+            frames = [row[:length] for row, length in zip(log_probs, lengths, strict=True)]
         return ([self._hypotheses(nbest, rows) for nbest, rows in zip(results, frames, strict=True)],)
 
     def decoder(self) -> FlexCTCBeam:

@@ -116,8 +116,6 @@ def read_transducer_options(
     return_best = read_bool("beam.return_best_hypothesis", beam["return_best_hypothesis"])
     wants_alignments(cfg, beam)
     read_bool("beam.compute_timestamps", beam.get("compute_timestamps", False))
-    if beam["allow_cuda_graphs"] is not None:
-        read_bool("beam.allow_cuda_graphs", beam["allow_cuda_graphs"])
     fusion = read_fusion_options(beam)
     try:
         shared = _shared_options(beam, read_n_best(beam, return_best))
@@ -138,6 +136,7 @@ def read_transducer_options(
 
 def _shared_options(beam: Config, n_best: Any) -> dict[str, Any]:
     default = TransducerConfig
+    graphs = beam["allow_cuda_graphs"]
     return {
         "beam_size": beam["beam_size"],
         "score_norm": read_bool("score_norm", beam["score_norm"]),
@@ -147,6 +146,10 @@ def _shared_options(beam: Config, n_best: Any) -> dict[str, Any]:
         "n_best": n_best,
         "backend": read_choice("backend", beam.get("backend", default.backend), BACKENDS),
         "threads": beam.get("threads", default.threads),
+        # NeMo's default is None: as the strategy likes
+        "allow_cuda_graphs": (
+            default.allow_cuda_graphs if graphs is None else read_bool("allow_cuda_graphs", graphs)
+        ),
     }
 
 

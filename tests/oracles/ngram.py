@@ -29,7 +29,8 @@ def random_table(
     draw = random.Random(seed)
     first = [s for s in (*symbols, *specials) if s != "</s>"]
     last = [s for s in (*symbols, *specials) if s != "<s>"]
-    table: Table = {(s,): (draw.uniform(-3, 0), draw.uniform(-1, 0)) for s in dict.fromkeys((*first, *last))}
+    singles = dict.fromkeys((*first, *last))
+    table: Table = {(s,): (draw.uniform(-3, 0), draw.uniform(-1, 0)) for s in singles}
     for n in range(2, order + 1):
         for ngram in itertools.product(first, *[symbols] * (n - 2), last):
             if draw.random() < keep:

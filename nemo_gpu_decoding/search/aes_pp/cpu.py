@@ -280,7 +280,7 @@ def _within_gamma(best, count, limits):
     """How many of the sorted expansions are better than the best less gamma."""
     if count > 0:
         floor = best.items[best.rank[0]].score - limits.gamma
-        while not best.items[best.rank[count - 1]].score > floor:
+        while count > 0 and not best.items[best.rank[count - 1]].score > floor:
             count -= 1
     return count
 

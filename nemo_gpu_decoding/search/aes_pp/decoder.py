@@ -8,6 +8,7 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.aes_pp import cpu
 from nemo_gpu_decoding.search.aes_pp.config import AESConfig
 from nemo_gpu_decoding.search.transducer.beam import Joint, Search, Wishes
+from nemo_gpu_decoding.search.transducer.cuda_step import DeviceStep
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder, TransducerStreams
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 
@@ -41,6 +42,21 @@ class AESPlusPlus(TransducerDecoder[AESConfig]):
             steps=self.config.maes_num_steps,
             expansions=min(self.config.beam_size + self.config.maes_expansion_beta, choices),
             gamma=np.float32(self.config.maes_expansion_gamma),
+        )
+
+    def _device_step(self) -> DeviceStep:
+        limits = self._limits
+        stays = np.flatnonzero(self._durations == 0)  # a token that stays in its frame
+        return DeviceStep(
+            source="search/aes_pp/kernel.cu",
+            per_hypothesis=limits.expansions,
+            pooled=True,
+            expand_options=(
+                ("num_steps", np.int32(limits.steps)),
+                ("gamma", limits.gamma),
+                ("stay", np.int32(stays[-1] if len(stays) else -1)),
+            ),
+            merge_options=(("timed", int(bool(self.networks.durations))), ("num_steps", limits.steps)),
         )
 
     def _step(

@@ -8,6 +8,7 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.alsd_pp import cpu
 from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.beam import Joint, Search, Wishes
+from nemo_gpu_decoding.search.transducer.cuda_step import DeviceStep
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder, TransducerStreams
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 
@@ -39,6 +40,15 @@ class ALSDPlusPlus(TransducerDecoder[ALSDConfig]):
         fusion: Fusion | None = None,
     ) -> None:
         super().__init__(networks, config or ALSDConfig(), fusion)
+
+    def _device_step(self) -> DeviceStep:
+        return DeviceStep(
+            source="search/alsd_pp/kernel.cu",
+            per_hypothesis=self.config.beam_size,
+            pooled=False,
+            expand_options=(("max_symbols", np.int32(self.config.max_symbols)),),
+            merge_options=(),
+        )
 
     def _step(
         self,

@@ -40,6 +40,8 @@ class TransducerConfig:
     alignments: bool = False
     # auto: cuda for tensors on a GPU when kernels can be had, else cpu. The networks run where they are.
     backend: str = "auto"
+    # Run the steps of a search on the GPU as a CUDA graph where that works, see cuda_graphs.py.
+    allow_cuda_graphs: bool = True
     # CPU threads of the search (not of the networks); 0 = torch.get_num_threads().
     threads: int = 0
 
@@ -51,6 +53,8 @@ class TransducerConfig:
             raise ValueError(
                 f"softmax_temperature is {self.softmax_temperature}, expected a finite number > 0"
             )
+        if not isinstance(self.allow_cuda_graphs, bool):
+            raise ValueError(f"allow_cuda_graphs is {self.allow_cuda_graphs!r}, expected True or False")
         check_choice("blank_lm_score_mode", self.blank_lm_score_mode, BLANK_LM_SCORE_MODES)
         check_choice("pruning_mode", self.pruning_mode, PRUNING_MODES)
         check_choice("backend", self.backend, BACKENDS)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nemo_gpu_decoding.cuda.launch import runtime
 from nemo_gpu_decoding.fusion.blank_scoring import BLANK_LM_SCORE_MODES
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.jit import announce_compilation
@@ -21,12 +22,17 @@ from nemo_gpu_decoding.search.fusing import BatchFusion, Fuser
 from nemo_gpu_decoding.search.result import NBest, ScoreParts
 from nemo_gpu_decoding.search.transducer import beam as beams
 from nemo_gpu_decoding.search.transducer.config import TransducerConfig
+from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
+from nemo_gpu_decoding.search.transducer.cuda_loop import CUDALoop
+from nemo_gpu_decoding.search.transducer.cuda_step import DeviceStep
+from nemo_gpu_decoding.search.transducer.cuda_workspace import WorkspacePool
 from nemo_gpu_decoding.search.transducer.history import fusion_parts, rank, trace_back
 from nemo_gpu_decoding.search.transducer.inputs import (
     checked_encoder_output,
     checked_networks,
     valid_frames,
 )
+from nemo_gpu_decoding.search.transducer.launch_shape import why_not
 from nemo_gpu_decoding.search.transducer.loop import Loop
 from nemo_gpu_decoding.search.transducer.memory import Frames, Predictions, projected
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
@@ -45,6 +51,7 @@ class TransducerStreams:
     frames: Frames
     fusion: BatchFusion
     closed: bool = False
+    backend: str = "cpu"  # that the last `push` chose; between runs all backends keep the same things
 
     def __len__(self) -> int:
         return len(self.batch.sizes)
@@ -71,6 +78,8 @@ class TransducerDecoder(Generic[C]):
         self._fuser = Fuser(networks.vocab_size, self.fusion)
         # an RNN-T is a TDT model that knows the duration 0 only, see `transducer/beam.py`
         self._durations = np.array(networks.durations or (0,), np.int32)
+        self._graphs = GraphRunner(networks, allowed=config.allow_cuda_graphs)
+        self._workspaces = WorkspacePool()
 
     # ------------------------------------------------------------------------------------ verbs
 
@@ -134,7 +143,10 @@ class TransducerDecoder(Generic[C]):
         counts = checked_encoder_output(
             encoder_output, lengths, batch=len(streams), size=self.networks.encoder_size
         )
-        choose_backend(self.config.backend, encoder_output.device)
+        place = streams.predictions.outputs.device
+        streams.backend = choose_backend(
+            self.config.backend, encoder_output.device, lambda device: self._why_not(device, place)
+        )
         announce_compilation()
         new = valid_frames(encoder_output, counts)
         if len(new) == 0:
@@ -172,26 +184,32 @@ class TransducerDecoder(Generic[C]):
         """One step of the search; see `cpu.py` of the strategies."""
         raise NotImplementedError
 
+    def _device_step(self) -> DeviceStep:
+        """The same step on the GPU."""
+        raise NotImplementedError
+
     def _nodes_per_step(self) -> int:
         return self.config.beam_size
 
-    def _run(self, streams: TransducerStreams, *, ended: bool) -> None:
-        search = self._search()
-        loop = Loop(
-            self.networks, self.config.softmax_temperature, self._nodes_per_step(), self.config.threads
+    def _why_not(self, device: torch.device, networks_device: torch.device) -> str | None:
+        """What keeps our kernels from `device`, in one line."""
+        if networks_device != device:
+            return f"the networks are on {networks_device}"
+        kernels = self._device_step()
+        return why_not(
+            self.config.beam_size,
+            kernels.per_hypothesis,
+            self.networks.vocab_size + 1,
+            len(self._durations),
+            kernels.pooled,
+            runtime().shared_bytes(device),
         )
+
+    def _run(self, streams: TransducerStreams, *, ended: bool) -> None:
         streams.closed = True  # for good, if the networks fail half-way
+        run = self._run_on_device if streams.backend == "cuda" else self._run_on_cpu
         with torch.inference_mode(), self.networks.evaluation():
-            streams.nodes = loop.run(
-                streams.batch,
-                streams.nodes,
-                streams.predictions,
-                streams.frames,
-                lambda rows, joint, nodes, wishes: self._step(
-                    rows, joint, nodes, wishes, streams, search
-                ),
-                ended=ended,
-            )
+            streams.nodes = run(streams, ended)
         failed = np.flatnonzero(streams.batch.sizes <= 0)
         if len(failed):
             b = int(failed[0])
@@ -201,6 +219,39 @@ class TransducerDecoder(Generic[C]):
                 "finite and none is NaN or +inf; the streams are closed"
             )
         streams.closed = False
+
+    def _run_on_cpu(self, streams: TransducerStreams, ended: bool) -> np.ndarray:
+        search = self._search()
+        loop = Loop(
+            self.networks, self.config.softmax_temperature, self._nodes_per_step(), self.config.threads
+        )
+        return loop.run(
+            streams.batch,
+            streams.nodes,
+            streams.predictions,
+            streams.frames,
+            lambda rows, joint, nodes, wishes: self._step(rows, joint, nodes, wishes, streams, search),
+            ended=ended,
+        )
+
+    def _run_on_device(self, streams: TransducerStreams, ended: bool) -> np.ndarray:
+        loop = CUDALoop(
+            self.networks,
+            self._search(),
+            self._durations,
+            self.config.softmax_temperature,
+            self._device_step(),
+            self._workspaces,
+            self._graphs,
+        )
+        return loop.run(
+            streams.batch,
+            streams.nodes,
+            streams.predictions,
+            streams.frames,
+            streams.fusion,
+            ended=ended,
+        )
 
     def _search(self) -> beams.Search:
         return beams.Search(

@@ -100,15 +100,16 @@ class Loop:
         logits = self.networks.join(
             flat_frames.index_select(0, place), predictions.outputs.index_select(0, text)
         )
-        logits = logits[:count].float()
+        # in double and rounded once: the order of a sum no longer shows, and backends agree
+        logits = logits[:count].double()
         if self.temperature != 1.0:
-            logits = logits / self.temperature
+            logits = logits * (1.0 / self.temperature)
         labels = self.networks.vocab_size + 1
         log_probs = torch.log_softmax(logits[:, :labels], dim=-1)
         if self.networks.durations:
             durations = torch.log_softmax(logits[:, labels:], dim=-1)
             log_probs = torch.cat([log_probs, durations], dim=-1)
-        return log_probs.contiguous().cpu().numpy()
+        return log_probs.float().contiguous().cpu().numpy()
 
     def _share(
         self, step: Step, rows: np.ndarray, joint: Joint, nodes: np.ndarray, wishes: Wishes

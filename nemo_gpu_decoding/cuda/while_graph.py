@@ -1,0 +1,165 @@
+"""A loop on the device: a CUDA graph whose WHILE node repeats captured work until a kernel says stop.
+
+    graph = capture_while(device, decide, body)
+    graph.replay()
+
+`decide(handle)` launches a kernel that calls cudaGraphSetConditional(handle, more); it is captured
+before the loop and at the end of its body. The body may hold torch's operators: what they allocate comes
+from a pool that belongs to the graph and is settled while capturing: a replay allocates nothing.
+WHILE nodes need CUDA 12.4 and a driver for 12.6, as NeMo asks for too.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+OLDEST_DRIVER = 12060  # 12.6
+
+
+class GraphError(RuntimeError):
+    """A call of CUDA's graph interface failed."""
+
+
+class Bindings:
+    """`cuda.bindings` with exceptions instead of statuses, and one face for CUDA 12 and 13."""
+
+    def __init__(self, runtime: Any = None, driver: Any = None, version: str | None = None) -> None:
+        """The arguments stand in for `cuda.bindings.runtime`, `.driver` and their version."""
+        self.runtime = runtime or importlib.import_module("cuda.bindings.runtime")
+        self.driver = driver or importlib.import_module("cuda.bindings.driver")
+        version = version or importlib.import_module("cuda.bindings").__version__
+        # from CUDA 13 on, edges between nodes may carry data, and functions have an argument for it
+        self.edge_data: tuple[None, ...] = (None,) if int(version.split(".")[0]) >= 13 else ()
+
+    def call(self, module: Any, name: str, *arguments: Any) -> Any:
+        """The result of a function without its status.
+
+        Raises:
+            GraphError: names the function and the status.
+        """
+        status, *values = getattr(module, name)(*arguments)
+        if int(status) != 0:
+            raise GraphError(f"{name} fails with {status}")
+        return values[0] if len(values) == 1 else tuple(values)
+
+
+def why_no_while_graphs(device: torch.device, bindings: Bindings | None = None) -> str | None:
+    """None if WHILE nodes work on `device`, else the reason in one line. Never raises."""
+    if device.type != "cuda":
+        return f"CUDA graphs run on CUDA devices, not on '{device}'"
+    try:
+        bindings = bindings or Bindings()
+        version = bindings.call(bindings.driver, "cuDriverGetVersion")
+    except Exception as error:  # missing libraries raise many types; none may stop a decoder
+        return f"cuda-python does not answer ({type(error).__name__}: {error})"
+    if version < OLDEST_DRIVER:
+        return f"the driver is for CUDA {version // 1000}.{version % 1000 // 10}, WHILE nodes need 12.6"
+    return None
+
+
+class WhileGraph:
+    """A captured loop. Replays on the current stream; the host does not wait."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
+        self._graph = graph
+        self._pool = pool  # holds what the body computes with
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+def capture_while(
+    device: torch.device,
+    decide: Callable[[int], None],
+    body: Callable[[], None],
+    bindings: Bindings | None = None,
+) -> WhileGraph:
+    """Capture `while decide: body()`. Nothing runs yet; run the body once before, as for any graph.
+
+    Raises:
+        GraphError, RuntimeError: CUDA refuses; nothing has changed then.
+    """
+    bindings = bindings or Bindings()
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.MemPool()
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with (
+        torch.cuda.device(device),
+        torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+    ):
+        parent, _ = _captured(bindings, stream)
+        handle = bindings.call(bindings.runtime, "cudaGraphConditionalHandleCreate", parent, 0, 0)
+        decide(_number(handle))
+        inner = _add_while_node(bindings, stream, handle)
+        with _capturing_into(bindings, inner, device), torch.cuda.use_mem_pool(pool, device):
+            body()
+            decide(_number(handle))
+    torch.cuda.current_stream(device).wait_stream(stream)
+    return WhileGraph(graph, pool)
+
+
+def _number(handle: Any) -> int:
+    """A conditional handle as kernels take it."""
+    return int(handle)
+
+
+def _captured(bindings: Bindings, stream: torch.cuda.Stream) -> tuple[Any, list[Any]]:
+    """The graph that a stream is captured into, and the nodes that the next one waits for.
+
+    Raises:
+        GraphError: the stream is not being captured.
+    """
+    found = bindings.call(bindings.runtime, "cudaStreamGetCaptureInfo", stream.cuda_stream)
+    status, _, graph, dependencies = found[:4]
+    active = bindings.runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive
+    if status != active:
+        raise GraphError(f"the stream's capture is {status}, expected {active}")
+    return graph, dependencies
+
+
+def _add_while_node(bindings: Bindings, stream: torch.cuda.Stream, handle: Any) -> Any:
+    """Append a WHILE node to what the stream captures; returns the graph of its body, still empty."""
+    driver, runtime = bindings.driver, bindings.runtime
+    graph, dependencies = _captured(bindings, stream)
+    node = driver.CUgraphNodeParams()
+    node.type = driver.CUgraphNodeType.CU_GRAPH_NODE_TYPE_CONDITIONAL
+    node.conditional.handle = handle
+    node.conditional.type = driver.CUgraphConditionalNodeType.CU_GRAPH_COND_TYPE_WHILE
+    node.conditional.size = 1
+    node.conditional.ctx = bindings.call(driver, "cuCtxGetCurrent")
+    count = len(dependencies)
+    added = bindings.call(
+        driver, "cuGraphAddNode", graph, dependencies, *bindings.edge_data, count, node
+    )
+    replace = runtime.cudaStreamUpdateCaptureDependenciesFlags.cudaStreamSetCaptureDependencies
+    bindings.call(
+        runtime,
+        "cudaStreamUpdateCaptureDependencies",
+        stream.cuda_stream,
+        [added],
+        *bindings.edge_data,
+        1,
+        replace,
+    )
+    return node.conditional.phGraph_out[0]
+
+
+@contextmanager
+def _capturing_into(bindings: Bindings, graph: Any, device: torch.device) -> Iterator[None]:
+    """Capture what happens inside on a stream of its own into a given graph."""
+    runtime = bindings.runtime
+    stream = torch.cuda.Stream(device)
+    mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
+    bindings.call(
+        runtime, "cudaStreamBeginCaptureToGraph", stream.cuda_stream, graph, None, None, 0, mode
+    )
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        bindings.call(runtime, "cudaStreamEndCapture", stream.cuda_stream)

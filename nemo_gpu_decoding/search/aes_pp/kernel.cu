@@ -1,0 +1,241 @@
+// aes_pp on the GPU: a step of aes_pp/cpu.py is two launches [ALSD++/AES++].
+//
+//   expand  one block per hypothesis: log-softmax of its logits; in the first step of a frame, what its
+//           prefixes contribute; its few best extensions, or its forced blank
+//   merge   one block per utterance: these and the hypotheses that have left the frame compete; the K
+//           best become the new beam; who reads which frame next
+//
+// Between two steps torch runs the prediction network and the joint. `plan.cu` begins a run.
+//
+// Compiled once per type of logits.
+// variants: LOGIT=float
+// variants: LOGIT=Half
+// variants: LOGIT=BFloat16
+#ifndef LOGIT
+#define LOGIT float
+#endif
+#ifndef HYPOTHESIS_BYTES
+#define HYPOTHESIS_BYTES 64
+#endif
+
+#include "cuda/common.cuh"
+
+typedef LOGIT Logit;
+
+#include "search/aes_pp/pool.cuh"
+#include "search/transducer/expand.cuh"
+
+constexpr int MAX_THREADS = 256;
+constexpr float CEILING = 1.0f - 1e-6f;  // blank_scoring.AES_CEILING
+
+// What hypothesis `from` contributes to the longer text of hypothesis `to` by emitting its last token in
+// this frame.
+inline float emitted_here(
+  const Row& row, const Hypothesis& from, const Hypothesis& to, int stay, const Fusion& fusion,
+  const Options& options
+) {
+  float blank = row[options.vocab_size];
+  float offset = token_offset(blank, fusion.alpha(), options.weighted_blank, CEILING);
+  Fused fused = fused_token(
+    fusion, from.lm_state, from.boosting_state, to.last_label, negative_infinity());
+  float token = (row[to.last_label] + offset) + fused.score;
+  return from.score + (token + row.duration(stay));
+}
+
+// The score of hypothesis k with what its prefixes, one token shorter and open too, contribute in this
+// frame; alike in all threads. Call with all threads.
+inline float with_prefixes(
+  const Logit* logits, int columns, const Hypothesis* beam, int k, int size, int stay, double temperature,
+  const Fusion& fusion, const Options& options, double* scratch
+) {
+  float gain = negative_infinity();
+  for (int j = 0; j < size && beam[k].length > 0 && stay >= 0; j++) {
+    if (!beam[j].open || beam[j].text_hash != beam[k].prefix_hash) continue;
+    Row row(logits + (int64)j * columns, temperature, options);
+    normalise(row, scratch);  // if it is bad, its own block says so
+    if (row.normaliser.bad) continue;
+    gain = log_add(gain, emitted_here(row, beam[j], beam[k], stay, fusion, options));
+  }
+  return log_add(beam[k].score, gain);
+}
+
+// The best extensions by the joint alone, scored with LM and boosting afterwards, in the order of the
+// former. Call with all threads; returns how many.
+inline int expand_early(
+  const Row& row, const Hypothesis& hypothesis, const Fusion& fusion, const Options& options,
+  Workspace& work, Extension* own
+) {
+  Scoring scoring{};
+  scoring.before = hypothesis.score;
+  scoring.blank = row[options.vocab_size];
+  scoring.longest = row.duration(row.longest_duration());
+  scoring.num_durations = options.num_durations;
+  scoring.timed = options.timed;
+  int count = count_within_gamma(work.best, find_best(row, options, scoring, work));
+  const float offset = token_offset(scoring.blank, fusion.alpha(), options.weighted_blank, CEILING);
+  for (int i = thread(); i < count; i += threads()) {
+    int choice = choice_of(work.best.keys[i]), label = choice / options.num_durations;
+    Fused fused{0.0f, hypothesis.lm_state, hypothesis.boosting_state};
+    float score = fused_blank(scoring.blank, fusion.alpha(), options.weighted_blank);
+    if (label < options.vocab_size) {
+      fused = fused_token(fusion, fused.lm_state, fused.boosting_state, label, negative_infinity());
+      score = (row[label] + offset) + fused.score;
+    }
+    score = hypothesis.score + (score + row.duration(choice % options.num_durations));
+    own[i] = {score, choice, fused.lm_state, fused.boosting_state, row[label]};
+  }
+  return count;
+}
+
+// The best extensions by all scores, best first. Call with all threads; returns how many.
+inline int expand_late(
+  const Row& row, const Hypothesis& hypothesis, const Fusion& fusion, const Options& options,
+  Workspace& work, Extension* own
+) {
+  const Scoring scoring = fused_scoring(row, hypothesis, fusion, options, CEILING);
+  int count = count_within_gamma(work.best, find_best(row, options, scoring, work));
+  for (int i = thread(); i < count; i += threads()) {
+    uint64 key = work.best.keys[i];
+    const States& states = work.best.states[i];
+    int choice = choice_of(key);
+    own[i] = {score_of(key), choice, states.lm, states.boosting, row[choice / options.num_durations]};
+  }
+  return count;
+}
+
+// What is left open after the last step of a frame takes a blank, by its plain score, as in NeMo.
+inline Extension forced_blank(const Row& row, const Hypothesis& hypothesis, const Options& options) {
+  int d = row.longest_duration();
+  float blank = row[options.vocab_size];
+  int choice = options.vocab_size * options.num_durations + d;
+  float score = hypothesis.score + (blank + row.duration(d));
+  return {score, choice, hypothesis.lm_state, hypothesis.boosting_state, blank};
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) expand(
+  const Logit* logits,  // [B * K, columns]
+  const Utterance* utterances,  // [B]
+  const Hypothesis* beams,  // [B, K]
+  const Progress* progress,  // [B]
+  const int64* frame_rows,  // [B, K]
+  const State* lm_states, const Arc* lm_arcs, const State* boosting_states, const Arc* boosting_arcs,
+  Extension* extensions,  // [B, K, M]
+  int* counts,  // [B, K] how many of them; BAD_INPUT: NaN or +inf among the logits
+  double inverse_temperature, int columns, int beam_size, int vocab_size, int num_durations, int timed,
+  int weighted_blank, int late, int num_steps, float gamma, int stay, int per_hypothesis, int max_items,
+  int max_labels
+) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  const int b = blockIdx.x / beam_size, k = blockIdx.x % beam_size;
+  const Progress now = progress[b];
+  if (now.activity != GOING) return;
+  const int64 slot = blockIdx.x;
+  if (k >= now.size) {
+    if (thread() == 0) counts[slot] = 0;
+    return;
+  }
+  const Options options{
+    beam_size, vocab_size, num_durations, timed, weighted_blank, late, 0, 1};
+  Workspace work(smem, {max_items, max_labels});
+  Hypothesis hypothesis = beams[slot];
+  Extension* own = extensions + slot * per_hypothesis;
+  if (frame_rows[slot] == NOTHING) {
+    if (thread() == 0) {
+      own[0] = {hypothesis.score, STAY, hypothesis.lm_state, hypothesis.boosting_state, 0.0f};
+      counts[slot] = 1;
+    }
+    return;
+  }
+  Row row(logits + slot * columns, inverse_temperature, options);
+  normalise(row, work.scratch);
+  if (row.normaliser.bad) {
+    if (thread() == 0) counts[slot] = BAD_INPUT;
+    return;
+  }
+  const Utterance& utterance = utterances[b];
+  const Fusion fusion{
+    {lm_states, lm_arcs, vocab_size}, {boosting_states, boosting_arcs, vocab_size},
+    utterance.lm_weight, utterance.boosting_weight, utterance.inverse_lm_weight};
+  if (now.expansions == num_steps) {
+    if (thread() == 0) {
+      own[0] = forced_blank(row, hypothesis, options);
+      counts[slot] = 1;
+    }
+    return;
+  }
+  if (now.expansions == 0) {
+    const int64 first = slot - k;
+    hypothesis.score = with_prefixes(
+      logits + first * columns, columns, beams + first, k, now.size, stay, inverse_temperature, fusion,
+      options, work.scratch);
+  }
+  work.best.wanted = per_hypothesis;
+  work.best.gamma = gamma;
+  int count = late ? expand_late(row, hypothesis, fusion, options, work, own)
+                   : expand_early(row, hypothesis, fusion, options, work, own);
+  if (thread() == 0) counts[slot] = count;
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) merge(
+  const Extension* extensions,  // [B, K, M]
+  const int* counts,  // [B, K]
+  const int* durations,  // [D] frames
+  const Utterance* utterances,  // [B]
+  Hypothesis* beams,  // [B, K]
+  Progress* progress,  // [B]
+  Node* nodes,  // [B, room]
+  int64* frame_rows, int64* text_rows,  // [B, K]
+  int64* labels, int64* sources, int64* targets,  // [B, K]
+  int room, int entries, int beam_size, int vocab_size, int num_durations, int alignments, int timed,
+  int num_steps, int per_hypothesis
+) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  const int b = blockIdx.x;
+  const int64 first = (int64)b * beam_size;
+  const Options options{beam_size, vocab_size, num_durations, timed, 0, 0, alignments, 1};
+  const Batch batch{utterances, beams, progress, frame_rows, text_rows};
+  const Wishes wishes{labels, sources, targets};
+  Progress now = progress[b];
+  if (now.activity != GOING) {
+    for (int k = thread(); k < beam_size; k += threads()) wishes.clear(first + k);
+    return;
+  }
+  MergeWorkspace work(smem, beam_size, per_hypothesis);
+  copy_records(work.beam, beams + first, now.size);
+  bool bad = false;
+  for (int k = thread(); k < now.size; k += threads()) {
+    work.counts[k] = counts[first + k];
+    bad |= work.counts[k] == BAD_INPUT;
+  }
+  if (__syncthreads_or(bad)) {
+    now.size = BAD_INPUT;
+    for (int k = thread(); k < beam_size; k += threads()) wishes.clear(first + k);
+  } else {
+    const Extension* own = extensions + first * per_hypothesis;
+    const NodeBuffer buffer{nodes, room};
+    if (now.expansions == num_steps) {
+      force_blanks(work, own, per_hypothesis, b, now, buffer, durations, options);
+      copy_records(beams + first, work.next, now.size);
+      for (int k = thread(); k < beam_size; k += threads()) wishes.clear(first + k);
+      __syncthreads();
+      next_frame(beams + first, now);
+    } else {
+      Pool pool;
+      pool.size = now.size * per_hypothesis;
+      pool.per_hypothesis = per_hypothesis;
+      pool.keys = work.keys;
+      pool.texts = (uint64*)(work.free_entries + 2 * ((beam_size + 1) / 2));
+      pool.scores = (float*)(pool.texts + beam_size * per_hypothesis);
+      fill_pool(pool, work, own, now.size, durations, options);
+      __syncthreads();
+      int count = choose_from_pool(pool, work, own, options);
+      merge_choices(work, count, b, now, batch, buffer, wishes, entries, durations, options);
+      now.expansions++;
+      bool any_open = false;
+      for (int k = 0; k < now.size; k++) any_open |= beams[first + k].open;
+      __syncthreads();
+      if (!any_open) next_frame(beams + first, now);
+    }
+  }
+  plan(batch, b, beams + first, now, options, entries, room);
+}

@@ -1,0 +1,194 @@
+// alsd_pp on the GPU: a step of alsd_pp/cpu.py is two launches [ALSD++/AES++].
+//
+//   expand  one block per hypothesis: log-softmax of its logits, blank scoring, LM and boosting; its K
+//           best extensions
+//   merge   one block per utterance: the K best of all become the new beam; who reads which frame next
+//
+// Between two steps torch runs the prediction network and the joint. `plan` begins a run.
+//
+// Compiled once per type of logits.
+// variants: LOGIT=float
+// variants: LOGIT=Half
+// variants: LOGIT=BFloat16
+#ifndef LOGIT
+#define LOGIT float
+#endif
+#ifndef HYPOTHESIS_BYTES
+#define HYPOTHESIS_BYTES 64
+#endif
+
+#include "cuda/common.cuh"
+
+typedef LOGIT Logit;
+
+#include "search/transducer/expand.cuh"
+#include "search/transducer/merge.cuh"
+
+constexpr int MAX_THREADS = 256;
+constexpr float CEILING = 1.0f - 1e-2f;  // blank_scoring.ALSD_CEILING
+
+// The K labels that the joint likes best: their numbers in work.labels; returns how many.
+inline int best_labels(const Row& row, const Options& options, Workspace& work) {
+  Scoring scoring{};
+  scoring.blank = row[options.vocab_size];
+  scoring.num_durations = 1;
+  int count = find_best(row, options, scoring, work);
+  for (int i = thread(); i < count; i += threads()) work.labels[i] = choice_of(work.best.keys[i]);
+  return count;
+}
+
+// The K best labels by the joint, then scored with LM and boosting; returns how many extensions are kept.
+inline int expand_early(
+  const Row& row, const Hypothesis& hypothesis, const Fusion& fusion, const Options& options,
+  Workspace& work
+) {
+  const int num_labels = best_labels(row, options, work);
+  const float blank = row[options.vocab_size];
+  const float offset = token_offset(blank, fusion.alpha(), options.weighted_blank, CEILING);
+  TopList& best = work.best;
+  best.clear();
+  int reserved = 0;
+  for (int first = 0; first < num_labels; first += threads()) {
+    int i = first + thread(), label = i < num_labels ? work.labels[i] : 0;
+    Fused fused{0.0f, hypothesis.lm_state, hypothesis.boosting_state};
+    float base = fused_blank(blank, fusion.alpha(), options.weighted_blank);
+    if (i < num_labels && label < options.vocab_size) {
+      fused = fused_token(fusion, fused.lm_state, fused.boosting_state, label, negative_infinity());
+      base = (row[label] + offset) + fused.score;
+    }
+    for (int d = 0; d < options.num_durations; d++) {
+      best.make_room(reserved);
+      if (i < num_labels) {
+        float score = hypothesis.score + (base + row.duration(d));
+        best.append(score, label * options.num_durations + d, fused.lm_state, fused.boosting_state);
+      }
+      __syncthreads();
+    }
+  }
+  return best.keep_best();
+}
+
+// A hypothesis that has emitted max_symbols tokens in its frame takes a blank. One thread.
+inline Extension forced_blank(
+  const Row& row, const Hypothesis& hypothesis, const Fusion& fusion, const Options& options
+) {
+  // where labels are narrowed down early, a forced blank keeps its plain score, as in NeMo
+  bool weighted = options.weighted_blank && options.late;
+  float log_prob = row[options.vocab_size];
+  float blank = fused_blank(log_prob, fusion.alpha(), weighted);
+  int d = row.longest_duration();
+  float score = hypothesis.score + (blank + row.duration(d));
+  int choice = options.vocab_size * options.num_durations + d;
+  return {score, choice, hypothesis.lm_state, hypothesis.boosting_state, log_prob};
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) expand(
+  const Logit* logits,  // [B * K, columns]
+  const Utterance* utterances,  // [B]
+  const Hypothesis* beams,  // [B, K]
+  const Progress* progress,  // [B]
+  const int64* frame_rows,  // [B, K]
+  const State* lm_states, const Arc* lm_arcs, const State* boosting_states, const Arc* boosting_arcs,
+  Extension* extensions,  // [B, K, M], here M = K
+  int* counts,  // [B, K] how many of them; BAD_INPUT: NaN or +inf among the logits
+  double inverse_temperature, int columns, int beam_size, int vocab_size, int num_durations, int timed,
+  int weighted_blank, int late, int max_symbols, int per_hypothesis, int max_items, int max_labels
+) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  const int b = blockIdx.x / beam_size, k = blockIdx.x % beam_size;
+  const Progress now = progress[b];
+  if (now.activity != GOING) return;
+  const int64 slot = blockIdx.x;
+  if (k >= now.size) {
+    if (thread() == 0) counts[slot] = 0;
+    return;
+  }
+  const Options options{
+    beam_size, vocab_size, num_durations, timed, weighted_blank, late, 0, 0};
+  Workspace work(smem, {max_items, max_labels});
+  const Hypothesis hypothesis = beams[slot];
+  Extension* own = extensions + slot * per_hypothesis;
+  if (frame_rows[slot] == NOTHING) {
+    if (thread() == 0) {
+      own[0] = {hypothesis.score, STAY, hypothesis.lm_state, hypothesis.boosting_state, 0.0f};
+      counts[slot] = 1;
+    }
+    return;
+  }
+  Row row(logits + slot * columns, inverse_temperature, options);
+  normalise(row, work.scratch);
+  if (row.normaliser.bad) {
+    if (thread() == 0) counts[slot] = BAD_INPUT;
+    return;
+  }
+  const Utterance& utterance = utterances[b];
+  const Fusion fusion{
+    {lm_states, lm_arcs, vocab_size}, {boosting_states, boosting_arcs, vocab_size},
+    utterance.lm_weight, utterance.boosting_weight, utterance.inverse_lm_weight};
+  if (hypothesis.symbols >= max_symbols) {
+    if (thread() == 0) {
+      own[0] = forced_blank(row, hypothesis, fusion, options);
+      counts[slot] = own[0].score > negative_infinity();
+    }
+    return;
+  }
+  work.best.wanted = per_hypothesis;
+  work.best.gamma = __int_as_float(0x7f800000);  // infinity: none is too far below the best
+  int count = 0;
+  if (late) {
+    const Scoring scoring = fused_scoring(row, hypothesis, fusion, options, CEILING);
+    count = find_best(row, options, scoring, work);
+  } else {
+    count = expand_early(row, hypothesis, fusion, options, work);
+  }
+  for (int i = thread(); i < count; i += threads()) {
+    uint64 key = work.best.keys[i];
+    const States& states = work.best.states[i];
+    int choice = choice_of(key);
+    own[i] = {score_of(key), choice, states.lm, states.boosting, row[choice / num_durations]};
+  }
+  if (thread() == 0) counts[slot] = count;
+}
+
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) merge(
+  const Extension* extensions,  // [B, K, M]
+  const int* counts,  // [B, K]
+  const int* durations,  // [D] frames
+  const Utterance* utterances,  // [B]
+  Hypothesis* beams,  // [B, K]
+  Progress* progress,  // [B]
+  Node* nodes,  // [B, room]
+  int64* frame_rows, int64* text_rows,  // [B, K]
+  int64* labels, int64* sources, int64* targets,  // [B, K]
+  int room, int entries, int beam_size, int vocab_size, int num_durations, int alignments,
+  int per_hypothesis
+) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  const int b = blockIdx.x;
+  const int64 first = (int64)b * beam_size;
+  const Options options{beam_size, vocab_size, num_durations, 0, 0, 0, alignments, 0};
+  const Batch batch{utterances, beams, progress, frame_rows, text_rows};
+  const Wishes wishes{labels, sources, targets};
+  Progress now = progress[b];
+  if (now.activity != GOING) {
+    for (int k = thread(); k < beam_size; k += threads()) wishes.clear(first + k);
+    return;
+  }
+  MergeWorkspace work(smem, beam_size, per_hypothesis);
+  copy_records(work.beam, beams + first, now.size);
+  bool bad = false;
+  for (int k = thread(); k < now.size; k += threads()) {
+    work.counts[k] = counts[first + k];
+    bad |= work.counts[k] == BAD_INPUT;
+  }
+  if (__syncthreads_or(bad)) {
+    now.size = BAD_INPUT;
+    for (int k = thread(); k < beam_size; k += threads()) wishes.clear(first + k);
+  } else {
+    const Extension* own = extensions + first * per_hypothesis;
+    int count = choose(work, own, now.size, per_hypothesis, options);
+    const NodeBuffer buffer{nodes, room};
+    merge_choices(work, count, b, now, batch, buffer, wishes, entries, durations, options);
+  }
+  plan(batch, b, beams + first, now, options, entries, room);
+}

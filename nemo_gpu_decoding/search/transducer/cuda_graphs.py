@@ -1,0 +1,157 @@
+"""How the steps of a run are launched: as one CUDA graph with a loop, as replayed chunks, or plainly.
+
+    loop    a WHILE node repeats the step until nobody has a next one: the host launches once
+    chunks  a graph of some steps is replayed; between replays the host looks who is still going
+    plain   every kernel is launched on its own; the host looks every few steps
+
+The best that works is taken, and what does not is said once in the log. A step after the end does no
+harm: its kernels find nothing to do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from nemo_gpu_decoding.cuda.while_graph import capture_while, why_no_while_graphs
+from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace
+from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
+
+logger = logging.getLogger("nemo_gpu_decoding")
+
+LOOP, CHUNKS, PLAIN = "loop", "chunks", "plain"
+STEPS_PER_CHUNK = 16
+STEPS_PER_LOOK = 8
+MOST_GRAPHS = 2  # per workspace
+
+
+class Step(Protocol):
+    """What is repeated."""
+
+    @property
+    def key(self) -> Hashable:
+        """What a captured step depends on besides the workspace."""
+        ...
+
+    def run(self) -> None: ...
+
+    def count_going(self) -> None: ...
+
+    def decide(self, handle: int) -> None: ...
+
+
+class GraphRunner:
+    """Runs steps until no utterance has a next one. `allowed`: allow_cuda_graphs."""
+
+    def __init__(self, networks: TransducerNetworks, *, allowed: bool) -> None:
+        self._networks = networks
+        self._allowed = allowed
+        self.mode: str | None = None  # found by the first run
+
+    def run(self, step: Step, work: Workspace) -> None:
+        """Run on the workspace's device and torch's current stream."""
+        device = work.shape.device
+        if self.mode is None:
+            self.mode = self._best_mode(device)
+        if self._going(step, work) == 0:
+            return
+        while self.mode != PLAIN:
+            graph = self._graph(step, work)
+            if graph is not None:
+                if self._going(step, work):
+                    self._replay(graph, step, work)
+                return
+        while self._going(step, work):
+            # on the CPU a look costs nothing
+            for _ in range(1 if device.type == "cpu" else STEPS_PER_LOOK):
+                step.run()
+
+    def _best_mode(self, device: torch.device) -> str:
+        if not self._allowed:
+            return PLAIN
+        if device.type != "cuda":
+            return PLAIN
+        if torch.cuda.is_current_stream_capturing():
+            raise ValueError("a transducer can't be decoded while a CUDA graph is captured")
+        why_not = why_no_while_graphs(device)
+        if why_not is not None:
+            logger.info("CUDA graphs in chunks instead of one with a loop: %s", why_not)
+            return CHUNKS
+        return LOOP
+
+    def _going(self, step: Step, work: Workspace) -> int:
+        step.count_going()
+        return int(work.going)
+
+    def _replay(self, graph: Any, step: Step, work: Workspace) -> None:
+        if self.mode == LOOP:
+            graph.replay()
+            return
+        while True:
+            graph.replay()
+            if int(work.going) == 0:
+                return
+
+    def _graph(self, step: Step, work: Workspace) -> Any | None:
+        """The graph of this step, captured if it is new; None if the mode turned out not to work."""
+        weights = tuple(_versions_of_weights(self._networks))
+        key = self.mode, step.key, weights
+        if key in work.graphs:
+            return work.graphs[key]
+        if not weights:
+            self._fall_back("the networks show no weights, so changes of them can't be noticed")
+            return None
+        # a real step, before capturing: kernels are compiled, and libraries get their workspaces
+        step.run()
+        torch.cuda.synchronize(work.shape.device)
+        capture: Callable[..., Any] = _capture_loop if self.mode == LOOP else _capture_chunk
+        try:
+            graph = capture(step, work.shape.device)
+        except (RuntimeError, ImportError, AttributeError) as error:
+            self._fall_back(str(error).strip().split("\n", 1)[0])
+            return None
+        while len(work.graphs) >= MOST_GRAPHS:
+            del work.graphs[next(iter(work.graphs))]
+        work.graphs[key] = graph
+        return graph
+
+    def _fall_back(self, reason: str) -> None:
+        worse = CHUNKS if self.mode == LOOP else PLAIN
+        logger.warning("CUDA graphs: '%s' does not work here, going on with '%s': %s",
+                       self.mode, worse, reason)  # fmt: skip
+        self.mode = worse
+
+
+def _capture_loop(step: Step, device: torch.device) -> Any:
+    return capture_while(device, step.decide, step.run)
+
+
+def _capture_chunk(step: Step, device: torch.device) -> Any:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _ in range(STEPS_PER_CHUNK):
+            step.run()
+        step.count_going()
+    return graph
+
+
+def _versions_of_weights(networks: object) -> Iterator[tuple[int, int]]:
+    """Where the weights lie and how often they were written to: a graph knows their addresses, and
+    tables that were made of them."""
+    for tensor in _tensors(list(vars(networks).values())):
+        yield tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+
+
+def _tensors(values: list[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, nn.Module):
+            yield from value.parameters()
+            yield from value.buffers()
+        elif isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from _tensors(list(value))

@@ -1,0 +1,323 @@
+"""The loop of all transducer searches on the GPU; same contract as `loop.Loop`.
+
+A step: frames and predictions of all hypotheses are gathered, torch runs the joint, `expand` and `merge`
+search, states are gathered, torch runs the prediction network, and what it gives is put where its texts
+belong. Shapes are the same in every step (a row for each of B * K hypotheses, whether it needs one or
+not), nothing is read by the host, so that any number of steps can be queued or be captured in a CUDA
+graph (`cuda_graphs.py`). The utterances are copied in before the first step and out after the last.
+
+The memory of predictions is used without its search by text: every new token gets an entry that no
+hypothesis of the old beam uses. The prediction network runs for all rows anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nemo_gpu_decoding.cuda.launch import Module, as_records, runtime
+from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton, on_device, upload
+from nemo_gpu_decoding.search.fusing import BatchFusion
+from nemo_gpu_decoding.search.transducer import launch_shape as shapes
+from nemo_gpu_decoding.search.transducer.beam import NODE, Batch, Search, grown_nodes
+from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
+from nemo_gpu_decoding.search.transducer.cuda_step import DeviceStep, StepInputs
+from nemo_gpu_decoding.search.transducer.cuda_workspace import (
+    Workspace,
+    WorkspacePool,
+    WorkspaceShape,
+    bucket,
+    kind_of,
+)
+from nemo_gpu_decoding.search.transducer.memory import Frames, Predictions
+from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
+
+PLAN = "search/transducer/plan.cu"
+
+
+class CUDALoop:
+    """Runs the steps of a batch on the device where the networks are.
+
+    Args:
+        networks: see `TransducerNetworks`.
+        search: options of the search.
+        durations: [D] int32, in frames.
+        temperature: softmax_temperature.
+        kernels: the strategy's.
+        pool: workspaces to use again.
+        graphs: runs steps as CUDA graphs, or plainly.
+    """
+
+    def __init__(
+        self,
+        networks: TransducerNetworks,
+        search: Search,
+        durations: np.ndarray,
+        temperature: float,
+        kernels: DeviceStep,
+        pool: WorkspacePool,
+        graphs: GraphRunner,
+    ) -> None:
+        self.networks = networks
+        self.search = search
+        self.durations = durations
+        self.temperature = temperature
+        self.kernels = kernels
+        self.pool = pool
+        self.graphs = graphs
+
+    def run(
+        self,
+        batch: Batch,
+        nodes: np.ndarray,
+        predictions: Predictions,
+        frames: Frames,
+        fusion: BatchFusion,
+        *,
+        ended: bool,
+    ) -> np.ndarray:
+        """See `Loop.run`."""
+        if len(batch.sizes) == 0:
+            return nodes
+        device = predictions.outputs.device
+        parts = (predictions.outputs, *predictions.state)
+        with self.pool.borrowed(self._shape(batch, parts, frames.values)) as work:
+            work.take_predictions(parts)
+            work.take_frames(frames.values.to(device))
+            work.take_boosting(_boosting(fusion, device))
+            step = _Step(self, work, on_device(fusion.lm, device))
+            _put(work.utterances, _utterances(batch, frames, ended))
+            _put(work.beams, batch.beam)
+            progress = _progress(batch)
+            while True:
+                _put(work.progress, progress)
+                step.begin()
+                self.graphs.run(step, work)
+                progress = _get(work.progress, shapes.PROGRESS)[: len(progress)]
+                nodes = _append_nodes(nodes, work.nodes, progress)
+                if (progress["size"] <= 0).any() or not (progress["activity"] == shapes.FULL).any():
+                    break
+                progress = progress.copy()
+                progress["node_base"] = progress["node_count"]
+            work.give_predictions(parts)
+            batch.beam[:] = _get(work.beams, batch.beam.dtype)[: len(batch.beam)]
+        _update(batch, progress)
+        return nodes
+
+    def _shape(self, batch: Batch, parts: tuple[Tensor, ...], frames: Tensor) -> WorkspaceShape:
+        n, beam_size = batch.beam.shape
+        return WorkspaceShape(
+            device=parts[0].device,
+            utterances=bucket(n),
+            beam_size=beam_size,
+            per_hypothesis=self.kernels.per_hypothesis,
+            entries=batch.memo_hash.shape[1],
+            frame=kind_of(frames.flatten(0, 1)),
+            parts=tuple(map(kind_of, parts)),
+        )
+
+
+class _Step:
+    """One step on a workspace, and the launches around it."""
+
+    def __init__(self, loop: CUDALoop, work: Workspace, lm: DeviceAutomaton) -> None:
+        self._work = work
+        self._lm = lm
+        self._search = loop.search
+        self._networks = loop.networks
+        self._kernels = loop.kernels
+        self._modules: dict[torch.dtype, Module] = {}
+        self._inverse_temperature = 1.0 / loop.temperature
+        self._plan = runtime().load(PLAN, work.shape.device, shapes.DEFINES)
+        key = "durations", tuple(loop.durations.tolist())
+        if key not in work.constants:
+            work.constants[key] = torch.from_numpy(loop.durations).to(work.shape.device)
+        self._durations = work.constants[key]
+        # what a captured step knows besides the workspace
+        self.key = (
+            lm.states.data_ptr(), lm.arcs.data_ptr(), loop.search, loop.temperature, loop.kernels
+        )  # fmt: skip
+
+    def begin(self) -> None:
+        """Decide who reads which frame first."""
+        work = self._work
+        self._plan.launch(
+            shapes.BEGIN,
+            grid=work.shape.utterances,
+            block=shapes.MERGE_THREADS,
+            utterances=work.utterances,
+            beams=work.beams,
+            progress=work.progress,
+            frame_rows=work.frame_rows,
+            text_rows=work.text_rows,
+            beam_size=work.shape.beam_size,
+            entries=work.shape.entries,
+            room=work.node_room,
+        )
+
+    def run(self) -> None:
+        """Launch a step."""
+        work = self._work
+        frame_rows, text_rows = work.frame_rows.view(-1), work.text_rows.view(-1)
+        sources, targets = work.sources.view(-1), work.targets.view(-1)
+        self._move(
+            (work.frames, frame_rows, work.joint_frames, None),
+            (work.memory[0], text_rows, work.joint_predictions, None),
+        )
+        logits = self._networks.join(work.joint_frames, work.joint_predictions)
+        if logits.dtype not in shapes.LOGIT_TYPES:
+            logits = logits.float()
+        if logits.dtype not in self._modules:
+            self._modules[logits.dtype] = self._kernels.load(logits.dtype, work.shape.device)
+        self._kernels(
+            StepInputs(
+                module=self._modules[logits.dtype],
+                logits=logits.contiguous(),
+                workspace=work,
+                lm=self._lm,
+                search=self._search,
+                durations=self._durations,
+                inverse_temperature=self._inverse_temperature,
+            )
+        )
+        self._move(
+            *(
+                (memory, sources, before, None)
+                for memory, before in zip(work.memory[1:], work.states_before, strict=True)
+            )
+        )
+        output, state = self._networks.predict(work.labels.view(-1), work.states_before)
+        self._move(
+            *(
+                (new.to(memory.dtype).contiguous(), None, memory, targets)
+                for new, memory in zip((output, *state), work.memory, strict=True)
+            )
+        )
+
+    def count_going(self) -> None:
+        """Leave in `going` how many utterances have a next step."""
+        work = self._work
+        self._plan.launch(
+            shapes.COUNT_GOING,
+            grid=1,
+            block=shapes.MERGE_THREADS,
+            progress=work.progress,
+            going=work.going,
+            num_utterances=work.shape.utterances,
+        )
+
+    def decide(self, handle: int) -> None:
+        """Tell a WHILE node whether there is a next step."""
+        work = self._work
+        runtime().load("search/transducer/decide.cu", work.shape.device, shapes.DEFINES).launch(
+            shapes.DECIDE,
+            grid=1,
+            block=shapes.MERGE_THREADS,
+            handle=np.uint64(handle),
+            progress=work.progress,
+            num_utterances=work.shape.utterances,
+        )
+
+    def _move(self, *parts: tuple[Tensor, Tensor | None, Tensor, Tensor | None]) -> None:
+        """Move rows: of each part, row from_rows[r] becomes row to_rows[r] of the other tensor."""
+        for first in range(0, len(parts), shapes.PARTS):
+            chosen = parts[first : first + shapes.PARTS]
+            arguments: dict[str, Any] = {}
+            for i in range(shapes.PARTS):
+                arguments |= _part(i, *chosen[i]) if i < len(chosen) else _no_part(i)
+            self._plan.launch(
+                shapes.MOVE_ROWS, grid=self._work.rows, block=shapes.MOVE_THREADS, **arguments
+            )
+
+
+def _part(
+    i: int, source: Tensor, from_rows: Tensor | None, target: Tensor, to_rows: Tensor | None
+) -> dict[str, Any]:
+    """The arguments of `move_rows` for its i-th part."""
+    given = _as_bytes(source)
+    return {
+        f"from{i}": given,
+        f"from_rows{i}": from_rows,
+        f"to{i}": _as_bytes(target),
+        f"to_rows{i}": to_rows,
+        f"bytes{i}": given.shape[1],
+    }
+
+
+def _no_part(i: int) -> dict[str, Any]:
+    absent = dict.fromkeys((f"from{i}", f"from_rows{i}", f"to{i}", f"to_rows{i}"))
+    return {**absent, f"bytes{i}": 0}
+
+
+def _as_bytes(rows: Tensor) -> Tensor:
+    """[R, ...] of any type as [R, bytes]."""
+    return rows.flatten(1).view(torch.uint8)
+
+
+def _boosting(fusion: BatchFusion, device: torch.device) -> DeviceAutomaton:
+    if len(fusion.trees) == 1:
+        return on_device(fusion.trees[0], device)
+    return upload(fusion.boosting, device)
+
+
+def _put(records: Tensor, values: np.ndarray) -> None:
+    """Fill the first records from the host; the others become zeros: utterances with nothing to read."""
+    records[len(values) :].zero_()
+    records[: len(values)].copy_(as_records(values))
+
+
+def _get(records: Tensor, dtype: np.dtype) -> np.ndarray:
+    return records.cpu().numpy().view(dtype)[..., 0]
+
+
+def _utterances(batch: Batch, frames: Frames, ended: bool) -> np.ndarray:
+    n, columns = frames.values.shape[:2]
+    records = np.zeros(n, shapes.UTTERANCE)
+    records["lm_weight"] = batch.lm_weights
+    records["boosting_weight"] = batch.boosting_weights
+    weights = batch.lm_weights.astype(np.float64)
+    records["inverse_lm_weight"] = np.divide(1.0, weights, out=np.zeros(n), where=weights > 0)
+    records["first_row"] = np.arange(n) * columns - frames.first
+    records["end"] = batch.ends
+    records["ended"] = ended
+    return records
+
+
+def _progress(batch: Batch) -> np.ndarray:
+    records = np.zeros(len(batch.sizes), shapes.PROGRESS)
+    records["size"] = batch.sizes
+    records["expansions"] = batch.expansions
+    records["node_count"] = records["node_base"] = batch.node_counts
+    return records
+
+
+def _append_nodes(nodes: np.ndarray, new: Tensor, progress: np.ndarray) -> np.ndarray:
+    """The trees with what the device has added to them since the last time."""
+    counts = progress["node_count"] - progress["node_base"]
+    most = int(counts.max())
+    if most == 0:
+        return nodes
+    nodes = grown_nodes(nodes, int(progress["node_count"].max()))
+    added = _get(new[: len(progress), :most], NODE)
+    for b in np.flatnonzero(counts):
+        begin, end = progress["node_base"][b], progress["node_count"][b]
+        nodes[b, begin:end] = added[b, : counts[b]]
+    return nodes
+
+
+def _update(batch: Batch, progress: np.ndarray) -> None:
+    """What the host remembers of the utterances besides beams and nodes."""
+    batch.sizes[:] = progress["size"]
+    batch.expansions[:] = progress["expansions"]
+    batch.node_counts[:] = progress["node_count"]
+    batch.steps[:] += 1
+    batch.memo_length[:] = -1
+    for b, k in np.argwhere(np.arange(batch.beam.shape[1]) < batch.sizes[:, None]):
+        hypothesis = batch.beam[b, k]
+        entry = hypothesis["memo"]
+        batch.memo_hash[b, entry] = hypothesis["text_hash"]
+        batch.memo_length[b, entry] = hypothesis["length"]
+        batch.memo_used[b, entry] = batch.steps[b]

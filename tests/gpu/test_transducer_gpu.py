@@ -1,0 +1,158 @@
+"""alsd_pp and aes_pp on a GPU find what they find on the CPU, however their steps are launched."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from nemo_gpu_decoding.search.aes_pp.config import AESConfig
+from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
+from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
+from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
+from nemo_gpu_decoding.search.transducer import cuda_graphs
+from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN
+from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks
+from tests.gpu.rehearsal import sized
+from tests.search.transducer.both import random_fusion
+
+VOCAB, WIDTH, HIDDEN = 30, 16, 32
+BATCH, FRAMES = sized(8, 3), sized(60, 8)
+LENGTHS = [FRAMES, 0, FRAMES // 2, 1, FRAMES - 1, 7, 20, 33][:BATCH]
+STRATEGIES = {"alsd_pp": (ALSDPlusPlus, ALSDConfig), "aes_pp": (AESPlusPlus, AESConfig)}
+
+
+class Model(nn.Module):
+    """All weights of a transducer with an LSTM."""
+
+    def __init__(self, durations=(), seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.durations = durations
+        self.embedding = nn.Embedding(VOCAB + 1, HIDDEN)
+        self.lstm = nn.LSTM(HIDDEN, HIDDEN, num_layers=2)
+        self.encoder = nn.Linear(WIDTH, HIDDEN)
+        self.prediction = nn.Linear(HIDDEN, HIDDEN)
+        self.joint = nn.Sequential(nn.ReLU(), nn.Linear(HIDDEN, VOCAB + 1 + len(durations)))
+        with torch.no_grad():
+            self.joint[1].weight.mul_(8.0)
+            self.joint[1].bias[VOCAB] += 2.0
+
+    def networks(self):
+        return LSTMNetworks(
+            self.embedding, self.lstm, self.encoder, self.prediction, self.joint,
+            durations=self.durations,
+        )  # fmt: skip
+
+
+@pytest.fixture(params=list(STRATEGIES))
+def strategy(request):
+    return STRATEGIES[request.param]
+
+
+@pytest.fixture
+def full_precision():
+    """Matrix products as exact as those of the CPU."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+pytestmark = pytest.mark.usefixtures("full_precision")
+
+
+def frames_of(batch=BATCH, frames=FRAMES, seed=1):
+    return torch.randn(batch, frames, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def assert_same(found, expected):
+    for nbest, twin in zip(found, expected, strict=True):
+        assert [path.tokens.tolist() for path in nbest] == [path.tokens.tolist() for path in twin]
+        for path, other in zip(nbest, twin, strict=True):
+            assert path.frames.tolist() == other.frames.tolist()
+            assert path.score == pytest.approx(other.score, abs=1e-2)
+
+
+def both(strategy, device, durations=(), fusion=None, **options):
+    """A decoder on the device and its twin on the CPU, with the same weights."""
+    make, config = strategy
+    model = Model(durations)
+    options = config(beam_size=4, n_best=2, **options)
+    on_device = make(
+        copy.deepcopy(model).to(device).networks(), replace(options, backend="cuda"), fusion
+    )
+    return on_device, make(model.networks(), replace(options, backend="cpu"), fusion)
+
+
+@pytest.mark.parametrize("pruning", ["late", "early"])
+@pytest.mark.parametrize("durations", [(), (0, 1, 2, 4)], ids=["rnnt", "tdt"])
+def test_same_hypotheses(device, strategy, durations, pruning):
+    found, expected = both(
+        strategy, device, durations, random_fusion(VOCAB), pruning_mode=pruning, alignments=True
+    )
+    frames = frames_of()
+    with torch.no_grad():
+        assert_same(found.decode(frames.to(device), LENGTHS), expected.decode(frames, LENGTHS))
+
+
+def test_each_way_to_launch_steps(gpu, strategy, monkeypatch):
+    frames = frames_of()
+    for mode in (LOOP, CHUNKS, PLAIN):
+        found, expected = both(strategy, gpu, fusion=random_fusion(VOCAB))
+        found._graphs.mode = mode
+        for _ in range(3):  # captured, then replayed
+            assert_same(found.decode(frames.to(gpu), LENGTHS), expected.decode(frames, LENGTHS))
+        assert found._graphs.mode == mode
+
+
+def test_the_loop_is_what_is_taken(gpu, strategy):
+    if cuda_graphs.why_no_while_graphs(gpu):
+        pytest.skip(cuda_graphs.why_no_while_graphs(gpu))
+    found, _ = both(strategy, gpu)
+    found.decode(frames_of().to(gpu), LENGTHS)
+    assert found._graphs.mode == LOOP
+    plain, _ = both(strategy, gpu, allow_cuda_graphs=False)
+    plain.decode(frames_of().to(gpu), LENGTHS)
+    assert plain._graphs.mode == PLAIN
+
+
+def test_graphs_survive_other_sizes(gpu, strategy):
+    found, expected = both(strategy, gpu, fusion=random_fusion(VOCAB))
+    for batch, count in ((8, 60), (5, 30), (8, 200), (1, 60), (3, 7), (8, 60)):
+        frames, lengths = frames_of(batch, count, seed=count), [count] * batch
+        assert_same(found.decode(frames.to(gpu), lengths), expected.decode(frames, lengths))
+
+
+def test_graphs_notice_training(gpu, strategy):
+    make, config = strategy
+    model = Model().to(gpu)
+    decoder = make(model.networks(), config(beam_size=4, backend="cuda"))
+    frames = frames_of().to(gpu)
+    decoder.decode(frames, LENGTHS)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.05 * torch.randn_like(weight))
+    fresh = make(copy.deepcopy(model).networks(), config(beam_size=4, backend="cuda"))
+    assert_same(decoder.decode(frames, LENGTHS), fresh.decode(frames, LENGTHS))
+
+
+def test_chunks_of_frames(device, strategy):
+    found, expected = both(strategy, device, (0, 1, 2), random_fusion(VOCAB))
+    frames = frames_of()
+    streams = found.open(BATCH)
+    for begin in range(0, FRAMES, 7):
+        sizes = [min(7, max(0, length - begin)) for length in LENGTHS]
+        chunk = frames[:, begin : begin + 7]
+        found.push(streams, chunk.to(device), [min(size, chunk.shape[1]) for size in sizes])
+    assert_same(found.close(streams), expected.decode(frames, LENGTHS))
+
+
+def test_networks_elsewhere_are_named(gpu, strategy):
+    make, config = strategy
+    decoder = make(Model().networks(), config(backend="cuda"))
+    with pytest.raises(ValueError, match="the networks are on cpu"):
+        decoder.decode(frames_of().to(gpu), LENGTHS)

@@ -1,0 +1,16 @@
+"""The emulator for the kernels of transducer searches, with small blocks: a fiber takes its time."""
+
+from __future__ import annotations
+
+import pytest
+
+from nemo_gpu_decoding.search.transducer import launch_shape
+from tests.cuda_emulator.fixtures import emulated_runtime
+
+__all__ = ["emulated_runtime"]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    for name in ("EXPAND_THREADS", "MERGE_THREADS", "MOVE_THREADS"):
+        monkeypatch.setattr(launch_shape, name, 32)

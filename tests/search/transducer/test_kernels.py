@@ -1,0 +1,175 @@
+"""The kernels of both strategies, run by the emulator, find what the CPU finds: to the bit."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.search.aes_pp.config import AESConfig
+from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
+from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
+from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
+from nemo_gpu_decoding.search.transducer import cuda_workspace, launch_shape
+from nemo_gpu_decoding.search.transducer.beam import HYPOTHESIS
+from tests.random_models import random_boosting
+from tests.search.transducer.both import assert_equal, random_fusion
+from tests.search.transducer.table_networks import TableNetworks, random_frames
+
+pytestmark = pytest.mark.usefixtures("emulated_runtime", "small_blocks")
+
+V, T = 12, 10
+LENGTHS = [T, 0, 7]
+STRATEGIES = {"alsd_pp": (ALSDPlusPlus, ALSDConfig), "aes_pp": (AESPlusPlus, AESConfig)}
+DURATIONS = [(), (0, 1, 2, 4), (4, 1, 0), (1, 2)]
+
+
+@pytest.fixture(params=list(STRATEGIES))
+def strategy(request):
+    """The class of a decoder and that of its options."""
+    return STRATEGIES[request.param]
+
+
+def compare(strategy, networks, fusion=None, frames=None, requests=None, **options):
+    make, config = strategy
+    frames = random_frames(3, T, seed=len(networks.durations)) if frames is None else frames
+    beam_size = options.setdefault("beam_size", 4)
+    options.setdefault("n_best", beam_size)
+    lengths = LENGTHS[: len(frames)]
+    assert_equal(make, networks, config(**options), frames, lengths, fusion, requests)
+
+
+@pytest.mark.parametrize("pruning", ["late", "early"])
+@pytest.mark.parametrize("kind", ["none", "lm", "boosting", "both"])
+@pytest.mark.parametrize("durations", DURATIONS, ids=str)
+def test_fusion_modes(strategy, durations, kind, pruning):
+    for beam_size, mode in ((3, "lm_weighted_full"), (6, "no_score")):
+        compare(
+            strategy, TableNetworks(V, durations, seed=4), random_fusion(V, kind, beam_size),
+            beam_size=beam_size, pruning_mode=pruning, blank_lm_score_mode=mode, alignments=True,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 3, 4, 5, 6, 7, 8, 16])
+@pytest.mark.parametrize("durations", DURATIONS[:2], ids=str)
+def test_beam_sizes(strategy, durations, beam_size):
+    for seed, pruning in itertools.product(range(2), ("late", "early")):
+        networks = TableNetworks(V, durations, seed=seed, blank_bias=0.5)
+        compare(
+            strategy, networks, random_fusion(V, seed=seed), random_frames(1, T, seed=seed),
+            beam_size=beam_size, pruning_mode=pruning,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("most", [1, 2])
+@pytest.mark.parametrize("pruning", ["late", "early"])
+def test_forced_blanks(strategy, pruning, most):
+    name = "max_symbols" if strategy[0] is ALSDPlusPlus else "maes_num_steps"
+    for durations in DURATIONS[:3]:
+        networks = TableNetworks(V, durations, seed=5, blank_bias=-1.0)
+        options = {name: most, "alignments": True, "pruning_mode": pruning}
+        compare(strategy, networks, random_fusion(V), **options)
+
+
+@pytest.mark.parametrize("gamma", [0.5, float("inf")])
+@pytest.mark.parametrize("beta", [0, 30])
+def test_limits_of_expansion(gamma, beta):
+    for pruning, durations in itertools.product(("late", "early"), DURATIONS[:2]):
+        compare(
+            STRATEGIES["aes_pp"], TableNetworks(V, durations, seed=6), random_fusion(V),
+            maes_expansion_gamma=gamma, maes_expansion_beta=beta, pruning_mode=pruning,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 31, 300])
+def test_vocabulary_sizes(strategy, vocab_size):
+    networks = TableNetworks(vocab_size, (0, 1), seed=1)
+    compare(strategy, networks, random_fusion(vocab_size), softmax_temperature=1.7)
+
+
+def test_ties_are_broken_alike(strategy):
+    networks = TableNetworks(V, (0, 1), seed=1, sharpness=0.0, blank_bias=0.0)
+    for pruning in ("late", "early"):
+        compare(strategy, networks, beam_size=8, pruning_mode=pruning)
+
+
+def test_impossible_labels(strategy):
+    networks = TableNetworks(V, seed=2)
+    networks.bias[:V:2] = -float("inf")
+    compare(strategy, networks, random_fusion(V), beam_size=16)
+
+
+def test_requests_of_single_utterances(strategy):
+    requests = [
+        Request(boosting=random_boosting(V, seed=9, bonus=4.0), boosting_weight=2.0, lm_weight=0.1),
+        None,
+        Request(boosting=random_boosting(V, seed=10), lm_weight=0.0),
+    ]
+    compare(strategy, TableNetworks(V, seed=3), random_fusion(V), requests=requests)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_types_of_logits(strategy, dtype):
+    class Rounding(TableNetworks):
+        def join(self, frames, predictions):
+            return super().join(frames, predictions).to(dtype)
+
+    compare(strategy, Rounding(V, (0, 2), seed=3), random_fusion(V))
+
+
+@pytest.mark.parametrize("threads", [64, 160])
+def test_block_sizes(strategy, monkeypatch, threads):
+    for name in ("EXPAND_THREADS", "MERGE_THREADS", "MOVE_THREADS"):
+        monkeypatch.setattr(launch_shape, name, threads)
+    compare(strategy, TableNetworks(60, (0, 1), seed=3), random_fusion(60))
+
+
+def test_lists_that_are_too_short_for_a_row(strategy, monkeypatch):
+    """Flat posteriors and little room: rows are scanned in parts, lists are pruned on the way."""
+    monkeypatch.setattr(launch_shape, "MOST_LABELS", 7)
+    networks = TableNetworks(90, (0, 1, 2), seed=7, sharpness=0.2, blank_bias=0.0)
+    for pruning in ("late", "early"):
+        compare(strategy, networks, random_fusion(90), pruning_mode=pruning)
+
+
+def test_more_nodes_than_fit_between_two_looks(strategy, monkeypatch):
+    monkeypatch.setattr(cuda_workspace, "NODE_ROOM", 1)
+    compare(strategy, TableNetworks(V, (0, 1), seed=3), random_fusion(V), alignments=True)
+
+
+@pytest.mark.parametrize("durations", DURATIONS[:2], ids=str)
+def test_beams_are_equal_after_every_frame(strategy, durations):
+    """Hypothesis for hypothesis, not only the n best of the end; and streams may change the backend."""
+    make, config = strategy
+    networks, fusion, frames = (
+        TableNetworks(V, durations, seed=8),
+        random_fusion(V),
+        random_frames(2, T, seed=8),
+    )
+    decoders = [make(networks, config(beam_size=5, backend=b), fusion) for b in ("cpu", "cuda")]
+    first, second = (decoder.open(2) for decoder in decoders)
+    fields = [name for name in HYPOTHESIS.names if "bound" not in name and name != "memo"]
+    for t in range(T):
+        decoders[0].push(first, frames[:, t : t + 1], [1, 1])
+        decoders[1 if t % 3 else 0].push(second, frames[:, t : t + 1], [1, 1])
+        np.testing.assert_array_equal(first.batch.sizes, second.batch.sizes)
+        for b, size in enumerate(first.batch.sizes):
+            for name in fields:
+                np.testing.assert_array_equal(
+                    first.batch.beam[b, :size][name], second.batch.beam[b, :size][name], err_msg=name
+                )
+
+
+def test_a_beam_that_exceeds_shared_memory_is_refused(strategy):
+    make, config = strategy
+    decoder = make(TableNetworks(V), config(beam_size=1024, backend="cuda"))
+    with pytest.raises(ValueError, match=r"backend is 'cuda' for tensors on cpu, .*: a beam of 1024"):
+        decoder.decode(random_frames(1, 2, seed=0), [2])
+
+
+def test_numbers_of_choices_must_fit_into_32_bits():
+    assert launch_shape.why_not(8, 8, 2**20, 8, False, 10**9) is None
+    assert "exceed the 2^32" in launch_shape.why_not(600, 600, 2**20, 8, False, 10**9)
