@@ -36,6 +36,7 @@ class Case:
     check: Check
     target: float | None = None
     needs: tuple[str, ...] = ()  # fields of `Task` that must be there
+    impossible: str | None = None  # why the peer cannot do this at all
 
 
 def make_cases(options: BenchOptions) -> Iterator[Case]:

@@ -15,6 +15,7 @@ BLANKS_PER_TOKEN = 2.25  # mean of a Poisson distribution; gives about 3.5 frame
 TWO_FRAMES = 0.25  # probability that a token lasts two frames
 FLAT_TOKEN_FRAME = 0.01  # probability that a token's frame tells nothing
 FLAT_BLANK_FRAME = 0.02  # the same for a blank's
+GROUP = 8  # tokens that are mistaken for each other, see `draw_groups`
 PEAK = (0.3, 0.9)  # range of a token's own posterior
 TAIL = (-13.0, 2.0)  # mean and deviation of the log-posterior of all other tokens
 
@@ -35,6 +36,22 @@ def draw_confusions(word_starts: np.ndarray, rng: np.random.Generator) -> list[n
         drawn = np.unique(np.concatenate([near, far]))
         others = drawn[drawn != token]
         confusions.append(others if len(others) else np.array([(token + 1) % len(word_starts)]))
+    return confusions
+
+
+def draw_groups(word_starts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """For every token the up to 7 tokens of its group, all of its own kind, that it is mistaken for.
+
+    Args:
+        word_starts: as in `draw_confusions`.
+    """
+    confusions = [np.array([(token + 1) % len(word_starts)]) for token in range(len(word_starts))]
+    for kind in (False, True):
+        shuffled = rng.permutation(np.flatnonzero(word_starts == kind))
+        for start in range(0, len(shuffled), GROUP):
+            group = shuffled[start : start + GROUP]
+            for token in group[: len(group) if len(group) > 1 else 0]:
+                confusions[token] = group[group != token]
     return confusions
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from nemo_gpu_decoding import __version__
 from nemo_gpu_decoding.bench.measure import ratio_clock
 from nemo_gpu_decoding.bench.options import BenchOptions
-from nemo_gpu_decoding.bench.task import Task
+from nemo_gpu_decoding.bench.task import Utterances
 
 PACKAGES = (
     "torch",
@@ -31,7 +31,7 @@ PACKAGES = (
 FILE_OPTIONS = ("data", "tokenizer", "lm", "word_lm", "lexicon", "model", "manifest", "out", "plot")
 
 
-def describe_run(options: BenchOptions, task: Task) -> dict[str, Any]:
+def describe_run(options: BenchOptions, task: Utterances) -> dict[str, Any]:
     """The header of a result file. Files are named without their folders."""
     clock = f"{ratio_clock(options.threads)} seconds"
     asked = asdict(options)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PEER_FAMILIES = ("nemo", "flashlight", "pyctcdecode")
+TRANSDUCERS = ("rnnt", "tdt")
 PRECISIONS = ("bfloat16", "float16", "float32")
 FINITE = (
     "pair_seconds",
@@ -29,7 +30,8 @@ class BenchOptions:
         ValueError: a value is out of range or two options contradict each other.
     """
 
-    # The strategy under test.
+    # The strategy under test: flexctc_beam, or of transducers alsd_pp or aes_pp, which are measured on
+    # CPUs, without an encoder, beside NeMo's malsd_batch or maes_batch and greedy_batch.
     strategy: str = "flexctc_beam"
     # cpu, cuda or cuda:N. On a GPU our kernels are measured beside NeMo's decoders with CUDA graphs, for
     # several batch sizes, alone and behind an encoder; other peers don't run there.
@@ -56,7 +58,7 @@ class BenchOptions:
     phrases: int = 200
     # Phrases in the large list of the scaling row; 0 leaves this row out.
     many_phrases: int = 20_000
-    # Measure memory growth with K, compile time and start time, each in a fresh process.
+    # For CTC: measure memory growth with K, compile time and start time, each in a fresh process.
     probes: bool = True
 
     # On a GPU: batch sizes B; a batch of B is the first B utterances.
@@ -65,7 +67,8 @@ class BenchOptions:
     check_utterances: int = 32
     # On a GPU: measure encoder and decoder together, too.
     end_to_end: bool = True
-    # On a GPU: a CTC or hybrid model (.nemo) that makes the log-probs, from the speech of `manifest`.
+    # With alsd_pp or aes_pp: a transducer or hybrid model (.nemo) that hears the speech of `manifest`.
+    # On a GPU: a CTC or hybrid model that makes the log-probs, from the speech of `manifest`.
     # null: the encoder of the end-to-end rows is a FastConformer with random weights; what it says
     # means nothing, so that the decoders go on with the task's log-probs.
     model: str | None = None
@@ -73,8 +76,14 @@ class BenchOptions:
     manifest: str | None = None
     # Without `model`: layers of the encoder. 17 and 512 are a FastConformer "large".
     encoder_layers: int = 17
-    # Without `model`: its width.
+    # Without `model`: its width. For transducers D, the size of the encoder's output, on a CPU as well.
     encoder_width: int = 512
+    # For transducers without `model`: H, the size of the LSTM prediction network and of the joint.
+    prediction_width: int = 640
+    # For transducers: tokens per frame at most, max_symbols of alsd_pp and NeMo's malsd_batch.
+    max_symbols: int = 10
+    # For alsd_pp and aes_pp without `model`: kinds of transducers to measure, rnnt and tdt.
+    transducers: list[str] = field(default_factory=lambda: list(TRANSDUCERS))
     # The encoder's arithmetic: bfloat16, float16 (autocast) or float32.
     encoder_precision: str = "bfloat16"
 
@@ -154,7 +163,13 @@ class BenchOptions:
         if self.encoder_precision not in PRECISIONS:
             expected = ", ".join(PRECISIONS)
             raise ValueError(f"encoder_precision is {self.encoder_precision!r}, expected {expected}")
-        if self.model and (self.data or self.device == "cpu"):
+        unknown = [kind for kind in self.transducers if kind not in TRANSDUCERS]
+        if unknown or not self.transducers:
+            raise ValueError(f"transducers is {self.transducers}, expected any of {TRANSDUCERS}")
+        _check_at_least("prediction_width", self.prediction_width, 8)
+        _check_at_least("max_symbols", self.max_symbols, 1)
+        ctc_on_cpu = self.device == "cpu" and self.strategy == "flexctc_beam"
+        if self.model and (self.data or ctc_on_cpu):
             seen = "with data=" if self.data else "with device=cpu"
             raise ValueError(f"model is {self.model!r} {seen}, expected device=cuda and no data=")
         for name in ("tokenizer", "lexicon"):

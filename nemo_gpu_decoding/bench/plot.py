@@ -71,7 +71,8 @@ def _lines(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Point]]:
         ):
             beam = params["beam_size"]
             point = (row["rtfx"][side], row["wer"][side], beam)
-            points[_label(name, params)].setdefault(beam, point)
+            networks = f" {row['networks']}" if "networks" in row else ""
+            points[_label(name + networks, params)].setdefault(beam, point)
     return {label: list(by_beam.values()) for label, by_beam in points.items()}
 
 

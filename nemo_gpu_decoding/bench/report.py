@@ -23,6 +23,7 @@ _HEAD = (
     "verified",
 )
 
+_TRANSDUCER_HEAD = ("networks",)
 _GPU_HEAD = ("part", "B", "x roofline")
 
 
@@ -37,8 +38,14 @@ def format_table(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -
         "",
     ]
     on_gpu = any("part" in row for row in rows)
-    head = (*_GPU_HEAD, *_HEAD) if on_gpu else _HEAD
-    table = [head, *((_gpu_cells(row) if on_gpu else ()) + _cells(row) for row in rows)]
+    transducers = any("networks" in row for row in rows)
+    head = _GPU_HEAD * on_gpu + _TRANSDUCER_HEAD * transducers + _HEAD
+
+    def cells_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+        networks = (row["networks"],) if transducers else ()
+        return (_gpu_cells(row) if on_gpu else ()) + networks + _cells(row)
+
+    table = [head, *map(cells_of, rows)]
     widths = [max(len(cells[i]) for cells in table) for i in range(len(head))]
     for cells, row in zip(table, (None, *rows), strict=True):
         line = "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))

@@ -7,7 +7,7 @@ from typing import Any
 
 from nemo_gpu_decoding.bench.cases import Case
 from nemo_gpu_decoding.bench.peers.base import Peer, Setting
-from nemo_gpu_decoding.bench.task import Task
+from nemo_gpu_decoding.bench.task import Utterances
 
 Row = dict[str, Any]
 
@@ -42,8 +42,10 @@ def _used(setting: Setting, peer: Peer) -> Setting:
     return Setting(setting.beam_size, setting.lm, setting.phrases, threads=1)
 
 
-def missing_input(case: Case, task: Task) -> str | None:
+def missing_input(case: Case, task: Utterances) -> str | None:
     """Why a case can't be measured on this task, None if it can."""
+    if case.impossible:
+        return case.impossible
     missing = [name for name in case.needs if not getattr(task, name)]
     return f"no {', '.join(name + '=' for name in missing)} given" if missing else None
 
@@ -52,4 +54,5 @@ def report_progress(row: Row) -> None:
     """One line on stderr per row: a full run takes minutes."""
     result = row["skipped"] or f"{row['ratio']:.1f}x, verified: {row['verified']} ({row['verified_by']})"
     where = f"{row['part']}, B={row['batch']}, " if "part" in row else ""
+    where += f"{row['networks']}, " if "networks" in row else ""
     print(f"{where}{row['peer']} {row['peer_params']}: {result}", file=sys.stderr, flush=True)

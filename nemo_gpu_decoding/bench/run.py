@@ -15,9 +15,13 @@ Every row is a dict:
     rtfx                    {"ours", "peer"}: seconds of audio decoded per second
     wer, ter                {"ours", "peer"}: percent of words and of tokens that are wrong
     skipped                 None, or why nothing was measured: verified is False, numbers are None
+    networks        rnnt or tdt; in rows of transducers only
 """
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
 
 from nemo_gpu_decoding.bench.cases import Case, make_cases
 from nemo_gpu_decoding.bench.environment import describe_run
@@ -28,7 +32,11 @@ from nemo_gpu_decoding.bench.report import format_table, result_path, write_resu
 from nemo_gpu_decoding.bench.rows import Row, empty_row, missing_input, report_progress
 from nemo_gpu_decoding.bench.sources import make_task
 from nemo_gpu_decoding.bench.strategies import STRATEGIES
-from nemo_gpu_decoding.bench.task import Task
+from nemo_gpu_decoding.bench.task import Task, Utterances
+from nemo_gpu_decoding.bench.transducer.cases import make_transducer_cases
+from nemo_gpu_decoding.bench.transducer.sources import transducer_tasks
+from nemo_gpu_decoding.bench.transducer.strategies import TRANSDUCER_STRATEGIES
+from nemo_gpu_decoding.bench.transducer.task import TransducerTask
 from nemo_gpu_decoding.bench.verify import Errors, verify
 
 __all__ = ["BenchOptions", "run"]
@@ -42,23 +50,27 @@ def run(options: BenchOptions) -> list[Row]:
     Raises:
         ValueError: unknown strategy, or files that do not fit each other, or no such GPU.
     """
-    if options.strategy not in STRATEGIES:
-        raise ValueError(f"strategy is {options.strategy!r}, expected one of {', '.join(STRATEGIES)}")
+    known = STRATEGIES | TRANSDUCER_STRATEGIES
+    if options.strategy not in known:
+        raise ValueError(f"strategy is {options.strategy!r}, expected one of {', '.join(known)}")
+    if options.strategy in TRANSDUCER_STRATEGIES and options.device != "cpu":
+        raise ValueError(f"device is {options.device!r}, expected cpu with strategy={options.strategy}")
     if options.device != "cpu":
         from nemo_gpu_decoding.bench.gpu.run import run_on_gpu
 
         return run_on_gpu(options)
-    task = make_task(options)
+    tasks = _tasks(options)
+    task = tasks[0]
     header = describe_run(options, task)
     rows: list[Row] = []
     out = result_path(options.out, header) if options.out else None
     with torch_threads(options.threads):
-        for case in make_cases(options):
-            rows.append(measure_case(case, task, options))
+        for case, its_task in _work(options, tasks):
+            rows.append(measure_case(case, its_task, options))
             report_progress(rows[-1])
             if out:  # a run that is cut off keeps what it has
                 write_result(out, header, rows)
-    if options.probes:
+    if options.probes and isinstance(task, Task):
         header["probes"] = {kind: probe_process(kind, options) for kind in ("memory", "start")}
     print(format_table(header, rows))
     if out:
@@ -70,23 +82,46 @@ def run(options: BenchOptions) -> list[Row]:
     return rows
 
 
-def measure_case(case: Case, task: Task, options: BenchOptions) -> Row:
+def _tasks(options: BenchOptions) -> Sequence[Utterances]:
+    """One task; for transducers one of each kind."""
+    if options.strategy not in TRANSDUCER_STRATEGIES:
+        return [make_task(options)]
+    absent = [peer for peer in options.peers if peer != "nemo"]
+    if absent:
+        print(f"{', '.join(absent)}: for CTC only, see strategy=flexctc_beam", file=sys.stderr)
+    return transducer_tasks(options)
+
+
+def _work(options: BenchOptions, tasks: Sequence[Utterances]) -> Iterator[tuple[Case, Utterances]]:
+    """All cases with what they are measured on."""
+    for task in tasks:
+        if isinstance(task, TransducerTask):
+            cases = make_transducer_cases(options, task.kind)
+        else:
+            cases = make_cases(options)
+        for case in cases:
+            yield case, task
+
+
+def measure_case(case: Case, task: Utterances, options: BenchOptions) -> Row:
     """One row: verify, then time."""
-    strategy = STRATEGIES[options.strategy]
+    strategy = (STRATEGIES | TRANSDUCER_STRATEGIES)[options.strategy]
     peer = (case.peer or strategy)(options)
     ours = strategy(options)
     row = empty_row(case, peer, ours)
+    if isinstance(task, TransducerTask):
+        row["networks"] = task.kind
     row["skipped"] = peer.available() or missing_input(case, task)
     if row["skipped"]:
         return row
     peer.prepare(task, case.theirs)
     ours.prepare(task, case.ours)
-    outputs = [decoder.decode(task.log_probs, task.lengths) for decoder in (peer, ours)]
+    outputs = [decoder.decode(task.inputs, task.lengths) for decoder in (peer, ours)]
     errors = Errors.of(task, outputs[0]), Errors.of(task, outputs[1])
     verdict = verify(case.check, task, peer, ours, errors)
     theirs, mine = time_alternately(
-        lambda: peer.decode(task.log_probs, task.lengths),
-        lambda: ours.decode(task.log_probs, task.lengths),
+        lambda: peer.decode(task.inputs, task.lengths),
+        lambda: ours.decode(task.inputs, task.lengths),
         options.repeats,
         options.pair_seconds,
     )

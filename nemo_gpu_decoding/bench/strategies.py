@@ -8,7 +8,7 @@ import torch
 
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.peers.base import Hypothesis, ScoringPeer, Setting
-from nemo_gpu_decoding.bench.task import Task
+from nemo_gpu_decoding.bench.task import Task, Utterances
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, build_boosting_tree
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
@@ -55,7 +55,7 @@ class FlexCTC(Strategy):
         return self._decoder.decode(log_probs, lengths)
 
 
-def make_fusion(task: Task, setting: Setting, options: BenchOptions) -> Fusion:
+def make_fusion(task: Utterances, setting: Setting, options: BenchOptions) -> Fusion:
     """LM and boosting tree as the setting asks.
 
     Boosting takes refunds as NeMo does, so that hypotheses can be compared with NeMo's one by one.

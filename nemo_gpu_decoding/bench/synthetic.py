@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.bench.cache import cached
-from nemo_gpu_decoding.bench.emissions import FRAME_SECONDS, EmissionModel, draw_confusions
+from nemo_gpu_decoding.bench.emissions import FRAME_SECONDS, EmissionModel, draw_confusions, draw_groups
 from nemo_gpu_decoding.bench.estimate import write_witten_bell
 from nemo_gpu_decoding.bench.language import Language, make_language
 from nemo_gpu_decoding.bench.options import BenchOptions
@@ -20,12 +20,15 @@ FRAMES_PER_WORD = 5.5  # on average
 MOST_DRAWS = 100  # batches drawn before giving up on utterances of the wanted length
 
 
-def synthetic_task(options: BenchOptions) -> Task:
-    """Utterances of a made-up language (see `language.py`), posteriors (`emissions.py`) and LMs."""
+def synthetic_task(options: BenchOptions, *, mutual: bool = False) -> Task:
+    """Utterances of a made-up language (see `language.py`), posteriors (`emissions.py`) and LMs.
+
+    Args:
+        mutual: tokens are mistaken for each other, in groups; else in one direction.
+    """
     rng = np.random.default_rng(options.seed)
-    language = make_language(options.vocab_size, rng)
-    starts_word = np.array([piece.startswith(WORD_START) for piece in language.pieces])
-    emissions = EmissionModel(draw_confusions(starts_word, rng), rng)
+    language, confusions = draw_language(options, rng, mutual=mutual)
+    emissions = EmissionModel(confusions, rng)
     spoken, utterances = _utterances(language, emissions, options, rng)
     log_probs, lengths = _pad(utterances)
     lm, word_lm = _language_models(language, options)
@@ -41,6 +44,16 @@ def synthetic_task(options: BenchOptions) -> Task:
         lm=lm,
         word_lm=word_lm,
     )
+
+
+def draw_language(
+    options: BenchOptions, rng: np.random.Generator, *, mutual: bool = False
+) -> tuple[Language, list[np.ndarray]]:
+    """The language, and per piece those that it is mistaken for."""
+    language = make_language(options.vocab_size, rng)
+    starts_word = np.array([piece.startswith(WORD_START) for piece in language.pieces])
+    draw = draw_groups if mutual else draw_confusions
+    return language, draw(starts_word, rng)
 
 
 def _utterances(

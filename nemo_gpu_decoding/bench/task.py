@@ -1,10 +1,15 @@
-"""What is decoded: emissions, references, and the LMs, words and phrases that belong to them."""
+"""What is decoded: emissions, references, and the LMs, words and phrases that belong to them.
+
+A `Task` is for CTC decoders; `transducer/task.py` has the one for transducers.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,12 +20,14 @@ TOKEN_OFFSET = 100  # NeMo's token LMs spell the token id i as chr(i + 100)
 SHORTEST_PHRASE = 5  # letters; shorter words are no use as phrases
 
 
+T = TypeVar("T", bound="Utterances")
+
+
 @dataclass(frozen=True, eq=False)
-class Task:
-    """B utterances of up to T frames over V tokens; the blank is token V."""
+class Utterances(ABC):
+    """B utterances of a language of V tokens, whatever a decoder reads of them."""
 
     name: str
-    log_probs: torch.Tensor  # [B, T, V + 1] float32, natural log
     lengths: torch.Tensor  # [B] int64, valid frames
     frame_seconds: float
     texts: list[str]  # [B] what was said
@@ -31,29 +38,35 @@ class Task:
     word_lm: Path | None  # word ARPA, plain text
 
     @property
+    @abstractmethod
+    def inputs(self) -> torch.Tensor:
+        """[B, T, ...] what a decoder reads."""
+
+    @abstractmethod
+    def with_inputs(self: T, inputs: torch.Tensor) -> T:
+        """The same utterances, with other numbers for a decoder to read."""
+
+    @property
     def vocab_size(self) -> int:
-        return self.log_probs.shape[-1] - 1
+        return len(self.vocabulary)
 
     @property
     def audio_seconds(self) -> float:
         return float(self.lengths.sum()) * self.frame_seconds
 
-    def first(self, utterances: int | None) -> Task:
+    def first(self: T, utterances: int | None) -> T:
         """The task with its first `utterances` utterances only."""
         if utterances is None or utterances >= len(self.texts):
             return self
         lengths = self.lengths[:utterances]
-        return replace(
-            self,
-            log_probs=self.log_probs[:utterances, : int(lengths.max())].contiguous(),
-            lengths=lengths,
-            texts=self.texts[:utterances],
-            tokens=self.tokens[:utterances],
+        few = replace(
+            self, lengths=lengths, texts=self.texts[:utterances], tokens=self.tokens[:utterances]
         )
+        return few.with_inputs(self.inputs[:utterances, : int(lengths.max())].contiguous())
 
-    def on(self, device: torch.device | str) -> Task:
-        """The task with its log-probs and lengths on a device."""
-        return replace(self, log_probs=self.log_probs.to(device), lengths=self.lengths.to(device))
+    def on(self: T, device: torch.device | str) -> T:
+        """The task with what decoders read on a device."""
+        return replace(self, lengths=self.lengths.to(device)).with_inputs(self.inputs.to(device))
 
     def phrases(self, count: int) -> list[str]:
         """`count` phrases to boost: half of them rare words of the references, the rest said by nobody.
@@ -75,6 +88,24 @@ class Task:
             first, second = rng.choice(len(others), 2)
             chosen.append(f"{others[first]} {others[second]}")
         return chosen
+
+
+@dataclass(frozen=True, eq=False)
+class Task(Utterances):
+    """B utterances of up to T frames over V tokens; the blank is token V."""
+
+    log_probs: torch.Tensor  # [B, T, V + 1] float32, natural log
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        return self.log_probs
+
+    def with_inputs(self, inputs: torch.Tensor) -> Task:
+        return replace(self, log_probs=inputs)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.log_probs.shape[-1] - 1
 
 
 def unigrams(arpa: Path) -> dict[str, float]:

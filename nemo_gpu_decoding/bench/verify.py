@@ -9,8 +9,10 @@ import torch
 
 from nemo_gpu_decoding.bench.cases import Check
 from nemo_gpu_decoding.bench.peers.base import Output, Peer, ScoringPeer
+from nemo_gpu_decoding.bench.peers.nemo_transducer import NemoTransducerBeam
 from nemo_gpu_decoding.bench.strategies import Strategy
-from nemo_gpu_decoding.bench.task import Task
+from nemo_gpu_decoding.bench.task import Task, Utterances
+from nemo_gpu_decoding.bench.transducer.verify import equal_to_nemo
 from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.search.result import Path
 
@@ -25,7 +27,7 @@ class Errors:
     ter: float | None
 
     @classmethod
-    def of(cls, task: Task, outputs: list[Output]) -> Errors:
+    def of(cls, task: Utterances, outputs: list[Output]) -> Errors:
         texts = [o if isinstance(o, str) else task.vocabulary.text(o) for o in outputs]
         wer = 100 * word_errors(task.texts, texts).wer
         if any(isinstance(output, str) for output in outputs):
@@ -41,17 +43,18 @@ class Verdict:
 
 
 def verify(
-    check: Check, task: Task, theirs: Peer, ours: Strategy, errors: tuple[Errors, Errors]
+    check: Check, task: Utterances, theirs: Peer, ours: Strategy, errors: tuple[Errors, Errors]
 ) -> Verdict:
     """Do the results of our decoder hold against the peer's?
 
     Args:
         errors: of the peer's and of our outputs on the whole batch.
     """
-    if check is Check.EQUAL:
-        return _equal(task, theirs, ours)
-    if check is Check.SCORES:
-        return _scores(task, ours)
+    if check is Check.EQUAL and isinstance(theirs, NemoTransducerBeam):
+        return Verdict(*equal_to_nemo(task, theirs, ours))
+    if check is not Check.WER:
+        assert isinstance(task, Task)  # the checks below are about CTC
+        return _equal(task, theirs, ours) if check is Check.EQUAL else _scores(task, ours)
     peer_wer, our_wer = errors[0].wer, errors[1].wer
     return Verdict(our_wer <= peer_wer, f"{check.value}: {our_wer:.2f} % and {peer_wer:.2f} %")
 

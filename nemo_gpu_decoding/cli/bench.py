@@ -9,6 +9,7 @@ EXAMPLES = (
     "out=bench.json",
     "strategy=flexctc_beam peers=[nemo,flashlight,pyctcdecode] out=bench.json plot=bench.png",
     "peers=[nemo] beams=[16] repeats=5 threads=2",
+    "strategy=alsd_pp peers=[nemo] batch=8 beams=[4,8] threads=2 out=alsd_pp.json plot=alsd_pp.png",
     "device=cuda peers=[nemo] beams=[4,16,64] repeats=20 pair_seconds=3 out=gpu.json plot=gpu.png",
 )
 

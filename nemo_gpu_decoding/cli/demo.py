@@ -6,12 +6,12 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_gpu_decoding.cli.audio import read_manifest
+from nemo_gpu_decoding.cli.audio import Utterance, read_manifest
 from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Score, encode
 from nemo_gpu_decoding.cli.options import UsageError
 from nemo_gpu_decoding.cli.presets import load_preset
@@ -20,10 +20,18 @@ from nemo_gpu_decoding.cli.tune import load_phrase_file
 from nemo_gpu_decoding.metrics import word_errors
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.nemo_plugin.session import Session
-    from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+    from omegaconf import DictConfig
 
-EXAMPLES = ("", "out=build/demo.json", "show=10 beam_size=16")
+    from nemo_gpu_decoding.cli.dev_set import Search
+    from nemo_gpu_decoding.nemo_plugin.session import Session
+
+EXAMPLES = ("", "out=build/demo.json", "models=[ctc] show=10 beam_size=16")
+# model -> its file in models/ and its preset, which `tune` found on the dev set
+MODELS = {
+    "ctc": ("self_ctc.nemo", "demo.yaml"),
+    "rnnt": ("self_hybrid_rnnt.nemo", "demo_rnnt.yaml"),
+    "tdt": ("self_hybrid_tdt.nemo", "demo_tdt.yaml"),
+}
 REPEATS = 5  # times each decoder is timed; the median is shown
 
 
@@ -31,17 +39,25 @@ REPEATS = 5  # times each decoder is timed; the median is shown
 class DemoOptions:
     """Options of `demo`."""
 
-    # Folder with models/self_ctc.nemo, speech/test.json, phrases.txt and demo.yaml.
+    # Folder with models/, speech/test.json, phrases.txt, demo.yaml, demo_rnnt.yaml and demo_tdt.yaml.
     # null: assets/self of the source tree.
     data: str | None = None
-    # Write the rows of the table here as JSON: a list of objects with decoder, wer, fscore, seconds.
+    # Write the rows of the table here as JSON: a list of objects with model, decoder, wer,
+    # fscore, seconds.
     out: str | None = None
     # Utterances whose transcripts are shown, of those where the decoders differ; most improved first.
     show: int = 4
-    # Hypotheses kept per frame; null: as in demo.yaml.
+    # Hypotheses kept per frame; null: as in the presets.
     beam_size: int | None = None
+    # Models to decode: any of ctc, rnnt, tdt.
+    models: list[str] = field(default_factory=lambda: list(MODELS))
     # Use the first so many utterances only; null: all.
     utterances: int | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [model for model in self.models if model not in MODELS]
+        if unknown or not self.models:
+            raise ValueError(f"models is {self.models}, expected any of {', '.join(MODELS)}")
 
 
 OPTIONS = DemoOptions
@@ -54,35 +70,58 @@ class Row:
     decoder: str
     decoded: Decoded
     score: Score
+    model: str = "ctc"
 
 
 def run(options: DemoOptions) -> int:
-    """Encode the test speech once, decode it in four ways, print a table and some transcripts."""
+    """For every model: encode the test speech once, decode it in four ways, print a table and some
+    transcripts."""
     data = find_data(options.data)
-    preset = load_preset(str(data / "demo.yaml"))
-    if options.beam_size is not None:
-        preset.beam.beam_size = options.beam_size
     utterances = read_manifest(data / "speech" / "test.json")[: options.utterances]
     phrases = load_phrase_file(str(data / "phrases.txt"))
-
-    from nemo_gpu_decoding.nemo_plugin.session import Session
-
-    say("loading NeMo and the model")
-    session = Session.load(str(data / "models" / "self_ctc.nemo"), device="cpu")
-    test = encode(session, utterances)
-    greedy = decode_greedy(session, test)  # the strategy that `encode` leaves behind
-    say("preparing the decoder (compiled on first use, then kept)")
-    decoder = session.beam_decoder(preset)
-    rows = [Row("greedy", greedy, test.score(greedy.texts, phrases))]
-    rows += decode_beams(session, test, decoder, phrases)
-    print(report(test, rows))
-    print(differences(test, rows, options.show))
+    rows: list[Row] = []
+    for model in options.models:
+        file, preset_file = MODELS[model]
+        preset = load_preset(str(data / preset_file))
+        if options.beam_size is not None:
+            preset.beam.beam_size = options.beam_size
+        test, own = decode_model(model, data / "models" / file, preset, utterances, phrases)
+        print(report(model, test, own))
+        print(differences(test, own, options.show if model == options.models[0] else 0))
+        rows += own
     if options.out:
         out = Path(options.out)
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps([json_row(row) for row in rows], indent=2) + "\n", encoding="utf-8")
         print(f"\nrows: {out}")
     return 0
+
+
+def decode_model(
+    model: str,
+    file: Path,
+    preset: DictConfig,
+    utterances: Sequence[Utterance],
+    phrases: Sequence[str],
+) -> tuple[DevSet, list[Row]]:
+    """Encode the speech once; decode it greedily and with the beams of the preset."""
+    from nemo_gpu_decoding.nemo_plugin.session import Session
+
+    say(f"{model}: loading NeMo and the model")
+    session = Session.load(str(file), device="cpu")
+    head = "ctc" if model == "ctc" else "rnnt"
+    test = encode(session, utterances, head=head)
+    greedy = decode_greedy(session, test, head)  # the strategy that `encode` leaves behind
+    say("preparing the decoder (compiled on first use, then kept)")
+    decoder = session.beam_decoder(preset) if head == "ctc" else session.transducer_decoder(preset)
+    name = str(preset.strategy)
+    rows = [Row("greedy", greedy, test.score(greedy.texts, phrases), model)]
+    for label, ours in steps_of(name, decoder).items():
+        decoded = decode_beam(
+            test, ours, session.text_of if head == "ctc" else session.transducer_text_of
+        )
+        rows.append(Row(label, decoded, test.score(decoded.texts, phrases), model))
+    return test, rows
 
 
 def find_data(folder: str | None) -> Path:
@@ -100,42 +139,48 @@ def find_data(folder: str | None) -> Path:
     return data
 
 
-def decode_beams(
-    session: Session, test: DevSet, decoder: FlexCTCBeam, phrases: Sequence[str]
-) -> list[Row]:
-    """Ours on the same log-probs: without anything, with the LM, with LM and phrases."""
+def steps_of(name: str, decoder: Search) -> dict[str, Search]:
+    """The decoder without anything, with the LM, with LM and phrases."""
+    from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
+
     fusion = decoder.fusion
-    steps = {
-        # beta repays what the LM takes; without an LM it would only add insertions
-        "flexctc_beam": (
-            replace(decoder.config, beam_beta=0.0),
-            replace(fusion, lm=None, boosting=None),
-        ),
-        "flexctc_beam + LM": (decoder.config, replace(fusion, boosting=None)),
-        "flexctc_beam + LM + phrases": (decoder.config, fusion),
+    plain, with_lm = replace(fusion, lm=None, boosting=None), replace(fusion, boosting=None)
+    if isinstance(decoder, TransducerDecoder):
+        networks, config = decoder.networks, decoder.config
+        return {
+            name: type(decoder)(networks, config, plain),
+            f"{name} + LM": type(decoder)(networks, config, with_lm),
+            f"{name} + LM + phrases": decoder,
+        }
+    sizes, config = (decoder.vocab_size, decoder.blank_id), decoder.config
+    # beta repays what the LM takes; without an LM it would only add insertions
+    return {
+        name: type(decoder)(*sizes, replace(config, beam_beta=0.0), plain),
+        f"{name} + LM": type(decoder)(*sizes, config, with_lm),
+        f"{name} + LM + phrases": decoder,
     }
-    rows = []
-    for name, (config, with_fusion) in steps.items():
-        ours = type(decoder)(decoder.vocab_size, decoder.blank_id, config, with_fusion)
-        ours.decode(test.batches[0].log_probs[:1], test.batches[0].lengths[:1])  # compile before timing
-        runs = [test.decode(ours, session.text_of) for _ in range(REPEATS)]
-        seconds = statistics.median(run.seconds for run in runs)
-        rows.append(Row(name, Decoded(runs[0].texts, seconds), test.score(runs[0].texts, phrases)))
-    return rows
 
 
-def decode_greedy(session: Session, test: DevSet) -> Decoded:
-    """NeMo's greedy_batch on the log-probs, timed like the others."""
+def decode_beam(test: DevSet, ours: Search, text_of: Callable[[Sequence[int]], str]) -> Decoded:
+    """All utterances, several times: the median of the seconds counts."""
+    ours.decode(test.batches[0].inputs[:1], test.batches[0].lengths[:1])  # compile before timing
+    runs = [test.decode(ours, text_of) for _ in range(REPEATS)]
+    return Decoded(runs[0].texts, statistics.median(run.seconds for run in runs))
+
+
+def decode_greedy(session: Session, test: DevSet, head: str) -> Decoded:
+    """NeMo's greedy_batch on the same input, timed like the others."""
+    decode = session.decode_texts if head == "ctc" else session.transducer_texts
     seconds = []
     for _ in range(REPEATS):
         texts, started = [], time.perf_counter()
         for batch in test.batches:
-            texts += session.decode_texts(batch.log_probs, batch.lengths)
+            texts += decode(batch.inputs, batch.lengths)
         seconds.append(time.perf_counter() - started)
     return Decoded(tuple(texts), statistics.median(seconds))
 
 
-def report(test: DevSet, rows: Sequence[Row]) -> str:
+def report(model: str, test: DevSet, rows: Sequence[Row]) -> str:
     """The table. Decoder seconds are for the whole set; RTFx counts encoder and decoder."""
     table = []
     for row in rows:
@@ -147,7 +192,7 @@ def report(test: DevSet, rows: Sequence[Row]) -> str:
         table.append([row.decoder, *cells])
     header = ["decoder", "WER %", "sub", "del", "ins", "phrase F", "decoder s", "RTFx"]
     about = (
-        f"{len(test.references)} utterances, {test.audio_seconds:.0f} s of speech; "
+        f"{model}: {len(test.references)} utterances, {test.audio_seconds:.0f} s of speech; "
         f"encoder, once: {test.encoder_seconds:.2f} s"
     )
     return f"\n{about}\n\n{format_table(header, table)}"
@@ -179,6 +224,7 @@ def differences(test: DevSet, rows: Sequence[Row], show: int) -> str:
 def json_row(row: Row) -> dict[str, Any]:
     assert row.score.phrases is not None
     return {
+        "model": row.model,
         "decoder": row.decoder,
         "wer": round(row.score.errors.wer, 4),
         "fscore": round(row.score.phrases.fscore, 4),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.cli.audio import Utterance, references_of
 from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, phrase_score, word_errors
@@ -17,34 +18,38 @@ if TYPE_CHECKING:
 
     from nemo_gpu_decoding.nemo_plugin.session import Session
     from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+    from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
+
+    Search = FlexCTCBeam | TransducerDecoder[Any]
 
 BATCH = 32  # utterances decoded in one call; bounds the padding, has no effect on results
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded log-probs of some utterances."""
+    """Padded inputs of a search for some utterances."""
 
-    log_probs: torch.Tensor  # [B, T, V + 1] natural log
+    # [B, T, V + 1] log-probs, natural log; for transducers [B, T, D] encoder output
+    inputs: torch.Tensor
     lengths: torch.Tensor  # [B] int64
 
 
 @dataclass(frozen=True)
 class DevSet:
-    """Log-probs, references and greedy texts of a manifest."""
+    """What a search reads, references and greedy texts of a manifest."""
 
     batches: tuple[Batch, ...]
     references: tuple[str, ...]
     greedy_texts: tuple[str, ...]
     audio_seconds: float
-    encoder_seconds: float  # what computing the log-probs took
+    encoder_seconds: float  # what computing the inputs took
 
-    def decode(self, decoder: FlexCTCBeam, text_of: Callable[[Sequence[int]], str]) -> Decoded:
+    def decode(self, decoder: Search, text_of: Callable[[Sequence[int]], str]) -> Decoded:
         """Best text of every utterance, and the seconds of the search itself."""
         paths, seconds = [], 0.0
         for batch in self.batches:
             started = time.perf_counter()
-            results = decoder.decode(batch.log_probs, batch.lengths)
+            results = decoder.decode(batch.inputs, batch.lengths)
             seconds += time.perf_counter() - started
             paths += [nbest.best for nbest in results]
         return Decoded(tuple(text_of(path.tokens.tolist()) for path in paths), seconds)
@@ -78,32 +83,49 @@ def encode(
     *,
     batch_size: int = 8,
     dtype: str = "float32",
+    head: str = "ctc",
 ) -> DevSet:
     """Run the encoder over all utterances, with a progress bar on stderr.
 
-    `dtype` is how log-probs are kept: float16 halves the memory and rounds them to three digits.
+    `dtype` is how its output is kept: float16 halves the memory and rounds it to three digits. `head`
+    is what decodes it: "ctc" (its log-probs are kept) or "rnnt".
 
     Raises:
         UsageError: an utterance has no reference text.
-        ValueError: the model has no CTC head.
+        ValueError: the model has no such head.
     """
     from tqdm import tqdm
 
     references = references_of(utterances)
     files = [utterance.path for utterance in utterances]
     started = time.perf_counter()
-    stream = session.emissions(files, batch_size=batch_size)
-    bar = tqdm(stream, total=len(files), unit="utt", desc="encoder", disable=None, file=sys.stderr)
-    emissions = list(bar)
+    bar = tqdm(total=len(files), unit="utt", desc="encoder", disable=None, file=sys.stderr)
+    arrays, texts = [], []
+    with bar:
+        for array, text in _encoded(session, files, batch_size, head):
+            arrays.append(array)
+            texts.append(text)
+            bar.update()
     seconds = time.perf_counter() - started
-    arrays = [emission.log_probs for emission in emissions]
     return DevSet(
         batches=tuple(_pad(arrays[i : i + BATCH], dtype) for i in range(0, len(arrays), BATCH)),
         references=tuple(references),
-        greedy_texts=tuple(emission.greedy_text for emission in emissions),
+        greedy_texts=tuple(texts),
         audio_seconds=sum(utterance.duration for utterance in utterances),
         encoder_seconds=seconds,
     )
+
+
+def _encoded(
+    session: Session, files: Sequence[Path], batch_size: int, head: str
+) -> Iterator[tuple[np.ndarray, str]]:
+    """What a search reads of each file, and NeMo's greedy text."""
+    if head == "ctc":
+        for emission in session.emissions(files, batch_size=batch_size):
+            yield emission.log_probs, emission.greedy_text
+    else:
+        for encoding in session.encodings(files, batch_size=batch_size):
+            yield encoding.frames, encoding.greedy_text
 
 
 def _pad(arrays: Sequence[np.ndarray], dtype: str) -> Batch:

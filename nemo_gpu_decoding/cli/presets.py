@@ -21,6 +21,7 @@ DECODING_KEYS = {
     "lm": "beam.ngram_lm_model",
     "lm_weight": "beam.ngram_lm_alpha",
     "beam_beta": "beam.beam_beta",
+    "blank_scoring": "beam.blank_lm_score_mode",
     "phrases": "beam.boosting_tree.key_phrases_file",
     "boosting_weight": "beam.boosting_tree_alpha",
 }

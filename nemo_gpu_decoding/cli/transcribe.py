@@ -24,6 +24,7 @@ EXAMPLES = (
     "model=model.nemo audio=talk.wav",
     "model=model.nemo audio=recordings/ lm=lm.arpa lm_weight=0.5 phrases=names.txt out=hyps.jsonl",
     "model=model.nemo manifest=dev.json preset=best.yaml timestamps=true n_best=5 beam_size=16",
+    "model=hybrid.nemo audio=talk.wav strategy=alsd_pp lm=lm.arpa",
     "model=model.nemo audio='*.flac' strategy=greedy_batch",
     "model=model.nemo audio=talk.wav decoding.beam.beam_threshold=12",
 )
@@ -43,8 +44,8 @@ class TranscribeOptions:
     # Write one JSON object per utterance here: audio_filepath, duration, pred_text, score, and where
     # they apply n_best, words (with start, end and confidence), text and wer.
     out: str | None = None
-    # Decoding strategy: flexctc_beam, or one of NeMo's own, such as greedy_batch. null: that of the
-    # preset; without a preset flexctc_beam.
+    # Decoding strategy: flexctc_beam for CTC, alsd_pp or aes_pp for RNN-T and TDT, or one of NeMo's own,
+    # such as greedy_batch. null: that of the preset; without one flexctc_beam, for head=rnnt alsd_pp.
     strategy: str | None = None
     # A YAML file with decoding options in NeMo's keys (`tune` writes one), or the name of a shipped one.
     # null: the shipped one that fits strategy, lm and phrases. Options given here win over it.
@@ -55,7 +56,7 @@ class TranscribeOptions:
     lm: str | None = None
     # Weight of the LM, natural log, >= 0; 0.3 .. 1 is usual. Find it with `tune`.
     lm_weight: float | None = None
-    # Added per token, natural log; > 0 makes up for the words that an LM swallows.
+    # For CTC: added per token, natural log; > 0 makes up for the words that an LM swallows.
     beam_beta: float | None = None
     # Text file of phrases to boost, one per line.
     phrases: str | None = None
@@ -69,7 +70,8 @@ class TranscribeOptions:
     batch_size: int = 8
     # Where the model runs: auto, cpu, cuda, cuda:1 ...
     device: str = "auto"
-    # The head of a hybrid model: ctc or rnnt. null: ctc if the model has it.
+    # The head of a hybrid model: ctc or rnnt. null: the one that the strategy is for; else ctc if the
+    # model has it.
     head: str | None = None
     # Any key of NeMo's decoding section, as decoding.KEY=VALUE; wins over everything else.
     decoding: dict[str, Any] = field(default_factory=dict)
@@ -85,12 +87,12 @@ class TranscribeOptions:
 
 
 OPTIONS = TranscribeOptions
+STRATEGY_HEADS = {"flexctc_beam": "ctc", "alsd_pp": "rnnt", "aes_pp": "rnnt"}
 
 
 def run(options: TranscribeOptions) -> int:
     """Transcribe; text to stdout, JSON lines to `out`, progress and totals to stderr."""
     utterances = find_utterances(options.audio, options.manifest)
-    config = build_decoding(options)
     out = Path(options.out) if options.out else None
     if out and not out.absolute().parent.is_dir():
         raise ValueError(f"out={options.out}: there is no folder {out.parent}")
@@ -98,7 +100,8 @@ def run(options: TranscribeOptions) -> int:
     from nemo_gpu_decoding.nemo_plugin.session import Session
 
     session = Session.load(options.model, device=options.device, verbose=options.verbose)
-    session.set_decoding(config, head=options.head or ("ctc" if session.has_ctc else "rnnt"))
+    config = build_decoding(options, session.default_head)
+    session.set_decoding(config, head=head_of(options, str(config.strategy), session.default_head))
     started = time.perf_counter()
     with ExitStack() as stack:
         sink = stack.enter_context(out.open("w", encoding="utf-8")) if out else None
@@ -107,9 +110,17 @@ def run(options: TranscribeOptions) -> int:
     return 0
 
 
-def build_decoding(options: TranscribeOptions) -> DictConfig:
+def head_of(options: TranscribeOptions, strategy: str, default: str) -> str:
+    """The head of the model that decodes: as asked for, else the one that the strategy is for."""
+    return options.head or STRATEGY_HEADS.get(strategy, default)
+
+
+def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> DictConfig:
     """NeMo's decoding section for these options."""
-    config = decoding_config(options.strategy, options.preset, vars(options))
+    strategy = options.strategy
+    if strategy is None and options.preset is None and (options.head or default_head) == "rnnt":
+        strategy = "alsd_pp"
+    config = decoding_config(strategy, options.preset, vars(options))
     if options.n_best > 1:
         OmegaConf.update(config, "beam.return_best_hypothesis", False, force_add=True)
         OmegaConf.update(config, "beam.n_best", options.n_best, force_add=True)

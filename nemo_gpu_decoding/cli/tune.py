@@ -12,19 +12,22 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import MISSING
 
 from nemo_gpu_decoding.cli.audio import read_manifest
-from nemo_gpu_decoding.cli.presets import decoding_config, existing_file, write_preset
+from nemo_gpu_decoding.cli.dev_set import Score
+from nemo_gpu_decoding.cli.presets import decoding_config, existing_file, load_preset, write_preset
 from nemo_gpu_decoding.cli.table import format_table
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Score
+    from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Search
     from nemo_gpu_decoding.nemo_plugin.session import Session
-    from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 
 EXAMPLES = (
     "model=model.nemo manifest=dev.json lm=lm.arpa out=best.yaml",
     "model=model.nemo manifest=dev.json lm=lm.arpa phrases=names.txt boosting_weight=[0.5,1,2]",
+    "model=rnnt.nemo manifest=dev.json lm=lm.arpa strategy=alsd_pp out=best.yaml",
     "model=model.nemo manifest=dev.json lm=lm.arpa lm_weight=[0.3,0.4,0.5] beam_size=[4,8,16]",
 )
+# strategy -> the head of a model that it decodes
+HEADS = {"flexctc_beam": "ctc", "alsd_pp": "rnnt", "aes_pp": "rnnt"}
 STORES = ("float32", "float16")
 
 
@@ -32,18 +35,24 @@ STORES = ("float32", "float16")
 class TuneOptions:
     """Options of `tune`. Lists are the values to try; every combination is decoded."""
 
-    # A .nemo file with a CTC head, or the name of a pretrained model that NeMo can fetch.
+    # A .nemo file, or the name of a pretrained model that NeMo can fetch.
     model: str = MISSING
     # NeMo manifest of the dev set: JSON lines with audio_filepath (relative to the manifest) and text.
     manifest: str = MISSING
+    # flexctc_beam for CTC, alsd_pp or aes_pp for RNN-T and TDT. null: that of the preset; without one
+    # flexctc_beam if the model has a CTC head, else alsd_pp.
+    strategy: str | None = None
     # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo).
     lm: str | None = None
     # Text file of phrases to boost, one per line; their precision, recall and F-score are reported.
     phrases: str | None = None
     # LM weights to try, natural log, >= 0; used if an LM is given.
     lm_weight: list[float] = field(default_factory=lambda: [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    # Insertion bonuses per token to try, natural log.
+    # For CTC: insertion bonuses per token to try, natural log.
     beam_beta: list[float] = field(default_factory=lambda: [0.0, 0.5, 1.0, 1.5])
+    # For RNN-T and TDT with an LM or phrases: how blanks are scored. With no_score only tokens pay for
+    # the LM, so that its weight deletes words; a table shows it.
+    blank_scoring: list[str] = field(default_factory=lambda: ["lm_weighted_full", "no_score"])
     # Boosting weights to try, natural log, >= 0; used if phrases are given.
     boosting_weight: list[float] = field(default_factory=lambda: [0.0, 0.5, 1.0, 2.0])
     # Beam sizes to try.
@@ -61,15 +70,23 @@ class TuneOptions:
     batch_size: int = 8
     # Where the encoder runs: auto, cpu, cuda, cuda:1 ...
     device: str = "auto"
-    # How log-probs are kept between decodings: float32, or float16 for half the memory.
+    # How the encoder's output is kept between decodings: float32, or float16 for half the memory.
     store: str = "float32"
     # Show NeMo's own messages.
     verbose: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("lm_weight", "beam_beta", "boosting_weight", "beam_size"):
+        for name in ("lm_weight", "beam_beta", "blank_scoring", "boosting_weight", "beam_size"):
             if not getattr(self, name):
                 raise ValueError(f"{name} is empty, expected values to try, such as {name}=[1,2]")
+        from nemo_gpu_decoding.fusion.blank_scoring import BLANK_LM_SCORE_MODES  # needs numba
+
+        unknown = [mode for mode in self.blank_scoring if mode not in BLANK_LM_SCORE_MODES]
+        if unknown:
+            expected = ", ".join(BLANK_LM_SCORE_MODES)
+            raise ValueError(f"blank_scoring holds {', '.join(unknown)}, expected any of {expected}")
+        if self.strategy not in (None, *HEADS):
+            raise ValueError(f"strategy is {self.strategy!r}, expected one of {', '.join(HEADS)}")
         if self.store not in STORES:
             raise ValueError(f"store is {self.store!r}, expected {' or '.join(STORES)}")
         if self.objective not in ("wer", "fscore"):
@@ -86,9 +103,10 @@ class Point:
     """One combination of the grid."""
 
     beam_size: int
-    beam_beta: float
+    beam_beta: float | None  # None: a transducer, which has none
     lm_weight: float | None  # None: no LM
     boosting_weight: float | None  # None: no phrases
+    blank_scoring: str | None = None  # None: nothing to score blanks against
 
 
 @dataclass(frozen=True)
@@ -107,57 +125,92 @@ def run(options: TuneOptions) -> int:
     files = {"lm": options.lm, "phrases": options.phrases}
     # with a weight of 0 LM or phrases would not be loaded; the weights are set per point of the grid
     loaded = {**files, "lm_weight": 1.0, "boosting_weight": 1.0}
-    config = decoding_config("flexctc_beam", options.preset, loaded)
 
     from nemo_gpu_decoding.cli.dev_set import encode
     from nemo_gpu_decoding.nemo_plugin.session import Session
 
     session = Session.load(options.model, device=options.device, verbose=options.verbose)
-    dev = encode(session, utterances, batch_size=options.batch_size, dtype=options.store)
-    decoder = session.beam_decoder(config)
-    points = list(grid(options, has_lm=options.lm is not None, has_phrases=bool(phrases)))
+    strategy = choose_strategy(options, session)
+    head = HEADS[strategy]
+    config = decoding_config(strategy, options.preset, loaded)
+    dev = encode(session, utterances, batch_size=options.batch_size, dtype=options.store, head=head)
+    decoder = session.beam_decoder(config) if head == "ctc" else session.transducer_decoder(config)
+    points = list(grid(options, has_lm=options.lm is not None, has_phrases=bool(phrases), head=head))
     trials = ranked(try_points(session, dev, decoder, points, phrases), options.objective)
     print(report(dev, trials, phrases, options.show))
+    if head == "rnnt" and options.lm:
+        print(f"\n{lm_weight_table(trials)}\n")
     best = trials[0].point
     print(f"best: {describe(best)}")
     if options.out:
-        preset = decoding_config("flexctc_beam", options.preset, {**files, **vars(best)})
+        preset = decoding_config(strategy, options.preset, {**files, **vars(best)})
         write_preset(Path(options.out), preset, preset_comment(options, trials[0]))
         print(f"written to {options.out}; use it with  transcribe preset={options.out}")
     return 0
 
 
-def grid(options: TuneOptions, *, has_lm: bool, has_phrases: bool) -> Iterator[Point]:
+def choose_strategy(options: TuneOptions, session: Session) -> str:
+    """The strategy to tune: as asked for, else that of the preset, else what suits the model.
+
+    Raises:
+        ValueError: the preset's strategy is none of ours.
+    """
+    if options.strategy:
+        return options.strategy
+    if options.preset is None:
+        return "flexctc_beam" if session.default_head == "ctc" else "alsd_pp"
+    strategy = str(load_preset(options.preset).strategy)
+    if strategy not in HEADS:
+        raise ValueError(f"preset has the strategy {strategy!r}, expected one of {', '.join(HEADS)}")
+    return strategy
+
+
+def grid(options: TuneOptions, *, has_lm: bool, has_phrases: bool, head: str = "ctc") -> Iterator[Point]:
     """All combinations; without LM or phrases their weights are left out."""
     lm_weights: Sequence[float | None] = options.lm_weight if has_lm else [None]
     boosting_weights: Sequence[float | None] = options.boosting_weight if has_phrases else [None]
-    combinations = itertools.product(options.beam_size, options.beam_beta, lm_weights, boosting_weights)
+    transducer = head == "rnnt"
+    betas: Sequence[float | None] = [None] if transducer else options.beam_beta
+    scored = transducer and (has_lm or has_phrases)
+    blanks: Sequence[str | None] = options.blank_scoring if scored else [None]
+    combinations = itertools.product(options.beam_size, betas, lm_weights, boosting_weights, blanks)
     return itertools.starmap(Point, combinations)
 
 
 def try_points(
     session: Session,
     dev: DevSet,
-    decoder: FlexCTCBeam,
+    decoder: Search,
     points: Sequence[Point],
     phrases: Sequence[str],
 ) -> list[Trial]:
     """Decode the dev set once per point, with the LM and the tree that `decoder` has."""
     from tqdm import tqdm
 
+    from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
+
+    transducer = isinstance(decoder, TransducerDecoder)
+    text_of = session.transducer_text_of if transducer else session.text_of
     trials = []
     for point in tqdm(points, unit="point", desc="grid", disable=None, file=sys.stderr):
-        decoded = dev.decode(at_point(decoder, point), session.text_of)
+        decoded = dev.decode(at_point(decoder, point), text_of)
         trials.append(Trial(point, decoded, dev.score(decoded.texts, phrases)))
     return trials
 
 
-def at_point(decoder: FlexCTCBeam, point: Point) -> FlexCTCBeam:
+def at_point(decoder: Search, point: Point) -> Search:
     """The same decoder with other weights; LM and boosting tree are shared, not loaded again."""
-    config = replace(
-        decoder.config, beam_size=point.beam_size, beam_beta=point.beam_beta,
-        n_best=min(decoder.config.n_best, point.beam_size),
-    )  # fmt: skip
+    from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
+
+    changes: dict[str, Any] = {
+        "beam_size": point.beam_size,
+        "n_best": min(decoder.config.n_best, point.beam_size),
+    }
+    if point.beam_beta is not None:
+        changes["beam_beta"] = point.beam_beta
+    if point.blank_scoring is not None:
+        changes["blank_lm_score_mode"] = point.blank_scoring
+    config = replace(decoder.config, **changes)
     fusion = replace(
         decoder.fusion,
         lm=None if point.lm_weight is None else decoder.fusion.lm,
@@ -165,6 +218,8 @@ def at_point(decoder: FlexCTCBeam, point: Point) -> FlexCTCBeam:
         boosting=None if point.boosting_weight is None else decoder.fusion.boosting,
         boosting_weight=point.boosting_weight or 0.0,
     )
+    if isinstance(decoder, TransducerDecoder):
+        return type(decoder)(decoder.networks, config, fusion)
     return type(decoder)(decoder.vocab_size, decoder.blank_id, config, fusion)
 
 
@@ -175,7 +230,7 @@ def ranked(trials: Sequence[Trial], objective: str) -> list[Trial]:
         point, score = trial.point, trial.score
         fscore = score.phrases.fscore if score.phrases else 0.0
         quality = (-fscore, score.errors.wer) if objective == "fscore" else (score.errors.wer, -fscore)
-        weights = (point.lm_weight or 0.0, point.boosting_weight or 0.0, abs(point.beam_beta))
+        weights = (point.lm_weight or 0.0, point.boosting_weight or 0.0, abs(point.beam_beta or 0.0))
         return (*quality, point.beam_size, *weights)
 
     return sorted(trials, key=key)
@@ -183,16 +238,39 @@ def ranked(trials: Sequence[Trial], objective: str) -> list[Trial]:
 
 def report(dev: DevSet, trials: Sequence[Trial], phrases: Sequence[str], show: int) -> str:
     """Greedy and the best trials, one line each; WER in percent of the reference words."""
-    header = ["decoder", "K", "lm_weight", "beam_beta", "boosting", "WER %", "sub", "del", "ins"]
+    transducer = all(trial.point.beam_beta is None for trial in trials)
+    third = "blank_scoring" if transducer else "beam_beta"
+    header = ["decoder", "K", "lm_weight", third, "boosting", "WER %", "sub", "del", "ins"]
     header += ["precision", "recall", "F-score"] if phrases else []
     rows = [["greedy", "", "", "", "", *score_cells(dev.score(dev.greedy_texts, phrases))]]
     for trial in trials[:show]:
         point = trial.point
-        weights = [point.beam_size, point.lm_weight, point.beam_beta, point.boosting_weight]
+        weights = [point.beam_size, point.lm_weight, getattr(point, third), point.boosting_weight]
         rows.append(["beam", *("" if w is None else w for w in weights), *score_cells(trial.score)])
     hidden = len(trials) - show
     note = [f"({hidden} more combinations; show={len(trials)} lists them all)"] if hidden > 0 else []
     return "\n".join([format_table(header, rows), *note])
+
+
+def lm_weight_table(trials: Sequence[Trial]) -> str:
+    """What the LM weight does under each way of scoring blanks; the rest as in the best trial.
+
+    Deletions that grow with the weight are words that the LM took away.
+    """
+    best = trials[0].point
+    alike = [
+        trial
+        for trial in trials
+        if replace(trial.point, lm_weight=None, blank_scoring=None)
+        == replace(best, lm_weight=None, blank_scoring=None)
+    ]
+    alike.sort(key=lambda trial: (trial.point.blank_scoring or "", trial.point.lm_weight or 0.0))
+    header = ["blank_scoring", "lm_weight", "WER %", "sub", "del", "ins"]
+    rows = [
+        [t.point.blank_scoring, t.point.lm_weight, *score_cells(Score(t.score.errors, None))]
+        for t in alike
+    ]
+    return format_table(header, rows)
 
 
 def score_cells(score: Score) -> list[Any]:

@@ -14,6 +14,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
+from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
+from nemo_gpu_decoding.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from nemo.collections.asr.models import ASRModel
@@ -47,6 +50,14 @@ class Emission:
     """The output of a CTC head for one utterance. T frames, V tokens and the blank."""
 
     log_probs: np.ndarray  # [T, V + 1] float32, natural log
+    greedy_text: str
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """The output of the encoder of a transducer for one utterance. T frames of size D."""
+
+    frames: np.ndarray  # [T, D] float32
     greedy_text: str
 
 
@@ -88,6 +99,15 @@ class Session:
     @property
     def has_ctc(self) -> bool:
         return self.is_hybrid or hasattr(self.model.decoding, "ctc_decoder_predictions_tensor")
+
+    @property
+    def has_transducer(self) -> bool:
+        return self.is_hybrid or not self.has_ctc
+
+    @property
+    def default_head(self) -> str:
+        """The head that is used where none is named: ctc if there is one."""
+        return "ctc" if self.has_ctc else "rnnt"
 
     @property
     def frame_seconds(self) -> float:
@@ -134,6 +154,68 @@ class Session:
             log_probs = hypothesis.y_sequence.detach().float().cpu().numpy()
             yield Emission(np.ascontiguousarray(log_probs), hypothesis.text)
 
+    def encodings(self, files: Sequence[str | Path], *, batch_size: int = 8) -> Iterator[Encoding]:
+        """Run the encoder once per file; later decoding needs no encoder any more."""
+        self._require_transducer()
+        self.set_decoding(OmegaConf.create({"strategy": "greedy_batch"}), head="rnnt")
+        waiting: list[np.ndarray] = []  # encoded, but their texts have not come yet
+
+        def keep(module: Any, arguments: Any, output: Any) -> None:
+            encoded, lengths = output[:2]
+            rows = encoded.transpose(1, 2).detach().float().cpu().numpy()
+            waiting.extend(row[:n].copy() for row, n in zip(rows, lengths.tolist(), strict=True))
+
+        hook = self.model.encoder.register_forward_hook(keep)
+        try:
+            for hypothesis in self._hypotheses(files, batch_size):
+                yield Encoding(waiting.pop(0), hypothesis.text)
+        finally:
+            hook.remove()
+
+    def transducer_decoder(self, config: DictConfig) -> TransducerDecoder[Any]:
+        """The decoder that NeMo would run for this `decoding` section, with its LM and boosting tree.
+
+        Raises:
+            ValueError: the section names another strategy than alsd_pp or aes_pp.
+        """
+        self._require_transducer()
+        self.set_decoding(config, head="rnnt")
+        infer = self.model.decoding.decoding
+        if not hasattr(infer, "decoder") or not callable(infer.decoder):
+            raise ValueError(f"strategy is {config.get('strategy')!r}, expected alsd_pp or aes_pp")
+        decoder = infer.decoder()
+        assert isinstance(decoder, TransducerDecoder)
+        return decoder
+
+    def transducer_texts(self, frames: torch.Tensor, lengths: torch.Tensor) -> list[str]:
+        """NeMo's transducer decoding, with the present strategy, of frames [B, T, D], lengths [B]."""
+        decode = self.model.decoding.rnnt_decoder_predictions_tensor
+        with torch.inference_mode():
+            found = decode(frames.transpose(1, 2), lengths, return_hypotheses=True)
+        return [hypothesis.text for hypothesis in found]
+
+    def transducer_networks(self) -> TransducerNetworks:
+        """Prediction network and joint as our searches take them."""
+        from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
+
+        self._require_transducer()
+        durations = self.model.decoding.durations or ()
+        return networks_of(self.model.decoder, self.model.joint, durations)
+
+    def transducer_vocabulary(self) -> Vocabulary:
+        """The tokens of the transducer."""
+        from nemo_gpu_decoding.nemo_plugin.loading import nemo_vocabulary
+
+        tokenizer = getattr(self.model, "tokenizer", None)
+        labels = [] if tokenizer is not None else list(self.model.joint.vocabulary)
+        return nemo_vocabulary("char" if tokenizer is None else "subword", labels, tokenizer)
+
+    def transducer_text_of(self, tokens: Sequence[int]) -> str:
+        """Token ids to text, as NeMo's transducer decoding writes it."""
+        decoding = self.model.decoding
+        ids = [int(token) for token in tokens]
+        return decoding.decode_tokens_to_str_with_strip_punctuation(ids)
+
     def decode_texts(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[str]:
         """NeMo's CTC decoding, with the present strategy, of log-probs [B, T, V + 1], lengths [B]."""
         decode = self.ctc_decoding.ctc_decoder_predictions_tensor
@@ -149,6 +231,10 @@ class Session:
     def text_of(self, tokens: Sequence[int]) -> str:
         """Token ids to text, as NeMo's CTC decoding writes it."""
         return self.ctc_decoding.decode_tokens_to_str_with_strip_punctuation([int(t) for t in tokens])
+
+    def _require_transducer(self) -> None:
+        if not self.has_transducer:
+            raise ValueError(f"the model is a {type(self.model).__name__}, which has no transducer head")
 
     def _require_ctc(self) -> None:
         if not self.has_ctc:

@@ -10,7 +10,7 @@ from nemo_gpu_decoding.cli.demo import Row, differences
 from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet
 from nemo_gpu_decoding.cli.main import main
 
-DECODERS = ["greedy", "flexctc_beam", "flexctc_beam + LM", "flexctc_beam + LM + phrases"]
+STRATEGIES = {"ctc": "flexctc_beam", "rnnt": "alsd_pp", "tdt": "alsd_pp"}
 
 
 @pytest.mark.nemo
@@ -19,14 +19,19 @@ def test_each_step_of_the_demo_helps(tmp_path, capsys):
     out = tmp_path / "build" / "demo.json"
     assert main(["demo", f"out={out}", "show=1"]) == 0
     rows = json.loads(out.read_text())
-    assert [row["decoder"] for row in rows] == DECODERS
-    assert all(set(row) == {"decoder", "wer", "fscore", "seconds"} for row in rows)
+    assert all(set(row) == {"model", "decoder", "wer", "fscore", "seconds"} for row in rows)
     assert all(row["seconds"] > 0 for row in rows)
-    greedy, _, with_lm, with_phrases = rows
-    assert with_lm["wer"] < greedy["wer"]
-    assert with_phrases["fscore"] > max(greedy["fscore"], with_lm["fscore"])
     printed = capsys.readouterr().out
-    assert all(f"\n{decoder}" in printed for decoder in DECODERS)
+    for model, strategy in STRATEGIES.items():
+        own = [row for row in rows if row["model"] == model]
+        decoders = ["greedy", strategy, f"{strategy} + LM", f"{strategy} + LM + phrases"]
+        assert [row["decoder"] for row in own] == decoders
+        greedy, _, with_lm, with_phrases = own
+        assert with_lm["wer"] < 0.7 * greedy["wer"]
+        assert with_phrases["wer"] < greedy["wer"]
+        if model == "ctc":
+            assert with_phrases["fscore"] > max(greedy["fscore"], with_lm["fscore"])
+        assert all(f"\n{decoder}" in printed for decoder in decoders)
     assert "reference" in printed
 
 
@@ -51,8 +56,8 @@ def test_transcripts_are_shown_where_decoders_differ():
 @pytest.mark.nemo
 def test_a_part_of_the_set_with_another_beam(capsys):
     pytest.importorskip("nemo.collections.asr")
-    assert main(["demo", "utterances=2", "beam_size=2"]) == 0
-    assert "\n2 utterances, 7 s of speech" in capsys.readouterr().out
+    assert main(["demo", "models=[tdt]", "utterances=2", "beam_size=2"]) == 0
+    assert "\ntdt: 2 utterances, 7 s of speech" in capsys.readouterr().out
 
 
 def test_without_the_material_the_demo_says_where_it_comes_from(tmp_path, capsys):

@@ -54,6 +54,8 @@ def test_the_f_score_can_be_the_objective():
         ("store=int8", "store is 'int8', expected float32 or float16"),
         ("objective=cer", "objective is 'cer', expected wer or fscore"),
         ("objective=fscore", "needs phrases=FILE"),
+        ("strategy=beam", "strategy is 'beam', expected one of flexctc_beam, alsd_pp, aes_pp"),
+        ("blank_scoring=[half]", "blank_scoring holds half"),
     ],
 )
 def test_bad_options_are_refused(argument, problem, capsys):
@@ -90,3 +92,30 @@ def test_a_run_prints_a_table_and_writes_a_preset(assets, manifest, tmp_path, ca
     transcribe = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", f"preset={best}"]
     assert main(["transcribe", *transcribe]) == 0
     assert "WER" in capsys.readouterr().err
+
+
+@pytest.mark.nemo
+def test_a_transducer_is_tuned_with_both_ways_of_scoring_blanks(assets, manifest, tmp_path, capsys):
+    pytest.importorskip("nemo.collections.asr")
+    model, best = f"model={assets}/models/self_hybrid_rnnt.nemo", tmp_path / "best.yaml"
+    arguments = [model, f"manifest={manifest}", f"lm={assets}/lm/tok3.arpa", "strategy=alsd_pp"]
+    arguments += ["lm_weight=[0.2,0.9]", "beam_size=[4]", f"out={best}"]
+    assert main(["tune", *arguments]) == 0
+    out = capsys.readouterr().out
+    table = out[out.index("\n\nblank_scoring") :]
+    assert table.count("\nno_score") == table.count("\nlm_weighted_full") == 2
+    preset = load_preset(str(best))
+    assert preset.strategy == "alsd_pp"
+    assert preset.beam.blank_lm_score_mode in ("no_score", "lm_weighted_full")
+    assert main(["transcribe", model, f"manifest={manifest}", f"preset={best}"]) == 0
+    assert "WER" in capsys.readouterr().err
+
+
+def test_points_of_a_transducer_have_no_insertion_bonus_and_no_blank_scoring_without_fusion():
+    small = options("lm_weight=[0.5]", "beam_beta=[0,1]", "blank_scoring=[no_score,lm_weighted_full]")
+    fused = list(grid(small, has_lm=True, has_phrases=False, head="rnnt"))
+    assert [point.blank_scoring for point in fused] == ["no_score", "lm_weighted_full"]
+    assert {point.beam_beta for point in fused} == {None}
+    assert list(grid(small, has_lm=False, has_phrases=False, head="rnnt")) == [
+        Point(8, None, None, None)
+    ]

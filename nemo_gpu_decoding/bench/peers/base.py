@@ -5,12 +5,11 @@ from __future__ import annotations
 import importlib.util
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from nemo_gpu_decoding.bench.options import BenchOptions
-from nemo_gpu_decoding.bench.task import Task
 
 Output = list[int] | str  # token ids of one utterance, or its text from decoders that know words
 
@@ -60,8 +59,12 @@ class Peer(ABC):
         return f"{', '.join(missing)} not installed: {self.install}" if missing else None
 
     @abstractmethod
-    def prepare(self, task: Task, setting: Setting) -> None:
-        """Load models and build what `decode` needs; the task has the files that the setting needs."""
+    def prepare(self, task: Any, setting: Setting) -> None:
+        """Load models and build what `decode` needs.
+
+        Args:
+            task: a `Task`, or a `TransducerTask`, with the files that the setting needs.
+        """
 
     @abstractmethod
     def decode(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[Output]:

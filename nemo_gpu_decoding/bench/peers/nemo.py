@@ -38,7 +38,7 @@ class NemoBeam(_NemoPeer, ScoringPeer):
     name = "nemo"
 
     def prepare(self, task: Task, setting: Setting) -> None:
-        _silence_nemo()
+        silence_nemo()
         from nemo.collections.asr.parts.submodules.ctc_beam_decoding import BeamBatchedCTCInfer
 
         fusion: dict[str, Any] = {}
@@ -67,7 +67,7 @@ class NemoBeam(_NemoPeer, ScoringPeer):
         return {
             "boosting_tree": phrases,
             "boosting_tree_alpha": self.options.boosting_weight,
-            "tokenizer": _Tokenizer(task.vocabulary),
+            "tokenizer": NemoTokenizer(task.vocabulary),
         }
 
     def hypotheses(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[Hypothesis]:
@@ -78,7 +78,7 @@ class NemoGreedy(_NemoPeer):
     name = "nemo_greedy"
 
     def prepare(self, task: Task, setting: Setting) -> None:
-        _silence_nemo()
+        silence_nemo()
         from nemo.collections.asr.parts.submodules.ctc_greedy_decoding import GreedyBatchedCTCInfer
 
         self._blank_id = task.vocab_size
@@ -88,7 +88,7 @@ class NemoGreedy(_NemoPeer):
         return [collapse(h.tokens, self._blank_id) for h in self._run(log_probs, lengths)]
 
 
-class _Tokenizer:
+class NemoTokenizer:
     """The two members of a tokenizer that NeMo's boosting tree asks for."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
@@ -107,7 +107,7 @@ def ngram_lm(arpa: Path, vocab_size: int) -> Path:
     return cached(f"{content_key(arpa)}-{vocab_size}.nemo", convert)
 
 
-def _silence_nemo() -> None:
+def silence_nemo() -> None:
     import logging
 
     from nemo.utils import logging as nemo_logging

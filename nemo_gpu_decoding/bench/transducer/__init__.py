@@ -1,0 +1,1 @@
+"""Rows for RNN-T and TDT: their tasks, our strategies, and what stands beside them."""

@@ -1,0 +1,74 @@
+"""Where transducer tasks come from: a model with its speech, or the synthetic ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from nemo_gpu_decoding.bench.cache import plain_file
+from nemo_gpu_decoding.bench.options import BenchOptions
+from nemo_gpu_decoding.bench.task import unigrams
+from nemo_gpu_decoding.bench.transducer.synthetic import synthetic_transducer
+from nemo_gpu_decoding.bench.transducer.task import TransducerTask
+from nemo_gpu_decoding.vocabulary import Vocabulary
+
+
+def transducer_tasks(options: BenchOptions) -> list[TransducerTask]:
+    """The tasks that the options ask for: that of `model`, or a synthetic one of each kind.
+
+    Raises:
+        ValueError: the model has no transducer head, or the options contradict each other.
+    """
+    if options.data:
+        raise ValueError(
+            f"data is {options.data!r} with strategy={options.strategy}, expected model= and manifest="
+        )
+    if options.model:
+        tasks = [_speech(options)]
+    else:
+        tasks = [synthetic_transducer(options, kind) for kind in options.transducers]
+    return [task.first(options.utterances) for task in tasks]
+
+
+def _speech(options: BenchOptions) -> TransducerTask:
+    """Real speech, encoded once."""
+    from nemo_gpu_decoding.cli.audio import read_manifest, references_of
+    from nemo_gpu_decoding.nemo_plugin.session import Session
+
+    assert options.model
+    assert options.manifest
+    session = Session.load(options.model, device="cpu")
+    utterances = read_manifest(Path(options.manifest))[: options.utterances]
+    texts = references_of(utterances)
+    encoded = [e.frames for e in session.encodings([utterance.path for utterance in utterances])]
+    frames = np.zeros((len(encoded), max(map(len, encoded)), encoded[0].shape[1]), np.float32)
+    for row, utterance in zip(frames, encoded, strict=True):
+        row[: len(utterance)] = utterance
+    vocabulary = session.transducer_vocabulary()
+    word_lm = plain_file(options.word_lm) if options.word_lm else None
+    return TransducerTask(
+        name=Path(options.model).stem,
+        lengths=torch.tensor([len(utterance) for utterance in encoded]),
+        frame_seconds=session.frame_seconds,
+        texts=texts,
+        tokens=[vocabulary.tokenize(text) if text.strip() else [] for text in texts],
+        vocabulary=vocabulary,
+        lexicon=_lexicon(texts, word_lm, vocabulary),
+        lm=plain_file(options.lm) if options.lm else None,
+        word_lm=word_lm,
+        encoder_output=torch.from_numpy(frames),
+        networks=session.transducer_networks(),
+        nemo_modules=lambda: (session.model.decoder, session.model.joint),
+    )
+
+
+def _lexicon(
+    texts: list[str], word_lm: Path | None, vocabulary: Vocabulary
+) -> Mapping[str, tuple[int, ...]]:
+    """The words that phrases are made of: those that were said and those that the word LM knows."""
+    words = {word for text in texts for word in text.split()}
+    words |= {word for word in unigrams(word_lm) if not word.startswith("<")} if word_lm else set()
+    return {word: tuple(vocabulary.tokenize(word)) for word in sorted(words)}
