@@ -6,10 +6,14 @@ PYTHON ?= auto
 # what pip installs as torch: make setup TORCH="torch --index-url URL"
 TORCH  ?= auto
 PYTEST_ARGS ?=
+# so many processes share the tests of a whole run
+PYTEST_PROCESSES ?= 2
 BENCH_ARGS  ?=
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
+# a file of tests stays in one process, which keeps its models
+ALL_TESTS := -n $(PYTEST_PROCESSES) --dist loadfile --cov-fail-under=90
 BENCH_OUT := build/bench.json
 # what an environment is made from; it is brought up to date when one of these changes
 RECIPE := pyproject.toml scripts/make_venv.sh scripts/choose_torch.py
@@ -47,7 +51,7 @@ fix: $(STAMP)  ## let ruff mend and format what it can
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 pytest: $(STAMP)  ## tests with coverage; PYTEST_ARGS="-k name -x" narrows them
-	@$(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(if $(PYTEST_ARGS),,--cov-fail-under=90) $(PYTEST_ARGS) \
+	@$(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(or $(PYTEST_ARGS),$(ALL_TESTS)) \
 	  || { echo "tests failed: repeat one with  make pytest PYTEST_ARGS='-k name -x'"; exit 1; }
 
 bench: $(STAMP)  ## side by side with NeMo, flashlight and pyctcdecode; BENCH_ARGS="key=value ..."

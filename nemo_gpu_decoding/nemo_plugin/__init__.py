@@ -1,4 +1,6 @@
-"""The only folder that imports NeMo. Start with `register.py`.
+"""The only folder of the product that imports NeMo (`bench/peers` does, to measure it).
+
+Start with `register.py`.
 
 register           strategy names; finding them in a config; `register()`
 constructors       what happens when NeMo makes a decoding object for one of our names
