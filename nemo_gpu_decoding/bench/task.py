@@ -128,3 +128,12 @@ def spelled_by(lexicon: Mapping[str, tuple[int, ...]]) -> Callable[[str], list[i
         return [token for word in text.split() for token in lexicon[word]]
 
     return encode
+
+
+def phrase_lexicon(
+    texts: list[str], word_lm: Path | None, vocabulary: Vocabulary
+) -> Mapping[str, tuple[int, ...]]:
+    """The words that phrases are made of: those that were said and those that the word LM knows."""
+    words = {word for text in texts for word in text.split()}
+    words |= {word for word in unigrams(word_lm) if not word.startswith("<")} if word_lm else set()
+    return {word: tuple(vocabulary.tokenize(word)) for word in sorted(words)}

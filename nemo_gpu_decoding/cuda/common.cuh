@@ -14,6 +14,7 @@ typedef unsigned char uint8;
 typedef unsigned short uint16;
 typedef unsigned int uint32;
 typedef unsigned long long uint64;
+typedef long long int64;
 
 constexpr int LANES = 32;
 constexpr uint32 ALL_LANES = 0xffffffffu;
@@ -25,6 +26,17 @@ inline int threads() { return int(blockDim.x); }
 inline int lane() { return int(threadIdx.x) % LANES; }
 inline int warp() { return int(threadIdx.x) / LANES; }
 inline int warps() { return int(blockDim.x) / LANES; }
+
+// ---- Shared memory
+
+// The next `count` elements of a block's dynamic shared memory; `shared` moves on behind them. Take the
+// types with the strictest alignment first.
+template <class T>
+inline T* take(uint8*& shared, int count) {
+  T* start = (T*)shared;
+  shared += count * sizeof(T);
+  return start;
+}
 
 // ---- Numbers
 

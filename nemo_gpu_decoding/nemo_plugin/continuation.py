@@ -17,18 +17,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.result import NBest
-from nemo_gpu_decoding.search.transducer.beam import Batch
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder, TransducerStreams
-from nemo_gpu_decoding.search.transducer.memory import Predictions
 
 # Any first chunk may be a whole file, whose hypothesis a user keeps for long: of utterances that were
 # not continued yet, only those of so many batches can be.
@@ -153,33 +150,9 @@ def _push(
         counts[places] = lengths
         frames, lengths = spread, counts
     decoder.push(streams, frames, lengths)
-    results = decoder.close(_copied(streams))
-    _forget_read_frames(streams)
+    results = decoder.close(streams.copy())
+    streams.forget_read()  # `push` does so too, but hypotheses may be kept without another one
     return results
-
-
-def _forget_read_frames(streams: TransducerStreams) -> None:
-    """The search would do so with the next chunk, but hypotheses may be kept without there being one."""
-    batch, frames = streams.batch, streams.frames
-    alive = np.arange(batch.beam.shape[1]) < batch.sizes[:, None]
-    needed = np.where(alive, batch.beam["frame"], np.iinfo(np.int32).max).min(axis=1)
-    nothing = frames.values.new_zeros(0, frames.values.shape[2])
-    streams.frames = frames.extended(nothing, np.zeros(len(streams), np.int64), batch.ends, needed)
-
-
-def _copied(streams: TransducerStreams) -> TransducerStreams:
-    """Streams that can be closed without those they were made from. Frames are read only."""
-    with torch.inference_mode():
-        predictions = Predictions(
-            streams.predictions.outputs.clone(),
-            tuple(part.clone() for part in streams.predictions.state),
-        )
-    return replace(
-        streams,
-        batch=Batch(*(part.copy() for part in streams.batch)),
-        nodes=streams.nodes.copy(),
-        predictions=predictions,
-    )
 
 
 def _history(state: StreamState | None, frames: Tensor) -> Tensor:

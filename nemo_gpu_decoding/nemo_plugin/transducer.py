@@ -58,6 +58,8 @@ class TransducerInfer(FusedInfer):
         ValueError: the networks cannot be searched, see `networks_of`.
     """
 
+    options: BeamOptions[Any]
+
     def __init__(
         self,
         search: Callable[..., TransducerDecoder[Any]],

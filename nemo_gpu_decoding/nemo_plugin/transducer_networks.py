@@ -19,6 +19,7 @@ from nemo_gpu_decoding.search.transducer.networks import (
     checked_durations,
     evaluating,
 )
+from nemo_gpu_decoding.search.transducer.packed import whole_blocks
 
 
 def networks_of(
@@ -78,7 +79,8 @@ class NemoNetworks:
 
     def project_encoder(self, frames: Tensor) -> Tensor:
         weight = next(self.joint.enc.parameters())
-        return self.joint.project_encoder(frames.to(weight.device, weight.dtype)[None])[0]
+        whole = whole_blocks(frames.to(weight.device, weight.dtype))
+        return self.joint.project_encoder(whole[None])[0, : len(frames)]
 
     def start(self) -> tuple[Tensor, State]:
         weight = next(self.joint.enc.parameters())
@@ -89,13 +91,16 @@ class NemoNetworks:
         return self._projected(output), self._rows(state)
 
     def predict(self, labels: Tensor, state: State) -> tuple[Tensor, State]:
+        whole, before = whole_blocks(labels), tuple(whole_blocks(part) for part in state)
         output, after = self.decoder.predict(
-            labels[:, None], self._packed(state), add_sos=False, batch_size=len(labels)
+            whole[:, None], self._packed(before), add_sos=False, batch_size=len(whole)
         )
-        return self._projected(output), self._rows(after)
+        rows = slice(len(labels))
+        return self._projected(output)[rows], tuple(part[rows] for part in self._rows(after))
 
     def join(self, frames: Tensor, predictions: Tensor) -> Tensor:
-        return self.joint.joint_after_projection(frames[:, None], predictions[:, None])[:, 0, 0]
+        pairs = whole_blocks(frames)[:, None], whole_blocks(predictions)[:, None]
+        return self.joint.joint_after_projection(*pairs)[: len(frames), 0, 0]
 
     def _projected(self, output: Tensor) -> Tensor:
         return self.joint.project_prednet(output)[:, 0]

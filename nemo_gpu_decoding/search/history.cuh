@@ -3,8 +3,6 @@
 
 #include "cuda/common.cuh"
 
-typedef long long int64;
-
 // One entry per frame and hypothesis.
 struct History {
   int* labels;  // [B, T, K]; ~label for a new token

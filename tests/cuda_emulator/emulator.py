@@ -15,8 +15,9 @@ import re
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -63,6 +64,10 @@ class EmulatedRuntime:
     cache: Path = Path(tempfile.gettempdir()) / f"cuda_emulator-{os.getuid()}"
     name: str = field(default="emulator", init=False)
     launches: int = field(default=0, init=False)  # so far
+    # what kernels have set the conditions of CUDA graphs to, by handle; any number is a handle
+    conditions: dict[int, int] = field(default_factory=dict, init=False)
+    # where launches are written down instead of being run, while something is captured; see graphs.py
+    tape: list[Callable[[], None]] | None = field(default=None, init=False)
     switches: int = field(default=0, init=False)  # between fibers in the last launch
 
     def why_not(self, device: torch.device) -> str | None:
@@ -117,6 +122,10 @@ class EmulatedModule:
             ValueError: an argument, or the launch's own sizes, are not what is expected.
             EmulatorError: the kernel did what it may not do.
         """
+        if self._runtime.tape is not None:
+            sizes: dict[str, Any] = {"grid": grid, "block": block, "shared_bytes": shared_bytes}
+            self._runtime.tape.append(partial(self.launch, signature, **sizes, **arguments))
+            return
         values = checked_arguments(signature, self.device, arguments)
         grid, block = _three(grid), _three(block)
         self._check_sizes(signature, math.prod(grid), math.prod(block), shared_bytes)
@@ -129,8 +138,15 @@ class EmulatedModule:
             failed = entry(ctypes.byref(options), pointers)
             message = self._code.emulator_message().decode() if failed else ""
             self._runtime.switches = self._code.emulator_switches()
+            self._runtime.conditions |= self._conditions()
         if failed:
             raise EmulatorError(f"kernel {signature.name}: {self._with_lines(message)}")
+
+    def _conditions(self) -> dict[int, int]:
+        """The conditions of CUDA graphs that the last launch has set."""
+        found = (_Condition * self._code.emulator_conditions(None, 0))()
+        self._code.emulator_conditions(found, len(found))
+        return {condition.handle: condition.value for condition in found}
 
     def _check_sizes(self, signature: Signature, grid: int, block: int, shared_bytes: int) -> None:
         if signature.name not in self.kernels:
@@ -220,6 +236,12 @@ class _Options(ctypes.Structure):
         ("memory_starts", ctypes.c_uint64),
         ("memory_bytes", ctypes.c_uint64),
     )
+
+
+class _Condition(ctypes.Structure):
+    """`Condition` of engine.h."""
+
+    _fields_ = (("handle", ctypes.c_uint64), ("value", ctypes.c_uint32))
 
 
 def _three(size: Size) -> tuple[int, int, int]:

@@ -69,13 +69,16 @@ def test_loop_of_a_conditional_graph(emulated_runtime):
     limits = torch.randint(0, 9, (128,), dtype=torch.int32)
     counts = torch.zeros_like(limits)
     active, steps = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    condition = np.ones(1, np.uint32)
-    while condition[0]:  # what the graph's WHILE node does on a GPU
+    handle = 42
+    emulated_runtime.conditions[handle] = 1
+    while emulated_runtime.conditions[handle]:  # what the graph's WHILE node does on a GPU
         launch(
             emulated_runtime, "graph_loop.cu", "step", block=128,
             limits=limits, counts=counts, active=active, steps=steps,
         )  # fmt: skip
-        handle = np.uint64(condition.ctypes.data)
-        launch(emulated_runtime, "graph_loop.cu", "decide", block=32, handle=handle, active=active)
+        launch(
+            emulated_runtime, "graph_loop.cu", "decide", block=32,
+            handle=np.uint64(handle), active=active,
+        )  # fmt: skip
     assert (counts == limits).all()
     assert steps.item() == limits.max() + 1

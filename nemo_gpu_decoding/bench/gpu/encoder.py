@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -13,8 +12,7 @@ from nemo_gpu_decoding.bench.cache import plain_file
 from nemo_gpu_decoding.bench.gpu.place import Place
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.sources import make_task
-from nemo_gpu_decoding.bench.task import Task, unigrams
-from nemo_gpu_decoding.vocabulary import Vocabulary
+from nemo_gpu_decoding.bench.task import Task, phrase_lexicon
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.bench.peers.nemo_encoder import SpeechModel
@@ -133,7 +131,7 @@ def _model_and_task(options: BenchOptions, place: Place) -> tuple[ModelEncoder, 
         texts=texts,
         tokens=[model.vocabulary.tokenize(text) if text.strip() else [] for text in texts],
         vocabulary=model.vocabulary,
-        lexicon=_lexicon(texts, word_lm, model.vocabulary),
+        lexicon=phrase_lexicon(texts, word_lm, model.vocabulary),
         lm=plain_file(options.lm) if options.lm else None,
         word_lm=word_lm,
     )
@@ -151,12 +149,3 @@ def _in_parts(model: SpeechModel, samples: torch.Tensor, lengths: torch.Tensor) 
         for log_probs, _ in parts
     ]
     return torch.cat(padded), torch.cat([part_lengths for _, part_lengths in parts])
-
-
-def _lexicon(
-    texts: list[str], word_lm: Path | None, vocabulary: Vocabulary
-) -> Mapping[str, tuple[int, ...]]:
-    """The words that phrases are made of: those that were said and those that the word LM knows."""
-    words = {word for text in texts for word in text.split()}
-    words |= {word for word in unigrams(word_lm) if not word.startswith("<")} if word_lm else set()
-    return {word: tuple(vocabulary.tokenize(word)) for word in sorted(words)}

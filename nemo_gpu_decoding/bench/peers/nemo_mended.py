@@ -1,8 +1,6 @@
-"""NeMo's `maes_batch` without the fault that changes its results, to compare hypotheses with.
+"""NeMo's `maes_batch` without the faults that change its results, to compare hypotheses with.
 
-After an expansion slot k holds another hypothesis than before, but the mask of those that may be
-expanded further stays as it was: a hypothesis can leave a frame without a blank, and its score is then
-too good. Mended, every frame ends with a blank. It is NeMo as it is that gets timed.
+It is NeMo as it is that gets timed.
 """
 
 from __future__ import annotations
@@ -13,32 +11,63 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-METHOD = "batched_modified_adaptive_expansion_search_torch"
-FAULT = "to_update = torch.logical_and(to_update, last_labels_wb != self._blank_index)"
-MENDED = (
+# After an expansion slot k holds another hypothesis than before, but the mask of those that may be
+# expanded further stays as it was: a hypothesis can leave a frame without a blank, and its score is then
+# too good. Mended, every frame ends with a blank.
+MASK = (
+    "to_update = torch.logical_and(to_update, last_labels_wb != self._blank_index)",
     "to_update = torch.logical_and("
-    "to_update.gather(1, hyp_indices), last_labels_wb != self._blank_index)"
+    "to_update.gather(1, hyp_indices), last_labels_wb != self._blank_index)",
 )
+# With early pruning and lm_weighted_full the joint's log-probability is added twice.
+TWICE = (
+    (
+        "total_logps + label_logps * (1 + self.ngram_lm_alpha),",
+        "batched_hyps.scores.unsqueeze(-1) + label_logps * (1 + self.ngram_lm_alpha),",
+    ),
+    (
+        "total_logps\n                    + label_logps\n",
+        "batched_hyps.scores.unsqueeze(-1)\n                    + label_logps\n",
+    ),
+)
+FAULTS = {
+    "batched_modified_adaptive_expansion_search_torch": (MASK,),
+    "topk_lm": TWICE,
+}
+
+
+def mended_class(kind: type) -> type:
+    """NeMo's `ModifiedAESBatchedRNNTComputer` with the faults mended in the source of its methods.
+
+    Raises:
+        RuntimeError: this NeMo has other code in these places.
+    """
+    methods: dict[str, Any] = {}
+    for name, changes in FAULTS.items():
+        source = inspect.getsource(getattr(kind, name))
+        for fault, mended_code in changes:
+            if source.count(fault) != 1:
+                raise RuntimeError(
+                    f"NeMo's {name} has changed: look whether it is right now, and compare without "
+                    "mending it then"
+                )
+            source = source.replace(fault, mended_code)
+        scope: dict[str, Any] = {}
+        exec(textwrap.dedent(source), vars(inspect.getmodule(kind)), scope)
+        methods[name] = scope[name]
+    return type(f"Mended{kind.__name__}", (kind,), methods)
 
 
 @contextmanager
 def mended(infer: Any) -> Iterator[None]:
-    """Inside the block the `BeamBatchedRNNTInfer` with `maes_batch` is without the fault.
+    """Inside the block the `BeamBatchedRNNTInfer` with `maes_batch` is without the faults.
 
     Raises:
-        RuntimeError: this NeMo has other code in that place.
+        RuntimeError: see `mended_class`.
     """
     computer = infer.decoding_computer
     kind = type(computer)
-    source = inspect.getsource(getattr(kind, METHOD))
-    if source.count(FAULT) != 1:
-        raise RuntimeError(
-            f"NeMo's {METHOD} has changed: look whether its mask is right now, and compare without "
-            "mending it then"
-        )
-    scope: dict[str, Any] = {}
-    exec(textwrap.dedent(source.replace(FAULT, MENDED)), vars(inspect.getmodule(kind)), scope)
-    computer.__class__ = type(f"Mended{kind.__name__}", (kind,), {METHOD: scope[METHOD]})
+    computer.__class__ = mended_class(kind)
     try:
         yield
     finally:

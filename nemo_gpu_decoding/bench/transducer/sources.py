@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +9,9 @@ import torch
 
 from nemo_gpu_decoding.bench.cache import plain_file
 from nemo_gpu_decoding.bench.options import BenchOptions
-from nemo_gpu_decoding.bench.task import unigrams
+from nemo_gpu_decoding.bench.task import phrase_lexicon
 from nemo_gpu_decoding.bench.transducer.synthetic import synthetic_transducer
 from nemo_gpu_decoding.bench.transducer.task import TransducerTask
-from nemo_gpu_decoding.vocabulary import Vocabulary
 
 
 def transducer_tasks(options: BenchOptions) -> list[TransducerTask]:
@@ -56,19 +54,10 @@ def _speech(options: BenchOptions) -> TransducerTask:
         texts=texts,
         tokens=[vocabulary.tokenize(text) if text.strip() else [] for text in texts],
         vocabulary=vocabulary,
-        lexicon=_lexicon(texts, word_lm, vocabulary),
+        lexicon=phrase_lexicon(texts, word_lm, vocabulary),
         lm=plain_file(options.lm) if options.lm else None,
         word_lm=word_lm,
         encoder_output=torch.from_numpy(frames),
         networks=session.transducer_networks(),
         nemo_modules=lambda: (session.model.decoder, session.model.joint),
     )
-
-
-def _lexicon(
-    texts: list[str], word_lm: Path | None, vocabulary: Vocabulary
-) -> Mapping[str, tuple[int, ...]]:
-    """The words that phrases are made of: those that were said and those that the word LM knows."""
-    words = {word for text in texts for word in text.split()}
-    words |= {word for word in unigrams(word_lm) if not word.startswith("<")} if word_lm else set()
-    return {word: tuple(vocabulary.tokenize(word)) for word in sorted(words)}

@@ -23,7 +23,7 @@ class TransducerStrategy(Strategy):
 
     def prepare(self, task: TransducerTask, setting: Setting) -> None:
         self.fusion = make_fusion(task, setting, self.options)
-        self._decoder = self._make(task, setting)
+        self.decoder = self._make(task, setting)
 
     @abstractmethod
     def _make(self, task: TransducerTask, setting: Setting) -> TransducerDecoder[Any]:
@@ -33,7 +33,7 @@ class TransducerStrategy(Strategy):
         return [nbest.best for nbest in self.results(inputs, lengths)]
 
     def results(self, inputs: torch.Tensor, lengths: torch.Tensor) -> list[NBest]:
-        return self._decoder.decode(inputs, lengths)
+        return self.decoder.decode(inputs, lengths)
 
 
 class ALSD(TransducerStrategy):
@@ -53,7 +53,12 @@ class AES(TransducerStrategy):
     name = "aes_pp"
 
     def _make(self, task: TransducerTask, setting: Setting) -> TransducerDecoder[Any]:
-        config = AESConfig(beam_size=setting.beam_size, threads=setting.threads, backend=self.backend)
+        config = AESConfig(
+            beam_size=setting.beam_size,
+            pruning_mode="late",  # as NeMo's default
+            threads=setting.threads,
+            backend=self.backend,
+        )
         return AESPlusPlus(task.networks, config, self.fusion)
 
 

@@ -1,4 +1,4 @@
-"""Options of aes_pp. Names and defaults are those of NeMo's `beam` section for `maes_batch`."""
+"""Options of aes_pp. Names and, but for `pruning_mode`, defaults are NeMo's for `maes_batch`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ from nemo_gpu_decoding.search.transducer.config import TransducerConfig, check_i
 class AESConfig(TransducerConfig):
     """Options of `AESPlusPlus`; the rest is in `TransducerConfig`."""
 
+    # As in `TransducerConfig`, but NeMo's default is late: gamma then compares scores with the LM, which
+    # lie further apart the larger its weight is, and tokens that are dropped for that are words deleted.
+    # late suits boosting: phrases may lift tokens that the joint puts below gamma.
+    pruning_mode: str = "early"
     # Tokens that a hypothesis may emit in one frame; then it is given a blank.
     maes_num_steps: int = 2
     # A hypothesis is expanded by at most beam_size + this many labels.

@@ -36,11 +36,11 @@ from nemo_gpu_decoding.search.transducer.beam import (
     extend,
     find_twin,
     for_utterance,
+    fusion_bound,
     fusion_score,
     is_bad,
     least_log_prob,
     longest_duration,
-    note_bounds,
     remember,
 )
 from nemo_gpu_decoding.search.transducer.candidates import (
@@ -211,8 +211,7 @@ def _expand_late(row, hypothesis, k, search, limits, lm, boosting, best):
         count = insert(best, count, score, k, choice, lm_state, boosting_state)
     offset = token_offset(row[search.vocab_size], alpha, search.weighted_blank, AES_CEILING)
     longest = duration_log_prob(row, search, longest_duration(row, search))
-    note_bounds(hypothesis, search, lm, boosting)
-    bound = hypothesis.lm_bound + hypothesis.boosting_bound
+    bound = fusion_bound(hypothesis, search, lm, boosting)
     tokens = row[: search.vocab_size]
     floor = _floor(best, count, limits)
     v = next_label(tokens, 0, least_log_prob(floor, hypothesis.score, offset, bound, longest))

@@ -15,7 +15,7 @@
 #define LOGIT float
 #endif
 #ifndef HYPOTHESIS_BYTES
-#define HYPOTHESIS_BYTES 64
+#define HYPOTHESIS_BYTES 56
 #endif
 
 #include "cuda/common.cuh"
@@ -190,52 +190,28 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) merge(
   int num_steps, int per_hypothesis
 ) {
   extern __shared__ __align__(16) unsigned char smem[];
-  const int b = blockIdx.x;
-  const int64 first = (int64)b * beam_size;
-  const Options options{beam_size, vocab_size, num_durations, timed, 0, 0, alignments, 1};
-  const Batch batch{utterances, beams, progress, frame_rows, text_rows};
-  const Wishes wishes{labels, sources, targets};
-  Progress now = progress[b];
+  const Place place{
+    (int)blockIdx.x,
+    {utterances, beams, progress, frame_rows, text_rows},
+    {nodes, room},
+    {labels, sources, targets},
+    durations,
+    entries,
+    per_hypothesis,
+    {beam_size, vocab_size, num_durations, timed, 0, 0, alignments, 1}};
+  Progress now = progress[place.b];
   if (now.activity != GOING) {
-    for (int k = thread(); k < beam_size; k += threads()) wishes.clear(first + k);
+    place.wishes.clear_all(place.first(), beam_size);
     return;
   }
   MergeWorkspace work(smem, beam_size, per_hypothesis);
-  copy_records(work.beam, beams + first, now.size);
-  bool bad = false;
-  for (int k = thread(); k < now.size; k += threads()) {
-    work.counts[k] = counts[first + k];
-    bad |= work.counts[k] == BAD_INPUT;
-  }
-  if (__syncthreads_or(bad)) {
-    now.size = BAD_INPUT;
-    for (int k = thread(); k < beam_size; k += threads()) wishes.clear(first + k);
+  if (fetch_beam(work, place, now.size, counts)) {
+    const Extension* own = extensions + place.first() * per_hypothesis;
+    if (now.expansions == num_steps) end_frame(work, own, now, place);
+    else expand_in_frame(work, own, now, place);
   } else {
-    const Extension* own = extensions + first * per_hypothesis;
-    const NodeBuffer buffer{nodes, room};
-    if (now.expansions == num_steps) {
-      force_blanks(work, own, per_hypothesis, b, now, buffer, durations, options);
-      copy_records(beams + first, work.next, now.size);
-      for (int k = thread(); k < beam_size; k += threads()) wishes.clear(first + k);
-      __syncthreads();
-      next_frame(beams + first, now);
-    } else {
-      Pool pool;
-      pool.size = now.size * per_hypothesis;
-      pool.per_hypothesis = per_hypothesis;
-      pool.keys = work.keys;
-      pool.texts = (uint64*)(work.free_entries + 2 * ((beam_size + 1) / 2));
-      pool.scores = (float*)(pool.texts + beam_size * per_hypothesis);
-      fill_pool(pool, work, own, now.size, durations, options);
-      __syncthreads();
-      int count = choose_from_pool(pool, work, own, options);
-      merge_choices(work, count, b, now, batch, buffer, wishes, entries, durations, options);
-      now.expansions++;
-      bool any_open = false;
-      for (int k = 0; k < now.size; k++) any_open |= beams[first + k].open;
-      __syncthreads();
-      if (!any_open) next_frame(beams + first, now);
-    }
+    now.size = BAD_INPUT;
+    place.wishes.clear_all(place.first(), beam_size);
   }
-  plan(batch, b, beams + first, now, options, entries, room);
+  plan(place.batch, place.b, place.beam(), now, place.options, entries, room);
 }

@@ -11,6 +11,15 @@ struct Pool {
   uint64* keys;  // [K * M] greater ones are better; 0: recombined with another, or does not compete
   int size;  // numbers in use
   int per_hypothesis;  // M
+
+  // Behind `work` in shared memory.
+  Pool(const MergeWorkspace& work, int live, const Place& place)
+      : size(live * place.per_hypothesis), per_hypothesis(place.per_hypothesis) {
+    const int beam_size = place.options.beam_size;
+    keys = work.keys;
+    texts = (uint64*)(work.free_entries + 2 * ((beam_size + 1) / 2));
+    scores = (float*)(texts + beam_size * per_hypothesis);
+  }
 };
 
 // Whether an extension that stays in the frame leads to a text of the beam: prefix search has counted it.
@@ -27,16 +36,15 @@ inline bool is_counted(
 
 // Call with all threads after a barrier; a barrier must follow.
 inline void fill_pool(
-  Pool& pool, const MergeWorkspace& work, const Extension* extensions, int size, const int* durations,
-  const Options& options
+  Pool& pool, const MergeWorkspace& work, const Extension* extensions, int size, const Place& place
 ) {
   for (int i = thread(); i < pool.size; i += threads()) {
     int k = i / pool.per_hypothesis;
     pool.scores[i] = negative_infinity();
     if (i % pool.per_hypothesis >= work.counts[k]) continue;
     Hypothesis next = work.beam[k];
-    extend(next, extensions[i].choice, durations, options);
-    if (is_counted(next, work.beam[k], work.beam, size, options.timed)) continue;
+    extend(next, extensions[i].choice, place.durations, place.options);
+    if (is_counted(next, work.beam[k], work.beam, size, place.options.timed)) continue;
     pool.texts[i] = extended_hash(next.text_hash, next.frame);
     pool.scores[i] = extensions[i].score;
   }
@@ -66,7 +74,7 @@ inline int choose_from_pool(
     int k = i / pool.per_hypothesis;
     uint32 place = (uint32)k * choices + (uint32)(extensions[i].choice + 1);
     bool competes = score > negative_infinity();
-    pool.keys[i] = competes ? (uint64)ordered_key(score + 0.0f) << 32 | (uint32)~place : 0;
+    pool.keys[i] = competes ? rank_key(score, place) : 0;
   }
   __syncthreads();
   int kept = 0;
@@ -78,7 +86,7 @@ inline int choose_from_pool(
     keeps &= rank < options.beam_size;
     if (keeps) {
       const Extension& from = extensions[i];
-      float score = float_of_key((uint32)(pool.keys[i] >> 32));
+      float score = score_of(pool.keys[i]);
       work.choices[rank] = {
         score, i / pool.per_hypothesis, from.choice, from.lm_state, from.boosting_state, from.log_prob};
     }
@@ -91,21 +99,21 @@ inline int choose_from_pool(
 // brought up to date. The first extension of a hypothesis is its blank, or STAY. Call with all threads
 // after a barrier; ends with one.
 inline void force_blanks(
-  MergeWorkspace& work, const Extension* extensions, int per_hypothesis, int b, Progress& now,
-  const NodeBuffer& buffer, const int* durations, const Options& options
+  MergeWorkspace& work, const Extension* extensions, Progress& now, const Place& place
 ) {
+  const Options& options = place.options;
   for (int k = thread(); k < now.size; k += threads()) {
-    const Extension& blank = extensions[k * per_hypothesis];
+    const Extension& blank = extensions[k * place.per_hypothesis];
     Hypothesis next = work.beam[k];
     if (gets_node(blank.choice, options)) {
       int before = 0;
       for (int j = 0; j < k; j++) before += work.beam[j].open;
       next.node = now.node_count + before;
-      buffer.nodes[(int64)b * buffer.room + next.node - now.node_base] = {
-        work.beam[k].node, options.vocab_size, next.frame,
-        frames_of(blank.choice, durations, options), blank.log_prob};
+      int frames = frames_of(blank.choice, place.durations, options);
+      place.buffer.at(place.b, next.node, now) = {
+        work.beam[k].node, options.vocab_size, next.frame, frames, blank.log_prob};
     }
-    extend(next, blank.choice, durations, options);
+    extend(next, blank.choice, place.durations, options);
     next.score = blank.score;
     work.next[k] = next;
   }
@@ -142,4 +150,32 @@ inline void next_frame(Hypothesis* beam, Progress& now) {
   for (int k = thread(); k < now.size; k += threads()) beam[k].open = beam[k].frame == frame;
   now.expansions = 0;
   __syncthreads();
+}
+
+// The last step of a frame: forced blanks. Call with all threads after a barrier; ends with one.
+inline void end_frame(
+  MergeWorkspace& work, const Extension* extensions, Progress& now, const Place& place
+) {
+  force_blanks(work, extensions, now, place);
+  copy_records(place.beam(), work.next, now.size);
+  place.wishes.clear_all(place.first(), place.options.beam_size);
+  __syncthreads();
+  next_frame(place.beam(), now);
+}
+
+// Any other step: the K best of the pool become the beam. Call with all threads after a barrier; ends with
+// one.
+inline void expand_in_frame(
+  MergeWorkspace& work, const Extension* extensions, Progress& now, const Place& place
+) {
+  Pool pool(work, now.size, place);
+  fill_pool(pool, work, extensions, now.size, place);
+  __syncthreads();
+  int count = choose_from_pool(pool, work, extensions, place.options);
+  merge_choices(work, count, now, place);
+  now.expansions++;
+  bool any_open = false;
+  for (int k = 0; k < now.size; k++) any_open |= place.beam()[k].open;
+  __syncthreads();
+  if (!any_open) next_frame(place.beam(), now);
 }

@@ -14,7 +14,7 @@
 #define LOGIT float
 #endif
 #ifndef HYPOTHESIS_BYTES
-#define HYPOTHESIS_BYTES 64
+#define HYPOTHESIS_BYTES 56
 #endif
 
 #include "cuda/common.cuh"
@@ -164,31 +164,27 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) merge(
   int per_hypothesis
 ) {
   extern __shared__ __align__(16) unsigned char smem[];
-  const int b = blockIdx.x;
-  const int64 first = (int64)b * beam_size;
-  const Options options{beam_size, vocab_size, num_durations, 0, 0, 0, alignments, 0};
-  const Batch batch{utterances, beams, progress, frame_rows, text_rows};
-  const Wishes wishes{labels, sources, targets};
-  Progress now = progress[b];
+  const Place place{
+    (int)blockIdx.x,
+    {utterances, beams, progress, frame_rows, text_rows},
+    {nodes, room},
+    {labels, sources, targets},
+    durations,
+    entries,
+    per_hypothesis,
+    {beam_size, vocab_size, num_durations, 0, 0, 0, alignments, 0}};
+  Progress now = progress[place.b];
   if (now.activity != GOING) {
-    for (int k = thread(); k < beam_size; k += threads()) wishes.clear(first + k);
+    place.wishes.clear_all(place.first(), beam_size);
     return;
   }
   MergeWorkspace work(smem, beam_size, per_hypothesis);
-  copy_records(work.beam, beams + first, now.size);
-  bool bad = false;
-  for (int k = thread(); k < now.size; k += threads()) {
-    work.counts[k] = counts[first + k];
-    bad |= work.counts[k] == BAD_INPUT;
-  }
-  if (__syncthreads_or(bad)) {
-    now.size = BAD_INPUT;
-    for (int k = thread(); k < beam_size; k += threads()) wishes.clear(first + k);
+  if (fetch_beam(work, place, now.size, counts)) {
+    int count = choose(work, extensions + place.first() * per_hypothesis, now.size, place);
+    merge_choices(work, count, now, place);
   } else {
-    const Extension* own = extensions + first * per_hypothesis;
-    int count = choose(work, own, now.size, per_hypothesis, options);
-    const NodeBuffer buffer{nodes, room};
-    merge_choices(work, count, b, now, batch, buffer, wishes, entries, durations, options);
+    now.size = BAD_INPUT;
+    place.wishes.clear_all(place.first(), beam_size);
   }
-  plan(batch, b, beams + first, now, options, entries, room);
+  plan(place.batch, place.b, place.beam(), now, place.options, entries, room);
 }

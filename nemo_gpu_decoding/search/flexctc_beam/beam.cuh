@@ -2,8 +2,8 @@
 #pragma once
 
 #include "fusion/fusion.cuh"
-
-typedef long long int64;
+#include "search/log_space.cuh"
+#include "search/text_hash.cuh"
 
 enum Merge { MERGE_MAX = 0, MERGE_SUM = 1, MERGE_PREFIX = 2 };
 constexpr int NO_LABEL = -1;
@@ -89,21 +89,6 @@ inline Hypothesis first_hypothesis(const Utterance& utterance) {
   first.boosting_state = utterance.boosting_start;
   first.token_score = negative_infinity();
   return first;
-}
-
-inline uint64 extended_hash(uint64 text_hash, int label) {
-  return text_hash * 6364136223846793005ull + (uint64)(label + 1);  // Knuth's MMIX generator
-}
-
-// log(exp(a) + exp(b)), rounded once: in double, libraries and devices agree to the last bit.
-inline float log_add(float a, float b) {
-  if (a < b) {
-    float swap = a;
-    a = b;
-    b = swap;
-  }
-  if (b == negative_infinity()) return a;
-  return (float)(a + log1p(exp((double)b - (double)a)));
 }
 
 inline bool same_text(const Hypothesis& a, const Hypothesis& b) {

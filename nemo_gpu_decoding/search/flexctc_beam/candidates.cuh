@@ -1,12 +1,11 @@
 // The continuations of a frame that may be among the K best, in shared memory. Twin of candidates.py.
 //
-// The list is filled in any order by all threads. A key of 64 bits holds score, parent and label such
-// that keys order as candidates do: score down, then parent up, then label up. No two are equal, so the
-// rank of a candidate is the number of greater keys, and the K best do not depend on the order in which
-// threads arrive.
+// The list is filled in any order by all threads. Candidates order by score down, then parent up, then
+// label up, and no two are equal: the rank of a candidate is the number of greater keys.
 #pragma once
 
 #include "search/flexctc_beam/beam.cuh"
+#include "search/rank_key.cuh"
 
 // One continuation of a hypothesis by the label of a frame.
 struct __align__(16) Continuation {
@@ -28,10 +27,6 @@ struct __align__(16) Tally {
 };
 static_assert(sizeof(Tally) == 48, "Tally differs from LaunchShape.shared_bytes");
 
-inline float score_of(uint64 key) {
-  return float_of_key((uint32)(key >> 32));
-}
-
 struct Candidates {
   Continuation* items;  // [capacity]
   uint64* keys;  // [capacity]
@@ -47,7 +42,7 @@ struct Candidates {
     uint32 is_new = label < 0;
     uint32 column = is_new ? ~label : label;
     uint32 place = ((uint32)parent * columns + column) * 2 + is_new;
-    return (uint64)ordered_key(score + 0.0f) << 32 | ~place;  // -0 becomes +0
+    return rank_key(score, place);
   }
 
   // Append a candidate, from any thread. The caller sees to it that there is room.

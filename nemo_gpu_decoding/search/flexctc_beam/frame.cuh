@@ -70,13 +70,6 @@ struct Workspace {
     leaders = take<int>(shared, K);
     rows = (uint8*)(((size_t)shared + 15) & ~(size_t)15);
   }
-
-  template <class T>
-  static T* take(uint8*& shared, int count) {
-    T* start = (T*)shared;
-    shared += count * sizeof(T);
-    return start;
-  }
 };
 
 // What a new label of log-probability 0 could score at best after this hypothesis.

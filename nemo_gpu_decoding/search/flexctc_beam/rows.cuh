@@ -5,8 +5,6 @@
 
 #include "cuda/common.cuh"
 
-typedef long long int64;
-
 // The log-probs of one frame, in shared or in global memory.
 struct Row {
   const LogProb* values;  // [V + 1]

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "fusion/fusion.cuh"
-
-typedef long long int64;
+#include "search/log_space.cuh"
+#include "search/text_hash.cuh"
 
 constexpr int NO_LABEL = -1;
 constexpr int STAY = -1;  // the choice to leave a hypothesis as it is
@@ -24,8 +24,6 @@ struct Hypothesis {
   int memo;  // entry of its text in the memory of predictions
   int lm_state;
   int boosting_state;
-  float lm_bound;  // not used here: `expand` computes bounds where it needs them
-  float boosting_bound;
 };
 static_assert(sizeof(Hypothesis) == HYPOTHESIS_BYTES, "Hypothesis differs from beam.HYPOTHESIS");
 
@@ -145,21 +143,6 @@ __noinline__ float token_offset(float blank_log_prob, float alpha, bool weighted
   if (!(weighted && alpha > 0)) return 0.0f;
   float blank = fminf((float)exp((double)blank_log_prob), ceiling);
   return (float)log1p(-(double)blank) * alpha;
-}
-
-inline uint64 extended_hash(uint64 text_hash, int label) {
-  return text_hash * 6364136223846793005ull + (uint64)(int64)(label + 1);  // as in text_hash.py
-}
-
-// log(exp(a) + exp(b)), rounded once: in double, libraries and devices agree to the last bit.
-__noinline__ float log_add(float a, float b) {
-  if (a < b) {
-    float swap = a;
-    a = b;
-    b = swap;
-  }
-  if (b == negative_infinity()) return a;
-  return (float)(a + log1p(exp((double)b - (double)a)));
 }
 
 // Whether a choice emits a token.

@@ -48,8 +48,6 @@ HYPOTHESIS = np.dtype(
         ("memo", np.int32),  # entry of its text in the memory of predictions
         ("lm_state", np.int32),
         ("boosting_state", np.int32),
-        ("lm_bound", np.float32),  # what LM and boosting can add to the next token at most, weighted
-        ("boosting_bound", np.float32),
     ],
     align=True,
 )
@@ -204,14 +202,14 @@ def is_bad(row, search):
 
 
 @inlined
-def note_bounds(hypothesis, search, lm, boosting):
-    """Note how much LM and boosting can add to the next token of a hypothesis."""
-    hypothesis.lm_bound = hypothesis.boosting_bound = 0.0
+def fusion_bound(hypothesis, search, lm, boosting):
+    """What LM and boosting can add to the next token of a hypothesis at most, weighted."""
+    bound = np.float32(0.0)
     if search.lm_weight > 0:
-        hypothesis.lm_bound = search.lm_weight * lm.states[hypothesis.lm_state].upper_bound
+        bound += search.lm_weight * lm.states[hypothesis.lm_state].upper_bound
     if search.boosting_weight > 0:
-        bound = boosting.states[hypothesis.boosting_state].upper_bound
-        hypothesis.boosting_bound = search.boosting_weight * bound
+        bound += search.boosting_weight * boosting.states[hypothesis.boosting_state].upper_bound
+    return bound
 
 
 @compiled

@@ -11,12 +11,13 @@ harm: its kernels find nothing to do.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
+from nemo_gpu_decoding.cuda.chunk_graph import capture_chunk
 from nemo_gpu_decoding.cuda.while_graph import capture_while, why_no_while_graphs
 from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
@@ -71,9 +72,7 @@ class GraphRunner:
                 step.run()
 
     def _best_mode(self, device: torch.device) -> str:
-        if not self._allowed:
-            return PLAIN
-        if device.type != "cuda":
+        if not self._allowed or device.type != "cuda":
             return PLAIN
         if torch.cuda.is_current_stream_capturing():
             raise ValueError("a transducer can't be decoded while a CUDA graph is captured")
@@ -108,9 +107,8 @@ class GraphRunner:
         # a real step, before capturing: kernels are compiled, and libraries get their workspaces
         step.run()
         torch.cuda.synchronize(work.shape.device)
-        capture: Callable[..., Any] = _capture_loop if self.mode == LOOP else _capture_chunk
         try:
-            graph = capture(step, work.shape.device)
+            graph = _captured(self.mode, step, work.shape.device)
         except (RuntimeError, ImportError, AttributeError) as error:
             self._fall_back(str(error).strip().split("\n", 1)[0])
             return None
@@ -126,17 +124,17 @@ class GraphRunner:
         self.mode = worse
 
 
-def _capture_loop(step: Step, device: torch.device) -> Any:
-    return capture_while(device, step.decide, step.run)
+def _captured(mode: str | None, step: Step, device: torch.device) -> Any:
+    """The graph of LOOP or of CHUNKS."""
+    if mode == LOOP:
+        return capture_while(device, step.decide, step.run)
 
-
-def _capture_chunk(step: Step, device: torch.device) -> Any:
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    def chunk() -> None:
         for _ in range(STEPS_PER_CHUNK):
             step.run()
         step.count_going()
-    return graph
+
+    return capture_chunk(device, chunk)
 
 
 def _versions_of_weights(networks: object) -> Iterator[tuple[int, int]]:

@@ -1,15 +1,10 @@
 // The kernel that tells a WHILE node of a CUDA graph whether its body runs once more.
 #ifndef HYPOTHESIS_BYTES
-#define HYPOTHESIS_BYTES 64
+#define HYPOTHESIS_BYTES 56
 #endif
 
+#include "cuda/graph_condition.cuh"
 #include "search/transducer/beam.cuh"
-
-#ifndef __CUDA_EMULATOR__
-typedef unsigned long long cudaGraphConditionalHandle;
-extern "C" __device__ __cudart_builtin__ void cudaGraphSetConditional(
-  cudaGraphConditionalHandle handle, unsigned value);
-#endif
 
 constexpr int MAX_THREADS = 256;
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -34,7 +34,7 @@ from nemo_gpu_decoding.search.transducer.inputs import (
 )
 from nemo_gpu_decoding.search.transducer.launch_shape import why_not
 from nemo_gpu_decoding.search.transducer.loop import Loop
-from nemo_gpu_decoding.search.transducer.memory import Frames, Predictions, projected
+from nemo_gpu_decoding.search.transducer.memory import Frames, Predictions
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 from nemo_gpu_decoding.search.transducer.result import TransducerPath
 
@@ -55,6 +55,32 @@ class TransducerStreams:
 
     def __len__(self) -> int:
         return len(self.batch.sizes)
+
+    def copy(self) -> TransducerStreams:
+        """Streams that can be continued or closed apart from these."""
+        return replace(
+            self,
+            batch=beams.Batch(*(part.copy() for part in self.batch)),
+            nodes=self.nodes.copy(),
+            predictions=self.predictions.copy(),
+        )
+
+    def forget_read(self) -> None:
+        """Free the memory of encoder frames that no hypothesis needs any more."""
+        nothing = self.frames.values.new_zeros(0, self.frames.values.shape[2])
+        self.frames = self._frames_and(nothing, np.zeros(len(self), np.int64))
+
+    def add_frames(self, projected: Tensor, lengths: np.ndarray) -> None:
+        """Take in new frames: projected [sum of lengths, H], of one utterance after the other."""
+        self.frames = self._frames_and(projected, lengths)
+        self.batch.ends[:] += lengths
+
+    def _frames_and(self, projected: Tensor, lengths: np.ndarray) -> Frames:
+        """The frames that are still needed, and new ones."""
+        batch = self.batch
+        alive = np.arange(batch.beam.shape[1]) < batch.sizes[:, None]
+        needed = np.where(alive, batch.beam["frame"], np.iinfo(np.int32).max).min(axis=1)
+        return self.frames.extended(projected, lengths, batch.ends, needed)
 
 
 class TransducerDecoder(Generic[C]):
@@ -151,16 +177,8 @@ class TransducerDecoder(Generic[C]):
         new = valid_frames(encoder_output, counts)
         if len(new) == 0:
             return
-        batch = streams.batch
-        needed = np.where(
-            np.arange(self.config.beam_size) < batch.sizes[:, None],
-            batch.beam["frame"],
-            np.iinfo(np.int32).max,
-        ).min(axis=1)
         with torch.inference_mode(), self.networks.evaluation():
-            frames = projected(self.networks, new)
-            streams.frames = streams.frames.extended(frames, counts, batch.ends, needed)
-        batch.ends[:] += counts
+            streams.add_frames(self.networks.project_encoder(new), counts)
         self._run(streams, ended=False)
 
     def partial(self, streams: TransducerStreams, n_best: int = 1) -> list[NBest]:

@@ -37,13 +37,6 @@ struct Workspace {
     peaks = take<float>(shared, threads());
     labels = take<int>(shared, sizes.labels);
   }
-
-  template <class T>
-  static T* take(uint8*& shared, int count) {
-    T* start = (T*)shared;
-    shared += count * sizeof(T);
-    return start;
-  }
 };
 
 // What the labels of a hypothesis are scored with; `expand` ranks by different sums in different modes.

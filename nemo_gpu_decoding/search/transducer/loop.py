@@ -23,7 +23,7 @@ from nemo_gpu_decoding.search.transducer.beam import (
     packed_wishes,
     readable,
 )
-from nemo_gpu_decoding.search.transducer.memory import Frames, Predictions, padded
+from nemo_gpu_decoding.search.transducer.memory import Frames, Predictions
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 
 # Below so many log-probs per step, handing out shares to threads costs more than it saves.
@@ -95,21 +95,11 @@ class Loop:
     ) -> np.ndarray:
         """The joint's log-probs [rows, V + 1 (+ D)] float32; labels and durations normalised apart."""
         device = flat_frames.device
-        count = len(places)
-        place, text = (torch.from_numpy(padded(values)).to(device) for values in (places, texts))
+        place, text = (torch.from_numpy(values).to(device) for values in (places, texts))
         logits = self.networks.join(
             flat_frames.index_select(0, place), predictions.outputs.index_select(0, text)
         )
-        # in double and rounded once: the order of a sum no longer shows, and backends agree
-        logits = logits[:count].double()
-        if self.temperature != 1.0:
-            logits = logits * (1.0 / self.temperature)
-        labels = self.networks.vocab_size + 1
-        log_probs = torch.log_softmax(logits[:, :labels], dim=-1)
-        if self.networks.durations:
-            durations = torch.log_softmax(logits[:, labels:], dim=-1)
-            log_probs = torch.cat([log_probs, durations], dim=-1)
-        return log_probs.float().contiguous().cpu().numpy()
+        return log_probs_of(logits, self.networks.vocab_size + 1, self.temperature).cpu().numpy()
 
     def _share(
         self, step: Step, rows: np.ndarray, joint: Joint, nodes: np.ndarray, wishes: Wishes
@@ -120,3 +110,16 @@ class Loop:
         costs = np.zeros(len(wishes.counts))
         costs[rows] = (joint.row_of[rows] >= 0).sum(axis=1)
         for_each_share(lambda share: step(share, joint, nodes, wishes), costs, self.threads)
+
+
+def log_probs_of(logits: Tensor, num_labels: int, temperature: float) -> Tensor:
+    """[N, labels + durations] to log-probs, float32; labels and durations are normalised apart."""
+    log_probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    for begin, end in ((0, num_labels), (num_labels, logits.shape[1])):
+        if begin < end:
+            # in double and rounded once: the order of a sum no longer shows, and backends agree
+            part = logits[:, begin:end].double()
+            if temperature != 1.0:
+                part = part * (1.0 / temperature)
+            log_probs[:, begin:end] = torch.log_softmax(part, dim=-1)
+    return log_probs

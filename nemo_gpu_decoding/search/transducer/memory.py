@@ -10,17 +10,6 @@ from torch import Tensor
 
 from nemo_gpu_decoding.search.transducer.networks import State, TransducerNetworks
 
-# Rows of a matrix product are added up to a multiple of this. BLAS kernels work on blocks of rows and
-# treat a remainder otherwise, so that without it a row's rounding would depend on its neighbours.
-ROW_BLOCK = 8
-
-
-def projected(networks: TransducerNetworks, frames: Tensor) -> Tensor:
-    """[N, D] encoder frames to [N, H], each frame's result independent of the others."""
-    missing = -len(frames) % ROW_BLOCK
-    whole = torch.cat([frames, frames.new_zeros(missing, frames.shape[1])]) if missing else frames
-    return networks.project_encoder(whole)[: len(frames)]
-
 
 @dataclass
 class Predictions:
@@ -41,19 +30,23 @@ class Predictions:
 
         return cls(spread(output), tuple(spread(part) for part in state))
 
+    def copy(self) -> Predictions:
+        with torch.inference_mode():
+            return Predictions(self.outputs.clone(), tuple(part.clone() for part in self.state))
+
     def extend(
         self, networks: TransducerNetworks, labels: np.ndarray, sources: np.ndarray, targets: np.ndarray
     ) -> None:
         """Run the prediction network: entry targets[i] becomes the text of sources[i] and labels[i]."""
-        count = len(labels)
         device = self.outputs.device
-        label, source = (torch.from_numpy(padded(values)).to(device) for values in (labels, sources))
-        target = torch.from_numpy(targets).to(device)
+        label, source, target = (
+            torch.from_numpy(values).to(device) for values in (labels, sources, targets)
+        )
         before = tuple(part.index_select(0, source) for part in self.state)
         output, after = networks.predict(label, before)
-        self.outputs.index_copy_(0, target, output[:count])
+        self.outputs.index_copy_(0, target, output)
         for part, values in zip(self.state, after, strict=True):
-            part.index_copy_(0, target, values[:count].to(part.dtype))
+            part.index_copy_(0, target, values.to(part.dtype))
 
 
 @dataclass
@@ -88,9 +81,3 @@ class Frames:
         for row, begin, chunk in zip(values, kept, projected.split(lengths.tolist()), strict=True):
             row[begin : begin + len(chunk)] = chunk
         return Frames(values, first)
-
-
-def padded(indices: np.ndarray) -> np.ndarray:
-    """The indices, the first of them repeated up to a multiple of ROW_BLOCK."""
-    missing = -len(indices) % ROW_BLOCK
-    return np.concatenate([indices, np.repeat(indices[:1], missing)]) if missing else indices

@@ -1,6 +1,7 @@
 // The chosen extensions become the new beam: recombination, tree of tokens, memory of predictions.
 #pragma once
 
+#include "search/rank_key.cuh"
 #include "search/transducer/utterance.cuh"
 
 // What the prediction network has to compute after a step.
@@ -13,12 +14,37 @@ struct Wishes {
     labels[i] = 0;
     sources[i] = targets[i] = NOTHING;
   }
+
+  // Those of one utterance, whose first is `first`. Call with all threads.
+  void clear_all(int64 first, int beam_size) const {
+    for (int k = thread(); k < beam_size; k += threads()) clear(first + k);
+  }
 };
 
 // The nodes that were added since the host fetched them last.
 struct NodeBuffer {
   Node* nodes;  // [B, room]
   int room;
+
+  Node& at(int b, int node, const Progress& now) const {
+    return nodes[(int64)b * room + node - now.node_base];
+  }
+};
+
+// The utterance that a block works on, and where its results go; stays the same for the whole launch.
+struct Place {
+  int b;
+  Batch batch;
+  NodeBuffer buffer;
+  Wishes wishes;
+  const int* durations;  // [D] frames
+  int entries;  // of the memory of predictions, per utterance
+  int per_hypothesis;  // M
+  Options options;
+
+  int64 first() const { return (int64)b * options.beam_size; }
+
+  Hypothesis* beam() const { return batch.beams + first(); }
 };
 
 // A chosen extension on its way into the beam.
@@ -50,14 +76,19 @@ struct MergeWorkspace {
     leaders = take<int>(shared, beam_size);
     free_entries = take<int>(shared, beam_size);
   }
-
-  template <class T>
-  static T* take(uint8*& shared, int count) {
-    T* start = (T*)shared;
-    shared += count * sizeof(T);
-    return start;
-  }
 };
+
+// Fetch the beam and how many extensions each of its hypotheses has; false if the joint gave no logits for
+// one of them. Call with all threads; ends with a barrier.
+inline bool fetch_beam(MergeWorkspace& work, const Place& place, int size, const int* counts) {
+  copy_records(work.beam, place.beam(), size);
+  bool bad = false;
+  for (int k = thread(); k < size; k += threads()) {
+    work.counts[k] = counts[place.first() + k];
+    bad |= work.counts[k] == BAD_INPUT;
+  }
+  return !__syncthreads_or(bad);
+}
 
 // The entries of the memory of predictions that no hypothesis of the beam uses, the lowest first, K at
 // most. Call with all threads after a barrier; a barrier must follow.
@@ -77,12 +108,10 @@ inline void list_free_entries(MergeWorkspace& work, int size, int beam_size) {
 }
 
 // The hypothesis that a chosen extension makes of its parent.
-inline Hypothesis extended(
-  const MergeWorkspace& work, const Choice& choice, const int* durations, const Options& options
-) {
+inline Hypothesis extended(const MergeWorkspace& work, const Choice& choice, const Place& place) {
   Hypothesis next = work.beam[choice.parent];
-  extend(next, choice.choice, durations, options);
-  if (options.frame_by_frame) {  // who has left the frame waits until all have
+  extend(next, choice.choice, place.durations, place.options);
+  if (place.options.frame_by_frame) {  // who has left the frame waits until all have
     next.open = choice.choice != STAY && next.frame == work.beam[choice.parent].frame;
   }
   next.score = choice.score;
@@ -99,41 +128,39 @@ inline bool gets_node(int choice, const Options& options) {
 // Give number i of `next` its node and, with a new token, an entry in the memory; `nodes_before` and
 // `tokens_before` count those that come first. One thread.
 inline void settle(
-  MergeWorkspace& work, int i, int nodes_before, int tokens_before, int b, const Progress& now,
-  const NodeBuffer& buffer, const Wishes& wishes, int64 slot, int entries, const int* durations,
-  const Options& options
+  MergeWorkspace& work, int i, int64 slot, int nodes_before, int tokens_before, const Progress& now,
+  const Place& place
 ) {
+  const Options& options = place.options;
   const Choice& choice = work.choices[i];
   Hypothesis& next = work.next[i];
   const Hypothesis& parent = work.beam[choice.parent];
   if (gets_node(choice.choice, options)) {
     int label = choice.choice / options.num_durations;
     next.node = now.node_count + nodes_before;
-    buffer.nodes[(int64)b * buffer.room + next.node - now.node_base] = {
-      parent.node, label, parent.frame, frames_of(choice.choice, durations, options), choice.log_prob};
+    int frames = frames_of(choice.choice, place.durations, options);
+    place.buffer.at(place.b, next.node, now) = {
+      parent.node, label, parent.frame, frames, choice.log_prob};
   }
   if (!is_token(choice.choice, options)) {
-    wishes.clear(slot);
+    place.wishes.clear(slot);
     return;
   }
   int entry = work.free_entries[tokens_before];
-  int64 first = (int64)b * entries;
-  wishes.labels[slot] = choice.choice / options.num_durations;
-  wishes.sources[slot] = first + parent.memo;
-  wishes.targets[slot] = first + entry;
+  int64 first = (int64)place.b * place.entries;
+  place.wishes.labels[slot] = choice.choice / options.num_durations;
+  place.wishes.sources[slot] = first + parent.memo;
+  place.wishes.targets[slot] = first + entry;
   next.memo = entry;
 }
 
-// Turn work.choices[0 .. count), best first and none twice, into the beam of utterance b: recombine what
+// Turn work.choices[0 .. count), best first and none twice, into the utterance's beam: recombine what
 // is equal, write the beam, its nodes and wishes; `now` is brought up to date, alike in all threads. Call
 // with all threads after a barrier; ends with one.
-inline void merge_choices(
-  MergeWorkspace& work, int count, int b, Progress& now, const Batch& batch, const NodeBuffer& buffer,
-  const Wishes& wishes, int entries, const int* durations, const Options& options
-) {
-  const int beam_size = options.beam_size;
+inline void merge_choices(MergeWorkspace& work, int count, Progress& now, const Place& place) {
+  const int beam_size = place.options.beam_size;
   for (int i = thread(); i < count; i += threads()) {
-    work.next[i] = extended(work, work.choices[i], durations, options);
+    work.next[i] = extended(work, work.choices[i], place);
   }
   list_free_entries(work, now.size, beam_size);
   __syncthreads();
@@ -154,17 +181,15 @@ inline void merge_choices(
         if (work.leaders[j] == i) score = log_add(score, work.choices[j].score);
       }
       work.next[i].score = score;
-      int64 slot = (int64)b * beam_size + size;
-      settle(
-        work, i, nodes, tokens, b, now, buffer, wishes, slot, entries, durations, options);
-      batch.beams[slot] = work.next[i];
+      settle(work, i, place.first() + size, nodes, tokens, now, place);
+      place.beam()[size] = work.next[i];
     }
     size++;
-    nodes += gets_node(choice, options);
-    tokens += is_token(choice, options);
+    nodes += gets_node(choice, place.options);
+    tokens += is_token(choice, place.options);
   }
   for (int k = size + thread(); k < beam_size; k += threads()) {
-    wishes.clear((int64)b * beam_size + k);
+    place.wishes.clear(place.first() + k);
   }
   now.size = size;
   now.node_count += nodes;
@@ -175,15 +200,17 @@ inline void merge_choices(
 // work.choices; returns how many, alike in all threads. Order: score down, parent up, choice up. Call with
 // all threads after a barrier; ends with one.
 inline int choose(
-  MergeWorkspace& work, const Extension* extensions, int size, int per_hypothesis, const Options& options
+  MergeWorkspace& work, const Extension* extensions, int size, const Place& place
 ) {
+  const Options& options = place.options;
+  const int per_hypothesis = place.per_hypothesis;
   const int total = size * per_hypothesis;
   const uint32 choices = (uint32)(options.vocab_size + 1) * options.num_durations + 1;
   for (int i = thread(); i < total; i += threads()) {
     int k = i / per_hypothesis;
     if (i % per_hypothesis >= work.counts[k]) continue;
     uint32 place = (uint32)k * choices + (uint32)(extensions[i].choice + 1);
-    work.keys[i] = (uint64)ordered_key(extensions[i].score + 0.0f) << 32 | (uint32)~place;
+    work.keys[i] = rank_key(extensions[i].score, place);
   }
   int count = 0;
   for (int k = 0; k < size; k++) count += work.counts[k];

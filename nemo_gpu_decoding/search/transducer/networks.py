@@ -10,7 +10,8 @@ size of 640 and an LSTM of one layer:
     join              [N, 640] frames, [N, 640] predictions     -> [N, 1025] logits; TDT: + durations
 
 All tensors have one row per hypothesis, also the parts of a state: the search moves rows about and
-never looks into them.
+never looks into them. A row of a result must depend on its own inputs alone, not on its neighbours or
+their number; see `packed.whole_blocks` for what matrix products need for that.
 """
 
 from __future__ import annotations
@@ -22,6 +23,13 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from nemo_gpu_decoding.search.transducer.packed import (
+    PackedLinear,
+    Versions,
+    versions,
+    whole_blocks,
+)
 
 MAX_TABLE_BYTES = 2**27  # of `LSTMNetworks`: 12,000 labels and 640 hidden values fit
 
@@ -103,6 +111,8 @@ class ModuleNetworks:
         self.encoder_projection = encoder_projection
         self.prediction_projection = prediction_projection
         self.output = output
+        self._packed_encoder, self._packed_prediction = PackedLinear(), PackedLinear()
+        self._packed_output = PackedLinear()
 
     @property
     def encoder_size(self) -> int:
@@ -112,11 +122,21 @@ class ModuleNetworks:
         return evaluating([self.output])
 
     def project_encoder(self, frames: Tensor) -> Tensor:
-        weight = self.encoder_projection.weight
-        return self.encoder_projection(frames.to(weight.device, weight.dtype))
+        weight, bias = self.encoder_projection.weight, self.encoder_projection.bias
+        return self._packed_encoder(frames.to(weight.device, weight.dtype), weight, bias)
 
     def join(self, frames: Tensor, predictions: Tensor) -> Tensor:
-        return self.output(frames + predictions)
+        values = frames + predictions
+        output = self.output
+        if type(output) is not nn.Sequential or type(output[-1]) is not nn.Linear:
+            return output(whole_blocks(values))[: len(values)]
+        for part in output[:-1]:
+            values = part(values)
+        return self._packed_output(values, output[-1].weight, output[-1].bias)
+
+    def _projected(self, prediction: Tensor) -> Tensor:
+        projection = self.prediction_projection
+        return self._packed_prediction(prediction, projection.weight, projection.bias)
 
 
 class LSTMNetworks(ModuleNetworks):
@@ -154,7 +174,9 @@ class LSTMNetworks(ModuleNetworks):
             )
         self.embedding = embedding
         self.lstm = lstm
-        self._table: tuple[list[tuple[int, int]], Tensor] = [], torch.empty(0)
+        self._table: tuple[Versions, Tensor] = [], torch.empty(0)
+        self._packed_inputs = [PackedLinear() for _ in range(lstm.num_layers)]
+        self._packed_recurrent = [PackedLinear() for _ in range(lstm.num_layers)]
 
     def start(self) -> tuple[Tensor, State]:
         weight = self.embedding.weight
@@ -170,11 +192,13 @@ class LSTMNetworks(ModuleNetworks):
         # cell by cell: nn.LSTM repacks its weights at every call, which costs more than a single step
         for layer, (weight, recurrent, *biases) in enumerate(self.lstm.all_weights):
             if layer > 0:
-                gates = functional.linear(hiddens[-1], weight, sum(biases) if biases else None)
-            value, memory = _cell(torch.addmm(gates, hidden[:, layer], recurrent.t()), cell[:, layer])
+                bias = sum(biases) if biases else None
+                gates = self._packed_inputs[layer](hiddens[-1], weight, bias)
+            recalled = self._packed_recurrent[layer](hidden[:, layer], recurrent, None)
+            value, memory = _cell(recalled.add_(gates), cell[:, layer])
             hiddens.append(value)
             cells.append(memory)
-        return self.prediction_projection(value), (torch.stack(hiddens, 1), torch.stack(cells, 1))
+        return self._projected(value), (_layers(hiddens), _layers(cells))
 
     def _first_gates(self, labels: Tensor) -> Tensor:
         """What labels contribute to the gates of the first layer, [N, 4 * hidden_size].
@@ -186,14 +210,19 @@ class LSTMNetworks(ModuleNetworks):
         bias = sum(biases) if biases else None
         sources = [self.embedding.weight, weight, *biases]
         size = self.embedding.num_embeddings * weight.shape[0] * weight.element_size()
-        if size > MAX_TABLE_BYTES or any(source.is_inference() for source in sources):
-            return functional.linear(self.embedding(labels), weight, bias)  # no changes could be seen
-        versions = [(source.data_ptr(), source._version) for source in sources]
+        now = versions(sources)
+        if size > MAX_TABLE_BYTES or now is None:
+            return self._packed_inputs[0](self.embedding(labels), weight, bias)
         seen, table = self._table
-        if seen != versions:
+        if seen != now:
             table = functional.linear(self.embedding.weight, weight, bias)
-            self._table = versions, table
-        return table[labels]
+            self._table = now, table
+        return table.index_select(0, labels)
+
+
+def _layers(values: list[Tensor]) -> Tensor:
+    """[N, hidden_size] per layer to [N, layers, hidden_size]."""
+    return torch.stack(values, 1) if len(values) > 1 else values[0][:, None]
 
 
 def _cell(gates: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -240,7 +269,7 @@ class StatelessNetworks(ModuleNetworks):
     def predict(self, labels: Tensor, state: State) -> tuple[Tensor, State]:
         context = torch.cat([state[0], labels[:, None]], dim=1)  # [N, positions], the last token last
         parts = [embed(context[:, -1 - i]) for i, embed in enumerate(self.embeddings)]
-        return self.prediction_projection(self.norm(torch.cat(parts, dim=1))), (context[:, 1:],)
+        return self._projected(self.norm(torch.cat(parts, dim=1))), (context[:, 1:],)
 
 
 def checked_durations(durations: Sequence[int]) -> tuple[int, ...]:

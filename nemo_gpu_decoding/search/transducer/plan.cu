@@ -1,6 +1,6 @@
 // Around the steps of a search: its first plan, and moving rows of the networks' tensors about.
 #ifndef HYPOTHESIS_BYTES
-#define HYPOTHESIS_BYTES 64
+#define HYPOTHESIS_BYTES 56
 #endif
 
 #include "search/transducer/utterance.cuh"

@@ -1,9 +1,9 @@
 // The best extensions of one hypothesis found so far, in shared memory, filled by all threads.
 //
-// A key of 64 bits holds score and choice such that greater keys are better: score down, choice up. No
-// two are equal, so what is kept does not depend on the order in which threads arrive.
+// Extensions order by score down, then choice up; no two are equal.
 #pragma once
 
+#include "search/rank_key.cuh"
 #include "search/transducer/beam.cuh"
 
 // LM and boosting after an extension.
@@ -21,9 +21,7 @@ struct __align__(16) Tally {
 };
 static_assert(sizeof(Tally) == 16, "Tally differs from ListSizes.shared_bytes");
 
-inline float score_of(uint64 key) { return float_of_key((uint32)(key >> 32)); }
-
-inline int choice_of(uint64 key) { return (int)~(uint32)key; }
+inline int choice_of(uint64 key) { return (int)place_of(key); }
 
 struct TopList {
   uint64* keys;  // [capacity]
@@ -39,13 +37,12 @@ struct TopList {
   void append(float score, int choice, int lm_state, int boosting_state) {
     if (!(score >= tally->floor && score > negative_infinity())) return;
     int i = atomicAdd(&tally->num_items, 1);
-    keys[i] = (uint64)ordered_key(score + 0.0f) << 32 | (uint32)~choice;  // -0 becomes +0
+    keys[i] = rank_key(score, choice);
     states[i] = {lm_state, boosting_state};
   }
 
-  // Empty the list. Call with all threads; ends with a barrier.
+  // Empty the list. Call with all threads, at first or after `keep_best`; ends with a barrier.
   void clear() {
-    __syncthreads();
     if (thread() == 0) {
       tally->num_items = 0;
       tally->floor = negative_infinity();

@@ -68,6 +68,7 @@ struct State {
   Fiber* running = nullptr;  // null in the scheduler
   void* scheduler_stack_pointer = nullptr;
   uint64_t switches = 0;
+  std::vector<Condition> conditions;  // set by this launch, each handle once
   bool failed = false;
   char message[1024] = "";
 };

@@ -189,6 +189,7 @@ int run(const Options& options, const Kernel& kernel) {
   state.failed = false;
   state.message[0] = 0;
   state.switches = 0;
+  state.conditions.clear();
   shown.random = (options.seed + 1) * 0x9E3779B97F4A7C15ull;
   for (int i = 0; i < 8; i++) random_below(2);  // small seeds have few bits set
   find_module_memory();

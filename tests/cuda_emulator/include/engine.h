@@ -52,6 +52,13 @@ struct Options {
   const uint64_t* memory_bytes;
 };
 
+// The condition of a CUDA graph's node, as a kernel has set it; the same layout as `_Condition` in
+// emulator.py.
+struct Condition {
+  uint64_t handle;
+  uint32_t value;
+};
+
 struct Kernel {
   void (*call)(void* arguments);  // runs one thread
   void* arguments;
@@ -77,6 +84,7 @@ void note_access(const void* address, size_t bytes, Access kind, const void* sit
 void async_copy(void* to, const void* from, uint32_t bytes, const void* site);
 void async_commit();
 void async_wait(uint32_t groups_left, const void* site);
+void set_condition(uint64_t handle, uint32_t value);
 
 inline __attribute__((no_sanitize("thread"))) uint32_t random_below(uint32_t bound) {  // xorshift
   uint64_t& x = shown.random;

@@ -56,8 +56,8 @@ inline void __trap() { emulator::fail("__trap()"); }
 #define assert(condition) \
   ((condition) ? (void)0 : emulator::fail("assert(%s) at %s:%d", #condition, __FILE__, __LINE__))
 
-// A graph's condition is a word on the host here; its address is the handle.
+// Any number is a handle here; the values end up in EmulatedRuntime.conditions.
 typedef unsigned long long cudaGraphConditionalHandle;
 EMULATED void cudaGraphSetConditional(cudaGraphConditionalHandle handle, unsigned value) {
-  *(unsigned*)handle = value;
+  emulator::set_condition(handle, value);
 }

@@ -170,3 +170,7 @@ extern "C" __global__ void reads_before_the_copy_arrives(const int* in, int* out
   out[threadIdx.x] = s[threadIdx.x];
   __pipeline_wait_prior(0);
 }
+
+extern "C" __global__ void sets_a_condition_to_two_values(const int* in, int* out) {
+  cudaGraphSetConditional(7, threadIdx.x == 0);
+}

@@ -1,9 +1,5 @@
 // The body of a CUDA graph's WHILE node, and the kernel that decides whether it runs once more.
-#ifndef __CUDA_EMULATOR__
-typedef unsigned long long cudaGraphConditionalHandle;
-extern "C" __device__ __cudart_builtin__ void cudaGraphSetConditional(cudaGraphConditionalHandle handle,
-                                                                      unsigned value);
-#endif
+#include "cuda/graph_condition.cuh"
 
 template <class T, int THREADS>
 inline T block_sum(T value) {

@@ -1,13 +1,12 @@
 """aes_pp returns what NeMo's maes_batch returns for each RNN-T utterance decoded alone.
 
-maes_batch has two faults that change results; `corrected` NeMo is NeMo with just these mended.
+maes_batch has two faults that change results; `corrected` NeMo is NeMo with just these mended, see
+`nemo_mended`.
 """
-
-import inspect
-import textwrap
 
 import pytest
 
+from nemo_gpu_decoding.bench.peers.nemo_mended import mended_class as corrected
 from nemo_gpu_decoding.search.aes_pp.config import AESConfig
 from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
 from tests.search.transducer.nemo_models import (
@@ -25,43 +24,8 @@ pytest.importorskip("nemo.collections.asr")
 # maes_batch fuses one automaton only
 MODES = [mode for mode in FUSION_MODES if mode[0] != "both"]
 
-# After an expansion slot k holds another hypothesis than before, but the mask of those that may be
-# expanded further stays as it was: a hypothesis can leave the frame without having emitted a blank.
-MASK = (
-    "to_update = torch.logical_and(to_update, last_labels_wb != self._blank_index)",
-    "to_update = torch.logical_and("
-    "to_update.gather(1, hyp_indices), last_labels_wb != self._blank_index)",
-)
 # In early pruning with lm_weighted_full, the joint's log-probability is added twice.
 TWICE_MODE = ("early", "lm_weighted_full")
-TWICE = [
-    (
-        "total_logps + label_logps * (1 + self.ngram_lm_alpha),",
-        "batched_hyps.scores.unsqueeze(-1) + label_logps * (1 + self.ngram_lm_alpha),",
-    ),
-    (
-        "total_logps\n                    + label_logps\n",
-        "batched_hyps.scores.unsqueeze(-1)\n                    + label_logps\n",
-    ),
-]
-
-
-def corrected(kind):
-    """NeMo's class with the faults mended in the source of its methods."""
-    module = inspect.getmodule(kind)
-    methods = {}
-    for name, changes in (
-        ("batched_modified_adaptive_expansion_search_torch", [MASK]),
-        ("topk_lm", TWICE),
-    ):
-        source = inspect.getsource(getattr(kind, name))
-        for old, new in changes:
-            assert source.count(old) == 1, f"NeMo's {name} has changed: look whether the fault is mended"
-            source = source.replace(old, new)
-        namespace = {}
-        exec(textwrap.dedent(source), vars(module), namespace)
-        methods[name] = namespace[name]
-    return type(f"Corrected{kind.__name__}", (kind,), methods)
 
 
 @pytest.fixture(scope="module")

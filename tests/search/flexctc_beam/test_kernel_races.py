@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-
 import pytest
 
-from nemo_gpu_decoding.cuda.launch import use_runtime
-from nemo_gpu_decoding.cuda.sources import read_source
 from nemo_gpu_decoding.search.flexctc_beam import launch_shape
-from tests.cuda_emulator.emulator import EmulatedRuntime, EmulatorError
+from tests.cuda_emulator.mutations import assert_needed, barriers_of
 from tests.random_models import random_log_probs
 from tests.search.flexctc_beam.both import assert_equal, on_cuda, random_fusion
 
 V = 30
 MERGES = ("max", "sum", "prefix")
 KERNELS = ("search/flexctc_beam/kernel.cu", "search/flexctc_beam/finish.cu")
-BARRIER = re.compile(r"__syncthreads\(\);")
 
 
 @pytest.fixture
@@ -78,48 +70,8 @@ def test_no_races_in_blocks_of_any_size(emulated_runtime, monkeypatch, threads):
         search_everything(merge)
 
 
-@dataclass
-class AlteredRuntime(EmulatedRuntime):
-    """Runs altered copies of some kernels."""
-
-    copies: Mapping[str, Path] = field(default_factory=dict)
-
-    def load(self, source, device, defines=None):
-        return super().load(str(self.copies.get(source, source)), device, defines)
-
-
-def in_one_file(name: str) -> str:
-    """A kernel with the headers of its own folder and of search/ in the places of their #includes."""
-    source = read_source(name)
-    seen: set[str] = set()
-
-    def body(match: re.Match[str]) -> str:
-        header = match[1]
-        if not header.startswith("search/"):
-            return match[0]
-        if header in seen:
-            return ""
-        seen.add(header)
-        text = source.headers[header].replace("#pragma once", "")
-        return INCLUDE.sub(body, text)
-
-    return INCLUDE.sub(body, source.text)
-
-
-INCLUDE = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
-
-
-def barriers(name: str) -> list[tuple[str, int]]:
-    return [(name, i) for i in range(len(BARRIER.findall(in_one_file(name))))]
-
-
-@pytest.mark.parametrize(("name", "number"), [case for name in KERNELS for case in barriers(name)])
-def test_every_barrier_is_needed(request, tmp_path, short_lists, name, number):
-    text = in_one_file(name)
-    barrier = list(BARRIER.finditer(text))[number]
-    altered = tmp_path / Path(name).name
-    altered.write_text(text[: barrier.start()] + ";" + text[barrier.end() :])
-    cache = request.config.cache.mkdir("cuda_emulator")
-    runtime = AlteredRuntime(cache=cache, check=True, yield_percent=30, copies={name: altered})
-    with use_runtime(runtime), pytest.raises(EmulatorError):
-        search_in_chunks()
+@pytest.mark.parametrize(
+    "barrier", [barrier for name in KERNELS for barrier in barriers_of(name)], ids=str
+)
+def test_every_barrier_is_needed(request, tmp_path, short_lists, barrier):
+    assert_needed(barrier, search_in_chunks, tmp_path, request.config.cache.mkdir("cuda_emulator"))

@@ -56,25 +56,20 @@ def captures(monkeypatch):
     """Graphs that were captured, by mode."""
     made: dict[str, list[FakeGraph]] = {LOOP: [], CHUNKS: []}
 
-    def loop(step, device):
+    def loop(device, decide, body):
         def replay():
-            while step.left:
-                step.run()
+            while body.__self__.left:
+                body()
 
         made[LOOP].append(FakeGraph(replay))
         return made[LOOP][-1]
 
-    def chunk(step, device):
-        def replay():
-            for _ in range(cuda_graphs.STEPS_PER_CHUNK):
-                step.run()
-            step.count_going()
-
-        made[CHUNKS].append(FakeGraph(replay))
+    def chunk(device, body):
+        made[CHUNKS].append(FakeGraph(body))
         return made[CHUNKS][-1]
 
-    monkeypatch.setattr(cuda_graphs, "_capture_loop", loop)
-    monkeypatch.setattr(cuda_graphs, "_capture_chunk", chunk)
+    monkeypatch.setattr(cuda_graphs, "capture_while", loop)
+    monkeypatch.setattr(cuda_graphs, "capture_chunk", chunk)
     monkeypatch.setattr(cuda_graphs, "why_no_while_graphs", lambda device: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
@@ -106,11 +101,11 @@ def test_chunks_are_replayed_until_nobody_goes_on(work, captures, monkeypatch, c
 def test_what_does_not_work_is_said_once_and_replaced(work, captures, monkeypatch, caplog, broken):
     caplog.set_level(logging.WARNING, "nemo_gpu_decoding")
 
-    def fail(step, device):
+    def fail(device, *work):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
     for mode in broken:
-        monkeypatch.setattr(cuda_graphs, f"_capture_{'loop' if mode == LOOP else 'chunk'}", fail)
+        monkeypatch.setattr(cuda_graphs, f"capture_{'while' if mode == LOOP else 'chunk'}", fail)
     runner = GraphRunner(networks_with_weights(), allowed=True)
     for _ in range(2):
         step = CountingStep(work, 20, key=str(_))

@@ -1,4 +1,4 @@
-"""The kernels under the race and bounds checker: clean on any schedule and in blocks of any size."""
+"""The kernels under the race and bounds checker: clean on any schedule, and no barrier is idle."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import itertools
 import pytest
 
 from nemo_gpu_decoding.search.transducer import cuda_workspace, launch_shape
+from tests.cuda_emulator.mutations import assert_needed, barriers_of
 from tests.search.transducer.both import assert_equal, random_fusion
 from tests.search.transducer.table_networks import TableNetworks, random_frames
 from tests.search.transducer.test_kernels import STRATEGIES
@@ -20,6 +21,21 @@ def search_everything(strategy: str) -> None:
         networks = TableNetworks(V, durations, seed=1, sharpness=1.0, blank_bias=0.0)
         options = config(beam_size=5, n_best=5, pruning_mode=pruning, alignments=True)
         assert_equal(make, networks, options, random_frames(2, 4, seed=1), [4, 2], random_fusion(V))
+
+
+def search_on_the_device(strategy: str) -> None:
+    """Flat posteriors, so that lists are pruned and frames end by force; at last, more durations than a
+    block has threads."""
+    make, config = STRATEGIES[strategy]
+
+    def decode(networks, pruning, batch):
+        options = config(beam_size=5, n_best=5, pruning_mode=pruning, alignments=True, backend="cuda")
+        fusion = random_fusion(networks.vocab_size)
+        make(networks, options, fusion).decode(random_frames(batch, 2, seed=1), [2, 1][:batch])
+
+    for pruning in ("late", "early"):
+        decode(TableNetworks(V, (0, 1, 2), seed=1, sharpness=0.5, blank_bias=0.0), pruning, batch=2)
+    decode(TableNetworks(2, range(70), seed=1), "late", batch=1)
 
 
 @pytest.fixture
@@ -54,3 +70,17 @@ def test_no_races_in_blocks_of_any_size(emulated_runtime, monkeypatch, threads):
         options = config(beam_size=3, n_best=3)
         networks = TableNetworks(V, (0, 1), seed=1, sharpness=1.0)
         assert_equal(make, networks, options, random_frames(1, 2, seed=1), [2], random_fusion(V))
+
+
+AES_FILES = ("search/aes_pp/kernel.cu", "search/aes_pp/pool.cuh")
+BARRIERS = [  # what the strategies share is tried with one of them
+    *(("alsd_pp", barrier) for barrier in barriers_of("search/alsd_pp/kernel.cu")),
+    *(("aes_pp", barrier) for barrier in barriers_of("search/aes_pp/kernel.cu", AES_FILES)),
+    *(("alsd_pp", barrier) for barrier in barriers_of("search/transducer/plan.cu")),
+]
+
+
+@pytest.mark.parametrize(("strategy", "barrier"), BARRIERS, ids=str)
+def test_every_barrier_is_needed(request, tmp_path, short_lists, strategy, barrier):
+    cache = request.config.cache.mkdir("cuda_emulator")
+    assert_needed(barrier, lambda: search_on_the_device(strategy), tmp_path, cache)

@@ -1,0 +1,85 @@
+"""Linear layers for the few rows of a search step, each row by itself.
+
+For a matrix product torch's BLAS brings the weight into an order of its own at every call. With eight
+rows that takes about as long as the product itself. oneDNN can keep a weight in its order: so a search
+packs each weight once, and again when it has changed. Also, oneDNN treats all rows alike, where the
+BLAS works on blocks of rows and rounds a remainder otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+ROW_BLOCK = 8  # rows in a block of the BLAS, at most; also what oneDNN's order is chosen for
+
+# (where it lies, how often it was written in place): another value, another weight
+Versions = list[tuple[int, int]]
+
+
+def versions(sources: Sequence[Tensor]) -> Versions | None:
+    """Changes when one of the tensors does; None if changes cannot be seen."""
+    if any(source.is_inference() for source in sources):
+        return None
+    return [(source.data_ptr(), source._version) for source in sources]
+
+
+def whole_blocks(rows: Tensor) -> Tensor:
+    """Rows [N, ...] on a CPU followed by zeros up to a multiple of ROW_BLOCK.
+
+    Otherwise the rounding of a row in a matrix product would depend on the number of its neighbours.
+    """
+    missing = -len(rows) % ROW_BLOCK
+    if missing == 0 or rows.device.type != "cpu":
+        return rows
+    return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
+
+
+class PackedLinear:
+    """`functional.linear` for one weight [outputs, inputs], packed on CPUs where oneDNN is at hand."""
+
+    def __init__(self) -> None:
+        self._packed: tuple[Versions, Tensor] | None = None
+
+    def __call__(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """rows [N, inputs] to [N, outputs]."""
+        packed = self._packed_weight(weight) if _can_pack(rows, weight) else None
+        if packed is None:
+            return functional.linear(whole_blocks(rows), weight, bias)[: len(rows)]
+        return torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
+
+    def _packed_weight(self, weight: Tensor) -> Tensor | None:
+        now = versions([weight])
+        if now is None:
+            return None
+        if self._packed is None or self._packed[0] != now:
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROW_BLOCK)
+            self._packed = now, packed
+            return packed
+        return self._packed[1]
+
+    def __getstate__(self) -> dict[str, None]:
+        return {"_packed": None}  # oneDNN's tensors can't be copied: a copy packs its weight itself
+
+
+def _can_pack(rows: Tensor, weight: Tensor) -> bool:
+    return (
+        HAS_ONEDNN
+        and weight.device.type == "cpu"
+        and weight.dtype == rows.dtype == torch.float32
+        and not torch.is_grad_enabled()
+    )
+
+
+def _has_onednn() -> bool:
+    """Whether the operators that torch.compile uses for linear layers are there."""
+    operators = torch.ops.mkldnn
+    return torch.backends.mkldnn.is_available() and all(
+        hasattr(operators, name) for name in ("_reorder_linear_weight", "_linear_pointwise")
+    )
+
+
+HAS_ONEDNN = _has_onednn()

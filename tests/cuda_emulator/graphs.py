@@ -1,0 +1,125 @@
+"""CUDA graphs, played by the host: what is captured is written down, and replayed from there.
+
+    monkeypatch.setattr(module, "capture_while", captured_while)
+
+Takes the place of `capture_while` and `capture_chunk` on CPU tensors. As on a GPU, a replay runs no
+Python of the body: the same kernels and torch operators work on the same memory once more. So a body
+that reads a tensor on the host, or a replay after a buffer was replaced, shows here too. Kernels
+don't run while they are captured; torch operators do, which must do no harm.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from nemo_gpu_decoding.cuda.launch import runtime
+from tests.cuda_emulator.emulator import EmulatedRuntime
+
+Tape = list[Callable[[], None]]
+_handles = itertools.count(1)
+
+
+class CapturedChunk:
+    """A graph without nodes of its own: the tape from beginning to end."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self.replays = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        _play(self._tape)
+
+
+class CapturedWhile:
+    """A graph with a WHILE node, whose condition the emulator notes."""
+
+    def __init__(self, handle: int, before: Tape, body: Tape) -> None:
+        self._handle, self._before, self._body = handle, before, body
+        self.replays = self.rounds = 0
+
+    def replay(self) -> None:
+        self.replays += 1
+        _play(self._before)
+        while _emulator().conditions[self._handle]:
+            self.rounds += 1
+            _play(self._body)
+
+
+def captured_chunk(device: torch.device, body: Callable[[], None]) -> CapturedChunk:
+    """In the place of `capture_chunk`."""
+    with _taping() as tape:
+        body()
+    return CapturedChunk(tape)
+
+
+def captured_while(
+    device: torch.device, decide: Callable[[int], None], body: Callable[[], None]
+) -> CapturedWhile:
+    """In the place of `capture_while`."""
+    handle = next(_handles)
+    with _taping() as before:
+        decide(handle)
+    with _taping() as inner:
+        body()
+        decide(handle)
+    return CapturedWhile(handle, before, inner)
+
+
+def _emulator() -> EmulatedRuntime:
+    emulator = runtime()
+    assert isinstance(emulator, EmulatedRuntime)
+    return emulator
+
+
+def _play(tape: Tape) -> None:
+    for act in tape:
+        act()
+
+
+@contextmanager
+def _taping() -> Iterator[Tape]:
+    """Write launches and operators down, in their order."""
+    tape: Tape = []
+    emulator = _emulator()
+    emulator.tape = tape
+    try:
+        with _Operators(tape):
+            yield tape
+    finally:
+        emulator.tape = None
+
+
+class _Operators(TorchDispatchMode):
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()
+        self._tape = tape
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if not all(isinstance(part, Tensor) for part in tree_leaves(result)):
+            raise RuntimeError(f"{func} gives the host a value, which a captured graph can't do")
+        self._tape.append(partial(_repeat, func, args, kwargs or {}, result))
+        return result
+
+
+def _repeat(func: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
+    """Run an operator again; what it computes anew goes where it went the first time."""
+    tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor)]
+    given = {_storage(part) for part in tensors if part.layout is torch.strided}
+    for old, new in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):
+        if _storage(new) not in given:  # neither a view nor in place
+            old.copy_(new)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
