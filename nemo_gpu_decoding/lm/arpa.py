@@ -6,7 +6,8 @@
             block.symbols, block.log10_probs
 
 Fields may be separated by tabs or blanks; a back-off weight may be absent (it is 0 then). Symbols are
-split at ASCII white space only: NeMo's token LMs use characters such as U+00A0 as symbols.
+split at ASCII white space only: NeMo's token LMs use characters such as U+00A0 as symbols. Memory does
+not grow with the number of n-grams: one block of text is held at a time, and the symbols.
 """
 
 from __future__ import annotations
@@ -24,13 +25,16 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
+from nemo_gpu_decoding.lm.arpa_scan import FAULT, MARKER, Scan, room_for, scan_ngrams
+from nemo_gpu_decoding.lm.symbols import SymbolTable
+
 _BLOCK_BYTES = 1 << 22
 _COUNT_LINE = re.compile(rb"ngram\s+(\d+)\s*=\s*(\d+)$")
 _SECTION_LINE = re.compile(rb"\\(\d+)-grams:$")
 _GZIP_MAGIC = b"\x1f\x8b"
 _KENLM_MAGIC = b"mmap lm http://kheafield.com/code"
 _DATA, _END = b"\\data\\", b"\\end\\"
-_IS_SPACE = np.isin(np.arange(256), np.frombuffer(b" \t\n\r\x0b\x0c", np.uint8))  # as bytes.split()
+_START = b"<s>"
 _NEVER = b"-99"  # what SRILM writes for log10 0
 
 
@@ -85,14 +89,17 @@ class ArpaReader:
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = Path(path)
         self.symbols: list[str] = []  # complete once the first block of order 2 is read
-        self._index: dict[bytes, int] = {}
+        self._table = SymbolTable()
+        self._text = b""  # whole lines, read ahead
+        self._position = 0  # in the text: what lies before is consumed
         self._line_number = 0  # lines consumed so far
-        self._pending: list[bytes] = []  # lines read ahead
-        self._file = self._open()
+        self._block = (0, 0)  # place in the text, and lines before it, of the block last yielded
+        self.num_bytes = self.path.stat().st_size  # of the file, as it lies there
+        self._raw, self._file = self._open()
         try:
             self.counts = self._read_header()  # n-grams of each order, by order
         except BaseException:
-            self._file.close()
+            self._close()
             raise
 
     def __enter__(self) -> ArpaReader:
@@ -101,69 +108,87 @@ class ArpaReader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        self._close()
+
+    @property
+    def is_compressed(self) -> bool:
+        return self._file is not self._raw
+
+    @property
+    def bytes_read(self) -> int:
+        """How far the reader is in the file, compressed or not, of `num_bytes`: to show progress."""
+        return self._raw.tell()
 
     def blocks(self) -> Iterator[NGramBlock]:
         """All n-grams, orders ascending, in blocks of a few MB of text."""
         for order, count in self.counts.items():
             self._expect_section(order)
             seen = 0
-            for lines in self._section_lines():
-                block = self._parse(order, lines)
+            for block in self._section_blocks(order):
+                if seen + len(block.symbols) > count:
+                    raise self.fault(count - seen, f"more {order}-grams than the {count} of the header,")
                 seen += len(block.symbols)
-                self._line_number += len(lines)
                 yield block
-            self._check_count(order, seen, count)
+            if seen < count:
+                raise self._miscount(order, seen, count)
         marker = self._next_line()
         if marker is None:
             raise self._error(f"truncated: {_quote(_END)} is missing")
         if marker != _END:
             raise self._error(f"found {_quote(marker)}, expected {_quote(_END)}")
 
+    def fault(self, row: int, message: str) -> ValueError:
+        """An error about n-gram `row` of the block that was yielded last, with its line."""
+        begin, line_number = self._block
+        for line in self._text[begin:].split(b"\n"):
+            line_number += 1
+            row -= bool(line.strip())
+            if row < 0:
+                return self._error(f"{message} in {_quote(line.strip())}", line_number)
+        raise IndexError("the block has no such row")
+
     # -- lines -----------------------------------------------------------------------------------
 
-    def _open(self) -> BinaryIO:
-        with open(self.path, "rb") as file:
-            magic = file.read(len(_KENLM_MAGIC))
+    def _open(self) -> tuple[BinaryIO, BinaryIO]:
+        """The file itself and the text in it, which is the same unless the file is compressed."""
+        raw = open(self.path, "rb")  # noqa: SIM115  (closed in _close)
+        magic = raw.read(len(_KENLM_MAGIC))
+        raw.seek(0)
         if magic == _KENLM_MAGIC:
+            raw.close()
             raise ValueError(f"{self.path} is a KenLM binary; give the ARPA file that it was built from")
         if magic.startswith(_GZIP_MAGIC):
-            # GzipFile's own readlines is slow Python; the buffer's is not
-            return cast(BinaryIO, io.BufferedReader(gzip.open(self.path, "rb"), _BLOCK_BYTES))
-        return open(self.path, "rb")
+            # GzipFile's own readline is slow Python; the buffer's is not
+            return raw, cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw), _BLOCK_BYTES))
+        return raw, raw
+
+    def _close(self) -> None:
+        self._file.close()
+        self._raw.close()
 
     def _read_ahead(self) -> bool:
-        """Fill the read-ahead; False at the end of the file."""
+        """Have text; False at the end of the file."""
+        if self._position < len(self._text):
+            return True
         try:
-            self._pending = self._file.readlines(_BLOCK_BYTES)
+            self._text = self._file.read(_BLOCK_BYTES) + self._file.readline()
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise self._error(f"truncated or damaged gzip file ({error})") from error
-        return bool(self._pending)
+        self._position = 0
+        if self._text and not self._text.endswith(b"\n"):
+            self._text += b"\n"
+        return bool(self._text)
 
     def _next_line(self) -> bytes | None:
         """The next line that is not blank, stripped; None at the end of the file."""
-        while self._pending or self._read_ahead():
-            for skipped, line in enumerate(self._pending, 1):
-                if stripped := line.strip():
-                    self._pending = self._pending[skipped:]
-                    self._line_number += skipped
-                    return stripped
-            self._line_number += len(self._pending)
-            self._pending = []
+        while self._read_ahead():
+            end = self._text.index(b"\n", self._position) + 1
+            line = self._text[self._position : end].strip()
+            self._position = end
+            self._line_number += 1
+            if line:
+                return line
         return None
-
-    def _section_lines(self) -> Iterator[list[bytes]]:
-        """Blocks of lines up to the next line with a backslash, which stays unread."""
-        while self._pending or self._read_ahead():
-            lines, self._pending = self._pending, []
-            marker = next((i for i, line in enumerate(lines) if line.startswith(b"\\")), None)
-            if marker is None:
-                yield lines
-                continue
-            self._pending = lines[marker:]
-            if marker:
-                yield lines[:marker]
-            return
 
     def _error(self, message: str, line_number: int | None = None) -> ValueError:
         return ValueError(f"{self.path}, line {line_number or self._line_number}: {message}")
@@ -175,7 +200,8 @@ class ArpaReader:
             if line is None:
                 raise ValueError(f"{self.path} is not an ARPA file: it has no line {_quote(_DATA)}")
         counts: dict[int, int] = {}
-        while (line := self._next_line()) is not None and not line.startswith(b"\\"):
+        while (line := self._peek_line()) is not None and not line.startswith(b"\\"):
+            self._next_line()
             match = _COUNT_LINE.match(line)
             if not match:
                 raise self._error(f"found {_quote(line)}, expected 'ngram <order>=<count>'")
@@ -184,9 +210,15 @@ class ArpaReader:
             raise self._error("truncated: the file ends in the header")
         if not counts or sorted(counts) != list(range(1, len(counts) + 1)):
             raise self._error(f"the header lists the orders {sorted(counts)}, expected 1, 2, ...")
-        self._pending.insert(0, line)
-        self._line_number -= 1
         return dict(sorted(counts.items()))
+
+    def _peek_line(self) -> bytes | None:
+        """The next line that is not blank, which stays unread; blank lines before it are consumed."""
+        line = self._next_line()
+        if line is not None:
+            self._position = self._text.rfind(b"\n", 0, self._position - 1) + 1
+            self._line_number -= 1
+        return line
 
     def _expect_section(self, order: int) -> None:
         marker, expected = self._next_line(), b"\\%d-grams:" % order
@@ -196,119 +228,83 @@ class ArpaReader:
         if not match or int(match[1]) != order:
             raise self._error(f"found {_quote(marker)}, expected {_quote(expected)}")
 
-    def _check_count(self, order: int, seen: int, count: int) -> None:
-        if seen == count:
-            return
-        if not self._pending and seen < count:
-            raise self._error(f"truncated: the file ends after {seen} of {count} {order}-grams")
-        raise self._error(f"{seen} {order}-grams, but the header says {count}")
+    def _miscount(self, order: int, seen: int, count: int) -> ValueError:
+        if not self._read_ahead():
+            return self._error(f"truncated: the file ends after {seen} of {count} {order}-grams")
+        return self._error(f"{seen} {order}-grams, but the header says {count}")
 
     # -- n-grams ---------------------------------------------------------------------------------
 
-    def _parse(self, order: int, lines: list[bytes]) -> NGramBlock:
-        """All lines at once; only if that fails is the line at fault looked for."""
-        try:
-            fields, begins, widths = _split(lines)
-            if order == 1:
-                fields, begins, widths = _complete_start_symbol(fields, begins, widths)
-            if not np.isin(widths, (order + 1, order + 2)).all():
-                raise ValueError("wrong number of fields")
-            columns = [fields[begins + 1 + k] for k in range(order)]
-            if order == 1:
-                self._add_symbols(columns[0])
-            find = self._index.__getitem__
-            symbols = [np.fromiter(map(find, column), np.int32, len(column)) for column in columns]
-            probs = _numbers(fields[begins])
-            backoffs = np.zeros(len(begins))
-            has_backoff = widths == order + 2
-            backoffs[has_backoff] = _numbers(fields[begins[has_backoff] + order + 1])
-        except (ValueError, KeyError):
-            raise self._explain(order, lines) from None
-        return NGramBlock(order, np.stack(symbols, 1), probs, backoffs)
+    def _section_blocks(self, order: int) -> Iterator[NGramBlock]:
+        """The n-grams up to the next line with a backslash, which stays unread."""
+        while self._read_ahead():
+            self._block = (self._position, self._line_number)
+            text = np.frombuffer(self._text, np.uint8)
+            scan = room_for(text[self._position :], order)
+            reason, position, lines, rows, unread = scan_ngrams(
+                text, self._position, order, self._table.arrays, scan
+            )
+            block = self._finish(order, scan, rows, unread)
+            self._position = position
+            self._line_number += lines
+            if reason == FAULT:
+                raise self._explain(order)
+            if rows:
+                yield block
+            if reason == MARKER:
+                return
 
-    def _add_symbols(self, fields: np.ndarray) -> None:
-        self.symbols.extend(field.decode("utf-8") for field in fields)
-        self._index.update(zip(fields, range(len(self._index), len(self.symbols)), strict=True))
-        if len(self._index) < len(self.symbols):
-            raise ValueError("duplicate symbol")
+    def _finish(self, order: int, scan: Scan, rows: int, unread: int) -> NGramBlock:
+        """Read what the scan has left: unusual numbers, and the symbols of 1-grams."""
+        for target, begin, end in scan.unread[:unread].tolist():
+            field = self._text[begin:end]
+            row, is_backoff = divmod(target, 2)
+            if number_fault := _number_fault(field):
+                raise self.fault(row, number_fault)
+            (scan.log10_backoffs if is_backoff else scan.log10_probs)[row] = float(field)
+        symbols = scan.symbols[:rows]
+        if order == 1:
+            symbols = np.arange(len(self.symbols), len(self.symbols) + rows, dtype=np.int32)[:, None]
+            self._add_symbols([self._text[begin:end] for begin, end in scan.names[:rows].tolist()])
+        return NGramBlock(order, symbols, scan.log10_probs[:rows], scan.log10_backoffs[:rows])
 
-    def _explain(self, order: int, lines: list[bytes]) -> ValueError:
-        """The error of the first line at fault."""
-        own: set[bytes] = set()  # 1-grams of these lines
-        for number, line in enumerate(lines, self._line_number + 1):
-            row = line.split()
-            if order == 1 and row[:1] == [b"<s>"]:
-                row.insert(0, _NEVER)
-            fault = _fault(order, row) if row else None
-            if fault is None and order == 1 and row:
-                fault = "the symbol is listed twice" if row[1] in own else _utf8_fault(row[1])
-                own.add(row[1])
-            elif fault is None and row:
-                unknown = [symbol for symbol in row[1 : order + 1] if symbol not in self._index]
-                fault = f"{_quote(unknown[0])} is not among the 1-grams" if unknown else None
-            if fault:
-                return self._error(f"{fault} in {_quote(line.strip())}", number)
-        return self._error("a symbol is listed twice among the 1-grams")
+    def _add_symbols(self, names: list[bytes]) -> None:
+        for row, name in enumerate(names):
+            try:
+                self.symbols.append(name.decode("utf-8"))
+            except UnicodeDecodeError:
+                raise self.fault(row, "the symbol is not UTF-8") from None
+        double = self._table.add(names)
+        if double >= 0:
+            raise self.fault(double, "the symbol is listed twice")
 
-
-def _split(lines: list[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The fields of all lines that are not blank.
-
-    Returns:
-        all fields, [F] object (bytes); per line the index of its first field and their number, [M].
-    """
-    text = b"".join(lines)
-    fields = np.array(text.split(), object)
-    is_space = _IS_SPACE[np.frombuffer(text, np.uint8)]
-    field_ends = np.flatnonzero(is_space & ~np.append(True, is_space[:-1]))
-    line_ends = np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)))
-    ends = np.searchsorted(field_ends, line_ends)
-    ends[-1] = len(fields)  # the last line may lack a newline
-    widths = np.diff(ends, prepend=0)
-    filled = widths > 0
-    return fields, (ends - widths)[filled], widths[filled]
-
-
-def _complete_start_symbol(
-    fields: np.ndarray, begins: np.ndarray, widths: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Some writers leave out the probability of <s>, which is never used: put one in."""
-    bare = np.flatnonzero(fields[begins] == b"<s>")
-    if not len(bare):
-        return fields, begins, widths
-    fields = np.insert(fields, begins[bare], _NEVER)
-    widths = widths + np.isin(np.arange(len(widths)), bare)
-    return fields, np.cumsum(widths) - widths, widths
-
-
-def _numbers(fields: np.ndarray) -> np.ndarray:
-    """Parsed as float() does; ValueError if one is no number, NaN or +inf."""
-    values = np.fromiter(map(float, fields), np.float64, len(fields))
-    if not (values < np.inf).all():
-        raise ValueError("not a log-probability")
-    return values
+    def _explain(self, order: int) -> ValueError:
+        """What is wrong with the line at which the scan stopped."""
+        line = self._next_line() or b""
+        row = line.split()
+        if order == 1 and row[:1] == [_START]:
+            row.insert(0, _NEVER)
+        fault = _fault(order, row)
+        if fault is None:
+            unknown = next((symbol for symbol in row[1 : order + 1] if symbol not in self._table), b"")
+            fault = f"{_quote(unknown)} is not among the 1-grams"
+        return self._error(f"{fault} in {_quote(line)}")
 
 
 def _fault(order: int, row: list[bytes]) -> str | None:
     """What is wrong with the number or the form of the fields of one line, if anything."""
     if len(row) not in (order + 1, order + 2):
         return f"{len(row)} fields, expected {order + 1} or {order + 2}"
-    for field in (row[0], *row[order + 1 :]):
-        try:
-            value = float(field)
-        except ValueError:
-            return f"{_quote(field)} is not a number"
-        if not value < float("inf"):
-            return f"{_quote(field)} is not a log-probability"
-    return None
+    faults = (_number_fault(field) for field in (row[0], *row[order + 1 :]))
+    return next((fault for fault in faults if fault), None)
 
 
-def _utf8_fault(symbol: bytes) -> str | None:
+def _number_fault(field: bytes) -> str | None:
     try:
-        symbol.decode("utf-8")
-    except UnicodeDecodeError:
-        return "the symbol is not UTF-8"
-    return None
+        value = float(field)
+    except ValueError:
+        return f"{_quote(field)} is not a number"
+    return None if value < float("inf") else f"{_quote(field)} is not a log-probability"
 
 
 def _quote(line: bytes) -> str:

@@ -93,6 +93,49 @@ def test_unicode_white_space_is_a_symbol_like_any_other(write):
     assert lm.symbols == ("<s>", "</s>", "\x85", "\xa0")
 
 
+@pytest.mark.parametrize(
+    "number",
+    [
+        "-0", "0", "-.5", "-5.", "+1e-3", "-1E2", "-1.25e+1", "-9.1e-05", "-5.593445", "-1.1860373",
+        "-0.30102999566398120", "-123456789012345678901234567890e-30", "-9007199254740993",
+        "-1e-22", "-1e-23", "-3e-320", "-1e400", "-inf", "-Infinity", "-0.1e1", "-1_0", "-1e-0005",
+    ],
+)  # fmt: skip
+def test_numbers_are_read_as_float_reads_them(write, number):
+    lm = read_arpa(write(BIGRAM.replace("-0.5 a -0.25", f"{number} a {number}")))
+    for value in (lm.orders[0].log10_probs[2], lm.orders[0].log10_backoffs[2]):
+        assert np.float64(value).tobytes() == np.float64(number).tobytes()
+
+
+def test_random_numbers_are_read_to_the_bit(write):
+    draw = np.random.default_rng(0)
+    values = [-draw.exponential() * 10.0 ** draw.integers(-12, 3) for _ in range(600)]
+    texts = [f"{value:.{1 + n % 17}g}" for n, value in enumerate(values)]
+    lines = "".join(f"{text}\tw{n}\t{text}\n" for n, text in enumerate(texts))
+    lm = read_arpa(write(f"\\data\\\nngram 1=600\n\n\\1-grams:\n{lines}\n\\end\\\n"))
+    expected = [float(text) for text in texts]
+    assert lm.orders[0].log10_probs.tolist() == expected
+    assert lm.orders[0].log10_backoffs.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "number", ["-", "+", ".", "-e5", "1e", "1e+", "1.2.3", "--1", "1-", "0x1", "1e5x"]
+)
+def test_what_is_no_number(write, number):
+    with pytest.raises(
+        ValueError, match=re.escape(f"line 10: '{number}' is not a number in '{number} a")
+    ):
+        read_arpa(write(BIGRAM.replace("-0.5 a -0.25", f"{number} a -0.25")))
+
+
+def test_rows_of_a_block_are_found_in_the_file(write):
+    text = BIGRAM.replace("-0.5 a -0.25", "\n-0.5 a -0.25").replace("-0.25 a </s>", " \n-0.25 a </s>")
+    with ArpaReader(write(text)) as arpa:
+        for block in arpa.blocks():
+            row, line = (2, 11) if block.order == 1 else (1, 17)
+            assert f"line {line}: wrong in '-0." in str(arpa.fault(row, "wrong"))
+
+
 def test_blocks_are_streamed_and_symbols_known_from_the_second_order_on(write):
     with ArpaReader(write(BIGRAM)) as arpa:
         assert arpa.counts == {1: 4, 2: 2}
@@ -109,7 +152,7 @@ def test_blocks_are_streamed_and_symbols_known_from_the_second_order_on(write):
         ("-0.25 a </s>\n\n\\end\\\n", "", r"line 14: truncated: the file ends after 1 of 2 2-grams"),
         ("\\2-grams:\n-0.125 <s> a\n-0.25 a </s>\n\n\\end\\\n", "", "truncated: the file ends before"),
         ("ngram 2=2", "ngram 2=3", "2 2-grams, but the header says 3"),
-        ("ngram 1=4", "ngram 1=3", "4 1-grams, but the header says 3"),
+        ("ngram 1=4", "ngram 1=3", "line 11: more 1-grams than the 3 of the header, in .-inf b."),
         ("ngram 2=2", "ngram 3=2", r"orders \[1, 3\], expected 1, 2"),
         ("ngram 2=2", "gram 2=2", "line 5: found 'gram 2=2', expected 'ngram <order>=<count>'"),
         ("\\1-grams:", "\\2-grams:", r"line 7: found '\\2-grams:', expected '\\1-grams:'"),

@@ -1,0 +1,79 @@
+"""`nemo-gpu-decoding pack-lm`: a word LM of any size to the file that paged_biglm maps into memory."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import MISSING
+
+from nemo_gpu_decoding.cli.options import UsageError
+from nemo_gpu_decoding.cli.presets import existing_file, writable_file
+from nemo_gpu_decoding.cli.table import format_table
+
+EXAMPLES = (
+    "lm=large.arpa.gz out=large.packed",
+    "lm=large.arpa.gz out=large.packed layout=quantised cost_bits=8 json=true",
+)
+
+
+@dataclass
+class PackLMOptions:
+    """Options of `pack-lm`."""
+
+    # Word n-gram LM: ARPA, plain or gzipped, of any size and in any order.
+    lm: str = MISSING
+    # The file to write. It appears whole or not at all.
+    out: str = MISSING
+    # exact: scores as in the ARPA file, 10-14 bytes per n-gram. quantised: 7-9 bytes; the report says by
+    # how much a word's score may be off at most.
+    layout: str = "exact"
+    # Bits of a score in the layout quantised, 4-16: one more halves the error and takes 1/8 byte.
+    cost_bits: int = 10
+    # Folder for temporary files, about 30 bytes per n-gram. null: that of `out`. A fast disk is best, or
+    # memory where there is enough (/dev/shm).
+    temporary: str | None = None
+    # Print the report as JSON instead of a table.
+    json: bool = False
+
+
+OPTIONS = PackLMOptions
+
+
+def run(options: PackLMOptions) -> int:
+    """Pack and write; progress to stderr, the report to stdout."""
+    from nemo_gpu_decoding.lm.pack import pack_arpa
+
+    lm, out = existing_file("lm", options.lm), writable_file("out", options.out)
+    temporary = options.temporary
+    if temporary is not None and not Path(temporary).is_dir():
+        raise UsageError(f"temporary={temporary}: there is no such folder")
+    packed = pack_arpa(
+        lm, out, layout=options.layout, cost_bits=options.cost_bits, temporary=temporary, progress=True
+    )
+    facts = {**asdict(packed), "ngrams": packed.num_ngrams}
+    print(json.dumps(facts, indent=2) if options.json else report(facts))
+    print(f"written to {out}", file=sys.stderr)
+    return 0
+
+
+def report(facts: Mapping[str, Any]) -> str:
+    """The table for people; `json=true` gives all facts by name."""
+    orders = " + ".join(map(str, facts["counts"]))
+    error = f"a word's score is off by at most {facts['max_error']:.2g} (natural log)"
+    per_ngram, speed = facts["num_bytes"] / facts["ngrams"], facts["ngrams"] / facts["seconds"]
+    bridged = "n-grams without their suffix (all but the first word): it gets its backed-off score"
+    rows = [
+        ("n-grams", f"{facts['ngrams']} = {orders}", ""),
+        ("repaired", facts["repaired"], bridged if facts["repaired"] else ""),
+        ("contexts", facts["states"], ""),
+        ("layout", facts["layout"], error if facts["max_error"] else ""),
+        ("size in MB", f"{facts['num_bytes'] / 1e6:.1f}", f"{per_ngram:.1f} bytes per n-gram"),
+        ("seconds", f"{facts['seconds']:.1f}", f"{speed:.0f} n-grams per second"),
+        ("peak memory in MB", f"{facts['peak_rss'] / 1e6:.0f}", "with mapped files"),
+    ]
+    return format_table(["what", "found", "remark"], rows)

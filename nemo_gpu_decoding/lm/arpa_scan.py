@@ -1,0 +1,204 @@
+"""The inner loop of the ARPA reader, compiled: lines of bytes to numbers and symbol indices.
+
+A number that has few enough digits is computed here, exactly as `float()` would; any other, and
+whatever is no number, is left to the caller as a place in the text.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.lm.symbols import SymbolArrays, find_symbol, hashed
+
+END_OF_TEXT, MARKER, FAULT = 0, 1, 2  # why a scan stopped: at a line with a backslash, at a bad line
+_NEWLINE, _BACKSLASH, _MINUS, _PLUS, _POINT, _ZERO, _NINE = (ord(c) for c in "\n\\-+.09")
+_LOWER_E, _UPPER_E = ord("e"), ord("E")
+# Numbers below 2^53 times or by a power of ten up to 10^22 take one rounding: Clinger, "How to read
+# floating point numbers accurately", 1990.
+_EXACT_INTEGER = 1 << 53
+_EXACT_POWER = 22
+_POWERS = 10.0 ** np.arange(_EXACT_POWER + 1)
+_MOST_DIGITS = 18  # of an int64
+_NEVER = -99.0  # what SRILM writes for log10 0
+
+
+class Scan(NamedTuple):
+    """What `scan_ngrams` fills: M n-grams, and K numbers that it left to the caller."""
+
+    symbols: np.ndarray  # [M, order] int32; 1-grams have the place of the symbol in `names` instead
+    names: np.ndarray  # [M, 2] int64: begin and end in the text; of 1-grams only
+    log10_probs: np.ndarray  # [M] float64
+    log10_backoffs: np.ndarray  # [M] float64
+    unread: np.ndarray  # [K, 3] int64: 2 * row (+ 1 for a back-off), begin and end in the text
+
+
+def room_for(text: np.ndarray, order: int) -> Scan:
+    """Space for all n-grams that the lines of a text, [bytes] uint8, may hold."""
+    rows = np.count_nonzero(text == _NEWLINE)
+    return Scan(
+        np.empty((rows if order > 1 else 0, order), np.int32),
+        np.empty((rows if order == 1 else 0, 2), np.int64),
+        np.empty(rows),
+        np.empty(rows),
+        np.empty((2 * rows, 3), np.int64),
+    )
+
+
+@compiled
+def scan_ngrams(text, begin, order, symbols: SymbolArrays, scan: Scan):
+    """Read lines of n-grams from `begin` on, up to a line with a backslash or one that is wrong.
+
+    Args:
+        text: [bytes] uint8, whole lines, each with its newline.
+
+    Returns:
+        why the scan stopped, where (a line's begin), lines passed, n-grams read, numbers left unread.
+    """
+    position, lines, rows, unread = begin, 0, 0, 0
+    while position < len(text):
+        if text[position] == _BACKSLASH:
+            return MARKER, position, lines, rows, unread
+        field_begin, field_end = _next_field(text, position)
+        if field_begin == field_end:  # a blank line
+            position = field_end + 1
+            lines += 1
+            continue
+        field, end, unread_here = _scan_line(
+            text, field_begin, field_end, order, symbols, scan, rows, unread
+        )
+        if not order + 1 <= field <= order + 2:
+            return FAULT, position, lines, rows, unread
+        if field == order + 1:
+            scan.log10_backoffs[rows] = 0.0
+        position = end + 1
+        unread = unread_here
+        lines += 1
+        rows += 1
+    return END_OF_TEXT, position, lines, rows, unread
+
+
+@compiled
+def _scan_line(text, begin, end, order, symbols, scan, row, unread):
+    """The fields of one line, the first of them given.
+
+    Returns:
+        the number of fields, 0 for an unknown symbol; the place of the newline; numbers left unread.
+    """
+    field = 0
+    if order == 1 and _is_start_symbol(text, begin, end):
+        # some writers leave out the probability of <s>, which is never used
+        scan.log10_probs[row] = _NEVER
+        field = 1
+    while begin < end:
+        if field == 0 or field > order:
+            value, is_read = _number(text, begin, end)
+            if not is_read:
+                scan.unread[unread, 0] = 2 * row + (field > order)
+                scan.unread[unread, 1] = begin
+                scan.unread[unread, 2] = end
+                unread += 1
+            if field == 0:
+                scan.log10_probs[row] = value
+            elif field == order + 1:
+                scan.log10_backoffs[row] = value
+            else:
+                return field + 1, end, unread
+        elif order == 1:
+            scan.names[row, 0], scan.names[row, 1] = begin, end
+        else:
+            symbol = find_symbol(symbols, text, begin, end, hashed(text, begin, end))
+            if symbol < 0:
+                return 0, end, unread
+            scan.symbols[row, field - 1] = symbol
+        field += 1
+        begin, end = _next_field(text, end)
+    return field, end, unread
+
+
+@inlined
+def _next_field(text, position):
+    """Begin and end of the next field in the line; both at the newline if there is none."""
+    while text[position] != _NEWLINE and _is_space(text[position]):
+        position += 1
+    begin = position
+    while not _is_space(text[position]):
+        position += 1
+    return begin, position
+
+
+@inlined
+def _is_space(character):
+    """White space as `bytes.split()` has it."""
+    return character == 32 or (9 <= character <= 13)
+
+
+@inlined
+def _is_start_symbol(text, begin, end):
+    return (
+        end - begin == 3 and text[begin] == 60 and text[begin + 1] == 115 and text[begin + 2] == 62
+    )  # <s>
+
+
+@compiled
+def _number(text, begin, end):
+    """The number at text[begin:end] as float64, and True; (0, False) if it is left to the caller."""
+    position = begin
+    negative = text[position] == _MINUS
+    if negative or text[position] == _PLUS:
+        position += 1
+    mantissa, power, position, digits = _mantissa(text, position, end)
+    if digits == 0 or digits > _MOST_DIGITS or mantissa > _EXACT_INTEGER:
+        return 0.0, False
+    if position < end:
+        exponent, is_read = _exponent(text, position, end)
+        if not is_read:
+            return 0.0, False
+        power += exponent
+    if not -_EXACT_POWER <= power <= _EXACT_POWER:
+        return 0.0, False
+    value = float(mantissa)
+    value = value / _POWERS[-power] if power < 0 else value * _POWERS[power]
+    return (-value if negative else value), True
+
+
+@inlined
+def _mantissa(text, position, end):
+    """Digits with or without a point: their value without it, the power of ten, the end, how many."""
+    mantissa, digits, decimals = np.int64(0), 0, 0
+    has_point = False
+    while position < end:
+        character = text[position]
+        if _ZERO <= character <= _NINE:
+            if digits < _MOST_DIGITS:
+                mantissa = mantissa * 10 + np.int64(character - _ZERO)
+            digits += 1
+            decimals += has_point
+        elif character == _POINT and not has_point:
+            has_point = True
+        else:
+            break
+        position += 1
+    return mantissa, -decimals, position, digits
+
+
+@inlined
+def _exponent(text, position, end):
+    """The exponent at "e-05", and whether it is one of at most three digits."""
+    if text[position] != _LOWER_E and text[position] != _UPPER_E:
+        return 0, False
+    position += 1
+    negative = position < end and text[position] == _MINUS
+    if position < end and (negative or text[position] == _PLUS):
+        position += 1
+    if not 1 <= end - position <= 3:
+        return 0, False
+    exponent = np.int64(0)
+    while position < end:
+        if not _ZERO <= text[position] <= _NINE:
+            return 0, False
+        exponent = exponent * 10 + np.int64(text[position] - _ZERO)
+        position += 1
+    return (-exponent if negative else exponent), True

@@ -1,0 +1,106 @@
+"""Costs as small codes: bins of equal width, each decoded to the middle of the costs that fell into it.
+
+With 2 bits and the costs [1.0, 1.2, 3.0, 8.8, 228.0]: 228 stands for "never" and keeps its own code; the
+others share three bins of width 2.6, which hold [1.0, 1.2, 3.0], nothing and [8.8]. The codebook is
+[2.0, 4.9, 8.8, 228.0] and no cost is off by more than 1.0, which is at most half a bin's width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nemo_gpu_decoding.jit import compiled
+
+MIN_BITS, MAX_BITS = 4, 16
+_CHUNK = 1 << 22  # costs at a time
+# SRILM writes log10 0 as -99; costs in this region are flags, not weights, and must not stretch the bins
+_NEVER_COST = 90 * np.log(10.0)
+_MOST_FLAGS = 4
+
+
+@dataclass(frozen=True)
+class Codebook:
+    """A table of costs; see the head of this file."""
+
+    values: np.ndarray  # [2 ** bits] float32
+    low: float  # where the first bin begins
+    width: float  # of a bin
+    flags: np.ndarray  # float32, ascending: the costs beyond the bins, which have the last codes
+    max_error: float  # no cost is off by more, natural log
+
+    @classmethod
+    def of(cls, costs: np.ndarray, bits: int) -> Codebook:
+        """The codebook for these costs, [A] float32, with 2 ** bits codes.
+
+        Raises:
+            ValueError: bits out of range.
+        """
+        check_cost_bits(bits)
+        flags = _flags(costs)
+        limit = flags[0] if len(flags) else np.float32(np.inf)
+        low, high = _usual_range(costs, limit)
+        bins = (1 << bits) - len(flags)
+        width = (high - low) / bins or 1.0
+        least, most = np.full(bins, np.inf, np.float32), np.full(bins, -np.inf, np.float32)
+        _widen_bins(costs, limit, low, width, least, most)
+        is_used = least <= most
+        middles = low + width * (np.arange(bins) + 0.5)
+        middles[is_used] = (least[is_used].astype(np.float64) + most[is_used]) / 2
+        values = np.concatenate([middles, flags]).astype(np.float32)
+        errors = np.maximum(
+            most[is_used] - values[:bins][is_used], values[:bins][is_used] - least[is_used]
+        )
+        return cls(values, low, width, flags, float(errors.max(initial=0.0)))
+
+    def encode(self, costs: np.ndarray) -> np.ndarray:
+        """The code of each cost. uint64"""
+        codes = np.empty(len(costs), np.uint64)
+        limit = self.flags[0] if len(self.flags) else np.float32(np.inf)
+        _encode(costs, limit, self.low, self.width, len(self.values) - len(self.flags), codes)
+        is_flag = costs >= limit
+        codes[is_flag] = len(self.values) - len(self.flags) + np.searchsorted(self.flags, costs[is_flag])
+        return codes
+
+
+def check_cost_bits(bits: int) -> None:
+    """Raises ValueError if there are no codebooks of this size."""
+    if not MIN_BITS <= bits <= MAX_BITS:
+        raise ValueError(f"cost_bits is {bits}, expected {MIN_BITS} .. {MAX_BITS}")
+
+
+def _flags(costs: np.ndarray) -> np.ndarray:
+    """The distinct costs beyond any probability, if they are few; else only infinity, if it occurs."""
+    found = np.zeros(0, np.float32)
+    for begin in range(0, len(costs), _CHUNK):
+        chunk = costs[begin : begin + _CHUNK]
+        found = np.union1d(found, chunk[chunk >= _NEVER_COST])
+    return found if len(found) <= _MOST_FLAGS else found[np.isinf(found)]
+
+
+@compiled
+def _usual_range(costs, limit):
+    low, high = np.inf, -np.inf
+    for cost in costs:
+        if cost < limit:
+            low, high = min(low, np.float64(cost)), max(high, np.float64(cost))
+    if low > high:
+        return 0.0, 0.0
+    return low, high
+
+
+@compiled
+def _widen_bins(costs, limit, low, width, least, most):
+    for cost in costs:
+        if cost < limit:
+            code = min(np.int64((cost - low) / width), len(least) - 1)
+            least[code] = min(least[code], cost)
+            most[code] = max(most[code], cost)
+
+
+@compiled
+def _encode(costs, limit, low, width, bins, codes):
+    for i in range(len(costs)):
+        if costs[i] < limit:
+            codes[i] = np.uint64(min(np.int64((costs[i] - low) / width), bins - 1))

@@ -1,0 +1,204 @@
+"""ARPA files to packed LMs, in memory that does not grow with the number of n-grams.
+
+    report = pack_arpa("lm.arpa.gz", "lm.packed", layout="quantised")
+    lm = load_packed_lm("lm.packed")
+
+The n-grams go order by order into a trie (`trie.py`) that lies in mapped files beside the target. They
+may come in any order. Each finds its context in the orders before it; then they are counted by context,
+moved to their places and sorted by label, which takes time linear in their number. The trie with its
+states, back-offs and targets of arcs is the automaton that is packed.
+
+What is in memory are the words, blocks of a few MB, and as many mapped pages as the system sees fit.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from nemo_gpu_decoding.jit import announce_compilation
+from nemo_gpu_decoding.lm.arpa import ArpaReader
+from nemo_gpu_decoding.lm.automaton import BackoffArcs
+from nemo_gpu_decoding.lm.bits import MAX_BITS, bits_for, num_words, write_bits
+from nemo_gpu_decoding.lm.codebook import Codebook, check_cost_bits
+from nemo_gpu_decoding.lm.packed import EXACT_BITS, LAYOUTS, NO_LABEL, PackedLM
+from nemo_gpu_decoding.lm.packed_file import Shape, assemble, encode_words, write_packed
+from nemo_gpu_decoding.lm.scratch import Scratch
+from nemo_gpu_decoding.lm.trie import NGramTrie
+
+DEFAULT_COST_BITS = 10
+_CHUNK = 1 << 20  # n-grams at a time
+_START, _END, _UNKNOWN = "<s>", "</s>", ("<unk>", "<UNK>")
+
+
+@dataclass(frozen=True)
+class PackReport:
+    """What was packed and what it took."""
+
+    counts: tuple[int, ...]  # n-grams of each order
+    repaired: int  # n-grams whose suffix (all but the first word) is not listed, see `trie_loops.link`
+    states: int
+    layout: str
+    max_error: float  # of a word's cost, natural log
+    num_bytes: int  # of the packed file
+    seconds: float
+    peak_rss: int  # bytes, of the whole process, mapped pages included
+
+    @property
+    def num_ngrams(self) -> int:
+        return sum(self.counts)
+
+
+def pack_arpa(
+    source: str | PathLike[str],
+    target: str | PathLike[str],
+    *,
+    layout: str = "exact",
+    cost_bits: int = DEFAULT_COST_BITS,
+    temporary: str | PathLike[str] | None = None,
+    progress: bool = False,
+) -> PackReport:
+    """Pack an ARPA file of any size.
+
+    Scores are those of the ARPA file: an n-gram that is not listed has its backed-off weight, also where
+    it is the suffix of a listed one, which pruning may leave behind.
+
+    Args:
+        source: ARPA file, plain or gzipped.
+        target: the file to write; it appears whole or not at all.
+        layout: one of `packed.LAYOUTS`.
+        cost_bits: of a cost in the layout "quantised", 4 .. 16.
+        temporary: folder for temporary files, about 30 bytes per n-gram; None for the target's.
+        progress: show how far it is, on stderr if that is a terminal.
+
+    Raises:
+        ValueError: unknown layout; cost_bits out of range; the file is not well-formed, its counts are
+            not those of the header, an n-gram's context is not listed, an n-gram is listed twice; names
+            file and line.
+        OSError: the file cannot be read, or there is not enough space on the disk.
+    """
+    announce_compilation()
+    begin = time.perf_counter()
+    target = Path(target)
+    _check_options(layout, cost_bits)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Scratch(target.parent if temporary is None else Path(temporary))
+    packing = _Packing(Path(source), scratch, layout, cost_bits, progress)
+    num_bytes = write_packed(target, packing.facts, packing.shape, packing.fill)
+    return PackReport(
+        counts=packing.automaton.counts,
+        repaired=packing.automaton.repaired,
+        states=packing.automaton.num_states,
+        layout=layout,
+        max_error=packing.facts["max_error"],
+        num_bytes=num_bytes,
+        seconds=time.perf_counter() - begin,
+        peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
+
+
+def pack_arpa_in_memory(
+    source: str | PathLike[str], *, layout: str = "exact", cost_bits: int = DEFAULT_COST_BITS
+) -> PackedLM:
+    """Pack an ARPA file without writing anything; arguments and errors are those of `pack_arpa`."""
+    _check_options(layout, cost_bits)
+    packing = _Packing(Path(source), Scratch(), layout, cost_bits, progress=False)
+    arrays = packing.shape.zeros()
+    packing.fill(arrays)
+    return assemble(arrays, packing.facts, str(source))
+
+
+def _check_options(layout: str, cost_bits: int) -> None:
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}, expected one of {', '.join(LAYOUTS)}")
+    check_cost_bits(cost_bits)
+
+
+class _Packing:
+    """An LM ready to be written: its automaton, and what the file will say about it."""
+
+    def __init__(
+        self, source: Path, scratch: Scratch, layout: str, cost_bits: int, progress: bool
+    ) -> None:
+        self.progress = progress
+        words, self.automaton = self._read(source, scratch)
+        self.words = encode_words(words)
+        self.codebook = Codebook.of(self.automaton.costs, cost_bits) if layout != "exact" else None
+        self.facts = self._facts(words, cost_bits if self.codebook else EXACT_BITS)
+        if self.arc_bits > MAX_BITS:
+            states = self.automaton.num_states
+            raise ValueError(f"{source} has {states} contexts, too many for the layout 'exact'")
+
+    @property
+    def arc_bits(self) -> int:
+        return self.facts["target_bits"] + self.facts["cost_bits"]
+
+    @property
+    def shape(self) -> Shape:
+        arcs = len(self.automaton.labels)
+        return Shape(
+            words=len(self.words),
+            states=len(self.automaton.states),
+            labels=num_words(arcs, self.facts["label_bits"]),
+            arcs=num_words(arcs, self.arc_bits),
+            codebook=len(self.codebook.values) if self.codebook else 1,
+        )
+
+    def fill(self, arrays: Mapping[str, np.ndarray]) -> None:
+        """Put everything into arrays of `shape`, which hold zeros."""
+        automaton = self.automaton
+        arrays["words"][:] = self.words
+        arrays["states"][:] = automaton.states
+        if self.codebook:
+            arrays["codebook"][:] = self.codebook.values
+        shift = np.uint64(self.facts["target_bits"])
+        with self._bar("writing", len(automaton.labels)) as bar:
+            for begin in range(0, len(automaton.labels), _CHUNK):
+                chunk = slice(begin, begin + _CHUNK)
+                labels = automaton.labels[chunk].astype(np.uint64)
+                arcs = self._codes(automaton.costs[chunk]) << shift | automaton.targets[chunk]
+                write_bits(arrays["labels"], self.facts["label_bits"], begin, labels)
+                write_bits(arrays["arcs"], self.arc_bits, begin, arcs)
+                bar.update(len(labels))
+
+    def _read(self, source: Path, scratch: Scratch) -> tuple[list[str], BackoffArcs]:
+        with ArpaReader(source) as reader, self._bar("reading", reader.num_bytes, "B") as bar:
+            trie = NGramTrie(reader, scratch, lambda: bar.update(reader.bytes_read - bar.n))
+            words = reader.symbols
+        if not words:
+            raise ValueError(f"{source} has no 1-grams")
+        start = words.index(_START) if _START in words else NO_LABEL
+        with self._bar("linking", trie.num_inner) as bar:
+            return words, BackoffArcs(trie, start, scratch, bar.update)
+
+    def _codes(self, costs: np.ndarray) -> np.ndarray:
+        if self.codebook:
+            return self.codebook.encode(costs)
+        return costs.view(np.uint32).astype(np.uint64)
+
+    def _facts(self, words: Sequence[str], cost_bits: int) -> dict[str, Any]:
+        """What the header says, see `packed_file.facts_of`."""
+        labels = {word: words.index(word) for word in (_END, *_UNKNOWN) if word in words}
+        return {
+            "start_state": self.automaton.start_state,
+            "sentence_end": labels.get(_END, NO_LABEL),
+            "unknown": next((labels[word] for word in _UNKNOWN if word in labels), NO_LABEL),
+            "counts": self.automaton.counts,
+            "max_error": self.codebook.max_error if self.codebook else 0.0,
+            "label_bits": bits_for(len(words) - 1),
+            "target_bits": bits_for(self.automaton.num_states - 1),
+            "cost_bits": cost_bits,
+        }
+
+    def _bar(self, what: str, total: int, unit: str = " n-grams") -> tqdm:
+        hidden = None if self.progress else True  # None: only where stderr is a terminal
+        return tqdm(total=total, desc=what, unit=unit, unit_scale=True, disable=hidden, file=sys.stderr)

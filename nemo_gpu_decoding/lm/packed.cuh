@@ -1,0 +1,82 @@
+// Twin of lm/packed.py and lm/bits.py on the device: n-gram LMs in packed form.
+//
+// Sums are formed in the order of packed.py, so that CPU and GPU agree to the bit. Each array may lie in
+// the device's memory or in memory of the host that is mapped for it.
+#pragma once
+
+#include "cuda/common.cuh"
+
+constexpr int LM_EXACT_BITS = 32;  // packed.EXACT_BITS
+constexpr int64 LM_ROOT = 0;  // packed.ROOT
+
+struct LMState {  // packed.LM_STATE
+  uint32 arc_begin;  // its first arc; its last is before the next state's first
+  uint32 backoff_to;  // the root's is the root
+  float backoff_cost;
+};
+static_assert(sizeof(LMState) == 12, "LMState differs from packed.LM_STATE");
+
+struct PackedLM {  // packed.PackedArrays
+  const LMState* states;  // [S + 1]
+  const uint64* labels;  // A labels, packed
+  const uint64* arcs;  // A pairs (target, cost), packed
+  const float* codebook;  // [2 ^ cost_bits]; not read if costs are exact
+  int label_bits, target_bits, cost_bits;
+};
+
+// What reading a label costs (natural log), and the state after it.
+struct LMStep {
+  float cost;
+  int64 target;
+};
+
+// Integer `index` of a packed array, see bits.py; at most 63 bits.
+inline uint64 read_bits(const uint64* words, int bits, int64 index) {
+  int64 position = index * bits;
+  const uint64* word = words + (position >> 6);
+  int shift = int(position & 63);
+  // shifted in two steps, because a shift by all 64 bits is undefined
+  return ((word[0] >> shift) | (word[1] << 1 << (63 - shift))) & ((1ull << bits) - 1);
+}
+
+inline int64 arc_label(const PackedLM& lm, int64 arc) {
+  return int64(read_bits(lm.labels, lm.label_bits, arc));
+}
+
+inline LMStep arc_cost_and_target(const PackedLM& lm, int64 arc) {
+  uint64 bits = read_bits(lm.arcs, lm.target_bits + lm.cost_bits, arc);
+  int64 target = int64(bits & ((1ull << lm.target_bits) - 1));
+  uint32 code = uint32(bits >> lm.target_bits);
+  return {lm.cost_bits == LM_EXACT_BITS ? __uint_as_float(code) : lm.codebook[code], target};
+}
+
+// The state's own arc with `label`, or -1.
+inline int64 find_arc(const PackedLM& lm, int64 state, int64 label) {
+  if (state == LM_ROOT) return label;
+  int64 low = lm.states[state].arc_begin;
+  int64 end = lm.states[state + 1].arc_begin;
+  int64 high = end;
+  while (low < high) {
+    int64 middle = (low + high) >> 1;
+    if (arc_label(lm, middle) < label) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low < end && arc_label(lm, low) == label ? low : -1;
+}
+
+// Cost of `label`, 0 .. V - 1, after `state`, back-offs included, and the state after it.
+inline LMStep lookup(const PackedLM& lm, int64 state, int64 label) {
+  float cost = 0.0f;
+  while (true) {
+    int64 arc = find_arc(lm, state, label);
+    if (arc >= 0) {
+      LMStep step = arc_cost_and_target(lm, arc);
+      return {cost + step.cost, step.target};
+    }
+    cost += lm.states[state].backoff_cost;
+    state = lm.states[state].backoff_to;  // ends at the latest in the root, which has every label
+  }
+}

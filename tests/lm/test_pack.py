@@ -1,0 +1,247 @@
+"""Packing: any order of n-grams, repairs, errors with their line, files whole or not at all."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nemo_gpu_decoding.lm import arpa as arpa_module
+from nemo_gpu_decoding.lm import pack as pack_module
+from nemo_gpu_decoding.lm.pack import pack_arpa, pack_arpa_in_memory
+from nemo_gpu_decoding.lm.packed_file import load_packed_lm
+from nemo_gpu_decoding.lm.trie import NGramTrie
+from tests.lm.ngrams import closed_table, missing_suffixes, write_arpa
+
+ROOT = Path(__file__).parents[2]
+TRIGRAM = r"""\data\
+ngram 1=4
+ngram 2=3
+ngram 3=1
+
+\1-grams:
+-99 <s> -0.5
+-1.5 </s>
+-0.5 a -0.25
+-0.75 b -0.125
+
+\2-grams:
+-0.125 <s> a -0.5
+-0.25 a </s>
+-0.375 a b
+
+\3-grams:
+-0.0625 <s> a b
+
+\end\
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(text, name="lm.arpa"):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+
+    return write_file
+
+
+def same(one, other):
+    """Whether two LMs are equal to the bit."""
+    tables = zip(one.arrays, other.arrays, strict=True)
+    return all(np.array_equal(a, b) for a, b in tables) and one.words == other.words
+
+
+@pytest.mark.parametrize("layout", ["exact", "quantised"])
+@pytest.mark.parametrize("order", [1, 2, 4])
+def test_the_file_holds_what_is_packed_in_memory(tmp_path, layout, order):
+    table = closed_table(seed=order, order=order, keep=0.4)
+    path = write_arpa(tmp_path / "lm.arpa", table)
+    report = pack_arpa(path, tmp_path / "lm.packed", layout=layout)
+    lm, expected = load_packed_lm(tmp_path / "lm.packed"), pack_arpa_in_memory(path, layout=layout)
+    assert same(lm, expected)
+    assert lm.max_error == expected.max_error == report.max_error
+    assert (lm.start_state, lm.sentence_end, lm.unknown) == (
+        expected.start_state, expected.sentence_end, expected.unknown,
+    )  # fmt: skip
+    assert report.counts == lm.counts == expected.counts
+    assert report.num_ngrams == len(table) == lm.num_arcs
+    assert report.states == lm.num_states
+    assert report.num_bytes == (tmp_path / "lm.packed").stat().st_size
+    assert report.repaired == missing_suffixes(table)
+    assert report.layout == lm.layout == layout
+    assert [file.name for file in tmp_path.iterdir() if file != path] == ["lm.packed"]
+
+
+def test_the_order_of_the_ngrams_in_the_file_does_not_matter(tmp_path):
+    table = closed_table(seed=3, order=4, keep=0.5)
+    words = [gram for gram in table if len(gram) == 1]
+    others = [gram for gram in table if len(gram) > 1]
+    random.Random(0).shuffle(others)
+    by_suffix = sorted(others, key=lambda gram: gram[::-1])  # as KenLM writes
+    expected = pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", table))
+    for number, grams in enumerate((others, by_suffix)):
+        path = write_arpa(tmp_path / f"{number}.arpa", {gram: table[gram] for gram in [*words, *grams]})
+        assert same(pack_arpa_in_memory(path), expected)
+
+
+def test_long_lists_of_successors_are_sorted(tmp_path):
+    words = [f"w{i}" for i in range(1, 301)]
+    table = {(word,): (-1.0, -0.1) for word in words}
+    followers = random.Random(1).sample(words, 250)
+    table.update({("w7", word): (-float(word[1:]) - 1, -float(word[1:]) / 2) for word in followers})
+    table["w7", "w8", "w9"] = (-0.5, 0.0)
+    table["w7", "w8"] = (-9.0, -4.0)
+    lm = pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", table))
+    state = lm.advance(0, lm.label("w7"))[1]
+    for word in followers:
+        cost, target = lm.advance(state, lm.label(word))
+        assert cost == pytest.approx(-table["w7", word][0] * np.log(10), rel=1e-6)
+        backoff = float(lm.arrays.states["backoff_cost"][target])
+        assert backoff == pytest.approx(-table["w7", word][1] * np.log(10), rel=1e-6)
+
+
+@pytest.mark.parametrize("separator", ["\t", "  "])
+def test_small_blocks_and_gzip_change_nothing(tmp_path, monkeypatch, separator):
+    table = closed_table(seed=5, order=3)
+    expected = pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", table))
+    path = write_arpa(tmp_path / "other.arpa", table, separator)
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    monkeypatch.setattr(arpa_module, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(pack_module, "_CHUNK", 7)
+    assert same(pack_arpa_in_memory(path), expected)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "-0.125 <s> a -0.5",
+            "-0.125 b a -0.5",
+            "line 18: the context '<s> a' is not among the 2-grams",
+        ),
+        ("-0.25 a </s>", "-0.25 a b", "line 15: the n-gram is listed twice in '-0.375 a b'"),
+        ("-0.25 a </s>", "-0.25 a c", "line 14: 'c' is not among the 1-grams"),
+        ("ngram 2=3", "ngram 2=2", "line 15: more 2-grams than the 2 of the header"),
+        ("ngram 2=3", "ngram 2=4", "3 2-grams, but the header says 4"),
+        (
+            "ngram 2=3",
+            "ngram 2=4000000",
+            "truncated: its header lists 4000005 n-grams, but the file has",
+        ),
+        ("\\end\\\n", "", r"truncated: '\\end\\' is missing"),
+        ("ngram 1=4", "ngram 1=0", "more 1-grams than the 0 of the header"),
+        (
+            "ngram 1=4\nngram 2=3",
+            "ngram 1=9294967290\nngram 2=3",
+            "9294967294 n-grams, expected at most 4294967295",
+        ),
+    ],
+)
+def test_errors_say_what_is_wrong_and_where(write, tmp_path, old, new, message):
+    assert TRIGRAM.count(old) == 1
+    path = write(TRIGRAM.replace(old, new))
+    with pytest.raises(ValueError, match=message) as error:
+        pack_arpa(path, tmp_path / "lm.packed")
+    assert str(path) in str(error.value)
+    assert [file.name for file in tmp_path.iterdir()] == ["lm.arpa"]
+
+
+@pytest.mark.parametrize("lines", range(1, 18))
+def test_a_file_cut_after_any_line_is_refused(write, lines):
+    cut = "".join(TRIGRAM.splitlines(keepends=True)[:lines])
+    with pytest.raises(ValueError, match=r"truncated|the file ends"):
+        pack_arpa_in_memory(write(cut))
+
+
+def test_truncated_gzip(write):
+    with pytest.raises(ValueError, match="truncated or damaged gzip"):
+        pack_arpa_in_memory(write(gzip.compress(TRIGRAM.encode())[:-20]))
+
+
+def test_bad_options_are_refused_before_anything_is_read(tmp_path):
+    with pytest.raises(ValueError, match="layout is 'small', expected one of exact, quantised"):
+        pack_arpa(tmp_path / "none", tmp_path / "out", layout="small")
+    with pytest.raises(ValueError, match=r"cost_bits is 40, expected 4 .. 16"):
+        pack_arpa(tmp_path / "none", tmp_path / "out", layout="quantised", cost_bits=40)
+
+
+def test_a_failure_leaves_an_older_file_alone(write, tmp_path, monkeypatch):
+    target = tmp_path / "lm.packed"
+    target.write_bytes(b"older")
+
+    def fail(self, arrays):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pack_module._Packing, "fill", fail)
+    with pytest.raises(KeyboardInterrupt):
+        pack_arpa(write(TRIGRAM), target)
+    assert target.read_bytes() == b"older"
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["lm.arpa", "lm.packed"]
+
+
+KILLED = """
+import os, signal, sys
+from nemo_gpu_decoding.lm import packed_file, pack
+packed_file._checksum = lambda data: os.kill(os.getpid(), signal.SIGKILL)  # arrays written, header not
+pack.pack_arpa(sys.argv[1], sys.argv[2])
+"""
+
+
+def test_killed_while_writing(write, tmp_path):
+    target = tmp_path / "lm.packed"
+    target.write_bytes(b"older")
+    command = [sys.executable, "-c", KILLED, str(write(TRIGRAM)), str(target)]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert target.read_bytes() == b"older"
+
+
+def test_memory_does_not_grow_with_the_number_of_ngrams(tmp_path, monkeypatch):
+    monkeypatch.setattr(arpa_module, "_BLOCK_BYTES", 1 << 14)
+    monkeypatch.setattr(pack_module, "_CHUNK", 1 << 12)
+    peaks = []
+    for followers in (20, 20, 200):  # the first run compiles and imports
+        table = {(f"w{i}",): (-1.0, -0.5) for i in range(500)}
+        table.update({(f"w{i}", f"w{i + j}"): (-1.5, 0.0) for i in range(300) for j in range(followers)})
+        path = write_arpa(tmp_path / "lm.arpa", table)
+        tracemalloc.start()
+        report = pack_arpa(path, tmp_path / "lm.packed")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert report.num_ngrams == 60_500
+    assert peaks[2] - peaks[1] < 1e5  # 54,000 n-grams more, about 30 bytes each in the trie
+
+
+def test_a_full_disk_is_an_error_with_the_size_needed(write, tmp_path, monkeypatch):
+    def full(descriptor, offset, length):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    path = write(TRIGRAM)
+    for temporary in (tmp_path, tmp_path.parent):
+        with pytest.raises(OSError, match=re.escape("No space left on device: 0.00 GB needed")) as error:
+            pack_arpa(path, tmp_path / "lm.packed", temporary=temporary)
+        assert error.value.filename == str(temporary)
+    assert [file.name for file in tmp_path.iterdir()] == ["lm.arpa"]
+
+
+def test_ngrams_of_nodes(write):
+    from nemo_gpu_decoding.lm.arpa import ArpaReader
+    from nemo_gpu_decoding.lm.scratch import Scratch
+
+    with ArpaReader(write(TRIGRAM)) as reader:
+        trie = NGramTrie(reader, Scratch(), lambda: None)
+    assert [trie.ngram(node) for node in range(8)] == [
+        [0], [1], [2], [3], [0, 2], [2, 1], [2, 3], [0, 2, 3],
+    ]  # fmt: skip

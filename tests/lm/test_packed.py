@@ -1,0 +1,140 @@
+"""Packed LMs score as the ARPA files they were made from."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pytest
+
+from nemo_gpu_decoding.lm.bits import unpacked
+from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
+from nemo_gpu_decoding.lm.packed import NO_LABEL
+from tests.lm.ngrams import closed_table, missing_suffixes, write_arpa
+from tests.oracles.ngram import arpa_text, log10_prob
+
+LN10 = math.log(10)
+EXAMPLE = {
+    ("<s>",): (-99.0, -0.5), ("</s>",): (-1.5, 0.0), ("a",): (-0.5, -0.25), ("b",): (-0.75, 0.0),
+    ("<s>", "a"): (-0.125, 0.0), ("a", "b"): (-0.375, 0.0), ("a", "</s>"): (-0.25, 0.0),
+}  # fmt: skip
+
+
+@pytest.fixture
+def pack(tmp_path):
+    def pack_table(table, **options):
+        return pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", table), **options)
+
+    return pack_table
+
+
+def sentences(lm, count, seed, longest=6):
+    draw = random.Random(seed)
+    words = [word for word in lm.words if word not in ("<s>", "</s>")]
+    return [draw.choices(words, k=draw.randint(0, longest)) for _ in range(count)]
+
+
+def test_worked_example_of_the_docstring(pack):
+    lm = pack(EXAMPLE)
+    arrays = lm.arrays
+    assert lm.words == ("<s>", "</s>", "a", "b")
+    assert arrays.states["arc_begin"].tolist() == [0, 4, 5, 7]
+    assert arrays.states["backoff_to"].tolist()[:3] == [0, 0, 0]
+    assert arrays.states["backoff_cost"][1:3] == pytest.approx([0.5 * LN10, 0.25 * LN10])
+    assert (arrays.label_bits, arrays.target_bits, arrays.cost_bits) == (2, 2, 32)
+    assert unpacked(arrays.labels, 2, 7).tolist() == [0, 1, 2, 3, 2, 1, 3]
+    arcs = unpacked(arrays.arcs, 34, 7)
+    assert (arcs & 3).tolist() == [1, 0, 2, 0, 2, 0, 0]
+    costs = (arcs >> 2).astype(np.uint32).view(np.float32)
+    assert costs == pytest.approx(np.array([99, 1.5, 0.5, 0.75, 0.125, 0.25, 0.375]) * LN10)
+    assert lm.advance(1, 3) == (pytest.approx((0.5 + 0.75) * LN10), 0)
+    assert (lm.start_state, lm.sentence_end, lm.unknown) == (1, 1, NO_LABEL)
+    assert lm.counts == (4, 3)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("order", "keep"), [(1, 1.0), (2, 0.5), (3, 0.3), (4, 0.5), (5, 0.4)])
+def test_every_word_after_every_history_has_its_backed_off_probability(pack, seed, order, keep):
+    table = closed_table(seed=seed, order=order, keep=keep, words=("x", "y"))
+    order = max(map(len, table))  # by chance there may be no longer n-grams
+    lm = pack(table)
+    state_after = {(): lm.start_state}
+    for length in range(4):
+        for words in itertools.product(("x", "y", "<unk>"), repeat=length):
+            for word in ("x", "y", "<unk>", "</s>"):
+                expected = -log10_prob(table, ("<s>", *words), word, order) * LN10
+                cost, state = lm.advance(state_after[words], lm.label(word))
+                assert cost == pytest.approx(expected, abs=1e-5)
+                state_after[(*words, word)] = state
+
+
+def test_tables_of_these_tests_lack_suffixes(tmp_path):
+    assert missing_suffixes(closed_table(seed=0, order=4, keep=0.5, words=("x", "y"))) > 0
+
+
+@pytest.mark.parametrize("order", [2, 3, 5])
+def test_scores_are_kenlms(tmp_path, order):
+    kenlm = pytest.importorskip("kenlm")
+    # KenLM has room for few missing suffixes only
+    table = closed_table(seed=order, order=order, keep=0.9, words=[f"w{i}" for i in range(4)])
+    assert missing_suffixes(table) > 0 or order == 2
+    path = write_arpa(tmp_path / "lm.arpa", table)
+    lm, judge = pack_arpa_in_memory(path), kenlm.Model(str(path))
+    for words in [*sentences(lm, 200, seed=order), ["w1", "never-seen", "w2"]]:
+        text = " ".join(words)
+        assert lm.score(words) == pytest.approx(-judge.score(text) * LN10, abs=1e-4)
+        expected = -judge.score(text, eos=False) * LN10
+        assert lm.score(words, final=False) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize("cost_bits", [4, 8, 10])
+def test_quantised_words_are_off_by_at_most_max_error(pack, cost_bits):
+    table = closed_table(seed=1, order=4, keep=0.5)
+    exact, quantised = pack(table), pack(table, layout="quantised", cost_bits=cost_bits)
+    assert (exact.layout, quantised.layout) == ("exact", "quantised")
+    assert exact.max_error == 0 < quantised.max_error < 3 * LN10 / (1 << cost_bits)
+    worst = 0.0
+    for state in range(exact.num_states):
+        for label in range(exact.vocab_size):
+            (cost, target), (rough, same) = exact.advance(state, label), quantised.advance(state, label)
+            assert target == same
+            worst = max(worst, abs(cost - rough))
+    assert 0 < worst <= quantised.max_error + 1e-5  # back-offs are added in float32
+
+
+def test_states_are_the_contexts_that_matter(pack):
+    """Extended n-grams, <s>, and n-grams with a back-off weight, which an unpruned look would pay."""
+    table = dict(EXAMPLE)
+    table["b",] = (-0.75, -0.125)
+    lm = pack(table)
+    assert lm.num_states == 4  # root, <s>, a, b
+    cost, _ = lm.advance(lm.advance(0, lm.label("b"))[1], lm.label("a"))
+    assert cost == pytest.approx((0.125 + 0.5) * LN10)
+
+
+def test_lm_without_start_or_unknown(pack):
+    lm = pack({("a",): (-0.5, 0.0), ("b",): (-0.5, 0.0)})
+    assert (lm.start_state, lm.sentence_end, lm.unknown) == (0, NO_LABEL, NO_LABEL)
+    assert lm.score(["a", "b"], final=False) == pytest.approx(LN10)
+
+
+def test_an_order_without_ngrams(tmp_path):
+    text = arpa_text(EXAMPLE).replace("ngram 2=3", "ngram 2=3\nngram 3=0")
+    path = tmp_path / "lm.arpa"
+    path.write_text(text.replace("\\end\\", "\\3-grams:\n\n\\end\\"))
+    lm = pack_arpa_in_memory(path)
+    assert lm.counts == (4, 3, 0)
+    assert lm.score(["a", "b"]) == pytest.approx((0.125 + 0.375 + 1.5) * LN10)
+
+
+@pytest.mark.parametrize(("state", "label"), [(-1, 0), (3, 0), (0, -1), (0, 4)])
+def test_state_or_label_out_of_range(pack, state, label):
+    with pytest.raises(ValueError, match=r"(state|label) is -?\d, expected 0 .. \d"):
+        pack(EXAMPLE).advance(state, label)
+
+
+def test_bytes_of_each_part(pack):
+    lm = pack(EXAMPLE)
+    assert lm.nbytes == {"states": 4 * 12, "labels": 2 * 8, "arcs": 5 * 8, "codebook": 4}
