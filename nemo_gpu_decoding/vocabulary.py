@@ -83,6 +83,12 @@ class Vocabulary:
         pieces = tuple(model.id_to_piece(i) for i in range(model.get_piece_size()))
         return cls(pieces, "bpe", model.encode_as_ids)
 
+    @cached_property
+    def space(self) -> int | None:
+        """The piece before every word but the first, if words are told apart by it alone."""
+        is_needed = self.kind == "char" and " " in self.pieces
+        return self.pieces.index(" ") if is_needed else None
+
     # -- ids to text -----------------------------------------------------------------------------
 
     def text(self, ids: Sequence[int]) -> str:
@@ -174,7 +180,7 @@ class Vocabulary:
             raise ValueError("several segmentations cannot be had from an aggregate tokenizer")
         canonical, spellings = [], []
         uncovered: ValueError | None = None
-        for spelling in _spellings(text) if ignore_case else [text]:
+        for spelling in letter_cases(text) if ignore_case else [text]:
             try:
                 canonical.append(self.tokenize(spelling, language))
                 spellings.append(spelling)
@@ -267,7 +273,8 @@ def _unlink(chain: tuple) -> Iterator[int]:
         yield i
 
 
-def _spellings(text: str) -> list[str]:
+def letter_cases(text: str) -> list[str]:
+    """A text as written, in lower case, in upper case and with capital initials; none of them twice."""
     capitalized = " ".join(word[:1].upper() + word[1:].lower() for word in text.split())
     return list(dict.fromkeys([text, text.lower(), text.upper(), capitalized]))
 

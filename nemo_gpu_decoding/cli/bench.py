@@ -10,6 +10,8 @@ EXAMPLES = (
     "strategy=flexctc_beam peers=[nemo,flashlight,pyctcdecode] out=bench.json plot=bench.png",
     "peers=[nemo] beams=[16] repeats=5 threads=2",
     "strategy=alsd_pp peers=[nemo] batch=8 beams=[4,8] threads=2 out=alsd_pp.json plot=alsd_pp.png",
+    "strategy=cuda_wfst peers=[kaldi_decoder] out=cuda_wfst.json plot=cuda_wfst.png",
+    "mode=stream strategy=cuda_wfst graph_beams=[17] streams=[64,256] threads=2 out=s.json plot=s.png",
     "device=cuda peers=[nemo] beams=[4,16,64] repeats=20 pair_seconds=3 out=gpu.json plot=gpu.png",
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import statistics
 import sys
@@ -14,9 +15,8 @@ from typing import TYPE_CHECKING, Any
 from nemo_gpu_decoding.cli.audio import Utterance, read_manifest
 from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Score, encode
 from nemo_gpu_decoding.cli.options import UsageError
-from nemo_gpu_decoding.cli.presets import load_preset
+from nemo_gpu_decoding.cli.presets import load_phrase_file, load_preset
 from nemo_gpu_decoding.cli.table import format_table
-from nemo_gpu_decoding.cli.tune import load_phrase_file
 from nemo_gpu_decoding.metrics import word_errors
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.nemo_plugin.session import Session
 
 EXAMPLES = ("", "out=build/demo.json", "models=[ctc] show=10 beam_size=16")
-# model -> its file in models/ and its preset, which `tune` found on the dev set
+# model -> its file in models/ and its presets, which `tune` found on the dev set
 MODELS = {
-    "ctc": ("self_ctc.nemo", "demo.yaml"),
-    "rnnt": ("self_hybrid_rnnt.nemo", "demo_rnnt.yaml"),
-    "tdt": ("self_hybrid_tdt.nemo", "demo_tdt.yaml"),
+    "ctc": ("self_ctc.nemo", ("demo.yaml", "demo_wfst.yaml")),
+    "rnnt": ("self_hybrid_rnnt.nemo", ("demo_rnnt.yaml",)),
+    "tdt": ("self_hybrid_tdt.nemo", ("demo_tdt.yaml",)),
 }
 REPEATS = 5  # times each decoder is timed; the median is shown
 
@@ -39,15 +39,15 @@ REPEATS = 5  # times each decoder is timed; the median is shown
 class DemoOptions:
     """Options of `demo`."""
 
-    # Folder with models/, speech/test.json, phrases.txt, demo.yaml, demo_rnnt.yaml and demo_tdt.yaml.
-    # null: assets/self of the source tree.
+    # Folder with models/, speech/test.json, phrases.txt and the presets demo.yaml, demo_wfst.yaml,
+    # demo_rnnt.yaml and demo_tdt.yaml. null: assets/self of the source tree.
     data: str | None = None
     # Write the rows of the table here as JSON: a list of objects with model, decoder, wer,
     # fscore, seconds.
     out: str | None = None
     # Utterances whose transcripts are shown, of those where the decoders differ; most improved first.
     show: int = 4
-    # Hypotheses kept per frame; null: as in the presets.
+    # Hypotheses that beam searches keep per frame; null: as in the presets.
     beam_size: int | None = None
     # Models to decode: any of ctc, rnnt, tdt.
     models: list[str] = field(default_factory=lambda: list(MODELS))
@@ -74,18 +74,19 @@ class Row:
 
 
 def run(options: DemoOptions) -> int:
-    """For every model: encode the test speech once, decode it in four ways, print a table and some
+    """For every model: encode the test speech once, decode it in several ways, print a table and some
     transcripts."""
     data = find_data(options.data)
     utterances = read_manifest(data / "speech" / "test.json")[: options.utterances]
-    phrases = load_phrase_file(str(data / "phrases.txt"))
+    phrases = load_phrase_file("phrases", str(data / "phrases.txt"))
     rows: list[Row] = []
     for model in options.models:
-        file, preset_file = MODELS[model]
-        preset = load_preset(str(data / preset_file))
-        if options.beam_size is not None:
-            preset.beam.beam_size = options.beam_size
-        test, own = decode_model(model, data / "models" / file, preset, utterances, phrases)
+        file, preset_files = MODELS[model]
+        presets = [load_preset(str(data / preset_file)) for preset_file in preset_files]
+        for preset in presets:
+            if options.beam_size is not None and "beam" in preset:
+                preset.beam.beam_size = options.beam_size
+        test, own = decode_model(model, data / "models" / file, presets, utterances, phrases)
         print(report(model, test, own))
         print(differences(test, own, options.show if model == options.models[0] else 0))
         rows += own
@@ -100,11 +101,11 @@ def run(options: DemoOptions) -> int:
 def decode_model(
     model: str,
     file: Path,
-    preset: DictConfig,
+    presets: Sequence[DictConfig],
     utterances: Sequence[Utterance],
     phrases: Sequence[str],
 ) -> tuple[DevSet, list[Row]]:
-    """Encode the speech once; decode it greedily and with the beams of the preset."""
+    """Encode the speech once; decode it greedily and as the presets say."""
     from nemo_gpu_decoding.nemo_plugin.session import Session
 
     say(f"{model}: loading NeMo and the model")
@@ -112,15 +113,18 @@ def decode_model(
     head = "ctc" if model == "ctc" else "rnnt"
     test = encode(session, utterances, head=head)
     greedy = decode_greedy(session, test, head)  # the strategy that `encode` leaves behind
-    say("preparing the decoder (compiled on first use, then kept)")
-    decoder = session.beam_decoder(preset) if head == "ctc" else session.transducer_decoder(preset)
-    name = str(preset.strategy)
     rows = [Row("greedy", greedy, test.score(greedy.texts, phrases), model)]
-    for label, ours in steps_of(name, decoder).items():
-        decoded = decode_beam(
-            test, ours, session.text_of if head == "ctc" else session.transducer_text_of
-        )
-        rows.append(Row(label, decoded, test.score(decoded.texts, phrases), model))
+    for preset in presets:
+        say(f"preparing {preset.strategy} (compiled on first use, then kept)")
+        try:
+            steps = steps_of(session, preset)
+        except ImportError as error:
+            say(f"{preset.strategy} is left out: {error}")
+            continue
+        for label, ours in steps.items():
+            text_of = session.text_of if head == "ctc" else session.transducer_text_of
+            decoded = decode_beam(test, ours, text_of)
+            rows.append(Row(label, decoded, test.score(decoded.texts, phrases), model))
     return test, rows
 
 
@@ -139,10 +143,19 @@ def find_data(folder: str | None) -> Path:
     return data
 
 
-def steps_of(name: str, decoder: Search) -> dict[str, Search]:
-    """The decoder without anything, with the LM, with LM and phrases."""
+def steps_of(session: Session, preset: DictConfig) -> dict[str, Search]:
+    """The decoder of a preset without anything, with the LM, with LM and phrases."""
+    from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
     from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
 
+    name, decoder = str(preset.strategy), session.search(preset)
+    if isinstance(decoder, CudaWFST):  # the LM is the graph: there is no step without it
+        without_phrases = copy.deepcopy(preset)
+        without_phrases.wfst.boosting_tree = None
+        return {
+            f"{name} + LM": session.search(without_phrases),
+            f"{name} + LM + phrases": decoder,
+        }
     fusion = decoder.fusion
     plain, with_lm = replace(fusion, lm=None, boosting=None), replace(fusion, boosting=None)
     if isinstance(decoder, TransducerDecoder):

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     import torch
 
     from nemo_gpu_decoding.nemo_plugin.session import Session
+    from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
     from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
     from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
 
-    Search = FlexCTCBeam | TransducerDecoder[Any]
+    Search = FlexCTCBeam | CudaWFST | TransducerDecoder[Any]
 
 BATCH = 32  # utterances decoded in one call; bounds the padding, has no effect on results
 
@@ -45,14 +46,20 @@ class DevSet:
     encoder_seconds: float  # what computing the inputs took
 
     def decode(self, decoder: Search, text_of: Callable[[Sequence[int]], str]) -> Decoded:
-        """Best text of every utterance, and the seconds of the search itself."""
+        """Best text of every utterance, and the seconds of the search itself.
+
+        `text_of` turns tokens into text where the decoder itself does not tell words.
+        """
+        from nemo_gpu_decoding.search.cuda_wfst.result import WordPath
+
         paths, seconds = [], 0.0
         for batch in self.batches:
             started = time.perf_counter()
             results = decoder.decode(batch.inputs, batch.lengths)
             seconds += time.perf_counter() - started
             paths += [nbest.best for nbest in results]
-        return Decoded(tuple(text_of(path.tokens.tolist()) for path in paths), seconds)
+        texts = [p.text if isinstance(p, WordPath) else text_of(p.tokens.tolist()) for p in paths]
+        return Decoded(tuple(texts), seconds)
 
     def score(self, texts: Sequence[str], phrases: Sequence[str]) -> Score:
         return Score(

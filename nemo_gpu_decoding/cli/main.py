@@ -30,6 +30,10 @@ class Command(NamedTuple):
 COMMANDS = {
     "transcribe": Command("transcribe", "audio files to text, with a beam, an LM and boosted phrases"),
     "tune": Command("tune", "find LM, insertion and boosting weights on a dev manifest"),
+    "build-graph": Command(
+        "build_graph", "a word LM to the graph that cuda_wfst searches, with a report"
+    ),
+    "pack-lm": Command("pack_lm", "a word LM of any size to the file that paged_biglm maps into memory"),
     "doctor": Command("doctor", "what this machine has, and which path each strategy would take"),
     "bench": Command("bench", "measure our decoders beside others, after checking that results agree"),
     "demo": Command("demo", "greedy against beam, + LM, + phrases on the speech in this repository"),

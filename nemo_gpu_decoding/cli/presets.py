@@ -13,23 +13,37 @@ from omegaconf.errors import OmegaConfBaseException
 from nemo_gpu_decoding import conf
 from nemo_gpu_decoding.cli.options import UsageError
 from nemo_gpu_decoding.conf import preset_names
+from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
 
 DEFAULT_STRATEGY = "flexctc_beam"
-# option of the command line -> NeMo's key in the `decoding` section
+# by section of the options: option of the command line -> NeMo's key in that section
 DECODING_KEYS = {
-    "beam_size": "beam.beam_size",
-    "lm": "beam.ngram_lm_model",
-    "lm_weight": "beam.ngram_lm_alpha",
-    "beam_beta": "beam.beam_beta",
-    "blank_scoring": "beam.blank_lm_score_mode",
-    "phrases": "beam.boosting_tree.key_phrases_file",
-    "boosting_weight": "beam.boosting_tree_alpha",
+    "beam": {
+        "beam_size": "beam_size",
+        "lm": "ngram_lm_model",
+        "lm_weight": "ngram_lm_alpha",
+        "beam_beta": "beam_beta",
+        "blank_scoring": "blank_lm_score_mode",
+        "phrases": "boosting_tree.key_phrases_file",
+        "boosting_weight": "boosting_tree_alpha",
+    },
+    "wfst": {
+        "beam_width": "beam_width",
+        "lm": "arpa_lm_path",  # or, for a graph, wfst_lm_path
+        "lm_weight": "lm_weight",
+        "phrases": "boosting_tree.key_phrases_file",
+        "boosting_weight": "boosting_tree_alpha",
+    },
 }
 # paths in presets are relative to the preset, so that a folder with preset and LM can be moved
 PATH_KEYS = (
     "beam.ngram_lm_model",
     "beam.boosting_tree.key_phrases_file",
     "beam.boosting_tree.model_path",
+    "wfst.arpa_lm_path",
+    "wfst.wfst_lm_path",
+    "wfst.words_path",
+    "wfst.boosting_tree.key_phrases_file",
 )
 
 
@@ -58,9 +72,17 @@ def load_preset(name: str) -> DictConfig:
     return config
 
 
+def section_of(strategy: str) -> str:
+    """The section of NeMo's `decoding` that holds the options of a strategy: "beam" or "wfst"."""
+    if strategy in STRATEGIES:
+        return STRATEGIES[strategy].section
+    return "wfst" if strategy in NATIVE["ctc"]["wfst"] else "beam"
+
+
 def default_preset(strategy: str, options: Mapping[str, Any]) -> str | None:
     """The shipped preset for a strategy with or without LM and phrases, if there is one."""
-    name = strategy + "_lm" * bool(options.get("lm")) + "_boosting" * bool(options.get("phrases"))
+    has_lm = bool(options.get("lm")) or section_of(strategy) == "wfst"  # a word graph always has one
+    name = strategy + "_lm" * has_lm + "_boosting" * bool(options.get("phrases"))
     return name if name in preset_names() else None
 
 
@@ -71,21 +93,42 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
     without a strategy it is that of the preset, or flexctc_beam.
 
     Raises:
-        UsageError: the preset cannot be read, or a file that an option names does not exist.
+        UsageError: the preset cannot be read, a file that an option names does not exist, or an option
+            has no effect with the strategy.
     """
     if preset is None:
         preset = default_preset(strategy or DEFAULT_STRATEGY, options)
     config = load_preset(preset) if preset else OmegaConf.create({})
     if strategy is not None:
         config.strategy = strategy
-    for name, key in DECODING_KEYS.items():
+    section = section_of(str(config.strategy))
+    keys = DECODING_KEYS[section]
+    for name in dict.fromkeys(name for names in DECODING_KEYS.values() for name in names):
         value = options.get(name)
         if value is None:
             continue
+        if name not in keys:
+            raise UsageError(
+                f"{name}={value} has no effect with strategy {config.strategy}, whose options are "
+                f"{', '.join(keys)}, and decoding.{section}.KEY=VALUE"
+            )
         if name in ("lm", "phrases"):
             value = existing_file(name, str(value))
-        OmegaConf.update(config, key, value, force_add=True)
+        if (section, name) == ("wfst", "lm"):
+            _set_word_lm(config, value)
+        else:
+            OmegaConf.update(config, f"{section}.{keys[name]}", value, force_add=True)
     return config
+
+
+def _set_word_lm(config: DictConfig, file: str) -> None:
+    """Name a word LM, or the graph that was built from one; the other one of a preset goes."""
+    from nemo_gpu_decoding.graph.store import is_word_graph
+
+    keys = ("wfst_lm_path", "arpa_lm_path")
+    named, other = keys if is_word_graph(file) else keys[::-1]
+    OmegaConf.update(config, f"wfst.{named}", file, force_add=True)
+    config.wfst.pop(other, None)
 
 
 def existing_file(option: str, value: str) -> str:
@@ -94,6 +137,29 @@ def existing_file(option: str, value: str) -> str:
     if not path.is_file():
         raise UsageError(f"{option}={value} is no file here")
     return str(path.resolve())
+
+
+def load_phrase_file(option: str, path: str | None) -> list[str]:
+    """Phrases of the list file that an option names; none if there is no such option."""
+    if path is None:
+        return []
+    from nemo_gpu_decoding.fusion.boosting import read_phrases  # what the decoder itself reads them with
+
+    return [phrase.text for phrase in read_phrases(existing_file(option, path))]
+
+
+def writable_file(option: str, value: str) -> Path:
+    """Where an option wants a file to be written.
+
+    Raises:
+        UsageError: its folder does not exist, or it is a folder itself.
+    """
+    path = Path(value).expanduser()
+    if not path.absolute().parent.is_dir():
+        raise UsageError(f"{option}={value}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise UsageError(f"{option}={value} is a folder, expected a file to write")
+    return path
 
 
 def write_preset(file: Path, config: Mapping[str, Any], comment: str) -> None:

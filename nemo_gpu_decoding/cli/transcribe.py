@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from nemo_gpu_decoding.cli.audio import Utterance, find_utterances
-from nemo_gpu_decoding.cli.presets import decoding_config
+from nemo_gpu_decoding.cli.presets import decoding_config, section_of, writable_file
 from nemo_gpu_decoding.metrics import word_errors
+from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.nemo_plugin.session import Session, Transcript
@@ -25,6 +25,7 @@ EXAMPLES = (
     "model=model.nemo audio=recordings/ lm=lm.arpa lm_weight=0.5 phrases=names.txt out=hyps.jsonl",
     "model=model.nemo manifest=dev.json preset=best.yaml timestamps=true n_best=5 beam_size=16",
     "model=hybrid.nemo audio=talk.wav strategy=alsd_pp lm=lm.arpa",
+    "model=model.nemo audio=talk.wav strategy=cuda_wfst lm=words.arpa phrases=names.txt",
     "model=model.nemo audio='*.flac' strategy=greedy_batch",
     "model=model.nemo audio=talk.wav decoding.beam.beam_threshold=12",
 )
@@ -44,25 +45,29 @@ class TranscribeOptions:
     # Write one JSON object per utterance here: audio_filepath, duration, pred_text, score, and where
     # they apply n_best, words (with start, end and confidence), text and wer.
     out: str | None = None
-    # Decoding strategy: flexctc_beam for CTC, alsd_pp or aes_pp for RNN-T and TDT, or one of NeMo's own,
-    # such as greedy_batch. null: that of the preset; without one flexctc_beam, for head=rnnt alsd_pp.
+    # Decoding strategy: flexctc_beam or cuda_wfst (word graphs) for CTC, alsd_pp or aes_pp for RNN-T and
+    # TDT, or one of NeMo's own, such as greedy_batch. null: that of the preset; without one
+    # flexctc_beam, for head=rnnt alsd_pp.
     strategy: str | None = None
     # A YAML file with decoding options in NeMo's keys (`tune` writes one), or the name of a shipped one.
     # null: the shipped one that fits strategy, lm and phrases. Options given here win over it.
     preset: str | None = None
     # Hypotheses kept per frame, 1 .. 4096. More is slower and seldom better beyond 16.
     beam_size: int | None = None
-    # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo).
+    # For cuda_wfst: hypotheses that cost so much more than the best one are dropped, natural log, > 0.
+    beam_width: float | None = None
+    # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo). For cuda_wfst a word-level ARPA
+    # file, or the graph that `build-graph` made of one.
     lm: str | None = None
     # Weight of the LM, natural log, >= 0; 0.3 .. 1 is usual. Find it with `tune`.
     lm_weight: float | None = None
-    # For CTC: added per token, natural log; > 0 makes up for the words that an LM swallows.
+    # For flexctc_beam: added per token, natural log; > 0 makes up for the words that an LM swallows.
     beam_beta: float | None = None
     # Text file of phrases to boost, one per line.
     phrases: str | None = None
-    # Weight of the boosting, natural log, >= 0; 0.5 .. 3 is usual.
+    # Weight of the boosting, natural log, >= 0; 0.5 .. 3 is usual, for cuda_wfst (per word) 5 .. 40.
     boosting_weight: float | None = None
-    # Hypotheses returned per utterance (in `out`), at most beam_size.
+    # Hypotheses returned per utterance (in `out`); by beam searches at most beam_size.
     n_best: int = 1
     # Start and end of every word in seconds, and its confidence in [0, 1], in `out`.
     timestamps: bool = False
@@ -87,15 +92,12 @@ class TranscribeOptions:
 
 
 OPTIONS = TranscribeOptions
-STRATEGY_HEADS = {"flexctc_beam": "ctc", "alsd_pp": "rnnt", "aes_pp": "rnnt"}
 
 
 def run(options: TranscribeOptions) -> int:
     """Transcribe; text to stdout, JSON lines to `out`, progress and totals to stderr."""
     utterances = find_utterances(options.audio, options.manifest)
-    out = Path(options.out) if options.out else None
-    if out and not out.absolute().parent.is_dir():
-        raise ValueError(f"out={options.out}: there is no folder {out.parent}")
+    out = writable_file("out", options.out) if options.out else None
 
     from nemo_gpu_decoding.nemo_plugin.session import Session
 
@@ -112,7 +114,9 @@ def run(options: TranscribeOptions) -> int:
 
 def head_of(options: TranscribeOptions, strategy: str, default: str) -> str:
     """The head of the model that decodes: as asked for, else the one that the strategy is for."""
-    return options.head or STRATEGY_HEADS.get(strategy, default)
+    if options.head:
+        return options.head
+    return STRATEGIES[strategy].family if strategy in STRATEGIES else default
 
 
 def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> DictConfig:
@@ -122,8 +126,9 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
         strategy = "alsd_pp"
     config = decoding_config(strategy, options.preset, vars(options))
     if options.n_best > 1:
-        OmegaConf.update(config, "beam.return_best_hypothesis", False, force_add=True)
-        OmegaConf.update(config, "beam.n_best", options.n_best, force_add=True)
+        section = section_of(str(config.strategy))
+        OmegaConf.update(config, f"{section}.return_best_hypothesis", False, force_add=True)
+        OmegaConf.update(config, f"{section}.n_best", options.n_best, force_add=True)
     if options.timestamps:
         config.compute_timestamps = True
         OmegaConf.update(config, "confidence_cfg.preserve_word_confidence", True, force_add=True)

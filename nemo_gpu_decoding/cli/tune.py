@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +12,16 @@ from omegaconf import MISSING
 
 from nemo_gpu_decoding.cli.audio import read_manifest
 from nemo_gpu_decoding.cli.dev_set import Score
-from nemo_gpu_decoding.cli.presets import decoding_config, existing_file, load_preset, write_preset
+from nemo_gpu_decoding.cli.grid import Axes, Point, at_point, varied
+from nemo_gpu_decoding.cli.presets import (
+    decoding_config,
+    load_phrase_file,
+    load_preset,
+    section_of,
+    write_preset,
+)
 from nemo_gpu_decoding.cli.table import format_table
+from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Search
@@ -24,11 +31,14 @@ EXAMPLES = (
     "model=model.nemo manifest=dev.json lm=lm.arpa out=best.yaml",
     "model=model.nemo manifest=dev.json lm=lm.arpa phrases=names.txt boosting_weight=[0.5,1,2]",
     "model=rnnt.nemo manifest=dev.json lm=lm.arpa strategy=alsd_pp out=best.yaml",
+    "model=model.nemo manifest=dev.json lm=word.arpa strategy=cuda_wfst phrases=names.txt out=best.yaml",
     "model=model.nemo manifest=dev.json lm=lm.arpa lm_weight=[0.3,0.4,0.5] beam_size=[4,8,16]",
 )
-# strategy -> the head of a model that it decodes
-HEADS = {"flexctc_beam": "ctc", "alsd_pp": "rnnt", "aes_pp": "rnnt"}
 STORES = ("float32", "float16")
+# section of the options -> weights to try; a word of a graph is several tokens
+LM_WEIGHTS = {"beam": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], "wfst": [0.3, 0.5, 0.7, 1.0, 1.3]}
+BEAM_WIDTHS = [16.0, 40.0]  # the larger one for boosted words: bonuses are part of what is compared
+BOOSTING_WEIGHTS = {"beam": [0.0, 0.5, 1.0, 2.0], "wfst": [0.0, 5.0, 10.0, 20.0, 40.0]}
 
 
 @dataclass
@@ -39,24 +49,28 @@ class TuneOptions:
     model: str = MISSING
     # NeMo manifest of the dev set: JSON lines with audio_filepath (relative to the manifest) and text.
     manifest: str = MISSING
-    # flexctc_beam for CTC, alsd_pp or aes_pp for RNN-T and TDT. null: that of the preset; without one
-    # flexctc_beam if the model has a CTC head, else alsd_pp.
+    # flexctc_beam or cuda_wfst for CTC, alsd_pp or aes_pp for RNN-T and TDT. null: that of the preset;
+    # without one flexctc_beam if the model has a CTC head, else alsd_pp.
     strategy: str | None = None
-    # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo).
+    # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo). For cuda_wfst a word-level ARPA
+    # file, or the graph that `build-graph` made of one.
     lm: str | None = None
     # Text file of phrases to boost, one per line; their precision, recall and F-score are reported.
     phrases: str | None = None
-    # LM weights to try, natural log, >= 0; used if an LM is given.
-    lm_weight: list[float] = field(default_factory=lambda: [0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    # For CTC: insertion bonuses per token to try, natural log.
+    # LM weights to try, natural log, >= 0; used if there is an LM. null: 0 .. 1, cuda_wfst 0.3 .. 1.3.
+    lm_weight: list[float] | None = None
+    # For flexctc_beam: insertion bonuses per token to try, natural log.
     beam_beta: list[float] = field(default_factory=lambda: [0.0, 0.5, 1.0, 1.5])
     # For RNN-T and TDT with an LM or phrases: how blanks are scored. With no_score only tokens pay for
     # the LM, so that its weight deletes words; a table shows it.
     blank_scoring: list[str] = field(default_factory=lambda: ["lm_weighted_full", "no_score"])
-    # Boosting weights to try, natural log, >= 0; used if phrases are given.
-    boosting_weight: list[float] = field(default_factory=lambda: [0.0, 0.5, 1.0, 2.0])
-    # Beam sizes to try.
+    # Boosting weights to try, natural log, >= 0; used if phrases are given. null: 0 .. 2, for cuda_wfst,
+    # where they are per word, 0 .. 40.
+    boosting_weight: list[float] | None = None
+    # Beam sizes to try; not for cuda_wfst.
     beam_size: list[int] = field(default_factory=lambda: [8])
+    # For cuda_wfst: beam widths to try, natural log, > 0. null: 16, with phrases 16 and 40.
+    beam_width: list[float] | None = None
     # Preset whose other options are used: a YAML file, or the name of a shipped one. null: the shipped
     # one that fits lm and phrases.
     preset: str | None = None
@@ -76,8 +90,8 @@ class TuneOptions:
     verbose: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("lm_weight", "beam_beta", "blank_scoring", "boosting_weight", "beam_size"):
-            if not getattr(self, name):
+        for name in vars(Axes()):
+            if getattr(self, name) == []:
                 raise ValueError(f"{name} is empty, expected values to try, such as {name}=[1,2]")
         from nemo_gpu_decoding.fusion.blank_scoring import BLANK_LM_SCORE_MODES  # needs numba
 
@@ -85,8 +99,8 @@ class TuneOptions:
         if unknown:
             expected = ", ".join(BLANK_LM_SCORE_MODES)
             raise ValueError(f"blank_scoring holds {', '.join(unknown)}, expected any of {expected}")
-        if self.strategy not in (None, *HEADS):
-            raise ValueError(f"strategy is {self.strategy!r}, expected one of {', '.join(HEADS)}")
+        if self.strategy not in (None, *STRATEGIES):
+            raise ValueError(f"strategy is {self.strategy!r}, expected one of {', '.join(STRATEGIES)}")
         if self.store not in STORES:
             raise ValueError(f"store is {self.store!r}, expected {' or '.join(STORES)}")
         if self.objective not in ("wer", "fscore"):
@@ -96,17 +110,6 @@ class TuneOptions:
 
 
 OPTIONS = TuneOptions
-
-
-@dataclass(frozen=True)
-class Point:
-    """One combination of the grid."""
-
-    beam_size: int
-    beam_beta: float | None  # None: a transducer, which has none
-    lm_weight: float | None  # None: no LM
-    boosting_weight: float | None  # None: no phrases
-    blank_scoring: str | None = None  # None: nothing to score blanks against
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class Trial:
 def run(options: TuneOptions) -> int:
     """Decode the dev set with every combination; table to stdout, best preset to `out`."""
     utterances = read_manifest(Path(options.manifest))
-    phrases = load_phrase_file(options.phrases)
+    phrases = load_phrase_file("phrases", options.phrases)
     files = {"lm": options.lm, "phrases": options.phrases}
     # with a weight of 0 LM or phrases would not be loaded; the weights are set per point of the grid
     loaded = {**files, "lm_weight": 1.0, "boosting_weight": 1.0}
@@ -131,17 +134,18 @@ def run(options: TuneOptions) -> int:
 
     session = Session.load(options.model, device=options.device, verbose=options.verbose)
     strategy = choose_strategy(options, session)
-    head = HEADS[strategy]
+    head = STRATEGIES[strategy].family
     config = decoding_config(strategy, options.preset, loaded)
     dev = encode(session, utterances, batch_size=options.batch_size, dtype=options.store, head=head)
-    decoder = session.beam_decoder(config) if head == "ctc" else session.transducer_decoder(config)
-    points = list(grid(options, has_lm=options.lm is not None, has_phrases=bool(phrases), head=head))
+    decoder = session.search(config)
+    axes = axes_of(options, strategy, has_lm=options.lm is not None, has_phrases=bool(phrases))
+    points = list(axes.points())
     trials = ranked(try_points(session, dev, decoder, points, phrases), options.objective)
     print(report(dev, trials, phrases, options.show))
     if head == "rnnt" and options.lm:
         print(f"\n{lm_weight_table(trials)}\n")
     best = trials[0].point
-    print(f"best: {describe(best)}")
+    print(f"best: {best}")
     if options.out:
         preset = decoding_config(strategy, options.preset, {**files, **vars(best)})
         write_preset(Path(options.out), preset, preset_comment(options, trials[0]))
@@ -160,21 +164,30 @@ def choose_strategy(options: TuneOptions, session: Session) -> str:
     if options.preset is None:
         return "flexctc_beam" if session.default_head == "ctc" else "alsd_pp"
     strategy = str(load_preset(options.preset).strategy)
-    if strategy not in HEADS:
-        raise ValueError(f"preset has the strategy {strategy!r}, expected one of {', '.join(HEADS)}")
+    if strategy not in STRATEGIES:
+        raise ValueError(
+            f"preset has the strategy {strategy!r}, expected one of {', '.join(STRATEGIES)}"
+        )
     return strategy
 
 
-def grid(options: TuneOptions, *, has_lm: bool, has_phrases: bool, head: str = "ctc") -> Iterator[Point]:
-    """All combinations; without LM or phrases their weights are left out."""
-    lm_weights: Sequence[float | None] = options.lm_weight if has_lm else [None]
-    boosting_weights: Sequence[float | None] = options.boosting_weight if has_phrases else [None]
-    transducer = head == "rnnt"
-    betas: Sequence[float | None] = [None] if transducer else options.beam_beta
-    scored = transducer and (has_lm or has_phrases)
-    blanks: Sequence[str | None] = options.blank_scoring if scored else [None]
-    combinations = itertools.product(options.beam_size, betas, lm_weights, boosting_weights, blanks)
-    return itertools.starmap(Point, combinations)
+def axes_of(options: TuneOptions, strategy: str, *, has_lm: bool, has_phrases: bool) -> Axes:
+    """What to try with a strategy; without LM or phrases their weights are left out."""
+    section, head = section_of(strategy), STRATEGIES[strategy].family
+    lm_weights = options.lm_weight or LM_WEIGHTS[section]
+    boosting_weights = (options.boosting_weight or BOOSTING_WEIGHTS[section]) if has_phrases else []
+    if section == "wfst":
+        widths = options.beam_width or BEAM_WIDTHS[: 1 + has_phrases]
+        return Axes(lm_weight=lm_weights, boosting_weight=boosting_weights, beam_width=widths)
+    if options.beam_width:
+        raise ValueError(f"beam_width is {options.beam_width}, which has no effect with {strategy}")
+    return Axes(
+        beam_size=options.beam_size,
+        beam_beta=options.beam_beta if head == "ctc" else [],
+        lm_weight=lm_weights if has_lm else [],
+        boosting_weight=boosting_weights,
+        blank_scoring=options.blank_scoring if head == "rnnt" and (has_lm or has_phrases) else [],
+    )
 
 
 def try_points(
@@ -198,55 +211,27 @@ def try_points(
     return trials
 
 
-def at_point(decoder: Search, point: Point) -> Search:
-    """The same decoder with other weights; LM and boosting tree are shared, not loaded again."""
-    from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
-
-    changes: dict[str, Any] = {
-        "beam_size": point.beam_size,
-        "n_best": min(decoder.config.n_best, point.beam_size),
-    }
-    if point.beam_beta is not None:
-        changes["beam_beta"] = point.beam_beta
-    if point.blank_scoring is not None:
-        changes["blank_lm_score_mode"] = point.blank_scoring
-    config = replace(decoder.config, **changes)
-    fusion = replace(
-        decoder.fusion,
-        lm=None if point.lm_weight is None else decoder.fusion.lm,
-        lm_weight=point.lm_weight or 0.0,
-        boosting=None if point.boosting_weight is None else decoder.fusion.boosting,
-        boosting_weight=point.boosting_weight or 0.0,
-    )
-    if isinstance(decoder, TransducerDecoder):
-        return type(decoder)(decoder.networks, config, fusion)
-    return type(decoder)(decoder.vocab_size, decoder.blank_id, config, fusion)
-
-
 def ranked(trials: Sequence[Trial], objective: str) -> list[Trial]:
     """Best first; ties go to the smaller beam, then to the smaller weights."""
 
     def key(trial: Trial) -> tuple:
-        point, score = trial.point, trial.score
+        score = trial.score
         fscore = score.phrases.fscore if score.phrases else 0.0
         quality = (-fscore, score.errors.wer) if objective == "fscore" else (score.errors.wer, -fscore)
-        weights = (point.lm_weight or 0.0, point.boosting_weight or 0.0, abs(point.beam_beta or 0.0))
-        return (*quality, point.beam_size, *weights)
+        return (*quality, *trial.point.cost)
 
     return sorted(trials, key=key)
 
 
 def report(dev: DevSet, trials: Sequence[Trial], phrases: Sequence[str], show: int) -> str:
     """Greedy and the best trials, one line each; WER in percent of the reference words."""
-    transducer = all(trial.point.beam_beta is None for trial in trials)
-    third = "blank_scoring" if transducer else "beam_beta"
-    header = ["decoder", "K", "lm_weight", third, "boosting", "WER %", "sub", "del", "ins"]
+    names = varied([trial.point for trial in trials])
+    header = ["decoder", *names, "WER %", "sub", "del", "ins"]
     header += ["precision", "recall", "F-score"] if phrases else []
-    rows = [["greedy", "", "", "", "", *score_cells(dev.score(dev.greedy_texts, phrases))]]
+    rows = [["greedy", *[""] * len(names), *score_cells(dev.score(dev.greedy_texts, phrases))]]
     for trial in trials[:show]:
-        point = trial.point
-        weights = [point.beam_size, point.lm_weight, getattr(point, third), point.boosting_weight]
-        rows.append(["beam", *("" if w is None else w for w in weights), *score_cells(trial.score)])
+        values = [getattr(trial.point, name) for name in names]
+        rows.append(["beam", *values, *score_cells(trial.score)])
     hidden = len(trials) - show
     note = [f"({hidden} more combinations; show={len(trials)} lists them all)"] if hidden > 0 else []
     return "\n".join([format_table(header, rows), *note])
@@ -279,11 +264,6 @@ def score_cells(score: Score) -> list[Any]:
     return cells + ([f"{v:.3f}" for v in (found.precision, found.recall, found.fscore)] if found else [])
 
 
-def describe(point: Point) -> str:
-    """The point as one would type it."""
-    return " ".join(f"{name}={value}" for name, value in vars(point).items() if value is not None)
-
-
 def preset_comment(options: TuneOptions, trial: Trial) -> str:
     fscore = f", phrase F-score {trial.score.phrases.fscore:.3f}" if trial.score.phrases else ""
     return (
@@ -291,12 +271,3 @@ def preset_comment(options: TuneOptions, trial: Trial) -> str:
         f"WER {100 * trial.score.errors.wer:.2f} %{fscore}.\n"
         "Paths are relative to this file."
     )
-
-
-def load_phrase_file(path: str | None) -> list[str]:
-    """Phrases of the list file that an option names; none if there is no such option."""
-    if path is None:
-        return []
-    from nemo_gpu_decoding.fusion.boosting import read_phrases  # what the decoder itself reads them with
-
-    return [phrase.text for phrase in read_phrases(existing_file("phrases", path))]

@@ -271,7 +271,7 @@ def _build(
     phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingConfig, name: str
 ) -> BackoffAutomaton:
     kept = _without_repetitions([_phrase(phrase) for phrase in phrases], name)
-    space = _space(vocabulary) if config.needs_word_ends else None
+    space = vocabulary.space if config.needs_word_ends else None
     sequences: list[ScoredSequence] = []
     faults = []
     for phrase in kept:
@@ -320,12 +320,6 @@ def _sequences(
             ScoredSequence([*before, *tokens], scores, weight * context_score, ends_in_word)
         )
     return sequences
-
-
-def _space(vocabulary: Vocabulary) -> int | None:
-    """The piece that stands before every word but the first, if words are told apart by it alone."""
-    is_needed = vocabulary.kind == "char" and " " in vocabulary.pieces
-    return vocabulary.pieces.index(" ") if is_needed else None
 
 
 def _context_score(phrase: Phrase, config: BoostingConfig) -> float:

@@ -17,8 +17,8 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import astuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -26,19 +26,21 @@ from typing import Any
 
 import numpy as np
 
+from nemo_gpu_decoding.graph.backoff import check_backoffs
 from nemo_gpu_decoding.graph.csr import EPSILON_WORD, Spellings, WordGraph
-from nemo_gpu_decoding.graph.grammar import SPECIAL_WORDS, Grammar, grammar_fst, read_grammar
+from nemo_gpu_decoding.graph.grammar import Grammar, grammar_fst, read_grammar
 from nemo_gpu_decoding.graph.lexicon import Lexicon, LexiconFst, OpenVocabulary, lexicon_fst
 from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
 from nemo_gpu_decoding.graph.store import VERSION, load_graph, save_graph
 from nemo_gpu_decoding.jit import CACHE_VARIABLE
 from nemo_gpu_decoding.lm.arpa import ArpaReader
-from nemo_gpu_decoding.vocabulary import Vocabulary
+from nemo_gpu_decoding.vocabulary import CONTINUATION, WORD_START, Vocabulary
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
 DETERMINIZE_DELTA, MINIMIZE_DELTA = 2.0**-20, 2.0**-30
 Progress = Callable[[str], None]
+BUILD_STEPS = 7  # times that `progress` is told of something while a graph is built
 
 
 def build_graph(
@@ -63,10 +65,11 @@ def build_graph(
             <unk>.
         beginning_tokens: tokens that may begin a word, for an open vocabulary with a Lexicon.
         cache: keep the result in the cache folder, in this folder, or not at all (False).
-        progress: told about every step.
+        progress: told about every step when it begins.
 
     Raises:
-        ValueError: the LM or the lexicon is malformed, or they have no word in common.
+        ValueError: the LM or the lexicon is malformed, or they have no word in common; the LM is one
+            over tokens.
         ImportError: kaldifst is not installed.
     """
     vocabulary = lexicon if isinstance(lexicon, Vocabulary) else None
@@ -74,7 +77,7 @@ def build_graph(
         raise ValueError("vocab_size is None with a Lexicon, expected the number of tokens")
     size = vocab_size if vocab_size is not None else len(vocabulary or ())
     if isinstance(lexicon, Vocabulary):
-        lexicon = Lexicon.from_vocabulary(_listed_words(arpa), lexicon, segmentations)
+        lexicon = spell_words(arpa, lexicon, segmentations)
     if lexicon.largest_token >= size:
         raise ValueError(
             f"the lexicon has the token {lexicon.largest_token}, expected 0 .. {size - 1} (vocab_size)"
@@ -90,10 +93,53 @@ def build_graph(
     kept = folder / f"{recipe.fingerprint}.graph"
     if kept.exists():
         return load_graph(kept)
-    graph = recipe.build()
-    save_graph(graph, kept)
-    progress(f"kept in {kept}")
+    save_graph(recipe.build(), kept)
+    logger.info("the graph is kept in %s", kept)
     return load_graph(kept, verify=False)
+
+
+def spell_words(
+    arpa: str | PathLike[str],
+    vocabulary: Vocabulary,
+    segmentations: int = 1,
+    track: Callable[[Sequence[str]], Iterable[str]] = iter,
+) -> Lexicon:
+    """The words of an LM as the model's tokenizer spells them.
+
+    Args:
+        arpa: word n-gram LM, plain or gzipped; only its 1-grams are read.
+        segmentations: spellings per word, see `Lexicon.from_vocabulary`.
+        track: given all words, yields them one by one; for a progress display.
+
+    Raises:
+        ValueError: no well-formed ARPA file, or an LM over tokens.
+        OSError: the file cannot be read.
+    """
+    words = listed_words(arpa)
+    if _are_tokens(words, vocabulary):
+        raise ValueError(
+            f"{arpa} is an LM over tokens ({', '.join(map(repr, words[:3]))}, ...), expected one over "
+            "words; flexctc_beam, alsd_pp and aes_pp take LMs over tokens"
+        )
+    return Lexicon.from_vocabulary(track(words), vocabulary, segmentations)
+
+
+def listed_words(arpa: str | PathLike[str]) -> list[str]:
+    """The words of an LM; only its 1-grams are read. What stands in <...> is no word.
+
+    Raises:
+        ValueError: no well-formed ARPA file.
+        OSError: the file cannot be read.
+    """
+    try:
+        opened = ArpaReader(arpa)
+    except ValueError as error:  # of the header
+        raise ValueError(f"{error}. Of text, KenLM makes an LM: lmplz -o 3 < text > lm.arpa") from None
+    with opened as reader:
+        for block in reader.blocks():
+            if block.order > 1:
+                break
+        return [word for word in reader.symbols if not (word.startswith("<") and word.endswith(">"))]
 
 
 def load_fst_graph(
@@ -122,9 +168,12 @@ def load_fst_graph(
 
 
 def tokens_that_begin_words(vocabulary: Vocabulary) -> list[int]:
-    """Tokens that may be the first of a word; all of them where pieces do not say."""
-    if vocabulary.kind == "char":
-        return [i for i, piece in enumerate(vocabulary.pieces) if piece.strip()]
+    """Tokens that may be the first of a word; all of them where pieces do not say.
+
+    Of character models that is the space, so that an utterance cannot begin with an unknown word.
+    """
+    if vocabulary.space is not None:
+        return [vocabulary.space]
     return [i for i in range(len(vocabulary)) if vocabulary.starts_word(i)]
 
 
@@ -163,10 +212,10 @@ class _Recipe:
 
     @cached_property
     def grammar(self) -> Grammar:
+        self.progress(f"reading {self.arpa.name}")
         grammar = read_grammar(self.arpa)
         if self.open_vocabulary is not None and grammar.unknown is None:
             raise ValueError(f"{grammar.name} has no <unk>, expected one for an open vocabulary")
-        self.progress(f"LM: {grammar.num_ngrams} n-grams")
         return grammar
 
     @cached_property
@@ -195,11 +244,12 @@ class _Recipe:
         began = time.perf_counter()
         index = {word: label for label, word in enumerate(self.words) if label}
         outputs = np.array([index.get(word, 0) for word in self.grammar.words])
+        self.progress(f"making G of {self.grammar.num_ngrams} n-grams")
         g = grammar_fst(self.grammar, outputs, self.backoff_label)
-        self.progress(f"G: {g.num_states} states, {g.num_arcs} arcs")
+        self.progress(f"making L of {len(index)} words")
         spelled = self._lexicon_fst(index)
-        self.progress(f"L: {spelled.fst.num_states} states, {spelled.fst.num_arcs} arcs")
         lg = compose_and_optimize(spelled.fst, g, self.progress)
+        self.progress(f"laying out {lg.num_states} states")
         is_epsilon = np.zeros(max(int(lg.arcs["input"].max(initial=0)) + 1, 1), bool)
         is_epsilon[0] = True
         is_epsilon[spelled.first_disambiguation :] = True
@@ -207,9 +257,16 @@ class _Recipe:
             lg, self.words, is_epsilon=is_epsilon, spellings=self._spellings(),
             unknown=self.unknown, name=self.grammar.name,
         )  # fmt: skip
-        graph.report.update(self._report(graph, time.perf_counter() - began))  # type: ignore[attr-defined]
-        self.progress(f"LG: {graph.num_states} states, {graph.num_arcs} arcs")
-        return graph
+        report = {
+            "states": graph.num_states,
+            "arcs": graph.num_arcs,
+            "epsilon arcs": int(is_epsilon[lg.arcs["input"]].sum()),
+            "epsilon records": len(graph.arrays.epsilons),
+            **self._lm_report(),
+            "LM contexts kept": g.num_states,
+            "seconds": round(time.perf_counter() - began, 1),
+        }
+        return replace(graph, report=report)
 
     def _lexicon_fst(self, index: dict[str, int]) -> LexiconFst:
         unknown = None
@@ -233,25 +290,32 @@ class _Recipe:
             np.array(self.beginning if self.unknown else (), np.int32),
         )
 
-    def _report(self, graph: WordGraph, seconds: float) -> dict[str, Any]:
-        unspoken = [
-            word
-            for word in self.grammar.words
+    def _lm_report(self) -> dict[str, Any]:
+        """What the LM holds, what of it cannot be spelled, and how it backs off."""
+        unspoken = {
+            label: word
+            for label, word in enumerate(self.grammar.words)
             if word not in self.lexicon.spellings and not (word.startswith("<") and word.endswith(">"))
-        ]
+        }
+        read = self.grammar.automaton.arrays.arcs["label"]
         unlisted = set(self.lexicon.spellings) - set(self.grammar.words)
+        backoffs = check_backoffs(self.grammar.automaton)
         return {
-            "states": graph.num_states,
-            "arcs": graph.num_arcs,
-            "epsilon records": len(graph.arrays.epsilons),
             "words": len(self.words) - 1,
-            "n-grams": self.grammar.num_ngrams,
-            "LM words without spelling": len(unspoken),
-            "examples of them": unspoken[:10],
-            "why": self.lexicon.reason,
-            "lexicon words not in the LM": len(unlisted),
+            "spellings": sum(len(self.lexicon.spellings.get(word, ())) for word in self.words),
             "open vocabulary": self.open_vocabulary is not None,
-            "seconds": round(seconds, 1),
+            "n-grams": self.grammar.num_ngrams,
+            "n-grams by order": list(self.grammar.counts),
+            "LM words without spelling": len(unspoken),
+            "examples of them": list(unspoken.values())[:10],
+            "why": self.lexicon.reason,
+            "n-grams that end in such a word": int(np.isin(read, list(unspoken)).sum()),
+            "lexicon words not in the LM": len(unlisted),
+            "LM contexts": backoffs.contexts,
+            "longest chain of back-offs": backoffs.longest_chain,
+            "contexts that do not sum to 1": backoffs.improper,
+            "largest deviation of a sum": float(f"{backoffs.largest_deviation:.2g}"),
+            "n-grams cheaper by backing off": backoffs.undercut,
         }
 
 
@@ -273,25 +337,27 @@ def compose_and_optimize(lexicon: Fst, grammar: Fst, progress: Progress = logger
         write_fst(lexicon, paths[0])
         write_fst(grammar, paths[1])
         left, right = (kaldifst.StdVectorFst.read(path) for path in paths[:2])
+        progress("composing L and G")
         kaldifst.arcsort(left, sort_type="olabel")
         lg = kaldifst.compose(left, right)
-        progress(f"L o G: {lg.num_states} states")
         if lg.num_states == 0:
             raise ValueError("the graph is empty: no word of the LM can be spelled to its end")
+        progress(f"determinizing {lg.num_states} states")
         kaldifst.determinize_star(lg, delta=DETERMINIZE_DELTA)
-        progress(f"determinized: {lg.num_states} states")
+        progress(f"minimizing {lg.num_states} states")
         kaldifst.minimize_encoded(lg, delta=MINIMIZE_DELTA)
         lg.write(paths[2])
         return read_fst(paths[2])
 
 
-def _listed_words(arpa: str | PathLike[str]) -> list[str]:
-    """The 1-grams of an LM, without reading the rest."""
-    with ArpaReader(arpa) as reader:
-        for block in reader.blocks():
-            if block.order > 1:
-                break
-        return [symbol for symbol in reader.symbols if symbol not in SPECIAL_WORDS]
+def _are_tokens(words: Sequence[str], vocabulary: Vocabulary) -> bool:
+    """Whether an LM lists tokens of the model, by their pieces or in NeMo's encoding, chr(id + 100)."""
+    if not words:
+        return False
+    pieces = frozenset(vocabulary.pieces)
+    if all(word in pieces for word in words):
+        return any(word.startswith((WORD_START, CONTINUATION)) for word in words)
+    return all(len(word) == 1 and 0 <= ord(word) - 100 < len(vocabulary) for word in words)
 
 
 def _read_symbols(path: Path) -> dict[int, str]:

@@ -39,8 +39,12 @@ class Grammar:
 
     words: tuple[str, ...]  # all but <s> and </s>; the LM's <unk>, if there is one, among them
     automaton: BackoffAutomaton
-    num_ngrams: int
+    counts: tuple[int, ...]  # n-grams of order 1, 2, ... in the file
     name: str
+
+    @property
+    def num_ngrams(self) -> int:
+        return sum(self.counts)
 
     @property
     def unknown(self) -> int | None:
@@ -70,7 +74,15 @@ def grammar_of(arpa: Arpa, name: str) -> Grammar:
         for block in arpa.orders
     ]
     automaton = build_ngram_automaton(orders, len(words), normalize_unk=False, name=name)
-    return Grammar(words, automaton, sum(len(block.symbols) for block in arpa.orders), name)
+    return Grammar(words, automaton, tuple(len(block.symbols) for block in arpa.orders), name)
+
+
+def arcs_by_state(automaton: BackoffAutomaton) -> tuple[np.ndarray, np.ndarray]:
+    """The state that each arc leaves, [A], and the arcs in that order; those of a state by label."""
+    states, arcs = automaton.arrays
+    sources = np.repeat(np.arange(len(states)), states["arc_end"] - states["arc_begin"])
+    position = np.arange(len(sources)) - np.searchsorted(sources, sources)
+    return sources, arcs[states["arc_begin"][sources] + position]
 
 
 def grammar_fst(grammar: Grammar, outputs: np.ndarray, backoff_label: int) -> Fst:
@@ -80,10 +92,8 @@ def grammar_fst(grammar: Grammar, outputs: np.ndarray, backoff_label: int) -> Fs
         outputs: [number of words] label of each word in the FST; 0 leaves the word out.
         backoff_label: label of #0.
     """
-    states, arcs = grammar.automaton.arrays
-    sources = np.repeat(np.arange(len(states)), states["arc_end"] - states["arc_begin"])
-    position = np.arange(len(sources)) - np.searchsorted(sources, sources)
-    arcs = arcs[states["arc_begin"][sources] + position]
+    states = grammar.automaton.arrays.states
+    sources, arcs = arcs_by_state(grammar.automaton)
     spoken = (outputs[arcs["label"]] > 0) & np.isfinite(arcs["weight"])
     sources, arcs = sources[spoken], arcs[spoken]
     start = grammar.automaton.start_state

@@ -59,6 +59,9 @@ class Lexicon:
     ) -> Lexicon:
         """Spell the words with the model's tokenizer.
 
+        Of character models with a space every word is spelled twice: as it is, at the beginning of an
+        utterance, and with the space before it.
+
         Args:
             words: words of the LM; those in <...> are no words and passed over.
             segmentations: how many spellings of a word at most: the tokenizer's, then others with as
@@ -76,6 +79,8 @@ class Lexicon:
                 reason = reason or str(error)
                 continue
             spellings[word] = tuple(map(tuple, found))
+            if vocabulary.space is not None:
+                spellings[word] += tuple((vocabulary.space, *spelling) for spelling in spellings[word])
         return cls(spellings, tuple(left_out), reason)
 
     @classmethod

@@ -19,6 +19,7 @@ import struct
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from nemo_gpu_decoding.jit import compiled
 _FST_MAGIC, _SYMBOLS_MAGIC = 2125659606, 2125658996
 _HAS_INPUT_SYMBOLS, _HAS_OUTPUT_SYMBOLS, _IS_ALIGNED = 1, 2, 4
 _ALIGNMENT = 16
+FILE_MARK = struct.pack("<i", _FST_MAGIC)  # what such a file begins with
 _EXPANDED_AND_MUTABLE = 3  # the properties of a vector FST about which nothing else is known
 
 FST_ARC = np.dtype(
@@ -105,6 +107,15 @@ def read_fst(path: str | PathLike[str]) -> Fst:
     return _Reader(Path(path)).read()
 
 
+def read_input_symbols(path: str | PathLike[str]) -> dict[int, str]:
+    """The input symbols of a binary OpenFst file by label; {} if it has none.
+
+    Raises:
+        ValueError, OSError: as `read_fst`.
+    """
+    return _Reader(Path(path)).read_header().inputs or {}
+
+
 def write_fst(fst: Fst, path: str | PathLike[str]) -> None:
     """Write a vector FST without symbol tables."""
     counts = np.diff(fst.arc_begin)
@@ -118,7 +129,7 @@ def write_fst(fst: Fst, path: str | PathLike[str]) -> None:
     is_arc = np.ones(len(body), bool)
     is_arc[begins[:, None] + np.arange(_VECTOR_STATE_BYTES)] = False
     body[is_arc] = np.ascontiguousarray(fst.arcs).view(np.uint8)
-    header = struct.pack("<i", _FST_MAGIC) + _text("vector") + _text("standard")
+    header = FILE_MARK + _text("vector") + _text("standard")
     header += struct.pack(
         "<iiQqqq", 2, 0, _EXPANDED_AND_MUTABLE, fst.start, fst.num_states, fst.num_arcs
     )
@@ -130,6 +141,15 @@ def _text(value: str) -> bytes:
     return struct.pack("<i", len(encoded)) + encoded
 
 
+class _Header(NamedTuple):
+    kind: str
+    is_aligned: bool
+    start: int
+    states: int
+    inputs: dict[int, str] | None
+    outputs: dict[int, str] | None
+
+
 class _Reader:
     """Walks through the bytes of one file."""
 
@@ -139,6 +159,14 @@ class _Reader:
         self.at = 0
 
     def read(self) -> Fst:
+        kind, is_aligned, start, states, inputs, outputs = self.read_header()
+        if kind == "vector":
+            finals, begin, arcs = self._take_vector(states)
+        else:
+            finals, begin, arcs = self._take_const(states, is_aligned)
+        return Fst(start, finals, begin, arcs, inputs, outputs)
+
+    def read_header(self) -> _Header:
         if len(self.data) < 4 or self._take("<i")[0] != _FST_MAGIC:
             raise ValueError(f"{self.path} is not a binary OpenFst file: its first bytes are not theirs")
         kind, arc_type = self._take_text(), self._take_text()
@@ -150,11 +178,7 @@ class _Reader:
             )
         inputs = self._take_symbols() if flags & _HAS_INPUT_SYMBOLS else None
         outputs = self._take_symbols() if flags & _HAS_OUTPUT_SYMBOLS else None
-        if kind == "vector":
-            finals, begin, arcs = self._take_vector(states)
-        else:
-            finals, begin, arcs = self._take_const(states, bool(flags & _IS_ALIGNED))
-        return Fst(start, finals, begin, arcs, inputs, outputs)
+        return _Header(kind, bool(flags & _IS_ALIGNED), start, states, inputs, outputs)
 
     def _need(self, size: int) -> None:
         if size < 0 or self.at + size > len(self.data):

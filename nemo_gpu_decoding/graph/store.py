@@ -29,6 +29,7 @@ from nemo_gpu_decoding.graph.csr import (
     Spellings,
     WordGraph,
 )
+from nemo_gpu_decoding.graph.openfst import FILE_MARK
 
 MAGIC, VERSION = b"NGDGRAPH", 1
 _HEAD = struct.Struct("<8sIIQ")
@@ -101,6 +102,16 @@ def load_graph(path: str | PathLike[str], *, verify: bool = True) -> WordGraph:
         return _graph(facts, arrays)
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: its header cannot be read ({error})") from error
+
+
+def is_word_graph(path: str | PathLike[str]) -> bool:
+    """Whether a file is a graph, ours or OpenFst's, by its first bytes.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)).startswith((MAGIC, FILE_MARK))
 
 
 def _checksum(data: Any) -> int:

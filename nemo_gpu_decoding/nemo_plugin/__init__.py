@@ -7,10 +7,14 @@ constructors       what happens when NeMo makes a decoding object for one of our
 adapters           the subclasses that these objects get
 ctc_config, transducer_config
                    NeMo's `beam` section -> options, strictly; on beam_options and strict
-ctc                the object that NeMo calls with log-probs
+wfst_config        the same for NeMo's `wfst` section
+ctc, wfst          the objects that NeMo calls with log-probs, on ctc_infer
+wfst_graph, wfst_boosting
+                   the word graph and the phrases of words that a config asks for
+wfst_adapter       what NeMo's object does with words that come from a graph
 transducer         the object that NeMo calls with encoder output; on transducer_networks,
                    continuation (NeMo's `partial_hypotheses`) and step_log_probs
-infer, confidence  what these two objects share
+infer, confidence  what these objects share
 hypotheses         results in NeMo's form
 loading            vocabulary, LM and phrases of a model
 requests           phrases and weights per utterance

@@ -18,12 +18,18 @@ from nemo_gpu_decoding.nemo_plugin.hypotheses import (
     TimedNBestList,
     TransducerHypothesis,
 )
+from nemo_gpu_decoding.nemo_plugin.wfst_adapter import adapted_to_words
 
 
 @cache
-def adapted(cls: Any, family: str) -> type:
-    """The subclass of a decoding class, NeMo's or a user's own; the same one every time."""
+def adapted(cls: Any, family: str, section: str = "beam") -> type:
+    """The subclass of a decoding class, NeMo's or a user's own; the same one every time.
+
+    `family` and `section` are those of a `StrategySpec`.
+    """
     subclass = {"ctc": _adapted_ctc, "rnnt": _adapted_rnnt}[family](cls)
+    if section == "wfst":
+        subclass = adapted_to_words(subclass)
     subclass.__name__, subclass.__qualname__ = cls.__name__, cls.__qualname__
     return subclass
 

@@ -52,7 +52,7 @@ def construct(
     call.arguments["decoding_cfg"] = _host_config(cfg, spec)
     wrapped(*call.args, **call.kwargs)
     instance.cfg = _own_config(cfg, spec)
-    instance.__class__ = adapted(instance.__class__, family)
+    instance.__class__ = adapted(instance.__class__, family, spec.section)
     networks = {name: call.arguments[name] for name in ("decoder", "joint") if name in call.arguments}
     instance.decoding = spec.build(instance, instance.cfg, **networks)
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,6 +12,10 @@ from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 
 from nemo_gpu_decoding.search.result import Path, ScoreParts
 from nemo_gpu_decoding.search.transducer.result import TransducerPath
+
+if TYPE_CHECKING:
+    from nemo_gpu_decoding.search.cuda_wfst.lattice import Lattice
+    from nemo_gpu_decoding.search.cuda_wfst.result import Word
 
 
 @dataclass
@@ -49,6 +54,26 @@ def from_path(path: Path, num_frames: int) -> BeamHypothesis:
         token_repeats=path.repeats.tolist(),
         score_parts=path.parts,
     )
+
+
+@dataclass
+class WordHypothesis(BeamHypothesis):
+    """A hypothesis whose words come from a word graph, not from its tokens.
+
+    The `confidence` of a word is its posterior in the lattice; None where no lattice was kept (see
+    `decoding_mode`). NeMo's `word_confidence` stays what NeMo's `confidence_cfg` says.
+    """
+
+    words: tuple[Word, ...] = ()
+    lattice: Lattice | None = None  # with decoding_mode lattice
+
+
+def from_word_path(
+    path: Path, words: Sequence[Word], num_frames: int, lattice: Lattice | None = None
+) -> WordHypothesis:
+    """One hypothesis of a word-graph search; `words` are those to be shown."""
+    plain = from_path(path, num_frames)
+    return WordHypothesis(**vars(plain), words=tuple(words), lattice=lattice)
 
 
 @dataclass

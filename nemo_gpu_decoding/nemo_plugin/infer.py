@@ -5,14 +5,25 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Protocol
 
 from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaGraphs
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
-from nemo_gpu_decoding.fusion.boosting import Phrase, build_boosting_tree
-from nemo_gpu_decoding.nemo_plugin.beam_options import BeamOptions
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree
 from nemo_gpu_decoding.vocabulary import Vocabulary
+
+
+class BoostingOptions(Protocol):
+    """What the options of all strategies say about phrases."""
+
+    @property
+    def boosting(self) -> BoostingConfig:
+        """`boosting_tree` of the config."""
+
+    @property
+    def boosting_weight(self) -> float:
+        """`boosting_tree_alpha` of the config."""
 
 
 class FusedInfer(WithOptionalCudaGraphs, ABC):
@@ -21,7 +32,8 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
     NeMo looks for `WithOptionalCudaGraphs` when a model goes from training to validation and back.
     """
 
-    options: BeamOptions[Any]
+    options: BoostingOptions
+    section = "beam"  # of NeMo's decoding config, where its options are
 
     @abstractmethod
     def vocabulary(self) -> Vocabulary:
@@ -30,13 +42,12 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
     @property
     def has_phrases(self) -> bool:
         """The config boosts phrases."""
-        fusion = self.options.fusion
-        return not fusion.boosting.is_empty and fusion.boosting_weight > 0
+        return not self.options.boosting.is_empty and self.options.boosting_weight > 0
 
     def phrase_tree(self, phrases: Sequence[str | Phrase]) -> BackoffAutomaton:
-        """A boosting tree of other phrases, with the options of `beam.boosting_tree`."""
+        """A boosting tree of other phrases, with the options of the config's `boosting_tree`."""
         config = replace(
-            self.options.fusion.boosting,
+            self.options.boosting,
             model_path=None,
             key_phrases_file=None,
             key_phrases_list=None,

@@ -47,6 +47,7 @@ STRATEGIES: dict[str, StrategySpec] = {
     spec.name: spec
     for spec in (
         StrategySpec("flexctc_beam", "ctc", "beam", f"{__package__}.ctc:build_flexctc_beam"),
+        StrategySpec("cuda_wfst", "ctc", "wfst", f"{__package__}.wfst:build_cuda_wfst"),
         StrategySpec("alsd_pp", "rnnt", "beam", f"{__package__}.transducer:build_alsd_pp"),
         StrategySpec("aes_pp", "rnnt", "beam", f"{__package__}.transducer:build_aes_pp"),
     )

@@ -35,7 +35,7 @@ def utterance_requests(
         requests: one per utterance, in the order in which the model decodes them: a list of phrases,
             which replaces the phrases of the decoding config (an empty list: no phrases); a `Request`;
             or None for nothing special.
-        boosting_weight: weight of the lists of phrases. None = `beam.boosting_tree_alpha`.
+        boosting_weight: weight of the lists of phrases. None = the config's `boosting_tree_alpha`.
 
     Raises:
         ValueError: the model decodes with another strategy, a list of phrases has no weight, or there
@@ -107,7 +107,9 @@ def _as_request(infer: FusedInfer, wish: Wish, boosting_weight: float | None) ->
         raise ValueError(f"requests holds {wish!r}, expected a list of phrases, a Request or None")
     if not wish:
         return Request(boosting_weight=0.0) if infer.has_phrases else None
-    weight = infer.options.fusion.boosting_weight if boosting_weight is None else boosting_weight
+    weight = infer.options.boosting_weight if boosting_weight is None else boosting_weight
     if weight == 0.0:
-        raise ValueError("boosting_weight is 0, expected a number > 0 (or set beam.boosting_tree_alpha)")
+        raise ValueError(
+            f"boosting_weight is 0, expected a number > 0 (or set {infer.section}.boosting_tree_alpha)"
+        )
     return Request(boosting=infer.phrase_tree(wish), boosting_weight=weight)

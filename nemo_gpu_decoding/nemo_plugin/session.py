@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
+from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
@@ -210,6 +212,16 @@ class Session:
         labels = [] if tokenizer is not None else list(self.model.joint.vocabulary)
         return nemo_vocabulary("char" if tokenizer is None else "subword", labels, tokenizer)
 
+    def ctc_vocabulary(self) -> Vocabulary:
+        """The tokens of the CTC head."""
+        from nemo_gpu_decoding.nemo_plugin.loading import nemo_vocabulary
+
+        self._require_ctc()
+        tokenizer = getattr(self.model, "tokenizer", None)
+        head = self.model.ctc_decoder if self.is_hybrid else self.model.decoder
+        labels = [] if tokenizer is not None else list(head.vocabulary)
+        return nemo_vocabulary("char" if tokenizer is None else "subword", labels, tokenizer)
+
     def transducer_text_of(self, tokens: Sequence[int]) -> str:
         """Token ids to text, as NeMo's transducer decoding writes it."""
         decoding = self.model.decoding
@@ -227,6 +239,21 @@ class Session:
         decoder = self.ctc_decoding.decoding.decoder()
         assert isinstance(decoder, FlexCTCBeam)
         return decoder
+
+    def graph_decoder(self, config: DictConfig) -> CudaWFST:
+        """The decoder that NeMo would run for this `decoding` section, with its graph and phrases."""
+        self.set_decoding(config, head="ctc")
+        decoder = self.ctc_decoding.decoding.decoder()
+        if not isinstance(decoder, CudaWFST):
+            raise ValueError(f"strategy is {config.get('strategy')!r}, expected cuda_wfst")
+        return decoder
+
+    def search(self, config: DictConfig) -> FlexCTCBeam | CudaWFST | TransducerDecoder[Any]:
+        """The decoder of whichever of our strategies `config` names."""
+        spec = STRATEGIES[str(config.strategy)]
+        if spec.family == "rnnt":
+            return self.transducer_decoder(config)
+        return self.graph_decoder(config) if spec.section == "wfst" else self.beam_decoder(config)
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """Token ids to text, as NeMo's CTC decoding writes it."""

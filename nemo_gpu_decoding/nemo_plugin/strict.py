@@ -48,6 +48,12 @@ def read_number(key: str, value: Any) -> float:
     return float(value)
 
 
+def read_count(key: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{key} is {value!r}, expected an integer >= 1")
+    return value
+
+
 def read_choice(key: str, value: Any, choices: Sequence[str]) -> str:
     """One of `choices`, given as a string in any case or as an enum member.
 

@@ -11,11 +11,13 @@ from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet
 from nemo_gpu_decoding.cli.main import main
 
 STRATEGIES = {"ctc": "flexctc_beam", "rnnt": "alsd_pp", "tdt": "alsd_pp"}
+WORD_GRAPH = ["cuda_wfst + LM", "cuda_wfst + LM + phrases"]
 
 
 @pytest.mark.nemo
 def test_each_step_of_the_demo_helps(tmp_path, capsys):
     pytest.importorskip("nemo.collections.asr")
+    pytest.importorskip("kaldifst")
     out = tmp_path / "build" / "demo.json"
     assert main(["demo", f"out={out}", "show=1"]) == 0
     rows = json.loads(out.read_text())
@@ -25,12 +27,16 @@ def test_each_step_of_the_demo_helps(tmp_path, capsys):
     for model, strategy in STRATEGIES.items():
         own = [row for row in rows if row["model"] == model]
         decoders = ["greedy", strategy, f"{strategy} + LM", f"{strategy} + LM + phrases"]
-        assert [row["decoder"] for row in own] == decoders
-        greedy, _, with_lm, with_phrases = own
+        assert [row["decoder"] for row in own] == decoders + (WORD_GRAPH if model == "ctc" else [])
+        greedy, plain, with_lm, with_phrases, *word_graph = own
         assert with_lm["wer"] < 0.7 * greedy["wer"]
         assert with_phrases["wer"] < greedy["wer"]
         if model == "ctc":
             assert with_phrases["fscore"] > max(greedy["fscore"], with_lm["fscore"])
+            words, boosted = word_graph
+            assert words["wer"] < 0.6 * min(greedy["wer"], plain["wer"])
+            assert boosted["wer"] < words["wer"]
+            assert boosted["fscore"] > words["fscore"]
         assert all(f"\n{decoder}" in printed for decoder in decoders)
     assert "reference" in printed
 

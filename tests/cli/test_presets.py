@@ -51,6 +51,43 @@ def test_a_missing_file_is_named(option):
         decoding_config(None, None, {option: "nowhere"})
 
 
+def test_a_word_graph_has_its_own_keys(files):
+    options = {**files, "lm_weight": 0.7, "boosting_weight": 9.0, "beam_width": 12.0}
+    config = decoding_config("cuda_wfst", None, options)
+    shipped = load_preset("cuda_wfst_lm_boosting")
+    assert "beam" not in config
+    assert config.wfst.arpa_lm_path == files["lm"]
+    assert config.wfst.boosting_tree.key_phrases_file == files["phrases"]
+    assert config.wfst.boosting_tree.context_score == shipped.wfst.boosting_tree.context_score
+    values = (config.wfst.lm_weight, config.wfst.boosting_tree_alpha, config.wfst.beam_width)
+    assert values == (0.7, 9.0, 12.0)
+
+
+@pytest.mark.parametrize("mark", [b"NGDGRAPH", b"\xd6\xfd\xb2\x7e"])
+def test_a_graph_takes_the_place_of_the_presets_lm(mark, tmp_path, files):
+    graph = tmp_path / "word.graph"
+    graph.write_bytes(mark)
+    of_lm = decoding_config("cuda_wfst", None, files)
+    write_preset(tmp_path / "best.yaml", of_lm, "")
+    config = decoding_config(None, str(tmp_path / "best.yaml"), {"lm": str(graph)})
+    assert config.wfst.wfst_lm_path == str(graph)
+    assert "arpa_lm_path" not in config.wfst
+    write_preset(tmp_path / "graph.yaml", config, "")
+    assert "wfst_lm_path: word.graph" in (tmp_path / "graph.yaml").read_text()
+    again = decoding_config(None, str(tmp_path / "graph.yaml"), {"lm": files["lm"]})
+    assert again == of_lm
+
+
+@pytest.mark.parametrize(
+    ("strategy", "option"),
+    [("cuda_wfst", "beam_size"), ("cuda_wfst", "beam_beta"), ("wfst", "blank_scoring")]
+    + [(name, "beam_width") for name in ("flexctc_beam", "alsd_pp", "beam_batch")],
+)
+def test_an_option_of_other_strategies_is_refused(strategy, option):
+    with pytest.raises(UsageError, match=f"{option}=3 has no effect with strategy {strategy}"):
+        decoding_config(strategy, None, {option: 3})
+
+
 def test_an_unknown_preset_lists_the_shipped_ones():
     with pytest.raises(UsageError, match=r"preset=best is no file here .*flexctc_beam_lm"):
         load_preset("best")

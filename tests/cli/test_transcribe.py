@@ -111,6 +111,27 @@ def test_values_out_of_range(argument, problem, capsys):
     assert problem in capsys.readouterr().err
 
 
+def test_a_word_graph_finds_words_with_times_and_alternatives(assets, manifest, tmp_path, capsys):
+    pytest.importorskip("kaldifst")
+    graph, out = tmp_path / "word.graph", tmp_path / "hyps.jsonl"
+    model, lm = f"model={assets}/models/self_ctc.nemo", f"lm={assets}/lm/word3.arpa"
+    assert main(["build-graph", model, lm, f"out={graph}"]) == 0
+    capsys.readouterr()
+    arguments = [model, f"manifest={manifest}", "strategy=cuda_wfst", "lm_weight=0.7"]
+    assert main(["transcribe", *arguments, lm]) == 0
+    from_lm = capsys.readouterr().out
+    more = [f"lm={graph}", "n_best=3", "timestamps=true", "beam_width=20", f"out={out}"]
+    assert main(["transcribe", *arguments, *more]) == 0
+    assert capsys.readouterr().out == from_lm
+    for row in rows_of(out):
+        scores = [hypothesis["score"] for hypothesis in row["n_best"]]
+        assert len(scores) == 3
+        assert scores == sorted(scores, reverse=True)
+        assert [word["word"] for word in row["words"]] == row["pred_text"].split()
+        assert all(0 <= word["start"] < word["end"] <= row["duration"] + 0.1 for word in row["words"])
+        assert all(0 <= word["confidence"] <= 1 for word in row["words"])
+
+
 def test_raw_keys_win_over_options():
     arguments = ["model=m", "beam_size=4", "n_best=2", "timestamps=true", "decoding.beam.beam_size=6"]
     config = build_decoding(parse_options(TranscribeOptions, arguments))

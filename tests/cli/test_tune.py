@@ -5,15 +5,20 @@ from __future__ import annotations
 import pytest
 
 from nemo_gpu_decoding.cli.dev_set import Decoded, Score
+from nemo_gpu_decoding.cli.grid import Point, varied
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.presets import load_preset
-from nemo_gpu_decoding.cli.tune import Point, Trial, TuneOptions, describe, grid, ranked
+from nemo_gpu_decoding.cli.tune import Trial, TuneOptions, axes_of, ranked
 from nemo_gpu_decoding.metrics import PhraseScore, WordErrors
 
 
 def options(*arguments):
     return parse_options(TuneOptions, ["model=m", "manifest=dev.json", *arguments])
+
+
+def grid(options, strategy="flexctc_beam", has_lm=True, has_phrases=True):
+    return list(axes_of(options, strategy, has_lm=has_lm, has_phrases=has_phrases).points())
 
 
 def trial(wrong, found=0, **point):
@@ -24,14 +29,14 @@ def trial(wrong, found=0, **point):
 
 def test_the_grid_has_every_combination():
     small = options("lm_weight=[0,1]", "beam_beta=[0,1,2]", "boosting_weight=[1]", "beam_size=[4,8]")
-    points = list(grid(small, has_lm=True, has_phrases=True))
+    points = grid(small)
     assert len(set(points)) == len(points) == 12
     assert Point(4, 2.0, 1.0, 1.0) in points
 
 
 def test_without_lm_or_phrases_their_weights_are_left_out():
     small = options("lm_weight=[0,1]", "beam_beta=[0]", "boosting_weight=[1,2]")
-    assert list(grid(small, has_lm=False, has_phrases=False)) == [Point(8, 0.0, None, None)]
+    assert grid(small, has_lm=False, has_phrases=False) == [Point(8, 0.0, None, None)]
 
 
 def test_the_lowest_error_rate_wins_then_the_phrases_then_the_smaller_search():
@@ -54,7 +59,11 @@ def test_the_f_score_can_be_the_objective():
         ("store=int8", "store is 'int8', expected float32 or float16"),
         ("objective=cer", "objective is 'cer', expected wer or fscore"),
         ("objective=fscore", "needs phrases=FILE"),
-        ("strategy=beam", "strategy is 'beam', expected one of flexctc_beam, alsd_pp, aes_pp"),
+        (
+            "strategy=beam",
+            "strategy is 'beam', expected one of flexctc_beam, cuda_wfst, alsd_pp, aes_pp",
+        ),
+        ("beam_width=[]", "beam_width is empty"),
         ("blank_scoring=[half]", "blank_scoring holds half"),
     ],
 )
@@ -86,8 +95,8 @@ def test_a_run_prints_a_table_and_writes_a_preset(assets, manifest, tmp_path, ca
     assert preset.strategy == "flexctc_beam"
     beam = preset.beam
     point = Point(beam.beam_size, beam.beam_beta, beam.ngram_lm_alpha, beam.boosting_tree_alpha)
-    assert f"\nbest: {describe(point)}\n" in out
-    assert point in grid(options(*arguments[4:]), has_lm=True, has_phrases=True)
+    assert f"\nbest: {point}\n" in out
+    assert point in grid(options(*arguments[4:]))
 
     transcribe = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", f"preset={best}"]
     assert main(["transcribe", *transcribe]) == 0
@@ -113,9 +122,40 @@ def test_a_transducer_is_tuned_with_both_ways_of_scoring_blanks(assets, manifest
 
 def test_points_of_a_transducer_have_no_insertion_bonus_and_no_blank_scoring_without_fusion():
     small = options("lm_weight=[0.5]", "beam_beta=[0,1]", "blank_scoring=[no_score,lm_weighted_full]")
-    fused = list(grid(small, has_lm=True, has_phrases=False, head="rnnt"))
+    fused = grid(small, "alsd_pp", has_phrases=False)
     assert [point.blank_scoring for point in fused] == ["no_score", "lm_weighted_full"]
     assert {point.beam_beta for point in fused} == {None}
-    assert list(grid(small, has_lm=False, has_phrases=False, head="rnnt")) == [
-        Point(8, None, None, None)
-    ]
+    assert grid(small, "alsd_pp", has_lm=False, has_phrases=False) == [Point(8, None, None, None)]
+
+
+def test_points_of_a_word_graph_have_beam_widths_and_weights_for_words():
+    small = options("lm_weight=[0.5,1]", "beam_width=[12]", "beam_size=[4,8]")
+    points = grid(small, "cuda_wfst", has_lm=False, has_phrases=False)
+    assert points == [Point(lm_weight=w, beam_width=12.0) for w in (0.5, 1.0)]
+    assert varied(points) == ["lm_weight", "beam_width"]
+    boosted = grid(options(), "cuda_wfst")
+    tokens = grid(options())
+    assert max(p.boosting_weight for p in boosted) > 4 * max(p.boosting_weight for p in tokens)
+    assert len({point.beam_width for point in boosted}) == 2
+    with pytest.raises(ValueError, match=r"beam_width is \[12.0\], which has no effect with alsd_pp"):
+        grid(small, "alsd_pp")
+
+
+@pytest.mark.nemo
+def test_a_word_graph_is_tuned_in_the_same_way(assets, manifest, tmp_path, capsys):
+    pytest.importorskip("nemo.collections.asr")
+    pytest.importorskip("kaldifst")
+    model, best = f"model={assets}/models/self_ctc.nemo", tmp_path / "best.yaml"
+    arguments = [model, f"manifest={manifest}", "strategy=cuda_wfst", f"lm={assets}/lm/word3.arpa"]
+    arguments += [f"phrases={assets}/phrases.txt", "lm_weight=[0.7,1]", "boosting_weight=[0,10]"]
+    assert main(["tune", *arguments, "beam_width=[20]", f"out={best}"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\nbeam") == 4
+    assert "lm_weight  boosting_weight  beam_width" in out
+    preset = load_preset(str(best))
+    assert preset.strategy == "cuda_wfst"
+    assert preset.wfst.arpa_lm_path == str(assets / "lm" / "word3.arpa")
+    assert preset.wfst.boosting_tree.key_phrases_file == str(assets / "phrases.txt")
+    assert f"lm_weight={preset.wfst.lm_weight} boosting_weight={preset.wfst.boosting_tree_alpha}" in out
+    assert main(["transcribe", model, f"manifest={manifest}", f"preset={best}"]) == 0
+    assert "WER" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 
+from nemo_gpu_decoding.graph.backoff import check_backoffs
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.grammar import grammar_fst, read_grammar
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary, disambiguated
@@ -22,7 +23,7 @@ from tests.graph.toy import (
     toy_lexicon,
     toy_table,
 )
-from tests.oracles.ngram import log10_prob
+from tests.oracles.ngram import arpa_text, log10_prob
 
 kaldifst = pytest.importorskip("kaldifst")
 LN10 = math.log(10)
@@ -141,6 +142,27 @@ def test_report_names_what_is_missing(tmp_path):
     assert report["examples of them"] == ["zebra"]
     assert report["lexicon words not in the LM"] == len(LEXICON) - 2
     assert report["words"] == 2
+
+
+def test_report_tells_how_the_lm_backs_off_and_what_it_loses(tmp_path):
+    table = toy_table(seed=0, words=("a", "ab", "zebra"))
+    (tmp_path / "lm.arpa").write_text(arpa_text(table))
+    graph = build_graph(tmp_path / "lm.arpa", toy_lexicon(), vocab_size=len(PIECES), cache=False)
+    report = graph.report
+    assert report["n-grams by order"] == [sum(len(n) == order for n in table) for order in (1, 2, 3)]
+    assert report["n-grams"] == len(table)
+    assert report["n-grams that end in such a word"] >= sum(n[-1] == "zebra" for n in table)
+    checks = check_backoffs(read_grammar(tmp_path / "lm.arpa").automaton)
+    assert report["contexts that do not sum to 1"] == checks.improper > 0
+    assert report["n-grams cheaper by backing off"] == checks.undercut > 0
+    assert report["LM contexts kept"] <= report["LM contexts"] == checks.contexts
+    assert 0 < report["epsilon arcs"] <= report["epsilon records"]
+
+
+def test_an_lm_over_tokens_is_refused(tmp_path):
+    arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, order=1, words=PIECES)
+    with pytest.raises(ValueError, match="is an LM over tokens"):
+        build_graph(arpa, Vocabulary.from_pieces(PIECES), cache=False)
 
 
 def test_vocabulary_spells_the_words(tmp_path):

@@ -9,7 +9,7 @@ from nemo_gpu_decoding.graph.build import build_graph, load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.epsilons import epsilon_records
 from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
-from nemo_gpu_decoding.graph.store import load_graph, save_graph
+from nemo_gpu_decoding.graph.store import is_word_graph, load_graph, save_graph
 from tests.graph.toy import PIECES, toy_arpa, toy_lexicon
 
 
@@ -62,6 +62,14 @@ def test_a_graph_is_built_once(tmp_path, monkeypatch):
         toy_arpa(tmp_path / "lm.arpa", seed=1), toy_lexicon(), vocab_size=len(PIECES), cache=folder
     )
     assert other.fingerprint != first.fingerprint
+
+
+def test_graphs_are_told_from_other_files(graph, tmp_path):
+    save_graph(graph, tmp_path / "toy.graph")
+    write_fst(fst(SMALL, 3, [2]), tmp_path / "toy.fst")
+    assert is_word_graph(tmp_path / "toy.graph")
+    assert is_word_graph(tmp_path / "toy.fst")
+    assert not is_word_graph(tmp_path / "lm.arpa")
 
 
 @pytest.mark.parametrize("keep", [0, 10, 100, -1])

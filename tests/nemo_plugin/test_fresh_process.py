@@ -58,6 +58,18 @@ def test_presets_and_new_keys_in_an_unmodified_hydra_script(script):
     assert result["texts"][0].endswith("carla graam")
 
 
+def test_a_word_graph_and_its_phrases_in_an_unmodified_hydra_script(script, assets):
+    pytest.importorskip("kaldifst")
+    result = script(
+        "+ctc_decoding=cuda_wfst_lm",
+        f"ctc_decoding.wfst.arpa_lm_path={assets / 'lm' / 'word3.arpa'}",
+        "+ctc_decoding.wfst.boosting_tree.key_phrases_list=[graam]",
+        "+ctc_decoding.wfst.boosting_tree_alpha=8",
+    )
+    assert result["decoder"] == "WfstInfer"
+    assert result["texts"][0].endswith("carla graam")
+
+
 BROKEN = """
 import sys
 sys.modules["nemo_gpu_decoding.nemo_plugin.register"] = None  # importing it fails

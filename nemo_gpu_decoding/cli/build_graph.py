@@ -1,0 +1,255 @@
+"""`nemo-gpu-decoding build-graph`: a word LM and a model's tokens to the graph of cuda_wfst."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import MISSING
+
+from nemo_gpu_decoding.cli.options import UsageError
+from nemo_gpu_decoding.cli.presets import existing_file, load_phrase_file, writable_file
+from nemo_gpu_decoding.cli.table import format_table
+from nemo_gpu_decoding.cli.tokenizer import vocabulary_of_file, vocabulary_of_model
+
+if TYPE_CHECKING:
+    from nemo_gpu_decoding.graph.csr import WordGraph
+    from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
+    from nemo_gpu_decoding.vocabulary import Vocabulary
+
+WORD_COST, PIECE_COST = 2.0, 4.0  # natural log, those of `OpenVocabulary`
+CHEAPER = "the graph scores them as if the LM did not list them"
+
+EXAMPLES = (
+    "lm=word.arpa model=model.nemo out=word.graph",
+    "lm=word.arpa.gz tokenizer=tokenizer.model out=word.graph segmentations=4 oov=oov.txt",
+    "lm=word.arpa tokenizer=vocab.txt lexicon=lexicon.txt out=word.graph",
+    "lm=word.arpa model=model.nemo out=open.graph open_vocabulary=true json=true",
+)
+
+
+@dataclass
+class BuildGraphOptions:
+    """Options of `build-graph`."""
+
+    # Word n-gram LM: ARPA, plain or gzipped. KenLM makes one of text: lmplz -o 3 < text > lm.arpa
+    lm: str = MISSING
+    # The graph to write. It is L o G; the CTC topology is not composed into it, the search runs compact,
+    # normal or minimal on it.
+    out: str = MISSING
+    # The model whose tokens spell the words: a .nemo file, or the name of one that NeMo can fetch.
+    model: str | None = None
+    # The language of the LM, for models with one tokenizer per language.
+    source_lang: str | None = None
+    # Instead of the model: its SentencePiece model (*.model), or a text file with a piece per line in
+    # the order of their ids (of a second column, as in SentencePiece's .vocab, nothing is read).
+    tokenizer: str | None = None
+    # How words are spelled, instead of as the tokenizer would: a word and its pieces per line. Words
+    # that are not in it are left out.
+    lexicon: str | None = None
+    # Spellings per word at most: the tokenizer's, then others with as few pieces as possible. More find
+    # more alignments, in a larger graph.
+    segmentations: int = 1
+    # Text file of words or phrases (as for boosting) whose words are to be found even if the LM lacks
+    # them. They get the probability of <unk>. Phrases can only be boosted with words that are here.
+    added_words: str | None = None
+    # Also find words that the LM does not list, piece by piece; the LM needs <unk>.
+    open_vocabulary: bool = False
+    # Cost of such a word, natural log, >= 0, beside that of <unk>.
+    unknown_word_cost: float = WORD_COST
+    # Cost of each of its pieces, natural log, >= 0.
+    unknown_piece_cost: float = PIECE_COST
+    # Write the words of the LM that cannot be spelled here, one per line.
+    oov: str | None = None
+    # Print the report as JSON instead of a table.
+    json: bool = False
+    # Show NeMo's own messages.
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.model is None) == (self.tokenizer is None):
+            raise ValueError("give either model=... or tokenizer=FILE: their tokens spell the words")
+        if self.source_lang is not None and self.model is None:
+            raise ValueError(f"source_lang is {self.source_lang!r}, which needs model=...")
+        if self.segmentations < 1:
+            raise ValueError(f"segmentations is {self.segmentations}, expected an integer >= 1")
+        if self.lexicon is not None and self.segmentations > 1:
+            raise ValueError(
+                f"segmentations is {self.segmentations} with a lexicon, expected 1: the lexicon lists "
+                "all spellings of its words"
+            )
+        costs = (self.unknown_word_cost, self.unknown_piece_cost)
+        if not self.open_vocabulary and costs != (WORD_COST, PIECE_COST):
+            raise ValueError("unknown_word_cost and unknown_piece_cost need open_vocabulary=true")
+
+
+OPTIONS = BuildGraphOptions
+
+
+def run(options: BuildGraphOptions) -> int:
+    """Build and write the graph; progress to stderr, the report to stdout."""
+    lm, out = existing_file("lm", options.lm), writable_file("out", options.out)
+    oov = writable_file("oov", options.oov) if options.oov else None
+    source = Source(
+        lm=lm,
+        lexicon=existing_file("lexicon", options.lexicon) if options.lexicon else None,
+        added=added_words(options.added_words),
+        segmentations=options.segmentations,
+        open_vocabulary=open_vocabulary(options),
+    )
+
+    from nemo_gpu_decoding.graph.build import listed_words
+    from nemo_gpu_decoding.graph.store import save_graph
+
+    began = time.perf_counter()
+    listed = listed_words(lm)  # also tells text and other files that are no LM, before a model is loaded
+    if options.tokenizer is None:
+        vocabulary = vocabulary_of_model(
+            str(options.model), options.source_lang, verbose=options.verbose
+        )
+    else:
+        vocabulary = vocabulary_of_file(options.tokenizer)
+    graph = build(source, vocabulary)
+    save_graph(graph, out)
+    if oov:
+        left_out = (word for word in listed if word not in graph.word_ids)
+        oov.write_text("".join(f"{word}\n" for word in left_out), encoding="utf-8")
+    seconds = round(time.perf_counter() - began, 1)
+    facts = {**graph.report, "bytes": out.stat().st_size, "seconds": seconds}
+    print(json.dumps(facts, ensure_ascii=False, indent=2) if options.json else report(facts))
+    print(f"written to {out}; use it with  transcribe strategy=cuda_wfst lm={out}", file=sys.stderr)
+    return 0
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a graph is made of, beside the model's tokens."""
+
+    lm: str
+    lexicon: str | None  # None: words are spelled by the tokenizer
+    added: Sequence[str]  # words that the LM may lack
+    segmentations: int
+    open_vocabulary: OpenVocabulary | None
+
+
+def open_vocabulary(options: BuildGraphOptions) -> OpenVocabulary | None:
+    """The costs of words that the LM does not list; None for a closed vocabulary."""
+    from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
+
+    if not options.open_vocabulary:
+        return None
+    try:
+        return OpenVocabulary(options.unknown_word_cost, options.unknown_piece_cost)
+    except ValueError as error:  # the message begins with the name of the field
+        raise ValueError(f"unknown_{error}") from None
+
+
+def added_words(file: str | None) -> list[str]:
+    """All words of a list of phrases, each once."""
+    phrases = load_phrase_file("added_words", file)
+    return list(dict.fromkeys(word for phrase in phrases for word in phrase.split()))
+
+
+def build(source: Source, vocabulary: Vocabulary) -> WordGraph:
+    """Spell the words and build their graph, with progress bars on stderr.
+
+    Raises:
+        UsageError: an added word cannot be spelled.
+        ValueError: see `build_graph`.
+    """
+    from nemo_gpu_decoding.graph.build import build_graph, tokens_that_begin_words
+    from nemo_gpu_decoding.lm.added_words import write_with_words
+
+    with tempfile.TemporaryDirectory(prefix="nemo-gpu-decoding-") as folder:
+        extended = Path(folder) / "extended.arpa"
+        added = write_with_words(source.lm, source.added, extended) if source.added else []
+        lm = str(extended) if added else source.lm
+        lexicon = spelled(lm, source, vocabulary)
+        if unspelled := [word for word in added if word not in lexicon.spellings]:
+            raise UsageError(f"added_words: {unspelled[0]!r} cannot be spelled with the model's tokens")
+        beginning = tokens_that_begin_words(vocabulary) if source.open_vocabulary else None
+        with step_bar() as progress:
+            graph = build_graph(
+                lm, lexicon, vocab_size=len(vocabulary), open_vocabulary=source.open_vocabulary,
+                beginning_tokens=beginning, cache=False, progress=progress,
+            )  # fmt: skip
+    return replace(graph, name=source.lm, report={**graph.report, "added words": len(added)})
+
+
+def spelled(lm: str, source: Source, vocabulary: Vocabulary) -> Lexicon:
+    """The spellings of the LM's words, with a progress bar, or those of the lexicon."""
+    from nemo_gpu_decoding.graph.build import spell_words
+    from nemo_gpu_decoding.graph.lexicon import Lexicon
+
+    if source.lexicon is None:
+        return spell_words(lm, vocabulary, source.segmentations, track_words)
+    return Lexicon.from_file(source.lexicon, vocabulary.pieces)
+
+
+def track_words(words: Sequence[str]) -> Iterable[str]:
+    """The words, with a progress bar."""
+    from tqdm import tqdm
+
+    return tqdm(words, unit="word", desc="spelling", disable=None, file=sys.stderr)
+
+
+@contextmanager
+def step_bar() -> Iterator[Callable[[str], None]]:
+    """A progress bar over the steps of building; what it yields is told when a step begins."""
+    from tqdm import tqdm
+
+    from nemo_gpu_decoding.graph.build import BUILD_STEPS
+
+    with tqdm(total=BUILD_STEPS, unit="step", desc="graph", disable=None, file=sys.stderr) as bar:
+        begun = 0
+
+        def begin(step: str) -> None:
+            nonlocal begun
+            bar.update(begun - bar.n)  # those before this one are done
+            bar.set_postfix_str(step)
+            begun += 1
+
+        yield begin
+        bar.update(BUILD_STEPS - bar.n)
+
+
+def report(facts: Mapping[str, Any]) -> str:
+    """The table for people; `json=true` gives all facts by name."""
+    oov, backoff = facts["LM words without spelling"], facts["n-grams cheaper by backing off"]
+    improper = facts["contexts that do not sum to 1"]
+    orders = " + ".join(map(str, facts["n-grams by order"]))
+    examples = ", ".join(facts["examples of them"][:5])
+    contexts = f"{facts['LM contexts']}, {facts['LM contexts kept']} of them needed"
+    rows = [
+        ("n-grams", f"{facts['n-grams']} = {orders}", ""),
+        ("words", facts["words"], "and any others" * facts["open vocabulary"]),
+        ("added words", facts["added words"], ""),
+        ("spellings", facts["spellings"], ""),
+        ("OOV words, left out", oov, f"e.g. {examples}: oov=FILE lists all" if oov else ""),
+        ("n-grams that end in one", facts["n-grams that end in such a word"], facts["why"]),
+        ("contexts", contexts, f"they back off at most {facts['longest chain of back-offs']} times"),
+        ("contexts not summing to 1", improper, backoff_remark(facts)),
+        ("n-grams cheaper by backing off", backoff, CHEAPER if backoff else ""),
+        ("states", facts["states"], ""),
+        ("arcs", facts["arcs"], "the CTC topology is not composed: the search runs it"),
+        ("epsilon arcs", facts["epsilon arcs"], ""),
+        ("size in MB", f"{facts['bytes'] / 1e6:.1f}", ""),
+        ("seconds", facts["seconds"], ""),
+    ]
+    return format_table(["what", "found", "remark"], rows)
+
+
+def backoff_remark(facts: Mapping[str, Any]) -> str:
+    deviation = f"largest deviation {facts['largest deviation of a sum']:g}"
+    if not facts["contexts that do not sum to 1"]:
+        return deviation
+    if facts["added words"]:
+        return f"{deviation}: added words make the sums larger"
+    return f"{deviation}: their back-off weights are off, build the LM anew"

@@ -1,0 +1,97 @@
+"""The points of a grid of options that `tune` tries, and a decoder at one of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nemo_gpu_decoding.cli.dev_set import Search
+    from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
+
+
+@dataclass(frozen=True)
+class Point:
+    """One combination. None: the strategy has no such option, or there is nothing to weight."""
+
+    beam_size: int | None = None
+    beam_beta: float | None = None
+    lm_weight: float | None = None
+    boosting_weight: float | None = None
+    blank_scoring: str | None = None
+    beam_width: float | None = None
+
+    def __str__(self) -> str:
+        """As one would type it."""
+        return " ".join(f"{name}={value}" for name, value in vars(self).items() if value is not None)
+
+    @property
+    def cost(self) -> tuple[float, ...]:
+        """Smaller searches first, then smaller weights: who wins among equally good points."""
+        weights = (self.lm_weight or 0.0, self.boosting_weight or 0.0, abs(self.beam_beta or 0.0))
+        return (self.beam_size or 0, self.beam_width or 0.0, *weights)
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Values to try of each option of a `Point`; an option without values stays None."""
+
+    beam_size: Sequence[int] = ()
+    beam_beta: Sequence[float] = ()
+    lm_weight: Sequence[float] = ()
+    boosting_weight: Sequence[float] = ()
+    blank_scoring: Sequence[str] = ()
+    beam_width: Sequence[float] = ()
+
+    def points(self) -> Iterator[Point]:
+        """Every combination."""
+        values = [getattr(self, field.name) or [None] for field in fields(self)]
+        return itertools.starmap(Point, itertools.product(*values))
+
+
+def varied(points: Sequence[Point]) -> list[str]:
+    """The options that the points have, in their order."""
+    return [f.name for f in fields(Point) if any(getattr(point, f.name) is not None for point in points)]
+
+
+def at_point(decoder: Search, point: Point) -> Search:
+    """The same decoder with other weights; LM or graph and phrases are shared, not loaded again."""
+    from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
+    from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
+
+    if isinstance(decoder, CudaWFST):
+        return word_graph_at_point(decoder, point)
+    changes: dict[str, Any] = {}
+    if point.beam_size is not None:
+        changes["beam_size"] = point.beam_size
+        changes["n_best"] = min(decoder.config.n_best, point.beam_size)
+    if point.beam_beta is not None:
+        changes["beam_beta"] = point.beam_beta
+    if point.blank_scoring is not None:
+        changes["blank_lm_score_mode"] = point.blank_scoring
+    config = replace(decoder.config, **changes)
+    fusion = replace(
+        decoder.fusion,
+        lm=None if point.lm_weight is None else decoder.fusion.lm,
+        lm_weight=point.lm_weight or 0.0,
+        boosting=None if point.boosting_weight is None else decoder.fusion.boosting,
+        boosting_weight=point.boosting_weight or 0.0,
+    )
+    if isinstance(decoder, TransducerDecoder):
+        return type(decoder)(decoder.networks, config, fusion)
+    return type(decoder)(decoder.vocab_size, decoder.blank_id, config, fusion)
+
+
+def word_graph_at_point(decoder: CudaWFST, point: Point) -> CudaWFST:
+    """The LM is the graph itself: None keeps its weight, whereas no weight takes the phrases away."""
+    own = decoder.config
+    width = own.beam if point.beam_width is None else point.beam_width
+    lm_weight = own.lm_weight if point.lm_weight is None else point.lm_weight
+    boosting = None if point.boosting_weight is None else decoder.boosting
+    return type(decoder)(
+        decoder.graph, decoder.vocab_size, decoder.blank_id,
+        replace(own, beam=width, lm_weight=lm_weight), boosting, point.boosting_weight or 0.0,
+        decoder.pieces,
+    )  # fmt: skip

@@ -1,0 +1,132 @@
+"""What our CTC decoders behind NeMo's interface have in common: batches in, NeMo's hypotheses out."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from nemo.collections.asr.parts.submodules.ctc_beam_decoding import AbstractBeamCTCInfer
+from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis, NBestHypotheses
+from nemo.utils import logging, logging_mode
+
+from nemo_gpu_decoding.nemo_plugin.confidence import FrameConfidence
+from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, from_labels
+from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
+from nemo_gpu_decoding.nemo_plugin.loading import nemo_vocabulary
+from nemo_gpu_decoding.nemo_plugin.requests import next_requests
+from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
+from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+from nemo_gpu_decoding.search.result import NBest, Path
+from nemo_gpu_decoding.vocabulary import Vocabulary
+
+
+class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
+    """A search of CTC log-probs behind the interface of NeMo's `BeamBatchedCTCInfer`.
+
+    Cheap to make, for NeMo makes many: models are read when the first batch comes. NeMo's decoding
+    object sets `preserve_alignments` and `preserve_frame_confidence` at any time.
+
+    Args:
+        blank_id: the blank's column, which in NeMo is also the number of tokens.
+        beam_size: what NeMo shows as the size of the beam.
+        return_best: False: n-best lists.
+        confidence_method: NeMo's `confidence_cfg.method_cfg`.
+    """
+
+    strategy: str  # its name, for messages
+
+    def __init__(
+        self, blank_id: int, beam_size: int, return_best: bool, confidence_method: dict[str, Any]
+    ) -> None:
+        super().__init__(blank_id=blank_id, beam_size=beam_size)
+        self.confidence_method = confidence_method
+        self.return_best_hypothesis = return_best
+        self.preserve_alignments = False
+        self.compute_timestamps = False
+        self.preserve_frame_confidence = False
+
+    @abstractmethod
+    def decoder(self) -> FlexCTCBeam | CudaWFST:
+        """The search itself, with all that it needs loaded."""
+
+    @abstractmethod
+    def _chosen(self, nbest: NBest) -> Sequence[Path]:
+        """The paths to be returned, best first."""
+
+    @abstractmethod
+    def _hypothesis(self, path: Path, nbest: NBest) -> BeamHypothesis:
+        """One of them in NeMo's form."""
+
+    @abstractmethod
+    def _alignment(self, path: Path, num_frames: int) -> np.ndarray:
+        """The label of every frame, [num_frames] integers, blanks included."""
+
+    def forward(
+        self, decoder_output: torch.Tensor, decoder_lengths: torch.Tensor | None = None
+    ) -> tuple[list[Hypothesis | NBestHypotheses]]:
+        """Decode a batch.
+
+        Args:
+            decoder_output: [B, T, V + 1] log-probs; or [B, T] int, the greedy labels that NeMo's
+                cache-aware streaming passes on. They leave nothing to search and are collapsed.
+            decoder_lengths: [B] valid frames; None = all of them.
+
+        Returns:
+            A 1-tuple of a list with one `Hypothesis`, or `NBestHypotheses`, per utterance.
+
+        Raises:
+            ValueError: see the decoder's `decode`; labels when alignments or confidence are asked for.
+        """
+        if decoder_lengths is None:
+            decoder_lengths = torch.full((len(decoder_output),), decoder_output.shape[1])
+        if decoder_output.ndim == 2:
+            return (self._collapse(decoder_output.cpu().numpy(), decoder_lengths.tolist()),)
+        requests = next_requests(self, len(decoder_output))
+        results = self.decoder().decode(decoder_output, decoder_lengths, requests)
+        frames = [None] * len(results)
+        if self.preserve_alignments or self.preserve_frame_confidence:
+            log_probs, lengths = decoder_output.cpu(), decoder_lengths.tolist()
+            frames = [row[:length] for row, length in zip(log_probs, lengths, strict=True)]
+        return ([self._hypotheses(nbest, rows) for nbest, rows in zip(results, frames, strict=True)],)
+
+    def vocabulary(self) -> Vocabulary:
+        """The tokens of the model, from what NeMo told by `set_vocabulary` and `set_tokenizer`."""
+        return nemo_vocabulary(self.decoding_type, self.vocab, self.tokenizer)
+
+    def _hypotheses(self, nbest: NBest, log_probs: torch.Tensor | None) -> Hypothesis | NBestHypotheses:
+        for note in nbest.notes:
+            logging.warning(note)
+        confidence = None
+        if self.preserve_frame_confidence:
+            confidence = FrameConfidence(self.blank_id, self.confidence_method).of(log_probs)
+        hypotheses = []
+        for path in self._chosen(nbest):
+            hypothesis = self._hypothesis(path, nbest)
+            hypothesis.frame_confidence = confidence
+            if self.preserve_alignments:
+                assert log_probs is not None
+                labels = torch.from_numpy(self._alignment(path, nbest.num_frames).astype(np.int64))
+                hypothesis.alignments = (log_probs.clone(), labels)
+            hypotheses.append(hypothesis)
+        return hypotheses[0] if self.return_best_hypothesis else NBestHypotheses(hypotheses)
+
+    def _collapse(self, labels: np.ndarray, lengths: list[int]) -> list[Hypothesis | NBestHypotheses]:
+        for flag in ("preserve_alignments", "preserve_frame_confidence"):
+            if getattr(self, flag):
+                raise ValueError(
+                    f"{flag} is true, but labels were given, expected log-probs [B, T, V + 1]"
+                )
+        logging.info(
+            f"{self.strategy} was given greedy labels instead of log-probs; "
+            "they are collapsed as they are.",
+            mode=logging_mode.ONCE,
+        )
+        hypotheses: list[BeamHypothesis] = [
+            from_labels(row[:length], self.blank_id) for row, length in zip(labels, lengths, strict=True)
+        ]
+        if self.return_best_hypothesis:
+            return hypotheses
+        return [NBestHypotheses([hypothesis]) for hypothesis in hypotheses]

@@ -1,0 +1,192 @@
+"""`build-graph`: an LM and a tokenizer in, a graph that can be searched and a report out."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from nemo_gpu_decoding.cli.build_graph import step_bar
+from nemo_gpu_decoding.cli.main import main
+from nemo_gpu_decoding.cli.tokenizer import vocabulary_of_model
+from nemo_gpu_decoding.graph.build import BUILD_STEPS, build_graph
+from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
+from nemo_gpu_decoding.graph.store import load_graph
+from nemo_gpu_decoding.vocabulary import Vocabulary
+from tests.assets import CTC_MODEL, sentencepiece_processor
+from tests.graph.toy import LEXICON, PIECES, toy_arpa, toy_lexicon
+
+pytest.importorskip("kaldifst")
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with an LM (one of its words cannot be spelled), a vocabulary and a lexicon."""
+    monkeypatch.chdir(tmp_path)
+    toy_arpa(tmp_path / "lm.arpa", seed=0, words=("a", "ab", "bcd", "zebra"))
+    (tmp_path / "pieces.txt").write_text("\n".join(PIECES) + "\n")
+    lines = [f"{word} {' '.join(spelling)}" for word, own in LEXICON.items() for spelling in own]
+    (tmp_path / "lexicon.txt").write_text("\n".join(lines) + "\n")
+    return tmp_path
+
+
+def build(capsys, *arguments, lm="lm.arpa", tokenizer="pieces.txt"):
+    """Run the command; the report as JSON, and the graph."""
+    options = [f"lm={lm}", f"tokenizer={tokenizer}", "out=out.graph", "json=true", *arguments]
+    assert main(["build-graph", *options]) == 0
+    return json.loads(capsys.readouterr().out), load_graph("out.graph")
+
+
+def test_the_graph_is_that_of_the_library(here, capsys):
+    facts, graph = build(capsys)
+    expected = build_graph("lm.arpa", Vocabulary.from_pieces(PIECES), cache=False)
+    assert graph.fingerprint == expected.fingerprint
+    assert graph.name == str(here / "lm.arpa")
+    assert facts["states"] == graph.num_states
+    assert facts["arcs"] == graph.num_arcs
+    assert facts["n-grams"] == sum(facts["n-grams by order"])
+    assert facts["bytes"] == (here / "out.graph").stat().st_size
+
+
+def test_words_that_cannot_be_spelled_are_counted_and_listed(here, capsys):
+    facts, graph = build(capsys, "oov=oov.txt")
+    assert facts["LM words without spelling"] == 1
+    assert facts["n-grams that end in such a word"] >= 1
+    assert (here / "oov.txt").read_text() == "zebra\n"
+    assert "zebra" not in graph.words
+
+
+def test_the_table_shows_what_people_ask_for(here, capsys):
+    assert main(["build-graph", "lm=lm.arpa", "tokenizer=pieces.txt", "out=out.graph"]) == 0
+    said = capsys.readouterr()
+    for row in (
+        "n-grams",
+        "OOV words, left out",
+        "contexts not summing to 1",
+        "epsilon arcs",
+        "size in MB",
+    ):
+        assert f"\n{row}" in said.out
+    assert "e.g. zebra: oov=FILE lists all" in said.out
+    assert "topology is not composed" in said.out
+    assert "use it with  transcribe strategy=cuda_wfst lm=out.graph" in said.err
+
+
+def test_a_lexicon_spells_instead_of_the_tokenizer(here, capsys):
+    toy_arpa(here / "lm.arpa", seed=0)
+    facts, graph = build(capsys, "lexicon=lexicon.txt")
+    expected = build_graph("lm.arpa", toy_lexicon(), vocab_size=len(PIECES), cache=False)
+    assert graph.fingerprint == expected.fingerprint
+    assert facts["spellings"] == sum(map(len, LEXICON.values()))
+
+
+def test_more_segmentations_make_more_spellings(here, capsys):
+    (here / "pieces.txt").write_text("\n".join([*PIECES, "▁ab"]))
+    one, _ = build(capsys)
+    more, graph = build(capsys, "segmentations=2")
+    assert (one["spellings"], more["spellings"]) == (3, 4)
+    assert graph.fingerprint != build(capsys)[1].fingerprint
+
+
+def test_an_open_vocabulary_has_its_costs(here, capsys):
+    costs = ["open_vocabulary=true", "unknown_word_cost=1", "unknown_piece_cost=0.5"]
+    facts, graph = build(capsys, *costs)
+    expected = build_graph(
+        "lm.arpa", Vocabulary.from_pieces(PIECES), open_vocabulary=OpenVocabulary(1.0, 0.5), cache=False
+    )
+    assert facts["open vocabulary"]
+    assert graph.fingerprint == expected.fingerprint
+
+
+def test_words_can_be_added(here, capsys):
+    (here / "names.txt").write_text("bcd\nabba a\n")
+    assert (
+        main(["build-graph", "lm=lm.arpa", "tokenizer=pieces.txt", "out=x", "added_words=names.txt"])
+        == 2
+    )
+    assert "'abba' cannot be spelled" in capsys.readouterr().err
+    (here / "names.txt").write_text("bcd\nabb a\n")
+    facts, graph = build(capsys, "added_words=names.txt")
+    assert facts["added words"] == 1
+    assert "abb" in graph.words
+    assert graph.name == str(here / "lm.arpa")
+
+
+@pytest.mark.nemo
+def test_a_model_and_its_tokenizer_make_the_same_graph(assets, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("nemo.collections.asr")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_processor().serialized_model_proto())
+    lm = assets / "lm" / "word3.arpa"
+    facts, graph = build(capsys, lm=lm, tokenizer="tokenizer.model")
+    assert main(["build-graph", f"lm={lm}", f"model={CTC_MODEL}", "out=model.graph"]) == 0
+    assert load_graph("model.graph").fingerprint == graph.fingerprint
+    assert facts["LM words without spelling"] == facts["contexts that do not sum to 1"] == 0
+
+
+@pytest.mark.nemo
+def test_a_model_with_several_languages_spells_in_one_of_them(monkeypatch):
+    pytest.importorskip("nemo.collections.asr")
+    from nemo_gpu_decoding.nemo_plugin.session import Session
+
+    tokenizers = {"de": lambda text: [0], "en": lambda text: [1]}
+    several = Vocabulary(("▁a", "▁b"), "bpe", encode_by_language=tokenizers)
+    loaded = SimpleNamespace(ctc_vocabulary=lambda: several)
+    monkeypatch.setattr(Session, "load", lambda name, **options: loaded)
+    assert vocabulary_of_model("m.nemo", "en").tokenize("b") == [1]
+    with pytest.raises(ValueError, match=r"source_lang is None, .* one of de, en"):
+        vocabulary_of_model("m.nemo")
+
+
+def test_progress_is_told_once_per_step(here):
+    steps = []
+    lexicon = Lexicon.from_pieces([("a", ("▁a",))], PIECES)
+    build_graph("lm.arpa", lexicon, vocab_size=len(PIECES), cache=False, progress=steps.append)
+    assert len(steps) == BUILD_STEPS
+    with step_bar() as progress:
+        for step in steps:
+            progress(step)
+
+
+TOKENS = ["lm=lm.arpa", "tokenizer=pieces.txt", "out=out.graph"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["lm=lm.arpa", "out=x"], "give either model=... or tokenizer=FILE"),
+        ([*TOKENS, "model=m.nemo"], "give either model=... or tokenizer=FILE"),
+        (["lm=none.arpa", "tokenizer=pieces.txt", "out=x"], "lm=none.arpa is no file here"),
+        (["lm=pieces.txt", "tokenizer=pieces.txt", "out=x"], "lmplz -o 3 < text > lm.arpa"),
+        (["lm=tokens.arpa", "tokenizer=pieces.txt", "out=x"], "is an LM over tokens ('▁a', '▁b'"),
+        (["lm=nemo.arpa", "tokenizer=pieces.txt", "out=x"], "is an LM over tokens ('d', 'e'"),
+        (["lm=lm.arpa", "tokenizer=pieces.txt", "out=no/x"], "out=no/x: there is no folder no"),
+        (["lm=lm.arpa", "tokenizer=pieces.txt", "out=."], "out=. is a folder"),
+        ([*TOKENS, "source_lang=de"], "source_lang is 'de', which needs model=..."),
+        ([*TOKENS, "segmentations=0"], "segmentations is 0, expected an integer >= 1"),
+        ([*TOKENS, "lexicon=lexicon.txt", "segmentations=2"], "expected 1: the lexicon lists all"),
+        ([*TOKENS, "unknown_word_cost=1"], "need open_vocabulary=true"),
+        ([*TOKENS, "open_vocabulary=true", "unknown_word_cost=-1"], "unknown_word_cost is -1.0"),
+        ([*TOKENS, "lexicon=bad.txt"], "bad.txt, line 1: the word 'a' has no pieces"),
+        (["lm=lm.arpa", "tokenizer=gap.txt", "out=x"], "gap.txt, line 2: no piece"),
+        (["lm=lm.arpa", "tokenizer=odd.txt", "out=x"], "odd.txt: pieces have neither"),
+        (["lm=lm.arpa", "tokenizer=broken.model", "out=x"], "cannot be read as a SentencePiece model"),
+        (["lm=lm.arpa", "tokenizer=broken.model.txt", "out=x"], "is neither *.model nor text"),
+        (["lm=lm.arpa", "tokenizer=nemo/vocab.txt", "out=x"], "give tokenizer="),
+    ],
+)
+def test_mistakes_are_named(here, arguments, problem, capsys):
+    toy_arpa(here / "tokens.arpa", seed=0, order=1, words=PIECES)
+    toy_arpa(here / "nemo.arpa", seed=0, order=1, words=[chr(100 + i) for i in range(len(PIECES))])
+    (here / "bad.txt").write_text("a\n")
+    (here / "gap.txt").write_text("▁a\n\nb\n")
+    (here / "odd.txt").write_text("aa\nb\n")
+    (here / "nemo").mkdir()
+    for name in ("broken.model", "broken.model.txt", "nemo/tokenizer.model", "nemo/vocab.txt"):
+        (here / name).write_bytes(b"\xff\xfe\xff")
+    assert main(["build-graph", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert problem in said
+    assert "Traceback" not in said
+    assert not (here / "x").exists()

@@ -1,0 +1,365 @@
+"""cuda_wfst through NeMo's own doors: transcribe, n-best, times, confidence, requests, hybrids."""
+# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
+
+import copy
+import json
+
+import pytest
+
+pytestmark = pytest.mark.nemo
+pytest.importorskip("nemo.collections.asr")
+pytest.importorskip("kaldifst")
+
+import torch
+from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
+from omegaconf import OmegaConf
+
+from nemo_gpu_decoding import Request, WFSTConfig, utterance_requests
+from nemo_gpu_decoding.graph import build
+from nemo_gpu_decoding.graph.build import build_graph
+from nemo_gpu_decoding.metrics import phrase_score, word_errors
+from nemo_gpu_decoding.nemo_plugin import wfst, wfst_graph
+from nemo_gpu_decoding.nemo_plugin.hypotheses import WordHypothesis
+from nemo_gpu_decoding.nemo_plugin.wfst import WfstInfer
+from nemo_gpu_decoding.search.cuda_wfst.mbr import minimum_bayes_risk
+
+
+@pytest.fixture(scope="module", autouse=True)
+def graph_cache(tmp_path_factory):
+    """Graphs of these tests are not left in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("graphs")
+        patch.setattr(build, "graph_cache_folder", lambda: folder)
+        yield folder
+
+
+@pytest.fixture
+def cfg(assets):
+    def config(top=None, **wfst):
+        lm = {"arpa_lm_path": str(assets / "lm" / "word3.arpa"), "beam_width": 16.0}
+        return {"strategy": "cuda_wfst", "wfst": {**lm, **wfst}, **(top or {})}
+
+    return config
+
+
+def emissions_of(model, utterances):
+    """(log_probs [B, T, V + 1], lengths [B], greedy texts) of many utterances."""
+    model.change_decoding_strategy({"strategy": "greedy_batch"}, verbose=False)
+    files = [utterance["audio_filepath"] for utterance in utterances]
+    found = model.transcribe(files, batch_size=15, return_hypotheses=True, verbose=False)
+    rows = [hypothesis.y_sequence.clone() for hypothesis in found]
+    lengths = torch.tensor([len(row) for row in rows])
+    padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return padded, lengths, [hypothesis.text for hypothesis in found]
+
+
+@pytest.fixture(scope="module")
+def many_emissions(shared_ctc_model, many_utterances):
+    return emissions_of(shared_ctc_model, many_utterances)
+
+
+@pytest.fixture(scope="module")
+def names(assets):
+    """Words that the LM does not list; some are spoken in the test set."""
+    return (assets / "phrases.txt").read_text().split()
+
+
+@pytest.fixture(scope="module")
+def named_utterances(assets, names):
+    """Utterances with such names."""
+    lines = (assets / "speech" / "test.json").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    entries = [entry for entry in entries if set(entry["text"].split()) & set(names)][:15]
+    return [e | {"audio_filepath": str(assets / "speech" / e["audio_filepath"])} for e in entries]
+
+
+@pytest.fixture(scope="module")
+def named_emissions(shared_ctc_model, named_utterances):
+    return emissions_of(shared_ctc_model, named_utterances)
+
+
+def decode(model, cfg, emissions, **kwargs):
+    """What the model's decoding object makes of stored log-probs."""
+    model.change_decoding_strategy(cfg, verbose=False)
+    kwargs = {"return_hypotheses": True, **kwargs}
+    return model.decoding.ctc_decoder_predictions_tensor(*emissions[:2], **kwargs)
+
+
+def texts(hypotheses):
+    return [hypothesis.text for hypothesis in hypotheses]
+
+
+def transcribed(model, cfg, files, **kwargs):
+    model.change_decoding_strategy(cfg, verbose=False)
+    return model.transcribe(files, verbose=False, **kwargs)
+
+
+# ------------------------------------------------------------------------------------------ texts
+
+
+def test_fewer_errors_than_greedy_and_than_a_beam_without_lm(
+    ctc_model, cfg, many_emissions, many_utterances
+):
+    references = [utterance["text"] for utterance in many_utterances]
+    beam = {"strategy": "flexctc_beam", "beam": {"beam_size": 16, "beam_beta": 0.0}}
+    with_beam = texts(decode(ctc_model, beam, many_emissions))
+    files = [utterance["audio_filepath"] for utterance in many_utterances]
+    ours = texts(transcribed(ctc_model, cfg(), files, batch_size=8))
+    greedy_errors, beam_errors, our_errors = (
+        word_errors(references, found).total for found in (many_emissions[2], with_beam, ours)
+    )
+    assert our_errors < 0.6 * greedy_errors
+    assert our_errors < 0.6 * beam_errors
+
+
+def test_nemos_name_of_the_strategy_with_ours_as_search_type(ctc_model, cfg, files, assets):
+    expected = texts(transcribed(ctc_model, cfg(), files))
+    structured = OmegaConf.structured(CTCDecodingConfig(strategy="wfst"))
+    structured.wfst.search_type = "cuda_wfst"
+    structured.wfst.arpa_lm_path = str(assets / "lm" / "word3.arpa")
+    structured.wfst.beam_width = 16.0
+    assert texts(transcribed(ctc_model, structured, files)) == expected
+    assert isinstance(ctc_model.decoding.decoding, WfstInfer)
+
+
+def test_hypotheses_are_those_of_the_plain_decoder(ctc_model, cfg, emissions):
+    hypotheses = decode(ctc_model, cfg(lm_weight=0.8), emissions)
+    decoder = ctc_model.decoding.decoding.decoder()
+    assert decoder.config == WFSTConfig(beam=16.0, lattice_beam=16.0, lm_weight=0.8)
+    for hypothesis, nbest, length in zip(
+        hypotheses, decoder.decode(*emissions), emissions[1].tolist(), strict=True
+    ):
+        best = nbest.best
+        assert isinstance(hypothesis, WordHypothesis)
+        assert hypothesis.text == best.text
+        assert hypothesis.words == best.words
+        assert hypothesis.y_sequence.tolist() == best.tokens.tolist()
+        assert hypothesis.timestamp == best.frames.tolist()
+        assert (hypothesis.score, hypothesis.score_parts) == (best.score, best.parts)
+        assert hypothesis.length == length
+
+
+def test_the_batch_changes_nothing(ctc_model, cfg, files):
+    alone = texts(transcribed(ctc_model, cfg(), files, batch_size=1))
+    assert texts(ctc_model.transcribe(files, batch_size=6, verbose=False)) == alone
+
+
+def test_the_decoding_can_be_copied(ctc_model, cfg, emissions):
+    expected = texts(decode(ctc_model, cfg(), emissions))
+    other = copy.deepcopy(ctc_model.decoding)
+    found = other.ctc_decoder_predictions_tensor(*emissions, return_hypotheses=True)
+    assert texts(found) == expected
+
+
+def test_the_graph_is_made_once_and_only_when_needed(ctc_model, cfg, files, graph_cache, monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        wfst_graph, "build_graph", lambda *a, **k: made.append(a) or build_graph(*a, **k)
+    )
+    ctc_model.change_decoding_strategy(cfg(segmentations=2), verbose=False)
+    assert made == []
+    ctc_model.transcribe(files[:2], batch_size=1, verbose=False)
+    first = ctc_model.decoding.decoding
+    ctc_model.transcribe(files[:1], timestamps=True, verbose=False)  # makes a new decoding object
+    assert ctc_model.decoding.decoding is not first
+    assert ctc_model.decoding.decoding.decoder().graph is first.decoder().graph
+    assert len(made) == 1
+    assert list(graph_cache.glob("*.graph"))
+
+
+def test_zero_frames_and_greedy_labels(ctc_model, cfg, emissions, many_emissions):
+    ctc_model.change_decoding_strategy(cfg(), verbose=False)
+    predict = ctc_model.decoding.ctc_decoder_predictions_tensor
+    empty, full = predict(emissions[0][:2], torch.tensor([0, int(emissions[1][1])]))
+    assert (empty.text, bool(full.text)) == ("", True)
+    labels = emissions[0].argmax(-1)  # what cache-aware streaming passes on: nothing to search
+    assert texts(predict(labels, emissions[1])) == many_emissions[2][: len(labels)]
+
+
+# ---------------------------------------------------------------------------------- alternatives
+
+
+@pytest.mark.parametrize("timestamps", [None, True])
+def test_n_best(ctc_model, cfg, files, timestamps):
+    best_only = transcribed(ctc_model, cfg(), files, return_hypotheses=True)
+    several = cfg(return_best_hypothesis=False, beam_size=3)
+    found = transcribed(ctc_model, several, files, return_hypotheses=True, timestamps=timestamps)
+    for n_best, best in zip(found, best_only, strict=True):
+        assert n_best[0].text == best.text
+        assert 1 < len(n_best) == len(set(texts(n_best))) <= 3
+        scores = [hypothesis.score for hypothesis in n_best]
+        assert scores == sorted(scores, reverse=True)
+        for hypothesis in n_best:
+            assert all(0 <= word.confidence <= 1 for word in hypothesis.words)
+            if timestamps:
+                words = hypothesis.timestamp["word"]
+                assert " ".join(entry["word"] for entry in words) == hypothesis.text
+                assert words[0]["start"] >= 0
+
+
+def test_minimum_bayes_risk(ctc_model, cfg, emissions, monkeypatch):
+    found = decode(ctc_model, cfg(decoding_mode="mbr", posterior_paths=5), emissions)
+    plain = ctc_model.decoding.decoding.decoder().decode(*emissions)
+    assert texts(found) == [minimum_bayes_risk(nbest.paths).text for nbest in plain]
+    assert all(0 <= word.confidence <= 1 for hypothesis in found for word in hypothesis.words)
+    # of such clear speech it is the best path; that others would be returned just as well:
+    monkeypatch.setattr(wfst, "minimum_bayes_risk", lambda paths: paths[-1])
+    found = ctc_model.decoding.ctc_decoder_predictions_tensor(*emissions, return_hypotheses=True)
+    assert texts(found) == [nbest.paths[-1].text for nbest in plain]
+    assert texts(found) != [nbest.best.text for nbest in plain]
+
+
+def test_lattices(ctc_model, cfg, emissions):
+    found = decode(ctc_model, cfg(decoding_mode="lattice"), emissions)
+    assert texts(found) == texts(decode(ctc_model, cfg(), emissions))
+    for hypothesis in found:
+        lattice = hypothesis.lattice
+        (best,) = lattice.n_best(1)
+        assert best.cost == pytest.approx(-hypothesis.score, abs=1e-3)
+        told = {lattice.graph.words[row[3]] for row in lattice.arcs() if row[3]}
+        assert set(hypothesis.text.split()) <= told
+
+
+# ------------------------------------------------------------------------------ times, confidence
+
+
+def test_times_are_those_of_the_search_in_nemos_shape(ctc_model, cfg, files):
+    for hypothesis in transcribed(ctc_model, cfg(), files, timestamps=True):
+        stamps = hypothesis.timestamp
+        assert [entry["word"] for entry in stamps["word"]] == hypothesis.text.split()
+        assert [entry["segment"] for entry in stamps["segment"]] == [hypothesis.text]
+        assert stamps["timestep"] == hypothesis.token_frames
+        for level in ("char", "word", "segment"):
+            ends = [0, *(entry["end_offset"] for entry in stamps[level])]
+            for entry, end_before in zip(stamps[level], ends, strict=False):
+                assert end_before <= entry["start_offset"] < entry["end_offset"] <= hypothesis.length
+                assert entry["start"] == pytest.approx(0.08 * entry["start_offset"])
+        for entry, word in zip(stamps["word"], hypothesis.words, strict=True):
+            assert (entry["start_offset"], entry["end_offset"]) == (word.start_frame, word.end_frame)
+
+
+@pytest.mark.parametrize("level", ["char", "word", "segment"])
+def test_one_level_of_times(ctc_model, cfg, emissions, level):
+    found = decode(ctc_model, cfg({"compute_timestamps": True, "ctc_timestamp_type": level}), emissions)
+    assert all(set(hypothesis.timestamp) == {"timestep", level} for hypothesis in found)
+
+
+@pytest.mark.parametrize("exclude_blank", [True, False])
+@pytest.mark.parametrize("return_best", [True, False])
+def test_nemos_confidence_of_words(ctc_model, cfg, emissions, exclude_blank, return_best):
+    confidence = {"preserve_word_confidence": True, "exclude_blank": exclude_blank, "aggregation": "min"}
+    top = {"confidence_cfg": confidence, "compute_timestamps": True}
+    found = decode(ctc_model, cfg(top, return_best_hypothesis=return_best), emissions)
+    for hypothesis in found if return_best else [n_best[0] for n_best in found]:
+        assert len(hypothesis.frame_confidence) == hypothesis.length
+        assert len(hypothesis.token_confidence) == len(hypothesis.y_sequence)
+        assert len(hypothesis.word_confidence) == len(hypothesis.text.split())
+        for word, value in zip(hypothesis.words, hypothesis.word_confidence, strict=True):
+            own = hypothesis.token_confidence[word.first_token : word.end_token]
+            assert value == min(own)
+
+
+def test_alignments_collapse_to_the_tokens(ctc_model, cfg, emissions):
+    for hypothesis in decode(ctc_model, cfg({"preserve_alignments": True}), emissions):
+        log_probs, labels = hypothesis.alignments
+        assert log_probs.shape == (hypothesis.length, 129)
+        runs = torch.unique_consecutive(labels)
+        assert runs[runs != 128].tolist() == hypothesis.y_sequence.tolist()
+
+
+# --------------------------------------------------------------------------------------- boosting
+
+
+def test_boosting_finds_names_that_the_lm_has_never_seen(
+    ctc_model, cfg, named_emissions, named_utterances, names, assets
+):
+    references = [utterance["text"] for utterance in named_utterances]
+    options = {"beam_width": 30.0, "lm_weight": 0.5}
+    plain = texts(decode(ctc_model, cfg(**options), named_emissions))
+    boosting = {"boosting_tree": {"key_phrases_file": str(assets / "phrases.txt")}}
+    options |= {**boosting, "boosting_tree_alpha": 30}
+    boosted = texts(decode(ctc_model, cfg(**options), named_emissions))
+    assert phrase_score(references, plain, names).fscore == 0.0  # the LM does not list one of them
+    assert phrase_score(references, boosted, names).fscore > 0.15
+    assert word_errors(references, boosted).total < word_errors(references, plain).total
+
+
+@pytest.mark.parametrize("batch_size", [1, 6])
+def test_requests_concern_their_utterance_only(ctc_model, cfg, files, batch_size):
+    plain = texts(transcribed(ctc_model, cfg(added_words=["graam"]), files))
+    with utterance_requests(ctc_model, [["graam"], *[None] * 5], boosting_weight=8.0):
+        boosted = texts(ctc_model.transcribe(files, batch_size=batch_size, verbose=False))
+    assert boosted[0] == plain[0].replace("graham", "graam") != plain[0]
+    assert boosted[1:] == plain[1:]
+    with utterance_requests(ctc_model, [None, ["graam"], *[None] * 4], boosting_weight=8.0):
+        assert texts(ctc_model.transcribe(files, verbose=False))[0] == plain[0]
+
+
+def test_requests_replace_the_phrases_of_the_config(ctc_model, cfg, files):
+    options = cfg(boosting_tree={"key_phrases_list": ["graam"]}, boosting_tree_alpha=8.0)
+    assert texts(transcribed(ctc_model, options, files[:1]))[0].endswith("carla graam")
+    for wish in ([], ["budget"], Request(boosting_weight=0.0)):
+        with utterance_requests(ctc_model, [wish]):
+            assert texts(ctc_model.transcribe(files[:1], verbose=False))[0].endswith("graham")
+
+
+def test_words_that_the_graph_lacks_cannot_be_requested(ctc_model, cfg, files):
+    ctc_model.change_decoding_strategy(cfg(boosting_tree_alpha=0.0), verbose=False)
+    with (
+        pytest.raises(ValueError, match="the graph has not all words of 'graam'"),
+        utterance_requests(ctc_model, [["graam"]], boosting_weight=1.0),
+    ):
+        pass
+    with (
+        pytest.raises(ValueError, match=r"boosting_weight is 0.*wfst\.boosting_tree_alpha"),
+        utterance_requests(ctc_model, [["graham"]]),
+    ):
+        pass
+
+
+def test_lm_weights_per_utterance(ctc_model, cfg, files):
+    plain = texts(transcribed(ctc_model, cfg(), files))
+    with utterance_requests(ctc_model, [Request(lm_weight=0.0), *[None] * 5]):
+        assert texts(ctc_model.transcribe(files, verbose=False))[1:] == plain[1:]
+
+
+def test_an_open_vocabulary_spells_what_the_lm_does_not_list(ctc_model, cfg, many_emissions):
+    costs = {"unknown_word_cost": 0.0, "unknown_piece_cost": 0.0}
+    closed = decode(ctc_model, cfg(), many_emissions)
+    words = set(ctc_model.decoding.decoding.decoder().graph.words)
+    opened = decode(ctc_model, cfg(open_vocabulary_decoding=True, **costs), many_emissions)
+    assert {word for text in texts(closed) for word in text.split()} <= words
+    assert any(word not in words for text in texts(opened) for word in text.split())
+    assert not any("unk" in text or "▁" in text for text in texts(opened))
+
+
+# ------------------------------------------------------------------------- hybrids, save, restore
+
+
+def test_the_ctc_head_of_a_hybrid(hybrid_model, cfg, files):
+    before = texts(hybrid_model.transcribe(files[:3], verbose=False))
+    hybrid_model.change_decoding_strategy(cfg(), decoder_type="ctc", verbose=False)
+    assert isinstance(hybrid_model.ctc_decoding.decoding, WfstInfer)
+    found = hybrid_model.transcribe(files[:3], timestamps=True, verbose=False)
+    words = set(hybrid_model.ctc_decoding.decoding.decoder().graph.words)
+    assert all(set(text.split()) <= words for text in texts(found))
+    assert [e["word"] for e in found[0].timestamp["word"]] == found[0].text.split()
+    with utterance_requests(hybrid_model, [None, ["budget"], None], boosting_weight=1.0):
+        assert len(hybrid_model.transcribe(files[:3], verbose=False)) == 3
+    hybrid_model.change_decoding_strategy(None, decoder_type="rnnt", verbose=False)
+    assert texts(hybrid_model.transcribe(files[:3], verbose=False)) == before
+
+
+def test_transducers_refuse_it(hybrid_model, cfg):
+    with pytest.raises(ValueError, match="'cuda_wfst', which decodes CTC models"):
+        hybrid_model.change_decoding_strategy(cfg(), decoder_type="rnnt", verbose=False)
+
+
+def test_a_saved_model_restores_with_it(ctc_model, cfg, files, tmp_path):
+    expected = texts(transcribed(ctc_model, cfg(decoding_mode="mbr"), files[:2]))
+    ctc_model.save_to(str(tmp_path / "model.nemo"))
+    other = type(ctc_model).restore_from(str(tmp_path / "model.nemo"), map_location="cpu").eval()
+    assert other.cfg.decoding.strategy == "cuda_wfst"
+    assert texts(other.transcribe(files[:2], verbose=False)) == expected
+    other.change_decoding_strategy({"strategy": "greedy_batch"}, verbose=False)
+    assert type(other.decoding).__module__.startswith("nemo.")
