@@ -24,6 +24,8 @@ PACKAGES = (
     "flashlight-text",
     "pyctcdecode",
     "kenlm",
+    "kaldi-decoder",
+    "kaldifst",
     "kaldialign",
     "cuda-bindings",
     "triton",

@@ -7,10 +7,26 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PEER_FAMILIES = ("nemo", "flashlight", "pyctcdecode")
+from nemo_gpu_decoding.graph.topology import NEMO_NAMES
+
+PEER_FAMILIES = ("nemo", "flashlight", "pyctcdecode", "kaldi_decoder", "small_lm", "eager")
+MODES = ("batch", "stream")
+TEXTS = ("none", "own", "all")
 TRANSDUCERS = ("rnnt", "tdt")
 PRECISIONS = ("bfloat16", "float16", "float32")
+GRAPH_TOPOLOGIES = ("compact", "normal", "minimal")
+AT_LEAST_ONE = (
+    "threads",
+    "repeats",
+    "batch",
+    "sentences",
+    "graph_sentences",
+    "max_active",
+    "lm_order",
+    "min_frames",
+)
 FINITE = (
+    "acoustic_scale",
     "pair_seconds",
     "lm_weight",
     "beam_beta",
@@ -31,13 +47,17 @@ class BenchOptions:
     """
 
     # The strategy under test: flexctc_beam, or of transducers alsd_pp or aes_pp, which are measured on
-    # CPUs, without an encoder, beside NeMo's malsd_batch or maes_batch and greedy_batch.
+    # CPUs, without an encoder, beside NeMo's malsd_batch or maes_batch and greedy_batch. Of word graphs
+    # cuda_wfst, which is measured on CPUs, on the same graph as kaldi_decoder's FasterDecoder.
     strategy: str = "flexctc_beam"
+    # batch: whole utterances, beside peers. stream: the latency of our strategy alone when many live
+    # streams share one decoder; see `streams` and what follows it.
+    mode: str = "batch"
     # cpu, cuda or cuda:N. On a GPU our kernels are measured beside NeMo's decoders with CUDA graphs, for
     # several batch sizes, alone and behind an encoder; other peers don't run there.
     device: str = "cpu"
     # Decoders to measure beside it: any of nemo (its beam_batch and greedy_batch), flashlight,
-    # pyctcdecode. One that is not installed gets a row that says so.
+    # pyctcdecode; for cuda_wfst kaldi_decoder. One that is not installed gets a row that says so.
     peers: list[str] = field(default_factory=lambda: list(PEER_FAMILIES))
     # Write rows and header here as JSON; a folder gets a file <strategy>-<cpu>-<date>.json.
     out: str | None = None
@@ -46,6 +66,15 @@ class BenchOptions:
 
     # Beam sizes K.
     beams: list[int] = field(default_factory=lambda: [4, 8, 16])
+    # For word graphs in place of `beams`: how far above the best a hypothesis may cost, natural log.
+    graph_beams: list[int] = field(default_factory=lambda: [10, 13, 17, 25])
+    # For word graphs: hypotheses per frame at most.
+    max_active: int = 10_000
+    # For word graphs: CTC topology; compact, normal or minimal.
+    topology: str = "compact"
+    # For word graphs: factor of the log-probs against the graph's costs, tuned on dev_v1024.npz; beams
+    # are in units of the scaled score.
+    acoustic_scale: float = 8.0
     # CPU threads of every decoder that can use more than one.
     threads: int = 1
     # How often a peer and ours are timed in turn; medians are reported.
@@ -58,7 +87,8 @@ class BenchOptions:
     phrases: int = 200
     # Phrases in the large list of the scaling row; 0 leaves this row out.
     many_phrases: int = 20_000
-    # For CTC: measure memory growth with K, compile time and start time, each in a fresh process.
+    # For flexctc_beam: measure memory growth with K, compile time and start time, each in a fresh
+    # process.
     probes: bool = True
 
     # On a GPU: batch sizes B; a batch of B is the first B utterances.
@@ -94,9 +124,11 @@ class BenchOptions:
     tokenizer: str | None = None
     # With `data` or `model`: token-level n-gram LM, ARPA or ARPA.gz in NeMo's encoding (chr(id + 100)).
     lm: str | None = None
-    # With `data` or `model`: word-level ARPA or ARPA.gz, for peers that read words and for phrases.
+    # With `data` or `model`: word-level ARPA or ARPA.gz, for peers that read words, for phrases, and for
+    # the graph of cuda_wfst.
     word_lm: str | None = None
-    # With `data`: lines "word<TAB>piece piece ...", for phrases and for peers that read words.
+    # With `data`: lines "word<TAB>piece piece ...", for phrases, for peers that read words, and for the
+    # graph of cuda_wfst, which otherwise spells words with the tokenizer.
     lexicon: str | None = None
 
     # Without `data`: number of tokens V, the blank not counted.
@@ -109,10 +141,29 @@ class BenchOptions:
     max_frames: int = 375
     # Without `data`: sentences of text that the LMs are estimated from.
     sentences: int = 36_000
+    # Without `data`, for word graphs in place of `sentences`: 100,000 make a graph of 500,000 n-grams.
+    graph_sentences: int = 100_000
+    # For paged_biglm: n-grams of the small LM / those of the word LM that it is pruned from, in (0, 1].
+    # All words stay, so that the share may come out larger.
+    small_share: float = 0.02
     # Without `data`: n of the token n-gram LM.
     lm_order: int = 6
     # Without `data`: another seed, another language.
     seed: int = 1
+
+    # For mode=stream: so many live streams at once, a row for each number, with the largest of `beams`
+    # or `graph_beams`.
+    streams: list[int] = field(default_factory=lambda: [16, 64, 128, 256])
+    # For mode=stream: audio in a chunk, milliseconds; a whole number of frames.
+    chunk_ms: float = 400.0
+    # For mode=stream: audio of each stream, seconds.
+    stream_seconds: float = 20.0
+    # For mode=stream: chunks that are decoded together at most. null: all that wait.
+    max_batch: int | None = None
+    # For mode=stream: of which streams partial results are asked after each batch, a row for each. none:
+    # batches are only read. all: of all streams. own: of those that heard something; a decoder tells the
+    # texts of all streams that were opened together, so these are opened, and pushed, one by one.
+    texts: list[str] = field(default_factory=lambda: ["none", "own"])
 
     # Our LM weight, and NeMo's ngram_lm_alpha. This and the weights below were tuned for each decoder by
     # a small grid on dev_v1024.npz; LM weights are in natural log, whatever unit the peer takes.
@@ -135,20 +186,31 @@ class BenchOptions:
         if unknown:
             expected = ", ".join(PEER_FAMILIES)
             raise ValueError(f"peers holds {', '.join(unknown)}, expected any of {expected}")
-        if not self.beams or min(self.beams) < 1:
-            raise ValueError(f"beams is {self.beams}, expected one or more integers >= 1")
-        for name in ("threads", "repeats", "batch", "sentences", "lm_order", "min_frames"):
+        for name in ("beams", "graph_beams", "streams"):
+            values = getattr(self, name)
+            if not values or min(values) < 1:
+                raise ValueError(f"{name} is {values}, expected one or more integers >= 1")
+        for name in AT_LEAST_ONE:
             _check_at_least(name, getattr(self, name), 1)
         _check_at_least("phrases", self.phrases, 0)
         _check_at_least("many_phrases", self.many_phrases, 0)
         _check_at_least("vocab_size", self.vocab_size, 8)
         _check_at_least("max_frames", self.max_frames, self.min_frames)
         self._check_gpu_options()
+        self._check_stream_options()
         for name in FINITE:
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} is {getattr(self, name)}, expected a finite number")
-        if self.utterances is not None:
-            _check_at_least("utterances", self.utterances, 1)
+        if not 0 < self.small_share <= 1:
+            raise ValueError(f"small_share is {self.small_share}, expected a number in (0, 1]")
+        if not self.acoustic_scale > 0:
+            raise ValueError(f"acoustic_scale is {self.acoustic_scale}, expected a number > 0")
+        if NEMO_NAMES.get(self.topology, self.topology) not in GRAPH_TOPOLOGIES:
+            expected = ", ".join(GRAPH_TOPOLOGIES)
+            raise ValueError(f"topology is {self.topology!r}, expected {expected}")
+        for name in ("utterances", "max_batch"):
+            if getattr(self, name) is not None:
+                _check_at_least(name, getattr(self, name), 1)
         self._check_files()
 
     def _check_gpu_options(self) -> None:
@@ -168,7 +230,8 @@ class BenchOptions:
             raise ValueError(f"transducers is {self.transducers}, expected any of {TRANSDUCERS}")
         _check_at_least("prediction_width", self.prediction_width, 8)
         _check_at_least("max_symbols", self.max_symbols, 1)
-        ctc_on_cpu = self.device == "cpu" and self.strategy == "flexctc_beam"
+        ctc = ("flexctc_beam", "cuda_wfst", "paged_biglm")
+        ctc_on_cpu = self.device == "cpu" and self.strategy in ctc
         if self.model and (self.data or ctc_on_cpu):
             seen = "with data=" if self.data else "with device=cpu"
             raise ValueError(f"model is {self.model!r} {seen}, expected device=cuda and no data=")
@@ -177,6 +240,18 @@ class BenchOptions:
                 raise ValueError(f"{name} is {getattr(self, name)!r} with model=, which brings its own")
         if (self.model is None) != (self.manifest is None):
             raise ValueError("model and manifest go together, expected both or neither")
+
+    def _check_stream_options(self) -> None:
+        if self.mode not in MODES:
+            raise ValueError(f"mode is {self.mode!r}, expected {' or '.join(MODES)}")
+        unknown = [kind for kind in self.texts if kind not in TEXTS]
+        if unknown or not self.texts:
+            raise ValueError(f"texts is {self.texts}, expected any of {', '.join(TEXTS)}")
+        for name in ("chunk_ms", "stream_seconds"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected a number > 0")
+        if self.mode == "stream" and self.device != "cpu":
+            raise ValueError(f"device is {self.device!r}, expected cpu with mode=stream")
 
     def _check_files(self) -> None:
         for name in ("data", "tokenizer", "lm", "word_lm", "lexicon", "model", "manifest"):

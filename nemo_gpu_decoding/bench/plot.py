@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+HEADROOM = 1.1  # above the largest error rate, for the numbers there
 Point = tuple[float, float, int]  # RTFx, WER %, beam size
 
 
@@ -23,16 +24,18 @@ def plot_rows(rows: Sequence[Mapping[str, Any]], path: str, title: str) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("plot= needs matplotlib: pip install 'nemo-gpu-decoding[bench]'") from error
+    what = "beam" if "graph" in rows[0] else "beam size"
     figure = Figure(figsize=(10, 6), layout="constrained")
     axes = figure.add_subplot()
     for index, (label, points) in enumerate(sorted(lines.items())):
         ours = label.startswith(rows[0]["strategy"])
         _draw_line(axes, label, points, color=f"C{index}", ours=ours)
     axes.set_xscale("log")
-    axes.set_ylim(bottom=0)
+    highest = max(error for points in lines.values() for _, error, _ in points)
+    axes.set_ylim(0, HEADROOM * highest or 1)
     axes.set_xlabel("RTFx: seconds of audio decoded per second (log scale; right is faster)")
     axes.set_ylabel("word error rate, % (lower is better)")
-    axes.set_title(f"{title}\nnumbers at the points: beam size", fontsize=10)
+    axes.set_title(f"{title}\nnumbers at the points: {what}", fontsize=10)
     axes.grid(True, which="both", alpha=0.25)
     figure.legend(loc="outside right upper", fontsize=9)
     figure.savefig(path, dpi=130)

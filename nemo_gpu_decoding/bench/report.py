@@ -40,6 +40,10 @@ def format_table(header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -
     on_gpu = any("part" in row for row in rows)
     transducers = any("networks" in row for row in rows)
     head = _GPU_HEAD * on_gpu + _TRANSDUCER_HEAD * transducers + _HEAD
+    graphs = {json.dumps(row["graph"]) for row in rows if "graph" in row}
+    if graphs:
+        head = tuple("beam" if name == "K" else name for name in head)
+        lines[-1:] = [*(f"graph: {graph}" for graph in sorted(graphs)), ""]
 
     def cells_of(row: Mapping[str, Any]) -> tuple[str, ...]:
         networks = (row["networks"],) if transducers else ()
@@ -93,12 +97,16 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def result_path(out: str, header: Mapping[str, Any]) -> Path:
-    """The file to write: `out`, or `<strategy>-<machine>-<date>.json` in it if it is a folder."""
+    """The file to write: `out`, or `<strategy>-<machine>-<date>.json` in it if it is a folder.
+
+    Those of streams are named `<strategy>-stream-<machine>-<date>.json`.
+    """
     path = Path(out)
     if not path.is_dir():
         return path
     name = re.sub(r"[^a-z0-9]+", "-", machine(header).lower()).strip("-")
-    return path / f"{header['strategy']}-{name}-{header['date'][:10]}.json"
+    mode = "-stream" if header.get("mode") == "stream" else ""
+    return path / f"{header['strategy']}{mode}-{name}-{header['date'][:10]}.json"
 
 
 def write_result(path: Path, header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:

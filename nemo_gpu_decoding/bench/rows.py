@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 from nemo_gpu_decoding.bench.cases import Case
@@ -39,7 +40,7 @@ def _used(setting: Setting, peer: Peer) -> Setting:
     """The setting with the threads that the peer really uses."""
     if peer.multithreaded:
         return setting
-    return Setting(setting.beam_size, setting.lm, setting.phrases, threads=1)
+    return replace(setting, threads=1)
 
 
 def missing_input(case: Case, task: Utterances) -> str | None:

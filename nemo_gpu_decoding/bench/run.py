@@ -15,7 +15,11 @@ Every row is a dict:
     rtfx                    {"ours", "peer"}: seconds of audio decoded per second
     wer, ter                {"ours", "peer"}: percent of words and of tokens that are wrong
     skipped                 None, or why nothing was measured: verified is False, numbers are None
-    networks        rnnt or tdt; in rows of transducers only
+    networks                rnnt or tdt; in rows of transducers only
+    graph                   n-grams, words, states and arcs of the graph; in rows of word graphs only
+    lms, work               n-grams of both LMs, work per frame of both sides; of paged_biglm only
+
+`bench mode=stream` measures something else: see `stream/run.py`.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 
+from nemo_gpu_decoding.bench.big_lm.cases import make_big_lm_cases
+from nemo_gpu_decoding.bench.big_lm.strategies import BIG_LM_STRATEGIES, BigLMSearch
 from nemo_gpu_decoding.bench.cases import Case, make_cases
 from nemo_gpu_decoding.bench.environment import describe_run
 from nemo_gpu_decoding.bench.measure import ratio_clock, time_alternately, torch_threads
@@ -31,15 +37,26 @@ from nemo_gpu_decoding.bench.probe import probe_process
 from nemo_gpu_decoding.bench.report import format_table, result_path, write_result
 from nemo_gpu_decoding.bench.rows import Row, empty_row, missing_input, report_progress
 from nemo_gpu_decoding.bench.sources import make_task
-from nemo_gpu_decoding.bench.strategies import STRATEGIES
+from nemo_gpu_decoding.bench.strategies import STRATEGIES, Strategy
 from nemo_gpu_decoding.bench.task import Task, Utterances
 from nemo_gpu_decoding.bench.transducer.cases import make_transducer_cases
 from nemo_gpu_decoding.bench.transducer.sources import transducer_tasks
 from nemo_gpu_decoding.bench.transducer.strategies import TRANSDUCER_STRATEGIES
 from nemo_gpu_decoding.bench.transducer.task import TransducerTask
 from nemo_gpu_decoding.bench.verify import Errors, verify
+from nemo_gpu_decoding.bench.word_graph.cases import make_word_graph_cases
+from nemo_gpu_decoding.bench.word_graph.graphs import describe, word_graph
+from nemo_gpu_decoding.bench.word_graph.sources import word_graph_task
+from nemo_gpu_decoding.bench.word_graph.strategies import WORD_GRAPH_STRATEGIES
 
 __all__ = ["BenchOptions", "run"]
+
+FIT_PEERS = (  # strategies, and the families of peers that they are measured beside
+    (TRANSDUCER_STRATEGIES, ("nemo",)),
+    (WORD_GRAPH_STRATEGIES, ("kaldi_decoder",)),
+    (BIG_LM_STRATEGIES, ("small_lm", "eager")),
+    (STRATEGIES, ("nemo", "flashlight", "pyctcdecode")),
+)
 
 
 def run(options: BenchOptions) -> list[Row]:
@@ -50,15 +67,20 @@ def run(options: BenchOptions) -> list[Row]:
     Raises:
         ValueError: unknown strategy, or files that do not fit each other, or no such GPU.
     """
-    known = STRATEGIES | TRANSDUCER_STRATEGIES
+    known = all_strategies()
     if options.strategy not in known:
         raise ValueError(f"strategy is {options.strategy!r}, expected one of {', '.join(known)}")
-    if options.strategy in TRANSDUCER_STRATEGIES and options.device != "cpu":
+    if options.strategy not in STRATEGIES and options.device != "cpu":
         raise ValueError(f"device is {options.device!r}, expected cpu with strategy={options.strategy}")
+    if options.mode == "stream":
+        from nemo_gpu_decoding.bench.stream.run import run_streams
+
+        return run_streams(options, _tasks(options), known[options.strategy])
     if options.device != "cpu":
         from nemo_gpu_decoding.bench.gpu.run import run_on_gpu
 
         return run_on_gpu(options)
+    _name_absent_peers(options)
     tasks = _tasks(options)
     task = tasks[0]
     header = describe_run(options, task)
@@ -70,7 +92,7 @@ def run(options: BenchOptions) -> list[Row]:
             report_progress(rows[-1])
             if out:  # a run that is cut off keeps what it has
                 write_result(out, header, rows)
-    if options.probes and isinstance(task, Task):
+    if options.probes and options.strategy in STRATEGIES:
         header["probes"] = {kind: probe_process(kind, options) for kind in ("memory", "start")}
     print(format_table(header, rows))
     if out:
@@ -82,14 +104,26 @@ def run(options: BenchOptions) -> list[Row]:
     return rows
 
 
+def all_strategies() -> dict[str, type[Strategy]]:
+    """Name -> what measures it."""
+    return STRATEGIES | TRANSDUCER_STRATEGIES | WORD_GRAPH_STRATEGIES | BIG_LM_STRATEGIES
+
+
 def _tasks(options: BenchOptions) -> Sequence[Utterances]:
     """One task; for transducers one of each kind."""
-    if options.strategy not in TRANSDUCER_STRATEGIES:
-        return [make_task(options)]
-    absent = [peer for peer in options.peers if peer != "nemo"]
+    if options.strategy in TRANSDUCER_STRATEGIES:
+        return transducer_tasks(options)
+    if options.strategy in WORD_GRAPH_STRATEGIES | BIG_LM_STRATEGIES:
+        return [word_graph_task(options)]
+    return [make_task(options)]
+
+
+def _name_absent_peers(options: BenchOptions) -> None:
+    """Say which of the peers that were asked for are no match for this strategy."""
+    fit = next(peers for names, peers in FIT_PEERS if options.strategy in names)
+    absent = [peer for peer in options.peers if peer not in fit]
     if absent:
-        print(f"{', '.join(absent)}: for CTC only, see strategy=flexctc_beam", file=sys.stderr)
-    return transducer_tasks(options)
+        print(f"no row for {', '.join(absent)} with strategy={options.strategy}", file=sys.stderr)
 
 
 def _work(options: BenchOptions, tasks: Sequence[Utterances]) -> Iterator[tuple[Case, Utterances]]:
@@ -97,6 +131,10 @@ def _work(options: BenchOptions, tasks: Sequence[Utterances]) -> Iterator[tuple[
     for task in tasks:
         if isinstance(task, TransducerTask):
             cases = make_transducer_cases(options, task.kind)
+        elif options.strategy in WORD_GRAPH_STRATEGIES:
+            cases = make_word_graph_cases(options)
+        elif options.strategy in BIG_LM_STRATEGIES:
+            cases = make_big_lm_cases(options)
         else:
             cases = make_cases(options)
         for case in cases:
@@ -105,7 +143,7 @@ def _work(options: BenchOptions, tasks: Sequence[Utterances]) -> Iterator[tuple[
 
 def measure_case(case: Case, task: Utterances, options: BenchOptions) -> Row:
     """One row: verify, then time."""
-    strategy = (STRATEGIES | TRANSDUCER_STRATEGIES)[options.strategy]
+    strategy = all_strategies()[options.strategy]
     peer = (case.peer or strategy)(options)
     ours = strategy(options)
     row = empty_row(case, peer, ours)
@@ -116,6 +154,10 @@ def measure_case(case: Case, task: Utterances, options: BenchOptions) -> Row:
         return row
     peer.prepare(task, case.theirs)
     ours.prepare(task, case.ours)
+    if isinstance(task, Task) and options.strategy in WORD_GRAPH_STRATEGIES:
+        row["graph"] = describe(word_graph(task))
+    if isinstance(task, Task) and isinstance(ours, BigLMSearch):
+        row |= ours.describe(peer, task)
     outputs = [decoder.decode(task.inputs, task.lengths) for decoder in (peer, ours)]
     errors = Errors.of(task, outputs[0]), Errors.of(task, outputs[1])
     verdict = verify(case.check, task, peer, ours, errors)

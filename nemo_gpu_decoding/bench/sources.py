@@ -20,11 +20,16 @@ ARRAYS = ("log_probs", "lengths", "tokens", "texts", "frame_seconds")
 
 def make_task(options: BenchOptions) -> Task:
     """The task that the options ask for: from files if `data` is given, else synthetic."""
-    task = _read_task(options) if options.data else synthetic_task(options)
+    task = read_task(options) if options.data else synthetic_task(options)
     return task.first(options.utterances)
 
 
-def _read_task(options: BenchOptions) -> Task:
+def read_task(options: BenchOptions) -> Task:
+    """The task of the files that the options name.
+
+    Raises:
+        ValueError: files lack something or do not fit each other.
+    """
     assert options.data is not None
     with np.load(options.data) as file:
         missing = ", ".join(sorted(set(ARRAYS) - set(file)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 import torch
 
@@ -18,9 +19,10 @@ from nemo_gpu_decoding.search.result import NBest, Path
 
 
 class Strategy(ScoringPeer):
-    """A decoder of ours. `fusion` is what it was prepared with; `backend` may be set before."""
+    """A decoder of ours. `prepare` makes `decoder` and its `fusion`; `backend` may be set before."""
 
     fusion: Fusion
+    decoder: Any  # a `search.protocol.Decoder`; what it returns may be more than an `NBest`
     multithreaded = True
 
     def __init__(self, options: BenchOptions) -> None:
@@ -46,13 +48,13 @@ class FlexCTC(Strategy):
             threads=setting.threads,
             backend=self.backend,
         )
-        self._decoder = FlexCTCBeam(task.vocab_size, task.vocab_size, config, self.fusion)
+        self.decoder = FlexCTCBeam(task.vocab_size, task.vocab_size, config, self.fusion)
 
     def paths(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[Path]:
         return [nbest.best for nbest in self.results(log_probs, lengths)]
 
     def results(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[NBest]:
-        return self._decoder.decode(log_probs, lengths)
+        return self.decoder.decode(log_probs, lengths)
 
 
 def make_fusion(task: Utterances, setting: Setting, options: BenchOptions) -> Fusion:

@@ -20,18 +20,21 @@ FRAMES_PER_WORD = 5.5  # on average
 MOST_DRAWS = 100  # batches drawn before giving up on utterances of the wanted length
 
 
-def synthetic_task(options: BenchOptions, *, mutual: bool = False) -> Task:
+def synthetic_task(
+    options: BenchOptions, *, mutual: bool = False, graph_sentences: int | None = None
+) -> Task:
     """Utterances of a made-up language (see `language.py`), posteriors (`emissions.py`) and LMs.
 
     Args:
         mutual: tokens are mistaken for each other, in groups; else in one direction.
+        graph_sentences: estimate the word LM from so many sentences, and leave out the token LM.
     """
     rng = np.random.default_rng(options.seed)
     language, confusions = draw_language(options, rng, mutual=mutual)
     emissions = EmissionModel(confusions, rng)
     spoken, utterances = _utterances(language, emissions, options, rng)
     log_probs, lengths = _pad(utterances)
-    lm, word_lm = _language_models(language, options)
+    sentences = options.sentences if graph_sentences is None else graph_sentences
     return Task(
         name=f"synthetic-v{options.vocab_size}-b{options.batch}-seed{options.seed}",
         log_probs=log_probs,
@@ -41,8 +44,8 @@ def synthetic_task(options: BenchOptions, *, mutual: bool = False) -> Task:
         tokens=[language.spell(sentence) for sentence in spoken],
         vocabulary=Vocabulary(tuple(language.pieces), "bpe", spelled_by(language.lexicon)),
         lexicon=language.lexicon,
-        lm=lm,
-        word_lm=word_lm,
+        lm=_token_lm(language, options) if graph_sentences is None else None,
+        word_lm=_word_lm(language, options, sentences),
     )
 
 
@@ -90,20 +93,31 @@ def _pad(utterances: list[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(batch), torch.tensor(lengths)
 
 
-def _language_models(language: Language, options: BenchOptions) -> tuple[Path, Path]:
-    """Token and word ARPA of the language, estimated once from sentences that are not in the task."""
+def _token_lm(language: Language, options: BenchOptions) -> Path:
+    """Token ARPA of the language, estimated once from sentences that are not in the task."""
 
-    def sentences() -> list[list[str]]:
-        return language.sentences(options.sentences, np.random.default_rng(options.seed + 1), (5, 40))
-
-    def token_lm(path: Path) -> None:
-        spelled = ([chr(t + TOKEN_OFFSET) for t in language.spell(s)] for s in sentences())
+    def estimate(path: Path) -> None:
+        text = _lm_text(language, options, options.sentences)
+        spelled = ([chr(t + TOKEN_OFFSET) for t in language.spell(s)] for s in text)
         everything = (chr(t + TOKEN_OFFSET) for t in range(options.vocab_size))
         write_witten_bell(spelled, options.lm_order, path, words=everything)
 
-    def word_lm(path: Path) -> None:
-        write_witten_bell(sentences(), 3, path, words=language.lexicon)
+    return cached(f"{_lm_key(options, options.sentences)}-tok{options.lm_order}.arpa", estimate)
 
-    key = f"v{GENERATOR_VERSION}-{options.vocab_size}-{options.seed}-{options.sentences}"
-    tokens = cached(f"synthetic-{key}-tok{options.lm_order}.arpa", token_lm)
-    return tokens, cached(f"synthetic-{key}-word3.arpa", word_lm)
+
+def _word_lm(language: Language, options: BenchOptions, sentences: int) -> Path:
+    """Word ARPA of the language, likewise."""
+
+    def estimate(path: Path) -> None:
+        text = _lm_text(language, options, sentences)
+        write_witten_bell(text, 3, path, words=language.lexicon)
+
+    return cached(f"{_lm_key(options, sentences)}-word3.arpa", estimate)
+
+
+def _lm_text(language: Language, options: BenchOptions, sentences: int) -> list[list[str]]:
+    return language.sentences(sentences, np.random.default_rng(options.seed + 1), (5, 40))
+
+
+def _lm_key(options: BenchOptions, sentences: int) -> str:
+    return f"synthetic-v{GENERATOR_VERSION}-{options.vocab_size}-{options.seed}-{sentences}"

@@ -7,12 +7,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from nemo_gpu_decoding.bench.big_lm.strategies import EagerSearch
+from nemo_gpu_decoding.bench.big_lm.verify import equal_to_eager
 from nemo_gpu_decoding.bench.cases import Check
 from nemo_gpu_decoding.bench.peers.base import Output, Peer, ScoringPeer
+from nemo_gpu_decoding.bench.peers.kaldi_decoder import KaldiDecoder
 from nemo_gpu_decoding.bench.peers.nemo_transducer import NemoTransducerBeam
 from nemo_gpu_decoding.bench.strategies import Strategy
 from nemo_gpu_decoding.bench.task import Task, Utterances
 from nemo_gpu_decoding.bench.transducer.verify import equal_to_nemo
+from nemo_gpu_decoding.bench.word_graph.verify import equal_to_kaldi
 from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.search.result import Path
 
@@ -52,6 +56,11 @@ def verify(
     """
     if check is Check.EQUAL and isinstance(theirs, NemoTransducerBeam):
         return Verdict(*equal_to_nemo(task, theirs, ours))
+    if check is Check.WORDS:
+        if isinstance(theirs, EagerSearch):
+            return Verdict(*equal_to_eager(task, theirs, ours))
+        assert isinstance(theirs, KaldiDecoder)
+        return Verdict(*equal_to_kaldi(task, theirs, ours))
     if check is not Check.WER:
         assert isinstance(task, Task)  # the checks below are about CTC
         return _equal(task, theirs, ours) if check is Check.EQUAL else _scores(task, ours)

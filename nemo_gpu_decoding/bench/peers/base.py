@@ -28,7 +28,7 @@ class Setting:
     phrases: int = 0  # number of boosted phrases
     threads: int = 1
 
-    def as_params(self) -> dict[str, int | bool]:
+    def as_params(self) -> dict[str, Any]:
         return {
             "beam_size": self.beam_size,
             "lm": self.lm,

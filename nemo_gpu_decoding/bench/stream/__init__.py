@@ -1,0 +1,1 @@
+"""`bench mode=stream`: the latency of live streams that share one decoder."""
