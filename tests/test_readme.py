@@ -34,6 +34,7 @@ def test_python_snippet(code, monkeypatch, capsys):
 def test_command(command, monkeypatch, capsys):
     pytest.importorskip("nemo.collections.asr")
     monkeypatch.chdir(ROOT)
+    (ROOT / "build").mkdir(exist_ok=True)  # as `make demo` leaves it
     assert main(command.split()[1:]) == 0
     assert capsys.readouterr().out.strip()
 
