@@ -24,7 +24,6 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
-from nemo_gpu_decoding.jit import inlined
 from nemo_gpu_decoding.search.cuda_wfst.groups import (
     SORTED_LABELS,
     first_arc,
@@ -34,19 +33,21 @@ from nemo_gpu_decoding.search.cuda_wfst.groups import (
 )
 from nemo_gpu_decoding.search.cuda_wfst.survivors import commit
 from nemo_gpu_decoding.search.cuda_wfst.tokens import (
+    ANY_RANK,
     BLANK_MOVE,
+    HASH_BITS,
     NONE,
     REPEAT_MOVE,
-    cutoff_for,
     label_of,
+    rank_of,
     state_of,
 )
 from nemo_gpu_decoding.search.cuda_wfst.uncounted import uncounted
 from nemo_gpu_decoding.search.cuda_wfst.ways import (
     BAD_FRAME,
     DONE,
+    LINKS_FULL,
     NO_TOKEN,
-    TOKENS_FULL,
     cost_of,
     lower_cutoff,
     offer,
@@ -64,16 +65,8 @@ def advance(log_probs, begin, end, progress, records, links, search, graph, boos
         the frame before which it stopped, and why: DONE; BAD_FRAME (NaN or +inf); NO_TOKEN (no label
         is possible); RECORDS_FULL, LINKS_FULL: make room and go on there.
     """
-    front = space.front[0]
     for t in range(begin, end):
-        front.ceiling = LARGEST
-        front.full = False
-        while True:
-            status = _expand(log_probs[t], progress[0], links, search, graph, boosting, space)
-            if status != TOKENS_FULL:
-                break
-            progress[0].overflowed += 1
-            _lower_ceiling(front, search, space)
+        status = _expand_within_room(log_probs[t], progress[0], links, search, graph, boosting, space)
         if status == DONE:
             status = commit(log_probs[t], progress[0], records, links, search, graph, space)
         if status != DONE:
@@ -81,26 +74,53 @@ def advance(log_probs, begin, end, progress, records, links, search, graph, boos
     return end, DONE
 
 
-@inlined
-def _lower_ceiling(front, search, space):
-    """Keep half of what fits, which is twice what max_active lets survive."""
-    most = len(space.following) // 2
-    ceiling = cutoff_for(space.following, front.tokens, front.best, search.beam, most, space.histogram)
-    front.full = not ceiling < front.ceiling
-    front.ceiling = min(front.ceiling, ceiling)
+@uncounted
+def _expand_within_room(row, progress, links, search, graph, boosting, space):
+    """All ways into the next frame that stay below the cutoff, or the cheapest if they are too many.
+
+    Where keys find no room, that may be since the cutoff was not low yet: the first try has found the
+    best cost, with which there is another one. If they still are too many, the highest rank is looked
+    for with which they fit, until half of the room is used, which is twice what max_active lets survive.
+    The result depends on the ways alone and not on the order in which they are found.
+    """
+    front = space.front[0]
+    front.last = ANY_RANK
+    status = _expand(LARGEST, row, progress, links, search, graph, boosting, space)
+    if status != DONE or not front.full:
+        return status
+    best = front.best
+    status = _expand(best, row, progress, links, search, graph, boosting, space)
+    if status != DONE or not front.full:
+        return status
+    progress.overflowed += 1
+    low, high = rank_of(best, 0), rank_of(best + search.beam, 0) + (1 << HASH_BITS)
+    while low < high and status != LINKS_FULL:  # NO_TOKEN: none ranks so high
+        front.last = low + (high - low) // 2
+        status = _expand(best, row, progress, links, search, graph, boosting, space)
+        if front.full:
+            high = front.last
+        elif high - low <= 1 or 2 * front.tokens >= len(space.following):
+            break
+        else:
+            low = front.last
+    return status
 
 
-@inlined
-def _expand(row, progress, links, search, graph, boosting, space):
-    """All ways into the next frame that stay below the cutoff; fills space.following."""
+@uncounted
+def _expand(best, row, progress, links, search, graph, boosting, space):
+    """All ways into the next frame that stay below the cutoff, as far as there is room for their keys.
+
+    Fills space.following. `best`: cost of the best way, if it is known, or LARGEST.
+    """
     front = space.front[0]
     front.tokens = front.candidates = front.groups = front.members = front.links = 0
-    front.best, front.cutoff = LARGEST, front.ceiling
+    front.full = False
+    front.best, front.cutoff = best, (best + search.beam if best < LARGEST else LARGEST)
     space.stamps[0] += 1
     space.stamps[1] += 1
     status = DONE
     if search.topology != GRAPH:
-        status = _stay(row, progress, links, search, space)
+        status = _stay(row, progress, links, search, graph, boosting, space)
     if status == DONE and not _choose_labels(row, search, space):
         status = BAD_FRAME
     if status == DONE and front.labels > 0:
@@ -111,14 +131,14 @@ def _expand(row, progress, links, search, graph, boosting, space):
     if status == DONE and front.labels > 0:
         status = _move(row, progress, links, search, graph, boosting, space)
     if status == DONE:
-        status = recombine(progress, links, search, space)
+        status = recombine(progress, links, search, graph, boosting, space)
     if status == DONE and front.tokens == 0:
         status = NO_TOKEN
     return status
 
 
 @uncounted
-def _stay(row, progress, links, search, space):
+def _stay(row, progress, links, search, graph, boosting, space):
     """Step 1: a blank, or the last label again."""
     front, status = space.front[0], DONE
     if not row[search.blank_id] <= LARGEST:
@@ -126,7 +146,7 @@ def _stay(row, progress, links, search, space):
     blank_cost = cost_of(row, search.blank_id, search)
     for i in range(progress.tokens):
         if front.candidates + 2 > len(space.candidates):
-            status = recombine(progress, links, search, space)
+            status = recombine(progress, links, search, graph, boosting, space)
             if status != DONE:
                 break
         cost, key = space.current[i].cost, space.current[i].key

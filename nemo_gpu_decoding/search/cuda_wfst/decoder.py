@@ -11,10 +11,11 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
 from nemo_gpu_decoding.fusion.fusion import Request, check_weight
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.topology import topology_number
-from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.search.backend import choose_backend
-from nemo_gpu_decoding.search.cuda_wfst import streams as streaming
+from nemo_gpu_decoding.search.cuda_wfst import cuda
 from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
+from nemo_gpu_decoding.search.cuda_wfst.cpu_engine import CPUEngine
+from nemo_gpu_decoding.search.cuda_wfst.engine import Engine
 from nemo_gpu_decoding.search.cuda_wfst.lattice import LatticePath, lattice_of
 from nemo_gpu_decoding.search.cuda_wfst.mbr import with_confidence
 from nemo_gpu_decoding.search.cuda_wfst.result import (
@@ -25,12 +26,11 @@ from nemo_gpu_decoding.search.cuda_wfst.result import (
     words_of,
 )
 from nemo_gpu_decoding.search.cuda_wfst.streams import Setup, Streams, Utterance
-from nemo_gpu_decoding.search.cuda_wfst.tokens import MAX_BOOST_STATES, MAX_LABELS, NONE, new_workspace
+from nemo_gpu_decoding.search.cuda_wfst.tokens import MAX_BOOST_STATES, MAX_LABELS, NONE
 from nemo_gpu_decoding.search.cuda_wfst.trace import best_end, steps_of
 from nemo_gpu_decoding.search.cuda_wfst.ways import Search
-from nemo_gpu_decoding.search.inputs import as_float32, checked_log_probs
+from nemo_gpu_decoding.search.inputs import checked_log_probs
 from nemo_gpu_decoding.search.result import ScoreParts
-from nemo_gpu_decoding.search.threads import for_each_share
 
 NO_END = "no hypothesis has reached a final state of the graph; the result may break off within a word"
 
@@ -112,7 +112,7 @@ class CudaWFST:
         if n < 0:
             raise ValueError(f"n is {n}, expected the number of streams, >= 0")
         wishes = self._checked_requests(n, requests)
-        return Streams([streaming.new_utterance(self._setup(wish)) for wish in wishes])
+        return Streams([self._setup(wish) for wish in wishes])
 
     def push(
         self, streams: Streams, log_probs: torch.Tensor, lengths: torch.Tensor | Sequence[int]
@@ -124,18 +124,10 @@ class CudaWFST:
         """
         self._check_open(streams)
         log_probs, sizes = self._checked(log_probs, lengths, batch=len(streams))
-        choose_backend(self.config.backend, log_probs.device)
-        announce_compilation()
-        values, done = as_float32(log_probs), list(streams.utterances)
-
-        def read(rows: np.ndarray) -> None:
-            columns, config = self.vocab_size + 1, self.config
-            space = new_workspace(config.max_active, columns, config.keeps_links)
-            for b in rows.tolist():
-                done[b] = streaming.read_chunk(done[b], values, int(sizes[b]), b, space)
-
-        for_each_share(read, sizes, self.config.threads)
-        streams.utterances = done
+        if streams.engine is None and len(streams):
+            streams.engine = self._engine(streams.setups, log_probs.device)
+        if streams.engine is not None:
+            streams.engine.push(log_probs, sizes)
 
     def partial(self, streams: Streams, n_best: int = 1) -> list[WordNBest]:
         """The best hypothesis of every stream so far; final costs are not in its score."""
@@ -151,6 +143,12 @@ class CudaWFST:
         return [self._result(utterance, final=True) for utterance in streams.utterances]
 
     # ------------------------------------------------------------------------------- inner rooms
+
+    def _engine(self, setups: Sequence[Setup], device: torch.device) -> Engine:
+        backend = choose_backend(self.config.backend, device, lambda _: cuda.why_not(self.config))
+        if backend == "cuda":
+            return cuda.CUDAEngine(setups, self.config, device)
+        return CPUEngine(setups, self.config)
 
     def _result(self, utterance: Utterance, final: bool) -> WordNBest:
         notes, found, ended = [], self._best_path(utterance, final), final

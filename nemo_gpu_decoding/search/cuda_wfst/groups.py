@@ -150,7 +150,7 @@ def _take_group(group, row, progress, links, search, graph, boosting, space):
             if not walks and graph.arcs[a].label != label:
                 break
             if front.candidates == len(space.candidates):
-                status = recombine(progress, links, search, space)
+                status = recombine(progress, links, search, graph, boosting, space)
                 if status != DONE:
                     return status
             status = _take_arc(a, group, row, progress, links, search, graph, boosting, space)
@@ -198,6 +198,6 @@ def _take_arc(a, group, row, progress, links, search, graph, boosting, space):
             total = member.cost + arc_cost - bonus + acoustic_cost
             offer(total, key, member.source, a, member.epsilon, search, space)
             if front.candidates == len(space.candidates):
-                status = recombine(progress, links, search, space)
+                status = recombine(progress, links, search, graph, boosting, space)
         at = member.next
     return status

@@ -7,6 +7,7 @@ import numpy as np
 from nemo_gpu_decoding.graph.topology import GRAPH
 from nemo_gpu_decoding.jit import inlined
 from nemo_gpu_decoding.search.cuda_wfst.tokens import (
+    ANY_RANK,
     BLANK_MOVE,
     NEW_TOKEN,
     NONE,
@@ -23,14 +24,13 @@ from nemo_gpu_decoding.search.cuda_wfst.ways import DONE, RECORDS_FULL, cost_of
 def commit(row, progress, records, links, search, graph, space):
     """Step 4: what survives becomes space.current, with its past in `records`."""
     front, following = space.front[0], space.following
-    limit = max(search.max_active, len(following) // 2)
     kept, limited = cheapest(
-        following, front.tokens, front.best, search.beam, search.max_active, limit, space.histogram,
+        following, front.tokens, front.best, search.beam, search.max_active, space.histogram,
         space.renumbered,
     )  # fmt: skip
     if progress.records + kept > len(records):
         return RECORDS_FULL
-    progress.limited += limited
+    progress.limited += limited or front.last != ANY_RANK
     for i in range(front.tokens):
         if space.renumbered[i] != NONE:
             _remember(following[i], row, progress, records, search, graph, space.current)
@@ -83,7 +83,9 @@ def _remember(token, row, progress, records, search, graph, current):
     if move == BLANK_MOVE:
         return
     label = _label_read(token.arc, token.key, search, graph)
-    probability = np.exp(row[label]) if label != search.blank_id else np.float32(0.0)
+    probability = np.float32(0.0)
+    if label != search.blank_id:  # in double, libraries and devices agree to the last bit
+        probability = np.float32(np.exp(np.float64(row[label])))
     if move == REPEAT_MOVE:
         token.run += 1
         token.probability += probability
@@ -104,7 +106,9 @@ def _keep_links(row, progress, links, records, search, graph, space):
     for i in range(begin, begin + space.front[0].links):
         source, target = space.current[links[i].source], space.following[links[i].target]
         place = space.renumbered[links[i].target]
-        if place == NONE or source.cost + links[i].cost - target.cost > search.lattice_beam:
+        if place == NONE or links[i].acoustic_cost > space.front[0].cutoff:
+            continue  # the cutoff may have been higher when the link was found
+        if source.cost + links[i].cost - target.cost > search.lattice_beam:
             continue
         links[kept] = links[i]
         link = links[kept]

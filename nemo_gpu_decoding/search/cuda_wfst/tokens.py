@@ -1,8 +1,8 @@
 """The hypotheses of a frame ("tokens"), the tables that find them, and what they leave behind.
 
 A token is known by its key: state of the graph, state of the boosting automaton, last label. Of several
-ways to the same key the cheapest survives; equal costs are decided by the arc, then by the key of the
-token that the way came from. So the result depends on no order of work.
+ways to the same key the cheapest survives; equal costs are decided by the arc, then by what the way cost
+before that, then by the key of the token that it came from. So the result depends on no order of work.
 
 A token's past is a chain of records, one for each token of the text ("new label"), each pointing to the
 one before. Example: "▁hel" in frame 3, "lo" in frame 5, two frames long:
@@ -30,6 +30,7 @@ BINS = 256  # of the histogram of costs
 CANDIDATES = 4096  # collected before they are recombined
 LABEL_BITS, BOOST_BITS = 16, 16  # in a key; the graph state has the upper 32 bits
 MAX_LABELS, MAX_BOOST_STATES = (1 << LABEL_BITS) - 1, 1 << BOOST_BITS
+HASH_BITS = 31  # of a key, in a rank
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Fibonacci hashing [Knuth, 6.4]
 
 TOKEN = np.dtype(
@@ -92,7 +93,7 @@ LINK = np.dtype(
         ("arc", np.int32),
         ("epsilon", np.int32),
         ("cost", np.float32),  # of this step
-        ("acoustic_cost", np.float32),  # part of it
+        ("acoustic_cost", np.float32),  # part of it; in the frame being worked on: of the whole way
         ("label", np.int32),  # column that it reads
         (
             "move",
@@ -127,12 +128,13 @@ FRONT = np.dtype(
         ("labels", np.int64),
         ("links", np.int64),  # of this frame, beyond those of the stream
         ("best", np.float32),  # cost of the best way into the next frame that is known
-        ("cutoff", np.float32),  # ways that cost more are dropped: best + beam, or less
-        ("ceiling", np.float32),  # the cutoff may not be above; lowered when a table is full
-        ("full", np.bool_),  # lowering did not help, so new keys are refused
+        ("cutoff", np.float32),  # ways that cost more are dropped: best + beam
+        ("last", np.int64),  # ways that rank after are dropped, see `rank_of`; lowered if too many fit
+        ("full", np.bool_),  # there were more keys than room, so new ones are refused
     ],
     align=True,
 )
+ANY_RANK = np.int64(np.iinfo(np.int64).max)
 
 
 class Workspace(NamedTuple):
@@ -152,9 +154,14 @@ class Workspace(NamedTuple):
     stamps: np.ndarray  # [2] int32, of tokens and groups: table entries with another one are void
 
 
-def new_workspace(max_active: int, columns: int, keeps_links: bool) -> Workspace:
+def token_capacity(max_active: int) -> int:
     """Room for four times `max_active` tokens: what is beyond cannot survive the frame."""
-    capacity = max(4 * max_active, 1024)
+    return max(4 * max_active, 1024)
+
+
+def new_workspace(max_active: int, columns: int, keeps_links: bool) -> Workspace:
+    """Room for the tokens of one utterance."""
+    capacity = token_capacity(max_active)
     slots = 1 << (2 * capacity - 1).bit_length()
     return Workspace(
         np.empty(capacity, TOKEN),
@@ -203,15 +210,24 @@ def find_slot(slots, entries, stamp, key):
     return at
 
 
+@inlined
+def rank_of(cost, key):
+    """A number that orders ways by cost, and keys of equal cost somehow, but always alike."""
+    bits = np.int64(np.float32(cost + np.float32(0.0)).view(np.int32))  # -0 becomes +0
+    if bits < 0:
+        bits = -(bits & 0x7FFFFFFF)  # floats below 0 are ordered the other way round
+    return (bits << HASH_BITS) + np.int64((np.uint64(key) * _GOLDEN) >> np.uint64(64 - HASH_BITS))
+
+
 @uncounted
-def cheapest(tokens, count, best, beam, most, limit, histogram, renumbered):
-    """Choose tokens within the beam, about `most` at most and `limit` for sure, in their order.
+def cheapest(tokens, count, best, beam, most, histogram, renumbered):
+    """Choose tokens within the beam, about `most` at most, in their order.
 
     Costs are counted in 256 steps of beam / 256, and steps are taken from the best on while their sum
     is not above `most`; the first step always is. `renumbered` gets each token's place, or NONE.
 
     Returns:
-        the number of tokens chosen, and whether `most` or `limit` left any out.
+        the number of tokens chosen, and whether `most` left any out.
     """
     last, scale = BINS - 1, np.float32(BINS) / beam
     if count > most:
@@ -221,17 +237,10 @@ def cheapest(tokens, count, best, beam, most, limit, histogram, renumbered):
         renumbered[i] = NONE
         if tokens[i].cost <= best + beam:
             within += 1
-            if _bin(tokens[i].cost, best, scale) <= last and kept < limit:
+            if _bin(tokens[i].cost, best, scale) <= last:
                 renumbered[i] = kept
                 kept += 1
     return kept, kept < within
-
-
-@uncounted
-def cutoff_for(tokens, count, best, beam, most, histogram):
-    """A cost such that about `most` tokens at most do not exceed it."""
-    last = _last_step(tokens, count, best, beam, most, histogram)
-    return best + np.float32(last + 1) * (beam / np.float32(BINS))
 
 
 @uncounted

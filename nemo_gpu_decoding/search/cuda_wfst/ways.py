@@ -8,11 +8,11 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import inlined
-from nemo_gpu_decoding.search.cuda_wfst.tokens import find_slot
+from nemo_gpu_decoding.search.cuda_wfst.tokens import ANY_RANK, NONE, boost_of, find_slot, rank_of
 from nemo_gpu_decoding.search.cuda_wfst.uncounted import uncounted
 
 # What a frame may end with
-DONE, BAD_FRAME, NO_TOKEN, RECORDS_FULL, LINKS_FULL, TOKENS_FULL = range(6)
+DONE, BAD_FRAME, NO_TOKEN, RECORDS_FULL, LINKS_FULL = range(5)
 
 
 class Search(NamedTuple):
@@ -48,7 +48,7 @@ def least_total(cost, arc_cost, acoustic_cost, search):
 def lower_cutoff(total, front, search):
     if total < front.best:
         front.best = total
-        front.cutoff = min(front.ceiling, total + search.beam)
+        front.cutoff = total + search.beam
 
 
 @inlined
@@ -64,21 +64,26 @@ def offer(total, key, source, arc, epsilon, search, space):
 
 
 @uncounted
-def recombine(progress, links, search, space):
+def recombine(progress, links, search, graph, boosting, space):
     """Enter the candidates among the tokens of the next frame; of equal keys the better one stays."""
     front, following = space.front[0], space.following
+    limited = front.last != ANY_RANK
     for c in range(front.candidates):
         candidate = space.candidates[c]
         if candidate.cost > front.cutoff:
             continue  # which has become lower since
+        if limited and rank_of(candidate.cost, candidate.key) > front.last:
+            continue
         slot = find_slot(space.token_slots, following, space.stamps[0], candidate.key)
         if space.token_slots[slot].stamp == space.stamps[0]:
             t = space.token_slots[slot].entry
-            replaces = _is_better(candidate, following[t], space.current)
-        elif front.full and front.tokens == len(following) // 2:
-            continue
+            replaces = candidate.cost < following[t].cost or (
+                candidate.cost == following[t].cost
+                and _breaks_tie(candidate, following[t], search, graph, boosting, space.current)
+            )
         elif front.tokens == len(following):
-            return TOKENS_FULL
+            front.full = True
+            continue
         else:
             t = np.int32(front.tokens)
             replaces = True
@@ -97,21 +102,39 @@ def recombine(progress, links, search, space):
             link.source, link.target, link.frame = candidate.source, t, progress.frames
             link.arc, link.epsilon = candidate.arc, candidate.epsilon
             link.cost = candidate.cost - space.current[candidate.source].cost
+            link.acoustic_cost = candidate.cost
             front.links += 1
     front.candidates = 0
     return DONE
 
 
-@inlined
-def _is_better(candidate, token, current):
-    """A total order on ways to one key: cost, arc, key of the source, epsilon record."""
-    if candidate.cost != token.cost:
-        return candidate.cost < token.cost
+@uncounted
+def _breaks_tie(candidate, token, search, graph, boosting, current):
+    """Of two ways to one key at the same cost, whether the candidate is the better one.
+
+    By arc, cost before it, key of the source, epsilon record. The latter three are the
+    order of a group's members (`groups.py`): it does not matter which ways have met in a group before.
+    """
     if candidate.arc != token.arc:
         return candidate.arc < token.arc
+    own = _cost_before(candidate.source, candidate.epsilon, search, graph, boosting, current)
+    other = _cost_before(token.source, token.epsilon, search, graph, boosting, current)
+    if own != other:
+        return own < other
     if candidate.source != token.source:
         return current[candidate.source].key < current[token.source].key
     return candidate.epsilon < token.epsilon
+
+
+@uncounted
+def _cost_before(source, epsilon, search, graph, boosting, current):
+    """Cost of a way before its arc: that of its source, and of an epsilon record."""
+    cost = current[source].cost
+    if epsilon == NONE:
+        return cost
+    record = graph.epsilons[epsilon]
+    bonus, _ = boosted(record.word, boost_of(current[source].key), search, graph, boosting)
+    return cost + search.lm_weight * record.cost - bonus
 
 
 @uncounted

@@ -53,3 +53,48 @@ def fst_of(graph: WordGraph) -> Fst:
 def make(graph, *, vocab_size=VOCAB, blank_id=BLANK, boosting=None, pieces=None, **options):
     options = {"beam": WIDE, "max_active": ALL, "threads": 1, **options}
     return CudaWFST(graph, vocab_size, blank_id, WFSTConfig(**options), boosting=boosting, pieces=pieces)
+
+
+def random_graph(
+    seed: int,
+    *,
+    columns: int,
+    blank: int | None = None,
+    states: int = 25,
+    coarse: bool = False,
+) -> WordGraph:
+    """Any graph over the labels 0 .. columns - 2: arcs with and without words, two arcs with one label,
+    a state with many arcs, chains of epsilons with several words.
+
+    Args:
+        seed: which one.
+        columns: of the log-probs; the last one is the blank.
+        blank: a column that arcs read too, for ready-made graphs.
+        states: number of states; each may be final.
+        coarse: costs are whole numbers and may be below zero.
+    """
+    rng, words = np.random.default_rng(seed), ("<eps>", "w1", "w2", "w3", "w4")
+    labels = [*range(columns - 1), *([blank] if blank is not None else [])]
+
+    def cost():
+        return float(rng.integers(-1, 3)) if coarse else float(rng.normal(0.8, 1.0))
+
+    rows = []
+    for state in range(states):
+        many = 4 * len(labels) if state in (0, states // 2) else int(rng.integers(1, 6))
+        for _ in range(many):
+            word = int(rng.integers(1, len(words))) if rng.random() < 0.4 else 0
+            rows.append((state, rng.choice(labels) + 1, word, cost(), rng.integers(states)))
+        if blank is not None:
+            rows.append((state, blank + 1, 0, cost(), state))
+            label = rng.choice(labels)
+            rows.append((state, label + 1, 0, cost(), state))
+        for _ in range(int(rng.integers(0, 3))):  # epsilons lead to higher states: no cycles
+            if state + 1 < states:
+                word = int(rng.integers(0, len(words)))
+                rows.append((state, 0, word, cost(), rng.integers(state + 1, min(state + 9, states))))
+    rows.sort(key=lambda row: row[0])
+    begin = np.searchsorted([row[0] for row in rows], np.arange(states + 1))
+    final = np.where(rng.random(states) < 0.7, rng.random(states), np.inf).astype(np.float32)
+    fst = Fst(0, final, begin, np.array([row[1:] for row in rows], FST_ARC))
+    return WordGraph.from_fst(fst, words, name=f"random graph {seed}")

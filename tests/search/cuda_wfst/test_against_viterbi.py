@@ -62,7 +62,7 @@ def test_max_active_narrows_the_search():
 
 
 def test_a_full_table_is_told_and_loses_nothing_that_max_active_keeps(monkeypatch):
-    from nemo_gpu_decoding.search.cuda_wfst import decoder as module
+    from nemo_gpu_decoding.search.cuda_wfst import cpu_engine as module
     from nemo_gpu_decoding.search.cuda_wfst import tokens
 
     log_probs = random_log_probs(2, 20, len(PIECES) + 1, seed=8, sharpness=0.3)
@@ -79,7 +79,7 @@ def test_a_full_table_is_told_and_loses_nothing_that_max_active_keeps(monkeypatc
 
 
 def test_flat_log_probs_fill_a_table_with_equal_costs(monkeypatch):
-    from nemo_gpu_decoding.search.cuda_wfst import decoder as module
+    from nemo_gpu_decoding.search.cuda_wfst import cpu_engine as module
     from nemo_gpu_decoding.search.cuda_wfst import tokens
 
     def small_workspace(max_active, columns, keeps_links):

@@ -29,6 +29,12 @@ class TestCudaWFSTOnCPU(WordDecoderContract):
         return Request(boosting=boosting, boosting_weight=1.5, lm_weight=0.3)
 
 
+@pytest.mark.usefixtures("emulated_runtime", "small_blocks")
+class TestCudaWFSTOnEmulatedCUDA(TestCudaWFSTOnCPU):
+    def make(self, **options):
+        return make(toy_graph(0), **{"max_active": 200, "backend": "cuda", **options})
+
+
 def test_records_are_tidied_up_in_long_streams():
     decoder = make(toy_graph(0), beam=12.0)
     log_probs = random_log_probs(1, 3000, len(PIECES) + 1, seed=1)

@@ -1,0 +1,40 @@
+"""A decoder on both backends: the kernels, run by the emulator, must find what the CPU finds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nemo_gpu_decoding.search.cuda_wfst import cpu_engine, launch_shape, tokens
+from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
+from tests.contract.word_decoder import all_facts
+from tests.search.cuda_wfst.models import make
+
+
+def on_cpu(graph, **options: Any) -> CudaWFST:
+    return make(graph, backend="cpu", **options)
+
+
+def on_cuda(graph, **options: Any) -> CudaWFST:
+    return make(graph, backend="cuda", **options)
+
+
+def assert_equal(graph, log_probs, lengths, requests=None, **options: Any):
+    """Both backends return the same results: tokens, times, words, scores and notes, to the bit."""
+    options = {"max_active": 200, **options}
+    expected, found = (
+        build(graph, **options).decode(log_probs, lengths, requests) for build in (on_cpu, on_cuda)
+    )
+    assert all_facts(found) == all_facts(expected)
+    assert [nbest.num_frames for nbest in found] == [nbest.num_frames for nbest in expected]
+    return found
+
+
+def limit_tokens(monkeypatch, capacity: int) -> None:
+    """Room for so few tokens of a frame, on both backends."""
+
+    def small_workspace(max_active: int, columns: int, keeps_links: bool) -> tokens.Workspace:
+        space = tokens.new_workspace(max_active, columns, keeps_links)
+        return space._replace(following=space.following[:capacity])
+
+    monkeypatch.setattr(cpu_engine, "new_workspace", small_workspace)
+    monkeypatch.setattr(launch_shape, "token_capacity", lambda max_active: capacity)
