@@ -1,0 +1,57 @@
+"""A small LM out of a large one: all its words, and the 2-grams that are worth most.
+
+What a 2-gram (a, b) is worth is p(a b) log(p(b|a) / backed-off p(b|a)), the first-order change of the
+relative entropy if it goes [Stolcke 1998]. Back-off weights are computed anew, so that the
+probabilities of every context sum to 1.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from nemo_gpu_decoding.lm.arpa import read_arpa
+
+LEAST_MASS = 1e-6  # probability that a context leaves to what it does not list
+
+
+def write_pruned(source: Path, target: Path, share: float) -> None:
+    """Write the small LM of an ARPA file as ARPA.
+
+    Args:
+        share: n-grams of the small LM / those of the large one; all words stay, though.
+
+    Raises:
+        ValueError: the file has no 2-grams.
+    """
+    arpa = read_arpa(source)
+    if len(arpa.orders) < 2:
+        raise ValueError(f"{source} has no 2-grams, expected an LM that can be pruned")
+    unigrams, bigrams = arpa.orders[:2]
+    words = np.array(arpa.symbols)
+    log10_word = np.zeros(len(words))
+    log10_word[unigrams.symbols[:, 0]] = unigrams.log10_probs
+    backoff = np.zeros(len(words))
+    backoff[unigrams.symbols[:, 0]] = unigrams.log10_backoffs
+    context = log10_word.copy()
+    if "<s>" in arpa.symbols and "</s>" in arpa.symbols:  # sentences begin as often as they end
+        context[arpa.symbols.index("<s>")] = log10_word[arpa.symbols.index("</s>")]
+    first, second = bigrams.symbols.T
+    gain = bigrams.log10_probs - backoff[first] - log10_word[second]
+    worth = 10.0 ** (context[first] + bigrams.log10_probs) * gain
+    total = sum(len(block.symbols) for block in arpa.orders)
+    count = min(max(1, int(share * total) - len(words)), len(worth))
+    kept = np.sort(np.argsort(-worth, kind="stable")[:count])
+    first, second, log10_probs = first[kept], second[kept], bigrams.log10_probs[kept]
+    left = 1 - np.bincount(first, 10.0**log10_probs, len(words))
+    below = 1 - np.bincount(first, 10.0 ** log10_word[second], len(words))
+    backoff = np.log10(np.maximum(left, LEAST_MASS) / np.maximum(below, LEAST_MASS))
+    with target.open("w", encoding="utf-8") as file:
+        file.write(f"\\data\\\nngram 1={len(words)}\nngram 2={count}\n\n\\1-grams:\n")
+        for word, log10_prob, weight in zip(words, log10_word, backoff, strict=True):
+            file.write(f"{log10_prob:.7g}\t{word}\t{weight:.7g}\n")
+        file.write("\n\\2-grams:\n")
+        for a, b, log10_prob in zip(words[first], words[second], log10_probs, strict=True):
+            file.write(f"{log10_prob:.7g}\t{a} {b}\n")
+        file.write("\n\\end\\\n")

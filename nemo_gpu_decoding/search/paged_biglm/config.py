@@ -1,0 +1,60 @@
+"""Options of paged_biglm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig, _check_int, _check_number
+
+COMPOSITIONS = ("lazy", "eager")
+DIFFERENCES = ("auto", "always", "never")
+PLACEMENTS = ("auto", "device", "paged")
+
+
+@dataclass(frozen=True)
+class BigLMConfig(WFSTConfig):
+    """Options of `PagedBigLM`: those of cuda_wfst, and what is said about the large LM.
+
+    `lm_weight` is the factor of both LMs: a path costs lm_weight times
+    (1 - big_lm_weight) * small LM + big_lm_weight * large LM.
+
+    Raises:
+        ValueError: a value is out of range; the message names the field.
+    """
+
+    # lambda, the share of the large LM, >= 0: with 1 its costs take the place of the small LM's; between
+    # 0 and 1 both are interpolated (log-linearly).
+    big_lm_weight: float = 1.0
+    # lazy: the large LM is asked only for words that are within the beam by the small LM's costs [LET].
+    # eager: for every word that a hypothesis could go on with, before anything is pruned (BigLM); slow,
+    # the baseline of benchmarks.
+    composition: str = "lazy"
+    # Of the hypotheses in one graph state that differ by LM history, so many at most are prolonged by
+    # new tokens, the cheapest (the heap of a token group in [LET]); 0 = all. Lazy composition only.
+    group_size: int = 0
+    # always: make one automaton of large minus small LM, so that one look-up serves both. It is made in
+    # memory, 8 bytes per n-gram and more, and needs all n-grams of the small LM to be in the large one.
+    # never: look both up. auto: always where that is so and the large LM has 10 million n-grams at most.
+    difference: str = "auto"
+    # Where a GPU finds the large LM: device, all in its memory; paged, its arcs in pinned host memory
+    # behind a cache; auto, device if it fits. On a CPU every placement reads the memory map directly.
+    placement: str = "auto"
+    # Size of that cache, MB, >= 1. A CPU has no such cache: the system caches the file's pages.
+    cache_mb: int = 512
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_number("big_lm_weight", self.big_lm_weight, above_zero=False)
+        _check_int("group_size", self.group_size, 0, 1 << 20)
+        _check_int("cache_mb", self.cache_mb, 1, 1 << 20)
+        for name, choices in (
+            ("composition", COMPOSITIONS), ("difference", DIFFERENCES), ("placement", PLACEMENTS),
+        ):  # fmt: skip
+            if getattr(self, name) not in choices:
+                expected = ", ".join(choices)
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {expected}")
+        if self.group_size and self.composition == "eager":
+            raise ValueError(
+                f"group_size is {self.group_size} with composition 'eager', which has no groups: "
+                "expected 0"
+            )

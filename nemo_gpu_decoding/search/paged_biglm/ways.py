@@ -1,0 +1,113 @@
+"""Ways from one frame into the next, and which of several to one token stays.
+
+As in `cuda_wfst/ways.py`, for tokens that differ by LM history too.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.jit import inlined
+from nemo_gpu_decoding.search.cuda_wfst.tokens import ANY_RANK
+from nemo_gpu_decoding.search.cuda_wfst.uncounted import uncounted
+from nemo_gpu_decoding.search.cuda_wfst.ways import DONE, LINKS_FULL, lower_cutoff
+from nemo_gpu_decoding.search.paged_biglm.tokens import find_token_slot, rank_of
+
+GROUPS_FULL = 100  # besides what a frame of cuda_wfst may end with
+
+
+class Search(NamedTuple):
+    """What stays the same for a whole utterance; up to `most_bonus` as cuda_wfst has it."""
+
+    blank_id: int
+    topology: int  # see `graph/topology.py`
+    beam: np.float32
+    max_active: int
+    acoustic_scale: np.float32
+    lm_weight: np.float32
+    least_cost: np.float32  # no epsilon record and arc together cost less; weighted, <= 0
+    keeps_links: bool
+    lattice_beam: np.float32
+    boosting_weight: np.float32
+    num_words: int  # labels of words; from there on, compounds
+    boosts: bool
+    most_bonus: np.float32  # no word gets a larger one; weighted
+    correction_weight: np.float32  # lm_weight * big_lm_weight
+    lazy: bool
+    group_size: int  # histories of a group that take arcs
+
+
+@inlined
+def offer(total, key, lm, source, arc, epsilon, search, space):
+    """Note a way into the next frame if it is not above the cutoff; there must be room for it."""
+    front = space.front[0]
+    if total <= front.cutoff and (front.last == ANY_RANK or rank_of(total, key, lm) <= front.last):
+        lower_cutoff(total, front, search)
+        candidate = space.candidates[front.candidates]
+        candidate.key, candidate.lm, candidate.cost = key, lm, total
+        candidate.source, candidate.arc, candidate.epsilon = source, arc, epsilon
+        front.candidates += 1
+
+
+@uncounted
+def recombine(progress, links, search, space):
+    """Enter the candidates among the tokens of the next frame; of equal ones the better stays."""
+    front, following = space.front[0], space.following
+    for c in range(front.candidates):
+        candidate = space.candidates[c]
+        if candidate.cost > front.cutoff:
+            continue  # which has become lower since
+        slot = find_token_slot(
+            space.token_slots, following, space.stamps[0], candidate.key, candidate.lm
+        )
+        if space.token_slots[slot].stamp == space.stamps[0]:
+            t = space.token_slots[slot].entry
+            replaces = _is_better(candidate, following[t], space.current)
+        elif front.tokens == len(following):
+            front.full = True
+            continue
+        else:
+            t = np.int32(front.tokens)
+            replaces = True
+            space.token_slots[slot].stamp = space.stamps[0]
+            space.token_slots[slot].entry = t
+            front.tokens += 1
+        if replaces:
+            token = following[t]
+            token.key, token.lm, token.cost = candidate.key, candidate.lm, candidate.cost
+            token.source, token.arc = candidate.source, candidate.arc
+            token.epsilon = candidate.epsilon
+        if search.keeps_links:
+            at = progress.links + front.links
+            if at == len(links):
+                return LINKS_FULL
+            link = links[at]
+            link.source, link.target, link.frame = candidate.source, t, progress.frames
+            link.arc, link.epsilon = candidate.arc, candidate.epsilon
+            link.cost = candidate.cost - space.current[candidate.source].cost
+            link.acoustic_cost = candidate.cost  # of the whole way; `commit` replaces it
+            front.links += 1
+    front.candidates = 0
+    return DONE
+
+
+@inlined
+def _is_better(candidate, token, current):
+    """A total order on ways to one token: cost, arc, source, epsilon record."""
+    if candidate.cost != token.cost:
+        return candidate.cost < token.cost
+    if candidate.arc != token.arc:
+        return candidate.arc < token.arc
+    if candidate.source != token.source:
+        return is_first(current[candidate.source], current[token.source])
+    return candidate.epsilon < token.epsilon
+
+
+@inlined
+def is_first(token, other):
+    """An order of tokens of a frame that does not depend on where they are stored."""
+    if token.key != other.key:
+        return token.key < other.key
+    return token.lm < other.lm

@@ -1,0 +1,82 @@
+"""paged_biglm keeps the contract of word decoders; what is its own about bad input."""
+
+from __future__ import annotations
+
+import pytest
+
+from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
+from nemo_gpu_decoding.search.paged_biglm.config import BigLMConfig
+from tests.contract.word_decoder import WordDecoderContract
+from tests.graph.toy import PIECES
+from tests.search.paged_biglm.models import LM, make, nested_pair, random_lm
+
+pytest.importorskip("kaldifst")
+
+
+class TestLazyComposition(WordDecoderContract):
+    columns = len(PIECES) + 1
+
+    def make(self, **options):
+        return make(random_lm(0), random_lm(10, keep=0.7), **options)
+
+    def wish(self):
+        boosting = build_word_boosting({"cab": 4.0, "a bb": 3.0}, random_lm(0).graph)
+        return Request(boosting=boosting, boosting_weight=1.5, lm_weight=0.3)
+
+
+class TestEagerComposition(TestLazyComposition):
+    def make(self, **options):
+        return super().make(composition="eager", **options)
+
+
+class TestDifferenceAutomaton(TestLazyComposition):
+    def make(self, **options):
+        small, large = nested_pair(0)
+        return make(small, large, difference="always", n_best=3, **options)
+
+    def wish(self):
+        boosting = build_word_boosting({"cab": 4.0, "a bb": 3.0}, nested_pair(0)[0].graph)
+        return Request(boosting=boosting, boosting_weight=1.5, lm_weight=0.3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beam": 0.0}, "beam is 0.0"),
+        ({"big_lm_weight": -0.5}, "big_lm_weight is -0.5, expected a finite number >= 0"),
+        ({"big_lm_weight": float("nan")}, "big_lm_weight is nan"),
+        ({"composition": "static"}, "composition is 'static', expected one of lazy, eager"),
+        ({"group_size": -1}, "group_size is -1"),
+        ({"group_size": 4, "composition": "eager"}, "group_size is 4 with composition 'eager'"),
+        ({"difference": "maybe"}, "difference is 'maybe', expected one of auto, always, never"),
+        ({"placement": "disk"}, "placement is 'disk', expected one of auto, device, paged"),
+        ({"cache_mb": 0}, "cache_mb is 0"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        BigLMConfig(**options)
+
+
+@pytest.mark.parametrize("which", ["large", "small"])
+def test_lms_that_cannot_score_all_words_are_named(which):
+    table = random_lm(1).table
+    lacking = LM({g: w for g, w in table.items() if not {"cab", "<unk>"} & set(g)})
+    lms = {"small": random_lm(1), "large": random_lm(2)} | {which: lacking}
+    message = rf"{which} .* has neither 1 words of the graph, such as 'cab', nor <unk>"
+    with pytest.raises(ValueError, match=message):
+        make(**lms, graph=random_lm(1).graph)
+
+
+def test_a_small_lm_that_is_no_part_of_the_large_one_is_named():
+    with pytest.raises(ValueError, match=r"difference is 'always', but small .* has n-grams that large"):
+        make(random_lm(1, keep=0.8), random_lm(2), difference="always")
+
+
+def test_cuda_is_refused_where_there_are_no_kernels():
+    import torch
+
+    decoder = make(random_lm(0), random_lm(10, keep=0.7), backend="cuda")
+    with pytest.raises(ValueError, match="backend is 'cuda'"):
+        decoder.decode(torch.zeros(1, 2, len(PIECES) + 1), [2])
