@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
     from nemo_gpu_decoding.graph.build import build_graph, load_fst_graph
     from nemo_gpu_decoding.graph.store import load_graph
+    from nemo_gpu_decoding.lm.pack import pack_arpa, pack_arpa_in_memory
+    from nemo_gpu_decoding.lm.packed_file import load_packed_lm
     from nemo_gpu_decoding.nemo_plugin.register import register, unregister
     from nemo_gpu_decoding.nemo_plugin.requests import utterance_requests
     from nemo_gpu_decoding.search.aes_pp.config import AESConfig
@@ -26,8 +28,11 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
     from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
     from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
+    from nemo_gpu_decoding.search.endpointing import EndpointConfig, find_endpoint, progress_of
     from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
     from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+    from nemo_gpu_decoding.search.paged_biglm.config import BigLMConfig
+    from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
     from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
     from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
     from nemo_gpu_decoding.search.transducer.result import TransducerPath
@@ -46,6 +51,9 @@ _HOMES = {
     "build_graph": "graph.build",
     "load_fst_graph": "graph.build",
     "load_graph": "graph.store",
+    "pack_arpa": "lm.pack",
+    "pack_arpa_in_memory": "lm.pack",
+    "load_packed_lm": "lm.packed_file",
     "register": "nemo_plugin.register",
     "unregister": "nemo_plugin.register",
     "utterance_requests": "nemo_plugin.requests",
@@ -56,8 +64,13 @@ _HOMES = {
     "build_word_boosting": "search.cuda_wfst.boosting",
     "WFSTConfig": "search.cuda_wfst.config",
     "CudaWFST": "search.cuda_wfst.decoder",
+    "EndpointConfig": "search.endpointing",
+    "find_endpoint": "search.endpointing",
+    "progress_of": "search.endpointing",
     "FlexCTCConfig": "search.flexctc_beam.config",
     "FlexCTCBeam": "search.flexctc_beam.decoder",
+    "BigLMConfig": "search.paged_biglm.config",
+    "PagedBigLM": "search.paged_biglm.decoder",
     "NBest": "search.result",
     "Path": "search.result",
     "ScoreParts": "search.result",

@@ -26,6 +26,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
+from nemo_gpu_decoding.search.cuda_wfst.result import WordNBest
 from nemo_gpu_decoding.search.result import NBest
 
 
@@ -118,20 +119,26 @@ def find_endpoint(progress: StreamProgress, config: EndpointConfig = KALDI_RULES
     return next((name for name, rule in config.rules() if rule.holds(progress)), None)
 
 
-def progress_of(partial: NBest, frame_seconds: float, relative_cost: float = math.inf) -> StreamProgress:
+def progress_of(
+    partial: NBest, frame_seconds: float, relative_cost: float | None = None
+) -> StreamProgress:
     """What the rules ask, from a partial result.
 
     Args:
         partial: of one stream, from a decoder's `partial`.
         frame_seconds: seconds from one frame of log-probs to the next.
-        relative_cost: see `StreamProgress`; rules 2 and 3 can only hold where it is given. 0 for
-            flexctc_beam without an LM: any of its hypotheses may end.
+        relative_cost: see `StreamProgress`. Word-graph results know it themselves. For others rules 2
+            and 3 can only hold where it is given: 0 for flexctc_beam without an LM, whose hypotheses
+            may all end.
 
     Raises:
         ValueError: frame_seconds is not above 0, or relative_cost is negative.
     """
     if not 0 < frame_seconds < math.inf:
         raise ValueError(f"frame_seconds is {frame_seconds}, expected a finite number > 0")
+    if relative_cost is None:
+        known = partial.relative_cost if isinstance(partial, WordNBest) else None
+        relative_cost = math.inf if known is None else known
     silent = trailing_blank_frames(partial)
     return StreamProgress(partial.num_frames * frame_seconds, silent * frame_seconds, relative_cost)
 

@@ -10,6 +10,7 @@ import torch
 
 from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
 from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
+from nemo_gpu_decoding.search.cuda_wfst.result import relative_cost
 from nemo_gpu_decoding.search.endpointing import (
     KALDI_RULES,
     EndpointConfig,
@@ -108,6 +109,23 @@ def test_silence_is_counted_over_chunks_of_partial_results(decoder):
     decoder.push(streams, says(BLANK), [1])
     (partial,) = decoder.partial(streams)
     assert find_endpoint(progress_of(partial, FRAME, relative_cost=0.0)) == "rule2"
+
+
+def test_a_word_graph_knows_what_it_costs_to_end():
+    pytest.importorskip("kaldifst")
+    graph = toy_graph(0)
+    decoder = CudaWFST(graph, len(PIECES), BLANK, WFSTConfig(beam=1e3, threads=1, backend="cpu"))
+    spelling = graph.spellings.tokens[: graph.spellings.begin[1]].tolist()
+    streams = decoder.open(1)
+    decoder.push(streams, says(*spelling, *[BLANK] * 13), [len(spelling) + 13])
+    (partial,) = decoder.partial(streams)
+    (ended,) = decoder.close(streams)
+    assert partial.relative_cost > 0  # the graph charges for the end
+    assert partial.best.score - partial.relative_cost == pytest.approx(ended.best.score, abs=1e-3)
+    assert ended.relative_cost is None
+    assert progress_of(partial, FRAME).relative_cost == partial.relative_cost
+    assert find_endpoint(progress_of(partial, FRAME)) in ("rule2", "rule3")
+    assert relative_cost(partial.best, None) == math.inf
 
 
 def test_a_stream_that_heard_nothing_goes_on():

@@ -22,6 +22,7 @@ from nemo_gpu_decoding.search.cuda_wfst.result import (
     WordNBest,
     WordPath,
     graph_score,
+    relative_cost,
     traced_text,
     words_of,
 )
@@ -165,7 +166,15 @@ class CudaWFST:
             lattice = lattice_of(utterance, final)
             best = lattice.n_best(self.config.n_best)
             paths = with_confidence([self._path(utterance, path, ended) for path in best])
-        return WordNBest(paths, utterance.frames, tuple(notes), lattice if self.config.lattice else None)
+        return WordNBest(
+            paths,
+            utterance.frames,
+            tuple(notes),
+            lattice=lattice if self.config.lattice else None,
+            relative_cost=None
+            if final
+            else relative_cost(found, self._best_path(utterance, final=True)),
+        )
 
     @staticmethod
     def _best_path(utterance: Utterance, final: bool) -> LatticePath | None:

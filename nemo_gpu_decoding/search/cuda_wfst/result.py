@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,7 +15,7 @@ from nemo_gpu_decoding.search.cuda_wfst.trace import Steps
 from nemo_gpu_decoding.search.result import NBest, Path
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.search.cuda_wfst.lattice import Lattice
+    from nemo_gpu_decoding.search.cuda_wfst.lattice import Lattice, LatticePath
 
 
 class Word(NamedTuple):
@@ -45,6 +46,14 @@ class WordNBest(NBest):
     """The `WordPath`s of one utterance, best first, no two with the same words; never empty."""
 
     lattice: Lattice | None = None  # if the config asks for it
+    # Of partial results: what the best hypothesis that may end here costs above the best of all, in
+    # units of the score; inf if none may. Endpointing asks for it.
+    relative_cost: float | None = None
+
+
+def relative_cost(best: LatticePath, ended: LatticePath | None) -> float:
+    """`WordNBest.relative_cost`; `ended` is the best hypothesis that may end, None if none may."""
+    return math.inf if ended is None else max(0.0, ended.cost - best.cost)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,13 @@ from nemo_gpu_decoding.search.backend import choose_backend
 from nemo_gpu_decoding.search.cuda_wfst.decoder import NO_END, CudaWFST
 from nemo_gpu_decoding.search.cuda_wfst.lattice import LatticePath
 from nemo_gpu_decoding.search.cuda_wfst.mbr import with_confidence
-from nemo_gpu_decoding.search.cuda_wfst.result import WordPath, graph_score, traced_text, words_of
+from nemo_gpu_decoding.search.cuda_wfst.result import (
+    WordPath,
+    graph_score,
+    relative_cost,
+    traced_text,
+    words_of,
+)
 from nemo_gpu_decoding.search.cuda_wfst.tokens import NONE
 from nemo_gpu_decoding.search.cuda_wfst.trace import steps_of
 from nemo_gpu_decoding.search.inputs import as_float32
@@ -132,8 +138,16 @@ class PagedBigLM(CudaWFST):
             paths = with_confidence([self._path(utterance, path, ended) for path in best])
         counts = ("look_ups", "memo_hits", "arc_visits", "groups", "prolonged", "frames")
         work = Work(*(int(progress[name]) for name in counts))
-        kept = lattice if self.config.lattice else None
-        return BigLMNBest(paths, utterance.frames, tuple(notes), kept, work)
+        return BigLMNBest(
+            paths,
+            utterance.frames,
+            tuple(notes),
+            lattice=lattice if self.config.lattice else None,
+            relative_cost=None
+            if final
+            else relative_cost(found, self._best_path(utterance, final=True)),
+            work=work,
+        )
 
     @staticmethod
     def _best_path(utterance: Utterance, final: bool) -> LatticePath | None:  # type: ignore[override]
