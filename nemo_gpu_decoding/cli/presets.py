@@ -13,9 +13,10 @@ from omegaconf.errors import OmegaConfBaseException
 from nemo_gpu_decoding import conf
 from nemo_gpu_decoding.cli.options import UsageError
 from nemo_gpu_decoding.conf import preset_names
-from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
+from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, find_strategy
 
 DEFAULT_STRATEGY = "flexctc_beam"
+BIG_LM_STRATEGY = "paged_biglm"  # the one with a second LM
 # by section of the options: option of the command line -> NeMo's key in that section
 DECODING_KEYS = {
     "beam": {
@@ -35,6 +36,7 @@ DECODING_KEYS = {
         "boosting_weight": "boosting_tree_alpha",
     },
 }
+BIG_LM_KEYS = {"big_lm": "big_lm_path"}  # besides those of "wfst"
 # paths in presets are relative to the preset, so that a folder with preset and LM can be moved
 PATH_KEYS = (
     "beam.ngram_lm_model",
@@ -43,6 +45,8 @@ PATH_KEYS = (
     "wfst.arpa_lm_path",
     "wfst.wfst_lm_path",
     "wfst.words_path",
+    "wfst.big_lm_path",
+    "wfst.small_lm_path",
     "wfst.boosting_tree.key_phrases_file",
 )
 
@@ -79,6 +83,13 @@ def section_of(strategy: str) -> str:
     return "wfst" if strategy in NATIVE["ctc"]["wfst"] else "beam"
 
 
+def keys_of(config: DictConfig) -> dict[str, str]:
+    """What `DECODING_KEYS` has for a config's strategy, under whichever name that stands there."""
+    spec = find_strategy(config)
+    keys = DECODING_KEYS[section_of(str(config.strategy))]
+    return keys | BIG_LM_KEYS if spec is not None and spec.name == BIG_LM_STRATEGY else keys
+
+
 def default_preset(strategy: str, options: Mapping[str, Any]) -> str | None:
     """The shipped preset for a strategy with or without LM and phrases, if there is one."""
     has_lm = bool(options.get("lm")) or section_of(strategy) == "wfst"  # a word graph always has one
@@ -102,8 +113,10 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
     if strategy is not None:
         config.strategy = strategy
     section = section_of(str(config.strategy))
-    keys = DECODING_KEYS[section]
-    for name in dict.fromkeys(name for names in DECODING_KEYS.values() for name in names):
+    keys = keys_of(config)
+    for name in dict.fromkeys(
+        name for names in (*DECODING_KEYS.values(), BIG_LM_KEYS) for name in names
+    ):
         value = options.get(name)
         if value is None:
             continue
@@ -112,7 +125,7 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
                 f"{name}={value} has no effect with strategy {config.strategy}, whose options are "
                 f"{', '.join(keys)}, and decoding.{section}.KEY=VALUE"
             )
-        if name in ("lm", "phrases"):
+        if name in ("lm", "big_lm", "phrases"):
             value = existing_file(name, str(value))
         if (section, name) == ("wfst", "lm"):
             _set_word_lm(config, value)
@@ -129,6 +142,8 @@ def _set_word_lm(config: DictConfig, file: str) -> None:
     named, other = keys if is_word_graph(file) else keys[::-1]
     OmegaConf.update(config, f"wfst.{named}", file, force_add=True)
     config.wfst.pop(other, None)
+    if named == "arpa_lm_path":
+        config.wfst.pop("small_lm_path", None)  # which is for ready-made graphs
 
 
 def existing_file(option: str, value: str) -> str:

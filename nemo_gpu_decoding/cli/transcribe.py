@@ -26,6 +26,7 @@ EXAMPLES = (
     "model=model.nemo manifest=dev.json preset=best.yaml timestamps=true n_best=5 beam_size=16",
     "model=hybrid.nemo audio=talk.wav strategy=alsd_pp lm=lm.arpa",
     "model=model.nemo audio=talk.wav strategy=cuda_wfst lm=words.arpa phrases=names.txt",
+    "model=model.nemo audio=talk.wav strategy=paged_biglm lm=small.arpa big_lm=large.packed",
     "model=model.nemo audio='*.flac' strategy=greedy_batch",
     "model=model.nemo audio=talk.wav decoding.beam.beam_threshold=12",
 )
@@ -45,27 +46,30 @@ class TranscribeOptions:
     # Write one JSON object per utterance here: audio_filepath, duration, pred_text, score, and where
     # they apply n_best, words (with start, end and confidence), text and wer.
     out: str | None = None
-    # Decoding strategy: flexctc_beam or cuda_wfst (word graphs) for CTC, alsd_pp or aes_pp for RNN-T and
-    # TDT, or one of NeMo's own, such as greedy_batch. null: that of the preset; without one
-    # flexctc_beam, for head=rnnt alsd_pp.
+    # Decoding strategy: flexctc_beam, cuda_wfst (word graphs) or paged_biglm (with a large LM besides)
+    # for CTC, alsd_pp or aes_pp for RNN-T and TDT, or one of NeMo's own, such as greedy_batch. null:
+    # that of the preset; without one flexctc_beam, for head=rnnt alsd_pp.
     strategy: str | None = None
     # A YAML file with decoding options in NeMo's keys (`tune` writes one), or the name of a shipped one.
     # null: the shipped one that fits strategy, lm and phrases. Options given here win over it.
     preset: str | None = None
     # Hypotheses kept per frame, 1 .. 4096. More is slower and seldom better beyond 16.
     beam_size: int | None = None
-    # For cuda_wfst: hypotheses that cost so much more than the best one are dropped, natural log, > 0.
+    # For word graphs: hypotheses that cost so much more than the best one are dropped, natural log, > 0.
     beam_width: float | None = None
-    # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo). For cuda_wfst a word-level ARPA
+    # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo). For word graphs a word-level ARPA
     # file, or the graph that `build-graph` made of one.
     lm: str | None = None
+    # For paged_biglm: the large word-level LM, a file of `pack-lm` or an ARPA file; `lm` is then the
+    # small one. If that is a graph, decoding.wfst.small_lm_path=small.arpa says what it was made of.
+    big_lm: str | None = None
     # Weight of the LM, natural log, >= 0; 0.3 .. 1 is usual. Find it with `tune`.
     lm_weight: float | None = None
     # For flexctc_beam: added per token, natural log; > 0 makes up for the words that an LM swallows.
     beam_beta: float | None = None
     # Text file of phrases to boost, one per line.
     phrases: str | None = None
-    # Weight of the boosting, natural log, >= 0; 0.5 .. 3 is usual, for cuda_wfst (per word) 5 .. 40.
+    # Weight of the boosting, natural log, >= 0; 0.5 .. 3 is usual, for word graphs (per word) 5 .. 40.
     boosting_weight: float | None = None
     # Hypotheses returned per utterance (in `out`); by beam searches at most beam_size.
     n_best: int = 1

@@ -14,6 +14,7 @@ from nemo_gpu_decoding.cli.audio import read_manifest
 from nemo_gpu_decoding.cli.dev_set import Score
 from nemo_gpu_decoding.cli.grid import Axes, Point, at_point, varied
 from nemo_gpu_decoding.cli.presets import (
+    BIG_LM_STRATEGY,
     decoding_config,
     load_phrase_file,
     load_preset,
@@ -35,6 +36,8 @@ EXAMPLES = (
     "model=model.nemo manifest=dev.json lm=lm.arpa lm_weight=[0.3,0.4,0.5] beam_size=[4,8,16]",
 )
 STORES = ("float32", "float16")
+# paged_biglm has a second LM, for which there is no axis: tune cuda_wfst with the small one
+TUNABLE = tuple(name for name in STRATEGIES if name != BIG_LM_STRATEGY)
 # section of the options -> weights to try; a word of a graph is several tokens
 LM_WEIGHTS = {"beam": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], "wfst": [0.3, 0.5, 0.7, 1.0, 1.3]}
 BEAM_WIDTHS = [16.0, 40.0]  # the larger one for boosted words: bonuses are part of what is compared
@@ -99,8 +102,8 @@ class TuneOptions:
         if unknown:
             expected = ", ".join(BLANK_LM_SCORE_MODES)
             raise ValueError(f"blank_scoring holds {', '.join(unknown)}, expected any of {expected}")
-        if self.strategy not in (None, *STRATEGIES):
-            raise ValueError(f"strategy is {self.strategy!r}, expected one of {', '.join(STRATEGIES)}")
+        if self.strategy not in (None, *TUNABLE):
+            raise ValueError(f"strategy is {self.strategy!r}, expected one of {', '.join(TUNABLE)}")
         if self.store not in STORES:
             raise ValueError(f"store is {self.store!r}, expected {' or '.join(STORES)}")
         if self.objective not in ("wer", "fscore"):
@@ -157,17 +160,15 @@ def choose_strategy(options: TuneOptions, session: Session) -> str:
     """The strategy to tune: as asked for, else that of the preset, else what suits the model.
 
     Raises:
-        ValueError: the preset's strategy is none of ours.
+        ValueError: the preset's strategy is none of `TUNABLE`.
     """
     if options.strategy:
         return options.strategy
     if options.preset is None:
         return "flexctc_beam" if session.default_head == "ctc" else "alsd_pp"
     strategy = str(load_preset(options.preset).strategy)
-    if strategy not in STRATEGIES:
-        raise ValueError(
-            f"preset has the strategy {strategy!r}, expected one of {', '.join(STRATEGIES)}"
-        )
+    if strategy not in TUNABLE:
+        raise ValueError(f"preset has the strategy {strategy!r}, expected one of {', '.join(TUNABLE)}")
     return strategy
 
 

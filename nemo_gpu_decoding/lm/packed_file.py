@@ -102,6 +102,16 @@ def save_packed_lm(lm: PackedLM, path: str | PathLike[str]) -> int:
     return write_packed(path, facts_of(lm), Shape(*map(len, contents.values())), fill)
 
 
+def is_packed_lm(path: str | PathLike[str]) -> bool:
+    """Whether a file is a packed LM, by its first bytes.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
 def load_packed_lm(path: str | PathLike[str], *, verify: bool = True) -> PackedLM:
     """Map a packed LM into memory.
 

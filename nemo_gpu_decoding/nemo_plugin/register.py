@@ -48,6 +48,7 @@ STRATEGIES: dict[str, StrategySpec] = {
     for spec in (
         StrategySpec("flexctc_beam", "ctc", "beam", f"{__package__}.ctc:build_flexctc_beam"),
         StrategySpec("cuda_wfst", "ctc", "wfst", f"{__package__}.wfst:build_cuda_wfst"),
+        StrategySpec("paged_biglm", "ctc", "wfst", f"{__package__}.paged:build_paged_biglm"),
         StrategySpec("alsd_pp", "rnnt", "beam", f"{__package__}.transducer:build_alsd_pp"),
         StrategySpec("aes_pp", "rnnt", "beam", f"{__package__}.transducer:build_aes_pp"),
     )

@@ -1,11 +1,11 @@
-"""The object that NeMo calls to decode CTC log-probs with cuda_wfst."""
+"""The object that NeMo calls to decode CTC log-probs with cuda_wfst; that of paged_biglm: `paged.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from omegaconf import DictConfig
@@ -24,15 +24,23 @@ from nemo_gpu_decoding.nemo_plugin.wfst_boosting import (
 )
 from nemo_gpu_decoding.nemo_plugin.wfst_config import WfstOptions, read_wfst_options
 from nemo_gpu_decoding.nemo_plugin.wfst_graph import load_word_graph
+from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
 from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
 from nemo_gpu_decoding.search.cuda_wfst.mbr import minimum_bayes_risk
 from nemo_gpu_decoding.search.cuda_wfst.result import Word, WordNBest, WordPath
 from nemo_gpu_decoding.search.result import NBest, Path
 
+Infer = TypeVar("Infer", bound="WfstInfer")
+
 
 def build_cuda_wfst(owner: Any, cfg: DictConfig) -> WfstInfer:
     """The decoder for one of NeMo's CTC decoding objects (factory of the strategy table)."""
-    infer = WfstInfer(owner.blank_id, read_wfst_options(cfg), dict(owner.confidence_method_cfg))
+    return configured(WfstInfer, owner, read_wfst_options(cfg))
+
+
+def configured(kind: type[Infer], owner: Any, options: WfstOptions) -> Infer:
+    """A decoder with what NeMo's decoding object says besides the options."""
+    infer = kind(owner.blank_id, options, dict(owner.confidence_method_cfg))
     infer.preserve_alignments = owner.preserve_alignments
     infer.compute_timestamps = owner.compute_timestamps
     infer.preserve_frame_confidence = owner.preserve_frame_confidence
@@ -82,15 +90,15 @@ class WfstInfer(CTCInfer):
         if phrases:
             name = str(options.boosting.key_phrases_file or "wfst.boosting_tree")
             boosting = _boosting(phrases, options.boosting, graph, "skip", name)
-        return CudaWFST(
-            graph,
-            self.blank_id,
-            self.blank_id,
-            replace(options.search, topology=topology),
-            boosting,
-            options.boosting_weight,
-            vocabulary.pieces,
-        )
+        search = replace(options.search, topology=topology)
+        return self._search(
+            graph, search, boosting=boosting, boosting_weight=options.boosting_weight,
+            pieces=vocabulary.pieces,
+        )  # fmt: skip
+
+    def _search(self, graph: WordGraph, config: WFSTConfig, **others: Any) -> CudaWFST:
+        """The search in a graph; `others` are arguments that all searches in word graphs have."""
+        return CudaWFST(graph, self.blank_id, self.blank_id, config, **others)
 
     def _chosen(self, nbest: NBest) -> Sequence[Path]:
         if self.options.decoding_mode == "mbr":

@@ -1,4 +1,4 @@
-"""From NeMo's CTC decoding config to the options of cuda_wfst.
+"""From NeMo's CTC decoding config to the options of searches in word graphs.
 
 The keys are those of NeMo's `wfst` section; keys of ours stand beside them:
 
@@ -12,6 +12,8 @@ The keys are those of NeMo's `wfst` section; keys of ours stand beside them:
       boosting_tree: {key_phrases_list: [acme, gdansk]}
       boosting_tree_alpha: 5.0
 
+`paged_config.py` adds what paged_biglm has besides.
+
 `beam_size` is the length of n-best lists, as with NeMo's Riva decoder. Riva's and k2's own options
 (`riva_decoding_cfg`, `k2_decoding_cfg`) mean nothing here: what is set there is an error that names the
 key to use.
@@ -20,7 +22,8 @@ key to use.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -151,20 +154,26 @@ def wfst_keys() -> dict[str, tuple[str, ...]]:
     return {"wfst": (*_nemo_defaults(), *OWN_KEYS), "wfst.boosting_tree": boosting_keys()}
 
 
-def read_wfst_options(cfg: DictConfig) -> WfstOptions:
+def read_wfst_options(
+    cfg: DictConfig, strategy: str = "cuda_wfst", more_keys: Collection[str] = ()
+) -> WfstOptions:
     """Read NeMo's decoding config, checking every key that its `wfst` section has.
 
+    Args:
+        strategy: the search in a word graph that the config is for.
+        more_keys: valid keys of the section that only this strategy has; the caller reads them.
+
     Raises:
-        ValueError: a key of `wfst` is unknown, cannot apply to cuda_wfst or has a wrong value, or no LM
-            is named; the message names the key.
+        ValueError: a key of `wfst` is unknown, cannot apply to the strategy or has a wrong value, or no
+            LM is named; the message names the key.
         FileNotFoundError: a file that is named does not exist.
     """
-    check_top_level(cfg, tuple(OWN_KEYS), "wfst")
+    check_top_level(cfg, (*OWN_KEYS, *more_keys), "wfst")
     given = given_options(cfg, "wfst")
-    check_keys("wfst", given, wfst_keys()["wfst"])
+    check_keys("wfst", given, (*wfst_keys()["wfst"], *more_keys))
     wfst = _nemo_defaults() | OWN_KEYS | given
-    read_choice("wfst.search_type", wfst["search_type"], ("default", "riva", "cuda_wfst"))
-    _check_foreign_sections(wfst)
+    read_choice("wfst.search_type", wfst["search_type"], ("default", "riva", strategy))
+    _check_foreign_sections(wfst, strategy)
     return_best = read_bool("wfst.return_best_hypothesis", wfst["return_best_hypothesis"])
     wants_alignments(cfg, wfst, "wfst")
     read_bool("wfst.compute_timestamps", wfst["compute_timestamps"])
@@ -188,7 +197,7 @@ def _search_config(wfst: Config, n_best: int, mode: str) -> WFSTConfig:
     paths = read_count("wfst.posterior_paths", wfst["posterior_paths"])
     lattice_beam = wfst["beam_width" if wfst["lattice_beam"] is None else "lattice_beam"]
     needs_alternatives = n_best > 1 or mode != "nbest"
-    try:
+    with fields_named_as_keys():
         return WFSTConfig(
             beam=read_number("beam", wfst["beam_width"]),
             max_active=wfst["max_active"],
@@ -200,7 +209,14 @@ def _search_config(wfst: Config, n_best: int, mode: str) -> WFSTConfig:
             backend=_backend(wfst),
             threads=wfst["threads"],
         )
-    except ValueError as error:  # the messages begin with the name of the field
+
+
+@contextmanager
+def fields_named_as_keys() -> Iterator[None]:
+    """Errors of the search's config, which begin with the name of a field, name the key instead."""
+    try:
+        yield
+    except ValueError as error:
         field, _, rest = str(error).partition(" ")
         raise ValueError(f"wfst.{'beam_width' if field == 'beam' else field} {rest}") from None
 
@@ -236,8 +252,8 @@ def _graph_options(wfst: Config, given: Config) -> GraphOptions:
     ready_made, keep_at = _ready_made(wfst["wfst_lm_path"], arpa)
     if arpa is None and ready_made is None:
         raise ValueError(
-            "wfst.arpa_lm_path and wfst.wfst_lm_path are not set, expected one of them: cuda_wfst needs "
-            "a word LM (ARPA), or a graph that was built from one"
+            "wfst.arpa_lm_path and wfst.wfst_lm_path are not set, expected one of them: a search in a "
+            "word graph needs a word LM (ARPA), or a graph that was built from one"
         )
     if ready_made is not None:
         _check_not_built(wfst, given, arpa)
@@ -335,7 +351,7 @@ def _check_for_words(boosting: BoostingConfig) -> None:
             )
 
 
-def _check_foreign_sections(wfst: Config) -> None:
+def _check_foreign_sections(wfst: Config, strategy: str) -> None:
     """Options of other decoders: at NeMo's defaults they say nothing, else the user means something."""
     for name, decoder in (("riva_decoding_cfg", "Riva's decoder"), ("k2_decoding_cfg", "k2's decoder")):
         defaults = _flat(_nemo_defaults()[name] or {}, f"{name}.")
@@ -346,7 +362,7 @@ def _check_foreign_sections(wfst: Config) -> None:
             remedy = f"set wfst.{ours} instead" if ours else "remove it"
             raise ValueError(
                 f"'wfst.{key}' is {value!r}, which is an option of {decoder} and has no effect with "
-                f"'cuda_wfst'; {remedy}"
+                f"'{strategy}'; {remedy}"
             )
 
 

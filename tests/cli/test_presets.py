@@ -78,6 +78,32 @@ def test_a_graph_takes_the_place_of_the_presets_lm(mark, tmp_path, files):
     assert again == of_lm
 
 
+def test_a_large_lm_beside_the_small_one(tmp_path, files):
+    options = files | {"big_lm": str(tmp_path / "large.packed")}
+    (tmp_path / "large.packed").touch()
+    config = decoding_config("paged_biglm", None, {**options, "phrases": None})
+    assert config.wfst.arpa_lm_path == files["lm"]
+    assert config.wfst.big_lm_path == options["big_lm"]
+    assert config.wfst.beam_width == load_preset("paged_biglm_lm").wfst.beam_width
+    boosted = decoding_config("paged_biglm", None, options)
+    assert boosted.wfst.boosting_tree.key_phrases_file == files["phrases"]
+    assert boosted.wfst.beam_width == load_preset("paged_biglm_lm_boosting").wfst.beam_width
+    write_preset(tmp_path / "best.yaml", config, "")
+    assert "big_lm_path: large.packed" in (tmp_path / "best.yaml").read_text()
+    assert load_preset(str(tmp_path / "best.yaml")) == config
+    with pytest.raises(UsageError, match=r"big_lm=.* has no effect with strategy cuda_wfst"):
+        decoding_config("cuda_wfst", None, options)
+    with pytest.raises(UsageError, match="big_lm=nowhere is no file here"):
+        decoding_config("paged_biglm", None, {"big_lm": "nowhere"})
+
+
+def test_the_lm_of_a_graph_goes_with_the_graph(tmp_path, files):
+    preset = {"strategy": "paged_biglm", "wfst": {"wfst_lm_path": "a.graph", "small_lm_path": "a.arpa"}}
+    OmegaConf.save(OmegaConf.create(preset), tmp_path / "graph.yaml")
+    config = decoding_config(None, str(tmp_path / "graph.yaml"), {"lm": files["lm"]})
+    assert config.wfst == {"arpa_lm_path": files["lm"]}
+
+
 @pytest.mark.parametrize(
     ("strategy", "option"),
     [("cuda_wfst", "beam_size"), ("cuda_wfst", "beam_beta"), ("wfst", "blank_scoring")]

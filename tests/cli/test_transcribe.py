@@ -10,6 +10,7 @@ import pytest
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.transcribe import TranscribeOptions, build_decoding
+from tests.nemo_plugin.paged_models import write_lower_orders
 
 pytestmark = pytest.mark.nemo
 pytest.importorskip("nemo.collections.asr")
@@ -130,6 +131,20 @@ def test_a_word_graph_finds_words_with_times_and_alternatives(assets, manifest, 
         assert [word["word"] for word in row["words"]] == row["pred_text"].split()
         assert all(0 <= word["start"] < word["end"] <= row["duration"] + 0.1 for word in row["words"])
         assert all(0 <= word["confidence"] <= 1 for word in row["words"])
+
+
+def test_a_large_lm_beside_a_small_one(assets, manifest, tmp_path, capsys):
+    pytest.importorskip("kaldifst")
+    model, lm = f"model={assets}/models/self_ctc.nemo", assets / "lm" / "word3.arpa"
+    small = write_lower_orders(lm, tmp_path / "small.arpa", most=2)
+    assert main(["pack-lm", f"lm={lm}", f"out={tmp_path}/large.packed"]) == 0
+    arguments = ["transcribe", model, f"manifest={manifest}", "decoding.wfst.beam_width=20"]
+    capsys.readouterr()
+    assert main([*arguments, "strategy=cuda_wfst", f"lm={lm}"]) == 0
+    expected = capsys.readouterr().out
+    lms = [f"lm={small}", f"big_lm={tmp_path}/large.packed"]
+    assert main([*arguments, "strategy=paged_biglm", *lms]) == 0
+    assert capsys.readouterr().out == expected
 
 
 def test_raw_keys_win_over_options():

@@ -13,6 +13,7 @@ from omegaconf.errors import ConfigKeyError
 
 from nemo_gpu_decoding.conf import load_preset, preset_names
 from nemo_gpu_decoding.nemo_plugin.ctc_config import ctc_beam_keys, read_ctc_options
+from nemo_gpu_decoding.nemo_plugin.paged_config import paged_keys, read_paged_options
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.transducer_config import (
     read_transducer_options,
@@ -29,6 +30,7 @@ def test_the_presets():
     assert preset_names("ctc_decoding") == [
         *(f"cuda_wfst_lm{variant}" for variant in ("", "_boosting", "_open")),
         *(f"flexctc_beam{variant}" for variant in variants),
+        *(f"paged_biglm_lm{variant}" for variant in ("", "_boosting")),
     ]
     assert preset_names("rnnt_decoding") == [
         f"{strategy}{variant}" for strategy in ("aes_pp", "alsd_pp") for variant in variants
@@ -40,6 +42,8 @@ def test_the_presets():
 
 def reader(preset):
     """The section with a preset's options, its valid keys, and what reads it."""
+    if preset.strategy == "paged_biglm":
+        return "wfst", paged_keys(), read_paged_options
     if STRATEGIES[preset.strategy].section == "wfst":
         return "wfst", wfst_keys(), read_wfst_options
     if preset.strategy == "flexctc_beam":
@@ -55,21 +59,24 @@ def test_every_key_is_nemos_or_ours(group, name):
     assert set(preset) <= set(OmegaConf.structured(CONFIGS[group]))
     assert set(preset[section]) <= set(keys[section])
     assert set(preset[section].get("boosting_tree", {})) <= set(keys[f"{section}.boosting_tree"])
-    if section == "wfst":
-        preset.wfst.arpa_lm_path = __file__  # any file: the LM is read later
+    for key in ("arpa_lm_path", "big_lm_path"):
+        if key in preset.get("wfst", {}):
+            preset.wfst[key] = __file__  # any file: the LM is read later
     read(preset)
 
 
 @pytest.mark.parametrize(("group", "name"), PRESETS)
 def test_presets_merge_into_nemos_structured_config(group, name):
     preset, nemos = load_preset(name), OmegaConf.structured(CONFIGS[group])
-    if "boosting_tree" not in preset.get("wfst", {}):
+    ours = [key for key in preset.get("wfst", {}) if key not in nemos.wfst]
+    if not ours:
         OmegaConf.merge(nemos, preset)
         return
-    with pytest.raises(ConfigKeyError, match="boosting_tree"):  # the preset says what to do in scripts
+    with pytest.raises(ConfigKeyError, match=ours[0]):  # the preset says what to do in scripts
         OmegaConf.merge(nemos, preset)
     with open_dict(nemos):  # as Hydra's `+key=value`
-        OmegaConf.update(nemos, "wfst.boosting_tree", preset.wfst.boosting_tree, force_add=True)
+        for key in ours:
+            OmegaConf.update(nemos, f"wfst.{key}", preset.wfst[key], force_add=True)
 
 
 @pytest.mark.parametrize(("group", "name"), PRESETS)
@@ -78,6 +85,8 @@ def test_presets_decode(group, name, ctc_model, hybrid_model, files, utterances,
     section = STRATEGIES[preset.strategy].section
     if section == "wfst":
         preset.wfst.arpa_lm_path = str(assets / "lm" / "word3.arpa")
+    if "big_lm_path" in preset[section]:
+        preset.wfst.big_lm_path = str(assets / "lm" / "word3.arpa")
     if "ngram_lm_model" in preset[section]:
         preset.beam.ngram_lm_model = str(assets / "lm" / "tok3.arpa")
     if "boosting_tree" in preset[section]:
