@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,9 +27,9 @@ from nemo_gpu_decoding.search.cuda_wfst.result import (
     traced_text,
     words_of,
 )
-from nemo_gpu_decoding.search.cuda_wfst.streams import Setup, Streams, Utterance
+from nemo_gpu_decoding.search.cuda_wfst.streams import Setup, Streams
 from nemo_gpu_decoding.search.cuda_wfst.tokens import MAX_BOOST_STATES, MAX_LABELS, NONE
-from nemo_gpu_decoding.search.cuda_wfst.trace import best_end, steps_of
+from nemo_gpu_decoding.search.cuda_wfst.trace import all_ends, best_end, steps_of
 from nemo_gpu_decoding.search.cuda_wfst.ways import Search
 from nemo_gpu_decoding.search.inputs import checked_log_probs
 from nemo_gpu_decoding.search.result import ScoreParts
@@ -151,7 +152,7 @@ class CudaWFST:
             return cuda.CUDAEngine(setups, self.config, device)
         return CPUEngine(setups, self.config)
 
-    def _result(self, utterance: Utterance, final: bool) -> WordNBest:
+    def _result(self, utterance: Any, final: bool) -> WordNBest:
         notes, found, ended = [], self._best_path(utterance, final), final
         if found is None:
             notes.append(NO_END)
@@ -163,7 +164,7 @@ class CudaWFST:
         paths: tuple[WordPath, ...] = (self._path(utterance, found, ended),)
         lattice = None
         if final and self.config.keeps_links:
-            lattice = lattice_of(utterance, final)
+            lattice = lattice_of(utterance, self._ends(utterance, ended), ended)
             best = lattice.n_best(self.config.n_best)
             paths = with_confidence([self._path(utterance, path, ended) for path in best])
         return WordNBest(
@@ -176,8 +177,9 @@ class CudaWFST:
             else relative_cost(found, self._best_path(utterance, final=True)),
         )
 
-    @staticmethod
-    def _best_path(utterance: Utterance, final: bool) -> LatticePath | None:
+    # What follows differs between strategies that search a word graph; the utterance is the strategy's.
+
+    def _best_path(self, utterance: Any, final: bool) -> LatticePath | None:
         """The best path by the records of the search; None if none reaches a final state."""
         setup, tokens = utterance.setup, utterance.tokens
         best, epsilon, cost = best_end(
@@ -189,7 +191,16 @@ class CudaWFST:
         cost += float(utterance.progress["cost"][0])
         return LatticePath(cost, steps, int(tokens["key"][best]) >> 32, epsilon)
 
-    def _path(self, utterance: Utterance, found: LatticePath, ended: bool) -> WordPath:
+    def _ends(self, utterance: Any, final: bool) -> np.ndarray:
+        """All ways to end, as `trace.all_ends` gives them."""
+        setup = utterance.setup
+        return all_ends(utterance.tokens, final, setup.search, setup.graph.arrays, setup.boosting.arrays)
+
+    def _correction(self, words: Sequence[int], ended: bool, setup: Any) -> float:
+        """What the strategy adds to the graph's costs of a path with these words, weighted."""
+        return 0.0
+
+    def _path(self, utterance: Any, found: LatticePath, ended: bool) -> WordPath:
         setup, graph = utterance.setup, self.graph
         traced = traced_text(found.steps, graph, self.blank_id)
         lm, state = graph_score(found.steps, graph), found.state
@@ -200,6 +211,7 @@ class CudaWFST:
         if ended:
             lm -= float(graph.arrays.states["final_cost"][state])
         lm *= float(setup.search.lm_weight)
+        lm -= self._correction(traced.words, ended, setup)
         boosting = 0.0
         if setup.search.boosts:
             weight = float(setup.search.boosting_weight)
@@ -215,7 +227,12 @@ class CudaWFST:
             words=words_of(traced, graph, self.pieces),
         )
 
-    def _setup(self, wish: Request) -> Setup:
+    def _setup(self, wish: Request) -> Any:
+        boosting, options = self._search_options(wish)
+        return Setup(Search(**options), self.graph, boosting)
+
+    def _search_options(self, wish: Request) -> tuple[BackoffAutomaton, dict[str, Any]]:
+        """The boosting automaton of an utterance, and the fields of its `Search`."""
         boosting = wish.boosting or self.boosting
         weight = self.boosting_weight if wish.boosting_weight is None else wish.boosting_weight
         lm_weight = self.config.lm_weight if wish.lm_weight is None else wish.lm_weight
@@ -223,22 +240,21 @@ class CudaWFST:
         boosting = boosting if boosting is not None and boosts else self._nothing
         bonus = max(0.0, float(boosting.arrays.states["upper_bound"].max())) if boosts else 0.0
         bonus *= weight * (1 + len(self.graph.arrays.compounds))
-        search = Search(
-            blank_id=self.blank_id,
-            topology=topology_number(self.config.topology),
-            beam=np.float32(self.config.beam),
-            max_active=self.config.max_active,
-            acoustic_scale=np.float32(self.config.acoustic_scale),
-            lm_weight=np.float32(lm_weight),
-            least_cost=np.float32(lm_weight * self.graph.least_cost - 2 * bonus - 1e-3),
-            keeps_links=self.config.keeps_links,
-            lattice_beam=np.float32(self.config.lattice_beam),
-            boosting_weight=np.float32(weight if boosts else 0.0),
-            num_words=len(self.graph.words),
-            boosts=boosts,
-            most_bonus=np.float32(bonus),
-        )
-        return Setup(search, self.graph, boosting)
+        return boosting, {
+            "blank_id": self.blank_id,
+            "topology": topology_number(self.config.topology),
+            "beam": np.float32(self.config.beam),
+            "max_active": self.config.max_active,
+            "acoustic_scale": np.float32(self.config.acoustic_scale),
+            "lm_weight": np.float32(lm_weight),
+            "least_cost": np.float32(lm_weight * self.graph.least_cost - 2 * bonus - 1e-3),
+            "keeps_links": self.config.keeps_links,
+            "lattice_beam": np.float32(self.config.lattice_beam),
+            "boosting_weight": np.float32(weight if boosts else 0.0),
+            "num_words": len(self.graph.words),
+            "boosts": boosts,
+            "most_bonus": np.float32(bonus),
+        }
 
     # ------------------------------------------------------------------------------------ checks
 

@@ -25,9 +25,8 @@ from nemo_gpu_decoding.search.cuda_wfst.kbest import (
     forward_costs,
     path_links,
 )
-from nemo_gpu_decoding.search.cuda_wfst.streams import Utterance
 from nemo_gpu_decoding.search.cuda_wfst.tokens import BLANK_MOVE, NEW_TOKEN, NONE
-from nemo_gpu_decoding.search.cuda_wfst.trace import Steps, all_ends
+from nemo_gpu_decoding.search.cuda_wfst.trace import Steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,11 +190,13 @@ def _append(
     return fresh
 
 
-def lattice_of(utterance: Utterance, final: bool) -> Lattice:
-    """What the search of an utterance has kept, pruned to the lattice beam.
+def lattice_of(utterance: Any, ends: np.ndarray, reaches_end: bool) -> Lattice:
+    """What the search of an utterance that is over has kept, pruned to the lattice beam.
 
     Args:
-        final: the utterance is over: paths end in final states, as far as any does.
+        utterance: of cuda_wfst or of a strategy whose utterances have the same parts.
+        ends: ways to end, as `all_ends` gives them; their nodes become those of the lattice.
+        reaches_end: these are ways to end in a final state, not just where the search stands.
     """
     setup = utterance.setup
     links = utterance.links[: int(utterance.progress["links"][0])].copy()
@@ -205,15 +206,9 @@ def lattice_of(utterance: Utterance, final: bool) -> Lattice:
     links["source"] += first[links["frame"]].astype(np.int32)
     links["target"] += first[links["frame"] + 1].astype(np.int32)
     links = links[np.argsort(links["target"], kind="stable")]
-    facts = setup.search, setup.graph.arrays, setup.boosting.arrays
-    ends = all_ends(utterance.tokens, final, *facts)
-    reaches_end = final and bool(len(ends))
-    if not len(ends):
-        ends = all_ends(utterance.tokens, False, *facts)
     ends["node"] += first[utterance.frames]
     frames = np.repeat(np.arange(len(sizes)), sizes)
-    beam = float(setup.search.lattice_beam)
-    frames, links, ends = _pruned(frames, links, ends, beam)
+    frames, links, ends = _pruned(frames, links, ends, float(setup.search.lattice_beam))
     return Lattice(setup.graph, float(setup.search.acoustic_scale), frames, links, ends, reaches_end)
 
 

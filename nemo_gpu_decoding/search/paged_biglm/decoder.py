@@ -10,34 +10,23 @@ import torch
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.graph.topology import topology_number
 from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.backend import choose_backend
-from nemo_gpu_decoding.search.cuda_wfst.decoder import NO_END, CudaWFST
+from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
 from nemo_gpu_decoding.search.cuda_wfst.lattice import LatticePath
-from nemo_gpu_decoding.search.cuda_wfst.mbr import with_confidence
-from nemo_gpu_decoding.search.cuda_wfst.result import (
-    WordPath,
-    graph_score,
-    relative_cost,
-    traced_text,
-    words_of,
-)
 from nemo_gpu_decoding.search.cuda_wfst.tokens import NONE
 from nemo_gpu_decoding.search.cuda_wfst.trace import steps_of
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.paged_biglm import streams as streaming
 from nemo_gpu_decoding.search.paged_biglm.composition import correction_of
 from nemo_gpu_decoding.search.paged_biglm.config import BigLMConfig
-from nemo_gpu_decoding.search.paged_biglm.lattice import lattice_of
 from nemo_gpu_decoding.search.paged_biglm.rescoring import make_rescoring
 from nemo_gpu_decoding.search.paged_biglm.result import BigLMNBest, Work
 from nemo_gpu_decoding.search.paged_biglm.streams import Setup, Streams, Utterance
 from nemo_gpu_decoding.search.paged_biglm.tokens import new_workspace
 from nemo_gpu_decoding.search.paged_biglm.trace import all_ends, best_of
 from nemo_gpu_decoding.search.paged_biglm.ways import Search
-from nemo_gpu_decoding.search.result import ScoreParts
 from nemo_gpu_decoding.search.threads import for_each_share
 
 
@@ -120,42 +109,14 @@ class PagedBigLM(CudaWFST):
 
     # ------------------------------------------------------------------------------- inner rooms
 
-    def _result(self, utterance: Utterance, final: bool) -> BigLMNBest:  # type: ignore[override]
-        notes, found, ended = [], self._best_path(utterance, final), final
-        if found is None:
-            notes.append(NO_END)
-            found, ended = self._best_path(utterance, final=False), False
-            assert found is not None
-        progress = utterance.progress[0]
-        if progress["overflowed"]:
-            frames = int(progress["overflowed"])
-            notes.append(f"a table was full {frames} times, which narrowed the beam there")
-        paths: tuple[WordPath, ...] = (self._path(utterance, found, ended),)
-        lattice = None
-        if final and self.config.keeps_links:
-            lattice = lattice_of(utterance)
-            best = lattice.n_best(self.config.n_best)
-            paths = with_confidence([self._path(utterance, path, ended) for path in best])
+    def _result(self, utterance: Utterance, final: bool) -> BigLMNBest:
+        result = super()._result(utterance, final)
         counts = ("look_ups", "memo_hits", "arc_visits", "groups", "prolonged", "frames")
-        work = Work(*(int(progress[name]) for name in counts))
-        return BigLMNBest(
-            paths,
-            utterance.frames,
-            tuple(notes),
-            lattice=lattice if self.config.lattice else None,
-            relative_cost=None
-            if final
-            else relative_cost(found, self._best_path(utterance, final=True)),
-            work=work,
-        )
+        work = Work(*(int(utterance.progress[name][0]) for name in counts))
+        return BigLMNBest(**vars(result), work=work)
 
-    @staticmethod
-    def _best_path(utterance: Utterance, final: bool) -> LatticePath | None:  # type: ignore[override]
-        """The best path by the records of the search; None if none reaches a final state."""
-        setup, tokens = utterance.setup, utterance.tokens
-        ends = all_ends(
-            tokens, final, setup.search, setup.graph.arrays, setup.boosting.arrays, setup.rescoring
-        )
+    def _best_path(self, utterance: Utterance, final: bool) -> LatticePath | None:
+        tokens, ends = utterance.tokens, self._ends(utterance, final)
         number = best_of(ends, tokens)
         if number == NONE:
             return None
@@ -165,59 +126,20 @@ class PagedBigLM(CudaWFST):
         steps = steps_of(utterance.records, token)
         return LatticePath(cost, steps, int(end["state"]), int(end["epsilon"]))
 
-    def _path(self, utterance: Utterance, found: LatticePath, ended: bool) -> WordPath:  # type: ignore[override]
-        setup, graph = utterance.setup, self.graph
-        traced = traced_text(found.steps, graph, self.blank_id)
-        lm, state = graph_score(found.steps, graph), found.state
-        if found.epsilon != NONE:
-            record = graph.arrays.epsilons[found.epsilon]
-            traced = traced.followed_by(graph.expanded(int(record["word"])))
-            lm, state = lm - float(record["cost"]), int(record["target"])
-        if ended:
-            lm -= float(graph.arrays.states["final_cost"][state])
-        lm *= float(setup.search.lm_weight)
-        labels = np.array(traced.words, np.int64)
-        lm -= correction_of(labels, ended, setup.search, setup.rescoring)
-        boosting = 0.0
-        if setup.search.boosts:
-            weight = float(setup.search.boosting_weight)
-            boosting = weight * setup.boosting.score(traced.words, final=ended)
-        score = -found.cost
-        return WordPath(
-            tokens=traced.tokens,
-            frames=traced.frames,
-            repeats=traced.repeats,
-            token_confidence=traced.confidence,
-            score=score,
-            parts=ScoreParts(score - lm - boosting, lm, boosting),
-            words=words_of(traced, graph, self.pieces),
-        )
+    def _ends(self, utterance: Utterance, final: bool) -> np.ndarray:
+        setup = utterance.setup
+        facts = setup.search, setup.graph.arrays, setup.boosting.arrays, setup.rescoring
+        return all_ends(utterance.tokens, final, *facts)
 
-    def _setup(self, wish: Request) -> Setup:  # type: ignore[override]
-        boosting = wish.boosting or self.boosting
-        weight = self.boosting_weight if wish.boosting_weight is None else wish.boosting_weight
-        lm_weight = self.config.lm_weight if wish.lm_weight is None else wish.lm_weight
-        boosts = boosting is not None and weight > 0
-        boosting = boosting if boosting is not None and boosts else self._nothing
-        bonus = max(0.0, float(boosting.arrays.states["upper_bound"].max())) if boosts else 0.0
-        bonus *= weight * (1 + len(self.graph.arrays.compounds))
-        config = self.config
+    def _correction(self, words: Sequence[int], ended: bool, setup: Setup) -> float:
+        return correction_of(np.array(words, np.int64), ended, setup.search, setup.rescoring)
+
+    def _setup(self, wish: Request) -> Setup:
+        boosting, options = self._search_options(wish)
         search = Search(
-            blank_id=self.blank_id,
-            topology=topology_number(config.topology),
-            beam=np.float32(config.beam),
-            max_active=config.max_active,
-            acoustic_scale=np.float32(config.acoustic_scale),
-            lm_weight=np.float32(lm_weight),
-            least_cost=np.float32(lm_weight * self.graph.least_cost - 2 * bonus - 1e-3),
-            keeps_links=config.keeps_links,
-            lattice_beam=np.float32(config.lattice_beam),
-            boosting_weight=np.float32(weight if boosts else 0.0),
-            num_words=len(self.graph.words),
-            boosts=boosts,
-            most_bonus=np.float32(bonus),
-            correction_weight=np.float32(lm_weight * config.big_lm_weight),
-            lazy=config.composition == "lazy",
-            group_size=config.group_size or 1 << 30,
+            **options,
+            correction_weight=np.float32(float(options["lm_weight"]) * self.config.big_lm_weight),
+            lazy=self.config.composition == "lazy",
+            group_size=self.config.group_size or 1 << 30,
         )
         return Setup(search, self.graph, boosting, self._rescoring)
