@@ -12,7 +12,8 @@ BENCH_ARGS  ?=
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
-# a file of tests stays in one process, which keeps its models
+# A file of tests stays in one process, which keeps its models. Each process has one thread (below): with
+# more threads than cores, OpenMP's wait for each other.
 ALL_TESTS := -n $(PYTEST_PROCESSES) --dist loadfile --cov-fail-under=90
 BENCH_OUT := build/bench.json
 # what an environment is made from; it is brought up to date when one of these changes
@@ -51,7 +52,7 @@ fix: $(STAMP)  ## let ruff mend and format what it can
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 pytest: $(STAMP)  ## tests with coverage; PYTEST_ARGS="-k name -x" narrows them
-	@$(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(or $(PYTEST_ARGS),$(ALL_TESTS)) \
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(or $(PYTEST_ARGS),$(ALL_TESTS)) \
 	  || { echo "tests failed: repeat one with  make pytest PYTEST_ARGS='-k name -x'"; exit 1; }
 
 bench: $(STAMP)  ## side by side with NeMo, flashlight and pyctcdecode; BENCH_ARGS="key=value ..."
