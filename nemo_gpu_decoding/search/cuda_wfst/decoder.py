@@ -28,7 +28,12 @@ from nemo_gpu_decoding.search.cuda_wfst.result import (
     words_of,
 )
 from nemo_gpu_decoding.search.cuda_wfst.streams import Setup, Streams
-from nemo_gpu_decoding.search.cuda_wfst.tokens import MAX_BOOST_STATES, MAX_LABELS, NONE
+from nemo_gpu_decoding.search.cuda_wfst.tokens import (
+    MAX_BOOST_STATES,
+    MAX_EPSILONS,
+    MAX_LABELS,
+    NONE,
+)
 from nemo_gpu_decoding.search.cuda_wfst.trace import all_ends, best_end, steps_of
 from nemo_gpu_decoding.search.cuda_wfst.ways import Search
 from nemo_gpu_decoding.search.inputs import checked_log_probs
@@ -269,6 +274,13 @@ class CudaWFST:
             raise ValueError(
                 f"graph ({graph.name}) reads column {graph.largest_label}, expected 0 .. "
                 f"{self.vocab_size}: it was made for another model"
+            )
+        states = graph.arrays.states
+        epsilons = int((states["epsilon_end"] - states["epsilon_begin"]).max())
+        if epsilons > MAX_EPSILONS:
+            raise ValueError(
+                f"graph ({graph.name}) has a state with {epsilons} ways on without a label, expected at "
+                f"most {MAX_EPSILONS}: remove epsilons from it (OpenFst's fstrmepsilon)"
             )
         if self.config.is_ready_made:
             return

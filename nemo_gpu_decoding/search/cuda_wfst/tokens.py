@@ -29,6 +29,7 @@ NONE = -1
 BINS = 256  # of the histogram of costs
 CANDIDATES = 4096  # collected before they are recombined
 LABEL_BITS, BOOST_BITS = 16, 16  # in a key; the graph state has the upper 32 bits
+MAX_EPSILONS = 1023  # of a graph state: it and all that they lead to find room among the groups
 MAX_LABELS, MAX_BOOST_STATES = (1 << LABEL_BITS) - 1, 1 << BOOST_BITS
 HASH_BITS = 31  # of a key, in a rank
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Fibonacci hashing [Knuth, 6.4]
@@ -156,7 +157,7 @@ class Workspace(NamedTuple):
 
 def token_capacity(max_active: int) -> int:
     """Room for four times `max_active` tokens: what is beyond cannot survive the frame."""
-    return max(4 * max_active, 1024)
+    return max(4 * max_active, MAX_EPSILONS + 1)
 
 
 def new_workspace(max_active: int, columns: int, keeps_links: bool) -> Workspace:

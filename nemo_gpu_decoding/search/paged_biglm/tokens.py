@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.jit import inlined
-from nemo_gpu_decoding.search.cuda_wfst.tokens import BINS, CANDIDATES, MEMBER
+from nemo_gpu_decoding.search.cuda_wfst.tokens import BINS, CANDIDATES, MEMBER, token_capacity
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Fibonacci hashing [Knuth, 6.4]
 _OTHER = np.uint64(0xC2B2AE3D27D4EB4F)  # any odd number without a pattern
@@ -154,7 +154,7 @@ def new_workspace(
     max_active: int, columns: int, keeps_links: bool, entries: int | None = None
 ) -> Workspace:
     """Room for four times `max_active` tokens, and for so many entries in the tables of groups."""
-    capacity = max(4 * max_active, 1024)
+    capacity = token_capacity(max_active)
     entries = entries or 2 * capacity
     memo = np.zeros(MEMO_SLOTS, MEMO)
     memo["lm"] = EMPTY

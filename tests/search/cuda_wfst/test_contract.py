@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from nemo_gpu_decoding.fusion.automaton import empty_automaton
 from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.graph.csr import GraphArrays
 from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
 from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
 from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
@@ -73,6 +76,17 @@ def test_nemos_name_of_the_normal_topology():
     decoders = [make(toy_graph(0), topology=name) for name in ("default", "normal")]
     theirs, ours = (decoder.decode(log_probs, [20]) for decoder in decoders)
     assert theirs[0].best.score == ours[0].best.score
+
+
+def test_a_state_with_more_epsilons_than_there_is_room_for_is_refused():
+    graph = toy_graph(0)
+    states, arcs, epsilons, compounds = graph.arrays
+    states, many = states.copy(), np.repeat(epsilons[:1], 1024)
+    states["epsilon_begin"][graph.start] = len(epsilons)
+    states["epsilon_end"][graph.start] = len(epsilons) + len(many)
+    arrays = GraphArrays(states, arcs, np.concatenate([epsilons, many]), compounds)
+    with pytest.raises(ValueError, match="1024 ways on without a label, expected at most 1023"):
+        CudaWFST(replace(graph, arrays=arrays), len(PIECES), BLANK)
 
 
 def test_graphs_of_another_model_are_named():
