@@ -14,7 +14,6 @@ from nemo_gpu_decoding.search.cuda_wfst.cpu import advance
 from nemo_gpu_decoding.search.cuda_wfst.streams import (
     Setup,
     Utterance,
-    new_utterance,
     raise_stop,
     roomier,
     roomier_records,
@@ -30,7 +29,7 @@ class CPUEngine:
 
     def __init__(self, setups: Sequence[Setup], config: WFSTConfig) -> None:
         self._config = config
-        self._utterances = [new_utterance(setup) for setup in setups]
+        self._utterances = [setup.new_utterance() for setup in setups]
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray) -> None:
         announce_compilation()

@@ -151,7 +151,7 @@ class CudaWFST:
 
     # ------------------------------------------------------------------------------- inner rooms
 
-    def _engine(self, setups: Sequence[Setup], device: torch.device) -> Engine:
+    def _engine(self, setups: Sequence[Any], device: torch.device) -> Engine:
         backend = choose_backend(self.config.backend, device, lambda _: cuda.why_not(self.config))
         if backend == "cuda":
             return cuda.CUDAEngine(setups, self.config, device)

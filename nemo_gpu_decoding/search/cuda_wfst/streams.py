@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from nemo_gpu_decoding.search.cuda_wfst.tokens import (
     Workspace,
     compact_records,
 )
-from nemo_gpu_decoding.search.cuda_wfst.ways import BAD_FRAME, Search
+from nemo_gpu_decoding.search.cuda_wfst.ways import BAD_FRAME
 from nemo_gpu_decoding.search.inputs import raise_bad_frame
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Setup:
     """What one utterance is decoded with."""
 
-    search: Search
+    search: Any  # `ways.Search`, or that of a strategy that searches word graphs in its own way
     graph: WordGraph
     boosting: BackoffAutomaton
 
@@ -38,6 +38,22 @@ class Setup:
     def first_key(self) -> int:
         """The key of the token that an utterance begins with; see `key_of`."""
         return (self.graph.start << 32) | (self.boosting.start_state << 16)
+
+    def new_utterance(self) -> Utterance:
+        """Nothing read: one token in the start state."""
+        tokens, progress = self._first_token(TOKEN), np.zeros(1, PROGRESS)
+        return self._with_room(tokens, progress)
+
+    def _first_token(self, token: np.dtype) -> np.ndarray:
+        tokens = np.zeros(1, token)
+        tokens["key"] = self.first_key
+        tokens["record"] = tokens["source"] = NONE
+        return tokens
+
+    def _with_room(self, tokens: np.ndarray, progress: np.ndarray) -> Utterance:
+        progress["tokens"] = len(tokens)
+        links = np.empty(1024 if self.search.keeps_links else 0, LINK)
+        return Utterance(self, tokens, np.empty(1024, RECORD), links, progress)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,19 +86,8 @@ class Streams:
     def utterances(self) -> list[Utterance]:
         """What is known of every utterance; copied to the host if need be."""
         if self.engine is None:
-            return [new_utterance(setup) for setup in self.setups]
+            return [setup.new_utterance() for setup in self.setups]
         return self.engine.utterances()
-
-
-def new_utterance(setup: Setup) -> Utterance:
-    """Nothing read: one token in the start state."""
-    tokens = np.zeros(1, TOKEN)
-    tokens["key"] = setup.first_key
-    tokens["record"] = tokens["source"] = NONE
-    progress = np.zeros(1, PROGRESS)
-    progress["tokens"] = 1
-    no_links = np.empty(1024 if setup.search.keeps_links else 0, LINK)
-    return Utterance(setup, tokens, np.empty(1024, RECORD), no_links, progress)
 
 
 def raise_stop(log_probs: np.ndarray, b: int, frame: int, status: int) -> None:

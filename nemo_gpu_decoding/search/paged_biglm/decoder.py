@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,24 +11,21 @@ import torch
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.backend import choose_backend
 from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
+from nemo_gpu_decoding.search.cuda_wfst.engine import Engine
 from nemo_gpu_decoding.search.cuda_wfst.lattice import LatticePath
 from nemo_gpu_decoding.search.cuda_wfst.tokens import NONE
 from nemo_gpu_decoding.search.cuda_wfst.trace import steps_of
-from nemo_gpu_decoding.search.inputs import as_float32
-from nemo_gpu_decoding.search.paged_biglm import streams as streaming
 from nemo_gpu_decoding.search.paged_biglm.composition import correction_of
 from nemo_gpu_decoding.search.paged_biglm.config import BigLMConfig
+from nemo_gpu_decoding.search.paged_biglm.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.paged_biglm.rescoring import make_rescoring
 from nemo_gpu_decoding.search.paged_biglm.result import BigLMNBest, Work
-from nemo_gpu_decoding.search.paged_biglm.streams import Setup, Streams, Utterance
-from nemo_gpu_decoding.search.paged_biglm.tokens import new_workspace
+from nemo_gpu_decoding.search.paged_biglm.streams import Setup
 from nemo_gpu_decoding.search.paged_biglm.trace import all_ends, best_of
 from nemo_gpu_decoding.search.paged_biglm.ways import Search
-from nemo_gpu_decoding.search.threads import for_each_share
 
 
 class PagedBigLM(CudaWFST):
@@ -75,47 +73,19 @@ class PagedBigLM(CudaWFST):
         super().__init__(graph, vocab_size, blank_id, config, boosting, boosting_weight, pieces)
         self._rescoring = make_rescoring(graph, large, small, config.difference)
 
-    # ------------------------------------------------------------------------------------ verbs
-
-    def open(self, n: int, requests: Sequence[Request | None] | None = None) -> Streams:  # type: ignore[override]
-        """Begin n utterances that arrive in chunks; see `decode` for the requests."""
-        if n < 0:
-            raise ValueError(f"n is {n}, expected the number of streams, >= 0")
-        wishes = self._checked_requests(n, requests)
-        return Streams([streaming.new_utterance(self._setup(wish)) for wish in wishes])
-
-    def push(  # type: ignore[override]
-        self, streams: Streams, log_probs: torch.Tensor, lengths: torch.Tensor | Sequence[int]
-    ) -> None:
-        """Read the next chunk of every stream: log_probs [n, T, V + 1], lengths [n] (0 = nothing new).
-
-        Raises:
-            ValueError: as `decode`; the streams are then as they were before the call.
-        """
-        self._check_open(streams)  # type: ignore[arg-type]
-        log_probs, sizes = self._checked(log_probs, lengths, batch=len(streams))
-        choose_backend(self.config.backend, log_probs.device)
-        announce_compilation()
-        values, done = as_float32(log_probs), list(streams.utterances)
-
-        def read(rows: np.ndarray) -> None:
-            columns, config = self.vocab_size + 1, self.config
-            space = new_workspace(config.max_active, columns, config.keeps_links)
-            for b in rows.tolist():
-                done[b], space = streaming.read_chunk(done[b], values, int(sizes[b]), b, space)
-
-        for_each_share(read, sizes, self.config.threads)
-        streams.utterances = done
-
     # ------------------------------------------------------------------------------- inner rooms
 
-    def _result(self, utterance: Utterance, final: bool) -> BigLMNBest:
+    def _engine(self, setups: Sequence[Any], device: torch.device) -> Engine:
+        choose_backend(self.config.backend, device)
+        return CPUEngine(setups, self.config)
+
+    def _result(self, utterance: Any, final: bool) -> BigLMNBest:
         result = super()._result(utterance, final)
         counts = ("look_ups", "memo_hits", "arc_visits", "groups", "prolonged", "frames")
         work = Work(*(int(utterance.progress[name][0]) for name in counts))
         return BigLMNBest(**vars(result), work=work)
 
-    def _best_path(self, utterance: Utterance, final: bool) -> LatticePath | None:
+    def _best_path(self, utterance: Any, final: bool) -> LatticePath | None:
         tokens, ends = utterance.tokens, self._ends(utterance, final)
         number = best_of(ends, tokens)
         if number == NONE:
@@ -126,12 +96,12 @@ class PagedBigLM(CudaWFST):
         steps = steps_of(utterance.records, token)
         return LatticePath(cost, steps, int(end["state"]), int(end["epsilon"]))
 
-    def _ends(self, utterance: Utterance, final: bool) -> np.ndarray:
+    def _ends(self, utterance: Any, final: bool) -> np.ndarray:
         setup = utterance.setup
         facts = setup.search, setup.graph.arrays, setup.boosting.arrays, setup.rescoring
         return all_ends(utterance.tokens, final, *facts)
 
-    def _correction(self, words: Sequence[int], ended: bool, setup: Setup) -> float:
+    def _correction(self, words: Sequence[int], ended: bool, setup: Any) -> float:
         return correction_of(np.array(words, np.int64), ended, setup.search, setup.rescoring)
 
     def _setup(self, wish: Request) -> Setup:

@@ -72,7 +72,7 @@ def test_group_size_limits_what_is_prolonged():
 
 
 def test_room_is_made_where_groups_need_more(monkeypatch):
-    from nemo_gpu_decoding.search.paged_biglm import decoder as module
+    from nemo_gpu_decoding.search.paged_biglm import cpu_engine as module
     from nemo_gpu_decoding.search.paged_biglm import tokens
 
     lms = random_lm(1), random_lm(20, keep=0.8)
@@ -93,7 +93,7 @@ def test_room_is_made_where_groups_need_more(monkeypatch):
 
 
 def test_a_full_table_is_told_and_loses_nothing_that_max_active_keeps(monkeypatch):
-    from nemo_gpu_decoding.search.paged_biglm import decoder as module
+    from nemo_gpu_decoding.search.paged_biglm import cpu_engine as module
     from nemo_gpu_decoding.search.paged_biglm import tokens
 
     lms = random_lm(1), random_lm(20, keep=0.8)
