@@ -9,17 +9,24 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 
+from nemo_gpu_decoding.cuda.host_memory import free_host_bytes, lock_limit
+
 HUGE_PAGE = 1 << 21  # bytes; fewer and larger pages make pinning and the GPU's reads faster
 CHUNK = 1 << 26  # bytes per read; some systems cut longer ones short
 
 # cudaHostRegister's flags: usable from all devices; has an address on the device
 _PORTABLE, _MAPPED = 1, 2
+
+
+class PinningError(RuntimeError):
+    """Memory of the host can't be had, or CUDA does not pin it."""
 
 
 class HostTable:
@@ -34,15 +41,13 @@ class HostTable:
 
         Raises:
             ValueError: `nbytes` is negative.
+            PinningError: the system has not so much memory.
         """
         if nbytes < 0:
             raise ValueError(f"nbytes is {nbytes}, expected 0 or more")
-        # anonymous memory: pages of a file may not be pinned for long
-        memory = mmap.mmap(-1, max(1, -(-nbytes // HUGE_PAGE)) * HUGE_PAGE)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
+        self._memory = _anonymous(max(1, -(-nbytes // HUGE_PAGE)) * HUGE_PAGE)
         # tensors made from this array keep it alive, and with it the pinning
-        self._array = np.frombuffer(memory, np.uint8, count=nbytes)
+        self._array = np.frombuffer(self._memory, np.uint8, count=nbytes)
         self._unpin: weakref.finalize | None = None
 
     @property
@@ -62,16 +67,19 @@ class HostTable:
         """Lock the memory and let all GPUs read it; does nothing if that is done already.
 
         Raises:
-            RuntimeError: CUDA refuses, for instance because the memory that may be locked is used up.
+            PinningError: CUDA refuses.
         """
         if self.is_pinned or self.nbytes == 0:
             return self
         address = self._array.ctypes.data
+        # a fork of the process would copy pinned pages at once, all of them
+        _advise(self._memory, "MADV_DONTFORK")
         status = _cudart().cudaHostRegister(address, self.nbytes, _PORTABLE | _MAPPED)
         if int(status) != 0:
-            raise RuntimeError(
-                f"cudaHostRegister can't pin {self.nbytes / 2**30:.2f} GiB of host memory: {status} "
-                "(is there enough free memory, and does `ulimit -l` allow it?)"
+            raise PinningError(
+                f"cudaHostRegister can't pin {self.nbytes / 2**30:.2f} GiB of host memory: {status}; "
+                f"{_gib(free_host_bytes(), 'an unknown amount')} are free, and `ulimit -l` allows "
+                f"{_gib(lock_limit(), 'any amount')}"
             )
         self._unpin = weakref.finalize(self._array, _unregister, address)
         # at the end of the process the driver lets go of everything; a call then may come too late
@@ -82,6 +90,7 @@ class HostTable:
         """Give the memory back to the system's pager; the content stays."""
         if self._unpin is not None:
             self._unpin()
+            _advise(self._memory, "MADV_DOFORK")
 
     def __enter__(self) -> HostTable:
         return self
@@ -106,7 +115,7 @@ def load_table(
     Raises:
         ValueError: the file is shorter than asked for.
         OSError: it can't be read.
-        RuntimeError: the memory can't be pinned.
+        PinningError: there is not enough memory, or it can't be pinned.
     """
     with open(path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -131,6 +140,31 @@ def _fill(table: HostTable, file: Any, path: Any) -> None:
         if not count:
             raise ValueError(f"{path} ended {table.nbytes - done} bytes early while it was read")
         done += count
+
+
+def _anonymous(nbytes: int) -> mmap.mmap:
+    """New memory: pages of a file may not be pinned for long, and shared ones are rarely huge."""
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    try:
+        memory = mmap.mmap(-1, nbytes, **private)
+    except OSError as error:
+        raise PinningError(
+            f"can't get {_gib(nbytes)} of host memory ({error.strerror}), "
+            f"{_gib(free_host_bytes(), 'an unknown amount')} are free"
+        ) from error
+    _advise(memory, "MADV_HUGEPAGE")
+    return memory
+
+
+def _advise(memory: mmap.mmap, advice: str) -> None:
+    """Tell the system how the memory is going to be used, if it knows of such things."""
+    if hasattr(mmap, advice):
+        with suppress(OSError):  # a kernel built without
+            memory.madvise(getattr(mmap, advice))
+
+
+def _gib(nbytes: int | None, otherwise: str = "") -> str:
+    return otherwise if nbytes is None else f"{nbytes / 2**30:.2f} GiB"
 
 
 def _unregister(address: int) -> None:

@@ -43,8 +43,12 @@ inline int64 arc_label(const PackedLM& lm, int64 arc) {
   return int64(read_bits(lm.labels, lm.label_bits, arc));
 }
 
-inline LMStep arc_cost_and_target(const PackedLM& lm, int64 arc) {
-  uint64 bits = read_bits(lm.arcs, lm.target_bits + lm.cost_bits, arc);
+// The bits of an arc, see packed.py.
+inline uint64 arc_bits(const PackedLM& lm, int64 arc) {
+  return read_bits(lm.arcs, lm.target_bits + lm.cost_bits, arc);
+}
+
+inline LMStep cost_and_target(const PackedLM& lm, uint64 bits) {
   int64 target = int64(bits & ((1ull << lm.target_bits) - 1));
   uint32 code = uint32(bits >> lm.target_bits);
   return {lm.cost_bits == LM_EXACT_BITS ? __uint_as_float(code) : lm.codebook[code], target};
@@ -68,15 +72,21 @@ inline int64 find_arc(const PackedLM& lm, int64 state, int64 label) {
 }
 
 // Cost of `label`, 0 .. V - 1, after `state`, back-offs included, and the state after it.
-inline LMStep lookup(const PackedLM& lm, int64 state, int64 label) {
+// bits_of(arc): the bits of an arc, for LMs whose `arcs` are not read as they lie.
+template <class BitsOf>
+inline LMStep lookup_by(const PackedLM& lm, int64 state, int64 label, BitsOf bits_of) {
   float cost = 0.0f;
   while (true) {
     int64 arc = find_arc(lm, state, label);
     if (arc >= 0) {
-      LMStep step = arc_cost_and_target(lm, arc);
+      LMStep step = cost_and_target(lm, bits_of(arc));
       return {cost + step.cost, step.target};
     }
     cost += lm.states[state].backoff_cost;
     state = lm.states[state].backoff_to;  // ends at the latest in the root, which has every label
   }
+}
+
+inline LMStep lookup(const PackedLM& lm, int64 state, int64 label) {
+  return lookup_by(lm, state, label, [&](int64 arc) { return arc_bits(lm, arc); });
 }

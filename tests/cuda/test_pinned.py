@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.cuda import pinned
-from nemo_gpu_decoding.cuda.pinned import HostTable, load_table
+from nemo_gpu_decoding.cuda.pinned import HostTable, PinningError, load_table
 
 
 @pytest.fixture
@@ -131,3 +133,37 @@ def test_memory_that_cuda_will_not_pin(table_file, cudart):
     with pytest.raises(RuntimeError):
         table.pin()
     assert not table.is_pinned
+
+
+def mapping_of(table):
+    """What Linux knows of the memory of a table: its line of permissions, and its flags."""
+    smaps = Path("/proc/self/smaps").read_text().splitlines()
+    ranges = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S+)")
+    address = table.bytes.data_ptr()
+    for i, line in enumerate(smaps):
+        found = ranges.match(line)
+        if found and int(found[1], 16) <= address < int(found[2], 16):
+            flags = next(line for line in smaps[i:] if line.startswith("VmFlags:"))
+            return found[3], flags.split()[1:]
+    raise AssertionError("not in /proc/self/smaps")
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no Linux with huge pages"
+)
+def test_what_the_system_is_told_about_the_memory(table_file, cudart):
+    """Private, as shared memory hardly ever gets huge pages; no fork copies it while it is pinned."""
+    table = HostTable(5 << 20)
+    permissions, flags = mapping_of(table)
+    assert permissions == "rw-p"
+    assert "hg" in flags
+    assert "dc" not in flags
+    table.pin()
+    assert "dc" in mapping_of(table)[1]
+    table.unpin()
+    assert "dc" not in mapping_of(table)[1]
+
+
+def test_more_memory_than_there_is():
+    with pytest.raises(PinningError, match=r"can't get 2147483648.00 GiB of host memory .* are free"):
+        HostTable(1 << 61)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nemo_gpu_decoding.lm.placement import PLACEMENTS
 from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig, _check_int, _check_number
 
 COMPOSITIONS = ("lazy", "eager")
 DIFFERENCES = ("auto", "always", "never")
-PLACEMENTS = ("auto", "device", "paged")
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,13 @@ class BigLMConfig(WFSTConfig):
     # memory, 8 bytes per n-gram and more, and needs all n-grams of the small LM to be in the large one.
     # never: look both up. auto: always where that is so and the large LM has 10 million n-grams at most.
     difference: str = "auto"
-    # Where a GPU finds the large LM: device, all in its memory; paged, its arcs in pinned host memory
-    # behind a cache; auto, device if it fits. On a CPU every placement reads the memory map directly.
+    # Where a GPU finds the large LM: device, all in its memory; paged, the arcs (two thirds of it) in
+    # pinned host memory, read by the kernels through a cache; auto, device if that leaves a tenth of the
+    # GPU's memory and 2 GB free, else paged. Results are the same. On a CPU every placement reads the
+    # memory map directly.
     placement: str = "auto"
-    # Size of that cache, MB, >= 1. A CPU has no such cache: the system caches the file's pages.
+    # Size of that cache, MB (10^6 bytes) of each GPU's memory, >= 1: 62,500 arcs per MB. A CPU has no
+    # such cache: the system caches the file's pages.
     cache_mb: int = 512
 
     def __post_init__(self) -> None:

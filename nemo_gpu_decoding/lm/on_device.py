@@ -1,0 +1,219 @@
+"""Packed LMs where kernels find them, uploaded once however many decoders use them.
+
+A decoder says once what it wants, and keeps that; whoever launches a kernel asks for the device's copy:
+
+    large = PlacedLM(lm.arrays, config.placement, config.cache_mb * 10**6, lm.name)
+
+    # COUNTERS, new_counters, statistics_of: of lookup_statistics.py
+    signature = Signature("advance", {..., **lm_parameters("large"), "counts": COUNTERS})
+    counts = new_counters(batch, device)
+    module.launch(signature, ..., **large.on(device).arguments("large"), counts=counts)
+    statistics = statistics_of(counts)  # of all utterances; of one: counts[b]
+
+    extern "C" __global__ void advance(
+      ...,
+      const LMState* large_states, const uint64* large_labels, const uint64* large_arcs,
+      const uint64* large_host_arcs, const float* large_codebook, CachedArc* large_cache,
+      uint32 large_cache_slots, int large_label_bits, int large_target_bits, int large_cost_bits,
+      uint64* counts  // [B, 3]
+    ) {
+      const PagedLM large = {
+        {large_states, large_labels, large_arcs ? large_arcs : large_host_arcs, large_codebook,
+         large_label_bits, large_target_bits, large_cost_bits},
+        large_cache, large_cache_slots};
+      LookupCounters counters = {};
+      LMStep step = lookup(large, state, label, counters);
+      warp_add(counters, counts + 3 * blockIdx.x);
+
+`paged.cuh` has the kernel's side, `placement.py` decides what lies where.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from nemo_gpu_decoding.cuda.launch import Scalar, Tensor
+from nemo_gpu_decoding.cuda.pinned import HostTable, PinningError
+from nemo_gpu_decoding.lm.copying import Copier
+from nemo_gpu_decoding.lm.packed import LM_STATE, PackedArrays
+from nemo_gpu_decoding.lm.placement import (
+    PLACEMENTS,
+    SLOT_BYTES,
+    Memory,
+    Place,
+    cache_slots,
+    choose_place,
+    footprint,
+    free_memory,
+    shortage,
+)
+
+_WORD = torch.int64  # holds the bits of uint64
+
+
+def lm_parameters(name: str) -> dict[str, Tensor | Scalar]:
+    """The parameters of a kernel that make an LM, in their order; all begin with `name`."""
+    parameters: dict[str, Tensor | Scalar] = {
+        "states": Tensor(LM_STATE, (f"{name} states",)),
+        "labels": Tensor(_WORD, (f"{name} label words",)),
+        "arcs": Tensor(_WORD, (f"{name} arc words",), optional=True),
+        "host_arcs": Tensor(_WORD, (f"{name} arc words",), optional=True, pinned=True),
+        "codebook": Tensor(torch.float32, (f"{name} codes",)),
+        "cache": Tensor(_WORD, (f"{name} slots", SLOT_BYTES // 8), optional=True),
+        "cache_slots": Scalar(np.uint32),
+        **{bits: Scalar(np.int32) for bits in ("label_bits", "target_bits", "cost_bits")},
+    }
+    return {f"{name}_{parameter}": kind for parameter, kind in parameters.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceLM:
+    """An LM as kernels on `device` read it; `PagedLM` in paged.cuh."""
+
+    source: PackedArrays  # what it was made of
+    device: torch.device
+    place: Place
+    states: torch.Tensor  # [S + 1, 12] uint8
+    labels: torch.Tensor  # packed, int64
+    arcs: torch.Tensor | None  # packed, int64; in the device's memory,
+    host_arcs: torch.Tensor | None  # or in pinned memory of the host
+    codebook: torch.Tensor  # float32
+    cache: torch.Tensor | None  # [slots, 2] int64; kernels fill it
+
+    def arguments(self, name: str) -> dict[str, Any]:
+        """Arguments for `lm_parameters(name)`."""
+        values = {
+            **{part: getattr(self, part) for part in ("states", "labels", "arcs", "host_arcs")},
+            "codebook": self.codebook,
+            "cache": self.cache,
+            "cache_slots": 0 if self.cache is None else len(self.cache),
+            "label_bits": self.source.label_bits,
+            "target_bits": self.source.target_bits,
+            "cost_bits": self.source.cost_bits,
+        }
+        return {f"{name}_{parameter}": value for parameter, value in values.items()}
+
+    @property
+    def device_bytes(self) -> int:
+        """What it takes of the device's memory."""
+        parts = (self.states, self.labels, self.arcs, self.codebook, self.cache)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    @property
+    def host_bytes(self) -> int:
+        """What it takes of the host's memory, pinned; the file that it was read from not counted."""
+        return 0 if self.host_arcs is None else self.host_arcs.nbytes
+
+
+class PlacedLM:
+    """An LM, and how GPUs are to hold it; keep it as long as it is decoded with.
+
+    Copies are shared by all decoders of the process with the same arrays and options, and freed when
+    the last `PlacedLM` that asked for them is gone.
+
+    Args:
+        arrays: of a `PackedLM`, in memory or mapped.
+        placement: auto, device or paged, see `placement.py`.
+        cache_bytes: what the cache of a paged LM may take on each device, at least 16.
+        name: of the LM, for messages.
+        measure: tells how much memory is free.
+
+    Raises:
+        ValueError: placement or cache_bytes are out of range.
+    """
+
+    def __init__(
+        self,
+        arrays: PackedArrays,
+        placement: str,
+        cache_bytes: int,
+        name: str = "the LM",
+        measure: Callable[[torch.device], Memory] = free_memory,
+    ) -> None:
+        if placement not in PLACEMENTS:
+            raise ValueError(f"placement is {placement!r}, expected one of {', '.join(PLACEMENTS)}")
+        if cache_bytes < SLOT_BYTES:
+            raise ValueError(f"cache_bytes is {cache_bytes}, expected at least {SLOT_BYTES}")
+        self._arrays, self._placement, self._cache_bytes = arrays, placement, cache_bytes
+        self._name, self._measure = name, measure
+        self._copies: dict[torch.device, DeviceLM] = {}
+
+    def on(self, device: torch.device) -> DeviceLM:
+        """The copy for kernels on `device`; the first call in the process makes it.
+
+        Raises:
+            ValueError: there is not enough memory; what is needed, what is free, what to set instead.
+        """
+        if device not in self._copies:
+            with _lock:
+                self._copies[device] = self._existing(device) or self._new(device)
+        return self._copies[device]
+
+    def _existing(self, device: torch.device) -> DeviceLM | None:
+        """A copy that another decoder has. `auto` takes any: it costs nothing more."""
+        places: tuple[Place, ...] = ("device", "paged")
+        wanted = places if self._placement == "auto" else (self._placement,)
+        copies = (_copies.get(self._key(device, place)) for place in wanted)
+        return next((copy for copy in copies if copy is not None), None)
+
+    def _new(self, device: torch.device) -> DeviceLM:
+        need, free = footprint(self._arrays, self._cache_bytes), self._measure(device)
+        place = choose_place(self._placement, need, free, self._name, device)
+        slots = cache_slots(self._arrays, self._cache_bytes)
+        try:
+            copy = _upload(self._arrays, device, place, slots, self._name)
+        except (torch.OutOfMemoryError, PinningError) as error:  # somebody else was faster, or a limit
+            raise ValueError(shortage(place, need, free, self._name, device, str(error))) from error
+        _copies[self._key(device, place)] = copy
+        return copy
+
+    def _key(self, device: torch.device, place: str) -> tuple[Any, ...]:
+        slots = cache_slots(self._arrays, self._cache_bytes) if place == "paged" else 0
+        # arrays as they are, by identity: a copy keeps its own alive, so their ids are not used again
+        return (*map(id, self._arrays[:4]), device, slots)
+
+
+_lock = threading.Lock()
+_copies: weakref.WeakValueDictionary[tuple[Any, ...], DeviceLM] = weakref.WeakValueDictionary()
+
+
+def _upload(arrays: PackedArrays, device: torch.device, place: Place, slots: int, name: str) -> DeviceLM:
+    paged = place == "paged"
+    cache = torch.zeros((slots, SLOT_BYTES // 8), dtype=_WORD, device=device) if paged else None
+    with Copier(sum(array.nbytes for array in arrays[:4]), f"{name} to {device}") as copier:
+
+        def uploaded(array: np.ndarray) -> torch.Tensor:
+            return copier.copy(array, torch.empty(array.nbytes, dtype=torch.uint8, device=device))
+
+        copy = DeviceLM(
+            source=arrays,
+            device=device,
+            place=place,
+            states=uploaded(arrays.states).view(-1, LM_STATE.itemsize),
+            labels=uploaded(arrays.labels).view(_WORD),
+            arcs=None if paged else uploaded(arrays.arcs).view(_WORD),
+            host_arcs=_pinned(arrays.arcs, device, copier).view(_WORD) if paged else None,
+            codebook=uploaded(arrays.codebook).view(torch.float32),
+            cache=cache,
+        )
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()  # whatever stream the first user works on
+        # and when nobody needs it any more, a kernel may still be reading
+        weakref.finalize(copy, torch.cuda.synchronize, device).atexit = False
+    return copy
+
+
+def _pinned(array: np.ndarray, device: torch.device, copier: Copier) -> torch.Tensor:
+    """The bytes of an array in memory of the host that kernels on `device` can read."""
+    table = HostTable(array.nbytes)
+    copier.copy(array, table.bytes)
+    if device.type == "cuda":
+        table.pin()
+    return table.bytes

@@ -1,0 +1,24 @@
+// paged.cuh behind a kernel that packed.py can follow.
+#include "lm/paged.cuh"
+
+extern "C" __global__ void paged_lookups(
+  const LMState* lm_states, const uint64* lm_labels, const uint64* lm_arcs, const uint64* lm_host_arcs,
+  const float* lm_codebook, CachedArc* lm_cache, uint32 lm_cache_slots,
+  int lm_label_bits, int lm_target_bits, int lm_cost_bits,
+  const int64* asked_states, const int64* asked_labels,  // [N]
+  float* costs, int64* targets,  // [N]
+  uint64* counts,  // [B, 3]
+  int count  // N
+) {
+  const PagedLM lm = {
+    {lm_states, lm_labels, lm_arcs ? lm_arcs : lm_host_arcs, lm_codebook, lm_label_bits, lm_target_bits,
+     lm_cost_bits},
+    lm_cache, lm_cache_slots};
+  LookupCounters counters = {};
+  for (int i = blockIdx.x * threads() + thread(); i < count; i += gridDim.x * threads()) {
+    LMStep step = lookup(lm, asked_states[i], asked_labels[i], counters);
+    costs[i] = step.cost;
+    targets[i] = step.target;
+  }
+  warp_add(counters, counts + 3 * blockIdx.x);
+}

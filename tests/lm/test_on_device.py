@@ -1,0 +1,185 @@
+"""LMs on a device: their bytes, who shares them, how long they live, what is said if they don't fit."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_gpu_decoding.cuda.pinned import PinningError
+from nemo_gpu_decoding.lm import copying, on_device
+from nemo_gpu_decoding.lm.copying import Copier
+from nemo_gpu_decoding.lm.lookup_statistics import LookupStatistics, new_counters, statistics_of
+from nemo_gpu_decoding.lm.on_device import PlacedLM
+from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
+from nemo_gpu_decoding.lm.packed_file import load_packed_lm, save_packed_lm
+from nemo_gpu_decoding.lm.placement import Memory
+from tests.lm.ngrams import closed_table, write_arpa
+
+CPU = torch.device("cpu")
+GB = 10**9
+
+
+@pytest.fixture
+def lm(tmp_path):
+    return pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", closed_table(seed=1, order=4)))
+
+
+@pytest.fixture
+def mapped(lm, tmp_path):
+    save_packed_lm(lm, tmp_path / "lm.packed")
+    return load_packed_lm(tmp_path / "lm.packed")
+
+
+def words(tensor):
+    return tensor.numpy().view(np.uint64)
+
+
+def plenty(device):
+    return Memory(100 * GB, 100 * GB, 100 * GB)
+
+
+@pytest.mark.parametrize("placement", ["device", "paged"])
+@pytest.mark.parametrize("piece", [999, 1 << 26])
+def test_all_bytes_arrive(mapped, placement, piece, monkeypatch):
+    monkeypatch.setattr(copying, "PIECE", piece)
+    arrays = mapped.arrays
+    copy = PlacedLM(arrays, placement, 160).on(CPU)
+    assert copy.states.numpy().tobytes() == arrays.states.tobytes()
+    assert words(copy.labels).tolist() == arrays.labels.tolist()
+    assert copy.codebook.tolist() == arrays.codebook.tolist()
+    arcs, other = (copy.arcs, copy.host_arcs) if placement == "device" else (copy.host_arcs, copy.arcs)
+    assert words(arcs).tolist() == arrays.arcs.tolist()
+    assert other is None
+    tables = arrays.states.nbytes + arrays.labels.nbytes + arrays.codebook.nbytes
+    if placement == "device":
+        assert copy.cache is None
+        assert (copy.device_bytes, copy.host_bytes) == (tables + arrays.arcs.nbytes, 0)
+    else:
+        assert copy.cache.tolist() == [[0, 0]] * 10
+        assert (copy.device_bytes, copy.host_bytes) == (tables + 160, arrays.arcs.nbytes)
+
+
+def test_pages_of_a_file_are_given_back_and_can_be_read_again(tmp_path):
+    """Of 32 MiB that were mapped and copied, none stays in the process, and no byte is lost."""
+    content = np.random.default_rng(0).integers(0, 256, 1 << 25, np.uint8)
+    content.tofile(tmp_path / "file")
+    file = np.memmap(tmp_path / "file", np.uint8, "r")[4096:].view(np.ndarray)
+    target = torch.empty(file.nbytes, dtype=torch.uint8)
+    with Copier(file.nbytes, "test") as copier:
+        copier.copy(file, target)
+    assert mapped_bytes(tmp_path / "file") < 1 << 20
+    assert np.array_equal(target.numpy(), content[4096:])
+    assert np.array_equal(file, content[4096:])
+
+
+def mapped_bytes(path):
+    """How much of a mapped file is in the memory of this process."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    start = next(i for i, line in enumerate(lines) if line.endswith(str(path)))
+    rss = next(line for line in lines[start:] if line.startswith("Rss:"))
+    return int(rss.split()[1]) * 1024
+
+
+def test_memory_that_is_no_file_is_left_alone(lm):
+    before = lm.arrays.arcs.copy()
+    PlacedLM(lm.arrays, "paged", 160).on(CPU)
+    assert np.array_equal(lm.arrays.arcs, before)
+
+
+def test_decoders_share_a_copy_with_equal_options_only(lm, mapped):
+    first = PlacedLM(lm.arrays, "paged", 160)
+    copy = first.on(CPU)
+    assert first.on(CPU) is copy
+    assert PlacedLM(lm.arrays, "paged", 160).on(CPU) is copy
+    assert PlacedLM(lm.arrays, "paged", 169).on(CPU) is copy  # holds 10 arcs, too
+    assert PlacedLM(lm.arrays, "paged", 176).on(CPU) is not copy
+    assert PlacedLM(lm.arrays, "device", 160).on(CPU) is not copy
+    assert PlacedLM(mapped.arrays, "paged", 160).on(CPU) is not copy
+
+
+def test_auto_takes_the_copy_that_is_there(lm):
+    """Also if there would be no room for another one."""
+    for placement in ("device", "paged"):
+        existing = PlacedLM(lm.arrays, placement, 160, measure=plenty)
+        copy = existing.on(CPU)
+        full = PlacedLM(lm.arrays, "auto", 160, measure=lambda device: Memory(0, 0, 0))
+        assert full.on(CPU) is copy
+        del existing, full, copy
+    assert PlacedLM(lm.arrays, "auto", 160, measure=plenty).on(CPU).place == "device"
+
+
+def test_threads_that_come_at_once_get_one_copy(lm):
+    measured = []
+
+    def measure(device):
+        measured.append(device)
+        return plenty(device)
+
+    placed = [PlacedLM(lm.arrays, "paged", 160, measure=measure) for _ in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        copies = list(pool.map(lambda one: one.on(CPU), placed))
+    assert len(set(copies)) == len(measured) == 1
+
+
+def test_a_copy_goes_with_the_last_who_needs_it(lm):
+    first, second = (PlacedLM(lm.arrays, "paged", 160) for _ in range(2))
+    copy = weakref.ref(first.on(CPU))
+    assert second.on(CPU) is copy()
+    del first
+    gc.collect()
+    assert copy() is not None
+    del second
+    gc.collect()
+    assert copy() is None
+
+
+def test_too_little_memory_is_said_before_anything_is_copied(lm, monkeypatch):
+    monkeypatch.setattr(on_device, "_upload", None)  # not reached
+    scarce = PlacedLM(lm.arrays, "auto", 16, "news.lm", measure=lambda device: Memory(0, GB, GB))
+    with pytest.raises(
+        ValueError, match=r"placement is 'auto': news.lm needs .* 0.00 GB on cpu and 1.0"
+    ):
+        scarce.on(CPU)
+
+
+def test_memory_that_can_not_be_had_after_all(lm, monkeypatch):
+    def refuse(*arguments):
+        raise PinningError("cudaHostRegister can't pin")
+
+    monkeypatch.setattr(on_device, "_pinned", refuse)
+    placed = PlacedLM(lm.arrays, "paged", 160, "news.lm", measure=plenty)
+    message = (
+        r"placement is 'paged': news.lm .* expected placement 'device' \(cudaHostRegister can't pin\)"
+    )
+    with pytest.raises(ValueError, match=message):
+        placed.on(CPU)
+    monkeypatch.undo()
+    assert placed.on(CPU).place == "paged"  # nothing is left of the failure
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("gpu", 16), "placement is 'gpu', expected one of auto, device, paged"),
+        (("paged", 15), "cache_bytes is 15, expected at least 16"),
+    ],
+)
+def test_options_are_checked(lm, options, message):
+    with pytest.raises(ValueError, match=message):
+        PlacedLM(lm.arrays, *options)
+
+
+def test_statistics_add_up():
+    counters = new_counters(2, CPU)
+    assert np.isnan(statistics_of(counters).hit_rate)
+    counters[0] = torch.tensor([6, 1, 1])
+    counters[1] = torch.tensor([0, 1, 2])
+    assert statistics_of(counters) == LookupStatistics(6, 2, 96)
+    assert statistics_of(counters[0]) + statistics_of(counters[1]) == statistics_of(counters)
+    assert statistics_of(counters).hit_rate == 0.75
