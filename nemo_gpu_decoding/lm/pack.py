@@ -13,7 +13,6 @@ What is in memory are the words, blocks of a few MB, and as many mapped pages as
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -51,7 +50,7 @@ class PackReport:
     max_error: float  # of a word's cost, natural log
     num_bytes: int  # of the packed file
     seconds: float
-    peak_rss: int  # bytes, of the whole process, mapped pages included
+    peak_rss: int  # bytes, of the whole process, mapped pages included; 0 where it is not known
 
     @property
     def num_ngrams(self) -> int:
@@ -102,7 +101,7 @@ def pack_arpa(
         max_error=packing.facts["max_error"],
         num_bytes=num_bytes,
         seconds=time.perf_counter() - begin,
-        peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        peak_rss=_peak_rss(),
     )
 
 
@@ -115,6 +114,15 @@ def pack_arpa_in_memory(
     arrays = packing.shape.zeros()
     packing.fill(arrays)
     return assemble(arrays, packing.facts, str(source))
+
+
+def _peak_rss() -> int:
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _check_options(layout: str, cost_bits: int) -> None:

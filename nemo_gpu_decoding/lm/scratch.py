@@ -35,13 +35,17 @@ class Scratch:
 def map_zeros(file: IO[bytes], num_bytes: int, path: Path) -> np.ndarray:
     """Map a new file, filled up with zeros, as an array that can be written. [num_bytes > 0] uint8
 
-    The space is reserved at once: a full disk is an error here, and no crash in a later write.
+    The space is reserved at once where the system can: a full disk is then an error here, and no crash
+    in a later write.
 
     Raises:
         OSError: there is not enough space; names `path` and the size.
     """
     try:
-        os.posix_fallocate(file.fileno(), 0, num_bytes)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        else:  # macOS, Windows: the next best, without reserving
+            file.truncate(num_bytes)
     except OSError as error:
         need = f"{error.strerror}: {num_bytes / 1e9:.2f} GB needed"
         raise OSError(error.errno, need, str(path)) from None
