@@ -12,7 +12,7 @@ from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
 from tests.contract.word_decoder import all_facts
 from tests.gpu.rehearsal import REHEARSAL, sized
 from tests.random_models import random_log_probs
-from tests.search.cuda_wfst.both import assert_equal, on_cpu, on_cuda
+from tests.search.cuda_wfst.both import assert_equal, assert_equal_lattices, on_cpu, on_cuda
 from tests.search.cuda_wfst.models import random_graph
 
 COLUMNS, T = sized(200, 12), sized(80, 8)
@@ -78,6 +78,18 @@ def test_requests_of_single_utterances(device, topology):
         graph, log_probs_on(device, seed=4), lengths_for(), requests, beam=8.0, max_active=300,
         boosting=trees[0], **options_of(topology),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_lattices(device, topology):
+    """Link for link, with ties."""
+    for coarse in (False, True):
+        log_probs = log_probs_on(device, sized(20, 2), seed=6)
+        assert_equal_lattices(
+            graph_of(6, topology, coarse), torch.round(log_probs) if coarse else log_probs,
+            lengths_for(len(log_probs)), beam=6.0, lattice_beam=5.0, n_best=10, max_active=300,
+            **options_of(topology),
+        )  # fmt: skip
 
 
 def test_streams(device):

@@ -13,6 +13,8 @@ from nemo_gpu_decoding.bench.gpu.place import Place
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.sources import make_task
 from nemo_gpu_decoding.bench.task import Task, phrase_lexicon
+from nemo_gpu_decoding.bench.word_graph.sources import word_graph_task
+from nemo_gpu_decoding.bench.word_graph.strategies import WORD_GRAPH_STRATEGIES
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.bench.peers.nemo_encoder import SpeechModel
@@ -49,7 +51,8 @@ def encoder_and_task(options: BenchOptions, place: Place) -> tuple[Encoder | Non
     if not options.data:
         options = replace(options, batch=max(options.batch, *options.batches))
     encoder = RandomEncoder(options, place) if options.end_to_end else None
-    return encoder, make_task(options)
+    reads_words = options.strategy in WORD_GRAPH_STRATEGIES
+    return encoder, word_graph_task(options) if reads_words else make_task(options)
 
 
 class RandomEncoder:

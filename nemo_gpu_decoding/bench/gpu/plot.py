@@ -31,7 +31,7 @@ def plot_rows_on_gpu(rows: Sequence[Mapping[str, Any]], path: str, title: str) -
         axes = figure.add_subplot(1, len(parts), i + 1)
         _draw(axes, [row for row in measured if row["part"] == part])
         axes.set_title(part)
-    figure.suptitle(f"{title}\nours thick, NeMo's dashed; numbers: beam size", fontsize=10)
+    figure.suptitle(f"{title}\nours thick, the others' dashed; numbers: beam size", fontsize=10)
     figure.savefig(path, dpi=130)
 
 

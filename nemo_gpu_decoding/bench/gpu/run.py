@@ -8,6 +8,8 @@ Rows are those of `bench/run.py`, and have besides:
     roofline        {"bytes", "seconds", "ours"}: one read of the valid log-probs at the bandwidth of a
                     copy, and our device seconds as a multiple of that; None for "end to end"
     graphs          the peer's mode of CUDA graphs, None where it uses none
+
+kaldi_decoder runs on the CPU beside cuda_wfst: its clock starts with the log-probs there.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from nemo_gpu_decoding.bench.rows import Row, empty_row, missing_input, report_p
 from nemo_gpu_decoding.bench.strategies import STRATEGIES, Strategy
 from nemo_gpu_decoding.bench.task import Task
 from nemo_gpu_decoding.bench.verify import Errors
+from nemo_gpu_decoding.bench.word_graph.graphs import describe, word_graph
+from nemo_gpu_decoding.bench.word_graph.strategies import WORD_GRAPH_STRATEGIES
 
 RATIO = (
     "peer / ours, medians of wall seconds from an idle to an idle GPU over up to {} repetitions, warm"
@@ -48,9 +52,10 @@ def run_on_gpu(options: BenchOptions, place: Place | None = None) -> list[Row]:
         ValueError: there is no such GPU, kernels don't run there, or the task is too small.
     """
     place = place or find_place(options.device)
-    absent = [peer for peer in options.peers if peer != "nemo"]
+    fit = ("nemo", "riva", "kaldi_decoder") if options.strategy in WORD_GRAPH_STRATEGIES else ("nemo",)
+    absent = [peer for peer in options.peers if peer not in fit]
     if absent:
-        print(f"{', '.join(absent)}: on CPUs only, see device=cpu", file=sys.stderr)
+        print(f"no row on a GPU for {', '.join(absent)}, see device=cpu", file=sys.stderr)
     encoder, task = encoder_and_task(options, place)
     if len(task.texts) < max(options.batches):
         raise ValueError(
@@ -72,7 +77,7 @@ def run_on_gpu(options: BenchOptions, place: Place | None = None) -> list[Row]:
         report_progress(rows[-1])
         if out:  # a run that is cut off keeps what it has
             write_result(out, header, rows)
-    if options.probes:
+    if options.probes and options.strategy in STRATEGIES:
         header["probes"] = {"first use": probe_first_use()}
     print(format_table(header, rows))
     if out:
@@ -112,7 +117,7 @@ class Bench:
     def measure(self, gpu_case: GPUCase) -> Row:
         """One row."""
         case, options = gpu_case.case, self._options
-        strategy = STRATEGIES[options.strategy]
+        strategy = _strategy(options)
         assert case.peer is not None
         row = empty_row(case, case.peer(options), strategy(options)) | {
             "part": gpu_case.part,
@@ -125,6 +130,8 @@ class Bench:
         if row["skipped"]:
             return row
         self._turn_to(gpu_case.batch)
+        if options.strategy in WORD_GRAPH_STRATEGIES:
+            row["graph"] = describe(word_graph(self._all))
         peer, ours = self._decoder(case.peer, case.theirs), self._decoder(strategy, case.ours)
         assert isinstance(ours, Strategy)
         task = self._task
@@ -210,7 +217,11 @@ class Bench:
         return peer
 
     def _strategy_on_cpu(self, setting: Setting) -> Strategy:
-        strategy = STRATEGIES[self._options.strategy](self._options)
+        strategy = _strategy(self._options)(self._options)
         strategy.backend = "cpu"
         strategy.prepare(self._all, setting)
         return strategy
+
+
+def _strategy(options: BenchOptions) -> type[Strategy]:
+    return (STRATEGIES | WORD_GRAPH_STRATEGIES)[options.strategy]

@@ -72,7 +72,7 @@ class Verifier:
 
 def identical(path: Path, other: Path) -> bool:
     """All numbers of both are equal, to the bit."""
-    for field in fields(Path):
+    for field in fields(path):
         mine, theirs = getattr(path, field.name), getattr(other, field.name)
         if isinstance(mine, np.ndarray) or isinstance(theirs, np.ndarray):
             if not (type(mine) is type(theirs) and np.array_equal(mine, theirs)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,10 @@ class Tape:
     def width(self) -> int:
         return self._frames.shape[1]
 
+    @property
+    def device(self) -> torch.device:
+        return self._frames.device
+
     def read(self, stream: int, first: int, count: int) -> torch.Tensor:
         """[count, width] frames of a stream, from its frame `first` on."""
         begin = int(self._begin[stream % len(self._begin)]) + first
@@ -39,22 +43,35 @@ class Replay:
     """One decoder with `n` open streams that hear a tape, `chunk` frames at a time.
 
     Args:
+        tape: on the device where decoders get their log-probs.
         texts: none, own or all; see `BenchOptions.texts`. With "own" every stream is a group of its own,
-            else all are one group, opened and pushed together.
-        threads: those of the decoder; they decide on the clock.
+            unless the decoder can be asked about single ones; else all are one group, opened and pushed
+            together.
+        threads: those of the decoder; on a CPU they decide on the clock.
+        tells_rows: the decoder can be asked about single streams of a group.
     """
 
     def __init__(
-        self, decoder: Decoder[Any], tape: Tape, n: int, chunk: int, *, texts: str, threads: int
+        self,
+        decoder: Decoder[Any],
+        tape: Tape,
+        n: int,
+        chunk: int,
+        *,
+        texts: str,
+        threads: int,
+        tells_rows: bool = False,
     ) -> None:
         self._decoder, self._tape = decoder, tape
-        self._asks = texts != "none"
-        self._size = 1 if texts == "own" else n  # of a group
+        self._partial: Callable[..., object] = decoder.partial
+        self._asks, self._asks_rows = texts != "none", texts == "own" and tells_rows
+        self._size = 1 if texts == "own" and not tells_rows else n  # of a group
         self._groups = [decoder.open(self._size) for _ in range(n // self._size)]
-        self._inputs = torch.zeros(n, chunk, tape.width)  # where an encoder would put its output
+        # where an encoder would put its output
+        self._inputs = torch.zeros(n, chunk, tape.width, device=tape.device)
         self._lengths = torch.zeros(n, dtype=torch.int64)
         self._heard = np.zeros(n, np.int64)  # frames
-        self._clock = time.process_time if ratio_clock(threads) == "cpu" else time.perf_counter
+        self._clock = stream_clock(threads, tape.device)
 
     def serve(self, streams: Sequence[int]) -> float:
         """Decode the next chunk of these streams, together; the seconds that it took.
@@ -71,8 +88,10 @@ class Replay:
         for group in sorted({stream // self._size for stream in streams}):
             rows = slice(group * self._size, (group + 1) * self._size)
             self._decoder.push(self._groups[group], self._inputs[rows], self._lengths[rows])
-            if self._asks:
-                self._decoder.partial(self._groups[group])
+            if self._asks_rows:
+                self._partial(self._groups[group], rows=streams)
+            elif self._asks:
+                self._partial(self._groups[group])
         return self._clock() - begin
 
     def close(self) -> list[NBest]:
@@ -83,10 +102,24 @@ class Replay:
         """What the decoder makes of the same audio when it gets all of it at once."""
         for first in range(0, len(self._heard), CHECKED_AT_ONCE):
             heard = self._heard[first : first + CHECKED_AT_ONCE]
-            inputs = torch.zeros(len(heard), int(heard.max()), self._tape.width)
+            inputs = torch.zeros(
+                len(heard), int(heard.max()), self._tape.width, device=self._tape.device
+            )
             for row, count in enumerate(heard.tolist()):
                 inputs[row, :count] = self._tape.read(first + row, 0, count)
             yield from self._decoder.decode(inputs, heard.tolist())
+
+
+def stream_clock(threads: int, device: torch.device) -> Callable[[], float]:
+    """Seconds: of the CPU for one thread of it, else of the wall once the GPU is idle."""
+    if device.type != "cuda":
+        return time.process_time if ratio_clock(threads) == "cpu" else time.perf_counter
+
+    def idle_at() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return idle_at
 
 
 def equal_results(replay: Replay) -> tuple[bool, str]:

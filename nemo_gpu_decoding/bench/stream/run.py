@@ -25,10 +25,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from nemo_gpu_decoding.bench.environment import describe_run
+from nemo_gpu_decoding.bench.gpu.place import Place, find_place
 from nemo_gpu_decoding.bench.measure import ratio_clock, torch_threads
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.peers.base import Setting
-from nemo_gpu_decoding.bench.report import result_path, write_result
+from nemo_gpu_decoding.bench.report import machine, result_path, write_result
 from nemo_gpu_decoding.bench.rows import Row
 from nemo_gpu_decoding.bench.strategies import Strategy
 from nemo_gpu_decoding.bench.stream.queueing import draw_arrivals, md1, simulate
@@ -45,17 +46,32 @@ WHOLE = 1e-6  # a chunk may miss a whole number of frames by so much, relatively
 
 
 def run_streams(
-    options: BenchOptions, tasks: Sequence[Utterances], strategy: type[Strategy]
+    options: BenchOptions,
+    tasks: Sequence[Utterances],
+    strategy: type[Strategy],
+    place: Place | None = None,
 ) -> list[Row]:
     """Measure; print a table; write `options.out` and `options.plot` if they are given.
 
+    Args:
+        options: `device` may name a GPU: log-probs lie there then.
+        tasks: what streams hear, rows for each.
+        strategy: our decoder.
+        place: stands in for that GPU.
+
     Raises:
-        ValueError: a chunk is no whole number of frames.
+        ValueError: a chunk is no whole number of frames, or there is no such GPU.
     """
+    if place is None and options.device != "cpu":
+        place = find_place(options.device)
+    clock = "wall" if place else ratio_clock(options.threads)
     header = describe_run(options, tasks[0]) | {
         "mode": "stream",
-        "clock": f"event-driven, fed with the {ratio_clock(options.threads)} seconds of the decoder",
+        "clock": f"event-driven, fed with the {clock} seconds of the decoder",
     }
+    if place:
+        header["device"] = place.name
+        tasks = [task.on(place.device) for task in tasks]
     del header["ratio"]
     rows: list[Row] = []
     out = result_path(options.out, header) if options.out else None
@@ -74,7 +90,7 @@ def run_streams(
     if options.plot:
         from nemo_gpu_decoding.bench.stream.plot import plot_streams
 
-        title = f"{options.strategy}, {tasks[0].name}, {header['cpu']}, {options.threads} thread(s)"
+        title = f"{options.strategy}, {tasks[0].name}, {machine(header)}, {options.threads} thread(s)"
         plot_streams(rows, options.plot, title=title)
     return rows
 
@@ -86,7 +102,10 @@ def measure_streams(ours: Strategy, task: Utterances, setting: Setting, n: int, 
     tape = Tape(task)
 
     def replay() -> Replay:
-        return Replay(ours.decoder, tape, n, chunk, texts=texts, threads=options.threads)
+        return Replay(
+            ours.decoder, tape, n, chunk, texts=texts, threads=options.threads,
+            tells_rows=ours.tells_rows,
+        )  # fmt: skip
 
     gc.collect()
     alone = seconds_alone(replay(), n)

@@ -21,6 +21,7 @@ class WordGraphSearch(Strategy):
     """Its words are those of the task's graph."""
 
     name = "cuda_wfst"
+    tells_rows = True
 
     def prepare(self, task: Task, setting: Setting) -> None:
         assert isinstance(setting, GraphSetting)

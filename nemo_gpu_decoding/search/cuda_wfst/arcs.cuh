@@ -1,57 +1,10 @@
 // Step 3 of a frame: each group takes the arcs of its state. Twin of take_arcs in groups.py.
 //
-// An item of work is one arc of a small state, or one label of a large one, whose arcs are then found by
-// binary search. Items of all groups are dealt out evenly: states have from one to many thousand arcs.
+// Items of work (runs.cuh) of all groups are dealt out evenly: states have from one to many thousand arcs.
 #pragma once
 
 #include "search/cuda_wfst/groups.cuh"
-#include "search/cuda_wfst/labels.cuh"
-
-constexpr int SMALL_STATE = 8;  // arcs; a state with no more is walked through whatever the labels
-
-inline bool walks(const GraphState& state, int num_labels) {
-  int arcs = state.arc_end - state.arc_begin;
-  return arcs <= SMALL_STATE || arcs <= 4 * num_labels;
-}
-
-// How many items a group has.
-inline int items_of(const Entry& group, float least, const Workspace& work) {
-  const GraphState state = work.graph.states[state_of(group.key)];
-  if (least_total(group.cost, state.least_cost, least, work.search) > work.cutoff()) return 0;
-  const int num_labels = work.tally->num_labels;
-  return walks(state, num_labels) ? state.arc_end - state.arc_begin : num_labels;
-}
-
-// Arcs that one thread takes one after the other, those with one label from `arc` on.
-struct Run {
-  int group;
-  int arc;
-  int end;
-  int label;
-
-  bool any() const { return arc < end; }
-
-  void go_on(const Graph& graph) {
-    arc++;
-    if (arc < end && graph.arcs[arc].label != label) end = arc;
-  }
-};
-
-inline Run run_of(const Row& row, int g, int item, const Workspace& work) {
-  const Entry& group = work.groups.entries[g];
-  const GraphState state = work.graph.states[state_of(group.key)];
-  if (walks(state, work.tally->num_labels)) {
-    return {g, state.arc_begin + item, state.arc_begin + item + 1, NONE};
-  }
-  const int label = work.labels[item];
-  const float acoustic_cost = cost_of(row[label], work.search);
-  if (least_total(group.cost, state.least_cost, acoustic_cost, work.search) > work.cutoff()) {
-    return {g, 0, 0, NONE};
-  }
-  const int arc = first_arc(work.graph, state, label);
-  const bool found = arc < state.arc_end && work.graph.arcs[arc].label == label;
-  return {g, arc, found ? state.arc_end : arc, label};
-}
+#include "search/cuda_wfst/runs.cuh"
 
 // The way by one arc. False if it is closed or hopeless.
 inline bool take_arc(const Row& row, const Run& run, const Workspace& work, Way& way) {
@@ -67,6 +20,7 @@ inline bool take_arc(const Row& row, const Run& run, const Workspace& work, Way&
   float cost = group.cost;
   Origin origin = group.origin;
   if (search.topology == NORMAL && label == last_label(origin, work)) {
+    if (KEEPS_LINKS) return false;
     const Second& second = work.groups.seconds[run.group];
     if (second.best == NOTHING) return false;
     cost = second.cost;
@@ -80,7 +34,7 @@ inline bool take_arc(const Row& row, const Run& run, const Workspace& work, Way&
 
 // All arcs of all groups, which are void after the next barrier. Call with all threads after a barrier.
 inline void take_arcs(const Row& row, float least, Workspace& work) {
-  recombine(work.groups, false, work);
+  gather(work);
   const int num_groups = work.groups.size();
   for (int first = 0; first < num_groups; first += threads()) {
     const int g = first + thread();
@@ -89,7 +43,8 @@ inline void take_arcs(const Row& row, float least, Workspace& work) {
       Run run{};
       if (item + thread() < total) {
         const int owner = work.states.owner(item + thread());
-        run = run_of(row, first + owner, item + thread() - work.states.begins[owner], work);
+        const int own = item + thread() - work.states.begins[owner];
+        run = run_of(row, work.groups.entries[first + owner], first + owner, own, work);
       }
       do {
         make_room(1, work);
@@ -101,7 +56,7 @@ inline void take_arcs(const Row& row, float least, Workspace& work) {
     }
   }
   recombine(work.followers, true, work);
-  work.groups.clear();
+  if (!KEEPS_LINKS) work.groups.clear();
   __syncthreads();
   if (thread() == 0) *work.groups.count = 0;
 }

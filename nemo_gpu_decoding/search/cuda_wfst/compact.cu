@@ -2,6 +2,10 @@
 //
 // One block per utterance: marks what the chains of its tokens reach, numbers that by a running sum, and
 // copies it in order.
+//
+// Compiled once per key of the tokens, see keys.cuh.
+// variants: TOKEN_KEY=int64
+// variants: TOKEN_KEY=HistoryKey
 #include "cuda/common.cuh"
 
 #include "search/cuda_wfst/graph.cuh"

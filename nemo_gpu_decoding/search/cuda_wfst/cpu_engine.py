@@ -46,6 +46,9 @@ class CPUEngine:
     def utterances(self) -> list[Utterance]:
         return self._utterances
 
+    def leading(self, rows: Sequence[int], *, final: bool) -> list[Utterance]:
+        return [self._utterances[row] for row in rows]
+
 
 def read_chunk(
     utterance: Utterance, log_probs: np.ndarray, length: int, b: int, space: Workspace

@@ -136,23 +136,39 @@ class CudaWFST:
         if streams.engine is not None:
             streams.engine.push(log_probs, sizes)
 
-    def partial(self, streams: Streams, n_best: int = 1) -> list[WordNBest]:
-        """The best hypothesis of every stream so far; final costs are not in its score."""
+    def partial(
+        self, streams: Streams, n_best: int = 1, *, rows: Sequence[int] | None = None
+    ) -> list[WordNBest]:
+        """The best hypothesis of every stream so far; final costs are not in its score.
+
+        Args:
+            streams: from `open`.
+            n_best: 1.
+            rows: numbers of the streams that are asked about, and in this order; None: all.
+        """
         self._check_open(streams)
         if n_best != 1:
             raise ValueError(f"n_best is {n_best}, expected 1: alternatives are known at the end only")
-        return [self._result(utterance, final=False) for utterance in streams.utterances]
+        asked = range(len(streams)) if rows is None else rows
+        for row in asked:
+            if not isinstance(row, (int, np.integer)) or not 0 <= row < len(streams):
+                raise ValueError(f"rows holds {row}, expected 0 .. {len(streams) - 1}")
+        return [self._result(known, final=False) for known in streams.leading(asked, final=False)]
 
     def close(self, streams: Streams) -> list[WordNBest]:
         """End the utterances and return their hypotheses."""
         self._check_open(streams)
         streams.closed = True
-        return [self._result(utterance, final=True) for utterance in streams.utterances]
+        if self.config.keeps_links:
+            known = streams.utterances
+        else:
+            known = streams.leading(range(len(streams)), final=True)
+        return [self._result(utterance, final=True) for utterance in known]
 
     # ------------------------------------------------------------------------------- inner rooms
 
     def _engine(self, setups: Sequence[Any], device: torch.device) -> Engine:
-        backend = choose_backend(self.config.backend, device, lambda _: cuda.why_not(self.config))
+        backend = choose_backend(self.config.backend, device, lambda _: None)
         if backend == "cuda":
             return cuda.CUDAEngine(setups, self.config, device)
         return CPUEngine(setups, self.config)

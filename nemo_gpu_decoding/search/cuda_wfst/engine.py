@@ -1,4 +1,4 @@
-"""What a backend of cuda_wfst does for the streams of one `open`: two verbs, what goes in and out.
+"""What a backend of cuda_wfst does for the streams of one `open`: three verbs, what goes in and out.
 
 `decoder.py` checks arguments and builds results; `cpu_engine.py` and `cuda.py` search. An engine holds
 all that its streams remember, so it belongs to one thread at a time.
@@ -6,6 +6,7 @@ all that its streams remember, so it belongs to one thread at a time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -32,4 +33,15 @@ class Engine(Protocol):
 
     def utterances(self) -> list[Utterance]:
         """What is known of every utterance, in the host's memory."""
+        ...
+
+    def leading(self, rows: Sequence[int], *, final: bool) -> list[Utterance]:
+        """Of these utterances at least what best paths need.
+
+        Args:
+            rows: numbers of utterances.
+            final: they are over. The token with which each ends best is there, with its past; else the
+                best token with its past, and the one with which the utterance would end best. Where no
+                token may end, the best one is there with its past in either case.
+        """
         ...

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "fusion/fusion.cuh"
+#include "search/cuda_wfst/keys.cuh"
 
 struct GraphState {  // csr.GRAPH_STATE
   int arc_begin;
@@ -52,6 +53,7 @@ struct Search {
   float boosting_weight;
   bool boosts;
   float most_bonus;  // no word gets a larger one; weighted
+  float lattice_beam;
 };
 
 // What an utterance wants of its own; launch_shape.UTTERANCE.
@@ -72,13 +74,13 @@ constexpr int NONE = -1;
 constexpr int BINS = 256;  // of the histogram of costs
 
 struct Token {  // launch_shape.TOKEN
-  int64 key;  // graph state, boosting state, last label + 1 (0 after a blank)
+  Key key;
   float cost;  // above that of the best token of the frame
   int record;  // newest record of its past, or NONE
   int run;  // frames that its last label lasted
   float probability;  // sum of the label's posteriors over these frames
 };
-static_assert(sizeof(Token) == 24, "Token differs from launch_shape.TOKEN");
+static_assert(sizeof(Token) == 16 + sizeof(Key), "Token differs from launch_shape.TOKEN");
 
 struct Record {  // tokens.RECORD
   int previous;
@@ -90,36 +92,41 @@ struct Record {  // tokens.RECORD
 };
 static_assert(sizeof(Record) == 24, "Record differs from tokens.RECORD");
 
+struct Link {  // tokens.LINK
+  int source;
+  int target;  // in the frame being worked on: entry of the followers
+  int arc;
+  int epsilon;
+  float cost;  // of this step
+  float acoustic_cost;  // part of it; in the frame being worked on: of the whole way
+  int label;  // column that it reads
+  int move;  // Move
+  int frame;
+};
+static_assert(sizeof(Link) == 36, "Link differs from tokens.LINK");
+
 // How far an utterance has come; launch_shape.PROGRESS.
 struct Progress {
   int tokens;
   int records;
   int half;  // of the room for tokens, in which they are
   int status;  // Status
-  int wanted;  // RECORDS_FULL: records that the next frame may need
+  int wanted;  // RECORDS_FULL, LINKS_FULL: records or links that the next frame may need
   int begin;  // frames of the chunk that were read
   int64 frames;
   double cost;  // of the best token; the tokens' own costs are above it
   int64 limited;  // frames in which max_active left hypotheses out
   int64 overflowed;  // frames in which a table was full
+  int64 links;
 };
-static_assert(sizeof(Progress) == 56, "Progress differs from launch_shape.PROGRESS");
+static_assert(sizeof(Progress) == 64, "Progress differs from launch_shape.PROGRESS");
 
-enum Status { DONE, BAD_FRAME, NO_TOKEN, RECORDS_FULL };  // ways.py
-
-inline int64 key_of(int state, int boost, int label) {
-  return (int64)state << 32 | (int64)boost << 16 | label;
-}
-inline int state_of(int64 key) { return (int)(key >> 32); }
-inline int boost_of(int64 key) { return (int)(key >> 16) & 0xffff; }
-inline int label_of(int64 key) { return (int)key & 0xffff; }
-
-inline uint64 hash_of(int64 key) { return (uint64)key * 0x9e3779b97f4a7c15ull; }
+enum Status { DONE, BAD_FRAME, NO_TOKEN, RECORDS_FULL, LINKS_FULL };  // ways.py
 
 // A number that orders ways by cost, and keys of equal cost somehow, but always alike; tokens.rank_of.
 constexpr int64 ANY_RANK = 0x7fffffffffffffffll;
 constexpr int HASH_BITS = 31;
-inline int64 rank_of(float cost, int64 key) {
+inline int64 rank_of(float cost, const Key& key) {
   int bits = __float_as_int(cost + 0.0f);  // -0 becomes +0
   int64 ordered = bits < 0 ? -(int64)(bits & 0x7fffffff) : bits;
   return ordered * (1ll << HASH_BITS) + (int64)(hash_of(key) >> (64 - HASH_BITS));

@@ -6,13 +6,19 @@
 
 #include "search/cuda_wfst/ways.cuh"
 
+// Make groups of the listed ways. Call with all threads after a barrier; ends with one.
+inline void gather(Workspace& work) {
+  if (KEEPS_LINKS) split_groups(work);
+  else recombine(work.groups, false, work);
+}
+
 // Whether the list and the groups have room for what each thread may find. Call with all threads.
 inline bool has_room_for_groups(Workspace& work) {
   Table& groups = work.groups;
   bool listed = work.reserve(1);
   if (listed && *groups.count + work.reserved <= groups.capacity) return true;
   __syncthreads();
-  recombine(groups, false, work);
+  gather(work);
   return *groups.count + threads() <= groups.capacity && work.reserve(1);
 }
 

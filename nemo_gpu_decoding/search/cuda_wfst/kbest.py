@@ -1,4 +1,4 @@
-"""Passes over a lattice, compiled: costs from the start and to the end, and the best texts.
+"""Passes over a lattice, compiled: costs from the start and to the end, names, and the best texts.
 
 **Best texts.** Every node keeps its n cheapest ways from the start with different words. That is exact:
 a way that is not among them is beaten by n others, whatever comes after. Words are compared by a hash.
@@ -44,6 +44,27 @@ def backward_costs(num_nodes, links, end_nodes, end_costs, costs):
     for i in range(len(links) - 1, -1, -1):
         total = costs[links[i].target] + links[i].cost
         costs[links[i].source] = min(costs[links[i].source], total)
+
+
+@compiled
+def name_links(links, nodes, names):
+    """Name nodes and links by how they are reached, whatever their numbers and their order.
+
+    Args:
+        links: sorted by target.
+        nodes: [N] uint64, filled: the least name of the links that lead there; 0 for node 0.
+        names: [L] uint64, filled: a hash of the source's name, the arc and the epsilon record, which no
+            other link shares.
+    """
+    nodes[:] = np.uint64(0xFFFFFFFFFFFFFFFF)
+    nodes[0] = np.uint64(0)
+    for i in range(len(links)):
+        name = nodes[links[i].source]
+        for part in (links[i].arc, links[i].epsilon):
+            name = (name ^ np.uint64(np.int64(part) + 3)) * HASH_MULTIPLIER  # moves are -1 and -2
+            name ^= name >> np.uint64(32)
+        names[i] = name
+        nodes[links[i].target] = min(nodes[links[i].target], name)
 
 
 @compiled

@@ -13,14 +13,17 @@
 //   recombine      ways are entered into hash tables, the best to a key stays tables.cuh, ways.cuh
 //   commit         a histogram of costs and the beam choose who survives      survivors.cuh
 //
-// Shapes: B utterances, T frames of the chunk, V + 1 columns, N tokens at most, R records at most.
+// For lattices recombine also notes every way as a link; commit keeps those that may matter (links.cuh).
+//
+// Shapes: B utterances, T frames of the chunk, V + 1 columns; at most N tokens, R records, L links.
 //
 // Surviving tokens, their costs and their pasts are those of cpu.py to the bit: ways to one key have a
 // total order, sums are formed in the same order, and what bounds leave out cannot survive. Only the
-// places of tokens and records depend on the order in which threads arrive.
+// places of tokens, records and links depend on the order in which threads arrive.
 //
-// Compiled once per type of log-prob.
+// Compiled once per type of log-prob, with LINKS=1 for lattices.
 // variants: LOG_PROB=float
+// variants: LOG_PROB=float LINKS=1
 // variants: LOG_PROB=Half
 // variants: LOG_PROB=BFloat16
 #ifndef LOG_PROB
@@ -45,7 +48,7 @@ inline int expand(const Row& row, int columns, int count, float best, Workspace&
   __syncthreads();
   if (thread() == 0) {
     tally.best = ordered_key(best);
-    tally.num_followers = tally.full = 0;
+    tally.num_followers = tally.full = tally.num_links = 0;
   }
   __syncthreads();
   if (work.search.topology != GRAPH) {
@@ -104,8 +107,8 @@ inline void load_tokens(const Token* stored, int count, Workspace& work) {
 // Read the frames progress[b].begin .. lengths[b] of every utterance b = blockIdx.x.
 //
 // Reads what the utterances had come to from `tokens` and `progress`, and leaves what they have come to
-// in `next_tokens`, `next_progress` and in new records. An utterance that cannot go on says why in its
-// status, and stands before the frame at fault.
+// in `next_tokens`, `next_progress` and in new records and links. An utterance that cannot go on says why
+// in its status, and stands before the frame at fault.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(
   const LogProb* log_probs,  // [B, T, V + 1]
   const int64* lengths,  // [B]
@@ -115,6 +118,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(
   Token* next_tokens,  // [B, 2, N]
   Progress* next_progress,  // [B]
   Record* records,  // [B, R]
+  Link* links,  // [B, L], if LINKS is 1
   const GraphState* graph_states, const GraphArc* graph_arcs, const Epsilon* graph_epsilons,
   const int* graph_compounds,
   const State* boosting_states, const Arc* boosting_arcs,
@@ -122,13 +126,14 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(
   Entry* follower_entries,  // [B, N]
   int* group_slots,  // [B, group_slot_count], zeros; also afterwards
   Entry* group_entries,  // [B, G]
-  Second* group_seconds,  // [B, G], or null with topologies other than normal
+  Second* group_seconds,  // [B, G], or null with topologies other than normal, or if links are kept
   Way* ways,  // [B, W]
   int* labels,  // [B, V + 1]
   int frames, int columns, int held,
-  int max_tokens, int max_groups, int max_ways, int max_records,
+  int max_tokens, int max_groups, int max_ways, int max_records, int max_links,
   int follower_slot_count, int group_slot_count,  // powers of two
   int num_words, int blank_id, int topology, float beam, int max_active, float acoustic_scale,
+  float lattice_beam,
   int row_bytes  // of a row in shared memory; 0: rows are read where they lie
 ) {
   extern __shared__ __align__(16) unsigned char smem[];
@@ -145,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(
   Workspace work;
   work.search = Search{
     blank_id, topology, beam, max_active, acoustic_scale, own.lm_weight, own.least_cost,
-    own.boosting_weight, own.boosts != 0, own.most_bonus,
+    own.boosting_weight, own.boosts != 0, own.most_bonus, lattice_beam,
   };
   work.graph = Graph{graph_states, graph_arcs, graph_epsilons, graph_compounds, num_words};
   work.boosting =
@@ -172,6 +177,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(
   work.records = records + b * max_records;
   work.max_records = max_records;
   work.last_rank = ANY_RANK;
+  if (KEEPS_LINKS) {
+    work.links = links + b * max_links + now.links;
+    work.max_links = max_links - (int)now.links;
+  }
 
   if (thread() == 0) *tally = Tally{};
   __syncthreads();
@@ -183,6 +192,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(
   while (now.status == DONE && rows.any()) {
     const Row row = rows.next();
     now.status = expand_within_room(row, columns, now, work);
+    if (now.status == DONE && KEEPS_LINKS && !has_room_for_links(now, work)) now.status = LINKS_FULL;
     if (now.status == DONE && !commit(row, now, work)) now.status = RECORDS_FULL;
     if (now.status == DONE) now.begin++;
     rows.wait();  // `expand` begins with a barrier

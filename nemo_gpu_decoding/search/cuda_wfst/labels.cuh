@@ -11,14 +11,14 @@ inline void stay(const Row& row, int count, Workspace& work) {
   for (int first = 0; first < count; first += threads()) {
     make_room(2, work);
     const int i = first + thread();
-    Way way{0, 0.0f, {BLANK_MOVE, i, NONE}, NO_PLACE};
+    Way way{{}, 0.0f, {BLANK_MOVE, i, NONE}, NO_PLACE};
     Token token{};
     int label = 0;  // stays 0 after a blank, and always with topology "minimal"
     if (i < count) {
       token = work.current[i];
       label = label_of(token.key);
     }
-    way.key = token.key - label;
+    way.key = after_blank(token.key);
     way.cost = token.cost + blank_cost;
     offer(i < count, way, work);
     way.key = token.key;

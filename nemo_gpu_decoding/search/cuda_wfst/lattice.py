@@ -23,6 +23,7 @@ from nemo_gpu_decoding.search.cuda_wfst.kbest import (
     backward_costs,
     best_texts,
     forward_costs,
+    name_links,
     path_links,
 )
 from nemo_gpu_decoding.search.cuda_wfst.tokens import BLANK_MOVE, NEW_TOKEN, NONE
@@ -209,6 +210,7 @@ def lattice_of(utterance: Any, ends: np.ndarray, reaches_end: bool) -> Lattice:
     ends["node"] += first[utterance.frames]
     frames = np.repeat(np.arange(len(sizes)), sizes)
     frames, links, ends = _pruned(frames, links, ends, float(setup.search.lattice_beam))
+    links, ends = _in_order(frames, links, ends)
     return Lattice(setup.graph, float(setup.search.acoustic_scale), frames, links, ends, reaches_end)
 
 
@@ -230,3 +232,19 @@ def _pruned(
     for table, column in ((links, "source"), (links, "target"), (ends, "node")):
         table[column] = number[table[column]]
     return frames[kept], links, ends
+
+
+def _in_order(frames: np.ndarray, links: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """With numbers of nodes, and in an order, that depend on the paths alone.
+
+    A search on a GPU finds tokens and links in the order in which threads arrive; of paths that cost the
+    same the order would decide.
+    """
+    nodes, names = np.empty(len(frames), np.uint64), np.empty(len(links), np.uint64)
+    name_links(links, nodes, names)
+    number = np.empty(len(frames), np.int32)
+    number[np.lexsort((nodes, frames))] = np.arange(len(frames))
+    for table, column in ((links, "source"), (links, "target"), (ends, "node")):
+        table[column] = number[table[column]]
+    links = links[np.lexsort((names, links["target"]))]
+    return links, ends[np.lexsort((ends["epsilon"], ends["node"]))]

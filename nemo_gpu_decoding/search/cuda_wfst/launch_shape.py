@@ -1,6 +1,6 @@
 """What the kernels of cuda_wfst take: their parameters, their records, their memory.
 
-The twins of this file are `kernel.cu`, `compact.cu` and the headers beside them.
+The twins of this file are `kernel.cu`, `compact.cu`, `leading.cu` and the headers beside them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor
 from nemo_gpu_decoding.fusion.automaton import ARC, STATE
 from nemo_gpu_decoding.graph.csr import EPSILON, GRAPH_ARC, GRAPH_STATE
-from nemo_gpu_decoding.search.cuda_wfst.tokens import BINS, RECORD, token_capacity
+from nemo_gpu_decoding.search.cuda_wfst.tokens import BINS, LINK, RECORD, token_capacity
 
 # What an utterance wants of its own; `Utterance` of graph.cuh.
 UTTERANCE = np.dtype(
@@ -45,15 +45,18 @@ PROGRESS = np.dtype(
         ("tokens", np.int32),
         ("records", np.int32),
         ("half", np.int32),  # of the room for tokens, in which they are
-        ("status", np.int32),  # of ways.py: DONE, BAD_FRAME, NO_TOKEN, RECORDS_FULL
-        ("wanted", np.int32),  # RECORDS_FULL: records that the next frame may need
+        ("status", np.int32),  # of ways.py: DONE, BAD_FRAME, NO_TOKEN, RECORDS_FULL, LINKS_FULL
+        ("wanted", np.int32),  # RECORDS_FULL, LINKS_FULL: records or links that the next frame may need
         ("begin", np.int32),  # frames of the chunk that were read
         ("frames", np.int64),
         ("cost", np.float64),
         ("limited", np.int64),
         ("overflowed", np.int64),
+        ("links", np.int64),
     ]
 )
+# What is known of a best path without its past; `Leading` of leading.cu.
+LEADING = np.dtype([("best", TOKEN), ("ending", TOKEN), ("ends", np.int32), ("records", np.int32)])
 WAY_BYTES, ENTRY_BYTES = 32, 32  # `Way`; `Entry` and `Second` of tables.cuh
 
 # The types of log-probs that the kernel reads as they are, and their names in CUDA C++.
@@ -71,7 +74,7 @@ class Room:
 
     tokens: int  # of a frame, those that do not survive included
     groups: int
-    seconds: bool  # topology normal: groups have second places
+    seconds: bool  # topology normal without links: groups have second places
     ways: int
     columns: int
 
@@ -87,17 +90,18 @@ class Room:
 
     @property
     def working_bytes(self) -> int:
-        """Global memory of one utterance while a chunk is read, beside what it keeps (`records`)."""
+        """Global memory of one utterance while a chunk is read, beside what it keeps (`records`,
+        `links`)."""
         tokens = self.tokens * (2 * TOKEN.itemsize + ENTRY_BYTES)
         groups = self.groups * ENTRY_BYTES * (1 + self.seconds)
         slots = 4 * (self.follower_slots + self.group_slots)
         return tokens + groups + slots + self.ways * WAY_BYTES + 4 * self.columns
 
 
-def room_for(max_active: int, columns: int, *, normal: bool) -> Room:
+def room_for(max_active: int, columns: int, *, seconds: bool) -> Room:
     """What an utterance needs that keeps about `max_active` tokens."""
     groups = max(2 * max_active, LEAST_GROUPS)
-    return Room(token_capacity(max_active), groups, normal, max(WAYS, 2 * THREADS), columns)
+    return Room(token_capacity(max_active), groups, seconds, max(WAYS, 2 * THREADS), columns)
 
 
 def _slots(entries: int) -> int:
@@ -125,7 +129,7 @@ _TABLES = {
 }
 _INTEGERS = (
     "frames", "columns", "held", "max_tokens", "max_groups", "max_ways", "max_records",
-    "follower_slot_count", "group_slot_count", "num_words", "blank_id", "topology",
+    "max_links", "follower_slot_count", "group_slot_count", "num_words", "blank_id", "topology",
 )  # fmt: skip
 
 
@@ -143,6 +147,7 @@ def advance_signature(dtype: torch.dtype) -> Signature:
             "next_tokens": Tensor(TOKEN, ("B", 2, "N")),
             "next_progress": Tensor(PROGRESS, ("B",)),
             "records": Tensor(RECORD, ("B", "R")),
+            "links": Tensor(LINK, ("B", "L"), optional=True),
             **_TABLES,
             "follower_slots": Tensor(torch.int32, ("B", "N slots")),
             "follower_entries": Tensor(torch.int64, ("B", "N", ENTRY_BYTES // 8)),
@@ -155,6 +160,7 @@ def advance_signature(dtype: torch.dtype) -> Signature:
             "beam": Scalar(np.float32),
             "max_active": Scalar(np.int32),
             "acoustic_scale": Scalar(np.float32),
+            "lattice_beam": Scalar(np.float32),
             "row_bytes": Scalar(np.int32),
         },
     )
@@ -171,5 +177,24 @@ COMPACT = Signature(
         "held": Scalar(np.int32),
         "max_records": Scalar(np.int32),
         "room": Scalar(np.int32),
+    },
+)
+
+LEADING_SIGNATURE = Signature(
+    "leading",
+    {
+        "rows": Tensor(torch.int32, ("A",)),
+        "utterances": Tensor(UTTERANCE, ("B",)),
+        "tokens": Tensor(TOKEN, ("B", "H")),
+        "progress": Tensor(PROGRESS, ("B",)),
+        "records": Tensor(RECORD, ("B", "R")),
+        **{name: tensor for name, tensor in _TABLES.items() if name != "graph_arcs"},
+        "found": Tensor(LEADING, ("A",)),
+        "pasts": Tensor(RECORD, ("A", "room")),
+        "held": Scalar(np.int32),
+        "max_records": Scalar(np.int32),
+        "room": Scalar(np.int32),
+        "num_words": Scalar(np.int32),
+        "final": Scalar(np.bool_),
     },
 )

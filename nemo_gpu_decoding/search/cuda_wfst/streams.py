@@ -89,6 +89,12 @@ class Streams:
             return [setup.new_utterance() for setup in self.setups]
         return self.engine.utterances()
 
+    def leading(self, rows: Sequence[int], *, final: bool) -> list[Utterance]:
+        """What best paths of these utterances need; see `engine.Engine`."""
+        if self.engine is None:
+            return [self.setups[row].new_utterance() for row in rows]
+        return self.engine.leading(rows, final=final)
+
 
 def raise_stop(log_probs: np.ndarray, b: int, frame: int, status: int) -> None:
     """Say why a search cannot read a frame of log_probs [n, T, V + 1] (BAD_FRAME or NO_TOKEN)."""

@@ -1,4 +1,5 @@
-// Step 4 of a frame: the tokens that survive, and what they remember. Twin of survivors.py.
+// Step 4 of a frame: the tokens that survive, what they remember, and the links between them. Twin of
+// survivors.py.
 #pragma once
 
 #include "search/cuda_wfst/ways.cuh"
@@ -52,7 +53,7 @@ inline int move_of(const Origin& origin, const Token& source, const Workspace& w
 }
 
 // The column that a move to a token with this key reads.
-inline int label_read(int arc, int64 key, const Workspace& work) {
+inline int label_read(int arc, const Key& key, const Workspace& work) {
   if (arc >= 0) return work.graph.arcs[arc].label;
   return arc == REPEAT_MOVE ? label_of(key) - 1 : work.search.blank_id;
 }
@@ -78,6 +79,41 @@ inline Token remembered(const Row& row, const Entry& entry, float best, int fram
   token.run = is_token;
   token.probability = probability;
   return token;
+}
+
+// Make the link of a listed one that stays; `best`: number of the target's token, or NOTHING, in the
+// followers. False if the link goes.
+inline bool complete(const Row& row, const Steps& steps, int64 frame, Link& link, const Workspace& work) {
+  const Entry& target = work.followers.entries[link.target];
+  if (target.best == NOTHING || !steps.within(link.acoustic_cost)) return false;
+  const Token source = work.current[link.source];
+  if (is_hopeless(source.cost, link.cost, target.cost, work.search)) return false;
+  link.label = label_read(link.arc, target.key, work);
+  link.move = move_of(Origin{link.arc, link.source, link.epsilon}, source, work);
+  link.acoustic_cost = cost_of(row[link.label], work.search);
+  link.target = (int)target.best;
+  link.frame = (int)frame;
+  return true;
+}
+
+// Keep the frame's links between survivors; those of the next frame go behind them. Call with all threads
+// after a barrier.
+inline void keep_links(const Row& row, const Steps& steps, Progress& now, Workspace& work) {
+  const int count = work.tally->num_links;
+  int kept = 0;
+  for (int first = 0; first < count; first += threads()) {
+    const int i = first + thread();
+    Link link{};
+    if (i < count) link = work.links[i];
+    const bool stays = i < count && complete(row, steps, now.frames, link, work);
+    int more;
+    const int place = kept + block_exclusive_sum(int(stays), (int*)work.scratch, &more);
+    if (stays) work.links[place] = link;
+    kept += more;
+  }
+  now.links += kept;
+  work.links += kept;
+  work.max_links -= kept;
 }
 
 // What survives becomes `current`. False if there may be no room for its records: nothing has happened
@@ -109,11 +145,13 @@ inline bool commit(const Row& row, Progress& now, Workspace& work) {
     const float cost = e < count ? followers.entries[e].cost : 0.0f;
     const bool survives = e < count && steps.within(cost) && steps.of(cost) <= last;
     const int place = warp_append(survives, &tally.kept);
+    if (KEEPS_LINKS && e < count) followers.entries[e].best = survives ? place : NOTHING;
     if (!survives) continue;
     work.next[place] = remembered(row, followers.entries[e], steps.best, (int)now.frames, work);
     if (cost == steps.best) atomicExch(&tally.best_token, place);
   }
   __syncthreads();
+  if (KEEPS_LINKS) keep_links(row, steps, now, work);
   now.tokens = kept;
   now.records = tally.num_records;
   now.limited += kept < within || work.last_rank != ANY_RANK;

@@ -11,7 +11,13 @@
 #pragma once
 
 #include "search/cuda_wfst/graph.cuh"
-#include "search/flexctc_beam/rows.cuh"
+#include "search/rows.cuh"
+
+// Whether links between tokens are kept, for lattices; in kernels of their own, for the registers' sake.
+#ifndef LINKS
+#define LINKS 0
+#endif
+constexpr bool KEEPS_LINKS = LINKS != 0;
 
 // Where a way comes from.
 struct Origin {
@@ -21,12 +27,12 @@ struct Origin {
 };
 
 struct Way {
-  int64 key;
+  Key key;
   float cost;
   Origin origin;
   int place;  // while recombined: its slot, ~slot if it is to open that, then its entry; or NO_PLACE
 };
-static_assert(sizeof(Way) == 32, "Way differs from launch_shape.WAY_BYTES");
+static_assert(sizeof(Way) == 24 + sizeof(Key), "Way differs from launch_shape.WAY_BYTES");
 constexpr int NO_PLACE = (int)0x80000000;
 
 // 64 bits that order by cost. The lower half names the way: its number in the list counted from the
@@ -36,12 +42,12 @@ constexpr Rank NOTHING = ~0ull;
 constexpr uint32 FORMER_BEST = 0xffffffffu;  // a group's second way that was its first one before
 
 struct Entry {
-  int64 key;
+  Key key;
   Rank best;
   float cost;
   Origin origin;
 };
-static_assert(sizeof(Entry) == 32, "Entry differs from launch_shape.ENTRY_BYTES");
+static_assert(sizeof(Entry) == 24 + sizeof(Key), "Entry differs from launch_shape.ENTRY_BYTES");
 
 // The best way to a group from a token with another last label than the best of all (topology normal).
 struct Second {
@@ -68,7 +74,7 @@ struct Table {
 
   // The slot of a key that is there, or is claimed by a way of the list; else a free one, claimed for
   // way i, as ~slot.
-  int find_or_claim(int64 key, int i, const Way* ways) {
+  int find_or_claim(const Key& key, int i, const Way* ways) {
     for (int at = (int)(hash_of(key) >> 24) & mask;; at = (at + 1) & mask) {
       int seen = __ldcg(&slots[at]);
       if (seen == 0) seen = atomicCAS(&slots[at], 0, ~i);
@@ -100,7 +106,8 @@ struct Tally {
   int kept;
   int num_records;
   int last_step;
-  int unused[2];
+  int num_links;  // of this frame, beyond those of the stream; above the room if there were more
+  int unused;
 };
 static_assert(sizeof(Tally) == 48, "Tally differs from launch_shape.shared_bytes");
 
@@ -151,6 +158,8 @@ struct Workspace {
   Record* records;
   int max_records;
   int64 last_rank;  // ways that rank after are dropped
+  Link* links;  // those of this frame go here, if links are kept
+  int max_links;
 
   // The cost of the best way so far. It may sink at any time: a guess that is good for bounds, and the
   // truth after a barrier.

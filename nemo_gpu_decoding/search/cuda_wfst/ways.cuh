@@ -2,7 +2,7 @@
 // ways.py and of the group ranks in groups.py.
 #pragma once
 
-#include "search/cuda_wfst/tables.cuh"
+#include "search/cuda_wfst/links.cuh"
 
 inline float cost_of(float log_prob, const Search& search) { return -(search.acoustic_scale * log_prob); }
 
@@ -53,7 +53,7 @@ inline bool breaks_tie(const Origin& a, const Origin& b, const Workspace& work) 
   if (a.arc != b.arc) return a.arc < b.arc;
   float own = cost_before(a, work), other = cost_before(b, work);
   if (own != other) return own < other;
-  int64 key = work.current[a.source].key, other_key = work.current[b.source].key;
+  Key key = work.current[a.source].key, other_key = work.current[b.source].key;
   return key != other_key ? key < other_key : a.epsilon < b.epsilon;
 }
 
@@ -117,7 +117,7 @@ inline void settle(int i, const Table& table, const Workspace& work) {
   Entry& entry = table.entries[way.place];
   const uint32 first = (uint32)entry.best, own = table.base + i;
   if (first >= table.base && first != own) return;
-  if (table.seconds) {
+  if (!KEEPS_LINKS && table.seconds) {
     Second& second = table.seconds[way.place];
     const uint32 other = (uint32)second.best;
     if (first != own && other != own) return;
@@ -151,7 +151,8 @@ inline bool is_admitted(const Way& way, const Workspace& work) {
 }
 
 // Enter the listed ways into a table; of equal keys the better one stays. `ranked`: those that rank too
-// low are dropped. Call with all threads after a barrier; ends with one.
+// low are dropped, and the others are noted as links, if these are kept. Call with all threads after a
+// barrier; ends with one.
 inline void recombine(Table& table, bool ranked, Workspace& work) {
   const int count = work.tally->num_ways;
   const float cutoff = work.cutoff();
@@ -175,12 +176,13 @@ inline void recombine(Table& table, bool ranked, Workspace& work) {
     compete(own, ways[i].origin, &entry.best, entry.origin, entry, NONE, table, work);
   }
   __syncthreads();
-  if (table.seconds) {
+  if (!KEEPS_LINKS && table.seconds) {
     for (int i = thread(); i < count; i += threads()) {
       if (ways[i].place != NO_PLACE) compete_for_second(i, table, work);
     }
     __syncthreads();
   }
+  if (ranked && KEEPS_LINKS) note_links(count, table, work);
   for (int i = thread(); i < count; i += threads()) {
     if (ways[i].place != NO_PLACE) settle(i, table, work);
   }

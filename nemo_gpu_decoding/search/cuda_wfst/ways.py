@@ -117,8 +117,8 @@ def _breaks_tie(candidate, token, search, graph, boosting, current):
     """
     if candidate.arc != token.arc:
         return candidate.arc < token.arc
-    own = _cost_before(candidate.source, candidate.epsilon, search, graph, boosting, current)
-    other = _cost_before(token.source, token.epsilon, search, graph, boosting, current)
+    own = cost_before(candidate.source, candidate.epsilon, search, graph, boosting, current)
+    other = cost_before(token.source, token.epsilon, search, graph, boosting, current)
     if own != other:
         return own < other
     if candidate.source != token.source:
@@ -127,7 +127,7 @@ def _breaks_tie(candidate, token, search, graph, boosting, current):
 
 
 @uncounted
-def _cost_before(source, epsilon, search, graph, boosting, current):
+def cost_before(source, epsilon, search, graph, boosting, current):
     """Cost of a way before its arc: that of its source, and of an epsilon record."""
     cost = current[source].cost
     if epsilon == NONE:

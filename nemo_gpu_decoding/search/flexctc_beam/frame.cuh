@@ -2,8 +2,8 @@
 #pragma once
 
 #include "search/flexctc_beam/candidates.cuh"
-#include "search/flexctc_beam/rows.cuh"
 #include "search/history.cuh"
+#include "search/rows.cuh"
 
 // Options that hold for all utterances, see config.py.
 struct Options {

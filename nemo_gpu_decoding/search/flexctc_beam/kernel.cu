@@ -34,8 +34,8 @@
 typedef LOG_PROB LogProb;
 
 #include "search/flexctc_beam/prefix.cuh"
-#include "search/flexctc_beam/rows.cuh"
 #include "search/flexctc_beam/select.cuh"
+#include "search/rows.cuh"
 
 constexpr int MAX_THREADS = 512;
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from nemo_gpu_decoding.search.cuda_wfst import cpu_engine, launch_shape, tokens
 from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
+from nemo_gpu_decoding.search.cuda_wfst.lattice import Lattice
 from tests.contract.word_decoder import all_facts
 from tests.search.cuda_wfst.models import make
 
@@ -27,6 +28,26 @@ def assert_equal(graph, log_probs, lengths, requests=None, **options: Any):
     assert all_facts(found) == all_facts(expected)
     assert [nbest.num_frames for nbest in found] == [nbest.num_frames for nbest in expected]
     return found
+
+
+def assert_equal_lattices(graph, log_probs, lengths, requests=None, **options: Any):
+    """Both backends keep the same lattices, and return the same n best of each, to the bit."""
+    found = assert_equal(graph, log_probs, lengths, requests, lattice=True, **options)
+    expected = on_cpu(graph, lattice=True, **{"max_active": 200, **options}).decode(
+        log_probs, lengths, requests
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_same_lattice(ours.lattice, theirs.lattice)
+    return found
+
+
+def assert_same_lattice(lattice: Lattice, other: Lattice) -> None:
+    """The same nodes, links and ends, in the same order, to the bit."""
+    for name in ("node_frames", "links", "ends"):
+        own, others = getattr(lattice, name), getattr(other, name)
+        for field in own.dtype.names or (...,):  # what lies between fields means nothing
+            assert own[field].tolist() == others[field].tolist(), (name, field)
+    assert lattice.reaches_end == other.reaches_end
 
 
 def limit_tokens(monkeypatch, capacity: int) -> None:

@@ -10,7 +10,6 @@ from nemo_gpu_decoding.fusion import on_device
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.cuda_wfst import cuda, launch_shape
 from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
-from nemo_gpu_decoding.search.cuda_wfst.cpu_engine import CPUEngine
 from tests.contract.word_decoder import all_facts
 from tests.graph.toy import PIECES
 from tests.random_models import random_log_probs
@@ -43,7 +42,7 @@ def test_a_chunk_is_one_launch(log_probs, emulated_runtime):
         decoder.push(streams, log_probs[:, begin : begin + 10], [10, 0, 3])
         assert emulated_runtime.launches == before + 1
     decoder.close(streams)
-    assert emulated_runtime.launches == before + 2  # and the records that are left are collected
+    assert emulated_runtime.launches == before + 2  # and the best paths are picked out
 
 
 def test_graphs_and_phrases_are_uploaded_once_and_not_kept_longer_than_needed(log_probs):
@@ -122,38 +121,87 @@ def test_utterances_with_phrases_of_their_own_in_one_batch(log_probs):
     assert all_facts(together) == all_facts(alone)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"n_best": 3}, "n_best is 3"), ({"lattice": True}, "lattice is True")],
-)
-def test_lattices_are_searched_on_the_cpu_and_that_is_said(log_probs, options, message):
-    with pytest.raises(
-        ValueError, match=f"backend is 'cuda'.*the kernels keep no lattice, and {message}"
-    ):
-        on_cuda(toy_graph(0), **OPTIONS, **options).decode(log_probs, LENGTHS)
-
-
-def test_auto_chooses_the_cpu_for_lattices_and_says_why(log_probs, monkeypatch):
-    chosen = []
-
-    def choose(wanted, device, obstacle):
-        chosen.append(obstacle(device))
-        return "cpu"
-
-    monkeypatch.setattr("nemo_gpu_decoding.search.cuda_wfst.decoder.choose_backend", choose)
-    decoder = make(toy_graph(0), backend="auto", n_best=2, **OPTIONS)
+@pytest.mark.parametrize("options", [{"n_best": 3}, {"lattice": True}])
+def test_lattices_are_searched_on_the_gpu_too(log_probs, options):
+    decoder = make(toy_graph(0), backend="cuda", **OPTIONS, **options)
     streams = decoder.open(3)
     decoder.push(streams, log_probs, LENGTHS)
-    assert chosen == ["the kernels keep no lattice, and n_best is 2"]
-    assert isinstance(streams.engine, CPUEngine)
+    assert isinstance(streams.engine, cuda.CUDAEngine)
+    assert all(word.confidence is not None for n in decoder.close(streams) for word in n.best.words)
+
+
+# ------------------------------------------------------------------------------ what is copied back
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def pushed(request, log_probs):
+    """A decoder, and streams of which the second has heard nothing."""
+    decoder = make(toy_graph(0), backend=request.param, **OPTIONS)
+    streams = decoder.open(3)
+    decoder.push(streams, log_probs[:, :10], [10, 0, 7])
+    return decoder, streams
+
+
+@pytest.mark.parametrize("rows", [[2], [1, 0], [0, 0, 2], []])
+def test_partial_results_of_some_streams(pushed, rows):
+    decoder, streams = pushed
+    everything = decoder.partial(streams)
+    some = decoder.partial(streams, rows=rows)
+    assert all_facts(some) == [all_facts(everything)[row] for row in rows]
+    assert [nbest.relative_cost for nbest in some] == [everything[row].relative_cost for row in rows]
+    assert [nbest.num_frames for nbest in some] == [(10, 0, 7)[row] for row in rows]
+
+
+@pytest.mark.parametrize("rows", [[3], [0, -1]])
+def test_streams_that_are_not_there_are_named(pushed, rows):
+    decoder, streams = pushed
+    with pytest.raises(ValueError, match=rf"rows holds {rows[-1]}, expected 0 .. 2"):
+        decoder.partial(streams, rows=rows)
+
+
+@pytest.mark.parametrize("topology", ["compact", "normal", "minimal"])
+def test_what_it_costs_to_end_is_known_to_the_bit(topology):
+    """Ends by epsilon records and words, with phrases that break off, and streams that may not end."""
+    for seed in range(3):
+        graph = random_graph(seed, columns=12, coarse=seed == 2)
+        boosting = build_word_boosting({"w1": 2.0, "w2 w3": 3.0, "w4 w1 w2": 4.0}, graph)
+        options = {"vocab_size": 11, "blank_id": 11, "topology": topology, "boosting": boosting}
+        early = []
+        for build in (on_cpu, on_cuda):
+            decoder = build(graph, beam=8.0, max_active=100, **options)
+            streams = decoder.open(3)
+            decoder.push(streams, torch.round(random_log_probs(3, 9, 12, seed=seed)), [9, 4, 1])
+            partial = decoder.partial(streams)
+            early.append((all_facts(partial), [nbest.relative_cost for nbest in partial]))
+        assert early[0] == early[1]
+
+
+def test_long_pasts_are_copied_whole(monkeypatch, log_probs, expected):
+    monkeypatch.setattr(cuda, "FIRST_PAST", 1)
+    assert all_facts(on_cuda(toy_graph(0), **OPTIONS).decode(log_probs, LENGTHS)) == expected
+
+
+def test_no_more_than_best_paths_is_copied(monkeypatch, log_probs):
+    monkeypatch.setattr(cuda.CUDAEngine, "utterances", lambda engine: pytest.fail("all is copied"))
+    decoder = on_cuda(toy_graph(0), **OPTIONS)
+    streams = decoder.open(3)
+    decoder.push(streams, log_probs, LENGTHS)
+    decoder.partial(streams)
+    for known in streams.leading(range(3), final=False):
+        assert len(known.tokens) <= 2
+        assert len(known.records) <= known.frames
+    decoder.close(streams)
+
+
+# ------------------------------------------------------------------------------------------ memory
 
 
 def test_working_memory_of_an_utterance():
     room = launch_shape.Room(tokens=40_000, groups=20_000, seconds=False, ways=8192, columns=1025)
     assert 4.0e6 < room.working_bytes < 4.8e6
-    shape = launch_shape.room_for(10_000, 1025, normal=False)
+    shape = launch_shape.room_for(10_000, 1025, seconds=False)
     assert shape.tokens == 40_000
-    assert launch_shape.room_for(10_000, 1025, normal=True).working_bytes > shape.working_bytes
+    assert launch_shape.room_for(10_000, 1025, seconds=True).working_bytes > shape.working_bytes
 
 
 def test_working_memory_is_what_is_allocated(log_probs, monkeypatch):

@@ -11,18 +11,23 @@ from nemo_gpu_decoding.search.cuda_wfst import cuda, launch_shape
 from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
 from tests.cuda_emulator.mutations import assert_needed, barriers_of
 from tests.random_models import random_log_probs
-from tests.search.cuda_wfst.both import assert_equal, limit_tokens, on_cuda
+from tests.search.cuda_wfst.both import assert_equal, assert_equal_lattices, limit_tokens, on_cuda
 from tests.search.cuda_wfst.models import random_graph
 
 pytest.importorskip("kaldifst")
 
 COLUMNS, T = 40, 4
-KERNELS = ("search/cuda_wfst/kernel.cu", "search/cuda_wfst/compact.cu")
 OPTIONS = {"vocab_size": COLUMNS - 1, "blank_id": COLUMNS - 1, "max_active": 12, "beam": 6.0}
 
 
-OWN = [f"search/cuda_wfst/{path.name}" for path in Path(cuda.__file__).parent.glob("*.cu*")]
-BARRIERS = [barrier for name in KERNELS for barrier in barriers_of(name, OWN)]
+FOLDER = "search/cuda_wfst"
+OWN = [f"{FOLDER}/{path.name}" for path in Path(cuda.__file__).parent.glob("*.cu*")]
+OF_LINKS = f"{FOLDER}/links.cuh"  # of no use without links, as the rest is with them
+BARRIERS = [
+    *barriers_of(f"{FOLDER}/kernel.cu", OWN),
+    *barriers_of(f"{FOLDER}/compact.cu", OWN),
+    *barriers_of(f"{FOLDER}/leading.cu", [f"{FOLDER}/leading.cu"]),
+]
 
 
 @pytest.fixture
@@ -39,20 +44,23 @@ def log_probs_of(seed: int, sharpness: float = 0.7) -> torch.Tensor:
 
 
 def search_everything(topology: str) -> None:
-    """Ties, full tables, boosting, utterances of different lengths."""
+    """Ties, full tables, boosting, utterances of different lengths; then the same with lattices."""
     graph = random_graph(1, columns=COLUMNS, states=40, coarse=True)
     boosting = build_word_boosting({"w1": 1.0, "w2 w3": 2.0}, graph)
     log_probs = torch.round(log_probs_of(1))
-    assert_equal(graph, log_probs, [T, 2], topology=topology, boosting=boosting, **OPTIONS)
+    options = {"topology": topology, "boosting": boosting, **OPTIONS}
+    assert_equal(graph, log_probs, [T, 2], **options)
+    assert_equal_lattices(graph, log_probs, [T, 2], n_best=3, **options)
 
 
-def search_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def search_in_chunks(monkeypatch: pytest.MonkeyPatch, lattice: bool = False) -> None:
     """Tokens come back from global memory, records have to be compacted in between."""
-    monkeypatch.setattr(cuda, "FIRST_RECORDS", 1)
+    for name in ("FIRST_RECORDS", "RECORDS_PER_ACTIVE", "FIRST_LINKS"):
+        monkeypatch.setattr(cuda, name, 1)
     graph = random_graph(1, columns=COLUMNS, states=40)
     for sharpness, beam, capacity in ((0.5, 6.0, 48), (0.5, 2.5, 48), (3.0, 6.0, 16)):
         limit_tokens(monkeypatch, capacity)
-        decoder = on_cuda(graph, topology="normal", **{**OPTIONS, "beam": beam})
+        decoder = on_cuda(graph, topology="normal", lattice=lattice, **{**OPTIONS, "beam": beam})
         streams, log_probs = decoder.open(2), log_probs_of(1, sharpness)
         decoder.push(streams, log_probs[:, :3], [3, 1])
         decoder.push(streams, log_probs[:, 3:], [1, 0])
@@ -71,10 +79,12 @@ def search_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_no_races_and_no_stray_accesses(emulated_runtime, short_lists, topology, monkeypatch):
     search_everything(topology)
-    search_in_chunks(monkeypatch)
+    for lattice in (False, True):
+        search_in_chunks(monkeypatch, lattice)
 
 
 @pytest.mark.parametrize("barrier", BARRIERS, ids=str)
 def test_every_barrier_is_needed(request, tmp_path, short_lists, monkeypatch, barrier):
     cache = request.config.cache.mkdir("cuda_emulator")
-    assert_needed(barrier, lambda: search_in_chunks(monkeypatch), tmp_path, cache)
+    lattice = barrier.file == OF_LINKS
+    assert_needed(barrier, lambda: search_in_chunks(monkeypatch, lattice), tmp_path, cache)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.build import load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
 from nemo_gpu_decoding.search.cuda_wfst.decoder import NO_END
+from nemo_gpu_decoding.search.cuda_wfst.lattice import lattice_of
 from nemo_gpu_decoding.search.cuda_wfst.mbr import matches, minimum_bayes_risk, with_confidence
 from tests.graph.ready_made import write_tlg
 from tests.graph.test_store import fst
 from tests.graph.toy import BLANK, PIECES
 from tests.oracles.viterbi import all_texts
 from tests.random_models import random_log_probs
-from tests.search.cuda_wfst.models import WIDE, fst_of, make, toy_graph
+from tests.search.cuda_wfst.both import assert_same_lattice
+from tests.search.cuda_wfst.models import WIDE, fst_of, make, random_graph, toy_graph
 
 kaldifst = pytest.importorskip("kaldifst")
 TOPOLOGIES = ("compact", "normal", "minimal")
@@ -197,6 +201,33 @@ def test_without_an_end_the_lattice_ends_anywhere():
     assert {path.text for path in nbest} == {"", "one"}
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_order_of_the_search_does_not_matter(seed):
+    """Tokens of each frame in another order, links in another one: the same lattice, ties included."""
+    rng, frames = np.random.default_rng(seed), 8
+    decoder = make(
+        random_graph(seed, columns=12, coarse=True), vocab_size=11, blank_id=11, beam=5.0, lattice=True
+    )
+    streams = decoder.open(1)
+    decoder.push(streams, torch.round(random_log_probs(1, frames, 12, seed=seed)), [frames])
+    (known,) = streams.utterances
+    links = known.links[: int(known.progress["links"][0])].copy()
+    tokens, place = known.tokens, np.zeros(1, np.int32)  # new place of each token of a frame
+    for frame in range(frames):
+        own = links[links["frame"] == frame]
+        own["source"] = place[own["source"]]
+        place = rng.permutation(int(own["target"].max()) + 1).astype(np.int32)
+        own["target"] = place[own["target"]]
+        links[links["frame"] == frame] = own
+    shuffled = np.empty_like(tokens)
+    shuffled[place] = tokens
+    other = replace(known, tokens=shuffled, links=rng.permutation(links))
+    lattices = [lattice_of(each, decoder._ends(each, True), True) for each in (known, other)]
+    assert_same_lattice(*lattices)
+    first, second = ([path.steps for path in lattice.n_best(20)] for lattice in lattices)
+    assert str(first) == str(second)
+
+
 def test_n_must_be_positive():
     log_probs = random_log_probs(1, 5, len(PIECES) + 1, seed=6)
     lattice = make(toy_graph(1), lattice=True).decode(log_probs, [5])[0].lattice
@@ -240,8 +271,6 @@ def test_minimum_bayes_risk_takes_what_is_least_wrong():
     words = path.words[0]
 
     def with_words(ids, probability):
-        from dataclasses import replace
-
         return replace(
             path, words=tuple(words._replace(label=i) for i in ids), score=math.log(probability)
         )
