@@ -97,6 +97,7 @@ def test_same_hypotheses(device, strategy, durations, pruning):
     frames = frames_of()
     with torch.no_grad():
         assert_same(found.decode(frames.to(device), LENGTHS), expected.decode(frames, LENGTHS))
+    assert found.device_modes["prediction"] == "lstm"
 
 
 def test_each_way_to_launch_steps(gpu, strategy, monkeypatch):

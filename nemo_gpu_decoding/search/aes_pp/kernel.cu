@@ -42,29 +42,31 @@ inline float emitted_here(
   return from.score + (token + row.duration(stay));
 }
 
-// The score of hypothesis k with what its prefixes, one token shorter and open too, contribute in this
+// The score of a hypothesis with what its prefixes, one token shorter and open too, contribute in this
 // frame; alike in all threads. Call with all threads.
 inline float with_prefixes(
-  const Logit* logits, int columns, const Hypothesis* beam, int k, int size, int stay, double temperature,
-  const Fusion& fusion, const Options& options, double* scratch
+  const Subject& subject, const ExpandInputs& in, int stay, const Options& options, double* scratch
 ) {
+  const int64 first = (int64)subject.b * options.beam_size;
+  const Hypothesis* beam = in.beams + first;
+  const Hypothesis& own = beam[subject.k];
   float gain = negative_infinity();
-  for (int j = 0; j < size && beam[k].length > 0 && stay >= 0; j++) {
-    if (!beam[j].open || beam[j].text_hash != beam[k].prefix_hash) continue;
-    Row row(logits + (int64)j * columns, temperature, options);
+  for (int j = 0; j < subject.now.size && own.length > 0 && stay >= 0; j++) {
+    if (!beam[j].open || beam[j].text_hash != own.prefix_hash) continue;
+    Row row(in.logits + (first + j) * in.columns, in.inverse_temperature, options);
     normalise(row, scratch);  // if it is bad, its own block says so
     if (row.normaliser.bad) continue;
-    gain = log_add(gain, emitted_here(row, beam[j], beam[k], stay, fusion, options));
+    gain = log_add(gain, emitted_here(row, beam[j], own, stay, subject.fusion, options));
   }
-  return log_add(beam[k].score, gain);
+  return log_add(own.score, gain);
 }
 
 // The best extensions by the joint alone, scored with LM and boosting afterwards, in the order of the
 // former. Call with all threads; returns how many.
-inline int expand_early(
-  const Row& row, const Hypothesis& hypothesis, const Fusion& fusion, const Options& options,
-  Workspace& work, Extension* own
-) {
+inline int expand_early(const Subject& subject, const Options& options, Workspace& work) {
+  const Row& row = subject.row;
+  const Hypothesis& hypothesis = subject.hypothesis;
+  const Fusion& fusion = subject.fusion;
   Scoring scoring{};
   scoring.before = hypothesis.score;
   scoring.blank = row[options.vocab_size];
@@ -82,23 +84,22 @@ inline int expand_early(
       score = (row[label] + offset) + fused.score;
     }
     score = hypothesis.score + (score + row.duration(choice % options.num_durations));
-    own[i] = {score, choice, fused.lm_state, fused.boosting_state, row[label]};
+    subject.own[i] = {score, choice, fused.lm_state, fused.boosting_state, row[label]};
   }
   return count;
 }
 
 // The best extensions by all scores, best first. Call with all threads; returns how many.
-inline int expand_late(
-  const Row& row, const Hypothesis& hypothesis, const Fusion& fusion, const Options& options,
-  Workspace& work, Extension* own
-) {
-  const Scoring scoring = fused_scoring(row, hypothesis, fusion, options, CEILING);
+inline int expand_late(const Subject& subject, const Options& options, Workspace& work) {
+  const Row& row = subject.row;
+  const Scoring scoring = fused_scoring(row, subject.hypothesis, subject.fusion, options, CEILING);
   int count = count_within_gamma(work.best, find_best(row, options, scoring, work));
   for (int i = thread(); i < count; i += threads()) {
     uint64 key = work.best.keys[i];
     const States& states = work.best.states[i];
     int choice = choice_of(key);
-    own[i] = {score_of(key), choice, states.lm, states.boosting, row[choice / options.num_durations]};
+    int label = choice / options.num_durations;
+    subject.own[i] = {score_of(key), choice, states.lm, states.boosting, row[label]};
   }
   return count;
 }
@@ -120,60 +121,32 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) expand(
   const int64* frame_rows,  // [B, K]
   const State* lm_states, const Arc* lm_arcs, const State* boosting_states, const Arc* boosting_arcs,
   Extension* extensions,  // [B, K, M]
-  int* counts,  // [B, K] how many of them; BAD_INPUT: NaN or +inf among the logits
+  int* counts,  // [B, K]
   double inverse_temperature, int columns, int beam_size, int vocab_size, int num_durations, int timed,
   int weighted_blank, int late, int num_steps, float gamma, int stay, int per_hypothesis, int max_items,
   int max_labels
 ) {
   extern __shared__ __align__(16) unsigned char smem[];
-  const int b = blockIdx.x / beam_size, k = blockIdx.x % beam_size;
-  const Progress now = progress[b];
-  if (now.activity != GOING) return;
-  const int64 slot = blockIdx.x;
-  if (k >= now.size) {
-    if (thread() == 0) counts[slot] = 0;
-    return;
-  }
   const Options options{
     beam_size, vocab_size, num_durations, timed, weighted_blank, late, 0, 1};
+  const ExpandInputs in{
+    logits, utterances, beams, progress, frame_rows, {lm_states, lm_arcs, vocab_size},
+    {boosting_states, boosting_arcs, vocab_size}, inverse_temperature, columns, extensions, counts,
+    per_hypothesis};
   Workspace work(smem, {max_items, max_labels});
-  Hypothesis hypothesis = beams[slot];
-  Extension* own = extensions + slot * per_hypothesis;
-  if (frame_rows[slot] == NOTHING) {
-    if (thread() == 0) {
-      own[0] = {hypothesis.score, STAY, hypothesis.lm_state, hypothesis.boosting_state, 0.0f};
-      counts[slot] = 1;
-    }
+  Subject subject(in, options);
+  if (!reads_row(subject, in, work.scratch)) return;
+  if (subject.now.expansions == num_steps) {
+    if (thread() == 0) subject.only(forced_blank(subject.row, subject.hypothesis, options));
     return;
   }
-  Row row(logits + slot * columns, inverse_temperature, options);
-  normalise(row, work.scratch);
-  if (row.normaliser.bad) {
-    if (thread() == 0) counts[slot] = BAD_INPUT;
-    return;
-  }
-  const Utterance& utterance = utterances[b];
-  const Fusion fusion{
-    {lm_states, lm_arcs, vocab_size}, {boosting_states, boosting_arcs, vocab_size},
-    utterance.lm_weight, utterance.boosting_weight, utterance.inverse_lm_weight};
-  if (now.expansions == num_steps) {
-    if (thread() == 0) {
-      own[0] = forced_blank(row, hypothesis, options);
-      counts[slot] = 1;
-    }
-    return;
-  }
-  if (now.expansions == 0) {
-    const int64 first = slot - k;
-    hypothesis.score = with_prefixes(
-      logits + first * columns, columns, beams + first, k, now.size, stay, inverse_temperature, fusion,
-      options, work.scratch);
+  if (subject.now.expansions == 0) {
+    subject.hypothesis.score = with_prefixes(subject, in, stay, options, work.scratch);
   }
   work.best.wanted = per_hypothesis;
   work.best.gamma = gamma;
-  int count = late ? expand_late(row, hypothesis, fusion, options, work, own)
-                   : expand_early(row, hypothesis, fusion, options, work, own);
-  if (thread() == 0) counts[slot] = count;
+  int count = late ? expand_late(subject, options, work) : expand_early(subject, options, work);
+  if (thread() == 0) *subject.count = count;
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) merge(

@@ -90,45 +90,26 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) expand(
   const int64* frame_rows,  // [B, K]
   const State* lm_states, const Arc* lm_arcs, const State* boosting_states, const Arc* boosting_arcs,
   Extension* extensions,  // [B, K, M], here M = K
-  int* counts,  // [B, K] how many of them; BAD_INPUT: NaN or +inf among the logits
+  int* counts,  // [B, K]
   double inverse_temperature, int columns, int beam_size, int vocab_size, int num_durations, int timed,
   int weighted_blank, int late, int max_symbols, int per_hypothesis, int max_items, int max_labels
 ) {
   extern __shared__ __align__(16) unsigned char smem[];
-  const int b = blockIdx.x / beam_size, k = blockIdx.x % beam_size;
-  const Progress now = progress[b];
-  if (now.activity != GOING) return;
-  const int64 slot = blockIdx.x;
-  if (k >= now.size) {
-    if (thread() == 0) counts[slot] = 0;
-    return;
-  }
   const Options options{
     beam_size, vocab_size, num_durations, timed, weighted_blank, late, 0, 0};
+  const ExpandInputs in{
+    logits, utterances, beams, progress, frame_rows, {lm_states, lm_arcs, vocab_size},
+    {boosting_states, boosting_arcs, vocab_size}, inverse_temperature, columns, extensions, counts,
+    per_hypothesis};
   Workspace work(smem, {max_items, max_labels});
-  const Hypothesis hypothesis = beams[slot];
-  Extension* own = extensions + slot * per_hypothesis;
-  if (frame_rows[slot] == NOTHING) {
-    if (thread() == 0) {
-      own[0] = {hypothesis.score, STAY, hypothesis.lm_state, hypothesis.boosting_state, 0.0f};
-      counts[slot] = 1;
-    }
-    return;
-  }
-  Row row(logits + slot * columns, inverse_temperature, options);
-  normalise(row, work.scratch);
-  if (row.normaliser.bad) {
-    if (thread() == 0) counts[slot] = BAD_INPUT;
-    return;
-  }
-  const Utterance& utterance = utterances[b];
-  const Fusion fusion{
-    {lm_states, lm_arcs, vocab_size}, {boosting_states, boosting_arcs, vocab_size},
-    utterance.lm_weight, utterance.boosting_weight, utterance.inverse_lm_weight};
+  Subject subject(in, options);
+  if (!reads_row(subject, in, work.scratch)) return;
+  const Hypothesis& hypothesis = subject.hypothesis;
+  const Row& row = subject.row;
   if (hypothesis.symbols >= max_symbols) {
     if (thread() == 0) {
-      own[0] = forced_blank(row, hypothesis, fusion, options);
-      counts[slot] = own[0].score > negative_infinity();
+      const Extension blank = forced_blank(row, hypothesis, subject.fusion, options);
+      subject.only(blank, blank.score > negative_infinity());
     }
     return;
   }
@@ -136,18 +117,18 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) expand(
   work.best.gamma = __int_as_float(0x7f800000);  // infinity: none is too far below the best
   int count = 0;
   if (late) {
-    const Scoring scoring = fused_scoring(row, hypothesis, fusion, options, CEILING);
+    const Scoring scoring = fused_scoring(row, hypothesis, subject.fusion, options, CEILING);
     count = find_best(row, options, scoring, work);
   } else {
-    count = expand_early(row, hypothesis, fusion, options, work);
+    count = expand_early(row, hypothesis, subject.fusion, options, work);
   }
   for (int i = thread(); i < count; i += threads()) {
     uint64 key = work.best.keys[i];
     const States& states = work.best.states[i];
     int choice = choice_of(key);
-    own[i] = {score_of(key), choice, states.lm, states.boosting, row[choice / num_durations]};
+    subject.own[i] = {score_of(key), choice, states.lm, states.boosting, row[choice / num_durations]};
   }
-  if (thread() == 0) counts[slot] = count;
+  if (thread() == 0) *subject.count = count;
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) merge(

@@ -360,17 +360,6 @@ def readable(batch, rows, ended, row_of, utterances, hypotheses):
 
 
 @compiled
-def joint_inputs(batch, count, utterances, hypotheses, first_frames, columns, frames, entries):
-    """Which frame and which prediction every row of the joint is made of, as flat indices."""
-    memo = batch.memo_hash.shape[1]
-    for i in range(count):
-        b = utterances[i]
-        hypothesis = batch.beam[b, hypotheses[i]]
-        frames[i] = b * columns + hypothesis.frame - first_frames[b]
-        entries[i] = b * memo + hypothesis.memo
-
-
-@compiled
 def packed_wishes(wishes, rows, memo, labels, sources, targets):
     """Collect the wishes of all `rows` into flat arrays; returns how many."""
     count = 0

@@ -1,18 +1,16 @@
 """The loop of all transducer searches on the GPU; same contract as `loop.Loop`.
 
 A step: frames and predictions of all hypotheses are gathered, torch runs the joint, `expand` and `merge`
-search, states are gathered, torch runs the prediction network, and what it gives is put where its texts
-belong. Shapes are the same in every step (a row for each of B * K hypotheses, whether it needs one or
-not), nothing is read by the host, so that any number of steps can be queued or be captured in a CUDA
-graph (`cuda_graphs.py`). The utterances are copied in before the first step and out after the last.
+search, and the prediction network reads the new tokens (`cuda_prediction.py`). Shapes are the same in
+every step (a row for each of B * K hypotheses, whether it needs one or not), and nothing is read by the
+host, so that any number of steps can be queued or be captured in a CUDA graph (`cuda_graphs.py`). The
+utterances are copied in before the first step and out after the last.
 
 The memory of predictions is used without its search by text: every new token gets an entry that no
 hypothesis of the old beam uses. The prediction network runs for all rows anyway.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +22,8 @@ from nemo_gpu_decoding.search.fusing import BatchFusion
 from nemo_gpu_decoding.search.transducer import launch_shape as shapes
 from nemo_gpu_decoding.search.transducer.beam import NODE, Batch, Search, grown_nodes
 from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
+from nemo_gpu_decoding.search.transducer.cuda_prediction import PLAN, Prediction, PredictionPaths
+from nemo_gpu_decoding.search.transducer.cuda_rows import move_rows
 from nemo_gpu_decoding.search.transducer.cuda_step import DeviceStep, StepInputs
 from nemo_gpu_decoding.search.transducer.cuda_workspace import (
     Workspace,
@@ -34,8 +34,6 @@ from nemo_gpu_decoding.search.transducer.cuda_workspace import (
 )
 from nemo_gpu_decoding.search.transducer.memory import Frames, Predictions
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
-
-PLAN = "search/transducer/plan.cu"
 
 
 class CUDALoop:
@@ -49,6 +47,7 @@ class CUDALoop:
         kernels: the strategy's.
         pool: workspaces to use again.
         graphs: runs steps as CUDA graphs, or plainly.
+        predictions: runs the prediction network.
     """
 
     def __init__(
@@ -60,6 +59,7 @@ class CUDALoop:
         kernels: DeviceStep,
         pool: WorkspacePool,
         graphs: GraphRunner,
+        predictions: PredictionPaths,
     ) -> None:
         self.networks = networks
         self.search = search
@@ -68,6 +68,7 @@ class CUDALoop:
         self.kernels = kernels
         self.pool = pool
         self.graphs = graphs
+        self.predictions = predictions
 
     def run(
         self,
@@ -88,7 +89,9 @@ class CUDALoop:
             work.take_predictions(parts)
             work.take_frames(frames.values.to(device))
             work.take_boosting(_boosting(fusion, device))
-            step = _Step(self, work, on_device(fusion.lm, device))
+            prediction = self.predictions.on(work)
+            prediction.begin()
+            step = _Step(self, work, on_device(fusion.lm, device), prediction)
             _put(work.utterances, _utterances(batch, frames, ended))
             _put(work.beams, batch.beam)
             progress = _progress(batch)
@@ -123,9 +126,12 @@ class CUDALoop:
 class _Step:
     """One step on a workspace, and the launches around it."""
 
-    def __init__(self, loop: CUDALoop, work: Workspace, lm: DeviceAutomaton) -> None:
+    def __init__(
+        self, loop: CUDALoop, work: Workspace, lm: DeviceAutomaton, prediction: Prediction
+    ) -> None:
         self._work = work
         self._lm = lm
+        self._prediction = prediction
         self._search = loop.search
         self._networks = loop.networks
         self._kernels = loop.kernels
@@ -138,7 +144,8 @@ class _Step:
         self._durations = work.constants[key]
         # what a captured step knows besides the workspace
         self.key = (
-            lm.states.data_ptr(), lm.arcs.data_ptr(), loop.search, loop.temperature, loop.kernels
+            lm.states.data_ptr(), lm.arcs.data_ptr(), loop.search, loop.temperature, loop.kernels,
+            prediction.key,
         )  # fmt: skip
 
     def begin(self) -> None:
@@ -161,11 +168,11 @@ class _Step:
     def run(self) -> None:
         """Launch a step."""
         work = self._work
-        frame_rows, text_rows = work.frame_rows.view(-1), work.text_rows.view(-1)
-        sources, targets = work.sources.view(-1), work.targets.view(-1)
-        self._move(
-            (work.frames, frame_rows, work.joint_frames, None),
-            (work.memory[0], text_rows, work.joint_predictions, None),
+        move_rows(
+            self._plan,
+            work.rows,
+            (work.frames, work.frame_rows.view(-1), work.joint_frames, None),
+            (work.memory[0], work.text_rows.view(-1), work.joint_predictions, None),
         )
         logits = self._networks.join(work.joint_frames, work.joint_predictions)
         if logits.dtype not in shapes.LOGIT_TYPES:
@@ -183,19 +190,7 @@ class _Step:
                 inverse_temperature=self._inverse_temperature,
             )
         )
-        self._move(
-            *(
-                (memory, sources, before, None)
-                for memory, before in zip(work.memory[1:], work.states_before, strict=True)
-            )
-        )
-        output, state = self._networks.predict(work.labels.view(-1), work.states_before)
-        self._move(
-            *(
-                (new.to(memory.dtype).contiguous(), None, memory, targets)
-                for new, memory in zip((output, *state), work.memory, strict=True)
-            )
-        )
+        self._prediction.run()
 
     def count_going(self) -> None:
         """Leave in `going` how many utterances have a next step."""
@@ -220,41 +215,6 @@ class _Step:
             progress=work.progress,
             num_utterances=work.shape.utterances,
         )
-
-    def _move(self, *parts: tuple[Tensor, Tensor | None, Tensor, Tensor | None]) -> None:
-        """Move rows: of each part, row from_rows[r] becomes row to_rows[r] of the other tensor."""
-        for first in range(0, len(parts), shapes.PARTS):
-            chosen = parts[first : first + shapes.PARTS]
-            arguments: dict[str, Any] = {}
-            for i in range(shapes.PARTS):
-                arguments |= _part(i, *chosen[i]) if i < len(chosen) else _no_part(i)
-            self._plan.launch(
-                shapes.MOVE_ROWS, grid=self._work.rows, block=shapes.MOVE_THREADS, **arguments
-            )
-
-
-def _part(
-    i: int, source: Tensor, from_rows: Tensor | None, target: Tensor, to_rows: Tensor | None
-) -> dict[str, Any]:
-    """The arguments of `move_rows` for its i-th part."""
-    given = _as_bytes(source)
-    return {
-        f"from{i}": given,
-        f"from_rows{i}": from_rows,
-        f"to{i}": _as_bytes(target),
-        f"to_rows{i}": to_rows,
-        f"bytes{i}": given.shape[1],
-    }
-
-
-def _no_part(i: int) -> dict[str, Any]:
-    absent = dict.fromkeys((f"from{i}", f"from_rows{i}", f"to{i}", f"to_rows{i}"))
-    return {**absent, f"bytes{i}": 0}
-
-
-def _as_bytes(rows: Tensor) -> Tensor:
-    """[R, ...] of any type as [R, bytes]."""
-    return rows.flatten(1).view(torch.uint8)
 
 
 def _boosting(fusion: BatchFusion, device: torch.device) -> DeviceAutomaton:

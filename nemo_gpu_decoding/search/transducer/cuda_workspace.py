@@ -59,16 +59,23 @@ class Workspace:
         self.frame_rows, self.text_rows, self.labels, self.sources, self.targets = (
             self._zeros(torch.int64, n, beam_size) for _ in range(5)
         )
-        # what the networks are given; rows of hypotheses that need nothing keep old numbers
+        # what the joint is given; rows of hypotheses that need nothing keep old numbers
         self.joint_frames = self._like(shape.frame, self.rows)
         self.joint_predictions = self._like(shape.parts[0], self.rows)
-        self.states_before = tuple(self._like(part, self.rows) for part in shape.parts[1:])
         # the memory of predictions: outputs, then the parts of a state
         self.memory = tuple(self._like(part, n * shape.entries) for part in shape.parts)
         self.frames = self._like(shape.frame, 0)
         self.boosting = DeviceAutomaton(self._records(1, 0), self._records(1, 0))
         self.constants: dict[Any, Tensor] = {}
+        self._rooms: dict[Any, Tensor] = {}
         self.graphs: dict[Any, Any] = {}  # see cuda_graphs.py; they hold the addresses of all the above
+
+    def room(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+        """A buffer [*shape] under a name of its user's: zeros at first, the same one ever after."""
+        key = name, dtype, shape
+        if key not in self._rooms:
+            self._rooms[key] = self._zeros(dtype, *shape)
+        return self._rooms[key]
 
     def take_frames(self, values: Tensor) -> None:
         """Copy frames [n, C, H] in, one utterance after the other."""

@@ -24,6 +24,7 @@ from nemo_gpu_decoding.search.transducer import beam as beams
 from nemo_gpu_decoding.search.transducer.config import TransducerConfig
 from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
 from nemo_gpu_decoding.search.transducer.cuda_loop import CUDALoop
+from nemo_gpu_decoding.search.transducer.cuda_prediction import PredictionPaths
 from nemo_gpu_decoding.search.transducer.cuda_step import DeviceStep
 from nemo_gpu_decoding.search.transducer.cuda_workspace import WorkspacePool
 from nemo_gpu_decoding.search.transducer.history import fusion_parts, rank, trace_back
@@ -105,7 +106,17 @@ class TransducerDecoder(Generic[C]):
         # an RNN-T is a TDT model that knows the duration 0 only, see `transducer/beam.py`
         self._durations = np.array(networks.durations or (0,), np.int32)
         self._graphs = GraphRunner(networks, allowed=config.allow_cuda_graphs)
+        self._predictions = PredictionPaths(networks)
         self._workspaces = WorkspacePool()
+
+    @property
+    def device_modes(self) -> dict[str, str | None]:
+        """How the last run on a GPU went; None before the first one.
+
+        graphs      how steps were launched: loop, chunks or plain, see `cuda_graphs.py`
+        prediction  what ran the prediction network: lstm or stateless (our kernels), or torch
+        """
+        return {"graphs": self._graphs.mode, "prediction": self._predictions.path}
 
     # ------------------------------------------------------------------------------------ verbs
 
@@ -261,6 +272,7 @@ class TransducerDecoder(Generic[C]):
             self._device_step(),
             self._workspaces,
             self._graphs,
+            self._predictions,
         )
         return loop.run(
             streams.batch,

@@ -39,6 +39,68 @@ struct Workspace {
   }
 };
 
+// What `expand` of both strategies is launched on. `logits` to `frame_rows` are arrays of all hypotheses.
+struct ExpandInputs {
+  const Logit* logits;  // [B * K, columns]
+  const Utterance* utterances;  // [B]
+  const Hypothesis* beams;  // [B, K]
+  const Progress* progress;  // [B]
+  const int64* frame_rows;  // [B, K]
+  Automaton lm, boosting;
+  double inverse_temperature;
+  int columns;
+  Extension* extensions;  // [B, K, M]
+  int* counts;  // [B, K] how many of them; BAD_INPUT: NaN or +inf among the logits
+  int per_hypothesis;  // M
+};
+
+// The hypothesis of a block, number k of utterance b, and where its extensions go.
+struct Subject {
+  int b, k;
+  Progress now;
+  Hypothesis hypothesis;
+  Row row;
+  Fusion fusion;
+  Extension* own;  // [M]
+  int* count;
+
+  Subject(const ExpandInputs& in, const Options& options)
+      : b(blockIdx.x / options.beam_size),
+        k(blockIdx.x % options.beam_size),
+        now(in.progress[b]),
+        hypothesis(in.beams[blockIdx.x]),
+        row(in.logits + (int64)blockIdx.x * in.columns, in.inverse_temperature, options),
+        fusion{
+          in.lm, in.boosting, in.utterances[b].lm_weight, in.utterances[b].boosting_weight,
+          in.utterances[b].inverse_lm_weight},
+        own(in.extensions + (int64)blockIdx.x * in.per_hypothesis),
+        count(in.counts + blockIdx.x) {}
+
+  // Give it one extension, or with `possible` false none. One thread.
+  void only(const Extension& extension, bool possible = true) const {
+    own[0] = extension;
+    *count = possible;
+  }
+};
+
+// Settle what needs no logits: the utterance rests, the slot is empty, the hypothesis stays as it is. Else
+// normalise its row; true if it is to be expanded. Call with all threads; ends with a barrier if true.
+inline bool reads_row(Subject& subject, const ExpandInputs& in, double* scratch) {
+  if (subject.now.activity != GOING) return false;
+  if (subject.k >= subject.now.size) {
+    if (thread() == 0) *subject.count = 0;
+    return false;
+  }
+  if (in.frame_rows[blockIdx.x] == NOTHING) {
+    const Hypothesis& same = subject.hypothesis;
+    if (thread() == 0) subject.only({same.score, STAY, same.lm_state, same.boosting_state, 0.0f});
+    return false;
+  }
+  normalise(subject.row, scratch);
+  if (subject.row.normaliser.bad && thread() == 0) *subject.count = BAD_INPUT;
+  return !subject.row.normaliser.bad;
+}
+
 // What the labels of a hypothesis are scored with; `expand` ranks by different sums in different modes.
 struct Scoring {
   Fusion fusion;  // weights of 0: by the joint alone

@@ -169,6 +169,52 @@ MOVE_ROWS = Signature(
 )
 
 
+_ROUTES = {name: Tensor(torch.int64, ("rows",)) for name in ("labels", "sources", "targets")}
+
+LSTM_LAYER = Signature(
+    "lstm_layer",
+    {
+        **_ROUTES,
+        "table": Tensor(torch.float32, ("labels", "gates"), optional=True),
+        "product": Tensor(torch.float32, ("rows", "inputs and gates"), optional=True),
+        "bias": Tensor(torch.float32, ("gates",), optional=True),
+        "recalled_below": Tensor(torch.float32, ("E", "gates"), optional=True),
+        "recalled": Tensor(torch.float32, ("E", "gates")),
+        "hidden": Tensor(torch.float32, ("E", "num_layers", "size")),
+        "memory": Tensor(torch.float32, ("E", "num_layers", "size")),
+        "hidden_rows": Tensor(torch.float32, ("rows", "size")),
+        **integers("size", "layer", "num_layers"),
+    },
+)
+
+LSTM_OUTPUT = Signature(
+    "lstm_output",
+    {
+        "targets": _ROUTES["targets"],
+        "product": Tensor(torch.float32, ("rows", "gates and J")),
+        "bias": Tensor(torch.float32, ("J",)),
+        "recalled": Tensor(torch.float32, ("E", "gates")),
+        "outputs": Tensor(torch.float32, ("E", "J")),
+        **integers("size", "width"),
+    },
+)
+
+STATELESS = Signature(
+    "stateless",
+    {
+        **_ROUTES,
+        "tables": Tensor(torch.float32, ("positions", "num_labels", "J")),
+        "sums": Tensor(torch.float64, ("positions", "num_labels", 2), optional=True),
+        "ones": Tensor(torch.float32, ("J",)),
+        "bias": Tensor(torch.float32, ("J",)),
+        "contexts": Tensor(torch.int64, ("E", "positions - 1")),
+        "outputs": Tensor(torch.float32, ("E", "J")),
+        "epsilon": Scalar(np.float64),
+        **integers("size", "width", "num_labels", "positions"),
+    },
+)
+
+
 @dataclass(frozen=True)
 class ExpandShape:
     """Sizes of a launch of `expand`; what its results are does not depend on them."""

@@ -200,24 +200,35 @@ class LSTMNetworks(ModuleNetworks):
             cells.append(memory)
         return self._projected(value), (_layers(hiddens), _layers(cells))
 
-    def _first_gates(self, labels: Tensor) -> Tensor:
-        """What labels contribute to the gates of the first layer, [N, 4 * hidden_size].
+    def table_bytes(self) -> int:
+        """Size of `input_table`."""
+        weight = self.lstm.all_weights[0][0]
+        return self.embedding.num_embeddings * weight.shape[0] * weight.element_size()
 
-        For all labels at once this is a table that saves half of the LSTM's work; it is made anew when
-        a weight has changed.
+    def input_table(self) -> Tensor | None:
+        """[V + 1, 4 * hidden_size], what every label contributes to the gates of the first layer.
+
+        It saves half of the LSTM's work, and is made anew when a weight has changed. None if it would be
+        too large, or if changes can't be seen.
         """
         weight, _, *biases = self.lstm.all_weights[0]
-        bias = sum(biases) if biases else None
-        sources = [self.embedding.weight, weight, *biases]
-        size = self.embedding.num_embeddings * weight.shape[0] * weight.element_size()
-        now = versions(sources)
-        if size > MAX_TABLE_BYTES or now is None:
-            return self._packed_inputs[0](self.embedding(labels), weight, bias)
+        now = versions([self.embedding.weight, weight, *biases])
+        if self.table_bytes() > MAX_TABLE_BYTES or now is None:
+            return None
         seen, table = self._table
         if seen != now:
+            bias = sum(biases) if biases else None
             table = functional.linear(self.embedding.weight, weight, bias)
             self._table = now, table
-        return table.index_select(0, labels)
+        return table
+
+    def _first_gates(self, labels: Tensor) -> Tensor:
+        """What labels contribute to the gates of the first layer, [N, 4 * hidden_size]."""
+        table = self.input_table()
+        if table is not None:
+            return table.index_select(0, labels)
+        weight, _, *biases = self.lstm.all_weights[0]
+        return self._packed_inputs[0](self.embedding(labels), weight, sum(biases) if biases else None)
 
 
 def _layers(values: list[Tensor]) -> Tensor:

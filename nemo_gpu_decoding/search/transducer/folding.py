@@ -1,0 +1,203 @@
+"""Weights of prediction networks as `prediction.cu` takes them: multiplied together beforehand.
+
+**LSTM**, H hidden values per layer, J inputs of the joint. What a label adds to the gates of the first
+layer is a row of a table. And all that a hidden value is multiplied by, now and in the next step,
+stands side by side, so that one product per layer does it:
+
+    weights[l]   [H, 4 H + 4 H]  recurrent weights of layer l | input weights of layer l + 1
+    weights[-1]  [H, 4 H + J]    recurrent weights of the last layer | projection to the joint
+
+**Stateless.** With x_i the embedding of the i-th last label, P_i the columns of the projection that it
+meets and 1 a vector of ones,
+
+    projection(norm(x_0 | x_1 | ..)) = (sum_i P_i x_i - mean * P 1) / deviation + bias
+
+so tables of P_i x_i, of the sum of x_i and of the sum of its squares do: no product is left. (The norm's
+own weight and bias, if it has any, go into P and the bias.)
+
+What is computed differs from torch's by rounding in float32 alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from nemo_gpu_decoding.search.transducer.networks import (
+    MAX_TABLE_BYTES,
+    LSTMNetworks,
+    StatelessNetworks,
+    TransducerNetworks,
+)
+from nemo_gpu_decoding.search.transducer.packed import Versions, versions
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedLSTM:
+    """An LSTM of L layers and the projection of its output."""
+
+    table: Tensor  # [V + 1, 4 H]
+    biases: Tensor  # [L, 4 H]; that of the first layer is in the table
+    weights: tuple[Tensor, ...]  # L of them, see above
+    output_bias: Tensor  # [J]
+
+
+@dataclass(frozen=True, eq=False)
+class FoldedStateless:
+    """Embeddings of the last labels, a norm and a projection."""
+
+    tables: Tensor  # [positions, V + 1, J]
+    sums: Tensor | None  # [positions, V + 1, 2] float64, sum and sum of squares; None: no norm
+    ones: Tensor  # [J], P 1
+    bias: Tensor  # [J]
+    size: int  # of all embeddings together
+    epsilon: float  # of the norm
+
+
+Folded = FoldedLSTM | FoldedStateless
+
+
+class Folding:
+    """The folded weights of some networks, made anew when a weight has changed; for all threads."""
+
+    def __init__(self, networks: TransducerNetworks) -> None:
+        self._networks = networks
+        self._lock = threading.Lock()
+        self._seen: Versions | None = None
+        self._sources: list[Tensor] = []  # holds what was folded: its addresses are not given away
+        self._folded: Folded | None = None
+
+    def why_not(self, device: torch.device) -> str | None:
+        """None if the networks can be folded for `device`, else why not, in one line."""
+        networks = self._networks
+        if type(networks) is LSTMNetworks:
+            reason = _why_no_lstm(networks)
+        elif type(networks) is StatelessNetworks:
+            reason = _why_no_stateless(networks)
+        else:
+            return f"{type(networks).__name__} are called through methods of their own"
+        if reason is not None:
+            return reason
+        sources = _sources(networks)
+        kinds = sorted({f"{source.dtype} on {source.device}" for source in sources})
+        if any(source.dtype != torch.float32 or source.device != device for source in sources):
+            return f"the weights are {' and '.join(kinds)}, not torch.float32 on {device}"
+        if torch.is_autocast_enabled(device.type):
+            return "torch chooses the precision of products (autocast)"
+        if versions(sources) is None:
+            return "the weights were made in inference mode, so changes of them can't be noticed"
+        return None
+
+    def current(self) -> Folded:
+        """The weights as they are now; where `why_not` has nothing to say."""
+        networks = self._networks
+        with self._lock:
+            sources = _sources(networks)
+            now = versions(sources)
+            if self._folded is None or now != self._seen:
+                self._folded = _folded(networks)
+                self._seen, self._sources = now, [source.detach() for source in sources]
+                device = sources[0].device
+                if device.type == "cuda":  # whatever stream the next user works on, they are there
+                    torch.cuda.current_stream(device).synchronize()
+            return self._folded
+
+
+def _folded(networks: TransducerNetworks) -> Folded:
+    if isinstance(networks, LSTMNetworks):
+        return _folded_lstm(networks)
+    assert isinstance(networks, StatelessNetworks)
+    return _folded_stateless(networks)
+
+
+def _why_no_lstm(networks: LSTMNetworks) -> str | None:
+    expected = (
+        (networks.embedding, nn.Embedding),
+        (networks.lstm, nn.LSTM),
+        (networks.prediction_projection, nn.Linear),
+    )
+    reason = _other_module(expected)
+    if reason is None and networks.table_bytes() > MAX_TABLE_BYTES:
+        return f"a table of {networks.table_bytes()} bytes exceeds {MAX_TABLE_BYTES}"
+    return reason
+
+
+def _why_no_stateless(networks: StatelessNetworks) -> str | None:
+    norm, projection = networks.norm, networks.prediction_projection
+    embeddings = [(embedding, nn.Embedding) for embedding in networks.embeddings]
+    reason = _other_module([*embeddings, (projection, nn.Linear)])
+    if reason is not None:
+        return reason
+    if type(norm) is not nn.Identity and (
+        type(norm) is not nn.LayerNorm or norm.normalized_shape != (projection.in_features,)
+    ):
+        return f"the norm is {norm}, which is not folded"
+    rows = sum(embedding.num_embeddings for embedding in networks.embeddings)
+    table = rows * projection.out_features * torch.float32.itemsize
+    if table > MAX_TABLE_BYTES:
+        return f"tables of {table} bytes exceed {MAX_TABLE_BYTES}"
+    return None
+
+
+def _other_module(expected: Sequence[tuple[nn.Module, type[nn.Module]]]) -> str | None:
+    """A module that is not just of the type whose arithmetic is known here."""
+    for module, kind in expected:
+        if type(module) is not kind:
+            return f"a {type(module).__name__} stands where a plain {kind.__name__} is folded"
+    return None
+
+
+def _sources(networks: TransducerNetworks) -> list[Tensor]:
+    """The weights that are folded."""
+    assert isinstance(networks, (LSTMNetworks, StatelessNetworks))
+    modules: list[nn.Module] = [networks.prediction_projection]
+    if isinstance(networks, LSTMNetworks):
+        modules += [networks.embedding, networks.lstm]
+    else:
+        modules += [*networks.embeddings, networks.norm]
+    return [weight for module in modules for weight in module.parameters()]
+
+
+def _folded_lstm(networks: LSTMNetworks) -> FoldedLSTM:
+    layers, projection = networks.lstm.all_weights, networks.prediction_projection
+    table = networks.input_table()
+    assert table is not None  # `why_not` has asked
+    zeros = projection.weight.new_zeros(layers[0][1].shape[0])
+    above = [weight for weight, *_ in layers[1:]] + [projection.weight]
+    products = [
+        torch.cat([recurrent, upper]).t()
+        for (_, recurrent, *_), upper in zip(layers, above, strict=True)
+    ]
+    biases = [sum(layer[2:], start=zeros) for layer in layers]
+    return FoldedLSTM(table, torch.stack(biases), tuple(products), _bias_of(projection))
+
+
+def _folded_stateless(networks: StatelessNetworks) -> FoldedStateless:
+    norm, projection = networks.norm, networks.prediction_projection
+    weight, bias = projection.weight.double(), _bias_of(projection).double()
+    if isinstance(norm, nn.LayerNorm):
+        if norm.bias is not None:
+            bias = bias + weight @ norm.bias.double()
+        if norm.weight is not None:
+            weight = weight * norm.weight.double()
+    rows = [embedding.weight.double() for embedding in networks.embeddings]
+    columns = weight.split([len(row[0]) for row in rows], dim=1)
+    tables = [row @ part.t() for row, part in zip(rows, columns, strict=True)]
+    sums = [torch.stack([row.sum(1), row.square().sum(1)], dim=1) for row in rows]
+    normalised = isinstance(norm, nn.LayerNorm)
+    return FoldedStateless(
+        tables=torch.stack(tables).float(),
+        sums=torch.stack(sums) if normalised else None,
+        ones=weight.sum(1).float(),
+        bias=bias.float(),
+        size=projection.in_features,
+        epsilon=norm.eps if isinstance(norm, nn.LayerNorm) else 0.0,
+    )
+
+
+def _bias_of(linear: nn.Linear) -> Tensor:
+    return linear.bias if linear.bias is not None else linear.weight.new_zeros(linear.out_features)

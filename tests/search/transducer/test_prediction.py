@@ -1,0 +1,312 @@
+"""Prediction networks on the GPU: folded weights and kernels compute what the torch modules compute."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from nemo_gpu_decoding.search.transducer import cuda_prediction, folding
+from nemo_gpu_decoding.search.transducer.cuda_prediction import (
+    LSTM,
+    STATELESS,
+    TORCH,
+    PredictionPaths,
+)
+from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace, WorkspaceShape, kind_of
+from nemo_gpu_decoding.search.transducer.folding import Folding
+from nemo_gpu_decoding.search.transducer.launch_shape import NOTHING
+from nemo_gpu_decoding.search.transducer.memory import Predictions
+from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
+from tests.search.transducer.both import random_fusion
+from tests.search.transducer.test_kernels import STRATEGIES
+
+pytestmark = pytest.mark.usefixtures("emulated_runtime", "small_blocks")
+
+V, WIDTH, JOINT, ENCODER = 12, 10, 7, 6
+UTTERANCES, BEAM, ENTRIES = 2, 4, 16
+CPU = torch.device("cpu")
+CHECKED = pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True, ids=["checked"])
+
+
+def joint_parts(durations=(), bias=True):
+    output = nn.Linear(JOINT, V + 1 + len(durations))
+    with torch.no_grad():
+        output.weight.mul_(6.0)
+        output.bias[V] += 1.5
+    projection = nn.Linear(WIDTH, JOINT, bias=bias)
+    return nn.Linear(ENCODER, JOINT), projection, nn.Sequential(nn.Tanh(), output)
+
+
+def lstm_networks(layers=1, bias=True, durations=(), seed=0):
+    torch.manual_seed(seed)
+    lstm = nn.LSTM(WIDTH, WIDTH, num_layers=layers, bias=bias)
+    with torch.no_grad():
+        for weight in lstm.parameters():
+            weight.mul_(2.0)
+    parts = joint_parts(durations, bias)
+    return LSTMNetworks(nn.Embedding(V + 1, WIDTH), lstm, *parts, durations=durations)
+
+
+NORMS = {
+    "identity": nn.Identity,
+    "layer": lambda: nn.LayerNorm(WIDTH, elementwise_affine=False),
+    "affine": lambda: nn.LayerNorm(WIDTH, eps=0.1),
+}
+
+
+def stateless_networks(sizes=(6, 3, 1), norm="layer", durations=(), seed=0):
+    torch.manual_seed(seed)
+    embeddings = [nn.Embedding(V + 1, size) for size in sizes]
+    normed = NORMS[norm]()
+    for weight in normed.parameters():
+        nn.init.normal_(weight)
+    return StatelessNetworks(embeddings, normed, *joint_parts(durations), durations=durations)
+
+
+def lstm_output(networks, text):
+    """[J], by nn.LSTM itself."""
+    whole, _ = networks.lstm(networks.embedding(torch.tensor([V, *text])))
+    return networks.prediction_projection(whole[-1])
+
+
+def stateless_output(networks, text):
+    context = ([V] * len(networks.embeddings) + text)[::-1]
+    parts = [e.weight[label] for e, label in zip(networks.embeddings, context, strict=False)]
+    return networks.prediction_projection(networks.norm(torch.cat(parts)))
+
+
+class TextsInMemory:
+    """A workspace that is given random wishes, as `merge` writes them, and the texts of its entries."""
+
+    def __init__(self, networks, seed=0):
+        self.random = np.random.default_rng(seed)
+        predictions = Predictions.start(networks, UTTERANCES, ENTRIES)
+        parts = predictions.outputs, *predictions.state
+        kinds = tuple(map(kind_of, parts))
+        self.work = Workspace(WorkspaceShape(CPU, UTTERANCES, BEAM, BEAM, ENTRIES, kinds[0], kinds))
+        self.work.take_predictions(parts)
+        self.texts = {b * ENTRIES: [] for b in range(UTTERANCES)}
+
+    def wish(self):
+        """Every hypothesis reads an entry of the old beam; some write one that is free, some nothing."""
+        for b in range(UTTERANCES):
+            entries = range(b * ENTRIES, (b + 1) * ENTRIES)
+            known = [entry for entry in self.texts if entry in entries]  # the last written one last
+            old = self.random.permutation(known[-BEAM:])
+            free = [entry for entry in entries if entry not in old]
+            for k, target in enumerate(self.random.choice(free, BEAM, replace=False)):
+                source, label = int(self.random.choice(old)), int(self.random.integers(V))
+                if self.random.random() < 0.3:
+                    source, target, label = NOTHING, NOTHING, 0
+                self.work.labels[b, k] = label
+                self.work.sources[b, k] = source
+                self.work.targets[b, k] = int(target)
+                if target != NOTHING:
+                    text = [*self.texts[source], label]
+                    self.texts.pop(int(target), None)
+                    self.texts[int(target)] = text
+
+    def run(self, prediction, steps=8):
+        prediction.begin()
+        for _ in range(steps):
+            self.wish()
+            prediction.run()
+        return self
+
+
+def assert_outputs(memory, expected):
+    """Every text that is in memory has the output that `expected` computes from the text alone."""
+    assert max(map(len, memory.texts.values())) >= 4
+    for entry, text in memory.texts.items():
+        torch.testing.assert_close(memory.work.memory[0][entry], expected(text), atol=1e-5, rtol=1e-5)
+
+
+@CHECKED
+@pytest.mark.parametrize("layers", [1, 2, 3])
+@pytest.mark.parametrize("bias", [True, False])
+def test_lstm_steps_are_those_of_the_module(layers, bias):
+    networks = lstm_networks(layers, bias)
+    with torch.inference_mode():
+        memory = TextsInMemory(networks)
+        paths = PredictionPaths(networks)
+        memory.run(paths.on(memory.work))
+        assert paths.path == LSTM
+        assert_outputs(memory, lambda text: lstm_output(networks, text))
+        # a second run on the same workspace begins with the states of the first one
+        memory.run(paths.on(memory.work))
+        assert_outputs(memory, lambda text: lstm_output(networks, text))
+
+
+@CHECKED
+@pytest.mark.parametrize("norm", list(NORMS))
+@pytest.mark.parametrize("sizes", [(10,), (7, 3), (6, 3, 1)], ids=str)
+def test_stateless_steps_are_those_of_the_modules(sizes, norm):
+    networks = stateless_networks(sizes, norm)
+    with torch.inference_mode():
+        memory = TextsInMemory(networks)
+        paths = PredictionPaths(networks)
+        memory.run(paths.on(memory.work))
+        assert paths.path == STATELESS
+        assert_outputs(memory, lambda text: stateless_output(networks, text))
+
+
+@pytest.mark.parametrize("make", [lstm_networks, stateless_networks])
+def test_torch_runs_what_is_not_folded(make):
+    networks = make()
+    with torch.inference_mode():
+        memory = TextsInMemory(networks)
+        memory.run(cuda_prediction.TorchPrediction(networks, memory.work))
+        output = lstm_output if make is lstm_networks else stateless_output
+        assert_outputs(memory, lambda text: output(networks, text))
+
+
+# ------------------------------------------------------------------------------- whole searches
+
+
+def frames_of(seed=3):
+    return torch.randn(2, 14, ENCODER, generator=torch.Generator().manual_seed(seed))
+
+
+def results(decoder, chunks=None):
+    """The n-best lists of two utterances; `chunks`: that many pushes."""
+    frames, lengths = frames_of(), [14, 9]
+    if chunks is None:
+        found = decoder.decode(frames, lengths)
+    else:
+        streams = decoder.open(2)
+        for begin in range(0, 14, 5):
+            sizes = [max(0, min(length - begin, 5, 14 - begin)) for length in lengths]
+            decoder.push(streams, frames[:, begin : begin + 5], sizes)
+        found = decoder.close(streams)
+    return found
+
+
+def assert_same(found, expected):
+    for nbest, twin in zip(found, expected, strict=True):
+        assert [path.tokens.tolist() for path in nbest] == [path.tokens.tolist() for path in twin]
+        for path, other in zip(nbest, twin, strict=True):
+            assert path.frames.tolist() == other.frames.tolist()
+            assert path.score == pytest.approx(other.score, abs=1e-4)
+
+
+@pytest.mark.parametrize("durations", [(), (0, 1, 2)], ids=["rnnt", "tdt"])
+@pytest.mark.parametrize(
+    ("make", "path"), [(lstm_networks, LSTM), (stateless_networks, STATELESS)], ids=["lstm", "stateless"]
+)
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_searches_find_what_the_cpu_finds(strategy, make, path, durations):
+    decoder, config = STRATEGIES[strategy]
+    networks, options = make(durations=durations), config(beam_size=4, n_best=4)
+    device, host = (
+        decoder(networks, replace(options, backend=backend), random_fusion(V))
+        for backend in ("cuda", "cpu")
+    )
+    assert device.device_modes == {"graphs": None, "prediction": None}
+    expected = results(host)
+    assert sum(len(nbest.best.tokens) for nbest in expected) >= 6
+    assert_same(results(device), expected)
+    assert_same(results(device, chunks=3), expected)
+    assert device.device_modes == {"graphs": "plain", "prediction": path}
+
+
+def test_streams_may_change_the_backend():
+    """What the kernels keep besides the states is made of the states."""
+    make, config = STRATEGIES["alsd_pp"]
+    networks = lstm_networks(2)
+    host, device = (make(networks, config(beam_size=4, backend=b)) for b in ("cpu", "cuda"))
+    streams, frames = host.open(1), frames_of()[:1]
+    for t in range(14):
+        (host, device, device)[t % 3].push(streams, frames[:, t : t + 1], [1])
+    assert_same(host.close(streams), host.decode(frames, [14]))
+
+
+# ------------------------------------------------------------------------- when weights are folded
+
+
+@pytest.mark.parametrize("make", [lstm_networks, stateless_networks])
+def test_changed_weights_are_folded_anew(make):
+    networks = make()
+    projection, weights = networks.prediction_projection, Folding(networks)
+    seen = [weights.current()]
+    assert weights.current() is seen[0]
+    with torch.no_grad():
+        projection.weight.mul_(2.0)
+    seen.append(weights.current())
+    before = projection.weight.data
+    for values in (torch.zeros(JOINT, WIDTH), before):  # exchanged, and back again
+        projection.weight.data = values
+        seen.append(weights.current())
+        assert weights.current() is seen[-1]
+    assert len(set(map(id, seen))) == 4
+
+
+def changed_norm(networks):
+    networks.norm = nn.GroupNorm(2, WIDTH)
+
+
+def wider_norm(networks):
+    networks.norm = nn.LayerNorm((2, WIDTH))
+
+
+def weight_norm(networks):
+    torch.nn.utils.parametrizations.weight_norm(networks.prediction_projection)
+
+
+def other_class(networks):
+    networks.__class__ = type("Asking", (type(networks),), {})
+
+
+def inference_weights(networks):
+    with torch.inference_mode():
+        networks.prediction_projection.weight = nn.Parameter(torch.zeros(JOINT, WIDTH))
+
+
+@pytest.mark.parametrize(
+    ("make", "change", "reason"),
+    [
+        (lstm_networks, lambda n: n.lstm.half(), "torch.float16 on cpu and torch.float32 on cpu, not"),
+        (stateless_networks, lambda n: n.embeddings[1].bfloat16(), "torch.bfloat16 on cpu and"),
+        (lstm_networks, weight_norm, "a ParametrizedLinear stands where a plain Linear is folded"),
+        (stateless_networks, changed_norm, "the norm is GroupNorm"),
+        (stateless_networks, wider_norm, "the norm is LayerNorm"),
+        (lstm_networks, other_class, "Asking are called through methods of their own"),
+        (lstm_networks, inference_weights, "changes of them can't be noticed"),
+    ],
+)
+def test_what_is_not_folded_says_why(make, change, reason):
+    networks = make()
+    change(networks)
+    assert reason in Folding(networks).why_not(CPU)
+
+
+@pytest.mark.parametrize("make", [lstm_networks, stateless_networks])
+def test_large_tables_are_not_folded(make, monkeypatch):
+    size = (V + 1) * (4 * WIDTH if make is lstm_networks else 3 * JOINT) * 4
+    monkeypatch.setattr(folding, "MAX_TABLE_BYTES", size)
+    assert Folding(make()).why_not(CPU) is None
+    monkeypatch.setattr(folding, "MAX_TABLE_BYTES", size - 1)
+    assert f"of {size} bytes exceed" in Folding(make()).why_not(CPU)
+
+
+def test_autocast_is_left_to_torch():
+    weights = Folding(lstm_networks())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert "autocast" in weights.why_not(CPU)
+    assert weights.why_not(CPU) is None
+
+
+def test_what_torch_runs_is_said_once(caplog):
+    make, config = STRATEGIES["alsd_pp"]
+    networks = lstm_networks()
+    other_class(networks)
+    device, host = (make(networks, config(beam_size=3, backend=b)) for b in ("cuda", "cpu"))
+    with caplog.at_level(logging.INFO, "nemo_gpu_decoding"):
+        assert_same(results(device), results(host))
+        results(device)
+    assert caplog.text.count("on the GPU, torch runs the prediction network: Asking") == 1
+    assert device.device_modes["prediction"] == TORCH
