@@ -44,7 +44,7 @@ class TestFlexCTCBeamInFloat32(CTCDecoderContract):
         return InType(on_cuda(vocab_size, blank_id, fusion, **options), self.dtype)
 
     @pytest.fixture
-    def log_probs(self):
+    def inputs(self):
         """Numbers that the type can hold, in float32: the tests compute with them."""
         values = random_log_probs(BATCH, FRAMES, VOCAB + 1, seed=3)
         return values.to(self.dtype).float().to(self.device)

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.nemo_plugin.paged_models import write_lower_orders
+from tests.nemo_plugin.usage import Case, strategy_case
+
 SELF = Path(__file__).parents[2] / "assets" / "self"
 NUM_FILES = 6
 MANY_FILES = 30
+# each strategy, RNN-T and TDT in turn; `usage.EVERY_CASE` has transducers on both
+CASES = ["flexctc_beam", "alsd_pp-rnnt", "aes_pp-tdt", "cuda_wfst", "paged_biglm"]
 
 
 @pytest.fixture(scope="session")
@@ -141,3 +147,48 @@ def emissions(shared_ctc_model, files):
     rows = [hypothesis.y_sequence.clone() for hypothesis in results]
     lengths = torch.tensor([len(row) for row in rows])
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths
+
+
+# ------------------------------------------------------------------------------------ word graphs
+
+
+@pytest.fixture(scope="session", autouse=True)
+def graph_cache(tmp_path_factory) -> Iterator[Path]:
+    """Graphs of these tests are not left in the user's cache."""
+    from nemo_gpu_decoding.graph import build
+
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("graphs")
+        patch.setattr(build, "graph_cache_folder", lambda: folder)
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def word_lm() -> Path:
+    return SELF / "lm" / "word3.arpa"
+
+
+@pytest.fixture(scope="session")
+def small_word_lm(word_lm, tmp_path_factory) -> Path:
+    """Its 1-grams."""
+    return write_lower_orders(word_lm, tmp_path_factory.mktemp("lm") / "word1.arpa", most=1)
+
+
+@pytest.fixture(scope="session")
+def packed_word_lm(word_lm, tmp_path_factory) -> Path:
+    from nemo_gpu_decoding.lm.pack import pack_arpa
+
+    path = tmp_path_factory.mktemp("lm") / "word3.packed"
+    pack_arpa(word_lm, path)
+    return path
+
+
+# -------------------------------------------------------------------------------- every strategy
+
+
+@pytest.fixture(params=CASES)
+def case(request) -> Case:
+    """Each strategy on a model that it is for; or those that a test names, indirectly."""
+    if request.param in ("cuda_wfst", "paged_biglm"):
+        pytest.importorskip("kaldifst")
+    return strategy_case(request.param, request)

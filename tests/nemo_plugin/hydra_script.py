@@ -1,6 +1,13 @@
-"""A Hydra application like NeMo's scripts. It imports nothing of ours; see test_fresh_process.py."""
+"""A Hydra application like NeMo's scripts. It imports nothing of ours; see test_fresh_process.py.
+
+    python hydra_script.py COMMAND_LINES.json
+
+The file lists command lines, each a list of arguments. They are run one after the other, for starting a
+process with NeMo takes long.
+"""
 
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,4 +34,6 @@ def main(cfg: Config) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    for arguments in json.loads(Path(sys.argv[1]).read_text()):
+        sys.argv[1:] = arguments
+        main()

@@ -1,4 +1,4 @@
-"""Times, confidence and alignments: NeMo's greedy decoding is the oracle wherever texts are equal."""
+"""Times, confidence and alignments of CTC: NeMo's greedy is the oracle wherever texts are equal."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
 import pytest
@@ -9,6 +9,8 @@ pytest.importorskip("nemo.collections.asr")
 import torch
 from nemo.collections.asr.parts.utils.asr_confidence_utils import ConfidenceMethodConfig
 from omegaconf import OmegaConf
+
+from tests.nemo_plugin.usage import decoded, transcribed
 
 GREEDY = {"strategy": "greedy_batch"}
 CONFIDENCE = {
@@ -22,17 +24,6 @@ def flexctc(**beam):
     return {"strategy": "flexctc_beam", "beam": {"beam_size": 4, "beam_beta": 0.0, **beam}}
 
 
-def decode(model, cfg, emissions):
-    """Hypotheses of the model's decoding object on stored log-probs."""
-    model.change_decoding_strategy(cfg, verbose=False)
-    return model.decoding.ctc_decoder_predictions_tensor(*emissions, return_hypotheses=True)
-
-
-def transcribe(model, cfg, files, **kwargs):
-    model.change_decoding_strategy(cfg, verbose=False)
-    return model.transcribe(files, verbose=False, **kwargs)
-
-
 def equal_texts(greedy, ours):
     """Pairs of hypotheses with equal texts; nearly all of them are, else the test would say nothing."""
     pairs = [(a, b) for a, b in zip(greedy, ours, strict=True) if a.text == b.text]
@@ -42,51 +33,14 @@ def equal_texts(greedy, ours):
 
 @pytest.mark.parametrize("beam_size", [1, 4, 16])
 def test_transcribe_with_timestamps_gives_greedys_times(ctc_model, files, beam_size):
-    greedy = transcribe(ctc_model, GREEDY, files, timestamps=True)
-    ours = transcribe(ctc_model, flexctc(beam_size=beam_size), files, timestamps=True)
+    greedy = transcribed(ctc_model, GREEDY, files, timestamps=True)
+    ours = transcribed(ctc_model, flexctc(beam_size=beam_size), files, timestamps=True)
     for a, b in equal_texts(greedy, ours):
         for level in ("char", "word", "segment"):
             assert a.timestamp[level] == b.timestamp[level]
         assert b.timestamp["word"][0]["start"] is not None  # in seconds, too
         # NeMo's greedy lists every frame that emits a token, we its first frame
         assert set(b.timestamp["timestep"]) <= set(a.timestamp["timestep"])
-
-
-@pytest.mark.parametrize(
-    "switch",
-    [{"compute_timestamps": True}, {"beam": {"compute_timestamps": True, "beam_beta": 0.0}}],
-    ids=["beside beam", "in beam"],
-)
-def test_compute_timestamps_in_the_config(ctc_model, emissions, switch):
-    cfg = {"strategy": "flexctc_beam", "beam": {"beam_beta": 0.0}, **switch}
-    for hypothesis in decode(ctc_model, cfg, emissions):
-        words = [entry["word"] for entry in hypothesis.timestamp["word"]]
-        assert " ".join(words) == hypothesis.text
-
-
-def test_without_timestamps_a_start_frame_per_token_remains(ctc_model, emissions):
-    for hypothesis in decode(ctc_model, flexctc(), emissions):
-        assert len(hypothesis.timestamp) == len(hypothesis.y_sequence)
-
-
-def test_timestamps_once_asked_for_can_be_switched_off_again(ctc_model, files):
-    transcribe(ctc_model, flexctc(), files[:1], timestamps=True)
-    (hypothesis,) = ctc_model.transcribe(files[:1], timestamps=False, verbose=False)
-    assert isinstance(hypothesis.text, str)
-
-
-def test_n_best_with_timestamps_in_seconds(ctc_model, files):
-    cfg = flexctc(beam_size=16, return_best_hypothesis=False, n_best=3)
-    best_only = transcribe(ctc_model, flexctc(beam_size=16), files, timestamps=True)
-    for n_best, best in zip(transcribe(ctc_model, cfg, files, timestamps=True), best_only, strict=True):
-        assert isinstance(n_best, list)
-        assert len(n_best) > 1
-        assert n_best[0].text == best.text
-        assert n_best[0].timestamp["word"] == best.timestamp["word"]
-        for hypothesis in n_best:
-            words = hypothesis.timestamp["word"]
-            assert " ".join(entry["word"] for entry in words) == hypothesis.text
-            assert all(0 <= entry["start"] <= entry["end"] for entry in words)
 
 
 # ------------------------------------------------------------------------------------- confidence
@@ -112,8 +66,8 @@ def test_confidence_equals_greedys(ctc_model, emissions, method, exclude_blank, 
         "exclude_blank": exclude_blank,
         "aggregation": aggregation,
     }
-    greedy = decode(ctc_model, {**GREEDY, "confidence_cfg": confidence}, emissions)
-    ours = decode(ctc_model, {**flexctc(), "confidence_cfg": confidence}, emissions)
+    greedy = decoded(ctc_model, {**GREEDY, "confidence_cfg": confidence}, emissions)
+    ours = decoded(ctc_model, {**flexctc(), "confidence_cfg": confidence}, emissions)
     for a, b in equal_texts(greedy, ours):
         assert a.frame_confidence == b.frame_confidence
         assert a.token_confidence == b.token_confidence
@@ -125,18 +79,11 @@ def test_confidence_equals_greedys(ctc_model, emissions, method, exclude_blank, 
 
 def test_confidence_of_n_best_lists(ctc_model, emissions):
     n_best = {**flexctc(return_best_hypothesis=False), "confidence_cfg": CONFIDENCE}
-    single = decode(ctc_model, {**flexctc(), "confidence_cfg": CONFIDENCE}, emissions)
-    for hypotheses, best in zip(decode(ctc_model, n_best, emissions), single, strict=True):
+    single = decoded(ctc_model, {**flexctc(), "confidence_cfg": CONFIDENCE}, emissions)
+    for hypotheses, best in zip(decoded(ctc_model, n_best, emissions), single, strict=True):
         assert hypotheses[0].word_confidence == best.word_confidence
         for hypothesis in hypotheses:
             assert len(hypothesis.word_confidence) == len(hypothesis.text.split())
-
-
-def test_no_confidence_unless_asked_for(ctc_model, emissions):
-    for hypothesis in decode(ctc_model, flexctc(), emissions):
-        assert hypothesis.frame_confidence is None
-        assert hypothesis.token_confidence is None
-        assert hypothesis.non_blank_frame_confidence == []
 
 
 def test_a_wrong_confidence_method_is_nemos_error(ctc_model):
@@ -152,7 +99,7 @@ def test_greedys_own_switches_do_not_leak_into_us(ctc_model, emissions):
         "compute_timestamps": True,
         "ngram_lm_model": "nowhere.arpa",
     }
-    for hypothesis in decode(ctc_model, {**flexctc(), "greedy": greedy}, emissions):
+    for hypothesis in decoded(ctc_model, {**flexctc(), "greedy": greedy}, emissions):
         assert hypothesis.frame_confidence is None
         assert isinstance(hypothesis.timestamp, list)
 
@@ -162,27 +109,17 @@ def test_greedys_own_switches_do_not_leak_into_us(ctc_model, emissions):
 
 @pytest.mark.parametrize("where", ["top", "beam"])
 def test_alignments_equal_greedys(ctc_model, emissions, where):
-    greedy = decode(ctc_model, {**GREEDY, "preserve_alignments": True}, emissions)
+    greedy = decoded(ctc_model, {**GREEDY, "preserve_alignments": True}, emissions)
     flag = {"preserve_alignments": True}
     cfg = {**flexctc(), **flag} if where == "top" else flexctc(**flag)
-    for a, b in equal_texts(greedy, decode(ctc_model, cfg, emissions)):
+    for a, b in equal_texts(greedy, decoded(ctc_model, cfg, emissions)):
         assert torch.equal(a.alignments[0], b.alignments[0])
         assert torch.equal(a.alignments[1], b.alignments[1])
         assert b.alignments[1].dtype == a.alignments[1].dtype
 
 
-def test_alignments_of_n_best_lists_spell_their_tokens(ctc_model, emissions):
-    cfg = flexctc(preserve_alignments=True, return_best_hypothesis=False)
-    for n_best, length in zip(decode(ctc_model, cfg, emissions), emissions[1].tolist(), strict=True):
-        for hypothesis in n_best:
-            log_probs, labels = hypothesis.alignments
-            assert log_probs.shape == (length, 129)
-            collapsed = torch.unique_consecutive(labels)
-            assert torch.equal(collapsed[collapsed != 128], hypothesis.y_sequence)
-
-
 def test_the_alignments_switch_may_be_turned_later(ctc_model, emissions):
-    plain = decode(ctc_model, flexctc(), emissions)
+    plain = decoded(ctc_model, flexctc(), emissions)
     assert plain[0].alignments is None
     ctc_model.decoding.preserve_alignments = True
     result = ctc_model.decoding.ctc_decoder_predictions_tensor(*emissions, return_hypotheses=True)

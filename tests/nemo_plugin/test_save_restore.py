@@ -10,7 +10,6 @@ from nemo.collections.asr.models import EncDecCTCModelBPE
 from omegaconf import OmegaConf, open_dict
 
 from nemo_gpu_decoding import register, unregister
-from nemo_gpu_decoding.nemo_plugin.ctc import FlexCTCInfer
 
 
 @pytest.fixture
@@ -34,13 +33,6 @@ def saved(ctc_model, assets, tmp_path):
 
 def texts(model, files):
     return [result.text for result in model.transcribe(files, verbose=False)]
-
-
-def test_the_strategy_comes_back_with_the_model(ctc_model, saved, files):
-    model = EncDecCTCModelBPE.restore_from(saved, map_location="cpu").eval()
-    assert isinstance(model.decoding.decoding, FlexCTCInfer)
-    assert model.decoding.decoding.options == ctc_model.decoding.decoding.options
-    assert texts(model, files) == texts(ctc_model, files)
 
 
 def test_without_the_plugin_restore_with_another_decoding_section(saved, files, tmp_path):

@@ -1,7 +1,6 @@
-"""cuda_wfst through NeMo's own doors: transcribe, n-best, times, confidence, requests, hybrids."""
+"""cuda_wfst through NeMo's doors, beyond `test_all_strategies.py`: graphs, lattices, words, hybrids."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-import copy
 import json
 
 import pytest
@@ -14,23 +13,13 @@ import torch
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from omegaconf import OmegaConf
 
-from nemo_gpu_decoding import Request, WFSTConfig, utterance_requests
-from nemo_gpu_decoding.graph import build
+from nemo_gpu_decoding import WFSTConfig, utterance_requests
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.metrics import phrase_score, word_errors
 from nemo_gpu_decoding.nemo_plugin import wfst, wfst_graph
-from nemo_gpu_decoding.nemo_plugin.hypotheses import WordHypothesis
 from nemo_gpu_decoding.nemo_plugin.wfst import WfstInfer
 from nemo_gpu_decoding.search.cuda_wfst.mbr import minimum_bayes_risk
-
-
-@pytest.fixture(scope="module", autouse=True)
-def graph_cache(tmp_path_factory):
-    """Graphs of these tests are not left in the user's cache."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("graphs")
-        patch.setattr(build, "graph_cache_folder", lambda: folder)
-        yield folder
+from tests.nemo_plugin.usage import decoded, texts, transcribed
 
 
 @pytest.fixture
@@ -78,22 +67,6 @@ def named_emissions(shared_ctc_model, named_utterances):
     return emissions_of(shared_ctc_model, named_utterances)
 
 
-def decode(model, cfg, emissions, **kwargs):
-    """What the model's decoding object makes of stored log-probs."""
-    model.change_decoding_strategy(cfg, verbose=False)
-    kwargs = {"return_hypotheses": True, **kwargs}
-    return model.decoding.ctc_decoder_predictions_tensor(*emissions[:2], **kwargs)
-
-
-def texts(hypotheses):
-    return [hypothesis.text for hypothesis in hypotheses]
-
-
-def transcribed(model, cfg, files, **kwargs):
-    model.change_decoding_strategy(cfg, verbose=False)
-    return model.transcribe(files, verbose=False, **kwargs)
-
-
 # ------------------------------------------------------------------------------------------ texts
 
 
@@ -102,7 +75,7 @@ def test_fewer_errors_than_greedy_and_than_a_beam_without_lm(
 ):
     references = [utterance["text"] for utterance in many_utterances]
     beam = {"strategy": "flexctc_beam", "beam": {"beam_size": 16, "beam_beta": 0.0}}
-    with_beam = texts(decode(ctc_model, beam, many_emissions))
+    with_beam = texts(decoded(ctc_model, beam, many_emissions))
     files = [utterance["audio_filepath"] for utterance in many_utterances]
     ours = texts(transcribed(ctc_model, cfg(), files, batch_size=8))
     greedy_errors, beam_errors, our_errors = (
@@ -122,33 +95,10 @@ def test_nemos_name_of_the_strategy_with_ours_as_search_type(ctc_model, cfg, fil
     assert isinstance(ctc_model.decoding.decoding, WfstInfer)
 
 
-def test_hypotheses_are_those_of_the_plain_decoder(ctc_model, cfg, emissions):
-    hypotheses = decode(ctc_model, cfg(lm_weight=0.8), emissions)
+def test_the_decoder_has_the_options_of_the_section(ctc_model, cfg):
+    ctc_model.change_decoding_strategy(cfg(lm_weight=0.8), verbose=False)
     decoder = ctc_model.decoding.decoding.decoder()
     assert decoder.config == WFSTConfig(beam=16.0, lattice_beam=16.0, lm_weight=0.8)
-    for hypothesis, nbest, length in zip(
-        hypotheses, decoder.decode(*emissions), emissions[1].tolist(), strict=True
-    ):
-        best = nbest.best
-        assert isinstance(hypothesis, WordHypothesis)
-        assert hypothesis.text == best.text
-        assert hypothesis.words == best.words
-        assert hypothesis.y_sequence.tolist() == best.tokens.tolist()
-        assert hypothesis.timestamp == best.frames.tolist()
-        assert (hypothesis.score, hypothesis.score_parts) == (best.score, best.parts)
-        assert hypothesis.length == length
-
-
-def test_the_batch_changes_nothing(ctc_model, cfg, files):
-    alone = texts(transcribed(ctc_model, cfg(), files, batch_size=1))
-    assert texts(ctc_model.transcribe(files, batch_size=6, verbose=False)) == alone
-
-
-def test_the_decoding_can_be_copied(ctc_model, cfg, emissions):
-    expected = texts(decode(ctc_model, cfg(), emissions))
-    other = copy.deepcopy(ctc_model.decoding)
-    found = other.ctc_decoder_predictions_tensor(*emissions, return_hypotheses=True)
-    assert texts(found) == expected
 
 
 def test_the_graph_is_made_once_and_only_when_needed(ctc_model, cfg, files, graph_cache, monkeypatch):
@@ -198,7 +148,7 @@ def test_n_best(ctc_model, cfg, files, timestamps):
 
 
 def test_minimum_bayes_risk(ctc_model, cfg, emissions, monkeypatch):
-    found = decode(ctc_model, cfg(decoding_mode="mbr", posterior_paths=5), emissions)
+    found = decoded(ctc_model, cfg(decoding_mode="mbr", posterior_paths=5), emissions)
     plain = ctc_model.decoding.decoding.decoder().decode(*emissions)
     assert texts(found) == [minimum_bayes_risk(nbest.paths).text for nbest in plain]
     assert all(0 <= word.confidence <= 1 for hypothesis in found for word in hypothesis.words)
@@ -210,8 +160,8 @@ def test_minimum_bayes_risk(ctc_model, cfg, emissions, monkeypatch):
 
 
 def test_lattices(ctc_model, cfg, emissions):
-    found = decode(ctc_model, cfg(decoding_mode="lattice"), emissions)
-    assert texts(found) == texts(decode(ctc_model, cfg(), emissions))
+    found = decoded(ctc_model, cfg(decoding_mode="lattice"), emissions)
+    assert texts(found) == texts(decoded(ctc_model, cfg(), emissions))
     for hypothesis in found:
         lattice = hypothesis.lattice
         (best,) = lattice.n_best(1)
@@ -240,7 +190,7 @@ def test_times_are_those_of_the_search_in_nemos_shape(ctc_model, cfg, files):
 
 @pytest.mark.parametrize("level", ["char", "word", "segment"])
 def test_one_level_of_times(ctc_model, cfg, emissions, level):
-    found = decode(ctc_model, cfg({"compute_timestamps": True, "ctc_timestamp_type": level}), emissions)
+    found = decoded(ctc_model, cfg({"compute_timestamps": True, "ctc_timestamp_type": level}), emissions)
     assert all(set(hypothesis.timestamp) == {"timestep", level} for hypothesis in found)
 
 
@@ -249,7 +199,7 @@ def test_one_level_of_times(ctc_model, cfg, emissions, level):
 def test_nemos_confidence_of_words(ctc_model, cfg, emissions, exclude_blank, return_best):
     confidence = {"preserve_word_confidence": True, "exclude_blank": exclude_blank, "aggregation": "min"}
     top = {"confidence_cfg": confidence, "compute_timestamps": True}
-    found = decode(ctc_model, cfg(top, return_best_hypothesis=return_best), emissions)
+    found = decoded(ctc_model, cfg(top, return_best_hypothesis=return_best), emissions)
     for hypothesis in found if return_best else [n_best[0] for n_best in found]:
         assert len(hypothesis.frame_confidence) == hypothesis.length
         assert len(hypothesis.token_confidence) == len(hypothesis.y_sequence)
@@ -257,14 +207,6 @@ def test_nemos_confidence_of_words(ctc_model, cfg, emissions, exclude_blank, ret
         for word, value in zip(hypothesis.words, hypothesis.word_confidence, strict=True):
             own = hypothesis.token_confidence[word.first_token : word.end_token]
             assert value == min(own)
-
-
-def test_alignments_collapse_to_the_tokens(ctc_model, cfg, emissions):
-    for hypothesis in decode(ctc_model, cfg({"preserve_alignments": True}), emissions):
-        log_probs, labels = hypothesis.alignments
-        assert log_probs.shape == (hypothesis.length, 129)
-        runs = torch.unique_consecutive(labels)
-        assert runs[runs != 128].tolist() == hypothesis.y_sequence.tolist()
 
 
 # --------------------------------------------------------------------------------------- boosting
@@ -275,32 +217,13 @@ def test_boosting_finds_names_that_the_lm_has_never_seen(
 ):
     references = [utterance["text"] for utterance in named_utterances]
     options = {"beam_width": 30.0, "lm_weight": 0.5}
-    plain = texts(decode(ctc_model, cfg(**options), named_emissions))
+    plain = texts(decoded(ctc_model, cfg(**options), named_emissions))
     boosting = {"boosting_tree": {"key_phrases_file": str(assets / "phrases.txt")}}
     options |= {**boosting, "boosting_tree_alpha": 30}
-    boosted = texts(decode(ctc_model, cfg(**options), named_emissions))
+    boosted = texts(decoded(ctc_model, cfg(**options), named_emissions))
     assert phrase_score(references, plain, names).fscore == 0.0  # the LM does not list one of them
     assert phrase_score(references, boosted, names).fscore > 0.15
     assert word_errors(references, boosted).total < word_errors(references, plain).total
-
-
-@pytest.mark.parametrize("batch_size", [1, 6])
-def test_requests_concern_their_utterance_only(ctc_model, cfg, files, batch_size):
-    plain = texts(transcribed(ctc_model, cfg(added_words=["graam"]), files))
-    with utterance_requests(ctc_model, [["graam"], *[None] * 5], boosting_weight=8.0):
-        boosted = texts(ctc_model.transcribe(files, batch_size=batch_size, verbose=False))
-    assert boosted[0] == plain[0].replace("graham", "graam") != plain[0]
-    assert boosted[1:] == plain[1:]
-    with utterance_requests(ctc_model, [None, ["graam"], *[None] * 4], boosting_weight=8.0):
-        assert texts(ctc_model.transcribe(files, verbose=False))[0] == plain[0]
-
-
-def test_requests_replace_the_phrases_of_the_config(ctc_model, cfg, files):
-    options = cfg(boosting_tree={"key_phrases_list": ["graam"]}, boosting_tree_alpha=8.0)
-    assert texts(transcribed(ctc_model, options, files[:1]))[0].endswith("carla graam")
-    for wish in ([], ["budget"], Request(boosting_weight=0.0)):
-        with utterance_requests(ctc_model, [wish]):
-            assert texts(ctc_model.transcribe(files[:1], verbose=False))[0].endswith("graham")
 
 
 def test_words_that_the_graph_lacks_cannot_be_requested(ctc_model, cfg, files):
@@ -317,17 +240,11 @@ def test_words_that_the_graph_lacks_cannot_be_requested(ctc_model, cfg, files):
         pass
 
 
-def test_lm_weights_per_utterance(ctc_model, cfg, files):
-    plain = texts(transcribed(ctc_model, cfg(), files))
-    with utterance_requests(ctc_model, [Request(lm_weight=0.0), *[None] * 5]):
-        assert texts(ctc_model.transcribe(files, verbose=False))[1:] == plain[1:]
-
-
 def test_an_open_vocabulary_spells_what_the_lm_does_not_list(ctc_model, cfg, many_emissions):
     costs = {"unknown_word_cost": 0.0, "unknown_piece_cost": 0.0}
-    closed = decode(ctc_model, cfg(), many_emissions)
+    closed = decoded(ctc_model, cfg(), many_emissions)
     words = set(ctc_model.decoding.decoding.decoder().graph.words)
-    opened = decode(ctc_model, cfg(open_vocabulary_decoding=True, **costs), many_emissions)
+    opened = decoded(ctc_model, cfg(open_vocabulary_decoding=True, **costs), many_emissions)
     assert {word for text in texts(closed) for word in text.split()} <= words
     assert any(word not in words for text in texts(opened) for word in text.split())
     assert not any("unk" in text or "▁" in text for text in texts(opened))
@@ -353,13 +270,3 @@ def test_the_ctc_head_of_a_hybrid(hybrid_model, cfg, files):
 def test_transducers_refuse_it(hybrid_model, cfg):
     with pytest.raises(ValueError, match="'cuda_wfst', which decodes CTC models"):
         hybrid_model.change_decoding_strategy(cfg(), decoder_type="rnnt", verbose=False)
-
-
-def test_a_saved_model_restores_with_it(ctc_model, cfg, files, tmp_path):
-    expected = texts(transcribed(ctc_model, cfg(decoding_mode="mbr"), files[:2]))
-    ctc_model.save_to(str(tmp_path / "model.nemo"))
-    other = type(ctc_model).restore_from(str(tmp_path / "model.nemo"), map_location="cpu").eval()
-    assert other.cfg.decoding.strategy == "cuda_wfst"
-    assert texts(other.transcribe(files[:2], verbose=False)) == expected
-    other.change_decoding_strategy({"strategy": "greedy_batch"}, verbose=False)
-    assert type(other.decoding).__module__.startswith("nemo.")

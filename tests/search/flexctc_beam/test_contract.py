@@ -2,7 +2,6 @@
 
 import pytest
 
-from nemo_gpu_decoding.search.protocol import Decoder
 from tests.contract.ctc_decoder import CTCDecoderContract
 from tests.search.flexctc_beam.both import on_cpu, on_cuda
 
@@ -10,9 +9,6 @@ from tests.search.flexctc_beam.both import on_cpu, on_cuda
 class TestFlexCTCBeamOnCPU(CTCDecoderContract):
     def make(self, vocab_size, blank_id, fusion=None, **options):
         return on_cpu(vocab_size, blank_id, fusion, **options)
-
-    def test_has_the_verbs_of_the_protocol(self, decoder):
-        assert isinstance(decoder, Decoder)
 
 
 @pytest.mark.usefixtures("emulated_runtime", "small_blocks")

@@ -1,0 +1,271 @@
+"""What every strategy does behind NeMo's doors: transcribe, n-best, validation, copies, requests."""
+# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
+
+import copy
+import pickle
+
+import pytest
+
+pytestmark = pytest.mark.nemo
+pytest.importorskip("nemo.collections.asr")
+
+import soundfile
+import torch
+from lightning.pytorch import Trainer
+from nemo.collections.asr.metrics.wer import word_error_rate
+from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
+from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaGraphs
+
+from nemo_gpu_decoding import Request, register, unregister, utterance_requests
+from nemo_gpu_decoding.fusion import cache
+from nemo_gpu_decoding.nemo_plugin import loading
+from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
+from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
+from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
+from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
+from tests.nemo_plugin.usage import EVERY_CASE, predicted, texts, transcribed, write_manifest
+
+GREEDY = {"strategy": "greedy_batch"}
+DECODERS = {
+    "flexctc_beam": FlexCTCBeam, "alsd_pp": ALSDPlusPlus, "aes_pp": AESPlusPlus,
+    "cuda_wfst": CudaWFST, "paged_biglm": PagedBigLM,
+}  # fmt: skip
+OVER_TOKENS = ["flexctc_beam", "alsd_pp-rnnt", "aes_pp-tdt"]
+
+
+# -------------------------------------------------------------------------------------- transcribe
+
+
+def test_paths_arrays_tensors_and_manifests_give_the_same_texts(case, files, utterances, tmp_path):
+    case.use()
+    by_path = case.texts(files, batch_size=4)
+    arrays = [soundfile.read(file, dtype="float32")[0] for file in files]
+    assert case.texts(arrays, batch_size=4) == by_path
+    assert case.texts([torch.from_numpy(array) for array in arrays], batch_size=2) == by_path
+    manifest = write_manifest(tmp_path / "manifest.json", utterances)
+    assert case.texts(manifest, batch_size=3) == by_path
+    assert case.texts(files[0]) == by_path[:1]
+    assert case.texts(files, batch_size=1) == by_path
+
+
+def test_transcribe_with_worker_processes(case, files):
+    case.use()
+    assert case.texts(files[:3], num_workers=2) == case.texts(files[:3])
+
+
+@pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
+def test_hypotheses_are_those_of_the_plain_decoder(case):
+    hypotheses = case.decode(**case.lm)
+    decoder = case.infer.decoder()
+    assert type(decoder) is DECODERS[case.strategy]
+    values, lengths = case.inputs
+    results = decoder.decode(values.transpose(1, 2) if case.is_transducer else values, lengths)
+    for hypothesis, nbest, length in zip(hypotheses, results, lengths.tolist(), strict=True):
+        best = nbest.best
+        assert hypothesis.y_sequence.dtype == torch.int64
+        assert hypothesis.y_sequence.tolist() == best.tokens.tolist()
+        assert hypothesis.timestamp == best.frames.tolist()
+        assert (hypothesis.score, hypothesis.score_parts) == (best.score, best.parts)
+        assert hypothesis.length == length
+        if case.has_words:
+            assert (hypothesis.text, hypothesis.words) == (best.text, best.words)
+        else:
+            assert hypothesis.text == case.model.tokenizer.ids_to_text(best.tokens.tolist())
+
+
+@pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
+@pytest.mark.parametrize("return_hypotheses", [True, False])
+def test_n_best_lists(case, files, return_hypotheses):
+    cfg = case.cfg(**case.several)
+    results = transcribed(case.model, cfg, files, return_hypotheses=return_hypotheses)
+    assert len(results) == len(files)
+    for n_best in results:
+        assert isinstance(n_best, list)
+        assert not isinstance(n_best, Hypothesis)  # NeMo's scripts tell n-best results by that
+        assert (3 if case.strategy == "flexctc_beam" else 2) <= len(n_best) <= 3
+        scores = [hypothesis.score for hypothesis in n_best]
+        assert scores == sorted(scores, reverse=True)
+        assert len({tuple(hypothesis.y_sequence.tolist()) for hypothesis in n_best}) == len(n_best)
+        if not case.is_transducer:
+            assert len({hypothesis.text for hypothesis in n_best}) == len(n_best)
+        assert (n_best.text, n_best.score) == (n_best[0].text, n_best[0].score)
+    if return_hypotheses and not case.is_transducer:  # NeMo leaves the log-probs there
+        assert results[0].y_sequence.ndim == 2
+        assert results[0].alignments is results[0].y_sequence
+
+
+def test_changing_the_strategy_again_and_again(case, files):
+    greedy = texts(case.model.transcribe(files[:2], verbose=False))
+    expected = []
+    for _ in range(2):
+        expected.append(texts(transcribed(case.model, case.cfg(), files[:2])))
+        assert type(case.infer).__module__.startswith("nemo_gpu_decoding.")
+        assert texts(transcribed(case.model, GREEDY, files[:2])) == greedy
+        assert type(case.model.decoding).__module__.startswith("nemo.")
+    assert expected[0] == expected[1]
+
+
+# ----------------------------------------------------------------------------------- stored inputs
+
+
+@pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
+@pytest.mark.parametrize("timestamps", [False, True])
+def test_zero_frames_give_an_empty_text(case, timestamps):
+    confidence = {"preserve_word_confidence": True}
+    case.use({"compute_timestamps": timestamps, "confidence_cfg": confidence})
+    values, lengths = case.inputs[0].clone(), case.inputs[1].clone()
+    lengths[1] = 0
+    found = predicted(case.model.decoding, (values, lengths))
+    assert (found[1].text, found[1].word_confidence) == ("", [])
+    assert all(hypothesis.text for b, hypothesis in enumerate(found) if b != 1)
+
+
+@pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
+def test_nan_in_padding_changes_nothing_and_nan_in_frames_is_an_error(case):
+    expected, nan = texts(case.decode()), float("nan")
+    values, lengths = case.inputs
+    two_more = (0, 2) if case.is_transducer else (0, 0, 0, 2)
+    padded = torch.nn.functional.pad(values, two_more, value=nan)
+    for b, length in enumerate(lengths.tolist()):
+        case.frames(padded, b)[length:] = nan
+    assert texts(predicted(case.model.decoding, (padded, lengths))) == expected
+    case.frames(padded, 0)[1] = nan
+    name = "encoder_output" if case.is_transducer else "log_probs"
+    with pytest.raises(ValueError, match=rf"{name}\[0, 1, 0\] is nan"):
+        predicted(case.model.decoding, (padded, lengths))
+
+
+def test_bfloat16(case):
+    case.use()
+    found = predicted(case.model.decoding, (case.inputs[0].bfloat16(), case.inputs[1]))
+    assert len(found) == len(case.inputs[1])
+    assert all(hypothesis.text for hypothesis in found)
+
+
+# ---------------------------------------------------------------------------- validation, training
+
+
+@pytest.mark.parametrize("return_best_hypothesis", [True, False])
+def test_wer_in_validation(case, utterances, files, tmp_path, return_best_hypothesis):
+    case.use(return_best_hypothesis=return_best_hypothesis, **case.lm)
+    references = [utterance["text"] for utterance in utterances]
+    expected = word_error_rate(case.texts(files, batch_size=6), references)
+    case.model.wer.log_prediction = True  # reads `.text` of n-best lists, too
+    manifest = write_manifest(tmp_path / "manifest.json", utterances)
+    data = {"manifest_filepath": manifest, "sample_rate": 16000, "batch_size": 6, "shuffle": False}
+    case.model.setup_validation_data(data)
+    trainer = Trainer(
+        accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    (metrics,) = trainer.validate(case.model, verbose=False)
+    assert metrics["val_wer"] == pytest.approx(expected)
+
+
+def test_hooks_of_training_and_validation_find_nothing_to_switch(case):
+    case.use()
+    assert isinstance(case.infer, WithOptionalCudaGraphs)
+    assert case.infer.disable_cuda_graphs() is False
+    assert case.infer.maybe_enable_cuda_graphs() is False
+    case.model.on_validation_epoch_start()
+    case.model.on_train_epoch_start()
+
+
+# ------------------------------------------------------------------------ copies, files, laziness
+
+
+def test_the_decoding_and_its_results_can_be_copied(case):
+    expected = case.decode(**case.lm)
+    other = copy.deepcopy(case.model.decoding)
+    assert type(other) is type(case.model.decoding)
+    assert texts(predicted(other, case.inputs)) == texts(expected)
+    for hypothesis in expected:
+        again = pickle.loads(pickle.dumps(hypothesis))
+        assert again.text == hypothesis.text
+        assert torch.equal(again.y_sequence, hypothesis.y_sequence)
+
+
+def test_the_strategy_comes_back_with_a_saved_model(case, files, tmp_path):
+    cfg = case.cfg(**case.lm, **case.phrases("gdansk"), **case.own)
+    expected = texts(transcribed(case.model, cfg, files[:2]))
+    case.model.save_to(str(tmp_path / "model.nemo"))
+    other = type(case.model).restore_from(str(tmp_path / "model.nemo"), map_location="cpu").eval()
+    assert other.cfg.decoding.strategy == case.strategy
+    assert other.decoding.decoding.options == case.infer.options
+    assert texts(other.transcribe(files[:2], verbose=False)) == expected
+
+
+def test_a_decoding_made_before_unregister_keeps_working(case):
+    expected = texts(case.decode())
+    unregister()
+    try:
+        assert texts(predicted(case.model.decoding, case.inputs)) == expected
+    finally:
+        register()
+
+
+@pytest.mark.parametrize("case", OVER_TOKENS, indirect=True)
+def test_lm_and_phrases_are_loaded_once_and_only_when_needed(case, files, monkeypatch):
+    cache.clear()
+    calls = []
+    original = loading.load_ngram_lm
+    monkeypatch.setattr(loading, "load_ngram_lm", lambda *a, **k: calls.append(a) or original(*a, **k))
+    case.use(**case.phrases("graham"), **case.lm)
+    assert calls == []
+    case.model.transcribe(files[:2], batch_size=1, verbose=False)
+    first = case.infer.decoder().fusion
+    assert len(calls) == 1
+    for timestamps in (None, True):  # with timestamps NeMo makes a new decoding object for CTC
+        case.model.change_decoding_strategy(case.model.cfg.decoding, verbose=False)
+        case.model.transcribe(files[:1], timestamps=timestamps, verbose=False)
+        later = case.infer.decoder().fusion
+        assert later.lm is first.lm
+        assert later.boosting is first.boosting
+
+
+# ------------------------------------------------------------------------- phrases and requests
+
+
+def test_phrases_pull_towards_themselves_unless_a_request_says_otherwise(case, files):
+    plain = texts(transcribed(case.model, case.cfg(), files[:1]))
+    boosted = texts(transcribed(case.model, case.cfg(**case.phrases("graam")), files[:1]))
+    assert plain[0].endswith("graham")
+    assert boosted[0].endswith("carla graam")
+    for nothing in ([], ["budget"], Request(boosting_weight=0.0)):
+        with utterance_requests(case.model, [nothing]):
+            assert case.texts(files[:1])[0].endswith("graham")
+    with utterance_requests(case.model, [None]):
+        assert case.texts(files[:1]) == boosted
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 6])
+def test_each_utterance_gets_its_own_phrases(case, files, batch_size):
+    plain, weight = (
+        texts(transcribed(case.model, case.cfg(**case.added("graam")), files)),
+        case.phrase_weight,
+    )
+    with utterance_requests(case.model, [["graam"], *[None] * 5], boosting_weight=weight):
+        boosted = case.texts(files, batch_size=batch_size)
+    assert boosted[0] == plain[0].replace("graham", "graam") != plain[0]
+    assert boosted[1:] == plain[1:]
+    with utterance_requests(case.model, [None, ["graam"], *[None] * 4], boosting_weight=weight):
+        assert case.texts(files, batch_size=batch_size)[0] == plain[0]
+
+
+def test_lm_weights_per_utterance(case, files):
+    def found():
+        results = case.model.transcribe(files, verbose=False)
+        return [(hypothesis.text, hypothesis.score) for hypothesis in results]
+
+    no_lm = case.cfg(**case.lm | ({} if case.has_words else {"ngram_lm_model": None}))
+    plain = texts(transcribed(case.model, no_lm, files))
+    case.use(**case.lm)
+    fused = found()
+    with utterance_requests(case.model, [Request(lm_weight=0.0)] * 6):
+        without = found()
+    with utterance_requests(case.model, [None, Request(lm_weight=0.0), *[None] * 4]):
+        assert found() == [fused[0], without[1], *fused[2:]]
+    assert all(a != b for a, b in zip(fused, without, strict=True))
+    if not case.has_words:
+        assert [text for text, _ in without] == plain
