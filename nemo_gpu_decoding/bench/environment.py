@@ -30,7 +30,9 @@ PACKAGES = (
     "cuda-bindings",
     "triton",
 )
-FILE_OPTIONS = ("data", "tokenizer", "lm", "word_lm", "lexicon", "model", "manifest", "out", "plot")
+FILE_OPTIONS = (
+    "data", "tokenizer", "lm", "word_lm", "lexicon", "model", "manifest", "out", "plot", "folder",
+)  # fmt: skip
 
 
 def describe_run(options: BenchOptions, task: Utterances) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Language:
         lengths = rng.integers(words[0], words[1] + 1, count)
         current = rng.choice(len(vocabulary), count, p=self.word_probabilities)
         columns = [current]
-        rank = _zipf(SUCCESSORS)
+        rank = zipf(SUCCESSORS)
         for _ in range(words[1] - 1):
             likely = self.successors[current, rng.choice(SUCCESSORS, count, p=rank)]
             anything = rng.choice(len(vocabulary), count, p=self.word_probabilities)
@@ -50,19 +50,23 @@ class Language:
         return [piece for word in words for piece in self.lexicon[word]]
 
 
-def make_language(vocab_size: int, rng: np.random.Generator) -> Language:
-    """A language with `vocab_size` pieces and four times as many words, the short ones frequent."""
+def make_language(vocab_size: int, rng: np.random.Generator, *, words: int | None = None) -> Language:
+    """A language with `vocab_size` pieces.
+
+    Args:
+        words: how many; None for four times as many as pieces. The short ones are frequent.
+    """
     starts = (vocab_size + 1) // 2
     sounds = list(itertools.islice(_syllables(), starts))
     pieces = [WORD_START + sound for sound in sounds] + sounds[: vocab_size - starts]
     lexicon: dict[str, tuple[int, ...]] = {}
-    while len(lexicon) < 4 * vocab_size:
+    while len(lexicon) < (4 * vocab_size if words is None else words):
         length = int(rng.choice([1, 2, 3, 4], p=[0.04, 0.4, 0.35, 0.21]))
         first, rest = rng.integers(starts), rng.integers(starts, vocab_size, length - 1)
         ids = (int(first), *(int(piece) for piece in rest))
         lexicon.setdefault("".join(pieces[i] for i in ids)[len(WORD_START) :], ids)
     lexicon = dict(sorted(lexicon.items(), key=lambda entry: len(entry[1])))
-    probabilities = _zipf(len(lexicon))
+    probabilities = zipf(len(lexicon))
     successors = rng.choice(len(lexicon), (len(lexicon), SUCCESSORS), p=probabilities)
     return Language(pieces, lexicon, probabilities, successors)
 
@@ -74,7 +78,7 @@ def _syllables() -> Iterator[str]:
         yield from ("".join(parts) for parts in itertools.product(syllables, repeat=count))
 
 
-def _zipf(count: int) -> np.ndarray:
+def zipf(count: int) -> np.ndarray:
     """Probabilities of `count` ranks by Zipf's law."""
     weights = 1.0 / np.arange(1, count + 1)
     return weights / weights.sum()

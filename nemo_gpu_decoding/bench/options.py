@@ -9,12 +9,13 @@ from pathlib import Path
 
 from nemo_gpu_decoding.graph.topology import NEMO_NAMES
 
-PEER_FAMILIES = ("nemo", "flashlight", "pyctcdecode", "kaldi_decoder", "small_lm", "eager")
-MODES = ("batch", "stream")
+PEER_FAMILIES = ("nemo", "flashlight", "pyctcdecode", "kaldi_decoder", "riva", "small_lm", "eager")
+MODES = ("batch", "stream", "scale")
 TEXTS = ("none", "own", "all")
 TRANSDUCERS = ("rnnt", "tdt")
 PRECISIONS = ("bfloat16", "float16", "float32")
 GRAPH_TOPOLOGIES = ("compact", "normal", "minimal")
+LEAST_NGRAMS = 1000  # below it a synthetic LM would have no 3-grams
 AT_LEAST_ONE = (
     "threads",
     "repeats",
@@ -51,13 +52,16 @@ class BenchOptions:
     # cuda_wfst, which is measured on CPUs, on the same graph as kaldi_decoder's FasterDecoder.
     strategy: str = "flexctc_beam"
     # batch: whole utterances, beside peers. stream: the latency of our strategy alone when many live
-    # streams share one decoder; see `streams` and what follows it.
+    # streams share one decoder; see `streams` and what follows it. scale: time, memory and disk space
+    # that paged_biglm takes with an LM of any size; see `ngrams`.
     mode: str = "batch"
-    # cpu, cuda or cuda:N. On a GPU our kernels are measured beside NeMo's decoders with CUDA graphs, for
-    # several batch sizes, alone and behind an encoder; other peers don't run there.
+    # cpu, cuda or cuda:N. On a GPU our kernels are measured for several batch sizes, alone and behind an
+    # encoder: flexctc_beam beside NeMo's decoders with CUDA graphs; cuda_wfst beside Riva's decoder and
+    # kaldi_decoder (on the CPU), behind an encoder beside NeMo's greedy_batch. mode=stream: there too.
     device: str = "cpu"
     # Decoders to measure beside it: any of nemo (its beam_batch and greedy_batch), flashlight,
-    # pyctcdecode; for cuda_wfst kaldi_decoder. One that is not installed gets a row that says so.
+    # pyctcdecode; for cuda_wfst kaldi_decoder, and on a GPU riva and nemo. One that is not installed
+    # gets a row that says so.
     peers: list[str] = field(default_factory=lambda: list(PEER_FAMILIES))
     # Write rows and header here as JSON; a folder gets a file <strategy>-<cpu>-<date>.json.
     out: str | None = None
@@ -161,9 +165,18 @@ class BenchOptions:
     # For mode=stream: chunks that are decoded together at most. null: all that wait.
     max_batch: int | None = None
     # For mode=stream: of which streams partial results are asked after each batch, a row for each. none:
-    # batches are only read. all: of all streams. own: of those that heard something; a decoder tells the
-    # texts of all streams that were opened together, so these are opened, and pushed, one by one.
+    # batches are only read. all: of all streams. own: of those that heard something; where a decoder can
+    # only tell the texts of all streams that were opened together, these are opened, and pushed, one by
+    # one.
     texts: list[str] = field(default_factory=lambda: ["none", "own"])
+
+    # For mode=scale: n-grams of the synthetic LM, about; it takes 80 bytes per n-gram on the disk.
+    ngrams: int = 100_000_000
+    # For mode=scale: where these files go; they are deleted at the end. null: the system's folder for
+    # temporary files.
+    folder: str | None = None
+    # What should be known about the run; goes into the header of the result as it is.
+    note: str | None = None
 
     # Our LM weight, and NeMo's ngram_lm_alpha. This and the weights below were tuned for each decoder by
     # a small grid on dev_v1024.npz; LM weights are in natural log, whatever unit the peer takes.
@@ -198,6 +211,7 @@ class BenchOptions:
         _check_at_least("max_frames", self.max_frames, self.min_frames)
         self._check_gpu_options()
         self._check_stream_options()
+        self._check_scale_options()
         for name in FINITE:
             if not math.isfinite(getattr(self, name)):
                 raise ValueError(f"{name} is {getattr(self, name)}, expected a finite number")
@@ -250,8 +264,15 @@ class BenchOptions:
         for name in ("chunk_ms", "stream_seconds"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected a number > 0")
-        if self.mode == "stream" and self.device != "cpu":
-            raise ValueError(f"device is {self.device!r}, expected cpu with mode=stream")
+
+    def _check_scale_options(self) -> None:
+        _check_at_least("ngrams", self.ngrams, LEAST_NGRAMS)
+        if self.mode == "scale" and self.strategy != "paged_biglm":
+            raise ValueError(f"strategy is {self.strategy!r}, expected paged_biglm with mode=scale")
+        if self.mode == "scale" and self.data:
+            raise ValueError(f"data is {self.data!r} with mode=scale, expected none: it is synthetic")
+        if self.folder is not None and not Path(self.folder).is_dir():
+            raise ValueError(f"folder is {self.folder!r}, expected an existing folder")
 
     def _check_files(self) -> None:
         for name in ("data", "tokenizer", "lm", "word_lm", "lexicon", "model", "manifest"):

@@ -69,23 +69,29 @@ def measure_memory(options: BenchOptions) -> dict[str, Any]:
         decoders[beam] = STRATEGIES[options.strategy](options)
         decoders[beam].prepare(task, Setting(beam, lm=task.lm is not None, threads=options.threads))
     decoders[MEMORY_BEAMS[0]].decode(task.log_probs[:1, :20], task.lengths[:1].clamp(max=20))  # compiles
-    before = _status_bytes("VmRSS")
+    before = status_bytes("VmRSS")
     peaks = {}
     for beam, decoder in decoders.items():  # from small to large, so that freed memory hides nothing
         CLEAR_REFS.write_text("5")  # resets VmHWM, the peak
         decoder.decode(task.log_probs, task.lengths)
-        peaks[beam] = _status_bytes("VmHWM") - before
+        peaks[beam] = status_bytes("VmHWM") - before
     *_, smaller, largest = MEMORY_BEAMS
     slots = task.log_probs.shape[0] * task.log_probs.shape[1] * (largest - smaller)
     growth = (peaks[largest] - peaks[smaller]) / slots
     return {"peak_bytes": peaks, "bytes_per_frame_and_slot": round(growth, 2)}
 
 
-def _status_bytes(field: str) -> int:
-    for line in STATUS.read_text().splitlines():
+def status_bytes(field: str, status: Path = STATUS) -> int:
+    """A memory size of a process, as Linux tells it.
+
+    Raises:
+        OSError: there is no such process, or no /proc.
+        RuntimeError: it has no such size, since it has ended.
+    """
+    for line in status.read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError(f"{STATUS} has no {field}")
+    raise RuntimeError(f"{status} has no {field}")
 
 
 def measure_start(options: BenchOptions) -> dict[str, float]:

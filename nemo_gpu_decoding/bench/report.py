@@ -99,13 +99,13 @@ def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
 def result_path(out: str, header: Mapping[str, Any]) -> Path:
     """The file to write: `out`, or `<strategy>-<machine>-<date>.json` in it if it is a folder.
 
-    Those of streams are named `<strategy>-stream-<machine>-<date>.json`.
+    Those of other modes than batch are named `<strategy>-<mode>-<machine>-<date>.json`.
     """
     path = Path(out)
     if not path.is_dir():
         return path
     name = re.sub(r"[^a-z0-9]+", "-", machine(header).lower()).strip("-")
-    mode = "-stream" if header.get("mode") == "stream" else ""
+    mode = f"-{header['mode']}" if "mode" in header else ""
     return path / f"{header['strategy']}{mode}-{name}-{header['date'][:10]}.json"
 
 

@@ -19,7 +19,7 @@ Every row is a dict:
     graph                   n-grams, words, states and arcs of the graph; in rows of word graphs only
     lms, work               n-grams of both LMs, work per frame of both sides; of paged_biglm only
 
-`bench mode=stream` measures something else: see `stream/run.py`.
+`bench mode=stream` and `mode=scale` measure something else: see `stream/run.py` and `scale/run.py`.
 """
 
 from __future__ import annotations
@@ -70,8 +70,12 @@ def run(options: BenchOptions) -> list[Row]:
     known = all_strategies()
     if options.strategy not in known:
         raise ValueError(f"strategy is {options.strategy!r}, expected one of {', '.join(known)}")
-    if options.strategy not in STRATEGIES and options.device != "cpu":
+    if options.strategy not in STRATEGIES | WORD_GRAPH_STRATEGIES and options.device != "cpu":
         raise ValueError(f"device is {options.device!r}, expected cpu with strategy={options.strategy}")
+    if options.mode == "scale":
+        from nemo_gpu_decoding.bench.scale.run import run_scale
+
+        return run_scale(options)
     if options.mode == "stream":
         from nemo_gpu_decoding.bench.stream.run import run_streams
 

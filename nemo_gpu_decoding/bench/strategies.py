@@ -24,6 +24,7 @@ class Strategy(ScoringPeer):
     fusion: Fusion
     decoder: Any  # a `search.protocol.Decoder`; what it returns may be more than an `NBest`
     multithreaded = True
+    tells_rows = False  # `partial` can be asked about some of the streams that were opened together
 
     def __init__(self, options: BenchOptions) -> None:
         super().__init__(options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -31,10 +32,21 @@ def synthetic_task(
     """
     rng = np.random.default_rng(options.seed)
     language, confusions = draw_language(options, rng, mutual=mutual)
-    emissions = EmissionModel(confusions, rng)
-    spoken, utterances = _utterances(language, emissions, options, rng)
-    log_probs, lengths = _pad(utterances)
+    task = spoken_task(language, confusions, options, rng)
     sentences = options.sentences if graph_sentences is None else graph_sentences
+    lm = _token_lm(language, options) if graph_sentences is None else None
+    return replace(task, lm=lm, word_lm=_word_lm(language, options, sentences))
+
+
+def spoken_task(
+    language: Language,
+    confusions: list[np.ndarray],
+    options: BenchOptions,
+    rng: np.random.Generator,
+) -> Task:
+    """Utterances of a language and their posteriors, without LMs."""
+    spoken, utterances = _utterances(language, EmissionModel(confusions, rng), options, rng)
+    log_probs, lengths = _pad(utterances)
     return Task(
         name=f"synthetic-v{options.vocab_size}-b{options.batch}-seed{options.seed}",
         log_probs=log_probs,
@@ -44,16 +56,21 @@ def synthetic_task(
         tokens=[language.spell(sentence) for sentence in spoken],
         vocabulary=Vocabulary(tuple(language.pieces), "bpe", spelled_by(language.lexicon)),
         lexicon=language.lexicon,
-        lm=_token_lm(language, options) if graph_sentences is None else None,
-        word_lm=_word_lm(language, options, sentences),
+        lm=None,
+        word_lm=None,
     )
 
 
 def draw_language(
-    options: BenchOptions, rng: np.random.Generator, *, mutual: bool = False
+    options: BenchOptions,
+    rng: np.random.Generator,
+    *,
+    mutual: bool = False,
+    words: int | None = None,
 ) -> tuple[Language, list[np.ndarray]]:
-    """The language, and per piece those that it is mistaken for."""
-    language = make_language(options.vocab_size, rng)
+    """The language, of so many words (None: see `make_language`), and per piece those that it is
+    mistaken for."""
+    language = make_language(options.vocab_size, rng, words=words)
     starts_word = np.array([piece.startswith(WORD_START) for piece in language.pieces])
     draw = draw_groups if mutual else draw_confusions
     return language, draw(starts_word, rng)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.cli.audio import Utterance, read_manifest
 from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Score, encode
+from nemo_gpu_decoding.cli.grid import Point, at_point
 from nemo_gpu_decoding.cli.options import UsageError
 from nemo_gpu_decoding.cli.presets import load_phrase_file, load_preset
 from nemo_gpu_decoding.cli.table import format_table
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 EXAMPLES = ("", "out=build/demo.json", "models=[ctc] show=10 beam_size=16")
 # model -> its file in models/ and its presets, which `tune` found on the dev set
 MODELS = {
-    "ctc": ("self_ctc.nemo", ("demo.yaml", "demo_wfst.yaml")),
+    "ctc": ("self_ctc.nemo", ("demo.yaml", "demo_wfst.yaml", "demo_paged.yaml")),
     "rnnt": ("self_hybrid_rnnt.nemo", ("demo_rnnt.yaml",)),
     "tdt": ("self_hybrid_tdt.nemo", ("demo_tdt.yaml",)),
 }
@@ -40,7 +41,7 @@ class DemoOptions:
     """Options of `demo`."""
 
     # Folder with models/, speech/test.json, phrases.txt and the presets demo.yaml, demo_wfst.yaml,
-    # demo_rnnt.yaml and demo_tdt.yaml. null: assets/self of the source tree.
+    # demo_paged.yaml, demo_rnnt.yaml and demo_tdt.yaml. null: assets/self of the source tree.
     data: str | None = None
     # Write the rows of the table here as JSON: a list of objects with model, decoder, wer,
     # fscore, seconds.
@@ -146,15 +147,21 @@ def find_data(folder: str | None) -> Path:
 def steps_of(session: Session, preset: DictConfig) -> dict[str, Search]:
     """The decoder of a preset without anything, with the LM, with LM and phrases."""
     from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
+    from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
     from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
 
     name, decoder = str(preset.strategy), session.search(preset)
     if isinstance(decoder, CudaWFST):  # the LM is the graph: there is no step without it
-        without_phrases = copy.deepcopy(preset)
-        without_phrases.wfst.boosting_tree = None
+        unboosted = copy.deepcopy(preset)
+        unboosted.wfst.boosting_tree = None
+        without_phrases = session.search(unboosted)
+        if not isinstance(decoder, PagedBigLM):
+            return {f"{name} + LM": without_phrases, f"{name} + LM + phrases": decoder}
+        narrow = preset.wfst.beam_width / 2  # it is for the phrases that the preset's beam is so wide
         return {
-            f"{name} + LM": session.search(without_phrases),
-            f"{name} + LM + phrases": decoder,
+            f"{name} + small LM": at_point(without_phrases, Point(beam_width=narrow, big_lm_weight=0.0)),
+            f"{name} + large LM": at_point(without_phrases, Point(beam_width=narrow)),
+            f"{name} + large LM + phrases": decoder,
         }
     fusion = decoder.fusion
     plain, with_lm = replace(fusion, lm=None, boosting=None), replace(fusion, boosting=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -22,6 +23,8 @@ class Point:
     boosting_weight: float | None = None
     blank_scoring: str | None = None
     beam_width: float | None = None
+    big_lm_weight: float | None = None
+    pruning_mode: str | None = None
 
     def __str__(self) -> str:
         """As one would type it."""
@@ -30,7 +33,12 @@ class Point:
     @property
     def cost(self) -> tuple[float, ...]:
         """Smaller searches first, then smaller weights: who wins among equally good points."""
-        weights = (self.lm_weight or 0.0, self.boosting_weight or 0.0, abs(self.beam_beta or 0.0))
+        weights = (
+            self.lm_weight or 0.0,
+            self.big_lm_weight or 0.0,
+            self.boosting_weight or 0.0,
+            abs(self.beam_beta or 0.0),
+        )
         return (self.beam_size or 0, self.beam_width or 0.0, *weights)
 
 
@@ -44,6 +52,8 @@ class Axes:
     boosting_weight: Sequence[float] = ()
     blank_scoring: Sequence[str] = ()
     beam_width: Sequence[float] = ()
+    big_lm_weight: Sequence[float] = ()
+    pruning_mode: Sequence[str] = ()
 
     def points(self) -> Iterator[Point]:
         """Every combination."""
@@ -71,6 +81,8 @@ def at_point(decoder: Search, point: Point) -> Search:
         changes["beam_beta"] = point.beam_beta
     if point.blank_scoring is not None:
         changes["blank_lm_score_mode"] = point.blank_scoring
+    if point.pruning_mode is not None:
+        changes["pruning_mode"] = point.pruning_mode
     config = replace(decoder.config, **changes)
     fusion = replace(
         decoder.fusion,
@@ -86,12 +98,15 @@ def at_point(decoder: Search, point: Point) -> Search:
 
 def word_graph_at_point(decoder: CudaWFST, point: Point) -> CudaWFST:
     """The LM is the graph itself: None keeps its weight, whereas no weight takes the phrases away."""
-    own = decoder.config
-    width = own.beam if point.beam_width is None else point.beam_width
-    lm_weight = own.lm_weight if point.lm_weight is None else point.lm_weight
-    boosting = None if point.boosting_weight is None else decoder.boosting
-    return type(decoder)(
-        decoder.graph, decoder.vocab_size, decoder.blank_id,
-        replace(own, beam=width, lm_weight=lm_weight), boosting, point.boosting_weight or 0.0,
-        decoder.pieces,
-    )  # fmt: skip
+    from nemo_gpu_decoding.fusion.fusion import check_weight
+
+    values = {
+        "beam": point.beam_width, "lm_weight": point.lm_weight, "big_lm_weight": point.big_lm_weight
+    }  # fmt: skip
+    changes: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    check_weight("boosting_weight", point.boosting_weight or 0.0)
+    changed = copy.copy(decoder)
+    changed.config = replace(decoder.config, **changes)
+    changed.boosting = None if point.boosting_weight is None else decoder.boosting
+    changed.boosting_weight = point.boosting_weight or 0.0
+    return changed

@@ -25,6 +25,7 @@ DECODING_KEYS = {
         "lm_weight": "ngram_lm_alpha",
         "beam_beta": "beam_beta",
         "blank_scoring": "blank_lm_score_mode",
+        "pruning_mode": "pruning_mode",
         "phrases": "boosting_tree.key_phrases_file",
         "boosting_weight": "boosting_tree_alpha",
     },
@@ -36,7 +37,7 @@ DECODING_KEYS = {
         "boosting_weight": "boosting_tree_alpha",
     },
 }
-BIG_LM_KEYS = {"big_lm": "big_lm_path"}  # besides those of "wfst"
+BIG_LM_KEYS = {"big_lm": "big_lm_path", "big_lm_weight": "big_lm_weight"}  # besides those of "wfst"
 # paths in presets are relative to the preset, so that a folder with preset and LM can be moved
 PATH_KEYS = (
     "beam.ngram_lm_model",

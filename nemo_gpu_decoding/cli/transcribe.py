@@ -63,8 +63,10 @@ class TranscribeOptions:
     # For paged_biglm: the large word-level LM, a file of `pack-lm` or an ARPA file; `lm` is then the
     # small one. If that is a graph, decoding.wfst.small_lm_path=small.arpa says what it was made of.
     big_lm: str | None = None
-    # Weight of the LM, natural log, >= 0; 0.3 .. 1 is usual. Find it with `tune`.
+    # Weight of the LM (paged_biglm: of both), natural log, >= 0; 0.3 .. 1 is usual. Find it with `tune`.
     lm_weight: float | None = None
+    # For paged_biglm: share of the large LM in that, 0 .. 1; with 1 the small LM's scores count no more.
+    big_lm_weight: float | None = None
     # For flexctc_beam: added per token, natural log; > 0 makes up for the words that an LM swallows.
     beam_beta: float | None = None
     # Text file of phrases to boost, one per line.

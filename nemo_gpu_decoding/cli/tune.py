@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,13 +33,13 @@ EXAMPLES = (
     "model=model.nemo manifest=dev.json lm=lm.arpa phrases=names.txt boosting_weight=[0.5,1,2]",
     "model=rnnt.nemo manifest=dev.json lm=lm.arpa strategy=alsd_pp out=best.yaml",
     "model=model.nemo manifest=dev.json lm=word.arpa strategy=cuda_wfst phrases=names.txt out=best.yaml",
+    "model=model.nemo manifest=dev.json strategy=paged_biglm lm=small.arpa big_lm=large.packed",
     "model=model.nemo manifest=dev.json lm=lm.arpa lm_weight=[0.3,0.4,0.5] beam_size=[4,8,16]",
 )
 STORES = ("float32", "float16")
-# paged_biglm has a second LM, for which there is no axis: tune cuda_wfst with the small one
-TUNABLE = tuple(name for name in STRATEGIES if name != BIG_LM_STRATEGY)
 # section of the options -> weights to try; a word of a graph is several tokens
 LM_WEIGHTS = {"beam": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], "wfst": [0.3, 0.5, 0.7, 1.0, 1.3]}
+BIG_LM_WEIGHTS = [0.5, 1.0]  # of paged_biglm; 0 is cuda_wfst
 BEAM_WIDTHS = [16.0, 40.0]  # the larger one for boosted words: bonuses are part of what is compared
 BOOSTING_WEIGHTS = {"beam": [0.0, 0.5, 1.0, 2.0], "wfst": [0.0, 5.0, 10.0, 20.0, 40.0]}
 
@@ -52,27 +52,35 @@ class TuneOptions:
     model: str = MISSING
     # NeMo manifest of the dev set: JSON lines with audio_filepath (relative to the manifest) and text.
     manifest: str = MISSING
-    # flexctc_beam or cuda_wfst for CTC, alsd_pp or aes_pp for RNN-T and TDT. null: that of the preset;
-    # without one flexctc_beam if the model has a CTC head, else alsd_pp.
+    # flexctc_beam, cuda_wfst or paged_biglm for CTC, alsd_pp or aes_pp for RNN-T and TDT. null: that of
+    # the preset; without one flexctc_beam if the model has a CTC head, else alsd_pp.
     strategy: str | None = None
-    # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo). For cuda_wfst a word-level ARPA
-    # file, or the graph that `build-graph` made of one.
+    # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo). For word graphs (cuda_wfst and
+    # paged_biglm) a word-level ARPA file, or the graph that `build-graph` made of one.
     lm: str | None = None
+    # For paged_biglm: the large word-level LM, a file of `pack-lm` or ARPA; `lm` is the small one.
+    big_lm: str | None = None
     # Text file of phrases to boost, one per line; their precision, recall and F-score are reported.
     phrases: str | None = None
-    # LM weights to try, natural log, >= 0; used if there is an LM. null: 0 .. 1, cuda_wfst 0.3 .. 1.3.
+    # LM weights to try, natural log, >= 0; used if there is an LM. null: 0 .. 1, for word graphs
+    # 0.3 .. 1.3.
     lm_weight: list[float] | None = None
+    # For paged_biglm: shares of the large LM in that to try, >= 0. null: 0.5 and 1.
+    big_lm_weight: list[float] | None = None
     # For flexctc_beam: insertion bonuses per token to try, natural log.
     beam_beta: list[float] = field(default_factory=lambda: [0.0, 0.5, 1.0, 1.5])
     # For RNN-T and TDT with an LM or phrases: how blanks are scored. With no_score only tokens pay for
     # the LM, so that its weight deletes words; a table shows it.
     blank_scoring: list[str] = field(default_factory=lambda: ["lm_weighted_full", "no_score"])
-    # Boosting weights to try, natural log, >= 0; used if phrases are given. null: 0 .. 2, for cuda_wfst,
-    # where they are per word, 0 .. 40.
+    # For RNN-T and TDT with an LM or phrases: when labels are dropped, after fusion (late) or before it
+    # (early), such as [late,early]. null: as in the preset.
+    pruning_mode: list[str] | None = None
+    # Boosting weights to try, natural log, >= 0; used if phrases are given. null: 0 .. 2, for word
+    # graphs, where they are per word, 0 .. 40.
     boosting_weight: list[float] | None = None
-    # Beam sizes to try; not for cuda_wfst.
+    # Beam sizes to try; not for word graphs.
     beam_size: list[int] = field(default_factory=lambda: [8])
-    # For cuda_wfst: beam widths to try, natural log, > 0. null: 16, with phrases 16 and 40.
+    # For word graphs: beam widths to try, natural log, > 0. null: 16, with phrases 16 and 40.
     beam_width: list[float] | None = None
     # Preset whose other options are used: a YAML file, or the name of a shipped one. null: the shipped
     # one that fits lm and phrases.
@@ -97,13 +105,12 @@ class TuneOptions:
             if getattr(self, name) == []:
                 raise ValueError(f"{name} is empty, expected values to try, such as {name}=[1,2]")
         from nemo_gpu_decoding.fusion.blank_scoring import BLANK_LM_SCORE_MODES  # needs numba
+        from nemo_gpu_decoding.search.transducer.config import PRUNING_MODES
 
-        unknown = [mode for mode in self.blank_scoring if mode not in BLANK_LM_SCORE_MODES]
-        if unknown:
-            expected = ", ".join(BLANK_LM_SCORE_MODES)
-            raise ValueError(f"blank_scoring holds {', '.join(unknown)}, expected any of {expected}")
-        if self.strategy not in (None, *TUNABLE):
-            raise ValueError(f"strategy is {self.strategy!r}, expected one of {', '.join(TUNABLE)}")
+        _check_names("blank_scoring", self.blank_scoring, BLANK_LM_SCORE_MODES)
+        _check_names("pruning_mode", self.pruning_mode or [], PRUNING_MODES)
+        if self.strategy not in (None, *STRATEGIES):
+            raise ValueError(f"strategy is {self.strategy!r}, expected one of {', '.join(STRATEGIES)}")
         if self.store not in STORES:
             raise ValueError(f"store is {self.store!r}, expected {' or '.join(STORES)}")
         if self.objective not in ("wer", "fscore"):
@@ -113,6 +120,13 @@ class TuneOptions:
 
 
 OPTIONS = TuneOptions
+
+
+def _check_names(option: str, values: Collection[str], known: Collection[str]) -> None:
+    unknown = [value for value in values if value not in known]
+    if unknown:
+        expected = ", ".join(known)
+        raise ValueError(f"{option} holds {', '.join(unknown)}, expected any of {expected}")
 
 
 @dataclass(frozen=True)
@@ -128,7 +142,7 @@ def run(options: TuneOptions) -> int:
     """Decode the dev set with every combination; table to stdout, best preset to `out`."""
     utterances = read_manifest(Path(options.manifest))
     phrases = load_phrase_file("phrases", options.phrases)
-    files = {"lm": options.lm, "phrases": options.phrases}
+    files = {"lm": options.lm, "big_lm": options.big_lm, "phrases": options.phrases}
     # with a weight of 0 LM or phrases would not be loaded; the weights are set per point of the grid
     loaded = {**files, "lm_weight": 1.0, "boosting_weight": 1.0}
 
@@ -160,34 +174,53 @@ def choose_strategy(options: TuneOptions, session: Session) -> str:
     """The strategy to tune: as asked for, else that of the preset, else what suits the model.
 
     Raises:
-        ValueError: the preset's strategy is none of `TUNABLE`.
+        ValueError: the preset's strategy is none of ours.
     """
     if options.strategy:
         return options.strategy
     if options.preset is None:
         return "flexctc_beam" if session.default_head == "ctc" else "alsd_pp"
     strategy = str(load_preset(options.preset).strategy)
-    if strategy not in TUNABLE:
-        raise ValueError(f"preset has the strategy {strategy!r}, expected one of {', '.join(TUNABLE)}")
+    if strategy not in STRATEGIES:
+        expected = ", ".join(STRATEGIES)
+        raise ValueError(f"preset has the strategy {strategy!r}, expected one of {expected}")
     return strategy
 
 
 def axes_of(options: TuneOptions, strategy: str, *, has_lm: bool, has_phrases: bool) -> Axes:
-    """What to try with a strategy; without LM or phrases their weights are left out."""
+    """What to try with a strategy; without LM or phrases their weights are left out.
+
+    Raises:
+        ValueError: an option has no effect with the strategy.
+    """
     section, head = section_of(strategy), STRATEGIES[strategy].family
+    is_fused = has_lm or has_phrases
+    for name, is_used in (
+        ("beam_width", section == "wfst"),
+        ("big_lm_weight", strategy == BIG_LM_STRATEGY),
+        ("pruning_mode", head == "rnnt" and is_fused),
+    ):
+        if getattr(options, name) and not is_used:
+            how = strategy if is_fused or section == "wfst" else f"{strategy} without lm or phrases"
+            raise ValueError(f"{name} is {getattr(options, name)}, which has no effect with {how}")
     lm_weights = options.lm_weight or LM_WEIGHTS[section]
     boosting_weights = (options.boosting_weight or BOOSTING_WEIGHTS[section]) if has_phrases else []
     if section == "wfst":
-        widths = options.beam_width or BEAM_WIDTHS[: 1 + has_phrases]
-        return Axes(lm_weight=lm_weights, boosting_weight=boosting_weights, beam_width=widths)
-    if options.beam_width:
-        raise ValueError(f"beam_width is {options.beam_width}, which has no effect with {strategy}")
+        return Axes(
+            lm_weight=lm_weights,
+            boosting_weight=boosting_weights,
+            beam_width=options.beam_width or BEAM_WIDTHS[: 1 + has_phrases],
+            big_lm_weight=(options.big_lm_weight or BIG_LM_WEIGHTS)
+            if strategy == BIG_LM_STRATEGY
+            else [],
+        )
     return Axes(
         beam_size=options.beam_size,
         beam_beta=options.beam_beta if head == "ctc" else [],
         lm_weight=lm_weights if has_lm else [],
         boosting_weight=boosting_weights,
-        blank_scoring=options.blank_scoring if head == "rnnt" and (has_lm or has_phrases) else [],
+        blank_scoring=options.blank_scoring if head == "rnnt" and is_fused else [],
+        pruning_mode=options.pruning_mode or [],
     )
 
 

@@ -6,7 +6,6 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from nemo.utils import logging
 
 from nemo_gpu_decoding.fusion.cache import cached, file_key
@@ -15,6 +14,7 @@ from nemo_gpu_decoding.lm.added_words import write_with_words
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.lm.packed_file import is_packed_lm, load_packed_lm
+from nemo_gpu_decoding.search.paged_biglm.rescoring import told_words
 
 _WORTH_PACKING = 1 << 28  # bytes of an ARPA file that takes many seconds to read
 
@@ -69,8 +69,5 @@ def _load_small(path: Path, graph: WordGraph) -> PackedLM:
 
 def _words_of(graph: WordGraph) -> list[str]:
     """The words that the graph tells; what stands in <...> is no word."""
-    arrays = graph.arrays
-    labels = np.unique(np.concatenate([arrays.arcs["word"], arrays.epsilons["word"]]))
-    numbers = dict.fromkeys(word for label in labels.tolist() for word in graph.expanded(label))
-    words = [graph.words[number] for number in numbers if number]
+    words = [graph.words[label] for label in told_words(graph).tolist()]
     return [word for word in words if not (word.startswith("<") and word.endswith(">"))]

@@ -15,7 +15,9 @@ from nemo_gpu_decoding.bench.big_lm.verify import equal_to_eager
 from nemo_gpu_decoding.bench.estimate import write_witten_bell
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.run import run
+from nemo_gpu_decoding.lm.arpa import read_arpa
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
+from tests.assets import ASSETS
 
 
 def some_text(count):
@@ -32,11 +34,22 @@ def test_pruned_lms_are_proper_and_parts_of_the_large_one(tmp_path, share):
     write_pruned(tmp_path / "large.arpa", tmp_path / "small.arpa", share)
     large, small = (pack_arpa_in_memory(tmp_path / f"{name}.arpa") for name in ("large", "small"))
     assert small.counts[0] == large.counts[0]
-    assert sum(small.counts) == max(int(share * sum(large.counts)), small.counts[0] + 1)
+    words, pairs, _ = read_arpa(tmp_path / "large.arpa").orders
+    likelier = int((pairs.log10_probs > words.log10_probs[pairs.symbols[:, 1]]).sum())
+    wanted = int(share * sum(large.counts)) - small.counts[0]
+    assert 0 < small.counts[1] == min(wanted, likelier) < len(pairs.symbols)
     labels = [label for label, word in enumerate(small.words) if word != "<s>"]
+    words, pairs = read_arpa(tmp_path / "small.arpa").orders
+    backed_off = words.log10_backoffs[pairs.symbols[:, 0]] + words.log10_probs[pairs.symbols[:, 1]]
+    assert (pairs.log10_probs > backed_off).all()
     for state in range(small.num_states):
         costs = [small.advance(state, label)[0] for label in labels]
         assert np.exp(-np.array(costs)).sum() == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_small_lm_that_is_shipped_is_pruned_from_the_large_one(tmp_path):
+    write_pruned(ASSETS / "lm" / "word3.arpa", tmp_path / "small.arpa", 0.05)
+    assert (tmp_path / "small.arpa").read_bytes() == (ASSETS / "lm" / "word_small.arpa").read_bytes()
 
 
 def test_pruning_needs_2_grams(tmp_path):

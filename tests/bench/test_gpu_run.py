@@ -209,7 +209,7 @@ def test_the_default_run_has_every_row_that_is_promised():
 def test_other_peers_are_said_to_stay_on_the_cpu(options, capsys):
     peers = ["flashlight", "pyctcdecode"]
     assert run_on_gpu(replace(options, peers=peers, end_to_end=False), PLACE) == []
-    assert "flashlight, pyctcdecode: on CPUs only, see device=cpu" in capsys.readouterr().err
+    assert "no row on a GPU for flashlight, pyctcdecode, see device=cpu" in capsys.readouterr().err
 
 
 def test_paths_are_compared_to_the_bit(options, tiny_task):

@@ -222,8 +222,3 @@ def test_kaldi_hears_another_batch(decoders, task):
 def test_bad_options_are_named(changes, message):
     with pytest.raises(ValueError, match=message):
         BenchOptions(strategy="cuda_wfst", **changes)
-
-
-def test_word_graphs_are_not_measured_on_a_gpu_here(options):
-    with pytest.raises(ValueError, match="expected cpu with strategy=cuda_wfst"):
-        run(replace(options, device="cuda"))

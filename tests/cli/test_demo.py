@@ -6,16 +6,24 @@ import json
 
 import pytest
 
+from nemo_gpu_decoding.cli import demo
 from nemo_gpu_decoding.cli.demo import Row, differences
 from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet
 from nemo_gpu_decoding.cli.main import main
 
 STRATEGIES = {"ctc": "flexctc_beam", "rnnt": "alsd_pp", "tdt": "alsd_pp"}
 WORD_GRAPH = ["cuda_wfst + LM", "cuda_wfst + LM + phrases"]
+TWO_LMS = [f"paged_biglm + {lms}" for lms in ("small LM", "large LM", "large LM + phrases")]
+
+
+@pytest.fixture
+def timed_once(monkeypatch):
+    """Nobody looks at the times here, and medians of several take long."""
+    monkeypatch.setattr(demo, "REPEATS", 1)
 
 
 @pytest.mark.nemo
-def test_each_step_of_the_demo_helps(tmp_path, capsys):
+def test_each_step_of_the_demo_helps(tmp_path, capsys, timed_once):
     pytest.importorskip("nemo.collections.asr")
     pytest.importorskip("kaldifst")
     out = tmp_path / "build" / "demo.json"
@@ -27,16 +35,20 @@ def test_each_step_of_the_demo_helps(tmp_path, capsys):
     for model, strategy in STRATEGIES.items():
         own = [row for row in rows if row["model"] == model]
         decoders = ["greedy", strategy, f"{strategy} + LM", f"{strategy} + LM + phrases"]
-        assert [row["decoder"] for row in own] == decoders + (WORD_GRAPH if model == "ctc" else [])
+        more = WORD_GRAPH + TWO_LMS if model == "ctc" else []
+        assert [row["decoder"] for row in own] == decoders + more
         greedy, plain, with_lm, with_phrases, *word_graph = own
         assert with_lm["wer"] < 0.7 * greedy["wer"]
         assert with_phrases["wer"] < greedy["wer"]
         if model == "ctc":
             assert with_phrases["fscore"] > max(greedy["fscore"], with_lm["fscore"])
-            words, boosted = word_graph
+            words, boosted, small, large, large_boosted = word_graph
             assert words["wer"] < 0.6 * min(greedy["wer"], plain["wer"])
             assert boosted["wer"] < words["wer"]
             assert boosted["fscore"] > words["fscore"]
+            assert large["wer"] < 0.9 * small["wer"] < 0.7 * greedy["wer"]
+            assert large_boosted["wer"] < large["wer"]
+            assert large_boosted["fscore"] > large["fscore"]
         assert all(f"\n{decoder}" in printed for decoder in decoders)
     assert "reference" in printed
 
@@ -60,7 +72,7 @@ def test_transcripts_are_shown_where_decoders_differ():
 
 
 @pytest.mark.nemo
-def test_a_part_of_the_set_with_another_beam(capsys):
+def test_a_part_of_the_set_with_another_beam(capsys, timed_once):
     pytest.importorskip("nemo.collections.asr")
     assert main(["demo", "models=[tdt]", "utterances=2", "beam_size=2"]) == 0
     assert "\ntdt: 2 utterances, 7 s of speech" in capsys.readouterr().out

@@ -61,10 +61,12 @@ def test_the_f_score_can_be_the_objective():
         ("objective=fscore", "needs phrases=FILE"),
         (
             "strategy=beam",
-            "strategy is 'beam', expected one of flexctc_beam, cuda_wfst, alsd_pp, aes_pp",
+            "strategy is 'beam', expected one of flexctc_beam, cuda_wfst, paged_biglm, alsd_pp, aes_pp",
         ),
         ("beam_width=[]", "beam_width is empty"),
+        ("big_lm_weight=[]", "big_lm_weight is empty"),
         ("blank_scoring=[half]", "blank_scoring holds half"),
+        ("pruning_mode=[soon,late]", "pruning_mode holds soon, expected any of late, early"),
     ],
 )
 def test_bad_options_are_refused(argument, problem, capsys):
@@ -108,14 +110,16 @@ def test_a_transducer_is_tuned_with_both_ways_of_scoring_blanks(assets, manifest
     pytest.importorskip("nemo.collections.asr")
     model, best = f"model={assets}/models/self_hybrid_rnnt.nemo", tmp_path / "best.yaml"
     arguments = [model, f"manifest={manifest}", f"lm={assets}/lm/tok3.arpa", "strategy=alsd_pp"]
-    arguments += ["lm_weight=[0.2,0.9]", "beam_size=[4]", f"out={best}"]
+    arguments += ["lm_weight=[0.2,0.9]", "beam_size=[4]", "pruning_mode=[early]", f"out={best}"]
     assert main(["tune", *arguments]) == 0
     out = capsys.readouterr().out
+    assert "pruning_mode" in out.splitlines()[0]
     table = out[out.index("\n\nblank_scoring") :]
     assert table.count("\nno_score") == table.count("\nlm_weighted_full") == 2
     preset = load_preset(str(best))
     assert preset.strategy == "alsd_pp"
     assert preset.beam.blank_lm_score_mode in ("no_score", "lm_weighted_full")
+    assert preset.beam.pruning_mode == "early"
     assert main(["transcribe", model, f"manifest={manifest}", f"preset={best}"]) == 0
     assert "WER" in capsys.readouterr().err
 
@@ -126,6 +130,29 @@ def test_points_of_a_transducer_have_no_insertion_bonus_and_no_blank_scoring_wit
     assert [point.blank_scoring for point in fused] == ["no_score", "lm_weighted_full"]
     assert {point.beam_beta for point in fused} == {None}
     assert grid(small, "alsd_pp", has_lm=False, has_phrases=False) == [Point(8, None, None, None)]
+
+
+def test_transducers_are_tried_with_the_pruning_modes_that_are_named():
+    small = options("lm_weight=[0.5]", "blank_scoring=[no_score]", "pruning_mode=[late,early]")
+    points = grid(small, "aes_pp", has_phrases=False)
+    assert [point.pruning_mode for point in points] == ["late", "early"]
+    assert {point.pruning_mode for point in grid(options(), "aes_pp")} == {None}
+    with pytest.raises(ValueError, match="no effect with alsd_pp without lm or phrases"):
+        grid(small, "alsd_pp", has_lm=False, has_phrases=False)
+    with pytest.raises(
+        ValueError, match=r"pruning_mode is \['late', 'early'\], which has no effect with f"
+    ):
+        grid(small, "flexctc_beam")
+
+
+def test_points_of_two_lms_have_a_weight_for_the_large_one():
+    small = options("lm_weight=[0.7]", "big_lm_weight=[0.5,1]", "beam_width=[12]")
+    points = grid(small, "paged_biglm", has_phrases=False)
+    assert points == [Point(lm_weight=0.7, beam_width=12.0, big_lm_weight=w) for w in (0.5, 1.0)]
+    assert {point.big_lm_weight for point in grid(options(), "paged_biglm")} == {0.5, 1.0}
+    assert {point.big_lm_weight for point in grid(options(), "cuda_wfst")} == {None}
+    with pytest.raises(ValueError, match=r"big_lm_weight is \[0.5, 1.0\], .* no effect with cuda_wfst"):
+        grid(small, "cuda_wfst")
 
 
 def test_points_of_a_word_graph_have_beam_widths_and_weights_for_words():
@@ -157,5 +184,25 @@ def test_a_word_graph_is_tuned_in_the_same_way(assets, manifest, tmp_path, capsy
     assert preset.wfst.arpa_lm_path == str(assets / "lm" / "word3.arpa")
     assert preset.wfst.boosting_tree.key_phrases_file == str(assets / "phrases.txt")
     assert f"lm_weight={preset.wfst.lm_weight} boosting_weight={preset.wfst.boosting_tree_alpha}" in out
+    assert main(["transcribe", model, f"manifest={manifest}", f"preset={best}"]) == 0
+    assert "WER" in capsys.readouterr().err
+
+
+@pytest.mark.nemo
+def test_both_lms_of_paged_biglm_are_weighted(assets, manifest, tmp_path, capsys):
+    pytest.importorskip("nemo.collections.asr")
+    pytest.importorskip("kaldifst")
+    model, best = f"model={assets}/models/self_ctc.nemo", tmp_path / "best.yaml"
+    lms = [f"lm={assets}/lm/word_small.arpa", f"big_lm={assets}/lm/word3.arpa"]
+    arguments = [model, f"manifest={manifest}", "strategy=paged_biglm", *lms, "lm_weight=[0.7]"]
+    assert main(["tune", *arguments, "big_lm_weight=[0,0.5,1]", "beam_width=[20]", f"out={best}"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\nbeam") == 3
+    assert "lm_weight  beam_width  big_lm_weight" in out
+    preset = load_preset(str(best))
+    assert preset.strategy == "paged_biglm"
+    assert preset.wfst.arpa_lm_path == str(assets / "lm" / "word_small.arpa")
+    assert preset.wfst.big_lm_path == str(assets / "lm" / "word3.arpa")
+    assert f"big_lm_weight={preset.wfst.big_lm_weight}" in out
     assert main(["transcribe", model, f"manifest={manifest}", f"preset={best}"]) == 0
     assert "WER" in capsys.readouterr().err

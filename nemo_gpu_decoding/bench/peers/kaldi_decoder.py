@@ -69,7 +69,7 @@ class KaldiDecoder(Peer):
         if self._batch is not log_probs:
             self._frames = [
                 np.ascontiguousarray(utterance[:length] * self._scale)
-                for utterance, length in zip(log_probs.numpy(), lengths.tolist(), strict=True)
+                for utterance, length in zip(log_probs.cpu().numpy(), lengths.tolist(), strict=True)
             ]
             self._batch = log_probs
         return self._frames
