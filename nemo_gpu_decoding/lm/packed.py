@@ -47,7 +47,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.jit import inlined, uncounted
 from nemo_gpu_decoding.lm.bits import read_bits
 
 LAYOUTS = ("exact", "quantised")
@@ -96,7 +96,7 @@ def arc_cost_and_target(lm, arc):
     return lm.codebook[code], target
 
 
-@compiled
+@uncounted
 def find_arc(lm, state, label):
     """The state's own arc with `label` (int64), or -1."""
     if state == ROOT:
@@ -115,7 +115,7 @@ def find_arc(lm, state, label):
     return np.int64(-1)
 
 
-@compiled
+@uncounted
 def lookup(lm, state, label):
     """Cost (float32) of `label`, 0 .. V-1, after `state`, back-offs included, and the state after it."""
     cost = np.float32(0.0)

@@ -24,13 +24,14 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
+from nemo_gpu_decoding.jit import uncounted
 from nemo_gpu_decoding.search.cuda_wfst.groups import (
-    SORTED_LABELS,
     first_arc,
     has_room,
     join_groups,
     take_arcs,
 )
+from nemo_gpu_decoding.search.cuda_wfst.labels import SORTED_LABELS, choose_labels, narrow_labels
 from nemo_gpu_decoding.search.cuda_wfst.survivors import commit
 from nemo_gpu_decoding.search.cuda_wfst.tokens import (
     ANY_RANK,
@@ -42,7 +43,6 @@ from nemo_gpu_decoding.search.cuda_wfst.tokens import (
     rank_of,
     state_of,
 )
-from nemo_gpu_decoding.search.cuda_wfst.uncounted import uncounted
 from nemo_gpu_decoding.search.cuda_wfst.ways import (
     BAD_FRAME,
     DONE,
@@ -54,7 +54,6 @@ from nemo_gpu_decoding.search.cuda_wfst.ways import (
     recombine,
 )
 from nemo_gpu_decoding.search.log_space import LARGEST
-from nemo_gpu_decoding.search.row_scan import next_label
 
 
 @uncounted
@@ -121,13 +120,13 @@ def _expand(best, row, progress, links, search, graph, boosting, space):
     status = DONE
     if search.topology != GRAPH:
         status = _stay(row, progress, links, search, graph, boosting, space)
-    if status == DONE and not _choose_labels(row, search, space):
+    if status == DONE and not choose_labels(row, search, space):
         status = BAD_FRAME
     if status == DONE and front.labels > 0:
         cutoff = front.cutoff
         _look_ahead(row, progress, search, graph, space)
         if front.cutoff < cutoff:
-            _choose_labels(row, search, space)
+            narrow_labels(row, search, space)
     if status == DONE and front.labels > 0:
         status = _move(row, progress, links, search, graph, boosting, space)
     if status == DONE:
@@ -193,36 +192,6 @@ def _look_at(row, cost, token, state, search, graph, space):
                 total = cost + search.lm_weight * arc.cost + cost_of(row, label, search)
                 lower_cutoff(total, front, search)
             a += 1
-
-
-@uncounted
-def _choose_labels(row, search, space):
-    """Fill space.labels with those that can stay below the cutoff, likely ones first if they are few.
-
-    Returns:
-        False if the frame holds NaN or +inf.
-    """
-    front, count = space.front[0], 0
-    most = np.float64(front.cutoff) - search.least_cost
-    slack = 1e-6 * abs(most) + 1e-5  # for rounding
-    least = np.float32(max(-(most + slack) / search.acoustic_scale, -np.float64(LARGEST)))
-    v = next_label(row, 0, least)
-    while v < len(row):
-        if not row[v] <= LARGEST:
-            return False
-        if v != search.blank_id or search.topology == GRAPH:
-            space.labels[count] = v
-            count += 1
-        v = next_label(row, v + 1, least)
-    front.labels = count
-    if count <= SORTED_LABELS:
-        for i in range(1, count):
-            v, place = space.labels[i], i
-            while place > 0 and row[space.labels[place - 1]] < row[v]:
-                space.labels[place] = space.labels[place - 1]
-                place -= 1
-            space.labels[place] = v
-    return True
 
 
 @uncounted

@@ -15,7 +15,7 @@ whatever torch's allocator serves next. Work goes to torch's current stream.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -57,7 +57,8 @@ class CUDAEngine:
     # What another strategy that searches word graphs has its own of
     token = shapes.TOKEN
     host_token, host_progress = host.TOKEN, host.PROGRESS
-    compact, compact_defines = shapes.COMPACT, dict[str, "int | str"]()
+    compact = shapes.COMPACT
+    compact_defines: ClassVar[dict[str, int | str]] = {}
 
     def __init__(self, setups: Sequence[Setup], config: WFSTConfig, device: torch.device) -> None:
         self.device = runtime().device_for(device)

@@ -6,6 +6,7 @@ import numpy as np
 
 from nemo_gpu_decoding.graph.topology import COMPACT, NORMAL
 from nemo_gpu_decoding.jit import inlined
+from nemo_gpu_decoding.search.cuda_wfst.labels import SORTED_LABELS
 from nemo_gpu_decoding.search.cuda_wfst.tokens import (
     NONE,
     boost_of,
@@ -24,7 +25,6 @@ from nemo_gpu_decoding.search.cuda_wfst.ways import (
 )
 
 SMALL_STATE = 8  # arcs; a state with no more is walked through whatever the labels
-SORTED_LABELS = 64  # up to so many labels in play are sorted, likely ones first
 
 
 @inlined

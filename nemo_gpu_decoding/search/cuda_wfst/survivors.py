@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.graph.topology import GRAPH
-from nemo_gpu_decoding.jit import inlined
+from nemo_gpu_decoding.jit import inlined, uncounted
 from nemo_gpu_decoding.search.cuda_wfst.tokens import (
     ANY_RANK,
     BLANK_MOVE,
@@ -16,7 +16,6 @@ from nemo_gpu_decoding.search.cuda_wfst.tokens import (
     label_of,
     state_of,
 )
-from nemo_gpu_decoding.search.cuda_wfst.uncounted import uncounted
 from nemo_gpu_decoding.search.cuda_wfst.ways import DONE, RECORDS_FULL, cost_of
 
 

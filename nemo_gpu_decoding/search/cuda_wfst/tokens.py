@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import compiled, inlined
-from nemo_gpu_decoding.search.cuda_wfst.uncounted import uncounted
+from nemo_gpu_decoding.jit import compiled, inlined, uncounted
 
 BLANK_MOVE, REPEAT_MOVE = -2, -1  # in place of an arc
 NEW_TOKEN = 0  # a move that begins a token or tells a word, and leaves a record
@@ -32,6 +31,7 @@ LABEL_BITS, BOOST_BITS = 16, 16  # in a key; the graph state has the upper 32 bi
 MAX_EPSILONS = 1023  # of a graph state: it and all that they lead to find room among the groups
 MAX_LABELS, MAX_BOOST_STATES = (1 << LABEL_BITS) - 1, 1 << BOOST_BITS
 HASH_BITS = 31  # of a key, in a rank
+SLOT_SHIFT = np.uint64(40)  # bits of a hash from here on depend on all bits of the key
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Fibonacci hashing [Knuth, 6.4]
 
 TOKEN = np.dtype(
@@ -205,7 +205,7 @@ def label_of(key):
 def find_slot(slots, entries, stamp, key):
     """The slot of a key: its own, or the void one in which it would go. Linear probing."""
     mask = np.uint64(len(slots) - 1)
-    at = ((np.uint64(key) * _GOLDEN) >> np.uint64(24)) & mask
+    at = ((np.uint64(key) * _GOLDEN) >> SLOT_SHIFT) & mask
     while slots[at].stamp == stamp and entries[slots[at].entry].key != key:
         at = (at + np.uint64(1)) & mask
     return at

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
-from nemo_gpu_decoding.jit import inlined
+from nemo_gpu_decoding.jit import inlined, uncounted
 from nemo_gpu_decoding.search.cuda_wfst.tokens import ANY_RANK, NONE, boost_of, find_slot, rank_of
-from nemo_gpu_decoding.search.cuda_wfst.uncounted import uncounted
 
 # What a frame may end with
 DONE, BAD_FRAME, NO_TOKEN, RECORDS_FULL, LINKS_FULL = range(5)

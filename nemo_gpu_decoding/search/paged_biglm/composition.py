@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.jit import compiled, inlined, uncounted
 from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, lookup
-from nemo_gpu_decoding.search.cuda_wfst.uncounted import uncounted
 from nemo_gpu_decoding.search.paged_biglm.tokens import (
     MEMO_SLOTS,
     hash_of,
@@ -38,7 +37,7 @@ class Rescoring(NamedTuple):
     start: int  # where an utterance begins, see `tokens.lm_of`
 
 
-@uncounted
+@inlined
 def _difference(large_label, small_label, lm, rescoring):
     """cost_large - cost_small of one label, unweighted, and both states after it."""
     cost, large = lookup(rescoring.large, large_of(lm), large_label)
@@ -48,7 +47,7 @@ def _difference(large_label, small_label, lm, rescoring):
     return cost - small_cost, lm_of(large, small)
 
 
-@uncounted
+@inlined
 def ask(word, lm, front, search, graph, rescoring, memo):
     """Correction of a word label, weighted, and the LM states after it; `word` may be a compound.
 
@@ -58,13 +57,22 @@ def ask(word, lm, front, search, graph, rescoring, memo):
     slot = np.int64((hash_of(word, lm) >> np.uint64(32)) & np.uint64(MEMO_SLOTS - 1))
     answer = memo[slot]
     if answer.lm != lm or answer.word != word:
-        answer.lm, answer.word = lm, word
-        answer.cost, answer.lm_after = cost_of_label(word, lm, search.num_words, graph, rescoring)
+        _answer(answer, word, lm, search.num_words, graph, rescoring)
     else:
         front.memo_hits += 1
     if search.correction_weight == 0:  # an infinite difference would make it NaN
         return np.float32(0.0), answer.lm_after
     return search.correction_weight * answer.cost, answer.lm_after
+
+
+@uncounted
+def _answer(answer, word, lm, num_words, graph, rescoring):
+    answer.lm, answer.word = lm, word
+    if word < num_words:
+        labels = rescoring.large_labels[word], rescoring.small_labels[word]
+        answer.cost, answer.lm_after = _difference(labels[0], labels[1], lm, rescoring)
+    else:
+        answer.cost, answer.lm_after = cost_of_label(word, lm, num_words, graph, rescoring)
 
 
 @uncounted

@@ -14,7 +14,16 @@ costs (the small LM), minus boosting, plus a correction for each word that the g
 5. equal keys recombine; tokens above best + beam are dropped, then all but about max_active.
 
 So a word is pruned twice: by the small LM's cost before the look-up, by the large LM's after it. Before
-step 2 the best token looks ahead, to lower the cutoff.
+step 2 the best token looks ahead: the way that looks best by the small LM's cost is taken at once, at
+its true cost, to lower the cutoff.
+
+Which words are asked for does not depend on the order of work. The cutoff of step 2 is that after step 1
+and the look-ahead; that of step 4 is what stays, look-ahead and all ways of step 3 leave. An arc and a
+history that need the LMs (the arc has a word, or the history one that nobody has asked for) are asked
+for if and only if their cost by the small LM, boosting included, is not above that cutoff, whatever the
+answers to others are. If the keys find no room, the same ways are found again, and of the keys those of
+the lowest rank are kept (`rank_of`). So tokens, their costs to the bit, look-ups and groups are the same
+in whatever order tokens, groups and arcs come; arc visits, prolonged tokens and cache hits are not.
 
 With "eager" each token takes each arc of its state and asks for each word at once [BigLM, the baseline
 of LET, section II]; only the true cost prunes. Both give the same result where the beam is wide enough.
@@ -28,9 +37,9 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
-from nemo_gpu_decoding.jit import inlined
-from nemo_gpu_decoding.search.cuda_wfst.cpu import _choose_labels
-from nemo_gpu_decoding.search.cuda_wfst.groups import SORTED_LABELS, first_arc
+from nemo_gpu_decoding.jit import inlined, uncounted
+from nemo_gpu_decoding.search.cuda_wfst.groups import first_arc
+from nemo_gpu_decoding.search.cuda_wfst.labels import SORTED_LABELS, choose_labels, narrow_labels
 from nemo_gpu_decoding.search.cuda_wfst.survivors import commit
 from nemo_gpu_decoding.search.cuda_wfst.tokens import (
     ANY_RANK,
@@ -41,20 +50,23 @@ from nemo_gpu_decoding.search.cuda_wfst.tokens import (
     label_of,
     state_of,
 )
-from nemo_gpu_decoding.search.cuda_wfst.uncounted import uncounted
 from nemo_gpu_decoding.search.cuda_wfst.ways import (
     BAD_FRAME,
     DONE,
     NO_TOKEN,
     boosted,
     cost_of,
-    lower_cutoff,
 )
 from nemo_gpu_decoding.search.log_space import LARGEST
 from nemo_gpu_decoding.search.paged_biglm.composition import ask
 from nemo_gpu_decoding.search.paged_biglm.eager import take_all_arcs
-from nemo_gpu_decoding.search.paged_biglm.groups import join_groups, run_errands, take_arcs
-from nemo_gpu_decoding.search.paged_biglm.tokens import RANK_BITS, rank_of
+from nemo_gpu_decoding.search.paged_biglm.groups import (
+    join_groups,
+    run_errands,
+    take_arcs,
+    target_key,
+)
+from nemo_gpu_decoding.search.paged_biglm.tokens import RANK_BITS, rank_of, void_tables
 from nemo_gpu_decoding.search.paged_biglm.ways import is_first, offer, recombine
 
 
@@ -82,62 +94,64 @@ def advance(log_probs, begin, end, progress, records, links, search, graph, boos
     return end, DONE
 
 
-@uncounted
+@inlined
 def _expand_within_room(row, progress, links, search, graph, boosting, rescoring, space):
     """All ways into the next frame that stay below the cutoff, or the cheapest if they are too many.
 
-    As in cuda_wfst: if there is no room for all keys, once more with the best cost known from the
-    start; then with the highest rank that they fit with, until half of the room is used.
+    If there is no room for all keys, that may be since the cutoff was not low yet: once more, with only
+    those entered that stay below the last cutoff. If they still are too many, the highest rank is looked
+    for with which they fit, until half of the room is used. Each try finds the same ways.
     """
-    front = space.front[0]
-    front.last = ANY_RANK
-    front.look_ups = front.memo_hits = front.arc_visits = front.prolonged = 0
-    facts = search, graph, boosting, rescoring, space
-    status = _expand(LARGEST, row, progress, links, *facts)
-    if status != DONE or not front.full:
-        return status
-    best = front.best
-    status = _expand(best, row, progress, links, *facts)
-    if status != DONE or not front.full:
-        return status
-    progress.overflowed += 1
-    low, high = rank_of(best, 0, 0), rank_of(best + search.beam, 0, 0) + (1 << RANK_BITS)
-    while low < high and status == DONE:
-        front.last = low + (high - low) // 2
-        status = _expand(best, row, progress, links, *facts)
-        if front.full:
+    front, tries = space.front[0], 0
+    low = high = front.last = ANY_RANK
+    while tries < 3 or low < high:
+        status = _expand(row, progress, links, search, graph, boosting, rescoring, space)
+        tries += 1
+        if status not in (DONE, NO_TOKEN) or (tries <= 2 and not front.full):
+            break
+        if tries == 1:
+            high = front.last = rank_of(front.cutoff, 0, 0) + (1 << RANK_BITS)
+            continue
+        if tries == 2:
+            progress.overflowed += 1
+            low = rank_of(front.best, 0, 0)
+        elif front.full:
             high = front.last
         elif high - low <= 1 or 2 * front.tokens >= len(space.following):
             break
         else:
-            low = front.last
+            low = front.last  # also if there is no token: none ranks so high
+        front.last = low + (high - low) // 2
+    if tries == 2:
+        front.last = ANY_RANK  # nothing was left out
     return status
 
 
-@uncounted
-def _expand(best, row, progress, links, search, graph, boosting, rescoring, space):
+@inlined
+def _expand(row, progress, links, search, graph, boosting, rescoring, space):
     """All ways into the next frame that stay below the cutoff, as far as there is room for their keys.
 
-    Fills space.following. `best`: cost of the best way, if it is known, or LARGEST.
+    Fills space.following.
     """
     front = space.front[0]
     front.tokens = front.candidates = front.links = 0
     front.groups = front.histories = front.members = front.errands = front.ordered = 0
+    front.look_ups = front.memo_hits = front.arc_visits = front.prolonged = 0
     front.full = False
-    front.best, front.cutoff = best, (best + search.beam if best < LARGEST else LARGEST)
-    for table in range(len(space.stamps)):
-        space.stamps[table] += 1
+    front.best = front.cutoff = LARGEST
+    front.ahead_source = NONE
+    void_tables(progress.tokens, space)
     status = DONE
     if search.topology != GRAPH:
-        status = _stay(row, progress, links, search, space)
-    if status == DONE and not _choose_labels(row, search, space):
+        status = _stay(row, progress, links, search, graph, boosting, space)
+    if status == DONE and not choose_labels(row, search, space):
         status = BAD_FRAME
     if status == DONE and not search.lazy:
         status = take_all_arcs(row, progress, links, search, graph, boosting, rescoring, space)
     elif status == DONE and front.labels > 0:
         status = _expand_lazily(row, progress, links, search, graph, boosting, rescoring, space)
     if status == DONE:
-        status = recombine(progress, links, search, space)
+        status = recombine(progress, links, search, graph, boosting, space)
     if status == DONE and front.tokens == 0:
         status = NO_TOKEN
     return status
@@ -150,7 +164,7 @@ def _expand_lazily(row, progress, links, search, graph, boosting, rescoring, spa
     cutoff = front.cutoff
     _look_ahead(row, progress, search, graph, boosting, rescoring, space)
     if front.cutoff < cutoff:
-        _choose_labels(row, search, space)
+        narrow_labels(row, search, space)
     if front.labels == 0:
         return status
     least = cost_of(row, space.labels[0], search)
@@ -160,22 +174,23 @@ def _expand_lazily(row, progress, links, search, graph, boosting, rescoring, spa
         status = join_groups(i, least, search, graph, boosting, space)
         if status != DONE:
             return status
-    status = take_arcs(row, progress, links, search, graph, boosting, space)
-    if status == DONE:
+    if front.groups > 0:
+        status = take_arcs(row, progress, links, search, graph, boosting, space)
+    if status == DONE and front.errands > 0:
         status = run_errands(row, progress, links, search, graph, boosting, rescoring, space)
     return status
 
 
 @uncounted
-def _stay(row, progress, links, search, space):
+def _stay(row, progress, links, search, graph, boosting, space):
     """Step 1: a blank, or the last label again."""
     front, status = space.front[0], DONE
     if not row[search.blank_id] <= LARGEST:
         return BAD_FRAME
     blank_cost = cost_of(row, search.blank_id, search)
     for i in range(progress.tokens):
-        if front.candidates + 2 > len(space.candidates):
-            status = recombine(progress, links, search, space)
+        if front.candidates + 4 > len(space.candidates):  # two for this one, and one to look ahead
+            status = recombine(progress, links, search, graph, boosting, space)
             if status != DONE:
                 break
         cost, key, lm = space.current[i].cost, space.current[i].key, space.current[i].lm
@@ -189,9 +204,10 @@ def _stay(row, progress, links, search, space):
 
 @uncounted
 def _look_ahead(row, progress, search, graph, boosting, rescoring, space):
-    """Lower the cutoff by the best token's way that looks best, if it looks better than all known ones.
+    """Take the best token's way that looks best, if by the small LM it costs less than all known ones.
 
-    The LMs are asked for it, so that it counts at its true cost.
+    Of equal ones, the first by epsilon record and arc. The LMs are asked for it, so that it lowers the
+    cutoff by its true cost; as it is taken at once, there is a token below that cutoff.
     """
     best = 0
     for i in range(1, progress.tokens):
@@ -200,7 +216,8 @@ def _look_ahead(row, progress, search, graph, boosting, rescoring, space):
             best = i
     token = space.current[best]
     state = graph.states[state_of(token.key)]
-    least, last_epsilon, last_arc = space.front[0].best, NONE, NONE
+    front, least = space.front[0], space.front[0].best
+    last_epsilon, last_arc, last_boost = NONE, NONE, boost_of(token.key)
     for e in range(state.epsilon_begin - 1, state.epsilon_end):
         cost, boost, source, epsilon = token.cost, boost_of(token.key), state, NONE
         if e >= state.epsilon_begin:
@@ -209,22 +226,22 @@ def _look_ahead(row, progress, search, graph, boosting, rescoring, space):
             cost += search.lm_weight * record.cost
             cost -= bonus
             source = graph.states[record.target]
-        total, arc = _likeliest_arc(
-            row, least, cost, boost, token, source, search, graph, boosting, space
-        )
+        total, a = _likeliest_arc(row, least, cost, boost, token, source, search, graph, boosting, space)
         if total < least:
-            least, last_epsilon, last_arc = total, epsilon, arc
+            least, last_epsilon, last_arc, last_boost = total, epsilon, a, boost
     if last_arc == NONE:
         return
-    correction, lm, front = np.float32(0.0), token.lm, space.front[0]
+    correction, lm, arc = np.float32(0.0), token.lm, graph.arcs[last_arc]
     if last_epsilon != NONE and graph.epsilons[last_epsilon].word != 0:
         word = graph.epsilons[last_epsilon].word
         correction, lm = ask(word, lm, front, search, graph, rescoring, space.memo)
-    if graph.arcs[last_arc].word != 0:
-        word = graph.arcs[last_arc].word
-        more, lm = ask(word, lm, front, search, graph, rescoring, space.memo)
+    if arc.word != 0:
+        more, lm = ask(arc.word, lm, front, search, graph, rescoring, space.memo)
         correction += more
-    lower_cutoff(least + correction, front, search)
+        _, last_boost = boosted(arc.word, last_boost, search, graph, boosting)
+    front.ahead_source, front.ahead_arc, front.ahead_epsilon = best, last_arc, last_epsilon
+    key = target_key(arc, last_boost, search)
+    offer(least + correction, key, lm, best, last_arc, last_epsilon, search, space)
 
 
 @inlined
@@ -234,7 +251,7 @@ def _likeliest_arc(row, least, cost, boost, token, state, search, graph, boostin
     for i in range(front.labels):
         label = space.labels[i]
         acoustic_cost = cost_of(row, label, search)
-        if not cost + search.lm_weight * state.least_cost - search.most_bonus + acoustic_cost < least:
+        if cost + search.lm_weight * state.least_cost - search.most_bonus + acoustic_cost > least:
             if front.labels <= SORTED_LABELS:
                 break
             continue
@@ -244,7 +261,7 @@ def _likeliest_arc(row, least, cost, boost, token, state, search, graph, boostin
         while a < state.arc_end and graph.arcs[a].label == label:
             bonus, _ = boosted(graph.arcs[a].word, boost, search, graph, boosting)
             total = cost + search.lm_weight * graph.arcs[a].cost - bonus + acoustic_cost
-            if total < least:
+            if total < least or (total == least and a < best):  # no arc is before NONE
                 least, best = total, a
             a += 1
     return least, best

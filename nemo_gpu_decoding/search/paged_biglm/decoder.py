@@ -18,10 +18,11 @@ from nemo_gpu_decoding.search.cuda_wfst.engine import Engine
 from nemo_gpu_decoding.search.cuda_wfst.lattice import LatticePath
 from nemo_gpu_decoding.search.cuda_wfst.tokens import NONE
 from nemo_gpu_decoding.search.cuda_wfst.trace import steps_of
+from nemo_gpu_decoding.search.paged_biglm import cuda
 from nemo_gpu_decoding.search.paged_biglm.composition import correction_of
 from nemo_gpu_decoding.search.paged_biglm.config import BigLMConfig
 from nemo_gpu_decoding.search.paged_biglm.cpu_engine import CPUEngine
-from nemo_gpu_decoding.search.paged_biglm.rescoring import make_rescoring
+from nemo_gpu_decoding.search.paged_biglm.rescoring import shared_rescoring
 from nemo_gpu_decoding.search.paged_biglm.result import BigLMNBest, Work
 from nemo_gpu_decoding.search.paged_biglm.streams import Setup
 from nemo_gpu_decoding.search.paged_biglm.trace import all_ends, best_of
@@ -71,12 +72,15 @@ class PagedBigLM(CudaWFST):
     ) -> None:
         config = config or BigLMConfig()
         super().__init__(graph, vocab_size, blank_id, config, boosting, boosting_weight, pieces)
-        self._rescoring = make_rescoring(graph, large, small, config.difference)
+        self._rescoring = shared_rescoring(graph, large, small, config.difference)
+        self._placed = cuda.PlacedRescoring(self._rescoring, config, large.name)
 
     # ------------------------------------------------------------------------------- inner rooms
 
     def _engine(self, setups: Sequence[Any], device: torch.device) -> Engine:
-        choose_backend(self.config.backend, device)
+        backend = choose_backend(self.config.backend, device, lambda _: None)
+        if backend == "cuda":
+            return cuda.CUDAEngine(setups, self.config, device, self._placed)
         return CPUEngine(setups, self.config)
 
     def _result(self, utterance: Any, final: bool) -> BigLMNBest:

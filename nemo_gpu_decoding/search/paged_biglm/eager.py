@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.graph.topology import COMPACT, NORMAL
-from nemo_gpu_decoding.jit import inlined
+from nemo_gpu_decoding.jit import inlined, uncounted
 from nemo_gpu_decoding.search.cuda_wfst.tokens import NONE, boost_of, key_of, label_of, state_of
-from nemo_gpu_decoding.search.cuda_wfst.uncounted import uncounted
 from nemo_gpu_decoding.search.cuda_wfst.ways import DONE, boosted, cost_of
 from nemo_gpu_decoding.search.paged_biglm.composition import ask
 from nemo_gpu_decoding.search.paged_biglm.ways import offer, recombine
@@ -63,5 +62,5 @@ def _take(
     total = cost + search.lm_weight * arc.cost - bonus + acoustic_cost + correction
     offer(total, key, lm, i, a, epsilon, search, space)
     if front.candidates == len(space.candidates):
-        status = recombine(progress, links, search, space)
+        status = recombine(progress, links, search, graph, boosting, space)
     return status

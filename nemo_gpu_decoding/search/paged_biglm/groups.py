@@ -5,24 +5,28 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.graph.topology import COMPACT, NORMAL
-from nemo_gpu_decoding.jit import inlined
-from nemo_gpu_decoding.search.cuda_wfst.groups import SMALL_STATE, SORTED_LABELS, first_arc
+from nemo_gpu_decoding.jit import inlined, uncounted
+from nemo_gpu_decoding.search.cuda_wfst.groups import SMALL_STATE, first_arc
+from nemo_gpu_decoding.search.cuda_wfst.labels import SORTED_LABELS
 from nemo_gpu_decoding.search.cuda_wfst.tokens import (
     NONE,
     boost_of,
-    find_slot,
     key_of,
     label_of,
     state_of,
 )
-from nemo_gpu_decoding.search.cuda_wfst.uncounted import uncounted
 from nemo_gpu_decoding.search.cuda_wfst.ways import DONE, boosted, cost_of, least_total
 from nemo_gpu_decoding.search.paged_biglm.composition import ask
-from nemo_gpu_decoding.search.paged_biglm.tokens import find_history_slot
+from nemo_gpu_decoding.search.paged_biglm.tokens import (
+    fill_slot,
+    find_group_slot,
+    find_history_slot,
+    widen_group_tables,
+)
 from nemo_gpu_decoding.search.paged_biglm.ways import GROUPS_FULL, is_first, offer, recombine
 
 
-@uncounted
+@inlined
 def join_groups(i, least, search, graph, boosting, space):
     """Step 2 for one token: the group of its state, and of all states that its epsilons lead to."""
     token, cutoff = space.current[i], space.front[0].cutoff
@@ -49,29 +53,27 @@ def join_groups(i, least, search, graph, boosting, space):
 @inlined
 def _join(cost, key, lm, word, source, epsilon, search, space):
     """Make a token a member of a history, and that one of a group."""
-    front, stamp = space.front[0], space.stamps[2]
+    front = space.front[0]
     label = np.int32(0)
     if search.topology == NORMAL:
         label = np.int32(label_of(space.current[source].key))
-    slot = find_history_slot(space.history_slots, space.histories, stamp, key, lm, word)
-    if space.history_slots[slot].stamp == stamp:
+    slot = find_history_slot(key, lm, word, space)
+    if space.history_slots[slot].stamp == space.stamps[2]:
         h = space.history_slots[slot].entry
         _rank(space.histories[h], cost, source, epsilon, label, space.current)
+        group = space.groups[space.histories[h].group]
+        group.cost = min(group.cost, cost)
     elif front.histories == len(space.histories):
         return GROUPS_FULL
     else:
         h = np.int32(front.histories)
-        front.histories += 1
-        space.history_slots[slot].stamp = stamp
-        space.history_slots[slot].entry = h
+        fill_slot(space.history_slots, slot, space.stamps[2], h)
         history = space.histories[h]
         history.key, history.lm, history.lm_after, history.word = key, lm, lm, word
         history.cost, history.source, history.epsilon = cost, source, epsilon
         history.label, history.other_cost, history.members = label, np.float32(np.inf), NONE
         history.correction = np.float32(np.nan) if word != 0 else np.float32(0.0)
         _add_history(h, space)
-    group = space.groups[space.group_slots[_group_slot(key, space)].entry]
-    group.cost = min(group.cost, cost)
     if search.keeps_links:
         if front.members == len(space.members):
             return GROUPS_FULL
@@ -84,31 +86,30 @@ def _join(cost, key, lm, word, source, epsilon, search, space):
 
 
 @inlined
-def _group_slot(key, space):
-    return find_slot(space.group_slots, space.groups, space.stamps[1], key)
-
-
-@inlined
 def _add_history(h, space):
     """Put a new history into its group, which may be new as well."""
     front, history = space.front[0], space.histories[h]
-    slot = _group_slot(history.key, space)
+    slot = find_group_slot(history.key, space)
     if space.group_slots[slot].stamp != space.stamps[1]:
         g = np.int32(front.groups)  # there are no more groups than histories, so there is room
         front.groups += 1
-        space.group_slots[slot].stamp = space.stamps[1]
-        space.group_slots[slot].entry = g
+        fill_slot(space.group_slots, slot, space.stamps[1], g)
         group = space.groups[g]
         group.key, group.cost, group.newest, group.count = history.key, history.cost, NONE, 0
         group.ordered, group.asks = NONE, False
-    group = space.groups[space.group_slots[slot].entry]
+    history.group = space.group_slots[slot].entry
+    group = space.groups[history.group]
     history.next = group.newest
     group.newest = h
     group.count += 1
+    group.cost = min(group.cost, history.cost)
     group.asks = group.asks or history.word != 0
+    front.histories += 1
+    if 2 * front.histories > front.history_mask + 1:
+        widen_group_tables(space)
 
 
-@inlined
+@uncounted
 def _rank(history, cost, source, epsilon, label, current):
     """Keep the best member and the best one with another last label."""
     if _is_before(cost, source, epsilon, history.cost, history.source, history.epsilon, current):
@@ -137,40 +138,51 @@ def _is_before(cost, source, epsilon, other_cost, other_source, other_epsilon, c
     return epsilon < other_epsilon
 
 
-@uncounted
-def _sort(group, search, space):
-    """List the group's histories, cheapest first, by a Shell sort."""
-    front, order = space.front[0], space.order
-    first, h, count = front.ordered, group.newest, group.count
-    for n in range(count):
-        order[first + n] = h
-        h = space.histories[h].next
-    gap = 1
-    while 3 * gap + 1 < count:
-        gap = 3 * gap + 1
-    while gap > 0:
-        for n in range(gap, count):
-            moved, place = order[first + n], n
-            while place >= gap and _costs_less(moved, order[first + place - gap], space):
-                order[first + place] = order[first + place - gap]
-                place -= gap
-            order[first + place] = moved
-        gap //= 3
-    group.ordered = first
-    front.ordered += count
+@inlined
+def _order(group, search, space):
+    """List the group's histories, cheapest first, no more than `group_size`."""
+    front = space.front[0]
+    group.ordered = front.ordered
+    front.ordered += group.count
+    ordered = space.order[group.ordered]
+    ordered.history, ordered.cost = group.newest, space.histories[group.newest].cost
+    if group.count > 1:
+        _sort(group, space.order, space.histories)
     if group.count > search.group_size:
         group.count = search.group_size
     front.prolonged += group.count
 
 
+@uncounted
+def _sort(group, order, histories):
+    """Fill the group's part of `order` by a Shell sort."""
+    first, h, count = group.ordered, group.newest, group.count
+    for n in range(count):
+        order[first + n].history, order[first + n].cost = h, histories[h].cost
+        h = histories[h].next
+    gap = 1
+    while 3 * gap + 1 < count:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for n in range(first + gap, first + count):
+            cost, h, place = order[n].cost, order[n].history, n
+            while place >= first + gap and _is_cheaper(cost, h, order[place - gap], histories):
+                order[place].cost = order[place - gap].cost
+                order[place].history = order[place - gap].history
+                place -= gap
+            order[place].cost, order[place].history = cost, h
+        gap //= 3
+
+
 @inlined
-def _costs_less(h, other, space):
-    one, two = space.histories[h], space.histories[other]
-    if one.cost != two.cost:
-        return one.cost < two.cost
-    if one.lm != two.lm:
-        return one.lm < two.lm
-    return one.word < two.word
+def _is_cheaper(cost, h, ordered, histories):
+    """Whether history h with this cost comes before another one: by cost, LM state, word."""
+    if cost != ordered.cost:
+        return cost < ordered.cost
+    history, other = histories[h], histories[ordered.history]
+    if history.lm != other.lm:
+        return history.lm < other.lm
+    return history.word < other.word
 
 
 @uncounted
@@ -216,9 +228,11 @@ def _take_group(g, row, progress, links, search, graph, boosting, space):
             if least_total(group.cost, arc.cost, acoustic_cost, search) > front.cutoff:
                 continue
             if group.ordered == NONE:
-                _sort(group, search, space)
+                _order(group, search, space)
             if arc.word == 0:
-                status = _take_freely(group, a, acoustic_cost, progress, links, search, graph, space)
+                status = _take_freely(
+                    group, a, acoustic_cost, progress, links, search, graph, boosting, space
+                )
                 if status != DONE:
                     return status
             if arc.word != 0 or group.asks:
@@ -231,19 +245,18 @@ def _take_group(g, row, progress, links, search, graph, boosting, space):
 
 
 @inlined
-def _take_freely(group, a, acoustic_cost, progress, links, search, graph, space):
+def _take_freely(group, a, acoustic_cost, progress, links, search, graph, boosting, space):
     """An arc without a word, by all histories of a group that know their LM state."""
     arc, front, status = graph.arcs[a], space.front[0], DONE
     for n in range(group.ordered, group.ordered + group.count):
-        history = space.histories[space.order[n]]
-        total = history.cost + search.lm_weight * arc.cost + acoustic_cost
-        if total > front.cutoff:
+        if space.order[n].cost + search.lm_weight * arc.cost + acoustic_cost > front.cutoff:
             break
+        history = space.histories[space.order[n].history]
         if history.word == 0:
-            key = _target_key(arc, group.key & 0xFFFF, search)
+            key = target_key(arc, group.key & 0xFFFF, search)
             status = _offer_all(
                 history, a, np.float32(0.0), np.float32(0.0), acoustic_cost, key, history.lm,
-                progress, links, search, graph, space,
+                progress, links, search, graph, boosting, space,
             )  # fmt: skip
             if status != DONE:
                 break
@@ -251,7 +264,7 @@ def _take_freely(group, a, acoustic_cost, progress, links, search, graph, space)
 
 
 @inlined
-def _target_key(arc, boost, search):
+def target_key(arc, boost, search):
     remembers = search.topology == COMPACT or search.topology == NORMAL
     return key_of(arc.target, boost, np.int64(arc.label) + 1 if remembers else np.int64(0))
 
@@ -283,11 +296,11 @@ def _run(group, a, cutoff, row, progress, links, search, graph, boosting, rescor
     bonus, boost = np.float32(0.0), group.key & 0xFFFF
     if arc.word != 0 and search.boosts:
         bonus, boost = boosted(arc.word, boost, search, graph, boosting)
-    key = _target_key(arc, boost, search)
+    key = target_key(arc, boost, search)
     for n in range(group.ordered, group.ordered + group.count):
-        history = space.histories[space.order[n]]
-        if history.cost + search.lm_weight * arc.cost - bonus + acoustic_cost > cutoff:
+        if space.order[n].cost + search.lm_weight * arc.cost - bonus + acoustic_cost > cutoff:
             break
+        history = space.histories[space.order[n].history]
         if arc.word == 0 and history.word == 0:
             continue
         if np.isnan(history.correction):
@@ -299,36 +312,61 @@ def _run(group, a, cutoff, row, progress, links, search, graph, boosting, rescor
             more, lm = ask(arc.word, lm, front, search, graph, rescoring, space.memo)
             correction += more
         status = _offer_all(
-            history, a, bonus, correction, acoustic_cost, key, lm, progress, links, search, graph, space
-        )
+            history, a, bonus, correction, acoustic_cost, key, lm,
+            progress, links, search, graph, boosting, space,
+        )  # fmt: skip
         if status != DONE:
             break
     return status
 
 
-@uncounted
+@inlined
 def _offer_all(
-    history, a, bonus, correction, acoustic_cost, key, lm, progress, links, search, graph, space
-):
+    history, a, bonus, correction, acoustic_cost, key, lm,
+    progress, links, search, graph, boosting, space,
+):  # fmt: skip
     """Offer an arc for a history: its best member's way, or those of all members for a lattice."""
+    if search.keeps_links:
+        return _offer_members(
+            history, a, bonus, correction, acoustic_cost, key, lm,
+            progress, links, search, graph, boosting, space,
+        )  # fmt: skip
+    status = DONE
+    cost, source, epsilon = history.cost, history.source, history.epsilon
+    if search.topology == NORMAL and graph.arcs[a].label + 1 == history.label:  # closed to the same one
+        cost, source, epsilon = history.other_cost, history.other_source, history.other_epsilon
+    total = cost + search.lm_weight * graph.arcs[a].cost - bonus + acoustic_cost + correction
+    offer(total, key, lm, source, a, epsilon, search, space)
+    if space.front[0].candidates == len(space.candidates):
+        status = recombine(progress, links, search, graph, boosting, space)
+    return status
+
+
+@uncounted
+def _offer_members(
+    history, a, bonus, correction, acoustic_cost, key, lm,
+    progress, links, search, graph, boosting, space,
+):  # fmt: skip
     arc, front, status = graph.arcs[a], space.front[0], DONE
     arc_cost, label = search.lm_weight * arc.cost, np.int64(arc.label) + 1
-    if not search.keeps_links:
-        cost, source, epsilon = history.cost, history.source, history.epsilon
-        if search.topology == NORMAL and label == history.label:  # closed to the same label
-            cost, source, epsilon = history.other_cost, history.other_source, history.other_epsilon
-        total = cost + arc_cost - bonus + acoustic_cost + correction
-        offer(total, key, lm, source, a, epsilon, search, space)
-        if front.candidates == len(space.candidates):
-            status = recombine(progress, links, search, space)
-        return status
     at = history.members
     while at != NONE and status == DONE:
         member = space.members[at]
-        if search.topology != NORMAL or label != label_of(space.current[member.source].key):
+        closed = search.topology == NORMAL and label == label_of(space.current[member.source].key)
+        if not closed and not _is_taken(a, member, front):
             total = member.cost + arc_cost - bonus + acoustic_cost + correction
             offer(total, key, lm, member.source, a, member.epsilon, search, space)
             if front.candidates == len(space.candidates):
-                status = recombine(progress, links, search, space)
+                status = recombine(progress, links, search, graph, boosting, space)
         at = member.next
     return status
+
+
+@inlined
+def _is_taken(a, member, front):
+    """Whether that is the way that was taken to look ahead: a lattice has it once."""
+    return (
+        member.source == front.ahead_source
+        and a == front.ahead_arc
+        and member.epsilon == front.ahead_epsilon
+    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from weakref import WeakKeyDictionary
+
 import numpy as np
 
 from nemo_gpu_decoding.graph.csr import WordGraph
@@ -13,6 +16,20 @@ from nemo_gpu_decoding.search.paged_biglm.tokens import lm_of
 MOST_STATES = 1 << 31  # of an LM, for a state to fit into half a key
 AUTO_NGRAMS = 10_000_000  # a larger LM is subtracted from only if it is asked for
 
+# Ready ones by graph, large LM, small LM and option; forgotten with any of them
+_ready: WeakKeyDictionary[WordGraph, WeakKeyDictionary] = WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def shared_rescoring(graph: WordGraph, large: PackedLM, small: PackedLM, difference: str) -> Rescoring:
+    """As `make_rescoring`, but decoders with the same graph and LMs share one, as long as these live."""
+    with _lock:  # also while it is made: whoever waits most likely waits for that one
+        of_graph = _ready.setdefault(graph, WeakKeyDictionary())
+        ready = of_graph.setdefault(large, WeakKeyDictionary()).setdefault(small, {})
+        if difference not in ready:
+            ready[difference] = make_rescoring(graph, large, small, difference)
+        return ready[difference]
+
 
 def make_rescoring(graph: WordGraph, large: PackedLM, small: PackedLM, difference: str) -> Rescoring:
     """Match the words of graph and LMs, and subtract the small LM where that is wanted.
@@ -21,11 +38,12 @@ def make_rescoring(graph: WordGraph, large: PackedLM, small: PackedLM, differenc
         difference: auto, always or never, see `BigLMConfig`.
 
     Raises:
-        ValueError: a word is in neither the LM nor its <unk>; too many states; difference "always" but
-            the small LM is no part of the large one.
+        ValueError: a word that the graph tells is in neither the LM nor its <unk>; too many states;
+            difference "always" but the small LM is no part of the large one.
     """
-    large_labels = _labels(graph, large, "large")
-    small_labels = _labels(graph, small, "small")
+    told = told_words(graph)
+    large_labels = _labels(graph, told, large, "large")
+    small_labels = _labels(graph, told, small, "small")
     for name, lm in (("large", large), ("small", small)):
         if lm.num_states >= MOST_STATES:
             raise ValueError(
@@ -34,7 +52,7 @@ def make_rescoring(graph: WordGraph, large: PackedLM, small: PackedLM, differenc
     merged = None
     if difference == "always" or (difference == "auto" and sum(large.counts) <= AUTO_NGRAMS):
         merged = difference_of(large, small)
-        if merged is not None and not _agree(large, small, large_labels, small_labels):
+        if merged is not None and not _agree(large, small, large_labels[told], small_labels[told]):
             merged = None
     if difference == "always" and merged is None:
         raise ValueError(
@@ -53,11 +71,19 @@ def make_rescoring(graph: WordGraph, large: PackedLM, small: PackedLM, differenc
     )
 
 
-def _labels(graph: WordGraph, lm: PackedLM, name: str) -> np.ndarray:
-    """The LM's label of each word of the graph; that of <unk> for words it does not list."""
-    labels = np.array([lm.label(word) for word in graph.words], np.int64)
-    labels[0] = 0  # "<eps>" is never asked for
-    unlisted = np.flatnonzero(labels == NO_LABEL)
+def told_words(graph: WordGraph) -> np.ndarray:
+    """The labels of the words that arcs and epsilon records tell, ascending; those in compounds, too."""
+    arrays = graph.arrays
+    labels = np.unique(np.concatenate([arrays.arcs["word"], arrays.epsilons["word"]])).tolist()
+    told = {word for label in labels for word in graph.expanded(label)}
+    return np.array(sorted(told), np.int64)
+
+
+def _labels(graph: WordGraph, told: np.ndarray, lm: PackedLM, name: str) -> np.ndarray:
+    """The LM's label of each told word of the graph; that of <unk> for words it does not list."""
+    labels = np.full(len(graph.words), NO_LABEL, np.int64)
+    labels[told] = [lm.label(graph.words[word]) for word in told.tolist()]
+    unlisted = told[labels[told] == NO_LABEL]
     if len(unlisted):
         examples = ", ".join(repr(graph.words[i]) for i in unlisted[:3])
         raise ValueError(
@@ -69,5 +95,5 @@ def _labels(graph: WordGraph, lm: PackedLM, name: str) -> np.ndarray:
 
 def _agree(large: PackedLM, small: PackedLM, large_labels: np.ndarray, small_labels: np.ndarray) -> bool:
     """Whether the small LM's label of each word is that of the large LM's label."""
-    of_large = [small.label(large.words[label]) for label in large_labels[1:].tolist()]
-    return bool((np.array(of_large, np.int64) == small_labels[1:]).all())
+    of_large = [small.label(large.words[label]) for label in large_labels.tolist()]
+    return bool((np.array(of_large, np.int64) == small_labels).all())

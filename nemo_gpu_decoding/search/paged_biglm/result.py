@@ -9,7 +9,10 @@ from nemo_gpu_decoding.search.cuda_wfst.result import WordNBest
 
 
 class Work(NamedTuple):
-    """Counts over all frames of an utterance. They do not depend on chunks, except for `cache_hits`."""
+    """Counts over all frames of an utterance. They do not depend on chunks, except for `cache_hits`.
+
+    `look_ups` and `groups` do not depend on the order of work either, see `cpu.py`.
+    """
 
     look_ups: int  # words that the LMs were asked for
     cache_hits: int  # of these, answered from what was asked before

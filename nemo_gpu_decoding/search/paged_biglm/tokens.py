@@ -10,16 +10,23 @@ one of the group's histories. Example: three tokens in graph state 7 after "a b"
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import inlined
-from nemo_gpu_decoding.search.cuda_wfst.tokens import BINS, CANDIDATES, MEMBER, token_capacity
+from nemo_gpu_decoding.jit import inlined, uncounted
+from nemo_gpu_decoding.search.cuda_wfst.tokens import (
+    BINS,
+    CANDIDATES,
+    MEMBER,
+    SLOT_SHIFT,
+    token_capacity,
+)
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Fibonacci hashing [Knuth, 6.4]
 _OTHER = np.uint64(0xC2B2AE3D27D4EB4F)  # any odd number without a pattern
 MEMO_SLOTS = 1 << 14  # power of 2
+FEWEST_SLOTS = 256  # of a hash table in use
 EMPTY = np.int64(-1)  # no history
 RANK_BITS = 31  # of a hash, in a rank
 
@@ -75,10 +82,13 @@ HISTORY = np.dtype(
         ("word", np.int32),  # told by an epsilon record on the way here, or 0
         ("correction", np.float32),  # what the large LM adds for `word`; NaN: not asked yet
         ("members", np.int32),  # newest of its MEMBERs, or NONE; only if links are kept
+        ("group", np.int32),
         ("next", np.int32),  # history of the group, or NONE
     ],
     align=True,
 )
+# A history in its group's list of them, cheapest first
+ORDERED = np.dtype([("cost", np.float32), ("history", np.int32)])
 # An arc to be taken by those histories of a group for which the large LM has to be asked
 ERRAND = np.dtype([("group", np.int32), ("arc", np.int32)])
 # An answer of the LMs
@@ -122,6 +132,12 @@ FRONT = np.dtype(
         ("cutoff", np.float32),  # ways that cost more are dropped: best + beam
         ("last", np.int64),  # ways that rank after are dropped, see `rank_of`
         ("full", np.bool_),  # there were more keys than room, so new ones are refused
+        ("token_mask", np.int64),  # part of each hash table that is in use, less 1
+        ("group_mask", np.int64),
+        ("history_mask", np.int64),
+        ("ahead_source", np.int32),  # the way taken to look ahead; its token, or NONE
+        ("ahead_arc", np.int32),
+        ("ahead_epsilon", np.int32),
         *_WORK,
     ],
     align=True,
@@ -139,7 +155,7 @@ class Workspace(NamedTuple):
     group_slots: np.ndarray  # [power of 2] _SLOT
     histories: np.ndarray  # [entries] HISTORY
     history_slots: np.ndarray  # [power of 2] _SLOT
-    order: np.ndarray  # [entries] int32, histories of groups, cheapest first
+    order: np.ndarray  # [entries] ORDERED, histories of groups
     members: np.ndarray  # [entries or 1] MEMBER
     errands: np.ndarray  # [entries] ERRAND
     labels: np.ndarray  # [V + 1] int32, those that may matter in a frame, likely ones first
@@ -167,7 +183,7 @@ def new_workspace(
         group_slots=_slots(entries),
         histories=np.empty(entries, HISTORY),
         history_slots=_slots(entries),
-        order=np.empty(entries, np.int32),
+        order=np.empty(entries, ORDERED),
         members=np.empty(2 * entries if keeps_links else 1, MEMBER),
         errands=np.empty(entries, ERRAND),
         labels=np.empty(columns, np.int32),
@@ -186,7 +202,7 @@ def with_more_groups(space: Workspace, max_active: int, keeps_links: bool) -> Wo
 
 
 def _slots(entries: int) -> np.ndarray:
-    return np.zeros(1 << (2 * entries - 1).bit_length(), _SLOT)
+    return np.zeros(max(FEWEST_SLOTS, 1 << (2 * entries - 1).bit_length()), _SLOT)
 
 
 @inlined
@@ -210,10 +226,14 @@ def hash_of(key, lm):
 
 
 @inlined
-def find_token_slot(slots, entries, stamp, key, lm):
-    """The slot of a token: its own, or the void one in which it would go. Linear probing."""
-    mask = np.uint64(len(slots) - 1)
-    at = (hash_of(key, lm) >> np.uint64(24)) & mask
+def find_token_slot(key, lm, space):
+    """The slot of a token of the next frame: its own, or the void one in which it would go.
+
+    Linear probing, in as much of the table as the frame needs: few tokens stay in few cache lines.
+    """
+    slots, entries, stamp = space.token_slots, space.following, space.stamps[0]
+    mask = np.uint64(space.front[0].token_mask)
+    at = (hash_of(key, lm) >> SLOT_SHIFT) & mask
     while slots[at].stamp == stamp and not (
         entries[slots[at].entry].key == key and entries[slots[at].entry].lm == lm
     ):
@@ -222,10 +242,22 @@ def find_token_slot(slots, entries, stamp, key, lm):
 
 
 @inlined
-def find_history_slot(slots, entries, stamp, key, lm, word):
-    """The same for histories."""
-    mask = np.uint64(len(slots) - 1)
-    at = ((hash_of(key, lm) + np.uint64(word) * _OTHER) >> np.uint64(24)) & mask
+def find_group_slot(key, space):
+    """The same for a group."""
+    slots, entries, stamp = space.group_slots, space.groups, space.stamps[1]
+    mask = np.uint64(space.front[0].group_mask)
+    at = (hash_of(key, 0) >> SLOT_SHIFT) & mask
+    while slots[at].stamp == stamp and entries[slots[at].entry].key != key:
+        at = (at + np.uint64(1)) & mask
+    return at
+
+
+@inlined
+def find_history_slot(key, lm, word, space):
+    """The same for a history."""
+    slots, entries, stamp = space.history_slots, space.histories, space.stamps[2]
+    mask = np.uint64(space.front[0].history_mask)
+    at = ((hash_of(key, lm) + np.uint64(word) * _OTHER) >> SLOT_SHIFT) & mask
     while slots[at].stamp == stamp and not (
         entries[slots[at].entry].key == key
         and entries[slots[at].entry].lm == lm
@@ -233,6 +265,53 @@ def find_history_slot(slots, entries, stamp, key, lm, word):
     ):
         at = (at + np.uint64(1)) & mask
     return at
+
+
+@inlined
+def fill_slot(slots, at, stamp, entry):
+    slots[at].stamp, slots[at].entry = stamp, entry
+
+
+@inlined
+def void_tables(tokens, space):
+    """Begin a frame with empty tables, of a size for twice as many tokens as the last one has."""
+    front = space.front[0]
+    mask: Any = FEWEST_SLOTS
+    while mask < 4 * tokens:
+        mask *= 2
+    front.token_mask = min(mask, len(space.token_slots)) - 1
+    front.group_mask = min(mask, len(space.group_slots)) - 1
+    front.history_mask = min(mask, len(space.history_slots)) - 1
+    for table in range(len(space.stamps)):
+        space.stamps[table] += 1
+
+
+@uncounted
+def widen_token_table(space):
+    """Twice as much of the table."""
+    front = space.front[0]
+    front.token_mask = 2 * front.token_mask + 1
+    space.stamps[0] += 1
+    for t in range(front.tokens):
+        at = find_token_slot(space.following[t].key, space.following[t].lm, space)
+        fill_slot(space.token_slots, at, space.stamps[0], t)
+
+
+@uncounted
+def widen_group_tables(space):
+    """Twice as much of those of groups and of histories."""
+    front = space.front[0]
+    front.group_mask = 2 * front.group_mask + 1
+    front.history_mask = 2 * front.history_mask + 1
+    space.stamps[1] += 1
+    space.stamps[2] += 1
+    for g in range(front.groups):
+        at = find_group_slot(space.groups[g].key, space)
+        fill_slot(space.group_slots, at, space.stamps[1], g)
+    for h in range(front.histories):
+        history = space.histories[h]
+        at = find_history_slot(history.key, history.lm, history.word, space)
+        fill_slot(space.history_slots, at, space.stamps[2], h)
 
 
 @inlined

@@ -9,11 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import inlined
+from nemo_gpu_decoding.jit import inlined, uncounted
 from nemo_gpu_decoding.search.cuda_wfst.tokens import ANY_RANK
-from nemo_gpu_decoding.search.cuda_wfst.uncounted import uncounted
-from nemo_gpu_decoding.search.cuda_wfst.ways import DONE, LINKS_FULL, lower_cutoff
-from nemo_gpu_decoding.search.paged_biglm.tokens import find_token_slot, rank_of
+from nemo_gpu_decoding.search.cuda_wfst.ways import DONE, LINKS_FULL, cost_before, lower_cutoff
+from nemo_gpu_decoding.search.paged_biglm.tokens import (
+    fill_slot,
+    find_token_slot,
+    rank_of,
+    widen_token_table,
+)
 
 GROUPS_FULL = 100  # besides what a frame of cuda_wfst may end with
 
@@ -41,44 +45,50 @@ class Search(NamedTuple):
 
 @inlined
 def offer(total, key, lm, source, arc, epsilon, search, space):
-    """Note a way into the next frame if it is not above the cutoff; there must be room for it."""
+    """Note a way into the next frame if it is not above the cutoff; there must be room for it.
+
+    A way that ranks too high is not noted, but lowers the cutoff all the same.
+    """
     front = space.front[0]
-    if total <= front.cutoff and (front.last == ANY_RANK or rank_of(total, key, lm) <= front.last):
+    if total <= front.cutoff:
         lower_cutoff(total, front, search)
-        candidate = space.candidates[front.candidates]
-        candidate.key, candidate.lm, candidate.cost = key, lm, total
-        candidate.source, candidate.arc, candidate.epsilon = source, arc, epsilon
-        front.candidates += 1
+        if front.last == ANY_RANK or rank_of(total, key, lm) <= front.last:
+            candidate = space.candidates[front.candidates]
+            candidate.key, candidate.lm, candidate.cost = key, lm, total
+            candidate.source, candidate.arc, candidate.epsilon = source, arc, epsilon
+            front.candidates += 1
 
 
 @uncounted
-def recombine(progress, links, search, space):
+def recombine(progress, links, search, graph, boosting, space):
     """Enter the candidates among the tokens of the next frame; of equal ones the better stays."""
     front, following = space.front[0], space.following
     for c in range(front.candidates):
         candidate = space.candidates[c]
         if candidate.cost > front.cutoff:
             continue  # which has become lower since
-        slot = find_token_slot(
-            space.token_slots, following, space.stamps[0], candidate.key, candidate.lm
-        )
+        slot = find_token_slot(candidate.key, candidate.lm, space)
         if space.token_slots[slot].stamp == space.stamps[0]:
             t = space.token_slots[slot].entry
-            replaces = _is_better(candidate, following[t], space.current)
+            replaces = candidate.cost < following[t].cost or (
+                candidate.cost == following[t].cost
+                and _breaks_tie(candidate, following[t], search, graph, boosting, space.current)
+            )
         elif front.tokens == len(following):
             front.full = True
             continue
         else:
             t = np.int32(front.tokens)
             replaces = True
-            space.token_slots[slot].stamp = space.stamps[0]
-            space.token_slots[slot].entry = t
+            fill_slot(space.token_slots, slot, space.stamps[0], t)
             front.tokens += 1
         if replaces:
             token = following[t]
             token.key, token.lm, token.cost = candidate.key, candidate.lm, candidate.cost
             token.source, token.arc = candidate.source, candidate.arc
             token.epsilon = candidate.epsilon
+            if 2 * front.tokens > front.token_mask + 1:
+                widen_token_table(space)
         if search.keeps_links:
             at = progress.links + front.links
             if at == len(links):
@@ -93,13 +103,19 @@ def recombine(progress, links, search, space):
     return DONE
 
 
-@inlined
-def _is_better(candidate, token, current):
-    """A total order on ways to one token: cost, arc, source, epsilon record."""
-    if candidate.cost != token.cost:
-        return candidate.cost < token.cost
+@uncounted
+def _breaks_tie(candidate, token, search, graph, boosting, current):
+    """Of two ways to one token at the same cost, whether the candidate is the better one.
+
+    By arc, cost before it, source, epsilon record. The latter three are the order of a history's members
+    (`groups.py`): it does not matter which ways have met in a history before.
+    """
     if candidate.arc != token.arc:
         return candidate.arc < token.arc
+    own = cost_before(candidate.source, candidate.epsilon, search, graph, boosting, current)
+    other = cost_before(token.source, token.epsilon, search, graph, boosting, current)
+    if own != other:
+        return own < other
     if candidate.source != token.source:
         return is_first(current[candidate.source], current[token.source])
     return candidate.epsilon < token.epsilon

@@ -9,6 +9,7 @@ from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
 from nemo_gpu_decoding.search.paged_biglm.config import BigLMConfig
 from tests.contract.word_decoder import WordDecoderContract
 from tests.graph.toy import PIECES
+from tests.random_models import random_log_probs
 from tests.search.paged_biglm.models import LM, make, nested_pair, random_lm
 
 pytest.importorskip("kaldifst")
@@ -23,6 +24,14 @@ class TestLazyComposition(WordDecoderContract):
     def wish(self):
         boosting = build_word_boosting({"cab": 4.0, "a bb": 3.0}, random_lm(0).graph)
         return Request(boosting=boosting, boosting_weight=1.5, lm_weight=0.3)
+
+
+@pytest.mark.usefixtures("emulated_runtime", "small_blocks")
+class TestOnEmulatedCUDA(TestLazyComposition):
+    variants = ("normal",)  # the others are in test_kernel.py
+
+    def make(self, **options):
+        return super().make(**{"max_active": 200, "backend": "cuda", **options})
 
 
 class TestEagerComposition(TestLazyComposition):
@@ -69,14 +78,36 @@ def test_lms_that_cannot_score_all_words_are_named(which):
         make(**lms, graph=random_lm(1).graph)
 
 
+def test_words_that_the_graph_never_tells_need_not_be_in_the_lms():
+    from dataclasses import replace
+
+    small, large = random_lm(1), random_lm(2)
+    lacking = LM({gram: w for gram, w in large.table.items() if "<unk>" not in gram})
+    graph = replace(small.graph, words=(*small.graph.words, "#0", "unheard"))
+    log_probs = random_log_probs(2, 12, len(PIECES) + 1, seed=1)
+    expected = make(small, lacking).decode(log_probs, [12, 12])
+    results = make(small, lacking, graph=graph).decode(log_probs, [12, 12])
+    assert [n.best.text for n in results] == [n.best.text for n in expected]
+    assert [n.best.score for n in results] == [n.best.score for n in expected]
+
+
+def test_decoders_of_the_same_graph_and_lms_share_what_they_have_made_of_them():
+    import gc
+    import weakref
+
+    from nemo_gpu_decoding.search.paged_biglm.rescoring import shared_rescoring
+
+    small, large = random_lm(1), LM(random_lm(2).table)
+    ready = shared_rescoring(small.graph, large.packed, small.packed, "auto")
+    assert shared_rescoring(small.graph, large.packed, small.packed, "auto") is ready
+    assert shared_rescoring(small.graph, large.packed, small.packed, "never") is not ready
+    assert shared_rescoring(small.graph, small.packed, small.packed, "auto") is not ready
+    gone = weakref.ref(large.packed)
+    del large, ready
+    gc.collect()
+    assert gone() is None
+
+
 def test_a_small_lm_that_is_no_part_of_the_large_one_is_named():
     with pytest.raises(ValueError, match=r"difference is 'always', but small .* has n-grams that large"):
         make(random_lm(1, keep=0.8), random_lm(2), difference="always")
-
-
-def test_cuda_is_refused_where_there_are_no_kernels():
-    import torch
-
-    decoder = make(random_lm(0), random_lm(10, keep=0.7), backend="cuda")
-    with pytest.raises(ValueError, match="backend is 'cuda'"):
-        decoder.decode(torch.zeros(1, 2, len(PIECES) + 1), [2])
