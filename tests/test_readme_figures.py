@@ -73,6 +73,23 @@ def test_rows_of_cuda_wfst(beam):
     assert wer == f"{row['wer']['ours']:.1f}" == f"{row['wer']['peer']:.1f}"
 
 
+@pytest.mark.parametrize(("strategy", "peer"), [("alsd_pp", "nemo_malsd"), ("aes_pp", "nemo_maes")])
+def test_rows_of_transducers(strategy, peer):
+    shown = 0
+    for row in record(strategy)["rows"]:
+        params = row["params"]
+        if row["peer"] != peer or row["skipped"] or params["lm"] < bool(params["phrases"]):
+            continue  # not in the table: skipped ones, phrases without an LM
+        kind = {"rnnt": "RNN-T", "tdt": "TDT"}[row["networks"]]
+        fusion = " + LM" * params["lm"] + f" + {params['phrases']} phrases" * bool(params["phrases"])
+        name = peer.replace("nemo_", "") + "_batch"
+        cells = table_row(f"{kind} `{strategy}` / `{name}`{fusion}")
+        assert row["verified"]
+        assert cells[[4, 8].index(params["beam_size"])] == f"{row['ratio']:.1f}x"
+        shown += 1
+    assert shown == {"alsd_pp": 12, "aes_pp": 4}[strategy]
+
+
 def test_latencies_of_streams():
     rows = [row for row in record("cuda_wfst-stream")["rows"] if row["streams"] == 256]
     plain, with_texts = ([1000 * row["latency"]["total"][k] for k in ("mean", "p99")] for row in rows)

@@ -20,6 +20,7 @@ class Check(Enum):
 
     EQUAL = "equal hypotheses"
     WER = "WER ours <= WER peer"
+    SAME_WER = "WER ours about WER peer"  # of a peer that searches the same graph
     SCORES = "scores recomputed"
     WORDS = "equal words and costs"
 

@@ -49,7 +49,8 @@ class BenchOptions:
 
     # The strategy under test: flexctc_beam, or of transducers alsd_pp or aes_pp, which are measured on
     # CPUs, without an encoder, beside NeMo's malsd_batch or maes_batch and greedy_batch. Of word graphs
-    # cuda_wfst, which is measured on CPUs, on the same graph as kaldi_decoder's FasterDecoder.
+    # cuda_wfst, on the same graph as kaldi_decoder's FasterDecoder, and paged_biglm (on CPUs) beside the
+    # search of its small LM alone and eager composition.
     strategy: str = "flexctc_beam"
     # batch: whole utterances, beside peers. stream: the latency of our strategy alone when many live
     # streams share one decoder; see `streams` and what follows it. scale: time, memory and disk space

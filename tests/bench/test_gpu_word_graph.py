@@ -137,7 +137,7 @@ def test_rows_beside_kaldi_and_a_riva_that_cannot_be_had(options, tmp_path, emul
 def test_rows_beside_riva(options, riva):
     (row,) = run(replace(options, batches=[2], peers=["riva"]))
     assert row["verified"], row["verified_by"]
-    assert row["verified_by"].startswith("WER ours <= WER peer")
+    assert row["verified_by"].startswith("WER ours about WER peer")
     assert row["skipped"] is None
     assert row["wer"]["peer"] < 50
 
@@ -166,7 +166,7 @@ def test_behind_an_encoder(options):
     pytest.importorskip("nemo.collections.asr")
     (row,) = run(replace(options, batches=[2], peers=["nemo"], end_to_end=True))
     assert (row["part"], row["peer"], row["roofline"]) == (END_TO_END, "nemo_greedy", None)
-    assert row["verified_by"].startswith("WER ours <= WER peer")
+    assert row["verified_by"].startswith("WER ours about WER peer")
     assert row["verified"], row["verified_by"]
 
 

@@ -147,10 +147,11 @@ def test_scores_of_another_lm_are_no_success(arpa):
     cut_off = Found(score + 3.0, (NO_END,))
     verified, how = stages.scores_are_of(lm, [Found(score), cut_off, Found(score)])
     assert verified
-    assert how == "LM scores of 2 texts off by at most 0.0e+00; 1 more end within a word"
+    assert how == "LM scores of 2 of 2 texts off by at most 1e-02; 1 more end within a word"
     verified, how = stages.scores_are_of(lm, [Found(score), Found(score + 0.1)])
     assert not verified
-    assert how == "LM scores of 2 texts off by at most 1.0e-01"
+    assert how == "LM scores of 1 of 2 texts off by at most 1e-02"
+    assert not stages.scores_are_of(lm, [Found(score), Found(float("nan"))])[0]
     assert not stages.scores_are_of(lm, [Found(score), cut_off])[0]
     assert not stages.scores_are_of(lm, [])[0]
 

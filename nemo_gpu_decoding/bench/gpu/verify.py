@@ -62,7 +62,7 @@ class Verifier:
 
     def _against_peer(self, case: Case, ours: Strategy, errors: tuple[Errors, Errors]) -> Verdict:
         assert case.peer is not None
-        if case.check is Check.WER:  # of the whole batch, so it is not kept
+        if case.check in (Check.WER, Check.SAME_WER):  # of the whole batch, so it is not kept
             return verify(case.check, self._few, self._alone(case), ours, errors)
         key = (case.peer.name, case.theirs, case.ours)
         if key not in self._verdicts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import resource
 import statistics
 import time
@@ -174,16 +173,17 @@ def scores_are_of(lm: PackedLM, results: Iterable[WordNBest]) -> tuple[bool, str
 
     Hypotheses that were cut off within a word have paid for a part of it; they are only counted.
     """
-    worst, count, cut_off = 0.0, 0, 0
+    differences: list[float] = []
+    cut_off = 0
     for nbest in results:
         if NO_END in nbest.notes:
             cut_off += 1
             continue
         path = _best(nbest)
-        worst = max(worst, abs(path.parts.lm + lm.score([word.text for word in path.words])))
-        count += 1
-    verified = count > cut_off and math.isfinite(worst) and worst <= SCORE_TOLERANCE
-    how = f"LM scores of {count} texts off by at most {worst:.1e}"
+        differences.append(abs(path.parts.lm + lm.score([word.text for word in path.words])))
+    right = sum(difference <= SCORE_TOLERANCE for difference in differences)  # NaN is not
+    verified = len(differences) > cut_off and right == len(differences)
+    how = f"LM scores of {right} of {len(differences)} texts off by at most {SCORE_TOLERANCE:.0e}"
     return verified, f"{how}; {cut_off} more end within a word" if cut_off else how
 
 
