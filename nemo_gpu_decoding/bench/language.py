@@ -55,12 +55,21 @@ def make_language(vocab_size: int, rng: np.random.Generator, *, words: int | Non
 
     Args:
         words: how many; None for four times as many as pieces. The short ones are frequent.
+
+    Raises:
+        ValueError: so few pieces don't make so many words.
     """
     starts = (vocab_size + 1) // 2
+    wanted = 4 * vocab_size if words is None else words
+    most = starts * sum((vocab_size - starts) ** n for n in range(4))
+    if wanted > most // 2:  # the last ones would hardly ever be drawn
+        raise ValueError(
+            f"vocab_size is {vocab_size}, which makes {most} words, expected a size with twice {wanted}"
+        )
     sounds = list(itertools.islice(_syllables(), starts))
     pieces = [WORD_START + sound for sound in sounds] + sounds[: vocab_size - starts]
     lexicon: dict[str, tuple[int, ...]] = {}
-    while len(lexicon) < (4 * vocab_size if words is None else words):
+    while len(lexicon) < wanted:
         length = int(rng.choice([1, 2, 3, 4], p=[0.04, 0.4, 0.35, 0.21]))
         first, rest = rng.integers(starts), rng.integers(starts, vocab_size, length - 1)
         ids = (int(first), *(int(piece) for piece in rest))

@@ -270,8 +270,12 @@ class BenchOptions:
         _check_at_least("ngrams", self.ngrams, LEAST_NGRAMS)
         if self.mode == "scale" and self.strategy != "paged_biglm":
             raise ValueError(f"strategy is {self.strategy!r}, expected paged_biglm with mode=scale")
-        if self.mode == "scale" and self.data:
-            raise ValueError(f"data is {self.data!r} with mode=scale, expected none: it is synthetic")
+        for name in ("data", "model", "plot"):
+            if self.mode == "scale" and getattr(self, name):
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r} with mode=scale, expected none: its task is "
+                    "synthetic, and its rows have no plot"
+                )
         if self.folder is not None and not Path(self.folder).is_dir():
             raise ValueError(f"folder is {self.folder!r}, expected an existing folder")
 

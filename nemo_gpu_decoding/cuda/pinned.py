@@ -76,6 +76,8 @@ class HostTable:
         _advise(self._memory, "MADV_DONTFORK")
         status = _cudart().cudaHostRegister(address, self.nbytes, _PORTABLE | _MAPPED)
         if int(status) != 0:
+            _advise(self._memory, "MADV_DOFORK")
+            _forget_error()
             raise PinningError(
                 f"cudaHostRegister can't pin {self.nbytes / 2**30:.2f} GiB of host memory: {status}; "
                 f"{_gib(free_host_bytes(), 'an unknown amount')} are free, and `ulimit -l` allows "
@@ -165,6 +167,13 @@ def _advise(memory: mmap.mmap, advice: str) -> None:
 
 def _gib(nbytes: int | None, otherwise: str = "") -> str:
     return otherwise if nbytes is None else f"{nbytes / 2**30:.2f} GiB"
+
+
+def _forget_error() -> None:
+    """The runtime keeps the error of a failed call until a launch asks for it, which would then fail."""
+    if torch.cuda.is_initialized():
+        with suppress(RuntimeError):
+            torch.zeros(1, device="cuda")
 
 
 def _unregister(address: int) -> None:

@@ -108,8 +108,11 @@ def riva(monkeypatch):
 # ---------------------------------------------------------------------------------------- the rows
 
 
-def test_rows_beside_kaldi_and_a_riva_that_cannot_be_had(options, tmp_path, emulated_runtime, capsys):
+def test_rows_beside_kaldi_and_a_riva_that_cannot_be_had(
+    options, tmp_path, emulated_runtime, monkeypatch, capsys
+):
     pytest.importorskip("kaldi_decoder")
+    monkeypatch.setitem(sys.modules, "riva", None)  # not found, even if it is installed
     out, plot = tmp_path / "r.json", tmp_path / "r.png"
     rows = run(replace(options, out=str(out), plot=str(plot), probes=True))
     assert [(row["batch"], row["peer"]) for row in rows] == [

@@ -22,14 +22,14 @@ class CTCDecoderContract(LogProbsContract, TokenFusionContract):
 
     variants = ("max", "sum", "prefix")
     width = VOCAB + 1
-    most_partial = 8
+    most_partial, n_best = 8, 4
     insertion = 0.3
 
     def make(self, vocab_size: int, blank_id: int, fusion: Fusion | None = None, **options: Any) -> Any:
         raise NotImplementedError
 
     def with_fusion(self, variant, fusion, *, blank_id=VOCAB, **options):
-        options = {"beam_size": 8, "n_best": 4, "beam_beta": self.insertion, **options}
+        options = {"beam_size": 8, "n_best": self.n_best, "beam_beta": self.insertion, **options}
         return self.make(VOCAB, blank_id, fusion, merge=variant, **options)
 
     def test_tokens_last_as_long_as_their_frames(self, decoder, inputs):

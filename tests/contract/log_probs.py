@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,6 +21,11 @@ class LogProbsContract(DecoderContract):
         blanks = torch.full((1, 20, self.width), -30.0, device=self.device)
         blanks[:, :, -1] = 0.0
         return self.bare(variant), blanks
+
+    def without_preference(self, variant):
+        flat = torch.full((3, 6, self.width), -float(np.log(self.width - 1)), device=self.device)
+        flat[:, :, -1] = -30.0  # or word graphs would hear nothing
+        return self.bare(variant), flat
 
     def test_impossible_labels_are_fine(self, decoder, inputs):
         inputs[:, :, 2] = -float("inf")

@@ -45,9 +45,11 @@ class Subject:
     width: int
     forbidden: tuple[float, ...] = (float("nan"), float("inf"))
     device: str = "cpu"
-    # of results: the most alternatives that `partial` gives, the score of an utterance without frames
-    # (None: what the graph charges for it), and what `decoder` adds to a score for each token
+    # of results: the most alternatives that `partial` gives, those that `fused` asks for, the score of
+    # an utterance without frames (None: what the graph charges for it), and what `decoder` adds to a
+    # score for each token
     most_partial: int
+    n_best: int = 1
     score_of_nothing: float | None = 0.0
     insertion: float = 0.0
     # by which the parts of a score may miss it
@@ -78,6 +80,14 @@ class Subject:
     def blank_only(self, variant: str) -> tuple[Any, torch.Tensor]:
         """A decoder, and an input [1, 20, width] in which it hears nothing but blanks."""
         raise NotImplementedError
+
+    def without_preference(self, variant: str) -> tuple[Any, torch.Tensor]:
+        """A decoder, and inputs [3, 6, width], all alike, in which all tokens fit equally well."""
+        raise NotImplementedError
+
+    def least_n_best(self, frames: int) -> int:
+        """How many hypotheses `fused` has to find, at least, in random inputs of so many frames."""
+        return min(2, self.n_best) if frames > 1 else 1
 
     def rating(self, path: Any) -> float:
         """What n-best lists are sorted by."""

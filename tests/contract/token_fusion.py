@@ -47,6 +47,10 @@ class TokenFusionContract(DecoderContract):
                 boosting = says.boosting.score(path.tokens)
                 assert path.parts.boosting == pytest.approx(says.boosting_weight * boosting, abs=1e-3)
 
+    def test_ties_go_to_the_smaller_label(self, variant):
+        decoder, flat = self.without_preference(variant)
+        assert set(decoder.decode(flat[:1], [6])[0].best.tokens.tolist()) <= {0, 1}
+
     def test_requests_are_as_good_as_a_decoder_made_so(self, variant, decoder, inputs):
         lm, wish = self.fusion().lm, self.wish()
         other = self.with_fusion(variant, Fusion(lm, 0.1, wish.boosting, 2.0))

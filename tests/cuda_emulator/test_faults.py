@@ -44,6 +44,7 @@ SYNCHRONISATION = {
     "lane_has_exited": "the mask ffffffff of a ballot names lanes that exited",
     "exits_while_others_wait": "thread exits while others wait for it in a warp intrinsic",
     "different_intrinsics_meet": "lanes of one warp wait for each other in different intrinsics",
+    "looks_past_the_cache_at_shared_memory": "__ldcg of shared memory, which it cannot reach",
     "sets_a_condition_to_two_values": "condition 7 is set to [01] and to [01] in one launch",
 }
 SCHEDULES = [

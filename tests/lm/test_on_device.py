@@ -65,6 +65,9 @@ def test_all_bytes_arrive(mapped, placement, piece, monkeypatch):
         assert (copy.device_bytes, copy.host_bytes) == (tables + 160, arrays.arcs.nbytes)
 
 
+@pytest.mark.skipif(
+    not Path("/proc/self/smaps").exists(), reason="no Linux that tells what is in memory"
+)
 def test_pages_of_a_file_are_given_back_and_can_be_read_again(tmp_path):
     """Of 32 MiB that were mapped and copied, none stays in the process, and no byte is lost."""
     content = np.random.default_rng(0).integers(0, 256, 1 << 25, np.uint8)

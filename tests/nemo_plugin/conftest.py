@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.nemo_plugin.paged_models import write_lower_orders
-from tests.nemo_plugin.usage import Case, strategy_case
+from tests.nemo_plugin.usage import CASES, Case, strategy_case
 
 SELF = Path(__file__).parents[2] / "assets" / "self"
 NUM_FILES = 6
 MANY_FILES = 30
-# each strategy, RNN-T and TDT in turn; `usage.EVERY_CASE` has transducers on both
-CASES = ["flexctc_beam", "alsd_pp-rnnt", "aes_pp-tdt", "cuda_wfst", "paged_biglm"]
 
 
 @pytest.fixture(scope="session")
@@ -152,9 +150,9 @@ def emissions(shared_ctc_model, files):
 # ------------------------------------------------------------------------------------ word graphs
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def graph_cache(tmp_path_factory) -> Iterator[Path]:
-    """Graphs of these tests are not left in the user's cache."""
+    """Graphs of these tests are not left in the user's cache, nor found by another module's."""
     from nemo_gpu_decoding.graph import build
 
     with pytest.MonkeyPatch.context() as patch:

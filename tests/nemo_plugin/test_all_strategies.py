@@ -19,12 +19,13 @@ from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaG
 from nemo_gpu_decoding import Request, register, unregister, utterance_requests
 from nemo_gpu_decoding.fusion import cache
 from nemo_gpu_decoding.nemo_plugin import loading
+from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
 from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
 from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
-from tests.nemo_plugin.usage import EVERY_CASE, predicted, texts, transcribed, write_manifest
+from tests.nemo_plugin.usage import CASES, EVERY_CASE, predicted, texts, transcribed, write_manifest
 
 GREEDY = {"strategy": "greedy_batch"}
 DECODERS = {
@@ -32,6 +33,11 @@ DECODERS = {
     "cuda_wfst": CudaWFST, "paged_biglm": PagedBigLM,
 }  # fmt: skip
 OVER_TOKENS = ["flexctc_beam", "alsd_pp-rnnt", "aes_pp-tdt"]
+
+
+def test_no_strategy_is_left_out():
+    for names in (CASES, EVERY_CASE, DECODERS):
+        assert {name.partition("-")[0] for name in names} == set(STRATEGIES)
 
 
 # -------------------------------------------------------------------------------------- transcribe
@@ -239,6 +245,7 @@ def test_phrases_pull_towards_themselves_unless_a_request_says_otherwise(case, f
         assert case.texts(files[:1]) == boosted
 
 
+@pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
 @pytest.mark.parametrize("batch_size", [1, 2, 6])
 def test_each_utterance_gets_its_own_phrases(case, files, batch_size):
     plain, weight = (

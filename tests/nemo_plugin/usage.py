@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-# each strategy on each kind of model that it is for, as `strategy_case` takes them
+# what most tests run with, as `strategy_case` takes them: each strategy, RNN-T and TDT in turn
+CASES = ["flexctc_beam", "alsd_pp-rnnt", "aes_pp-tdt", "cuda_wfst", "paged_biglm"]
+# each strategy on each kind of model that it is for
 EVERY_CASE = [
     "flexctc_beam", "alsd_pp-rnnt", "alsd_pp-tdt", "aes_pp-rnnt", "aes_pp-tdt",
     "cuda_wfst", "paged_biglm",

@@ -140,7 +140,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(
   const int64 b = blockIdx.x;
   const Utterance own = utterances[b];
   Progress now = progress[b];
-  // shared memory in the order of LaunchShape.shared_bytes
+  // shared memory in the order of launch_shape.shared_bytes
   Tally* tally = (Tally*)smem;
   uint64* scratch = (uint64*)(tally + 1);
   int* histogram = (int*)(scratch + LANES);

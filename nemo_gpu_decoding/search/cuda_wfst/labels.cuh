@@ -1,5 +1,5 @@
 // Steps before tokens are prolonged: which labels may matter in this frame, and how low the cutoff is.
-// Twin of _stay, choose_labels and _look_ahead in cpu.py.
+// Twin of _stay and _look_ahead in cpu.py and of choose_labels in labels.py.
 #pragma once
 
 #include "search/cuda_wfst/ways.cuh"

@@ -9,10 +9,12 @@
 // after a barrier; ends with one.
 inline void find_best_token(int count, Workspace& work) {
   int* best = &work.tally->best_token;
-  const float least = work.current[__ldcg(best)].cost;
+  // shared memory that others change: not to be kept in a register
+  const auto read = [&] { return *(volatile int*)best; };
+  const float least = work.current[read()].cost;
   for (int i = thread(); i < count; i += threads()) {
     if (work.current[i].cost != least) continue;
-    int old = __ldcg(best);
+    int old = read();
     while (work.current[i].key < work.current[old].key) {
       const int seen = atomicCAS(best, old, i);
       if (seen == old) break;

@@ -26,8 +26,6 @@ from nemo_gpu_decoding.search.paged_biglm.config import BigLMConfig
 from nemo_gpu_decoding.search.paged_biglm.streams import Setup
 from nemo_gpu_decoding.search.paged_biglm.ways import GROUPS_FULL
 
-LEAST_CACHE = 16  # bytes, of the small LM, which has no cache where it lies on the device
-
 
 class PlacedRescoring:
     """Both LMs where GPUs find them; keep it as long as they are decoded with.
@@ -43,7 +41,8 @@ class PlacedRescoring:
         self._large = PlacedLM(rescoring.large, config.placement, config.cache_mb * 10**6, name)
         self._small = self._large  # a difference asks nothing else
         if not rescoring.is_difference:
-            self._small = PlacedLM(rescoring.small, "device", LEAST_CACHE, "the small LM")
+            cache_bytes = config.cache_mb * 10**6  # if even the small one does not fit
+            self._small = PlacedLM(rescoring.small, "auto", cache_bytes, "the small LM")
 
     def arguments(self, device: torch.device) -> dict[str, Any]:
         """Arguments of `advance` for kernels on `device`.

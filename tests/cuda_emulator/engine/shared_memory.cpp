@@ -61,6 +61,11 @@ void copy_image(Block& block, Direction direction) {
 
 AddressRange shared_memory() { return segment; }
 
+// Instructions that name the global memory find nothing else by an address: a GPU faults, or worse.
+void need_global(const void* address, const char* what) {
+  if (segment.holds((const char*)address, 1)) fail("%s of shared memory, which it cannot reach", what);
+}
+
 bool is_module_data(const char* address, size_t bytes) {
   for (const AddressRange& range : module_data)
     if (range.holds(address, bytes)) return true;

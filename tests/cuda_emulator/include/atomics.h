@@ -53,18 +53,21 @@ EMULATED T atomicCAS(T* address, U expected, V value) {
 // Loads and stores that go to L2 or memory count as relaxed atomics: kernels use them to talk.
 template <class T>
 EMULATED T __ldcg(const T* address) {
+  emulator::need_global(address, "__ldcg");
   emulator::perhaps_give_way();
   EMULATOR_NOTE(address, atomic);
   return *address;
 }
 template <class T>
 EMULATED T __ldcv(const T* address) {
+  emulator::need_global(address, "__ldcv");
   emulator::perhaps_give_way();
   EMULATOR_NOTE(address, atomic);
   return *address;
 }
 template <class T>
 EMULATED void __stcg(T* address, T value) {
+  emulator::need_global(address, "__stcg");
   EMULATOR_NOTE(address, atomic);
   *address = value;
 }
@@ -72,11 +75,13 @@ EMULATED void __stcg(T* address, T value) {
 // Loads through the read-only or streaming cache are plain reads.
 template <class T>
 EMULATED T __ldg(const T* address) {
+  emulator::need_global(address, "__ldg");
   EMULATOR_NOTE(address, read);
   return *address;
 }
 template <class T>
 EMULATED T __ldcs(const T* address) {
+  emulator::need_global(address, "__ldcs");
   EMULATOR_NOTE(address, read);
   return *address;
 }

@@ -81,6 +81,7 @@ void give_way();
 uint32_t barrier(Place place, Vote vote, bool predicate);
 uint64_t meet(uint32_t mask, Intrinsic kind, uint64_t value, uint32_t source, Fold fold, Place place);
 void note_access(const void* address, size_t bytes, Access kind, const void* site);
+void need_global(const void* address, const char* what);
 void async_copy(void* to, const void* from, uint32_t bytes, const void* site);
 void async_commit();
 void async_wait(uint32_t groups_left, const void* site);

@@ -174,3 +174,9 @@ extern "C" __global__ void reads_before_the_copy_arrives(const int* in, int* out
 extern "C" __global__ void sets_a_condition_to_two_values(const int* in, int* out) {
   cudaGraphSetConditional(7, threadIdx.x == 0);
 }
+
+extern "C" __global__ void looks_past_the_cache_at_shared_memory(const int* in, int* out) {
+  __shared__ int s[256];
+  s[threadIdx.x] = in[threadIdx.x];
+  out[threadIdx.x] = __ldcg(&s[threadIdx.x]);
+}

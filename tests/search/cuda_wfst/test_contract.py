@@ -25,11 +25,16 @@ class TestCudaWFSTOnCPU(WordDecoderContract):
     columns = len(PIECES) + 1
 
     def make(self, **options):
-        return make(toy_graph(0), **options)
+        return make(toy_graph(0), n_best=self.n_best, **options)
 
     def wish(self):
         boosting = build_word_boosting({"cab": 4.0, "a bb": 3.0}, toy_graph(0))
         return Request(boosting=boosting, boosting_weight=1.5, lm_weight=0.3)
+
+
+class TestLatticesOnCPU(TestCudaWFSTOnCPU):
+    variants = ("normal",)
+    n_best = 3
 
 
 @pytest.mark.usefixtures("emulated_runtime", "small_blocks")

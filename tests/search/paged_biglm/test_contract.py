@@ -40,9 +40,11 @@ class TestEagerComposition(TestLazyComposition):
 
 
 class TestDifferenceAutomaton(TestLazyComposition):
+    n_best = 3
+
     def make(self, **options):
         small, large = nested_pair(0)
-        return make(small, large, difference="always", n_best=3, **options)
+        return make(small, large, difference="always", n_best=self.n_best, **options)
 
     def wish(self):
         boosting = build_word_boosting({"cab": 4.0, "a bb": 3.0}, nested_pair(0)[0].graph)
