@@ -12,9 +12,10 @@ preprocessor macros lists them, one line per set:
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import re
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from nemo_gpu_decoding.cli.table import format_table
@@ -64,8 +65,9 @@ def main(arguments: list[str] | None = None) -> int:
         print("nothing to check")
         return 1
     jobs = [(name, arch, macros) for name in files for macros in variants(name) for arch in known]
-    with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(lambda job: check(*job), jobs))
+    # processes, since NVRTC compiles one thing at a time in each; forked, since they only compile
+    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
+        results = pool.starmap(check, jobs, chunksize=1)
     return report(jobs, results)
 
 
@@ -75,14 +77,14 @@ def variants(name: str) -> list[dict[str, int | str]]:
     return [dict(word.split("=", 1) for word in line.split()) for line in lines] or [{}]
 
 
-def check(name: str, arch: int, macros: dict[str, int | str]) -> list[Usage] | nvrtc.CompileError:
-    """Compile one variant of a file and read what its functions take."""
+def check(name: str, arch: int, macros: dict[str, int | str]) -> list[Usage] | str:
+    """Compile one variant of a file and read what its functions take; the compiler's errors else."""
     source = read_source(name)
     command = [*compiler_options(arch, macros), "--ptxas-options=-v"]
     try:
         return usages(nvrtc.compile_cubin(source.name, source.text, source.headers, command).log)
     except nvrtc.CompileError as error:
-        return error
+        return str(error)
 
 
 def usages(log: str) -> list[Usage]:
@@ -106,12 +108,12 @@ def usages(log: str) -> list[Usage]:
     return list(found.values())
 
 
-def report(jobs: list, results: list[list[Usage] | nvrtc.CompileError]) -> int:
+def report(jobs: list, results: list[list[Usage] | str]) -> int:
     """Print the table and the faults."""
     rows, faults = [], []
     for (name, arch, macros), result in zip(jobs, results, strict=True):
-        if isinstance(result, nvrtc.CompileError):
-            faults.append(str(result))
+        if isinstance(result, str):
+            faults.append(result)
             continue
         if not any(usage.is_kernel for usage in result):
             faults.append(f"{name}: no kernel in it for sm_{arch}")
