@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
     from nemo_gpu_decoding.graph.build import build_graph, load_fst_graph
     from nemo_gpu_decoding.graph.store import load_graph
+    from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
+    from nemo_gpu_decoding.live.endpointing import EndpointConfig, find_endpoint, progress_of
     from nemo_gpu_decoding.lm.pack import pack_arpa, pack_arpa_in_memory
     from nemo_gpu_decoding.lm.packed_file import load_packed_lm
     from nemo_gpu_decoding.nemo_plugin.register import register, unregister
@@ -25,13 +27,11 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
     from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
     from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
-    from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
     from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
     from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
-    from nemo_gpu_decoding.search.endpointing import EndpointConfig, find_endpoint, progress_of
     from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
     from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
-    from nemo_gpu_decoding.search.paged_biglm.config import BigLMConfig
+    from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
     from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
     from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
     from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
@@ -61,15 +61,15 @@ _HOMES = {
     "AESPlusPlus": "search.aes_pp.decoder",
     "ALSDConfig": "search.alsd_pp.config",
     "ALSDPlusPlus": "search.alsd_pp.decoder",
-    "build_word_boosting": "search.cuda_wfst.boosting",
+    "build_word_boosting": "graph.word_boosting",
     "WFSTConfig": "search.cuda_wfst.config",
     "CudaWFST": "search.cuda_wfst.decoder",
-    "EndpointConfig": "search.endpointing",
-    "find_endpoint": "search.endpointing",
-    "progress_of": "search.endpointing",
+    "EndpointConfig": "live.endpointing",
+    "find_endpoint": "live.endpointing",
+    "progress_of": "live.endpointing",
     "FlexCTCConfig": "search.flexctc_beam.config",
     "FlexCTCBeam": "search.flexctc_beam.decoder",
-    "BigLMConfig": "search.paged_biglm.config",
+    "PagedBigLMConfig": "search.paged_biglm.config",
     "PagedBigLM": "search.paged_biglm.decoder",
     "NBest": "search.result",
     "Path": "search.result",

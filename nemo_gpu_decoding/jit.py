@@ -37,7 +37,7 @@ def inlined(function: F) -> F:
     return _njit(function, inline="always")
 
 
-def uncounted(function: F) -> F:
+def no_refcount(function: F) -> F:
     """As `compiled`, for functions that neither make arrays nor return any.
 
     numba counts references to every array that a function touches, with an atomic instruction each. In a

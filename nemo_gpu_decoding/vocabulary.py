@@ -70,7 +70,7 @@ class Vocabulary:
         kind: str | None = None,
         encode: Callable[[str], list[int]] | None = None,
     ) -> Vocabulary:
-        """From the pieces alone; the kind is told from their marks unless given."""
+        """From the pieces alone; the kind is found from their marks unless given."""
         return cls(tuple(pieces), kind or _guess_kind(pieces), encode)
 
     @classmethod
@@ -85,7 +85,7 @@ class Vocabulary:
 
     @cached_property
     def space(self) -> int | None:
-        """The piece before every word but the first, if words are told apart by it alone."""
+        """The piece before every word but the first, if it alone separates words."""
         is_needed = self.kind == "char" and " " in self.pieces
         return self.pieces.index(" ") if is_needed else None
 

@@ -18,11 +18,11 @@ import re
 import sys
 from dataclasses import dataclass
 
-from nemo_gpu_decoding.cli.table import format_table
 from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.availability import install_advice
 from nemo_gpu_decoding.cuda.compile import compiler_options
 from nemo_gpu_decoding.cuda.sources import kernel_files, read_source
+from nemo_gpu_decoding.report import format_table
 
 ARCHITECTURES = (75, 80, 90, 100, 120)
 

@@ -27,10 +27,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 
-from nemo_gpu_decoding.bench.big_lm.cases import make_big_lm_cases
-from nemo_gpu_decoding.bench.big_lm.strategies import BIG_LM_STRATEGIES, BigLMSearch
 from nemo_gpu_decoding.bench.cases import Case, make_cases
 from nemo_gpu_decoding.bench.environment import describe_run
+from nemo_gpu_decoding.bench.large_lm.cases import make_large_lm_cases
+from nemo_gpu_decoding.bench.large_lm.strategies import LARGE_LM_STRATEGIES, PagedBigLMSearch
 from nemo_gpu_decoding.bench.measure import ratio_clock, time_alternately, torch_threads
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.probe import probe_process
@@ -54,7 +54,7 @@ __all__ = ["BenchOptions", "run"]
 FIT_PEERS = (  # strategies, and the families of peers that they are measured beside
     (TRANSDUCER_STRATEGIES, ("nemo",)),
     (WORD_GRAPH_STRATEGIES, ("kaldi_decoder",)),
-    (BIG_LM_STRATEGIES, ("small_lm", "eager")),
+    (LARGE_LM_STRATEGIES, ("small_lm", "eager")),
     (STRATEGIES, ("nemo", "flashlight", "pyctcdecode")),
 )
 
@@ -110,14 +110,14 @@ def run(options: BenchOptions) -> list[Row]:
 
 def all_strategies() -> dict[str, type[Strategy]]:
     """Name -> what measures it."""
-    return STRATEGIES | TRANSDUCER_STRATEGIES | WORD_GRAPH_STRATEGIES | BIG_LM_STRATEGIES
+    return STRATEGIES | TRANSDUCER_STRATEGIES | WORD_GRAPH_STRATEGIES | LARGE_LM_STRATEGIES
 
 
 def _tasks(options: BenchOptions) -> Sequence[Utterances]:
     """One task; for transducers one of each kind."""
     if options.strategy in TRANSDUCER_STRATEGIES:
         return transducer_tasks(options)
-    if options.strategy in WORD_GRAPH_STRATEGIES | BIG_LM_STRATEGIES:
+    if options.strategy in WORD_GRAPH_STRATEGIES | LARGE_LM_STRATEGIES:
         return [word_graph_task(options)]
     return [make_task(options)]
 
@@ -137,8 +137,8 @@ def _work(options: BenchOptions, tasks: Sequence[Utterances]) -> Iterator[tuple[
             cases = make_transducer_cases(options, task.kind)
         elif options.strategy in WORD_GRAPH_STRATEGIES:
             cases = make_word_graph_cases(options)
-        elif options.strategy in BIG_LM_STRATEGIES:
-            cases = make_big_lm_cases(options)
+        elif options.strategy in LARGE_LM_STRATEGIES:
+            cases = make_large_lm_cases(options)
         else:
             cases = make_cases(options)
         for case in cases:
@@ -160,7 +160,7 @@ def measure_case(case: Case, task: Utterances, options: BenchOptions) -> Row:
     ours.prepare(task, case.ours)
     if isinstance(task, Task) and options.strategy in WORD_GRAPH_STRATEGIES:
         row["graph"] = describe(word_graph(task))
-    if isinstance(task, Task) and isinstance(ours, BigLMSearch):
+    if isinstance(task, Task) and isinstance(ours, PagedBigLMSearch):
         row |= ours.describe(peer, task)
     outputs = [decoder.decode(task.inputs, task.lengths) for decoder in (peer, ours)]
     errors = Errors.of(task, outputs[0]), Errors.of(task, outputs[1])

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.bench.big_lm.strategies import EagerSearch
-from nemo_gpu_decoding.bench.big_lm.verify import equal_to_eager
 from nemo_gpu_decoding.bench.cases import Check
+from nemo_gpu_decoding.bench.large_lm.strategies import EagerSearch
+from nemo_gpu_decoding.bench.large_lm.verify import equal_to_eager
 from nemo_gpu_decoding.bench.peers.base import Output, Peer, ScoringPeer
 from nemo_gpu_decoding.bench.peers.kaldi_decoder import KaldiDecoder
 from nemo_gpu_decoding.bench.peers.nemo_transducer import NemoTransducerBeam

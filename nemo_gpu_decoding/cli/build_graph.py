@@ -16,8 +16,8 @@ from omegaconf import MISSING
 
 from nemo_gpu_decoding.cli.options import UsageError
 from nemo_gpu_decoding.cli.presets import existing_file, load_phrase_file, writable_file
-from nemo_gpu_decoding.cli.table import format_table
 from nemo_gpu_decoding.cli.tokenizer import vocabulary_of_file, vocabulary_of_model
+from nemo_gpu_decoding.report import format_table
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.graph.csr import WordGraph
@@ -109,7 +109,7 @@ def run(options: BuildGraphOptions) -> int:
     from nemo_gpu_decoding.graph.store import save_graph
 
     began = time.perf_counter()
-    listed = listed_words(lm)  # also tells text and other files that are no LM, before a model is loaded
+    listed = listed_words(lm)  # refuses text and other files that are no LM, before a model is loaded
     if options.tokenizer is None:
         vocabulary = vocabulary_of_model(
             str(options.model), options.source_lang, verbose=options.verbose
@@ -202,7 +202,7 @@ def track_words(words: Sequence[str]) -> Iterable[str]:
 
 @contextmanager
 def step_bar() -> Iterator[Callable[[str], None]]:
-    """A progress bar over the steps of building; what it yields is told when a step begins."""
+    """A progress bar over the steps of building; what it yields is called when a step begins."""
     from tqdm import tqdm
 
     from nemo_gpu_decoding.graph.build import BUILD_STEPS

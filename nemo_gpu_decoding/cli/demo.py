@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_gpu_decoding.cli.audio import Utterance, read_manifest
 from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Score, encode
 from nemo_gpu_decoding.cli.grid import Point, at_point
 from nemo_gpu_decoding.cli.options import UsageError
 from nemo_gpu_decoding.cli.presets import load_phrase_file, load_preset
-from nemo_gpu_decoding.cli.table import format_table
+from nemo_gpu_decoding.manifest import Utterance, read_manifest
 from nemo_gpu_decoding.metrics import word_errors
+from nemo_gpu_decoding.report import format_table
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -159,7 +159,9 @@ def steps_of(session: Session, preset: DictConfig) -> dict[str, Search]:
             return {f"{name} + LM": without_phrases, f"{name} + LM + phrases": decoder}
         narrow = preset.wfst.beam_width / 2  # it is for the phrases that the preset's beam is so wide
         return {
-            f"{name} + small LM": at_point(without_phrases, Point(beam_width=narrow, big_lm_weight=0.0)),
+            f"{name} + small LM": at_point(
+                without_phrases, Point(beam_width=narrow, large_lm_weight=0.0)
+            ),
             f"{name} + large LM": at_point(without_phrases, Point(beam_width=narrow)),
             f"{name} + large LM + phrases": decoder,
         }

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nemo_gpu_decoding.cli.audio import Utterance, references_of
+from nemo_gpu_decoding.manifest import Utterance, references_of
 from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, phrase_score, word_errors
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
-from nemo_gpu_decoding.cli.table import format_table
+from nemo_gpu_decoding.report import format_table
 
 EXAMPLES = ("", "json=true")
 

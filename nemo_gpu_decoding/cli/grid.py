@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from nemo_gpu_decoding.fusion.fusion import Fusion
+
 if TYPE_CHECKING:
     from nemo_gpu_decoding.cli.dev_set import Search
-    from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Point:
     boosting_weight: float | None = None
     blank_scoring: str | None = None
     beam_width: float | None = None
-    big_lm_weight: float | None = None
+    large_lm_weight: float | None = None
     pruning_mode: str | None = None
 
     def __str__(self) -> str:
@@ -35,7 +35,7 @@ class Point:
         """Smaller searches first, then smaller weights: who wins among equally good points."""
         weights = (
             self.lm_weight or 0.0,
-            self.big_lm_weight or 0.0,
+            self.large_lm_weight or 0.0,
             self.boosting_weight or 0.0,
             abs(self.beam_beta or 0.0),
         )
@@ -52,7 +52,7 @@ class Axes:
     boosting_weight: Sequence[float] = ()
     blank_scoring: Sequence[str] = ()
     beam_width: Sequence[float] = ()
-    big_lm_weight: Sequence[float] = ()
+    large_lm_weight: Sequence[float] = ()
     pruning_mode: Sequence[str] = ()
 
     def points(self) -> Iterator[Point]:
@@ -67,46 +67,32 @@ def varied(points: Sequence[Point]) -> list[str]:
 
 
 def at_point(decoder: Search, point: Point) -> Search:
-    """The same decoder with other weights; LM or graph and phrases are shared, not loaded again."""
+    """The same decoder with other weights; LM or graph and phrases are shared, not loaded again.
+
+    The LM of a word graph is the graph itself: None keeps its weight. Without a weight for them there
+    are no phrases, and no LM that is not part of a graph.
+    """
     from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
-    from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
-
-    if isinstance(decoder, CudaWFST):
-        return word_graph_at_point(decoder, point)
-    changes: dict[str, Any] = {}
-    if point.beam_size is not None:
-        changes["beam_size"] = point.beam_size
-        changes["n_best"] = min(decoder.config.n_best, point.beam_size)
-    if point.beam_beta is not None:
-        changes["beam_beta"] = point.beam_beta
-    if point.blank_scoring is not None:
-        changes["blank_lm_score_mode"] = point.blank_scoring
-    if point.pruning_mode is not None:
-        changes["pruning_mode"] = point.pruning_mode
-    config = replace(decoder.config, **changes)
-    fusion = replace(
-        decoder.fusion,
-        lm=None if point.lm_weight is None else decoder.fusion.lm,
-        lm_weight=point.lm_weight or 0.0,
-        boosting=None if point.boosting_weight is None else decoder.fusion.boosting,
-        boosting_weight=point.boosting_weight or 0.0,
-    )
-    if isinstance(decoder, TransducerDecoder):
-        return type(decoder)(decoder.networks, config, fusion)
-    return type(decoder)(decoder.vocab_size, decoder.blank_id, config, fusion)
-
-
-def word_graph_at_point(decoder: CudaWFST, point: Point) -> CudaWFST:
-    """The LM is the graph itself: None keeps its weight, whereas no weight takes the phrases away."""
-    from nemo_gpu_decoding.fusion.fusion import check_weight
 
     values = {
-        "beam": point.beam_width, "lm_weight": point.lm_weight, "big_lm_weight": point.big_lm_weight
-    }  # fmt: skip
+        "beam_size": point.beam_size,
+        "beam_beta": point.beam_beta,
+        "blank_lm_score_mode": point.blank_scoring,
+        "pruning_mode": point.pruning_mode,
+        "beam": point.beam_width,
+        "large_lm_weight": point.large_lm_weight,
+    }
     changes: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
-    check_weight("boosting_weight", point.boosting_weight or 0.0)
-    changed = copy.copy(decoder)
-    changed.config = replace(decoder.config, **changes)
-    changed.boosting = None if point.boosting_weight is None else decoder.boosting
-    changed.boosting_weight = point.boosting_weight or 0.0
-    return changed
+    if point.beam_size is not None:
+        changes["n_best"] = min(decoder.config.n_best, point.beam_size)
+    in_graph = isinstance(decoder, CudaWFST)
+    fusion = decoder.fusion
+    lm_weight = fusion.lm_weight if in_graph and point.lm_weight is None else point.lm_weight
+    fusion = Fusion(
+        lm=None if point.lm_weight is None else fusion.lm,
+        lm_weight=lm_weight or 0.0,
+        boosting=None if point.boosting_weight is None else fusion.boosting,
+        boosting_weight=point.boosting_weight or 0.0,
+    )
+    config: Any = replace(decoder.config, **changes)
+    return decoder.with_options(config, fusion)

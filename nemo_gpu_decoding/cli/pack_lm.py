@@ -13,7 +13,7 @@ from omegaconf import MISSING
 
 from nemo_gpu_decoding.cli.options import UsageError
 from nemo_gpu_decoding.cli.presets import existing_file, writable_file
-from nemo_gpu_decoding.cli.table import format_table
+from nemo_gpu_decoding.report import format_table
 
 EXAMPLES = (
     "lm=large.arpa.gz out=large.packed",

@@ -16,7 +16,7 @@ from nemo_gpu_decoding.conf import preset_names
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, find_strategy
 
 DEFAULT_STRATEGY = "flexctc_beam"
-BIG_LM_STRATEGY = "paged_biglm"  # the one with a second LM
+LARGE_LM_STRATEGY = "paged_biglm"  # the one with a second LM
 # by section of the options: option of the command line -> NeMo's key in that section
 DECODING_KEYS = {
     "beam": {
@@ -37,7 +37,10 @@ DECODING_KEYS = {
         "boosting_weight": "boosting_tree_alpha",
     },
 }
-BIG_LM_KEYS = {"big_lm": "big_lm_path", "big_lm_weight": "big_lm_weight"}  # besides those of "wfst"
+LARGE_LM_KEYS = {
+    "large_lm": "large_lm_path",
+    "large_lm_weight": "large_lm_weight",
+}  # besides those of "wfst"
 # paths in presets are relative to the preset, so that a folder with preset and LM can be moved
 PATH_KEYS = (
     "beam.ngram_lm_model",
@@ -46,7 +49,7 @@ PATH_KEYS = (
     "wfst.arpa_lm_path",
     "wfst.wfst_lm_path",
     "wfst.words_path",
-    "wfst.big_lm_path",
+    "wfst.large_lm_path",
     "wfst.small_lm_path",
     "wfst.boosting_tree.key_phrases_file",
 )
@@ -88,7 +91,7 @@ def keys_of(config: DictConfig) -> dict[str, str]:
     """What `DECODING_KEYS` has for a config's strategy, under whichever name that stands there."""
     spec = find_strategy(config)
     keys = DECODING_KEYS[section_of(str(config.strategy))]
-    return keys | BIG_LM_KEYS if spec is not None and spec.name == BIG_LM_STRATEGY else keys
+    return keys | LARGE_LM_KEYS if spec is not None and spec.name == LARGE_LM_STRATEGY else keys
 
 
 def default_preset(strategy: str, options: Mapping[str, Any]) -> str | None:
@@ -116,7 +119,7 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
     section = section_of(str(config.strategy))
     keys = keys_of(config)
     for name in dict.fromkeys(
-        name for names in (*DECODING_KEYS.values(), BIG_LM_KEYS) for name in names
+        name for names in (*DECODING_KEYS.values(), LARGE_LM_KEYS) for name in names
     ):
         value = options.get(name)
         if value is None:
@@ -126,7 +129,7 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
                 f"{name}={value} has no effect with strategy {config.strategy}, whose options are "
                 f"{', '.join(keys)}, and decoding.{section}.KEY=VALUE"
             )
-        if name in ("lm", "big_lm", "phrases"):
+        if name in ("lm", "large_lm", "phrases"):
             value = existing_file(name, str(value))
         if (section, name) == ("wfst", "lm"):
             _set_word_lm(config, value)

@@ -24,7 +24,7 @@ def vocabulary_of_model(name: str, language: str | None = None, *, verbose: bool
 
     vocabulary = Session.load(name, device="cpu", verbose=verbose).ctc_vocabulary()
 
-    from nemo_gpu_decoding.nemo_plugin.wfst_graph import in_language  # imports NeMo
+    from nemo_gpu_decoding.graph.load import in_language  # imports NeMo
 
     return in_language(vocabulary, language)
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from nemo_gpu_decoding.cli.audio import Utterance, find_utterances
 from nemo_gpu_decoding.cli.presets import decoding_config, section_of, writable_file
+from nemo_gpu_decoding.manifest import Utterance, find_utterances
 from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
@@ -26,7 +26,7 @@ EXAMPLES = (
     "model=model.nemo manifest=dev.json preset=best.yaml timestamps=true n_best=5 beam_size=16",
     "model=hybrid.nemo audio=talk.wav strategy=alsd_pp lm=lm.arpa",
     "model=model.nemo audio=talk.wav strategy=cuda_wfst lm=words.arpa phrases=names.txt",
-    "model=model.nemo audio=talk.wav strategy=paged_biglm lm=small.arpa big_lm=large.packed",
+    "model=model.nemo audio=talk.wav strategy=paged_biglm lm=small.arpa large_lm=large.packed",
     "model=model.nemo audio='*.flac' strategy=greedy_batch",
     "model=model.nemo audio=talk.wav decoding.beam.beam_threshold=12",
 )
@@ -62,11 +62,11 @@ class TranscribeOptions:
     lm: str | None = None
     # For paged_biglm: the large word-level LM, a file of `pack-lm` or an ARPA file; `lm` is then the
     # small one. If that is a graph, decoding.wfst.small_lm_path=small.arpa says what it was made of.
-    big_lm: str | None = None
+    large_lm: str | None = None
     # Weight of the LM (paged_biglm: of both), natural log, >= 0; 0.3 .. 1 is usual. Find it with `tune`.
     lm_weight: float | None = None
     # For paged_biglm: share of the large LM in that, >= 0; with 1 the small LM's scores count no more.
-    big_lm_weight: float | None = None
+    large_lm_weight: float | None = None
     # For flexctc_beam: added per token, natural log; > 0 makes up for the words that an LM swallows.
     beam_beta: float | None = None
     # Text file of phrases to boost, one per line.

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
-from nemo_gpu_decoding.cli.audio import read_manifest
 from nemo_gpu_decoding.cli.dev_set import Score
 from nemo_gpu_decoding.cli.grid import Axes, Point, at_point, varied
 from nemo_gpu_decoding.cli.presets import (
-    BIG_LM_STRATEGY,
+    LARGE_LM_STRATEGY,
     decoding_config,
     load_phrase_file,
     load_preset,
     section_of,
     write_preset,
 )
-from nemo_gpu_decoding.cli.table import format_table
+from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
+from nemo_gpu_decoding.report import format_table
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Search
@@ -33,13 +33,13 @@ EXAMPLES = (
     "model=model.nemo manifest=dev.json lm=lm.arpa phrases=names.txt boosting_weight=[0.5,1,2]",
     "model=rnnt.nemo manifest=dev.json lm=lm.arpa strategy=alsd_pp out=best.yaml",
     "model=model.nemo manifest=dev.json lm=word.arpa strategy=cuda_wfst phrases=names.txt out=best.yaml",
-    "model=model.nemo manifest=dev.json strategy=paged_biglm lm=small.arpa big_lm=large.packed",
+    "model=model.nemo manifest=dev.json strategy=paged_biglm lm=small.arpa large_lm=large.packed",
     "model=model.nemo manifest=dev.json lm=lm.arpa lm_weight=[0.3,0.4,0.5] beam_size=[4,8,16]",
 )
 STORES = ("float32", "float16")
 # section of the options -> weights to try; a word of a graph is several tokens
 LM_WEIGHTS = {"beam": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], "wfst": [0.3, 0.5, 0.7, 1.0, 1.3]}
-BIG_LM_WEIGHTS = [0.5, 1.0]  # of paged_biglm; 0 is cuda_wfst
+LARGE_LM_WEIGHTS = [0.5, 1.0]  # of paged_biglm; 0 is cuda_wfst
 BEAM_WIDTHS = [16.0, 40.0]  # the larger one for boosted words: bonuses are part of what is compared
 BOOSTING_WEIGHTS = {"beam": [0.0, 0.5, 1.0, 2.0], "wfst": [0.0, 5.0, 10.0, 20.0, 40.0]}
 
@@ -59,14 +59,14 @@ class TuneOptions:
     # paged_biglm) a word-level ARPA file, or the graph that `build-graph` made of one.
     lm: str | None = None
     # For paged_biglm: the large word-level LM, a file of `pack-lm` or ARPA; `lm` is the small one.
-    big_lm: str | None = None
+    large_lm: str | None = None
     # Text file of phrases to boost, one per line; their precision, recall and F-score are reported.
     phrases: str | None = None
     # LM weights to try, natural log, >= 0; used if there is an LM. null: 0 .. 1, for word graphs
     # 0.3 .. 1.3.
     lm_weight: list[float] | None = None
     # For paged_biglm: shares of the large LM in that to try, >= 0. null: 0.5 and 1.
-    big_lm_weight: list[float] | None = None
+    large_lm_weight: list[float] | None = None
     # For flexctc_beam: insertion bonuses per token to try, natural log.
     beam_beta: list[float] = field(default_factory=lambda: [0.0, 0.5, 1.0, 1.5])
     # For RNN-T and TDT with an LM or phrases: how blanks are scored. With no_score only tokens pay for
@@ -104,7 +104,7 @@ class TuneOptions:
         for name in vars(Axes()):
             if getattr(self, name) == []:
                 raise ValueError(f"{name} is empty, expected values to try, such as {name}=[1,2]")
-        from nemo_gpu_decoding.fusion.blank_scoring import BLANK_LM_SCORE_MODES  # needs numba
+        from nemo_gpu_decoding.search.transducer.blank_scoring import BLANK_LM_SCORE_MODES  # needs numba
         from nemo_gpu_decoding.search.transducer.config import PRUNING_MODES
 
         _check_names("blank_scoring", self.blank_scoring, BLANK_LM_SCORE_MODES)
@@ -142,7 +142,7 @@ def run(options: TuneOptions) -> int:
     """Decode the dev set with every combination; table to stdout, best preset to `out`."""
     utterances = read_manifest(Path(options.manifest))
     phrases = load_phrase_file("phrases", options.phrases)
-    files = {"lm": options.lm, "big_lm": options.big_lm, "phrases": options.phrases}
+    files = {"lm": options.lm, "large_lm": options.large_lm, "phrases": options.phrases}
     # with a weight of 0 LM or phrases would not be loaded; the weights are set per point of the grid
     loaded = {**files, "lm_weight": 1.0, "boosting_weight": 1.0}
 
@@ -197,7 +197,7 @@ def axes_of(options: TuneOptions, strategy: str, *, has_lm: bool, has_phrases: b
     is_fused = has_lm or has_phrases
     for name, is_used in (
         ("beam_width", section == "wfst"),
-        ("big_lm_weight", strategy == BIG_LM_STRATEGY),
+        ("large_lm_weight", strategy == LARGE_LM_STRATEGY),
         ("pruning_mode", head == "rnnt" and is_fused),
     ):
         if getattr(options, name) and not is_used:
@@ -210,8 +210,8 @@ def axes_of(options: TuneOptions, strategy: str, *, has_lm: bool, has_phrases: b
             lm_weight=lm_weights,
             boosting_weight=boosting_weights,
             beam_width=options.beam_width or BEAM_WIDTHS[: 1 + has_phrases],
-            big_lm_weight=(options.big_lm_weight or BIG_LM_WEIGHTS)
-            if strategy == BIG_LM_STRATEGY
+            large_lm_weight=(options.large_lm_weight or LARGE_LM_WEIGHTS)
+            if strategy == LARGE_LM_STRATEGY
             else [],
         )
     return Axes(

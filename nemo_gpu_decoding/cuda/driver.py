@@ -7,20 +7,18 @@ torch's own work, run on any device, and may be captured into a CUDA graph by a 
 from __future__ import annotations
 
 import importlib
-import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 
 from nemo_gpu_decoding.cuda.availability import why_unavailable
 from nemo_gpu_decoding.cuda.compile import Defines, architecture, cubin
-from nemo_gpu_decoding.cuda.signature import Signature, Tensor, checked_arguments
+from nemo_gpu_decoding.cuda.signature import Signature, checked_arguments
 
 WARP = 32
 
@@ -96,7 +94,7 @@ class CudaModule:
         values = checked_arguments(signature, self.device, arguments)
         kernel = self._kernel(signature)
         kernel.check_sizes(grid, block, shared_bytes)
-        slots, addresses = packed(values)
+        slots, addresses = signature.packed(values)
         stream = torch.cuda.current_stream(self.device).cuda_stream
         try:
             with self._driver.context(self.device.index):
@@ -220,7 +218,7 @@ class Driver:
 
     def check_parameters(self, function: Any, signature: Signature) -> None:
         """Compare the signature with the compiled kernel, as far as a driver tells (12.4 and newer)."""
-        wanted = [parameter_bytes(parameter) for parameter in signature.parameters.values()]
+        wanted = signature.argument_bytes
         found: list[int] = []
         try:
             while len(found) <= len(wanted):
@@ -242,30 +240,3 @@ class Driver:
             unknown, text = function(status)
             texts.append(str(status) if int(unknown) != 0 or text is None else text.decode())
         return f"{texts[0]} ({texts[1]})"
-
-
-def packed(values: Sequence[np.generic]) -> tuple[np.ndarray, np.ndarray]:
-    """The arguments as the driver reads them.
-
-    Returns:
-        8 bytes for each argument, which starts at the first of them; and their addresses, which are
-        what the driver gets. Both must live until the launch returns.
-    """
-    layout = _eight_bytes_each(tuple(map(type, values)))
-    slots = np.frombuffer(layout.pack(*values), np.uint64)
-    addresses = slots.ctypes.data + 8 * np.arange(len(values), dtype=np.uint64)
-    return slots, addresses
-
-
-@lru_cache(maxsize=256)
-def _eight_bytes_each(types: tuple[type[np.generic], ...]) -> struct.Struct:
-    """Packs numpy scalars of these types, each padded to 8 bytes."""
-    codes = dict(zip(("b1", "i1", "i2", "i4", "i8"), "?bhiq", strict=True))
-    codes |= dict(zip(("u1", "u2", "u4", "u8", "f2", "f4", "f8"), "BHIQefd", strict=True))
-    dtypes = [np.dtype(scalar) for scalar in types]
-    return struct.Struct("<" + "".join(f"{codes[d.str[1:]]}{8 - d.itemsize}x" for d in dtypes))
-
-
-def parameter_bytes(parameter: Any) -> int:
-    """The size of a kernel parameter."""
-    return 8 if isinstance(parameter, Tensor) else np.dtype(parameter.dtype).itemsize

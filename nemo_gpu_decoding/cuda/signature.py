@@ -7,14 +7,16 @@ of memory and take the whole process down. So every launch goes through `checked
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 
-DType: TypeAlias = "torch.dtype | np.dtype"
+DType: TypeAlias = "torch.dtype | np.dtype | tuple[torch.dtype, ...]"
 Axis: TypeAlias = "str | int"
 
 # `Module.launch` has these names for itself
@@ -24,29 +26,36 @@ RESERVED = frozenset({"signature", "grid", "block", "shared_bytes"})
 class Layout(NamedTuple):
     """How a tensor holds the elements that a kernel sees."""
 
-    dtype: torch.dtype
+    dtypes: tuple[torch.dtype, ...]  # any of these
     record_bytes: int  # 0 if the elements are not records
     alignment: int  # bytes
 
     @staticmethod
     def of(dtype: DType) -> Layout:
-        """Of a torch type, a plain numpy type or records."""
+        """Of torch types, a plain numpy type or records."""
         if isinstance(dtype, torch.dtype):
-            return Layout(dtype, 0, dtype.itemsize)
+            return Layout((dtype,), 0, dtype.itemsize)
+        if isinstance(dtype, tuple):
+            return Layout(dtype, 0, min(kind.itemsize for kind in dtype))
         dtype = np.dtype(dtype)
         if dtype.fields is None:
-            return Layout(torch.from_numpy(np.empty(0, dtype)).dtype, 0, dtype.itemsize)
-        return Layout(torch.uint8, dtype.itemsize, _alignment(dtype))
+            return Layout((torch.from_numpy(np.empty(0, dtype)).dtype,), 0, dtype.itemsize)
+        return Layout((torch.uint8,), dtype.itemsize, alignment_of(dtype))
 
 
 @dataclass(frozen=True)
 class Tensor:
     """A pointer parameter: the kernel gets the address of the first element of a contiguous tensor."""
 
-    # A structured numpy dtype means records: the tensor holds their bytes, see `as_records`.
+    # A structured numpy dtype means records: the tensor holds their bytes, see `as_records`. Several
+    # torch types: the kernel is compiled for each of them.
     dtype: DType
     # Sizes; a name stands for any size, but the same in all arguments of one launch.
     shape: tuple[Axis, ...]
+    # The kernel writes to it.
+    written: bool = False
+    # What the kernel calls the type if it is compiled for several; chosen by the macro LOG_PROB.
+    type_name: str = "LogProb"
     # None may be given and reaches the kernel as a null pointer.
     optional: bool = False
     # The tensor lies in pinned host memory (`pinned.py`), which the kernel reads over the bus.
@@ -60,14 +69,21 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number passed by value: int, float, bool or numpy scalar, converted to `dtype`."""
+    """A number passed by value: int, float, bool or numpy scalar, converted to `dtype`.
 
-    dtype: type[np.generic]  # np.int32, np.float32, ...
-    # Least and greatest value of an integer type, None for floating point; found out once, as above.
+    With a structured dtype: a record, given as a tuple of its fields.
+    """
+
+    dtype: type[np.generic] | np.dtype  # np.int32, np.float32, ..., or records
+    # Least and greatest value of an integer type, None for others; found out once, as above.
     limits: tuple[int, int] | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "limits", _limits(np.dtype(self.dtype)))
+
+    @property
+    def is_record(self) -> bool:
+        return isinstance(self.dtype, np.dtype) and self.dtype.fields is not None
 
 
 @dataclass(frozen=True)
@@ -76,17 +92,64 @@ class Signature:
 
     name: str
     parameters: Mapping[str, Tensor | Scalar]
+    # The kernel takes one struct of all of them, see `records.py`, and not each apart.
+    in_one_struct: bool = False
 
     def __post_init__(self) -> None:
         taken = sorted(RESERVED & set(self.parameters))
         if taken:
             raise ValueError(f"{self.name}: parameters may not be called {', '.join(taken)}")
 
+    @cached_property
+    def argument_bytes(self) -> list[int]:
+        """The size of each argument of the C++ declaration."""
+        if self.in_one_struct:
+            return [self._layout.size]
+        return [_scalar_type(parameter).itemsize for parameter in self.parameters.values()]
+
+    def packed(self, values: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+        """Checked arguments as a launch reads them.
+
+        Returns:
+            their bytes, and the addresses of the arguments of the C++ declaration in them, which are
+            what a launch is given. Both must live until it returns.
+        """
+        slots = np.frombuffer(self._layout.pack(*values), np.uint8)
+        step = 0 if self.in_one_struct else 8
+        count = len(self.argument_bytes)
+        return slots, slots.ctypes.data + step * np.arange(count, dtype=np.uint64)
+
+    @cached_property
+    def _layout(self) -> struct.Struct:
+        """Packs all values: as C++ lays out the struct, or each padded to 8 bytes."""
+        dtypes = [_scalar_type(parameter) for parameter in self.parameters.values()]
+        if not self.in_one_struct:
+            return struct.Struct(
+                "<" + "".join(f"{_PACK_CODES[d.str[1:]]}{8 - d.itemsize}x" for d in dtypes)
+            )
+        fields = np.dtype([(f"_{n}", d) for n, d in enumerate(dtypes)], align=True)
+        code, end = "<", 0
+        for dtype, (_, offset, *_) in zip(dtypes, (fields.fields or {}).values(), strict=True):
+            own = f"{dtype.itemsize}s" if dtype.fields else _PACK_CODES[dtype.str[1:]]
+            code += f"{offset - end}x{own}"
+            end = offset + dtype.itemsize
+        return struct.Struct(f"{code}{fields.itemsize - end}x")
+
+
+_PACK_CODES = dict(
+    zip(("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"), "?bhiqBHIQefd",
+        strict=True)
+)  # fmt: skip
+
+
+def _scalar_type(parameter: Tensor | Scalar) -> np.dtype:
+    return np.dtype(np.uint64 if isinstance(parameter, Tensor) else parameter.dtype)
+
 
 def checked_arguments(
     signature: Signature, device: torch.device, arguments: Mapping[str, Any]
-) -> list[np.generic]:
-    """The arguments in the kernel's order, as numpy scalars; pointers are np.uint64.
+) -> list[Any]:
+    """The arguments in the kernel's order, as numpy scalars; pointers are np.uint64, records bytes.
 
     Args:
         signature: what is expected.
@@ -101,11 +164,13 @@ def checked_arguments(
     if parameters.keys() != arguments.keys():
         _raise_names(signature, arguments)
     axes: dict[str, tuple[int, str]] = {}
-    values: list[np.generic] = []
+    values: list[Any] = []
     for name, parameter in parameters.items():
         try:
             if isinstance(parameter, Tensor):
                 values.append(_pointer(name, parameter, device, arguments[name], axes))
+            elif parameter.is_record:
+                values.append(_record_bytes(parameter, arguments[name]))
             else:
                 values.append(_number(parameter, arguments[name]))
         except ValueError as error:
@@ -171,9 +236,9 @@ def _check_place(tensor: torch.Tensor, expected: Tensor, device: torch.device) -
 
 def _shape_in_elements(tensor: torch.Tensor, expected: Tensor) -> tuple[int, ...]:
     """The tensor's shape, counted in records if it holds such."""
-    dtype, itemsize, _ = expected.layout
-    if tensor.dtype != dtype:
-        raise ValueError(f"has dtype {tensor.dtype}, expected {dtype}")
+    dtypes, itemsize, _ = expected.layout
+    if tensor.dtype not in dtypes:
+        raise ValueError(f"has dtype {tensor.dtype}, expected {' or '.join(map(str, dtypes))}")
     if itemsize == 0:
         return tensor.shape
     if tensor.ndim == 1 and len(expected.shape) == 1 and tensor.numel() % itemsize == 0:
@@ -185,12 +250,13 @@ def _shape_in_elements(tensor: torch.Tensor, expected: Tensor) -> tuple[int, ...
     return tensor.shape[:-1]
 
 
-def _alignment(dtype: np.dtype) -> int:
-    """What C++ asks of a struct with these fields: the strictest alignment among them."""
-    base = dtype.subdtype[0] if dtype.subdtype else dtype
+def alignment_of(dtype: np.dtype) -> int:
+    """What C++ asks of a type; of a record the strictest alignment of its fields, or its own."""
+    base = dtype.base
     if base.fields is None:
         return base.itemsize
-    return max(_alignment(field[0]) for field in base.fields.values())
+    own = dict(base.metadata or {}).get("align", 1)
+    return max(own, *(alignment_of(field[0]) for field in base.fields.values()))
 
 
 def _sizes(expected: Tensor, axes: dict[str, tuple[int, str]]) -> str:
@@ -200,6 +266,13 @@ def _sizes(expected: Tensor, axes: dict[str, tuple[int, str]]) -> str:
         size, source = axes.get(axis, (None, "")) if isinstance(axis, str) else (None, "")
         parts.append(str(axis) if size is None else f"{axis} = {size} as in {source}")
     return f"[{', '.join(parts)}]"
+
+
+def _record_bytes(expected: Scalar, value: Any) -> bytes:
+    fields = np.dtype(expected.dtype).names or ()
+    if not isinstance(value, tuple) or getattr(value, "_fields", fields) != fields:
+        raise ValueError(f"is {value!r}, expected a tuple of {', '.join(fields)}")
+    return np.array([tuple(value)], expected.dtype).tobytes()
 
 
 def _number(expected: Scalar, value: Any) -> np.generic:
@@ -218,7 +291,7 @@ def _number(expected: Scalar, value: Any) -> np.generic:
 
 
 def _limits(dtype: np.dtype) -> tuple[int, int] | None:
-    if dtype.kind == "f":
+    if dtype.kind == "f" or dtype.fields:
         return None
     if dtype.kind == "b":
         return 0, 1

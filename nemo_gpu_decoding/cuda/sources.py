@@ -1,15 +1,18 @@
 """A kernel's source text and the headers that it includes.
 
 Headers are named relative to the package, wherever the including file stands:
-`#include "cuda/common.cuh"`. NVRTC gets them as texts, so it needs no folders, and the compile cache
-knows all that a kernel is made of.
+`#include "cuda/common.cuh"`. A header x.cuh that is no file is printed from the records of x.py, see
+`records.py`. NVRTC gets them all as texts, so it needs no folders, and the compile cache knows all that
+a kernel is made of.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+
+from nemo_gpu_decoding.cuda.records import header_of
 
 PACKAGE = Path(__file__).parent.parent
 
@@ -43,6 +46,14 @@ def read_source(name: str, root: Path = PACKAGE) -> Source:
     return Source(name, text, headers)
 
 
+def printed_header(name: str) -> str | None:
+    """The text of a header x.cuh that is printed from the records of x.py; None if there is no x.py."""
+    module = PurePosixPath(name).with_suffix("")
+    if not (PACKAGE / module).with_suffix(".py").is_file():
+        return None
+    return header_of(".".join([PACKAGE.name, *module.parts]))
+
+
 def kernel_files(root: Path = PACKAGE) -> list[str]:
     """The names of all kernel files of the package, sorted."""
     return sorted(path.relative_to(root).as_posix() for path in root.rglob("*.cu"))
@@ -52,5 +63,8 @@ def _read(root: Path, name: str, needed_by: str | None) -> str:
     try:
         return (root / name).read_text(encoding="utf-8")
     except FileNotFoundError:
+        printed = printed_header(name)
+        if printed is not None:
+            return printed
         where = f" (included by {needed_by})" if needed_by else ""
         raise FileNotFoundError(f"kernel source {name}{where} is not in {root}") from None

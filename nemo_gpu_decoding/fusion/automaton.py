@@ -122,7 +122,7 @@ class BackoffAutomaton:
         return len(self.arrays.arcs)
 
     def advance(self, state: int, label: int) -> tuple[float, int]:
-        """Weight of `label` in `state` and the state after it (the readable twin of `lookup`)."""
+        """Weight of `label` in `state` and the state after it (readable counterpart of `lookup`)."""
         states, arcs = self.arrays
         weight = np.float32(0.0)
         while True:

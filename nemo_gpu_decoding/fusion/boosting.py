@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
-from nemo_gpu_decoding.fusion.cache import cached, file_key
+from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.fusion.nemo_archive import load_nemo_automaton
-from nemo_gpu_decoding.fusion.phrase_tree import ScoredSequence, build_phrase_automaton, token_scores
-from nemo_gpu_decoding.fusion.word_ends import carries_on_word, is_word_character
+from nemo_gpu_decoding.fusion.word_boundary import is_word_character, word_continuations
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -95,7 +95,7 @@ class BoostingConfig:
     # full: bonuses of unfinished phrases are taken back exactly; nemo: NeMo's weights to the bit.
     refund: str = "full"
     # A phrase earns its bonus only where the word ends with it: "ann" nothing in "anna", but something
-    # in "ann's". Of "char" vocabularies the word must begin with it as well; other pieces say themselves
+    # in "ann's". Of "char" vocabularies the word must begin with it as well; other pieces are marked
     # where words begin. More than 64 different bonuses are rounded, by at most 0.2 % of their median.
     # None: yes with refund "full"; NeMo's refunds cannot have it.
     whole_words: bool | None = None
@@ -147,7 +147,7 @@ class BoostingConfig:
         return [name for name in names if getattr(self, name)]
 
     @property
-    def needs_word_ends(self) -> bool:
+    def checks_word_boundary(self) -> bool:
         """Bonuses are taken back where the word goes on."""
         return self.refund == "full" and self.whole_words is not False
 
@@ -185,7 +185,7 @@ def load_boosting_tree(config: BoostingConfig, vocabulary: Vocabulary) -> Backof
 def build_boosting_tree(
     phrases: Iterable[str | Phrase], vocabulary: Vocabulary, config: BoostingConfig | None = None
 ) -> BackoffAutomaton:
-    """Build the automaton that pays bonuses for phrases; see `phrase_tree` for what is paid when.
+    """Build the automaton that pays bonuses for phrases; see `context_graph.py` for what is paid when.
 
     Blank and duplicate phrases are skipped with one warning; of duplicates the largest weight counts.
     Results are cached.
@@ -271,7 +271,7 @@ def _build(
     phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingConfig, name: str
 ) -> BackoffAutomaton:
     kept = _without_repetitions([_phrase(phrase) for phrase in phrases], name)
-    space = vocabulary.space if config.needs_word_ends else None
+    space = vocabulary.space if config.checks_word_boundary else None
     sequences: list[ScoredSequence] = []
     faults = []
     for phrase in kept:
@@ -282,13 +282,13 @@ def _build(
     if faults:
         more = f"; and {len(faults) - _SHOWN} more" if len(faults) > _SHOWN else ""
         raise ValueError(f"{name}: {'; '.join(faults[:_SHOWN])}{more}")
-    return build_phrase_automaton(
+    return build_context_graph(
         sequences,
         len(vocabulary),
         unk_score=config.unk_score,
         refund=config.refund,
         uniform_weights=config.uniform_weights,
-        carries_on=carries_on_word(vocabulary) if config.needs_word_ends else None,
+        is_continuation=word_continuations(vocabulary) if config.checks_word_boundary else None,
         label_before=space,
         name=name,
     )

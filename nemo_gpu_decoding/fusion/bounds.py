@@ -84,8 +84,8 @@ class _ByWeight:
 
     def _has_arc(self, states: np.ndarray, labels: np.ndarray) -> np.ndarray:
         keys = states.astype(np.int64) * self.span + labels
-        place = np.searchsorted(self.own_keys, keys)
-        return self.own_keys[np.minimum(place, len(self.own_keys) - 1)] == keys
+        found = np.searchsorted(self.own_keys, keys)
+        return self.own_keys[np.minimum(found, len(self.own_keys) - 1)] == keys
 
 
 def _rounded_up(bounds: np.ndarray) -> np.ndarray:

@@ -1,28 +1,11 @@
-// Twin of fusion/automaton.py and fusion/lookup.py on the device: what is added to a score.
+// Look-up in back-off automata; counterpart of lookup.py.
 //
 // Sums are formed in the order of lookup.py, so that CPU and GPU agree to the bit (no contraction of
 // a * b + c: compile with --fmad=false).
 #pragma once
 
 #include "cuda/common.cuh"
-
-struct State {  // automaton.STATE
-  int arc_begin;  // first arc of the state
-  int arc_end;  // one past its last arc
-  int backoff_to;  // the state itself for a root
-  float backoff_weight;
-  float final_weight;  // added when an utterance ends here
-  float upper_bound;  // no label gets a larger weight from this state
-  float backoff_bound;  // no label without an arc here does; -inf for a root
-};
-static_assert(sizeof(State) == 28, "State differs from automaton.STATE");
-
-struct Arc {  // automaton.ARC
-  int label;
-  float weight;
-  int target;
-};
-static_assert(sizeof(Arc) == 12, "Arc differs from automaton.ARC");
+#include "fusion/automaton.cuh"
 
 // One or several back-off automata over the labels 0 .. vocab_size - 1.
 struct Automaton {

@@ -1,10 +1,10 @@
-"""What a search adds to acoustic scores, and how one utterance may ask for something else."""
+"""Fusion: what a search adds to acoustic scores, for a decoder and for one utterance."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from nemo_gpu_decoding.checks import check_number
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 
 
@@ -18,19 +18,19 @@ class Fusion:
         ValueError: a weight is negative or not finite.
     """
 
-    lm: BackoffAutomaton | None = None  # over tokens
-    lm_weight: float = 1.0  # natural log domain, >= 0; 0 switches the LM off
-    boosting: BackoffAutomaton | None = None
+    lm: BackoffAutomaton | None = None  # over tokens; None for word graphs, which hold their LM
+    lm_weight: float = 1.0  # of natural logs, >= 0; 0 switches the LM off. Word graphs: of their costs
+    boosting: BackoffAutomaton | None = None  # over tokens; for word graphs over words
     boosting_weight: float = 1.0  # >= 0; 0 switches boosting off
 
     def __post_init__(self) -> None:
-        check_weight("lm_weight", self.lm_weight)
-        check_weight("boosting_weight", self.boosting_weight)
+        check_number("lm_weight", self.lm_weight)
+        check_number("boosting_weight", self.boosting_weight)
 
 
 @dataclass(frozen=True)
 class Request:
-    """What one utterance wants instead of the decoder's own fusion; None keeps the decoder's.
+    """Fusion of one utterance where it differs from the decoder's; None keeps the decoder's.
 
     `boosting` replaces the decoder's tree for this utterance (build it with `build_boosting_tree`).
     """
@@ -41,11 +41,6 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.lm_weight is not None:
-            check_weight("lm_weight", self.lm_weight)
+            check_number("lm_weight", self.lm_weight)
         if self.boosting_weight is not None:
-            check_weight("boosting_weight", self.boosting_weight)
-
-
-def check_weight(name: str, value: float) -> None:
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{name} is {value}, expected a finite number >= 0")
+            check_number("boosting_weight", self.boosting_weight)

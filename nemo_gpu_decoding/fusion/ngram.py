@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
+from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
-from nemo_gpu_decoding.fusion.cache import cached, file_key
 from nemo_gpu_decoding.fusion.nemo_archive import load_nemo_automaton
-from nemo_gpu_decoding.fusion.ngram_tree import (
+from nemo_gpu_decoding.fusion.ngram_automaton import (
     SENTENCE_END,
     SENTENCE_START,
     UNKNOWN,
@@ -55,13 +55,13 @@ def load_ngram_lm(
         path: NGPU-LM file (.nemo) or token-level ARPA file, plain or gzipped.
         vocab_size: V, the number of tokens without the blank.
         vocabulary: the model's tokens, needed for ARPA files that spell tokens as pieces.
-        encoding: how an ARPA file names tokens, one of `ENCODINGS`; "auto" tells by itself.
+        encoding: how an ARPA file names tokens, one of `ENCODINGS`; "auto" finds out.
         normalize_unk: divide the probability of <unk> among the tokens that an ARPA file does not list
             (else each of them gets all of it, as in KenLM).
 
     Raises:
         ValueError: the file is damaged, of another kind (word-level ARPA, KenLM binary) or made for
-            another vocabulary; the encoding is unknown or cannot be told.
+            another vocabulary; the encoding is unknown or ambiguous.
         FileNotFoundError: there is no such file.
     """
     if vocab_size < 1:

@@ -96,7 +96,7 @@ def _weights(
 def _depths(suffix: np.ndarray) -> np.ndarray:
     """Back-offs from each context to the empty one, [S]."""
     depths, at = np.zeros(len(suffix), np.int64), np.arange(len(suffix))
-    while (goes_on := suffix[at] != at).any():
-        depths += goes_on
+    while (is_inner := suffix[at] != at).any():
+        depths += is_inner
         at = suffix[at]
     return depths

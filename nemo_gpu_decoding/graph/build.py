@@ -40,7 +40,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 DETERMINIZE_DELTA, MINIMIZE_DELTA = 2.0**-20, 2.0**-30
 Progress = Callable[[str], None]
-BUILD_STEPS = 7  # times that `progress` is told of something while a graph is built
+BUILD_STEPS = 7  # calls of `progress` while a graph is built
 
 
 def build_graph(
@@ -65,7 +65,7 @@ def build_graph(
             <unk>.
         beginning_tokens: tokens that may begin a word, for an open vocabulary with a Lexicon.
         cache: keep the result in the cache folder, in this folder, or not at all (False).
-        progress: told about every step when it begins.
+        progress: called with the name of every step when it begins.
 
     Raises:
         ValueError: the LM or the lexicon is malformed, or they have no word in common; the LM is one
@@ -261,7 +261,7 @@ class _Recipe:
             "states": graph.num_states,
             "arcs": graph.num_arcs,
             "epsilon arcs": int(is_epsilon[lg.arcs["input"]].sum()),
-            "epsilon records": len(graph.arrays.epsilons),
+            "epsilon-closure arcs": len(graph.arrays.epsilons),
             **self._lm_report(),
             "LM contexts kept": g.num_states,
             "seconds": round(time.perf_counter() - began, 1),

@@ -1,8 +1,8 @@
 """The word graph as a search reads it: compressed rows of arcs, on the CPU and on a GPU alike.
 
-    states   [S]  where a state's arcs and epsilon records lie, final cost, bound on what comes next
+    states   [S]  arcs and epsilon-closure arcs of a state, final cost, bound on what comes next
     arcs     [A]  label, word, cost, target; those of a state sorted by label
-    epsilons [E]  records of `epsilons.py`: word, cost, target, bound on what comes next
+    epsilons [E]  closure arcs of `epsilon_closure.py`: word, cost, target, bound on what comes next
 
 With the grammar {a: 1.0, b: 2.0}, spelled  a = token 0,  b = tokens 0 1  (#1 ends the word a):
 
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.epsilons import epsilon_records
+from nemo_gpu_decoding.graph.epsilon_closure import epsilon_closure
 from nemo_gpu_decoding.graph.openfst import Fst
 
 EPSILON_WORD = "<eps>"
@@ -49,7 +49,7 @@ GRAPH_ARC = np.dtype(
 )
 EPSILON = np.dtype(
     [
-        ("word", np.int32),  # 0 for none; from the number of words on, a compound
+        ("word", np.int32),  # 0 for none; from the number of words on, a word-sequence label
         ("cost", np.float32),
         ("target", np.int32),
         ("least_cost", np.float32),  # that of the target, here to save a look
@@ -63,7 +63,7 @@ class GraphArrays(NamedTuple):
     states: np.ndarray  # [S] GRAPH_STATE
     arcs: np.ndarray  # [A] GRAPH_ARC
     epsilons: np.ndarray  # [E] EPSILON
-    compounds: np.ndarray  # [C, 2] int32: the word label W + i stands for these two, W number of words
+    compounds: np.ndarray  # [C, 2] int32: the two labels of word-sequence label W + i, W words
 
 
 class Spellings(NamedTuple):
@@ -148,7 +148,7 @@ class WordGraph:
         own = np.flatnonzero(~silent & possible)
         own = own[np.lexsort((fst.arcs["output"][own], inputs[own], sources[own]))]
         jumps = np.flatnonzero(silent & possible)
-        records = epsilon_records(
+        closure = epsilon_closure(
             fst.num_states, sources[jumps], fst.arcs["output"][jumps], fst.arcs["cost"][jumps],
             fst.arcs["target"][jumps], len(words), name,
         )  # fmt: skip
@@ -158,15 +158,15 @@ class WordGraph:
         states = np.zeros(fst.num_states, GRAPH_STATE)
         begin = np.searchsorted(sources[own], np.arange(fst.num_states + 1))
         states["arc_begin"], states["arc_end"] = begin[:-1], begin[1:]
-        states["epsilon_begin"], states["epsilon_end"] = records.begin[:-1], records.begin[1:]
+        states["epsilon_begin"], states["epsilon_end"] = closure.begin[:-1], closure.begin[1:]
         states["final_cost"], states["least_cost"] = fst.final_costs, INFINITE
         np.minimum.at(states["least_cost"], sources[own], arcs["cost"])
-        epsilons = np.zeros(len(records.words), EPSILON)
-        epsilons["word"], epsilons["cost"] = records.words, records.costs
-        epsilons["target"] = records.targets
-        epsilons["least_cost"] = states["least_cost"][records.targets]
+        epsilons = np.zeros(len(closure.words), EPSILON)
+        epsilons["word"], epsilons["cost"] = closure.words, closure.costs
+        epsilons["target"] = closure.targets
+        epsilons["least_cost"] = states["least_cost"][closure.targets]
         return cls(
-            GraphArrays(states, arcs, epsilons, records.compounds.astype(np.int32)),
+            GraphArrays(states, arcs, epsilons, closure.sequences.astype(np.int32)),
             fst.start, tuple(words), spellings, unknown, dict(report or {}), name,
         )  # fmt: skip
 
@@ -208,6 +208,13 @@ class WordGraph:
             return [label] if label else []
         first, second = self.arrays.compounds[label - len(self.words)]
         return self.expanded(int(first)) + self.expanded(int(second))
+
+    @cached_property
+    def output_words(self) -> np.ndarray:
+        """The words that arcs and epsilons write, alone or in word sequences; ascending, int64."""
+        arrays = self.arrays
+        labels = np.unique(np.concatenate([arrays.arcs["word"], arrays.epsilons["word"]])).tolist()
+        return np.array(sorted({word for label in labels for word in self.expanded(label)}), np.int64)
 
     @cached_property
     def spelling_index(self) -> np.ndarray:

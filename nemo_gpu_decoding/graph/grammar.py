@@ -17,7 +17,7 @@ from os import PathLike
 import numpy as np
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
-from nemo_gpu_decoding.fusion.ngram_tree import (
+from nemo_gpu_decoding.fusion.ngram_automaton import (
     NOT_FINAL,
     SENTENCE_END,
     SENTENCE_START,

@@ -177,7 +177,7 @@ def lexicon_fst(
         outputs: label of each word in G.
         vocab_size: number of columns that tokens may have; #0 has the input label vocab_size + 1.
         backoff_label: label of #0 in G.
-        unknown: label of <unk> in G, its costs, and the tokens that may begin and go on a word.
+        unknown: label of <unk> in G, its costs, and the tokens that may begin and continue a word.
     """
     entries = [(outputs[word], s) for word in outputs for s in lexicon.spellings.get(word, ())]
     symbols = disambiguated([spelling for _, spelling in entries])
@@ -210,13 +210,13 @@ def _spelling_loop(
     word: int,
     costs: OpenVocabulary,
     beginning: Sequence[int],
-    going_on: Sequence[int],
+    inner: Sequence[int],
 ) -> list[tuple[int, int, int, float, int]]:
     """The arcs of <unk>, between two disambiguation symbols so that known words stay apart from it."""
     inside = state + 1
     return [
         (0, symbol, word, costs.word_cost, state),
         *((state, token + 1, 0, costs.piece_cost, inside) for token in beginning),
-        *((inside, token + 1, 0, costs.piece_cost, inside) for token in going_on),
+        *((inside, token + 1, 0, costs.piece_cost, inside) for token in inner),
         (inside, symbol, 0, 0.0, 0),
     ]

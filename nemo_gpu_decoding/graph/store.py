@@ -4,7 +4,7 @@
 uint32     version of this layout
 uint32     CRC-32 of all that follows
 uint64     size of the JSON header
-JSON       start, words, report, and dtype, shape and place of each array
+JSON       start, words, report, and offset and shape of each array
 arrays     each at a multiple of 64 bytes
 """
 
@@ -52,20 +52,20 @@ def save_graph(graph: WordGraph, path: str | PathLike[str]) -> None:
     if graph.spellings is not None:
         for name, array in graph.spellings._asdict().items():
             arrays[f"spelling_{name}"] = array
-    places: dict[str, tuple[int, list[int]]] = {}
+    layout: dict[str, tuple[int, list[int]]] = {}
     end = 0
     for name, array in arrays.items():
-        places[name] = (end, list(array.shape))
+        layout[name] = (end, list(array.shape))
         end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
     facts = {
         "start": graph.start, "unknown": graph.unknown, "words": graph.words,
-        "report": dict(graph.report), "name": graph.name, "arrays": places,
+        "report": dict(graph.report), "name": graph.name, "arrays": layout,
     }  # fmt: skip
     header = json.dumps(facts, ensure_ascii=False).encode()
     header += b" " * (-(len(header) + _HEAD.size) % _ALIGNMENT)
     body = bytearray(end)
     for name, array in arrays.items():
-        begin = places[name][0]
+        begin = layout[name][0]
         body[begin : begin + array.nbytes] = np.ascontiguousarray(array, _DTYPES[name]).tobytes()
     checksum = zlib.crc32(body, zlib.crc32(header))
     _write_whole(Path(path), [_HEAD.pack(MAGIC, VERSION, checksum, len(header)), header, body])
@@ -118,9 +118,9 @@ def _checksum(data: Any) -> int:
     return zlib.crc32(data)
 
 
-def _mapped(body: np.ndarray, places: dict[str, Any], path: Path) -> dict[str, np.ndarray]:
+def _mapped(body: np.ndarray, layout: dict[str, Any], path: Path) -> dict[str, np.ndarray]:
     arrays = {}
-    for name, (begin, shape) in places.items():
+    for name, (begin, shape) in layout.items():
         dtype = _DTYPES[name]
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if begin + size > len(body):
@@ -140,7 +140,7 @@ def _graph(facts: dict[str, Any], arrays: dict[str, np.ndarray]) -> WordGraph:
 
 
 def _write_whole(path: Path, parts: list[bytes | bytearray]) -> None:
-    """Write to a file beside the wanted one and put it in place at the end."""
+    """Write to a file beside the wanted one and replace that one at the end."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(prefix=path.name, dir=path.parent)
     try:

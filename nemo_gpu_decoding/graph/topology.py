@@ -15,18 +15,21 @@ do. Measured, words and costs are those of T o L o G for every topology, with 2-
 
 from __future__ import annotations
 
+from nemo_gpu_decoding.checks import FieldError
+
 TOPOLOGIES = ("compact", "normal", "minimal", "graph")
 COMPACT, NORMAL, MINIMAL, GRAPH = range(4)  # as compiled code knows them
 NEMO_NAMES = {"default": "normal"}
+DEFAULT_TOPOLOGY = "compact"
 
 
 def topology_number(name: str) -> int:
     """The number of a topology, NeMo's names included.
 
     Raises:
-        ValueError: there is none of this name.
+        FieldError: there is none of this name.
     """
     ours = NEMO_NAMES.get(name, name)
     if ours not in TOPOLOGIES:
-        raise ValueError(f"topology is {name!r}, expected one of {', '.join(TOPOLOGIES)}")
+        raise FieldError("topology", name, f"one of {', '.join(TOPOLOGIES)}")
     return TOPOLOGIES.index(ours)

@@ -25,7 +25,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from nemo_gpu_decoding.lm.arpa_scan import FAULT, MARKER, Scan, room_for, scan_ngrams
+from nemo_gpu_decoding.lm.arpa_scan import FAULT, MARKER, Scan, new_scan, scan_ngrams
 from nemo_gpu_decoding.lm.symbols import SymbolTable
 
 _BLOCK_BYTES = 1 << 22
@@ -93,7 +93,7 @@ class ArpaReader:
         self._text = b""  # whole lines, read ahead
         self._position = 0  # in the text: what lies before is consumed
         self._line_number = 0  # lines consumed so far
-        self._block = (0, 0)  # place in the text, and lines before it, of the block last yielded
+        self._block = (0, 0)  # position in the text, and lines before it, of the block last yielded
         self.num_bytes = self.path.stat().st_size  # of the file, as it lies there
         self._raw, self._file = self._open()
         try:
@@ -240,7 +240,7 @@ class ArpaReader:
         while self._read_ahead():
             self._block = (self._position, self._line_number)
             text = np.frombuffer(self._text, np.uint8)
-            scan = room_for(text[self._position :], order)
+            scan = new_scan(text[self._position :], order)
             reason, position, lines, rows, unread = scan_ngrams(
                 text, self._position, order, self._table.arrays, scan
             )

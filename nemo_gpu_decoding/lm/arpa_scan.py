@@ -1,7 +1,7 @@
 """The inner loop of the ARPA reader, compiled: lines of bytes to numbers and symbol indices.
 
 A number that has few enough digits is computed here, exactly as `float()` would; any other, and
-whatever is no number, is left to the caller as a place in the text.
+whatever is no number, is left to the caller as a range of the text.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _NEVER = -99.0  # what SRILM writes for log10 0
 class Scan(NamedTuple):
     """What `scan_ngrams` fills: M n-grams, and K numbers that it left to the caller."""
 
-    symbols: np.ndarray  # [M, order] int32; 1-grams have the place of the symbol in `names` instead
+    symbols: np.ndarray  # [M, order] int32; 1-grams have the range of the symbol in `names` instead
     names: np.ndarray  # [M, 2] int64: begin and end in the text; of 1-grams only
     log10_probs: np.ndarray  # [M] float64
     log10_backoffs: np.ndarray  # [M] float64
     unread: np.ndarray  # [K, 3] int64: 2 * row (+ 1 for a back-off), begin and end in the text
 
 
-def room_for(text: np.ndarray, order: int) -> Scan:
-    """Space for all n-grams that the lines of a text, [bytes] uint8, may hold."""
+def new_scan(text: np.ndarray, order: int) -> Scan:
+    """Arrays for all n-grams that the lines of a text, [bytes] uint8, may hold."""
     rows = np.count_nonzero(text == _NEWLINE)
     return Scan(
         np.empty((rows if order > 1 else 0, order), np.int32),
@@ -85,7 +85,7 @@ def _scan_line(text, begin, end, order, symbols, scan, row, unread):
     """The fields of one line, the first of them given.
 
     Returns:
-        the number of fields, 0 for an unknown symbol; the place of the newline; numbers left unread.
+        the number of fields, 0 for an unknown symbol; the position of the newline; numbers left unread.
     """
     field = 0
     if order == 1 and _is_start_symbol(text, begin, end):

@@ -24,7 +24,7 @@ class BackoffArcs:
 
     Args:
         start: the label of <s>, or NO_LABEL.
-        progress: told how many n-grams more have been linked, of those that may be contexts.
+        progress: called with the number of n-grams linked since the last call, of all possible contexts.
     """
 
     def __init__(

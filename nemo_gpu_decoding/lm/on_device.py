@@ -47,11 +47,11 @@ from nemo_gpu_decoding.lm.placement import (
     PLACEMENTS,
     SLOT_BYTES,
     Memory,
-    Place,
+    ResolvedPlacement,
     cache_slots,
-    choose_place,
     footprint,
     free_memory,
+    resolve_placement,
     shortage,
 )
 
@@ -79,7 +79,7 @@ class DeviceLM:
 
     source: PackedArrays  # what it was made of
     device: torch.device
-    place: Place
+    placement: ResolvedPlacement
     states: torch.Tensor  # [S + 1, 12] uint8
     labels: torch.Tensor  # packed, int64
     arcs: torch.Tensor | None  # packed, int64; in the device's memory,
@@ -123,7 +123,7 @@ class PlacedLM:
         placement: auto, device or paged, see `placement.py`.
         cache_bytes: what the cache of a paged LM may take on each device, at least 16.
         name: of the LM, for messages.
-        measure: tells how much memory is free.
+        measure: the memory that is free on a device.
 
     Raises:
         ValueError: placement or cache_bytes are out of range.
@@ -158,24 +158,24 @@ class PlacedLM:
 
     def _existing(self, device: torch.device) -> DeviceLM | None:
         """A copy that another decoder has. `auto` takes any: it costs nothing more."""
-        places: tuple[Place, ...] = ("device", "paged")
-        wanted = places if self._placement == "auto" else (self._placement,)
-        copies = (_copies.get(self._key(device, place)) for place in wanted)
+        resolved: tuple[ResolvedPlacement, ...] = ("device", "paged")
+        accepted = resolved if self._placement == "auto" else (self._placement,)
+        copies = (_copies.get(self._key(device, placement)) for placement in accepted)
         return next((copy for copy in copies if copy is not None), None)
 
     def _new(self, device: torch.device) -> DeviceLM:
         need, free = footprint(self._arrays, self._cache_bytes), self._measure(device)
-        place = choose_place(self._placement, need, free, self._name, device)
+        placement = resolve_placement(self._placement, need, free, self._name, device)
         slots = cache_slots(self._arrays, self._cache_bytes)
         try:
-            copy = _upload(self._arrays, device, place, slots, self._name)
+            copy = _upload(self._arrays, device, placement, slots, self._name)
         except (torch.OutOfMemoryError, PinningError) as error:  # somebody else was faster, or a limit
-            raise ValueError(shortage(place, need, free, self._name, device, str(error))) from error
-        _copies[self._key(device, place)] = copy
+            raise ValueError(shortage(placement, need, free, self._name, device, str(error))) from error
+        _copies[self._key(device, placement)] = copy
         return copy
 
-    def _key(self, device: torch.device, place: str) -> tuple[Any, ...]:
-        slots = cache_slots(self._arrays, self._cache_bytes) if place == "paged" else 0
+    def _key(self, device: torch.device, placement: str) -> tuple[Any, ...]:
+        slots = cache_slots(self._arrays, self._cache_bytes) if placement == "paged" else 0
         # arrays as they are, by identity: a copy keeps its own alive, so their ids are not used again
         return (*map(id, self._arrays[:4]), device, slots)
 
@@ -184,8 +184,10 @@ _lock = threading.Lock()
 _copies: weakref.WeakValueDictionary[tuple[Any, ...], DeviceLM] = weakref.WeakValueDictionary()
 
 
-def _upload(arrays: PackedArrays, device: torch.device, place: Place, slots: int, name: str) -> DeviceLM:
-    paged = place == "paged"
+def _upload(
+    arrays: PackedArrays, device: torch.device, placement: ResolvedPlacement, slots: int, name: str
+) -> DeviceLM:
+    paged = placement == "paged"
     cache = torch.zeros((slots, SLOT_BYTES // 8), dtype=_WORD, device=device) if paged else None
     with Copier(sum(array.nbytes for array in arrays[:4]), f"{name} to {device}") as copier:
 
@@ -195,7 +197,7 @@ def _upload(arrays: PackedArrays, device: torch.device, place: Place, slots: int
         copy = DeviceLM(
             source=arrays,
             device=device,
-            place=place,
+            placement=placement,
             states=uploaded(arrays.states).view(-1, LM_STATE.itemsize),
             labels=uploaded(arrays.labels).view(_WORD),
             arcs=None if paged else uploaded(arrays.arcs).view(_WORD),

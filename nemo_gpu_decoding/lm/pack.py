@@ -5,8 +5,8 @@
 
 The n-grams go order by order into a trie (`trie.py`) that lies in mapped files beside the target. They
 may come in any order. Each finds its context in the orders before it; then they are counted by context,
-moved to their places and sorted by label, which takes time linear in their number. The trie with its
-states, back-offs and targets of arcs is the automaton that is packed.
+moved behind their contexts and sorted by label, which takes time linear in their number. The trie
+with its states, back-offs and targets of arcs is the automaton that is packed.
 
 What is in memory are the words, blocks of a few MB, and as many mapped pages as the system sees fit.
 """

@@ -1,4 +1,4 @@
-// Twin of lm/packed.py and lm/bits.py on the device: n-gram LMs in packed form.
+// Counterpart of lm/packed.py and lm/bits.py on the device: n-gram LMs in packed form.
 //
 // Sums are formed in the order of packed.py, so that CPU and GPU agree to the bit. Each array may lie in
 // the device's memory or in memory of the host that is mapped for it.

@@ -35,7 +35,7 @@ on a GPU, states and labels stay in its memory, arcs may be anywhere. An arc is
 Layout "exact" has 32 cost bits; "quantised" has fewer. Back-off costs are exact in both, so a word's
 cost is off by at most `max_error` however often the model backs off. With 400,000 words, 100 M n-grams
 and 11 M states a label takes 19 bits, a target 24: 10.7 bytes per n-gram if exact, 8.0 with 10 cost
-bits, states included. `packed.cuh` is the twin of this file on a GPU.
+bits, states included. `packed.cuh` is the counterpart of this file on a GPU.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import inlined, uncounted
+from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.lm.bits import read_bits
 
 LAYOUTS = ("exact", "quantised")
@@ -96,7 +96,7 @@ def arc_cost_and_target(lm, arc):
     return lm.codebook[code], target
 
 
-@uncounted
+@no_refcount
 def find_arc(lm, state, label):
     """The state's own arc with `label` (int64), or -1."""
     if state == ROOT:
@@ -115,7 +115,7 @@ def find_arc(lm, state, label):
     return np.int64(-1)
 
 
-@uncounted
+@no_refcount
 def lookup(lm, state, label):
     """Cost (float32) of `label`, 0 .. V-1, after `state`, back-offs included, and the state after it."""
     cost = np.float32(0.0)

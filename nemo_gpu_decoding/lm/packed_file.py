@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.cache import file_key
+from nemo_gpu_decoding.cache import file_key
 from nemo_gpu_decoding.lm.packed import LM_STATE, TABLES, PackedArrays, PackedLM
 from nemo_gpu_decoding.lm.scratch import map_zeros
 
@@ -77,13 +77,13 @@ def write_packed(path: str | PathLike[str], facts: Mapping[str, Any], shape: Sha
         the size of the file in bytes.
     """
     with written_whole(Path(path)) as temporary:
-        places, body_size = _places(shape)
-        header = json.dumps({**facts, "arrays": places}).encode()
+        layout, body_size = _layout(shape)
+        header = json.dumps({**facts, "arrays": layout}).encode()
         header += b" " * (-(_HEAD.size + _SIZES.size + len(header)) % _PAGE)
         body_begin = _HEAD.size + _SIZES.size + len(header)
         with open(temporary, "w+b") as file:
             data = map_zeros(file, body_begin + body_size, temporary)
-        fill(_arrays(data[body_begin:], places))
+        fill(_arrays(data[body_begin:], layout))
         sizes = _SIZES.pack(len(header), body_size, _checksum(data[body_begin:]))
         head = _HEAD.pack(MAGIC, VERSION, zlib.crc32(header, zlib.crc32(sizes)))
         data[:body_begin] = np.frombuffer(head + sizes + header, np.uint8)
@@ -162,7 +162,7 @@ def encode_words(words: Any) -> np.ndarray:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to; what is there at the end takes the place of `path`, in one step.
+    """A name beside `path` to write to; what is there at the end replaces `path`, in one step.
 
     A program that is killed meanwhile leaves the file at `path` as it was.
     """
@@ -175,19 +175,19 @@ def written_whole(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
 
 
-def _places(shape: Shape) -> tuple[dict[str, tuple[int, int]], int]:
+def _layout(shape: Shape) -> tuple[dict[str, tuple[int, int]], int]:
     """Where each array begins in the body and how long it is (in entries); the size of the body."""
-    places, end = {}, 0
+    layout, end = {}, 0
     for name, length in shape._asdict().items():
-        places[name] = (end, length)
+        layout[name] = (end, length)
         end += -(-length * _DTYPES[name].itemsize // _PAGE) * _PAGE
-    return places, end
+    return layout, end
 
 
-def _arrays(body: np.ndarray, places: Mapping[str, tuple[int, int]]) -> dict[str, np.ndarray]:
+def _arrays(body: np.ndarray, layout: Mapping[str, tuple[int, int]]) -> dict[str, np.ndarray]:
     return {
         name: body[begin : begin + length * _DTYPES[name].itemsize].view(_DTYPES[name])
-        for name, (begin, length) in places.items()
+        for name, (begin, length) in layout.items()
     }
 
 

@@ -1,6 +1,6 @@
 // n-gram LMs whose arcs may lie in the host's memory, read over the bus through a cache in the device's.
 //
-// The twins on the host are lm/packed.py, for what a look-up gives, and lm/on_device.py, for where the
+// The counterparts on the host are lm/packed.py, for what a look-up gives, and lm/on_device.py, for where the
 // arrays are. Arcs never change, so the cache has nothing to do but to remember, and it may forget:
 //
 //   slot     arc % cache_slots: neighbouring arcs never drive each other out

@@ -2,7 +2,7 @@
 
     device    states, labels, codebook and arcs in the GPU's memory
     paged     arcs in pinned host memory, two thirds of the LM; the rest and a cache of arcs on the GPU
-    auto      device, if that leaves room for the acoustic model and the search; else paged
+    auto      device, if that leaves enough for the acoustic model and the search; else paged
 
 What cannot fit is refused before anything is copied, with what is needed, what is free and what to set.
 """
@@ -17,7 +17,7 @@ from nemo_gpu_decoding.cuda.host_memory import free_host_bytes
 from nemo_gpu_decoding.lm.packed import PackedArrays
 
 PLACEMENTS = ("auto", "device", "paged")
-Place = Literal["device", "paged"]
+ResolvedPlacement = Literal["device", "paged"]
 
 SLOT_BYTES = 16  # of the cache, for one arc; `CachedArc` in paged.cuh
 # `auto` leaves so much of a GPU's memory free, the larger of both: for the activations of an acoustic
@@ -79,10 +79,10 @@ def cache_slots(arrays: PackedArrays, cache_bytes: int) -> int:
     return max(1, min(cache_bytes // SLOT_BYTES, int(arrays.states["arc_begin"][-1])))
 
 
-def choose_place(
+def resolve_placement(
     placement: str, need: Footprint, free: Memory, name: str, device: torch.device
-) -> Place:
-    """The place for an LM.
+) -> ResolvedPlacement:
+    """The placement of an LM, "auto" resolved.
 
     Args:
         placement: one of `PLACEMENTS`.
@@ -133,12 +133,12 @@ def _is_pinnable(need: Footprint, free: Memory) -> bool:
 
 
 def _advice(placement: str, need: Footprint, free: Memory) -> str:
-    room = (free.device_free - need.tables) // 10**6  # for a cache, MB
-    if room >= 1 and _is_pinnable(need, free):
+    cache_mb = (free.device_free - need.tables) // 10**6  # for a cache, MB
+    if cache_mb >= 1 and _is_pinnable(need, free):
         if placement == "device":
-            return f"expected placement 'paged', with cache_mb at most {room}"
+            return f"expected placement 'paged', with cache_mb at most {cache_mb}"
         if need.paged > free.device_free:
-            return f"expected cache_mb at most {room}"
+            return f"expected cache_mb at most {cache_mb}"
     if placement == "paged" and need.on_device <= free.device_free:
         return "expected placement 'device'"
     return "expected a smaller LM (pack-lm has layout=quantised, which takes less), or more free memory"

@@ -1,4 +1,4 @@
-"""Room for large arrays while an LM is packed: files mapped into memory, or plain memory."""
+"""Scratch arrays for packing an LM: files mapped into memory, or plain memory."""
 
 from __future__ import annotations
 

@@ -74,16 +74,16 @@ def hashed(text, begin, end):
 def find_symbol(symbols, text, begin, end, value):
     """The index of the symbol text[begin:end], whose hash is `value`, or -1."""
     last = np.int64(len(symbols.slots) - 1)
-    place = np.int64(value >> _HALF) & last
+    position = np.int64(value >> _HALF) & last
     while True:
-        slot = symbols.slots[place]
+        slot = symbols.slots[position]
         if slot == 0:
             return np.int64(-1)
         if (slot ^ value) & _UPPER_HALF == 0:
             index = np.int64(slot & _LOWER_HALF) - 1
             if _is_equal(symbols, index, text, begin, end):
                 return index
-        place = (place + 1) & last
+        position = (position + 1) & last
 
 
 @inlined
@@ -106,8 +106,8 @@ def _insert(symbols, first):
         value = hashed(symbols.names, begin, end)
         if find_symbol(symbols, symbols.names, begin, end, value) >= 0:
             return np.int64(index)
-        place = np.int64(value >> _HALF) & last
-        while symbols.slots[place] != 0:
-            place = (place + 1) & last
-        symbols.slots[place] = (value & _UPPER_HALF) | np.uint64(index + 1)
+        position = np.int64(value >> _HALF) & last
+        while symbols.slots[position] != 0:
+            position = (position + 1) & last
+        symbols.slots[position] = (value & _UPPER_HALF) | np.uint64(index + 1)
     return np.int64(-1)

@@ -15,7 +15,7 @@ from nemo_gpu_decoding.lm.trie_loops import (
     STAGED,
     count_to_children,
     find_contexts,
-    place,
+    move_to_contexts,
     sort_children,
 )
 
@@ -26,7 +26,7 @@ class NGramTrie:
     """All n-grams of an LM, the orders up to `order`; node i is an n-gram.
 
     Reading one takes two mapped copies of the largest order at a time: as staged, in the order of the
-    file, and in place.
+    file, and in its final order.
 
     Raises:
         ValueError: the file is not well-formed; an n-gram's context (all but its last word) is not
@@ -109,7 +109,9 @@ class NGramTrie:
             done += len(rows)
             progress()
         count_to_children(counts, self.children, begin, end)
-        place(staged, counts, self.children, begin, self.labels, self.costs, self.backoff_costs)
+        move_to_contexts(
+            staged, counts, self.children, begin, self.labels, self.costs, self.backoff_costs
+        )
         double = sort_children(self.children, begin, end, self.labels, self.costs, self.backoff_costs)
         if double >= 0:
             raise _listed_twice(reader, self.ngram(int(double)))

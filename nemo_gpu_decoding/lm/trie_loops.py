@@ -25,7 +25,7 @@ NO_STATE = 0  # in `state_of`: state 0 is the root, which is no n-gram
 
 @inlined
 def find_label(labels, low, end, label):
-    """The first place in labels[low:end], ascending, whose label is not below `label`."""
+    """The first index in labels[low:end], ascending, whose label is not below `label`."""
     while low < end:
         middle = (low + end) >> 1
         if labels[middle] < label:
@@ -59,10 +59,10 @@ def find_contexts(labels, children, ngrams, staged, counts, first):
                 path[0] = label
                 continue
             begin, end = np.int64(children[path[depth - 1]]), np.int64(children[path[depth - 1] + 1])
-            place = find_label(labels, begin, end, label)
-            if place == end or labels[place] != label:
+            node = find_label(labels, begin, end, label)
+            if node == end or labels[node] != label:
                 return row
-            path[depth] = place
+            path[depth] = node
         staged[row].context = path[size - 2] - first
         staged[row].label = ngrams[row, size - 1]
         counts[path[size - 2] - first] += 1
@@ -79,7 +79,7 @@ def count_to_children(counts, children, first, next_node):
 
 
 @compiled
-def place(staged, counts, children, first, labels, costs, backoff_costs):
+def move_to_contexts(staged, counts, children, first, labels, costs, backoff_costs):
     """Move staged n-grams to their contexts' children; uses `counts` up.
 
     `backoff_costs` ends where the highest order begins, whose n-grams have none.

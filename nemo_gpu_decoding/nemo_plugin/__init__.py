@@ -9,7 +9,7 @@ ctc_config, transducer_config
                    NeMo's `beam` section -> options, strictly; on beam_options and strict
 wfst_config        the same for NeMo's `wfst` section
 ctc, wfst          the objects that NeMo calls with log-probs, on ctc_infer
-wfst_graph, wfst_boosting
+
                    the word graph and the phrases of words that a config asks for
 wfst_adapter       what NeMo's object does with words that come from a graph
 transducer         the object that NeMo calls with encoder output; on transducer_networks,

@@ -45,7 +45,8 @@ from nemo_gpu_decoding.nemo_plugin.strict import (
     read_choice,
     read_number,
 )
-from nemo_gpu_decoding.search.flexctc_beam.config import BACKENDS, MERGE_MODES, FlexCTCConfig
+from nemo_gpu_decoding.search.config import BACKENDS
+from nemo_gpu_decoding.search.flexctc_beam.config import MERGE_MODES, FlexCTCConfig
 
 OWN_KEYS = ("merge", *SHARED_KEYS)  # what we add to NeMo's `beam`
 

@@ -10,12 +10,12 @@ from omegaconf import DictConfig
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.nemo_plugin.hypotheses import WordHypothesis
 from nemo_gpu_decoding.nemo_plugin.paged_config import PagedOptions, read_paged_options
-from nemo_gpu_decoding.nemo_plugin.paged_lms import load_large_lm, load_small_lm
 from nemo_gpu_decoding.nemo_plugin.wfst import WfstInfer, configured
 from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
-from nemo_gpu_decoding.search.paged_biglm.config import BigLMConfig
+from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
 from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
-from nemo_gpu_decoding.search.paged_biglm.result import NO_WORK, BigLMNBest, Work
+from nemo_gpu_decoding.search.paged_biglm.lms import load_large_lm, load_small_lm
+from nemo_gpu_decoding.search.paged_biglm.result import NO_WORK, PagedBigLMNBest, Work
 from nemo_gpu_decoding.search.result import NBest, Path
 
 
@@ -38,10 +38,10 @@ class PagedInfer(WfstInfer):
     options: PagedOptions
 
     def _search(self, graph: WordGraph, config: WFSTConfig, **others: Any) -> PagedBigLM:
-        assert isinstance(config, BigLMConfig)
+        assert isinstance(config, PagedBigLMConfig)
         large, small = load_large_lm(self.options.large), load_small_lm(self.options.small, graph)
         return PagedBigLM(graph, self.blank_id, self.blank_id, large, small, config, **others)
 
     def _hypothesis(self, path: Path, nbest: NBest) -> PagedHypothesis:
-        assert isinstance(nbest, BigLMNBest)
+        assert isinstance(nbest, PagedBigLMNBest)
         return PagedHypothesis(**vars(super()._hypothesis(path, nbest)), work=nbest.work)

@@ -5,8 +5,8 @@ The keys are those of cuda_wfst (`wfst_config.py`), whose LM or graph is the sma
     strategy: paged_biglm
     wfst:
       arpa_lm_path: small.arpa       # or wfst_lm_path: small.graph, and small_lm_path: small.arpa
-      big_lm_path: large.packed      # from `nemo-gpu-decoding pack-lm`, or an ARPA file
-      big_lm_weight: 1.0
+      large_lm_path: large.packed      # from `nemo-gpu-decoding pack-lm`, or an ARPA file
+      large_lm_weight: 1.0
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from nemo_gpu_decoding.search.paged_biglm.config import (
     COMPOSITIONS,
     DIFFERENCES,
     PLACEMENTS,
-    BigLMConfig,
+    PagedBigLMConfig,
 )
 
 # What we add to the `wfst` section of cuda_wfst, with the values that it has if it is not set
 PAGED_KEYS: dict[str, Any] = {
-    "big_lm_path": None,  # packed, or an ARPA file, which is packed in memory whenever it is loaded
+    "large_lm_path": None,  # packed, or an ARPA file, which is packed in memory whenever it is loaded
     "small_lm_path": None,  # likewise; None: arpa_lm_path. For ready-made graphs: what they were made of
-    "big_lm_weight": BigLMConfig.big_lm_weight,
-    "composition": BigLMConfig.composition,
-    "group_size": BigLMConfig.group_size,
-    "difference": BigLMConfig.difference,
-    "placement": BigLMConfig.placement,
-    "cache_mb": BigLMConfig.cache_mb,
+    "large_lm_weight": PagedBigLMConfig.large_lm_weight,
+    "composition": PagedBigLMConfig.composition,
+    "group_size": PagedBigLMConfig.group_size,
+    "difference": PagedBigLMConfig.difference,
+    "placement": PagedBigLMConfig.placement,
+    "cache_mb": PagedBigLMConfig.cache_mb,
 }
 _CHOICES = {"composition": COMPOSITIONS, "difference": DIFFERENCES, "placement": PLACEMENTS}
 
@@ -51,7 +51,7 @@ _CHOICES = {"composition": COMPOSITIONS, "difference": DIFFERENCES, "placement":
 class PagedOptions(WfstOptions):
     """Everything that a `wfst` section says to paged_biglm."""
 
-    search: BigLMConfig
+    search: PagedBigLMConfig
     large: Path  # the large LM, packed or ARPA
     small: Path  # the LM that the graph is made of, packed or ARPA
 
@@ -71,10 +71,10 @@ def read_paged_options(cfg: DictConfig) -> PagedOptions:
     options = read_wfst_options(cfg, "paged_biglm", tuple(PAGED_KEYS))
     given = given_options(cfg, "wfst")
     wfst = PAGED_KEYS | given
-    large = existing_file("wfst.big_lm_path", wfst["big_lm_path"])
+    large = existing_file("wfst.large_lm_path", wfst["large_lm_path"])
     if large is None:
         raise ValueError(
-            "wfst.big_lm_path is not set, expected the large LM of paged_biglm: a file of "
+            "wfst.large_lm_path is not set, expected the large LM of paged_biglm: a file of "
             "`nemo-gpu-decoding pack-lm`, or an ARPA file"
         )
     small = _small_lm(wfst["small_lm_path"], given.get("arpa_lm_path"))
@@ -83,15 +83,15 @@ def read_paged_options(cfg: DictConfig) -> PagedOptions:
     return PagedOptions(**others, large=large, small=small)
 
 
-def _search_config(shared: WFSTConfig, wfst: dict[str, Any]) -> BigLMConfig:
+def _search_config(shared: WFSTConfig, wfst: dict[str, Any]) -> PagedBigLMConfig:
     choices: dict[str, Any] = {
         key: read_choice(f"wfst.{key}", wfst[key], names) for key, names in _CHOICES.items()
     }
     with fields_named_as_keys():
-        return BigLMConfig(
+        return PagedBigLMConfig(
             **vars(shared),
             **choices,
-            big_lm_weight=read_number("big_lm_weight", wfst["big_lm_weight"]),
+            large_lm_weight=read_number("large_lm_weight", wfst["large_lm_weight"]),
             group_size=wfst["group_size"],
             cache_mb=wfst["cache_mb"],
         )

@@ -20,7 +20,6 @@ from nemo_gpu_decoding.nemo_plugin.hypotheses import TransducerHypothesis, from_
 from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
 from nemo_gpu_decoding.nemo_plugin.loading import load_fusion, nemo_vocabulary
 from nemo_gpu_decoding.nemo_plugin.requests import next_requests
-from nemo_gpu_decoding.nemo_plugin.step_log_probs import step_log_probs
 from nemo_gpu_decoding.nemo_plugin.transducer_config import read_transducer_options
 from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
 from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
@@ -29,6 +28,7 @@ from nemo_gpu_decoding.search.result import NBest
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 from nemo_gpu_decoding.search.transducer.result import TransducerPath
+from nemo_gpu_decoding.search.transducer.step_log_probs import step_log_probs
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 

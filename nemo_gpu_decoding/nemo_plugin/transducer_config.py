@@ -24,7 +24,6 @@ from typing import Any
 from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTDecodingConfig
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gpu_decoding.fusion.blank_scoring import BLANK_LM_SCORE_MODES
 from nemo_gpu_decoding.nemo_plugin.beam_options import (
     SHARED_KEYS,
     BeamOptions,
@@ -40,7 +39,9 @@ from nemo_gpu_decoding.nemo_plugin.beam_options import (
 from nemo_gpu_decoding.nemo_plugin.strict import check_keys, read_bool, read_choice, read_number
 from nemo_gpu_decoding.search.aes_pp.config import AESConfig
 from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
-from nemo_gpu_decoding.search.transducer.config import BACKENDS, PRUNING_MODES, TransducerConfig
+from nemo_gpu_decoding.search.config import BACKENDS
+from nemo_gpu_decoding.search.transducer.blank_scoring import BLANK_LM_SCORE_MODES
+from nemo_gpu_decoding.search.transducer.config import PRUNING_MODES, TransducerConfig
 
 OWN_KEYS = SHARED_KEYS  # what we add to NeMo's `beam`
 

@@ -10,20 +10,21 @@ from typing import Any, TypeVar
 import numpy as np
 from omegaconf import DictConfig
 
+from nemo_gpu_decoding.cache import cached
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase
-from nemo_gpu_decoding.fusion.cache import cached
+from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.nemo_plugin.ctc_infer import CTCInfer
-from nemo_gpu_decoding.nemo_plugin.hypotheses import WordHypothesis, from_word_path
-from nemo_gpu_decoding.nemo_plugin.wfst_boosting import (
+from nemo_gpu_decoding.graph.load import load_word_graph
+from nemo_gpu_decoding.graph.word_boosting import (
     as_phrases,
     configured_phrases,
     word_boosting,
     words_of,
 )
+from nemo_gpu_decoding.nemo_plugin.ctc_infer import CTCInfer
+from nemo_gpu_decoding.nemo_plugin.hypotheses import WordHypothesis, from_word_path
 from nemo_gpu_decoding.nemo_plugin.wfst_config import WfstOptions, read_wfst_options
-from nemo_gpu_decoding.nemo_plugin.wfst_graph import load_word_graph
 from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
 from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
 from nemo_gpu_decoding.search.cuda_wfst.mbr import minimum_bayes_risk
@@ -91,10 +92,8 @@ class WfstInfer(CTCInfer):
             name = str(options.boosting.key_phrases_file or "wfst.boosting_tree")
             boosting = _boosting(phrases, options.boosting, graph, "skip", name)
         search = replace(options.search, topology=topology)
-        return self._search(
-            graph, search, boosting=boosting, boosting_weight=options.boosting_weight,
-            pieces=vocabulary.pieces,
-        )  # fmt: skip
+        fusion = Fusion(None, options.lm_weight, boosting, options.boosting_weight)
+        return self._search(graph, search, fusion=fusion, pieces=vocabulary.pieces)
 
     def _search(self, graph: WordGraph, config: WFSTConfig, **others: Any) -> CudaWFST:
         """The search in a graph; `others` are arguments that all searches in word graphs have."""

@@ -32,8 +32,10 @@ from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from nemo.utils import logging
 from omegaconf import DictConfig, OmegaConf
 
+from nemo_gpu_decoding.checks import check_number
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
+from nemo_gpu_decoding.graph.load import GraphOptions
 from nemo_gpu_decoding.graph.topology import NEMO_NAMES, TOPOLOGIES
 from nemo_gpu_decoding.nemo_plugin.beam_options import (
     Config,
@@ -52,7 +54,8 @@ from nemo_gpu_decoding.nemo_plugin.strict import (
     read_count,
     read_number,
 )
-from nemo_gpu_decoding.search.cuda_wfst.config import BACKENDS, WFSTConfig
+from nemo_gpu_decoding.search.config import BACKENDS
+from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
 
 DECODING_MODES = ("nbest", "mbr", "lattice")
 
@@ -115,25 +118,11 @@ _ABOUT_TOKENS: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 @dataclass(frozen=True)
-class GraphOptions:
-    """Where the graph comes from; not loaded yet."""
-
-    ready_made: Path | None  # a graph of ours, a folder with one, or an OpenFst file
-    arpa: Path | None  # if there is no ready-made one
-    keep_at: Path | None = None  # where to keep what is built from the LM
-    topology: str | None = None
-    words: Path | None = None  # words.txt of an OpenFst file
-    open_vocabulary: OpenVocabulary | None = None
-    segmentations: int = 1
-    added_words: tuple[str, ...] | Path = ()
-    source_lang: str | None = None
-
-
-@dataclass(frozen=True)
 class WfstOptions:
     """Everything that a `wfst` section says."""
 
     search: WFSTConfig  # its topology is settled when the graph is there
+    lm_weight: float
     return_best: bool  # False: NeMo gets n-best lists
     n_best: int  # hypotheses returned
     decoding_mode: str
@@ -183,6 +172,7 @@ def read_wfst_options(
     _check_for_words(boosting)
     return WfstOptions(
         search=_search_config(wfst, n_best, mode),
+        lm_weight=_lm_weight(wfst),
         return_best=return_best,
         n_best=n_best,
         decoding_mode=mode,
@@ -202,13 +192,18 @@ def _search_config(wfst: Config, n_best: int, mode: str) -> WFSTConfig:
             beam=read_number("beam", wfst["beam_width"]),
             max_active=wfst["max_active"],
             acoustic_scale=read_number("acoustic_scale", wfst["acoustic_scale"]),
-            lm_weight=read_number("lm_weight", wfst["lm_weight"]),
             n_best=max(n_best, paths) if needs_alternatives else 1,
             lattice_beam=read_number("lattice_beam", lattice_beam),
             lattice=mode == "lattice",
             backend=_backend(wfst),
             threads=wfst["threads"],
         )
+
+
+def _lm_weight(wfst: Config) -> float:
+    weight = read_number("wfst.lm_weight", wfst["lm_weight"])
+    check_number("wfst.lm_weight", weight)
+    return weight
 
 
 @contextmanager

@@ -8,39 +8,39 @@ import numpy as np
 import torch
 
 
-def checked_log_probs(
-    log_probs: torch.Tensor, lengths: torch.Tensor | Sequence[int], *, batch: int | None, columns: int
-) -> tuple[torch.Tensor, np.ndarray]:
-    """Check shape, type and lengths; contents are checked where they are read.
+def check_log_probs(log_probs: torch.Tensor, *, batch: int | None, columns: int) -> None:
+    """Check type and shape of log-probs [B, T, columns]; contents are checked where they are read.
 
     Args:
-        log_probs: [B, T, columns] floating point.
-        lengths: [B] integers in 0 .. T.
         batch: the B that is expected, if one is.
         columns: vocabulary size plus one for the blank.
-
-    Returns:
-        log_probs as given, and lengths as int64 numpy array [B].
 
     Raises:
         ValueError: names the argument, what was seen and what was expected.
     """
-    if not isinstance(log_probs, torch.Tensor):
-        raise ValueError(
-            f"log_probs is a {type(log_probs).__name__}, expected a torch.Tensor [B, T, V + 1]"
-        )
-    if log_probs.ndim != 3:
-        raise ValueError(f"log_probs has shape {tuple(log_probs.shape)}, expected [B, T, V + 1]")
-    if not log_probs.is_floating_point():
-        raise ValueError(f"log_probs has dtype {log_probs.dtype}, expected a floating point type")
+    check_rows(log_probs, "log_probs", "[B, T, V + 1]")
     if log_probs.shape[2] != columns:
         raise ValueError(
             f"log_probs has {log_probs.shape[2]} columns, expected {columns}: "
             f"vocab_size {columns - 1} and one for the blank"
         )
-    if batch is not None and log_probs.shape[0] != batch:
-        raise ValueError(f"log_probs has {log_probs.shape[0]} rows, expected {batch}, one per stream")
-    return log_probs, checked_lengths(lengths, log_probs.shape[0], log_probs.shape[1])
+    check_batch(log_probs, "log_probs", batch)
+
+
+def check_rows(inputs: torch.Tensor, name: str, axes: str) -> None:
+    """Check that inputs are a floating point tensor with three axes, which messages call `axes`."""
+    if not isinstance(inputs, torch.Tensor):
+        raise ValueError(f"{name} is a {type(inputs).__name__}, expected a torch.Tensor {axes}")
+    if inputs.ndim != 3:
+        raise ValueError(f"{name} has shape {tuple(inputs.shape)}, expected {axes}")
+    if not inputs.is_floating_point():
+        raise ValueError(f"{name} has dtype {inputs.dtype}, expected a floating point type")
+
+
+def check_batch(inputs: torch.Tensor, name: str, batch: int | None) -> None:
+    """Check the number of rows, if one is expected."""
+    if batch is not None and inputs.shape[0] != batch:
+        raise ValueError(f"{name} has {inputs.shape[0]} rows, expected {batch}, one per stream")
 
 
 def checked_lengths(

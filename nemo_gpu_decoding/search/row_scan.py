@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import uncounted
+from nemo_gpu_decoding.jit import no_refcount
 
 BLOCK = 16  # labels looked at together
 
 
-@uncounted
+@no_refcount
 def next_label(row, v, least):
     """The first label from `v` on that is not below `least`; blocks without any are passed at a glance.
 

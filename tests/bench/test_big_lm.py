@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.bench.big_lm.cases import make_big_lm_cases
-from nemo_gpu_decoding.bench.big_lm.prune import write_pruned
-from nemo_gpu_decoding.bench.big_lm.strategies import EagerSearch, SmallLMSearch
-from nemo_gpu_decoding.bench.big_lm.verify import equal_to_eager
 from nemo_gpu_decoding.bench.estimate import write_witten_bell
+from nemo_gpu_decoding.bench.large_lm.cases import make_large_lm_cases
+from nemo_gpu_decoding.bench.large_lm.prune import write_pruned
+from nemo_gpu_decoding.bench.large_lm.strategies import EagerSearch, SmallLMSearch
+from nemo_gpu_decoding.bench.large_lm.verify import equal_to_eager
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.run import run
 from nemo_gpu_decoding.lm.arpa import read_arpa
@@ -78,9 +78,9 @@ def test_rows_beside_small_lm_and_eager(tiny_options, tmp_path, monkeypatch, cap
 
 def test_cases_follow_the_peers():
     options = BenchOptions(strategy="paged_biglm", peers=["eager"], graph_beams=[13, 17])
-    assert [case.peer for case in make_big_lm_cases(options)] == [EagerSearch] * 2
+    assert [case.peer for case in make_large_lm_cases(options)] == [EagerSearch] * 2
     options = BenchOptions(strategy="paged_biglm", peers=["small_lm"], graph_beams=[13])
-    assert [case.peer for case in make_big_lm_cases(options)] == [SmallLMSearch]
+    assert [case.peer for case in make_large_lm_cases(options)] == [SmallLMSearch]
 
 
 @pytest.mark.parametrize(("gain", "holds"), [(0.0, True), (0.5, True), (-0.5, False)])

@@ -17,7 +17,7 @@ from nemo_gpu_decoding.bench.gpu.verify import identical
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.peers.base import Setting
 from nemo_gpu_decoding.bench.strategies import STRATEGIES, FlexCTC
-from nemo_gpu_decoding.search.flexctc_beam import launch_shape
+from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from tests.assets import ASSETS, CTC_MODEL
 from tests.cuda_emulator.fixtures import emulated_runtime
 
@@ -64,8 +64,8 @@ def options(tiny_options):
 
 @pytest.fixture(autouse=True)
 def on_the_emulator(emulated_runtime, monkeypatch):
-    monkeypatch.setattr(launch_shape, "THREADS", 32)
-    monkeypatch.setattr(launch_shape, "FINISH_THREADS", 32)
+    monkeypatch.setattr(cuda_engine, "THREADS", 32)
+    monkeypatch.setattr(cuda_engine, "FINISH_THREADS", 32)
 
 
 @pytest.fixture

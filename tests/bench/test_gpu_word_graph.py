@@ -22,7 +22,7 @@ from nemo_gpu_decoding.bench.stream import run as stream_run
 from nemo_gpu_decoding.bench.word_graph.settings import graph_setting
 from nemo_gpu_decoding.bench.word_graph.sources import word_graph_task
 from nemo_gpu_decoding.search.cuda_wfst import launch_shape
-from nemo_gpu_decoding.search.flexctc_beam import launch_shape as flexctc_launch_shape
+from nemo_gpu_decoding.search.flexctc_beam import cuda_engine as flexctc_cuda_engine
 from tests.cuda_emulator.fixtures import emulated_runtime
 
 pytest.importorskip("kaldialign")
@@ -48,7 +48,7 @@ def on_the_emulator(emulated_runtime, monkeypatch):
     for name, size in {"THREADS": 32, "WAYS": 256, "LEAST_GROUPS": 64}.items():
         monkeypatch.setattr(launch_shape, name, size)
     for name in ("THREADS", "FINISH_THREADS"):
-        monkeypatch.setattr(flexctc_launch_shape, name, 32)
+        monkeypatch.setattr(flexctc_cuda_engine, name, 32)
 
 
 class Found(NamedTuple):

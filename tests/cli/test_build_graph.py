@@ -139,7 +139,7 @@ def test_a_model_with_several_languages_spells_in_one_of_them(monkeypatch):
         vocabulary_of_model("m.nemo")
 
 
-def test_progress_is_told_once_per_step(here):
+def test_progress_is_reported_once_per_step(here):
     steps = []
     lexicon = Lexicon.from_pieces([("a", ("▁a",))], PIECES)
     build_graph("lm.arpa", lexicon, vocab_size=len(PIECES), cache=False, progress=steps.append)

@@ -79,22 +79,22 @@ def test_a_graph_takes_the_place_of_the_presets_lm(mark, tmp_path, files):
 
 
 def test_a_large_lm_beside_the_small_one(tmp_path, files):
-    options = files | {"big_lm": str(tmp_path / "large.packed")}
+    options = files | {"large_lm": str(tmp_path / "large.packed")}
     (tmp_path / "large.packed").touch()
     config = decoding_config("paged_biglm", None, {**options, "phrases": None})
     assert config.wfst.arpa_lm_path == files["lm"]
-    assert config.wfst.big_lm_path == options["big_lm"]
+    assert config.wfst.large_lm_path == options["large_lm"]
     assert config.wfst.beam_width == load_preset("paged_biglm_lm").wfst.beam_width
     boosted = decoding_config("paged_biglm", None, options)
     assert boosted.wfst.boosting_tree.key_phrases_file == files["phrases"]
     assert boosted.wfst.beam_width == load_preset("paged_biglm_lm_boosting").wfst.beam_width
     write_preset(tmp_path / "best.yaml", config, "")
-    assert "big_lm_path: large.packed" in (tmp_path / "best.yaml").read_text()
+    assert "large_lm_path: large.packed" in (tmp_path / "best.yaml").read_text()
     assert load_preset(str(tmp_path / "best.yaml")) == config
-    with pytest.raises(UsageError, match=r"big_lm=.* has no effect with strategy cuda_wfst"):
+    with pytest.raises(UsageError, match=r"large_lm=.* has no effect with strategy cuda_wfst"):
         decoding_config("cuda_wfst", None, options)
-    with pytest.raises(UsageError, match="big_lm=nowhere is no file here"):
-        decoding_config("paged_biglm", None, {"big_lm": "nowhere"})
+    with pytest.raises(UsageError, match="large_lm=nowhere is no file here"):
+        decoding_config("paged_biglm", None, {"large_lm": "nowhere"})
 
 
 def test_the_lm_of_a_graph_goes_with_the_graph(tmp_path, files):

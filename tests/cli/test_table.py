@@ -1,6 +1,6 @@
 """Tables on a terminal."""
 
-from nemo_gpu_decoding.cli.table import format_table
+from nemo_gpu_decoding.report import format_table
 
 
 def test_numbers_are_aligned_right_and_text_left():

@@ -142,7 +142,7 @@ def test_a_large_lm_beside_a_small_one(assets, manifest, tmp_path, capsys):
     capsys.readouterr()
     assert main([*arguments, "strategy=cuda_wfst", f"lm={lm}"]) == 0
     expected = capsys.readouterr().out
-    lms = [f"lm={small}", f"big_lm={tmp_path}/large.packed"]
+    lms = [f"lm={small}", f"large_lm={tmp_path}/large.packed"]
     assert main([*arguments, "strategy=paged_biglm", *lms]) == 0
     assert capsys.readouterr().out == expected
 

@@ -64,7 +64,7 @@ def test_the_f_score_can_be_the_objective():
             "strategy is 'beam', expected one of flexctc_beam, cuda_wfst, paged_biglm, alsd_pp, aes_pp",
         ),
         ("beam_width=[]", "beam_width is empty"),
-        ("big_lm_weight=[]", "big_lm_weight is empty"),
+        ("large_lm_weight=[]", "large_lm_weight is empty"),
         ("blank_scoring=[half]", "blank_scoring holds half"),
         ("pruning_mode=[soon,late]", "pruning_mode holds soon, expected any of late, early"),
     ],
@@ -146,12 +146,14 @@ def test_transducers_are_tried_with_the_pruning_modes_that_are_named():
 
 
 def test_points_of_two_lms_have_a_weight_for_the_large_one():
-    small = options("lm_weight=[0.7]", "big_lm_weight=[0.5,1]", "beam_width=[12]")
+    small = options("lm_weight=[0.7]", "large_lm_weight=[0.5,1]", "beam_width=[12]")
     points = grid(small, "paged_biglm", has_phrases=False)
-    assert points == [Point(lm_weight=0.7, beam_width=12.0, big_lm_weight=w) for w in (0.5, 1.0)]
-    assert {point.big_lm_weight for point in grid(options(), "paged_biglm")} == {0.5, 1.0}
-    assert {point.big_lm_weight for point in grid(options(), "cuda_wfst")} == {None}
-    with pytest.raises(ValueError, match=r"big_lm_weight is \[0.5, 1.0\], .* no effect with cuda_wfst"):
+    assert points == [Point(lm_weight=0.7, beam_width=12.0, large_lm_weight=w) for w in (0.5, 1.0)]
+    assert {point.large_lm_weight for point in grid(options(), "paged_biglm")} == {0.5, 1.0}
+    assert {point.large_lm_weight for point in grid(options(), "cuda_wfst")} == {None}
+    with pytest.raises(
+        ValueError, match=r"large_lm_weight is \[0.5, 1.0\], .* no effect with cuda_wfst"
+    ):
         grid(small, "cuda_wfst")
 
 
@@ -193,16 +195,16 @@ def test_both_lms_of_paged_biglm_are_weighted(assets, manifest, tmp_path, capsys
     pytest.importorskip("nemo.collections.asr")
     pytest.importorskip("kaldifst")
     model, best = f"model={assets}/models/self_ctc.nemo", tmp_path / "best.yaml"
-    lms = [f"lm={assets}/lm/word_small.arpa", f"big_lm={assets}/lm/word3.arpa"]
+    lms = [f"lm={assets}/lm/word_small.arpa", f"large_lm={assets}/lm/word3.arpa"]
     arguments = [model, f"manifest={manifest}", "strategy=paged_biglm", *lms, "lm_weight=[0.7]"]
-    assert main(["tune", *arguments, "big_lm_weight=[0,0.5,1]", "beam_width=[20]", f"out={best}"]) == 0
+    assert main(["tune", *arguments, "large_lm_weight=[0,0.5,1]", "beam_width=[20]", f"out={best}"]) == 0
     out = capsys.readouterr().out
     assert out.count("\nbeam") == 3
-    assert "lm_weight  beam_width  big_lm_weight" in out
+    assert "lm_weight  beam_width  large_lm_weight" in out
     preset = load_preset(str(best))
     assert preset.strategy == "paged_biglm"
     assert preset.wfst.arpa_lm_path == str(assets / "lm" / "word_small.arpa")
-    assert preset.wfst.big_lm_path == str(assets / "lm" / "word3.arpa")
-    assert f"big_lm_weight={preset.wfst.big_lm_weight}" in out
+    assert preset.wfst.large_lm_path == str(assets / "lm" / "word3.arpa")
+    assert f"large_lm_weight={preset.wfst.large_lm_weight}" in out
     assert main(["transcribe", model, f"manifest={manifest}", f"preset={best}"]) == 0
     assert "WER" in capsys.readouterr().err

@@ -1,54 +1,46 @@
-"""A decoder as the contract sees it, and what is compared of its results.
+"""A decoder as the contract sees it: what a strategy tells the checks in `test_contract.py`.
 
-`Subject` is all that a family of decoders (over CTC's log-probs, a transducer's frames, word graphs)
-tells the checks in `battery.py`; a test class adds `make`.
+A new strategy adds a class with `make` and what differs, and a row to `subjects.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.fusion.fusion import Request
-from nemo_gpu_decoding.search.result import NBest
+from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from tests.random_models import random_boosting, random_lm, random_log_probs
 
 BATCH, FRAMES = 6, 24
 LENGTHS = [24, 15, 0, 1, 20, 8]
-
-
-def facts(nbest: NBest) -> list[Any]:
-    """All of a result that can be compared exactly: every field of its paths, its frames and notes."""
-    paths = [{field.name: _plain(getattr(path, field.name)) for field in fields(path)} for path in nbest]
-    return [nbest.num_frames, nbest.notes, *paths]
-
-
-def all_facts(results: Sequence[NBest]) -> list[list[Any]]:
-    return [facts(nbest) for nbest in results]
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, np.ndarray) else value
+VOCAB = 12  # tokens of the strategies that search over tokens
+WIDTH = VOCAB + 1
 
 
 class Subject:
-    """What the checks need to know. Inputs are [B, T, width] with B = BATCH and T up to FRAMES."""
+    """What the checks need to know. Inputs are [B, T, width] with B = BATCH and T up to FRAMES.
+
+    Args:
+        backend: that the decoders are made for: cpu or cuda.
+        device: where inputs lie; cpu for kernels in the emulator, too.
+    """
 
     # ways of searching that all keep the contract; every check runs with each of them
-    variants: tuple[str, ...]
+    variants: ClassVar[tuple[str, ...]]
+    # variants with kernels in the emulator, which takes its time; None: all
+    emulated_variants: ClassVar[tuple[str, ...] | None] = None
     # of the input: its name and axes in messages, the size of its last axis, what it must not hold
     argument: str = "log_probs"
     axes: str = "[B, T, V + 1]"
-    width: int
+    width: int = WIDTH
     forbidden: tuple[float, ...] = (float("nan"), float("inf"))
-    device: str = "cpu"
     # of results: the most alternatives that `partial` gives, those that `fused` asks for, the score of
-    # an utterance without frames (None: what the graph charges for it), and what `decoder` adds to a
-    # score for each token
-    most_partial: int
+    # an utterance without frames (None: what the graph charges for it), and what `fused` adds to a score
+    # for each token
+    most_partial: int = 1
     n_best: int = 1
     score_of_nothing: float | None = 0.0
     insertion: float = 0.0
@@ -57,8 +49,11 @@ class Subject:
     # decodings by each of several threads that share a decoder
     calls_per_thread: int = 5
 
+    def __init__(self, backend: str = "cpu", device: str = "cpu") -> None:
+        self.backend, self.device = backend, device
+
     def make(self, *args: Any, **options: Any) -> Any:
-        """A decoder; test classes say on which backend."""
+        """A decoder for `self.backend`."""
         raise NotImplementedError
 
     def fused(self, variant: str, **options: Any) -> Any:
@@ -69,12 +64,12 @@ class Subject:
         """As `fused`, without phrases and with no LM but one that is part of a graph."""
         raise NotImplementedError
 
-    def wish(self) -> Request:
+    def request(self) -> Request:
         """A request that changes results."""
         raise NotImplementedError
 
     def random_inputs(self, batch: int, frames: int, *, seed: int) -> torch.Tensor:
-        """[batch, frames, width]"""
+        """[batch, frames, width] on the CPU."""
         raise NotImplementedError
 
     def blank_only(self, variant: str) -> tuple[Any, torch.Tensor]:
@@ -97,10 +92,21 @@ class Subject:
         """What no two hypotheses of an n-best list share."""
         return tuple(path.tokens.tolist())
 
-    def let_threads_work(self, monkeypatch: Any) -> None:
+    def threads_for_little_work(self, monkeypatch: Any) -> None:
         """Share out even the little work that the checks give."""
 
+    def wrong_width(self, width: int) -> str:
+        """How an input of another width is refused."""
+        return f"{self.argument} has {width} columns, expected {self.width}"
+
+    def small_sizes(self) -> dict[str, dict[str, int]]:
+        """Module -> names of sizes, made small in the emulator: a fiber per thread takes its time."""
+        return {}
+
     # -------------------------------------------------------------------------------- for checks
+
+    def inputs(self, *, seed: int = 3) -> torch.Tensor:
+        return self.random_inputs(BATCH, FRAMES, seed=seed).to(self.device)
 
     def poisoned(self, inputs: torch.Tensor, poison: float) -> torch.Tensor:
         """With twice the frames, all beyond an utterance's length `poison`."""
@@ -122,6 +128,59 @@ class Subject:
             yield chunk, sizes.tolist()
             done += sizes
 
-    def wrong_width(self, width: int) -> str:
-        """How an input of another width is refused."""
-        return f"{self.argument} has {width} columns, expected {self.width}"
+
+class LogProbs(Subject):
+    """Decoders of log-probs; the last column is the blank's."""
+
+    def random_inputs(self, batch, frames, *, seed):
+        return random_log_probs(batch, frames, self.width, seed=seed)
+
+    def blank_only(self, variant):
+        blanks = torch.full((1, 20, self.width), -30.0, device=self.device)
+        blanks[:, :, -1] = 0.0
+        return self.bare(variant), blanks
+
+    def without_preference(self, variant):
+        flat = torch.full((3, 6, self.width), -float(np.log(self.width - 1)), device=self.device)
+        flat[:, :, -1] = -30.0  # or word graphs would hear nothing
+        return self.bare(variant), flat
+
+
+class TokenFusion(Subject):
+    """Decoders with an LM and phrases over tokens."""
+
+    lm_scores_the_end = True
+
+    def with_fusion(self, variant: str, fusion: Fusion, **options: Any) -> Any:
+        """A decoder with the options that `fused` has."""
+        raise NotImplementedError
+
+    def fused(self, variant, **options):
+        return self.with_fusion(variant, self.fusion(), **options)
+
+    def bare(self, variant, **options):
+        return self.with_fusion(variant, Fusion(), **options)
+
+    def fusion(self) -> Fusion:
+        return Fusion(random_lm(VOCAB, seed=1), 0.4, random_boosting(VOCAB, seed=2), 0.5)
+
+    def request(self):
+        tree = random_boosting(VOCAB, seed=9, bonus=4.0)
+        return Request(boosting=tree, boosting_weight=2.0, lm_weight=0.1)
+
+
+class WordGraph(LogProbs):
+    """Decoders of word graphs. The variants are CTC's topologies."""
+
+    variants = ("compact", "normal", "minimal")
+    most_partial = 1
+    score_of_nothing = None
+    tolerance = 1e-9
+
+    def fused(self, variant, **options):
+        return self.make(topology=variant, **{"beam": 9.0, **options})
+
+    bare = fused
+
+    def text(self, path):
+        return tuple(word.label for word in path.words)

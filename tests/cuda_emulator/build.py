@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import nemo_gpu_decoding
+from nemo_gpu_decoding.cuda.sources import printed_header
 
 HERE = Path(__file__).parent
 PACKAGE = Path(nemo_gpu_decoding.__file__).parent
@@ -77,6 +78,7 @@ def build(source: Path, cache: Path, *, check: bool, defines: Mapping[str, int |
         cache.mkdir(parents=True, exist_ok=True)
         _forget_oldest(cache)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
+            _write_printed(texts, Path(folder))
             built = _link(source, flags, _engine(cache), Path(folder))
             os.replace(built, library)  # in one step: another process may do the same
     return library
@@ -90,7 +92,7 @@ def _forget_oldest(cache: Path) -> None:
 
 
 def _link(source: Path, flags: list[str], engine: Path, folder: Path) -> Path:
-    places = ["-I", str(HERE / "include"), "-I", str(PACKAGE)]
+    places = ["-I", str(HERE / "include"), "-I", str(PACKAGE), "-I", str(folder)]
     # without the emulator's headers, in which __global__ means nothing
     text = _run([COMPILER, *flags, *places, "-D__CUDA_EMULATOR__", "-E", "-P", "-x", "c++", str(source)])
     kernels = KERNEL.findall(text)
@@ -136,10 +138,22 @@ def _texts(source: Path) -> dict[Path, str]:
         texts[path] = path.read_text()
         for name in INCLUDE.findall(texts[path]):
             found = [folder / name for folder in (path.parent, PACKAGE) if (folder / name).is_file()]
-            if not found:
+            printed = printed_header(name)
+            if not found and printed is None:
                 raise FileNotFoundError(f"{path} includes {name}: not beside it, not in {PACKAGE}")
-            todo.append(found[0])
+            if found:
+                todo.append(found[0])
+            else:
+                texts[Path(name)] = printed or ""
     return texts
+
+
+def _write_printed(texts: Mapping[Path, str], folder: Path) -> None:
+    """Write the headers that are no files, those with relative names, to a folder."""
+    for name, text in texts.items():
+        if not name.is_absolute():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(text)
 
 
 def _emulator_texts() -> list[str]:

@@ -129,9 +129,9 @@ class EmulatedModule:
         values = checked_arguments(signature, self.device, arguments)
         grid, block = _three(grid), _three(block)
         self._check_sizes(signature, math.prod(grid), math.prod(block), shared_bytes)
-        self._check_parameters(signature, values)
-        boxes = [np.array([value]) for value in values]
-        pointers = (ctypes.c_void_p * len(boxes))(*(box.ctypes.data for box in boxes))
+        self._check_parameters(signature)
+        _slots, addresses = signature.packed(values)
+        pointers = (ctypes.c_void_p * len(addresses))(*addresses.tolist())
         options, _memory = self._options(grid, block, shared_bytes, arguments)
         entry = getattr(self._code, f"emulator_launch_{signature.name}")
         with self._lock:  # the engine's state is global; another thread may launch too
@@ -165,16 +165,15 @@ class EmulatedModule:
                 f"kernel {signature.name}: shared_bytes is {shared_bytes}, expected at most {most}"
             )
 
-    def _check_parameters(self, signature: Signature, values: list[np.generic]) -> None:
+    def _check_parameters(self, signature: Signature) -> None:
         """The signature says the same as the C++ declaration, as far as sizes tell."""
         declared = (ctypes.c_uint32 * 256)()
         getattr(self._code, f"emulator_parameters_{signature.name}")(declared)
         expected = list(declared)[: list(declared).index(0)]
-        given = [value.dtype.itemsize for value in values]
-        if given != expected:
+        if signature.argument_bytes != expected:
             raise ValueError(
-                f"kernel {signature.name}: the signature's parameters take {given} bytes, "
-                f"those of the C++ declaration {expected}"
+                f"kernel {signature.name}: the signature's arguments take "
+                f"{signature.argument_bytes} bytes, those of the C++ declaration {expected}"
             )
 
     def _options(

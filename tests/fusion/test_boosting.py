@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from nemo_gpu_decoding.fusion import cache
+from nemo_gpu_decoding import cache
 from nemo_gpu_decoding.fusion.boosting import (
     BoostingConfig,
     Phrase,
@@ -173,7 +173,7 @@ def test_20000_phrases_cost_no_more_nodes_than_tokens():
 @pytest.mark.slow
 @pytest.mark.parametrize("is_weighted", [False, True])
 def test_word_ends_of_20000_phrases_cost_few_states(is_weighted):
-    """The debts that phrases share are few, even where every phrase has a weight of its own."""
+    """The refunds that phrases share are few, even where every phrase has a weight of its own."""
     draw = random.Random(1)
     phrases = [
         Phrase(text, draw.uniform(0.5, 3.0) if is_weighted else None) for text in random_phrases(20_000)

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from nemo_gpu_decoding.fusion import cache
+from nemo_gpu_decoding import cache
 from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.assets import ASSETS

@@ -9,7 +9,7 @@ import torch
 
 from nemo_gpu_decoding.cuda.availability import why_unavailable
 from nemo_gpu_decoding.cuda.launch import use_runtime
-from nemo_gpu_decoding.search.flexctc_beam import launch_shape
+from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from tests.cuda_emulator.build import why_no_compiler
 from tests.cuda_emulator.fixtures import new_runtime
 from tests.gpu.rehearsal import REHEARSAL
@@ -36,8 +36,8 @@ def place(request, monkeypatch):
     if not REHEARSAL:
         yield
         return
-    monkeypatch.setattr(launch_shape, "THREADS", 32)
-    monkeypatch.setattr(launch_shape, "FINISH_THREADS", 32)
+    monkeypatch.setattr(cuda_engine, "THREADS", 32)
+    monkeypatch.setattr(cuda_engine, "FINISH_THREADS", 32)
     with use_runtime(new_runtime(request)):
         yield
 

@@ -17,7 +17,7 @@ import torch
 
 from nemo_gpu_decoding.cuda.launch import Signature, Tensor, runtime
 from nemo_gpu_decoding.search.result import NBest
-from tests.contract.ctc_decoder import facts
+from tests.contract.facts import facts
 from tests.random_models import random_log_probs
 from tests.search.flexctc_beam.both import on_cuda, random_fusion
 

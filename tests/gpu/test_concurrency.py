@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.contract.ctc_decoder import facts
+from tests.contract.facts import facts
 from tests.gpu.rehearsal import sized
 from tests.random_models import random_log_probs
 from tests.search.flexctc_beam.both import on_cuda, random_fusion

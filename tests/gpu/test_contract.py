@@ -1,25 +1,23 @@
-"""flexctc_beam keeps the contract of all CTC decoders on a GPU, whatever the type of the log-probs."""
+"""The contract of all decoders on a GPU; flexctc_beam with each type of log-probs that kernels read."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
-from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
-from tests.contract.ctc_decoder import BATCH, FRAMES, VOCAB, CTCDecoderContract
+from tests.contract.subjects import CudaWFSTSubject, DifferenceAutomaton, FlexCTC, PagedBigLMSubject
+from tests.contract.test_contract import *
 from tests.gpu.rehearsal import REHEARSAL
-from tests.random_models import random_log_probs
-from tests.search.flexctc_beam.both import on_cuda
+
+DEVICE = "cpu" if REHEARSAL else "cuda"
 
 
 class InType:
     """A decoder that gets all log-probs in one type."""
 
-    def __init__(self, decoder: FlexCTCBeam, dtype: torch.dtype) -> None:
-        self._decoder = decoder
-        self._dtype = dtype
+    def __init__(self, decoder: Any, dtype: torch.dtype) -> None:
+        self._decoder, self._dtype = decoder, dtype
 
     def decode(self, log_probs: Any, *others: Any):
         return self._decoder.decode(self._converted(log_probs), *others)
@@ -36,23 +34,38 @@ class InType:
         return log_probs
 
 
-class TestFlexCTCBeamInFloat32(CTCDecoderContract):
-    device = "cpu" if REHEARSAL else "cuda"
+class InFloat32(FlexCTC):
     dtype = torch.float32
 
-    def make(self, vocab_size, blank_id, fusion=None, **options):
-        return InType(on_cuda(vocab_size, blank_id, fusion, **options), self.dtype)
+    def make(self, *args, **options):
+        return InType(super().make(*args, **options), self.dtype)
 
-    @pytest.fixture
-    def inputs(self):
-        """Numbers that the type can hold, in float32: the tests compute with them."""
-        values = random_log_probs(BATCH, FRAMES, VOCAB + 1, seed=3)
-        return values.to(self.dtype).float().to(self.device)
+    def inputs(self, *, seed=3):
+        """Numbers that the type can hold, in float32: the checks compute with them."""
+        return super().inputs(seed=seed).to(self.dtype).float()
 
 
-class TestFlexCTCBeamInFloat16(TestFlexCTCBeamInFloat32):
+class InFloat16(InFloat32):
     dtype = torch.float16
 
 
-class TestFlexCTCBeamInBFloat16(TestFlexCTCBeamInFloat32):
+class InBFloat16(InFloat32):
     dtype = torch.bfloat16
+
+
+def on_gpu(kind: type) -> type:
+    """The subject with its inputs on the GPU."""
+    return type(
+        kind.__name__, (kind,), {"__init__": lambda self, backend: kind.__init__(self, backend, DEVICE)}
+    )
+
+
+test_has_the_verbs_of_all_decoders = None  # `InType` is none
+TABLE = [
+    ("flexctc_beam float32", on_gpu(InFloat32), ("cuda",)),
+    ("flexctc_beam float16", on_gpu(InFloat16), ("cuda",)),
+    ("flexctc_beam bfloat16", on_gpu(InBFloat16), ("cuda",)),
+    ("cuda_wfst", on_gpu(CudaWFSTSubject), ("cuda",)),
+    ("paged_biglm", on_gpu(PagedBigLMSubject), ("cuda",)),
+    ("paged_biglm difference", on_gpu(DifferenceAutomaton), ("cuda",)),
+]

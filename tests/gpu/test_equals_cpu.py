@@ -8,8 +8,8 @@ import torch
 
 from nemo_gpu_decoding.cuda.launch import runtime
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
-from nemo_gpu_decoding.search.flexctc_beam import launch_shape
-from tests.contract.ctc_decoder import facts
+from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
+from tests.contract.facts import facts
 from tests.gpu.rehearsal import sized
 from tests.random_models import random_boosting, random_log_probs
 from tests.search.flexctc_beam.both import assert_equal, on_cpu, on_cuda, random_fusion
@@ -103,9 +103,9 @@ def test_vocabulary_sizes(device, vocab_size, dtype):
 @pytest.mark.parametrize("vocab_size", sized((70_000, 131_071, 262_144), (30_000,)))
 def test_rows_that_do_not_fit_into_shared_memory(device, vocab_size, dtype):
     most = runtime().shared_bytes(device)
-    shape = launch_shape.launch_shape(16, vocab_size + 1, dtype.itemsize, most)
+    _, row_bytes = cuda_engine.list_sizes(16, vocab_size + 1, dtype.itemsize, most)
     if vocab_size * dtype.itemsize > most:
-        assert shape.row_bytes == 0
+        assert row_bytes == 0
     frames = sized(12, 2)
     for merge in MERGES:
         assert_equal(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.contract.ctc_decoder import facts
+from tests.contract.facts import facts
 from tests.random_models import random_log_probs
 from tests.search.flexctc_beam.both import on_cpu, on_cuda, random_fusion
 

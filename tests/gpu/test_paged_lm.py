@@ -83,8 +83,8 @@ def test_memory_is_pinned_while_it_is_used(gpu, lm):
 def test_auto_knows_what_is_free(gpu, lm):
     free = free_memory(gpu)
     assert 0 < free.device_free <= free.device_total
-    assert placed(lm, placement="auto").on(gpu).place == "device"
+    assert placed(lm, placement="auto").on(gpu).placement == "device"
     filler = torch.empty(free.device_free - 2 * 10**9, dtype=torch.uint8, device=gpu)
-    assert placed(lm, placement="auto").on(gpu).place == "paged"
+    assert placed(lm, placement="auto").on(gpu).placement == "paged"
     del filler
     torch.cuda.empty_cache()

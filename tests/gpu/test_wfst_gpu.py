@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.cuda_wfst import launch_shape
-from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
-from tests.contract.word_decoder import all_facts
+from tests.contract.facts import all_facts
 from tests.gpu.rehearsal import REHEARSAL, sized
 from tests.random_models import random_log_probs
 from tests.search.cuda_wfst.both import assert_equal, assert_equal_lattices, on_cpu, on_cuda

@@ -46,13 +46,13 @@ def costs_of(graph, tokens):
         return closed
 
     for token in tokens:
-        following: dict = {}
+        next_paths: dict = {}
         for (state, words), cost in with_epsilons(paths).items():
             for a in range(states["arc_begin"][state], states["arc_end"][state]):
                 if arcs["label"][a] == token:
                     more = tuple(graph.expanded(int(arcs["word"][a])))
-                    relax(following, (int(arcs["target"][a]), words + more), cost + arcs["cost"][a])
-        paths = following
+                    relax(next_paths, (int(arcs["target"][a]), words + more), cost + arcs["cost"][a])
+        paths = next_paths
     ends: dict = {}
     for (state, words), cost in with_epsilons(paths).items():
         relax(ends, tuple(graph.words[w] for w in words), cost + states["final_cost"][state])
@@ -83,12 +83,12 @@ def cheapest_lm_cost(table, text, order):
 
     paths = {("<s>",)[: order - 1]: 0.0}
     for symbol in (*text, "</s>"):
-        following: dict = {}
+        next_paths: dict = {}
         for context, cost in paths.items():
             for more, ngram in step(context, symbol):
                 after = ngram[max(0, len(ngram) - order + 1) :]
-                following[after] = min(following.get(after, math.inf), cost + more)
-        paths = following
+                next_paths[after] = min(next_paths.get(after, math.inf), cost + more)
+        paths = next_paths
     return min(paths.values()) * LN10
 
 
@@ -144,7 +144,7 @@ def test_report_names_what_is_missing(tmp_path):
     assert report["words"] == 2
 
 
-def test_report_tells_how_the_lm_backs_off_and_what_it_loses(tmp_path):
+def test_report_of_back_offs_and_of_what_is_left_out(tmp_path):
     table = toy_table(seed=0, words=("a", "ab", "zebra"))
     (tmp_path / "lm.arpa").write_text(arpa_text(table))
     graph = build_graph(tmp_path / "lm.arpa", toy_lexicon(), vocab_size=len(PIECES), cache=False)
@@ -156,7 +156,7 @@ def test_report_tells_how_the_lm_backs_off_and_what_it_loses(tmp_path):
     assert report["contexts that do not sum to 1"] == checks.improper > 0
     assert report["n-grams cheaper by backing off"] == checks.undercut > 0
     assert report["LM contexts kept"] <= report["LM contexts"] == checks.contexts
-    assert 0 < report["epsilon arcs"] <= report["epsilon records"]
+    assert 0 < report["epsilon arcs"] <= report["epsilon-closure arcs"]
 
 
 def test_an_lm_over_tokens_is_refused(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from nemo_gpu_decoding.graph.build import build_graph, load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.graph.epsilons import epsilon_records
+from nemo_gpu_decoding.graph.epsilon_closure import epsilon_closure
 from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
 from nemo_gpu_decoding.graph.store import is_word_graph, load_graph, save_graph
 from tests.graph.toy import PIECES, toy_arpa, toy_lexicon
@@ -64,7 +64,7 @@ def test_a_graph_is_built_once(tmp_path, monkeypatch):
     assert other.fingerprint != first.fingerprint
 
 
-def test_graphs_are_told_from_other_files(graph, tmp_path):
+def test_graphs_are_distinguished_from_other_files(graph, tmp_path):
     save_graph(graph, tmp_path / "toy.graph")
     write_fst(fst(SMALL, 3, [2]), tmp_path / "toy.fst")
     assert is_word_graph(tmp_path / "toy.graph")
@@ -181,22 +181,22 @@ def test_empty_graphs_are_named():
 
 def test_epsilon_chains_are_followed_once():
     # 0 -the/1-> 1 -/2-> 2, and a dearer direct way from 0 to 2
-    records = epsilon_records(
+    closure = epsilon_closure(
         3, np.array([0, 1, 0]), np.array([1, 0, 1]), np.array([1.0, 2.0, 9.0]), np.array([1, 2, 2]),
         5, "toy",
     )  # fmt: skip
-    assert records.begin.tolist() == [0, 2, 3, 3]
-    assert records.words.tolist() == [1, 1, 0]
-    assert records.costs.tolist() == [1.0, 3.0, 2.0]
-    assert records.targets.tolist() == [1, 2, 2]
+    assert closure.begin.tolist() == [0, 2, 3, 3]
+    assert closure.words.tolist() == [1, 1, 0]
+    assert closure.costs.tolist() == [1.0, 3.0, 2.0]
+    assert closure.targets.tolist() == [1, 2, 2]
 
 
-def test_two_words_on_a_chain_are_compounded():
+def test_two_words_on_a_chain_get_a_word_sequence_label():
     graph = WordGraph.from_fst(
         fst([(0, 0, 1, 0.0, 1), (1, 0, 2, 0.0, 2), (2, 0, 1, 0.5, 3), (3, 1, 0, 0.0, 3)], 4, [3]), WORDS
     )
     reached = {
-        int(record["target"]): graph.expanded(int(record["word"]))
-        for record in graph.arrays.epsilons[: graph.arrays.states["epsilon_end"][0]]
+        int(arc["target"]): graph.expanded(int(arc["word"]))
+        for arc in graph.arrays.epsilons[: graph.arrays.states["epsilon_end"][0]]
     }
     assert reached == {1: [1], 2: [1, 2], 3: [1, 2, 1]}

@@ -65,9 +65,7 @@ def test_all_bytes_arrive(mapped, placement, piece, monkeypatch):
         assert (copy.device_bytes, copy.host_bytes) == (tables + 160, arrays.arcs.nbytes)
 
 
-@pytest.mark.skipif(
-    not Path("/proc/self/smaps").exists(), reason="no Linux that tells what is in memory"
-)
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="no Linux that says what is in memory")
 def test_pages_of_a_file_are_given_back_and_can_be_read_again(tmp_path):
     """Of 32 MiB that were mapped and copied, none stays in the process, and no byte is lost."""
     content = np.random.default_rng(0).integers(0, 256, 1 << 25, np.uint8)
@@ -114,7 +112,7 @@ def test_auto_takes_the_copy_that_is_there(lm):
         full = PlacedLM(lm.arrays, "auto", 160, measure=lambda device: Memory(0, 0, 0))
         assert full.on(CPU) is copy
         del existing, full, copy
-    assert PlacedLM(lm.arrays, "auto", 160, measure=plenty).on(CPU).place == "device"
+    assert PlacedLM(lm.arrays, "auto", 160, measure=plenty).on(CPU).placement == "device"
 
 
 def test_threads_that_come_at_once_get_one_copy(lm):
@@ -163,7 +161,7 @@ def test_memory_that_can_not_be_had_after_all(lm, monkeypatch):
     with pytest.raises(ValueError, match=message):
         placed.on(CPU)
     monkeypatch.undo()
-    assert placed.on(CPU).place == "paged"  # nothing is left of the failure
+    assert placed.on(CPU).placement == "paged"  # nothing is left of the failure
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from nemo_gpu_decoding.lm.placement import (
     Footprint,
     Memory,
     cache_slots,
-    choose_place,
     footprint,
     free_memory,
+    resolve_placement,
 )
 
 GB = 10**9
@@ -27,7 +27,7 @@ LARGE = Footprint(tables=11 * GB, arcs=22 * GB, cache=GB // 2)
 
 def place(placement, device_free, host_free=64 * GB, need=LARGE, total=80 * GB):
     free = Memory(int(device_free), int(total), None if host_free is None else int(host_free))
-    return choose_place(placement, need, free, "news.lm", GPU)
+    return resolve_placement(placement, need, free, "news.lm", GPU)
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from nemo.collections.asr.metrics.wer import word_error_rate
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaGraphs
 
-from nemo_gpu_decoding import Request, register, unregister, utterance_requests
-from nemo_gpu_decoding.fusion import cache
+from nemo_gpu_decoding import Request, cache, register, unregister, utterance_requests
 from nemo_gpu_decoding.nemo_plugin import loading
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from nemo_gpu_decoding.nemo_plugin.paged_config import PAGED_KEYS, read_paged_options
 from nemo_gpu_decoding.nemo_plugin.wfst_config import read_wfst_options
 from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
-from nemo_gpu_decoding.search.paged_biglm.config import BigLMConfig
+from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def lms(tmp_path):
 @pytest.fixture
 def read(lms):
     def options(cfg=None, **wfst):
-        paths = {"arpa_lm_path": lms / "small.arpa", "big_lm_path": lms / "large.packed"}
+        paths = {"arpa_lm_path": lms / "small.arpa", "large_lm_path": lms / "large.packed"}
         wfst = {**{key: str(path) for key, path in paths.items()}, **wfst}
         cfg = {"strategy": "paged_biglm", "wfst": wfst, **(cfg or {})}
         return read_paged_options(OmegaConf.create(cfg))
@@ -36,26 +36,29 @@ def read(lms):
 
 def test_defaults(read, lms):
     options = read()
-    assert options.search == BigLMConfig(beam=10.0, lattice_beam=10.0)
+    assert options.search == PagedBigLMConfig(beam=10.0, lattice_beam=10.0)
     assert (options.large, options.small) == (lms / "large.packed", lms / "small.arpa")
     assert options.graph.arpa == lms / "small.arpa"
 
 
 def test_every_search_key_arrives(read):
     options = read(
-        beam_width=14, lm_weight=0.7, max_active=500, decoding_mode="lattice", big_lm_weight=0.8,
+        beam_width=14, lm_weight=0.7, max_active=500, decoding_mode="lattice", large_lm_weight=0.8,
         composition="LAZY", group_size=4, difference="never", placement="paged", cache_mb=7,
     )  # fmt: skip
-    assert options.search == BigLMConfig(
-        beam=14.0, lattice_beam=14.0, lm_weight=0.7, max_active=500, n_best=20, lattice=True,
-        big_lm_weight=0.8, group_size=4, difference="never", placement="paged", cache_mb=7,
+    assert options.search == PagedBigLMConfig(
+        beam=14.0, lattice_beam=14.0, max_active=500, n_best=20, lattice=True,
+        large_lm_weight=0.8, group_size=4, difference="never", placement="paged", cache_mb=7,
     )  # fmt: skip
+    assert options.lm_weight == 0.7
     assert read(composition="eager").search.composition == "eager"
 
 
 def test_every_option_of_the_search_has_a_key():
-    own = {field.name for field in fields(BigLMConfig)} - {field.name for field in fields(WFSTConfig)}
-    assert own == PAGED_KEYS.keys() - {"big_lm_path", "small_lm_path"}
+    own = {field.name for field in fields(PagedBigLMConfig)} - {
+        field.name for field in fields(WFSTConfig)
+    }
+    assert own == PAGED_KEYS.keys() - {"large_lm_path", "small_lm_path"}
 
 
 def test_a_ready_made_graph_comes_with_its_lm(read, lms):
@@ -70,12 +73,12 @@ def test_a_ready_made_graph_comes_with_its_lm(read, lms):
 @pytest.mark.parametrize(
     ("wfst", "message"),
     [
-        ({"big_lm": "x"}, r"unknown key 'wfst\.big_lm' \(did you mean 'big_lm_\w+'\?\)"),
-        ({"big_lm_path": None}, r"wfst\.big_lm_path is not set, expected the large LM"),
+        ({"large_lm": "x"}, r"unknown key 'wfst\.large_lm' \(did you mean 'large_lm_\w+'\?\)"),
+        ({"large_lm_path": None}, r"wfst\.large_lm_path is not set, expected the large LM"),
         ({"arpa_lm_path": None}, r"wfst\.arpa_lm_path and wfst\.wfst_lm_path are not set"),
         ({"small_lm_path": "x"}, r"wfst\.small_lm_path and wfst\.arpa_lm_path are both set"),
-        ({"big_lm_weight": -1}, r"wfst\.big_lm_weight is -1\.0, expected a finite number >= 0"),
-        ({"big_lm_weight": "all"}, r"wfst\.big_lm_weight is 'all', expected a number"),
+        ({"large_lm_weight": -1}, r"wfst\.large_lm_weight is -1\.0, expected a finite number >= 0"),
+        ({"large_lm_weight": "all"}, r"wfst\.large_lm_weight is 'all', expected a number"),
         ({"composition": "static"}, r"wfst\.composition is 'static', expected one of lazy, eager"),
         ({"group_size": -1}, r"wfst\.group_size is -1"),
         ({"group_size": 2, "composition": "eager"}, r"wfst\.group_size is 2 with composition 'eager'"),
@@ -92,7 +95,7 @@ def test_bad_keys_are_named(read, wfst, message):
         read(**wfst)
 
 
-@pytest.mark.parametrize("key", ["big_lm_path", "small_lm_path"])
+@pytest.mark.parametrize("key", ["large_lm_path", "small_lm_path"])
 def test_files_that_do_not_exist(read, key, lms):
     graph = {"arpa_lm_path": None, "wfst_lm_path": str(lms / "small.graph")}
     with pytest.raises(FileNotFoundError, match=rf"wfst\.{key} is '/nowhere/lm'"):
@@ -100,11 +103,11 @@ def test_files_that_do_not_exist(read, key, lms):
 
 
 def test_our_keys_do_not_stand_beside_the_section(read):
-    with pytest.raises(ValueError, match=r"expected it in there: wfst\.big_lm_path"):
-        read({"big_lm_path": "large.packed"})
+    with pytest.raises(ValueError, match=r"expected it in there: wfst\.large_lm_path"):
+        read({"large_lm_path": "large.packed"})
 
 
 def test_cuda_wfst_has_no_large_lm(lms):
-    wfst = {"arpa_lm_path": str(lms / "small.arpa"), "big_lm_path": str(lms / "large.packed")}
-    with pytest.raises(ValueError, match=r"unknown key 'wfst\.big_lm_path'"):
+    wfst = {"arpa_lm_path": str(lms / "small.arpa"), "large_lm_path": str(lms / "large.packed")}
+    with pytest.raises(ValueError, match=r"unknown key 'wfst\.large_lm_path'"):
         read_wfst_options(OmegaConf.create({"strategy": "cuda_wfst", "wfst": wfst}))

@@ -24,7 +24,7 @@ def cfg(small_word_lm, packed_word_lm):
     def config(top=None, **wfst):
         lms = {
             "arpa_lm_path": str(small_word_lm),
-            "big_lm_path": str(packed_word_lm),
+            "large_lm_path": str(packed_word_lm),
             "beam_width": 20.0,
         }
         return {"strategy": "paged_biglm", "wfst": {**lms, **wfst}, **(top or {})}
@@ -77,7 +77,7 @@ def test_ways_to_search_do_not_change_the_words(ctc_model, cfg, static, word_lm,
 
 def test_weight_zero_leaves_the_small_lm(ctc_model, cfg, static, small_word_lm, emissions):
     expected = decoded(ctc_model, static(small_word_lm, lm_weight=0.5), emissions)
-    found = decoded(ctc_model, cfg(big_lm_weight=0.0, lm_weight=0.5), emissions)
+    found = decoded(ctc_model, cfg(large_lm_weight=0.0, lm_weight=0.5), emissions)
     assert texts(found) == texts(expected) != texts(decoded(ctc_model, cfg(lm_weight=0.5), emissions))
 
 
@@ -85,7 +85,7 @@ def test_lms_in_either_form_and_a_ready_made_graph(
     ctc_model, cfg, emissions, small_word_lm, word_lm, tmp_path
 ):
     expected = texts(decoded(ctc_model, cfg(), emissions))
-    assert texts(decoded(ctc_model, cfg(big_lm_path=str(word_lm)), emissions)) == expected
+    assert texts(decoded(ctc_model, cfg(large_lm_path=str(word_lm)), emissions)) == expected
     save_graph(ctc_model.decoding.decoding.decoder().graph, tmp_path / "small.graph")
     pack_arpa(small_word_lm, tmp_path / "small.packed")
     graph = {"arpa_lm_path": None, "wfst_lm_path": str(tmp_path / "small.graph")}

@@ -59,7 +59,7 @@ def test_every_key_is_nemos_or_ours(group, name):
     assert set(preset) <= set(OmegaConf.structured(CONFIGS[group]))
     assert set(preset[section]) <= set(keys[section])
     assert set(preset[section].get("boosting_tree", {})) <= set(keys[f"{section}.boosting_tree"])
-    for key in ("arpa_lm_path", "big_lm_path"):
+    for key in ("arpa_lm_path", "large_lm_path"):
         if key in preset.get("wfst", {}):
             preset.wfst[key] = __file__  # any file: the LM is read later
     read(preset)
@@ -85,8 +85,8 @@ def test_presets_decode(group, name, ctc_model, hybrid_model, files, utterances,
     section = STRATEGIES[preset.strategy].section
     if section == "wfst":
         preset.wfst.arpa_lm_path = str(assets / "lm" / "word3.arpa")
-    if "big_lm_path" in preset[section]:
-        preset.wfst.big_lm_path = str(assets / "lm" / "word3.arpa")
+    if "large_lm_path" in preset[section]:
+        preset.wfst.large_lm_path = str(assets / "lm" / "word3.arpa")
     if "ngram_lm_model" in preset[section]:
         preset.beam.ngram_lm_model = str(assets / "lm" / "tok3.arpa")
     if "boosting_tree" in preset[section]:

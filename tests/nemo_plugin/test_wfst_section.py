@@ -53,10 +53,10 @@ def test_every_search_key_arrives(read):
         backend="cpu", return_best_hypothesis=False, beam_size=6, posterior_paths=30,
     )  # fmt: skip
     assert options.search == WFSTConfig(
-        beam=14.0, lm_weight=0.7, max_active=500, acoustic_scale=2.0, lattice_beam=5.0, threads=3,
+        beam=14.0, max_active=500, acoustic_scale=2.0, lattice_beam=5.0, threads=3,
         backend="cpu", n_best=30,
     )  # fmt: skip
-    assert (options.return_best, options.n_best) == (False, 6)
+    assert (options.lm_weight, options.return_best, options.n_best) == (0.7, False, 6)
 
 
 def test_every_graph_key_arrives(read, arpa, tmp_path):

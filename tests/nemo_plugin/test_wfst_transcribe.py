@@ -14,9 +14,10 @@ from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from omegaconf import OmegaConf
 
 from nemo_gpu_decoding import WFSTConfig, utterance_requests
+from nemo_gpu_decoding.graph import load
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.metrics import phrase_score, word_errors
-from nemo_gpu_decoding.nemo_plugin import wfst, wfst_graph
+from nemo_gpu_decoding.nemo_plugin import wfst
 from nemo_gpu_decoding.nemo_plugin.wfst import WfstInfer
 from nemo_gpu_decoding.search.cuda_wfst.mbr import minimum_bayes_risk
 from tests.nemo_plugin.usage import decoded, texts, transcribed
@@ -98,14 +99,13 @@ def test_nemos_name_of_the_strategy_with_ours_as_search_type(ctc_model, cfg, fil
 def test_the_decoder_has_the_options_of_the_section(ctc_model, cfg):
     ctc_model.change_decoding_strategy(cfg(lm_weight=0.8), verbose=False)
     decoder = ctc_model.decoding.decoding.decoder()
-    assert decoder.config == WFSTConfig(beam=16.0, lattice_beam=16.0, lm_weight=0.8)
+    assert decoder.config == WFSTConfig(beam=16.0, lattice_beam=16.0)
+    assert decoder.fusion.lm_weight == 0.8
 
 
 def test_the_graph_is_made_once_and_only_when_needed(ctc_model, cfg, files, graph_cache, monkeypatch):
     made = []
-    monkeypatch.setattr(
-        wfst_graph, "build_graph", lambda *a, **k: made.append(a) or build_graph(*a, **k)
-    )
+    monkeypatch.setattr(load, "build_graph", lambda *a, **k: made.append(a) or build_graph(*a, **k))
     before = set(graph_cache.glob("*.graph"))
     ctc_model.change_decoding_strategy(cfg(segmentations=2), verbose=False)
     assert made == []

@@ -130,6 +130,6 @@ def strategy_case(name, request) -> Case:
         own = {"decoding_mode": "mbr"}
     else:
         small, packed = (request.getfixturevalue(f) for f in ("small_word_lm", "packed_word_lm"))
-        options = {"arpa_lm_path": str(small), "big_lm_path": str(packed), "beam_width": 20.0}
-        own = {"group_size": 8, "big_lm_weight": 0.9}
+        options = {"arpa_lm_path": str(small), "large_lm_path": str(packed), "beam_width": 20.0}
+        own = {"group_size": 8, "large_lm_weight": 0.9}
     return Case(strategy, model, inputs, "wfst", options, 8.0, several=several, own=own)

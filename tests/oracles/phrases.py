@@ -16,12 +16,12 @@ def phrase_bonus(length: int, context_score: float = 1.0, depth_scaling: float =
 def earned(
     tokens: Sequence[int],
     bonuses: Mapping[tuple[int, ...], float],
-    carries_on: Container[int] = (),
+    is_continuation: Container[int] = (),
     outside_words: Container[tuple[int, ...]] = (),
 ) -> float:
     """For every position the best of the phrases that occur there and count, added up.
 
-    An occurrence does not count if one of the labels `carries_on` follows, unless its phrase is one of
+    An occurrence does not count if a label of `is_continuation` follows, unless its phrase is one of
     `outside_words`.
     """
     total = 0.0
@@ -30,11 +30,14 @@ def earned(
             bonus
             for phrase, bonus in bonuses.items()
             if tuple(tokens[begin : begin + len(phrase)]) == phrase
-            and (phrase in outside_words or not goes_on(tokens, begin + len(phrase), carries_on))
+            and (
+                phrase in outside_words
+                or not word_continues(tokens, begin + len(phrase), is_continuation)
+            )
         ]
         total += max(here, default=0.0)
     return total
 
 
-def goes_on(tokens: Sequence[int], position: int, carries_on: Container[int]) -> bool:
-    return position < len(tokens) and tokens[position] in carries_on
+def word_continues(tokens: Sequence[int], position: int, is_continuation: Container[int]) -> bool:
+    return position < len(tokens) and tokens[position] in is_continuation

@@ -103,7 +103,7 @@ def load_speech(
     """
     import soundfile
 
-    from nemo_gpu_decoding.cli.audio import read_manifest, references_of
+    from nemo_gpu_decoding.manifest import read_manifest, references_of
 
     utterances = read_manifest(Path(manifest))
     signals = []

@@ -38,8 +38,8 @@ from nemo_gpu_decoding.bench.report import machine, result_path, write_result
 from nemo_gpu_decoding.bench.rows import Row
 from nemo_gpu_decoding.bench.scale.process import run_stage
 from nemo_gpu_decoding.bench.scale.stages import draw_task
-from nemo_gpu_decoding.cli.table import format_table
 from nemo_gpu_decoding.lm.packed import LAYOUTS
+from nemo_gpu_decoding.report import format_table
 
 HEAD = ("stage", "layout", "beam", "CPU s", "peak GB", "anonymous GB", "found")
 

@@ -12,8 +12,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from nemo_gpu_decoding.bench.big_lm.prune import write_pruned
 from nemo_gpu_decoding.bench.language import Language
+from nemo_gpu_decoding.bench.large_lm.prune import write_pruned
 from nemo_gpu_decoding.bench.measure import torch_threads
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.scale.arpa_text import write_arpa
@@ -31,9 +31,9 @@ from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
 from nemo_gpu_decoding.search.cuda_wfst.decoder import NO_END, CudaWFST
 from nemo_gpu_decoding.search.cuda_wfst.result import WordNBest, WordPath
-from nemo_gpu_decoding.search.paged_biglm.config import BigLMConfig
+from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
 from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
-from nemo_gpu_decoding.search.paged_biglm.result import BigLMNBest
+from nemo_gpu_decoding.search.paged_biglm.result import PagedBigLMNBest
 
 LARGE, SMALL, SMALL_PACKED, GRAPH = "large.arpa", "small.arpa", "small.packed", "small.graph"
 NGRAMS_PER_WORD, MOST_WORDS = 50, 200_000  # as in LMs of 1 M to 100 M n-grams made of text
@@ -109,7 +109,7 @@ def paged_biglm(options: BenchOptions, folder: Path, beam: int, layout: str) -> 
     task, vocab_size = draw_task(options), options.vocab_size
     began = time.process_time()
     large, small = load_packed_lm(folder / f"{layout}.packed"), load_packed_lm(folder / SMALL_PACKED)
-    config = BigLMConfig(**_search_options(options, beam))
+    config = PagedBigLMConfig(**_search_options(options, beam))
     graph = load_graph(folder / GRAPH)
     decoder = PagedBigLM(graph, vocab_size, vocab_size, large, small, config)
     loaded = time.process_time() - began
@@ -162,7 +162,7 @@ def _best(nbest: WordNBest) -> WordPath:
 
 def work_per_frame(results: Iterable[WordNBest]) -> dict[str, float]:
     """Look-ups and so on, see `paged_biglm/result.py`; nothing of a search without a large LM."""
-    works = [nbest.work for nbest in results if isinstance(nbest, BigLMNBest)]
+    works = [nbest.work for nbest in results if isinstance(nbest, PagedBigLMNBest)]
     frames = max(1, sum(work.frames for work in works))
     names = works[0]._fields[:-1] if works else ()
     return {name: round(sum(getattr(work, name) for work in works) / frames, 3) for name in names}

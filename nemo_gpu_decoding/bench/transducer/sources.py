@@ -33,7 +33,7 @@ def transducer_tasks(options: BenchOptions) -> list[TransducerTask]:
 
 def _speech(options: BenchOptions) -> TransducerTask:
     """Real speech, encoded once."""
-    from nemo_gpu_decoding.cli.audio import read_manifest, references_of
+    from nemo_gpu_decoding.manifest import read_manifest, references_of
     from nemo_gpu_decoding.nemo_plugin.session import Session
 
     assert options.model

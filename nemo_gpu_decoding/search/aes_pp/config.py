@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from nemo_gpu_decoding.search.transducer.config import TransducerConfig, check_int
+from nemo_gpu_decoding.checks import FieldError, check_int
+from nemo_gpu_decoding.search.transducer.config import TransducerConfig
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,4 @@ class AESConfig(TransducerConfig):
         check_int("maes_num_steps", self.maes_num_steps, 1, 2**20)
         check_int("maes_expansion_beta", self.maes_expansion_beta, 0, 2**20)
         if math.isnan(self.maes_expansion_gamma) or self.maes_expansion_gamma <= 0:
-            raise ValueError(
-                f"maes_expansion_gamma is {self.maes_expansion_gamma}, expected a number > 0 (or inf)"
-            )
+            raise FieldError("maes_expansion_gamma", self.maes_expansion_gamma, "a number > 0 (or inf)")

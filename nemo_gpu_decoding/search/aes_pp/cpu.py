@@ -21,7 +21,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.blank_scoring import AES_CEILING, fused_blank, token_offset
 from nemo_gpu_decoding.jit import compiled, inlined
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, log_add
 from nemo_gpu_decoding.search.row_scan import next_label
@@ -43,6 +42,7 @@ from nemo_gpu_decoding.search.transducer.beam import (
     longest_duration,
     remember,
 )
+from nemo_gpu_decoding.search.transducer.blank_scoring import AES_CEILING, fused_blank, token_offset
 from nemo_gpu_decoding.search.transducer.candidates import (
     CANDIDATE,
     insert,

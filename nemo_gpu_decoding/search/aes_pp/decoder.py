@@ -70,5 +70,5 @@ class AESPlusPlus(TransducerDecoder[AESConfig]):
     ) -> None:
         cpu.step(
             rows, joint, streams.batch, nodes, wishes, search, self._durations, self._limits,
-            streams.fusion.lm.arrays, streams.fusion.boosting,
+            streams.fusion.lm.arrays, streams.fusion.arrays.boosting,
         )  # fmt: skip

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nemo_gpu_decoding.search.transducer.config import TransducerConfig, check_int
+from nemo_gpu_decoding.checks import check_int
+from nemo_gpu_decoding.search.transducer.config import TransducerConfig
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ token and, in TDT, a duration, compete with those of the other hypotheses; the K
 beam, and hypotheses that have become equal in text and frame are recombined by adding probabilities.
 The score of a hypothesis is
     log P_transducer + alpha_LM log P_LM(text) + alpha_PB boost(text)
-with blanks scored as in `fusion/blank_scoring.py`.
+with blanks scored as in `search/transducer/blank_scoring.py`.
 
 **Bound-pruned fusion.** Blanks and finished hypotheses need no LM: they give a floor under the K-th
 best score at once. Let ub(s) be the largest weight that any label can get in LM state s. A token v of
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.blank_scoring import ALSD_CEILING, fused_blank, token_offset
 from nemo_gpu_decoding.jit import compiled, inlined
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, log_add
 from nemo_gpu_decoding.search.row_scan import next_label
@@ -40,6 +39,7 @@ from nemo_gpu_decoding.search.transducer.beam import (
     longest_duration,
     remember,
 )
+from nemo_gpu_decoding.search.transducer.blank_scoring import ALSD_CEILING, fused_blank, token_offset
 from nemo_gpu_decoding.search.transducer.candidates import (
     best_labels,
     insert,

@@ -61,5 +61,5 @@ class ALSDPlusPlus(TransducerDecoder[ALSDConfig]):
     ) -> None:
         cpu.step(
             rows, joint, streams.batch, nodes, wishes, search, self._durations,
-            self.config.max_symbols, streams.fusion.lm.arrays, streams.fusion.boosting,
+            self.config.max_symbols, streams.fusion.lm.arrays, streams.fusion.arrays.boosting,
         )  # fmt: skip

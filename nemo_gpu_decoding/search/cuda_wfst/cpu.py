@@ -24,7 +24,7 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
-from nemo_gpu_decoding.jit import uncounted
+from nemo_gpu_decoding.jit import no_refcount
 from nemo_gpu_decoding.search.cuda_wfst.groups import (
     first_arc,
     has_room,
@@ -56,7 +56,7 @@ from nemo_gpu_decoding.search.cuda_wfst.ways import (
 from nemo_gpu_decoding.search.log_space import LARGEST
 
 
-@uncounted
+@no_refcount
 def advance(log_probs, begin, end, progress, records, links, search, graph, boosting, space):
     """Read the frames begin .. end of log_probs [T, C] float32. space.current holds the tokens.
 
@@ -73,7 +73,7 @@ def advance(log_probs, begin, end, progress, records, links, search, graph, boos
     return end, DONE
 
 
-@uncounted
+@no_refcount
 def _expand_within_room(row, progress, links, search, graph, boosting, space):
     """All ways into the next frame that stay below the cutoff, or the cheapest if they are too many.
 
@@ -105,7 +105,7 @@ def _expand_within_room(row, progress, links, search, graph, boosting, space):
     return status
 
 
-@uncounted
+@no_refcount
 def _expand(best, row, progress, links, search, graph, boosting, space):
     """All ways into the next frame that stay below the cutoff, as far as there is room for their keys.
 
@@ -136,7 +136,7 @@ def _expand(best, row, progress, links, search, graph, boosting, space):
     return status
 
 
-@uncounted
+@no_refcount
 def _stay(row, progress, links, search, graph, boosting, space):
     """Step 1: a blank, or the last label again."""
     front, status = space.front[0], DONE
@@ -157,7 +157,7 @@ def _stay(row, progress, links, search, graph, boosting, space):
     return status
 
 
-@uncounted
+@no_refcount
 def _look_ahead(row, progress, search, graph, space):
     """Lower the cutoff by the best token's own arcs, before anything is entered for them."""
     for best in range(progress.tokens):
@@ -173,7 +173,7 @@ def _look_ahead(row, progress, search, graph, space):
             _look_at(row, cost, token, graph.states[record.target], search, graph, space)
 
 
-@uncounted
+@no_refcount
 def _look_at(row, cost, token, state, search, graph, space):
     front = space.front[0]
     for i in range(front.labels):
@@ -194,7 +194,7 @@ def _look_at(row, cost, token, state, search, graph, space):
             a += 1
 
 
-@uncounted
+@no_refcount
 def _move(row, progress, links, search, graph, boosting, space):
     """Steps 2 and 3. Where there is no room for another group, those that there are go first."""
     front, status = space.front[0], DONE

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.cuda.launch import as_records, runtime
-from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton, arrays_on_device, on_device
+from nemo_gpu_decoding.cuda.upload import arrays_on_device
+from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton, on_device
 from nemo_gpu_decoding.graph.topology import NORMAL
 from nemo_gpu_decoding.search.cuda_wfst import launch_shape as shapes
 from nemo_gpu_decoding.search.cuda_wfst import tokens as host

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
-from nemo_gpu_decoding.fusion.fusion import Request, check_weight
+from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusion
+from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.topology import topology_number
 from nemo_gpu_decoding.search.backend import choose_backend
@@ -36,7 +37,7 @@ from nemo_gpu_decoding.search.cuda_wfst.tokens import (
 )
 from nemo_gpu_decoding.search.cuda_wfst.trace import all_ends, best_end, steps_of
 from nemo_gpu_decoding.search.cuda_wfst.ways import Search
-from nemo_gpu_decoding.search.inputs import checked_log_probs
+from nemo_gpu_decoding.search.inputs import check_log_probs, checked_lengths
 from nemo_gpu_decoding.search.result import ScoreParts
 
 NO_END = "no hypothesis has reached a final state of the graph; the result may break off within a word"
@@ -50,8 +51,7 @@ class CudaWFST:
         vocab_size: V, number of tokens without the blank.
         blank_id: column of the blank in the log-probs, 0 .. V. NeMo's is V.
         config: see `WFSTConfig`.
-        boosting: from `build_word_boosting`; for all utterances that don't request another one.
-        boosting_weight: factor of its bonuses.
+        fusion: boosting from `build_word_boosting`, and the weights of it and of the graph's costs.
         pieces: text of each column, to spell words that only <unk> stands for.
 
     Example:
@@ -71,8 +71,7 @@ class CudaWFST:
         vocab_size: int,
         blank_id: int,
         config: WFSTConfig | None = None,
-        boosting: BackoffAutomaton | None = None,
-        boosting_weight: float = 1.0,
+        fusion: Fusion | None = None,
         pieces: Sequence[str] | None = None,
     ) -> None:
         if not 1 <= vocab_size < MAX_LABELS:
@@ -81,10 +80,16 @@ class CudaWFST:
             raise ValueError(f"blank_id is {blank_id}, expected 0 .. {vocab_size} (vocab_size)")
         self.graph, self.vocab_size, self.blank_id = graph, vocab_size, blank_id
         self.config = config or WFSTConfig()
-        self.boosting, self.boosting_weight, self.pieces = boosting, boosting_weight, pieces
-        check_weight("boosting_weight", boosting_weight)
+        self.fusion, self.pieces = fusion or Fusion(), pieces
         self._check_graph()
-        self._check_boosting("boosting", boosting)
+        self._labels = FusionLabels(
+            len(graph.words),
+            unit="words",
+            hint=": build it with build_word_boosting for this graph",
+            lm_in_graph=True,
+            max_states=MAX_BOOST_STATES,
+        )
+        check_fusion(self.fusion, self._labels)
         self._nothing = empty_automaton(len(graph.words))
 
     # ------------------------------------------------------------------------------------ verbs
@@ -118,8 +123,8 @@ class CudaWFST:
         """Begin n utterances that arrive in chunks; see `decode` for the requests."""
         if n < 0:
             raise ValueError(f"n is {n}, expected the number of streams, >= 0")
-        wishes = self._checked_requests(n, requests)
-        return Streams([self._setup(wish) for wish in wishes])
+        fusion = BatchFusion.resolve(self.fusion, n, requests, self._labels)
+        return Streams([self._setup(fusion, i) for i in range(n)])
 
     def push(
         self, streams: Streams, log_probs: torch.Tensor, lengths: torch.Tensor | Sequence[int]
@@ -164,6 +169,10 @@ class CudaWFST:
         else:
             known = streams.leading(range(len(streams)), final=True)
         return [self._result(utterance, final=True) for utterance in known]
+
+    def with_options(self, config: Any, fusion: Fusion) -> CudaWFST:
+        """The same decoder with other options; what it searches with is shared."""
+        return CudaWFST(self.graph, self.vocab_size, self.blank_id, config, fusion, self.pieces)
 
     # ------------------------------------------------------------------------------- inner rooms
 
@@ -248,17 +257,16 @@ class CudaWFST:
             words=words_of(traced, graph, self.pieces),
         )
 
-    def _setup(self, wish: Request) -> Any:
-        boosting, options = self._search_options(wish)
+    def _setup(self, fusion: BatchFusion, i: int) -> Any:
+        """What utterance i of a batch is decoded with."""
+        boosting, options = self._search_options(fusion, i)
         return Setup(Search(**options), self.graph, boosting)
 
-    def _search_options(self, wish: Request) -> tuple[BackoffAutomaton, dict[str, Any]]:
+    def _search_options(self, fusion: BatchFusion, i: int) -> tuple[BackoffAutomaton, dict[str, Any]]:
         """The boosting automaton of an utterance, and the fields of its `Search`."""
-        boosting = wish.boosting or self.boosting
-        weight = self.boosting_weight if wish.boosting_weight is None else wish.boosting_weight
-        lm_weight = self.config.lm_weight if wish.lm_weight is None else wish.lm_weight
-        boosts = boosting is not None and weight > 0
-        boosting = boosting if boosting is not None and boosts else self._nothing
+        weight, lm_weight = float(fusion.boosting_weights[i]), float(fusion.lm_weights[i])
+        boosts = weight > 0
+        boosting = fusion.trees[fusion.tree_of[i]] if boosts else self._nothing
         bonus = max(0.0, float(boosting.arrays.states["upper_bound"].max())) if boosts else 0.0
         bonus *= weight * (1 + len(self.graph.arrays.compounds))
         return boosting, {
@@ -282,7 +290,8 @@ class CudaWFST:
     def _checked(
         self, log_probs: torch.Tensor, lengths: torch.Tensor | Sequence[int], batch: int | None
     ) -> tuple[torch.Tensor, np.ndarray]:
-        return checked_log_probs(log_probs, lengths, batch=batch, columns=self.vocab_size + 1)
+        check_log_probs(log_probs, batch=batch, columns=self.vocab_size + 1)
+        return log_probs, checked_lengths(lengths, *log_probs.shape[:2])
 
     def _check_graph(self) -> None:
         graph = self.graph
@@ -305,40 +314,6 @@ class CudaWFST:
                 f"graph ({graph.name}) reads the blank (column {self.blank_id}) with topology "
                 f"{self.config.topology!r}: a ready-made T o L o G needs topology 'graph'"
             )
-
-    def _check_boosting(self, name: str, boosting: BackoffAutomaton | None) -> None:
-        if boosting is None:
-            return
-        if boosting.vocab_size != len(self.graph.words):
-            raise ValueError(
-                f"{name} ({boosting.name}) was made for {boosting.vocab_size} words, expected "
-                f"{len(self.graph.words)}: build it with build_word_boosting for this graph"
-            )
-        if boosting.num_states > MAX_BOOST_STATES:
-            raise ValueError(
-                f"{name} ({boosting.name}) has {boosting.num_states} states, expected at most "
-                f"{MAX_BOOST_STATES}"
-            )
-
-    def _checked_requests(self, n: int, requests: Sequence[Request | None] | None) -> list[Request]:
-        if requests is None:
-            return [Request()] * n
-        if len(requests) != n:
-            raise ValueError(f"requests has {len(requests)} entries, expected {n}: one per utterance")
-        for i, request in enumerate(requests):
-            if request is None:
-                continue
-            if not isinstance(request, Request):
-                raise ValueError(
-                    f"requests[{i}] is a {type(request).__name__}, expected a Request or None"
-                )
-            self._check_boosting(f"requests[{i}].boosting", request.boosting)
-            if request.boosting_weight is not None and not (request.boosting or self.boosting):
-                raise ValueError(
-                    f"requests[{i}].boosting_weight is {request.boosting_weight}, but neither the "
-                    "request nor the decoder has boosting"
-                )
-        return [request or Request() for request in requests]
 
     @staticmethod
     def _check_open(streams: Streams) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.graph.topology import GRAPH
-from nemo_gpu_decoding.jit import inlined, uncounted
+from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.search.log_space import LARGEST
 from nemo_gpu_decoding.search.row_scan import next_label
 
 SORTED_LABELS = 64  # up to so many labels in play are sorted, likely ones first
 
 
-@uncounted
+@no_refcount
 def choose_labels(row, search, space):
     """Fill space.labels with those that can stay below the cutoff, likely ones first if they are few.
 
@@ -33,7 +33,7 @@ def choose_labels(row, search, space):
     return True
 
 
-@uncounted
+@no_refcount
 def narrow_labels(row, search, space):
     """Keep of space.labels those that can stay below the cutoff, which has become lower."""
     front, count, least = space.front[0], 0, _least_likely(space.front[0], search)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.graph.topology import GRAPH
-from nemo_gpu_decoding.jit import inlined, uncounted
+from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.search.cuda_wfst.tokens import (
     ANY_RANK,
     BLANK_MOVE,
@@ -19,7 +19,7 @@ from nemo_gpu_decoding.search.cuda_wfst.tokens import (
 from nemo_gpu_decoding.search.cuda_wfst.ways import DONE, RECORDS_FULL, cost_of
 
 
-@uncounted
+@no_refcount
 def commit(row, progress, records, links, search, graph, space):
     """Step 4: what survives becomes space.current, with its past in `records`."""
     front, following = space.front[0], space.following

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import compiled, inlined, uncounted
+from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
 
 BLANK_MOVE, REPEAT_MOVE = -2, -1  # in place of an arc
 NEW_TOKEN = 0  # a move that begins a token or tells a word, and leaves a record
@@ -220,7 +220,7 @@ def rank_of(cost, key):
     return (bits << HASH_BITS) + np.int64((np.uint64(key) * _GOLDEN) >> np.uint64(64 - HASH_BITS))
 
 
-@uncounted
+@no_refcount
 def cheapest(tokens, count, best, beam, most, histogram, renumbered):
     """Choose tokens within the beam, about `most` at most, in their order.
 
@@ -244,7 +244,7 @@ def cheapest(tokens, count, best, beam, most, histogram, renumbered):
     return kept, kept < within
 
 
-@uncounted
+@no_refcount
 def _last_step(tokens, count, best, beam, most, histogram):
     histogram[:] = 0
     scale = np.float32(BINS) / beam

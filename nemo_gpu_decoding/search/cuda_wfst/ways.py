@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
-from nemo_gpu_decoding.jit import inlined, uncounted
+from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.search.cuda_wfst.tokens import ANY_RANK, NONE, boost_of, find_slot, rank_of
 
 # What a frame may end with
@@ -62,7 +62,7 @@ def offer(total, key, source, arc, epsilon, search, space):
         front.candidates += 1
 
 
-@uncounted
+@no_refcount
 def recombine(progress, links, search, graph, boosting, space):
     """Enter the candidates among the tokens of the next frame; of equal keys the better one stays."""
     front, following = space.front[0], space.following
@@ -107,7 +107,7 @@ def recombine(progress, links, search, graph, boosting, space):
     return DONE
 
 
-@uncounted
+@no_refcount
 def _breaks_tie(candidate, token, search, graph, boosting, current):
     """Of two ways to one key at the same cost, whether the candidate is the better one.
 
@@ -125,7 +125,7 @@ def _breaks_tie(candidate, token, search, graph, boosting, current):
     return candidate.epsilon < token.epsilon
 
 
-@uncounted
+@no_refcount
 def cost_before(source, epsilon, search, graph, boosting, current):
     """Cost of a way before its arc: that of its source, and of an epsilon record."""
     cost = current[source].cost
@@ -136,7 +136,7 @@ def cost_before(source, epsilon, search, graph, boosting, current):
     return cost + search.lm_weight * record.cost - bonus
 
 
-@uncounted
+@no_refcount
 def boosted(word, state, search, graph, boosting):
     """Bonus of a word label, weighted, and the boosting state after it."""
     bonus = np.float32(0.0)

@@ -1,7 +1,8 @@
-// What flexctc_beam remembers of an utterance between frames and launches. Twin of cpu.HYPOTHESIS.
+// The beam of an utterance, and what LM and boosting add to it. Counterpart of cpu.py.
 #pragma once
 
 #include "fusion/fusion.cuh"
+#include "search/flexctc_beam/records.cuh"
 #include "search/log_space.cuh"
 #include "search/text_hash.cuh"
 
@@ -9,50 +10,17 @@ enum Merge { MERGE_MAX = 0, MERGE_SUM = 1, MERGE_PREFIX = 2 };
 constexpr int NO_LABEL = -1;
 constexpr int FEW_ARCS = 16;  // an LM state with no more has its own arcs offered apart from the scan
 
-// One hypothesis of the beam. Scores are natural log.
-struct Hypothesis {
-  float score;
-  int last_label;  // of the last frame (max, sum) or last token (prefix); or NO_LABEL
-  uint64 text_hash;
-  int length;  // tokens so far
-  int lm_state;
-  int boosting_state;
-  float lm_bound;  // what LM and boosting can add to the next token at most, weighted
-  float boosting_bound;
-  // merge=prefix only: the probability of the text, split by what its alignments end in
-  float blank_score;
-  float token_score;
-  uint64 parent_hash;  // of the text without its last token
-};
-static_assert(sizeof(Hypothesis) == HYPOTHESIS_BYTES, "Hypothesis differs from cpu.HYPOTHESIS");
-
-// What an utterance wants; stays the same from its first frame to its last. Twin of cuda.UTTERANCE.
-struct Utterance {
-  int lm_start;  // states before the first token
-  int boosting_start;
-  float lm_weight;  // 0: no LM
-  float boosting_weight;
-};
-static_assert(sizeof(Utterance) == 16, "Utterance differs from cuda.UTTERANCE");
-
-// How far an utterance has come. Twin of cuda.PROGRESS. All zeros: nothing read yet.
-struct Progress {
-  int size;  // hypotheses in the beam; what the beam holds counts from the first frame on
-  int status;  // Status: 0, or why the search stands still
-  int64 frames;  // frames read
-};
-static_assert(sizeof(Progress) == 16, "Progress differs from cuda.PROGRESS");
-
+// Why a search stands still: Progress.status.
 enum Status {
   FINE = 0,
   BAD_INPUT = -1,  // the next frame holds NaN or +inf
   NO_LABEL_POSSIBLE = -2,  // the next frame leaves no label possible
   BAD_LENGTH = -3,  // the length of the chunk is below 0 or above its T
-  HISTORY_FULL = -4,  // the chunk has more frames than the history has room for
+  BACK_POINTERS_FULL = -4,  // the chunk has more frames than the back-pointers have room for
 };
 
-// What is added to the acoustic score of one utterance.
-struct Fusion {
+// LM and boosting of one utterance; that of fusion/batch.py, with what they need to know of the columns.
+struct UtteranceFusion {
   Automaton lm;
   Automaton boosting;
   float lm_weight;  // 0: no LM
@@ -69,7 +37,7 @@ struct Fusion {
     return lm_weight > 0 && state.arc_end - state.arc_begin <= FEW_ARCS;
   }
 
-  // What the LM can add to the next token at most, where that is not offered apart.
+  // The most that the LM can add to the next token, where that is not offered apart.
   float lm_bound(int number) const {
     if (!(lm_weight > 0)) return 0.0f;
     const State& state = lm.states[number];

@@ -18,7 +18,7 @@ CANDIDATE = np.dtype(
     [
         ("score", np.float32),
         ("parent", np.int32),  # slot in the beam
-        ("label", np.int32),  # ~label for a new token, as in `History`
+        ("label", np.int32),  # ~label for a new token, as in `BackPointers`
         ("lm_state", np.int32),
         ("boosting_state", np.int32),
         ("blank_score", np.float32),  # this and what follows: merge=prefix only
@@ -45,20 +45,20 @@ def insert(items, rank, count, score, parent, label):
     """
     if score == IMPOSSIBLE:
         return np.int32(-1), count
-    place = count
-    while place > 0 and _better(score, parent, label, items[rank[place - 1]]):
-        place -= 1
-    if place == rank.shape[0]:
+    at = count
+    while at > 0 and _better(score, parent, label, items[rank[at - 1]]):
+        at -= 1
+    if at == rank.shape[0]:
         return np.int32(-1), count
-    if place > 0 and items[rank[place - 1]].label == label and items[rank[place - 1]].parent == parent:
+    if at > 0 and items[rank[at - 1]].label == label and items[rank[at - 1]].parent == parent:
         return np.int32(-1), count
     slot = np.int32(count)
     if count == rank.shape[0]:
         slot = np.int32(rank[count - 1])
         count -= 1
-    for i in range(count, place, -1):
+    for i in range(count, at, -1):
         rank[i] = rank[i - 1]
-    rank[place] = slot
+    rank[at] = slot
     items[slot].score = score
     items[slot].parent = parent
     items[slot].label = label
@@ -82,18 +82,21 @@ def plain(label):
 
 
 @inlined
-def floor_of(candidates, count, search):
-    """What a candidate must reach: the K-th best score so far, and the best less the threshold."""
+def floor_of(candidates, count, params):
+    """The score that a candidate must reach: the K-th best so far, and the best less the threshold."""
     if count == 0:
         return IMPOSSIBLE
-    floor = candidates.items[candidates.rank[0]].score - search.threshold
+    floor = candidates.items[candidates.rank[0]].score - params.threshold
     if count == candidates.rank.shape[0]:
         floor = max(floor, candidates.items[candidates.rank[count - 1]].score)
     return floor
 
 
 @inlined
-def least_log_prob(floor, room):
-    """No label below this log-probability can reach the floor; with slack for float32 rounding."""
-    slack = 1e-6 * (abs(np.float64(floor)) + abs(room)) + 1e-5
-    return np.float32(np.float64(floor) - room - slack)
+def least_log_prob(floor, best):
+    """No label below this log-probability can reach the floor, with slack for float32 rounding.
+
+    `best`: the score that a label of log-probability 0 could get at best.
+    """
+    slack = 1e-6 * (abs(np.float64(floor)) + abs(best)) + 1e-5
+    return np.float32(np.float64(floor) - best - slack)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number
+from nemo_gpu_decoding.search.config import SearchConfig
 
 MAX_BEAM_SIZE = 4096  # parents are stored as int16
 MERGE_MODES = ("max", "sum", "prefix")
-BACKENDS = ("auto", "cuda", "cpu")
 
 
 @dataclass(frozen=True)
-class FlexCTCConfig:
-    """Options of `FlexCTCBeam`.
+class FlexCTCConfig(SearchConfig):
+    """Options of `FlexCTCBeam`; the rest is in `SearchConfig`. `n_best` is at most `beam_size`.
 
     Raises:
-        ValueError: a value is out of range; the message names the field.
+        FieldError: a value is out of range; the message names the field.
     """
 
     # Number of hypotheses kept per frame (K of [FlexCTC] section 3).
@@ -29,32 +30,20 @@ class FlexCTCConfig:
     #   sum    add their probabilities, after the top K were taken
     #   prefix one slot per text with blank and token scores apart: textbook CTC prefix search
     merge: str = "max"
-    # Number of hypotheses returned per utterance, at most beam_size; their texts differ.
-    n_best: int = 1
     # Keep the label of every frame in `Path.alignment`.
     alignments: bool = False
-    # auto: cuda for tensors on a GPU when kernels can be had, else cpu.
-    backend: str = "auto"
-    # CPU threads of one call; 0 = torch.get_num_threads().
-    threads: int = 0
 
     def __post_init__(self) -> None:
-        _check_int("beam_size", self.beam_size, 1, MAX_BEAM_SIZE)
-        _check_int("n_best", self.n_best, 1, self.beam_size)
-        _check_int("threads", self.threads, 0, 4096)
-        if not math.isfinite(self.beam_beta):
-            raise ValueError(f"beam_beta is {self.beam_beta}, expected a finite number")
+        check_int("beam_size", self.beam_size, 1, MAX_BEAM_SIZE)
+        super().__post_init__()
+        check_number("beam_beta", self.beam_beta, negative=True)
         if not self.beam_threshold > 0:
-            raise ValueError(f"beam_threshold is {self.beam_threshold}, expected a number > 0 (or inf)")
-        _check_choice("merge", self.merge, MERGE_MODES)
-        _check_choice("backend", self.backend, BACKENDS)
+            raise FieldError("beam_threshold", self.beam_threshold, "a number > 0 (or inf)")
+        check_choice("merge", self.merge, MERGE_MODES)
+        if self.alignments and self.merge == "prefix":
+            note = "with merge='prefix', which sums over alignments and has none of its own"
+            raise FieldError("alignments", True, "merge='max' or 'sum'", note)
 
-
-def _check_int(name: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{name} is {value!r}, expected an integer {low} .. {high}")
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(choices)}")
+    @property
+    def max_n_best(self) -> int:
+        return self.beam_size

@@ -25,8 +25,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nemo_gpu_decoding.fusion.batch import FusionArrays, of_utterance
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.search.flexctc_beam.backpointers import BackPointers, new_back_pointers
 from nemo_gpu_decoding.search.flexctc_beam.candidates import (
     CANDIDATE,
     Candidates,
@@ -35,84 +37,61 @@ from nemo_gpu_decoding.search.flexctc_beam.candidates import (
     least_log_prob,
     plain,
 )
-from nemo_gpu_decoding.search.history import trace_back
+from nemo_gpu_decoding.search.flexctc_beam.records import (
+    BAD_INPUT,
+    HYPOTHESIS,
+    MERGE_PREFIX,
+    MERGE_SUM,
+    NO_LABEL,
+)
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, LARGEST, log_add
 from nemo_gpu_decoding.search.row_scan import next_label
 from nemo_gpu_decoding.search.text_hash import extended_hash
 
-MERGE_MAX, MERGE_SUM, MERGE_PREFIX = 0, 1, 2
-NO_LABEL = -1
-BAD_INPUT = -1
 FEW_ARCS = 8  # an LM state with no more has its own arcs offered one by one
 
 
-# One hypothesis of the beam; a batch is an array [B, K] of them. Scores are natural log.
-HYPOTHESIS = np.dtype(
-    [
-        ("score", np.float32),
-        ("last_label", np.int32),  # of the last frame (max, sum) or last token (prefix); or NO_LABEL
-        ("text_hash", np.uint64),
-        ("length", np.int32),  # tokens so far
-        ("lm_state", np.int32),
-        ("boosting_state", np.int32),
-        # what LM and boosting can add to the next token at most, weighted; see `note_bounds`
-        ("lm_bound", np.float32),
-        ("boosting_bound", np.float32),
-        # merge=prefix only: the probability of the text, split by what its alignments end in
-        ("blank_score", np.float32),
-        ("token_score", np.float32),
-        ("parent_hash", np.uint64),  # of the text without its last token
-    ],
-    align=True,
-)
+class BeamState(NamedTuple):
+    """What a search remembers of B utterances."""
+
+    beam: np.ndarray  # [B, K] HYPOTHESIS
+    sizes: np.ndarray  # [B] int32, live hypotheses; they come first
+    frames_done: np.ndarray  # [B] int64
+    back_pointers: BackPointers
 
 
-class Search(NamedTuple):
-    """What stays the same for a whole utterance."""
-
-    blank_id: int
-    vocab_size: int
-    merge: int
-    beam_beta: np.float32
-    threshold: np.float32
-    lm_weight: np.float32
-    boosting_weight: np.float32
-
-
-def new_beam(
-    batch: int, beam_size: int, lm_starts: np.ndarray, boosting_starts: np.ndarray
-) -> np.ndarray:
-    """B utterances with nothing read, [B, K] HYPOTHESIS: the empty text in slot 0."""
-    beam = np.zeros((batch, beam_size), HYPOTHESIS)
+def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> BeamState:
+    """B utterances with nothing read: the empty text in slot 0, room for `frames` frames."""
+    n = len(fusions.lm_weights)
+    beam = np.zeros((n, beam_size), HYPOTHESIS)
     first = beam[:, 0]
     first["last_label"] = NO_LABEL
-    first["lm_state"] = lm_starts
-    first["boosting_state"] = boosting_starts
+    first["lm_state"] = fusions.lm_starts
+    first["boosting_state"] = fusions.boosting_starts
     first["token_score"] = IMPOSSIBLE
-    return beam
+    back_pointers = new_back_pointers(n, frames, beam_size)
+    return BeamState(beam, np.ones(n, np.int32), np.zeros(n, np.int64), back_pointers)
 
 
 @compiled
-def advance(
-    rows, log_probs, lengths, frames_done, beam, sizes, history,
-    search, lm_weights, boosting_weights, lm, boosting,
-):  # fmt: skip
+def advance(rows, log_probs, lengths, state, params, fusions):
     """Read lengths[b] frames of log_probs[b] ([B, T, C] float32) for every b in `rows`.
 
-    Updates beam [B, K], sizes [B], frames_done [B] and history [B, >= frames_done + T, K] in place.
-    Stops before a frame that holds NaN or +inf with sizes[b] = BAD_INPUT, before one that allows no
-    label at all with sizes[b] = 0.
+    Updates the `BeamState` in place; its back-pointers have room for frames_done + T frames. Stops
+    before a frame that holds NaN or +inf with sizes[b] = BAD_INPUT, before one that allows no label at
+    all with sizes[b] = 0.
     """
+    beam, sizes, frames_done = state.beam, state.sizes, state.frames_done
     beam_size = beam.shape[1]
     candidates = Candidates(np.empty(beam_size, CANDIDATE), np.empty(beam_size, np.int32))
     scratch = np.empty(beam_size, HYPOTHESIS)
     for b in rows:
-        own = with_weights(search, lm_weights[b], boosting_weights[b])
+        own, fusion = beam[b], of_utterance(fusions, b)
         for i in range(lengths[b]):
             row = log_probs[b, i]
-            count = _candidates(row, beam[b], sizes[b], own, lm, boosting, candidates)
+            count = _candidates(row, own, sizes[b], params, fusion, candidates)
             if count > 0:
-                count = select(row, beam[b], candidates, count, own, scratch, history, b, frames_done[b])
+                count = select(row, own, b, state, candidates, count, params, scratch)
             sizes[b] = count
             if count <= 0:
                 break
@@ -120,62 +99,60 @@ def advance(
 
 
 @inlined
-def _candidates(row, beam, size, search, lm, boosting, candidates):
+def _candidates(row, beam, size, params, fusion, candidates):
     """The best continuations of a frame for merge=max and merge=sum; returns how many, or BAD_INPUT."""
     count = 0
-    blank = np.int32(search.blank_id)
-    for way in range(2):  # a blank, the last label again
+    blank = np.int32(params.blank_id)
+    for repeats in range(2):  # a blank, the last label again
         for k in range(size):
             last = beam[k].last_label
             can_repeat = last != NO_LABEL and last != blank
-            if way == 1 and not can_repeat:
+            if repeats == 1 and not can_repeat:
                 continue
-            label = blank if way == 0 else last
+            label = blank if repeats == 0 else last
             score = beam[k].score + row[label]
             slot, count = insert(candidates.items, candidates.rank, count, score, np.int32(k), label)
             if slot >= 0:
                 candidates.items[slot].lm_state = beam[k].lm_state
                 candidates.items[slot].boosting_state = beam[k].boosting_state
-    note_bounds(beam, size, search, lm, boosting)
-    floor = floor_of(candidates, count, search)
+    note_bounds(beam, size, fusion)
+    floor = floor_of(candidates, count, params)
     for k in range(size):
-        if not offers_arcs(beam[k], search, lm):
+        if not offers_arcs(beam[k], fusion):
             continue
         state = beam[k].lm_state
-        for arc in range(lm.states[state].arc_begin, lm.states[state].arc_end):
-            v = column_of(lm.arcs[arc].label, search.blank_id)
+        for arc in range(fusion.lm.states[state].arc_begin, fusion.lm.states[state].arc_end):
+            v = column_of(fusion.lm.arcs[arc].label, params.blank_id)
             if not row[v] <= LARGEST:
                 return BAD_INPUT
-            base = beam[k].score + row[v] + search.beam_beta
-            lm_bound = search.lm_weight * lm.arcs[arc].weight
+            base = beam[k].score + row[v] + params.beam_beta
+            lm_bound = fusion.lm_weight * fusion.lm.arcs[arc].weight
             if v != beam[k].last_label and not base + lm_bound + beam[k].boosting_bound < floor:
-                count = _offer(
-                    base, beam[k], k, v, lm_bound, floor, search, lm, boosting, candidates, count
-                )
-                floor = floor_of(candidates, count, search)
-    room = room_of(beam, size, search)
-    v = next_label(row, 0, least_log_prob(floor, room))
+                count = _offer(base, beam[k], k, v, lm_bound, floor, params, fusion, candidates, count)
+                floor = floor_of(candidates, count, params)
+    best = best_new_score(beam, size, params)
+    v = next_label(row, 0, least_log_prob(floor, best))
     while v < row.shape[0]:
         if not row[v] <= LARGEST:
             return BAD_INPUT
         for k in range(size):
-            if v == search.blank_id or v == beam[k].last_label:
+            if v == params.blank_id or v == beam[k].last_label:
                 continue
-            base = beam[k].score + row[v] + search.beam_beta
+            base = beam[k].score + row[v] + params.beam_beta
             if bound_of(base, beam[k]) < floor:
                 continue
             count = _offer(
-                base, beam[k], k, v, beam[k].lm_bound, floor, search, lm, boosting, candidates, count
+                base, beam[k], k, v, beam[k].lm_bound, floor, params, fusion, candidates, count
             )
-            floor = floor_of(candidates, count, search)
-        v = next_label(row, v + 1, least_log_prob(floor, room))
+            floor = floor_of(candidates, count, params)
+        v = next_label(row, v + 1, least_log_prob(floor, best))
     return count
 
 
 @inlined
-def _offer(base, hypothesis, k, v, lm_bound, floor, search, lm, boosting, candidates, count):
+def _offer(base, hypothesis, k, v, lm_bound, floor, params, fusion, candidates, count):
     """Score the new token v after hypothesis k and insert it if it is among the K best."""
-    score, lm_state, boosting_state = fused(base, hypothesis, v, lm_bound, floor, search, lm, boosting)
+    score, lm_state, boosting_state = fused(base, hypothesis, v, lm_bound, floor, params, fusion)
     slot, count = insert(candidates.items, candidates.rank, count, score, np.int32(k), np.int32(~v))
     if slot >= 0:
         candidates.items[slot].lm_state = lm_state
@@ -184,12 +161,12 @@ def _offer(base, hypothesis, k, v, lm_bound, floor, search, lm, boosting, candid
 
 
 @inlined
-def room_of(beam, size, search):
-    """What a new label of log-probability 0 could score at best, in double."""
-    room = -np.inf
+def best_new_score(beam, size, params):
+    """The score that a new label of log-probability 0 could get at best, in double."""
+    best = -np.inf
     for k in range(size):
-        room = max(room, np.float64(bound_of(beam[k].score + search.beam_beta, beam[k])))
-    return room
+        best = max(best, np.float64(bound_of(beam[k].score + params.beam_beta, beam[k])))
+    return best
 
 
 @inlined
@@ -199,50 +176,52 @@ def bound_of(base, hypothesis):
 
 
 @inlined
-def note_bounds(beam, size, search, lm, boosting):
+def note_bounds(beam, size, fusion):
     """Note how much LM and boosting can add to the next token of every hypothesis.
 
     Where the few arcs of the LM state are offered one by one, the bound is that of all other labels.
     """
     for k in range(size):
         beam[k].lm_bound = beam[k].boosting_bound = 0.0
-        if search.lm_weight > 0:
-            bound = lm.states[beam[k].lm_state].upper_bound
-            if offers_arcs(beam[k], search, lm):
-                bound = lm.states[beam[k].lm_state].backoff_bound
-            beam[k].lm_bound = search.lm_weight * bound
-        if search.boosting_weight > 0:
-            bound = boosting.states[beam[k].boosting_state].upper_bound
-            beam[k].boosting_bound = search.boosting_weight * bound
+        if fusion.lm_weight > 0:
+            bound = fusion.lm.states[beam[k].lm_state].upper_bound
+            if offers_arcs(beam[k], fusion):
+                bound = fusion.lm.states[beam[k].lm_state].backoff_bound
+            beam[k].lm_bound = fusion.lm_weight * bound
+        if fusion.boosting_weight > 0:
+            bound = fusion.boosting.states[beam[k].boosting_state].upper_bound
+            beam[k].boosting_bound = fusion.boosting_weight * bound
 
 
 @inlined
-def offers_arcs(hypothesis, search, lm):
+def offers_arcs(hypothesis, fusion):
     """Whether the labels that the LM state has arcs for are offered apart from the scan of the row."""
-    state = lm.states[hypothesis.lm_state]
-    return search.lm_weight > 0 and state.arc_end - state.arc_begin <= FEW_ARCS
+    state = fusion.lm.states[hypothesis.lm_state]
+    return fusion.lm_weight > 0 and state.arc_end - state.arc_begin <= FEW_ARCS
 
 
 @inlined
-def fused(base, hypothesis, column, lm_bound, floor, search, lm, boosting):
+def fused(base, hypothesis, column, lm_bound, floor, params, fusion):
     """`base` plus LM and boosting for a new token, and the states after it.
 
     IMPOSSIBLE if that is found to be below `floor` on the way; `lm_bound` is what the LM can add at
     most. Boosting trees are small and LMs are large: the cheap look-up comes first and may save the
     other.
     """
-    label = label_of(column, search.blank_id)
+    label = label_of(column, params.blank_id)
     lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
     weight, bonus = np.float32(0.0), np.float32(0.0)
-    if search.boosting_weight > 0:
-        bonus, boosting_state = lookup(boosting, search.vocab_size, boosting_state, label, ANY_WEIGHT)
-        bonus *= search.boosting_weight
+    if fusion.boosting_weight > 0:
+        bonus, boosting_state = lookup(
+            fusion.boosting, params.vocab_size, boosting_state, label, ANY_WEIGHT
+        )
+        bonus *= fusion.boosting_weight
         if base + lm_bound + bonus < floor:
             return IMPOSSIBLE, lm_state, boosting_state
-    if search.lm_weight > 0:
-        least = least_lm_weight(floor, base, bonus, search.lm_weight)
-        weight, lm_state = lookup(lm, search.vocab_size, lm_state, label, least)
-        weight *= search.lm_weight
+    if fusion.lm_weight > 0:
+        least = least_lm_weight(floor, base, bonus, fusion.lm_weight)
+        weight, lm_state = lookup(fusion.lm, params.vocab_size, lm_state, label, least)
+        weight *= fusion.lm_weight
     return base + weight + bonus, lm_state, boosting_state
 
 
@@ -266,25 +245,26 @@ def column_of(label, blank_id):
 
 
 @inlined
-def select(row, beam, candidates, count, search, scratch, history, b, t):
+def select(row, beam, b, state, candidates, count, params, scratch):
     """Candidates become the new beam: threshold, recombination, back-pointers. Returns its size."""
+    back_pointers, t = state.back_pointers, state.frames_done[b]
     size = 0
     for slot in candidates.rank[:count]:
         candidate = candidates.items[slot]
-        least = candidates.items[candidates.rank[0]].score - search.threshold
+        least = candidates.items[candidates.rank[0]].score - params.threshold
         if size > 0 and not candidate.score > least:  # the best stays, however small the threshold
             break
         new = scratch[size]
-        _extend(beam, candidate, search, new)
-        if search.merge != MERGE_PREFIX:
-            twin = _find_twin(scratch, size, new)
-            if twin >= 0:
-                if search.merge == MERGE_SUM:
-                    scratch[twin].score = log_add(scratch[twin].score, new.score)
+        _extend(beam, candidate, params, new)
+        if params.merge != MERGE_PREFIX:
+            duplicate = _find_duplicate(scratch, size, new)
+            if duplicate >= 0:
+                if params.merge == MERGE_SUM:
+                    scratch[duplicate].score = log_add(scratch[duplicate].score, new.score)
                 continue
-        history.labels[b, t, size] = candidate.label
-        history.parents[b, t, size] = candidate.parent
-        history.log_probs[b, t, size] = row[plain(candidate.label)]
+        back_pointers.labels[b, t, size] = candidate.label
+        back_pointers.parents[b, t, size] = candidate.parent
+        back_pointers.log_probs[b, t, size] = row[plain(candidate.label)]
         size += 1
     for k in range(size):
         beam[k] = scratch[k]
@@ -292,15 +272,15 @@ def select(row, beam, candidates, count, search, scratch, history, b, t):
 
 
 @inlined
-def _extend(beam, candidate, search, new):
+def _extend(beam, candidate, params, new):
     """Make the hypothesis that `candidate` stands for."""
     new.score = candidate.score
     new.lm_state = candidate.lm_state
     new.boosting_state = candidate.boosting_state
-    if search.merge == MERGE_PREFIX:
+    if params.merge == MERGE_PREFIX:
         new.blank_score = candidate.blank_score
         new.token_score = candidate.token_score
-        if candidate.same_text_as >= 0:  # whatever way led to it
+        if candidate.same_text_as >= 0:  # whichever alignment led to it
             old = beam[candidate.same_text_as]
             new.last_label = old.last_label
             new.text_hash = old.text_hash
@@ -321,7 +301,7 @@ def _extend(beam, candidate, search, new):
 
 
 @inlined
-def _find_twin(beam, size, hypothesis):
+def _find_duplicate(beam, size, hypothesis):
     """The slot below `size` with the same text and last label, or -1."""
     for i in range(size):
         if (
@@ -331,78 +311,3 @@ def _find_twin(beam, size, hypothesis):
         ):
             return i
     return -1
-
-
-@compiled
-def with_weights(search, lm_weight, boosting_weight):
-    return Search(
-        search.blank_id, search.vocab_size, search.merge, search.beam_beta, search.threshold,
-        lm_weight, boosting_weight,
-    )  # fmt: skip
-
-
-@compiled
-def finish(
-    rows, frames_done, beam, sizes, history, search, lm_weights, boosting_weights, lm, boosting,
-    final, order, scores, traces,
-):  # fmt: skip
-    """Sort the hypotheses of every b in `rows` and trace back the N best with different texts.
-
-    Fills order [B, N] with their slots (-1 where there are fewer), scores [B, N] and traces. `final`:
-    add the final weights of LM and boosting (the utterance is over).
-    """
-    n_best = order.shape[1]
-    for b in rows:
-        score = np.empty(sizes[b], np.float32)
-        for k in range(sizes[b]):
-            score[k] = beam[b, k].score
-            if final and lm_weights[b] > 0:
-                score[k] += lm_weights[b] * lm.states[beam[b, k].lm_state].final_weight
-            if final and boosting_weights[b] > 0:
-                score[k] += boosting_weights[b] * boosting.states[beam[b, k].boosting_state].final_weight
-        _merge_equal_texts(beam[b], score, search.merge)
-        for n in range(n_best):
-            best = -1
-            for k in range(len(score)):
-                if score[k] > IMPOSSIBLE and (best < 0 or score[k] > score[best]):
-                    best = k
-            order[b, n] = best
-            if best < 0:
-                break
-            scores[b, n] = score[best]
-            score[best] = IMPOSSIBLE
-            trace_back(history, b, frames_done[b], best, search.blank_id, traces, n)
-
-
-@compiled
-def _merge_equal_texts(beam, score, merge):
-    """Leave one hypothesis of each text: two may differ in whether they end in a blank."""
-    for k in range(len(score)):
-        for i in range(k):
-            if beam[i].text_hash != beam[k].text_hash or beam[i].length != beam[k].length:
-                continue
-            keep, drop = (i, k) if score[i] >= score[k] else (k, i)
-            if merge == MERGE_SUM:
-                score[keep] = log_add(score[keep], score[drop])
-            score[drop] = IMPOSSIBLE
-
-
-@compiled
-def fusion_parts(tokens, search, lm, boosting, lm_state, boosting_state, final):
-    """What LM and boosting contributed to a text, weighted; with `final` their final weights too."""
-    lm_score, boosting_score = np.float64(0.0), np.float64(0.0)
-    for column in tokens:
-        label = label_of(column, search.blank_id)
-        if search.lm_weight > 0:
-            weight, lm_state = lookup(lm, search.vocab_size, lm_state, label, ANY_WEIGHT)
-            lm_score += search.lm_weight * weight
-        if search.boosting_weight > 0:
-            weight, boosting_state = lookup(
-                boosting, search.vocab_size, boosting_state, label, ANY_WEIGHT
-            )
-            boosting_score += search.boosting_weight * weight
-    if final and search.lm_weight > 0:
-        lm_score += search.lm_weight * lm.states[lm_state].final_weight
-    if final and search.boosting_weight > 0:
-        boosting_score += search.boosting_weight * boosting.states[boosting_state].final_weight
-    return lm_score, boosting_score

@@ -1,40 +1,29 @@
-"""`FlexCTCBeam`: the public face of flexctc_beam. Checks inputs, keeps buffers; no algorithm."""
+"""`FlexCTCBeam`: the public face of flexctc_beam. Checks inputs, builds results; no algorithm."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from nemo_gpu_decoding.fusion.fusion import Fusion, Request
-from nemo_gpu_decoding.search.backend import choose_backend
-from nemo_gpu_decoding.search.flexctc_beam import cuda
+from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.fusion.batch import FusionLabels
+from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.search.decoder import Decoder, Streams
+from nemo_gpu_decoding.search.engine import Engine
+from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.cpu_engine import CPUEngine
-from nemo_gpu_decoding.search.flexctc_beam.engine import Engine, Found, Setup
-from nemo_gpu_decoding.search.flexctc_beam.parts import added_scores
-from nemo_gpu_decoding.search.fusing import Fuser
-from nemo_gpu_decoding.search.inputs import checked_lengths, checked_log_probs
+from nemo_gpu_decoding.search.flexctc_beam.finish import Found, fusion_scores
+from nemo_gpu_decoding.search.flexctc_beam.records import MERGE, SearchParams
+from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
 
 NO_END = "the LM gives no hypothesis a finite end-of-sentence weight; scores are without it"
 
 
-@dataclass
-class Streams:
-    """n utterances being decoded: everything a search remembers. Belongs to one thread at a time."""
-
-    setup: Setup
-    capacity: int  # frames to make room for at once
-    engine: Engine | None = None  # made by the first push, on the backend that suits its log-probs
-    closed: bool = False
-
-    def __len__(self) -> int:
-        return len(self.setup)
-
-
-class FlexCTCBeam:
+class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
     """Batched CTC beam search with n-gram LM and phrase boosting [FlexCTC].
 
     Args:
@@ -63,170 +52,67 @@ class FlexCTCBeam:
         fusion: Fusion | None = None,
     ) -> None:
         if vocab_size < 1:
-            raise ValueError(f"vocab_size is {vocab_size}, expected at least 1")
+            raise FieldError("vocab_size", vocab_size, "at least 1")
         if not 0 <= blank_id <= vocab_size:
-            raise ValueError(f"blank_id is {blank_id}, expected 0 .. {vocab_size} (vocab_size)")
-        self.vocab_size = vocab_size
-        self.blank_id = blank_id
-        self.config = config or FlexCTCConfig()
-        self.fusion = fusion or Fusion()
-        if self.config.alignments and self.config.merge == "prefix":
-            raise ValueError(
-                "alignments is True with merge='prefix', expected merge='max' or 'sum': "
-                "prefix search sums over alignments and has none of its own"
-            )
-        self._fuser = Fuser(vocab_size, self.fusion)
+            raise FieldError("blank_id", blank_id, f"0 .. {vocab_size} (vocab_size)")
+        super().__init__(config or FlexCTCConfig(), fusion, FusionLabels(vocab_size))
+        self.vocab_size, self.blank_id = vocab_size, blank_id
+        self._params = SearchParams(
+            blank_id=blank_id,
+            vocab_size=vocab_size,
+            merge=MERGE[self.config.merge],
+            beam_beta=np.float32(self.config.beam_beta),
+            threshold=np.float32(self.config.beam_threshold),
+        )
 
-    # ------------------------------------------------------------------------------------ verbs
+    def with_options(self, config: FlexCTCConfig, fusion: Fusion) -> FlexCTCBeam:
+        return FlexCTCBeam(self.vocab_size, self.blank_id, config, fusion)
 
-    def decode(
-        self,
-        log_probs: torch.Tensor,
-        lengths: torch.Tensor | Sequence[int],
-        requests: Sequence[Request | None] | None = None,
+    def _check_inputs(self, inputs: torch.Tensor, batch: int | None) -> None:
+        check_log_probs(inputs, batch=batch, columns=self.vocab_size + 1)
+
+    def _cpu_engine(self, streams: Streams) -> Engine:
+        return CPUEngine(self.config, self._params, streams)
+
+    def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
+        return cuda_engine.CUDAEngine(self.config, self._params, streams, device)
+
+    def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
+        return cuda_engine.why_not(self.config.beam_size, self.vocab_size + 1, device)
+
+    def _most_partial(self) -> tuple[int, str]:
+        return self.config.beam_size, " (beam_size)"
+
+    def _results(
+        self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
     ) -> list[NBest]:
-        """Decode a batch.
-
-        Args:
-            log_probs: [B, T, V + 1] natural log-probabilities, float32, float16 or bfloat16. What lies
-                beyond an utterance's length is never read.
-            lengths: [B] valid frames.
-            requests: [B] what single utterances want instead of the decoder's fusion.
-
-        Returns:
-            One `NBest` per utterance.
-
-        Raises:
-            ValueError: wrong shapes, lengths beyond T, NaN or +inf in valid frames, wrong requests.
-        """
-        log_probs = self._checked_log_probs(log_probs, batch=None)
-        streams = self._open(len(log_probs), requests, capacity=log_probs.shape[1])
-        self._push(streams, log_probs, lengths, deferred=True)
-        return self.close(streams)
-
-    def open(
-        self,
-        n: int,
-        requests: Sequence[Request | None] | None = None,
-        *,
-        capacity: int = 0,
-        device: torch.device | str | None = None,
-    ) -> Streams:
-        """Begin n utterances that arrive in chunks.
-
-        Args:
-            n: number of utterances.
-            requests: [n] what single utterances want instead of the decoder's fusion.
-            capacity: frames of an utterance to make room for at once; more is made as they come, except
-                inside a CUDA graph, see `cuda.py`.
-            device: where the log-probs will be, to choose the backend now and not at the first push.
-        """
-        if capacity < 0:
-            raise ValueError(f"capacity is {capacity}, expected a number of frames, >= 0")
-        streams = self._open(n, requests, capacity)
-        if device is not None:
-            self._engine(streams, torch.device(device))
-        return streams
-
-    def push(
-        self, streams: Streams, log_probs: torch.Tensor, lengths: torch.Tensor | Sequence[int]
-    ) -> None:
-        """Read the next chunk of every stream: log_probs [n, T, V + 1], lengths [n] (0 = nothing new).
-
-        Raises:
-            ValueError: as `decode`; the streams are then as they were before the call. While a CUDA
-                graph is captured, errors wait for `partial` or `close`, see `cuda.py`.
-        """
-        self._check_open(streams)
-        log_probs = self._checked_log_probs(log_probs, batch=len(streams))
-        self._push(streams, log_probs, lengths, deferred=False)
-
-    def partial(self, streams: Streams, n_best: int = 1) -> list[NBest]:
-        """The best hypotheses of every stream so far; final weights are not in their scores."""
-        self._check_open(streams)
-        if not 1 <= n_best <= self.config.beam_size:
-            raise ValueError(f"n_best is {n_best}, expected 1 .. {self.config.beam_size} (beam_size)")
-        return self._results(streams, n_best, final=False)
-
-    def close(self, streams: Streams) -> list[NBest]:
-        """End the utterances and return their hypotheses."""
-        self._check_open(streams)
-        streams.closed = True
-        return self._results(streams, self.config.n_best, final=True)
-
-    # ------------------------------------------------------------------------------- inner rooms
-
-    def _checked_log_probs(self, log_probs: torch.Tensor, batch: int | None) -> torch.Tensor:
-        rows = log_probs.shape[0] if isinstance(log_probs, torch.Tensor) and log_probs.ndim else 0
-        checked_log_probs(log_probs, [0] * rows, batch=batch, columns=self.vocab_size + 1)
-        return log_probs
-
-    def _push(
-        self,
-        streams: Streams,
-        log_probs: torch.Tensor,
-        lengths: torch.Tensor | Sequence[int],
-        deferred: bool,
-    ) -> None:
-        engine = self._engine(streams, log_probs.device)
-        n, frames = log_probs.shape[:2]
-        if isinstance(lengths, torch.Tensor) and engine.takes(lengths) and len(lengths) == n:
-            engine.push(log_probs, lengths, deferred=deferred)
-        else:
-            engine.push(log_probs, checked_lengths(lengths, n, frames), deferred=deferred)
-
-    def _engine(self, streams: Streams, device: torch.device) -> Engine:
-        """The engine of the streams; chosen for `device` if there is none yet."""
-        if streams.engine is None:
-            backend = choose_backend(
-                self.config.backend, device, lambda place: cuda.why_not(streams.setup, place)
-            )
-            if backend == "cuda":
-                streams.engine = cuda.CUDAEngine(streams.setup, device, streams.capacity)
-            else:
-                streams.engine = CPUEngine(streams.setup, streams.capacity)
-        return streams.engine
-
-    def _open(self, n: int, requests: Sequence[Request | None] | None, capacity: int) -> Streams:
-        if n < 0:
-            raise ValueError(f"n is {n}, expected the number of streams, >= 0")
-        setup = Setup(self.config, self.vocab_size, self.blank_id, self._fuser.of(n, requests))
-        return Streams(setup, capacity)
-
-    @staticmethod
-    def _check_open(streams: Streams) -> None:
-        if streams.closed:
-            raise ValueError("streams is closed, expected streams from open() that were not closed yet")
-
-    def _results(self, streams: Streams, n_best: int, final: bool) -> list[NBest]:
-        engine = streams.engine or CPUEngine(streams.setup)  # nothing pushed: any engine will do
-        found = engine.results(n_best, final=final)
-        lm, boosting = added_scores(found, streams.setup, final)
+        found: Found = engine.results(rows, n_best, final=final)
+        lm, boosting = fusion_scores(found, self._params, streams.fusion.arrays, final)
         return [
             NBest(
                 tuple(
-                    self._path(found, b, n, float(lm[b, n]), float(boosting[b, n]))
+                    self._path(found, r, n, float(lm[r, n]), float(boosting[r, n]))
                     for n in range(n_best)
-                    if found.order[b, n] >= 0
+                    if found.order[r, n] >= 0
                 ),
-                num_frames=int(found.frames[b]),
-                notes=(NO_END,) if final and found.without_final[b] else (),
+                num_frames=int(found.frames[r]),
+                notes=(NO_END,) if final and found.without_final[r] else (),
             )
-            for b in range(len(streams))
+            for r in range(len(rows))
         ]
 
-    def _path(self, found: Found, b: int, n: int, lm: float, boosting: float) -> Path:
-        count, frames = int(found.traces.lengths[b, n]), int(found.frames[b])
-        score, insertion = float(found.scores[b, n]), self.config.beam_beta * count
+    def _path(self, found: Found, r: int, n: int, lm: float, boosting: float) -> Path:
+        count, frames = int(found.traces.lengths[r, n]), int(found.frames[r])
+        score, insertion = float(found.scores[r, n]), self.config.beam_beta * count
         alignment = alignment_log_probs = None
         if found.alignment is not None and found.alignment_log_probs is not None:
-            alignment = found.alignment[b, n, :frames].copy()
-            alignment_log_probs = found.alignment_log_probs[b, n, :frames].copy()
+            alignment = found.alignment[r, n, :frames].copy()
+            alignment_log_probs = found.alignment_log_probs[r, n, :frames].copy()
         return Path(
-            tokens=found.traces.tokens[b, n, :count].copy(),
-            frames=found.traces.frames[b, n, :count].copy(),
-            repeats=found.traces.repeats[b, n, :count].copy(),
-            token_confidence=found.traces.confidence[b, n, :count].copy(),
+            tokens=found.traces.tokens[r, n, :count].copy(),
+            frames=found.traces.frames[r, n, :count].copy(),
+            repeats=found.traces.repeats[r, n, :count].copy(),
+            token_confidence=found.traces.confidence[r, n, :count].copy(),
             score=score,
             parts=ScoreParts(score - lm - boosting - insertion, lm, boosting, insertion),
             alignment=alignment,

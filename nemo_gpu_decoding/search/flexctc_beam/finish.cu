@@ -1,12 +1,8 @@
 // The end of an utterance, or a look at it on the way: final weights, equal texts merged, the N best and
-// their way back through the history. The steps of cpu.finish, one block per utterance.
-#ifndef HYPOTHESIS_BYTES
-#define HYPOTHESIS_BYTES 56
-#endif
+// their way back through the back-pointers. The steps of finish.py, one block per utterance.
 
-#include "cuda/common.cuh"
 #include "search/flexctc_beam/beam.cuh"
-#include "search/history.cuh"
+#include "search/flexctc_beam/backpointers.cuh"
 
 constexpr int MAX_THREADS = 256;
 
@@ -43,7 +39,7 @@ struct Ending {
     return scores[k];
   }
 
-  // The place of k in the order of merged scores, equal ones by slot.
+  // The number of k in the order of merged scores, equal ones by slot.
   int rank_of(int k) const {
     int rank = 0;
     for (int i = 0; i < size; i++) {
@@ -77,33 +73,16 @@ struct Ending {
   }
 };
 
-// Sort the hypotheses of every utterance b = blockIdx.x and trace back the N best with different texts.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS) finish(
-  const Utterance* utterances,  // [B]
-  const Hypothesis* beams,  // [B, K]
-  const Progress* progress,  // [B]
-  int* history_labels,  // [B, capacity, K]
-  short* history_parents,  // [B, capacity, K]
-  float* history_log_probs,  // [B, capacity, K]
-  const State* lm_states,  // [S]
-  const State* boosting_states,  // [S']
-  // results: N paths of each utterance, with room for T tokens each
-  Progress* reached,  // [B] a copy of `progress`, so that all results lie together
-  int* without_final,  // [B] 1: the LM forbids the end everywhere, so final weights were left out
-  int* order,  // [B, N] slots, best first, -1 where there are fewer
-  float* scores,  // [B, N]
-  int* lengths,  // [B, N] tokens of each path
-  int* tokens, int* frames, int* repeats,  // [B, N, T]
-  float* confidence,  // [B, N, T]
-  int* alignment, float* alignment_log_probs,  // [B, N, T], or null
-  int capacity, int beam_size, int n_best, int room,  // capacity of the history, K, N, T
-  int blank_id, int merge, int final,
-  int tile_frames  // frames of the history in shared memory at a time
-) {
+// Sort the hypotheses of utterance rows[r], r = blockIdx.x, and trace back the N best with different texts.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) finish(const FinishArgs args) {
   extern __shared__ __align__(16) unsigned char smem[];
-  const int b = blockIdx.x;
-  const Progress now = progress[b];
-  const History history{history_labels, history_parents, history_log_probs, capacity, beam_size};
+  const int64 r = blockIdx.x;
+  const int b = args.rows[r], beam_size = args.beam_size, n_best = args.n_best;
+  const Progress now = args.progress[b];
+  const BackPointers back_pointers{
+    args.back_pointer_labels, args.back_pointer_parents, args.back_pointer_log_probs, args.capacity,
+    beam_size,
+  };
   Ending ending;
   ending.beam = (Hypothesis*)smem;
   ending.scores = (float*)(ending.beam + beam_size);
@@ -111,42 +90,44 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) finish(
   ending.order = (int*)(ending.merged + beam_size);
   ending.size = now.frames == 0 ? 1 : now.size;
   ending.n_best = n_best;
-  ending.merge = merge;
-  ending.utterance = utterances[b];
-  ending.lm_states = lm_states;
-  ending.boosting_states = boosting_states;
-  HistoryTile tile((uint8*)(ending.order + beam_size), tile_frames, beam_size);
+  ending.merge = args.params.merge;
+  ending.utterance = args.utterances[b];
+  ending.lm_states = args.lm_states;
+  ending.boosting_states = args.boosting_states;
+  BackPointerTile tile((uint8*)(ending.order + beam_size), args.tile_frames, beam_size);
 
-  const Hypothesis* stored = beams + (int64)b * beam_size;
+  const Hypothesis* stored = args.beams + (int64)b * beam_size;
   for (int k = thread(); k < ending.size; k += threads()) {
     ending.beam[k] = now.frames == 0 ? first_hypothesis(ending.utterance) : stored[k];
   }
-  float* best_scores = scores + (int64)b * n_best;
-  bool left_out = final && !ending.sort(true, best_scores);
+  float* best_scores = args.scores + r * n_best;
+  bool left_out = args.final && !ending.sort(true, best_scores);
   // an LM may forbid the end everywhere: better a result than none
-  if (!final || left_out) ending.sort(false, best_scores);
+  if (!args.final || left_out) ending.sort(false, best_scores);
   if (thread() == 0) {
-    reached[b] = now;
-    without_final[b] = left_out;
+    args.reached[r] = now;
+    args.without_final[r] = left_out;
   }
-  for (int n = thread(); n < n_best; n += threads()) order[(int64)b * n_best + n] = ending.order[n];
+  for (int n = thread(); n < n_best; n += threads()) args.order[r * n_best + n] = ending.order[n];
 
-  const Trace all{tokens, frames, repeats, confidence, alignment, alignment_log_probs};
+  const Trace all{
+    args.tokens, args.frames, args.repeats, args.confidence, args.alignment, args.alignment_log_probs,
+  };
   for (int first = 0; first < n_best; first += threads()) {  // one thread per path
     int n = first + thread();
     TraceBack back{n < n_best ? ending.order[n] : -1};
-    const Trace trace = all.of((int64)b * n_best + n, room);
+    const Trace trace = all.of(r * n_best + n, args.max_tokens);
     for (int64 end = now.frames; end > 0; end -= tile.frames) {
       int64 begin = end > tile.frames ? end - tile.frames : 0;
       __syncthreads();
-      tile.fetch(history, b, begin, end);
+      tile.fetch(back_pointers, b, begin, end);
       __syncthreads();
-      if (back.slot >= 0) back.follow(tile, begin, end, beam_size, blank_id, trace);
+      if (back.slot >= 0) back.follow(tile, begin, end, beam_size, args.params.blank_id, trace);
     }
-    if (n < n_best) lengths[(int64)b * n_best + n] = back.count;
+    if (n < n_best) args.lengths[r * n_best + n] = back.count;
   }
   __syncthreads();
   for (int n = 0; n < n_best; n++) {
-    reverse(all.of((int64)b * n_best + n, room), lengths[(int64)b * n_best + n]);
+    reverse(all.of(r * n_best + n, args.max_tokens), args.lengths[r * n_best + n]);
   }
 }

@@ -1,39 +1,17 @@
-// What the steps of a frame share: the row of log-probs, the options and the shared memory of a block.
+// The workspace of a block: what the steps of a frame share.
 #pragma once
 
 #include "search/flexctc_beam/candidates.cuh"
-#include "search/history.cuh"
+#include "search/flexctc_beam/backpointers.cuh"
 #include "search/rows.cuh"
 
-// Options that hold for all utterances, see config.py.
-struct Options {
-  int beam_size;  // K
-  int columns;  // V + 1
-  int blank_id;
-  int merge;  // Merge
-  float beam_beta;
-  float threshold;
-};
-
-// A text that stays as it is, by a blank or by its last token (merge=prefix).
-struct KeptText {
-  float blank_score;
-  float token_score;
-};
-
-// How many entries the lists have; chosen by launch_shape.py, which also sums up the bytes.
-struct ListSizes {
-  int candidates;  // at least 2 K + threads of the block
-  int labels;  // columns scanned together
-  int pairs;  // (label, hypothesis) pairs tested together
-};
-
-// All that a block works with. The lists are in shared memory, in the order in which they stand here;
-// twin of LaunchShape.shared_bytes.
+// The workspace of a block. The lists are in shared memory, in the order in which they stand here;
+// that of shared_bytes in cuda_engine.py.
 struct Workspace {
-  Options options;
+  SearchParams params;
+  int beam_size;  // K
   ListSizes sizes;
-  Fusion fusion;
+  UtteranceFusion fusion;
   Candidates candidates;
   Hypothesis* beam;  // [K]
   Hypothesis* next;  // [K], in the order of their scores, equal ones not merged yet
@@ -46,20 +24,23 @@ struct Workspace {
   int* emitted;  // [K] ... and its label
   int* leaders;  // [K] the first of `next` with that text and last label, or -1: below the threshold
   uint8* rows;  // two frames of log-probs, each in row_bytes
-  Tally* tally;
+  Counters* counters;
 
-  Workspace(uint8* shared, const Options& options, const ListSizes& sizes, const Fusion& fusion)
-    : options(options), sizes(sizes), fusion(fusion) {
-    int K = options.beam_size;
-    tally = take<Tally>(shared, 1);
-    candidates.items = take<Continuation>(shared, sizes.candidates);
-    candidates.best_items = take<Continuation>(shared, K);
+  Workspace(
+    uint8* shared, const SearchParams& params, int beam_size, const ListSizes& sizes,
+    const UtteranceFusion& fusion
+  )
+    : params(params), beam_size(beam_size), sizes(sizes), fusion(fusion) {
+    int K = beam_size;
+    counters = take<Counters>(shared, 1);
+    candidates.items = take<CandidateItem>(shared, sizes.candidates);
+    candidates.best_items = take<CandidateItem>(shared, K);
     candidates.keys = take<uint64>(shared, sizes.candidates);
     candidates.best_keys = take<uint64>(shared, K);
-    candidates.tally = tally;
+    candidates.counters = counters;
     candidates.capacity = sizes.candidates;
     candidates.beam_size = K;
-    candidates.columns = options.columns;
+    candidates.columns = columns();
     beam = take<Hypothesis>(shared, K);
     next = take<Hypothesis>(shared, K);
     kept = take<KeptText>(shared, K);
@@ -70,10 +51,12 @@ struct Workspace {
     leaders = take<int>(shared, K);
     rows = (uint8*)(((size_t)shared + 15) & ~(size_t)15);
   }
+
+  int columns() const { return params.vocab_size + 1; }
 };
 
-// What a new label of log-probability 0 could score at best after this hypothesis.
-inline float room_of(const Hypothesis& hypothesis, float beam_beta) {
+// The score that a new label of log-probability 0 could get at best after this hypothesis.
+inline float best_new_score(const Hypothesis& hypothesis, float beam_beta) {
   return hypothesis.score + beam_beta + hypothesis.lm_bound + hypothesis.boosting_bound;
 }
 
@@ -81,8 +64,8 @@ inline float room_of(const Hypothesis& hypothesis, float beam_beta) {
 // Gives -inf if that is found to be below `floor` on the way; boosting trees are small and LMs large, so
 // the cheap look-up comes first.
 inline float fused(
-  float base, const Hypothesis& hypothesis, int column, float floor, const Fusion& fusion,
-  Continuation& item
+  float base, const Hypothesis& hypothesis, int column, float floor, const UtteranceFusion& fusion,
+  CandidateItem& item
 ) {
   int label = fusion.label_of(column);
   Reading weight{0.0f, hypothesis.lm_state}, bonus{0.0f, hypothesis.boosting_state};

@@ -19,19 +19,9 @@
 // variants: LOG_PROB=float PREFIX=1
 // variants: LOG_PROB=Half PREFIX=0
 // variants: LOG_PROB=BFloat16 PREFIX=1
-#ifndef LOG_PROB
-#define LOG_PROB float
-#endif
 #ifndef PREFIX
 #define PREFIX 0
 #endif
-#ifndef HYPOTHESIS_BYTES
-#define HYPOTHESIS_BYTES 56
-#endif
-
-#include "cuda/common.cuh"
-
-typedef LOG_PROB LogProb;
 
 #include "search/flexctc_beam/prefix.cuh"
 #include "search/flexctc_beam/select.cuh"
@@ -40,21 +30,21 @@ typedef LOG_PROB LogProb;
 constexpr int MAX_THREADS = 512;
 
 // Empty the lists of labels and pairs for the next columns. Call with all threads.
-inline void restart_lists(Tally& tally) {
+inline void restart_lists(Counters& counters) {
   __syncthreads();
-  if (thread() == 0) tally.num_labels = tally.num_pairs = 0;
+  if (thread() == 0) counters.num_labels = counters.num_pairs = 0;
   __syncthreads();
 }
 
-inline void restart_pairs(Tally& tally) {
+inline void restart_pairs(Counters& counters) {
   __syncthreads();
-  if (thread() == 0) tally.num_pairs = 0;
+  if (thread() == 0) counters.num_pairs = 0;
   __syncthreads();
 }
 
 // Step 1: what needs no new token. A barrier must follow.
 inline void offer_blanks_and_repeats(const Row& row, int size, Workspace& work) {
-  const int blank = work.options.blank_id;
+  const int blank = work.params.blank_id;
   for (int k = thread(); k < size; k += threads()) {
     if (PREFIX) {
       offer_same_text(row, size, k, work);
@@ -62,7 +52,7 @@ inline void offer_blanks_and_repeats(const Row& row, int size, Workspace& work) 
     }
     const Hypothesis& hypothesis = work.beam[k];
     int last = hypothesis.last_label;
-    Continuation item{k, blank, hypothesis.lm_state, hypothesis.boosting_state};
+    CandidateItem item{k, blank, hypothesis.lm_state, hypothesis.boosting_state};
     work.candidates.append(hypothesis.score + row[blank], item);
     if (last == NO_LABEL || last == blank) continue;
     item.label = last;
@@ -77,8 +67,8 @@ inline bool list_labels(const Row& row, int begin, int end, float least, Workspa
   for (int column = begin + thread(); column < end; column += threads()) {
     float value = row[column];
     bad |= !(value <= largest_float());
-    if (value >= least && value > negative_infinity() && column != work.options.blank_id) {
-      work.labels[atomicAdd(&work.tally->num_labels, 1)] = column;
+    if (value >= least && value > negative_infinity() && column != work.params.blank_id) {
+      work.labels[atomicAdd(&work.counters->num_labels, 1)] = column;
     }
   }
   return bad;
@@ -97,33 +87,33 @@ inline void list_pairs(
 ) {
   for (int pair = begin + thread(); pair < end; pair += threads()) {
     const Hypothesis& hypothesis = work.beam[pair % size];
-    float base = base_of(row, hypothesis, work.labels[pair / size], work.options.beam_beta);
+    float base = base_of(row, hypothesis, work.labels[pair / size], work.params.beam_beta);
     float bound = base + hypothesis.lm_bound + hypothesis.boosting_bound;
     if (base == negative_infinity() || bound < floor) continue;
-    work.pairs[atomicAdd(&work.tally->num_pairs, 1)] = pair;
+    work.pairs[atomicAdd(&work.counters->num_pairs, 1)] = pair;
   }
 }
 
 // Step 3: list those of the own arcs begin .. end - 1, FEW_ARCS for each hypothesis, that can reach the
 // floor, as ~number. A barrier must follow.
 inline void list_own_arcs(const Row& row, int begin, int end, float floor, Workspace& work) {
-  const Fusion& fusion = work.fusion;
+  const UtteranceFusion& fusion = work.fusion;
   for (int i = begin + thread(); i < end; i += threads()) {
     const Hypothesis& hypothesis = work.beam[i / FEW_ARCS];
     const State& state = fusion.lm.states[hypothesis.lm_state];
     int number = state.arc_begin + i % FEW_ARCS;
     if (!fusion.offers_arcs(state) || number >= state.arc_end) continue;
     const Arc arc = fusion.lm.arcs[number];
-    float base = base_of(row, hypothesis, fusion.column_of(arc.label), work.options.beam_beta);
+    float base = base_of(row, hypothesis, fusion.column_of(arc.label), work.params.beam_beta);
     float bound = base + fusion.lm_weight * arc.weight + hypothesis.boosting_bound;
     if (base == negative_infinity() || bound < floor) continue;
-    work.pairs[atomicAdd(&work.tally->num_pairs, 1)] = ~i;
+    work.pairs[atomicAdd(&work.counters->num_pairs, 1)] = ~i;
   }
 }
 
 // Look up what one entry of the list of pairs stands for, and offer it. One thread.
 inline void offer_pair(const Row& row, int pair, int size, float floor, Workspace& work) {
-  const Fusion& fusion = work.fusion;
+  const UtteranceFusion& fusion = work.fusion;
   int k = pair < 0 ? ~pair / FEW_ARCS : pair % size;
   const Hypothesis& hypothesis = work.beam[k];
   const State& state = fusion.lm.states[hypothesis.lm_state];
@@ -139,8 +129,8 @@ inline void offer_pair(const Row& row, int pair, int size, float floor, Workspac
     uint64 text_hash = extended_hash(hypothesis.text_hash, column);
     if (find_text(work.beam, size, text_hash, hypothesis.length + 1) >= 0) return;
   }
-  float base = base_of(row, hypothesis, column, work.options.beam_beta);
-  Continuation item{k, ~column, 0, 0};
+  float base = base_of(row, hypothesis, column, work.params.beam_beta);
+  CandidateItem item{k, ~column, 0, 0};
   float score = fused(base, hypothesis, column, floor, fusion, item);
   if (score >= floor) work.candidates.append(score, item);
 }
@@ -149,16 +139,16 @@ inline void offer_pair(const Row& row, int pair, int size, float floor, Workspac
 // candidates; it and the floor are the same in all threads. Call with all threads after a barrier; ends
 // with one if there are pairs.
 inline int offer_pairs(const Row& row, int size, float& floor, int& reserved, Workspace& work) {
-  const int room = work.sizes.candidates, num_pairs = work.tally->num_pairs;
+  const int capacity = work.sizes.candidates, num_pairs = work.counters->num_pairs;
   for (int first = 0; first < num_pairs; first += threads()) {
-    if (reserved + threads() > room) {
-      reserved = work.tally->num_candidates;
+    if (reserved + threads() > capacity) {
+      reserved = work.counters->num_candidates;
       __syncthreads();
     }
-    if (reserved + threads() > room) {
+    if (reserved + threads() > capacity) {
       work.candidates.keep_best();
-      reserved = work.options.beam_size;
-      floor = work.candidates.floor_of(work.options.threshold);
+      reserved = work.beam_size;
+      floor = work.candidates.floor_of(work.params.threshold);
     }
     int i = first + thread();
     if (i < num_pairs) offer_pair(row, work.pairs[i], size, floor, work);
@@ -174,24 +164,24 @@ inline void offer_own_arcs(const Row& row, int size, float& floor, int& reserved
   const int total = size * FEW_ARCS, step = work.sizes.pairs;
   int offered = 0;
   for (int begin = 0; begin < total; begin += step) {
-    if (begin > 0) restart_pairs(*work.tally);
+    if (begin > 0) restart_pairs(*work.counters);
     list_own_arcs(row, begin, min(begin + step, total), floor, work);
     __syncthreads();
     offered += offer_pairs(row, size, floor, reserved, work);
   }
   if (offered == 0) return;
   __syncthreads();
-  if (thread() == 0) work.tally->num_pairs = 0;
+  if (thread() == 0) work.counters->num_pairs = 0;
   work.candidates.note_best();
   __syncthreads();
-  floor = work.candidates.floor_of(work.options.threshold);
+  floor = work.candidates.floor_of(work.params.threshold);
 }
 
 // Steps 5 and 6 for the labels that are listed. Call with all threads after a barrier; ends with one.
 inline void offer_new_tokens(const Row& row, int size, float& floor, int& reserved, Workspace& work) {
-  const int total = work.tally->num_labels * size, step = work.sizes.pairs;
+  const int total = work.counters->num_labels * size, step = work.sizes.pairs;
   for (int begin = 0; begin < total; begin += step) {
-    if (begin > 0) restart_pairs(*work.tally);
+    if (begin > 0) restart_pairs(*work.counters);
     list_pairs(row, begin, min(begin + step, total), size, floor, work);
     __syncthreads();
     offer_pairs(row, size, floor, reserved, work);
@@ -201,19 +191,19 @@ inline void offer_new_tokens(const Row& row, int size, float& floor, int& reserv
 // Steps 1 to 6: all that may be among the K best of the frame; false if it holds NaN or +inf.
 // Call with all threads after a barrier; ends with one.
 inline bool list_candidates(const Row& row, int size, Workspace& work) {
-  const int columns = work.options.columns, step = work.sizes.labels;
+  const int columns = work.columns(), step = work.sizes.labels;
   offer_blanks_and_repeats(row, size, work);
-  float room = float_of_key(work.tally->room);
+  float best = float_of_key(work.counters->best_new_score);
   __syncthreads();
-  int reserved = work.tally->num_candidates;
+  int reserved = work.counters->num_candidates;
   work.candidates.note_best();
   __syncthreads();
-  float floor = work.candidates.floor_of(work.options.threshold);
+  float floor = work.candidates.floor_of(work.params.threshold);
   if (work.fusion.lm_weight > 0) offer_own_arcs(row, size, floor, reserved, work);
   for (int begin = 0; begin < columns; begin += step) {
-    if (begin > 0) restart_lists(*work.tally);
+    if (begin > 0) restart_lists(*work.counters);
     int end = min(begin + step, columns);
-    bool bad = list_labels(row, begin, end, least_log_prob(floor, room), work);
+    bool bad = list_labels(row, begin, end, least_log_prob(floor, best), work);
     if (__syncthreads_or(bad)) return false;
     offer_new_tokens(row, size, floor, reserved, work);
   }
@@ -227,15 +217,15 @@ inline void copy_beam(Hypothesis* to, const Hypothesis* from, int size) {
   }
 }
 
-// Bring the beam of an utterance into shared memory and prepare the tally. A barrier must follow.
+// Bring the beam of an utterance into shared memory and prepare the counters. A barrier must follow.
 inline void load_beam(
   const Hypothesis* stored, const Progress& progress, const Utterance& utterance, Workspace& work
 ) {
   int size = progress.frames == 0 ? 1 : progress.size;
   if (progress.frames > 0) copy_beam(work.beam, stored, size);
   if (thread() == 0) {
-    *work.tally = Tally{};
-    work.tally->beam_size = size;
+    *work.counters = Counters{};
+    work.counters->beam_size = size;
     if (progress.frames == 0) {
       Hypothesis first = first_hypothesis(utterance);
       first.lm_bound = work.fusion.lm_bound(first.lm_state);
@@ -245,7 +235,7 @@ inline void load_beam(
   }
   __syncthreads();
   for (int k = thread(); k < size; k += threads()) {
-    atomicMax(&work.tally->room, ordered_key(room_of(work.beam[k], work.options.beam_beta)));
+    atomicMax(&work.counters->best_new_score, ordered_key(best_new_score(work.beam[k], work.params.beam_beta)));
   }
 }
 
@@ -253,7 +243,7 @@ inline void load_beam(
 inline int checked(const Progress& progress, int64 length, int frames, int capacity) {
   if (progress.status != FINE) return progress.status;
   if (length < 0 || length > frames) return BAD_LENGTH;
-  return progress.frames + length > capacity ? HISTORY_FULL : FINE;
+  return progress.frames + length > capacity ? BACK_POINTERS_FULL : FINE;
 }
 
 // Read lengths[b] frames of every utterance b = blockIdx.x.
@@ -261,58 +251,40 @@ inline int checked(const Progress& progress, int64 length, int frames, int capac
 // `beams` and `progress` are how far the utterances had come, `next_beams` and `next_progress` how far
 // they are now; these may be the same memory. An utterance that cannot go on keeps its status and the
 // number of frames before the one at fault; it is not touched again.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(
-  const LogProb* log_probs,  // [B, T, V + 1]
-  const int64* lengths,  // [B]
-  const Utterance* utterances,  // [B]
-  const Hypothesis* beams,  // [B, K]
-  const Progress* progress,  // [B]
-  Hypothesis* next_beams,  // [B, K]
-  Progress* next_progress,  // [B]
-  int* history_labels,  // [B, capacity, K]
-  short* history_parents,  // [B, capacity, K]
-  float* history_log_probs,  // [B, capacity, K]
-  const State* lm_states, const Arc* lm_arcs,  // [S], [A]
-  const State* boosting_states, const Arc* boosting_arcs,  // [S'], [A']
-  int frames,  // T
-  int columns,  // V + 1
-  int capacity,  // of the history, in frames
-  int beam_size,  // K
-  int blank_id, int merge, float beam_beta, float threshold,
-  int max_candidates, int max_labels, int max_pairs,  // ListSizes
-  int row_bytes  // of a row in shared memory; 0: rows are read where they lie
-) {
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(const AdvanceArgs args) {
   extern __shared__ __align__(16) unsigned char smem[];
-  const int b = blockIdx.x;
-  const Options options{beam_size, columns, blank_id, merge, beam_beta, threshold};
-  const ListSizes sizes{max_candidates, max_labels, max_pairs};
-  const Utterance utterance = utterances[b];
-  const Fusion fusion{
-    {lm_states, lm_arcs, columns - 1}, {boosting_states, boosting_arcs, columns - 1},
-    utterance.lm_weight, utterance.boosting_weight, blank_id,
+  const int b = blockIdx.x, vocab_size = args.params.vocab_size, columns = vocab_size + 1;
+  const Utterance utterance = args.utterances[b];
+  const UtteranceFusion fusion{
+    {args.lm_states, args.lm_arcs, vocab_size}, {args.boosting_states, args.boosting_arcs, vocab_size},
+    utterance.lm_weight, utterance.boosting_weight, args.params.blank_id,
   };
-  const History history{history_labels, history_parents, history_log_probs, capacity, beam_size};
-  Workspace work(smem, options, sizes, fusion);
-  Tally& tally = *work.tally;
-  Progress now = progress[b];
-  const int64 length = lengths[b];
-  now.status = checked(now, length, frames, capacity);
-  load_beam(beams + (int64)b * beam_size, now, utterance, work);
-  RowReader rows(log_probs + (int64)b * frames * columns, columns, length, work.rows, row_bytes);
+  const BackPointers back_pointers{
+    args.back_pointer_labels, args.back_pointer_parents, args.back_pointer_log_probs, args.capacity,
+    args.beam_size,
+  };
+  Workspace work(smem, args.params, args.beam_size, args.sizes, fusion);
+  Counters& counters = *work.counters;
+  Progress now = args.progress[b];
+  const int64 length = args.lengths[b];
+  now.status = checked(now, length, args.frames, args.capacity);
+  load_beam(args.beams + (int64)b * args.beam_size, now, utterance, work);
+  const LogProb* first = args.log_probs + (int64)b * args.frames * columns;
+  RowReader rows(first, columns, length, work.rows, args.row_bytes);
   while (now.status == FINE && rows.any()) {
     const Row row = rows.next();
-    if (!list_candidates(row, tally.beam_size, work)) {
+    if (!list_candidates(row, counters.beam_size, work)) {
       now.status = BAD_INPUT;
-    } else if (tally.num_candidates == 0) {
+    } else if (counters.num_candidates == 0) {
       now.status = NO_LABEL_POSSIBLE;
     } else {
-      select(row, work, history, b, now.frames);
+      select(row, work, back_pointers, b, now.frames);
       now.frames++;
     }
     rows.wait();
     __syncthreads();
   }
-  copy_beam(next_beams + (int64)b * beam_size, work.beam, tally.beam_size);
-  now.size = tally.beam_size;
-  if (thread() == 0) next_progress[b] = now;
+  copy_beam(args.next_beams + (int64)b * args.beam_size, work.beam, counters.beam_size);
+  now.size = counters.beam_size;
+  if (thread() == 0) args.next_progress[b] = now;
 }

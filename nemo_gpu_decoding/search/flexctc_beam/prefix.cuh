@@ -1,4 +1,4 @@
-// merge=prefix: one slot per text with blank and token scores apart. Twin of prefix.py.
+// merge=prefix: one slot per text with blank and token scores apart. Counterpart of prefix.py.
 #pragma once
 
 #include "search/flexctc_beam/frame.cuh"
@@ -19,7 +19,7 @@ inline float score_before(const Hypothesis& hypothesis, int column) {
 // Offer text k as it is: by a blank, by its last token again, or from its parent's text. One thread.
 inline void offer_same_text(const Row& row, int size, int k, Workspace& work) {
   const Hypothesis& text = work.beam[k];
-  float blank = text.score + row[work.options.blank_id];
+  float blank = text.score + row[work.params.blank_id];
   float repeat = negative_infinity(), arrival = negative_infinity();
   int parent = -1;
   if (text.length > 0) {
@@ -28,15 +28,15 @@ inline void offer_same_text(const Row& row, int size, int k, Workspace& work) {
     parent = find_text(work.beam, size, text.parent_hash, text.length - 1);
     if (parent >= 0) {
       const Hypothesis& before = work.beam[parent];
-      float base = score_before(before, token) + row[token] + work.options.beam_beta;
-      Continuation unused;
+      float base = score_before(before, token) + row[token] + work.params.beam_beta;
+      CandidateItem unused;
       arrival = fused(base, before, token, negative_infinity(), work.fusion, unused);
     }
   }
   float token_score = log_add(repeat, arrival);
   work.kept[k] = {blank, token_score};
-  // the back-pointer follows the likeliest of the three ways
-  Continuation item{k, work.options.blank_id, ~k, 0};
+  // the back-pointer follows the likeliest of the three
+  CandidateItem item{k, work.params.blank_id, ~k, 0};
   if (arrival > blank && arrival > repeat) {
     item.parent = parent;
     item.label = ~text.last_label;

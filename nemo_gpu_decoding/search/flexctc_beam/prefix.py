@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from nemo_gpu_decoding.fusion.batch import of_utterance
 from nemo_gpu_decoding.jit import compiled, inlined
 from nemo_gpu_decoding.search.flexctc_beam.candidates import (
     CANDIDATE,
@@ -19,37 +20,33 @@ from nemo_gpu_decoding.search.flexctc_beam.candidates import (
     least_log_prob,
 )
 from nemo_gpu_decoding.search.flexctc_beam.cpu import (
-    BAD_INPUT,
-    HYPOTHESIS,
+    best_new_score,
     bound_of,
     column_of,
     fused,
     note_bounds,
     offers_arcs,
-    room_of,
     select,
-    with_weights,
 )
+from nemo_gpu_decoding.search.flexctc_beam.records import BAD_INPUT, HYPOTHESIS
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, LARGEST, log_add
 from nemo_gpu_decoding.search.row_scan import next_label
 from nemo_gpu_decoding.search.text_hash import extended_hash
 
 
 @compiled
-def advance_prefix(
-    rows, log_probs, lengths, frames_done, beam, sizes, history,
-    search, lm_weights, boosting_weights, lm, boosting,
-):  # fmt: skip
+def advance_prefix(rows, log_probs, lengths, state, params, fusions):
     """`cpu.advance` for merge=prefix."""
+    beam, sizes, frames_done = state.beam, state.sizes, state.frames_done
     candidates = Candidates(np.empty(beam.shape[1], CANDIDATE), np.empty(beam.shape[1], np.int32))
     scratch = np.empty(beam.shape[1], HYPOTHESIS)
     for b in rows:
-        own = with_weights(search, lm_weights[b], boosting_weights[b])
+        own, fusion = beam[b], of_utterance(fusions, b)
         for i in range(lengths[b]):
             row = log_probs[b, i]
-            count = _prefix_candidates(row, beam[b], sizes[b], own, lm, boosting, candidates)
+            count = _prefix_candidates(row, own, sizes[b], params, fusion, candidates)
             if count > 0:
-                count = select(row, beam[b], candidates, count, own, scratch, history, b, frames_done[b])
+                count = select(row, own, b, state, candidates, count, params, scratch)
             sizes[b] = count
             if count <= 0:
                 break
@@ -57,65 +54,65 @@ def advance_prefix(
 
 
 @compiled
-def _prefix_candidates(row, beam, size, search, lm, boosting, candidates):
+def _prefix_candidates(row, beam, size, params, fusion, candidates):
     """The best texts of a frame for merge=prefix; returns how many, or BAD_INPUT."""
     count = 0
     for k in range(size):
-        count = _offer_same_text(row, beam, size, k, search, lm, boosting, candidates, count)
-    note_bounds(beam, size, search, lm, boosting)
-    floor = floor_of(candidates, count, search)
+        count = _offer_same_text(row, beam, size, k, params, fusion, candidates, count)
+    note_bounds(beam, size, fusion)
+    floor = floor_of(candidates, count, params)
     for k in range(size):
-        if not offers_arcs(beam[k], search, lm):
+        if not offers_arcs(beam[k], fusion):
             continue
         state = beam[k].lm_state
-        for arc in range(lm.states[state].arc_begin, lm.states[state].arc_end):
-            v = column_of(lm.arcs[arc].label, search.blank_id)
+        for arc in range(fusion.lm.states[state].arc_begin, fusion.lm.states[state].arc_end):
+            v = column_of(fusion.lm.arcs[arc].label, params.blank_id)
             if not row[v] <= LARGEST:
                 return BAD_INPUT
-            base = _base_of(row, beam[k], v, search)
-            lm_bound = search.lm_weight * lm.arcs[arc].weight
+            base = _base_of(row, beam[k], v, params)
+            lm_bound = fusion.lm_weight * fusion.lm.arcs[arc].weight
             if base + lm_bound + beam[k].boosting_bound < floor:
                 continue
             count = _offer_new_text(
-                base, beam, size, k, v, lm_bound, floor, search, lm, boosting, candidates, count
+                base, beam, size, k, v, lm_bound, floor, params, fusion, candidates, count
             )
-            floor = floor_of(candidates, count, search)
-    room = room_of(beam, size, search)
-    v = next_label(row, 0, least_log_prob(floor, room))
+            floor = floor_of(candidates, count, params)
+    best = best_new_score(beam, size, params)
+    v = next_label(row, 0, least_log_prob(floor, best))
     while v < row.shape[0]:
         if not row[v] <= LARGEST:
             return BAD_INPUT
         for k in range(size):
-            if v == search.blank_id:
+            if v == params.blank_id:
                 continue
-            base = _base_of(row, beam[k], v, search)
+            base = _base_of(row, beam[k], v, params)
             if bound_of(base, beam[k]) < floor:
                 continue
             lm_bound = beam[k].lm_bound
             count = _offer_new_text(
-                base, beam, size, k, v, lm_bound, floor, search, lm, boosting, candidates, count
+                base, beam, size, k, v, lm_bound, floor, params, fusion, candidates, count
             )
-            floor = floor_of(candidates, count, search)
-        v = next_label(row, v + 1, least_log_prob(floor, room))
+            floor = floor_of(candidates, count, params)
+        v = next_label(row, v + 1, least_log_prob(floor, best))
     return count
 
 
 @inlined
-def _base_of(row, hypothesis, v, search):
+def _base_of(row, hypothesis, v, params):
     """A new token's score without LM and boosting: it can follow itself only after a blank."""
     before = hypothesis.blank_score if v == hypothesis.last_label else hypothesis.score
-    return before + row[v] + search.beam_beta
+    return before + row[v] + params.beam_beta
 
 
 @inlined
-def _offer_new_text(base, beam, size, k, v, lm_bound, floor, search, lm, boosting, candidates, count):
+def _offer_new_text(base, beam, size, k, v, lm_bound, floor, params, fusion, candidates, count):
     """Offer text k with the token v after it, unless that text is in the beam.
 
-    If it is, `_offer_same_text` has counted this way to it.
+    If it is, `_offer_same_text` has counted this extension.
     """
     if _find_text(beam, size, extended_hash(beam[k].text_hash, v), beam[k].length + 1) < 0:
         score, lm_state, boosting_state = fused(
-            base, beam[k], np.int32(v), lm_bound, floor, search, lm, boosting
+            base, beam[k], np.int32(v), lm_bound, floor, params, fusion
         )
         slot, count = insert(candidates.items, candidates.rank, count, score, np.int32(k), np.int32(~v))
         if slot >= 0:
@@ -128,9 +125,9 @@ def _offer_new_text(base, beam, size, k, v, lm_bound, floor, search, lm, boostin
 
 
 @compiled
-def _offer_same_text(row, beam, size, k, search, lm, boosting, candidates, count):
+def _offer_same_text(row, beam, size, k, params, fusion, candidates, count):
     """Offer text k as it is: by a blank, by its last token again, or from its parent's text."""
-    blank = beam[k].score + row[search.blank_id]
+    blank = beam[k].score + row[params.blank_id]
     repeat, arrival, parent = IMPOSSIBLE, IMPOSSIBLE, np.int64(-1)
     if beam[k].length > 0:
         v = beam[k].last_label
@@ -138,16 +135,16 @@ def _offer_same_text(row, beam, size, k, search, lm, boosting, candidates, count
         parent = _find_text(beam, size, beam[k].parent_hash, beam[k].length - 1)
         if parent >= 0:
             before = beam[parent].blank_score if v == beam[parent].last_label else beam[parent].score
-            base = before + row[v] + search.beam_beta
-            arrival, _, _ = fused(base, beam[parent], v, np.float32(0), IMPOSSIBLE, search, lm, boosting)
+            base = before + row[v] + params.beam_beta
+            arrival, _, _ = fused(base, beam[parent], v, np.float32(0), IMPOSSIBLE, params, fusion)
     token = log_add(repeat, arrival)
-    # the back-pointer follows the likeliest of the three ways
+    # the back-pointer follows the likeliest of the three
     if arrival > blank and arrival > repeat:
         origin, label = parent, ~beam[k].last_label
     elif repeat > blank:
         origin, label = k, beam[k].last_label
     else:
-        origin, label = k, np.int32(search.blank_id)
+        origin, label = k, np.int32(params.blank_id)
     slot, count = insert(
         candidates.items, candidates.rank, count, log_add(blank, token), np.int32(origin), label
     )

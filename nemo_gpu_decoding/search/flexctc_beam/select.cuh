@@ -1,10 +1,10 @@
-// Candidates become the new beam: rank, threshold, recombination, back-pointers. Twin of cpu.select.
+// Candidates become the new beam: rank, threshold, recombination, back-pointers. Counterpart of cpu.select.
 #pragma once
 
 #include "search/flexctc_beam/frame.cuh"
 
 // The hypothesis that a candidate stands for.
-inline Hypothesis extended(const Workspace& work, float score, const Continuation& candidate) {
+inline Hypothesis extended(const Workspace& work, float score, const CandidateItem& candidate) {
   if (candidate.lm_state < 0) {  // merge=prefix: a text that stays
     int k = ~candidate.lm_state;
     Hypothesis text = work.beam[k];
@@ -37,8 +37,8 @@ inline Hypothesis extended(const Workspace& work, float score, const Continuatio
 // is too far below the best.
 inline int leader_of(int i, const Workspace& work) {
   const Hypothesis* next = work.next;
-  if (i > 0 && !(next[i].score > next[0].score - work.options.threshold)) return -1;
-  if (work.options.merge == MERGE_PREFIX) return i;  // one slot per text: there are no equals
+  if (i > 0 && !(next[i].score > next[0].score - work.params.threshold)) return -1;
+  if (work.params.merge == MERGE_PREFIX) return i;  // one slot per text: there are no equals
   for (int j = 0; j < i; j++) {
     if (same_text(next[j], next[i]) && next[j].last_label == next[i].last_label) return j;
   }
@@ -48,20 +48,20 @@ inline int leader_of(int i, const Workspace& work) {
 // The score of number i with those of its equals (merge=sum), added in the order of their ranks.
 inline float merged_score(int i, int count, const Workspace& work) {
   float score = work.next[i].score;
-  if (work.options.merge != MERGE_SUM) return score;
+  if (work.params.merge != MERGE_SUM) return score;
   for (int j = i + 1; j < count; j++) {
     if (work.leaders[j] == i) score = log_add(score, work.next[j].score);
   }
   return score;
 }
 
-// Fill the new beam and frame t of the history from the candidates; the tally is reset for the next
+// Fill the new beam and frame t of the back-pointers from the candidates; the counters are reset for the next
 // frame. Call with all threads after a barrier; a barrier must follow.
-inline void select(const Row& row, Workspace& work, const History& history, int b, int64 t) {
-  Tally& tally = *work.tally;
+inline void select(const Row& row, Workspace& work, const BackPointers& back_pointers, int b, int64 t) {
+  Counters& counters = *work.counters;
   const Candidates& candidates = work.candidates;
-  int num_candidates = tally.num_candidates;
-  int count = min(num_candidates, work.options.beam_size);
+  int num_candidates = counters.num_candidates;
+  int count = min(num_candidates, work.beam_size);
   for (int i = thread(); i < num_candidates; i += threads()) {
     uint64 key = candidates.keys[i];
     int rank = candidates.rank_of(key, num_candidates);
@@ -70,7 +70,7 @@ inline void select(const Row& row, Workspace& work, const History& history, int 
     work.origins[rank] = candidates.items[i].parent;
     work.emitted[rank] = candidates.items[i].label;
   }
-  if (thread() == 0) tally.room = 0;
+  if (thread() == 0) counters.best_new_score = 0;
   __syncthreads();
   for (int i = thread(); i < count; i += threads()) {
     work.leaders[i] = leader_of(i, work);
@@ -80,17 +80,17 @@ inline void select(const Row& row, Workspace& work, const History& history, int 
     int slot = 0;  // leaders before this one
     for (int j = 0; j < i; j++) slot += work.leaders[j] == j;
     bool leads = work.leaders[i] == i;
-    if (i == count - 1) tally.beam_size = slot + leads;
+    if (i == count - 1) counters.beam_size = slot + leads;
     if (!leads) continue;
     Hypothesis& hypothesis = work.beam[slot];
     hypothesis = work.next[i];
     hypothesis.score = merged_score(i, count, work);
     int label = work.emitted[i];
-    history.write(b, t, slot, label, work.origins[i], row[label >= 0 ? label : ~label]);
-    atomicMax(&tally.room, ordered_key(room_of(hypothesis, work.options.beam_beta)));
+    back_pointers.write(b, t, slot, label, work.origins[i], row[label >= 0 ? label : ~label]);
+    atomicMax(&counters.best_new_score, ordered_key(best_new_score(hypothesis, work.params.beam_beta)));
   }
   if (thread() == 0) {
-    tally.best_key = tally.kth_key = 0;
-    tally.num_candidates = tally.num_labels = tally.num_pairs = 0;
+    counters.best_key = counters.kth_key = 0;
+    counters.num_candidates = counters.num_labels = counters.num_pairs = 0;
   }
 }

@@ -2,7 +2,7 @@
 
 A path through the small LM's graph has paid the small LM's costs. At each word w the search adds
 
-    lm_weight * big_lm_weight * (cost_large(w | h_large) - cost_small(w | h_small))
+    lm_weight * large_lm_weight * (cost_large(w | h_large) - cost_small(w | h_small))
 
 and at the end the same for </s> [LET, section II; XLLM]. Words that an LM does not list are its <unk>.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import compiled, inlined, uncounted
+from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
 from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, lookup
 from nemo_gpu_decoding.search.paged_biglm.tokens import (
     MEMO_SLOTS,
@@ -65,7 +65,7 @@ def ask(word, lm, front, search, graph, rescoring, memo):
     return search.correction_weight * answer.cost, answer.lm_after
 
 
-@uncounted
+@no_refcount
 def _answer(answer, word, lm, num_words, graph, rescoring):
     answer.lm, answer.word = lm, word
     if word < num_words:
@@ -75,7 +75,7 @@ def _answer(answer, word, lm, num_words, graph, rescoring):
         answer.cost, answer.lm_after = cost_of_label(word, lm, num_words, graph, rescoring)
 
 
-@uncounted
+@no_refcount
 def cost_of_label(word, lm, num_words, graph, rescoring):
     """Difference of costs of a word label, and the LM states after it."""
     depth, first = 0, word  # a chain of words is compounded from the left
@@ -102,7 +102,7 @@ def _end_cost(lm, state, label):
     return cost
 
 
-@uncounted
+@no_refcount
 def final_correction(lm, search, rescoring):
     """What the LMs' ends of sentence add, weighted."""
     if search.correction_weight == 0:

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number
 from nemo_gpu_decoding.lm.placement import PLACEMENTS
-from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig, _check_int, _check_number
+from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
 
 COMPOSITIONS = ("lazy", "eager")
 DIFFERENCES = ("auto", "always", "never")
 
 
 @dataclass(frozen=True)
-class BigLMConfig(WFSTConfig):
+class PagedBigLMConfig(WFSTConfig):
     """Options of `PagedBigLM`: those of cuda_wfst, and what is said about the large LM.
 
-    `lm_weight` is the factor of both LMs: a path costs lm_weight times
-    (1 - big_lm_weight) * small LM + big_lm_weight * large LM.
+    `Fusion.lm_weight` is the factor of both LMs: a path costs lm_weight times
+    (1 - large_lm_weight) * small LM + large_lm_weight * large LM.
 
     Raises:
-        ValueError: a value is out of range; the message names the field.
+        FieldError: a value is out of range; the message names the field.
     """
 
     # lambda, the share of the large LM, >= 0: with 1 its costs take the place of the small LM's; between
     # 0 and 1 both are interpolated (log-linearly).
-    big_lm_weight: float = 1.0
+    large_lm_weight: float = 1.0
     # lazy: the large LM is asked only for words that are within the beam by the small LM's costs [LET].
     # eager: for every word that a hypothesis could go on with, before anything is pruned (BigLM); slow,
     # the baseline of benchmarks.
@@ -47,17 +48,13 @@ class BigLMConfig(WFSTConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_number("big_lm_weight", self.big_lm_weight, above_zero=False)
-        _check_int("group_size", self.group_size, 0, 1 << 20)
-        _check_int("cache_mb", self.cache_mb, 1, 1 << 20)
+        check_number("large_lm_weight", self.large_lm_weight)
+        check_int("group_size", self.group_size, 0, 1 << 20)
+        check_int("cache_mb", self.cache_mb, 1, 1 << 20)
         for name, choices in (
             ("composition", COMPOSITIONS), ("difference", DIFFERENCES), ("placement", PLACEMENTS),
         ):  # fmt: skip
-            if getattr(self, name) not in choices:
-                expected = ", ".join(choices)
-                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {expected}")
+            check_choice(name, getattr(self, name), choices)
         if self.group_size and self.composition == "eager":
-            raise ValueError(
-                f"group_size is {self.group_size} with composition 'eager', which has no groups: "
-                "expected 0"
-            )
+            note = "with composition 'eager', which has no groups"
+            raise FieldError("group_size", self.group_size, "0", note)

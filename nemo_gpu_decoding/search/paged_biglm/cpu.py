@@ -37,7 +37,7 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
-from nemo_gpu_decoding.jit import inlined, uncounted
+from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.search.cuda_wfst.groups import first_arc
 from nemo_gpu_decoding.search.cuda_wfst.labels import SORTED_LABELS, choose_labels, narrow_labels
 from nemo_gpu_decoding.search.cuda_wfst.survivors import commit
@@ -70,7 +70,7 @@ from nemo_gpu_decoding.search.paged_biglm.tokens import RANK_BITS, rank_of, void
 from nemo_gpu_decoding.search.paged_biglm.ways import is_first, offer, recombine
 
 
-@uncounted
+@no_refcount
 def advance(log_probs, begin, end, progress, records, links, search, graph, boosting, rescoring, space):
     """Read the frames begin .. end of log_probs [T, C] float32. space.current holds the tokens.
 
@@ -181,7 +181,7 @@ def _expand_lazily(row, progress, links, search, graph, boosting, rescoring, spa
     return status
 
 
-@uncounted
+@no_refcount
 def _stay(row, progress, links, search, graph, boosting, space):
     """Step 1: a blank, or the last label again."""
     front, status = space.front[0], DONE
@@ -202,7 +202,7 @@ def _stay(row, progress, links, search, graph, boosting, space):
     return status
 
 
-@uncounted
+@no_refcount
 def _look_ahead(row, progress, search, graph, boosting, rescoring, space):
     """Take the best token's way that looks best, if by the small LM it costs less than all known ones.
 

@@ -13,7 +13,7 @@ from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.search.cuda_wfst.streams import Utterance, raise_stop, roomier, roomier_records
 from nemo_gpu_decoding.search.cuda_wfst.ways import BAD_FRAME, DONE, LINKS_FULL, NO_TOKEN, RECORDS_FULL
 from nemo_gpu_decoding.search.inputs import as_float32
-from nemo_gpu_decoding.search.paged_biglm.config import BigLMConfig
+from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
 from nemo_gpu_decoding.search.paged_biglm.cpu import advance
 from nemo_gpu_decoding.search.paged_biglm.streams import Setup
 from nemo_gpu_decoding.search.paged_biglm.tokens import Workspace, new_workspace, with_more_groups
@@ -24,7 +24,7 @@ from nemo_gpu_decoding.search.threads import for_each_share
 class CPUEngine:
     """See `cuda_wfst/engine.py`."""
 
-    def __init__(self, setups: Sequence[Setup], config: BigLMConfig) -> None:
+    def __init__(self, setups: Sequence[Setup], config: PagedBigLMConfig) -> None:
         self._config = config
         self._utterances = [setup.new_utterance() for setup in setups]
 

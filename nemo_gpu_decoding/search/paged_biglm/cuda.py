@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.cuda.launch import as_records, runtime
-from nemo_gpu_decoding.fusion.on_device import arrays_on_device
+from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.lm.lookup_statistics import SECTOR_BYTES, LookupStatistics
 from nemo_gpu_decoding.lm.on_device import PlacedLM
 from nemo_gpu_decoding.search.cuda_wfst import cuda
@@ -22,7 +22,7 @@ from nemo_gpu_decoding.search.cuda_wfst.streams import Utterance
 from nemo_gpu_decoding.search.paged_biglm import launch_shape as shapes
 from nemo_gpu_decoding.search.paged_biglm import tokens as host
 from nemo_gpu_decoding.search.paged_biglm.composition import Rescoring
-from nemo_gpu_decoding.search.paged_biglm.config import BigLMConfig
+from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
 from nemo_gpu_decoding.search.paged_biglm.streams import Setup
 from nemo_gpu_decoding.search.paged_biglm.ways import GROUPS_FULL
 
@@ -36,7 +36,7 @@ class PlacedRescoring:
         name: of the large LM, for messages.
     """
 
-    def __init__(self, rescoring: Rescoring, config: BigLMConfig, name: str) -> None:
+    def __init__(self, rescoring: Rescoring, config: PagedBigLMConfig, name: str) -> None:
         self._rescoring = rescoring
         self._large = PlacedLM(rescoring.large, config.placement, config.cache_mb * 10**6, name)
         self._small = self._large  # a difference asks nothing else
@@ -92,7 +92,7 @@ class CUDAEngine(cuda.CUDAEngine):
     def __init__(
         self,
         setups: Sequence[Setup],
-        config: BigLMConfig,
+        config: PagedBigLMConfig,
         device: torch.device,
         placed: PlacedRescoring,
     ) -> None:

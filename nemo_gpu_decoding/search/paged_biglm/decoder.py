@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
-from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.fusion.batch import BatchFusion
+from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.backend import choose_backend
@@ -20,10 +20,10 @@ from nemo_gpu_decoding.search.cuda_wfst.tokens import NONE
 from nemo_gpu_decoding.search.cuda_wfst.trace import steps_of
 from nemo_gpu_decoding.search.paged_biglm import cuda
 from nemo_gpu_decoding.search.paged_biglm.composition import correction_of
-from nemo_gpu_decoding.search.paged_biglm.config import BigLMConfig
+from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
 from nemo_gpu_decoding.search.paged_biglm.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.paged_biglm.rescoring import shared_rescoring
-from nemo_gpu_decoding.search.paged_biglm.result import BigLMNBest, Work
+from nemo_gpu_decoding.search.paged_biglm.result import PagedBigLMNBest, Work
 from nemo_gpu_decoding.search.paged_biglm.streams import Setup
 from nemo_gpu_decoding.search.paged_biglm.trace import all_ends, best_of
 from nemo_gpu_decoding.search.paged_biglm.ways import Search
@@ -33,7 +33,7 @@ class PagedBigLM(CudaWFST):
     """Word-graph decoding with a small LM in the graph and a large one asked on the fly [LET], [XLLM].
 
     It finds what `CudaWFST` would find in a graph of the large LM, which may be far too large to be
-    built. The verbs, requests and results are those of `CudaWFST`; results are `BigLMNBest`.
+    built. The verbs, requests and results are those of `CudaWFST`; results are `PagedBigLMNBest`.
 
     Args:
         graph: of the small LM, from `build_graph`.
@@ -41,9 +41,8 @@ class PagedBigLM(CudaWFST):
         blank_id: column of the blank in the log-probs, 0 .. V. NeMo's is V.
         large: the large LM, from `load_packed_lm` or `pack_arpa_in_memory`.
         small: the small LM that the graph was made of, likewise.
-        config: see `BigLMConfig`.
-        boosting: from `build_word_boosting`; for all utterances that don't request another one.
-        boosting_weight: factor of its bonuses.
+        config: see `PagedBigLMConfig`.
+        fusion: boosting from `build_word_boosting`, and the weights of it and of both LMs.
         pieces: text of each column, to spell words that only <unk> stands for.
 
     Example:
@@ -56,7 +55,7 @@ class PagedBigLM(CudaWFST):
         ValueError: an argument is out of range or does not fit the others.
     """
 
-    config: BigLMConfig
+    config: PagedBigLMConfig
 
     def __init__(
         self,
@@ -65,15 +64,28 @@ class PagedBigLM(CudaWFST):
         blank_id: int,
         large: PackedLM,
         small: PackedLM,
-        config: BigLMConfig | None = None,
-        boosting: BackoffAutomaton | None = None,
-        boosting_weight: float = 1.0,
+        config: PagedBigLMConfig | None = None,
+        fusion: Fusion | None = None,
         pieces: Sequence[str] | None = None,
     ) -> None:
-        config = config or BigLMConfig()
-        super().__init__(graph, vocab_size, blank_id, config, boosting, boosting_weight, pieces)
+        config = config or PagedBigLMConfig()
+        super().__init__(graph, vocab_size, blank_id, config, fusion, pieces)
+        self._large, self._small = large, small
         self._rescoring = shared_rescoring(graph, large, small, config.difference)
         self._placed = cuda.PlacedRescoring(self._rescoring, config, large.name)
+
+    def with_options(self, config: Any, fusion: Fusion) -> PagedBigLM:
+        """The same decoder with other options; what it searches with is shared."""
+        return PagedBigLM(
+            self.graph,
+            self.vocab_size,
+            self.blank_id,
+            self._large,
+            self._small,
+            config,
+            fusion,
+            self.pieces,
+        )
 
     # ------------------------------------------------------------------------------- inner rooms
 
@@ -83,11 +95,11 @@ class PagedBigLM(CudaWFST):
             return cuda.CUDAEngine(setups, self.config, device, self._placed)
         return CPUEngine(setups, self.config)
 
-    def _result(self, utterance: Any, final: bool) -> BigLMNBest:
+    def _result(self, utterance: Any, final: bool) -> PagedBigLMNBest:
         result = super()._result(utterance, final)
         counts = ("look_ups", "memo_hits", "arc_visits", "groups", "prolonged", "frames")
         work = Work(*(int(utterance.progress[name][0]) for name in counts))
-        return BigLMNBest(**vars(result), work=work)
+        return PagedBigLMNBest(**vars(result), work=work)
 
     def _best_path(self, utterance: Any, final: bool) -> LatticePath | None:
         tokens, ends = utterance.tokens, self._ends(utterance, final)
@@ -108,11 +120,11 @@ class PagedBigLM(CudaWFST):
     def _correction(self, words: Sequence[int], ended: bool, setup: Any) -> float:
         return correction_of(np.array(words, np.int64), ended, setup.search, setup.rescoring)
 
-    def _setup(self, wish: Request) -> Setup:
-        boosting, options = self._search_options(wish)
+    def _setup(self, fusion: BatchFusion, i: int) -> Setup:
+        boosting, options = self._search_options(fusion, i)
         search = Search(
             **options,
-            correction_weight=np.float32(float(options["lm_weight"]) * self.config.big_lm_weight),
+            correction_weight=np.float32(float(options["lm_weight"]) * self.config.large_lm_weight),
             lazy=self.config.composition == "lazy",
             group_size=self.config.group_size or 1 << 30,
         )

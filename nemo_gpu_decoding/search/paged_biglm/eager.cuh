@@ -1,4 +1,4 @@
-// Eager composition: each token takes each arc, and asks the LMs before anything is pruned [BigLM]. Twin of
+// Eager composition: each token takes each arc, and asks the LMs before anything is pruned [PagedBigLM]. Twin of
 // eager.py, the baseline of benchmarks.
 //
 // Every token, in its own state or after an epsilon record, is a history of its own, and every arc of it an

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.graph.topology import COMPACT, NORMAL
-from nemo_gpu_decoding.jit import inlined, uncounted
+from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.search.cuda_wfst.tokens import NONE, boost_of, key_of, label_of, state_of
 from nemo_gpu_decoding.search.cuda_wfst.ways import DONE, boosted, cost_of
 from nemo_gpu_decoding.search.paged_biglm.composition import ask
 from nemo_gpu_decoding.search.paged_biglm.ways import offer, recombine
 
 
-@uncounted
+@no_refcount
 def take_all_arcs(row, progress, links, search, graph, boosting, rescoring, space):
     """All arcs of all tokens, also by way of epsilon records."""
     front, status = space.front[0], DONE

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.graph.topology import COMPACT, NORMAL
-from nemo_gpu_decoding.jit import inlined, uncounted
+from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.search.cuda_wfst.groups import SMALL_STATE, first_arc
 from nemo_gpu_decoding.search.cuda_wfst.labels import SORTED_LABELS
 from nemo_gpu_decoding.search.cuda_wfst.tokens import (
@@ -109,7 +109,7 @@ def _add_history(h, space):
         widen_group_tables(space)
 
 
-@uncounted
+@no_refcount
 def _rank(history, cost, source, epsilon, label, current):
     """Keep the best member and the best one with another last label."""
     if _is_before(cost, source, epsilon, history.cost, history.source, history.epsilon, current):
@@ -153,7 +153,7 @@ def _order(group, search, space):
     front.prolonged += group.count
 
 
-@uncounted
+@no_refcount
 def _sort(group, order, histories):
     """Fill the group's part of `order` by a Shell sort."""
     first, h, count = group.ordered, group.newest, group.count
@@ -185,7 +185,7 @@ def _is_cheaper(cost, h, ordered, histories):
     return history.word < other.word
 
 
-@uncounted
+@no_refcount
 def take_arcs(row, progress, links, search, graph, boosting, space):
     """Step 3 for all groups, the cheapest first since it lowers the cutoff."""
     front, status = space.front[0], DONE
@@ -269,7 +269,7 @@ def target_key(arc, boost, search):
     return key_of(arc.target, boost, np.int64(arc.label) + 1 if remembers else np.int64(0))
 
 
-@uncounted
+@no_refcount
 def run_errands(row, progress, links, search, graph, boosting, rescoring, space):
     """The arcs that ask the LMs, for all histories that are within the beam before they ask.
 
@@ -342,7 +342,7 @@ def _offer_all(
     return status
 
 
-@uncounted
+@no_refcount
 def _offer_members(
     history, a, bonus, correction, acoustic_cost, key, lm,
     progress, links, search, graph, boosting, space,

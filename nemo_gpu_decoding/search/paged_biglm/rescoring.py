@@ -35,13 +35,13 @@ def make_rescoring(graph: WordGraph, large: PackedLM, small: PackedLM, differenc
     """Match the words of graph and LMs, and subtract the small LM where that is wanted.
 
     Args:
-        difference: auto, always or never, see `BigLMConfig`.
+        difference: auto, always or never, see `PagedBigLMConfig`.
 
     Raises:
         ValueError: a word that the graph tells is in neither the LM nor its <unk>; too many states;
             difference "always" but the small LM is no part of the large one.
     """
-    told = told_words(graph)
+    told = graph.output_words
     large_labels = _labels(graph, told, large, "large")
     small_labels = _labels(graph, told, small, "small")
     for name, lm in (("large", large), ("small", small)):
@@ -69,14 +69,6 @@ def make_rescoring(graph: WordGraph, large: PackedLM, small: PackedLM, differenc
         small_end=small.sentence_end,
         start=int(lm_of(large.start_state, 0 if merged is not None else small.start_state)),
     )
-
-
-def told_words(graph: WordGraph) -> np.ndarray:
-    """The labels of the words that arcs and epsilon records tell, ascending; those in compounds, too."""
-    arrays = graph.arrays
-    labels = np.unique(np.concatenate([arrays.arcs["word"], arrays.epsilons["word"]])).tolist()
-    told = {word for label in labels for word in graph.expanded(label)}
-    return np.array(sorted(told), np.int64)
 
 
 def _labels(graph: WordGraph, told: np.ndarray, lm: PackedLM, name: str) -> np.ndarray:

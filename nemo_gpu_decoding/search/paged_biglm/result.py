@@ -26,7 +26,7 @@ NO_WORK = Work(0, 0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
-class BigLMNBest(WordNBest):
+class PagedBigLMNBest(WordNBest):
     """A `WordNBest` with the work that it took."""
 
     work: Work = NO_WORK

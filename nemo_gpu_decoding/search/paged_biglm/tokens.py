@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import inlined, uncounted
+from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.search.cuda_wfst.tokens import (
     BINS,
     CANDIDATES,
@@ -286,7 +286,7 @@ def void_tables(tokens, space):
         space.stamps[table] += 1
 
 
-@uncounted
+@no_refcount
 def widen_token_table(space):
     """Twice as much of the table."""
     front = space.front[0]
@@ -297,7 +297,7 @@ def widen_token_table(space):
         fill_slot(space.token_slots, at, space.stamps[0], t)
 
 
-@uncounted
+@no_refcount
 def widen_group_tables(space):
     """Twice as much of those of groups and of histories."""
     front = space.front[0]

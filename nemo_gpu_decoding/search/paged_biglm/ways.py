@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import inlined, uncounted
+from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.search.cuda_wfst.tokens import ANY_RANK
 from nemo_gpu_decoding.search.cuda_wfst.ways import DONE, LINKS_FULL, cost_before, lower_cutoff
 from nemo_gpu_decoding.search.paged_biglm.tokens import (
@@ -38,7 +38,7 @@ class Search(NamedTuple):
     num_words: int  # labels of words; from there on, compounds
     boosts: bool
     most_bonus: np.float32  # no word gets a larger one; weighted
-    correction_weight: np.float32  # lm_weight * big_lm_weight
+    correction_weight: np.float32  # lm_weight * large_lm_weight
     lazy: bool
     group_size: int  # histories of a group that take arcs
 
@@ -59,7 +59,7 @@ def offer(total, key, lm, source, arc, epsilon, search, space):
             front.candidates += 1
 
 
-@uncounted
+@no_refcount
 def recombine(progress, links, search, graph, boosting, space):
     """Enter the candidates among the tokens of the next frame; of equal ones the better stays."""
     front, following = space.front[0], space.following
@@ -103,7 +103,7 @@ def recombine(progress, links, search, graph, boosting, space):
     return DONE
 
 
-@uncounted
+@no_refcount
 def _breaks_tie(candidate, token, search, graph, boosting, current):
     """Of two ways to one token at the same cost, whether the candidate is the better one.
 

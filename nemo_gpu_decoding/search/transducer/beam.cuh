@@ -134,7 +134,7 @@ inline Fused fused_token(
   return {weight.weight + bonus.weight, weight.state, bonus.state};
 }
 
-// Twin of fusion/blank_scoring.py.
+// Twin of search/transducer/blank_scoring.py.
 inline float fused_blank(float blank_log_prob, float alpha, bool weighted) {
   return weighted ? blank_log_prob * (1.0f + alpha) : blank_log_prob;
 }

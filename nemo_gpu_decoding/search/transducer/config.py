@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nemo_gpu_decoding.fusion.blank_scoring import BLANK_LM_SCORE_MODES
+from nemo_gpu_decoding.checks import check_bool, check_choice, check_int, check_number
+from nemo_gpu_decoding.search.config import SearchConfig
+from nemo_gpu_decoding.search.transducer.blank_scoring import BLANK_LM_SCORE_MODES
 
 MAX_BEAM_SIZE = 1024
 PRUNING_MODES = ("late", "early")
-BACKENDS = ("auto", "cuda", "cpu")
 
 
 @dataclass(frozen=True)
-class TransducerConfig:
-    """Options of `ALSDPlusPlus` and `AESPlusPlus`.
+class TransducerConfig(SearchConfig):
+    """Options of `ALSDPlusPlus` and `AESPlusPlus`; the rest is in `SearchConfig`.
+
+    `n_best` is at most `beam_size`; the networks run where they are, whatever the backend.
 
     Raises:
-        ValueError: a value is out of range; the message names the field.
+        FieldError: a value is out of range; the message names the field.
     """
 
     # Number of hypotheses kept.
@@ -34,37 +35,19 @@ class TransducerConfig:
     # When the labels of a hypothesis are narrowed down to the best: with LM and boosting scores added
     # (late), or by the joint alone (early).
     pruning_mode: str = "late"
-    # Number of hypotheses returned per utterance, at most beam_size; their texts differ.
-    n_best: int = 1
     # Keep every label of the way through the frames, blanks included, in `TransducerPath.alignment`.
     alignments: bool = False
-    # auto: cuda for tensors on a GPU when kernels can be had, else cpu. The networks run where they are.
-    backend: str = "auto"
     # Run the steps of a search on the GPU as a CUDA graph where that works, see cuda_graphs.py.
     allow_cuda_graphs: bool = True
-    # CPU threads of the search (not of the networks); 0 = torch.get_num_threads().
-    threads: int = 0
 
     def __post_init__(self) -> None:
         check_int("beam_size", self.beam_size, 1, MAX_BEAM_SIZE)
-        check_int("n_best", self.n_best, 1, self.beam_size)
-        check_int("threads", self.threads, 0, 4096)
-        if not (math.isfinite(self.softmax_temperature) and self.softmax_temperature > 0):
-            raise ValueError(
-                f"softmax_temperature is {self.softmax_temperature}, expected a finite number > 0"
-            )
-        if not isinstance(self.allow_cuda_graphs, bool):
-            raise ValueError(f"allow_cuda_graphs is {self.allow_cuda_graphs!r}, expected True or False")
+        super().__post_init__()
+        check_number("softmax_temperature", self.softmax_temperature, above_zero=True)
+        check_bool("allow_cuda_graphs", self.allow_cuda_graphs)
         check_choice("blank_lm_score_mode", self.blank_lm_score_mode, BLANK_LM_SCORE_MODES)
         check_choice("pruning_mode", self.pruning_mode, PRUNING_MODES)
-        check_choice("backend", self.backend, BACKENDS)
 
-
-def check_int(name: str, value: int, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise ValueError(f"{name} is {value!r}, expected an integer {low} .. {high}")
-
-
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(choices)}")
+    @property
+    def max_n_best(self) -> int:
+        return self.beam_size

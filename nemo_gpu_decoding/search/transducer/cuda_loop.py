@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.cuda.launch import Module, as_records, runtime
+from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton, on_device, upload
-from nemo_gpu_decoding.search.fusing import BatchFusion
 from nemo_gpu_decoding.search.transducer import launch_shape as shapes
 from nemo_gpu_decoding.search.transducer.beam import NODE, Batch, Search, grown_nodes
 from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
@@ -220,7 +220,7 @@ class _Step:
 def _boosting(fusion: BatchFusion, device: torch.device) -> DeviceAutomaton:
     if len(fusion.trees) == 1:
         return on_device(fusion.trees[0], device)
-    return upload(fusion.boosting, device)
+    return upload(fusion.arrays.boosting, device)
 
 
 def _put(records: Tensor, values: np.ndarray) -> None:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.cuda.launch import runtime
-from nemo_gpu_decoding.fusion.blank_scoring import BLANK_LM_SCORE_MODES
+from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusion
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.search.backend import choose_backend
-from nemo_gpu_decoding.search.fusing import BatchFusion, Fuser
 from nemo_gpu_decoding.search.result import NBest, ScoreParts
 from nemo_gpu_decoding.search.transducer import beam as beams
+from nemo_gpu_decoding.search.transducer.blank_scoring import BLANK_LM_SCORE_MODES
 from nemo_gpu_decoding.search.transducer.config import TransducerConfig
 from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
 from nemo_gpu_decoding.search.transducer.cuda_loop import CUDALoop
@@ -102,7 +102,8 @@ class TransducerDecoder(Generic[C]):
         self.networks = checked_networks(networks)
         self.config = config
         self.fusion = fusion or Fusion()
-        self._fuser = Fuser(networks.vocab_size, self.fusion)
+        self._labels = FusionLabels(networks.vocab_size)
+        check_fusion(self.fusion, self._labels)
         # an RNN-T is a TDT model that knows the duration 0 only, see `transducer/beam.py`
         self._durations = np.array(networks.durations or (0,), np.int32)
         self._graphs = GraphRunner(networks, allowed=config.allow_cuda_graphs)
@@ -149,12 +150,12 @@ class TransducerDecoder(Generic[C]):
         """Begin n utterances that arrive in chunks."""
         if n < 0:
             raise ValueError(f"n is {n}, expected the number of streams, >= 0")
-        fusion = self._fuser.of(n, requests)
+        fusion = BatchFusion.resolve(self.fusion, n, requests, self._labels)
         batch = beams.new_batch(
             n,
             self.config.beam_size,
-            fusion.lm_starts,
-            fusion.boosting_starts,
+            fusion.arrays.lm_starts,
+            fusion.arrays.boosting_starts,
             fusion.lm_weights,
             fusion.boosting_weights,
         )
@@ -206,6 +207,10 @@ class TransducerDecoder(Generic[C]):
             self._run(streams, ended=True)
         streams.closed = True
         return self._results(streams, self.config.n_best, final=True)
+
+    def with_options(self, config: C, fusion: Fusion) -> TransducerDecoder[C]:
+        """The same decoder with other options; what it searches with is shared."""
+        return type(self)(self.networks, config, fusion)
 
     # ------------------------------------------------------------------------------- inner rooms
 
@@ -304,7 +309,7 @@ class TransducerDecoder(Generic[C]):
         n = len(streams)
         order = np.full((n, n_best), -1, np.int32)
         scores = np.zeros((n, n_best), np.float32)
-        rank(streams.batch, streams.fusion.boosting, final, self.config.score_norm, order, scores)
+        rank(streams.batch, streams.fusion.arrays.boosting, final, self.config.score_norm, order, scores)
         return [
             NBest(
                 tuple(
@@ -326,8 +331,8 @@ class TransducerDecoder(Generic[C]):
         fusion = streams.fusion
         search = beams.for_utterance(self._search(), fusion.lm_weights[b], fusion.boosting_weights[b])
         lm, boosting = fusion_parts(
-            tokens, search, fusion.lm.arrays, fusion.boosting,
-            fusion.lm_starts[b], fusion.boosting_starts[b], final,
+            tokens, search, fusion.lm.arrays, fusion.arrays.boosting,
+            fusion.arrays.lm_starts[b], fusion.arrays.boosting_starts[b], final,
         )  # fmt: skip
         timed, aligned = bool(self.networks.durations), self.config.alignments
         return TransducerPath(

@@ -7,7 +7,7 @@ from typing import Any
 from nemo_gpu_decoding.search.cuda_wfst import cpu_engine, launch_shape, tokens
 from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
 from nemo_gpu_decoding.search.cuda_wfst.lattice import Lattice
-from tests.contract.word_decoder import all_facts
+from tests.contract.facts import all_facts
 from tests.search.cuda_wfst.models import make
 
 

@@ -8,6 +8,7 @@ from tempfile import mkdtemp
 
 import numpy as np
 
+from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.openfst import FST_ARC, Fst
@@ -50,9 +51,12 @@ def fst_of(graph: WordGraph) -> Fst:
     return Fst(graph.start, final, begin, np.array([row[1:] for row in rows], FST_ARC))
 
 
-def make(graph, *, vocab_size=VOCAB, blank_id=BLANK, boosting=None, pieces=None, **options):
-    options = {"beam": WIDE, "max_active": ALL, "threads": 1, **options}
-    return CudaWFST(graph, vocab_size, blank_id, WFSTConfig(**options), boosting=boosting, pieces=pieces)
+def make(
+    graph, *, vocab_size=VOCAB, blank_id=BLANK, boosting=None, lm_weight=1.0, pieces=None, **options
+):
+    config = WFSTConfig(**{"beam": WIDE, "max_active": ALL, "threads": 1, **options})
+    fusion = Fusion(lm_weight=lm_weight, boosting=boosting)
+    return CudaWFST(graph, vocab_size, blank_id, config, fusion, pieces)
 
 
 def random_graph(

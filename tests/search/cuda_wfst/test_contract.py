@@ -10,7 +10,7 @@ import pytest
 from nemo_gpu_decoding.fusion.automaton import empty_automaton
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.csr import GraphArrays
-from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
+from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
 from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
 from tests.contract.word_decoder import WordDecoderContract
@@ -63,7 +63,6 @@ def test_records_are_tidied_up_in_long_streams():
         ({"beam": 0.0}, r"beam is 0.0, expected a finite number > 0"),
         ({"beam": float("inf")}, "beam is inf"),
         ({"max_active": 0}, "max_active is 0"),
-        ({"lm_weight": -1.0}, "lm_weight is -1.0"),
         ({"acoustic_scale": 0.0}, "acoustic_scale is 0.0"),
         ({"lattice_beam": -2.0}, "lattice_beam is -2.0"),
         ({"n_best": 0}, "n_best is 0"),

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from nemo_gpu_decoding.cuda import upload
 from nemo_gpu_decoding.fusion import on_device
 from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.cuda_wfst import cuda, launch_shape
-from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
-from tests.contract.word_decoder import all_facts
+from tests.contract.facts import all_facts
 from tests.graph.toy import PIECES
 from tests.random_models import random_log_probs
 from tests.search.cuda_wfst.both import on_cpu, on_cuda
@@ -48,17 +49,17 @@ def test_a_chunk_is_one_launch(log_probs, emulated_runtime):
 def test_graphs_and_phrases_are_uploaded_once_and_not_kept_longer_than_needed(log_probs):
     graph = random_graph(5, columns=COLUMNS)
     boosting = build_word_boosting({"w1": 2.0}, graph)
-    kept = len(on_device._uploaded_arrays), len(on_device._uploaded)
+    kept = len(upload._uploaded), len(on_device._uploaded)
     decoder = on_cuda(graph, boosting=boosting, **OPTIONS)
     decoder.decode(log_probs, LENGTHS)
-    copies = on_device.arrays_on_device(graph, graph.arrays, torch.device("cpu"))
+    copies = upload.arrays_on_device(graph, graph.arrays, torch.device("cpu"))
     decoder.decode(log_probs, LENGTHS)
-    assert on_device.arrays_on_device(graph, graph.arrays, torch.device("cpu")) is copies
+    assert upload.arrays_on_device(graph, graph.arrays, torch.device("cpu")) is copies
     for copy, array in zip(copies, graph.arrays, strict=True):
         assert copy.numpy().tobytes() == array.tobytes()
-    assert (len(on_device._uploaded_arrays), len(on_device._uploaded)) == (kept[0] + 1, kept[1] + 1)
+    assert (len(upload._uploaded), len(on_device._uploaded)) == (kept[0] + 1, kept[1] + 1)
     del decoder, graph, boosting
-    assert (len(on_device._uploaded_arrays), len(on_device._uploaded)) == kept
+    assert (len(upload._uploaded), len(on_device._uploaded)) == kept
 
 
 @pytest.mark.parametrize("sizes", [(1,), (3, 7), (20,)])

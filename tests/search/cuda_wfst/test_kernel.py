@@ -9,9 +9,9 @@ import torch
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.build import load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.cuda_wfst import launch_shape
-from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
-from tests.contract.word_decoder import all_facts
+from tests.contract.facts import all_facts
 from tests.graph.ready_made import write_tlg
 from tests.graph.test_store import fst
 from tests.graph.toy import BLANK, PIECES

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.cuda_wfst import cuda, launch_shape
-from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
 from nemo_gpu_decoding.search.cuda_wfst.decoder import NO_END
-from tests.contract.word_decoder import all_facts
+from tests.contract.facts import all_facts
 from tests.graph.test_store import fst
 from tests.graph.toy import PIECES
 from tests.random_models import random_log_probs

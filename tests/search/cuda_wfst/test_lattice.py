@@ -12,7 +12,7 @@ import torch
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.build import load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
+from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.cuda_wfst.decoder import NO_END
 from nemo_gpu_decoding.search.cuda_wfst.lattice import lattice_of
 from nemo_gpu_decoding.search.cuda_wfst.mbr import matches, minimum_bayes_risk, with_confidence

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_gpu_decoding.search.flexctc_beam import launch_shape
+from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from tests.cuda_emulator.fixtures import emulated_runtime
 
 __all__ = ["emulated_runtime"]
@@ -12,5 +12,5 @@ __all__ = ["emulated_runtime"]
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(launch_shape, "THREADS", 32)
-    monkeypatch.setattr(launch_shape, "FINISH_THREADS", 32)
+    monkeypatch.setattr(cuda_engine, "THREADS", 32)
+    monkeypatch.setattr(cuda_engine, "FINISH_THREADS", 32)

@@ -8,9 +8,8 @@ import torch
 
 from nemo_gpu_decoding.fusion import on_device
 from nemo_gpu_decoding.fusion.fusion import Request
-from nemo_gpu_decoding.search.flexctc_beam import cuda, launch_shape
-from tests.contract.ctc_decoder import facts
-from tests.cuda_emulator.build import CompileError
+from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
+from tests.contract.facts import facts
 from tests.cuda_emulator.emulator import EmulatedModule
 from tests.random_models import random_boosting, random_log_probs
 from tests.search.flexctc_beam.both import on_cuda, random_fusion
@@ -64,7 +63,7 @@ def test_an_uploaded_automaton_is_the_automaton():
     assert arcs.numpy().tobytes() == automaton.arrays.arcs.tobytes()
 
 
-def test_history_makes_room_as_frames_come(decoder, log_probs, expected):
+def test_back_pointers_grow_as_frames_come(decoder, log_probs, expected):
     streams = decoder.open(3)
     sizes = []
     for t in range(T):
@@ -74,12 +73,12 @@ def test_history_makes_room_as_frames_come(decoder, log_probs, expected):
     assert sorted(set(sizes)) == [1, 2, 4, 8, 16, 32]
 
 
-def test_room_that_was_asked_for_is_enough(decoder, log_probs, expected):
+def test_a_capacity_that_was_asked_for_is_enough(decoder, log_probs, expected):
     streams = decoder.open(3, capacity=T, device="cpu")
-    history = streams.engine._history["history_labels"]
+    history = streams.engine._back_pointers["back_pointer_labels"]
     for t in range(T):
         decoder.push(streams, log_probs[:, t : t + 1], [int(t < length) for length in LENGTHS])
-    assert streams.engine._history["history_labels"] is history
+    assert streams.engine._back_pointers["back_pointer_labels"] is history
     assert [facts(nbest) for nbest in decoder.close(streams)] == expected
 
 
@@ -141,7 +140,7 @@ class Graph:
     def capture(self, work):
         launch = EmulatedModule.launch
         with self._patch.context() as patch:
-            patch.setattr(cuda, "_is_capturing", lambda device: True)
+            patch.setattr(cuda_engine, "_is_capturing", lambda device: True)
             patch.setattr(
                 EmulatedModule, "launch", lambda *given, **more: self._note(launch, given, more)
             )
@@ -236,27 +235,16 @@ def test_a_push_after_the_graph_has_no_more_room_than_it(decoder, log_probs, cap
 
 
 def test_a_graph_needs_streams_that_know_their_device(decoder, log_probs, monkeypatch):
-    monkeypatch.setattr(cuda, "_is_capturing", lambda device: True)
+    monkeypatch.setattr(cuda_engine, "_is_capturing", lambda device: True)
     with pytest.raises(ValueError, match="streams were opened without device"):
         decoder.push(decoder.open(3), log_probs, torch.tensor(LENGTHS))
 
 
 def test_a_graph_needs_lengths_on_the_device(decoder, log_probs, monkeypatch):
     streams = decoder.open(3, capacity=T, device="cpu")
-    monkeypatch.setattr(cuda, "_is_capturing", lambda device: True)
+    monkeypatch.setattr(cuda_engine, "_is_capturing", lambda device: True)
     with pytest.raises(ValueError, match="lengths came from the host while a CUDA graph is captured"):
         decoder.push(streams, log_probs, LENGTHS)
-
-
-# ---------------------------------------------------------------------- twins
-
-
-def test_records_of_python_and_cuda_are_compared_when_kernels_are_compiled(
-    decoder, log_probs, monkeypatch
-):
-    monkeypatch.setitem(cuda.DEFINES, "HYPOTHESIS_BYTES", 48)
-    with pytest.raises(CompileError, match=r"Hypothesis differs from cpu\.HYPOTHESIS"):
-        decoder.decode(log_probs, LENGTHS)
 
 
 def test_shared_memory_is_enough_for_any_shape(log_probs, emulated_runtime):
@@ -267,7 +255,7 @@ def test_shared_memory_is_enough_for_any_shape(log_probs, emulated_runtime):
             for dtype in (torch.float32, torch.float16):
                 decoder = on_cuda(columns - 1, 0, beam_size=beam_size)
                 decoder.decode(random_log_probs(1, 3, columns, seed=2).to(dtype), [3])
-    assert launch_shape.finish_shape(128, 200_000)[1] < 48 * 1024
+    assert cuda_engine.finish_sizes(128, 200_000)[1] < 48 * 1024
 
 
 def test_streams_of_one_decoder_do_not_touch_each_other(decoder, log_probs, expected):

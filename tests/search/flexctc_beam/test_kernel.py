@@ -8,8 +8,8 @@ import torch
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
-from nemo_gpu_decoding.search.flexctc_beam import launch_shape
-from tests.contract.ctc_decoder import facts
+from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
+from tests.contract.facts import facts
 from tests.random_models import random_boosting, random_lm, random_log_probs
 from tests.search.flexctc_beam.both import assert_equal, on_cpu, on_cuda, random_fusion
 
@@ -149,8 +149,8 @@ def test_partial_results(log_probs):
 
 @pytest.mark.parametrize("threads", [32, 64, 160])
 def test_block_sizes(log_probs, monkeypatch, threads):
-    monkeypatch.setattr(launch_shape, "THREADS", threads)
-    monkeypatch.setattr(launch_shape, "FINISH_THREADS", threads)
+    monkeypatch.setattr(cuda_engine, "THREADS", threads)
+    monkeypatch.setattr(cuda_engine, "FINISH_THREADS", threads)
     for merge in MERGES:
         assert_equal(log_probs, [T, 3, 9], fusion=random_fusion(V), merge=merge, n_best=8)
 
@@ -159,8 +159,8 @@ def test_block_sizes(log_probs, monkeypatch, threads):
 @pytest.mark.parametrize("pairs", [1, 33])
 def test_lists_that_are_too_short_for_a_frame(monkeypatch, labels, pairs):
     """Flat posteriors, no threshold: more labels, pairs and candidates than the lists hold at once."""
-    monkeypatch.setattr(launch_shape, "MOST_LABELS", labels)
-    monkeypatch.setattr(launch_shape, "PAIRS", pairs)
+    monkeypatch.setattr(cuda_engine, "MAX_LABELS", labels)
+    monkeypatch.setattr(cuda_engine, "MAX_PAIRS", pairs)
     log_probs = random_log_probs(1, 6, 61, seed=7, sharpness=0.3)
     for merge in MERGES:
         assert_equal(
@@ -171,8 +171,8 @@ def test_lists_that_are_too_short_for_a_frame(monkeypatch, labels, pairs):
 
 def test_rows_that_exceed_shared_memory_are_read_where_they_lie(emulated_runtime):
     most, columns = emulated_runtime.most_shared_bytes, 70_000
-    assert launch_shape.launch_shape(8, columns, 4, most).row_bytes == 0
-    assert launch_shape.launch_shape(8, columns, 1, most).row_bytes > 0
+    assert cuda_engine.list_sizes(8, columns, 4, most)[1] == 0
+    assert cuda_engine.list_sizes(8, columns, 1, most)[1] > 0
     for merge in MERGES:
         assert_equal(
             random_log_probs(2, 3, columns, seed=8, sharpness=3.0), [3, 2], merge=merge, n_best=4
@@ -185,5 +185,5 @@ def test_a_beam_that_exceeds_shared_memory_is_refused(log_probs):
 
 
 def test_numbers_of_candidates_must_fit_into_32_bits():
-    assert launch_shape.why_not(128, 2**24, 10**9) is None
-    assert "exceed the 2^32" in launch_shape.why_not(129, 2**24, 10**9)
+    assert cuda_engine.why_not(128, 2**24, 10**9) is None
+    assert "exceed the 2^32" in cuda_engine.why_not(129, 2**24, 10**9)

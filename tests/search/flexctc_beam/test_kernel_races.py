@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_gpu_decoding.search.flexctc_beam import launch_shape
+from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from tests.cuda_emulator.mutations import assert_needed, barriers_of
 from tests.random_models import random_log_probs
 from tests.search.flexctc_beam.both import assert_equal, on_cuda, random_fusion
@@ -17,9 +17,9 @@ KERNELS = ("search/flexctc_beam/kernel.cu", "search/flexctc_beam/finish.cu")
 @pytest.fixture
 def short_lists(monkeypatch):
     """Lists so short that every frame goes through each of the kernel's loops."""
-    for name, size in {"THREADS": 64, "FINISH_THREADS": 64, "MOST_LABELS": 20, "PAIRS": 48}.items():
-        monkeypatch.setattr(launch_shape, name, size)
-    monkeypatch.setattr(launch_shape, "TILE_BYTES", 400)
+    for name, size in {"THREADS": 64, "FINISH_THREADS": 64, "MAX_LABELS": 20, "MAX_PAIRS": 48}.items():
+        monkeypatch.setattr(cuda_engine, name, size)
+    monkeypatch.setattr(cuda_engine, "TILE_BYTES", 400)
 
 
 def search_everything(merge: str = "max") -> None:
@@ -64,8 +64,8 @@ def test_no_races_and_no_stray_accesses(emulated_runtime, short_lists, merge):
 @pytest.mark.parametrize("threads", [32, 96, 256])
 @pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True)
 def test_no_races_in_blocks_of_any_size(emulated_runtime, monkeypatch, threads):
-    monkeypatch.setattr(launch_shape, "THREADS", threads)
-    monkeypatch.setattr(launch_shape, "FINISH_THREADS", min(threads, 256))
+    monkeypatch.setattr(cuda_engine, "THREADS", threads)
+    monkeypatch.setattr(cuda_engine, "FINISH_THREADS", min(threads, 256))
     for merge in MERGES:
         search_everything(merge)
 

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.search.paged_biglm import cpu_engine, launch_shape, tokens
-from nemo_gpu_decoding.search.paged_biglm.config import BigLMConfig
+from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
 from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
-from tests.contract.word_decoder import all_facts
+from tests.contract.facts import all_facts
 from tests.oracles.ngram import Table
 from tests.search.cuda_wfst.models import random_graph
 from tests.search.paged_biglm.models import LM, lm_table, part_of
@@ -42,12 +43,10 @@ def pair(seed: int, *, nested: bool = False, coarse: bool = False) -> tuple[LM, 
 
 
 def on(backend: str, graph: WordGraph, lms: tuple[LM, LM], **options: Any) -> PagedBigLM:
-    boosting, columns = options.pop("boosting", None), options.pop("columns", COLUMNS)
-    options = {"threads": 1, "max_active": 200, **options}
-    return PagedBigLM(
-        graph, columns - 1, columns - 1, lms[1].packed, lms[0].packed,
-        BigLMConfig(backend=backend, **options), boosting=boosting,
-    )  # fmt: skip
+    fusion = Fusion(None, options.pop("lm_weight", 1.0), options.pop("boosting", None))
+    columns = options.pop("columns", COLUMNS)
+    config = PagedBigLMConfig(backend=backend, **{"threads": 1, "max_active": 200, **options})
+    return PagedBigLM(graph, columns - 1, columns - 1, lms[1].packed, lms[0].packed, config, fusion)
 
 
 def everything(

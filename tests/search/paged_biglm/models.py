@@ -7,11 +7,12 @@ from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
 
+from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import PackedLM
-from nemo_gpu_decoding.search.paged_biglm.config import BigLMConfig
+from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
 from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
 from tests.graph.toy import BLANK, PIECES, toy_lexicon, toy_table
 from tests.oracles.ngram import Table, arpa_text, log10_prob
@@ -88,9 +89,9 @@ def nested_pair(seed: int) -> tuple[LM, LM]:
     return LM(part_of(large.table, seed=seed + 100)), large
 
 
-def make(small: LM, large: LM, *, graph=None, boosting=None, **options) -> PagedBigLM:
-    options = {"beam": WIDE, "max_active": ALL, "threads": 1, **options}
+def make(small: LM, large: LM, *, graph=None, lm_weight=1.0, boosting=None, **options) -> PagedBigLM:
+    config = PagedBigLMConfig(**{"beam": WIDE, "max_active": ALL, "threads": 1, **options})
     return PagedBigLM(
-        graph or small.graph, VOCAB, BLANK, large.packed, small.packed, BigLMConfig(**options),
-        boosting=boosting,
+        graph or small.graph, VOCAB, BLANK, large.packed, small.packed, config,
+        Fusion(lm_weight=lm_weight, boosting=boosting),
     )  # fmt: skip

@@ -44,7 +44,7 @@ def test_the_best_of_all_texts_is_found(topology, composition):
         small, large = random_lm(seed), random_lm(seed + 10, keep=0.7)
         log_probs = random_log_probs(1, FRAMES, VOCAB + 1, seed=seed)
         decoder = make(
-            small, large, topology=topology, composition=composition, big_lm_weight=0.6, **scales
+            small, large, topology=topology, composition=composition, large_lm_weight=0.6, **scales
         )
         expected = expected_texts(small, large, log_probs[0], topology, weight=0.6, **scales)
         assert_best(decoder.decode(log_probs, [FRAMES])[0], expected)
@@ -97,7 +97,7 @@ def test_weight_0_is_the_small_lm_alone():
     log_probs = random_log_probs(4, 20, VOCAB + 1, seed=4)
     config = WFSTConfig(beam=WIDE, max_active=ALL, threads=1)
     expected = CudaWFST(small.graph, VOCAB, BLANK, config).decode(log_probs, [20] * 4)
-    results = make(small, large, big_lm_weight=0.0).decode(log_probs, [20] * 4)
+    results = make(small, large, large_lm_weight=0.0).decode(log_probs, [20] * 4)
     assert [n.best.text for n in results] == [n.best.text for n in expected]
     assert [n.best.score for n in results] == pytest.approx([n.best.score for n in expected], abs=1e-4)
 
@@ -155,7 +155,7 @@ def test_lattices_hold_every_text_within_their_beam_at_its_true_cost():
 def test_words_told_by_one_epsilon_after_the_other():
     """a, then the words one and two told without a frame: one look-up each, in their order."""
     from nemo_gpu_decoding.graph.csr import WordGraph
-    from nemo_gpu_decoding.search.paged_biglm.config import BigLMConfig
+    from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
     from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
     from tests.graph.test_store import fst
     from tests.oracles.rescoring import sentence_cost
@@ -170,7 +170,7 @@ def test_words_told_by_one_epsilon_after_the_other():
     plain = CudaWFST(graph, 3, 3).decode(log_probs, [6])[0].best
     difference = sentence_cost(large.table, words) - sentence_cost(small.table, words)
     for composition in COMPOSITIONS:
-        config = BigLMConfig(composition=composition)
+        config = PagedBigLMConfig(composition=composition)
         decoder = PagedBigLM(graph, 3, 3, large.packed, small.packed, config)
         best = decoder.decode(log_probs, [6])[0].best
         assert best.text == "zero one two"

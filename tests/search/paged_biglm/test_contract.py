@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from nemo_gpu_decoding.fusion.fusion import Request
-from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
-from nemo_gpu_decoding.search.paged_biglm.config import BigLMConfig
+from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
+from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
 from tests.contract.word_decoder import WordDecoderContract
 from tests.graph.toy import PIECES
 from tests.random_models import random_log_probs
@@ -55,8 +55,8 @@ class TestDifferenceAutomaton(TestLazyComposition):
     ("options", "message"),
     [
         ({"beam": 0.0}, "beam is 0.0"),
-        ({"big_lm_weight": -0.5}, "big_lm_weight is -0.5, expected a finite number >= 0"),
-        ({"big_lm_weight": float("nan")}, "big_lm_weight is nan"),
+        ({"large_lm_weight": -0.5}, "large_lm_weight is -0.5, expected a finite number >= 0"),
+        ({"large_lm_weight": float("nan")}, "large_lm_weight is nan"),
         ({"composition": "static"}, "composition is 'static', expected one of lazy, eager"),
         ({"group_size": -1}, "group_size is -1"),
         ({"group_size": 4, "composition": "eager"}, "group_size is 4 with composition 'eager'"),
@@ -67,7 +67,7 @@ class TestDifferenceAutomaton(TestLazyComposition):
 )
 def test_bad_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):
-        BigLMConfig(**options)
+        PagedBigLMConfig(**options)
 
 
 @pytest.mark.parametrize("which", ["large", "small"])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.fusion.fusion import Request
-from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
+from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.paged_biglm import cuda, launch_shape
 from tests.graph.toy import BLANK, PIECES
 from tests.random_models import random_log_probs
@@ -50,8 +50,8 @@ def test_random_graphs(topology, difference):
     for seed in range(2):
         tokens, _, works, *_ = assert_equal(
             *case(seed, topology, nested=True), log_probs_of(seed), [T, T - 3], topology=topology,
-            difference=difference, beam=(5.0, 8.0)[seed], lm_weight=0.8, big_lm_weight=(0.6, 1.0)[seed],
-            chunk=(0, 3)[seed],
+            difference=difference, beam=(5.0, 8.0)[seed], lm_weight=0.8,
+            large_lm_weight=(0.6, 1.0)[seed], chunk=(0, 3)[seed],
         )  # fmt: skip
         assert min(map(len, tokens)) > 1
         assert min(look_ups for look_ups, *_ in works) > 0

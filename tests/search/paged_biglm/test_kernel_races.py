@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.cuda_wfst import cuda
-from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
 from nemo_gpu_decoding.search.paged_biglm import launch_shape
 from tests.random_models import random_log_probs
 from tests.search.cuda_wfst.models import random_graph

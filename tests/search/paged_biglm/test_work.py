@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding.fusion.fusion import Request
-from nemo_gpu_decoding.search.cuda_wfst.boosting import build_word_boosting
+from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from tests.graph.toy import BLANK
 from tests.oracles.phrases import earned
 from tests.oracles.rescoring import rescored

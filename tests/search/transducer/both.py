@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from nemo_gpu_decoding.fusion.fusion import Fusion
-from tests.contract.transducer_decoder import facts
+from tests.contract.facts import facts
 from tests.random_models import random_boosting, random_lm
 
 

@@ -15,7 +15,7 @@ from nemo_gpu_decoding.search.transducer import cuda_graphs, cuda_workspace, lau
 from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN
 from nemo_gpu_decoding.search.transducer.launch_shape import FULL, GOING, IDLE
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
-from tests.contract.transducer_decoder import facts
+from tests.contract.facts import facts
 from tests.cuda_emulator.graphs import captured_chunk, captured_while
 from tests.random_models import random_boosting
 from tests.search.transducer.both import random_fusion

@@ -1,0 +1,35 @@
+"""Tables in a device's memory, uploaded once however often they are used."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from nemo_gpu_decoding.cuda.launch import as_records
+
+_lock = threading.Lock()
+# weakly: an owner that nobody uses any more takes its copies along
+_uploaded: weakref.WeakKeyDictionary[object, dict[torch.device, tuple[torch.Tensor, ...]]]
+_uploaded = weakref.WeakKeyDictionary()
+
+
+def arrays_on_device(
+    owner: object, arrays: Sequence[np.ndarray], device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    """The arrays that belong to `owner`, which never change, in the memory of `device`.
+
+    Records as `as_records` lays them out, others as they are; uploaded by the first call for a device,
+    and forgotten together with the owner.
+    """
+    with _lock:
+        copies = _uploaded.setdefault(owner, {})
+        if device not in copies:
+            copies[device] = tuple(
+                (as_records(array) if array.dtype.names else torch.tensor(array)).to(device)
+                for array in arrays
+            )
+        return copies[device]

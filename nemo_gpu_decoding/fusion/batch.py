@@ -1,0 +1,178 @@
+"""LM, boosting tree and weights of each utterance of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.fusion.automaton import (
+    AutomatonArrays,
+    BackoffAutomaton,
+    concatenate,
+    empty_automaton,
+)
+from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.jit import inlined
+
+
+class FusionLabels(NamedTuple):
+    """What the automata of a decoder's fusion read."""
+
+    size: int  # number of labels
+    unit: str = "tokens"  # for messages, as `hint`
+    hint: str = " (vocab_size)"
+    lm_in_graph: bool = False  # there is an LM to be weighted although `Fusion.lm` is None
+    max_states: int = 1 << 31  # of an automaton
+
+
+@dataclass(frozen=True)
+class BatchFusion:
+    """The fusion of n utterances, from their first frame to their last."""
+
+    lm: BackoffAutomaton
+    lm_weights: np.ndarray  # [n] float32; 0: no LM
+    trees: tuple[BackoffAutomaton, ...]  # boosting trees, each once; at least one
+    tree_of: np.ndarray  # [n] number of each utterance's tree
+    boosting_weights: np.ndarray  # [n] float32; 0: no boosting
+
+    def __len__(self) -> int:
+        return len(self.lm_weights)
+
+    @staticmethod
+    def resolve(
+        fusion: Fusion, n: int, requests: Sequence[Request | None] | None, labels: FusionLabels
+    ) -> BatchFusion:
+        """The fusion of n utterances: that of the decoder, but for what their requests say.
+
+        Raises:
+            ValueError: a request does not fit the decoder; the message names it.
+        """
+        checked = _checked_requests(requests, fusion, n, labels)
+        nothing = _nothing(labels.size)
+        trees = [request.boosting or fusion.boosting for request in checked]
+        distinct = {id(tree): tree for tree in trees if tree is not None} or {0: nothing}
+        number_of = {key: number for number, key in enumerate(distinct)}
+        lm = fusion.lm or (nothing if labels.lm_in_graph else None)
+        lm_weights = [_weight(lm, fusion.lm_weight, request.lm_weight) for request in checked]
+        boosting_weights = [
+            _weight(tree, fusion.boosting_weight, request.boosting_weight)
+            for tree, request in zip(trees, checked, strict=True)
+        ]
+        return BatchFusion(
+            lm=fusion.lm or nothing,
+            lm_weights=np.array(lm_weights, np.float32),
+            trees=tuple(distinct.values()),
+            # an utterance without a tree has weight 0, so that any will do
+            tree_of=np.array([number_of.get(id(tree), 0) for tree in trees], np.int64),
+            boosting_weights=np.array(boosting_weights, np.float32),
+        )
+
+    @cached_property
+    def arrays(self) -> FusionArrays:
+        """As compiled code takes it."""
+        boosting, starts = self._joined
+        return FusionArrays(
+            lm=self.lm.arrays,
+            boosting=boosting,
+            lm_starts=np.full(len(self), self.lm.start_state, np.int32),
+            boosting_starts=starts[self.tree_of],
+            lm_weights=self.lm_weights,
+            boosting_weights=self.boosting_weights,
+        )
+
+    @cached_property
+    def _joined(self) -> tuple[AutomatonArrays, np.ndarray]:
+        return concatenate(self.trees)
+
+
+def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
+    """Check that LM and boosting tree are automata over these labels.
+
+    Raises:
+        ValueError: an automaton was made for others, or there is an LM beside that of the graph.
+    """
+    if fusion.lm is not None and labels.lm_in_graph:
+        raise ValueError(
+            f"fusion.lm is {fusion.lm.name}, expected None: the LM of a word graph is in the graph"
+        )
+    _check_automaton("fusion.lm", fusion.lm, labels)
+    _check_automaton("fusion.boosting", fusion.boosting, labels)
+
+
+def _check_automaton(name: str, automaton: BackoffAutomaton | None, labels: FusionLabels) -> None:
+    if automaton is None:
+        return
+    if automaton.vocab_size != labels.size:
+        raise ValueError(
+            f"{name} ({automaton.name}) was made for {automaton.vocab_size} {labels.unit}, "
+            f"expected {labels.size}{labels.hint}"
+        )
+    if automaton.num_states > labels.max_states:
+        raise ValueError(
+            f"{name} ({automaton.name}) has {automaton.num_states} states, expected at most "
+            f"{labels.max_states}"
+        )
+
+
+def _checked_requests(
+    requests: Sequence[Request | None] | None, fusion: Fusion, n: int, labels: FusionLabels
+) -> list[Request]:
+    if requests is None:
+        return [Request()] * n
+    if len(requests) != n:
+        raise ValueError(f"requests has {len(requests)} entries, expected {n}: one per utterance")
+    for i, request in enumerate(requests):
+        if request is None:
+            continue
+        if not isinstance(request, Request):
+            raise ValueError(f"requests[{i}] is a {type(request).__name__}, expected a Request or None")
+        _check_automaton(f"requests[{i}].boosting", request.boosting, labels)
+        if request.lm_weight is not None and not (fusion.lm or labels.lm_in_graph):
+            raise ValueError(
+                f"requests[{i}].lm_weight is {request.lm_weight}, but the decoder has no LM"
+            )
+        if request.boosting_weight is not None and not (request.boosting or fusion.boosting):
+            raise ValueError(
+                f"requests[{i}].boosting_weight is {request.boosting_weight}, but neither the "
+                "request nor the decoder has a boosting tree"
+            )
+    return [request or Request() for request in requests]
+
+
+_nothing = lru_cache(maxsize=16)(empty_automaton)  # is uploaded once, too
+
+
+def _weight(automaton: BackoffAutomaton | None, own: float, requested: float | None) -> float:
+    if automaton is None:
+        return 0.0
+    return own if requested is None else requested
+
+
+class FusionArrays(NamedTuple):
+    """The fusion of n utterances as compiled code takes it."""
+
+    lm: AutomatonArrays
+    boosting: AutomatonArrays  # all boosting trees
+    lm_starts: np.ndarray  # [n] int32 states before the first label
+    boosting_starts: np.ndarray  # [n] int32
+    lm_weights: np.ndarray  # [n] float32, 0: no LM
+    boosting_weights: np.ndarray  # [n] float32, 0: no boosting
+
+
+class UtteranceFusion(NamedTuple):
+    """The fusion of one utterance as compiled code takes it."""
+
+    lm: AutomatonArrays
+    boosting: AutomatonArrays
+    lm_weight: np.float32  # 0: no LM
+    boosting_weight: np.float32  # 0: no boosting
+
+
+@inlined
+def of_utterance(fusion, b):
+    """The `UtteranceFusion` of utterance b of `FusionArrays`."""
+    return UtteranceFusion(fusion.lm, fusion.boosting, fusion.lm_weights[b], fusion.boosting_weights[b])

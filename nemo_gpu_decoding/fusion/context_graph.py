@@ -1,0 +1,234 @@
+"""Context graph of boosted phrases: a trie of token sequences with failure links and weights.
+
+What a text earns (refund "full")
+    A phrase occurs wherever its tokens do, overlapping and nested occurrences included. With
+    `is_continuation` an occurrence counts only if the word ends with it: the text is over, or the next
+    token does not continue the word. A phrase whose last character is part of no word ("c++") counts
+    anyway, as do all without `is_continuation`. Of the occurrences that begin at the same token, only
+    the one with the largest bonus counts. The bonuses add up. Nothing else is left at the end of an
+    utterance: the bonus does not depend on what the other phrases look like or on how far an unfinished
+    phrase got.
+
+How it is paid out
+    A phrase must be helped before it is complete, so the tokens of an unfinished one are paid in
+    advance; what a complete one earns is paid at once, and taken back if the word goes on. For a node t
+    of the trie, with parent p, label l and failure link f (its longest proper suffix):
+
+        base(t)       = committed(p), or kept(p) if l continues a word
+        kept(t)       = largest of base(t) and the bonuses of phrases that end with t, but in no word
+        committed(t)  = largest of kept(t) and the bonuses of phrases that end with t
+        advance(t)    = largest partial sum of a phrase through t, less committed(t); at least 0
+        earned(t)     = committed(t) - base(t) + earned(f)         phrases that end with t
+        refund(t)     = committed(t) - kept(t)                     taken back if the word goes on
+        revocable(t)  = refund(t) + revocable(f)
+
+        arc p -> t    earned(t) + advance(t) - advance(p), less revocable(p) if l is a continuation
+        back-off t->f advance(f) - advance(t), less refund(t) for continuations (see refunds.py)
+        final t       -advance(t)
+
+    The advances cancel along every path, whatever is read; only what was earned remains.
+
+An example, token bonuses 1 each, phrases "a b" and "b c" and "a b c d" (committed in brackets), where
+no token is a continuation:
+
+    text "a b x":   a +1   b +1 [2]   x: the advance is 0, "a b" is kept             total 2
+    text "a b c x": c +3: 1 in advance for "a b c d", 2 for "b c"; x takes back 1    total 4
+    text "a":       +1, final weight -1                                              total 0
+
+    If x continues a word: text "a b x" loses the 2 of "a b" with x                        total 0
+
+NeMo's boosting tree (refund "nemo", `GPUBoostingTreeModel`, TurboBias arXiv 2508.07014, after
+Icefall's context graph) differs: an utterance that ends inside a phrase keeps the advance; leaving a
+longer phrase takes back a completed prefix of it as well; leaving a completed phrase towards a suffix
+pays no advance there but takes one back later; and when two phrases share tokens, the second may
+raise a shared node without raising what hangs below it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.refunds import Columns, with_refunds
+from nemo_gpu_decoding.fusion.trie import ROOT, Trie
+
+# Every different sum of refunds costs a state with an arc for up to half of the labels. Beyond so many
+# different bonuses they are therefore rounded to multiples of about 1/256 to 1/512 of their median.
+MAX_BONUSES = 64
+_ROUNDED_BITS = 8
+
+
+@dataclass(frozen=True)
+class ScoredSequence:
+    """One way to spell a phrase in tokens, with the bonus of each token (natural log)."""
+
+    tokens: Sequence[int]
+    scores: np.ndarray  # [len(tokens)] float64; their sum is the bonus of the phrase
+    context_score: float  # bonus of a token before depth scaling, which NeMo compares at shared nodes
+    ends_in_word: bool = True  # its last character is one of a word, which the next token may continue
+
+
+@dataclass(frozen=True)
+class _NodeWeights:
+    """Per node; entry 0 belongs to the root and has no arc."""
+
+    arcs: np.ndarray  # weight of the arc that leads to the node
+    backoffs: np.ndarray
+    finals: np.ndarray
+    refunds: np.ndarray  # taken back from labels that continue a word and leave by the back-off arc
+
+
+def token_scores(length: int, context_score: float, depth_scaling: float, uniform: bool) -> np.ndarray:
+    """NeMo's bonus of each token of a phrase: later tokens are surer, hence worth more. [length]"""
+    scores = np.full(length, context_score, np.float64)
+    if not uniform:
+        scores[1:] = context_score * depth_scaling + np.log(np.arange(2, length + 1))
+    return scores
+
+
+def build_context_graph(
+    sequences: Sequence[ScoredSequence],
+    vocab_size: int,
+    *,
+    unk_score: float = 0.0,
+    refund: str = "full",
+    uniform_weights: bool = False,
+    is_continuation: np.ndarray | None = None,
+    label_before: int | None = None,
+    name: str = "phrases",
+) -> BackoffAutomaton:
+    """The boosting tree of the sequences.
+
+    Args:
+        unk_score: weight of a token that neither goes on with a phrase nor begins one.
+        refund: "full" or "nemo", see above.
+        uniform_weights: for "nemo" only, Icefall's way of paying: a completed phrase shows its bonus
+            twice until it is left.
+        is_continuation: for "full" only, [V] bool, which labels continue the word before them; None if
+            phrases count wherever they occur.
+        label_before: an utterance begins as if this label had been read: a space, for sequences
+            that begin with one because they must begin a word. It counts as outside of phrases.
+    """
+    trie = Trie(vocab_size)
+    paths = _add_paths(trie, sequences)
+    links = trie.suffix_links()
+    continuations = np.zeros(vocab_size, bool) if is_continuation is None else is_continuation
+    if refund == "full":
+        weights = _full_refund(trie, links, sequences, paths, continuations)
+    else:
+        weights = _nemo_refund(trie, links, sequences, paths, uniform_weights)
+    weights.backoffs[ROOT] = unk_score
+    start = ROOT
+    if label_before is not None:
+        start = max(ROOT, int(trie.find(np.array([ROOT]), np.array([label_before]))[0]))
+        weights.arcs[start] += unk_score
+    columns = with_refunds(_columns(trie, links, weights), ROOT, weights.refunds, continuations)
+    return BackoffAutomaton.from_arrays(
+        vocab_size=vocab_size, start_state=start, name=name, **columns._asdict()
+    )
+
+
+def _columns(trie: Trie, links: np.ndarray, weights: _NodeWeights) -> Columns:
+    """The nodes as states, the edges as arcs."""
+    nodes = np.arange(1, len(trie))
+    nodes = nodes[np.argsort(trie.parents[1:] * trie.radix + trie.labels[1:])]
+    sources, states = trie.parents[nodes], np.arange(len(trie))
+    return Columns(
+        arc_begin=np.searchsorted(sources, states),
+        arc_end=np.searchsorted(sources, states, side="right"),
+        backoff_to=links,
+        backoff_weights=weights.backoffs,
+        final_weights=weights.finals,
+        arc_labels=trie.labels[nodes],
+        arc_weights=weights.arcs[nodes],
+        arc_targets=nodes,
+    )
+
+
+def _add_paths(trie: Trie, sequences: Sequence[ScoredSequence]) -> list[np.ndarray]:
+    """Put all sequences into the trie; the nodes that each passes."""
+    lengths = np.array([len(sequence.tokens) for sequence in sequences])
+    tokens = np.concatenate([np.asarray(sequence.tokens, np.int64) for sequence in sequences])
+    begins = np.cumsum(lengths) - lengths
+    passed = np.zeros(len(tokens), np.int64)
+    nodes = np.full(len(sequences), ROOT)
+    for depth in range(lengths.max()):
+        active = np.flatnonzero(lengths > depth)
+        at = begins[active] + depth
+        nodes[active] = passed[at] = trie.find_or_add(nodes[active], tokens[at])
+    return np.split(passed, begins[1:])
+
+
+def _full_refund(
+    trie: Trie,
+    links: np.ndarray,
+    sequences: Sequence[ScoredSequence],
+    paths: list[np.ndarray],
+    continuations: np.ndarray,
+) -> _NodeWeights:
+    """The weights of the module's docstring, under its names."""
+    ends = np.array([path[-1] for path in paths])
+    in_word = continuations.any() & np.array([sequence.ends_in_word for sequence in sequences])
+    bonuses = np.array([sequence.scores.sum() for sequence in sequences])
+    bonuses[in_word] = _few_values(bonuses[in_word])
+    promised, bonus, sure = np.zeros(len(trie)), np.zeros(len(trie)), np.zeros(len(trie))
+    partial_sums = np.concatenate([np.cumsum(sequence.scores) for sequence in sequences])
+    np.maximum.at(promised, np.concatenate(paths), partial_sums)
+    np.maximum.at(bonus, ends, bonuses)
+    np.maximum.at(sure, ends[~in_word], bonuses[~in_word])
+    committed, kept, earned, revocable = (np.zeros(len(trie)) for _ in range(4))
+    is_continuation = continuations[trie.labels]  # that of the root means nothing
+    for level in trie.levels():
+        parents = trie.parents[level]
+        base = np.where(is_continuation[level], kept[parents], committed[parents])
+        kept[level] = np.maximum(base, sure[level])
+        committed[level] = np.maximum(kept[level], bonus[level])
+        earned[level] = committed[level] - base + earned[links[level]]
+        revocable[level] = committed[level] - kept[level] + revocable[links[level]]
+    advance = np.maximum(promised - committed, 0.0)
+    arcs = earned + advance - advance[trie.parents]
+    arcs -= np.where(is_continuation, revocable[trie.parents], 0.0)
+    return _NodeWeights(arcs, advance[links] - advance, -advance, committed - kept)
+
+
+def _few_values(bonuses: np.ndarray) -> np.ndarray:
+    """The bonuses in float32, or more roughly where there are many different ones.
+
+    They are rounded to multiples of one power of two, so that their sums have few values as well.
+    """
+    values = bonuses.astype(np.float32).astype(np.float64)
+    if len(np.unique(values)) <= MAX_BONUSES:
+        return values
+    _, exponent = np.frexp(np.median(values[values > 0]))
+    step = np.ldexp(1.0, int(exponent) - 1 - _ROUNDED_BITS)
+    return np.round(values / step) * step
+
+
+def _nemo_refund(
+    trie: Trie,
+    links: np.ndarray,
+    sequences: Sequence[ScoredSequence],
+    paths: list[np.ndarray],
+    uniform_weights: bool,
+) -> _NodeWeights:
+    """NeMo's weights, faults included; the order of the sequences matters."""
+    token_score: list[float | None] = [None] * len(trie)
+    node_score, is_end = np.zeros(len(trie)), np.zeros(len(trie), bool)
+    for sequence, path in zip(sequences, paths, strict=True):
+        total = 0.0
+        for node, score in zip(path.tolist(), sequence.scores.tolist(), strict=True):
+            shared = token_score[node]
+            own = score if shared is None else max(sequence.context_score, shared)
+            token_score[node] = own
+            total += own
+            node_score[node] = total  # of this node only: what hangs below keeps its old sum
+        is_end[path[-1]] = True
+    arcs = np.array([0.0, *token_score[1:]], np.float64)
+    keeps_bonus = is_end & (trie.depths == 1) if uniform_weights else is_end
+    if uniform_weights:
+        arcs += np.where(is_end & (trie.depths > 1), node_score, 0.0)
+    backoffs = np.where(keeps_bonus, 0.0, node_score[links] - node_score)
+    return _NodeWeights(arcs, backoffs, np.zeros(len(trie)), np.zeros(len(trie)))

@@ -1,0 +1,261 @@
+"""The word graph of a decoding config: built from an LM with the model's tokenizer, or ready-made."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from nemo_gpu_decoding.cache import cached, file_key
+from nemo_gpu_decoding.graph.build import build_graph, listed_words, load_fst_graph
+from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
+from nemo_gpu_decoding.graph.openfst import read_input_symbols
+from nemo_gpu_decoding.graph.store import MAGIC, load_graph, save_graph
+from nemo_gpu_decoding.graph.topology import DEFAULT_TOPOLOGY, GRAPH, TOPOLOGIES
+from nemo_gpu_decoding.lm.added_words import write_with_words
+from nemo_gpu_decoding.vocabulary import Vocabulary, letter_cases
+
+_BLANKS = ("<blk>", "<blank>")  # as NeMo and k2 name it
+_TOKENWORD = "#1"  # begins and ends a spelled word in graphs of NeMo's `mkgraph_ctc_ov`
+_LOOKED_AT = 2000  # spellings of a graph that are compared with the model's vocabulary
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """Where the graph comes from; not loaded yet."""
+
+    ready_made: Path | None  # a graph of ours, a folder with one, or an OpenFst file
+    arpa: Path | None  # if there is no ready-made one
+    keep_at: Path | None = None  # where to keep what is built from the LM
+    topology: str | None = None
+    words: Path | None = None  # words.txt of an OpenFst file
+    open_vocabulary: OpenVocabulary | None = None
+    segmentations: int = 1
+    added_words: tuple[str, ...] | Path = ()
+    source_lang: str | None = None
+
+
+class LoadedGraph(NamedTuple):
+    graph: WordGraph
+    topology: str  # with which it is to be searched
+
+
+def load_word_graph(
+    options: GraphOptions,
+    vocabulary: Vocabulary,
+    blank_id: int,
+    boosted_words: Sequence[str] = (),
+    ignore_case: bool = False,
+) -> LoadedGraph:
+    """The graph that a config asks for; from a cache where it can.
+
+    Args:
+        vocabulary: of the model.
+        blank_id: the blank's column in the model's log-probs.
+        boosted_words: words of phrases; those that the LM lacks are added to it. A ready-made graph
+            stays as it is.
+        ignore_case: it is enough if the LM has them in another letter case.
+
+    Raises:
+        ValueError: a file is damaged, the graph was made for another model, or cannot be what the
+            config says that it is.
+        ImportError: building graphs needs kaldifst.
+    """
+    if options.ready_made is not None:
+        path = _graph_file(options.ready_made)
+        return cached(
+            ("ready-made graph", file_key(path), options, vocabulary, blank_id),
+            partial(_load, path, options, vocabulary, blank_id),
+        )
+    assert options.arpa is not None
+    added, boosted = tuple(_words_of(options.added_words)), tuple(boosted_words)
+    words = added, boosted, ignore_case
+    return cached(
+        ("built graph", file_key(options.arpa), options, vocabulary, words),
+        partial(_build, options, vocabulary, *words),
+    )
+
+
+def _build(
+    options: GraphOptions,
+    vocabulary: Vocabulary,
+    added: Sequence[str],
+    boosted: Sequence[str],
+    ignore_case: bool,
+) -> LoadedGraph:
+    assert options.arpa is not None
+    vocabulary = in_language(vocabulary, options.source_lang)
+    words = list(added)
+    if boosted:
+        listed = set(listed_words(options.arpa))
+        words += [
+            _to_add(w, vocabulary, ignore_case) for w in boosted if not _has(listed, w, ignore_case)
+        ]
+    for word in words:
+        vocabulary.tokenize(word)  # an LM may list words that cannot be spelled, a user's list may not
+    with tempfile.TemporaryDirectory(prefix="nemo-gpu-decoding-") as folder:
+        extended = Path(folder) / options.arpa.name
+        is_extended = bool(words and write_with_words(options.arpa, words, extended))
+        graph = build_graph(
+            extended if is_extended else options.arpa,
+            vocabulary,
+            segmentations=options.segmentations,
+            open_vocabulary=options.open_vocabulary,
+        )
+    graph = replace(graph, name=str(options.arpa))
+    if options.keep_at is not None:
+        save_graph(graph, options.keep_at)
+    return LoadedGraph(graph, options.topology or DEFAULT_TOPOLOGY)
+
+
+def _has(listed: set[str], word: str, ignore_case: bool) -> bool:
+    return any(case in listed for case in (letter_cases(word) if ignore_case else [word]))
+
+
+def _to_add(word: str, vocabulary: Vocabulary, ignore_case: bool) -> str:
+    """The word as written; ignoring case, in the first letter case that the model can spell."""
+    for case in letter_cases(word) if ignore_case else []:
+        with suppress(ValueError):
+            vocabulary.tokenize(case)
+            return case
+    return word
+
+
+def _load(path: Path, options: GraphOptions, vocabulary: Vocabulary, blank_id: int) -> LoadedGraph:
+    with open(path, "rb") as file:
+        is_ours = file.read(len(MAGIC)) == MAGIC
+    if is_ours and options.words is not None:
+        raise ValueError(f"wfst.words_path is set, but {path} holds its words itself")
+    if is_ours:
+        graph = load_graph(path)
+    else:
+        _check_input_symbols(path, vocabulary, blank_id)
+        graph = _load_fst(path, options.words)
+    if options.open_vocabulary and not graph.unknown:
+        raise ValueError(
+            f"wfst.open_vocabulary_decoding is true, but {path} was built without an open vocabulary; "
+            "build it anew from wfst.arpa_lm_path"
+        )
+    _check_vocabulary(graph, path, vocabulary, blank_id)
+    return LoadedGraph(graph, _topology(graph, path, options.topology, blank_id))
+
+
+def _load_fst(path: Path, words: Path | None) -> WordGraph:
+    try:
+        graph = load_fst_graph(path, words)
+    except ValueError as error:
+        if words is None and str(error).startswith("words is None"):
+            raise ValueError(
+                f"wfst.words_path is not set, expected the words.txt of {path}, which has no output "
+                "symbols"
+            ) from None
+        raise
+    output_labels = (graph.arrays.arcs["word"], graph.arrays.epsilons["word"])
+    if any((labels == graph.word_ids.get(_TOKENWORD, -1)).any() for labels in output_labels):
+        raise ValueError(
+            f"{path} spells unknown words between marks {_TOKENWORD!r} as NeMo's open vocabulary does, "
+            "expected a graph of words: build one from wfst.arpa_lm_path, with "
+            "wfst.open_vocabulary_decoding"
+        )
+    return graph
+
+
+def _graph_file(path: Path) -> Path:
+    """The file itself, or the graph in a folder."""
+    if not path.is_dir():
+        return path
+    found = sorted(path.glob("*.graph"))
+    if len(found) != 1:
+        raise ValueError(
+            f"wfst.wfst_lm_path is the folder {path} with {len(found)} files *.graph, expected one"
+        )
+    return found[0]
+
+
+def _topology(graph: WordGraph, path: Path, wanted: str | None, blank_id: int) -> str:
+    """T o L o G files read blanks themselves; in L o G the search adds them."""
+    reads_blanks = bool((graph.arrays.arcs["label"] == blank_id).any())
+    topology = wanted or (TOPOLOGIES[GRAPH] if reads_blanks else DEFAULT_TOPOLOGY)
+    if (topology == TOPOLOGIES[GRAPH]) != reads_blanks:
+        kind = "reads" if reads_blanks else "never reads"
+        raise ValueError(
+            f"wfst.topology is {topology!r}, but {path} {kind} the blank (column {blank_id}): expected "
+            f"{'graph' if reads_blanks else 'compact, normal or minimal'}"
+        )
+    return topology
+
+
+def _check_vocabulary(graph: WordGraph, path: Path, vocabulary: Vocabulary, blank_id: int) -> None:
+    """A graph that was made with another tokenizer would decode to nonsense, without any error."""
+    if graph.largest_label > blank_id:
+        raise ValueError(
+            f"{path} reads column {graph.largest_label}, expected 0 .. {blank_id}: it was made for "
+            "another model"
+        )
+    spellings = graph.spellings
+    if spellings is None:
+        return
+    read, alike, example = 0, 0, ""
+    for n in islice(range(len(spellings.words)), _LOOKED_AT):
+        tokens = spellings.tokens[spellings.begin[n] : spellings.begin[n + 1]].tolist()
+        word = graph.words[spellings.words[n]]
+        spelled = vocabulary.text(tokens).strip()
+        read += 1
+        alike += spelled.casefold() == word.casefold()
+        example = example or (f"{word!r} is spelled {spelled!r}" if spelled != word else "")
+    if 2 * alike < read:  # lexicons may well spell some words otherwise: "AT&T" as "a t and t"
+        raise ValueError(
+            f"{path} was made with another tokenizer than the model's: {example}; build it anew from "
+            "wfst.arpa_lm_path"
+        )
+
+
+def _check_input_symbols(path: Path, vocabulary: Vocabulary, blank_id: int) -> None:
+    """NeMo and Kaldi name the columns in the file: label n is column n - 1."""
+    symbols = read_input_symbols(path)
+    if not symbols:
+        return
+    named = [symbols.get(column + 1, "nothing") for column in range(len(vocabulary))]
+    differing = [c for c, piece in enumerate(vocabulary.pieces) if named[c] != piece]
+    if 2 * len(differing) > len(vocabulary):  # some tokens may have other names, as <unk> has
+        first = differing[0]
+        raise ValueError(
+            f"{path} was made with another tokenizer than the model's: column {first} is "
+            f"{named[first]!r} there and {vocabulary.pieces[first]!r} in the model"
+        )
+    blank = next((label - 1 for label, text in symbols.items() if text in _BLANKS), blank_id)
+    if blank != blank_id:
+        raise ValueError(
+            f"{path} has its blank in column {blank}, expected {blank_id}: it was made for another model"
+        )
+
+
+def in_language(vocabulary: Vocabulary, language: str | None) -> Vocabulary:
+    """The vocabulary with the tokenizer that spells the LM's words."""
+    tokenizers = vocabulary.encode_by_language
+    if not tokenizers:
+        if language is not None:
+            raise ValueError(
+                f"wfst.source_lang is {language!r}, which is for models with one tokenizer per language"
+            )
+        return vocabulary
+    if language is None or language not in tokenizers:
+        raise ValueError(
+            f"wfst.source_lang is {language!r}, expected the language of the LM, one of "
+            f"{', '.join(sorted(tokenizers))}"
+        )
+    return replace(vocabulary, encode=tokenizers[language], encode_by_language=None)
+
+
+def _words_of(added: tuple[str, ...] | Path) -> list[str]:
+    """The words of a list, or of a text file; a tab and what follows it are a phrase's weight."""
+    if not isinstance(added, Path):
+        return [word for entry in added for word in entry.split()]
+    lines = added.read_text(encoding="utf-8-sig").splitlines()
+    return [word for line in lines for word in line.partition("\t")[0].split()]

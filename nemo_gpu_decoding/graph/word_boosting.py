@@ -1,0 +1,171 @@
+"""Boosting words and phrases of words in a word graph, per utterance [CUDA-WFST].
+
+A phrase list becomes an automaton over the graph's word labels, in the layout that all boosting has
+(`fusion/automaton.py`); its state is part of the key of a search token. Single words need one state
+only, so that they cost nothing more in the search. The bonus of a word is applied where the graph
+emits the word, which is before pruning; it should stay below half the beam, or else it outweighs what
+the search can compare.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from itertools import islice, product
+
+import numpy as np
+
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, read_phrases
+from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
+from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.vocabulary import letter_cases
+
+logger = logging.getLogger("nemo_gpu_decoding")
+
+_MOST_CASES = 64  # ways to write one phrase, where the graph has its words in several letter cases
+
+
+def configured_phrases(config: BoostingConfig) -> list[Phrase]:
+    """The phrases that a `boosting_tree` section names; none if it names none.
+
+    Raises:
+        ValueError: they come from a file and from lists, or a file is malformed.
+    """
+    lists = [*(config.key_phrases_list or ()), *(config.key_phrase_items_list or ())]
+    if config.key_phrases_file is None:
+        return as_phrases(lists)
+    if lists:
+        raise ValueError(
+            "wfst.boosting_tree has key_phrases_file and lists of phrases, expected one source"
+        )
+    return read_phrases(config.key_phrases_file)
+
+
+def as_phrases(items: Sequence[str | Phrase]) -> list[Phrase]:
+    """Texts and phrases, all as phrases."""
+    return [item if isinstance(item, Phrase) else Phrase(item) for item in items]
+
+
+def words_of(phrases: Sequence[Phrase]) -> list[str]:
+    """All words of some phrases, as they are written there."""
+    return list(dict.fromkeys(word for phrase in phrases for word in phrase.text.split()))
+
+
+def word_boosting(
+    phrases: Sequence[Phrase], config: BoostingConfig, graph: WordGraph, *, missing: str, name: str
+) -> BackoffAutomaton:
+    """The automaton of some phrases, with NeMo's formula for bonuses applied to words.
+
+    Word n of a phrase earns context_score (n = 1), else context_score * depth_scaling + log(n), or
+    context_score with uniform_weights; with score_per_phrase the whole phrase earns that. The total is
+    shared out evenly among the words of the phrase.
+
+    Args:
+        missing: "error", or "skip": phrases with words that the graph lacks are named in a warning.
+
+    Raises:
+        ValueError: see `build_word_boosting`.
+    """
+    bonuses: dict[str, float] = {}
+    for phrase in phrases:
+        for text in _spellings(phrase.text, config, graph):
+            bonuses[text] = max(_bonus(phrase, config), bonuses.get(text, 0.0))
+    worth = {text: bonus for text, bonus in bonuses.items() if bonus > 0}  # a weight may be 0
+    if not worth:
+        raise ValueError(f"{name} has no phrase with a bonus > 0, expected at least one")
+    lacking = [text for text in worth if not set(text.split()) <= graph.word_ids.keys()]
+    if lacking and missing == "error":
+        raise ValueError(
+            f"{name}: the graph has not all words of {', '.join(map(repr, lacking[:5]))}; "
+            "wfst.added_words adds words to a graph that is built from wfst.arpa_lm_path"
+        )
+    return build_word_boosting(worth, graph, missing=missing, name=name)
+
+
+def _bonus(phrase: Phrase, config: BoostingConfig) -> float:
+    """What the whole phrase earns, natural log."""
+    weight = 1.0 if phrase.weight is None else phrase.weight
+    if config.score_per_phrase:
+        return weight * config.score_per_phrase
+    length = len(phrase.text.split())
+    scores = token_scores(length, config.context_score, config.depth_scaling, config.uniform_weights)
+    return weight * float(scores.sum())
+
+
+def _spellings(text: str, config: BoostingConfig, graph: WordGraph) -> list[str]:
+    """The phrase as written; ignoring case, with each word in the cases that the graph has it in."""
+    forms = [[word] for word in text.split()]
+    if config.ignore_case:
+        known = [[case for case in letter_cases(word) if case in graph.word_ids] for (word,) in forms]
+        forms = [found or own for found, own in zip(known, forms, strict=True)]
+    return [" ".join(words) for words in islice(product(*forms), _MOST_CASES)]
+
+
+def build_word_boosting(
+    phrases: Mapping[str, float], graph: WordGraph, *, missing: str = "error", name: str = "phrases"
+) -> BackoffAutomaton:
+    """The boosting automaton of words and phrases.
+
+    Args:
+        phrases: text -> bonus, natural log, > 0. A phrase earns its bonus whenever its words occur one
+            after the other; each word earns an equal share, taken back if the phrase breaks off.
+        graph: knows the words.
+        missing: what to do about phrases with words that the graph does not have: "error", or "skip",
+            which names them in a warning.
+
+    Raises:
+        ValueError: an empty phrase, a bonus that is not positive, a word that the graph does not have,
+            or no phrase left.
+    """
+    if missing not in ("error", "skip"):
+        raise ValueError(f"missing is {missing!r}, expected 'error' or 'skip'")
+    sequences, left_out = [], []
+    for phrase, bonus in phrases.items():
+        words = phrase.split()
+        if not words:
+            raise ValueError("phrases has an empty phrase, expected at least one word")
+        if not 0 < bonus < float("inf"):
+            raise ValueError(f"the bonus of {phrase!r} is {bonus}, expected a finite number > 0")
+        unknown = [word for word in words if word not in graph.word_ids]
+        if unknown:
+            left_out.append(f"{phrase!r} ({unknown[0]!r})")
+            continue
+        labels = [graph.word_ids[word] for word in words]
+        shares = np.full(len(labels), bonus / len(labels))
+        sequences.append(ScoredSequence(tokens=labels, scores=shares, context_score=bonus))
+    if left_out and missing == "error":
+        raise ValueError(f"{name}: the graph has not all words of {', '.join(left_out[:5])}")
+    if left_out:
+        logger.warning("%s: %d left out for words that the graph does not have: %s",
+                       name, len(left_out), ", ".join(left_out[:5]))  # fmt: skip
+    if not sequences:
+        raise ValueError(f"{name} has no phrase that the graph could find")
+    return _without_dead_ends(build_context_graph(sequences, len(graph.words), name=name))
+
+
+def _without_dead_ends(automaton: BackoffAutomaton) -> BackoffAutomaton:
+    """The automaton whose arcs pass by states that can do nothing but back off, such as ends of phrases.
+
+    They stay in the arrays, but no search gets there.
+    """
+    states, arcs = (array.copy() for array in automaton.arrays)
+    suffix = states["backoff_to"]
+    same_end = states["final_weight"] == states["backoff_weight"] + states["final_weight"][suffix]
+    dead_end = (states["arc_begin"] == states["arc_end"]) & same_end
+    while (leads_there := dead_end[arcs["target"]]).any():
+        targets = arcs["target"][leads_there]
+        arcs["weight"][leads_there] += states["backoff_weight"][targets]
+        arcs["target"][leads_there] = suffix[targets]
+    return BackoffAutomaton.from_arrays(
+        vocab_size=automaton.vocab_size,
+        start_state=automaton.start_state,
+        **{f"arc_{end}": states[f"arc_{end}"] for end in ("begin", "end")},
+        backoff_to=suffix,
+        backoff_weights=states["backoff_weight"],
+        final_weights=states["final_weight"],
+        arc_labels=arcs["label"],
+        arc_weights=arcs["weight"],
+        arc_targets=arcs["target"],
+        name=automaton.name,
+    )

@@ -1,0 +1,1 @@
+"""Live streams: when an utterance has ended."""

@@ -1,0 +1,110 @@
+"""Audio files and NeMo manifests: which utterances a command works on."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a")
+
+
+@dataclass(frozen=True)
+class Utterance:
+    """One audio file, and its reference text where a manifest gives one."""
+
+    name: str  # as the user wrote it, for output
+    path: Path
+    duration: float  # seconds
+    text: str | None = None
+
+
+def find_utterances(audio: Any, manifest: str | None) -> list[Utterance]:
+    """Utterances of `audio` (file, folder, glob or a list of them), or of a NeMo manifest.
+
+    Raises:
+        ValueError: neither or both are given, nothing is found, a file misses or is no audio.
+    """
+    if (audio is None) == (manifest is None):
+        raise ValueError("give either audio=FILES (a file, folder, pattern or [list]) or manifest=FILE")
+    if manifest is not None:
+        return read_manifest(Path(manifest))
+    patterns = audio if isinstance(audio, (list, tuple)) else [audio]
+    paths = [path for pattern in patterns for path in _expand(str(pattern))]
+    return [Utterance(str(path), path, audio_seconds(path)) for path in paths]
+
+
+def read_manifest(manifest: Path) -> list[Utterance]:
+    """Utterances of a NeMo manifest: JSON lines with `audio_filepath`, relative to its folder.
+
+    Raises:
+        ValueError: the manifest or an audio file misses, or a line is not what it should be.
+    """
+    if not manifest.is_file():
+        raise ValueError(f"manifest={manifest} is no file here")
+    utterances = []
+    for number, line in enumerate(manifest.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"manifest={manifest}, line {number}"
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{where}: not JSON: {error}") from error
+        if not isinstance(row, dict) or "audio_filepath" not in row:
+            raise ValueError(f"{where}: has no audio_filepath")
+        if row.get("offset"):
+            raise ValueError(
+                f"{where}: offset is {row['offset']}; segments are not read, cut the file first"
+            )
+        path = manifest.parent / row["audio_filepath"]  # an absolute path stays as it is
+        if not path.is_file():
+            raise ValueError(f"{where}: there is no file {path}")
+        utterances.append(Utterance(row["audio_filepath"], path, audio_seconds(path), row.get("text")))
+    if not utterances:
+        raise ValueError(f"manifest={manifest} has no lines")
+    return utterances
+
+
+def references_of(utterances: Sequence[Utterance]) -> list[str]:
+    """Reference texts, for commands that cannot do without.
+
+    Raises:
+        ValueError: an utterance has none.
+    """
+    for utterance in utterances:
+        if utterance.text is None:
+            raise ValueError(f"{utterance.name} has no `text` in the manifest; error rates need it")
+    return [utterance.text or "" for utterance in utterances]
+
+
+def audio_seconds(path: Path) -> float:
+    """Duration from the file's header.
+
+    Raises:
+        ValueError: the file cannot be read as audio.
+    """
+    import soundfile
+
+    try:
+        return float(soundfile.info(str(path)).duration)
+    except (RuntimeError, OSError) as error:
+        raise ValueError(f"{path} cannot be read as audio: {error}") from error
+
+
+def _expand(pattern: str) -> list[Path]:
+    path = Path(pattern).expanduser()
+    if path.is_file():
+        return [path]
+    if path.is_dir():
+        found = sorted(file for file in path.rglob("*") if file.suffix.lower() in AUDIO_SUFFIXES)
+        if not found:
+            raise ValueError(f"audio={pattern}: no {', '.join(AUDIO_SUFFIXES)} in this folder")
+        return found
+    found = sorted(Path(file) for file in glob.glob(str(path), recursive=True) if Path(file).is_file())
+    if not found:
+        raise ValueError(f"audio={pattern} is no file or folder here, and matches nothing as a pattern")
+    return found

@@ -1,0 +1,248 @@
+"""`Decoder`: the verbs of every decoder. Read this first.
+
+    decoder = FlexCTCBeam(vocab_size=1024, blank_id=1024, config=FlexCTCConfig(beam_size=8))
+    results = decoder.decode(log_probs, lengths)          # one NBest per utterance
+
+    streams = decoder.open(2)                             # two live streams
+    decoder.push(streams, log_probs, lengths)             # as chunks arrive, any number of times
+    decoder.partial(streams)                              # what is best so far, per stream
+    results = decoder.close(streams)                      # the same results, whatever the chunks were
+
+`decode` is open + push + close; there is no second path through the code. All state of a running
+utterance lives in the streams, none in the decoder: one decoder may serve many threads.
+
+A strategy adds what its methods below say: how inputs are checked, what a stream is decoded with, its
+engines (`engine.py`), and how an engine's results become hypotheses.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusion
+from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.jit import announce_compilation
+from nemo_gpu_decoding.search.backend import choose_backend
+from nemo_gpu_decoding.search.config import SearchConfig
+from nemo_gpu_decoding.search.engine import Engine, StreamsLost
+from nemo_gpu_decoding.search.inputs import checked_lengths
+from nemo_gpu_decoding.search.result import NBest
+
+C = TypeVar("C", bound=SearchConfig)
+R = TypeVar("R", bound=NBest)
+
+
+@dataclass
+class Streams:
+    """n utterances being decoded: everything a search remembers. Belongs to one thread at a time."""
+
+    fusion: BatchFusion  # LM, boosting tree and weights of each
+    capacity: int  # frames to make room for at once
+    engine: Engine | None = None  # made by the first push, on the backend that suits its inputs
+    closed: bool = False
+
+    def __len__(self) -> int:
+        return len(self.fusion)
+
+
+class Decoder(ABC, Generic[C, R]):
+    """A batched beam search. Inputs are [B, T, ...], B utterances of up to T frames.
+
+    Args:
+        config: options of the search.
+        fusion: LM, boosting tree and their weights.
+        labels: what the automata of the fusion read.
+
+    Raises:
+        ValueError: an argument is out of range or does not fit the others.
+    """
+
+    input_name: ClassVar[str] = "log_probs"  # for messages
+
+    def __init__(self, config: C, fusion: Fusion | None, labels: FusionLabels) -> None:
+        self.config = config
+        self.fusion = fusion or Fusion()
+        self._labels = labels
+        check_fusion(self.fusion, labels)
+
+    # ------------------------------------------------------------------------------------ verbs
+
+    def decode(
+        self,
+        inputs: Tensor,
+        lengths: Tensor | Sequence[int],
+        requests: Sequence[Request | None] | None = None,
+    ) -> list[R]:
+        """Decode a batch.
+
+        Args:
+            inputs: [B, T, ...] floating point. For CTC decoders natural log-probabilities [B, T, V + 1];
+                for transducers the encoder's output [B, T, D] (NeMo's encoders give [B, D, T]:
+                transpose(1, 2)). What lies beyond an utterance's length is never read.
+            lengths: [B] valid frames.
+            requests: [B] weights and boosting tree of single utterances, in place of the decoder's.
+
+        Returns:
+            One `NBest` per utterance.
+
+        Raises:
+            ValueError: wrong shapes, lengths beyond T, NaN or +inf in valid frames, wrong requests.
+        """
+        self._check_inputs(inputs, batch=None)
+        streams = self.open(len(inputs), requests, capacity=inputs.shape[1])
+        self._push(streams, inputs, lengths, deferred=True)
+        return self.close(streams)
+
+    def open(
+        self,
+        n: int,
+        requests: Sequence[Request | None] | None = None,
+        *,
+        capacity: int = 0,
+        device: torch.device | str | None = None,
+    ) -> Streams:
+        """Begin n utterances that arrive in chunks.
+
+        Args:
+            n: number of utterances.
+            requests: [n] weights and boosting tree of single utterances, in place of the decoder's.
+            capacity: frames of an utterance to make room for at once; more is made as they come, except
+                inside a CUDA graph, see `flexctc_beam/cuda_engine.py`.
+            device: where the inputs will be, to choose the backend now and not at the first push.
+        """
+        if n < 0:
+            raise FieldError("n", n, "the number of streams, >= 0")
+        if capacity < 0:
+            raise FieldError("capacity", capacity, "a number of frames, >= 0")
+        streams = Streams(BatchFusion.resolve(self.fusion, n, requests, self._labels), capacity)
+        if device is not None:
+            self._engine(streams, torch.device(device))
+        return streams
+
+    def push(self, streams: Streams, inputs: Tensor, lengths: Tensor | Sequence[int]) -> None:
+        """Read the next chunk of every stream: inputs [n, T, ...], lengths [n] (0 = nothing new).
+
+        Raises:
+            ValueError: as `decode`; the streams are then as they were before the call. While a CUDA
+                graph is captured, errors wait for `partial` or `close`. If it is a transducer's
+                networks that fail or give NaN, the streams are closed.
+        """
+        _check_open(streams)
+        self._check_inputs(inputs, batch=len(streams))
+        self._push(streams, inputs, lengths, deferred=False)
+
+    def partial(
+        self, streams: Streams, n_best: int = 1, *, rows: Sequence[int] | None = None
+    ) -> list[R]:
+        """The best hypotheses of streams so far; final weights are not in their scores.
+
+        Args:
+            streams: from `open`.
+            n_best: hypotheses of each stream.
+            rows: numbers of the streams that are asked about, in this order; None: all.
+        """
+        _check_open(streams)
+        most, reason = self._most_partial()
+        if not 1 <= n_best <= most:
+            raise FieldError("n_best", n_best, f"{'1' if most == 1 else f'1 .. {most}'}{reason}")
+        asked = range(len(streams)) if rows is None else rows
+        for row in asked:
+            if not isinstance(row, (int, np.integer)) or not 0 <= row < len(streams):
+                raise ValueError(
+                    f"rows holds {row!r}, expected numbers of streams, 0 .. {len(streams) - 1}"
+                )
+        return self._hypotheses(streams, asked, n_best, final=False)
+
+    def close(self, streams: Streams) -> list[R]:
+        """End the utterances and return their hypotheses."""
+        _check_open(streams)
+        streams.closed = True
+        return self._hypotheses(streams, range(len(streams)), self.config.n_best, final=True)
+
+    @abstractmethod
+    def with_options(self, config: C, fusion: Fusion) -> Decoder[C, R]:
+        """The same decoder with other options; what it searches with is shared."""
+
+    # ---------------------------------------------------------------------- what a strategy adds
+
+    @abstractmethod
+    def _check_inputs(self, inputs: Tensor, batch: int | None) -> None:
+        """Check type and shape of inputs; `batch` rows are expected, if it is not None.
+
+        Raises:
+            ValueError: names the argument, what was seen and what was expected.
+        """
+
+    @abstractmethod
+    def _cpu_engine(self, streams: Streams) -> Engine:
+        """The search of these streams on the CPU."""
+
+    def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
+        """The same on a GPU; `device` is where the first inputs are."""
+        raise NotImplementedError
+
+    def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
+        """None if the kernels can search these streams on `device`, else why not, in one line."""
+        return "this strategy has no CUDA kernels"
+
+    def _most_partial(self) -> tuple[int, str]:
+        """The most hypotheses that `partial` gives, and what to say behind this number."""
+        return 1, ": alternatives are known at the end only"
+
+    @abstractmethod
+    def _results(
+        self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
+    ) -> list[R]:
+        """The hypotheses of some streams, from what the engine knows."""
+
+    # ------------------------------------------------------------------------------- inner rooms
+
+    def _push(
+        self, streams: Streams, inputs: Tensor, lengths: Tensor | Sequence[int], *, deferred: bool
+    ) -> None:
+        n, frames = inputs.shape[:2]
+        if n == 0:
+            checked_lengths(lengths, n, frames, of=self.input_name)
+            return
+        engine = self._engine(streams, inputs.device)
+        is_taken = isinstance(lengths, Tensor) and engine.takes(lengths) and len(lengths) == n
+        counts: Any = lengths
+        if not is_taken:
+            counts = checked_lengths(lengths, n, frames, of=self.input_name)
+        try:
+            engine.push(inputs, counts, deferred=deferred)
+        except StreamsLost:
+            streams.closed = True
+            raise
+
+    def _engine(self, streams: Streams, device: torch.device) -> Engine:
+        """The engine of the streams; chosen for inputs on `device` if there is none yet."""
+        if streams.engine is None:
+            backend = choose_backend(
+                self.config.backend, device, lambda where: self._why_not_cuda(streams, where)
+            )
+            announce_compilation()
+            if backend == "cuda":
+                streams.engine = self._cuda_engine(streams, device)
+            else:
+                streams.engine = self._cpu_engine(streams)
+        return streams.engine
+
+    def _hypotheses(self, streams: Streams, rows: Sequence[int], n_best: int, *, final: bool) -> list[R]:
+        if len(rows) == 0:
+            return []
+        engine = streams.engine or self._cpu_engine(streams)  # nothing pushed: any engine will do
+        return self._results(streams, engine, rows, n_best, final=final)
+
+
+def _check_open(streams: Streams) -> None:
+    if streams.closed:
+        raise ValueError("streams is closed, expected streams from open() that were not closed yet")

@@ -1,0 +1,109 @@
+"""Back-pointers of a running beam search, and the way back through them.
+
+Every frame writes one entry per hypothesis of the beam. Example, blank = 9, beam of 2, three frames;
+a new token is stored as ~label (-1 - label), a blank or a repeated label as it is:
+
+    frame      0          1          2
+    labels     ~4   9     9   4      ~4  ~7        ~4 is -5, ~7 is -8
+    parents     0   0     0   0       0   1
+
+Slot 0 of frame 2 came from slot 0 of frame 1 (a blank), that from slot 0 of frame 0 (token 4): the
+text is [4, 4], its tokens start in frames 0 and 2. Slot 1 reads [4, 7]; token 4 lasts two frames.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.jit import compiled
+
+
+class BackPointers(NamedTuple):
+    """Entries of a batch; 10 bytes per utterance, frame and hypothesis."""
+
+    labels: np.ndarray  # [B, T, K] int32; ~label for a new token
+    parents: np.ndarray  # [B, T, K] int16, slot of the hypothesis one frame earlier
+    log_probs: np.ndarray  # [B, T, K] float32, acoustic log-posterior of the label
+
+
+class Traces(NamedTuple):
+    """N paths of each of R utterances, each in the first `lengths` of T entries."""
+
+    lengths: np.ndarray  # [R, N] int32, tokens of the path
+    tokens: np.ndarray  # [R, N, T] int32
+    frames: np.ndarray  # [R, N, T] int32
+    repeats: np.ndarray  # [R, N, T] int32
+    confidence: np.ndarray  # [R, N, T] float32
+
+
+def new_back_pointers(batch: int, frames: int, beam_size: int) -> BackPointers:
+    shape = (batch, frames, beam_size)
+    return BackPointers(
+        np.empty(shape, np.int32), np.empty(shape, np.int16), np.empty(shape, np.float32)
+    )
+
+
+def grown(back_pointers: BackPointers, frames: int) -> BackPointers:
+    """Back-pointers with room for `frames` frames, at least doubled, holding what the old one held."""
+    batch, capacity, beam_size = back_pointers.labels.shape
+    if frames <= capacity:
+        return back_pointers
+    larger = new_back_pointers(batch, max(frames, 2 * capacity), beam_size)
+    for new, old in zip(larger, back_pointers, strict=True):
+        new[:, :capacity] = old
+    return larger
+
+
+def new_traces(rows: int, n_best: int, frames: int) -> Traces:
+    shape = (rows, n_best, frames)
+    tokens, starts, repeats = (np.empty(shape, np.int32) for _ in range(3))
+    lengths = np.zeros((rows, n_best), np.int32)
+    return Traces(lengths, tokens, starts, repeats, np.empty(shape, np.float32))
+
+
+@compiled
+def trace_back(back_pointers, b, num_frames, slot, blank_id, traces, r, n):
+    """Fill traces[r, n] with the path of utterance b that ends in `slot` after `num_frames` frames."""
+    tokens, frames = traces.tokens[r, n], traces.frames[r, n]
+    repeats, confidence = traces.repeats[r, n], traces.confidence[r, n]
+    count = 0
+    run = 0  # frames that repeat the next token on the way back
+    run_probability = 0.0
+    for t in range(num_frames - 1, -1, -1):
+        entry = back_pointers.labels[b, t, slot]
+        probability = np.exp(np.float64(back_pointers.log_probs[b, t, slot]))
+        slot = back_pointers.parents[b, t, slot]
+        if entry == blank_id:
+            run, run_probability = 0, 0.0
+        elif entry >= 0:
+            run += 1
+            run_probability += probability
+        else:
+            tokens[count] = ~entry
+            frames[count] = t
+            repeats[count] = run + 1
+            confidence[count] = min(1.0, (run_probability + probability) / (run + 1))
+            count += 1
+            run, run_probability = 0, 0.0
+    traces.lengths[r, n] = count
+    for values in (tokens, frames, repeats):
+        _reverse(values, count)
+    _reverse(confidence, count)
+
+
+@compiled
+def _reverse(values, count):
+    for i in range(count // 2):
+        values[i], values[count - 1 - i] = values[count - 1 - i], values[i]
+
+
+@compiled
+def trace_alignment(back_pointers, b, num_frames, slot, labels, log_probs):
+    """Fill labels[:num_frames] and log_probs[:num_frames] with what the path emits in every frame."""
+    for t in range(num_frames - 1, -1, -1):
+        entry = back_pointers.labels[b, t, slot]
+        labels[t] = entry if entry >= 0 else ~entry
+        log_probs[t] = back_pointers.log_probs[b, t, slot]
+        slot = back_pointers.parents[b, t, slot]

@@ -1,0 +1,403 @@
+"""`CUDAEngine`: buffers and launches around `kernel.cu` and `finish.cu`. A batch is two launches.
+
+    advance   one block per utterance reads the frames of a chunk: the search
+    finish    one block per utterance puts results together: final weights, order, trace-back
+
+Nothing but results is copied to the host. A `push` waits for the device once, to say whether a frame was
+bad; `decode` waits for nothing but its results. In a steady state no memory is asked of the driver:
+torch's allocator hands out again what the batch before had. Work goes to torch's current stream; who
+pushes to the same streams from several CUDA streams must order them.
+
+**Inside a CUDA graph.** While torch captures, `push` must neither wait nor ask the driver for memory. So
+streams that are to be captured are opened with `capacity` and `device`; `lengths` is an integer tensor
+on that device and is checked there; beams are advanced in place, so that every replay reads the next
+chunk; and errors wait for `partial` or `close`: a stream with an error stands still until then. As
+always with graphs, push once before capturing (to other streams), so that kernels are compiled:
+
+    streams = decoder.open(8, capacity=2000, device="cuda")   # frames that a stream may have in total
+    with torch.cuda.graph(graph):
+        decoder.push(streams, log_probs, lengths)              # the caller fills both before a replay
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from nemo_gpu_decoding.cuda.launch import Tensor, as_records, runtime
+from nemo_gpu_decoding.fusion.batch import BatchFusion
+from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton, on_device, upload
+from nemo_gpu_decoding.search.decoder import Streams
+from nemo_gpu_decoding.search.flexctc_beam import records
+from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces
+from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
+from nemo_gpu_decoding.search.flexctc_beam.finish import Found
+from nemo_gpu_decoding.search.flexctc_beam.records import HYPOTHESIS, PROGRESS, ListSizes, SearchParams
+from nemo_gpu_decoding.search.inputs import as_float32, checked_lengths, raise_bad_frame
+
+THREADS = 256  # per block of `advance`
+FINISH_THREADS = 128
+MAX_LABELS = 4096  # columns that are scanned together; 4 bytes each
+MAX_PAIRS = 1024  # (label, hypothesis) pairs that are tested together; 4 bytes each
+TILE_BYTES = 16 * 1024  # of the back-pointers that `finish` walks through
+
+
+def why_not(beam_size: int, columns: int, device: torch.device) -> str | None:
+    """None if the kernels can search with such a beam on `device`, else why not, in one line."""
+    if 2 * beam_size * columns > 2**32:
+        return f"2 x beam {beam_size} x {columns} columns exceed the 2^32 that kernels can number"
+    try:
+        list_sizes(beam_size, columns, 2, runtime().shared_bytes(device))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def list_sizes(beam_size: int, columns: int, item_bytes: int, most_shared: int) -> tuple[ListSizes, int]:
+    """Sizes for rows of `columns` numbers of `item_bytes`, within `most_shared` bytes of shared memory.
+
+    Returns:
+        them, and the bytes of a row in shared memory; 0: rows do not fit and are read where they lie.
+
+    Raises:
+        ValueError: there are none.
+    """
+    sizes = ListSizes(2 * beam_size + THREADS, min(columns, MAX_LABELS), MAX_PAIRS)
+    in_shared = -(-columns * item_bytes // 16) * 16 + 16  # RowFetch::buffer_bytes
+    for row_bytes in (in_shared, 0):
+        needed = shared_bytes(beam_size, sizes, row_bytes)
+        if needed <= most_shared:
+            return sizes, row_bytes
+    raise ValueError(
+        f"a beam of {beam_size} needs {needed} bytes of shared memory per block of threads, "
+        f"of which there are {most_shared}"
+    )
+
+
+def shared_bytes(beam_size: int, sizes: ListSizes, row_bytes: int) -> int:
+    """Dynamic shared memory of a block of `advance`; the order is that of `Workspace` in frame.cuh."""
+    key = 8
+    lists = (sizes.candidates + beam_size) * (records.CANDIDATE_ITEM.itemsize + key)
+    beams = beam_size * (2 * HYPOTHESIS.itemsize + records.KEPT_TEXT.itemsize)
+    numbers = 4 * (sizes.labels + sizes.pairs + 3 * beam_size)
+    return -(-(records.COUNTERS.itemsize + lists + beams + numbers) // 16) * 16 + 2 * row_bytes
+
+
+def finish_sizes(beam_size: int, most_shared: int) -> tuple[int, int]:
+    """Frames of a tile and bytes of shared memory for a launch of `finish`."""
+    per_frame = beam_size * (4 + 4 + 2)
+    hypotheses = beam_size * (HYPOTHESIS.itemsize + 3 * 4)
+    tile_frames = max(1, min(TILE_BYTES, most_shared - hypotheses) // per_frame)
+    return tile_frames, hypotheses + tile_frames * per_frame
+
+
+class CUDAEngine:
+    """See `engine.Engine`. Tensors of any device are taken; the search runs on one.
+
+    Args:
+        config, params: what all streams are decoded with.
+        streams: their fusion, and the frames to make room for at once; more is made as they come,
+            except inside graphs.
+        device: of the first log-probs; on the CPU: the current GPU is taken.
+    """
+
+    def __init__(
+        self, config: FlexCTCConfig, params: SearchParams, streams: Streams, device: torch.device
+    ) -> None:
+        n, beam_size = len(streams), config.beam_size
+        self.device = runtime().device_for(device)
+        if _is_capturing(self.device):
+            raise ValueError(
+                "streams were opened without device, expected open(n, capacity=..., device=...) for "
+                "streams that are pushed to while a CUDA graph is captured"
+            )
+        self._n, self._config, self._params = n, config, params
+        self._lm = on_device(streams.fusion.lm, self.device)
+        self._boosting = _trees_on_device(streams.fusion, self.device)
+        utterances = as_records(_utterances(streams.fusion))
+        self._utterances = utterances.to(self.device, non_blocking=True)
+        self._beams = self._empty(n, beam_size, HYPOTHESIS.itemsize, dtype=torch.uint8)
+        self._progress = torch.zeros(n, PROGRESS.itemsize, dtype=torch.uint8, device=self.device)
+        self._frames = np.zeros(n, np.int64)  # read before the last `push` that waited
+        self._most_frames = 0  # no utterance has read more
+        self._capacity = 0
+        self._back_pointers: dict[str, torch.Tensor] = {}
+        self._grow(streams.capacity)
+        self._captured = False  # a graph knows the addresses of our buffers
+        self._deferred: tuple[torch.Tensor, torch.Tensor] | None = None  # log-probs and lengths
+
+    def takes(self, lengths: torch.Tensor) -> bool:
+        is_integer = lengths.dtype in (torch.int32, torch.int64)
+        return lengths.device == self.device and lengths.ndim == 1 and is_integer
+
+    def push(
+        self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False
+    ) -> None:
+        capturing = _is_capturing(self.device)
+        if capturing:
+            self._check_capturable(log_probs, lengths)
+        elif not self._captured:
+            self._grow_for(lengths, log_probs.shape[1])
+        values = self._as_read(log_probs)
+        counts = lengths if isinstance(lengths, torch.Tensor) else torch.from_numpy(lengths)
+        counts = counts.to(self.device, torch.int64, non_blocking=True).contiguous()
+        in_place = capturing or deferred
+        beams, progress = self._beams, self._progress
+        if not in_place:
+            beams, progress = torch.empty_like(beams), torch.empty_like(progress)
+        self._launch_advance(values, counts, beams, progress)
+        if capturing:
+            self._captured = True
+        elif deferred:
+            self._deferred = (values, counts)
+        else:
+            reached = progress.cpu().numpy().view(PROGRESS)[:, 0]
+            self._raise_errors(range(self._n), reached, values, counts)
+            self._beams, self._progress, self._frames = beams, progress, reached["frames"].copy()
+            self._most_frames = int(self._frames.max())
+
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> Found:
+        most = self._capacity if self._captured else self._most_frames
+        shape = (len(rows), n_best, most)
+        results = _DeviceResults(*shape, self._config.alignments, self.device)
+        asked = torch.tensor(list(rows), dtype=torch.int32, device=self.device)
+        self._launch_finish(results, asked, shape, final)
+        found, reached = results.to_host(np.array(rows, np.int64))
+        self._raise_errors(rows, reached, *(self._deferred or (None, None)))
+        return found
+
+    # ---------------------------------------------------------------------------------- launches
+
+    def _launch_advance(
+        self, values: torch.Tensor, lengths: torch.Tensor, beams: torch.Tensor, progress: torch.Tensor
+    ) -> None:
+        n, frames, columns = values.shape
+        beam_size, most_shared = self._config.beam_size, runtime().shared_bytes(self.device)
+        sizes, row_bytes = list_sizes(beam_size, columns, values.element_size(), most_shared)
+        defines: dict[str, int | str] = {
+            "LOG_PROB": records.LOG_PROB_TYPES[values.dtype],
+            "PREFIX": int(self._params.merge == records.MERGE_PREFIX),
+        }
+        runtime().load("search/flexctc_beam/kernel.cu", self.device, defines).launch(
+            records.ADVANCE,
+            grid=n,
+            block=THREADS,
+            shared_bytes=shared_bytes(beam_size, sizes, row_bytes),
+            log_probs=values,
+            lengths=lengths,
+            utterances=self._utterances,
+            beams=self._beams,
+            progress=self._progress,
+            next_beams=beams,
+            next_progress=progress,
+            **self._back_pointers,
+            lm_states=self._lm.states,
+            lm_arcs=self._lm.arcs,
+            boosting_states=self._boosting.states,
+            boosting_arcs=self._boosting.arcs,
+            params=self._params,
+            sizes=sizes,
+            frames=frames,
+            capacity=self._capacity,
+            beam_size=beam_size,
+            row_bytes=row_bytes,
+        )
+
+    def _launch_finish(
+        self, results: _DeviceResults, rows: torch.Tensor, shape: tuple[int, int, int], final: bool
+    ) -> None:
+        beam_size, most_shared = self._config.beam_size, runtime().shared_bytes(self.device)
+        tile_frames, needed = finish_sizes(beam_size, most_shared)
+        runtime().load("search/flexctc_beam/finish.cu", self.device).launch(
+            records.FINISH,
+            grid=shape[0],
+            block=FINISH_THREADS,
+            shared_bytes=needed,
+            rows=rows,
+            utterances=self._utterances,
+            beams=self._beams,
+            progress=self._progress,
+            **self._back_pointers,
+            lm_states=self._lm.states,
+            boosting_states=self._boosting.states,
+            **results.arrays,
+            params=self._params,
+            capacity=self._capacity,
+            beam_size=beam_size,
+            n_best=shape[1],
+            max_tokens=shape[2],
+            final=final,
+            tile_frames=tile_frames,
+        )
+
+    # ----------------------------------------------------------------------------------- buffers
+
+    def _as_read(self, log_probs: torch.Tensor) -> torch.Tensor:
+        """The log-probs in a form that the kernel reads; as they are, if possible."""
+        dtype = log_probs.dtype if log_probs.dtype in records.LOG_PROB_TYPES else torch.float32
+        return log_probs.detach().to(self.device, dtype, non_blocking=True).contiguous()
+
+    def _grow_for(self, lengths: np.ndarray | torch.Tensor, frames: int) -> None:
+        """Let the back-pointers hold what this chunk may bring, without waiting for the device."""
+        if isinstance(lengths, torch.Tensor):
+            self._most_frames += frames
+        else:
+            self._most_frames = max(self._most_frames, int((self._frames + lengths).max()))
+        if self._most_frames > self._capacity:
+            self._grow(max(self._most_frames, 2 * self._capacity))
+
+    def _grow(self, capacity: int) -> None:
+        old = self._back_pointers
+        self._back_pointers = {
+            name: self._empty(self._n, capacity, self._config.beam_size, dtype=tensor.layout.dtypes[0])
+            for name, tensor in records.BACK_POINTER_ARRAYS.items()
+        }
+        for name, values in old.items():
+            self._back_pointers[name][:, : self._capacity] = values
+        self._capacity = capacity
+
+    def _empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    # ------------------------------------------------------------------------------------ errors
+
+    def _check_capturable(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor) -> None:
+        if not isinstance(lengths, torch.Tensor):
+            raise ValueError(
+                "lengths came from the host while a CUDA graph is captured, "
+                f"expected an integer tensor on {self.device}"
+            )
+        if log_probs.device != self.device:
+            raise ValueError(
+                f"log_probs is on {log_probs.device} while a CUDA graph is captured, "
+                f"expected {self.device}"
+            )
+
+    def _raise_errors(
+        self,
+        rows: Sequence[int],
+        reached: np.ndarray,
+        values: torch.Tensor | None,
+        lengths: torch.Tensor | None,
+    ) -> None:
+        """Raise what the first utterance with a status other than 0 met.
+
+        Args:
+            reached: PROGRESS of the utterances `rows`.
+            values, lengths: of the push that met it, if it is known.
+        """
+        bad = np.flatnonzero(reached["status"])
+        if len(bad) == 0:
+            return
+        b, status = int(rows[bad[0]]), int(reached["status"][bad[0]])
+        frame = int(reached["frames"][bad[0]])
+        if values is None or lengths is None or self._captured:
+            raise ValueError(_met_in_a_graph(b, status, frame, self._capacity))
+        if status == records.BAD_LENGTH:
+            checked_lengths(lengths, self._n, values.shape[1])
+        raise_bad_frame(as_float32(values), b, frame - int(self._frames[b]))
+
+
+def _met_in_a_graph(b: int, status: int, frame: int, capacity: int) -> str:
+    """What is wrong with stream b, when its input is no longer there to be looked at."""
+    return {
+        records.BAD_INPUT: f"log_probs of stream {b} held NaN or +inf in frame {frame}, counted from "
+        "the stream's first: valid frames must hold neither",
+        records.NO_LABEL_POSSIBLE: f"log_probs of stream {b} left no label possible in frame {frame}, "
+        "counted from the stream's first",
+        records.BAD_LENGTH: f"lengths[{b}] was below 0 or beyond T of log_probs after frame {frame}",
+        records.BACK_POINTERS_FULL: f"stream {b} got more than the {capacity} frames (capacity) it "
+        f"was opened for, after frame {frame}",
+    }[status]
+
+
+def _utterances(fusion: BatchFusion) -> np.ndarray:
+    arrays = fusion.arrays
+    utterances = np.zeros(len(fusion), records.UTTERANCE)
+    utterances["lm_start"], utterances["boosting_start"] = arrays.lm_starts, arrays.boosting_starts
+    utterances["lm_weight"] = arrays.lm_weights
+    utterances["boosting_weight"] = arrays.boosting_weights
+    return utterances
+
+
+def _trees_on_device(fusion: BatchFusion, device: torch.device) -> DeviceAutomaton:
+    """One tree for all is uploaded once and for all; several are joined and uploaded for this batch."""
+    if len(fusion.trees) == 1:
+        return on_device(fusion.trees[0], device)
+    return upload(fusion.arrays.boosting, device)
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+class _DeviceResults:
+    """The written arguments of `finish`: many arrays in one piece of memory, copied to the host at once.
+
+    Args:
+        rows, n_best, frames: R utterances, N paths of each, of up to T frames.
+    """
+
+    def __init__(
+        self, rows: int, n_best: int, frames: int, alignments: bool, device: torch.device
+    ) -> None:
+        sizes = {"R": rows, "N": n_best, "T": frames}
+        self.arrays: dict[str, torch.Tensor | None] = dict.fromkeys(_RESULTS)
+        self._slices: dict[str, tuple[slice, np.dtype, tuple[int, ...]]] = {}
+        end = 0
+        for name, tensor in _RESULTS.items():
+            if not tensor.optional or alignments:
+                dtype = _numpy_type(tensor)
+                shape = tuple(sizes[str(axis)] for axis in tensor.shape)
+                begin, end = end, end + math.prod(shape) * dtype.itemsize
+                self._slices[name] = slice(begin, end), dtype, shape
+        self._bytes = torch.empty(end, dtype=torch.uint8, device=device)
+        for name, (part, _, shape) in self._slices.items():
+            (dtype,) = _RESULTS[name].layout.dtypes
+            record = _RESULTS[name].layout.record_bytes
+            self.arrays[name] = self._bytes[part].view(dtype).view(*shape, *([record] * bool(record)))
+
+    def to_host(self, rows: np.ndarray) -> tuple[Found, np.ndarray]:
+        """Wait for the results, which are those of `rows`; also returns `reached`, [R] PROGRESS."""
+        host = self._copied().numpy()
+        got = {
+            name: host[part].view(dtype).reshape(shape)
+            for name, (part, dtype, shape) in self._slices.items()
+        }
+        reached = got["reached"]
+        found = Found(
+            rows,
+            reached["frames"],
+            got["order"],
+            got["scores"],
+            got["without_final"].astype(bool),
+            Traces(*(got[name] for name in Traces._fields)),
+            got.get("alignment"),
+            got.get("alignment_log_probs"),
+        )
+        return found, reached
+
+    def _copied(self) -> torch.Tensor:
+        if self._bytes.device.type != "cuda":
+            return self._bytes
+        host = torch.empty(self._bytes.shape, dtype=torch.uint8, pin_memory=True)
+        host.copy_(self._bytes, non_blocking=True)
+        torch.cuda.current_stream(self._bytes.device).synchronize()
+        return host
+
+
+_RESULTS = {
+    name: tensor
+    for name, tensor in records.FINISH.parameters.items()
+    if isinstance(tensor, Tensor) and tensor.shape[0] == "R" and tensor.written
+}
+
+
+def _numpy_type(tensor: Tensor) -> np.dtype:
+    if isinstance(tensor.dtype, np.dtype):
+        return tensor.dtype
+    (dtype,) = tensor.layout.dtypes
+    return torch.empty(0, dtype=dtype).numpy().dtype

@@ -1,0 +1,180 @@
+"""Records and kernel arguments of flexctc_beam; `records.cuh` is printed from here."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor
+from nemo_gpu_decoding.cuda.records import dtype_of
+from nemo_gpu_decoding.fusion.automaton import ARC, STATE
+
+MERGE_MAX, MERGE_SUM, MERGE_PREFIX = 0, 1, 2  # `Merge` of beam.cuh
+MERGE = {"max": MERGE_MAX, "sum": MERGE_SUM, "prefix": MERGE_PREFIX}
+NO_LABEL = -1
+
+# Why a search stands still; `Status` of beam.cuh.
+BAD_INPUT, NO_LABEL_POSSIBLE, BAD_LENGTH, BACK_POINTERS_FULL = -1, -2, -3, -4
+
+# The types of log-probs that the kernel reads as they are, and their names in CUDA C++.
+LOG_PROB_TYPES = {torch.float32: "float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
+
+# One hypothesis of the beam; a batch is an array [B, K] of them. Scores are natural log.
+HYPOTHESIS = np.dtype(
+    [
+        ("score", np.float32),
+        ("last_label", np.int32),  # of the last frame (max, sum) or last token (prefix); or NO_LABEL
+        ("text_hash", np.uint64),
+        ("length", np.int32),  # tokens so far
+        ("lm_state", np.int32),
+        ("boosting_state", np.int32),
+        # what LM and boosting can add to the next token at most, weighted
+        ("lm_bound", np.float32),
+        ("boosting_bound", np.float32),
+        # merge=prefix only: the probability of the text, split by what its alignments end in
+        ("blank_score", np.float32),
+        ("token_score", np.float32),
+        ("parent_hash", np.uint64),  # of the text without its last token
+    ],
+    align=True,
+)
+
+
+class SearchParams(NamedTuple):
+    """Options of a batch; LM and boosting of each utterance are an `UtteranceFusion`."""
+
+    blank_id: int
+    vocab_size: int  # V
+    merge: int
+    beam_beta: np.float32
+    threshold: np.float32
+
+
+SEARCH_PARAMS = dtype_of(SearchParams)
+
+# ------------------------------------------------------------------------------------ for kernels
+
+# LM and boosting of an utterance, from its first frame to its last.
+UTTERANCE = np.dtype(
+    [
+        ("lm_start", np.int32),  # states before the first token
+        ("boosting_start", np.int32),
+        ("lm_weight", np.float32),  # 0: no LM
+        ("boosting_weight", np.float32),
+    ]
+)
+# How far an utterance has come. All zeros: nothing read yet.
+PROGRESS = np.dtype(
+    [
+        ("size", np.int32),  # hypotheses in the beam; what the beam holds counts from frame 1 on
+        ("status", np.int32),  # 0, or why the search stands still
+        ("frames", np.int64),  # frames read
+    ]
+)
+# A candidate without its score, which is in its key.
+CANDIDATE_ITEM = np.dtype(
+    [
+        ("parent", np.int32),  # slot in the beam
+        ("label", np.int32),  # ~label for a new token, as in `BackPointers`
+        # or ~k: the text of hypothesis k stays as it is, whichever alignment led to it (merge=prefix)
+        ("lm_state", np.int32),
+        ("boosting_state", np.int32),
+    ],
+    metadata={"align": 16},
+)
+# What the threads of a block count together.
+COUNTERS = np.dtype(
+    [
+        ("best_key", np.uint64),  # of the candidates seen by `keep_best` and `note_best`; 0: none
+        ("kth_key", np.uint64),  # the K-th best of them; 0: there are fewer
+        ("num_candidates", np.int32),
+        ("num_labels", np.int32),
+        ("num_pairs", np.int32),
+        ("beam_size", np.int32),  # live hypotheses
+        ("best_new_score", np.uint32),  # ordered bits of what a label of log-prob 0 could score at best
+        ("unused", np.int32, 3),
+    ],
+    metadata={"align": 16},
+)
+# merge=prefix: a text that stays as it is, by a blank or by its last token.
+KEPT_TEXT = np.dtype([("blank_score", np.float32), ("token_score", np.float32)])
+
+
+class ListSizes(NamedTuple):
+    """Entries of the lists in shared memory; results do not depend on them."""
+
+    candidates: int  # at least 2 K + threads of the block
+    labels: int  # columns that are scanned together
+    pairs: int  # (label, hypothesis) pairs that are tested together
+
+
+LIST_SIZES = dtype_of(ListSizes)
+
+_BACK_POINTERS = {
+    "labels": Tensor(torch.int32, ("B", "capacity", "K"), written=True),
+    "parents": Tensor(torch.int16, ("B", "capacity", "K"), written=True),
+    "log_probs": Tensor(torch.float32, ("B", "capacity", "K"), written=True),
+}
+BACK_POINTER_ARRAYS = {f"back_pointer_{name}": tensor for name, tensor in _BACK_POINTERS.items()}
+
+# Reads lengths[b] frames of every utterance b.
+ADVANCE = Signature(
+    "advance",
+    {
+        "log_probs": Tensor(tuple(LOG_PROB_TYPES), ("B", "T", "V+1")),
+        "lengths": Tensor(torch.int64, ("B",)),
+        "utterances": Tensor(UTTERANCE, ("B",)),
+        "beams": Tensor(HYPOTHESIS, ("B", "K")),
+        "progress": Tensor(PROGRESS, ("B",)),
+        "next_beams": Tensor(HYPOTHESIS, ("B", "K"), written=True),
+        "next_progress": Tensor(PROGRESS, ("B",), written=True),
+        **BACK_POINTER_ARRAYS,
+        "lm_states": Tensor(STATE, ("S",)),
+        "lm_arcs": Tensor(ARC, ("A",)),
+        "boosting_states": Tensor(STATE, ("S'",)),
+        "boosting_arcs": Tensor(ARC, ("A'",)),
+        "params": Scalar(SEARCH_PARAMS),
+        "sizes": Scalar(LIST_SIZES),
+        "frames": Scalar(np.int32),  # T
+        "capacity": Scalar(np.int32),  # frames of the back-pointers
+        "beam_size": Scalar(np.int32),  # K
+        "row_bytes": Scalar(np.int32),  # of a row in shared memory; 0: rows are read where they lie
+    },
+    in_one_struct=True,
+)
+
+# Puts together the N best hypotheses of R utterances, of up to T tokens each.
+FINISH = Signature(
+    "finish",
+    {
+        "rows": Tensor(torch.int32, ("R",)),  # numbers of the utterances
+        "utterances": Tensor(UTTERANCE, ("B",)),
+        "beams": Tensor(HYPOTHESIS, ("B", "K")),
+        "progress": Tensor(PROGRESS, ("B",)),
+        **BACK_POINTER_ARRAYS,
+        "lm_states": Tensor(STATE, ("S",)),
+        "boosting_states": Tensor(STATE, ("S'",)),
+        "reached": Tensor(PROGRESS, ("R",), written=True),  # a copy, so that all results lie together
+        # 1: the LM forbids the end everywhere, so final weights were left out
+        "without_final": Tensor(torch.int32, ("R",), written=True),
+        "order": Tensor(torch.int32, ("R", "N"), written=True),  # slots, best first; -1: fewer
+        "scores": Tensor(torch.float32, ("R", "N"), written=True),
+        "lengths": Tensor(torch.int32, ("R", "N"), written=True),  # tokens of each path
+        "tokens": Tensor(torch.int32, ("R", "N", "T"), written=True),
+        "frames": Tensor(torch.int32, ("R", "N", "T"), written=True),
+        "repeats": Tensor(torch.int32, ("R", "N", "T"), written=True),
+        "confidence": Tensor(torch.float32, ("R", "N", "T"), written=True),
+        "alignment": Tensor(torch.int32, ("R", "N", "T"), written=True, optional=True),
+        "alignment_log_probs": Tensor(torch.float32, ("R", "N", "T"), written=True, optional=True),
+        "params": Scalar(SEARCH_PARAMS),
+        "capacity": Scalar(np.int32),
+        "beam_size": Scalar(np.int32),
+        "n_best": Scalar(np.int32),  # N
+        "max_tokens": Scalar(np.int32),  # T
+        "final": Scalar(np.bool_),
+        "tile_frames": Scalar(np.int32),  # of the back-pointers in shared memory at a time
+    },
+    in_one_struct=True,
+)

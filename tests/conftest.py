@@ -1,0 +1,25 @@
+"""Which tests run, and how those of a whole run are shared among processes (`-n 2 --dist loadgroup`)."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file stays in one process, which keeps its models; the contract is divided by strategies.
+
+    Checks of the contract that a table has no subject for are no tests.
+    """
+    items[:] = [item for item in items if not _without_subject(item)]
+    for item in items:
+        name = str(item.path)
+        case = getattr(item, "callspec", None)
+        if case is not None and isinstance(case.params.get("case"), tuple):
+            subject, _ = case.params["case"]
+            name += f" {type(subject).__name__} {subject.backend}"
+        item.add_marker(pytest.mark.xdist_group(name))
+
+
+def _without_subject(item: pytest.Item) -> bool:
+    case = getattr(item, "callspec", None)
+    return case is not None and "case" in case.params and not isinstance(case.params["case"], tuple)

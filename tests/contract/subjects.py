@@ -1,0 +1,184 @@
+"""The table of decoders that keep the contract, on each backend."""
+
+from __future__ import annotations
+
+import torch
+
+from nemo_gpu_decoding import (
+    AESConfig,
+    AESPlusPlus,
+    ALSDConfig,
+    ALSDPlusPlus,
+    FlexCTCBeam,
+    FlexCTCConfig,
+    Request,
+    build_word_boosting,
+)
+from tests.contract.subject import VOCAB, LogProbs, Subject, TokenFusion, WordGraph
+from tests.search.transducer.table_networks import WIDTH, TableNetworks, random_frames
+
+SEARCH = "nemo_gpu_decoding.search"
+KINDS = {"rnnt": (), "tdt": (0, 1, 2, 4)}
+
+
+class FlexCTC(LogProbs, TokenFusion):
+    """The variants are the modes of `merge`."""
+
+    variants = ("max", "sum", "prefix")
+    most_partial, n_best = 8, 4
+    insertion = 0.3
+
+    def small_sizes(self):
+        return {f"{SEARCH}.flexctc_beam.cuda_engine": {"THREADS": 32, "FINISH_THREADS": 32}}
+
+    def make(self, vocab_size, blank_id, fusion=None, **options):
+        config = FlexCTCConfig(backend=self.backend, **options)
+        return FlexCTCBeam(vocab_size, blank_id, config, fusion)
+
+    def with_fusion(self, variant, fusion, *, blank_id=VOCAB, **options):
+        options = {"beam_size": 8, "n_best": self.n_best, "beam_beta": self.insertion, **options}
+        return self.make(VOCAB, blank_id, fusion, merge=variant, **options)
+
+
+class Transducer(TokenFusion):
+    """The variants are the kinds of models.
+
+    The networks are tables whose output for a row is exact, so that results are compared to the bit.
+    """
+
+    decoder, config = ALSDPlusPlus, ALSDConfig
+    variants = tuple(KINDS)
+    emulated_variants = ("tdt",)  # tests of the kernels have both
+    argument, axes = "encoder_output", "[B, T, D]"
+    width = WIDTH
+    forbidden = (float("nan"), float("inf"), -float("inf"))
+    most_partial, n_best = 6, 4
+    calls_per_thread = 3
+    lm_scores_the_end = False
+
+    def make(self, networks, fusion=None, **options):
+        return self.decoder(networks, self.config(backend=self.backend, **options), fusion)
+
+    def with_fusion(self, variant, fusion, **options):
+        options = {"beam_size": 6, "n_best": self.n_best, "alignments": True, **options}
+        return self.make(self.networks_of(variant), fusion, **options)
+
+    def networks_of(self, variant: str) -> TableNetworks:
+        return TableNetworks(VOCAB, KINDS[variant], seed=4)
+
+    def random_inputs(self, batch, frames, *, seed):
+        return random_frames(batch, frames, seed=seed)
+
+    def blank_only(self, variant):
+        networks = self.networks_of(variant)
+        networks.bias[VOCAB] = 100.0
+        return self.make(networks, beam_size=4), random_frames(1, 20, seed=3)
+
+    def without_preference(self, variant):
+        """Networks whose output is 0 for everything."""
+        networks = TableNetworks(VOCAB, KINDS[variant], sharpness=0.0, blank_bias=0.0)
+        decoder = self.make(networks, beam_size=6, n_best=self.n_best, alignments=True)
+        return decoder, torch.zeros(3, 6, self.width)
+
+    def least_n_best(self, frames):
+        return 2 if frames > 0 else 1
+
+    def rating(self, path):
+        return path.score / (len(path) + 1)
+
+    def small_sizes(self):
+        threads = ("EXPAND_THREADS", "MERGE_THREADS", "MOVE_THREADS")
+        return {f"{SEARCH}.transducer.launch_shape": dict.fromkeys(threads, 32)}
+
+    def threads_for_little_work(self, monkeypatch):
+        monkeypatch.setattr(f"{SEARCH}.transducer.loop.WORK_PER_THREAD", 0)
+
+    def wrong_width(self, width):
+        return rf"encoder_output has shape \(2, 5, {width}\), expected \[B, T, {WIDTH}\]"
+
+
+class AES(Transducer):
+    decoder, config = AESPlusPlus, AESConfig
+
+
+class CudaWFSTSubject(WordGraph):
+    width = 6
+
+    def small_sizes(self):
+        return {f"{SEARCH}.cuda_wfst.launch_shape": {"THREADS": 32, "WAYS": 128, "LEAST_GROUPS": 64}}
+
+    def make(self, **options):
+        from tests.search.cuda_wfst.models import make, toy_graph
+
+        return make(toy_graph(0), **self._options(options))
+
+    def request(self):
+        from tests.search.cuda_wfst.models import toy_graph
+
+        boosting = build_word_boosting({"cab": 4.0, "a bb": 3.0}, toy_graph(0))
+        return Request(boosting=boosting, boosting_weight=1.5, lm_weight=0.3)
+
+    def _options(self, options):
+        defaults = {"max_active": 200} if self.backend == "cuda" else {}
+        return {"n_best": self.n_best, "backend": self.backend, **defaults, **options}
+
+
+class Lattices(CudaWFSTSubject):
+    variants = ("normal",)
+    n_best = 3
+
+
+class PagedBigLMSubject(CudaWFSTSubject):
+    """Lazy composition; with LMs of which neither is part of the other."""
+
+    emulated_variants = ("normal",)  # tests of the kernel have all
+
+    def small_sizes(self):
+        lists = {f"{SEARCH}.paged_biglm.launch_shape": {"ERRANDS": 64, "ANSWERS": 96}}
+        return super().small_sizes() | lists
+
+    def lms(self):
+        from tests.search.paged_biglm.models import random_lm
+
+        return random_lm(0), random_lm(10, keep=0.7)
+
+    def make(self, **options):
+        from tests.search.paged_biglm.models import make
+
+        return make(*self.lms(), **self._options(options))
+
+    def request(self):
+        boosting = build_word_boosting({"cab": 4.0, "a bb": 3.0}, self.lms()[0].graph)
+        return Request(boosting=boosting, boosting_weight=1.5, lm_weight=0.3)
+
+
+class Eager(PagedBigLMSubject):
+    def make(self, **options):
+        return super().make(composition="eager", **options)
+
+
+class DifferenceAutomaton(PagedBigLMSubject):
+    """A small LM that is part of the large one, both in one automaton."""
+
+    n_best = 3
+
+    def lms(self):
+        from tests.search.paged_biglm.models import nested_pair
+
+        return nested_pair(0)
+
+    def make(self, **options):
+        return super().make(difference="always", **options)
+
+
+# name, class, backends
+TABLE: list[tuple[str, type[Subject], tuple[str, ...]]] = [
+    ("flexctc_beam", FlexCTC, ("cpu", "cuda")),
+    ("alsd_pp", Transducer, ("cpu", "cuda")),
+    ("aes_pp", AES, ("cpu", "cuda")),
+    ("cuda_wfst", CudaWFSTSubject, ("cpu", "cuda")),
+    ("cuda_wfst lattices", Lattices, ("cpu",)),
+    ("paged_biglm", PagedBigLMSubject, ("cpu", "cuda")),
+    ("paged_biglm eager", Eager, ("cpu",)),
+    ("paged_biglm difference", DifferenceAutomaton, ("cpu",)),
+]

@@ -1,0 +1,671 @@
+"""What every decoder keeps, whatever its strategy and its backend; `subjects.py` is the table of them.
+
+A strategy of another folder runs all of it by a test file with a table of its own:
+
+    from tests.contract.test_contract import *
+
+    TABLE = [("name", ASubject, ("cpu",))]
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_gpu_decoding.cuda.launch import use_runtime
+from nemo_gpu_decoding.fusion.automaton import empty_automaton
+from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.search.decoder import Decoder
+from tests.contract.facts import all_facts, facts
+from tests.contract.subject import (
+    BATCH,
+    LENGTHS,
+    VOCAB,
+    LogProbs,
+    Subject,
+    TokenFusion,
+    WordGraph,
+)
+from tests.contract.subjects import TABLE, FlexCTC, Transducer  # noqa: F401 (read by name)
+from tests.cuda_emulator.build import why_no_compiler
+from tests.cuda_emulator.fixtures import new_runtime
+from tests.random_models import random_boosting, random_lm, random_log_probs
+from tests.search.transducer.table_networks import WIDTH, TableNetworks, random_frames
+
+# (class, backend, variant) -> what the whole batch gives; kernels take their time in the emulator
+_EXPECTED: dict[tuple[type, str, str], list[Any]] = {}
+
+
+def of(family: type[Subject]) -> Any:
+    """A check of the subjects of one family."""
+
+    def marked(test: Any) -> Any:
+        test.family = family
+        return test
+
+    return marked
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test with all subjects of its module's table, and with their variants if it asks for one."""
+    if "subject" not in metafunc.fixturenames:
+        return
+    cases, ids = [], []
+    for name, kind, backends in metafunc.module.TABLE:
+        if not issubclass(kind, getattr(metafunc.function, "family", Subject)):
+            continue
+        for backend in backends:
+            subject = kind(backend)
+            variants = subject.emulated_variants if backend == "cuda" else None
+            variants = variants or subject.variants
+            for variant in variants if "variant" in metafunc.fixturenames else variants[:1]:
+                cases.append((subject, variant))
+                ids.append(f"{name}-{backend}-{variant}")
+    metafunc.parametrize("case", cases, ids=ids)
+
+
+@pytest.fixture
+def subject(case, request, monkeypatch):
+    """The decoder under test; with the emulator in place of a GPU for CUDA kernels."""
+    subject, _ = case
+    if subject.backend != "cuda" or subject.device != "cpu":
+        yield subject
+        return
+    reason = why_no_compiler()
+    if reason:
+        pytest.skip(reason)
+    for module, sizes in subject.small_sizes().items():
+        for name, size in sizes.items():
+            monkeypatch.setattr(f"{module}.{name}", size)
+    with use_runtime(new_runtime(request)):
+        yield subject
+
+
+@pytest.fixture
+def variant(case):
+    return case[1]
+
+
+@pytest.fixture
+def decoder(subject, variant):
+    return subject.fused(variant)
+
+
+@pytest.fixture
+def inputs(subject):
+    return subject.inputs()
+
+
+@pytest.fixture
+def networks(subject, variant):
+    return subject.networks_of(variant)
+
+
+@pytest.fixture
+def expected(subject, variant, decoder, inputs):
+    """Facts of the whole batch; not always by this very decoder."""
+    key = type(subject), subject.backend + subject.device, variant
+    if key not in _EXPECTED:
+        _EXPECTED[key] = all_facts(decoder.decode(inputs, LENGTHS))
+    return _EXPECTED[key]
+
+
+def test_has_the_verbs_of_all_decoders(decoder):
+    assert isinstance(decoder, Decoder)
+    verbs = [
+        name for name in vars(Decoder) if not name.startswith("_") and callable(vars(Decoder)[name])
+    ]
+    assert verbs == ["decode", "open", "push", "partial", "close", "with_options"]
+
+
+# ------------------------------------------------------------------ invariances
+
+
+def test_batch_does_not_matter(subject, decoder, inputs, expected):
+    for b, length in enumerate(LENGTHS):
+        alone = decoder.decode(inputs[b : b + 1, :length], [length])
+        assert facts(alone[0]) == expected[b]
+
+
+def test_padding_is_never_read(subject, decoder, inputs, expected):
+    for poison in (float("nan"), float("inf"), 0.0, -1e30):
+        found = decoder.decode(subject.poisoned(inputs, poison), LENGTHS)
+        assert all_facts(found) == expected
+
+
+def test_order_does_not_matter(subject, decoder, inputs, expected):
+    order = [4, 2, 0, 5, 3, 1]
+    shuffled = decoder.decode(inputs[order], [LENGTHS[i] for i in order])
+    assert all_facts(shuffled) == [expected[i] for i in order]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_chunks_do_not_matter(subject, decoder, inputs, expected, seed):
+    rng = np.random.default_rng(seed)
+    streams = decoder.open(BATCH)
+    for chunk, sizes in subject.random_chunks(inputs, rng):
+        decoder.push(streams, chunk, sizes)
+        if rng.random() < 0.5:  # who looks changes nothing
+            decoder.partial(streams)
+    assert all_facts(decoder.close(streams)) == expected
+
+
+def test_threads_do_not_matter(subject, variant, inputs, expected, monkeypatch):
+    subject.threads_for_little_work(monkeypatch)
+    for threads in (1, 2, 5):
+        found = subject.fused(variant, threads=threads).decode(inputs, LENGTHS)
+        assert all_facts(found) == expected
+
+
+def test_callers_may_share_a_decoder(subject, decoder, inputs, expected):
+    seen, errors = [], []
+
+    def work():
+        try:
+            for _ in range(subject.calls_per_thread):
+                seen.append(all_facts(decoder.decode(inputs, LENGTHS)))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert seen == [expected] * 4 * subject.calls_per_thread
+
+
+def test_two_runs_agree(subject, decoder, inputs, expected):
+    assert [all_facts(decoder.decode(inputs, LENGTHS)) for _ in range(2)] == [expected] * 2
+
+
+def test_ties_are_broken_alike(subject, variant):
+    decoder, flat = subject.without_preference(variant)
+    alone = decoder.decode(flat[:1], [6])[0]
+    assert len(alone.best)
+    assert all_facts(decoder.decode(flat, [6, 6, 6])) == [facts(alone)] * 3
+
+
+# ------------------------------------------------------------------ results
+
+
+@pytest.mark.parametrize("requested", [False, True])
+def test_parts_add_up_to_the_score(subject, decoder, inputs, requested):
+    requests = [subject.request()] * BATCH if requested else None
+    for nbest in decoder.decode(inputs, LENGTHS, requests):
+        for path in nbest:
+            parts = path.parts
+            total = parts.acoustic + parts.lm + parts.boosting + parts.insertion
+            assert total == pytest.approx(path.score, abs=subject.tolerance)
+            assert parts.acoustic <= 1e-3
+            assert parts.insertion == pytest.approx(subject.insertion * len(path))
+
+
+def test_n_best_is_sorted_and_distinct(subject, decoder, inputs):
+    for nbest, length in zip(decoder.decode(inputs, LENGTHS), LENGTHS, strict=True):
+        ratings = [subject.rating(path) for path in nbest]
+        assert ratings == sorted(ratings, reverse=True)
+        assert len({subject.text(path) for path in nbest}) == len(nbest)
+        assert len(nbest) >= subject.least_n_best(length)
+        assert nbest.num_frames == length
+
+
+def test_times_and_confidence_are_plausible(subject, decoder, inputs):
+    for nbest, length in zip(decoder.decode(inputs, LENGTHS), LENGTHS, strict=True):
+        for path in nbest:
+            assert ((path.frames >= 0) & (path.frames < length)).all()
+            assert (np.diff(path.frames) >= 0).all()
+            assert (path.repeats >= 1).all()
+            assert ((path.token_confidence > 0) & (path.token_confidence <= 1)).all()
+            sizes = {len(path.tokens), len(path.frames), len(path.repeats), len(path)}
+            assert sizes == {len(path.token_confidence)}
+
+
+def test_partial_follows_the_stream(subject, decoder, inputs, expected):
+    streams, half = decoder.open(BATCH), np.minimum(LENGTHS, 12).tolist()
+    assert [(len(n.best), n.num_frames) for n in decoder.partial(streams)] == [(0, 0)] * BATCH
+    decoder.push(streams, inputs[:, :12], half)
+    early = decoder.partial(streams, n_best=subject.most_partial)
+    assert [nbest.num_frames for nbest in early] == half
+    assert all((path.frames < 12).all() for nbest in early for path in nbest)
+    assert all(len(nbest.best) for nbest, length in zip(early, half, strict=True) if length > 5)
+    decoder.push(streams, inputs[:, 12:], [n - m for n, m in zip(LENGTHS, half, strict=True)])
+    late = decoder.partial(streams)
+    assert [nbest.num_frames for nbest in late] == LENGTHS
+    assert all_facts(decoder.close(streams)) == expected
+
+
+def test_partial_may_be_asked_about_some_streams(subject, decoder, inputs):
+    streams = decoder.open(BATCH)
+    decoder.push(streams, inputs[:, :12], np.minimum(LENGTHS, 12).tolist())
+    every, rows = all_facts(decoder.partial(streams)), [4, 0, 2]
+    assert all_facts(decoder.partial(streams, rows=rows)) == [every[row] for row in rows]
+    assert decoder.partial(streams, rows=[]) == []
+    for wrong in ([BATCH], [-1], ["first"]):
+        with pytest.raises(ValueError, match=rf"rows holds {wrong[0]!r}, expected .* 0 \.\. 5"):
+            decoder.partial(streams, rows=wrong)
+
+
+@pytest.mark.parametrize("over", [True, False])
+def test_partial_knows_its_limits(subject, decoder, over):
+    most = subject.most_partial
+    wrong, valid = most + 1 if over else 0, "1" if most == 1 else rf"1 \.\. {most}"
+    with pytest.raises(ValueError, match=rf"n_best is {wrong}, expected {valid}"):
+        decoder.partial(decoder.open(1), n_best=wrong)
+
+
+# ------------------------------------------------------------------ per-utterance requests
+
+
+def test_requests_change_only_their_utterance(subject, decoder, inputs, expected):
+    request = subject.request()
+    mixed = all_facts(decoder.decode(inputs, LENGTHS, [request, None, request, None, None, request]))
+    own = all_facts(decoder.decode(inputs, LENGTHS, [request] * BATCH))
+    assert mixed == [(own if b in (0, 2, 5) else expected)[b] for b in range(BATCH)]
+    assert own[0] != expected[0]
+
+
+def test_requests_are_kept_by_streams(subject, decoder, inputs):
+    requests = [subject.request(), None, Request(), None, subject.request(), None]
+    streams = decoder.open(BATCH, requests)
+    for chunk, sizes in subject.random_chunks(inputs, np.random.default_rng(7)):
+        decoder.push(streams, chunk, sizes)
+    whole = decoder.decode(inputs, LENGTHS, requests)
+    assert all_facts(decoder.close(streams)) == all_facts(whole)
+
+
+# ------------------------------------------------------------------ edges
+
+
+@pytest.mark.parametrize("frames", [0, 5])
+def test_empty_utterances(subject, variant, frames):
+    empty = subject.random_inputs(2, frames, seed=0).to(subject.device)
+    for nbest in subject.bare(variant).decode(empty, [0, 0]):
+        assert (len(nbest), len(nbest.best), nbest.num_frames) == (1, 0, 0)
+        assert subject.score_of_nothing in (None, nbest.best.score)
+
+
+def test_empty_batch(subject, decoder):
+    assert decoder.decode(torch.zeros(0, 5, subject.width, device=subject.device), []) == []
+
+
+def test_chunks_without_frames_change_nothing(subject, decoder, inputs, expected):
+    streams, nothing = decoder.open(BATCH), [0] * BATCH
+    decoder.push(streams, inputs[:, :0], nothing)
+    decoder.push(streams, inputs, LENGTHS)
+    decoder.push(streams, inputs, nothing)
+    assert all_facts(decoder.close(streams)) == expected
+
+
+def test_all_blank(subject, variant):
+    decoder, blanks = subject.blank_only(variant)
+    best = decoder.decode(blanks, [20])[0].best
+    assert (len(best), subject.text(best)) == (0, ())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_float_types(subject, decoder, inputs, dtype):
+    rounded = inputs.to(dtype)
+    expected = decoder.decode(rounded.float(), LENGTHS)
+    assert all_facts(decoder.decode(rounded, LENGTHS)) == all_facts(expected)
+
+
+@pytest.mark.parametrize("dims", [(0, 1), (1, 2)])
+def test_strided_input(subject, decoder, inputs, expected, dims):
+    strided = inputs.transpose(*dims).contiguous().transpose(*dims)
+    assert all_facts(decoder.decode(strided, LENGTHS)) == expected
+
+
+# ------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize("where", ["first", "middle", "last"])
+def test_forbidden_values_are_named(subject, decoder, inputs, where):
+    column = {"first": 0, "middle": subject.width // 2, "last": subject.width - 1}[where]
+    for value in subject.forbidden:
+        inputs[4, 17, column] = value
+        with pytest.raises(ValueError, match=rf"{subject.argument}\[4, 17, {column}\] is {value}"):
+            decoder.decode(inputs, LENGTHS)
+
+
+def test_a_refused_chunk_leaves_the_streams_alone(subject, decoder, inputs, expected):
+    streams = decoder.open(BATCH)
+    decoder.push(streams, inputs[:, :5], np.minimum(LENGTHS, 5).tolist())
+    bad, rest = inputs[:, 5:].clone(), [max(0, length - 5) for length in LENGTHS]
+    bad[0, 9, 2] = float("nan")
+    with pytest.raises(ValueError, match=rf"{subject.argument}\[0, 9, 2\] is nan"):
+        decoder.push(streams, bad, rest)
+    decoder.push(streams, inputs[:, 5:], rest)
+    assert all_facts(decoder.close(streams)) == expected
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([5], r"lengths has shape \(1,\), expected \(2,\): one per row of {argument}"),
+        ([5, 6], r"lengths\[1\] is 6, expected 0 \.\. 5"),
+        ([-1, 5], r"lengths\[0\] is -1, expected 0 \.\. 5"),
+        ([2.5, 5], r"lengths holds \[2\.5, 5\.0\], expected integers"),
+    ],
+)
+def test_bad_lengths_are_named(subject, decoder, lengths, message):
+    with pytest.raises(ValueError, match=message.format(argument=subject.argument)):
+        decoder.decode(torch.zeros(2, 5, subject.width, device=subject.device), lengths)
+
+
+def test_bad_shapes_are_named(subject, decoder):
+    expected = re.escape(f"{subject.argument} has shape (2, 5), expected {subject.axes}")
+    with pytest.raises(ValueError, match=expected):
+        decoder.decode(torch.zeros(2, 5, device=subject.device), [5, 5])
+    for width in (subject.width - 1, subject.width + 1):
+        with pytest.raises(ValueError, match=subject.wrong_width(width)):
+            decoder.decode(torch.zeros(2, 5, width, device=subject.device), [5, 5])
+
+
+def test_bad_types_are_named(subject, decoder):
+    with pytest.raises(ValueError, match=rf"{subject.argument} has dtype torch\.int64"):
+        decoder.decode(torch.zeros(1, 5, subject.width, dtype=torch.int64, device=subject.device), [5])
+    with pytest.raises(ValueError, match=rf"{subject.argument} is a ndarray, expected a torch\.Tensor"):
+        decoder.decode(np.zeros((1, 5, subject.width)), [5])
+
+
+def test_bad_requests_are_named(subject, decoder, inputs):
+    with pytest.raises(ValueError, match="requests has 2 entries, expected 6"):
+        decoder.decode(inputs, LENGTHS, [None, None])
+    with pytest.raises(ValueError, match=r"requests\[1\] is a str"):
+        decoder.decode(inputs, LENGTHS, [None, "phrase", None, None, None, None])
+
+
+def test_boosting_weights_need_phrases(subject, variant, inputs):
+    with pytest.raises(ValueError, match=r"requests\[0\].boosting_weight is 0.5, but neither"):
+        subject.bare(variant).decode(inputs[:1], [3], [Request(boosting_weight=0.5)])
+
+
+def test_closed_streams_stay_closed(subject, decoder, inputs):
+    streams = decoder.open(1)
+    decoder.close(streams)
+    for verb in (decoder.close, decoder.partial, lambda s: decoder.push(s, inputs[:1], [3])):
+        with pytest.raises(ValueError, match="streams is closed"):
+            verb(streams)
+
+
+def test_streams_know_their_number(subject, decoder, inputs):
+    with pytest.raises(ValueError, match=f"{subject.argument} has 6 rows, expected 2"):
+        decoder.push(decoder.open(2), inputs, LENGTHS)
+    with pytest.raises(ValueError, match="n is -1"):
+        decoder.open(-1)
+
+
+# ------------------------------ LogProbs
+
+
+@of(LogProbs)
+def test_impossible_labels_are_fine(subject, decoder, inputs):
+    inputs[:, :, 2] = -float("inf")
+    found = decoder.decode(inputs, LENGTHS)
+    assert all(2 not in path.tokens for nbest in found for path in nbest)
+
+
+@of(LogProbs)
+def test_a_frame_without_any_label_is_named(subject, decoder, inputs):
+    inputs[1, 6] = -float("inf")
+    with pytest.raises(ValueError, match=r"log_probs\[1, 6\] leaves no label possible"):
+        decoder.decode(inputs, LENGTHS)
+
+
+# ------------------------------ TokenFusion
+
+
+@of(TokenFusion)
+@pytest.mark.parametrize("requested", [False, True])
+def test_parts_are_what_the_automata_say(subject, decoder, inputs, requested):
+    own, request = subject.fusion(), subject.request()
+    says = Fusion(own.lm, 0.1, request.boosting, 2.0) if requested else own
+    for nbest in decoder.decode(inputs, LENGTHS, [request] * BATCH if requested else None):
+        for path in nbest:
+            lm = says.lm.score(path.tokens, final=subject.lm_scores_the_end)
+            assert path.parts.lm == pytest.approx(says.lm_weight * lm, abs=1e-3)
+            boosting = says.boosting.score(path.tokens)
+            assert path.parts.boosting == pytest.approx(says.boosting_weight * boosting, abs=1e-3)
+
+
+@of(TokenFusion)
+def test_ties_go_to_the_smaller_label(subject, variant):
+    decoder, flat = subject.without_preference(variant)
+    assert set(decoder.decode(flat[:1], [6])[0].best.tokens.tolist()) <= {0, 1}
+
+
+@of(TokenFusion)
+def test_requests_are_as_good_as_a_decoder_made_so(subject, variant, decoder, inputs):
+    lm, request = subject.fusion().lm, subject.request()
+    other = subject.with_fusion(variant, Fusion(lm, 0.1, request.boosting, 2.0))
+    requested = decoder.decode(inputs, LENGTHS, [request] * BATCH)
+    assert all_facts(requested) == all_facts(other.decode(inputs, LENGTHS))
+
+
+@of(TokenFusion)
+def test_weight_zero_means_absent(subject, variant, decoder, inputs):
+    own, bare = subject.fusion(), all_facts(subject.bare(variant).decode(inputs, LENGTHS))
+    off = subject.with_fusion(variant, Fusion(own.lm, 0.0, own.boosting, 0.0))
+    assert all_facts(off.decode(inputs, LENGTHS)) == bare
+    requests = [Request(lm_weight=0.0, boosting_weight=0.0)] * BATCH
+    assert all_facts(decoder.decode(inputs, LENGTHS, requests)) == bare
+
+
+@of(TokenFusion)
+def test_phrases_over_another_vocabulary_are_named(subject, decoder, inputs):
+    wrong = Request(boosting=random_boosting(VOCAB + 1, seed=0))
+    with pytest.raises(ValueError, match=r"requests\[0\].boosting .* made for 13 tokens, expected 12"):
+        decoder.decode(inputs, LENGTHS, [wrong, None, None, None, None, None])
+
+
+@of(TokenFusion)
+def test_lm_weights_need_an_lm(subject, variant, inputs):
+    with pytest.raises(ValueError, match=r"requests\[0\].lm_weight is 0.5, but the decoder has no LM"):
+        subject.bare(variant).decode(inputs[:1], [3], [Request(lm_weight=0.5)])
+
+
+@of(TokenFusion)
+def test_wrong_lm_is_named(subject, variant):
+    with pytest.raises(
+        ValueError, match=r"fusion.lm \(random LM 0\) was made for 5 tokens, expected 12"
+    ):
+        subject.with_fusion(variant, Fusion(lm=random_lm(5, seed=0)))
+
+
+# ------------------------------ FlexCTC
+
+
+@of(FlexCTC)
+def test_tokens_last_as_long_as_their_frames(subject, decoder, inputs):
+    probabilities = inputs.exp().cpu().numpy()
+    for b, nbest in enumerate(decoder.decode(inputs, LENGTHS)):
+        for path in nbest:
+            assert (path.frames + path.repeats <= LENGTHS[b]).all()
+            assert (np.diff(path.frames) >= path.repeats[:-1]).all()
+            for token, frame, repeats, confidence in zip(
+                path.tokens, path.frames, path.repeats, path.token_confidence, strict=True
+            ):
+                mean = probabilities[b, frame : frame + repeats, token].mean()
+                assert confidence == pytest.approx(mean, rel=1e-4)
+
+
+@of(FlexCTC)
+def test_the_end_finds_no_new_text(subject, decoder, inputs):
+    """It changes scores by final weights, and so the order."""
+    streams = decoder.open(BATCH)
+    decoder.push(streams, inputs, LENGTHS)
+    partial = decoder.partial(streams, n_best=subject.most_partial)
+    for early, nbest in zip(partial, decoder.close(streams), strict=True):
+        assert {subject.text(path) for path in nbest} <= {subject.text(path) for path in early}
+
+
+@of(FlexCTC)
+def test_beam_of_one_is_greedy(subject, inputs):
+    """merge=max and a beam of one follow the best label of each frame: greedy's objective."""
+    decoder = subject.make(VOCAB, VOCAB, beam_size=1, merge="max")
+    for b, nbest in enumerate(decoder.decode(inputs, LENGTHS)):
+        labels = inputs[b, : LENGTHS[b]].argmax(-1).tolist()
+        starts = [t for t, v in enumerate(labels) if v != VOCAB and (t == 0 or labels[t - 1] != v)]
+        assert nbest.best.frames.tolist() == starts
+        assert nbest.best.tokens.tolist() == [labels[t] for t in starts]
+
+
+@of(FlexCTC)
+def test_beam_wider_than_everything(subject, variant):
+    log_probs = random_log_probs(1, 2, 3, seed=5).to(subject.device)
+    options = {"beam_size": 64, "n_best": 64, "beam_threshold": float("inf")}
+    nbest = subject.make(2, 2, merge=variant, **options).decode(log_probs, [2])[0]
+    assert {subject.text(path) for path in nbest} == {(), (0,), (1,), (0, 1), (1, 0)}
+
+
+@of(FlexCTC)
+@pytest.mark.parametrize("blank_id", [0, 4, VOCAB])
+def test_blank_may_be_any_column(subject, variant, decoder, inputs, blank_id):
+    columns = [c for c in range(VOCAB + 1) if c != blank_id]
+    moved = torch.empty_like(inputs)
+    moved[:, :, columns] = inputs[:, :, :VOCAB]
+    moved[:, :, blank_id] = inputs[:, :, VOCAB]
+    usual = decoder.decode(inputs, LENGTHS)
+    other = subject.with_fusion(variant, subject.fusion(), blank_id=blank_id).decode(moved, LENGTHS)
+    for a, b in zip(usual, other, strict=True):
+        assert [columns[token] for token in a.best.tokens] == b.best.tokens.tolist()
+        assert a.best.score == b.best.score
+
+
+@of(FlexCTC)
+@pytest.mark.parametrize("blank_id", [-1, VOCAB + 1])
+def test_wrong_blank_is_named(subject, blank_id):
+    with pytest.raises(ValueError, match=f"blank_id is {blank_id}, expected 0 .. {VOCAB}"):
+        subject.make(VOCAB, blank_id)
+
+
+# ------------------------------ Transducer
+
+
+@of(Transducer)
+def test_without_score_norm_the_score_itself_sorts(subject, variant, inputs):
+    decoder = subject.fused(variant, score_norm=False)
+    for nbest, length in zip(decoder.decode(inputs, LENGTHS), LENGTHS, strict=True):
+        scores = [path.score for path in nbest]
+        assert scores == sorted(scores, reverse=True)
+        texts = {subject.text(path) for path in nbest}
+        assert len(texts) == len(nbest) >= subject.least_n_best(length)
+
+
+@of(Transducer)
+def test_durations_are_the_times_between_tokens(subject, decoder, inputs):
+    for nbest in decoder.decode(inputs, LENGTHS):
+        for path in nbest:
+            if path.durations is not None:
+                assert (np.diff(path.frames) >= path.durations[:-1]).all()
+                assert (path.repeats == np.maximum(path.durations, 1)).all()
+
+
+@of(Transducer)
+def test_alignments_hold_the_tokens_and_all_blanks(subject, decoder, networks, inputs):
+    for nbest, length in zip(decoder.decode(inputs, LENGTHS), LENGTHS, strict=True):
+        for path in nbest:
+            emits = path.alignment < VOCAB
+            assert path.alignment[emits].tolist() == path.tokens.tolist()
+            assert path.alignment_frames[emits].tolist() == path.frames.tolist()
+            assert np.allclose(np.exp(path.alignment_log_probs[emits]), path.token_confidence)
+            if not networks.durations:  # a blank ends every frame
+                assert path.alignment_frames[~emits].tolist() == list(range(length))
+
+
+@of(Transducer)
+def test_blanks_of_duration_zero_move_on(subject, inputs):
+    networks = TableNetworks(VOCAB, (0, 1, 2), seed=4)
+    networks.bias[VOCAB], networks.bias[VOCAB + 1] = 100.0, 100.0
+    best = subject.make(networks, beam_size=4, alignments=True).decode(inputs[:1], [10])[0].best
+    assert best.alignment.tolist() == [VOCAB] * 10
+    assert best.alignment_frames.tolist() == list(range(10))
+
+
+@of(Transducer)
+def test_a_beam_wider_than_all_texts(subject):
+    networks = TableNetworks(2, max_length=2, seed=5)
+    nbest = subject.make(networks, beam_size=64, n_best=64).decode(random_frames(1, 2, seed=1), [2])[0]
+    texts = {subject.text(path) for path in nbest}
+    assert texts <= {(), (0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)}
+    assert len(texts) >= 3
+
+
+@of(Transducer)
+def test_temperature_divides_the_logits(subject, networks, inputs):
+    warm = subject.make(networks, beam_size=4, softmax_temperature=2.0).decode(inputs, LENGTHS)
+    plain = subject.make(networks, beam_size=4).decode(inputs, LENGTHS)
+    networks.output, networks.bias = networks.output / 2, networks.bias / 2
+    halved = subject.make(networks, beam_size=4).decode(inputs, LENGTHS)
+    for a, b in zip(warm, halved, strict=True):
+        assert a.best.tokens.tolist() == b.best.tokens.tolist()
+        assert a.best.score == pytest.approx(b.best.score, abs=1e-4)
+    assert warm[0].best.score != pytest.approx(plain[0].best.score, abs=1e-2)
+
+
+@of(Transducer)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_networks_that_fail_are_named(subject, networks, inputs, value):
+    decoder = subject.make(networks, beam_size=4)
+    networks.bias[:] = value
+    streams = decoder.open(BATCH)
+    with pytest.raises(ValueError, match=r"networks give NaN or \+inf for utterance 0"):
+        decoder.push(streams, inputs, LENGTHS)
+    with pytest.raises(ValueError, match="streams is closed"):
+        decoder.close(streams)
+
+
+@of(Transducer)
+def test_nemos_order_of_axes_is_recognised(subject, decoder):
+    with pytest.raises(ValueError, match=r"NeMo's encoders give \[B, D, T\]"):
+        decoder.decode(torch.zeros(2, WIDTH, 9), [5, 5])
+
+
+@of(Transducer)
+def test_networks_that_do_not_fit_are_named(subject, networks):
+    networks.durations = (0, 1, 2)
+    with pytest.raises(ValueError, match=r"networks give \d+ columns, expected 16"):
+        subject.make(networks)
+
+
+# ------------------------------ WordGraph
+
+
+@of(WordGraph)
+def test_words_hold_all_tokens_in_their_order(subject, decoder, inputs):
+    for nbest, length in zip(decoder.decode(inputs, LENGTHS), LENGTHS, strict=True):
+        for path in nbest:
+            spans = [(word.first_token, word.end_token) for word in path.words]
+            assert [i for span in spans for i in range(*span)] == list(range(len(path.tokens)))
+            times = [t for word in path.words for t in (word.start_frame, word.end_frame)]
+            assert times == sorted(times)
+            assert all(0 <= t <= length for t in times)
+
+
+@of(WordGraph)
+def test_boosting_is_what_the_automaton_says(subject, decoder, inputs):
+    request = subject.request()
+    for nbest in decoder.decode(inputs, LENGTHS, [request] * BATCH):
+        for path in nbest:
+            bonus = request.boosting.score([word.label for word in path.words])
+            assert path.parts.boosting == pytest.approx(request.boosting_weight * bonus, abs=1e-3)
+
+
+@of(WordGraph)
+def test_boosting_weight_zero_means_no_boosting(subject, decoder, inputs, expected):
+    requests = [Request(boosting=subject.request().boosting, boosting_weight=0.0)] * BATCH
+    assert all_facts(decoder.decode(inputs, LENGTHS, requests)) == expected
+
+
+@of(WordGraph)
+def test_phrases_over_another_graph_are_named(subject, decoder, inputs):
+    wrong = Request(boosting=empty_automaton(3))
+    with pytest.raises(ValueError, match=r"requests\[0\].boosting .* made for 3 words, expected"):
+        decoder.decode(inputs, LENGTHS, [wrong, None, None, None, None, None])

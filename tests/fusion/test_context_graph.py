@@ -1,0 +1,262 @@
+"""The boosting tree's weights against counting phrases by hand, and NeMo's faults one by one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nemo_gpu_decoding.fusion.automaton import concatenate
+from nemo_gpu_decoding.fusion.context_graph import (
+    MAX_BONUSES,
+    ScoredSequence,
+    build_context_graph,
+    token_scores,
+)
+from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
+from tests.oracles.phrases import earned, phrase_bonus
+
+V = 4
+A, B, C, D = range(V)
+TOKENS = st.integers(0, V - 1)
+PHRASES = st.dictionaries(
+    st.lists(TOKENS, min_size=1, max_size=5).map(tuple),
+    st.floats(0, 4).map(lambda weight: round(weight, 2)),
+    min_size=1,
+    max_size=10,
+)
+TEXTS = st.lists(TOKENS, max_size=14)
+CONTINUATIONS = st.sets(TOKENS)  # labels that continue the word before them
+OUTSIDE = st.lists(st.booleans(), min_size=10, max_size=10)  # for each phrase: it ends in no word
+
+
+def sequences(weights):
+    return [
+        ScoredSequence(tokens, weight * token_scores(len(tokens), 1.0, 2.0, uniform=False), weight)
+        for tokens, weight in weights.items()
+    ]
+
+
+def build(phrases, refund="full", unk_score=0.0):
+    weights = phrases if isinstance(phrases, dict) else dict.fromkeys(phrases, 1.0)
+    return build_context_graph(sequences(weights), V, refund=refund, unk_score=unk_score)
+
+
+def build_with_word_boundaries(weights, continuations, outside=(), **options):
+    own = [replace(s, ends_in_word=s.tokens not in outside) for s in sequences(weights)]
+    return build_context_graph(
+        own, V, is_continuation=np.isin(np.arange(V), list(continuations)), **options
+    )
+
+
+def bonuses(weights):
+    return {phrase: weight * phrase_bonus(len(phrase)) for phrase, weight in weights.items()}
+
+
+# -- properties --------------------------------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None)
+@given(PHRASES, TEXTS)
+def test_a_text_ends_with_exactly_what_its_phrases_earn(weights, text):
+    assert build(weights).score(text) == pytest.approx(earned(text, bonuses(weights)), abs=1e-4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(PHRASES, TEXTS)
+def test_advances_never_leave_a_text_below_what_it_has_earned(weights, text):
+    """While an utterance runs, help for an unfinished phrase comes on top."""
+    assert build(weights).score(text, final=False) >= earned(text, bonuses(weights)) - 1e-4
+
+
+def test_a_cheap_long_phrase_does_not_push_down_its_dear_prefix():
+    tree = build({(A, B): 10.0, (A, B, C): 0.1})
+    assert tree.score([A, B, C], final=False) == pytest.approx(10.0 * phrase_bonus(2))
+
+
+@settings(max_examples=300, deadline=None)
+@given(PHRASES, TEXTS, CONTINUATIONS, OUTSIDE)
+def test_a_text_earns_the_phrases_with_which_words_end(weights, text, continuations, outside):
+    outside = [phrase for phrase, is_outside in zip(weights, outside, strict=False) if is_outside]
+    tree = build_with_word_boundaries(weights, continuations, outside)
+    expected = earned(text, bonuses(weights), continuations, outside)
+    assert tree.score(text) == pytest.approx(expected, abs=1e-4)
+    # while the text goes on, help for unfinished phrases comes on top
+    assert tree.score(text, final=False) >= expected - 1e-4
+
+
+@settings(max_examples=100, deadline=None)
+@given(PHRASES, TEXTS, CONTINUATIONS)
+def test_tokens_outside_of_phrases_cost_the_same_wherever_words_end(weights, text, continuations):
+    """Word ends change what phrases earn, not which tokens belong to none."""
+    for unk_score in (-1.0, 0.5):
+        in_words, anywhere = [
+            build_with_word_boundaries(weights, labels, unk_score=unk_score)
+            for labels in (continuations, ())
+        ]
+        difference = earned(text, bonuses(weights), continuations) - earned(text, bonuses(weights))
+        assert in_words.score(text) - anywhere.score(text) == pytest.approx(difference, abs=1e-4)
+
+
+@settings(max_examples=50, deadline=None)
+@given(PHRASES, CONTINUATIONS)
+def test_upper_bounds_hold_with_word_ends(weights, continuations):
+    tree = build_with_word_boundaries(weights, continuations)
+    for state in range(tree.num_states):
+        best = max(tree.advance(state, label)[0] for label in range(V))
+        assert best <= tree.arrays.states["upper_bound"][state]
+
+
+@settings(max_examples=50, deadline=None)
+@given(PHRASES, st.sampled_from(["full", "nemo"]), st.sampled_from([-1.0, 0.0, 0.5]))
+def test_upper_bounds_hold_for_every_state_and_label(weights, refund, unk_score):
+    tree = build(weights, refund, unk_score)
+    for state in range(tree.num_states):
+        best = max(tree.advance(state, label)[0] for label in range(V))
+        assert best <= tree.arrays.states["upper_bound"][state]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(PHRASES, min_size=1, max_size=3), TEXTS)
+def test_concatenated_trees_score_as_they_do_alone(lists, text):
+    trees = [build(weights) for weights in lists]
+    arrays, starts = concatenate(trees)
+    for tree, start in zip(trees, starts, strict=True):
+        state, own_state = int(start), tree.start_state
+        for label in text:
+            weight, state = lookup(arrays, V, state, label, ANY_WEIGHT)
+            own_weight, own_state = tree.advance(own_state, label)
+            assert weight == np.float32(own_weight)
+            assert state - start == own_state - tree.start_state
+        assert arrays.states["final_weight"][state] == tree.arrays.states["final_weight"][own_state]
+
+
+# -- NeMo's faults, by name ----------------------------------------------------------------------------
+
+
+def test_fault_utterance_that_ends_inside_a_phrase_keeps_a_bonus():
+    phrases, text = [(A, B, C)], [D, A, B]
+    assert build(phrases, "nemo").score(text) == pytest.approx(phrase_bonus(2))
+    assert build(phrases).score(text) == pytest.approx(0)
+
+
+def test_fault_failing_in_a_longer_phrase_takes_back_its_completed_prefix():
+    phrases, text = [(A, B), (A, B, C, D)], [A, B, C, A]
+    assert build(phrases, "nemo").score(text, final=False) == pytest.approx(1.0)  # the last A alone
+    assert build(phrases).score(text) == pytest.approx(phrase_bonus(2))
+
+
+def test_fault_overlapping_phrase_takes_back_what_it_was_not_given():
+    phrases, text = [(A, B), (B, C, D)], [A, B, C, A]
+    # "A B" is kept, "B" was never paid, "C" was; both are taken back
+    nemo = build(phrases, "nemo").score(text, final=False)
+    assert nemo == pytest.approx(phrase_bonus(2) - 1.0 + 1.0)  # - the B never given, + the last A
+    assert build(phrases).score(text) == pytest.approx(phrase_bonus(2))
+
+
+def test_fault_overlapping_phrases_are_not_paid_in_full():
+    phrases, text = [(A, B), (B, C)], [A, B, C]
+    assert build(phrases, "nemo").score(text) == pytest.approx(phrase_bonus(2) + 2 + np.log(2))
+    assert build(phrases).score(text) == pytest.approx(2 * phrase_bonus(2))
+
+
+def test_fault_raised_shared_token_leaves_its_descendants_behind():
+    """The second phrase raises the shared A from 0.1 to 10; A B's sum in NeMo still has the old A, so
+    failing there leaves most of the 10."""
+    weights, text = {(A, B, C): 0.1, (A, D): 10.0}, [A, B, A]
+    nemo = build(weights, "nemo").score(text, final=False)
+    assert nemo > 10.0 + 5.0  # the last A's 10, and something for an unfinished phrase
+    assert build(weights).score(text) == pytest.approx(0)
+
+
+def test_phrase_inside_a_longer_one_that_fails_is_paid():
+    phrases = [(A, B, C, D), (B, C)]
+    assert build(phrases).score([A, B, C, A]) == pytest.approx(phrase_bonus(2))
+    assert build(phrases).score([A, B, C, D]) == pytest.approx(phrase_bonus(4) + phrase_bonus(2))
+
+
+def test_of_phrases_that_begin_together_the_best_counts():
+    assert build([(A,), (A, B), (A, B, C)]).score([A, B, C]) == pytest.approx(phrase_bonus(3))
+    weights = {(A,): 10.0, (A, B): 0.1}
+    assert build(weights).score([A, B]) == pytest.approx(10.0)
+
+
+def test_the_example_of_the_module():
+    ones = [
+        ScoredSequence(tokens, np.ones(len(tokens)), 1.0) for tokens in ([A, B], [B, C], [A, B, C, D])
+    ]
+    tree = build_context_graph(ones, 5, name="example")
+    x = 4
+
+    def weights(text):
+        state, seen = tree.start_state, []
+        for label in text:
+            weight, state = tree.advance(state, label)
+            seen.append(weight)
+        return [*seen, tree.arrays.states["final_weight"][state]]
+
+    assert weights([A, B, x]) == [1, 1, 0, 0]
+    assert weights([A, B, C, x]) == [1, 1, 3, -1, 0]
+    assert weights([A]) == [1, -1]
+
+
+# -- word ends -----------------------------------------------------------------------------------------
+
+
+def test_a_phrase_loses_its_bonus_with_the_token_that_continues_its_word():
+    tree = build_with_word_boundaries({(A, B): 1.0}, continuations=[B, C])
+    bonus = phrase_bonus(2)
+    assert tree.score([A, B], final=False) == pytest.approx(bonus)
+    assert tree.score([A, B, D], final=False) == pytest.approx(bonus)
+    assert tree.score([A, B, C], final=False) == pytest.approx(0)
+    assert tree.score([A, B, A], final=False) == pytest.approx(bonus + 1.0)  # and the next one begins
+
+
+def test_a_completed_phrase_counts_in_a_longer_one_that_continues_with_a_new_word():
+    new_york, new_york_city = (A, B), (A, B, C)
+    tree = build_with_word_boundaries({new_york: 1.0, new_york_city: 1.0}, continuations=[D])
+    assert tree.score([A, B, C, D]) == pytest.approx(phrase_bonus(2))  # "new york cityd"
+    assert tree.score([A, B, C]) == pytest.approx(phrase_bonus(3))
+    assert tree.score([A, B, D]) == pytest.approx(0)
+
+
+def test_all_phrases_that_end_together_are_taken_back_together():
+    tree = build_with_word_boundaries(
+        {(A, B, C): 1.0, (B, C): 1.0, (C,): 1.0, (C, D): 1.0}, continuations=[D]
+    )
+    assert tree.score([A, B, C]) == pytest.approx(sum(phrase_bonus(n) for n in (1, 2, 3)))
+    assert tree.score([A, B, C, D]) == pytest.approx(phrase_bonus(2))  # "C D" alone
+    assert tree.score([A, B, C, D, D]) == pytest.approx(0)
+
+
+def test_a_phrase_that_ends_in_no_word_counts_whatever_follows():
+    tree = build_with_word_boundaries({(A, B): 1.0}, continuations=[C], outside=[(A, B)])
+    assert tree.score([A, B, C]) == pytest.approx(phrase_bonus(2))
+
+
+def test_an_utterance_begins_after_the_label_before_it():
+    space = D
+    spaced = [ScoredSequence((space, A, B), np.array([0.0, 1.0, 2.0]), 1.0)]
+    options = {"is_continuation": np.array([True, True, True, False]), "unk_score": -0.5}
+    tree = build_context_graph(spaced, V, label_before=space, **options)
+    assert tree.score([A, B]) == 3.0
+    assert tree.score([A, B, space, A, B]) == 5.5  # the space belongs to no phrase
+    assert tree.score([C, space, A, B]) == 2.0
+    assert tree.score([C, A, B]) == -1.5
+
+
+@pytest.mark.parametrize(("count", "tolerance"), [(MAX_BONUSES, 1e-6), (MAX_BONUSES + 1, 4e-3)])
+def test_bonuses_are_rounded_only_where_there_are_too_many(count, tolerance):
+    weights = 1.0 + np.arange(count) / count
+    phrases = np.stack(np.unravel_index(np.arange(count), (V,) * 6), 1)
+    own = [
+        ScoredSequence(tuple(phrase), weight * np.ones(6), 1.0)
+        for phrase, weight in zip(phrases.tolist(), weights, strict=True)
+    ]
+    tree = build_context_graph(own, V, is_continuation=np.arange(V) == A)
+    plain = build_context_graph(own, V)
+    for sequence in own:
+        assert tree.score(sequence.tokens) == pytest.approx(plain.score(sequence.tokens), rel=tolerance)

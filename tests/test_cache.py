@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+from nemo_gpu_decoding import cache
+from nemo_gpu_decoding.cache import cached, file_key
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache():
+    cache.clear()
+    yield
+    cache.clear()
+
+
+def test_builds_once_per_key():
+    built = []
+    for key in ("a", "a", "b", "a"):
+        cached(key, lambda key=key: built.append(key))
+    assert built == ["a", "b"]
+
+
+def test_concurrent_callers_share_one_build():
+    built = []
+
+    def build():
+        time.sleep(0.05)
+        built.append(1)
+        return object()
+
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(cached("key", build))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(built) == 1
+    assert len(results) == 8
+    assert len(set(map(id, results))) == 1
+
+
+def test_a_failed_build_is_reported_and_not_kept():
+    def fail():
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        cached("key", fail)
+    assert cached("key", lambda: "fine") == "fine"
+
+
+def test_the_least_recently_used_entry_goes_first(monkeypatch):
+    monkeypatch.setattr(cache, "MAX_ENTRIES", 2)
+    cached("a", lambda: "a")
+    cached("b", lambda: "b")
+    cached("a", lambda: "unused")
+    cached("c", lambda: "c")
+    assert cached("a", lambda: "again") == "a"
+    assert cached("b", lambda: "again") == "again"
+
+
+def test_builds_may_use_the_cache_themselves():
+    assert cached("outer", lambda: cached("inner", lambda: 1) + 1) == 2
+
+
+def test_file_key_changes_with_the_file(tmp_path):
+    path = tmp_path / "lm"
+    path.write_text("one")
+    first = file_key(path)
+    assert file_key(str(path)) == first
+    path.write_text("other")
+    assert file_key(path) != first
+    second = file_key(path)
+    os.utime(path, ns=(0, 0))
+    assert file_key(path) != second
+    with pytest.raises(FileNotFoundError):
+        file_key(tmp_path / "none")
