@@ -9,7 +9,7 @@ from nemo_gpu_decoding.cli.main import main
 from tests.assets import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-RESULTS = ROOT / "nemo_gpu_decoding" / "bench" / "results"
+RESULTS = ROOT / "docs" / "results"
 NEMO_TABLE = {  # what a row says -> peer, LM, phrases
     "NeMo 3.0.0 `beam_batch`": ("nemo", False, 0),
     "NeMo 3.0.0 `beam_batch` + LM": ("nemo", True, 0),
@@ -22,7 +22,7 @@ NEMO_TABLE = {  # what a row says -> peer, LM, phrases
 
 def record(strategy):
     """The one record that the README links."""
-    (name,) = re.findall(rf"\(nemo_gpu_decoding/bench/results/({strategy}-amd[^)]*\.json)\)", README)
+    (name,) = re.findall(rf"\(docs/results/({strategy}-amd[^)]*\.json)\)", README)
     return json.loads((RESULTS / name).read_text())
 
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.vocabulary import Vocabulary
 
 WORD_COST, PIECE_COST = 2.0, 4.0  # natural log, those of `OpenVocabulary`
-CHEAPER = "the graph scores them as if the LM did not list them"
 
 EXAMPLES = (
     "lm=word.arpa model=model.nemo out=word.graph",
@@ -222,11 +221,9 @@ def step_bar() -> Iterator[Callable[[str], None]]:
 
 def report(facts: Mapping[str, Any]) -> str:
     """The table for people; `json=true` gives all facts by name."""
-    oov, backoff = facts["LM words without spelling"], facts["n-grams cheaper by backing off"]
-    improper = facts["contexts that do not sum to 1"]
+    oov = facts["LM words without spelling"]
     orders = " + ".join(map(str, facts["n-grams by order"]))
     examples = ", ".join(facts["examples of them"][:5])
-    contexts = f"{facts['LM contexts']}, {facts['LM contexts kept']} of them needed"
     rows = [
         ("n-grams", f"{facts['n-grams']} = {orders}", ""),
         ("words", facts["words"], "and any others" * facts["open vocabulary"]),
@@ -234,9 +231,7 @@ def report(facts: Mapping[str, Any]) -> str:
         ("spellings", facts["spellings"], ""),
         ("OOV words, left out", oov, f"e.g. {examples}: oov=FILE lists all" if oov else ""),
         ("n-grams that end in one", facts["n-grams that end in such a word"], facts["why"]),
-        ("contexts", contexts, f"they back off at most {facts['longest chain of back-offs']} times"),
-        ("contexts not summing to 1", improper, backoff_remark(facts)),
-        ("n-grams cheaper by backing off", backoff, CHEAPER if backoff else ""),
+        ("contexts", facts["LM contexts"], f"{facts['LM contexts kept']} of them needed"),
         ("states", facts["states"], ""),
         ("arcs", facts["arcs"], "the CTC topology is not composed: the search runs it"),
         ("epsilon arcs", facts["epsilon arcs"], ""),
@@ -244,12 +239,3 @@ def report(facts: Mapping[str, Any]) -> str:
         ("seconds", facts["seconds"], ""),
     ]
     return format_table(["what", "found", "remark"], rows)
-
-
-def backoff_remark(facts: Mapping[str, Any]) -> str:
-    deviation = f"largest deviation {facts['largest deviation of a sum']:g}"
-    if not facts["contexts that do not sum to 1"]:
-        return deviation
-    if facts["added words"]:
-        return f"{deviation}: added words make the sums larger"
-    return f"{deviation}: their back-off weights are off, build the LM anew"

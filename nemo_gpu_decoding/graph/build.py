@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.backoff import check_backoffs
 from nemo_gpu_decoding.graph.csr import EPSILON_WORD, Spellings, WordGraph
 from nemo_gpu_decoding.graph.grammar import Grammar, grammar_fst, read_grammar
 from nemo_gpu_decoding.graph.lexicon import Lexicon, LexiconFst, OpenVocabulary, lexicon_fst
@@ -291,7 +290,7 @@ class _Recipe:
         )
 
     def _lm_report(self) -> dict[str, Any]:
-        """What the LM holds, what of it cannot be spelled, and how it backs off."""
+        """What the LM holds, and what of it cannot be spelled."""
         unspoken = {
             label: word
             for label, word in enumerate(self.grammar.words)
@@ -299,7 +298,6 @@ class _Recipe:
         }
         read = self.grammar.automaton.arrays.arcs["label"]
         unlisted = set(self.lexicon.spellings) - set(self.grammar.words)
-        backoffs = check_backoffs(self.grammar.automaton)
         return {
             "words": len(self.words) - 1,
             "spellings": sum(len(self.lexicon.spellings.get(word, ())) for word in self.words),
@@ -311,11 +309,7 @@ class _Recipe:
             "why": self.lexicon.reason,
             "n-grams that end in such a word": int(np.isin(read, list(unspoken)).sum()),
             "lexicon words not in the LM": len(unlisted),
-            "LM contexts": backoffs.contexts,
-            "longest chain of back-offs": backoffs.longest_chain,
-            "contexts that do not sum to 1": backoffs.improper,
-            "largest deviation of a sum": float(f"{backoffs.largest_deviation:.2g}"),
-            "n-grams cheaper by backing off": backoffs.undercut,
+            "LM contexts": self.grammar.automaton.num_states,
         }
 
 
