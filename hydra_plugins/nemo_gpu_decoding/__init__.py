@@ -11,12 +11,14 @@ try:
     from hydra.plugins.search_path_plugin import SearchPathPlugin
 
     from nemo_gpu_decoding.nemo_plugin.register import register
+    from nemo_gpu_decoding.presets import conf_folder
 
     class NemoGpuDecodingSearchPath(SearchPathPlugin):
-        """Adds the presets: `+ctc_decoding=flexctc_beam_lm` in any Hydra application."""
+        """Adds the presets: `+ctc_decoding=flexctc_beam` in any Hydra application."""
 
         def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-            search_path.append(provider="nemo-gpu-decoding", path="pkg://nemo_gpu_decoding.conf")
+            path = f"file://{conf_folder().as_posix()}"
+            search_path.append(provider="nemo-gpu-decoding", path=path)
 
     register()
 except Exception:

@@ -10,10 +10,10 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nemo_gpu_decoding import conf
+from nemo_gpu_decoding import presets as shipped
 from nemo_gpu_decoding.cli.options import UsageError
-from nemo_gpu_decoding.conf import preset_names
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, find_strategy
+from nemo_gpu_decoding.presets import preset_names
 
 DEFAULT_STRATEGY = "flexctc_beam"
 LARGE_LM_STRATEGY = "paged_biglm"  # the one with a second LM
@@ -41,6 +41,23 @@ LARGE_LM_KEYS = {
     "large_lm": "large_lm_path",
     "large_lm_weight": "large_lm_weight",
 }  # besides those of "wfst"
+# Values that suit an LM, phrases, or both better than those of the shipped presets, by strategy
+_WORD_PHRASES = {"beam_width": 30.0, "lm_weight": 0.5, "boosting_tree_alpha": 15.0}
+SUITED: dict[str, dict[str, dict[str, Any]]] = {
+    "flexctc_beam": {"lm": {"beam_size": 16, "beam_beta": 1.0}, "phrases": {"beam_size": 16}},
+    "cuda_wfst": {"phrases": _WORD_PHRASES},
+    "paged_biglm": {"phrases": _WORD_PHRASES},
+    "alsd_pp": {
+        "lm": {"beam_size": 6},
+        "phrases": {"beam_size": 6},
+        "both": {"boosting_tree_alpha": 0.5},
+    },
+    "aes_pp": {
+        "lm": {"beam_size": 6, "pruning_mode": "early"},
+        "phrases": {"beam_size": 6},
+        "both": {"boosting_tree_alpha": 0.5},
+    },
+}
 # paths in presets are relative to the preset, so that a folder with preset and LM can be moved
 PATH_KEYS = (
     "beam.ngram_lm_model",
@@ -64,7 +81,7 @@ def load_preset(name: str) -> DictConfig:
     file = Path(name)
     if not file.is_file():
         if name in preset_names():
-            return conf.load_preset(name)
+            return shipped.load_preset(name)
         ours = ", ".join(preset_names())
         raise UsageError(f"preset={name} is no file here and none of the shipped ones ({ours})")
     try:
@@ -94,26 +111,20 @@ def keys_of(config: DictConfig) -> dict[str, str]:
     return keys | LARGE_LM_KEYS if spec is not None and spec.name == LARGE_LM_STRATEGY else keys
 
 
-def default_preset(strategy: str, options: Mapping[str, Any]) -> str | None:
-    """The shipped preset for a strategy with or without LM and phrases, if there is one."""
-    has_lm = bool(options.get("lm")) or section_of(strategy) == "wfst"  # a word graph always has one
-    name = strategy + "_lm" * has_lm + "_boosting" * bool(options.get("phrases"))
-    return name if name in preset_names() else None
-
-
 def decoding_config(strategy: str | None, preset: str | None, options: Mapping[str, Any]) -> DictConfig:
     """NeMo's `decoding` section: the preset, and over it the options that were given (not None).
 
-    Without a preset the shipped one is the base that fits to the strategy and to what is given;
-    without a strategy it is that of the preset, or flexctc_beam.
+    Without a preset the strategy's shipped one is the base, with the values that suit an LM and phrases
+    where they are given; without a strategy it is that of the preset, or flexctc_beam.
 
     Raises:
         UsageError: the preset cannot be read, a file that an option names does not exist, or an option
             has no effect with the strategy.
     """
     if preset is None:
-        preset = default_preset(strategy or DEFAULT_STRATEGY, options)
-    config = load_preset(preset) if preset else OmegaConf.create({})
+        config = _shipped_config(strategy or DEFAULT_STRATEGY, options)
+    else:
+        config = load_preset(preset)
     if strategy is not None:
         config.strategy = strategy
     section = section_of(str(config.strategy))
@@ -135,6 +146,19 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
             _set_word_lm(config, value)
         else:
             OmegaConf.update(config, f"{section}.{keys[name]}", value, force_add=True)
+    return config
+
+
+def _shipped_config(strategy: str, options: Mapping[str, Any]) -> DictConfig:
+    """The preset of a strategy, if there is one, with the values that suit what is given."""
+    if strategy not in preset_names():
+        return OmegaConf.create({})
+    config = load_preset(strategy)
+    has_lm, has_phrases = bool(options.get("lm")), bool(options.get("phrases"))
+    given = {"lm": has_lm, "phrases": has_phrases, "both": has_lm and has_phrases}
+    for what, values in SUITED.get(strategy, {}).items():
+        if given[what]:
+            config[section_of(strategy)].update(values)
     return config
 
 

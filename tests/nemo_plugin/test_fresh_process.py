@@ -37,13 +37,13 @@ def result_of(assets, files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("hydra")
     ways = {
         "preset": [
-            "+ctc_decoding=flexctc_beam_boosting",
+            "+ctc_decoding=flexctc_beam",
             "ctc_decoding.beam.boosting_tree.key_phrases_list=[graam]",
             "+ctc_decoding.beam.merge=sum",
         ],
         "strategy": ["ctc_decoding.strategy=flexctc_beam"],
         "word graph": [
-            "+ctc_decoding=cuda_wfst_lm",
+            "+ctc_decoding=cuda_wfst",
             f"ctc_decoding.wfst.arpa_lm_path={assets / 'lm' / 'word3.arpa'}",
             "+ctc_decoding.wfst.boosting_tree.key_phrases_list=[graam]",
             "+ctc_decoding.wfst.boosting_tree_alpha=8",

@@ -1,17 +1,20 @@
 """The presets under conf/: only keys that exist, and they work."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import pytest
 
 pytestmark = pytest.mark.nemo
 pytest.importorskip("nemo.collections.asr")
 
+from hydra import compose, initialize
+from hydra.core.config_store import ConfigStore
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTDecodingConfig
-from omegaconf import OmegaConf, open_dict
-from omegaconf.errors import ConfigKeyError
+from omegaconf import OmegaConf
 
-from nemo_gpu_decoding.conf import load_preset, preset_names
 from nemo_gpu_decoding.nemo_plugin.ctc_config import ctc_beam_keys, read_ctc_options
 from nemo_gpu_decoding.nemo_plugin.paged_config import paged_keys, read_paged_options
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
@@ -20,23 +23,38 @@ from nemo_gpu_decoding.nemo_plugin.transducer_config import (
     transducer_beam_keys,
 )
 from nemo_gpu_decoding.nemo_plugin.wfst_config import read_wfst_options, wfst_keys
+from nemo_gpu_decoding.presets import load_preset, preset_names
 
 CONFIGS = {"ctc_decoding": CTCDecodingConfig, "rnnt_decoding": RNNTDecodingConfig}
 PRESETS = [(group, name) for group in CONFIGS for name in preset_names(group)]
 
 
+@dataclass
+class ScriptConfig:
+    """The sections of transcribe_speech.py's config that are about decoding, under its names."""
+
+    ctc_decoding: CTCDecodingConfig = field(default_factory=CTCDecodingConfig)
+    rnnt_decoding: RNNTDecodingConfig = field(default_factory=RNNTDecodingConfig)
+
+
+@dataclass
+class TrainingConfig:
+    """Where NeMo's training configs have the section."""
+
+    model: Any = field(default_factory=lambda: {"decoding": {"strategy": "greedy_batch"}})
+
+
 def test_the_presets():
-    variants = ("", "_boosting", "_lm", "_lm_boosting")
     assert preset_names("ctc_decoding") == [
-        *(f"cuda_wfst_lm{variant}" for variant in ("", "_boosting", "_open")),
-        *(f"flexctc_beam{variant}" for variant in variants),
-        *(f"paged_biglm_lm{variant}" for variant in ("", "_boosting")),
+        "cuda_wfst",
+        "cuda_wfst_open",
+        "flexctc_beam",
+        "paged_biglm",
     ]
-    assert preset_names("rnnt_decoding") == [
-        f"{strategy}{variant}" for strategy in ("aes_pp", "alsd_pp") for variant in variants
-    ]
+    assert preset_names("rnnt_decoding") == ["aes_pp", "alsd_pp"]
     assert set(preset_names()) == {name for _, name in PRESETS}
-    with pytest.raises(ValueError, match="flexctc_beam_lm"):
+    assert {load_preset(name).strategy for name in preset_names()} == set(STRATEGIES)
+    with pytest.raises(ValueError, match=r"name is 'flexctc', expected one of .*flexctc_beam"):
         load_preset("flexctc")
 
 
@@ -59,24 +77,36 @@ def test_every_key_is_nemos_or_ours(group, name):
     assert set(preset) <= set(OmegaConf.structured(CONFIGS[group]))
     assert set(preset[section]) <= set(keys[section])
     assert set(preset[section].get("boosting_tree", {})) <= set(keys[f"{section}.boosting_tree"])
-    for key in ("arpa_lm_path", "large_lm_path"):
-        if key in preset.get("wfst", {}):
-            preset.wfst[key] = __file__  # any file: the LM is read later
+    if "wfst" in preset:
+        preset.wfst.arpa_lm_path = __file__  # any file: the LM is read later
+    if name == "paged_biglm":
+        preset.wfst.large_lm_path = __file__
     read(preset)
 
 
+def composed(schema, *overrides):
+    ConfigStore.instance().store(name=schema.__name__, node=schema)
+    with initialize(version_base=None):
+        return compose(schema.__name__, overrides=list(overrides))
+
+
 @pytest.mark.parametrize(("group", "name"), PRESETS)
-def test_presets_merge_into_nemos_structured_config(group, name):
-    preset, nemos = load_preset(name), OmegaConf.structured(CONFIGS[group])
-    ours = [key for key in preset.get("wfst", {}) if key not in nemos.wfst]
-    if not ours:
-        OmegaConf.merge(nemos, preset)
-        return
-    with pytest.raises(ConfigKeyError, match=ours[0]):  # the preset says what to do in scripts
-        OmegaConf.merge(nemos, preset)
-    with open_dict(nemos):  # as Hydra's `+key=value`
-        for key in ours:
-            OmegaConf.update(nemos, f"wfst.{key}", preset.wfst[key], force_add=True)
+def test_presets_compose_in_nemos_scripts(group, name):
+    config, preset = composed(ScriptConfig, f"+{group}={name}")[group], load_preset(name)
+    nemos = OmegaConf.merge(OmegaConf.structured(CONFIGS[group]), preset)  # refuses unknown keys
+    assert config == nemos
+    in_training = composed(TrainingConfig, f"+{group}@model.decoding={name}").model.decoding
+    assert in_training.strategy == preset.strategy
+
+
+@pytest.mark.parametrize("name", ["cuda_wfst", "paged_biglm"])
+def test_keys_of_ours_come_with_a_plus(name):
+    section = "ctc_decoding.wfst"
+    ours = {"large_lm_path": "large.packed", "boosting_tree.key_phrases_file": "names.txt"}
+    plus = [f"+{section}.{key}={value}" for key, value in ours.items()]
+    config = composed(ScriptConfig, f"+ctc_decoding={name}", *plus, f"{section}.arpa_lm_path=lm.arpa")
+    values = {key: OmegaConf.select(config, f"{section}.{key}") for key in ours}
+    assert values == ours
 
 
 @pytest.mark.parametrize(("group", "name"), PRESETS)
@@ -85,7 +115,7 @@ def test_presets_decode(group, name, ctc_model, hybrid_model, files, utterances,
     section = STRATEGIES[preset.strategy].section
     if section == "wfst":
         preset.wfst.arpa_lm_path = str(assets / "lm" / "word3.arpa")
-    if "large_lm_path" in preset[section]:
+    if name == "paged_biglm":
         preset.wfst.large_lm_path = str(assets / "lm" / "word3.arpa")
     if "ngram_lm_model" in preset[section]:
         preset.beam.ngram_lm_model = str(assets / "lm" / "tok3.arpa")

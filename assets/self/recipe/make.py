@@ -92,9 +92,7 @@ def make_train(args: argparse.Namespace) -> None:
     import train
 
     quieten_nemo()
-    settings = train.Settings(
-        steps=args.steps, layers=args.layers, width=args.width, seed=args.seed
-    )
+    settings = train.Settings(steps=args.steps, layers=args.layers, width=args.width, seed=args.seed)
     manifest = args.out / "speech" / "train.json"
     train.train(manifest, args.out / "tokenizer", args.out / "weights.pt", settings)
 

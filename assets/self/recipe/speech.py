@@ -134,9 +134,7 @@ def record(utterance: Utterance) -> float:
     return len(samples) / SAMPLE_RATE
 
 
-def record_split(
-    sentences: list[str], split: str, folder: Path, seed: int, processes: int = 1
-) -> None:
+def record_split(sentences: list[str], split: str, folder: Path, seed: int, processes: int = 1) -> None:
     """Record all sentences of a split and write NeMo's JSON-lines manifest beside them."""
     utterances = plan(sentences, split, folder, seed)
     with ProcessPoolExecutor(processes) as pool:

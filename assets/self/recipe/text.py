@@ -120,8 +120,7 @@ GRAMMAR: Grammar = {
         "missing, old, detailed"
     ),
     "department": one_of(
-        "marketing, engineering, finance, sales, legal, support, research, design, operations, "
-        "security"
+        "marketing, engineering, finance, sales, legal, support, research, design, operations, security"
     ),
     "item": one_of(
         "laptops, chairs, monitors, notebooks, batteries, cameras, keyboards, cables, sandwiches, "
@@ -167,9 +166,7 @@ def expand(symbol: str, grammar: Grammar, rng: random.Random) -> str:
 
 def coin(rng: random.Random) -> str:
     """Invent a pronounceable name that is on no list, such as `brotson` or `chailey`."""
-    onsets = one_of(
-        "b, br, c, ch, d, dr, f, fl, g, gr, h, j, k, l, m, n, p, r, s, sh, st, t, tr, v, w"
-    )
+    onsets = one_of("b, br, c, ch, d, dr, f, fl, g, gr, h, j, k, l, m, n, p, r, s, sh, st, t, tr, v, w")
     vowels = one_of("a, a, e, e, i, i, o, o, u, ai, ee, oo, ar, or, er")
     codas = one_of("n, m, l, r, s, t, nd, ck, x, , ")
     endings = one_of("son, ton, ley, man, ford, well, berg, ova, ini, wick, dale, er, ington, , ")
@@ -224,9 +221,7 @@ def take(stream: Iterator[str], count: int) -> list[str]:
     return [next(stream) for _ in range(count)]
 
 
-def draw_sentences(
-    training: int, language_model: int, coined: float, seed: int
-) -> dict[str, list[str]]:
+def draw_sentences(training: int, language_model: int, coined: float, seed: int) -> dict[str, list[str]]:
     """Draw all splits without a sentence in common: test, dev, train and lm (text only).
 
     Every split has its own random stream, so the size of one does not change another.
