@@ -17,15 +17,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.search.decoder import Streams
 from nemo_gpu_decoding.search.result import NBest
-from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder, TransducerStreams
+from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
 
 # Any first chunk may be a whole file, whose hypothesis a user keeps for long: of utterances that were
 # not continued yet, only those of so many batches can be.
@@ -33,11 +34,19 @@ RECENT_BATCHES = 8
 
 
 @dataclass(eq=False)
+class StreamBatch:
+    """Utterances that began in one batch."""
+
+    streams: Streams
+    num_frames: list[int]  # read so far, of each
+
+
+@dataclass(eq=False)
 class StreamState:
     """One running utterance; what `Hypothesis.dec_state` holds."""
 
     decoder: TransducerDecoder[Any] | None
-    streams: TransducerStreams | None  # of all utterances that began in one batch; None once released
+    batch: StreamBatch | None  # all utterances that began together; None once released
     row: int
     num_frames: int  # read when this state was handed out
     history: Tensor | None = (
@@ -46,11 +55,11 @@ class StreamState:
 
     def release(self) -> None:
         """Free the memory; the utterance cannot be continued any more."""
-        self.decoder = self.streams = self.history = None
+        self.decoder = self.batch = self.history = None
 
     def __getstate__(self) -> dict[str, Any]:
         """A hypothesis that is pickled takes its text along, not the search."""
-        return self.__dict__ | {"decoder": None, "streams": None, "history": None}
+        return self.__dict__ | {"decoder": None, "batch": None, "history": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StreamState:
         return self  # there is one search; who continues it first has it
@@ -91,23 +100,25 @@ class Continuation:
         self._check(states)
         groups: dict[int, list[int]] = {}  # utterances by the streams that they are part of
         for b, state in enumerate(states):
-            groups.setdefault(0 if state is None else id(state.streams), []).append(b)
+            groups.setdefault(0 if state is None else id(state.batch), []).append(b)
         results: dict[int, tuple[NBest, StreamState]] = {}
         for rows in groups.values():
             first = states[rows[0]]
             if first is None:
-                owner, streams = decoder, decoder.open(len(rows), requests)
-                places = list(range(len(rows)))
+                owner = decoder
+                batch = StreamBatch(decoder.open(len(rows), requests), [0] * len(rows))
+                slots = list(range(len(rows)))
             else:
                 assert first.decoder is not None
-                assert first.streams is not None
-                owner, streams = first.decoder, first.streams
-                places = [state.row for b in rows if (state := states[b]) is not None]
-            nbests = _push(owner, streams, frames[rows], lengths[rows], places)
-            for b, place in zip(rows, places, strict=True):
+                assert first.batch is not None
+                owner, batch = first.decoder, first.batch
+                slots = [state.row for b in rows if (state := states[b]) is not None]
+            nbests = _push(owner, batch.streams, frames[rows], lengths[rows], slots)
+            batch.num_frames = [nbest.num_frames for nbest in nbests]
+            for b, slot in zip(rows, slots, strict=True):
                 history = _history(states[b], frames[b, : lengths[b]]) if keep_history else None
-                seen = int(streams.batch.ends[place])
-                results[b] = nbests[place], StreamState(owner, streams, place, seen, history)
+                state = StreamState(owner, batch, slot, batch.num_frames[slot], history)
+                results[b] = nbests[slot], state
         self._remember([results[b][1] for b, state in enumerate(states) if state is None])
         return [results[b] for b in range(len(states))]
 
@@ -115,12 +126,13 @@ class Continuation:
         for b, state in enumerate(states):
             if state is None:
                 continue
-            if state.streams is None:
+            if state.batch is None:
                 raise ValueError(
                     f"partial_hypotheses[{b}] cannot be continued: its search was released (utterances "
                     f"not yet continued are kept for {RECENT_BATCHES} batches, pickled ones not at all)"
                 )
-            if state.streams.closed or state.num_frames != state.streams.batch.ends[state.row]:
+            batch = state.batch
+            if batch.streams.closed or state.num_frames != batch.num_frames[state.row]:
                 raise ValueError(
                     f"partial_hypotheses[{b}] was continued before: expected the hypothesis that this "
                     "has returned"
@@ -137,22 +149,20 @@ class Continuation:
 
 def _push(
     decoder: TransducerDecoder[Any],
-    streams: TransducerStreams,
+    streams: Streams,
     frames: Tensor,
     lengths: Tensor,
-    places: list[int],
+    slots: list[int],
 ) -> list[NBest]:
-    """Push a chunk to these places of the streams (to the others nothing); results as if it ended."""
-    if places != list(range(len(streams))):
+    """Push a chunk to these streams (to the others nothing); results as if all ended."""
+    if slots != list(range(len(streams))):
         spread = frames.new_zeros(len(streams), *frames.shape[1:])
-        spread[places] = frames
+        spread[slots] = frames
         counts = lengths.new_zeros(len(streams))
-        counts[places] = lengths
+        counts[slots] = lengths
         frames, lengths = spread, counts
     decoder.push(streams, frames, lengths)
-    results = decoder.close(streams.copy())
-    streams.forget_read()  # `push` does so too, but hypotheses may be kept without another one
-    return results
+    return decoder.close(replace(streams))  # an engine's results change nothing: these stay open
 
 
 def _history(state: StreamState | None, frames: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ class Transducer(TokenFusion):
         return {f"{SEARCH}.transducer.launch_shape": dict.fromkeys(threads, 32)}
 
     def threads_for_little_work(self, monkeypatch):
-        monkeypatch.setattr(f"{SEARCH}.transducer.loop.WORK_PER_THREAD", 0)
+        monkeypatch.setattr(f"{SEARCH}.transducer.cpu_engine.WORK_PER_THREAD", 0)
 
     def wrong_width(self, width):
         return rf"encoder_output has shape \(2, 5, {width}\), expected \[B, T, {WIDTH}\]"

@@ -7,9 +7,9 @@ import numpy as np
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.aes_pp import cpu
 from nemo_gpu_decoding.search.aes_pp.config import AESConfig
-from nemo_gpu_decoding.search.transducer.beam import Joint, Search, Wishes
 from nemo_gpu_decoding.search.transducer.cuda_step import DeviceStep
-from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder, TransducerStreams
+from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
+from nemo_gpu_decoding.search.transducer.engine import Strategy
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 
 
@@ -44,10 +44,10 @@ class AESPlusPlus(TransducerDecoder[AESConfig]):
             gamma=np.float32(self.config.maes_expansion_gamma),
         )
 
-    def _device_step(self) -> DeviceStep:
+    def _strategy(self) -> Strategy:
         limits = self._limits
         stays = np.flatnonzero(self._durations == 0)  # a token that stays in its frame
-        return DeviceStep(
+        kernels = DeviceStep(
             source="search/aes_pp/kernel.cu",
             per_hypothesis=limits.expansions,
             pooled=True,
@@ -58,17 +58,4 @@ class AESPlusPlus(TransducerDecoder[AESConfig]):
             ),
             merge_options=(("timed", int(bool(self.networks.durations))), ("num_steps", limits.steps)),
         )
-
-    def _step(
-        self,
-        rows: np.ndarray,
-        joint: Joint,
-        nodes: np.ndarray,
-        wishes: Wishes,
-        streams: TransducerStreams,
-        search: Search,
-    ) -> None:
-        cpu.step(
-            rows, joint, streams.batch, nodes, wishes, search, self._durations, self._limits,
-            streams.fusion.lm.arrays, streams.fusion.arrays.boosting,
-        )  # fmt: skip
+        return Strategy(cpu.step, limits, kernels, self._search, self._durations)

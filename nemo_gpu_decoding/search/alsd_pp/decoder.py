@@ -7,9 +7,9 @@ import numpy as np
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.alsd_pp import cpu
 from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
-from nemo_gpu_decoding.search.transducer.beam import Joint, Search, Wishes
 from nemo_gpu_decoding.search.transducer.cuda_step import DeviceStep
-from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder, TransducerStreams
+from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
+from nemo_gpu_decoding.search.transducer.engine import Strategy
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 
 
@@ -41,25 +41,13 @@ class ALSDPlusPlus(TransducerDecoder[ALSDConfig]):
     ) -> None:
         super().__init__(networks, config or ALSDConfig(), fusion)
 
-    def _device_step(self) -> DeviceStep:
-        return DeviceStep(
+    def _strategy(self) -> Strategy:
+        limit = self.config.max_symbols
+        kernels = DeviceStep(
             source="search/alsd_pp/kernel.cu",
             per_hypothesis=self.config.beam_size,
             pooled=False,
-            expand_options=(("max_symbols", np.int32(self.config.max_symbols)),),
+            expand_options=(("max_symbols", np.int32(limit)),),
             merge_options=(),
         )
-
-    def _step(
-        self,
-        rows: np.ndarray,
-        joint: Joint,
-        nodes: np.ndarray,
-        wishes: Wishes,
-        streams: TransducerStreams,
-        search: Search,
-    ) -> None:
-        cpu.step(
-            rows, joint, streams.batch, nodes, wishes, search, self._durations,
-            self.config.max_symbols, streams.fusion.lm.arrays, streams.fusion.arrays.boosting,
-        )  # fmt: skip
+        return Strategy(cpu.step, limit, kernels, self._search, self._durations)

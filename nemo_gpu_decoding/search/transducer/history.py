@@ -11,14 +11,15 @@ from nemo_gpu_decoding.search.transducer.beam import NODE, ROOT
 
 
 @compiled
-def rank(batch, boosting, final, score_norm, order, scores):
-    """The N best hypotheses of each utterance with different texts.
+def rank(rows, batch, boosting, final, score_norm, order, scores):
+    """The N best hypotheses of the n utterances `rows` with different texts.
 
     Fills order [n, N] with their slots, best first, -1 where there are fewer, and scores [n, N].
     `final`: the utterance is over; phrases that were not finished give back their bonus. (As in NeMo's
     searches, the LM's end-of-sentence weight is not added.)
     """
-    for b in range(order.shape[0]):
+    for r in range(order.shape[0]):
+        b = rows[r]
         score = np.empty(max(0, batch.sizes[b]), np.float32)
         for k in range(len(score)):
             hypothesis = batch.beam[b, k]
@@ -35,10 +36,10 @@ def rank(batch, boosting, final, score_norm, order, scores):
                     or _rated(batch, b, k, score, score_norm) > _rated(batch, b, best, score, score_norm)
                 ):
                     best = k
-            order[b, n] = best
+            order[r, n] = best
             if best < 0:
                 continue
-            scores[b, n] = score[best]
+            scores[r, n] = score[best]
             score[best] = IMPOSSIBLE
 
 

@@ -2,48 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_gpu_decoding.search.inputs import checked_lengths
+from nemo_gpu_decoding.search.inputs import check_batch, check_rows
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 
 
-def checked_encoder_output(
-    encoder_output: Tensor, lengths: Tensor | Sequence[int], *, batch: int | None, size: int
-) -> np.ndarray:
-    """Check shapes and types; returns the lengths as int64 numpy array [B].
+def check_encoder_output(encoder_output: Tensor, *, batch: int | None, size: int) -> None:
+    """Check type and shape of an encoder's output [B, T, size].
 
     Args:
-        encoder_output: [B, T, size] floating point.
-        lengths: [B] integers in 0 .. T.
         batch: the B that is expected, if one is.
 
     Raises:
         ValueError: names the argument, what was seen and what was expected.
     """
-    if not isinstance(encoder_output, torch.Tensor):
-        raise ValueError(
-            f"encoder_output is a {type(encoder_output).__name__}, expected a torch.Tensor [B, T, D]"
-        )
+    check_rows(encoder_output, "encoder_output", "[B, T, D]")
     shape = tuple(encoder_output.shape)
-    if len(shape) != 3:
-        raise ValueError(f"encoder_output has shape {shape}, expected [B, T, D]")
-    if not encoder_output.is_floating_point():
-        raise ValueError(
-            f"encoder_output has dtype {encoder_output.dtype}, expected a floating point type"
-        )
     if shape[2] != size:
         hint = " (NeMo's encoders give [B, D, T]: transpose(1, 2))" if shape[1] == size else ""
         raise ValueError(
             f"encoder_output has shape {shape}, expected [B, T, {size}], as the joint takes it{hint}"
         )
-    if batch is not None and shape[0] != batch:
-        raise ValueError(f"encoder_output has {shape[0]} rows, expected {batch}, one per stream")
-    return checked_lengths(lengths, shape[0], shape[1], of="encoder_output")
+    check_batch(encoder_output, "encoder_output", batch)
 
 
 def valid_frames(encoder_output: Tensor, lengths: np.ndarray) -> Tensor:

@@ -30,9 +30,15 @@ class Predictions:
 
         return cls(spread(output), tuple(spread(part) for part in state))
 
-    def copy(self) -> Predictions:
+    def selected(self, rows: np.ndarray, n: int) -> Predictions:
+        """A copy of the entries of some of the n utterances."""
+        numbers = torch.from_numpy(rows).to(self.outputs.device)
+
+        def chosen(part: Tensor) -> Tensor:
+            return part.unflatten(0, (n, -1)).index_select(0, numbers).flatten(0, 1)
+
         with torch.inference_mode():
-            return Predictions(self.outputs.clone(), tuple(part.clone() for part in self.state))
+            return Predictions(chosen(self.outputs), tuple(chosen(part) for part in self.state))
 
     def extend(
         self, networks: TransducerNetworks, labels: np.ndarray, sources: np.ndarray, targets: np.ndarray

@@ -214,15 +214,17 @@ def test_searches_find_what_the_cpu_finds(strategy, make, path, durations):
     assert device.device_modes == {"graphs": "plain", "prediction": path}
 
 
-def test_streams_may_change_the_backend():
-    """What the kernels keep besides the states is made of the states."""
+def test_streams_may_be_looked_at_in_the_middle():
+    """What the kernels keep besides the states is made of the states; a look changes none of it."""
     make, config = STRATEGIES["alsd_pp"]
-    networks = lstm_networks(2)
+    networks = lstm_networks(2, durations=(0, 1, 2))
     host, device = (make(networks, config(beam_size=4, backend=b)) for b in ("cpu", "cuda"))
-    streams, frames = host.open(1), frames_of()[:1]
+    streams, frames = device.open(2), frames_of()
     for t in range(14):
-        (host, device, device)[t % 3].push(streams, frames[:, t : t + 1], [1])
-    assert_same(host.close(streams), host.decode(frames, [14]))
+        device.push(streams, frames[:, t : t + 1], [1, int(t < 9)])
+        so_far = device.close(replace(streams))
+        assert_same(so_far, host.decode(frames, [t + 1, min(t + 1, 9)]))
+    assert_same(device.close(streams), host.decode(frames, [14, 9]))
 
 
 # ------------------------------------------------------------------------- when weights are folded

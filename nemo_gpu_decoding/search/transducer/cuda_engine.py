@@ -1,4 +1,4 @@
-"""The loop of all transducer searches on the GPU; same contract as `loop.Loop`.
+"""`CUDAEngine`: the loop of all transducer searches on the GPU.
 
 A step: frames and predictions of all hypotheses are gathered, torch runs the joint, `expand` and `merge`
 search, and the prediction network reads the new tokens (`cuda_prediction.py`). Shapes are the same in
@@ -12,6 +12,8 @@ hypothesis of the old beam uses. The prediction network runs for all rows anyway
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -20,11 +22,12 @@ from nemo_gpu_decoding.cuda.launch import Module, as_records, runtime
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton, on_device, upload
 from nemo_gpu_decoding.search.transducer import launch_shape as shapes
-from nemo_gpu_decoding.search.transducer.beam import NODE, Batch, Search, grown_nodes
+from nemo_gpu_decoding.search.transducer.beam import NODE, Batch, grown_nodes
+from nemo_gpu_decoding.search.transducer.config import TransducerConfig
 from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
 from nemo_gpu_decoding.search.transducer.cuda_prediction import PLAN, Prediction, PredictionPaths
 from nemo_gpu_decoding.search.transducer.cuda_rows import move_rows
-from nemo_gpu_decoding.search.transducer.cuda_step import DeviceStep, StepInputs
+from nemo_gpu_decoding.search.transducer.cuda_step import StepInputs
 from nemo_gpu_decoding.search.transducer.cuda_workspace import (
     Workspace,
     WorkspacePool,
@@ -32,75 +35,55 @@ from nemo_gpu_decoding.search.transducer.cuda_workspace import (
     bucket,
     kind_of,
 )
-from nemo_gpu_decoding.search.transducer.memory import Frames, Predictions
+from nemo_gpu_decoding.search.transducer.engine import Strategy, StreamState, TransducerEngine
+from nemo_gpu_decoding.search.transducer.memory import Frames
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 
 
-class CUDALoop:
-    """Runs the steps of a batch on the device where the networks are.
+class Shared(NamedTuple):
+    """What all runs of a decoder share."""
 
-    Args:
-        networks: see `TransducerNetworks`.
-        search: options of the search.
-        durations: [D] int32, in frames.
-        temperature: softmax_temperature.
-        kernels: the strategy's.
-        pool: workspaces to use again.
-        graphs: runs steps as CUDA graphs, or plainly.
-        predictions: runs the prediction network.
-    """
+    workspaces: WorkspacePool
+    graphs: GraphRunner  # runs steps as CUDA graphs, or plainly
+    predictions: PredictionPaths  # runs the prediction network
+
+
+class CUDAEngine(TransducerEngine):
+    """The search on the device where the networks are; arguments as in `TransducerEngine`."""
 
     def __init__(
         self,
         networks: TransducerNetworks,
-        search: Search,
-        durations: np.ndarray,
-        temperature: float,
-        kernels: DeviceStep,
-        pool: WorkspacePool,
-        graphs: GraphRunner,
-        predictions: PredictionPaths,
-    ) -> None:
-        self.networks = networks
-        self.search = search
-        self.durations = durations
-        self.temperature = temperature
-        self.kernels = kernels
-        self.pool = pool
-        self.graphs = graphs
-        self.predictions = predictions
-
-    def run(
-        self,
-        batch: Batch,
-        nodes: np.ndarray,
-        predictions: Predictions,
-        frames: Frames,
+        config: TransducerConfig,
+        strategy: Strategy,
         fusion: BatchFusion,
-        *,
-        ended: bool,
-    ) -> np.ndarray:
-        """See `Loop.run`."""
-        if len(batch.sizes) == 0:
-            return nodes
-        device = predictions.outputs.device
-        parts = (predictions.outputs, *predictions.state)
-        with self.pool.borrowed(self._shape(batch, parts, frames.values)) as work:
+        shared: Shared,
+    ) -> None:
+        super().__init__(networks, config, strategy, fusion)
+        self._shared = shared
+
+    def _advance(self, state: StreamState, *, ended: bool) -> None:
+        batch = state.batch
+        parts = (state.predictions.outputs, *state.predictions.state)
+        device = parts[0].device
+        with self._shared.workspaces.borrowed(self._shape(state)) as work:
             work.take_predictions(parts)
-            work.take_frames(frames.values.to(device))
-            work.take_boosting(_boosting(fusion, device))
-            prediction = self.predictions.on(work)
+            work.take_frames(state.frames.values.to(device))
+            work.take_boosting(_boosting(self._fusion, device))
+            prediction = self._shared.predictions.on(work)
             prediction.begin()
-            step = _Step(self, work, on_device(fusion.lm, device), prediction)
-            _put(work.utterances, _utterances(batch, frames, ended))
+            lm = on_device(self._fusion.lm, device)
+            temperature = self._config.softmax_temperature
+            step = _Step(self._networks, self._strategy, temperature, work, lm, prediction)
+            _put(work.utterances, _utterances(batch, state.frames, ended))
             _put(work.beams, batch.beam)
             progress = _progress(batch)
             while True:
                 _put(work.progress, progress)
                 step.begin()
-                self.graphs.run(step, work)
+                self._shared.graphs.run(step, work)
                 progress = _get(work.progress, shapes.PROGRESS)[: len(progress)]
-                nodes = _append_nodes(nodes, work.nodes, progress)
+                state.nodes = _append_nodes(state.nodes, work.nodes, progress)
                 if (progress["size"] <= 0).any() or not (progress["activity"] == shapes.FULL).any():
                     break
                 progress = progress.copy()
@@ -108,17 +91,17 @@ class CUDALoop:
             work.give_predictions(parts)
             batch.beam[:] = _get(work.beams, batch.beam.dtype)[: len(batch.beam)]
         _update(batch, progress)
-        return nodes
 
-    def _shape(self, batch: Batch, parts: tuple[Tensor, ...], frames: Tensor) -> WorkspaceShape:
-        n, beam_size = batch.beam.shape
+    def _shape(self, state: StreamState) -> WorkspaceShape:
+        n, beam_size = state.batch.beam.shape
+        parts = (state.predictions.outputs, *state.predictions.state)
         return WorkspaceShape(
             device=parts[0].device,
             utterances=bucket(n),
             beam_size=beam_size,
-            per_hypothesis=self.kernels.per_hypothesis,
-            entries=batch.memo_hash.shape[1],
-            frame=kind_of(frames.flatten(0, 1)),
+            per_hypothesis=self._strategy.kernels.per_hypothesis,
+            entries=state.batch.memo_hash.shape[1],
+            frame=kind_of(state.frames.values.flatten(0, 1)),
             parts=tuple(map(kind_of, parts)),
         )
 
@@ -127,24 +110,30 @@ class _Step:
     """One step on a workspace, and the launches around it."""
 
     def __init__(
-        self, loop: CUDALoop, work: Workspace, lm: DeviceAutomaton, prediction: Prediction
+        self,
+        networks: TransducerNetworks,
+        strategy: Strategy,
+        temperature: float,
+        work: Workspace,
+        lm: DeviceAutomaton,
+        prediction: Prediction,
     ) -> None:
         self._work = work
         self._lm = lm
         self._prediction = prediction
-        self._search = loop.search
-        self._networks = loop.networks
-        self._kernels = loop.kernels
+        self._search = strategy.search
+        self._networks = networks
+        self._kernels = strategy.kernels
         self._modules: dict[torch.dtype, Module] = {}
-        self._inverse_temperature = 1.0 / loop.temperature
+        self._inverse_temperature = 1.0 / temperature
         self._plan = runtime().load(PLAN, work.shape.device, shapes.DEFINES)
-        key = "durations", tuple(loop.durations.tolist())
+        key = "durations", tuple(strategy.durations.tolist())
         if key not in work.constants:
-            work.constants[key] = torch.from_numpy(loop.durations).to(work.shape.device)
+            work.constants[key] = torch.from_numpy(strategy.durations).to(work.shape.device)
         self._durations = work.constants[key]
         # what a captured step knows besides the workspace
         self.key = (
-            lm.states.data_ptr(), lm.arcs.data_ptr(), loop.search, loop.temperature, loop.kernels,
+            lm.states.data_ptr(), lm.arcs.data_ptr(), strategy.search, temperature, strategy.kernels,
             prediction.key,
         )  # fmt: skip
 
