@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from os import PathLike, fspath
 from typing import Any, NamedTuple
 
-KINDS = ("bpe", "wpe", "char")
+KINDS = ("bpe", "wpe", "char", "byte_bpe")
 WORD_START = "▁"  # U+2581, SentencePiece's mark of the beginning of a word
 CONTINUATION = "##"  # WordPiece's mark of a piece inside a word
+SPACE_BYTE = "Ġ"  # how byte-level BPE (GPT-2, Whisper) writes the space before a word
+_SEPARATORS = (" ", "|")  # of character models; "|" is wav2vec2's
 _UNKNOWN = ("<unk>", "[UNK]")
 _SHOWN_OTHERWISE = {"<unk>": f"{WORD_START}⁇{WORD_START}"} | dict.fromkeys(
     ("<s>", "</s>", "<pad>", "[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"), ""
 )
-_CONTROL = re.compile(r"<[^<>]+>|\[[A-Z]+\]")  # <s>, <pad>, [CLS]: stand for no text
+_CONTROL = re.compile(r"<[^<>]+>|\[[A-Z]+\]")  # <s>, <pad>, <|en|>, [CLS]: stand for no text
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's byte fallback
+
+# The 256 characters that stand for bytes in byte-level BPE: printable ones for themselves, the others
+# from U+0100 upwards in their order.
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
+_CHARACTER_OF_BYTE = {byte: chr(byte) for byte in _PRINTABLE} | {
+    byte: chr(0x100 + n) for n, byte in enumerate(_OTHERS)
+}
+_BYTE_OF_CHARACTER = {character: byte for byte, character in _CHARACTER_OF_BYTE.items()}
+# What byte-level BPE never merges across: English contractions, letters, digits, other characters.
+_BYTE_LEVEL_UNITS = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+")
+# The share of pieces that may be no merge of two others in a vocabulary that was made by merging.
+_OTHER_PIECES = 0.01
 
 Segmentation = list[int]
 
@@ -37,7 +53,8 @@ class Vocabulary:
     """The V text pieces of a model, id = position, without the blank.
 
     `kind` says how pieces join: "bpe" (SentencePiece: '▁' begins a word), "wpe" (WordPiece: '##'
-    continues one) or "char" (characters, ' ' between words).
+    continues one), "char" (characters, ' ' or '|' between words) or "byte_bpe" (GPT-2, Whisper: the
+    characters stand for bytes, 'Ġ' for the space before a word).
 
     Raises:
         ValueError: no pieces, or an unknown kind.
@@ -45,7 +62,8 @@ class Vocabulary:
 
     pieces: tuple[str, ...]
     kind: str
-    # The model's own tokenizer. Without it text is cut into as few pieces as possible.
+    # The model's own tokenizer. Without it text is cut as its kind of tokenizer does: BPE by merging
+    # the pair with the lowest id, WordPiece by the longest match. See `spells_by_guess`.
     encode: Callable[[str], list[int]] | None = field(default=None, hash=False)
     # For aggregate tokenizers: one tokenizer per language, whose ids are those of `pieces`.
     encode_by_language: Mapping[str, Callable[[str], list[int]]] | None = field(default=None, hash=False)
@@ -86,8 +104,29 @@ class Vocabulary:
     @cached_property
     def space(self) -> int | None:
         """The piece before every word but the first, if it alone separates words."""
-        is_needed = self.kind == "char" and " " in self.pieces
-        return self.pieces.index(" ") if is_needed else None
+        found = [mark for mark in _SEPARATORS if self.kind == "char" and mark in self.pieces]
+        return self.pieces.index(found[0]) if found else None
+
+    @cached_property
+    def spells_by_guess(self) -> bool:
+        """Whether nobody knows how the model spells: a unigram model's pieces without its tokenizer.
+
+        Ids of a BPE model are its merges in their order: each piece is two pieces of lower ids. A
+        unigram model chooses by probabilities, which pieces do not tell; words are then spelled with
+        the fewest pieces.
+        """
+        if self.encode or self.encode_by_language or self.kind != "bpe":
+            return False
+        others = sum(not self._is_merge(piece) for piece in self._surfaces)
+        return others > _OTHER_PIECES * len(self)
+
+    def _is_merge(self, piece: str) -> bool:
+        """Whether a piece is a character or can be merged of two pieces that came before it."""
+        ids, own = self._surfaces, self._surfaces[piece]
+        return len(piece) == 1 or any(
+            all(part in ids and (len(part) == 1 or ids[part] < own) for part in (piece[:i], piece[i:]))
+            for i in range(1, len(piece))
+        )
 
     # -- ids to text -----------------------------------------------------------------------------
 
@@ -95,6 +134,11 @@ class Vocabulary:
         """The text that the tokens spell, as the model's tokenizer would put it."""
         if self.kind == "char":
             return "".join(self._shown(i) for i in ids)
+        if self.kind == "byte_bpe":
+            joined = "".join(self._shown(i) for i in ids)
+            return (
+                bytes(_BYTE_OF_CHARACTER[c] for c in joined).decode("utf-8", "replace").removeprefix(" ")
+            )
         joined = "".join(self._shown(i) for i in _merge_bytes(self.pieces, ids))
         if self.kind == "wpe" or (len(ids) and self.pieces[ids[0]] not in _UNKNOWN):
             joined = joined.lstrip(WORD_START)
@@ -114,7 +158,7 @@ class Vocabulary:
     def _word_ranges(self, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
         """Where words begin and end; some may be empty or a bare word mark."""
         if self.kind == "char":
-            separators = [n for n, i in enumerate(ids) if self.pieces[i] == " "]
+            separators = [n for n, i in enumerate(ids) if i == self.space]
             return zip([0, *(n + 1 for n in separators)], [*separators, len(ids)], strict=True)
         starts = [n for n, i in enumerate(ids) if n and self.starts_word(i)]
         return zip([0, *starts], [*starts, len(ids)], strict=True)
@@ -122,7 +166,12 @@ class Vocabulary:
     def _shown(self, piece: int | str) -> str:
         """What a piece adds to the text; '▁' stands for the space before a word."""
         text = piece if isinstance(piece, str) else self.pieces[piece]
-        if self.kind != "char" and text in _SHOWN_OTHERWISE:
+        if self.kind == "byte_bpe":
+            return "" if _is_control(text) or not _BYTE_OF_CHARACTER.keys() >= set(text) else text
+        if self.kind == "char":
+            is_silent = _SHOWN_OTHERWISE.get(text) == ""
+            return "" if is_silent else " " if piece == self.space else text
+        if text in _SHOWN_OTHERWISE:
             return _SHOWN_OTHERWISE[text]
         if self.kind == "wpe":
             return text[len(CONTINUATION) :] if _continues(text) else WORD_START + text
@@ -131,14 +180,16 @@ class Vocabulary:
     def starts_word(self, i: int) -> bool:
         """Whether a word begins with token i."""
         piece = self.pieces[i]
-        if self.kind == "bpe":
-            return piece.startswith(WORD_START)
+        if self.kind in ("bpe", "byte_bpe"):
+            return piece.startswith(WORD_START if self.kind == "bpe" else SPACE_BYTE)
         return not _continues(piece)
 
     # -- text to ids -----------------------------------------------------------------------------
 
     def tokenize(self, text: str, language: str | None = None) -> Segmentation:
-        """The canonical tokens of a text: the model's tokenizer's, else the fewest pieces.
+        """The canonical tokens of a text: what the model's tokenizer makes of it.
+
+        Without the tokenizer the pieces decide, see `encode` and `spells_by_guess`.
 
         `language` selects the tokenizer of an aggregate; other vocabularies have but one.
 
@@ -149,9 +200,7 @@ class Vocabulary:
         if not words:
             raise ValueError("text is empty, expected at least one word")
         encode = self._encoder(language)
-        ids = (
-            [int(i) for i in encode(words)] if encode else next(iter(self._fewest_pieces(words, 1)), [])
-        )
+        ids = [int(i) for i in encode(words)] if encode else self._spelled(words)
         bad_id = next((i for i in ids if not 0 <= i < len(self.pieces)), None)
         if bad_id is not None:
             raise ValueError(
@@ -207,6 +256,53 @@ class Vocabulary:
             raise ValueError(f"language is {language!r}, expected one of {known}")
         return self.encode_by_language[language]
 
+    def _spelled(self, text: str) -> Segmentation:
+        """The tokens of a text by the rule of the kind; empty if no pieces spell it."""
+        ids: Segmentation | None = None
+        if self.kind == "byte_bpe":
+            units = [self._surface(unit) for unit in _BYTE_LEVEL_UNITS.findall(f" {text}")]
+            ids = [i for unit in units for i in self._merged(unit) or [-1]]
+        elif self.kind == "wpe":
+            ids = [i for word in text.split() for i in self._longest_matches(WORD_START + word) or [-1]]
+        elif self.kind == "bpe" and not self.spells_by_guess:
+            ids = self._merged(self._surface(text))
+        if not ids or -1 in ids:
+            ids = next(iter(self._fewest_pieces(text, 1)), [])
+        return ids
+
+    def _merged(self, surface: str) -> Segmentation:
+        """The tokens that are left when of all pairs that form a piece the one with the lowest id is
+        merged first, of equal ones the leftmost; empty if a character is no piece.
+        """
+        find, parts = self._surfaces.get, list(surface)
+        while True:
+            pairs = ((find(a + b), n) for n, (a, b) in enumerate(itertools.pairwise(parts)))
+            best = min(((i, n) for i, n in pairs if i is not None), default=None)
+            if best is None:
+                break
+            n = best[1]
+            parts[n : n + 2] = [parts[n] + parts[n + 1]]
+        ids = [find(part) for part in parts]
+        return [] if None in ids else [i for i in ids if i is not None]
+
+    def _longest_matches(self, surface: str) -> Segmentation:
+        """The longest piece at the beginning, then the longest that goes on; empty if one is missing."""
+        ids = []
+        while surface:
+            longest = range(min(len(surface), self._longest_piece), 0, -1)
+            end = next((n for n in longest if surface[:n] in self._surfaces), None)
+            if end is None:
+                return []
+            ids.append(self._surfaces[surface[:end]])
+            surface = surface[end:]
+        return ids
+
+    def _surface(self, text: str) -> str:
+        """A text as pieces match it."""
+        if self.kind == "byte_bpe":
+            return "".join(_CHARACTER_OF_BYTE[byte] for byte in text.encode())
+        return text if self.kind == "char" else WORD_START + text.replace(" ", WORD_START)
+
     def _uncovered(self, text: str, ids: Segmentation) -> str | None:
         """The first character of the text that the ids leave out, if any."""
         if not ids or any(self.pieces[i] in _UNKNOWN for i in ids):
@@ -217,7 +313,8 @@ class Vocabulary:
             missing = "".join(c for c in text if any(form in left_out for form in _basic(c)))
         else:
             missing = ""
-        unknown = (c for c in missing if not set(unicodedata.normalize("NFKC", c)) <= self._alphabet)
+        form = self._surface if self.kind == "byte_bpe" else partial(unicodedata.normalize, "NFKC")
+        unknown = (c for c in missing if not set(form(c)) <= self._alphabet)
         return next(unknown, missing[:1] or None)
 
     @cached_property
@@ -229,7 +326,7 @@ class Vocabulary:
         """The text that each piece matches, '▁' before words; of equal pieces the first counts."""
         surfaces: dict[str, int] = {}
         for i, piece in enumerate(self.pieces):
-            if piece and (len(piece) == 1 or not _CONTROL.fullmatch(piece)):
+            if piece and not _is_control(piece):
                 surfaces.setdefault(self._shown(i), i)
         return surfaces
 
@@ -243,7 +340,7 @@ class Vocabulary:
         best[i] holds those of text[i:] as (length, (id, rest)), best first; `rest` is such a pair again
         or (), so that segmentations share their tails.
         """
-        surface = text if self.kind == "char" else WORD_START + text.replace(" ", WORD_START)
+        surface = self._surface(f" {text}" if self.kind == "byte_bpe" else text)
         find = self._surfaces.get
         best: list[list[tuple[int, tuple]]] = [[] for _ in surface] + [[(0, ())]]
         for begin in range(len(surface) - 1, -1, -1):
@@ -279,21 +376,29 @@ def letter_cases(text: str) -> list[str]:
     return list(dict.fromkeys([text, text.lower(), text.upper(), capitalized]))
 
 
+def _is_control(piece: str) -> bool:
+    return len(piece) > 1 and bool(_CONTROL.fullmatch(piece))
+
+
 def _continues(piece: str) -> bool:
     return piece.startswith(CONTINUATION) and len(piece) > len(CONTINUATION)
 
 
 def _guess_kind(pieces: Sequence[str]) -> str:
-    texts = [piece for piece in pieces if len(piece) == 1 or not _CONTROL.fullmatch(piece)]
+    texts = [piece for piece in pieces if not _is_control(piece)]
     if any(piece.startswith(WORD_START) for piece in texts):
         return "bpe"
+    if any(piece.startswith(SPACE_BYTE) for piece in texts) and set("".join(texts)) <= set(
+        _BYTE_OF_CHARACTER
+    ):
+        return "byte_bpe"
     if any(map(_continues, texts)):
         return "wpe"
     if all(len(piece) == 1 for piece in texts):
         return "char"
     raise ValueError(
-        f"pieces have neither {WORD_START!r} nor {CONTINUATION!r} marks and are no single characters; "
-        f"give kind, one of {', '.join(KINDS)}"
+        f"pieces have no marks ({WORD_START!r}, {CONTINUATION!r}, {SPACE_BYTE!r}) and are no single "
+        f"characters; give kind, one of {', '.join(KINDS)}"
     )
 
 

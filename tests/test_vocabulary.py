@@ -125,6 +125,85 @@ def test_tokenize_is_the_tokenizers(processor, vocabulary):
     assert vocabulary.tokenize("meet  the director ") == processor.encode("meet the director")
 
 
+def test_bpe_pieces_alone_are_merged_as_sentencepiece_does(processor, vocabulary):
+    bare = Vocabulary.from_pieces(vocabulary.pieces)
+    assert not bare.spells_by_guess
+    draw = random.Random(2)
+    letters = "".join(piece for piece in vocabulary.pieces if len(piece) == 1 and piece.isalpha())
+    fewest = 0
+    for _ in range(500):
+        text = " ".join("".join(draw.choices(letters, k=draw.randrange(1, 9))) for _ in range(3))
+        assert bare.tokenize(text) == processor.encode(text)
+        fewest += bare.segmentations(text, limit=2)[-1] < processor.encode(text)
+    for text in ("schedule the budget", "meet the director tomorrow", "doctor okonkwo called"):
+        assert bare.tokenize(text) == processor.encode(text)
+    assert fewest  # the rule matters
+
+
+def test_merging_is_not_the_fewest_pieces():
+    # "ab" comes before "bc" and "▁a": of "abc" it is merged first
+    pieces = ["ab", "▁a", "bc", "▁", "a", "b", "c"]
+    vocabulary = Vocabulary.from_pieces(pieces)
+    assert not vocabulary.spells_by_guess
+    assert vocabulary.tokenize("abc") == [3, 0, 6]
+    assert Vocabulary.from_pieces(["▁abc", *pieces]).spells_by_guess  # no merge of pieces before it
+    assert not Vocabulary(tuple(pieces), "bpe", encode=lambda text: [0]).spells_by_guess
+
+
+@pytest.fixture(scope="module")
+def tokenizers():
+    return pytest.importorskip("tokenizers", reason="the tokenizers of Hugging Face are not installed")
+
+
+CORPUS = [
+    "The quick brown fox can't jump over 12 lazy dogs!",
+    "Où est le café? Là-bas, dit-elle.",
+    "new york's",
+]
+SENTENCES = [*CORPUS, "the dogs' 2 cafés", "a-b_c 3d", "naïve café fox", "Ünïcödé 漢字"]
+
+
+def test_byte_level_bpe_is_that_of_gpt2_and_whisper(tokenizers):
+    reference = tokenizers.ByteLevelBPETokenizer(add_prefix_space=True)
+    reference.train_from_iterator(CORPUS * 3, vocab_size=340, special_tokens=["<|endoftext|>"])
+    pieces = [reference.id_to_token(i) for i in range(reference.get_vocab_size())]
+    vocabulary = Vocabulary.from_pieces(pieces)
+    assert vocabulary.kind == "byte_bpe"
+    assert not vocabulary.spells_by_guess
+    for text in SENTENCES:
+        ids = reference.encode(text).ids
+        assert vocabulary.tokenize(text) == ids
+        assert vocabulary.text(ids) == text
+        assert " ".join(span.word for span in vocabulary.words(ids)) == text
+        assert vocabulary.text([pieces.index("<|endoftext|>"), *ids]) == text
+    assert vocabulary.text(vocabulary.tokenize("é")[-1:]).endswith("\ufffd")  # half a character
+    for ids in vocabulary.segmentations("lazy fox", limit=6):
+        assert vocabulary.text(ids) == "lazy fox"
+
+
+def test_word_pieces_are_the_longest_matches(tokenizers):
+    reference = tokenizers.BertWordPieceTokenizer(lowercase=False, strip_accents=False)
+    reference.train_from_iterator(CORPUS * 3, vocab_size=120)
+    pieces = [reference.id_to_token(i) for i in range(reference.get_vocab_size())]
+    vocabulary = Vocabulary.from_pieces(pieces)
+    assert vocabulary.kind == "wpe"
+    for text in ("quick fox dogs", "the brown york", "jump over lazy café", "dogfox boxy"):
+        assert vocabulary.tokenize(text) == reference.encode(text, add_special_tokens=False).ids
+
+
+def test_pieces_of_wav2vec2():
+    # the tokens of facebook/wav2vec2-base-960h after its blank, <pad>, which is column 0
+    vocabulary = Vocabulary.from_pieces(["<s>", "</s>", "<unk>", "|", *"ETAONIHSRDLUMWCFGYPBVK'XJQZ"])
+    assert vocabulary.kind == "char"
+    assert vocabulary.space == 3
+    ids = vocabulary.tokenize("NEW YORK")
+    assert [vocabulary.pieces[i] for i in ids] == list("NEW|YORK")
+    assert vocabulary.text([0, *ids, 1]) == "NEW YORK"
+    assert [span.word for span in vocabulary.words(ids)] == ["NEW", "YORK"]
+    with pytest.raises(ValueError, match="has the character 'é'"):
+        vocabulary.tokenize("CAFé")
+
+
 def test_without_a_tokenizer_the_fewest_pieces_win():
     assert Vocabulary(BPE, "bpe").tokenize("abc a") == [3, 6, 2]
     assert Vocabulary(WPE, "wpe").tokenize("abc the") == [2, 5, 6]  # a tie with a ##bc

@@ -26,10 +26,15 @@ _SCRIPTS_WITHOUT_SPACES = (
 def word_continuations(vocabulary: Vocabulary) -> np.ndarray:
     """[V] bool, the pieces that continue the word before them."""
     mark = CONTINUATION if vocabulary.kind == "wpe" else ""
+    pieces = vocabulary.pieces
+    if vocabulary.kind == "byte_bpe":  # 'Ġ' is a letter in Unicode; half a character is none
+        pieces = tuple(
+            "" if vocabulary.starts_word(i) else vocabulary.text([i]) for i in range(len(vocabulary))
+        )
     return np.array(
         [
             piece.startswith(mark) and is_word_character(piece[len(mark) : len(mark) + 1])
-            for piece in vocabulary.pieces
+            for piece in pieces
         ],
         bool,
     )

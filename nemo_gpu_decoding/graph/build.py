@@ -120,6 +120,13 @@ def spell_words(
             f"{arpa} is an LM over tokens ({', '.join(map(repr, words[:3]))}, ...), expected one over "
             "words; flexctc_beam, alsd_pp and aes_pp take LMs over tokens"
         )
+    if vocabulary.spells_by_guess:
+        logger.warning(
+            "the %d pieces are those of a unigram model, whose spelling they do not tell: words are "
+            "spelled with the fewest pieces, which may cost most of the accuracy. Expected the model's "
+            "tokenizer (Vocabulary.from_sentencepiece, or encode=) or a lexicon file",
+            len(vocabulary),
+        )
     return Lexicon.from_vocabulary(track(words), vocabulary, segmentations)
 
 

@@ -15,6 +15,7 @@ from nemo_gpu_decoding.vocabulary import Vocabulary
          ["a", "er", "é", "7", "ж", "가", "\N{COMBINING ACUTE ACCENT}", "\N{DEVANAGARI SIGN VIRAMA}"],
          ["▁", "▁a", "'s", "-", ",", "<unk>", "<s>", "<0x41>", "[CLS]", "東京", "カ", "ー", "ไทย"]),
         ("wpe", ["##a", "##7", "##é"], ["a", "##", "#", "##'s", "##東", "[UNK]", "'"]),
+        ("byte_bpe", ["a", "7", "Ã©"], ["Ġ", "Ġa", "'s", "Ã", "-", "<|en|>"]),
         ("char", ["a", "ü", "7"], [" ", "'", "-", "東"]),
     ],
 )  # fmt: skip

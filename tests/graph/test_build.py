@@ -173,6 +173,17 @@ def test_vocabulary_spells_the_words(tmp_path):
     assert ("bcd",) in costs_of(graph, (1, 3, 4))
 
 
+def test_a_spelling_that_is_a_guess_is_told(tmp_path, caplog):
+    arpa = tmp_path / "lm.arpa"
+    arpa.write_text(arpa_text(toy_table(seed=0)))
+    merges = Vocabulary.from_pieces(["▁a", "▁b", "▁", "a", "b", "c", "A", "B"])
+    build_graph(arpa, merges, cache=False)
+    assert not caplog.records
+    unigram = Vocabulary.from_pieces(["▁abc", *merges.pieces])
+    build_graph(arpa, unigram, cache=False)
+    assert "spelled with the fewest pieces" in caplog.text
+
+
 def test_disambiguation_symbols_are_kaldis():
     spellings = [(0,), (1,), (1, 2), (1, 2), (3,)]
     assert disambiguated(spellings).tolist() == [0, 1, 1, 2, 0]
