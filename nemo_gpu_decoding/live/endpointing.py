@@ -26,7 +26,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from nemo_gpu_decoding.search.cuda_wfst.result import WordNBest
 from nemo_gpu_decoding.search.result import NBest
 
 
@@ -137,7 +136,7 @@ def progress_of(
     if not 0 < frame_seconds < math.inf:
         raise ValueError(f"frame_seconds is {frame_seconds}, expected a finite number > 0")
     if relative_cost is None:
-        known = partial.relative_cost if isinstance(partial, WordNBest) else None
+        known = partial.relative_cost
         relative_cost = math.inf if known is None else known
     silent = trailing_blank_frames(partial)
     return StreamProgress(partial.num_frames * frame_seconds, silent * frame_seconds, relative_cost)

@@ -15,15 +15,14 @@ from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
 from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
 from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
 from nemo_gpu_decoding.search.paged_biglm.lms import load_large_lm, load_small_lm
-from nemo_gpu_decoding.search.paged_biglm.result import NO_WORK, PagedBigLMNBest, Work
-from nemo_gpu_decoding.search.result import NBest, Path
+from nemo_gpu_decoding.search.result import NBest, Path, Work
 
 
 @dataclass
 class PagedHypothesis(WordHypothesis):
     """A `WordHypothesis` that says what the search of its utterance had to do."""
 
-    work: Work = NO_WORK
+    work: Work | None = None
 
 
 def build_paged_biglm(owner: Any, cfg: DictConfig) -> PagedInfer:
@@ -43,5 +42,4 @@ class PagedInfer(WfstInfer):
         return PagedBigLM(graph, self.blank_id, self.blank_id, large, small, config, **others)
 
     def _hypothesis(self, path: Path, nbest: NBest) -> PagedHypothesis:
-        assert isinstance(nbest, PagedBigLMNBest)
         return PagedHypothesis(**vars(super()._hypothesis(path, nbest)), work=nbest.work)

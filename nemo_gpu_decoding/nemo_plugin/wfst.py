@@ -28,7 +28,7 @@ from nemo_gpu_decoding.nemo_plugin.wfst_config import WfstOptions, read_wfst_opt
 from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
 from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
 from nemo_gpu_decoding.search.cuda_wfst.mbr import minimum_bayes_risk
-from nemo_gpu_decoding.search.cuda_wfst.result import Word, WordNBest, WordPath
+from nemo_gpu_decoding.search.cuda_wfst.result import Word, WordPath
 from nemo_gpu_decoding.search.result import NBest, Path
 
 Infer = TypeVar("Infer", bound="WfstInfer")
@@ -106,7 +106,6 @@ class WfstInfer(CTCInfer):
 
     def _hypothesis(self, path: Path, nbest: NBest) -> WordHypothesis:
         assert isinstance(path, WordPath)
-        assert isinstance(nbest, WordNBest)
         words = [self._without_space(word, path) for word in path.words]
         return from_word_path(path, words, nbest.num_frames, nbest.lattice)
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from nemo_gpu_decoding.search.cuda_wfst.lattice import Lattice
 
 
 @dataclass(frozen=True)
@@ -35,16 +39,40 @@ class Path:
         return len(self.tokens)
 
 
-@dataclass(frozen=True)
-class NBest(Sequence[Path]):
-    """The hypotheses of one utterance, best first, no two with the same tokens; never empty."""
+P = TypeVar("P", bound=Path, covariant=True)
 
-    paths: tuple[Path, ...]
+
+class Work(NamedTuple):
+    """Counters of paged_biglm over all frames of an utterance. They do not depend on chunks, except for
+    `cache_hits`; `look_ups` and `groups` do not depend on the order of work either.
+    """
+
+    look_ups: int  # words that the LMs were queried for
+    cache_hits: int  # of these, answered by the LM query cache
+    arc_visits: int  # arcs of the graph that were looked at
+    groups: int  # groups of tokens in one graph state; 0 with eager composition
+    expanded: int  # tokens that took arcs; of a group those with one LM context count as one
+    frames: int
+
+
+@dataclass(frozen=True)
+class NBest(Sequence[P]):
+    """The hypotheses of one utterance, best first, no two with the same text; never empty.
+
+    What only some searches know is None from the others.
+    """
+
+    paths: tuple[P, ...]
     num_frames: int = 0
     notes: tuple[str, ...] = field(default=())  # what a user should know, e.g. overflow of a limit
+    lattice: Lattice | None = None  # of a word-graph search, if its config asks for it
+    # Of partial results of a word-graph search: what the best hypothesis that may end here costs above
+    # the best of all, in units of the score; inf if none may. Endpointing asks for it.
+    relative_cost: float | None = None
+    work: Work | None = None  # of paged_biglm
 
     @property
-    def best(self) -> Path:
+    def best(self) -> P:
         return self.paths[0]
 
     def __len__(self) -> int:
@@ -53,5 +81,5 @@ class NBest(Sequence[Path]):
     def __getitem__(self, index):
         return self.paths[index]
 
-    def __iter__(self) -> Iterator[Path]:
+    def __iter__(self) -> Iterator[P]:
         return iter(self.paths)

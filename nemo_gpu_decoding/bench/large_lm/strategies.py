@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 
@@ -13,11 +14,10 @@ from nemo_gpu_decoding.bench.task import Task
 from nemo_gpu_decoding.bench.word_graph.settings import GraphSetting
 from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
 from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
-from nemo_gpu_decoding.search.cuda_wfst.result import WordNBest, WordPath
+from nemo_gpu_decoding.search.cuda_wfst.result import WordPath
 from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
 from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
-from nemo_gpu_decoding.search.paged_biglm.result import PagedBigLMNBest
-from nemo_gpu_decoding.search.result import Path
+from nemo_gpu_decoding.search.result import NBest, Path
 
 
 class SmallLMSearch(Strategy):
@@ -42,12 +42,12 @@ class SmallLMSearch(Strategy):
         }
 
     def decode(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[Output]:
-        return [path.text for path in cast(list[WordPath], self.paths(log_probs, lengths))]
+        return [nbest.best.text for nbest in self.results(log_probs, lengths)]
 
     def paths(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[Path]:
         return [nbest.best for nbest in self.results(log_probs, lengths)]
 
-    def results(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[WordNBest]:
+    def results(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[NBest[WordPath]]:
         return self.decoder.decode(log_probs, lengths)
 
 
@@ -74,11 +74,16 @@ class PagedBigLMSearch(SmallLMSearch):
         return {"lms": lms, "work": work}
 
     def work_per_frame(self, task: Task) -> dict[str, float]:
-        """Look-ups, arc visits and so on, see `paged_biglm/result.py`."""
-        results = cast(list[PagedBigLMNBest], self.results(task.inputs, task.lengths))
-        frames = max(1, sum(nbest.work.frames for nbest in results))
-        names = results[0].work._fields[:-1]
-        return {n: round(sum(getattr(r.work, n) for r in results) / frames, 3) for n in names}
+        """Look-ups, arc visits and so on, see `Work`."""
+        return work_per_frame(self.results(task.inputs, task.lengths))
+
+
+def work_per_frame(results: Iterable[NBest]) -> dict[str, float]:
+    """`Work` per frame; nothing of a search without a large LM."""
+    works = [nbest.work for nbest in results if nbest.work is not None]
+    frames = max(1, sum(work.frames for work in works))
+    names = works[0]._fields[:-1] if works else ()
+    return {name: round(sum(getattr(work, name) for work in works) / frames, 3) for name in names}
 
 
 class EagerSearch(PagedBigLMSearch):

@@ -19,7 +19,7 @@ Every row is a dict of one stage, which ran in a process of its own:
     decode                  {"first": seconds of the first pass over the utterances, "cpu": median CPU
                             seconds of later ones, "disk_reads_in_first": pages read from the disk}
     frames_per_second, rtfx of later passes, by CPU seconds
-    work_per_frame          look-ups of the LMs and so on, see `paged_biglm/result.py`
+    work_per_frame          look-ups of the LMs and so on, see `Work`
     wer                     percent of words that are wrong
     verified, verified_by   does the LM's share of each score equal the LM's own score of the words
 """

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from nemo_gpu_decoding.bench.language import Language
 from nemo_gpu_decoding.bench.large_lm.prune import write_pruned
+from nemo_gpu_decoding.bench.large_lm.strategies import work_per_frame
 from nemo_gpu_decoding.bench.measure import torch_threads
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.scale.arpa_text import write_arpa
@@ -30,10 +31,10 @@ from nemo_gpu_decoding.lm.packed_file import load_packed_lm
 from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
 from nemo_gpu_decoding.search.cuda_wfst.decoder import NO_END, CudaWFST
-from nemo_gpu_decoding.search.cuda_wfst.result import WordNBest, WordPath
+from nemo_gpu_decoding.search.cuda_wfst.result import WordPath
 from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
 from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
-from nemo_gpu_decoding.search.paged_biglm.result import PagedBigLMNBest
+from nemo_gpu_decoding.search.result import NBest
 
 LARGE, SMALL, SMALL_PACKED, GRAPH = "large.arpa", "small.arpa", "small.packed", "small.graph"
 NGRAMS_PER_WORD, MOST_WORDS = 50, 200_000  # as in LMs of 1 M to 100 M n-grams made of text
@@ -138,7 +139,7 @@ def _decode(decoder: CudaWFST, lm: PackedLM, task: Task, options: BenchOptions) 
         ]
     cpu = statistics.median(seconds["cpu"] for seconds in later)
     verified, how = scores_are_of(lm, results)
-    errors = word_errors(task.texts, [_best(nbest).text for nbest in results])
+    errors = word_errors(task.texts, [nbest.best.text for nbest in results])
     return {
         "decode": {"first": first, "cpu": cpu, "disk_reads_in_first": faults},
         "frames_per_second": float(task.lengths.sum()) / cpu,
@@ -150,25 +151,13 @@ def _decode(decoder: CudaWFST, lm: PackedLM, task: Task, options: BenchOptions) 
     }
 
 
-def _timed(call: Callable[[], list[WordNBest]]) -> tuple[dict[str, float], list[WordNBest]]:
+def _timed(call: Callable[[], list[NBest[WordPath]]]) -> tuple[dict[str, float], list[NBest[WordPath]]]:
     cpu, wall = time.process_time(), time.perf_counter()
     results = call()
     return {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}, results
 
 
-def _best(nbest: WordNBest) -> WordPath:
-    return cast(WordPath, nbest.best)
-
-
-def work_per_frame(results: Iterable[WordNBest]) -> dict[str, float]:
-    """Look-ups and so on, see `paged_biglm/result.py`; nothing of a search without a large LM."""
-    works = [nbest.work for nbest in results if isinstance(nbest, PagedBigLMNBest)]
-    frames = max(1, sum(work.frames for work in works))
-    names = works[0]._fields[:-1] if works else ()
-    return {name: round(sum(getattr(work, name) for work in works) / frames, 3) for name in names}
-
-
-def scores_are_of(lm: PackedLM, results: Iterable[WordNBest]) -> tuple[bool, str]:
+def scores_are_of(lm: PackedLM, results: Iterable[NBest[WordPath]]) -> tuple[bool, str]:
     """Is the LM's part of every score what the LM itself gives for the words, asked one by one?
 
     Hypotheses that were cut off within a word have paid for a part of it; they are only counted.
@@ -179,7 +168,7 @@ def scores_are_of(lm: PackedLM, results: Iterable[WordNBest]) -> tuple[bool, str
         if NO_END in nbest.notes:
             cut_off += 1
             continue
-        path = _best(nbest)
+        path = nbest.best
         differences.append(abs(path.parts.lm + lm.score([word.text for word in path.words])))
     right = sum(difference <= SCORE_TOLERANCE for difference in differences)  # NaN is not
     verified = len(differences) > cut_off and right == len(differences)

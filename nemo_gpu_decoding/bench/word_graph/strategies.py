@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 
 from nemo_gpu_decoding.bench.peers.base import Output, Setting
@@ -13,8 +11,8 @@ from nemo_gpu_decoding.bench.word_graph.graphs import word_graph
 from nemo_gpu_decoding.bench.word_graph.settings import GraphSetting
 from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
 from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
-from nemo_gpu_decoding.search.cuda_wfst.result import WordNBest, WordPath
-from nemo_gpu_decoding.search.result import Path
+from nemo_gpu_decoding.search.cuda_wfst.result import WordPath
+from nemo_gpu_decoding.search.result import NBest, Path
 
 
 class WordGraphSearch(Strategy):
@@ -36,12 +34,12 @@ class WordGraphSearch(Strategy):
         self.decoder = CudaWFST(word_graph(task), task.vocab_size, task.vocab_size, config)
 
     def decode(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[Output]:
-        return [path.text for path in cast(list[WordPath], self.paths(log_probs, lengths))]
+        return [nbest.best.text for nbest in self.results(log_probs, lengths)]
 
     def paths(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[Path]:
         return [nbest.best for nbest in self.results(log_probs, lengths)]
 
-    def results(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[WordNBest]:
+    def results(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[NBest[WordPath]]:
         return self.decoder.decode(log_probs, lengths)
 
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
 from nemo_gpu_decoding.search.cuda_wfst.cpu import advance
 from nemo_gpu_decoding.search.cuda_wfst.streams import (
@@ -25,14 +24,19 @@ from nemo_gpu_decoding.search.threads import for_each_share
 
 
 class CPUEngine:
-    """See `engine.Engine`."""
+    """See `search/engine.py`. Errors are never deferred here."""
 
     def __init__(self, setups: Sequence[Setup], config: WFSTConfig) -> None:
         self._config = config
         self._utterances = [setup.new_utterance() for setup in setups]
 
-    def push(self, log_probs: torch.Tensor, lengths: np.ndarray) -> None:
-        announce_compilation()
+    def takes(self, lengths: torch.Tensor) -> bool:
+        return False
+
+    def push(
+        self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False
+    ) -> None:
+        assert isinstance(lengths, np.ndarray)
         values, done, config = as_float32(log_probs), list(self._utterances), self._config
 
         def read(rows: np.ndarray) -> None:
@@ -43,10 +47,7 @@ class CPUEngine:
         for_each_share(read, lengths, config.threads)
         self._utterances = done
 
-    def utterances(self) -> list[Utterance]:
-        return self._utterances
-
-    def leading(self, rows: Sequence[int], *, final: bool) -> list[Utterance]:
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[Utterance]:
         return [self._utterances[row] for row in rows]
 
 

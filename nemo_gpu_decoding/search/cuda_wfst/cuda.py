@@ -47,11 +47,12 @@ class State(NamedTuple):
 
 
 class CUDAEngine:
-    """See `engine.Engine`. Tensors of any device are taken; the search runs on one.
+    """See `search/engine.py`. Tensors of any device are taken; the search runs on one; no error is
+    deferred.
 
     Args:
         setups: what each utterance is decoded with; all with the same graph. At least one.
-        config: the options that they share.
+        config: options of the batch.
         device: of the first log-probs; on the CPU: the current GPU is taken.
     """
 
@@ -84,7 +85,13 @@ class CUDAEngine:
             links = self._empty(n, FIRST_LINKS, host.LINK.itemsize, dtype=torch.uint8)
         self._state = State(as_records(tokens).to(self.device), records, links, progress)
 
-    def push(self, log_probs: torch.Tensor, lengths: np.ndarray) -> None:
+    def takes(self, lengths: torch.Tensor) -> bool:
+        return False
+
+    def push(
+        self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False
+    ) -> None:
+        assert isinstance(lengths, np.ndarray)
         dtype = log_probs.dtype if log_probs.dtype in shapes.LOG_PROB_TYPES else torch.float32
         values = log_probs.detach().to(self.device, dtype, non_blocking=True).contiguous()
         counts = torch.from_numpy(lengths).to(self.device)
@@ -112,7 +119,15 @@ class CUDAEngine:
             state = self._with_room_for_records(state, status == RECORDS_FULL)
         return state
 
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[Utterance]:
+        """Of the utterances `rows` what their results need: all for a lattice, else see `leading`."""
+        if final and self._config.keeps_links:
+            known = self.utterances()
+            return [known[row] for row in rows]
+        return self.leading(rows, final=final)
+
     def utterances(self) -> list[Utterance]:
+        """All that is known of every utterance, in the host's memory."""
         state = self._compacted(self._state, self._state.records.shape[1])
         counts = state.progress["records"]
         most = int(counts.max())
@@ -134,6 +149,14 @@ class CUDAEngine:
         ]
 
     def leading(self, rows: Sequence[int], *, final: bool) -> list[Utterance]:
+        """Of some utterances at least what best paths need.
+
+        Args:
+            rows: numbers of utterances.
+            final: they are over. The token with which each ends best is there, with its past; else the
+                best token with its past, and the one with which the utterance would end best. Where no
+                token may end, the best one is there with its past in either case.
+        """
         if len(rows) == 0:
             return []
         asked = torch.tensor(rows, dtype=torch.int32).to(self.device)
@@ -170,8 +193,8 @@ class CUDAEngine:
     def _advanced(self, state: State, values: torch.Tensor, lengths: torch.Tensor) -> State:
         """The streams after the rest of the chunk, as far as nothing stops them."""
         n, frames, columns = values.shape
-        search, config, place = self._setups[0].search, self._config, runtime()
-        seconds = search.topology == NORMAL and not search.keeps_links
+        params, config, place = self._setups[0].params, self._config, runtime()
+        seconds = params.topology == NORMAL and not params.keeps_links
         room = shapes.room_for(config.max_active, columns, seconds=seconds)
         shared, row_bytes = shapes.shared_bytes(
             columns, values.element_size(), place.shared_bytes(self.device)
@@ -179,7 +202,7 @@ class CUDAEngine:
         next_tokens = self._empty(n, 2, room.tokens, shapes.TOKEN.itemsize, dtype=torch.uint8)
         next_progress = self._empty(n, shapes.PROGRESS.itemsize, dtype=torch.uint8)
         defines: dict[str, int | str] = {"LOG_PROB": shapes.LOG_PROB_TYPES[values.dtype]}
-        if search.keeps_links:
+        if params.keeps_links:
             defines["LINKS"] = 1
         place.load("search/cuda_wfst/kernel.cu", self.device, defines).launch(
             shapes.advance_signature(values.dtype),
@@ -212,13 +235,13 @@ class CUDAEngine:
             max_links=0 if state.links is None else state.links.shape[1],
             follower_slot_count=room.follower_slots,
             group_slot_count=room.group_slots,
-            num_words=search.num_words,
-            blank_id=search.blank_id,
-            topology=search.topology,
-            beam=search.beam,
-            max_active=search.max_active,
-            acoustic_scale=search.acoustic_scale,
-            lattice_beam=search.lattice_beam,
+            num_words=params.num_words,
+            blank_id=params.blank_id,
+            topology=params.topology,
+            beam=params.beam,
+            max_active=params.max_active,
+            acoustic_scale=params.acoustic_scale,
+            lattice_beam=params.lattice_beam,
             row_bytes=row_bytes,
         )
         return self._reached(state, next_tokens, next_progress)
@@ -258,7 +281,7 @@ class CUDAEngine:
             held=state.tokens.shape[1],
             max_records=state.records.shape[1],
             room=room,
-            num_words=self._setups[0].search.num_words,
+            num_words=self._setups[0].params.num_words,
             final=final,
         )
         return found.cpu().numpy().view(shapes.LEADING)[:, 0], pasts
@@ -349,7 +372,7 @@ def _boosting_on_device(setups: list[Setup], device: torch.device) -> tuple[Devi
     for own, setup in zip(utterances, setups, strict=True):
         own["boosting_states"], own["boosting_arcs"] = begins[automata.index(setup.boosting)]
         for name in ("lm_weight", "least_cost", "boosting_weight", "most_bonus", "boosts"):
-            own[name] = getattr(setup.search, name)
+            own[name] = getattr(setup.weights, name)
     if len(copies) == 1:
         return copies[0], utterances
     return DeviceAutomaton(*(torch.cat(parts) for parts in zip(*copies, strict=True))), utterances

@@ -1,4 +1,4 @@
-"""`CudaWFST`: the public face of cuda_wfst. Checks inputs, keeps streams; no algorithm."""
+"""`CudaWFST`: the public face of cuda_wfst. Checks inputs, builds results; no algorithm."""
 
 from __future__ import annotations
 
@@ -8,27 +8,25 @@ from typing import Any
 import numpy as np
 import torch
 
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
-from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusion
-from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
+from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.topology import topology_number
-from nemo_gpu_decoding.search.backend import choose_backend
 from nemo_gpu_decoding.search.cuda_wfst import cuda
 from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
 from nemo_gpu_decoding.search.cuda_wfst.cpu_engine import CPUEngine
-from nemo_gpu_decoding.search.cuda_wfst.engine import Engine
 from nemo_gpu_decoding.search.cuda_wfst.lattice import LatticePath, lattice_of
 from nemo_gpu_decoding.search.cuda_wfst.mbr import with_confidence
 from nemo_gpu_decoding.search.cuda_wfst.result import (
-    WordNBest,
     WordPath,
     graph_score,
     relative_cost,
     traced_text,
     words_of,
 )
-from nemo_gpu_decoding.search.cuda_wfst.streams import Setup, Streams
+from nemo_gpu_decoding.search.cuda_wfst.streams import Setup
 from nemo_gpu_decoding.search.cuda_wfst.tokens import (
     MAX_BOOST_STATES,
     MAX_EPSILONS,
@@ -36,14 +34,16 @@ from nemo_gpu_decoding.search.cuda_wfst.tokens import (
     NONE,
 )
 from nemo_gpu_decoding.search.cuda_wfst.trace import all_ends, best_end, steps_of
-from nemo_gpu_decoding.search.cuda_wfst.ways import Search
-from nemo_gpu_decoding.search.inputs import check_log_probs, checked_lengths
-from nemo_gpu_decoding.search.result import ScoreParts
+from nemo_gpu_decoding.search.cuda_wfst.ways import SearchParams, StreamParams
+from nemo_gpu_decoding.search.decoder import Decoder, Streams
+from nemo_gpu_decoding.search.engine import Engine
+from nemo_gpu_decoding.search.inputs import check_log_probs
+from nemo_gpu_decoding.search.result import NBest, ScoreParts
 
 NO_END = "no hypothesis has reached a final state of the graph; the result may break off within a word"
 
 
-class CudaWFST:
+class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
     """Word-graph decoding of CTC log-probs [CUDA-WFST].
 
     Args:
@@ -75,114 +75,59 @@ class CudaWFST:
         pieces: Sequence[str] | None = None,
     ) -> None:
         if not 1 <= vocab_size < MAX_LABELS:
-            raise ValueError(f"vocab_size is {vocab_size}, expected 1 .. {MAX_LABELS - 1}")
+            raise FieldError("vocab_size", vocab_size, f"1 .. {MAX_LABELS - 1}")
         if not 0 <= blank_id <= vocab_size:
-            raise ValueError(f"blank_id is {blank_id}, expected 0 .. {vocab_size} (vocab_size)")
-        self.graph, self.vocab_size, self.blank_id = graph, vocab_size, blank_id
-        self.config = config or WFSTConfig()
-        self.fusion, self.pieces = fusion or Fusion(), pieces
-        self._check_graph()
-        self._labels = FusionLabels(
+            raise FieldError("blank_id", blank_id, f"0 .. {vocab_size} (vocab_size)")
+        self.graph, self.vocab_size, self.blank_id, self.pieces = graph, vocab_size, blank_id, pieces
+        config = config or WFSTConfig()
+        self._check_graph(config)
+        labels = FusionLabels(
             len(graph.words),
             unit="words",
             hint=": build it with build_word_boosting for this graph",
             lm_in_graph=True,
             max_states=MAX_BOOST_STATES,
         )
-        check_fusion(self.fusion, self._labels)
+        super().__init__(config, fusion, labels)
         self._nothing = empty_automaton(len(graph.words))
-
-    # ------------------------------------------------------------------------------------ verbs
-
-    def decode(
-        self,
-        log_probs: torch.Tensor,
-        lengths: torch.Tensor | Sequence[int],
-        requests: Sequence[Request | None] | None = None,
-    ) -> list[WordNBest]:
-        """Decode a batch.
-
-        Args:
-            log_probs: [B, T, V + 1] natural log-probabilities. What lies beyond an utterance's length
-                is never read.
-            lengths: [B] valid frames.
-            requests: [B] boosting and LM weight that single utterances want instead of the decoder's.
-
-        Returns:
-            One `WordNBest` per utterance.
-
-        Raises:
-            ValueError: wrong shapes, lengths beyond T, NaN or +inf in valid frames, wrong requests.
-        """
-        log_probs, _ = self._checked(log_probs, lengths, batch=None)
-        streams = self.open(len(log_probs), requests)
-        self.push(streams, log_probs, lengths)
-        return self.close(streams)
-
-    def open(self, n: int, requests: Sequence[Request | None] | None = None) -> Streams:
-        """Begin n utterances that arrive in chunks; see `decode` for the requests."""
-        if n < 0:
-            raise ValueError(f"n is {n}, expected the number of streams, >= 0")
-        fusion = BatchFusion.resolve(self.fusion, n, requests, self._labels)
-        return Streams([self._setup(fusion, i) for i in range(n)])
-
-    def push(
-        self, streams: Streams, log_probs: torch.Tensor, lengths: torch.Tensor | Sequence[int]
-    ) -> None:
-        """Read the next chunk of every stream: log_probs [n, T, V + 1], lengths [n] (0 = nothing new).
-
-        Raises:
-            ValueError: as `decode`; the streams are then as they were before the call.
-        """
-        self._check_open(streams)
-        log_probs, sizes = self._checked(log_probs, lengths, batch=len(streams))
-        if streams.engine is None and len(streams):
-            streams.engine = self._engine(streams.setups, log_probs.device)
-        if streams.engine is not None:
-            streams.engine.push(log_probs, sizes)
-
-    def partial(
-        self, streams: Streams, n_best: int = 1, *, rows: Sequence[int] | None = None
-    ) -> list[WordNBest]:
-        """The best hypothesis of every stream so far; final costs are not in its score.
-
-        Args:
-            streams: from `open`.
-            n_best: 1.
-            rows: numbers of the streams that are asked about, and in this order; None: all.
-        """
-        self._check_open(streams)
-        if n_best != 1:
-            raise ValueError(f"n_best is {n_best}, expected 1: alternatives are known at the end only")
-        asked = range(len(streams)) if rows is None else rows
-        for row in asked:
-            if not isinstance(row, (int, np.integer)) or not 0 <= row < len(streams):
-                raise ValueError(f"rows holds {row}, expected 0 .. {len(streams) - 1}")
-        return [self._result(known, final=False) for known in streams.leading(asked, final=False)]
-
-    def close(self, streams: Streams) -> list[WordNBest]:
-        """End the utterances and return their hypotheses."""
-        self._check_open(streams)
-        streams.closed = True
-        if self.config.keeps_links:
-            known = streams.utterances
-        else:
-            known = streams.leading(range(len(streams)), final=True)
-        return [self._result(utterance, final=True) for utterance in known]
+        self._params = SearchParams(
+            blank_id=blank_id,
+            topology=topology_number(config.topology),
+            beam=np.float32(config.beam),
+            max_active=config.max_active,
+            acoustic_scale=np.float32(config.acoustic_scale),
+            keeps_links=config.keeps_links,
+            lattice_beam=np.float32(config.lattice_beam),
+            num_words=len(graph.words),
+        )
 
     def with_options(self, config: Any, fusion: Fusion) -> CudaWFST:
-        """The same decoder with other options; what it searches with is shared."""
         return CudaWFST(self.graph, self.vocab_size, self.blank_id, config, fusion, self.pieces)
 
-    # ------------------------------------------------------------------------------- inner rooms
+    def _check_inputs(self, inputs: torch.Tensor, batch: int | None) -> None:
+        check_log_probs(inputs, batch=batch, columns=self.vocab_size + 1)
 
-    def _engine(self, setups: Sequence[Any], device: torch.device) -> Engine:
-        backend = choose_backend(self.config.backend, device, lambda _: None)
-        if backend == "cuda":
-            return cuda.CUDAEngine(setups, self.config, device)
-        return CPUEngine(setups, self.config)
+    def _cpu_engine(self, streams: Streams) -> Engine:
+        return CPUEngine(self._setups(streams), self.config)
 
-    def _result(self, utterance: Any, final: bool) -> WordNBest:
+    def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
+        return cuda.CUDAEngine(self._setups(streams), self.config, device)
+
+    def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
+        return None
+
+    def _results(
+        self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
+    ) -> list[NBest[WordPath]]:
+        return [self._result(known, final) for known in engine.results(rows, n_best, final=final)]
+
+    def _setups(self, streams: Streams) -> list[Any]:
+        """What each stream is decoded with."""
+        return [self._setup(streams.fusion, i) for i in range(len(streams))]
+
+    # ----------------------------------------------------------------------------------- results
+
+    def _result(self, utterance: Any, final: bool) -> NBest[WordPath]:
         notes, found, ended = [], self._best_path(utterance, final), final
         if found is None:
             notes.append(NO_END)
@@ -192,19 +137,19 @@ class CudaWFST:
         if overflows:
             notes.append(f"a table was full {overflows} times, which narrowed the beam there")
         paths: tuple[WordPath, ...] = (self._path(utterance, found, ended),)
-        lattice = None
-        if final and self.config.keeps_links:
+        lattice = relative = None
+        if not final:
+            relative = relative_cost(found, self._best_path(utterance, final=True))
+        elif self.config.keeps_links:
             lattice = lattice_of(utterance, self._ends(utterance, ended), ended)
             best = lattice.n_best(self.config.n_best)
             paths = with_confidence([self._path(utterance, path, ended) for path in best])
-        return WordNBest(
+        return NBest(
             paths,
             utterance.frames,
             tuple(notes),
             lattice=lattice if self.config.lattice else None,
-            relative_cost=None
-            if final
-            else relative_cost(found, self._best_path(utterance, final=True)),
+            relative_cost=relative,
         )
 
     # What follows differs between strategies that search a word graph; the utterance is the strategy's.
@@ -259,41 +204,25 @@ class CudaWFST:
 
     def _setup(self, fusion: BatchFusion, i: int) -> Any:
         """What utterance i of a batch is decoded with."""
-        boosting, options = self._search_options(fusion, i)
-        return Setup(Search(**options), self.graph, boosting)
+        return Setup(self._params, *self._weights(fusion, i))
 
-    def _search_options(self, fusion: BatchFusion, i: int) -> tuple[BackoffAutomaton, dict[str, Any]]:
-        """The boosting automaton of an utterance, and the fields of its `Search`."""
+    def _weights(self, fusion: BatchFusion, i: int) -> tuple[StreamParams, WordGraph, BackoffAutomaton]:
+        """Weights of an utterance, the graph, and the automaton of its boosting."""
         weight, lm_weight = float(fusion.boosting_weights[i]), float(fusion.lm_weights[i])
         boosts = weight > 0
         boosting = fusion.trees[fusion.tree_of[i]] if boosts else self._nothing
         bonus = max(0.0, float(boosting.arrays.states["upper_bound"].max())) if boosts else 0.0
         bonus *= weight * (1 + len(self.graph.arrays.compounds))
-        return boosting, {
-            "blank_id": self.blank_id,
-            "topology": topology_number(self.config.topology),
-            "beam": np.float32(self.config.beam),
-            "max_active": self.config.max_active,
-            "acoustic_scale": np.float32(self.config.acoustic_scale),
-            "lm_weight": np.float32(lm_weight),
-            "least_cost": np.float32(lm_weight * self.graph.least_cost - 2 * bonus - 1e-3),
-            "keeps_links": self.config.keeps_links,
-            "lattice_beam": np.float32(self.config.lattice_beam),
-            "boosting_weight": np.float32(weight if boosts else 0.0),
-            "num_words": len(self.graph.words),
-            "boosts": boosts,
-            "most_bonus": np.float32(bonus),
-        }
+        weights = StreamParams(
+            lm_weight=np.float32(lm_weight),
+            least_cost=np.float32(lm_weight * self.graph.least_cost - 2 * bonus - 1e-3),
+            boosting_weight=np.float32(weight if boosts else 0.0),
+            boosts=boosts,
+            most_bonus=np.float32(bonus),
+        )
+        return weights, self.graph, boosting
 
-    # ------------------------------------------------------------------------------------ checks
-
-    def _checked(
-        self, log_probs: torch.Tensor, lengths: torch.Tensor | Sequence[int], batch: int | None
-    ) -> tuple[torch.Tensor, np.ndarray]:
-        check_log_probs(log_probs, batch=batch, columns=self.vocab_size + 1)
-        return log_probs, checked_lengths(lengths, *log_probs.shape[:2])
-
-    def _check_graph(self) -> None:
+    def _check_graph(self, config: WFSTConfig) -> None:
         graph = self.graph
         if graph.largest_label > self.vocab_size:
             raise ValueError(
@@ -307,15 +236,10 @@ class CudaWFST:
                 f"graph ({graph.name}) has a state with {epsilons} ways on without a label, expected at "
                 f"most {MAX_EPSILONS}: remove epsilons from it (OpenFst's fstrmepsilon)"
             )
-        if self.config.is_ready_made:
+        if config.is_ready_made:
             return
         if (graph.arrays.arcs["label"] == self.blank_id).any():
             raise ValueError(
                 f"graph ({graph.name}) reads the blank (column {self.blank_id}) with topology "
-                f"{self.config.topology!r}: a ready-made T o L o G needs topology 'graph'"
+                f"{config.topology!r}: a ready-made T o L o G needs topology 'graph'"
             )
-
-    @staticmethod
-    def _check_open(streams: Streams) -> None:
-        if streams.closed:
-            raise ValueError("streams is closed, expected streams from open() that were not closed yet")

@@ -12,10 +12,10 @@ import numpy as np
 from nemo_gpu_decoding.graph.csr import Spellings, WordGraph
 from nemo_gpu_decoding.jit import compiled, inlined
 from nemo_gpu_decoding.search.cuda_wfst.trace import Steps
-from nemo_gpu_decoding.search.result import NBest, Path
+from nemo_gpu_decoding.search.result import Path
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.search.cuda_wfst.lattice import Lattice, LatticePath
+    from nemo_gpu_decoding.search.cuda_wfst.lattice import LatticePath
 
 
 class Word(NamedTuple):
@@ -41,18 +41,8 @@ class WordPath(Path):
         return " ".join(word.text for word in self.words)
 
 
-@dataclass(frozen=True)
-class WordNBest(NBest):
-    """The `WordPath`s of one utterance, best first, no two with the same words; never empty."""
-
-    lattice: Lattice | None = None  # if the config asks for it
-    # Of partial results: what the best hypothesis that may end here costs above the best of all, in
-    # units of the score; inf if none may. Endpointing asks for it.
-    relative_cost: float | None = None
-
-
 def relative_cost(best: LatticePath, ended: LatticePath | None) -> float:
-    """`WordNBest.relative_cost`; `ended` is the best hypothesis that may end, None if none may."""
+    """`NBest.relative_cost`; `ended` is the best hypothesis that may end, None if none may."""
     return math.inf if ended is None else max(0.0, ended.cost - best.cost)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -19,20 +19,23 @@ from nemo_gpu_decoding.search.cuda_wfst.tokens import (
     Workspace,
     compact_records,
 )
-from nemo_gpu_decoding.search.cuda_wfst.ways import BAD_FRAME
+from nemo_gpu_decoding.search.cuda_wfst.ways import BAD_FRAME, Search, SearchParams, StreamParams
 from nemo_gpu_decoding.search.inputs import raise_bad_frame
-
-if TYPE_CHECKING:
-    from nemo_gpu_decoding.search.cuda_wfst.engine import Engine
 
 
 @dataclass(frozen=True, eq=False)
 class Setup:
     """What one utterance is decoded with."""
 
-    search: Any  # `ways.Search`, or that of a strategy that searches word graphs in its own way
+    params: SearchParams  # of the batch
+    weights: StreamParams  # of the utterance
     graph: WordGraph
     boosting: BackoffAutomaton
+
+    @cached_property
+    def search(self) -> Any:
+        """All options as compiled code takes them."""
+        return Search(*self.params, *self.weights)
 
     @property
     def first_key(self) -> int:
@@ -69,31 +72,6 @@ class Utterance:
     @property
     def frames(self) -> int:
         return int(self.progress["frames"][0])
-
-
-@dataclass
-class Streams:
-    """n utterances being decoded. Belongs to one thread at a time."""
-
-    setups: Sequence[Setup]
-    engine: Engine | None = None  # made by the first push, on the backend that suits its log-probs
-    closed: bool = False
-
-    def __len__(self) -> int:
-        return len(self.setups)
-
-    @property
-    def utterances(self) -> list[Utterance]:
-        """What is known of every utterance; copied to the host if need be."""
-        if self.engine is None:
-            return [setup.new_utterance() for setup in self.setups]
-        return self.engine.utterances()
-
-    def leading(self, rows: Sequence[int], *, final: bool) -> list[Utterance]:
-        """What best paths of these utterances need; see `engine.Engine`."""
-        if self.engine is None:
-            return [self.setups[row].new_utterance() for row in rows]
-        return self.engine.leading(rows, final=final)
 
 
 def raise_stop(log_probs: np.ndarray, b: int, frame: int, status: int) -> None:

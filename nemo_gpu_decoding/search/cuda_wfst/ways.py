@@ -14,22 +14,45 @@ from nemo_gpu_decoding.search.cuda_wfst.tokens import ANY_RANK, NONE, boost_of, 
 DONE, BAD_FRAME, NO_TOKEN, RECORDS_FULL, LINKS_FULL = range(5)
 
 
-class Search(NamedTuple):
-    """What stays the same for a whole utterance."""
+class SearchParams(NamedTuple):
+    """Options of a batch."""
 
     blank_id: int
     topology: int  # see `graph/topology.py`
     beam: np.float32
     max_active: int
     acoustic_scale: np.float32
-    lm_weight: np.float32
-    least_cost: np.float32  # no epsilon record and arc together cost less; weighted, <= 0
     keeps_links: bool
     lattice_beam: np.float32
+    num_words: int  # output labels of words; from there on, word-sequence labels
+
+
+class StreamParams(NamedTuple):
+    """Weights of an utterance, and the bounds that follow from them."""
+
+    lm_weight: np.float32
+    least_cost: np.float32  # no epsilon record and arc together cost less; weighted, <= 0
     boosting_weight: np.float32
-    num_words: int  # labels of words; from there on, compounds
     boosts: bool
     most_bonus: np.float32  # no word gets a larger one; weighted
+
+
+class Search(NamedTuple):
+    """Both, as compiled code takes them."""
+
+    blank_id: int
+    topology: int
+    beam: np.float32
+    max_active: int
+    acoustic_scale: np.float32
+    keeps_links: bool
+    lattice_beam: np.float32
+    num_words: int
+    lm_weight: np.float32
+    least_cost: np.float32
+    boosting_weight: np.float32
+    boosts: bool
+    most_bonus: np.float32
 
 
 @inlined

@@ -9,7 +9,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.search.cuda_wfst.streams import Utterance, raise_stop, roomier, roomier_records
 from nemo_gpu_decoding.search.cuda_wfst.ways import BAD_FRAME, DONE, LINKS_FULL, NO_TOKEN, RECORDS_FULL
 from nemo_gpu_decoding.search.inputs import as_float32
@@ -22,14 +21,19 @@ from nemo_gpu_decoding.search.threads import for_each_share
 
 
 class CPUEngine:
-    """See `cuda_wfst/engine.py`."""
+    """See `search/engine.py`. Errors are never deferred here."""
 
     def __init__(self, setups: Sequence[Setup], config: PagedBigLMConfig) -> None:
         self._config = config
         self._utterances = [setup.new_utterance() for setup in setups]
 
-    def push(self, log_probs: torch.Tensor, lengths: np.ndarray) -> None:
-        announce_compilation()
+    def takes(self, lengths: torch.Tensor) -> bool:
+        return False
+
+    def push(
+        self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False
+    ) -> None:
+        assert isinstance(lengths, np.ndarray)
         values, done, config = as_float32(log_probs), list(self._utterances), self._config
 
         def read(rows: np.ndarray) -> None:
@@ -40,10 +44,7 @@ class CPUEngine:
         for_each_share(read, lengths, config.threads)
         self._utterances = done
 
-    def utterances(self) -> list[Utterance]:
-        return self._utterances
-
-    def leading(self, rows: Sequence[int], *, final: bool) -> list[Utterance]:
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[Utterance]:
         return [self._utterances[row] for row in rows]
 
 

@@ -72,11 +72,11 @@ class State(NamedTuple):
 
 
 class CUDAEngine(cuda.CUDAEngine):
-    """See `cuda_wfst/engine.py`.
+    """See `cuda_wfst/cuda.py`.
 
     Args:
         setups: what each utterance is decoded with; all with the same graph and LMs. At least one.
-        config: the options that they share.
+        config: options of the batch.
         device: of the first log-probs; on the CPU: the current GPU is taken.
         placed: the LMs of all setups.
 
@@ -103,7 +103,7 @@ class CUDAEngine(cuda.CUDAEngine):
         shared = self._utterances.cpu().numpy().view(wfst_shapes.UTTERANCE)[:, 0]
         for name in wfst_shapes.UTTERANCE.names or ():
             utterances[name] = shared[name]
-        utterances["correction_weight"] = [setup.search.correction_weight for setup in setups]
+        utterances["correction_weight"] = [setup.composition.correction_weight for setup in setups]
         self._utterances = as_records(utterances).to(self.device)
         state: Any = self._state
         tokens = state.tokens.cpu().numpy().view(shapes.TOKEN)
@@ -143,7 +143,9 @@ class CUDAEngine(cuda.CUDAEngine):
 
     def _advanced(self, state: Any, values: torch.Tensor, lengths: torch.Tensor) -> Any:
         n, frames, columns = values.shape
-        search, config, place = self._setups[0].search, self._config, runtime()
+        setup: Any = self._setups[0]
+        config, place = self._config, runtime()
+        params, composition = setup.params, setup.composition
         room = shapes.room_for(config.max_active, columns, self._doubled)
         shared, row_bytes = shapes.shared_bytes(
             columns, values.element_size(), place.shared_bytes(self.device)
@@ -154,7 +156,7 @@ class CUDAEngine(cuda.CUDAEngine):
         defines: dict[str, int | str] = {"LOG_PROB": wfst_shapes.LOG_PROB_TYPES[values.dtype]}
         if config.keeps_links:
             defines["LINKS"] = 1
-        if not search.lazy:
+        if not composition.lazy:
             defines["EAGER"] = 1
         place.load("search/paged_biglm/kernel.cu", self.device, defines).launch(
             shapes.advance_signature(values.dtype),
@@ -194,14 +196,14 @@ class CUDAEngine(cuda.CUDAEngine):
             follower_slot_count=room.follower_slots,
             member_slot_count=room.member_slots,
             answer_slot_count=room.answer_slots,
-            group_size=search.group_size,
-            num_words=search.num_words,
-            blank_id=search.blank_id,
-            topology=search.topology,
-            beam=search.beam,
-            max_active=search.max_active,
-            acoustic_scale=search.acoustic_scale,
-            lattice_beam=search.lattice_beam,
+            group_size=composition.group_size,
+            num_words=params.num_words,
+            blank_id=params.blank_id,
+            topology=params.topology,
+            beam=params.beam,
+            max_active=params.max_active,
+            acoustic_scale=params.acoustic_scale,
+            lattice_beam=params.lattice_beam,
             row_bytes=row_bytes,
         )
         return self._reached(state._replace(work=next_work), next_tokens, next_progress)

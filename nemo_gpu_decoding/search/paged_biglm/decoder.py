@@ -1,8 +1,9 @@
-"""`PagedBigLM`: the public face of paged_biglm. Checks inputs, keeps streams; no algorithm."""
+"""`PagedBigLM`: the public face of paged_biglm. Checks inputs, builds results; no algorithm."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,28 +13,29 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.lm.packed import PackedLM
-from nemo_gpu_decoding.search.backend import choose_backend
 from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
-from nemo_gpu_decoding.search.cuda_wfst.engine import Engine
 from nemo_gpu_decoding.search.cuda_wfst.lattice import LatticePath
+from nemo_gpu_decoding.search.cuda_wfst.result import WordPath
 from nemo_gpu_decoding.search.cuda_wfst.tokens import NONE
 from nemo_gpu_decoding.search.cuda_wfst.trace import steps_of
+from nemo_gpu_decoding.search.decoder import Streams
+from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.paged_biglm import cuda
 from nemo_gpu_decoding.search.paged_biglm.composition import correction_of
 from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
 from nemo_gpu_decoding.search.paged_biglm.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.paged_biglm.rescoring import shared_rescoring
-from nemo_gpu_decoding.search.paged_biglm.result import PagedBigLMNBest, Work
 from nemo_gpu_decoding.search.paged_biglm.streams import Setup
 from nemo_gpu_decoding.search.paged_biglm.trace import all_ends, best_of
-from nemo_gpu_decoding.search.paged_biglm.ways import Search
+from nemo_gpu_decoding.search.paged_biglm.ways import CompositionParams
+from nemo_gpu_decoding.search.result import NBest, Work
 
 
 class PagedBigLM(CudaWFST):
     """Word-graph decoding with a small LM in the graph and a large one asked on the fly [LET], [XLLM].
 
     It finds what `CudaWFST` would find in a graph of the large LM, which may be far too large to be
-    built. The verbs, requests and results are those of `CudaWFST`; results are `PagedBigLMNBest`.
+    built. The verbs, requests and results are those of `CudaWFST`; `NBest.work` says what it took.
 
     Args:
         graph: of the small LM, from `build_graph`.
@@ -75,31 +77,21 @@ class PagedBigLM(CudaWFST):
         self._placed = cuda.PlacedRescoring(self._rescoring, config, large.name)
 
     def with_options(self, config: Any, fusion: Fusion) -> PagedBigLM:
-        """The same decoder with other options; what it searches with is shared."""
         return PagedBigLM(
-            self.graph,
-            self.vocab_size,
-            self.blank_id,
-            self._large,
-            self._small,
-            config,
-            fusion,
+            self.graph, self.vocab_size, self.blank_id, self._large, self._small, config, fusion,
             self.pieces,
-        )
+        )  # fmt: skip
 
-    # ------------------------------------------------------------------------------- inner rooms
+    def _cpu_engine(self, streams: Streams) -> Engine:
+        return CPUEngine(self._setups(streams), self.config)
 
-    def _engine(self, setups: Sequence[Any], device: torch.device) -> Engine:
-        backend = choose_backend(self.config.backend, device, lambda _: None)
-        if backend == "cuda":
-            return cuda.CUDAEngine(setups, self.config, device, self._placed)
-        return CPUEngine(setups, self.config)
+    def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
+        return cuda.CUDAEngine(self._setups(streams), self.config, device, self._placed)
 
-    def _result(self, utterance: Any, final: bool) -> PagedBigLMNBest:
-        result = super()._result(utterance, final)
+    def _result(self, utterance: Any, final: bool) -> NBest[WordPath]:
         counts = ("look_ups", "memo_hits", "arc_visits", "groups", "prolonged", "frames")
         work = Work(*(int(utterance.progress[name][0]) for name in counts))
-        return PagedBigLMNBest(**vars(result), work=work)
+        return replace(super()._result(utterance, final), work=work)
 
     def _best_path(self, utterance: Any, final: bool) -> LatticePath | None:
         tokens, ends = utterance.tokens, self._ends(utterance, final)
@@ -121,11 +113,10 @@ class PagedBigLM(CudaWFST):
         return correction_of(np.array(words, np.int64), ended, setup.search, setup.rescoring)
 
     def _setup(self, fusion: BatchFusion, i: int) -> Setup:
-        boosting, options = self._search_options(fusion, i)
-        search = Search(
-            **options,
-            correction_weight=np.float32(float(options["lm_weight"]) * self.config.large_lm_weight),
+        weights, graph, boosting = self._weights(fusion, i)
+        composition = CompositionParams(
+            correction_weight=np.float32(float(weights.lm_weight) * self.config.large_lm_weight),
             lazy=self.config.composition == "lazy",
             group_size=self.config.group_size or 1 << 30,
         )
-        return Setup(search, self.graph, boosting, self._rescoring)
+        return Setup(self._params, weights, graph, boosting, composition, self._rescoring)

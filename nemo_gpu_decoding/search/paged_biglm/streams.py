@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -10,13 +11,20 @@ from nemo_gpu_decoding.search.cuda_wfst import streams
 from nemo_gpu_decoding.search.cuda_wfst.streams import Utterance
 from nemo_gpu_decoding.search.paged_biglm.composition import Rescoring
 from nemo_gpu_decoding.search.paged_biglm.tokens import PROGRESS, TOKEN
+from nemo_gpu_decoding.search.paged_biglm.ways import CompositionParams, Search
 
 
 @dataclass(frozen=True, eq=False)
 class Setup(streams.Setup):
-    """What one utterance is decoded with; its `search` is the `ways.Search` of this folder."""
+    """What one utterance is decoded with."""
 
+    composition: CompositionParams
     rescoring: Rescoring
+
+    @cached_property
+    def search(self) -> Search:
+        """All options as compiled code takes them."""
+        return Search(*self.params, *self.weights, *self.composition)
 
     def new_utterance(self) -> Utterance:
         """Nothing read: one token in the start state, whose history is the LMs' start."""

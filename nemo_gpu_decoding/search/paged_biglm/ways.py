@@ -22,25 +22,33 @@ from nemo_gpu_decoding.search.paged_biglm.tokens import (
 GROUPS_FULL = 100  # besides what a frame of cuda_wfst may end with
 
 
-class Search(NamedTuple):
-    """What stays the same for a whole utterance; up to `most_bonus` as cuda_wfst has it."""
+class CompositionParams(NamedTuple):
+    """Options of composition, for one utterance."""
 
-    blank_id: int
-    topology: int  # see `graph/topology.py`
-    beam: np.float32
-    max_active: int
-    acoustic_scale: np.float32
-    lm_weight: np.float32
-    least_cost: np.float32  # no epsilon record and arc together cost less; weighted, <= 0
-    keeps_links: bool
-    lattice_beam: np.float32
-    boosting_weight: np.float32
-    num_words: int  # labels of words; from there on, compounds
-    boosts: bool
-    most_bonus: np.float32  # no word gets a larger one; weighted
     correction_weight: np.float32  # lm_weight * large_lm_weight
     lazy: bool
     group_size: int  # histories of a group that take arcs
+
+
+class Search(NamedTuple):
+    """All options and weights of an utterance, as compiled code takes them."""
+
+    blank_id: int
+    topology: int
+    beam: np.float32
+    max_active: int
+    acoustic_scale: np.float32
+    keeps_links: bool
+    lattice_beam: np.float32
+    num_words: int
+    lm_weight: np.float32
+    least_cost: np.float32
+    boosting_weight: np.float32
+    boosts: bool
+    most_bonus: np.float32
+    correction_weight: np.float32
+    lazy: bool
+    group_size: int
 
 
 @inlined

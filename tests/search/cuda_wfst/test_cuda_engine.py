@@ -153,13 +153,6 @@ def test_partial_results_of_some_streams(pushed, rows):
     assert [nbest.num_frames for nbest in some] == [(10, 0, 7)[row] for row in rows]
 
 
-@pytest.mark.parametrize("rows", [[3], [0, -1]])
-def test_streams_that_are_not_there_are_named(pushed, rows):
-    decoder, streams = pushed
-    with pytest.raises(ValueError, match=rf"rows holds {rows[-1]}, expected 0 .. 2"):
-        decoder.partial(streams, rows=rows)
-
-
 @pytest.mark.parametrize("topology", ["compact", "normal", "minimal"])
 def test_what_it_costs_to_end_is_known_to_the_bit(topology):
     """Ends by epsilon records and words, with phrases that break off, and streams that may not end."""
@@ -188,7 +181,7 @@ def test_no_more_than_best_paths_is_copied(monkeypatch, log_probs):
     streams = decoder.open(3)
     decoder.push(streams, log_probs, LENGTHS)
     decoder.partial(streams)
-    for known in streams.leading(range(3), final=False):
+    for known in streams.engine.results(range(3), 1, final=False):
         assert len(known.tokens) <= 2
         assert len(known.records) <= known.frames
     decoder.close(streams)

@@ -216,6 +216,7 @@ def test_counts_of_limited_frames_are_equal():
         decoder = build(graph, vocab_size=11, blank_id=11, max_active=6, beam=12.0)
         streams = decoder.open(2)
         decoder.push(streams, log_probs, [10, 6])
-        found.append([utterance.progress["limited"].tolist() for utterance in streams.utterances])
+        known = streams.engine.results(range(2), 1, final=False)
+        found.append([utterance.progress["limited"].tolist() for utterance in known])
     assert found[0] == found[1]
     assert np.sum(found) > 0

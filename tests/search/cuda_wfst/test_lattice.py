@@ -210,7 +210,7 @@ def test_the_order_of_the_search_does_not_matter(seed):
     )
     streams = decoder.open(1)
     decoder.push(streams, torch.round(random_log_probs(1, frames, 12, seed=seed)), [frames])
-    (known,) = streams.utterances
+    (known,) = streams.engine.results([0], 1, final=True)
     links = known.links[: int(known.progress["links"][0])].copy()
     tokens, place = known.tokens, np.zeros(1, np.int32)  # new place of each token of a frame
     for frame in range(frames):

@@ -58,8 +58,9 @@ def everything(
         end = min(begin + (chunk or frames), frames)
         sizes = np.clip(np.array(lengths) - begin, 0, end - begin)
         decoder.push(streams, log_probs[:, begin:end], sizes.tolist())
-    found = [_tokens(utterance) for utterance in streams.utterances]
-    limits = [utterance.progress[["limited", "overflowed"]].tolist() for utterance in streams.utterances]
+    known = streams.engine.results(range(len(lengths)), 1, final=True)
+    found = [_tokens(utterance) for utterance in known]
+    limits = [utterance.progress[["limited", "overflowed"]].tolist() for utterance in known]
     results = decoder.close(streams)
     works = [(n.work.look_ups, n.work.groups, n.work.frames) for n in results]
     lattices = [n.lattice and sorted(n.lattice.to_kaldi_text().split("\n")) for n in results]

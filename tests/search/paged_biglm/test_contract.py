@@ -1,54 +1,15 @@
-"""paged_biglm keeps the contract of word decoders; what is its own about bad input."""
+"""What is paged_biglm's own about bad input; the rest is in tests/contract."""
 
 from __future__ import annotations
 
 import pytest
 
-from nemo_gpu_decoding.fusion.fusion import Request
-from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
-from tests.contract.word_decoder import WordDecoderContract
 from tests.graph.toy import PIECES
 from tests.random_models import random_log_probs
-from tests.search.paged_biglm.models import LM, make, nested_pair, random_lm
+from tests.search.paged_biglm.models import LM, make, random_lm
 
 pytest.importorskip("kaldifst")
-
-
-class TestLazyComposition(WordDecoderContract):
-    columns = len(PIECES) + 1
-
-    def make(self, **options):
-        return make(random_lm(0), random_lm(10, keep=0.7), **options)
-
-    def wish(self):
-        boosting = build_word_boosting({"cab": 4.0, "a bb": 3.0}, random_lm(0).graph)
-        return Request(boosting=boosting, boosting_weight=1.5, lm_weight=0.3)
-
-
-@pytest.mark.usefixtures("emulated_runtime", "small_blocks")
-class TestOnEmulatedCUDA(TestLazyComposition):
-    variants = ("normal",)  # the others are in test_kernel.py
-
-    def make(self, **options):
-        return super().make(**{"max_active": 200, "backend": "cuda", **options})
-
-
-class TestEagerComposition(TestLazyComposition):
-    def make(self, **options):
-        return super().make(composition="eager", **options)
-
-
-class TestDifferenceAutomaton(TestLazyComposition):
-    n_best = 3
-
-    def make(self, **options):
-        small, large = nested_pair(0)
-        return make(small, large, difference="always", n_best=self.n_best, **options)
-
-    def wish(self):
-        boosting = build_word_boosting({"cab": 4.0, "a bb": 3.0}, nested_pair(0)[0].graph)
-        return Request(boosting=boosting, boosting_weight=1.5, lm_weight=0.3)
 
 
 @pytest.mark.parametrize(

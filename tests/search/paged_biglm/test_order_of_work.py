@@ -50,7 +50,8 @@ def facts(before, after):
 def read(decoder, log_probs, request, rng=None):
     """What each frame brings; with `rng`, the tokens are shuffled before it."""
     config, all_facts = decoder.config, []
-    utterance = decoder.open(1, [request]).setups[0].new_utterance()
+    (setup,) = decoder._setups(decoder.open(1, [request]))
+    utterance = setup.new_utterance()
     space = tokens.new_workspace(config.max_active, VOCAB + 1, config.keeps_links)
     for t in range(log_probs.shape[1]):
         before = utterance if rng is None else with_shuffled_tokens(utterance, rng)

@@ -34,12 +34,12 @@ def test_lazy_composition_asks_and_looks_far_less():
         make(small, large, composition=name, beam=8.0).decode(log_probs, [FRAMES] * 3)
         for name in ("lazy", "eager")
     )
-    (asked, hits, arcs, groups, prolonged, frames), by_eager = work_of(lazy), work_of(eager)
+    (asked, hits, arcs, groups, expanded, frames), by_eager = work_of(lazy), work_of(eager)
     assert 0 < 4 * asked < by_eager[0]
     assert 0 < 4 * arcs < by_eager[2]
     assert 0 < hits < asked
     assert groups > 0
-    assert 0 < prolonged < by_eager[4]
+    assert 0 < expanded < by_eager[4]
     assert by_eager[3] == 0
     assert frames == by_eager[5] == 3 * FRAMES
 
