@@ -1,0 +1,249 @@
+"""N-gram LM estimated from text: interpolated modified Kneser-Ney, as KenLM's lmplz computes it.
+
+Over words, for word graphs, or over a model's tokens, for fusion:
+
+    arpa = estimate_ngram_lm((line.split() for line in open("text")), order=3)
+    write_arpa(arpa, "lm.arpa")
+
+    c(g)     how often the n-gram g occurs; below the highest order, and unless g begins with <s>, how
+             many different symbols occur before g instead
+    D(k)     discount of a count of k: D_1, D_2 or D_3+, from the counts of counts [Chen & Goodman 1998]
+    p(w|h) = (c(hw) - D(c(hw))) / c(h*) + gamma(h) p(w|h'),    gamma(h) what the discounts of c(h*) left
+
+h' is h without its first symbol; below the 1-grams all symbols but <s> have equal probability. An n-gram
+is numbered by its context's number and its last symbol, so that all steps are sorts and sums of columns.
+"""
+
+from __future__ import annotations
+
+import gzip
+import logging
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.checks import FieldError, check_int
+from nemo_gpu_decoding.lm.arpa import Arpa, NGramBlock
+
+logger = logging.getLogger("nemo_gpu_decoding")
+
+UNK, BOS, EOS = "<unk>", "<s>", "</s>"
+_UNK, _BOS, _EOS = range(3)
+_NEVER = -99.0  # log10 probability of <s>, which nothing predicts
+# Discounts of the counts 1, 2 and 3 or more where the counts of counts give none; lmplz has the same.
+_FALLBACK = (0.5, 1.0, 1.5)
+
+
+class _NGrams(NamedTuple):
+    """The M different n-grams of one order in the text; columns of length M."""
+
+    context: np.ndarray  # int64, the n-gram without its last symbol, in the order below
+    symbol: np.ndarray  # int64, the last symbol
+    suffix: np.ndarray  # int64, the n-gram without its first symbol, in the order below
+    occurrences: np.ndarray  # int64
+    begins: np.ndarray  # bool, whether the first symbol is <s>
+
+
+def estimate_ngram_lm(
+    sentences: Iterable[Sequence[str]],
+    order: int,
+    *,
+    symbols: Iterable[str] | None = None,
+    min_counts: Sequence[int] = (),
+) -> Arpa:
+    """The back-off n-gram LM of a text.
+
+    Args:
+        sentences: the symbols (words or tokens) of each sentence, without <s> and </s>.
+        order: of the LM, 1 .. 10.
+        symbols: the symbols of the LM; others in the text count as <unk>. None: all of the text.
+        min_counts: n-grams that occur less often are left out, by order; the last number holds for all
+            higher orders. (1, 1, 2) is lmplz's `--prune 0 0 1`. It may not fall with the order.
+
+    Returns:
+        The LM; log10 weights, <unk>, <s> and </s> as its first symbols.
+
+    Raises:
+        ValueError: an argument is out of range, the text is empty, or a sentence (named by its number)
+            has one of <s>, </s>, <unk> or a symbol with white space.
+    """
+    check_int("order", order, 1, 10)
+    least = _least_counts(min_counts, order)
+    names, text, offsets = _numbered(sentences, symbols)
+    tables = _count(text, offsets, order, len(names))
+    blocks: list[NGramBlock] = []
+    below = _Weights(np.zeros((1, 0), np.int32), np.full(1, 1.0 / (len(names) - 1)), np.ones(1, bool))
+    for n, grams in enumerate(tables, 1):
+        counts = _adjusted(grams, tables[n] if n < order else None)
+        keep = grams.occurrences >= least[n - 1]
+        if n == 1:  # all stay; <s> is predicted by nothing
+            keep[:], counts[_BOS] = True, 0
+        weights, gamma = _weights(grams, counts, keep, n, below)
+        if blocks:
+            blocks[-1] = replace(
+                blocks[-1], log10_backoffs=np.log10(np.maximum(gamma, 1e-99))[below.keep]
+            )
+        log10_probs = np.log10(weights.probs[keep])
+        blocks.append(NGramBlock(n, weights.symbols[keep], log10_probs, np.zeros(len(log10_probs))))
+        below = weights
+    blocks[0].log10_probs[_BOS] = _NEVER
+    return Arpa(tuple(names), tuple(blocks))
+
+
+class _Weights(NamedTuple):
+    """The M n-grams of one order with their probabilities."""
+
+    symbols: np.ndarray  # [M, order] int32
+    probs: np.ndarray  # [M] float64, p(last symbol | the others)
+    keep: np.ndarray  # [M] bool, whether it is in the LM
+
+
+def _weights(
+    grams: _NGrams, counts: np.ndarray, keep: np.ndarray, order: int, below: _Weights
+) -> tuple[_Weights, np.ndarray]:
+    """The n-grams of one order with their probabilities, and gamma of those of the order below."""
+    size = len(below.probs)
+    discounted = counts - _discounts(counts, order)[np.minimum(counts, 3)]
+    total = np.bincount(grams.context, counts, minlength=size)
+    kept = np.bincount(grams.context[keep], discounted[keep], minlength=size)
+    gamma = 1.0 - np.divide(kept, total, out=np.zeros(size), where=total > 0)
+    probs = discounted / total[grams.context] + gamma[grams.context] * below.probs[grams.suffix]
+    symbols = np.column_stack([below.symbols[grams.context], grams.symbol.astype(np.int32)])
+    return _Weights(symbols, probs, keep), gamma
+
+
+def write_arpa(arpa: Arpa, path: str | PathLike[str]) -> None:
+    """Write an LM as an ARPA file, gzipped if the name ends in ".gz"; whole or not at all.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = Path(path)
+    unfinished = path.with_name(f".{path.name}.unfinished")
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(unfinished, "wt", encoding="utf-8", newline="\n") as file:
+            file.writelines(_arpa_lines(arpa))
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _arpa_lines(arpa: Arpa) -> Iterator[str]:
+    yield "\\data\\\n"
+    for block in arpa.orders:
+        yield f"ngram {block.order}={len(block.symbols)}\n"
+    for block in arpa.orders:
+        yield f"\n\\{block.order}-grams:\n"
+        is_last = block.order == len(arpa.orders)
+        columns = (block.symbols.tolist(), block.log10_probs.tolist(), block.log10_backoffs.tolist())
+        for ids, prob, backoff in zip(*columns, strict=True):
+            gram = " ".join([arpa.symbols[i] for i in ids])
+            yield f"{prob:.7g}\t{gram}\n" if is_last else f"{prob:.7g}\t{gram}\t{backoff:.7g}\n"
+    yield "\n\\end\\\n"
+
+
+def _least_counts(min_counts: Sequence[int], order: int) -> list[int]:
+    """The least number of occurrences for each order."""
+    given = list(min_counts) or [1]
+    least = [*given, *[given[-1]] * order][:order]
+    if (
+        len(given) > order
+        or any(not isinstance(c, int) or c < 1 for c in given)
+        or least != sorted(least)
+    ):
+        raise FieldError(
+            "min_counts",
+            list(min_counts),
+            f"up to {order} integers >= 1, none smaller than the one before",
+        )
+    return least
+
+
+def _numbered(
+    sentences: Iterable[Sequence[str]], symbols: Iterable[str] | None
+) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """The symbols, the text as their numbers with <s> and </s>, and [n] how far each is from its <s>."""
+    number = {UNK: _UNK, BOS: _BOS, EOS: _EOS}
+    if symbols is not None:
+        for symbol in symbols:
+            number.setdefault(_checked(symbol, "symbols"), len(number))
+    reserved = {UNK, BOS, EOS}
+    text, lengths = array("i"), array("q")
+    for n, sentence in enumerate(sentences, 1):
+        text.append(_BOS)
+        for symbol in sentence:
+            found = number.get(symbol)
+            if found is None or found <= _EOS:
+                if symbol in reserved:
+                    raise ValueError(f"sentence {n} has {symbol!r}, expected words or tokens of a text")
+                if symbols is None:
+                    found = number[_checked(symbol, f"sentence {n}")] = len(number)
+                else:
+                    found = _UNK
+            text.append(found)
+        text.append(_EOS)
+        lengths.append(len(sentence) + 2)
+    if len(text) <= 2 * len(lengths):
+        raise ValueError(f"sentences has {len(lengths)} sentences and no word, expected a text")
+    ends = np.cumsum(lengths)
+    offsets = np.arange(len(text)) - np.repeat(ends - np.asarray(lengths), lengths)
+    return list(number), np.asarray(text, np.int64), offsets
+
+
+def _checked(symbol: str, where: str) -> str:
+    if not symbol or any(c in symbol for c in " \t\n\r\v\f"):
+        raise ValueError(f"{where} has the symbol {symbol!r}, expected one without white space")
+    return symbol
+
+
+def _count(text: np.ndarray, offsets: np.ndarray, order: int, num_symbols: int) -> list[_NGrams]:
+    """The different n-grams of each order in the text.
+
+    numbers[i] is the number of the n-gram that ends at position i, in its order.
+    """
+    nothing = np.zeros(num_symbols, np.int64)
+    symbol = np.arange(num_symbols)
+    occurrences = np.bincount(text, minlength=num_symbols)
+    tables = [_NGrams(nothing, symbol, nothing, occurrences, symbol == _BOS)]
+    numbers = text
+    for n in range(2, order + 1):
+        ends = np.flatnonzero(offsets >= n - 1)
+        keys = numbers[ends - 1] * num_symbols + text[ends]
+        different, first, inverse, counts = np.unique(
+            keys, return_index=True, return_inverse=True, return_counts=True
+        )
+        context, symbol = different // num_symbols, different % num_symbols
+        tables.append(_NGrams(context, symbol, numbers[ends[first]], counts, tables[-1].begins[context]))
+        numbers = np.full(len(text), -1)
+        numbers[ends] = inverse
+    return tables
+
+
+def _adjusted(grams: _NGrams, above: _NGrams | None) -> np.ndarray:
+    """c(g) of each n-gram; `above` are the n-grams that are one symbol longer."""
+    if above is None:
+        return grams.occurrences.copy()
+    before = np.bincount(above.suffix, minlength=len(grams.symbol))
+    return np.where(grams.begins, grams.occurrences, before)
+
+
+def _discounts(counts: np.ndarray, order: int) -> np.ndarray:
+    """D(0 .. 3+) of one order."""
+    one, two, three, four = (int(np.count_nonzero(counts == k)) for k in range(1, 5))
+    if one and two and three:
+        share = one / (one + 2 * two)
+        found = (1 - 2 * share * two / one, 2 - 3 * share * three / two, 3 - 4 * share * four / three)
+        if all(0 <= discount <= k for k, discount in enumerate(found, 1)):
+            return np.array([0.0, *found])
+    logger.warning(
+        "the text is too small or too regular to estimate discounts of its %d-grams (%d, %d, %d, %d of "
+        "them occur once to four times): %s are used",
+        order, one, two, three, four, ", ".join(map(str, _FALLBACK)),
+    )  # fmt: skip
+    return np.array([0.0, *_FALLBACK])
