@@ -21,7 +21,8 @@ class FieldError(ValueError):
     """
 
     def __init__(self, field: str, value: Any, expected: str, note: str = "") -> None:
-        super().__init__(f"{field} is {value!r}{note and ' '}{note}, expected {expected}")
+        space = " " if note and not note.startswith(",") else ""
+        super().__init__(f"{field} is {value!r}{space}{note}, expected {expected}")
         self.field, self.value, self.expected, self.note = field, value, expected, note
 
     def __reduce__(self) -> tuple[Any, ...]:

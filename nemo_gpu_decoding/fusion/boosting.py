@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.cache import cached, file_key
+from nemo_gpu_decoding.checks import FieldError, check_choice, check_number
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.fusion.nemo_archive import load_nemo_automaton
@@ -103,21 +104,19 @@ class BoostingConfig:
     def __post_init__(self) -> None:
         for name in ("key_phrases_list", "key_phrase_items_list"):
             if isinstance(getattr(self, name), str):
-                raise ValueError(f"{name} is a string, expected a list of phrases")
+                raise FieldError(name, getattr(self, name), "a list of phrases")
         object.__setattr__(self, "key_phrases_list", _freeze(self.key_phrases_list))
         object.__setattr__(self, "key_phrase_items_list", _freeze(self.key_phrase_items_list))
         for name in ("context_score", "depth_scaling", "score_per_phrase"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected a finite number >= 0")
-        if not math.isfinite(self.unk_score):
-            raise ValueError(f"unk_score is {self.unk_score}, expected a finite number")
+            check_number(name, getattr(self, name))
+        check_number("unk_score", self.unk_score, negative=True)
         for name in ("segmentations", "num_of_transcriptions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
-        if self.refund not in REFUNDS:
-            raise ValueError(f"refund is {self.refund!r}, expected one of {', '.join(REFUNDS)}")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise FieldError(name, value, "at least 1")
+        check_choice("refund", self.refund, REFUNDS)
         if self.whole_words is not None and not isinstance(self.whole_words, bool):
-            raise ValueError(f"whole_words is {self.whole_words!r}, expected True, False or None")
+            raise FieldError("whole_words", self.whole_words, "True, False or None")
         self._check_without_effect()
 
     def _check_without_effect(self) -> None:
@@ -130,12 +129,11 @@ class BoostingConfig:
         defaults = {f.name: f.default for f in fields(self)}
         for name, reason in reasons.items():
             if getattr(self, name) != defaults[name]:
-                raise ValueError(f"{name} is {getattr(self, name)}, which has no effect here: {reason}")
+                note = f", which has no effect here: {reason}"
+                raise FieldError(name, getattr(self, name), f"{defaults[name]!r}", note)
         if self.whole_words and (self.refund == "nemo" or self.model_path):
-            raise ValueError(
-                "whole_words is True, which has no effect with refund 'nemo' and on trees made by NeMo "
-                "(model_path)"
-            )
+            note = ", which has no effect with refund 'nemo' and on trees made by NeMo (model_path)"
+            raise FieldError("whole_words", True, "None or False", note)
 
     @property
     def is_empty(self) -> bool:

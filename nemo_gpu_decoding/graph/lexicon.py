@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from nemo_gpu_decoding.checks import check_number
 from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
@@ -136,9 +137,7 @@ class OpenVocabulary:
 
     def __post_init__(self) -> None:
         for name in ("word_cost", "piece_cost"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise ValueError(f"{name} is {value}, expected a finite number >= 0")
+            check_number(name, getattr(self, name))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,67 +1,134 @@
-"""The object that NeMo calls to decode CTC log-probs with flexctc_beam."""
+"""The objects that NeMo calls to decode CTC log-probs: what they share, and that of flexctc_beam."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
+from nemo.collections.asr.parts.submodules.ctc_beam_decoding import AbstractBeamCTCInfer
+from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis, NBestHypotheses
+from nemo.utils import logging, logging_mode
 from omegaconf import DictConfig
 
-from nemo_gpu_decoding.nemo_plugin.beam_options import BeamOptions
-from nemo_gpu_decoding.nemo_plugin.ctc_config import read_ctc_options
-from nemo_gpu_decoding.nemo_plugin.ctc_infer import CTCInfer
-from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, from_path
-from nemo_gpu_decoding.nemo_plugin.loading import load_fusion
-from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
+from nemo_gpu_decoding.nemo_plugin.beam_sections import read_flexctc
+from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, from_labels, from_path
+from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer
+from nemo_gpu_decoding.nemo_plugin.loading import load_fusion, nemo_vocabulary
+from nemo_gpu_decoding.nemo_plugin.requests import next_requests
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.search.result import NBest, Path
+from nemo_gpu_decoding.vocabulary import Vocabulary
 
 
-def build_flexctc_beam(owner: Any, cfg: DictConfig) -> FlexCTCInfer:
-    """The decoder for one of NeMo's CTC decoding objects (factory of the strategy table)."""
-    infer = FlexCTCInfer(owner.blank_id, read_ctc_options(cfg), dict(owner.confidence_method_cfg))
-    infer.preserve_alignments = owner.preserve_alignments
-    infer.compute_timestamps = owner.compute_timestamps
-    infer.preserve_frame_confidence = owner.preserve_frame_confidence
-    return infer
+class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
+    """A search of CTC log-probs behind the interface of NeMo's `BeamBatchedCTCInfer`.
+
+    NeMo's decoding object sets `preserve_alignments` and `preserve_frame_confidence` at any time. NeMo's
+    blank is the last column, whose number is also that of the tokens.
+    """
+
+    def __init__(self, owner: Any, cfg: DictConfig) -> None:
+        FusedInfer.__init__(self, owner, cfg)
+        self.strategy = str(cfg.strategy)
+        beam_size = getattr(self.options.search, "beam_size", self.options.n_best)
+        AbstractBeamCTCInfer.__init__(self, blank_id=owner.blank_id, beam_size=beam_size)
+
+    @abstractmethod
+    def _chosen(self, nbest: NBest) -> Sequence[Path]:
+        """The paths to be returned, best first."""
+
+    @abstractmethod
+    def _hypothesis(self, path: Path, nbest: NBest) -> BeamHypothesis:
+        """One of them in NeMo's form."""
+
+    @abstractmethod
+    def _alignment(self, path: Path, num_frames: int) -> np.ndarray:
+        """The label of every frame, [num_frames] integers, blanks included."""
+
+    def forward(
+        self, decoder_output: torch.Tensor, decoder_lengths: torch.Tensor | None = None
+    ) -> tuple[list[Hypothesis | NBestHypotheses]]:
+        """Decode a batch.
+
+        Args:
+            decoder_output: [B, T, V + 1] log-probs; or [B, T] int, the greedy labels that NeMo's
+                cache-aware streaming passes on. They leave nothing to search and are collapsed.
+            decoder_lengths: [B] valid frames; None = all of them.
+
+        Returns:
+            A 1-tuple of a list with one `Hypothesis`, or `NBestHypotheses`, per utterance.
+
+        Raises:
+            ValueError: see the decoder's `decode`; labels when alignments or confidence are asked for.
+        """
+        if decoder_lengths is None:
+            decoder_lengths = torch.full((len(decoder_output),), decoder_output.shape[1])
+        if decoder_output.ndim == 2:
+            return (self._collapse(decoder_output.cpu().numpy(), decoder_lengths.tolist()),)
+        requests = next_requests(self, len(decoder_output))
+        results = self.decoder().decode(decoder_output, decoder_lengths, requests)
+        frames = [None] * len(results)
+        if self.preserve_alignments or self.preserve_frame_confidence:
+            log_probs, lengths = decoder_output.cpu(), decoder_lengths.tolist()
+            frames = [row[:length] for row, length in zip(log_probs, lengths, strict=True)]
+        return ([self._hypotheses(nbest, rows) for nbest, rows in zip(results, frames, strict=True)],)
+
+    def vocabulary(self) -> Vocabulary:
+        """The tokens of the model, from what NeMo told by `set_vocabulary` and `set_tokenizer`."""
+        return nemo_vocabulary(self.decoding_type, self.vocab, self.tokenizer)
+
+    def _hypotheses(self, nbest: NBest, log_probs: torch.Tensor | None) -> Hypothesis | NBestHypotheses:
+        for note in nbest.notes:
+            logging.warning(note)
+        confidence = None
+        if self.preserve_frame_confidence:
+            confidence = FrameConfidence(self.blank_id, self.confidence_method).of(log_probs)
+        hypotheses = []
+        for path in self._chosen(nbest):
+            hypothesis = self._hypothesis(path, nbest)
+            hypothesis.frame_confidence = confidence
+            if self.preserve_alignments:
+                assert log_probs is not None
+                labels = torch.from_numpy(self._alignment(path, nbest.num_frames).astype(np.int64))
+                hypothesis.alignments = (log_probs.clone(), labels)
+            hypotheses.append(hypothesis)
+        return hypotheses[0] if self.return_best_hypothesis else NBestHypotheses(hypotheses)
+
+    def _collapse(self, labels: np.ndarray, lengths: list[int]) -> list[Hypothesis | NBestHypotheses]:
+        for flag in ("preserve_alignments", "preserve_frame_confidence"):
+            if getattr(self, flag):
+                raise ValueError(
+                    f"{flag} is true, but labels were given, expected log-probs [B, T, V + 1]"
+                )
+        logging.info(
+            f"{self.strategy} was given greedy labels instead of log-probs; "
+            "they are collapsed as they are.",
+            mode=logging_mode.ONCE,
+        )
+        hypotheses: list[BeamHypothesis] = [
+            from_labels(row[:length], self.blank_id) for row, length in zip(labels, lengths, strict=True)
+        ]
+        if self.return_best_hypothesis:
+            return hypotheses
+        return [NBestHypotheses([hypothesis]) for hypothesis in hypotheses]
 
 
 class FlexCTCInfer(CTCInfer):
-    """flexctc_beam as NeMo calls it.
+    """flexctc_beam as NeMo calls it."""
 
-    Args:
-        blank_id: the blank's column, which in NeMo is also the number of tokens.
-        options: from `read_ctc_options`.
-        confidence_method: NeMo's `confidence_cfg.method_cfg`.
-    """
+    read = staticmethod(read_flexctc)
 
-    strategy = "flexctc_beam"
-    options: BeamOptions[FlexCTCConfig]
+    def _variant(self) -> Hashable:
+        return bool(self.preserve_alignments)
 
-    def __init__(
-        self,
-        blank_id: int,
-        options: BeamOptions[FlexCTCConfig],
-        confidence_method: dict[str, Any],
-    ) -> None:
-        super().__init__(blank_id, options.search.beam_size, options.return_best, confidence_method)
-        self.options = options
-        self._decoders: dict[bool, FlexCTCBeam] = {}  # with and without alignments
-
-    def decoder(self) -> FlexCTCBeam:
-        """The search itself, with LM and phrases loaded."""
-        alignments = bool(self.preserve_alignments)
-        if alignments not in self._decoders:
-            search = replace(self.options.search, alignments=alignments)
-            fusion = load_fusion(self.options.fusion, self.blank_id, self.vocabulary())
-            self._decoders[alignments] = FlexCTCBeam(self.blank_id, self.blank_id, search, fusion)
-        return self._decoders[alignments]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles carry the options; LM and phrases come from the cache again."""
-        return self.__dict__ | {"_decoders": {}}
+    def _load(self) -> FlexCTCBeam:
+        search = replace(self.options.search, alignments=bool(self.preserve_alignments))
+        fusion = load_fusion(self.options.fusion, self.blank_id, self.vocabulary())
+        return FlexCTCBeam(self.blank_id, self.blank_id, search, fusion)
 
     def _chosen(self, nbest: NBest) -> Sequence[Path]:
         return nbest.paths
@@ -70,5 +137,5 @@ class FlexCTCInfer(CTCInfer):
         return from_path(path, nbest.num_frames)
 
     def _alignment(self, path: Path, num_frames: int) -> np.ndarray:
-        assert path.alignment is not None  # decoder() asks for it
+        assert path.alignment is not None  # the search is told to keep it
         return path.alignment

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 
-from nemo_gpu_decoding.search.result import Path, ScoreParts
+from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts, Work
 from nemo_gpu_decoding.search.transducer.result import TransducerPath
 
 if TYPE_CHECKING:
@@ -66,14 +66,13 @@ class WordHypothesis(BeamHypothesis):
 
     words: tuple[Word, ...] = ()
     lattice: Lattice | None = None  # with decoding_mode lattice
+    work: Work | None = None  # what the search of the utterance had to do, of paged_biglm
 
 
-def from_word_path(
-    path: Path, words: Sequence[Word], num_frames: int, lattice: Lattice | None = None
-) -> WordHypothesis:
+def from_word_path(path: Path, words: Sequence[Word], nbest: NBest) -> WordHypothesis:
     """One hypothesis of a word-graph search; `words` are those to be shown."""
-    plain = from_path(path, num_frames)
-    return WordHypothesis(**vars(plain), words=tuple(words), lattice=lattice)
+    plain = vars(from_path(path, nbest.num_frames))
+    return WordHypothesis(**plain, words=tuple(words), lattice=nbest.lattice, work=nbest.work)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.nemo_plugin.beam_options import FusionOptions
+    from nemo_gpu_decoding.nemo_plugin.section import FusionOptions
 
 
 def nemo_vocabulary(decoding_type: str, pieces: Sequence[str], tokenizer: Any) -> Vocabulary:
@@ -58,6 +58,6 @@ def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary)
             options.lm_path, vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding
         )
     boosting = None
-    if not options.boosting.is_empty and options.boosting_weight > 0:
+    if options.has_phrases:
         boosting = load_boosting_tree(options.boosting, vocabulary)
     return Fusion(lm, options.lm_weight, boosting, options.boosting_weight)

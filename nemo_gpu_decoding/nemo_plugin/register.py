@@ -46,11 +46,11 @@ class StrategySpec:
 STRATEGIES: dict[str, StrategySpec] = {
     spec.name: spec
     for spec in (
-        StrategySpec("flexctc_beam", "ctc", "beam", f"{__package__}.ctc:build_flexctc_beam"),
-        StrategySpec("cuda_wfst", "ctc", "wfst", f"{__package__}.wfst:build_cuda_wfst"),
-        StrategySpec("paged_biglm", "ctc", "wfst", f"{__package__}.paged:build_paged_biglm"),
-        StrategySpec("alsd_pp", "rnnt", "beam", f"{__package__}.transducer:build_alsd_pp"),
-        StrategySpec("aes_pp", "rnnt", "beam", f"{__package__}.transducer:build_aes_pp"),
+        StrategySpec("flexctc_beam", "ctc", "beam", f"{__package__}.ctc:FlexCTCInfer"),
+        StrategySpec("cuda_wfst", "ctc", "wfst", f"{__package__}.word_graph:WordGraphInfer"),
+        StrategySpec("paged_biglm", "ctc", "wfst", f"{__package__}.word_graph:PagedInfer"),
+        StrategySpec("alsd_pp", "rnnt", "beam", f"{__package__}.transducer:ALSDInfer"),
+        StrategySpec("aes_pp", "rnnt", "beam", f"{__package__}.transducer:AESInfer"),
     )
 }
 

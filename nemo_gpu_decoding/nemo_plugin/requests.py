@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.fusion.boosting import Phrase
     from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
 
-Wish = Request | Sequence["str | Phrase"] | None
+Wanted = Request | Sequence["str | Phrase"] | None
 
 
 @contextlib.contextmanager
 def utterance_requests(
-    model: ASRModel, requests: Sequence[Wish], *, boosting_weight: float | None = None
+    model: ASRModel, requests: Sequence[Wanted], *, boosting_weight: float | None = None
 ) -> Iterator[None]:
     """Inside this block the model decodes its first utterance with the first request, and so on.
 
@@ -42,7 +42,7 @@ def utterance_requests(
             were more or fewer utterances than requests.
     """
     infer = _active_decoder(model)
-    queue = deque(_as_request(infer, wish, boosting_weight) for wish in requests)
+    queue = deque(_as_request(infer, wanted, boosting_weight) for wanted in requests)
     pending = _Pending(model, queue, total=len(queue))
     token = _pending.set(pending)
     try:
@@ -100,16 +100,16 @@ def _active_decoder(model: Any) -> FusedInfer:
     return decoder
 
 
-def _as_request(infer: FusedInfer, wish: Wish, boosting_weight: float | None) -> Request | None:
-    if wish is None or isinstance(wish, Request):
-        return wish
-    if isinstance(wish, str):
-        raise ValueError(f"requests holds {wish!r}, expected a list of phrases, a Request or None")
-    if not wish:
-        return Request(boosting_weight=0.0) if infer.has_phrases else None
-    weight = infer.options.boosting_weight if boosting_weight is None else boosting_weight
+def _as_request(infer: FusedInfer, wanted: Wanted, boosting_weight: float | None) -> Request | None:
+    if wanted is None or isinstance(wanted, Request):
+        return wanted
+    if isinstance(wanted, str):
+        raise ValueError(f"requests holds {wanted!r}, expected a list of phrases, a Request or None")
+    if not wanted:
+        return Request(boosting_weight=0.0) if infer.options.fusion.has_phrases else None
+    weight = infer.options.fusion.boosting_weight if boosting_weight is None else boosting_weight
     if weight == 0.0:
         raise ValueError(
             f"boosting_weight is 0, expected a number > 0 (or set {infer.section}.boosting_tree_alpha)"
         )
-    return Request(boosting=infer.phrase_tree(wish), boosting_weight=weight)
+    return Request(boosting=infer.phrase_tree(wanted), boosting_weight=weight)

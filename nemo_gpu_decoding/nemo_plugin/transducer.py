@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis, NBestHypotheses
@@ -13,14 +13,12 @@ from nemo.utils import logging
 from omegaconf import DictConfig
 from torch import Tensor
 
-from nemo_gpu_decoding.nemo_plugin.beam_options import BeamOptions
-from nemo_gpu_decoding.nemo_plugin.confidence import FrameConfidence
+from nemo_gpu_decoding.nemo_plugin.beam_sections import read_aes, read_alsd
 from nemo_gpu_decoding.nemo_plugin.continuation import Continuation, StreamState
 from nemo_gpu_decoding.nemo_plugin.hypotheses import TransducerHypothesis, from_transducer_path
-from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
+from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer
 from nemo_gpu_decoding.nemo_plugin.loading import load_fusion, nemo_vocabulary
 from nemo_gpu_decoding.nemo_plugin.requests import next_requests
-from nemo_gpu_decoding.nemo_plugin.transducer_config import read_transducer_options
 from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
 from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
 from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
@@ -32,25 +30,11 @@ from nemo_gpu_decoding.search.transducer.step_log_probs import step_log_probs
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 
-def build_alsd_pp(owner: Any, cfg: DictConfig, decoder: Any, joint: Any) -> TransducerInfer:
-    """The decoder for one of NeMo's transducer decoding objects (factory of the strategy table)."""
-    return TransducerInfer(ALSDPlusPlus, owner, read_transducer_options(cfg, "alsd_pp"), decoder, joint)
-
-
-def build_aes_pp(owner: Any, cfg: DictConfig, decoder: Any, joint: Any) -> TransducerInfer:
-    """As `build_alsd_pp`."""
-    return TransducerInfer(AESPlusPlus, owner, read_transducer_options(cfg, "aes_pp"), decoder, joint)
-
-
 class TransducerInfer(FusedInfer):
     """Transducer beam search behind the interface of NeMo's `BeamBatchedRNNTInfer`.
 
-    Cheap to make, for NeMo makes many: LM and phrases are read when the first batch comes.
-
     Args:
-        search: the decoder class of the strategy.
-        owner: NeMo's decoding object, set up but for this.
-        options: from `read_transducer_options`.
+        owner, cfg: see `FusedInfer`.
         decoder: NeMo's prediction network.
         joint: NeMo's joint.
 
@@ -58,33 +42,20 @@ class TransducerInfer(FusedInfer):
         ValueError: the networks cannot be searched, see `networks_of`.
     """
 
-    options: BeamOptions[Any]
+    search: ClassVar[type[TransducerDecoder[Any]]]  # the decoder class of the strategy
 
-    def __init__(
-        self,
-        search: Callable[..., TransducerDecoder[Any]],
-        owner: Any,
-        options: BeamOptions[Any],
-        decoder: Any,
-        joint: Any,
-    ) -> None:
-        self.search = search
-        self.options = options
+    def __init__(self, owner: Any, cfg: DictConfig, decoder: Any, joint: Any) -> None:
+        super().__init__(owner, cfg)
         self.decoder_model = decoder
         self.joint = joint  # NeMo's decoding object looks for it
         self.durations = tuple(owner.durations or ())
         networks_of(decoder, joint, self.durations)  # errors now rather than with the first batch
-        self.return_best_hypothesis = options.return_best
-        self.preserve_alignments = bool(owner.preserve_alignments)
-        self.preserve_frame_confidence = bool(owner.preserve_frame_confidence)
         self.include_duration_confidence = bool(owner.tdt_include_duration_confidence)
-        self.confidence_method = dict(owner.confidence_method_cfg)
         tokenizer = getattr(owner, "tokenizer", None)
         labels = (
             [] if tokenizer is not None else [owner.labels_map[i] for i in range(len(owner.labels_map))]
         )
         self._vocabulary = ("char" if tokenizer is None else "subword", labels, tokenizer)
-        self._decoders: dict[tuple[bool, ...], TransducerDecoder[Any]] = {}
         self._continuation = Continuation()
 
     def __call__(
@@ -128,17 +99,15 @@ class TransducerInfer(FusedInfer):
             return ([own[0] for own in hypotheses],)
         return ([NBestHypotheses(own) for own in hypotheses],)
 
-    def decoder(self) -> TransducerDecoder[Any]:
-        """The search itself, with LM and phrases loaded."""
+    def _variant(self) -> Hashable:
         aligned = self.preserve_alignments or self.preserve_frame_confidence
-        adapters = (module.is_adapter_available() for module in (self.decoder_model, self.joint))
-        key = (aligned, *adapters)
-        if key not in self._decoders:
-            networks = self.networks()
-            fusion = load_fusion(self.options.fusion, networks.vocab_size, self.vocabulary())
-            search = replace(self.options.search, alignments=aligned)
-            self._decoders[key] = self.search(networks, search, fusion)
-        return self._decoders[key]
+        return aligned, *(m.is_adapter_available() for m in (self.decoder_model, self.joint))
+
+    def _load(self) -> TransducerDecoder[Any]:
+        networks = self.networks()
+        fusion = load_fusion(self.options.fusion, networks.vocab_size, self.vocabulary())
+        aligned = self.preserve_alignments or self.preserve_frame_confidence
+        return self.search(networks, replace(self.options.search, alignments=aligned), fusion)
 
     def networks(self) -> TransducerNetworks:
         """The model's prediction network and joint as the search sees them."""
@@ -148,8 +117,7 @@ class TransducerInfer(FusedInfer):
         return nemo_vocabulary(*self._vocabulary)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles carry the options; LM and phrases come from the cache again."""
-        return self.__dict__ | {"_decoders": {}, "_continuation": Continuation()}
+        return super().__getstate__() | {"_continuation": Continuation()}
 
     def _hypotheses(self, nbest: NBest, state: StreamState) -> list[TransducerHypothesis]:
         paths: list[Any] = list(nbest)
@@ -191,6 +159,20 @@ class TransducerInfer(FusedInfer):
             return labels
         durations = measure.of(log_probs[:, num_labels:])
         return [list(pair) for pair in zip(labels, durations, strict=True)]
+
+
+class ALSDInfer(TransducerInfer):
+    """alsd_pp as NeMo calls it."""
+
+    read = staticmethod(read_alsd)
+    search = ALSDPlusPlus
+
+
+class AESInfer(TransducerInfer):
+    """aes_pp as NeMo calls it."""
+
+    read = staticmethod(read_aes)
+    search = AESPlusPlus
 
 
 def _by_frame(values: Sequence[Any], path: TransducerPath) -> list[list[Any]]:

@@ -314,7 +314,7 @@ def test_no_phrases(phrases):
 def test_a_string_is_no_list():
     with pytest.raises(ValueError, match="phrases is a string"):
         build_boosting_tree("abc", VOCABULARY)
-    with pytest.raises(ValueError, match="key_phrases_list is a string"):
+    with pytest.raises(ValueError, match=r"key_phrases_list is '.*', expected a list of phrases"):
         BoostingConfig(key_phrases_list="abc")
 
 

@@ -150,7 +150,7 @@ def test_switching_back_gives_nemos_object(ctc_model, files, greedy_texts):
 
 
 def test_notes_of_the_search_reach_the_log(ctc_model, emissions, monkeypatch):
-    from nemo_gpu_decoding.nemo_plugin import ctc_infer
+    from nemo_gpu_decoding.nemo_plugin import ctc
 
     use(ctc_model)
     infer = ctc_model.decoding.decoding
@@ -158,7 +158,7 @@ def test_notes_of_the_search_reach_the_log(ctc_model, emissions, monkeypatch):
     noted = [replace(nbest, notes=("a limit was reached",)) for nbest in decoder.decode(*emissions)]
     monkeypatch.setattr(decoder, "decode", lambda *args: noted)
     messages = []
-    monkeypatch.setattr(ctc_infer.logging, "warning", messages.append)
+    monkeypatch.setattr(ctc.logging, "warning", messages.append)
     infer(decoder_output=emissions[0], decoder_lengths=emissions[1])
     assert messages == ["a limit was reached"] * len(noted)
 

@@ -80,7 +80,7 @@ def test_presets_and_new_keys_in_an_unmodified_hydra_script(result_of):
 
 def test_a_word_graph_and_its_phrases_in_an_unmodified_hydra_script(result_of):
     pytest.importorskip("kaldifst")
-    assert result_of("word graph")["decoder"] == "WfstInfer"
+    assert result_of("word graph")["decoder"] == "WordGraphInfer"
     assert result_of("word graph")["texts"][0].endswith("carla graam")
 
 

@@ -15,14 +15,8 @@ from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTDecodingConfig
 from omegaconf import OmegaConf
 
-from nemo_gpu_decoding.nemo_plugin.ctc_config import ctc_beam_keys, read_ctc_options
-from nemo_gpu_decoding.nemo_plugin.paged_config import paged_keys, read_paged_options
+from nemo_gpu_decoding.nemo_plugin import beam_sections, word_graph_sections
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
-from nemo_gpu_decoding.nemo_plugin.transducer_config import (
-    read_transducer_options,
-    transducer_beam_keys,
-)
-from nemo_gpu_decoding.nemo_plugin.wfst_config import read_wfst_options, wfst_keys
 from nemo_gpu_decoding.presets import load_preset, preset_names
 
 CONFIGS = {"ctc_decoding": CTCDecodingConfig, "rnnt_decoding": RNNTDecodingConfig}
@@ -58,22 +52,20 @@ def test_the_presets():
         load_preset("flexctc")
 
 
-def reader(preset):
-    """The section with a preset's options, its valid keys, and what reads it."""
-    if preset.strategy == "paged_biglm":
-        return "wfst", paged_keys(), read_paged_options
-    if STRATEGIES[preset.strategy].section == "wfst":
-        return "wfst", wfst_keys(), read_wfst_options
-    if preset.strategy == "flexctc_beam":
-        return "beam", ctc_beam_keys(), read_ctc_options
-    strategy = preset.strategy
-    return "beam", transducer_beam_keys(strategy), lambda cfg: read_transducer_options(cfg, strategy)
+SECTIONS = {
+    "flexctc_beam": (beam_sections.FLEXCTC, beam_sections.read_flexctc),
+    "cuda_wfst": (word_graph_sections.CUDA_WFST, word_graph_sections.read_cuda_wfst),
+    "paged_biglm": (word_graph_sections.PAGED_BIGLM, word_graph_sections.read_paged_biglm),
+    "alsd_pp": (beam_sections.TRANSDUCERS["alsd_pp"], beam_sections.read_alsd),
+    "aes_pp": (beam_sections.TRANSDUCERS["aes_pp"], beam_sections.read_aes),
+}
 
 
 @pytest.mark.parametrize(("group", "name"), PRESETS)
 def test_every_key_is_nemos_or_ours(group, name):
     preset = load_preset(name)
-    section, keys, read = reader(preset)
+    described, read = SECTIONS[preset.strategy]
+    section, keys = described.name, described.keys()
     assert set(preset) <= set(OmegaConf.structured(CONFIGS[group]))
     assert set(preset[section]) <= set(keys[section])
     assert set(preset[section].get("boosting_tree", {})) <= set(keys[f"{section}.boosting_tree"])

@@ -17,8 +17,8 @@ from nemo_gpu_decoding import WFSTConfig, utterance_requests
 from nemo_gpu_decoding.graph import load
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.metrics import phrase_score, word_errors
-from nemo_gpu_decoding.nemo_plugin import wfst
-from nemo_gpu_decoding.nemo_plugin.wfst import WfstInfer
+from nemo_gpu_decoding.nemo_plugin import word_graph
+from nemo_gpu_decoding.nemo_plugin.word_graph import WordGraphInfer
 from nemo_gpu_decoding.search.cuda_wfst.mbr import minimum_bayes_risk
 from tests.nemo_plugin.usage import decoded, texts, transcribed
 
@@ -93,7 +93,7 @@ def test_nemos_name_of_the_strategy_with_ours_as_search_type(ctc_model, cfg, fil
     structured.wfst.arpa_lm_path = str(assets / "lm" / "word3.arpa")
     structured.wfst.beam_width = 16.0
     assert texts(transcribed(ctc_model, structured, files)) == expected
-    assert isinstance(ctc_model.decoding.decoding, WfstInfer)
+    assert isinstance(ctc_model.decoding.decoding, WordGraphInfer)
 
 
 def test_the_decoder_has_the_options_of_the_section(ctc_model, cfg):
@@ -154,7 +154,7 @@ def test_minimum_bayes_risk(ctc_model, cfg, emissions, monkeypatch):
     assert texts(found) == [minimum_bayes_risk(nbest.paths).text for nbest in plain]
     assert all(0 <= word.confidence <= 1 for hypothesis in found for word in hypothesis.words)
     # of such clear speech it is the best path; that others would be returned just as well:
-    monkeypatch.setattr(wfst, "minimum_bayes_risk", lambda paths: paths[-1])
+    monkeypatch.setattr(word_graph, "minimum_bayes_risk", lambda paths: paths[-1])
     found = ctc_model.decoding.ctc_decoder_predictions_tensor(*emissions, return_hypotheses=True)
     assert texts(found) == [nbest.paths[-1].text for nbest in plain]
     assert texts(found) != [nbest.best.text for nbest in plain]
@@ -257,7 +257,7 @@ def test_an_open_vocabulary_spells_what_the_lm_does_not_list(ctc_model, cfg, man
 def test_the_ctc_head_of_a_hybrid(hybrid_model, cfg, files):
     before = texts(hybrid_model.transcribe(files[:3], verbose=False))
     hybrid_model.change_decoding_strategy(cfg(), decoder_type="ctc", verbose=False)
-    assert isinstance(hybrid_model.ctc_decoding.decoding, WfstInfer)
+    assert isinstance(hybrid_model.ctc_decoding.decoding, WordGraphInfer)
     found = hybrid_model.transcribe(files[:3], timestamps=True, verbose=False)
     words = set(hybrid_model.ctc_decoding.decoding.decoder().graph.words)
     assert all(set(text.split()) <= words for text in texts(found))

@@ -13,7 +13,7 @@ import numpy as np
 from nemo_gpu_decoding import BoostingConfig
 from nemo_gpu_decoding.fusion.boosting import Phrase
 from nemo_gpu_decoding.graph.word_boosting import configured_phrases, word_boosting, words_of
-from nemo_gpu_decoding.nemo_plugin.wfst_adapter import WrittenWord, written_words
+from nemo_gpu_decoding.nemo_plugin.adapters import WrittenWord, written_words
 from nemo_gpu_decoding.search.cuda_wfst.result import Word
 
 WORDS = ("<eps>", "new", "New", "york", "york's", "acme")

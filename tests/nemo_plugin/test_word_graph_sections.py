@@ -1,5 +1,7 @@
-"""NeMo's `wfst` section: every key is used or refused by its name."""
+"""NeMo's `wfst` section, with cuda_wfst and paged_biglm: every key is used or refused by its name."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
+
+from dataclasses import fields
 
 import pytest
 
@@ -11,9 +13,17 @@ from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from omegaconf import OmegaConf
 
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
-from nemo_gpu_decoding.nemo_plugin import wfst_config
-from nemo_gpu_decoding.nemo_plugin.wfst_config import GraphOptions, read_wfst_options
+from nemo_gpu_decoding.graph.load import GraphOptions
+from nemo_gpu_decoding.nemo_plugin import section, word_graph_sections
+from nemo_gpu_decoding.nemo_plugin.word_graph_sections import (
+    COUNTERPARTS,
+    LARGE_LM,
+    PAGED_BIGLM,
+    read_cuda_wfst,
+    read_paged_biglm,
+)
 from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
+from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
 
 
 @pytest.fixture
@@ -25,9 +35,7 @@ def arpa(assets):
 def read(arpa):
     def options(cfg=None, **wfst):
         wfst = {"arpa_lm_path": str(arpa), **wfst}
-        return read_wfst_options(
-            OmegaConf.create({"strategy": "cuda_wfst", "wfst": wfst, **(cfg or {})})
-        )
+        return read_cuda_wfst(OmegaConf.create({"strategy": "cuda_wfst", "wfst": wfst, **(cfg or {})}))
 
     return options
 
@@ -37,14 +45,14 @@ def test_nemos_defaults(read, arpa):
     assert options.search == WFSTConfig(beam=10.0, lattice_beam=10.0)
     assert options.graph == GraphOptions(ready_made=None, arpa=arpa)
     assert (options.return_best, options.n_best, options.decoding_mode) == (True, 1, "nbest")
-    assert options.boosting.is_empty
+    assert options.fusion.boosting.is_empty
 
 
 def test_a_structured_config_as_nemos_scripts_pass_it(read, arpa):
     cfg = OmegaConf.structured(CTCDecodingConfig(strategy="wfst"))
     cfg.wfst.search_type = "cuda_wfst"
     cfg.wfst.arpa_lm_path = str(arpa)
-    assert read_wfst_options(cfg) == read()
+    assert read_cuda_wfst(cfg) == read()
 
 
 def test_every_search_key_arrives(read):
@@ -56,7 +64,7 @@ def test_every_search_key_arrives(read):
         beam=14.0, max_active=500, acoustic_scale=2.0, lattice_beam=5.0, threads=3,
         backend="cpu", n_best=30,
     )  # fmt: skip
-    assert (options.lm_weight, options.return_best, options.n_best) == (0.7, False, 6)
+    assert (options.fusion.lm_weight, options.return_best, options.n_best) == (0.7, False, 6)
 
 
 def test_every_graph_key_arrives(read, arpa, tmp_path):
@@ -102,8 +110,8 @@ def test_device_is_nemos_word_for_the_backend(read, wfst, backend):
 def test_boosting_as_in_the_beam_section(read, assets):
     file = str(assets / "phrases.txt")
     options = read(boosting_tree={"key_phrases_file": file, "context_score": 2.0}, boosting_tree_alpha=3)
-    assert options.boosting.key_phrases_file == file
-    assert (options.boosting.context_score, options.boosting_weight) == (2.0, 3.0)
+    assert options.fusion.boosting.key_phrases_file == file
+    assert (options.fusion.boosting.context_score, options.fusion.boosting_weight) == (2.0, 3.0)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +169,7 @@ def test_no_lm_at_all(read):
     with pytest.raises(ValueError, match=r"wfst\.arpa_lm_path and wfst\.wfst_lm_path are not set"):
         read(arpa_lm_path=None)
     with pytest.raises(ValueError, match=r"wfst\.arpa_lm_path and wfst\.wfst_lm_path are not set"):
-        read_wfst_options(OmegaConf.create({"strategy": "cuda_wfst"}))
+        read_cuda_wfst(OmegaConf.create({"strategy": "cuda_wfst"}))
 
 
 @pytest.mark.parametrize("key", ["arpa_lm_path", "added_words"])
@@ -189,7 +197,7 @@ def test_an_existing_graph_wins_over_the_lm_with_a_warning_as_in_nemo(read, tmp_
     graph = tmp_path / "kept.graph"
     graph.write_bytes(b"")
     messages = []
-    monkeypatch.setattr(wfst_config.logging, "warning", messages.append)
+    monkeypatch.setattr(word_graph_sections.logging, "warning", messages.append)
     options = read(wfst_lm_path=str(graph), segmentations=3).graph
     assert (options.ready_made, options.arpa) == (graph, None)
     (message,) = messages
@@ -205,26 +213,26 @@ def test_our_keys_do_not_stand_beside_the_section(read):
 # ------------------------------------------------------------------------------------ Riva and k2
 
 
-@pytest.mark.parametrize(("key", "ours"), wfst_config.COUNTERPARTS.items())
+@pytest.mark.parametrize(("key", "ours"), COUNTERPARTS.items())
 def test_options_of_other_decoders_are_refused_with_what_to_use_instead(read, key, ours):
     wfst = OmegaConf.create({})
     OmegaConf.update(wfst, key, 3, force_add=True)
-    with pytest.raises(ValueError, match=rf"'wfst\.{key}' is 3.*set wfst\.{ours} instead"):
+    with pytest.raises(ValueError, match=rf"wfst\.{key} is 3.*set wfst\.{ours} instead"):
         read(**OmegaConf.to_container(wfst))
 
 
 def test_options_without_a_counterpart_are_to_be_removed(read):
-    with pytest.raises(ValueError, match=r"'wfst\.riva_decoding_cfg\.num_channels' is 3.*remove it"):
+    with pytest.raises(ValueError, match=r"wfst\.riva_decoding_cfg\.num_channels is 3.*remove it"):
         read(riva_decoding_cfg={"num_channels": 3})
 
 
 def test_rivas_defaults_say_nothing(read, monkeypatch):
     """Where riva-asrlib-decoder is installed, NeMo's config carries all of its options; so does a
     config of NeMo 2.7 those of k2."""
-    assert read(k2_decoding_cfg=wfst_config.K2_DEFAULTS) == read()
-    section = {"online_opts": {"decoder_opts": {"max_active": 10000}, "max_batch_size": 800}}
-    nemos = wfst_config._nemo_defaults() | {"riva_decoding_cfg": section}
-    monkeypatch.setattr(wfst_config, "_nemo_defaults", lambda: nemos)
+    assert read(k2_decoding_cfg=section.K2_DEFAULTS) == read()
+    riva = {"online_opts": {"decoder_opts": {"max_active": 10000}, "max_batch_size": 800}}
+    nemos = section.nemo_defaults("ctc", "wfst") | {"riva_decoding_cfg": riva}
+    monkeypatch.setattr(section, "nemo_defaults", lambda family, name: nemos)
     assert read().search == WFSTConfig(beam=10.0, lattice_beam=10.0)
     changed = {"online_opts": {"decoder_opts": {"max_active": 5}, "max_batch_size": 800}}
     with pytest.raises(ValueError, match=r"set wfst\.max_active instead"):
@@ -239,3 +247,104 @@ def test_all_of_nemos_keys_are_known():
         "compute_timestamps", "decoding_mode", "open_vocabulary_decoding", "beam_width", "lm_weight",
         "device", "arpa_lm_path", "wfst_lm_path", "riva_decoding_cfg",
     }  # fmt: skip
+
+
+# ----------------------------------------------------------------------------------- paged_biglm
+
+
+@pytest.fixture
+def lms(tmp_path):
+    for name in ("small.arpa", "large.packed", "small.graph"):
+        (tmp_path / name).touch()
+    return tmp_path
+
+
+@pytest.fixture
+def read_paged(lms):
+    def options(cfg=None, **wfst):
+        paths = {"arpa_lm_path": lms / "small.arpa", "large_lm_path": lms / "large.packed"}
+        wfst = {**{key: str(path) for key, path in paths.items()}, **wfst}
+        cfg = {"strategy": "paged_biglm", "wfst": wfst, **(cfg or {})}
+        return read_paged_biglm(OmegaConf.create(cfg))
+
+    return options
+
+
+def test_defaults(read_paged, lms):
+    options = read_paged()
+    assert options.search == PagedBigLMConfig(beam=10.0, lattice_beam=10.0)
+    assert (options.large, options.small) == (lms / "large.packed", lms / "small.arpa")
+    assert options.graph.arpa == lms / "small.arpa"
+
+
+def test_paged_every_search_key_arrives(read_paged):
+    options = read_paged(
+        beam_width=14, lm_weight=0.7, max_active=500, decoding_mode="lattice", large_lm_weight=0.8,
+        composition="LAZY", group_size=4, difference="never", placement="paged", cache_mb=7,
+    )  # fmt: skip
+    assert options.search == PagedBigLMConfig(
+        beam=14.0, lattice_beam=14.0, max_active=500, n_best=20, lattice=True,
+        large_lm_weight=0.8, group_size=4, difference="never", placement="paged", cache_mb=7,
+    )  # fmt: skip
+    assert options.fusion.lm_weight == 0.7
+    assert read_paged(composition="eager").search.composition == "eager"
+
+
+def test_every_option_of_the_search_has_a_key():
+    own = {field.name for field in fields(PagedBigLMConfig)} - {
+        field.name for field in fields(WFSTConfig)
+    }
+    keys = set(PAGED_BIGLM.keys()["wfst"]) - set(section.nemo_defaults("ctc", "wfst"))
+    assert own <= keys - LARGE_LM.keys()
+
+
+def test_a_ready_made_graph_comes_with_its_lm(read_paged, lms):
+    graph = {"wfst_lm_path": str(lms / "small.graph")}
+    options = read_paged(**graph, arpa_lm_path=None, small_lm_path=str(lms / "large.packed"))
+    assert (options.graph.ready_made, options.small) == (lms / "small.graph", lms / "large.packed")
+    assert read_paged(**graph).small == lms / "small.arpa"
+    with pytest.raises(ValueError, match=r"wfst\.small_lm_path is not set, expected the LM that the gr"):
+        read_paged(**graph, arpa_lm_path=None)
+
+
+@pytest.mark.parametrize(
+    ("wfst", "message"),
+    [
+        ({"large_lm": "x"}, r"unknown key 'wfst\.large_lm' \(did you mean 'large_lm_\w+'\?\)"),
+        ({"large_lm_path": None}, r"wfst\.large_lm_path is not set, expected the large LM"),
+        ({"arpa_lm_path": None}, r"wfst\.arpa_lm_path and wfst\.wfst_lm_path are not set"),
+        ({"small_lm_path": "x"}, r"wfst\.small_lm_path and wfst\.arpa_lm_path are both set"),
+        ({"large_lm_weight": -1}, r"wfst\.large_lm_weight is -1\.0, expected a finite number >= 0"),
+        ({"large_lm_weight": "all"}, r"wfst\.large_lm_weight is 'all', expected a number"),
+        ({"composition": "static"}, r"wfst\.composition is 'static', expected one of lazy, eager"),
+        ({"group_size": -1}, r"wfst\.group_size is -1"),
+        ({"group_size": 2, "composition": "eager"}, r"wfst\.group_size is 2 with composition 'eager'"),
+        ({"difference": "maybe"}, r"wfst\.difference is 'maybe', expected one of auto, always, never"),
+        ({"placement": "host"}, r"wfst\.placement is 'host', expected one of auto, device, paged"),
+        ({"cache_mb": 0}, r"wfst\.cache_mb is 0"),
+        ({"search_type": "cuda_wfst"}, r"wfst\.search_type is 'cuda_wfst'"),
+        ({"k2_decoding_cfg": {"search_beam": 3}}, r"no effect with 'paged_biglm'; set wfst\.beam_width"),
+        ({"beam_width": 0}, r"wfst\.beam_width is 0\.0"),
+    ],
+)
+def test_paged_bad_keys_are_named(read_paged, wfst, message):
+    with pytest.raises(ValueError, match=message):
+        read_paged(**wfst)
+
+
+@pytest.mark.parametrize("key", ["large_lm_path", "small_lm_path"])
+def test_paged_files_that_do_not_exist(read_paged, key, lms):
+    graph = {"arpa_lm_path": None, "wfst_lm_path": str(lms / "small.graph")}
+    with pytest.raises(FileNotFoundError, match=rf"wfst\.{key} is '/nowhere/lm'"):
+        read_paged(**{**graph, key: "/nowhere/lm"})
+
+
+def test_paged_our_keys_do_not_stand_beside_the_section(read_paged):
+    with pytest.raises(ValueError, match=r"expected it in there: wfst\.large_lm_path"):
+        read_paged({"large_lm_path": "large.packed"})
+
+
+def test_cuda_wfst_has_no_large_lm(lms):
+    wfst = {"arpa_lm_path": str(lms / "small.arpa"), "large_lm_path": str(lms / "large.packed")}
+    with pytest.raises(ValueError, match=r"unknown key 'wfst\.large_lm_path'"):
+        read_cuda_wfst(OmegaConf.create({"strategy": "cuda_wfst", "wfst": wfst}))

@@ -1,0 +1,148 @@
+"""NeMo's `beam` section, read for flexctc_beam, alsd_pp and aes_pp.
+
+    strategy: flexctc_beam
+    beam:
+      beam_size: 8
+      beam_beta: 1.0
+      ngram_lm_model: lm.arpa
+      ngram_lm_alpha: 0.7
+      boosting_tree: {key_phrases_list: [acme, gdansk], ignore_case: true}
+      boosting_tree_alpha: 1.0
+      merge: prefix          # ours, as are n_best, backend, threads and lm_encoding
+
+For transducers the keys are those of NeMo's `malsd_batch` and `maes_batch`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nemo.utils import logging
+from omegaconf import DictConfig
+
+from nemo_gpu_decoding.nemo_plugin.section import NoEffect, Options, Section, Values
+from nemo_gpu_decoding.search.aes_pp.config import AESConfig
+from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
+from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
+from nemo_gpu_decoding.search.transducer.config import TransducerConfig
+
+MORE = {"n_best": None, "lm_encoding": "auto"}
+
+FLEXCTC = Section(
+    "flexctc_beam", "ctc", "beam", FlexCTCConfig, MORE, hidden=("alignments",),
+    foreign={
+        "flashlight_cfg": "strategy 'flashlight'",
+        "pyctcdecode_cfg": "strategy 'pyctcdecode'",
+    },
+)  # fmt: skip
+DEPRECATED = {"beam_alpha": "ngram_lm_alpha", "kenlm_path": "ngram_lm_model"}
+
+# Keys that mean nothing to our transducer searches, with the values that may stand there: NeMo's
+# defaults, those of its model configs, and zeros, which eval_beamsearch_ngram_transducer.py writes for
+# "unused"
+UNUSED: dict[str, tuple[Any, ...]] = {
+    "tsd_max_sym_exp_per_step": (50,),
+    "tsd_max_sym_exp": (10, 50),
+    "alsd_max_target_len": (1.0, 2.0),
+    "nsc_max_timesteps_expansion": (1,),
+    "nsc_prefix_alpha": (1,),
+    "language_model": (None,),
+    "maes_prefix_alpha": (1, 0),
+    "hat_subtract_ilm": (False,),
+    "hat_ilm_weight": (0.0,),
+}
+OTHERS: dict[str, dict[str, tuple[Any, ...]]] = {  # of the other one of both searches
+    "alsd_pp": {
+        "maes_num_steps": (2,),
+        "maes_expansion_beta": (2,),
+        "maes_expansion_gamma": (2.3, 0),
+    },
+    "aes_pp": {"max_symbols": (None, 10), "max_symbols_per_step": (None, 10)},
+}
+
+
+def _transducer(strategy: str, search: type[TransducerConfig]) -> Section:
+    reason = f"has no effect with '{strategy}'"
+    unused = UNUSED | OTHERS[strategy]
+    return Section(
+        strategy, "rnnt", "beam", search, MORE, hidden=("alignments",),
+        undeclared=("max_symbols", "tsd_max_sym_exp", "compute_timestamps"),
+        optional=("blank_lm_score_mode", "pruning_mode", "allow_cuda_graphs"),
+        unused={key: NoEffect(neutral, reason) for key, neutral in unused.items()},
+    )  # fmt: skip
+
+
+TRANSDUCERS = {
+    "alsd_pp": _transducer("alsd_pp", ALSDConfig),
+    "aes_pp": _transducer("aes_pp", AESConfig),
+}
+
+
+def read_flexctc(cfg: DictConfig) -> Options[FlexCTCConfig]:
+    """Options of flexctc_beam.
+
+    Raises:
+        ValueError: a key of `beam` is unknown, cannot apply to flexctc_beam or has a wrong value; the
+            message names the key and the valid ones.
+        FileNotFoundError: `beam.ngram_lm_model` or the phrase file is no file.
+    """
+    beam = FLEXCTC.read(cfg)
+    beam.flag("allow_cuda_graphs")
+    given = {new: beam[old] for old, new in DEPRECATED.items() if beam[old] is not None}
+    for old, new in DEPRECATED.items():
+        if new in given:  # old names win over new ones, as in NeMo
+            logging.warning(f"`beam.{old}` is deprecated, please use `beam.{new}` instead.")
+    beam = Values(beam.section, {**beam.entries, **given})
+    options = _options(beam, FlexCTCConfig)
+    alignments = cfg.get("preserve_alignments")
+    if options.search.merge == "prefix" and (
+        beam["preserve_alignments"] if alignments is None else alignments
+    ):
+        raise ValueError(
+            "preserve_alignments is true with beam.merge=prefix, which sums over alignments and has "
+            "none of its own; expected beam.merge=max or sum"
+        )
+    return options
+
+
+def read_alsd(cfg: DictConfig) -> Options[ALSDConfig]:
+    """Options of alsd_pp.
+
+    Raises:
+        ValueError, FileNotFoundError: as `read_flexctc`; the model is a multi-blank one.
+    """
+    beam = _read_transducer(cfg, "alsd_pp")
+    # NeMo's dataclass says `max_symbols_per_step`, its decoders read `max_symbols`: both are fine
+    default, declared = ALSDConfig.max_symbols, beam["max_symbols_per_step"]
+    read = beam.entries.get("max_symbols")
+    if read is None:
+        read = default if declared is None else declared
+    elif declared not in (None, default, read):
+        note = f"and beam.max_symbols_per_step is {declared}"
+        raise beam.error("max_symbols", "one of them, or equal values", note)
+    return _options(Values("beam", {**beam.entries, "max_symbols": read}), ALSDConfig)
+
+
+def read_aes(cfg: DictConfig) -> Options[AESConfig]:
+    """Options of aes_pp.
+
+    Raises:
+        ValueError, FileNotFoundError: as `read_alsd`.
+    """
+    return _options(_read_transducer(cfg, "aes_pp"), AESConfig)
+
+
+def _read_transducer(cfg: DictConfig, strategy: str) -> Values:
+    if cfg.get("big_blank_durations"):
+        raise ValueError(
+            f"big_blank_durations is {list(cfg.big_blank_durations)}, expected none: {strategy} decodes "
+            "RNN-T and TDT models, not multi-blank ones"
+        )
+    return TRANSDUCERS[strategy].read(cfg)
+
+
+def _options(beam: Values, search: Any) -> Options[Any]:
+    n_best = beam.n_best()
+    settled = {"n_best": n_best, "alignments": False}
+    return_best = beam.flag("return_best_hypothesis")
+    return Options(beam.config(search, **settled), n_best, return_best, beam.fusion())

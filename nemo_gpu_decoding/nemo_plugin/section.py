@@ -1,0 +1,377 @@
+"""Sections of NeMo's decoding config (`beam`, `wfst`), read so that nothing is silently ignored.
+
+A `Section` says as data what a strategy makes of one: the dataclass of its search, whose fields are
+keys; keys of ours beside NeMo's; and keys that mean nothing to it, with the values at which they say
+nothing (NeMo's structured configs carry the options of all its strategies). `beam_sections.py` and
+`word_graph_sections.py` have those of our strategies.
+
+NeMo's scripts take a new key with a plus: `+ctc_decoding.beam.merge=prefix`. `change_decoding_strategy`
+takes a dict or DictConfig with any keys: `{"strategy": "flexctc_beam", "beam": {"merge": "prefix"}}`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
+
+from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
+from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTDecodingConfig
+from nemo.utils import logging
+from omegaconf import DictConfig, OmegaConf
+
+from nemo_gpu_decoding.checks import FieldError, check_number
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig
+from nemo_gpu_decoding.fusion.ngram import ENCODINGS
+from nemo_gpu_decoding.search.config import SearchConfig
+
+T = TypeVar("T")
+S = TypeVar("S", bound=SearchConfig)
+
+# NeMo 2.7 has this section in `wfst`; configs that it saved still do
+K2_DEFAULTS = {
+    "search_beam": 20.0,
+    "output_beam": 10.0,
+    "min_active_states": 30,
+    "max_active_states": 10000,
+}
+
+
+@dataclass(frozen=True)
+class FusionOptions:
+    """LM over tokens and phrases, not loaded yet."""
+
+    lm_path: Path | None
+    lm_weight: float
+    lm_encoding: str
+    boosting: BoostingConfig
+    boosting_weight: float
+
+    @property
+    def has_phrases(self) -> bool:
+        return not self.boosting.is_empty and self.boosting_weight > 0
+
+
+@dataclass(frozen=True)
+class Options(Generic[S]):
+    """Everything that a section says."""
+
+    search: S  # options of the decoder; `alignments` is left to NeMo's decoding object
+    n_best: int  # hypotheses returned
+    return_best: bool  # False: NeMo gets n-best lists
+    fusion: FusionOptions
+
+
+class NoEffect(NamedTuple):
+    """What is wrong with a key that means nothing to a strategy."""
+
+    neutral: tuple[Any, ...]  # values at which it says nothing; the first one is the default
+    reason: str  # goes on after "beam.key is 3, which "
+    remedy: str = ""  # what to do; "": remove it
+
+
+@functools.cache
+def nemo_defaults(family: str, section: str) -> dict[str, Any]:
+    """A section as `change_decoding_strategy` fills it up; families are "ctc" and "rnnt"."""
+    schema = {"ctc": CTCDecodingConfig, "rnnt": RNNTDecodingConfig}[family]
+    values: Any = OmegaConf.to_container(OmegaConf.structured(schema), resolve=True)
+    return ({"k2_decoding_cfg": K2_DEFAULTS} if section == "wfst" else {}) | values[section]
+
+
+@dataclass(frozen=True)
+class Section:
+    """What a strategy makes of a section of NeMo's decoding config."""
+
+    strategy: str
+    family: str  # "ctc", or "rnnt" for RNN-T and TDT
+    name: str  # "beam" or "wfst"
+    search: type[SearchConfig]
+    # Keys of ours that are no fields of `search`, and fields with another default here, with the values
+    # that they have if they are not set
+    more: Mapping[str, Any]
+    renamed: Mapping[str, str] = field(
+        default_factory=dict
+    )  # field of `search` -> key, where they differ
+    hidden: tuple[str, ...] = ()  # fields that are no keys
+    undeclared: tuple[str, ...] = ()  # NeMo's decoders read these keys, but its dataclass lacks them
+    optional: tuple[str, ...] = ()  # keys of NeMo's that may be null, which is NeMo's default then
+    search_types: tuple[str, ...] = ("default",)  # that mean this strategy, beside its own name
+    # Keys of other strategies, dotted in nested sections: those of the section itself are no valid keys
+    unused: Mapping[str, NoEffect] = field(default_factory=dict)
+    foreign: Mapping[str, str] = field(default_factory=dict)  # nested section -> whose options it has
+    counterparts: Mapping[str, str] = field(default_factory=dict)  # key of `foreign` -> ours
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """NeMo's."""
+        return nemo_defaults(self.family, self.name)
+
+    @property
+    def own(self) -> dict[str, Any]:
+        """Keys that we add to NeMo's, with the values that they have if they are not set."""
+        known = {*self.defaults, *self.undeclared, *self.hidden}
+        of_search = {self.renamed.get(f.name, f.name): f.default for f in fields(self.search)}
+        return {key: value for key, value in of_search.items() if key not in known} | dict(self.more)
+
+    def keys(self) -> dict[str, tuple[str, ...]]:
+        """The keys that mean something, of the section and of those in it: NeMo's, then ours."""
+        known = (*self.defaults, *self.undeclared, *self.own)
+        nested = {name: tuple(self.defaults[name]) for name in self.foreign}
+        nested["boosting_tree"] = tuple(f.name for f in fields(BoostingConfig))
+        valid = {self.name: tuple(key for key in known if key not in self.unused)}
+        return valid | {f"{self.name}.{name}": keys for name, keys in nested.items()}
+
+    def read(self, cfg: DictConfig) -> Values:
+        """The values of all keys.
+
+        Raises:
+            ValueError: a key is unknown or would be ignored; the message names it and the valid ones.
+        """
+        for key in self.own:
+            if key in cfg:
+                raise ValueError(
+                    f"'{key}' stands beside `{self.name}`, expected it in there: {self.name}.{key}"
+                )
+        section = cfg.get(self.name) or OmegaConf.create({})
+        given: Any = OmegaConf.to_container(section, resolve=True)
+        valid = self.keys()[self.name]
+        check_keys(self.name, [key for key in given if key not in self.unused], valid)
+        entries = {**self.defaults, **self.own, **given}
+        entries |= {key: self.defaults[key] for key in self.optional if entries[key] is None}
+        values = Values(self.name, entries)
+        names = (*self.search_types, self.strategy)
+        values.choice("search_type", names, f"with strategy {self.strategy}")
+        self._check_foreign(values)
+        listed = f"; valid keys: {', '.join(sorted(valid))}"
+        for key, what in self.unused.items():
+            values.check_no_effect(key, what, listed)
+        for flag in ("return_best_hypothesis", "compute_timestamps"):
+            values.flag(flag)
+        if cfg.get("preserve_alignments") is None:  # beside the section it wins, as in NeMo
+            values.flag("preserve_alignments")
+        return values
+
+    def _check_foreign(self, values: Values) -> None:
+        for name, owner in self.foreign.items():
+            defaults = self.defaults[name] or {}  # Riva's are there only where its package is installed
+            if defaults:
+                check_keys(f"{self.name}.{name}", values[name] or (), defaults)
+            neutral = _flat(defaults, f"{name}.")
+            for key, value in _flat(values[name] or {}, f"{name}.").items():
+                ours = self.counterparts.get(key)
+                remedy = f"set {self.name}.{ours} instead" if ours else ""
+                reason = f"is an option of {owner} and has no effect with '{self.strategy}'"
+                known = (neutral[key],) if key in neutral else ()
+                _check_no_effect(f"{self.name}.{key}", value, NoEffect(known, reason, remedy))
+
+
+@dataclass(frozen=True)
+class Values:
+    """The values of all keys of a section. Its methods check one of them; errors name the key.
+
+    All but `file` raise a FieldError.
+    """
+
+    section: str
+    entries: Mapping[str, Any]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.entries[key]
+
+    def error(self, key: str, expected: str, note: str = "") -> FieldError:
+        """What is wrong with a key: "beam.key is 3, expected ..."."""
+        return FieldError(f"{self.section}.{key}", self.entries[key], expected, note)
+
+    def flag(self, key: str) -> bool:
+        value = self.entries.get(key, False)
+        if not isinstance(value, bool):
+            raise self.error(key, "true or false")
+        return value
+
+    def number(self, key: str) -> float:
+        value = self.entries[key]
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise self.error(key, "a number")
+        return float(value)
+
+    def weight(self, key: str) -> float:
+        """A finite number >= 0."""
+        value = self.number(key)
+        check_number(f"{self.section}.{key}", value)
+        return value
+
+    def count(self, key: str) -> int:
+        value = self.entries[key]
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.error(key, "an integer >= 1")
+        return value
+
+    def choice(self, key: str, choices: Collection[str], note: str = "") -> str:
+        """One of `choices`, as a string in any case or as an enum member."""
+        spelled = _spelled(self.entries[key])
+        if spelled not in choices:
+            raise self.error(key, f"one of {', '.join(choices)}", note)
+        return spelled
+
+    def text(self, key: str) -> str | None:
+        value = self.entries[key]
+        if value is not None and not (isinstance(value, str) and value):
+            raise self.error(key, "a text")
+        return value
+
+    def file(self, key: str) -> Path | None:
+        """The file that a key names, None if it names none.
+
+        Raises:
+            FieldError: the value is no path.
+            FileNotFoundError: there is no such file.
+        """
+        value = self.entries.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise self.error(key, "the path of a file")
+        path = Path(value).expanduser()
+        if not path.is_file():
+            raise FileNotFoundError(f"{self.section}.{key} is '{value}', which is no file")
+        return path
+
+    def config(self, kind: type[T], renamed: Mapping[str, str] | None = None, **settled: Any) -> T:
+        """Build a dataclass of options from the keys of its fields.
+
+        Args:
+            renamed: field -> key, where they differ.
+            settled: values of fields that are not read from their keys.
+        """
+        keys, types = renamed or {}, get_type_hints(kind)
+        options: dict[str, Any] = dict(settled)
+        for name, wanted in types.items():
+            key = keys.get(name, name)
+            if name in settled or key not in self.entries:
+                continue
+            if wanted is float:
+                options[name] = self.number(key)
+            elif wanted is bool:
+                options[name] = self.flag(key)
+            else:
+                options[name] = _spelled(self.entries[key]) if wanted is str else self.entries[key]
+        try:
+            return kind(**options)
+        except FieldError as error:
+            key = keys.get(error.field, error.field)
+            if types.get(error.field) is str and key in self.entries:
+                raise self.error(key, error.expected, error.note) from None
+            raise error.named(f"{self.section}.{key}") from None
+        except ValueError as error:  # about something within a value
+            raise ValueError(f"{self.section}: {error}") from None
+
+    def check_no_effect(self, key: str, what: NoEffect, listed: str = "") -> None:
+        """Raise a ValueError if a key that means nothing is set to something."""
+        if key in self.entries:
+            _check_no_effect(f"{self.section}.{key}", self.entries[key], what, listed)
+
+    def n_best(self) -> Any:
+        """The number of hypotheses to return: 1, or what `n_best` says, or `beam_size`."""
+        n_best, return_best = self.entries["n_best"], self.flag("return_best_hypothesis")
+        if n_best is None:
+            return 1 if return_best else self.entries["beam_size"]
+        if return_best and n_best != 1:
+            raise ValueError(
+                f"{self.section}.n_best is {n_best}, but {self.section}.return_best_hypothesis is true; "
+                "set it to false for n-best lists"
+            )
+        return n_best
+
+    def fusion(self) -> FusionOptions:
+        """LM over tokens and phrases of a `beam` section.
+
+        Raises:
+            ValueError: a value is wrong; the message names the key.
+            FileNotFoundError: the LM or the phrase file is no file.
+        """
+        boosting, boosting_weight = self.boosting()
+        has_lm = self.entries["ngram_lm_model"] is not None
+        return FusionOptions(
+            lm_path=self.file("ngram_lm_model"),
+            lm_weight=self._weight_of("ngram_lm_model", "ngram_lm_alpha", has_lm),
+            lm_encoding=self.choice("lm_encoding", ENCODINGS),
+            boosting=boosting,
+            boosting_weight=boosting_weight,
+        )
+
+    def boosting(self) -> tuple[BoostingConfig, float]:
+        """Phrases and their weight.
+
+        Raises:
+            ValueError, FileNotFoundError: as `fusion`.
+        """
+        name, given = f"{self.section}.boosting_tree", dict(self.entries["boosting_tree"] or {})
+        check_keys(name, given, [f.name for f in fields(BoostingConfig)])
+        switches = {f.name for f in fields(BoostingConfig) if isinstance(f.default, bool)}
+        unset = {key for key in switches & given.keys() if given[key] is None}
+        tree = Values(name, {key: value for key, value in given.items() if key not in unset})
+        for key in ("key_phrases_file", "model_path"):
+            tree.file(key)
+        language = given.get("source_lang", BoostingConfig.source_lang)  # no choice: in the case it has
+        boosting = tree.config(BoostingConfig, source_lang=language)
+        is_used = not boosting.is_empty
+        return boosting, self._weight_of("boosting_tree", "boosting_tree_alpha", is_used)
+
+    def _weight_of(self, model: str, key: str, is_used: bool) -> float:
+        """The weight of a fusion model. It is checked even where there is no model to be weighted."""
+        name = f"{self.section}.{key}"
+        if self.entries[key] is None:
+            if is_used:
+                raise ValueError(
+                    f"{name} is not set, expected the weight of {self.section}.{model}, a number >= 0"
+                )
+            return 0.0
+        weight = self.weight(key)
+        if is_used and weight == 0.0:
+            logging.warning(f"`{self.section}.{model}` is set, but has no effect: `{name}` is 0.")
+        return weight
+
+
+def check_keys(section: str, given: Collection[str], valid: Collection[str]) -> None:
+    """Raise a ValueError for the first key of `section` that does not exist.
+
+    The message names the key, suggests the closest valid one and lists all valid ones.
+    """
+    for key in given:
+        if key not in valid:
+            close = difflib.get_close_matches(str(key), valid, n=1)
+            hint = f" (did you mean '{close[0]}'?)" if close else ""
+            listed = ", ".join(sorted(valid))
+            raise ValueError(f"unknown key '{section}.{key}'{hint}; valid keys: {listed}")
+
+
+def _check_no_effect(key: str, value: Any, what: NoEffect, listed: str = "") -> None:
+    if value in what.neutral:
+        return
+    remedy = what.remedy or "remove it" + (f" (default {what.neutral[0]!r})" if what.neutral else "")
+    raise ValueError(f"{key} is {value!r}, which {what.reason}; {remedy}{listed}")
+
+
+def _spelled(value: Any) -> Any:
+    """A choice as the options have it: enum members by their values, in lower case.
+
+    A config that went through a saved `.nemo` holds the NAMES of enum members ("MAX") where the user
+    had written values ("max").
+    """
+    value = value.value if isinstance(value, Enum) else value
+    return value.lower() if isinstance(value, str) else value
+
+
+def _flat(section: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Nested sections as one, with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat

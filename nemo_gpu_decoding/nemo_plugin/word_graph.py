@@ -1,0 +1,120 @@
+"""The objects that NeMo calls to decode CTC log-probs with cuda_wfst and paged_biglm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from nemo_gpu_decoding.cache import cached
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase
+from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.load import load_word_graph
+from nemo_gpu_decoding.graph.word_boosting import (
+    as_phrases,
+    configured_phrases,
+    word_boosting,
+    words_of,
+)
+from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer
+from nemo_gpu_decoding.nemo_plugin.hypotheses import WordHypothesis, from_word_path
+from nemo_gpu_decoding.nemo_plugin.word_graph_sections import (
+    PagedOptions,
+    WordGraphOptions,
+    read_cuda_wfst,
+    read_paged_biglm,
+)
+from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
+from nemo_gpu_decoding.search.cuda_wfst.mbr import minimum_bayes_risk
+from nemo_gpu_decoding.search.cuda_wfst.result import Word, WordPath
+from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
+from nemo_gpu_decoding.search.paged_biglm.lms import load_large_lm, load_small_lm
+from nemo_gpu_decoding.search.result import NBest, Path
+
+
+class WordGraphInfer(CTCInfer):
+    """cuda_wfst as NeMo calls it."""
+
+    section = "wfst"
+    read = staticmethod(read_cuda_wfst)
+    options: WordGraphOptions
+
+    def phrase_tree(self, phrases: Sequence[str | Phrase]) -> BackoffAutomaton:
+        """The boosting automaton of other phrases, all of whose words the graph must have."""
+        graph = self.decoder().graph
+        return _boosting(as_phrases(phrases), self.options.fusion.boosting, graph, "error", "requests")
+
+    def _load(self) -> CudaWFST:
+        fused, vocabulary = self.options.fusion, self.vocabulary()
+        phrases = configured_phrases(fused.boosting) if fused.has_phrases else []
+        graph, topology = load_word_graph(
+            self.options.graph,
+            vocabulary,
+            self.blank_id,
+            words_of(phrases),
+            fused.boosting.ignore_case,
+        )
+        boosting = None
+        if phrases:
+            name = str(fused.boosting.key_phrases_file or "wfst.boosting_tree")
+            boosting = _boosting(phrases, fused.boosting, graph, "skip", name)
+        return self._search(
+            graph,
+            config=replace(self.options.search, topology=topology),
+            fusion=Fusion(None, fused.lm_weight, boosting, fused.boosting_weight),
+            pieces=vocabulary.pieces,
+        )
+
+    def _search(self, graph: WordGraph, **others: Any) -> CudaWFST:
+        return CudaWFST(graph, self.blank_id, self.blank_id, **others)
+
+    def _chosen(self, nbest: NBest) -> Sequence[Path]:
+        if self.options.decoding_mode == "mbr":
+            return [minimum_bayes_risk(_word_paths(nbest))]
+        return nbest.paths[: self.options.n_best]
+
+    def _hypothesis(self, path: Path, nbest: NBest) -> WordHypothesis:
+        assert isinstance(path, WordPath)
+        words = [self._without_space(word, path) for word in path.words]
+        return from_word_path(path, words, nbest)
+
+    def _alignment(self, path: Path, num_frames: int) -> np.ndarray:
+        labels = np.full(num_frames, self.blank_id, np.int64)
+        for token, start, repeats in zip(path.tokens, path.frames, path.repeats, strict=True):
+            labels[start : start + repeats] = token
+        return labels
+
+    def _without_space(self, word: Word, path: Path) -> Word:
+        """In a character model the space before a word is a token; the word begins after it."""
+        pieces, first = self.decoder().pieces, word.first_token
+        if not pieces or first >= word.end_token or pieces[path.tokens[first]] != " ":
+            return word
+        return word._replace(first_token=first + 1, start_frame=int(path.frames[first + 1]))
+
+
+class PagedInfer(WordGraphInfer):
+    """paged_biglm as NeMo calls it: cuda_wfst in the small LM's graph, with the large LM's costs."""
+
+    read = staticmethod(read_paged_biglm)
+    options: PagedOptions
+
+    def _search(self, graph: WordGraph, **others: Any) -> PagedBigLM:
+        large, small = load_large_lm(self.options.large), load_small_lm(self.options.small, graph)
+        return PagedBigLM(graph, self.blank_id, self.blank_id, large, small, **others)
+
+
+def _word_paths(nbest: NBest) -> list[WordPath]:
+    return [path for path in nbest if isinstance(path, WordPath)]
+
+
+def _boosting(
+    phrases: Sequence[Phrase], config: BoostingConfig, graph: WordGraph, missing: str, name: str
+) -> BackoffAutomaton:
+    """Cached, since NeMo makes its decoding objects anew for every `transcribe(timestamps=True)`."""
+    key = ("word boosting", tuple(phrases), config, graph.fingerprint, missing)
+    return cached(key, partial(word_boosting, phrases, config, graph, missing=missing, name=name))

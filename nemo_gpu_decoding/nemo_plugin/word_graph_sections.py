@@ -1,0 +1,319 @@
+"""NeMo's `wfst` section, read for cuda_wfst and paged_biglm.
+
+    strategy: cuda_wfst
+    wfst:
+      arpa_lm_path: words.arpa       # or wfst_lm_path: a ready-made graph
+      beam_width: 16.0               # of the search, natural log
+      lm_weight: 1.0
+      decoding_mode: nbest           # or mbr, lattice
+      max_active: 10000              # ours, as all that follows
+      boosting_tree: {key_phrases_list: [acme, gdansk]}
+      boosting_tree_alpha: 5.0
+
+With paged_biglm this LM or graph is the small LM's, and there is a large one:
+
+    strategy: paged_biglm
+    wfst:
+      arpa_lm_path: small.arpa       # or wfst_lm_path: small.graph, and small_lm_path: small.arpa
+      large_lm_path: large.packed    # from `nemo-gpu-decoding pack-lm`, or an ARPA file
+      large_lm_weight: 1.0
+
+`beam_size` is the length of n-best lists, as with NeMo's Riva decoder. Riva's and k2's own options
+(`riva_decoding_cfg`, `k2_decoding_cfg`) mean nothing here: what is set there is an error that names the
+key to use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo.utils import logging
+from omegaconf import DictConfig
+
+from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
+from nemo_gpu_decoding.graph.load import GraphOptions
+from nemo_gpu_decoding.graph.topology import NEMO_NAMES, TOPOLOGIES
+from nemo_gpu_decoding.nemo_plugin.section import FusionOptions, NoEffect, Options, Section, Values
+from nemo_gpu_decoding.search.config import BACKENDS
+from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
+from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
+
+DECODING_MODES = ("nbest", "mbr", "lattice")
+
+# What shapes a graph that is built from `arpa_lm_path`, with the values that it has if it is not set
+BUILD_KEYS: dict[str, Any] = {
+    "segmentations": 1,  # spellings of each word
+    "added_words": None,  # words that the LM lacks: a list, or a text file of words or phrases
+    "source_lang": None,  # for aggregate tokenizers: the language of the LM
+    "unknown_word_cost": OpenVocabulary.word_cost,  # with open_vocabulary_decoding; natural log
+    "unknown_piece_cost": OpenVocabulary.piece_cost,
+}
+MORE: dict[str, Any] = BUILD_KEYS | {
+    "topology": None,  # compact, normal or minimal; None: compact, or the one inside a ready-made graph
+    "lattice_beam": None,  # natural log; None: beam_width, as NeMo's Riva decoder has it
+    "posterior_paths": 20,  # best texts over which confidence and minimum Bayes risk are taken
+    "n_best": None,  # None: beam_size
+    "words_path": None,  # words.txt of an OpenFst file without symbols
+    # phrases, as in the `beam` section
+    "boosting_tree": None,
+    "boosting_tree_alpha": 1.0,
+}
+LARGE_LM: dict[str, Any] = {
+    "large_lm_path": None,  # packed, or an ARPA file, which is packed in memory whenever it is loaded
+    "small_lm_path": None,  # likewise; None: arpa_lm_path. For ready-made graphs: what they were made of
+}
+RENAMED = {"beam": "beam_width"}
+RIVA = "riva_decoding_cfg.online_opts"
+COUNTERPARTS = {  # options of other decoders that NeMo's section holds, and ours that do the same
+    f"{RIVA}.decoder_opts.default_beam": "beam_width",
+    f"{RIVA}.decoder_opts.max_active": "max_active",
+    f"{RIVA}.decoder_opts.lattice_beam": "lattice_beam",
+    f"{RIVA}.lattice_postprocessor_opts.acoustic_scale": "acoustic_scale",
+    f"{RIVA}.lattice_postprocessor_opts.lm_scale": "lm_weight",
+    f"{RIVA}.lattice_postprocessor_opts.nbest": "beam_size",
+    "k2_decoding_cfg.search_beam": "beam_width",
+    "k2_decoding_cfg.output_beam": "lattice_beam",
+    "k2_decoding_cfg.max_active_states": "max_active",
+}
+
+
+def _section(strategy: str, search: type[WFSTConfig], more: dict[str, Any]) -> Section:
+    return Section(
+        strategy, "ctc", "wfst", search, more, RENAMED,
+        hidden=("lattice",),
+        search_types=("default", "riva"),
+        foreign={"riva_decoding_cfg": "Riva's decoder", "k2_decoding_cfg": "k2's decoder"},
+        counterparts=COUNTERPARTS,
+    )  # fmt: skip
+
+
+CUDA_WFST = _section("cuda_wfst", WFSTConfig, MORE)
+PAGED_BIGLM = _section("paged_biglm", PagedBigLMConfig, MORE | LARGE_LM)
+
+# Keys of `boosting_tree` that are about tokens, with what they must be and why
+_SPELLINGS = "see wfst.segmentations for spellings of words"
+ABOUT_TOKENS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "model_path": ((None,), "it holds tokens, and a word graph is boosted by words"),
+    "unk_score": ((0.0,), "words that are in no phrase get nothing"),
+    "use_bpe_dropout": ((False,), _SPELLINGS),
+    "num_of_transcriptions": ((5,), _SPELLINGS),
+    "segmentations": ((1,), _SPELLINGS),
+    "source_lang": (("en",), "see wfst.source_lang for the language of the graph's words"),
+    "refund": (("full",), "NeMo's refunds are made for tokens"),
+    "whole_words": ((None, True), "a word graph knows nothing but whole words"),
+}
+
+
+@dataclass(frozen=True)
+class WordGraphOptions(Options[WFSTConfig]):
+    """Everything that a `wfst` section says; `search.topology` is settled when the graph is there."""
+
+    decoding_mode: str
+    graph: GraphOptions
+
+
+@dataclass(frozen=True)
+class PagedOptions(WordGraphOptions):
+    """Everything that a `wfst` section says to paged_biglm."""
+
+    large: Path  # the large LM, packed or ARPA
+    small: Path  # the LM that the graph is made of, packed or ARPA
+
+
+def read_cuda_wfst(cfg: DictConfig) -> WordGraphOptions:
+    """Options of cuda_wfst.
+
+    Raises:
+        ValueError: a key of `wfst` is unknown, cannot apply to the strategy or has a wrong value, or no
+            LM is named; the message names the key.
+        FileNotFoundError: a file that is named does not exist.
+    """
+    return WordGraphOptions(**_read(CUDA_WFST.read(cfg), WFSTConfig))
+
+
+def read_paged_biglm(cfg: DictConfig) -> PagedOptions:
+    """Options of paged_biglm.
+
+    Raises:
+        ValueError, FileNotFoundError: as `read_cuda_wfst`.
+    """
+    wfst = PAGED_BIGLM.read(cfg)
+    options = _read(wfst, PagedBigLMConfig)
+    large = wfst.file("large_lm_path")
+    if large is None:
+        raise ValueError(
+            "wfst.large_lm_path is not set, expected the large LM of paged_biglm: a file of "
+            "`nemo-gpu-decoding pack-lm`, or an ARPA file"
+        )
+    return PagedOptions(**options, large=large, small=_small_lm(wfst))
+
+
+def _read(wfst: Values, search: type[WFSTConfig]) -> dict[str, Any]:
+    """The fields of `WordGraphOptions`."""
+    mode = wfst.choice("decoding_mode", DECODING_MODES)
+    n_best = _n_best(wfst, mode)
+    boosting, boosting_weight = wfst.boosting()
+    for key, (neutral, reason) in ABOUT_TOKENS.items():
+        effect = NoEffect(neutral, f"has no effect on a word graph: {reason}")
+        Values("wfst.boosting_tree", vars(boosting)).check_no_effect(key, effect)
+    fusion = FusionOptions(None, wfst.weight("lm_weight"), "auto", boosting, boosting_weight)
+    return {
+        "search": _search_config(wfst, search, n_best, mode),
+        "n_best": n_best,
+        "return_best": wfst.flag("return_best_hypothesis"),
+        "fusion": fusion,
+        "decoding_mode": mode,
+        "graph": _graph_options(wfst),
+    }
+
+
+def _search_config(wfst: Values, search: type[WFSTConfig], n_best: int, mode: str) -> WFSTConfig:
+    """Alternatives are kept only where somebody asks for them: they cost time and memory."""
+    paths = wfst.count("posterior_paths")
+    needs_alternatives = n_best > 1 or mode != "nbest"
+    lattice_beam = wfst.number("beam_width" if wfst["lattice_beam"] is None else "lattice_beam")
+    return wfst.config(
+        search,
+        RENAMED,
+        topology=WFSTConfig.topology,
+        lattice_beam=lattice_beam,
+        lattice=mode == "lattice",
+        n_best=max(n_best, paths) if needs_alternatives else 1,
+        backend=_backend(wfst),
+    )
+
+
+def _backend(wfst: Values) -> Any:
+    """`device` is NeMo's word for it; its default, "cuda", says nothing: a search runs where it can."""
+    backend, device = wfst["backend"], wfst["device"]
+    if device not in ("cuda", "cpu"):
+        raise wfst.error(
+            "device",
+            "'cuda' (NeMo's default: on the GPU that the log-probs are on, if they are on one) or 'cpu'",
+        )
+    if device == "cpu" and backend == "cuda":
+        raise ValueError(
+            "wfst.device is 'cpu', but wfst.backend is 'cuda', expected one of them, or the same"
+        )
+    return "cpu" if device == "cpu" else wfst.choice("backend", BACKENDS)
+
+
+def _n_best(wfst: Values, mode: str) -> int:
+    wfst.count("beam_size")
+    n_best = wfst.n_best()
+    if wfst["n_best"] is not None:
+        wfst.count("n_best")
+    if mode != "mbr":
+        return n_best
+    if wfst["n_best"] not in (None, 1):
+        raise ValueError(f"wfst.n_best is {n_best} with decoding_mode mbr, which has one result")
+    return 1
+
+
+def _graph_options(wfst: Values) -> GraphOptions:
+    arpa = wfst.file("arpa_lm_path")
+    ready_made, keep_at = _ready_made(wfst, arpa)
+    if arpa is None and ready_made is None:
+        raise ValueError(
+            "wfst.arpa_lm_path and wfst.wfst_lm_path are not set, expected one of them: a search in a "
+            "word graph needs a word LM (ARPA), or a graph that was built from one"
+        )
+    if ready_made is not None:
+        _check_not_built(wfst, arpa)
+    elif wfst["words_path"] is not None:
+        raise ValueError("wfst.words_path is set, which belongs to an OpenFst file as wfst.wfst_lm_path")
+    return GraphOptions(
+        ready_made=ready_made,
+        arpa=None if ready_made else arpa,
+        keep_at=keep_at,
+        topology=_topology(wfst, is_built=ready_made is None),
+        words=wfst.file("words_path"),
+        open_vocabulary=_open_vocabulary(wfst),
+        segmentations=wfst.count("segmentations"),
+        added_words=_added_words(wfst),
+        source_lang=wfst.text("source_lang"),
+    )
+
+
+def _ready_made(wfst: Values, arpa: Path | None) -> tuple[Path | None, Path | None]:
+    """The graph that `wfst_lm_path` names; or, as in NeMo, where to keep one that is to be built."""
+    text = wfst.text("wfst_lm_path")
+    if text is None:
+        return None, None
+    path = Path(text).expanduser()
+    if path.exists():
+        return path, None
+    if arpa is None:
+        raise FileNotFoundError(f"wfst.wfst_lm_path is '{text}', which does not exist")
+    if path.suffix != ".graph":
+        raise FileNotFoundError(
+            f"wfst.wfst_lm_path is '{text}', which does not exist; the graph of wfst.arpa_lm_path can "
+            "be kept there if the name ends in .graph"
+        )
+    return None, path
+
+
+def _check_not_built(wfst: Values, arpa: Path | None) -> None:
+    shaping = [key for key, unset in BUILD_KEYS.items() if wfst[key] != unset]
+    if arpa is not None:  # as in NeMo: what was built for this config before is used again
+        logging.warning(
+            f"`wfst.wfst_lm_path` exists and is used as it is; `wfst.arpa_lm_path`"
+            f"{''.join(f', `wfst.{key}`' for key in shaping)} would shape a new one."
+        )
+    elif shaping:
+        raise ValueError(
+            f"wfst.{shaping[0]} is {wfst[shaping[0]]!r}, which has no effect on a ready-made graph "
+            "(wfst.wfst_lm_path); build it anew from wfst.arpa_lm_path"
+        )
+
+
+def _topology(wfst: Values, *, is_built: bool) -> str | None:
+    if wfst["topology"] is None:
+        return None
+    topology = wfst.choice("topology", (*TOPOLOGIES, *NEMO_NAMES))
+    if topology == "graph" and is_built:
+        raise ValueError("wfst.topology is 'graph', which is for ready-made T o L o G files only")
+    return topology
+
+
+def _open_vocabulary(wfst: Values) -> OpenVocabulary | None:
+    costs = {"word_cost": "unknown_word_cost", "piece_cost": "unknown_piece_cost"}
+    is_open = wfst.flag("open_vocabulary_decoding")
+    options = wfst.config(OpenVocabulary, costs)
+    for key in () if is_open else costs.values():
+        if wfst[key] != BUILD_KEYS[key]:
+            raise ValueError(
+                f"wfst.{key} is {wfst.number(key)}, which needs wfst.open_vocabulary_decoding: true"
+            )
+    return options if is_open else None
+
+
+def _added_words(wfst: Values) -> tuple[str, ...] | Path:
+    value = wfst["added_words"]
+    if isinstance(value, str):
+        path = wfst.file("added_words")
+        assert path is not None
+        return path
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        raise wfst.error("added_words", "a list of words or a text file")
+    return tuple(value)
+
+
+def _small_lm(wfst: Values) -> Path:
+    """Where the small LM's own scores come from, which the search takes back at every word."""
+    if wfst["small_lm_path"] is not None and wfst["arpa_lm_path"] is not None:
+        raise ValueError(
+            "wfst.small_lm_path and wfst.arpa_lm_path are both set, expected one of them: the LM of the "
+            "graph (wfst.small_lm_path where wfst.wfst_lm_path is a ready-made graph)"
+        )
+    path = wfst.file("small_lm_path") or wfst.file("arpa_lm_path")
+    if path is None:
+        raise ValueError(
+            "wfst.small_lm_path is not set, expected the LM that the graph (wfst.wfst_lm_path) was made "
+            "of: an ARPA file, or a packed one"
+        )
+    return path

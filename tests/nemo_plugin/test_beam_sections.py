@@ -1,0 +1,398 @@
+"""NeMo's `beam` section to the options of each strategy: strict, and as NeMo understands it."""
+# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
+
+import enum
+
+import pytest
+
+pytestmark = pytest.mark.nemo
+pytest.importorskip("nemo.collections.asr")
+
+from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
+from nemo.collections.asr.parts.submodules.rnnt_beam_decoding import BeamRNNTInferConfig
+from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTDecodingConfig
+from nemo.collections.asr.parts.utils.batched_beam_decoding_utils import BlankLMScoreMode, PruningMode
+from nemo.utils import logging as nemo_logging
+from omegaconf import OmegaConf
+
+from nemo_gpu_decoding.nemo_plugin.beam_sections import (
+    FLEXCTC,
+    TRANSDUCERS,
+    read_aes,
+    read_alsd,
+    read_flexctc,
+)
+
+# ---------------------------------------------------------------------------------- flexctc_beam
+
+
+def options(top=None, **beam):
+    return read_flexctc(OmegaConf.create({"strategy": "flexctc_beam", "beam": beam, **(top or {})}))
+
+
+@pytest.fixture
+def warnings(monkeypatch):
+    messages = []
+    monkeypatch.setattr(
+        nemo_logging, "warning", lambda message, *args, **kwargs: messages.append(message)
+    )
+    return messages
+
+
+def test_nemos_structured_defaults_pass_and_are_taken_over():
+    cfg = OmegaConf.structured(CTCDecodingConfig(strategy="flexctc_beam"))
+    result = read_flexctc(cfg)
+    assert result.search.beam_size == cfg.beam.beam_size
+    assert result.search.beam_beta == cfg.beam.beam_beta
+    assert result.search.beam_threshold == cfg.beam.beam_threshold
+    assert result.return_best
+    assert result.fusion.lm_path is None
+    assert result.fusion.boosting.is_empty
+
+
+def test_keys_that_are_left_out_have_the_values_that_change_decoding_strategy_gives_them():
+    assert read_flexctc(OmegaConf.create({"strategy": "flexctc_beam"})) == read_flexctc(
+        OmegaConf.structured(CTCDecodingConfig(strategy="flexctc_beam"))
+    )
+
+
+def test_nemos_and_our_keys_arrive(assets):
+    lm = str(assets / "lm" / "tok3.arpa")
+    result = options(
+        beam_size=16, beam_beta=0.5, beam_threshold=14, return_best_hypothesis=False, n_best=3,
+        merge="prefix", backend="cpu", threads=2, ngram_lm_model=lm, ngram_lm_alpha=0.7,
+        lm_encoding="nemo", boosting_tree_alpha=1.5,
+        boosting_tree={"key_phrases_list": ["acme"], "context_score": 2.0, "ignore_case": True,
+                       "segmentations": 3, "refund": "full"},
+    )  # fmt: skip
+    search = result.search
+    assert (search.beam_size, search.beam_beta, search.beam_threshold) == (16, 0.5, 14.0)
+    assert (search.n_best, search.merge, search.backend, search.threads) == (3, "prefix", "cpu", 2)
+    assert (str(result.fusion.lm_path), result.fusion.lm_weight, result.fusion.lm_encoding) == (
+        lm,
+        0.7,
+        "nemo",
+    )
+    assert result.fusion.boosting_weight == 1.5
+    assert result.fusion.boosting.key_phrases_list == ("acme",)
+    assert (result.fusion.boosting.context_score, result.fusion.boosting.segmentations) == (2.0, 3)
+    assert result.fusion.boosting.ignore_case
+
+
+@pytest.mark.parametrize(
+    ("beam", "named"),
+    [
+        ({"beam_sise": 4}, ["beam.beam_sise", "did you mean 'beam_size'", "ngram_lm_alpha", "merge"]),
+        ({"xyz": 4}, ["beam.xyz", "valid keys"]),
+        ({"boosting_tree": {"key_phrase_list": ["a"]}}, ["beam.boosting_tree.key_phrase_list"]),
+        ({"flashlight_cfg": {"lexicon_path": "x"}}, ["beam.flashlight_cfg.lexicon_path", "flashlight"]),
+        ({"pyctcdecode_cfg": {"hotwords": ["a"]}}, ["beam.pyctcdecode_cfg.hotwords", "pyctcdecode"]),
+        ({"pyctcdecode_cfg": {"hotword": ["a"]}}, ["beam.pyctcdecode_cfg.hotword", "hotwords"]),
+        ({"search_type": "flashlight"}, ["beam.search_type", "flashlight"]),
+        ({"beam_size": 0}, ["beam.beam_size is 0"]),
+        ({"beam_size": 2.5}, ["beam.beam_size is 2.5"]),
+        ({"beam_size": "???"}, ["beam.beam_size is '???'"]),
+        ({"beam_beta": "much"}, ["beam.beam_beta is 'much'"]),
+        ({"beam_threshold": -1.0}, ["beam.beam_threshold is -1.0"]),
+        ({"merge": "min"}, ["beam.merge is 'min'", "prefix"]),
+        ({"backend": "tpu"}, ["beam.backend is 'tpu'", "cpu"]),
+        ({"threads": -1}, ["beam.threads is -1"]),
+        ({"lm_encoding": "utf7"}, ["beam.lm_encoding is 'utf7'", "pieces"]),
+        ({"n_best": 3}, ["beam.n_best is 3", "return_best_hypothesis"]),
+        ({"n_best": 9, "return_best_hypothesis": False}, ["beam.n_best is 9"]),
+        ({"return_best_hypothesis": "no"}, ["beam.return_best_hypothesis is 'no'"]),
+        ({"allow_cuda_graphs": 3}, ["beam.allow_cuda_graphs is 3"]),
+        ({"ngram_lm_alpha": -0.5}, ["beam.ngram_lm_alpha is -0.5"]),
+        ({"boosting_tree_alpha": float("nan")}, ["beam.boosting_tree_alpha is nan"]),
+        ({"boosting_tree": {"ignore_case": 1}}, ["beam.boosting_tree.ignore_case is 1"]),
+        ({"boosting_tree": {"refund": "some"}}, ["beam.boosting_tree.refund is 'some'"]),
+        ({"boosting_tree": {"context_score": -1.0}}, ["beam.boosting_tree.context_score is -1.0"]),
+        ({"ngram_lm_model": 3}, ["beam.ngram_lm_model is 3"]),
+        ({"merge": "prefix", "preserve_alignments": True}, ["preserve_alignments", "beam.merge"]),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_named(beam, named):
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        options(**beam)
+    for text in named:
+        assert text in str(error.value)
+
+
+@pytest.mark.parametrize("key", FLEXCTC.own)
+def test_our_keys_beside_the_section_are_sent_into_it(key):
+    with pytest.raises(ValueError, match=rf"beam\.{key}"):
+        options(top={key: "auto"})
+
+
+@pytest.mark.parametrize(
+    ("beam", "key"),
+    [
+        ({"ngram_lm_model": "nowhere.arpa"}, "beam.ngram_lm_model"),
+        ({"kenlm_path": "nowhere.arpa"}, "beam.ngram_lm_model"),
+        ({"boosting_tree": {"key_phrases_file": "nowhere.txt"}}, "beam.boosting_tree.key_phrases_file"),
+        ({"boosting_tree": {"model_path": "nowhere.nemo"}}, "beam.boosting_tree.model_path"),
+    ],
+)
+def test_missing_files_are_reported_when_the_decoding_is_made(beam, key):
+    with pytest.raises(FileNotFoundError, match=key):
+        options(**beam)
+
+
+def test_deprecated_keys_win_as_in_nemo(assets, warnings):
+    old, new = str(assets / "lm" / "tok3.arpa"), str(assets / "lm" / "tok6.arpa")
+    result = options(beam_alpha=0.25, ngram_lm_alpha=0.75, kenlm_path=old, ngram_lm_model=new)
+    assert (str(result.fusion.lm_path), result.fusion.lm_weight) == (old, 0.25)
+    assert len(warnings) == 2
+
+
+def test_n_best_is_the_beam_unless_given():
+    assert options(beam_size=6, return_best_hypothesis=False).search.n_best == 6
+    assert options(beam_size=6, return_best_hypothesis=False, n_best=2).search.n_best == 2
+    assert options(beam_size=6).search.n_best == 1
+
+
+class Merge(enum.Enum):
+    PREFIX = "prefix"
+    MAX = "max"
+
+
+@pytest.mark.parametrize("spelling", ["prefix", "PREFIX", Merge.PREFIX, "Prefix"])
+def test_enums_by_name_value_and_member(spelling):
+    assert options(merge=spelling).search.merge == "prefix"
+
+
+def test_a_weight_of_zero_says_that_phrases_have_no_effect(warnings):
+    options(boosting_tree={"key_phrases_list": ["acme"]})
+    assert "boosting_tree_alpha" in warnings[0]
+
+
+def test_an_lm_without_weight_is_an_error(assets):
+    with pytest.raises(ValueError, match=r"beam\.ngram_lm_alpha is not set"):
+        options(ngram_lm_model=str(assets / "lm" / "tok3.arpa"), ngram_lm_alpha=None)
+
+
+def test_a_weight_without_an_lm_may_be_missing():
+    assert options(ngram_lm_alpha=None).fusion.lm_weight == 0.0
+
+
+def test_top_level_keys_of_nemo_are_fine():
+    structured = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig()))
+    structured["strategy"] = "flexctc_beam"
+    read_flexctc(OmegaConf.create(structured))
+
+
+def test_preserve_alignments_beside_the_section_counts_too():
+    with pytest.raises(ValueError, match="preserve_alignments"):
+        options(top={"preserve_alignments": True}, merge="prefix")
+
+
+def test_the_valid_keys_are_nemos_and_ours():
+    keys = FLEXCTC.keys()
+    nemo = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig()))["beam"]
+    assert set(keys["beam"]) == {*nemo, "merge", "n_best", "backend", "threads", "lm_encoding"}
+    assert set(keys["beam.boosting_tree"]) == {
+        *nemo["boosting_tree"], "segmentations", "ignore_case", "refund", "whole_words",
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------ alsd_pp, aes_pp
+
+READERS = {"alsd_pp": read_alsd, "aes_pp": read_aes}
+STRATEGIES = list(READERS)
+
+
+def transducer_options(strategy="alsd_pp", top=None, **beam):
+    cfg = OmegaConf.create({"strategy": strategy, "beam": beam, **(top or {})})
+    return READERS[strategy](cfg)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_transducers_nemos_structured_defaults_pass_and_are_taken_over(strategy):
+    cfg = OmegaConf.structured(RNNTDecodingConfig(strategy=strategy))
+    result = READERS[strategy](cfg)
+    assert result.search.beam_size == cfg.beam.beam_size
+    assert result.search.score_norm == cfg.beam.score_norm
+    assert result.search.blank_lm_score_mode == "lm_weighted_full"
+    assert result.search.pruning_mode == "late"
+    assert result.return_best
+    assert result.fusion.lm_path is None
+    assert result.fusion.boosting.is_empty
+    assert result == transducer_options(strategy)
+
+
+def test_our_defaults_are_those_of_nemos_batched_searches():
+    nemo = OmegaConf.structured(BeamRNNTInferConfig(beam_size=4))
+    alsd, aes = transducer_options().search, transducer_options("aes_pp").search
+    assert alsd.max_symbols == nemo.max_symbols_per_step
+    assert aes.maes_num_steps == nemo.maes_num_steps
+    assert aes.maes_expansion_beta == nemo.maes_expansion_beta
+    assert aes.maes_expansion_gamma == nemo.maes_expansion_gamma
+
+
+def test_transducers_nemos_and_our_keys_arrive(assets):
+    lm = str(assets / "lm" / "tok3.arpa")
+    shared = {
+        "beam_size": 6, "score_norm": False, "softmax_temperature": 1.25, "n_best": 3,
+        "return_best_hypothesis": False, "blank_lm_score_mode": "no_score", "pruning_mode": "early",
+        "backend": "cpu", "threads": 2, "ngram_lm_model": lm, "ngram_lm_alpha": 0.4,
+        "lm_encoding": "nemo", "boosting_tree": {"key_phrases_list": ["acme"]},
+        "boosting_tree_alpha": 1.5,
+    }  # fmt: skip
+    for result in (
+        transducer_options(**shared, max_symbols=7),
+        transducer_options(
+            "aes_pp", **shared, maes_num_steps=3, maes_expansion_beta=1, maes_expansion_gamma=2
+        ),
+    ):
+        search = result.search
+        assert (search.beam_size, search.score_norm, search.softmax_temperature) == (6, False, 1.25)
+        assert (search.blank_lm_score_mode, search.pruning_mode) == ("no_score", "early")
+        assert (search.n_best, search.backend, search.threads) == (3, "cpu", 2)
+        assert not result.return_best
+        assert (str(result.fusion.lm_path), result.fusion.lm_weight) == (lm, 0.4)
+        assert result.fusion.boosting.key_phrases_list == ("acme",)
+        assert result.fusion.boosting_weight == 1.5
+        if hasattr(search, "max_symbols"):
+            assert search.max_symbols == 7
+        else:
+            assert (search.maes_num_steps, search.maes_expansion_beta) == (3, 1)
+            assert search.maes_expansion_gamma == 2.0
+
+
+@pytest.mark.parametrize(
+    ("beam", "named"),
+    [
+        ({"beam_sise": 4}, ["beam.beam_sise", "did you mean 'beam_size'", "ngram_lm_alpha", "n_best"]),
+        ({"merge": "max"}, ["beam.merge", "valid keys"]),
+        ({"beam_beta": 1.0}, ["beam.beam_beta"]),
+        ({"boosting_tree": {"key_phrase_list": ["a"]}}, ["beam.boosting_tree.key_phrase_list"]),
+        ({"alsd_max_target_len": 1.5}, ["beam.alsd_max_target_len", "1.5", "alsd_pp", "max_symbols"]),
+        ({"maes_prefix_alpha": 2}, ["beam.maes_prefix_alpha", "default 1"]),
+        ({"maes_num_steps": 3}, ["beam.maes_num_steps", "alsd_pp"]),
+        ({"maes_expansion_gamma": 3.0}, ["beam.maes_expansion_gamma", "alsd_pp"]),
+        ({"language_model": {"a": 1}}, ["beam.language_model"]),
+        ({"hat_subtract_ilm": True}, ["beam.hat_subtract_ilm"]),
+        ({"hat_ilm_weight": 0.1}, ["beam.hat_ilm_weight"]),
+        ({"tsd_max_sym_exp": 3}, ["beam.tsd_max_sym_exp"]),
+        ({"search_type": "aes_pp"}, ["beam.search_type", "aes_pp", "alsd_pp"]),
+        ({"beam_size": 0}, ["beam.beam_size is 0"]),
+        ({"beam_size": "???"}, ["beam.beam_size is '???'"]),
+        ({"max_symbols": 0}, ["beam.max_symbols is 0"]),
+        ({"max_symbols": 5, "max_symbols_per_step": 6}, ["beam.max_symbols is 5", "per_step is 6"]),
+        ({"score_norm": 1}, ["beam.score_norm is 1"]),
+        ({"softmax_temperature": 0}, ["beam.softmax_temperature is 0"]),
+        ({"softmax_temperature": "warm"}, ["beam.softmax_temperature is 'warm'"]),
+        ({"blank_lm_score_mode": "full"}, ["beam.blank_lm_score_mode is 'full'", "no_score"]),
+        ({"pruning_mode": "never"}, ["beam.pruning_mode is 'never'", "late"]),
+        ({"backend": "tpu"}, ["beam.backend is 'tpu'"]),
+        ({"threads": -1}, ["beam.threads is -1"]),
+        ({"lm_encoding": "utf7"}, ["beam.lm_encoding is 'utf7'"]),
+        ({"n_best": 3}, ["beam.n_best is 3", "return_best_hypothesis"]),
+        ({"n_best": 9, "return_best_hypothesis": False}, ["beam.n_best is 9"]),
+        ({"allow_cuda_graphs": 3}, ["beam.allow_cuda_graphs is 3"]),
+        ({"compute_timestamps": "no"}, ["beam.compute_timestamps is 'no'"]),
+        ({"ngram_lm_alpha": -0.5}, ["beam.ngram_lm_alpha is -0.5"]),
+        ({"boosting_tree": {"context_score": -1.0}}, ["beam.boosting_tree.context_score is -1.0"]),
+    ],
+)
+def test_transducers_what_cannot_work_is_named(beam, named):
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        transducer_options(**beam)
+    for text in named:
+        assert text in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("beam", "named"),
+    [
+        ({"max_symbols": 5}, ["beam.max_symbols", "aes_pp", "maes_num_steps"]),
+        ({"max_symbols_per_step": 5}, ["beam.max_symbols_per_step", "aes_pp"]),
+        ({"maes_prefix_alpha": 2}, ["beam.maes_prefix_alpha", "aes_pp"]),
+        ({"maes_num_steps": 0}, ["beam.maes_num_steps is 0"]),
+        ({"maes_expansion_beta": -1}, ["beam.maes_expansion_beta is -1"]),
+        ({"maes_expansion_gamma": 0}, ["beam.maes_expansion_gamma is 0"]),
+        ({"search_type": "alsd_pp"}, ["beam.search_type", "aes_pp"]),
+    ],
+)
+def test_what_cannot_work_with_aes_pp_is_named(beam, named):
+    with pytest.raises(ValueError) as error:  # noqa: PT011
+        transducer_options("aes_pp", **beam)
+    for text in named:
+        assert text in str(error.value)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_beam_section_of_nemos_model_configs_passes(strategy):
+    beam = {
+        "beam_size": 2, "return_best_hypothesis": False, "score_norm": True,
+        "tsd_max_sym_exp": 50, "alsd_max_target_len": 2.0,
+    }  # fmt: skip
+    assert transducer_options(strategy, **beam).search.n_best == 2
+
+
+def test_both_of_nemos_names_for_the_most_symbols():
+    assert transducer_options(max_symbols_per_step=5).search.max_symbols == 5
+    assert transducer_options(max_symbols=5).search.max_symbols == 5
+    assert transducer_options(max_symbols=5, max_symbols_per_step=5).search.max_symbols == 5
+    assert transducer_options(max_symbols=None, max_symbols_per_step=None).search.max_symbols == 10
+    with pytest.raises(ValueError, match="max_symbols is 10"):
+        transducer_options(max_symbols=10, max_symbols_per_step=5)
+
+
+@pytest.mark.parametrize("spelling", ["no_score", "NO_SCORE", BlankLMScoreMode.NO_SCORE])
+def test_blank_scoring_by_name_value_and_member(spelling):
+    assert transducer_options(blank_lm_score_mode=spelling).search.blank_lm_score_mode == "no_score"
+
+
+@pytest.mark.parametrize("spelling", ["early", "EARLY", PruningMode.EARLY])
+def test_pruning_by_name_value_and_member(spelling):
+    assert transducer_options(pruning_mode=spelling).search.pruning_mode == "early"
+
+
+def test_enums_left_empty_have_nemos_defaults():
+    search = transducer_options(pruning_mode=None, blank_lm_score_mode=None).search
+    assert (search.pruning_mode, search.blank_lm_score_mode) == ("late", "lm_weighted_full")
+
+
+@pytest.mark.parametrize("key", TRANSDUCERS["alsd_pp"].own)
+def test_transducers_our_keys_beside_the_section_are_sent_into_it(key):
+    with pytest.raises(ValueError, match=rf"beam\.{key}"):
+        transducer_options(top={key: "auto"})
+
+
+def test_multi_blank_models_are_refused():
+    with pytest.raises(ValueError, match=r"big_blank_durations is \[2, 4\]"):
+        transducer_options(top={"big_blank_durations": [2, 4]})
+
+
+@pytest.mark.parametrize(
+    ("beam", "key"),
+    [
+        ({"ngram_lm_model": "nowhere.arpa"}, "beam.ngram_lm_model"),
+        ({"boosting_tree": {"key_phrases_file": "nowhere.txt"}}, "beam.boosting_tree.key_phrases_file"),
+    ],
+)
+def test_transducers_missing_files_are_reported_when_the_decoding_is_made(beam, key):
+    with pytest.raises(FileNotFoundError, match=key):
+        transducer_options(**beam)
+
+
+def test_transducers_an_lm_without_weight_is_an_error(assets):
+    with pytest.raises(ValueError, match=r"beam\.ngram_lm_alpha is not set"):
+        transducer_options(ngram_lm_model=str(assets / "lm" / "tok3.arpa"), ngram_lm_alpha=None)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_valid_keys_are_nemos_and_ours_but_for_those_without_effect(strategy):
+    nemo = OmegaConf.to_container(OmegaConf.structured(RNNTDecodingConfig))["beam"]
+    section = TRANSDUCERS[strategy]
+    known = {*nemo, *section.undeclared, "n_best", "backend", "threads", "lm_encoding"}
+    assert set(section.keys()["beam"]) == known - set(section.unused)
+    assert set(section.unused) <= known
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_nemos_defaults_of_unused_keys_are_among_those_that_say_nothing(strategy):
+    nemo = OmegaConf.to_container(OmegaConf.structured(RNNTDecodingConfig))["beam"]
+    for key, what in TRANSDUCERS[strategy].unused.items():
+        assert key not in nemo or nemo[key] in what.neutral
