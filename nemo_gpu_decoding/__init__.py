@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
     from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
     from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
-    from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
-    from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
     from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
     from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
-    from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
-    from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
     from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
     from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
     from nemo_gpu_decoding.search.transducer.result import TransducerPath
+    from nemo_gpu_decoding.search.word_graph.composition.config import PagedBigLMConfig
+    from nemo_gpu_decoding.search.word_graph.composition.decoder import PagedBigLM
+    from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
+    from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
     from nemo_gpu_decoding.vocabulary import Vocabulary
 
 __version__ = "0.1.0"

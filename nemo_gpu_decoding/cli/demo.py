@@ -146,9 +146,9 @@ def find_data(folder: str | None) -> Path:
 
 def steps_of(session: Session, preset: DictConfig) -> dict[str, Search]:
     """The decoder of a preset without anything, with the LM, with LM and phrases."""
-    from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
-    from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
     from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
+    from nemo_gpu_decoding.search.word_graph.composition.decoder import PagedBigLM
+    from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 
     name, decoder = str(preset.strategy), session.search(preset)
     if isinstance(decoder, CudaWFST):  # the LM is the graph: there is no step without it

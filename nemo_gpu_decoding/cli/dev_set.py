@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     import torch
 
     from nemo_gpu_decoding.nemo_plugin.session import Session
-    from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
     from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
     from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
+    from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 
     Search = FlexCTCBeam | CudaWFST | TransducerDecoder[Any]
 
@@ -50,7 +50,7 @@ class DevSet:
 
         `text_of` turns tokens into text where the decoder itself does not tell words.
         """
-        from nemo_gpu_decoding.search.cuda_wfst.result import WordPath
+        from nemo_gpu_decoding.search.word_graph.result import WordPath
 
         paths, seconds = [], 0.0
         for batch in self.batches:

@@ -72,7 +72,7 @@ def at_point(decoder: Search, point: Point) -> Search:
     The LM of a word graph is the graph itself: None keeps its weight. Without a weight for them there
     are no phrases, and no LM that is not part of a graph.
     """
-    from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
+    from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 
     values = {
         "beam_size": point.beam_size,

@@ -26,7 +26,7 @@ from nemo_gpu_decoding.nemo_plugin.hypotheses import (
     TransducerHypothesis,
     WordHypothesis,
 )
-from nemo_gpu_decoding.search.cuda_wfst.result import Word
+from nemo_gpu_decoding.search.word_graph.result import Word
 
 Offset = dict[str, Any]  # {"word": text, "start_offset": frame, "end_offset": one past the last frame}
 

@@ -14,8 +14,8 @@ from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts, Work
 from nemo_gpu_decoding.search.transducer.result import TransducerPath
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.search.cuda_wfst.lattice import Lattice
-    from nemo_gpu_decoding.search.cuda_wfst.result import Word
+    from nemo_gpu_decoding.search.word_graph.lattice import Lattice
+    from nemo_gpu_decoding.search.word_graph.result import Word
 
 
 @dataclass

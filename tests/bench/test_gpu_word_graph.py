@@ -21,8 +21,8 @@ from nemo_gpu_decoding.bench.run import run
 from nemo_gpu_decoding.bench.stream import run as stream_run
 from nemo_gpu_decoding.bench.word_graph.settings import graph_setting
 from nemo_gpu_decoding.bench.word_graph.sources import word_graph_task
-from nemo_gpu_decoding.search.cuda_wfst import launch_shape
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine as flexctc_cuda_engine
+from nemo_gpu_decoding.search.word_graph import launch_shape
 from tests.cuda_emulator.fixtures import emulated_runtime
 
 pytest.importorskip("kaldialign")

@@ -20,7 +20,7 @@ from nemo_gpu_decoding.bench.scale.ngrams import SyntheticLM
 from nemo_gpu_decoding.bench.scale.process import run_stage
 from nemo_gpu_decoding.lm.arpa import read_arpa
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from nemo_gpu_decoding.search.cuda_wfst.decoder import NO_END
+from nemo_gpu_decoding.search.word_graph.decoder import NO_END
 
 NGRAMS = 2000
 

@@ -105,7 +105,7 @@ class CudaWFSTSubject(WordGraph):
     width = 6
 
     def small_sizes(self):
-        return {f"{SEARCH}.cuda_wfst.launch_shape": {"THREADS": 32, "WAYS": 128, "LEAST_GROUPS": 64}}
+        return {f"{SEARCH}.word_graph.launch_shape": {"THREADS": 32, "WAYS": 128, "LEAST_GROUPS": 64}}
 
     def make(self, **options):
         from tests.search.cuda_wfst.models import make, toy_graph
@@ -134,7 +134,7 @@ class PagedBigLMSubject(CudaWFSTSubject):
     emulated_variants = ("normal",)  # tests of the kernel have all
 
     def small_sizes(self):
-        lists = {f"{SEARCH}.paged_biglm.launch_shape": {"ERRANDS": 64, "ANSWERS": 96}}
+        lists = {f"{SEARCH}.word_graph.composition.launch_shape": {"ERRANDS": 64, "ANSWERS": 96}}
         return super().small_sizes() | lists
 
     def lms(self):

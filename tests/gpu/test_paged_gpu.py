@@ -8,7 +8,7 @@ import torch
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.paged_biglm import cuda, launch_shape
+from nemo_gpu_decoding.search.word_graph.composition import cuda, launch_shape
 from tests.gpu.rehearsal import REHEARSAL, sized
 from tests.random_models import random_log_probs
 from tests.search.cuda_wfst.models import random_graph

@@ -8,7 +8,7 @@ import torch
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.cuda_wfst import launch_shape
+from nemo_gpu_decoding.search.word_graph import launch_shape
 from tests.contract.facts import all_facts
 from tests.gpu.rehearsal import REHEARSAL, sized
 from tests.random_models import random_log_probs

@@ -17,10 +17,10 @@ from nemo_gpu_decoding.live.endpointing import (
     progress_of,
     trailing_blank_frames,
 )
-from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
-from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
-from nemo_gpu_decoding.search.cuda_wfst.result import relative_cost
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
+from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
+from nemo_gpu_decoding.search.word_graph.result import relative_cost
 from tests.graph.toy import BLANK, PIECES
 from tests.search.cuda_wfst.models import toy_graph
 

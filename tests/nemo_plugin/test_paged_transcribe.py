@@ -14,7 +14,7 @@ from nemo_gpu_decoding.graph.store import save_graph
 from nemo_gpu_decoding.lm.pack import pack_arpa
 from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin.word_graph import PagedInfer
-from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
+from nemo_gpu_decoding.search.word_graph.composition.decoder import PagedBigLM
 from tests.nemo_plugin.paged_models import write_without_unknown
 from tests.nemo_plugin.usage import decoded, texts, transcribed
 

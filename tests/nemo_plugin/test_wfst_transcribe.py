@@ -19,7 +19,7 @@ from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.metrics import phrase_score, word_errors
 from nemo_gpu_decoding.nemo_plugin import word_graph
 from nemo_gpu_decoding.nemo_plugin.word_graph import WordGraphInfer
-from nemo_gpu_decoding.search.cuda_wfst.mbr import minimum_bayes_risk
+from nemo_gpu_decoding.search.word_graph.mbr import minimum_bayes_risk
 from tests.nemo_plugin.usage import decoded, texts, transcribed
 
 

@@ -14,7 +14,7 @@ from nemo_gpu_decoding import BoostingConfig
 from nemo_gpu_decoding.fusion.boosting import Phrase
 from nemo_gpu_decoding.graph.word_boosting import configured_phrases, word_boosting, words_of
 from nemo_gpu_decoding.nemo_plugin.adapters import WrittenWord, written_words
-from nemo_gpu_decoding.search.cuda_wfst.result import Word
+from nemo_gpu_decoding.search.word_graph.result import Word
 
 WORDS = ("<eps>", "new", "New", "york", "york's", "acme")
 GRAPH = SimpleNamespace(words=WORDS, word_ids={word: label for label, word in enumerate(WORDS)})

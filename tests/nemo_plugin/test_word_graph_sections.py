@@ -22,8 +22,8 @@ from nemo_gpu_decoding.nemo_plugin.word_graph_sections import (
     read_cuda_wfst,
     read_paged_biglm,
 )
-from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
-from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
+from nemo_gpu_decoding.search.word_graph.composition.config import PagedBigLMConfig
+from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 
 
 @pytest.fixture

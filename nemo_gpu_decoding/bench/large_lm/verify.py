@@ -7,7 +7,7 @@ from typing import cast
 from nemo_gpu_decoding.bench.large_lm.strategies import EagerSearch
 from nemo_gpu_decoding.bench.strategies import Strategy
 from nemo_gpu_decoding.bench.task import Utterances
-from nemo_gpu_decoding.search.cuda_wfst.result import WordPath
+from nemo_gpu_decoding.search.word_graph.result import WordPath
 
 COST_TOLERANCE = 1e-2  # scaled natural log; hundreds of float32 additions in another order
 LEAST_SAME = 0.95  # share of utterances: both prune, each by what it knows

@@ -29,12 +29,12 @@ from nemo_gpu_decoding.lm.pack import pack_arpa
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.lm.packed_file import load_packed_lm
 from nemo_gpu_decoding.metrics import word_errors
-from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
-from nemo_gpu_decoding.search.cuda_wfst.decoder import NO_END, CudaWFST
-from nemo_gpu_decoding.search.cuda_wfst.result import WordPath
-from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
-from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
 from nemo_gpu_decoding.search.result import NBest
+from nemo_gpu_decoding.search.word_graph.composition.config import PagedBigLMConfig
+from nemo_gpu_decoding.search.word_graph.composition.decoder import PagedBigLM
+from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
+from nemo_gpu_decoding.search.word_graph.decoder import NO_END, CudaWFST
+from nemo_gpu_decoding.search.word_graph.result import WordPath
 
 LARGE, SMALL, SMALL_PACKED, GRAPH = "large.arpa", "small.arpa", "small.packed", "small.graph"
 NGRAMS_PER_WORD, MOST_WORDS = 50, 200_000  # as in LMs of 1 M to 100 M n-grams made of text

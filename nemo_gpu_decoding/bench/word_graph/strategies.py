@@ -9,10 +9,10 @@ from nemo_gpu_decoding.bench.strategies import Strategy
 from nemo_gpu_decoding.bench.task import Task
 from nemo_gpu_decoding.bench.word_graph.graphs import word_graph
 from nemo_gpu_decoding.bench.word_graph.settings import GraphSetting
-from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
-from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
-from nemo_gpu_decoding.search.cuda_wfst.result import WordPath
 from nemo_gpu_decoding.search.result import NBest, Path
+from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
+from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
+from nemo_gpu_decoding.search.word_graph.result import WordPath
 
 
 class WordGraphSearch(Strategy):

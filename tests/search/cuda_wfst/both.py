@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nemo_gpu_decoding.search.cuda_wfst import cpu_engine, launch_shape, tokens
-from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
-from nemo_gpu_decoding.search.cuda_wfst.lattice import Lattice
+from nemo_gpu_decoding.search.word_graph import cpu_engine, launch_shape, tokens
+from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
+from nemo_gpu_decoding.search.word_graph.lattice import Lattice
 from tests.contract.facts import all_facts
 from tests.search.cuda_wfst.models import make
 

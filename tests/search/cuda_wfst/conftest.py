@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_gpu_decoding.search.cuda_wfst import launch_shape
+from nemo_gpu_decoding.search.word_graph import launch_shape
 from tests.cuda_emulator.fixtures import emulated_runtime
 
 __all__ = ["emulated_runtime"]

@@ -12,8 +12,8 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.openfst import FST_ARC, Fst
-from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
-from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
+from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
+from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 from tests.graph.toy import BLANK, PIECES, toy_arpa, toy_lexicon
 
 VOCAB = len(PIECES)

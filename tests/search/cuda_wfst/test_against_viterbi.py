@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.search.cuda_wfst.decoder import NO_END
+from nemo_gpu_decoding.search.word_graph.decoder import NO_END
 from tests.graph.toy import LEXICON, PIECES
 from tests.oracles.viterbi import viterbi
 from tests.random_models import random_log_probs
@@ -62,8 +62,8 @@ def test_max_active_narrows_the_search():
 
 
 def test_a_full_table_is_told_and_loses_nothing_that_max_active_keeps(monkeypatch):
-    from nemo_gpu_decoding.search.cuda_wfst import cpu_engine as module
-    from nemo_gpu_decoding.search.cuda_wfst import tokens
+    from nemo_gpu_decoding.search.word_graph import cpu_engine as module
+    from nemo_gpu_decoding.search.word_graph import tokens
 
     log_probs = random_log_probs(2, 20, len(PIECES) + 1, seed=8, sharpness=0.3)
     expected = make(toy_graph(1), beam=20.0, max_active=6).decode(log_probs, [20] * 2)
@@ -79,8 +79,8 @@ def test_a_full_table_is_told_and_loses_nothing_that_max_active_keeps(monkeypatc
 
 
 def test_flat_log_probs_fill_a_table_with_equal_costs(monkeypatch):
-    from nemo_gpu_decoding.search.cuda_wfst import cpu_engine as module
-    from nemo_gpu_decoding.search.cuda_wfst import tokens
+    from nemo_gpu_decoding.search.word_graph import cpu_engine as module
+    from nemo_gpu_decoding.search.word_graph import tokens
 
     def small_workspace(max_active, columns, keeps_links):
         space = tokens.new_workspace(max_active, columns, keeps_links)

@@ -9,8 +9,8 @@ import pytest
 
 from nemo_gpu_decoding.fusion.automaton import empty_automaton
 from nemo_gpu_decoding.graph.csr import GraphArrays
-from nemo_gpu_decoding.search.cuda_wfst.config import WFSTConfig
-from nemo_gpu_decoding.search.cuda_wfst.decoder import CudaWFST
+from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
+from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 from tests.graph.toy import BLANK, PIECES
 from tests.random_models import random_log_probs
 from tests.search.cuda_wfst.models import make, toy_graph

@@ -10,7 +10,7 @@ from nemo_gpu_decoding.cuda import upload
 from nemo_gpu_decoding.fusion import on_device
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.cuda_wfst import cuda, launch_shape
+from nemo_gpu_decoding.search.word_graph import cuda, launch_shape
 from tests.contract.facts import all_facts
 from tests.graph.toy import PIECES
 from tests.random_models import random_log_probs

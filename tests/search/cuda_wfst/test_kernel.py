@@ -10,7 +10,7 @@ from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.build import load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.cuda_wfst import launch_shape
+from nemo_gpu_decoding.search.word_graph import launch_shape
 from tests.contract.facts import all_facts
 from tests.graph.ready_made import write_tlg
 from tests.graph.test_store import fst

@@ -8,8 +8,8 @@ import torch
 
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.cuda_wfst import cuda, launch_shape
-from nemo_gpu_decoding.search.cuda_wfst.decoder import NO_END
+from nemo_gpu_decoding.search.word_graph import cuda, launch_shape
+from nemo_gpu_decoding.search.word_graph.decoder import NO_END
 from tests.contract.facts import all_facts
 from tests.graph.test_store import fst
 from tests.graph.toy import PIECES

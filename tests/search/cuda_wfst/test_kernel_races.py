@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.cuda_wfst import cuda, launch_shape
+from nemo_gpu_decoding.search.word_graph import cuda, launch_shape
 from tests.cuda_emulator.mutations import assert_needed, barriers_of
 from tests.random_models import random_log_probs
 from tests.search.cuda_wfst.both import assert_equal, assert_equal_lattices, limit_tokens, on_cuda

@@ -13,9 +13,9 @@ from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.build import load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.cuda_wfst.decoder import NO_END
-from nemo_gpu_decoding.search.cuda_wfst.lattice import lattice_of
-from nemo_gpu_decoding.search.cuda_wfst.mbr import matches, minimum_bayes_risk, with_confidence
+from nemo_gpu_decoding.search.word_graph.decoder import NO_END
+from nemo_gpu_decoding.search.word_graph.lattice import lattice_of
+from nemo_gpu_decoding.search.word_graph.mbr import matches, minimum_bayes_risk, with_confidence
 from tests.graph.ready_made import write_tlg
 from tests.graph.test_store import fst
 from tests.graph.toy import BLANK, PIECES

@@ -11,9 +11,9 @@ import torch
 
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.search.paged_biglm import cpu_engine, launch_shape, tokens
-from nemo_gpu_decoding.search.paged_biglm.config import PagedBigLMConfig
-from nemo_gpu_decoding.search.paged_biglm.decoder import PagedBigLM
+from nemo_gpu_decoding.search.word_graph.composition import cpu_engine, launch_shape, tokens
+from nemo_gpu_decoding.search.word_graph.composition.config import PagedBigLMConfig
+from nemo_gpu_decoding.search.word_graph.composition.decoder import PagedBigLM
 from tests.contract.facts import all_facts
 from tests.oracles.ngram import Table
 from tests.search.cuda_wfst.models import random_graph

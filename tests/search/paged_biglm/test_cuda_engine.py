@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.search.cuda_wfst import cuda as wfst_cuda
-from nemo_gpu_decoding.search.paged_biglm import cuda, launch_shape
+from nemo_gpu_decoding.search.word_graph import cuda as wfst_cuda
+from nemo_gpu_decoding.search.word_graph.composition import cuda, launch_shape
 from tests.contract.facts import all_facts
 from tests.random_models import random_log_probs
 from tests.search.paged_biglm.both import COLUMNS, everything, on, random_case

@@ -10,7 +10,7 @@ import torch
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.paged_biglm import cuda, launch_shape
+from nemo_gpu_decoding.search.word_graph.composition import cuda, launch_shape
 from tests.graph.toy import BLANK, PIECES
 from tests.random_models import random_log_probs
 from tests.search.paged_biglm.both import (

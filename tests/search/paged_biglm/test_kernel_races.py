@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.cuda_wfst import cuda
-from nemo_gpu_decoding.search.paged_biglm import launch_shape
+from nemo_gpu_decoding.search.word_graph import cuda
+from nemo_gpu_decoding.search.word_graph.composition import launch_shape
 from tests.random_models import random_log_probs
 from tests.search.cuda_wfst.models import random_graph
 from tests.search.paged_biglm.both import assert_equal, limit_tokens, pair

@@ -9,8 +9,8 @@ import pytest
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.paged_biglm import cpu_engine, tokens
-from nemo_gpu_decoding.search.paged_biglm.cpu_engine import read_chunk
+from nemo_gpu_decoding.search.word_graph.composition import cpu_engine, tokens
+from nemo_gpu_decoding.search.word_graph.composition.cpu_engine import read_chunk
 from tests.random_models import random_log_probs
 from tests.search.paged_biglm.models import LM, VOCAB, make, random_lm
 

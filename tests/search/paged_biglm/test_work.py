@@ -72,8 +72,8 @@ def test_group_size_limits_what_is_prolonged():
 
 
 def test_room_is_made_where_groups_need_more(monkeypatch):
-    from nemo_gpu_decoding.search.paged_biglm import cpu_engine as module
-    from nemo_gpu_decoding.search.paged_biglm import tokens
+    from nemo_gpu_decoding.search.word_graph.composition import cpu_engine as module
+    from nemo_gpu_decoding.search.word_graph.composition import tokens
 
     lms = random_lm(1), random_lm(20, keep=0.8)
     log_probs = log_probs_of(3)
@@ -93,8 +93,8 @@ def test_room_is_made_where_groups_need_more(monkeypatch):
 
 
 def test_a_full_table_is_told_and_loses_nothing_that_max_active_keeps(monkeypatch):
-    from nemo_gpu_decoding.search.paged_biglm import cpu_engine as module
-    from nemo_gpu_decoding.search.paged_biglm import tokens
+    from nemo_gpu_decoding.search.word_graph.composition import cpu_engine as module
+    from nemo_gpu_decoding.search.word_graph.composition import tokens
 
     lms = random_lm(1), random_lm(20, keep=0.8)
     log_probs = log_probs_of(8, batch=2, sharpness=0.3)
@@ -139,7 +139,7 @@ def test_phrases_are_boosted_beside_the_large_lm(composition):
 
 
 def test_differences_are_those_of_both_lms():
-    from nemo_gpu_decoding.search.paged_biglm.difference import difference_of
+    from nemo_gpu_decoding.search.word_graph.composition.difference import difference_of
 
     small, large = nested_pair(2)
     difference = difference_of(large.packed, small.packed)

@@ -1,1 +1,0 @@
-"""paged_biglm: word-graph search with a large LM on the fly [LET], [XLLM]. Read `cpu.py` first."""

@@ -1,0 +1,245 @@
+"""`CudaWFST`: the public face of cuda_wfst. Checks inputs, builds results; no algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
+from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
+from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.topology import topology_number
+from nemo_gpu_decoding.search.decoder import Decoder, Streams
+from nemo_gpu_decoding.search.engine import Engine
+from nemo_gpu_decoding.search.inputs import check_log_probs
+from nemo_gpu_decoding.search.result import NBest, ScoreParts
+from nemo_gpu_decoding.search.word_graph import cuda
+from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
+from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
+from nemo_gpu_decoding.search.word_graph.lattice import LatticePath, lattice_of
+from nemo_gpu_decoding.search.word_graph.mbr import with_confidence
+from nemo_gpu_decoding.search.word_graph.result import (
+    WordPath,
+    graph_score,
+    relative_cost,
+    traced_text,
+    words_of,
+)
+from nemo_gpu_decoding.search.word_graph.streams import Setup
+from nemo_gpu_decoding.search.word_graph.tokens import (
+    MAX_BOOST_STATES,
+    MAX_EPSILONS,
+    MAX_LABELS,
+    NONE,
+)
+from nemo_gpu_decoding.search.word_graph.trace import all_ends, best_end, steps_of
+from nemo_gpu_decoding.search.word_graph.ways import SearchParams, StreamParams
+
+NO_END = "no hypothesis has reached a final state of the graph; the result may break off within a word"
+
+
+class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
+    """Word-graph decoding of CTC log-probs [CUDA-WFST].
+
+    Args:
+        graph: from `build_graph`, `load_graph` or `load_fst_graph`.
+        vocab_size: V, number of tokens without the blank.
+        blank_id: column of the blank in the log-probs, 0 .. V. NeMo's is V.
+        config: see `WFSTConfig`.
+        fusion: boosting from `build_word_boosting`, and the weights of it and of the graph's costs.
+        pieces: text of each column, to spell words that only <unk> stands for.
+
+    Example:
+        >>> graph = build_graph("lm.arpa", vocabulary)
+        >>> decoder = CudaWFST(graph, len(vocabulary), blank_id=len(vocabulary))
+        >>> decoder.decode(log_probs, lengths)[0].best.text
+
+    One decoder may serve several threads at once: it holds no state of a running utterance.
+
+    Raises:
+        ValueError: an argument is out of range or does not fit the others.
+    """
+
+    def __init__(
+        self,
+        graph: WordGraph,
+        vocab_size: int,
+        blank_id: int,
+        config: WFSTConfig | None = None,
+        fusion: Fusion | None = None,
+        pieces: Sequence[str] | None = None,
+    ) -> None:
+        if not 1 <= vocab_size < MAX_LABELS:
+            raise FieldError("vocab_size", vocab_size, f"1 .. {MAX_LABELS - 1}")
+        if not 0 <= blank_id <= vocab_size:
+            raise FieldError("blank_id", blank_id, f"0 .. {vocab_size} (vocab_size)")
+        self.graph, self.vocab_size, self.blank_id, self.pieces = graph, vocab_size, blank_id, pieces
+        config = config or WFSTConfig()
+        self._check_graph(config)
+        labels = FusionLabels(
+            len(graph.words),
+            unit="words",
+            hint=": build it with build_word_boosting for this graph",
+            lm_in_graph=True,
+            max_states=MAX_BOOST_STATES,
+        )
+        super().__init__(config, fusion, labels)
+        self._nothing = empty_automaton(len(graph.words))
+        self._params = SearchParams(
+            blank_id=blank_id,
+            topology=topology_number(config.topology),
+            beam=np.float32(config.beam),
+            max_active=config.max_active,
+            acoustic_scale=np.float32(config.acoustic_scale),
+            keeps_links=config.keeps_links,
+            lattice_beam=np.float32(config.lattice_beam),
+            num_words=len(graph.words),
+        )
+
+    def with_options(self, config: Any, fusion: Fusion) -> CudaWFST:
+        return CudaWFST(self.graph, self.vocab_size, self.blank_id, config, fusion, self.pieces)
+
+    def _check_inputs(self, inputs: torch.Tensor, batch: int | None) -> None:
+        check_log_probs(inputs, batch=batch, columns=self.vocab_size + 1)
+
+    def _cpu_engine(self, streams: Streams) -> Engine:
+        return CPUEngine(self._setups(streams), self.config)
+
+    def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
+        return cuda.CUDAEngine(self._setups(streams), self.config, device)
+
+    def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
+        return None
+
+    def _results(
+        self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
+    ) -> list[NBest[WordPath]]:
+        return [self._result(known, final) for known in engine.results(rows, n_best, final=final)]
+
+    def _setups(self, streams: Streams) -> list[Any]:
+        """What each stream is decoded with."""
+        return [self._setup(streams.fusion, i) for i in range(len(streams))]
+
+    # ----------------------------------------------------------------------------------- results
+
+    def _result(self, utterance: Any, final: bool) -> NBest[WordPath]:
+        notes, found, ended = [], self._best_path(utterance, final), final
+        if found is None:
+            notes.append(NO_END)
+            found, ended = self._best_path(utterance, final=False), False
+            assert found is not None
+        overflows = int(utterance.progress["overflowed"][0])
+        if overflows:
+            notes.append(f"a table was full {overflows} times, which narrowed the beam there")
+        paths: tuple[WordPath, ...] = (self._path(utterance, found, ended),)
+        lattice = relative = None
+        if not final:
+            relative = relative_cost(found, self._best_path(utterance, final=True))
+        elif self.config.keeps_links:
+            lattice = lattice_of(utterance, self._ends(utterance, ended), ended)
+            best = lattice.n_best(self.config.n_best)
+            paths = with_confidence([self._path(utterance, path, ended) for path in best])
+        return NBest(
+            paths,
+            utterance.frames,
+            tuple(notes),
+            lattice=lattice if self.config.lattice else None,
+            relative_cost=relative,
+        )
+
+    # What follows differs between strategies that search a word graph; the utterance is the strategy's.
+
+    def _best_path(self, utterance: Any, final: bool) -> LatticePath | None:
+        """The best path by the records of the search; None if none reaches a final state."""
+        setup, tokens = utterance.setup, utterance.tokens
+        best, epsilon, cost = best_end(
+            tokens, len(tokens), final, setup.search, setup.graph.arrays, setup.boosting.arrays
+        )
+        if best == NONE:
+            return None
+        steps = steps_of(utterance.records, tokens[best])
+        cost += float(utterance.progress["cost"][0])
+        return LatticePath(cost, steps, int(tokens["key"][best]) >> 32, epsilon)
+
+    def _ends(self, utterance: Any, final: bool) -> np.ndarray:
+        """All ways to end, as `trace.all_ends` gives them."""
+        setup = utterance.setup
+        return all_ends(utterance.tokens, final, setup.search, setup.graph.arrays, setup.boosting.arrays)
+
+    def _correction(self, words: Sequence[int], ended: bool, setup: Any) -> float:
+        """What the strategy adds to the graph's costs of a path with these words, weighted."""
+        return 0.0
+
+    def _path(self, utterance: Any, found: LatticePath, ended: bool) -> WordPath:
+        setup, graph = utterance.setup, self.graph
+        traced = traced_text(found.steps, graph, self.blank_id)
+        lm, state = graph_score(found.steps, graph), found.state
+        if found.epsilon != NONE:
+            record = graph.arrays.epsilons[found.epsilon]
+            traced = traced.followed_by(graph.expanded(int(record["word"])))
+            lm, state = lm - float(record["cost"]), int(record["target"])
+        if ended:
+            lm -= float(graph.arrays.states["final_cost"][state])
+        lm *= float(setup.search.lm_weight)
+        lm -= self._correction(traced.words, ended, setup)
+        boosting = 0.0
+        if setup.search.boosts:
+            weight = float(setup.search.boosting_weight)
+            boosting = weight * setup.boosting.score(traced.words, final=ended)
+        score = -found.cost
+        return WordPath(
+            tokens=traced.tokens,
+            frames=traced.frames,
+            repeats=traced.repeats,
+            token_confidence=traced.confidence,
+            score=score,
+            parts=ScoreParts(score - lm - boosting, lm, boosting),
+            words=words_of(traced, graph, self.pieces),
+        )
+
+    def _setup(self, fusion: BatchFusion, i: int) -> Any:
+        """What utterance i of a batch is decoded with."""
+        return Setup(self._params, *self._weights(fusion, i))
+
+    def _weights(self, fusion: BatchFusion, i: int) -> tuple[StreamParams, WordGraph, BackoffAutomaton]:
+        """Weights of an utterance, the graph, and the automaton of its boosting."""
+        weight, lm_weight = float(fusion.boosting_weights[i]), float(fusion.lm_weights[i])
+        boosts = weight > 0
+        boosting = fusion.trees[fusion.tree_of[i]] if boosts else self._nothing
+        bonus = max(0.0, float(boosting.arrays.states["upper_bound"].max())) if boosts else 0.0
+        bonus *= weight * (1 + len(self.graph.arrays.compounds))
+        weights = StreamParams(
+            lm_weight=np.float32(lm_weight),
+            least_cost=np.float32(lm_weight * self.graph.least_cost - 2 * bonus - 1e-3),
+            boosting_weight=np.float32(weight if boosts else 0.0),
+            boosts=boosts,
+            most_bonus=np.float32(bonus),
+        )
+        return weights, self.graph, boosting
+
+    def _check_graph(self, config: WFSTConfig) -> None:
+        graph = self.graph
+        if graph.largest_label > self.vocab_size:
+            raise ValueError(
+                f"graph ({graph.name}) reads column {graph.largest_label}, expected 0 .. "
+                f"{self.vocab_size}: it was made for another model"
+            )
+        states = graph.arrays.states
+        epsilons = int((states["epsilon_end"] - states["epsilon_begin"]).max())
+        if epsilons > MAX_EPSILONS:
+            raise ValueError(
+                f"graph ({graph.name}) has a state with {epsilons} ways on without a label, expected at "
+                f"most {MAX_EPSILONS}: remove epsilons from it (OpenFst's fstrmepsilon)"
+            )
+        if config.is_ready_made:
+            return
+        if (graph.arrays.arcs["label"] == self.blank_id).any():
+            raise ValueError(
+                f"graph ({graph.name}) reads the blank (column {self.blank_id}) with topology "
+                f"{config.topology!r}: a ready-made T o L o G needs topology 'graph'"
+            )

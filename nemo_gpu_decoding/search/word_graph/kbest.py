@@ -1,0 +1,168 @@
+"""Passes over a lattice, compiled: costs from the start and to the end, names, and the best texts.
+
+**Best texts.** Every node keeps its n cheapest ways from the start with different words. That is exact:
+a way that is not among them is beaten by n others, whatever comes after. Words are compared by a hash.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.search.word_graph.tokens import NONE
+
+HASH_MULTIPLIER = np.uint64(6364136223846793005)  # Knuth's MMIX generator
+MAX_COMPOUND = 64  # words that one label stands for
+
+# One way from the start to a node
+ENTRY = np.dtype(
+    [
+        ("words", np.uint64),  # hash of its words
+        ("cost", np.float64),
+        ("previous", np.int64),  # entry of the node before, or NONE
+        ("link", np.int64),
+    ]
+)
+
+
+@compiled
+def forward_costs(num_nodes, links, costs):
+    """costs[node]: of the best way from node 0. Links are sorted by target."""
+    costs[:] = np.inf
+    costs[0] = 0.0
+    for i in range(len(links)):
+        total = costs[links[i].source] + links[i].cost
+        costs[links[i].target] = min(costs[links[i].target], total)
+
+
+@compiled
+def backward_costs(num_nodes, links, end_nodes, end_costs, costs):
+    """costs[node]: of the best way to an end."""
+    costs[:] = np.inf
+    for e in range(len(end_nodes)):
+        costs[end_nodes[e]] = min(costs[end_nodes[e]], end_costs[e])
+    for i in range(len(links) - 1, -1, -1):
+        total = costs[links[i].target] + links[i].cost
+        costs[links[i].source] = min(costs[links[i].source], total)
+
+
+@compiled
+def name_links(links, nodes, names):
+    """Name nodes and links by how they are reached, whatever their numbers and their order.
+
+    Args:
+        links: sorted by target.
+        nodes: [N] uint64, filled: the least name of the links that lead there; 0 for node 0.
+        names: [L] uint64, filled: a hash of the source's name, the arc and the epsilon record, which no
+            other link shares.
+    """
+    nodes[:] = np.uint64(0xFFFFFFFFFFFFFFFF)
+    nodes[0] = np.uint64(0)
+    for i in range(len(links)):
+        name = nodes[links[i].source]
+        for part in (links[i].arc, links[i].epsilon):
+            name = (name ^ np.uint64(np.int64(part) + 3)) * HASH_MULTIPLIER  # moves are -1 and -2
+            name ^= name >> np.uint64(32)
+        names[i] = name
+        nodes[links[i].target] = min(nodes[links[i].target], name)
+
+
+@compiled
+def best_texts(n, num_nodes, links, end_nodes, end_epsilons, end_costs, graph, num_words):
+    """The n cheapest ways to an end with different words.
+
+    Returns:
+        entries [M] ENTRY; for each of the ways, best first: its last entry, its end, its cost.
+    """
+    entries = np.empty(max(1024, 2 * num_nodes), ENTRY)
+    begin = np.zeros(num_nodes + 1, np.int64)
+    entries[0].words, entries[0].cost = np.uint64(0), 0.0
+    entries[0].previous = entries[0].link = NONE
+    begin[1], count, i = 1, 1, 0
+    for node in range(1, num_nodes):
+        if count + n > len(entries):
+            larger = np.empty(2 * len(entries) + n, ENTRY)
+            for k in range(count):  # in a loop: numba takes seconds to compile a slice of records
+                larger[k] = entries[k]
+            entries = larger
+        size = 0
+        while i < len(links) and links[i].target == node:
+            epsilon_word, arc_word = words_of_link(links[i].epsilon, links[i].arc, graph)
+            for previous in range(begin[links[i].source], begin[links[i].source + 1]):
+                words = _hashed(entries[previous].words, epsilon_word, graph.compounds, num_words)
+                words = _hashed(words, arc_word, graph.compounds, num_words)
+                cost = entries[previous].cost + links[i].cost
+                size = _insert(entries, count, size, n, words, cost, previous, i)
+            i += 1
+        count += size
+        begin[node + 1] = count
+    last = np.empty(n, ENTRY)
+    size = 0
+    for e in range(len(end_nodes)):
+        epsilon_word, _ = words_of_link(end_epsilons[e], NONE, graph)
+        for previous in range(begin[end_nodes[e]], begin[end_nodes[e] + 1]):
+            words = _hashed(entries[previous].words, epsilon_word, graph.compounds, num_words)
+            cost = entries[previous].cost + end_costs[e]
+            size = _insert(last, 0, size, n, words, cost, previous, e)
+    return entries, last[:size].copy()
+
+
+@inlined
+def words_of_link(epsilon, arc, graph):
+    """Word labels of an epsilon record and an arc; 0 for none."""
+    first = graph.epsilons[epsilon].word if epsilon >= 0 else np.int32(0)
+    second = graph.arcs[arc].word if arc >= 0 else np.int32(0)
+    return first, second
+
+
+@compiled
+def _hashed(words, label, compounds, num_words):
+    """The hash of words and the word or words that a label stands for."""
+    if label == 0:
+        return words
+    chain, size = np.empty(MAX_COMPOUND, np.int64), 0
+    while label >= num_words:  # compounded from the left
+        chain[size] = compounds[label - num_words, 1]
+        label = compounds[label - num_words, 0]
+        size += 1
+    words = words * HASH_MULTIPLIER + np.uint64(label)
+    for k in range(size - 1, -1, -1):
+        words = words * HASH_MULTIPLIER + np.uint64(chain[k])
+    return words
+
+
+@compiled
+def _insert(entries, begin, size, n, words, cost, previous, link):
+    """Insert a way into entries[begin : begin + size], sorted and with different words; the new size."""
+    for k in range(begin, begin + size):
+        if entries[k].words == words:
+            if not cost < entries[k].cost:
+                return size
+            for m in range(k, begin + size - 1):
+                entries[m] = entries[m + 1]
+            size -= 1
+            break
+    if size == n and not cost < entries[begin + size - 1].cost:
+        return size
+    size = min(size + 1, n)
+    place = begin + size - 1
+    while place > begin and cost < entries[place - 1].cost:
+        entries[place] = entries[place - 1]
+        place -= 1
+    entries[place].words, entries[place].cost = words, cost
+    entries[place].previous, entries[place].link = previous, link
+    return size
+
+
+@compiled
+def path_links(entries, entry):
+    """The links of a way, first to last."""
+    count, at = 0, entry
+    while entries[at].link != NONE:
+        at = entries[at].previous
+        count += 1
+    links = np.empty(count, np.int64)
+    for n in range(count - 1, -1, -1):
+        links[n] = entries[entry].link
+        entry = entries[entry].previous
+    return links

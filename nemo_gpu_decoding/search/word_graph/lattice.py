@@ -1,0 +1,250 @@
+"""All that a search found within the lattice beam, and what can be asked of it.
+
+A node is a token of a frame, numbered frame by frame (node 0: nothing read); a link leads from a token
+to one of the next frame and carries a label, the words that the graph tells there, and a cost. Example,
+two frames, "a" against "b" in the second:
+
+    node 0 --blank--> node 1 --a, cost 1.0--> node 2 (end, cost 0.5)
+                             --b, cost 1.2--> node 3 (end, cost 0.5)
+
+The links are the search's own, from before recombination: every path that the beam let live and that
+costs at most `lattice_beam` more than the best one is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.search.word_graph.kbest import (
+    backward_costs,
+    best_texts,
+    forward_costs,
+    name_links,
+    path_links,
+)
+from nemo_gpu_decoding.search.word_graph.tokens import BLANK_MOVE, NEW_TOKEN, NONE
+from nemo_gpu_decoding.search.word_graph.trace import Steps
+
+
+@dataclass(frozen=True, eq=False)
+class LatticePath:
+    """One path through a lattice."""
+
+    cost: float  # from the first frame to the end
+    steps: Steps
+    state: int  # of the graph, after the last frame
+    epsilon: int  # record taken after that, or NONE
+
+
+@dataclass(frozen=True, eq=False)
+class Lattice:
+    """The lattice of one utterance: N nodes, L links, E ends."""
+
+    graph: WordGraph
+    acoustic_scale: float
+    node_frames: np.ndarray  # [N] int64, frames read at each node, ascending
+    links: np.ndarray  # [L] LINK; source and target are nodes; sorted by target
+    ends: np.ndarray  # [E] END
+    reaches_end: bool  # False: no path ends in a final state, so that all tokens count as ends
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.node_frames)
+
+    @property
+    def num_links(self) -> int:
+        return len(self.links)
+
+    def n_best(self, n: int) -> list[LatticePath]:
+        """The n best paths with different words, best first; exact.
+
+        Raises:
+            ValueError: n < 1.
+        """
+        if n < 1:
+            raise ValueError(f"n is {n}, expected at least 1")
+        ends = self.ends
+        entries, last = best_texts(
+            n, self.num_nodes, self.links, ends["node"].copy(), ends["epsilon"].copy(),
+            ends["cost"].copy(), self.graph.arrays, len(self.graph.words),
+        )  # fmt: skip
+        return [
+            LatticePath(
+                float(way["cost"]),
+                self._steps(self.links[path_links(entries, int(way["previous"]))]),
+                int(ends["state"][way["link"]]),
+                int(ends["epsilon"][way["link"]]),
+            )
+            for way in last
+        ]
+
+    def _steps(self, links: np.ndarray) -> Steps:
+        """The links of a path as the records that the search would have kept of it."""
+        begins = np.flatnonzero(links["move"] == NEW_TOKEN)
+        owner = np.searchsorted(begins, np.arange(len(links)), side="right") - 1
+        is_token = (links["move"] != BLANK_MOVE) & (owner >= 0)
+        is_token &= links["label"] == links["label"][begins[owner]] if len(begins) else False
+        posteriors = np.exp(-links["acoustic_cost"].astype(np.float64) / self.acoustic_scale)
+        runs = np.bincount(owner[is_token], minlength=len(begins))
+        sums = np.bincount(owner[is_token], posteriors[is_token], minlength=len(begins))
+        new = links[begins]
+        return Steps(
+            new["arc"], new["epsilon"], new["frame"], runs.astype(np.int32), sums.astype(np.float32)
+        )
+
+    # ---------------------------------------------------------------------------------- exports
+
+    def arcs(self) -> list[tuple[int, int, int, int, float, float]]:
+        """(source, target, label + 1, word, graph cost, acoustic cost) with at most one word each.
+
+        A link with several words becomes several arcs over nodes of their own, numbered from
+        `num_nodes` on; ends are arcs to the last node. Boosting is part of the graph cost.
+        """
+        rows: list[tuple[int, int, int, int, float, float]] = []
+        fresh = self.num_nodes
+        names = self.links.dtype.names or ()
+        for link in self.links.tolist():
+            named = dict(zip(names, link, strict=True))
+            acoustic = named["acoustic_cost"]
+            words = self._words(named["epsilon"], named["arc"])
+            row = (named["label"] + 1, named["cost"] - acoustic, acoustic)
+            fresh = _append(rows, named["source"], named["target"], words, row, fresh)
+        final = fresh + sum(max(0, len(self._words(int(e["epsilon"]), NONE)) - 1) for e in self.ends)
+        for end in self.ends:
+            words = self._words(int(end["epsilon"]), NONE)
+            fresh = _append(rows, int(end["node"]), final, words, (0, float(end["cost"]), 0.0), fresh)
+        return rows
+
+    def _words(self, epsilon: int, arc: int) -> list[int]:
+        arrays, words = self.graph.arrays, []
+        if epsilon >= 0:
+            words += self.graph.expanded(int(arrays.epsilons["word"][epsilon]))
+        if arc >= 0:
+            words += self.graph.expanded(int(arrays.arcs["word"][arc]))
+        return words
+
+    def to_kaldi_text(self, key: str = "utterance") -> str:
+        """Kaldi's text form (`lattice-copy ark:... ark,t:-`): words, graph and acoustic costs."""
+        rows = self.arcs()
+        lines = [f"{s} {t} {label} {word} {g:.6g},{a:.6g}" for s, t, label, word, g, a in rows]
+        return "\n".join([key, *lines, str(max((row[1] for row in rows), default=0)), "", ""])
+
+    def to_fst(self) -> Any:
+        """As `kaldifst.Lattice`.
+
+        Raises:
+            ImportError: kaldifst is not installed.
+        """
+        import kaldifst
+
+        rows = self.arcs()
+        lattice = kaldifst.Lattice()
+        final = max((row[1] for row in rows), default=0)
+        for _ in range(final + 1):
+            lattice.add_state()
+        lattice.start = 0
+        lattice.set_final(final, kaldifst.LatticeWeight(0.0, 0.0))
+        for source, target, label, word, graph_cost, acoustic_cost in rows:
+            weight = kaldifst.LatticeWeight(graph_cost, acoustic_cost)
+            lattice.add_arc(source, kaldifst.LatticeArc(label, word, weight, target))
+        return lattice
+
+    def to_dot(self, max_arcs: int = 500) -> str:
+        """A picture for Graphviz, left to right, of lattices that are small enough to look at.
+
+        Raises:
+            ValueError: more than `max_arcs` arcs.
+        """
+        rows = self.arcs()
+        if len(rows) > max_arcs:
+            raise ValueError(f"the lattice has {len(rows)} arcs, expected at most {max_arcs} (max_arcs)")
+        lines = ["digraph lattice {", "  rankdir = LR;", "  node [shape = circle];"]
+        lines.append(f"  {max((row[1] for row in rows), default=0)} [shape = doublecircle];")
+        for source, target, _, word, graph_cost, acoustic_cost in rows:
+            text = self.graph.words[word] if word else "-"
+            quoted = text.replace("\\", "\\\\").replace('"', '\\"')
+            cost = graph_cost + acoustic_cost
+            lines.append(f'  {source} -> {target} [label = "{quoted} / {cost:.2f}"];')
+        return "\n".join([*lines, "}", ""])
+
+
+def _append(
+    rows: list[tuple[int, int, int, int, float, float]],
+    source: int,
+    target: int,
+    words: list[int],
+    row: tuple[int, float, float],
+    fresh: int,
+) -> int:
+    """Add a link's arcs, one for each word; the label and the costs are on the first."""
+    label, graph_cost, acoustic_cost = row
+    for n, word in enumerate(words or [0]):
+        is_last = n >= len(words) - 1
+        end = target if is_last else fresh
+        fresh += not is_last
+        rows.append((source, end, label, word, graph_cost, acoustic_cost))
+        source, label, graph_cost, acoustic_cost = end, 0, 0.0, 0.0
+    return fresh
+
+
+def lattice_of(utterance: Any, ends: np.ndarray, reaches_end: bool) -> Lattice:
+    """What the search of an utterance that is over has kept, pruned to the lattice beam.
+
+    Args:
+        utterance: of cuda_wfst or of a strategy whose utterances have the same parts.
+        ends: ways to end, as `all_ends` gives them; their nodes become those of the lattice.
+        reaches_end: these are ways to end in a final state, not just where the search stands.
+    """
+    setup = utterance.setup
+    links = utterance.links[: int(utterance.progress["links"][0])].copy()
+    sizes = np.ones(utterance.frames + 1, np.int64)
+    np.maximum.at(sizes, links["frame"] + 1, links["target"].astype(np.int64) + 1)
+    first = np.append(0, np.cumsum(sizes))  # node of the first token of each frame
+    links["source"] += first[links["frame"]].astype(np.int32)
+    links["target"] += first[links["frame"] + 1].astype(np.int32)
+    links = links[np.argsort(links["target"], kind="stable")]
+    ends["node"] += first[utterance.frames]
+    frames = np.repeat(np.arange(len(sizes)), sizes)
+    frames, links, ends = _pruned(frames, links, ends, float(setup.search.lattice_beam))
+    links, ends = _in_order(frames, links, ends)
+    return Lattice(setup.graph, float(setup.search.acoustic_scale), frames, links, ends, reaches_end)
+
+
+def _pruned(
+    frames: np.ndarray, links: np.ndarray, ends: np.ndarray, beam: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Without links, ends and nodes that are on no path within the beam of the best; renumbered."""
+    nodes = len(frames)
+    before, after = np.empty(nodes), np.empty(nodes)
+    forward_costs(nodes, links, before)
+    backward_costs(nodes, links, ends["node"].copy(), ends["cost"].copy(), after)
+    limit = after[0] + beam + 1e-4  # rounding: the best path itself must stay
+    links = links[before[links["source"]] + links["cost"] + after[links["target"]] <= limit]
+    ends = ends[before[ends["node"]] + ends["cost"] <= limit]
+    kept = np.zeros(nodes, bool)
+    kept[links["source"]] = kept[links["target"]] = kept[ends["node"]] = True
+    kept[0] = True
+    number = np.cumsum(kept) - 1
+    for table, column in ((links, "source"), (links, "target"), (ends, "node")):
+        table[column] = number[table[column]]
+    return frames[kept], links, ends
+
+
+def _in_order(frames: np.ndarray, links: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """With numbers of nodes, and in an order, that depend on the paths alone.
+
+    A search on a GPU finds tokens and links in the order in which threads arrive; of paths that cost the
+    same the order would decide.
+    """
+    nodes, names = np.empty(len(frames), np.uint64), np.empty(len(links), np.uint64)
+    name_links(links, nodes, names)
+    number = np.empty(len(frames), np.int32)
+    number[np.lexsort((nodes, frames))] = np.arange(len(frames))
+    for table, column in ((links, "source"), (links, "target"), (ends, "node")):
+        table[column] = number[table[column]]
+    links = links[np.lexsort((names, links["target"]))]
+    return links, ends[np.lexsort((ends["epsilon"], ends["node"]))]

@@ -1,0 +1,204 @@
+"""Paths with words: what cuda_wfst returns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.graph.csr import Spellings, WordGraph
+from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.search.result import Path
+from nemo_gpu_decoding.search.word_graph.trace import Steps
+
+if TYPE_CHECKING:
+    from nemo_gpu_decoding.search.word_graph.lattice import LatticePath
+
+
+class Word(NamedTuple):
+    """A word of a path. Frames count from the start of the stream."""
+
+    text: str
+    label: int  # in the graph's words
+    start_frame: int  # first frame of its first token
+    end_frame: int  # one past the last frame of its last token
+    first_token: int  # its tokens are those from first_token to end_token of the path
+    end_token: int
+    confidence: float | None = None  # posterior in the lattice, in [0, 1]; None without a lattice
+
+
+@dataclass(frozen=True)
+class WordPath(Path):
+    """A `Path` whose words come from a graph. `score` includes the graph's costs (`parts.lm`)."""
+
+    words: tuple[Word, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return " ".join(word.text for word in self.words)
+
+
+def relative_cost(best: LatticePath, ended: LatticePath | None) -> float:
+    """`NBest.relative_cost`; `ended` is the best hypothesis that may end, None if none may."""
+    return math.inf if ended is None else max(0.0, ended.cost - best.cost)
+
+
+@dataclass(frozen=True)
+class TracedText:
+    """The tokens of a path, and at which of them each word was told by the graph."""
+
+    tokens: np.ndarray  # [n] int32
+    frames: np.ndarray  # [n] int32
+    repeats: np.ndarray  # [n] int32
+    confidence: np.ndarray  # [n] float32
+    words: tuple[int, ...]  # labels
+    told_at: tuple[int, ...]  # per word the number of tokens before the one with whose arc it came
+
+    def followed_by(self, words: Sequence[int]) -> TracedText:
+        """With words that are told after the last frame."""
+        told_at = (*self.told_at, *[len(self.tokens)] * len(words))
+        return replace(self, words=(*self.words, *words), told_at=told_at)
+
+
+def traced_text(steps: Steps, graph: WordGraph, blank_id: int) -> TracedText:
+    """Split the steps of a path into tokens and words."""
+    labels = graph.arrays.arcs["label"][steps.arcs]
+    is_token = labels != blank_id  # a ready-made graph may tell a word with a blank
+    before = np.cumsum(is_token) - is_token  # tokens before each step
+    told = graph.arrays.arcs["word"][steps.arcs]
+    silent, jumps = np.zeros_like(told), np.flatnonzero(steps.epsilons >= 0)
+    silent[jumps] = graph.arrays.epsilons["word"][steps.epsilons[jumps]]
+    words, told_at = [], []
+    for n in np.flatnonzero((told != 0) | (silent != 0)).tolist():
+        more = graph.expanded(int(silent[n])) + graph.expanded(int(told[n]))
+        words += more
+        told_at += [int(before[n])] * len(more)
+    runs = steps.runs[is_token]
+    return TracedText(
+        labels[is_token].astype(np.int32),
+        steps.frames[is_token],
+        runs,
+        np.minimum(steps.probabilities[is_token] / np.maximum(runs, 1), 1.0).astype(np.float32),
+        tuple(words),
+        tuple(told_at),
+    )
+
+
+def words_of(traced: TracedText, graph: WordGraph, pieces: Sequence[str] | None) -> tuple[Word, ...]:
+    """The words of a path with their tokens and frames.
+
+    With a lexicon in the graph the tokens of each word are exact. A ready-made graph only tells at
+    which token a word became known: there a word's tokens are those up to the next word's. `pieces`
+    spell words that only <unk> stands for.
+    """
+    if graph.spellings is None:
+        spans = _told_spans(traced)
+    else:
+        spans = _spelled_spans(traced, graph, graph.spellings)
+    tokens, frames = traced.tokens.tolist(), traced.frames.tolist()
+    stops = (traced.frames + traced.repeats).tolist()
+    words = []
+    for label, (begin, end) in zip(traced.words, spans, strict=True):
+        text = _text(label, tokens[begin:end], graph, pieces)
+        before = stops[begin - 1] if begin else 0  # where a word lies that has no token yet
+        start_frame, end_frame = (frames[begin], stops[end - 1]) if begin < end else (before, before)
+        words.append(Word(text, label, start_frame, end_frame, begin, end))
+    return tuple(words)
+
+
+def _text(word: int, tokens: list[int], graph: WordGraph, pieces: Sequence[str] | None) -> str:
+    if word != graph.unknown or graph.unknown == 0 or pieces is None or not tokens:
+        return graph.words[word]
+    return "".join(pieces[t] for t in tokens).replace("▁", "").replace("##", "").strip()
+
+
+def _spelled_spans(traced: TracedText, graph: WordGraph, spellings: Spellings) -> list[tuple[int, int]]:
+    ends = np.zeros(len(traced.words), np.int64)
+    words = np.array(traced.words, np.int64)
+    found = find_spans(
+        words, traced.tokens, graph.unknown, graph.spelling_index, spellings.begin, spellings.tokens,
+        spellings.beginning, ends,
+    )  # fmt: skip
+    if not found:  # cannot be, unless the spellings are not those that the graph was made of
+        return _told_spans(traced)
+    stops = ends.tolist()
+    return list(zip([0, *stops], stops, strict=False))
+
+
+def _told_spans(traced: TracedText) -> list[tuple[int, int]]:
+    """From the token with which each word was told to that of the next."""
+    return list(zip(traced.told_at, [*traced.told_at[1:], len(traced.tokens)], strict=False))
+
+
+@compiled
+def find_spans(words, tokens, unknown, index, begin, spelled, beginning, ends):
+    """Divide tokens among words: fill ends [number of words] with one past the last token of each.
+
+    The words' spellings, one after the other, are the tokens. The last word may be incomplete (a
+    partial result); <unk> takes a token that may begin a word and all that may not after it.
+
+    Returns:
+        whether there is a way to do so.
+    """
+    count, size = len(words), len(tokens)
+    choice = np.zeros(count + 1, np.int64)  # spellings of each word that were tried
+    dead = np.zeros((count + 1, size + 1), np.bool_)  # (word, first token) from which there is no way
+    n, at = 0, 0
+    while n < count:
+        end = _next_end(
+            words[n], n == count - 1, tokens, at, choice, n, unknown, index, begin, spelled, beginning
+        )
+        if end >= 0 and not dead[n + 1, end]:
+            ends[n] = at = end
+            n += 1
+            choice[n] = 0
+        elif end < 0:
+            dead[n, at] = True
+            if n == 0:
+                return False
+            n -= 1
+            at = ends[n - 1] if n > 0 else 0
+    return True
+
+
+@inlined
+def _is_in(values, value):
+    found = False
+    for v in values:
+        found = found or v == value
+    return found
+
+
+@inlined
+def _next_end(word, is_last, tokens, at, choice, n, unknown, index, begin, spelled, beginning):
+    """The next end to be tried for word n, -1 if there is none; counts choice[n] up."""
+    size = len(tokens)
+    if word == unknown and unknown != 0:
+        end = at + 1
+        while end < size and not _is_in(beginning, tokens[end]):
+            end += 1
+        choice[n] += 1  # the longest first, in case that a word of the lexicon begins like no word
+        end -= choice[n] - 1
+        return end if at < end <= size else -1
+    while index[word] + choice[n] < index[word + 1]:
+        entry = index[word] + choice[n]
+        choice[n] += 1
+        length = begin[entry + 1] - begin[entry]
+        compared = min(length, size - at)
+        if compared == length or is_last:
+            same = True
+            for k in range(compared):
+                same = same and tokens[at + k] == spelled[begin[entry] + k]
+            if same:
+                return at + compared
+    return -1
+
+
+def graph_score(steps: Steps, graph: WordGraph) -> float:
+    """Sum of the graph's costs along a path, unweighted and without the end, as a score."""
+    arcs, epsilons = graph.arrays.arcs, graph.arrays.epsilons
+    own = arcs["cost"][steps.arcs].astype(np.float64).sum()
+    return -float(own + epsilons["cost"][steps.epsilons[steps.epsilons >= 0]].astype(np.float64).sum())

@@ -1,0 +1,55 @@
+// Which arcs a group looks at. Twin of the loops of _take_group in groups.py.
+//
+// An item of work is one arc of a small state, or one label of a large one, whose arcs are then found by
+// binary search. `Group` has a key and a cost, that of its best token.
+#pragma once
+
+#include "search/word_graph/labels.cuh"
+
+constexpr int SMALL_STATE = 8;  // arcs; a state with no more is walked through whatever the labels
+
+inline bool walks(const GraphState& state, int num_labels) {
+  int arcs = state.arc_end - state.arc_begin;
+  return arcs <= SMALL_STATE || arcs <= 4 * num_labels;
+}
+
+// How many items a group has.
+template <class Group>
+inline int items_of(const Group& group, float least, const Workspace& work) {
+  const GraphState state = work.graph.states[state_of(group.key)];
+  if (least_total(group.cost, state.least_cost, least, work.search) > work.cutoff()) return 0;
+  const int num_labels = work.tally->num_labels;
+  return walks(state, num_labels) ? state.arc_end - state.arc_begin : num_labels;
+}
+
+// Arcs that one thread takes one after the other, those with one label from `arc` on.
+struct Run {
+  int group;
+  int arc;
+  int end;
+  int label;
+
+  bool any() const { return arc < end; }
+
+  void go_on(const Graph& graph) {
+    arc++;
+    if (arc < end && graph.arcs[arc].label != label) end = arc;
+  }
+};
+
+// Those of item number `item` of group number g.
+template <class Group>
+inline Run run_of(const Row& row, const Group& group, int g, int item, const Workspace& work) {
+  const GraphState state = work.graph.states[state_of(group.key)];
+  if (walks(state, work.tally->num_labels)) {
+    return {g, state.arc_begin + item, state.arc_begin + item + 1, NONE};
+  }
+  const int label = work.labels[item];
+  const float acoustic_cost = cost_of(row[label], work.search);
+  if (least_total(group.cost, state.least_cost, acoustic_cost, work.search) > work.cutoff()) {
+    return {g, 0, 0, NONE};
+  }
+  const int arc = first_arc(work.graph, state, label);
+  const bool found = arc < state.arc_end && work.graph.arcs[arc].label == label;
+  return {g, arc, found ? state.arc_end : arc, label};
+}
