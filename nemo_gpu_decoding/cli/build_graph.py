@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
@@ -164,31 +162,27 @@ def build(source: Source, vocabulary: Vocabulary) -> WordGraph:
         ValueError: see `build_graph`.
     """
     from nemo_gpu_decoding.graph.build import build_graph, tokens_that_begin_words
-    from nemo_gpu_decoding.lm.added_words import write_with_words
+    from nemo_gpu_decoding.lm.arpa import ArpaReader
 
-    with tempfile.TemporaryDirectory(prefix="nemo-gpu-decoding-") as folder:
-        extended = Path(folder) / "extended.arpa"
-        added = write_with_words(source.lm, source.added, extended) if source.added else []
-        lm = str(extended) if added else source.lm
-        lexicon = spelled(lm, source, vocabulary)
-        if unspelled := [word for word in added if word not in lexicon.spellings]:
+    lexicon = spelled(source, vocabulary)
+    with ArpaReader(source.lm, source.added) as reader:
+        if unspelled := [word for word in reader.added if word not in lexicon.spellings]:
             raise UsageError(f"added_words: {unspelled[0]!r} cannot be spelled with the model's tokens")
-        beginning = tokens_that_begin_words(vocabulary) if source.open_vocabulary else None
-        with step_bar() as progress:
-            graph = build_graph(
-                lm, lexicon, vocab_size=len(vocabulary), open_vocabulary=source.open_vocabulary,
-                beginning_tokens=beginning, cache=False, progress=progress,
-            )  # fmt: skip
-    return replace(graph, name=source.lm, report={**graph.report, "added words": len(added)})
+    beginning = tokens_that_begin_words(vocabulary) if source.open_vocabulary else None
+    with step_bar() as progress:
+        return build_graph(
+            source.lm, lexicon, vocab_size=len(vocabulary), open_vocabulary=source.open_vocabulary,
+            beginning_tokens=beginning, added_words=source.added, cache=False, progress=progress,
+        )  # fmt: skip
 
 
-def spelled(lm: str, source: Source, vocabulary: Vocabulary) -> Lexicon:
+def spelled(source: Source, vocabulary: Vocabulary) -> Lexicon:
     """The spellings of the LM's words, with a progress bar, or those of the lexicon."""
     from nemo_gpu_decoding.graph.build import spell_words
     from nemo_gpu_decoding.graph.lexicon import Lexicon
 
     if source.lexicon is None:
-        return spell_words(lm, vocabulary, source.segmentations, track_words)
+        return spell_words(source.lm, vocabulary, source.segmentations, source.added, track_words)
     return Lexicon.from_file(source.lexicon, vocabulary.pieces)
 
 

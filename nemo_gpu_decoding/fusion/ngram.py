@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -17,7 +18,6 @@ from nemo_gpu_decoding.fusion.ngram_automaton import (
     SENTENCE_END,
     SENTENCE_START,
     UNKNOWN,
-    LabelledNGrams,
     build_ngram_automaton,
 )
 from nemo_gpu_decoding.lm.arpa import read_arpa
@@ -84,7 +84,7 @@ def _load(
         return load_nemo_automaton(path, vocab_size, with_final_weights=True)
     arpa = read_arpa(path)
     labels = _labels(path, arpa.symbols, vocab_size, pieces, encoding)
-    orders = [LabelledNGrams(labels[o.symbols], o.log10_probs, o.log10_backoffs) for o in arpa.orders]
+    orders = [replace(block, symbols=labels[block.symbols]) for block in arpa.orders]
     return build_ngram_automaton(orders, vocab_size, normalize_unk=normalize_unk, name=str(path))
 
 

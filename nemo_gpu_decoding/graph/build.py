@@ -18,7 +18,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.graph.csr import EPSILON_WORD, Spellings, WordGraph
 from nemo_gpu_decoding.graph.grammar import Grammar, grammar_fst, read_grammar
 from nemo_gpu_decoding.graph.lexicon import Lexicon, LexiconFst, OpenVocabulary, lexicon_fst
@@ -50,6 +51,7 @@ def build_graph(
     segmentations: int = 1,
     open_vocabulary: OpenVocabulary | None = None,
     beginning_tokens: Sequence[int] | None = None,
+    added_words: Sequence[str] = (),
     cache: bool | str | PathLike[str] = True,
     progress: Progress = logger.info,
 ) -> WordGraph:
@@ -63,6 +65,7 @@ def build_graph(
         open_vocabulary: also find words that the LM does not list, at these costs; needs an LM with
             <unk>.
         beginning_tokens: tokens that may begin a word, for an open vocabulary with a Lexicon.
+        added_words: words that the LM shall list too, as likely as <unk> (see `lm/arpa.py`).
         cache: keep the result in the cache folder, in this folder, or not at all (False).
         progress: called with the name of every step when it begins.
 
@@ -76,7 +79,7 @@ def build_graph(
         raise ValueError("vocab_size is None with a Lexicon, expected the number of tokens")
     size = vocab_size if vocab_size is not None else len(vocabulary or ())
     if isinstance(lexicon, Vocabulary):
-        lexicon = spell_words(arpa, lexicon, segmentations)
+        lexicon = spell_words(arpa, lexicon, segmentations, added_words)
     if lexicon.largest_token >= size:
         raise ValueError(
             f"the lexicon has the token {lexicon.largest_token}, expected 0 .. {size - 1} (vocab_size)"
@@ -85,7 +88,9 @@ def build_graph(
         if vocabulary is None:
             raise ValueError("beginning_tokens is None with a Lexicon and an open vocabulary")
         beginning_tokens = tokens_that_begin_words(vocabulary)
-    recipe = _Recipe(Path(arpa), lexicon, size, open_vocabulary, tuple(beginning_tokens or ()), progress)
+    beginning = tuple(beginning_tokens or ())
+    added = tuple(dict.fromkeys(added_words))
+    recipe = _Recipe(Path(arpa), lexicon, size, open_vocabulary, beginning, added, progress)
     if cache is False:
         return recipe.build()
     folder = graph_cache_folder() if cache is True else Path(cache)
@@ -101,6 +106,7 @@ def spell_words(
     arpa: str | PathLike[str],
     vocabulary: Vocabulary,
     segmentations: int = 1,
+    added_words: Sequence[str] = (),
     track: Callable[[Sequence[str]], Iterable[str]] = iter,
 ) -> Lexicon:
     """The words of an LM as the model's tokenizer spells them.
@@ -108,13 +114,14 @@ def spell_words(
     Args:
         arpa: word n-gram LM, plain or gzipped; only its 1-grams are read.
         segmentations: spellings per word, see `Lexicon.from_vocabulary`.
+        added_words: words that the LM shall list too.
         track: given all words, yields them one by one; for a progress display.
 
     Raises:
         ValueError: no well-formed ARPA file, or an LM over tokens.
         OSError: the file cannot be read.
     """
-    words = listed_words(arpa)
+    words = listed_words(arpa, added_words)
     if _are_tokens(words, vocabulary):
         raise ValueError(
             f"{arpa} is an LM over tokens ({', '.join(map(repr, words[:3]))}, ...), expected one over "
@@ -130,15 +137,21 @@ def spell_words(
     return Lexicon.from_vocabulary(track(words), vocabulary, segmentations)
 
 
-def listed_words(arpa: str | PathLike[str]) -> list[str]:
+def listed_words(arpa: str | PathLike[str], added_words: Sequence[str] = ()) -> list[str]:
     """The words of an LM; only its 1-grams are read. What stands in <...> is no word.
 
+    Args:
+        added_words: words that the LM shall list too.
+
     Raises:
+        FieldError: an added word is empty or has white space.
         ValueError: no well-formed ARPA file.
         OSError: the file cannot be read.
     """
     try:
-        opened = ArpaReader(arpa)
+        opened = ArpaReader(arpa, added_words)
+    except FieldError:
+        raise
     except ValueError as error:  # of the header
         raise ValueError(f"{error}. Of text, KenLM makes an LM: lmplz -o 3 < text > lm.arpa") from None
     with opened as reader:
@@ -189,20 +202,17 @@ def graph_cache_folder() -> Path:
     return Path(base).expanduser() / "nemo_gpu_decoding" / "graphs"
 
 
+@dataclass
 class _Recipe:
     """All that a graph depends on, and the way to make it."""
 
-    def __init__(
-        self,
-        arpa: Path,
-        lexicon: Lexicon,
-        vocab_size: int,
-        open_vocabulary: OpenVocabulary | None,
-        beginning: tuple[int, ...],
-        progress: Progress,
-    ) -> None:
-        self.arpa, self.lexicon, self.vocab_size = arpa, lexicon, vocab_size
-        self.open_vocabulary, self.beginning, self.progress = open_vocabulary, beginning, progress
+    arpa: Path
+    lexicon: Lexicon
+    vocab_size: int
+    open_vocabulary: OpenVocabulary | None
+    beginning: tuple[int, ...]  # tokens that may begin an unknown word
+    added_words: tuple[str, ...]
+    progress: Progress
 
     @property
     def fingerprint(self) -> str:
@@ -214,12 +224,14 @@ class _Recipe:
         digest.update(repr(list(self.lexicon.spellings.items())).encode())
         costs = None if self.open_vocabulary is None else astuple(self.open_vocabulary)
         digest.update(repr((self.vocab_size, costs, self.beginning)).encode())
+        if self.added_words:
+            digest.update(repr(self.added_words).encode())
         return digest.hexdigest()[:32]
 
     @cached_property
     def grammar(self) -> Grammar:
         self.progress(f"reading {self.arpa.name}")
-        grammar = read_grammar(self.arpa)
+        grammar = read_grammar(self.arpa, self.added_words)
         if self.open_vocabulary is not None and grammar.unknown is None:
             raise ValueError(f"{grammar.name} has no <unk>, expected one for an open vocabulary")
         return grammar
@@ -307,6 +319,7 @@ class _Recipe:
         unlisted = set(self.lexicon.spellings) - set(self.grammar.words)
         return {
             "words": len(self.words) - 1,
+            "added words": self.grammar.num_added,
             "spellings": sum(len(self.lexicon.spellings.get(word, ())) for word in self.words),
             "open vocabulary": self.open_vocabulary is not None,
             "n-grams": self.grammar.num_ngrams,

@@ -11,7 +11,8 @@ it. (arpa2fst of Kaldi does so too, kaldilm does not: 197k states instead of 52k
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from os import PathLike
 
 import numpy as np
@@ -21,16 +22,14 @@ from nemo_gpu_decoding.fusion.ngram_automaton import (
     NOT_FINAL,
     SENTENCE_END,
     SENTENCE_START,
-    LabelledNGrams,
     build_ngram_automaton,
 )
 from nemo_gpu_decoding.graph.openfst import Fst
-from nemo_gpu_decoding.lm.arpa import Arpa, read_arpa
+from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, read_arpa
 
 SPECIAL_WORDS = {
     "<s>": SENTENCE_START, "<S>": SENTENCE_START, "</s>": SENTENCE_END, "</S>": SENTENCE_END,
 }  # fmt: skip
-UNKNOWN_WORDS = ("<unk>", "<UNK>")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +38,9 @@ class Grammar:
 
     words: tuple[str, ...]  # all but <s> and </s>; the LM's <unk>, if there is one, among them
     automaton: BackoffAutomaton
-    counts: tuple[int, ...]  # n-grams of order 1, 2, ... in the file
+    counts: tuple[int, ...]  # n-grams of order 1, 2, ..., added words among them
     name: str
+    num_added: int = 0  # words that the file does not list
 
     @property
     def num_ngrams(self) -> int:
@@ -52,29 +52,26 @@ class Grammar:
         return next((self.words.index(w) for w in UNKNOWN_WORDS if w in self.words), None)
 
 
-def read_grammar(path: str | PathLike[str]) -> Grammar:
-    """Read a word LM.
+def read_grammar(path: str | PathLike[str], added: Iterable[str] = ()) -> Grammar:
+    """The grammar of an ARPA file.
+
+    Args:
+        added: words that the LM shall list too, see `lm/arpa.py`.
 
     Raises:
         ValueError: no well-formed ARPA file, or one without words.
         OSError: the file cannot be read.
     """
-    return grammar_of(read_arpa(path), str(path))
-
-
-def grammar_of(arpa: Arpa, name: str) -> Grammar:
-    """The grammar of an ARPA file that has been read."""
+    arpa, name = read_arpa(path, added), str(path)
     words = tuple(symbol for symbol in arpa.symbols if symbol not in SPECIAL_WORDS)
     if not words:
         raise ValueError(f"{name} lists no words, expected an n-gram LM over words")
     index = {word: label for label, word in enumerate(words)} | SPECIAL_WORDS
     labels = np.array([index[symbol] for symbol in arpa.symbols], np.int64)
-    orders = [
-        LabelledNGrams(labels[block.symbols], block.log10_probs, block.log10_backoffs)
-        for block in arpa.orders
-    ]
+    orders = [replace(block, symbols=labels[block.symbols]) for block in arpa.orders]
     automaton = build_ngram_automaton(orders, len(words), normalize_unk=False, name=name)
-    return Grammar(words, automaton, tuple(len(block.symbols) for block in arpa.orders), name)
+    counts = tuple(len(block.symbols) for block in arpa.orders)
+    return Grammar(words, automaton, counts, name, len(arpa.added))
 
 
 def arcs_by_state(automaton: BackoffAutomaton) -> tuple[np.ndarray, np.ndarray]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,7 +17,6 @@ from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.openfst import read_input_symbols
 from nemo_gpu_decoding.graph.store import MAGIC, load_graph, save_graph
 from nemo_gpu_decoding.graph.topology import DEFAULT_TOPOLOGY, GRAPH, TOPOLOGIES
-from nemo_gpu_decoding.lm.added_words import write_with_words
 from nemo_gpu_decoding.vocabulary import Vocabulary, letter_cases
 
 _BLANKS = ("<blk>", "<blank>")  # as NeMo and k2 name it
@@ -99,16 +97,14 @@ def _build(
         ]
     for word in words:
         vocabulary.tokenize(word)  # an LM may list words that cannot be spelled, a user's list may not
-    with tempfile.TemporaryDirectory(prefix="nemo-gpu-decoding-") as folder:
-        extended = Path(folder) / options.arpa.name
-        is_extended = bool(words and write_with_words(options.arpa, words, extended))
-        graph = build_graph(
-            extended if is_extended else options.arpa,
-            vocabulary,
-            segmentations=options.segmentations,
-            open_vocabulary=options.open_vocabulary,
-        )
-    graph = replace(graph, name=str(options.arpa))
+    graph = build_graph(
+        options.arpa,
+        vocabulary,
+        segmentations=options.segmentations,
+        open_vocabulary=options.open_vocabulary,
+        added_words=words,
+    )
+    graph = replace(graph, name=str(options.arpa))  # a kept one has the name of the file at that time
     if options.keep_at is not None:
         save_graph(graph, options.keep_at)
     return LoadedGraph(graph, options.topology or DEFAULT_TOPOLOGY)

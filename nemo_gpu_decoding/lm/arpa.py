@@ -1,4 +1,4 @@
-"""Reading n-gram LMs in ARPA format, plain or gzipped, as KenLM and SRILM write it.
+"""Reader of n-gram LMs in ARPA format, plain or gzipped, as KenLM and SRILM write it.
 
     with ArpaReader("lm.arpa.gz") as arpa:
         arpa.counts                     # {1: 1025, 2: 166736}
@@ -8,6 +8,10 @@
 Fields may be separated by tabs or blanks; a back-off weight may be absent (it is 0 then). Symbols are
 split at ASCII white space only: NeMo's token LMs use characters such as U+00A0 as symbols. Memory does
 not grow with the number of n-grams: one block of text is held at a time, and the symbols.
+
+Words that an LM was estimated without can be added while it is read: names that are to be found all the
+same. An added word is as likely as the LM takes any unknown word to be, <unk>'s 1-gram; in an LM without
+<unk> as the least likely word. It has no longer n-grams. Probabilities then sum to slightly more than 1.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import gzip
 import io
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -25,6 +29,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.lm.arpa_scan import FAULT, MARKER, Scan, new_scan, scan_ngrams
 from nemo_gpu_decoding.lm.symbols import SymbolTable
 
@@ -34,8 +39,8 @@ _SECTION_LINE = re.compile(rb"\\(\d+)-grams:$")
 _GZIP_MAGIC = b"\x1f\x8b"
 _KENLM_MAGIC = b"mmap lm http://kheafield.com/code"
 _DATA, _END = b"\\data\\", b"\\end\\"
-_START = b"<s>"
-_NEVER = b"-99"  # what SRILM writes for log10 0
+UNKNOWN_WORDS = ("<unk>", "<UNK>")
+_NEVER = -90.0  # log10; below it a 1-gram stands for "not possible": SRILM writes -99 for log10 0
 
 
 @dataclass(frozen=True)
@@ -54,19 +59,23 @@ class Arpa:
 
     symbols: tuple[str, ...]  # of the 1-grams, in the order of the file
     orders: tuple[NGramBlock, ...]  # orders[n - 1] holds all n-grams
+    added: tuple[str, ...] = ()  # the first symbols: words that the file does not list
 
 
-def read_arpa(path: str | PathLike[str]) -> Arpa:
+def read_arpa(path: str | PathLike[str], added: Iterable[str] = ()) -> Arpa:
     """Read a whole ARPA file.
+
+    Args:
+        added: words that the LM shall list too, see the head of this file.
 
     Raises:
         ValueError: the file is not a well-formed ARPA; the message names file and line.
         OSError: the file cannot be read.
     """
-    with ArpaReader(path) as arpa:
+    with ArpaReader(path, added) as arpa:
         blocks = list(arpa.blocks())
         orders = [_join(order, [b for b in blocks if b.order == order]) for order in arpa.counts]
-        return Arpa(tuple(arpa.symbols), tuple(orders))
+        return Arpa(tuple(arpa.symbols), tuple(orders), arpa.added)
 
 
 def _join(order: int, blocks: list[NGramBlock]) -> NGramBlock:
@@ -79,16 +88,27 @@ def _join(order: int, blocks: list[NGramBlock]) -> NGramBlock:
 
 
 class ArpaReader:
-    """Reads one ARPA file from front to back; use as a context manager.
+    """One ARPA file, read from front to back; use as a context manager.
+
+    Args:
+        added: words that the LM shall list too, see the head of this file. Those that it lists already
+            are passed over. They become the first symbols; all 1-grams are then read on opening.
 
     Raises:
+        FieldError: an added word is empty or has white space.
         ValueError: on opening (no ARPA header) or while reading blocks; names file and line.
         OSError: the file cannot be read.
     """
 
-    def __init__(self, path: str | PathLike[str]) -> None:
+    def __init__(self, path: str | PathLike[str], added: Iterable[str] = ()) -> None:
+        wanted = tuple(dict.fromkeys(added))
+        for word in wanted:
+            if word.split() != [word]:
+                raise FieldError("the word to be added", word, "one without white space")
         self.path = Path(path)
         self.symbols: list[str] = []  # complete once the first block of order 2 is read
+        self.added: tuple[str, ...] = ()  # the first of them: words that the file does not list
+        self._one_grams: NGramBlock | None = None  # if they are read already
         self._table = SymbolTable()
         self._text = b""  # whole lines, read ahead
         self._position = 0  # in the text: what lies before is consumed
@@ -98,6 +118,8 @@ class ArpaReader:
         self._raw, self._file = self._open()
         try:
             self.counts = self._read_header()  # n-grams of each order, by order
+            if wanted:
+                self._add_words(wanted)
         except BaseException:
             self._close()
             raise
@@ -121,16 +143,11 @@ class ArpaReader:
 
     def blocks(self) -> Iterator[NGramBlock]:
         """All n-grams, orders ascending, in blocks of a few MB of text."""
-        for order, count in self.counts.items():
-            self._expect_section(order)
-            seen = 0
-            for block in self._section_blocks(order):
-                if seen + len(block.symbols) > count:
-                    raise self.fault(count - seen, f"more {order}-grams than the {count} of the header,")
-                seen += len(block.symbols)
-                yield block
-            if seen < count:
-                raise self._miscount(order, seen, count)
+        for order in self.counts:
+            if order == 1 and self._one_grams is not None:
+                yield self._one_grams
+            else:
+                yield from self._section(order)
         marker = self._next_line()
         if marker is None:
             raise self._error(f"truncated: {_quote(_END)} is missing")
@@ -235,6 +252,38 @@ class ArpaReader:
 
     # -- n-grams ---------------------------------------------------------------------------------
 
+    def _add_words(self, wanted: tuple[str, ...]) -> None:
+        """Read all 1-grams and put words that are not among them before them."""
+        listed = _join(1, list(self._section(1)))
+        self.added = tuple(word for word in wanted if word.encode() not in self._table)
+        log10_probs = dict(zip(self.symbols, listed.log10_probs.tolist(), strict=True))
+        unknown = next((log10_probs[word] for word in UNKNOWN_WORDS if word in log10_probs), -np.inf)
+        if unknown <= _NEVER:
+            unknown = min((p for p in log10_probs.values() if p > _NEVER), default=0.0)
+        self.symbols[:0] = self.added
+        self.counts[1] = len(self.symbols)
+        self._table = SymbolTable()
+        self._table.add([symbol.encode() for symbol in self.symbols])
+        new = len(self.added)
+        self._one_grams = NGramBlock(
+            1,
+            np.arange(len(self.symbols), dtype=np.int32)[:, None],
+            np.append(np.full(new, unknown), listed.log10_probs),
+            np.append(np.zeros(new), listed.log10_backoffs),
+        )
+
+    def _section(self, order: int) -> Iterator[NGramBlock]:
+        """The n-grams of one order, as many as the header says."""
+        self._expect_section(order)
+        seen, count = 0, self.counts[order]
+        for block in self._section_blocks(order):
+            if seen + len(block.symbols) > count:
+                raise self.fault(count - seen, f"more {order}-grams than the {count} of the header,")
+            seen += len(block.symbols)
+            yield block
+        if seen < count:
+            raise self._miscount(order, seen, count)
+
     def _section_blocks(self, order: int) -> Iterator[NGramBlock]:
         """The n-grams up to the next line with a backslash, which stays unread."""
         while self._read_ahead():
@@ -282,8 +331,8 @@ class ArpaReader:
         """What is wrong with the line at which the scan stopped."""
         line = self._next_line() or b""
         row = line.split()
-        if order == 1 and row[:1] == [_START]:
-            row.insert(0, _NEVER)
+        if order == 1 and row[:1] == [b"<s>"]:
+            row.insert(0, b"-99")
         fault = _fault(order, row)
         if fault is None:
             unknown = next((symbol for symbol in row[1 : order + 1] if symbol not in self._table), b"")

@@ -1,29 +1,44 @@
 """The back-off automaton of an n-gram trie: its states, and where its arcs lead.
 
-The arcs are the nodes of the trie (`trie_loops.py`): an arc leaves the state of an n-gram's context and
-its label is the last word. What is added here is what `packed.py` describes: the states with their
-back-offs, and the target of each arc.
+The arcs are the nodes of the trie (`trie.py`): an arc leaves the state of an n-gram's context and its
+label is the last word. What is added here is what `packed.py` describes: the states with their
+back-offs, and the target of each arc. A state is an n-gram that others extend, or that has a back-off
+weight; scores would be the same if all n-grams were.
+
+An n-gram whose suffix (all but the first word) is not listed, which pruning may leave behind, needs no
+care but in the targets: an absent context has back-off weight 0. An n-gram that is only there because
+others extend it has NaN for its cost; it gets the one that backing off gives.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
+from nemo_gpu_decoding.jit import compiled, inlined
 from nemo_gpu_decoding.lm.packed import LM_STATE, NO_LABEL, ROOT
 from nemo_gpu_decoding.lm.scratch import Scratch
-from nemo_gpu_decoding.lm.trie import NGramTrie
-from nemo_gpu_decoding.lm.trie_loops import enter_states, link, link_words, number_states
+from nemo_gpu_decoding.lm.trie import NGramTrie, find_label
 
+NO_STATE = 0  # in `state_of`: state 0 is the root, which is no n-gram
 _CHUNK = 1 << 20  # contexts at a time, to show progress
 
 
+class LinkedArcs(NamedTuple):
+    """What compiled code sees of the arcs."""
+
+    labels: np.ndarray  # [A] uint32; those of a state ascending
+    costs: np.ndarray  # [A] float32
+    targets: np.ndarray  # [A] uint32
+
+
 class BackoffArcs:
-    """An LM's automaton; A arcs, S states. The trie is used up.
+    """The arrays of an LM's automaton; A arcs, S states. The trie is used up.
 
     Args:
-        start: the label of <s>, or NO_LABEL.
+        start: the label of <s>, which is a state in any case, or NO_LABEL.
         progress: called with the number of n-grams linked since the last call, of all possible contexts.
     """
 
@@ -40,7 +55,7 @@ class BackoffArcs:
         enter_states(trie.children, trie.backoff_costs, state_of, self.states, len(self.labels))
         has_start = NO_LABEL != start < len(state_of)  # an LM of 1-grams has no contexts
         self.start_state = int(state_of[start]) if has_start else ROOT
-        # n-grams whose suffix (all but the first word) is not listed, see `trie_loops.link`
+        # n-grams whose suffix (all but the first word) is not listed, see `link`
         self.repaired = self._link(trie, state_of, progress)
 
     @property
@@ -50,15 +65,14 @@ class BackoffArcs:
     def _link(self, trie: NGramTrie, state_of: np.ndarray, progress: Callable[[int], None]) -> int:
         repaired = 0
         link_words(state_of, trie.counts[0], self.states, self.targets)
+        arcs = LinkedArcs(self.labels, self.costs, self.targets)
         first_states = _first_states(trie, state_of)
         for order in range(2, trie.order + 1):
             suffixes = (first_states[order - 2], first_states[order - 1])
             for begin in range(trie.first[order - 2], trie.first[order - 1], _CHUNK):
-                end = min(begin + _CHUNK, trie.first[order - 1])
-                repaired += link(
-                    begin, end, state_of, trie.children, self.labels, self.states, self.targets, suffixes
-                )
-                progress(end - begin)
+                parents = (begin, min(begin + _CHUNK, trie.first[order - 1]))
+                repaired += link(parents, state_of, trie.children, arcs, self.states, suffixes)
+                progress(parents[1] - begin)
         return repaired
 
 
@@ -68,3 +82,112 @@ def _first_states(trie: NGramTrie, state_of: np.ndarray) -> list[int]:
     for begin, end in zip(trie.first[:-2], trie.first[1:-1], strict=True):
         first.append(first[-1] + int(np.count_nonzero(state_of[begin:end])))
     return first
+
+
+@compiled
+def number_states(children, backoff_costs, start, state_of):
+    """Number the n-grams that are states: extended ones, ones with a back-off weight, and `start`.
+
+    Returns:
+        the number of states, the root included.
+    """
+    count = 1
+    for node in range(len(state_of)):
+        is_state = children[node + 1] > children[node] or backoff_costs[node] != 0 or node == start
+        state_of[node] = count if is_state else NO_STATE
+        count += is_state
+    return count
+
+
+@compiled
+def enter_states(children, backoff_costs, state_of, states, num_arcs):
+    """Fill `states` but for `backoff_to`, which `link` does."""
+    states[0].arc_begin = 0
+    states[0].backoff_to = 0
+    states[0].backoff_cost = 0.0
+    for node in range(len(state_of)):
+        state = state_of[node]
+        if state != NO_STATE:
+            states[state].arc_begin = children[node]
+            states[state].backoff_cost = backoff_costs[node]
+    states[len(states) - 1].arc_begin = num_arcs
+    states[len(states) - 1].backoff_to = 0
+    states[len(states) - 1].backoff_cost = 0.0
+
+
+@compiled
+def link_words(state_of, num_words, states, targets):
+    """Targets of the arcs of the root, which are the 1-grams."""
+    for node in range(num_words):
+        state = state_of[node] if node < len(state_of) else NO_STATE
+        targets[node] = state
+        states[state].backoff_to = 0
+
+
+@compiled
+def link(parents, state_of, children, arcs, states, suffix_states):
+    """Targets of the arcs out of the nodes parents[0] .. parents[1]-1, all of one order n - 1 >= 1, the
+    back-offs of the states they lead to, and costs that are NaN. Lower orders must be linked already.
+
+    The longest suffix of "h w" that is a state is what the LM gets to by reading w in the back-off
+    state of h: either "h w" itself is a state, or one looks there.
+
+    Args:
+        suffix_states: the range of states of order n - 2.
+
+    Returns:
+        how many of the n-grams have a suffix (the n-gram without its first word) that is not listed.
+        These n-grams are bridged: scores are those of an LM that lists it with its backed-off weight.
+    """
+    labels, costs, targets = arcs.labels, arcs.costs, arcs.targets
+    unlisted = 0
+    for parent in range(parents[0], parents[1]):
+        if children[parent] == children[parent + 1]:
+            continue
+        suffix = np.int64(states[state_of[parent]].backoff_to)
+        is_listed_parent = suffix_states[0] <= suffix < suffix_states[1]
+        low = np.int64(states[suffix].arc_begin)
+        for arc in range(children[parent], children[parent + 1]):
+            label = np.int64(labels[arc])
+            state, found = suffix, label
+            if suffix != 0:
+                stop = np.int64(states[suffix + 1].arc_begin)
+                low = found = find_label(labels, low, stop, label)
+                if found == stop or labels[found] != label:
+                    state = np.int64(states[suffix].backoff_to)
+                    found = _find_backing_off(states, labels, state, label)
+            unlisted += not (is_listed_parent and state == suffix)
+            if np.isnan(costs[arc]):
+                costs[arc] = _backed_off_cost(states, arcs, state_of[parent], label)
+            own = state_of[arc] if arc < len(state_of) else NO_STATE
+            targets[arc] = targets[found] if own == NO_STATE else own
+            if own != NO_STATE:
+                states[own].backoff_to = targets[found]
+    return unlisted
+
+
+@inlined
+def _find_backing_off(states, labels, state, label):
+    """The arc with `label` in the first state of the chain of back-offs that has one."""
+    while state != 0:
+        stop = np.int64(states[state + 1].arc_begin)
+        found = find_label(labels, np.int64(states[state].arc_begin), stop, label)
+        if found < stop and labels[found] == label:
+            return found
+        state = np.int64(states[state].backoff_to)
+    return label
+
+
+@compiled
+def _backed_off_cost(states, arcs, state, label):
+    """The cost of a label for which `state` has no arc with a cost of its own."""
+    cost = np.float32(0.0)
+    while True:
+        cost += states[state].backoff_cost
+        state = np.int64(states[state].backoff_to)
+        if state == 0:
+            return cost + arcs.costs[label]
+        stop = np.int64(states[state + 1].arc_begin)
+        found = find_label(arcs.labels, np.int64(states[state].arc_begin), stop, label)
+        if found < stop and arcs.labels[found] == label:
+            return cost + arcs.costs[found]

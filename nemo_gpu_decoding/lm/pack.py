@@ -25,18 +25,18 @@ import numpy as np
 from tqdm import tqdm
 
 from nemo_gpu_decoding.jit import announce_compilation
-from nemo_gpu_decoding.lm.arpa import ArpaReader
+from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, ArpaReader
 from nemo_gpu_decoding.lm.automaton import BackoffArcs
 from nemo_gpu_decoding.lm.bits import MAX_BITS, bits_for, num_words, write_bits
 from nemo_gpu_decoding.lm.codebook import Codebook, check_cost_bits
 from nemo_gpu_decoding.lm.packed import EXACT_BITS, LAYOUTS, NO_LABEL, PackedLM
 from nemo_gpu_decoding.lm.packed_file import Shape, assemble, encode_words, write_packed
 from nemo_gpu_decoding.lm.scratch import Scratch
-from nemo_gpu_decoding.lm.trie import NGramTrie
+from nemo_gpu_decoding.lm.trie import read_trie
 
 DEFAULT_COST_BITS = 10
 _CHUNK = 1 << 20  # n-grams at a time
-_START, _END, _UNKNOWN = "<s>", "</s>", ("<unk>", "<UNK>")
+_START, _END = "<s>", "</s>"
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class PackReport:
     """What was packed and what it took."""
 
     counts: tuple[int, ...]  # n-grams of each order
-    repaired: int  # n-grams whose suffix (all but the first word) is not listed, see `trie_loops.link`
+    repaired: int  # n-grams whose suffix (all but the first word) is not listed, see `automaton.link`
     states: int
     layout: str
     max_error: float  # of a word's cost, natural log
@@ -91,7 +91,8 @@ def pack_arpa(
     _check_options(layout, cost_bits)
     target.parent.mkdir(parents=True, exist_ok=True)
     scratch = Scratch(target.parent if temporary is None else Path(temporary))
-    packing = _Packing(Path(source), scratch, layout, cost_bits, progress)
+    with ArpaReader(source) as reader:
+        packing = _Packing(reader, scratch, layout, cost_bits, progress)
     num_bytes = write_packed(target, packing.facts, packing.shape, packing.fill)
     return PackReport(
         counts=packing.automaton.counts,
@@ -106,11 +107,20 @@ def pack_arpa(
 
 
 def pack_arpa_in_memory(
-    source: str | PathLike[str], *, layout: str = "exact", cost_bits: int = DEFAULT_COST_BITS
+    source: str | PathLike[str],
+    *,
+    layout: str = "exact",
+    cost_bits: int = DEFAULT_COST_BITS,
+    added_words: Sequence[str] = (),
 ) -> PackedLM:
-    """Pack an ARPA file without writing anything; arguments and errors are those of `pack_arpa`."""
+    """Pack an ARPA file without writing anything; arguments and errors are those of `pack_arpa`.
+
+    Args:
+        added_words: words that the LM shall list too, as likely as <unk> (see `lm/arpa.py`).
+    """
     _check_options(layout, cost_bits)
-    packing = _Packing(Path(source), Scratch(), layout, cost_bits, progress=False)
+    with ArpaReader(source, added_words) as reader:
+        packing = _Packing(reader, Scratch(), layout, cost_bits, progress=False)
     arrays = packing.shape.zeros()
     packing.fill(arrays)
     return assemble(arrays, packing.facts, str(source))
@@ -135,16 +145,17 @@ class _Packing:
     """An LM ready to be written: its automaton, and what the file will say about it."""
 
     def __init__(
-        self, source: Path, scratch: Scratch, layout: str, cost_bits: int, progress: bool
+        self, reader: ArpaReader, scratch: Scratch, layout: str, cost_bits: int, progress: bool
     ) -> None:
         self.progress = progress
-        words, self.automaton = self._read(source, scratch)
+        self.automaton = self._read(reader, scratch)
+        words = reader.symbols
         self.words = encode_words(words)
         self.codebook = Codebook.of(self.automaton.costs, cost_bits) if layout != "exact" else None
         self.facts = self._facts(words, cost_bits if self.codebook else EXACT_BITS)
         if self.arc_bits > MAX_BITS:
             states = self.automaton.num_states
-            raise ValueError(f"{source} has {states} contexts, too many for the layout 'exact'")
+            raise ValueError(f"{reader.path} has {states} contexts, too many for the layout 'exact'")
 
     @property
     def arc_bits(self) -> int:
@@ -178,15 +189,15 @@ class _Packing:
                 write_bits(arrays["arcs"], self.arc_bits, begin, arcs)
                 bar.update(len(labels))
 
-    def _read(self, source: Path, scratch: Scratch) -> tuple[list[str], BackoffArcs]:
-        with ArpaReader(source) as reader, self._bar("reading", reader.num_bytes, "B") as bar:
-            trie = NGramTrie(reader, scratch, lambda: bar.update(reader.bytes_read - bar.n))
-            words = reader.symbols
+    def _read(self, reader: ArpaReader, scratch: Scratch) -> BackoffArcs:
+        with self._bar("reading", reader.num_bytes, "B") as bar:
+            trie = read_trie(reader, scratch, lambda: bar.update(reader.bytes_read - bar.n))
+        words = reader.symbols
         if not words:
-            raise ValueError(f"{source} has no 1-grams")
+            raise ValueError(f"{reader.path} has no 1-grams")
         start = words.index(_START) if _START in words else NO_LABEL
         with self._bar("linking", trie.num_inner) as bar:
-            return words, BackoffArcs(trie, start, scratch, bar.update)
+            return BackoffArcs(trie, start, scratch, bar.update)
 
     def _codes(self, costs: np.ndarray) -> np.ndarray:
         if self.codebook:
@@ -195,11 +206,11 @@ class _Packing:
 
     def _facts(self, words: Sequence[str], cost_bits: int) -> dict[str, Any]:
         """What the header says, see `packed_file.facts_of`."""
-        labels = {word: words.index(word) for word in (_END, *_UNKNOWN) if word in words}
+        labels = {word: words.index(word) for word in (_END, *UNKNOWN_WORDS) if word in words}
         return {
             "start_state": self.automaton.start_state,
             "sentence_end": labels.get(_END, NO_LABEL),
-            "unknown": next((labels[word] for word in _UNKNOWN if word in labels), NO_LABEL),
+            "unknown": next((labels[word] for word in UNKNOWN_WORDS if word in labels), NO_LABEL),
             "counts": self.automaton.counts,
             "max_error": self.codebook.max_error if self.codebook else 0.0,
             "label_bits": bits_for(len(words) - 1),

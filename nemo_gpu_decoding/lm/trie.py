@@ -1,51 +1,61 @@
-"""The n-grams of an ARPA file as a trie in flat arrays; `trie_loops.py` shows the layout."""
+"""The n-grams of an LM as a trie in flat arrays, filled order by order.
+
+Node i is an n-gram. The nodes of order 1 come first, in the order of their labels, then those of order
+2, and so on; within an order they are sorted by their words, so that the nodes that extend a node lie
+together, sorted by label. With the words a = 0, b = 1 and the n-grams "a", "b", "a a", "b b", "a a b":
+
+    node      0 (a)  1 (b)  2 (a a)  3 (b b)  4 (a a b)
+    labels    0      1      0        1        1
+    children  2      3      4        5        5          of node i: children[i] .. children[i + 1]
+
+`automaton.py` makes states and arcs of them: of a packed LM (`pack.py`) and of the LM that is added to
+token scores (`fusion/ngram_automaton.py`).
+"""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from operator import attrgetter
 
 import numpy as np
 
+from nemo_gpu_decoding.jit import compiled, inlined
 from nemo_gpu_decoding.lm.arpa import ArpaReader, NGramBlock
 from nemo_gpu_decoding.lm.scratch import Scratch
-from nemo_gpu_decoding.lm.trie_loops import (
-    STAGED,
-    count_to_children,
-    find_contexts,
-    move_to_contexts,
-    sort_children,
-)
 
 MAX_NGRAMS = (1 << 32) - 1
+STAGED = np.dtype(
+    [("context", np.uint32), ("label", np.uint32), ("cost", np.float32), ("backoff_cost", np.float32)]
+)
 
 
 class NGramTrie:
-    """All n-grams of an LM, the orders up to `order`; node i is an n-gram.
+    """The n-grams of orders 1 .. `order`, as costs (negative natural log); node i is an n-gram.
 
-    Reading one takes two mapped copies of the largest order at a time: as staged, in the order of the
-    file, and in its final order.
+    Orders are added in ascending order: all blocks of one by `add`, then `close`. An order takes two
+    mapped copies meanwhile: as staged, in the order of the blocks, and in its final order.
 
-    Raises:
-        ValueError: the file is not well-formed; an n-gram's context (all but its last word) is not
-            listed, or an n-gram is listed twice. Names file and line.
+    Args:
+        counts: number of n-grams of each order. That of order 1 is the number of labels: node i of
+            order 1 has the label i, with infinite cost unless it is added.
     """
 
-    def __init__(self, reader: ArpaReader, scratch: Scratch, progress: Callable[[], None]) -> None:
-        self.counts = tuple(reader.counts.values())
+    def __init__(self, counts: Iterable[int], scratch: Scratch) -> None:
+        self.counts = tuple(counts)
         self.first = np.append(0, np.cumsum(self.counts)).tolist()  # nodes of order n: first[n - 1] on
-        if self.first[-1] > MAX_NGRAMS:
-            raise ValueError(
-                f"{reader.path} has {self.first[-1]} n-grams, expected at most {MAX_NGRAMS}"
-            )
-        _check_size(reader)
         self.labels = scratch.zeros(self.first[-1], np.uint32)
         self.costs = scratch.zeros(self.first[-1], np.float32)
         self.backoff_costs = scratch.zeros(self.num_inner, np.float32)
         self.children = scratch.zeros(self.num_inner + 1, np.uint32)
-        self._read(reader, scratch, progress)
+        self.labels[: self.counts[0]] = np.arange(self.counts[0], dtype=np.uint32)
+        self.costs[: self.counts[0]] = np.inf
+        for order in range(2, self.order + 1):  # as if the order were empty
+            self.children[self.first[order - 2] : self.first[order - 1] + 1] = self.first[order - 1]
+        self._scratch = scratch
+        self._staged = np.zeros(0, STAGED)  # [n-grams of the order that is being added]
+        self._extensions = np.zeros(0, np.uint32)  # [contexts] n-grams of that order with each context
+        self._added = 0
 
     @property
     def order(self) -> int:
@@ -55,6 +65,43 @@ class NGramTrie:
     def num_inner(self) -> int:
         """Nodes below the highest order: those that may have children."""
         return self.first[-2]
+
+    def add(self, block: NGramBlock) -> int:
+        """Add n-grams; their symbols are labels.
+
+        Returns:
+            the first row whose context (all but its last word) is not in the trie, or -1.
+        """
+        costs, backoff_costs = _cost(block.log10_probs), _cost(block.log10_backoffs)
+        if block.order == 1:
+            nodes = block.symbols[:, 0]
+            self.costs[nodes] = costs
+            if self.order > 1:
+                self.backoff_costs[nodes] = backoff_costs
+            return -1
+        begin, end = self._contexts(block.order)
+        if not self._added:
+            self._staged = self._scratch.zeros(self.counts[block.order - 1], STAGED)
+            self._extensions = self._scratch.zeros(end - begin, np.uint32)
+        rows = self._staged[self._added : self._added + len(block.symbols)]
+        rows["cost"], rows["backoff_cost"] = costs, backoff_costs
+        self._added += len(rows)
+        return find_contexts(self.labels, self.children, block.symbols, rows, self._extensions, begin)
+
+    def close(self, order: int) -> int:
+        """Put the n-grams of the order in their places.
+
+        Returns:
+            the node of an n-gram that was added twice, or -1.
+        """
+        if order == 1 or not self._added:
+            return -1
+        begin, end = self._contexts(order)
+        columns = (self.labels, self.costs, self.backoff_costs)
+        count_to_children(self._extensions, self.children, begin, end)
+        move_to_contexts(self._staged, self._extensions, self.children, begin, *columns)
+        self._staged, self._extensions, self._added = np.zeros(0, STAGED), np.zeros(0, np.uint32), 0
+        return int(sort_children(self.children, begin, end, *columns))
 
     def ngram(self, node: int) -> list[int]:
         """The labels of the n-gram of a node."""
@@ -67,64 +114,48 @@ class NGramTrie:
             labels.insert(0, int(self.labels[node]))
         return labels
 
-    def _read(self, reader: ArpaReader, scratch: Scratch, progress: Callable[[], None]) -> None:
-        for order in range(2, self.order + 1):  # as if the order were empty
-            self.children[self.first[order - 2] : self.first[order - 1] + 1] = self.first[order - 1]
-        for order, blocks in groupby(reader.blocks(), attrgetter("order")):
-            if order == 1:
-                self._read_words(blocks, progress)
-            else:
-                self._read_order(order, blocks, reader, scratch, progress)
+    def _contexts(self, order: int) -> tuple[int, int]:
+        """The range of the nodes of the order below."""
+        return self.first[order - 2], self.first[order - 1]
 
-    def _read_words(self, blocks: Iterable[NGramBlock], progress: Callable[[], None]) -> None:
-        for block in blocks:
-            begin = int(block.symbols[0, 0])
-            nodes = slice(begin, begin + len(block.symbols))
-            self.labels[nodes] = block.symbols[:, 0]
-            self.costs[nodes] = _cost(block.log10_probs)
-            if self.order > 1:
-                self.backoff_costs[nodes] = _cost(block.log10_backoffs)
-            progress()
 
-    def _read_order(
-        self,
-        order: int,
-        blocks: Iterable[NGramBlock],
-        reader: ArpaReader,
-        scratch: Scratch,
-        progress: Callable[[], None],
-    ) -> None:
-        begin, end = self.first[order - 2], self.first[order - 1]  # the contexts
-        staged = scratch.zeros(self.counts[order - 1], STAGED)
-        counts = scratch.zeros(end - begin, np.uint32)
-        done = 0
+def read_trie(reader: ArpaReader, scratch: Scratch, progress: Callable[[], None]) -> NGramTrie:
+    """All n-grams of an ARPA file.
+
+    Args:
+        progress: called after each block.
+
+    Raises:
+        ValueError: the file is not well-formed; an n-gram's context is not listed, or an n-gram is
+            listed twice. Names file and line.
+    """
+    total = sum(reader.counts.values())
+    if total > MAX_NGRAMS:
+        raise ValueError(f"{reader.path} has {total} n-grams, expected at most {MAX_NGRAMS}")
+    _check_size(reader)
+    trie = NGramTrie(reader.counts.values(), scratch)
+    for order, blocks in groupby(reader.blocks(), attrgetter("order")):
         for block in blocks:
-            rows = staged[done : done + len(block.symbols)]
-            rows["cost"] = _cost(block.log10_probs)
-            rows["backoff_cost"] = _cost(block.log10_backoffs)
-            orphan = find_contexts(self.labels, self.children, block.symbols, rows, counts, begin)
+            orphan = trie.add(block)
             if orphan >= 0:
                 context = " ".join(reader.symbols[label] for label in block.symbols[orphan, :-1])
                 raise reader.fault(orphan, f"the context {context!r} is not among the {order - 1}-grams")
-            done += len(rows)
             progress()
-        count_to_children(counts, self.children, begin, end)
-        move_to_contexts(
-            staged, counts, self.children, begin, self.labels, self.costs, self.backoff_costs
-        )
-        double = sort_children(self.children, begin, end, self.labels, self.costs, self.backoff_costs)
+        double = trie.close(order)
         if double >= 0:
-            raise _listed_twice(reader, self.ngram(int(double)))
+            raise _listed_twice(reader, trie.ngram(double))
+    return trie
 
 
 def _cost(log10_weights: np.ndarray) -> np.ndarray:
-    """-ln p of log10 p."""
-    return (log10_weights * -math.log(10.0)).astype(np.float32)
+    """-ln p of log10 p, float32; divided as NeMo does, a product would round otherwise."""
+    return (log10_weights / -np.log10(np.e)).astype(np.float32)
 
 
 def _check_size(reader: ArpaReader) -> None:
-    """Don't reserve space for what cannot be in the file: no line is shorter than "0 a b\\n"."""
+    """Don't reserve space for what cannot be in the file: no line is shorter than "0 a b\n"."""
     least = sum(2 * (order + 1) * count for order, count in reader.counts.items())
+    least -= 4 * len(reader.added)
     if not reader.is_compressed and reader.num_bytes < least - 1:
         raise ValueError(
             f"{reader.path} is truncated: its header lists {sum(reader.counts.values())} n-grams, "
@@ -135,7 +166,7 @@ def _check_size(reader: ArpaReader) -> None:
 def _listed_twice(reader: ArpaReader, ngram: list[int]) -> ValueError:
     """The error for an n-gram, with the line at which it is found the second time."""
     seen = 0
-    with ArpaReader(reader.path) as again:
+    with ArpaReader(reader.path, reader.added) as again:
         for block in again.blocks():
             if block.order != len(ngram):
                 continue
@@ -144,3 +175,114 @@ def _listed_twice(reader: ArpaReader, ngram: list[int]) -> ValueError:
                 if seen == 2:
                     return again.fault(row, "the n-gram is listed twice")
     raise RuntimeError("the file has changed while it was read")
+
+
+# -- compiled loops -----------------------------------------------------------------------------------
+
+
+@inlined
+def find_label(labels, low, end, label):
+    """The first index in labels[low:end], ascending, whose label is not below `label`."""
+    while low < end:
+        middle = (low + end) >> 1
+        if labels[middle] < label:
+            low = middle + 1
+        else:
+            end = middle
+    return low
+
+
+@compiled
+def find_contexts(labels, children, ngrams, staged, counts, first):
+    """Enter the context of each n-gram and its label in `staged`, and count the n-grams of each context.
+
+    Args:
+        ngrams: [M, n >= 2] int32 labels of words.
+        counts: one for each node of order n - 1; the first of these nodes is `first`.
+
+    Returns:
+        the first row whose context is not listed, or -1.
+    """
+    size = ngrams.shape[1]
+    path = np.zeros(size, np.int64)  # the nodes of the words before the last, from the row before
+    for row in range(len(ngrams)):
+        is_same = row > 0
+        for depth in range(size - 1):
+            label = np.int64(ngrams[row, depth])
+            is_same = is_same and ngrams[row - 1, depth] == label
+            if is_same:
+                continue
+            if depth == 0:
+                path[0] = label
+                continue
+            begin, end = np.int64(children[path[depth - 1]]), np.int64(children[path[depth - 1] + 1])
+            node = find_label(labels, begin, end, label)
+            if node == end or labels[node] != label:
+                return row
+            path[depth] = node
+        staged[row].context = path[size - 2] - first
+        staged[row].label = ngrams[row, size - 1]
+        counts[path[size - 2] - first] += 1
+    return -1
+
+
+@compiled
+def count_to_children(counts, children, first, next_node):
+    """`children` of the nodes from `first` on, from the number of each one's children."""
+    for i in range(len(counts)):
+        children[first + i] = next_node
+        next_node += counts[i]
+    children[first + len(counts)] = next_node
+
+
+@compiled
+def move_to_contexts(staged, counts, children, first, labels, costs, backoff_costs):
+    """Move staged n-grams to their contexts' children; uses `counts` up.
+
+    `backoff_costs` ends where the highest order begins, whose n-grams have none.
+    """
+    for row in range(len(staged)):
+        context = np.int64(staged[row].context)
+        node = np.int64(children[first + context + 1]) - counts[context]
+        counts[context] -= 1
+        labels[node] = staged[row].label
+        costs[node] = staged[row].cost
+        if node < len(backoff_costs):
+            backoff_costs[node] = staged[row].backoff_cost
+
+
+@compiled
+def sort_children(children, begin, end, labels, costs, backoff_costs):
+    """Sort the children of nodes begin .. end-1 by label; the first n-gram listed twice, or -1."""
+    for parent in range(begin, end):
+        low, high = np.int64(children[parent]), np.int64(children[parent + 1])
+        _sort(low, high, labels, costs, backoff_costs)
+        for node in range(low + 1, high):
+            if labels[node] == labels[node - 1]:
+                return node
+    return -1
+
+
+@compiled
+def _sort(low, high, labels, costs, backoff_costs):
+    """Shell sort of nodes low .. high-1 by label, all columns along; quick where they are in order."""
+    gap = high - low
+    while gap > 1:
+        gap = max(1, (5 * gap - 1) // 11)
+        for node in range(low + gap, high):
+            label, cost = labels[node], costs[node]
+            backoff_cost = backoff_costs[node] if node < len(backoff_costs) else np.float32(0.0)
+            to = node
+            while to >= low + gap and labels[to - gap] > label:
+                _move(to - gap, to, labels, costs, backoff_costs)
+                to -= gap
+            labels[to], costs[to] = label, cost
+            if to < len(backoff_costs):
+                backoff_costs[to] = backoff_cost
+
+
+@inlined
+def _move(node, to, labels, costs, backoff_costs):
+    labels[to], costs[to] = labels[node], costs[node]
+    if to < len(backoff_costs):
+        backoff_costs[to] = backoff_costs[node]

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.lm import arpa as arpa_module
 from nemo_gpu_decoding.lm.arpa import ArpaReader, read_arpa
 from tests.oracles.ngram import arpa_text, random_table
@@ -205,3 +206,57 @@ def test_kenlm_binary_is_recognised(write):
 def test_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError):
         read_arpa(tmp_path / "none.arpa")
+
+
+# -- added words: as likely as an unknown one, everything else as it was --------------------------------
+
+
+def write_table(path, specials=("<s>", "</s>", "<unk>")):
+    path.write_text(arpa_text(random_table(("a", "b", "c"), 3, 0.5, seed=1, specials=specials)))
+    return path
+
+
+def one_grams(arpa):
+    return dict(zip(arpa.symbols, arpa.orders[0].log10_probs.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_all_ngrams_stay_and_added_words_come_first_with_unks_probability(tmp_path, compressed):
+    source = write_table(tmp_path / "lm.arpa")
+    before = read_arpa(source)
+    if compressed:
+        source.write_bytes(gzip.compress(source.read_bytes()))
+    after = read_arpa(source, ["x", "b", "y", "x"])
+    assert after.added == after.symbols[:2] == ("x", "y")
+    unknown = one_grams(before)["<unk>"]
+    assert one_grams(after) == {**one_grams(before), "x": unknown, "y": unknown}
+    assert after.orders[0].symbols[:, 0].tolist() == list(range(len(after.symbols)))
+    for old, new in zip(before.orders[1:], after.orders[1:], strict=True):
+        assert (new.symbols == old.symbols + 2).all()
+        assert new.log10_probs.tolist() == old.log10_probs.tolist()
+        assert new.log10_backoffs.tolist() == old.log10_backoffs.tolist()
+
+
+def test_without_unk_added_words_are_the_least_likely_ones(tmp_path):
+    source = write_table(tmp_path / "lm.arpa", specials=("<s>", "</s>"))
+    assert one_grams(read_arpa(source, ["x"]))["x"] == min(one_grams(read_arpa(source)).values())
+
+
+def test_words_that_the_lm_lists_are_not_added(tmp_path):
+    source = write_table(tmp_path / "lm.arpa")
+    after = read_arpa(source, ["a", "c"])
+    assert after.added == ()
+    assert one_grams(after) == one_grams(read_arpa(source))
+
+
+def test_errors_keep_their_lines_where_words_are_added(write):
+    with pytest.raises(ValueError, match=r"line 11: the symbol is listed twice in '-inf a"):
+        read_arpa(write(BIGRAM.replace("-inf b", "-inf a")), ["x"])
+    with pytest.raises(ValueError, match=r"line 15: 'x' is not a number"):
+        read_arpa(write(BIGRAM.replace("-0.25 a </s>", "x a </s>")), ["x"])
+
+
+@pytest.mark.parametrize("word", ["", "new york", " a"])
+def test_added_words_have_no_white_space(tmp_path, word):
+    with pytest.raises(FieldError, match=r"the word to be added is .*, expected one without white"):
+        ArpaReader(tmp_path / "none.arpa", [word])

@@ -19,7 +19,7 @@ from nemo_gpu_decoding.lm import arpa as arpa_module
 from nemo_gpu_decoding.lm import pack as pack_module
 from nemo_gpu_decoding.lm.pack import pack_arpa, pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed_file import load_packed_lm
-from nemo_gpu_decoding.lm.trie import NGramTrie
+from nemo_gpu_decoding.lm.trie import read_trie
 from tests.lm.ngrams import closed_table, missing_suffixes, write_arpa
 
 ROOT = Path(__file__).parents[2]
@@ -241,7 +241,7 @@ def test_ngrams_of_nodes(write):
     from nemo_gpu_decoding.lm.scratch import Scratch
 
     with ArpaReader(write(TRIGRAM)) as reader:
-        trie = NGramTrie(reader, Scratch(), lambda: None)
+        trie = read_trie(reader, Scratch(), lambda: None)
     assert [trie.ngram(node) for node in range(8)] == [
         [0], [1], [2], [3], [0, 2], [2, 1], [2, 3], [0, 2, 3],
     ]  # fmt: skip

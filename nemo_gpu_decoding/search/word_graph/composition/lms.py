@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import tempfile
 from functools import partial
 from pathlib import Path
 
 from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.lm.added_words import write_with_words
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.lm.packed_file import is_packed_lm, load_packed_lm
@@ -53,10 +51,7 @@ def _load_small(path: Path, graph: WordGraph) -> PackedLM:
     words = _words_of(graph)
     if not is_packed_lm(path):
         # the graph's words that the file lacks were added by the same rule when the graph was built
-        with tempfile.TemporaryDirectory(prefix="nemo-gpu-decoding-") as folder:
-            extended = Path(folder) / "small.arpa"
-            is_extended = write_with_words(path, words, extended)
-            return pack_arpa_in_memory(extended if is_extended else path)
+        return pack_arpa_in_memory(path, added_words=words)
     lm = load_packed_lm(path)
     lacking = [word for word in words if word not in lm.word_ids]
     if lacking:
