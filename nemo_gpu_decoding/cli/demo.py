@@ -7,7 +7,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from nemo_gpu_decoding.cli.dev_set import Search
-    from nemo_gpu_decoding.nemo_plugin.session import Session
+    from nemo_gpu_decoding.nemo_plugin.model import Head
 
 EXAMPLES = ("", "out=build/demo.json", "models=[ctc] show=10 beam_size=16")
 # model -> its file in models/ and its presets, which `tune` found on the dev set
@@ -107,24 +107,22 @@ def decode_model(
     phrases: Sequence[str],
 ) -> tuple[DevSet, list[Row]]:
     """Encode the speech once; decode it greedily and as the presets say."""
-    from nemo_gpu_decoding.nemo_plugin.session import Session
+    from nemo_gpu_decoding.nemo_plugin.model import Model
 
     say(f"{model}: loading NeMo and the model")
-    session = Session.load(str(file), device="cpu")
-    head = "ctc" if model == "ctc" else "rnnt"
-    test = encode(session, utterances, head=head)
-    greedy = decode_greedy(session, test, head)  # the strategy that `encode` leaves behind
+    head = Model.load(str(file), device="cpu").head("ctc" if model == "ctc" else "rnnt")
+    test = encode(head, utterances)
+    greedy = decode_greedy(head, test)  # the strategy that `encode` leaves behind
     rows = [Row("greedy", greedy, test.score(greedy.texts, phrases), model)]
     for preset in presets:
         say(f"preparing {preset.strategy} (compiled on first use, then kept)")
         try:
-            steps = steps_of(session, preset)
+            steps = steps_of(head, preset)
         except ImportError as error:
             say(f"{preset.strategy} is left out: {error}")
             continue
         for label, ours in steps.items():
-            text_of = session.text_of if head == "ctc" else session.transducer_text_of
-            decoded = decode_beam(test, ours, text_of)
+            decoded = decode_beam(test, ours, head)
             rows.append(Row(label, decoded, test.score(decoded.texts, phrases), model))
     return test, rows
 
@@ -144,17 +142,16 @@ def find_data(folder: str | None) -> Path:
     return data
 
 
-def steps_of(session: Session, preset: DictConfig) -> dict[str, Search]:
+def steps_of(head: Head, preset: DictConfig) -> dict[str, Search]:
     """The decoder of a preset without anything, with the LM, with LM and phrases."""
-    from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
     from nemo_gpu_decoding.search.word_graph.composition.decoder import PagedBigLM
     from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 
-    name, decoder = str(preset.strategy), session.search(preset)
+    name, decoder = str(preset.strategy), head.search(preset)
     if isinstance(decoder, CudaWFST):  # the LM is the graph: there is no step without it
         unboosted = copy.deepcopy(preset)
         unboosted.wfst.boosting_tree = None
-        without_phrases = session.search(unboosted)
+        without_phrases = head.search(unboosted)
         if not isinstance(decoder, PagedBigLM):
             return {f"{name} + LM": without_phrases, f"{name} + LM + phrases": decoder}
         narrow = preset.wfst.beam_width / 2  # it is for the phrases that the preset's beam is so wide
@@ -165,39 +162,30 @@ def steps_of(session: Session, preset: DictConfig) -> dict[str, Search]:
             f"{name} + large LM": at_point(without_phrases, Point(beam_width=narrow)),
             f"{name} + large LM + phrases": decoder,
         }
-    fusion = decoder.fusion
-    plain, with_lm = replace(fusion, lm=None, boosting=None), replace(fusion, boosting=None)
-    if isinstance(decoder, TransducerDecoder):
-        networks, config = decoder.networks, decoder.config
-        return {
-            name: type(decoder)(networks, config, plain),
-            f"{name} + LM": type(decoder)(networks, config, with_lm),
-            f"{name} + LM + phrases": decoder,
-        }
-    sizes, config = (decoder.vocab_size, decoder.blank_id), decoder.config
-    # beta repays what the LM takes; without an LM it would only add insertions
+    fusion, config = decoder.fusion, decoder.config
+    if "beam_beta" in preset.beam:  # beta repays what the LM takes; without it, it adds insertions
+        config = replace(config, beam_beta=0.0)
     return {
-        name: type(decoder)(*sizes, replace(config, beam_beta=0.0), plain),
-        f"{name} + LM": type(decoder)(*sizes, config, with_lm),
+        name: decoder.with_options(config, replace(fusion, lm=None, boosting=None)),
+        f"{name} + LM": decoder.with_options(decoder.config, replace(fusion, boosting=None)),
         f"{name} + LM + phrases": decoder,
     }
 
 
-def decode_beam(test: DevSet, ours: Search, text_of: Callable[[Sequence[int]], str]) -> Decoded:
+def decode_beam(test: DevSet, ours: Search, head: Head) -> Decoded:
     """All utterances, several times: the median of the seconds counts."""
     ours.decode(test.batches[0].inputs[:1], test.batches[0].lengths[:1])  # compile before timing
-    runs = [test.decode(ours, text_of) for _ in range(REPEATS)]
+    runs = [test.decode(ours, head.text_of) for _ in range(REPEATS)]
     return Decoded(runs[0].texts, statistics.median(run.seconds for run in runs))
 
 
-def decode_greedy(session: Session, test: DevSet, head: str) -> Decoded:
+def decode_greedy(head: Head, test: DevSet) -> Decoded:
     """NeMo's greedy_batch on the same input, timed like the others."""
-    decode = session.decode_texts if head == "ctc" else session.transducer_texts
     seconds = []
     for _ in range(REPEATS):
         texts, started = [], time.perf_counter()
         for batch in test.batches:
-            texts += decode(batch.inputs, batch.lengths)
+            texts += head.texts(batch.inputs, batch.lengths)
         seconds.append(time.perf_counter() - started)
     return Decoded(tuple(texts), statistics.median(seconds))
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.manifest import Utterance, references_of
@@ -16,12 +15,11 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
-    from nemo_gpu_decoding.nemo_plugin.session import Session
-    from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
-    from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
-    from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
+    from nemo_gpu_decoding.nemo_plugin.model import Head
+    from nemo_gpu_decoding.search.decoder import Decoder
+    from nemo_gpu_decoding.search.result import Path
 
-    Search = FlexCTCBeam | CudaWFST | TransducerDecoder[Any]
+    Search = Decoder[Any, Any]
 
 BATCH = 32  # utterances decoded in one call; bounds the padding, has no effect on results
 
@@ -45,21 +43,15 @@ class DevSet:
     audio_seconds: float
     encoder_seconds: float  # what computing the inputs took
 
-    def decode(self, decoder: Search, text_of: Callable[[Sequence[int]], str]) -> Decoded:
-        """Best text of every utterance, and the seconds of the search itself.
-
-        `text_of` turns tokens into text where the decoder itself does not tell words.
-        """
-        from nemo_gpu_decoding.search.word_graph.result import WordPath
-
+    def decode(self, decoder: Search, text_of: Callable[[Path], str]) -> Decoded:
+        """Best text of every utterance, and the seconds of the search itself."""
         paths, seconds = [], 0.0
         for batch in self.batches:
             started = time.perf_counter()
             results = decoder.decode(batch.inputs, batch.lengths)
             seconds += time.perf_counter() - started
             paths += [nbest.best for nbest in results]
-        texts = [p.text if isinstance(p, WordPath) else text_of(p.tokens.tolist()) for p in paths]
-        return Decoded(tuple(texts), seconds)
+        return Decoded(tuple(map(text_of, paths)), seconds)
 
     def score(self, texts: Sequence[str], phrases: Sequence[str]) -> Score:
         return Score(
@@ -85,21 +77,14 @@ class Score:
 
 
 def encode(
-    session: Session,
-    utterances: Sequence[Utterance],
-    *,
-    batch_size: int = 8,
-    dtype: str = "float32",
-    head: str = "ctc",
+    head: Head, utterances: Sequence[Utterance], *, batch_size: int = 8, dtype: str = "float32"
 ) -> DevSet:
     """Run the encoder over all utterances, with a progress bar on stderr.
 
-    `dtype` is how its output is kept: float16 halves the memory and rounds it to three digits. `head`
-    is what decodes it: "ctc" (its log-probs are kept) or "rnnt".
+    `dtype` is how its output is kept: float16 halves the memory and rounds it to three digits.
 
     Raises:
-        UsageError: an utterance has no reference text.
-        ValueError: the model has no such head.
+        ValueError: an utterance has no reference text.
     """
     from tqdm import tqdm
 
@@ -109,9 +94,9 @@ def encode(
     bar = tqdm(total=len(files), unit="utt", desc="encoder", disable=None, file=sys.stderr)
     arrays, texts = [], []
     with bar:
-        for array, text in _encoded(session, files, batch_size, head):
-            arrays.append(array)
-            texts.append(text)
+        for encoded in head.encoded(files, batch_size=batch_size):
+            arrays.append(encoded.inputs)
+            texts.append(encoded.greedy_text)
             bar.update()
     seconds = time.perf_counter() - started
     return DevSet(
@@ -121,18 +106,6 @@ def encode(
         audio_seconds=sum(utterance.duration for utterance in utterances),
         encoder_seconds=seconds,
     )
-
-
-def _encoded(
-    session: Session, files: Sequence[Path], batch_size: int, head: str
-) -> Iterator[tuple[np.ndarray, str]]:
-    """What a search reads of each file, and NeMo's greedy text."""
-    if head == "ctc":
-        for emission in session.emissions(files, batch_size=batch_size):
-            yield emission.log_probs, emission.greedy_text
-    else:
-        for encoding in session.encodings(files, batch_size=batch_size):
-            yield encoding.frames, encoding.greedy_text
 
 
 def _pad(arrays: Sequence[np.ndarray], dtype: str) -> Batch:

@@ -20,9 +20,9 @@ def vocabulary_of_model(name: str, language: str | None = None, *, verbose: bool
     Raises:
         ValueError: there is no such model, it has no CTC head, or no such language.
     """
-    from nemo_gpu_decoding.nemo_plugin.session import Session
+    from nemo_gpu_decoding.nemo_plugin.model import Model
 
-    vocabulary = Session.load(name, device="cpu", verbose=verbose).ctc_vocabulary()
+    vocabulary = Model.load(name, device="cpu", verbose=verbose).head("ctc").vocabulary()
 
     from nemo_gpu_decoding.graph.load import in_language  # imports NeMo
 

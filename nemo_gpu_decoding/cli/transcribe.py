@@ -18,7 +18,7 @@ from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.nemo_plugin.session import Session, Transcript
+    from nemo_gpu_decoding.nemo_plugin.model import Model, Transcript
 
 EXAMPLES = (
     "model=model.nemo audio=talk.wav",
@@ -105,16 +105,16 @@ def run(options: TranscribeOptions) -> int:
     utterances = find_utterances(options.audio, options.manifest)
     out = writable_file("out", options.out) if options.out else None
 
-    from nemo_gpu_decoding.nemo_plugin.session import Session
+    from nemo_gpu_decoding.nemo_plugin.model import Model
 
-    session = Session.load(options.model, device=options.device, verbose=options.verbose)
-    config = build_decoding(options, session.default_head)
-    session.set_decoding(config, head=head_of(options, str(config.strategy), session.default_head))
+    model = Model.load(options.model, device=options.device, verbose=options.verbose)
+    config = build_decoding(options, model.default_head)
+    model.head(head_of(options, str(config.strategy), model.default_head)).use(config)
     started = time.perf_counter()
     with ExitStack() as stack:
         sink = stack.enter_context(out.open("w", encoding="utf-8")) if out else None
-        texts = list(emit(utterances, _transcripts(session, utterances, options), sink))
-    report(utterances, texts, time.perf_counter() - started, session.device_name)
+        texts = list(emit(utterances, _transcripts(model, utterances, options), sink))
+    report(utterances, texts, time.perf_counter() - started, model.device_name)
     return 0
 
 
@@ -191,12 +191,12 @@ def report(utterances: list[Utterance], texts: list[str], seconds: float, device
 
 
 def _transcripts(
-    session: Session, utterances: list[Utterance], options: TranscribeOptions
+    model: Model, utterances: list[Utterance], options: TranscribeOptions
 ) -> Iterator[Transcript]:
     from tqdm import tqdm
 
     files = [utterance.path for utterance in utterances]
     with tqdm(total=len(files), unit="utt", desc="transcribing", disable=None, file=sys.stderr) as bar:
-        for transcript in session.transcribe(files, batch_size=options.batch_size):
+        for transcript in model.transcribe(files, batch_size=options.batch_size):
             yield transcript
             bar.update()

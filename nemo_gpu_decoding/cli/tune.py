@@ -26,7 +26,7 @@ from nemo_gpu_decoding.report import format_table
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Search
-    from nemo_gpu_decoding.nemo_plugin.session import Session
+    from nemo_gpu_decoding.nemo_plugin.model import Head
 
 EXAMPLES = (
     "model=model.nemo manifest=dev.json lm=lm.arpa out=best.yaml",
@@ -147,19 +147,19 @@ def run(options: TuneOptions) -> int:
     loaded = {**files, "lm_weight": 1.0, "boosting_weight": 1.0}
 
     from nemo_gpu_decoding.cli.dev_set import encode
-    from nemo_gpu_decoding.nemo_plugin.session import Session
+    from nemo_gpu_decoding.nemo_plugin.model import Model
 
-    session = Session.load(options.model, device=options.device, verbose=options.verbose)
-    strategy = choose_strategy(options, session)
-    head = STRATEGIES[strategy].family
+    model = Model.load(options.model, device=options.device, verbose=options.verbose)
+    strategy = choose_strategy(options, model.default_head)
+    head = model.head(STRATEGIES[strategy].family)
     config = decoding_config(strategy, options.preset, loaded)
-    dev = encode(session, utterances, batch_size=options.batch_size, dtype=options.store, head=head)
-    decoder = session.search(config)
+    dev = encode(head, utterances, batch_size=options.batch_size, dtype=options.store)
+    decoder = head.search(config)
     axes = axes_of(options, strategy, has_lm=options.lm is not None, has_phrases=bool(phrases))
     points = list(axes.points())
-    trials = ranked(try_points(session, dev, decoder, points, phrases), options.objective)
+    trials = ranked(try_points(head, dev, decoder, points, phrases), options.objective)
     print(report(dev, trials, phrases, options.show))
-    if head == "rnnt" and options.lm:
+    if head.name == "rnnt" and options.lm:
         print(f"\n{lm_weight_table(trials)}\n")
     best = trials[0].point
     print(f"best: {best}")
@@ -170,7 +170,7 @@ def run(options: TuneOptions) -> int:
     return 0
 
 
-def choose_strategy(options: TuneOptions, session: Session) -> str:
+def choose_strategy(options: TuneOptions, default_head: str) -> str:
     """The strategy to tune: as asked for, else that of the preset, else what suits the model.
 
     Raises:
@@ -179,7 +179,7 @@ def choose_strategy(options: TuneOptions, session: Session) -> str:
     if options.strategy:
         return options.strategy
     if options.preset is None:
-        return "flexctc_beam" if session.default_head == "ctc" else "alsd_pp"
+        return "flexctc_beam" if default_head == "ctc" else "alsd_pp"
     strategy = str(load_preset(options.preset).strategy)
     if strategy not in STRATEGIES:
         expected = ", ".join(STRATEGIES)
@@ -225,7 +225,7 @@ def axes_of(options: TuneOptions, strategy: str, *, has_lm: bool, has_phrases: b
 
 
 def try_points(
-    session: Session,
+    head: Head,
     dev: DevSet,
     decoder: Search,
     points: Sequence[Point],
@@ -234,13 +234,9 @@ def try_points(
     """Decode the dev set once per point, with the LM and the tree that `decoder` has."""
     from tqdm import tqdm
 
-    from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
-
-    transducer = isinstance(decoder, TransducerDecoder)
-    text_of = session.transducer_text_of if transducer else session.text_of
     trials = []
     for point in tqdm(points, unit="point", desc="grid", disable=None, file=sys.stderr):
-        decoded = dev.decode(at_point(decoder, point), text_of)
+        decoded = dev.decode(at_point(decoder, point), head.text_of)
         trials.append(Trial(point, decoded, dev.score(decoded.texts, phrases)))
     return trials
 

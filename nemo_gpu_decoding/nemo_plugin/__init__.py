@@ -14,5 +14,5 @@ transducer_networks
 hypotheses     results in NeMo's form
 loading        vocabulary, LM and phrases of a model
 requests       phrases and weights per utterance
-session        a model as the command line uses it
+model          a model and its heads, as the command line uses it
 """

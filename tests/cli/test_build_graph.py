@@ -128,12 +128,12 @@ def test_a_model_and_its_tokenizer_make_the_same_graph(assets, tmp_path, monkeyp
 @pytest.mark.nemo
 def test_a_model_with_several_languages_spells_in_one_of_them(monkeypatch):
     pytest.importorskip("nemo.collections.asr")
-    from nemo_gpu_decoding.nemo_plugin.session import Session
+    from nemo_gpu_decoding.nemo_plugin.model import Model
 
     tokenizers = {"de": lambda text: [0], "en": lambda text: [1]}
     several = Vocabulary(("▁a", "▁b"), "bpe", encode_by_language=tokenizers)
-    loaded = SimpleNamespace(ctc_vocabulary=lambda: several)
-    monkeypatch.setattr(Session, "load", lambda name, **options: loaded)
+    head = SimpleNamespace(vocabulary=lambda: several)
+    monkeypatch.setattr(Model, "load", lambda *_, **__: SimpleNamespace(head=lambda name: head))
     assert vocabulary_of_model("m.nemo", "en").tokenize("b") == [1]
     with pytest.raises(ValueError, match=r"source_lang is None, .* one of de, en"):
         vocabulary_of_model("m.nemo")
@@ -170,7 +170,7 @@ TOKENS = ["lm=lm.arpa", "tokenizer=pieces.txt", "out=out.graph"]
         ([*TOKENS, "open_vocabulary=true", "unknown_word_cost=-1"], "unknown_word_cost is -1.0"),
         ([*TOKENS, "lexicon=bad.txt"], "bad.txt, line 1: the word 'a' has no pieces"),
         (["lm=lm.arpa", "tokenizer=gap.txt", "out=x"], "gap.txt, line 2: no piece"),
-        (["lm=lm.arpa", "tokenizer=odd.txt", "out=x"], "odd.txt: pieces have neither"),
+        (["lm=lm.arpa", "tokenizer=odd.txt", "out=x"], "odd.txt: pieces have no marks"),
         (["lm=lm.arpa", "tokenizer=broken.model", "out=x"], "cannot be read as a SentencePiece model"),
         (["lm=lm.arpa", "tokenizer=broken.model.txt", "out=x"], "is neither *.model nor text"),
         (["lm=lm.arpa", "tokenizer=nemo/vocab.txt", "out=x"], "give tokenizer="),

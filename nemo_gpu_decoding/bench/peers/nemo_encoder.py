@@ -64,19 +64,19 @@ class SpeechModel:
         self, path: str, device: torch.device, precision: Callable[[], AbstractContextManager]
     ) -> None:
         from nemo_gpu_decoding.nemo_plugin.loading import nemo_vocabulary
-        from nemo_gpu_decoding.nemo_plugin.session import Session
+        from nemo_gpu_decoding.nemo_plugin.model import Model
 
-        session = Session.load(path, device=str(device))
-        if not session.has_ctc:
+        loaded = Model.load(path, device=str(device))
+        if "ctc" not in loaded.heads:
             raise ValueError(f"model is {path!r}, which has no CTC head")
-        model: Any = session.model
+        model: Any = loaded.model
         front_end = model.preprocessor.featurizer
         front_end.dither, front_end.pad_to = 0.0, 0  # as NeMo's `transcribe`
         self.name = Path(path).stem
-        self.frame_seconds = session.frame_seconds
+        self.frame_seconds = loaded.frame_seconds
         self.sample_rate = int(model.cfg.preprocessor.sample_rate)
         self._model = model
-        self._head = model.ctc_decoder if session.is_hybrid else model.decoder
+        self._head = model.ctc_decoder if loaded.is_hybrid else model.decoder
         self._precision = precision
         tokenizer = getattr(model, "tokenizer", None)
         kind = "char" if tokenizer is None else "subword"

@@ -34,23 +34,25 @@ def transducer_tasks(options: BenchOptions) -> list[TransducerTask]:
 def _speech(options: BenchOptions) -> TransducerTask:
     """Real speech, encoded once."""
     from nemo_gpu_decoding.manifest import read_manifest, references_of
-    from nemo_gpu_decoding.nemo_plugin.session import Session
+    from nemo_gpu_decoding.nemo_plugin.model import Model, TransducerHead
 
     assert options.model
     assert options.manifest
-    session = Session.load(options.model, device="cpu")
+    model = Model.load(options.model, device="cpu")
+    head = model.head("rnnt")
+    assert isinstance(head, TransducerHead)
     utterances = read_manifest(Path(options.manifest))[: options.utterances]
     texts = references_of(utterances)
-    encoded = [e.frames for e in session.encodings([utterance.path for utterance in utterances])]
+    encoded = [e.inputs for e in head.encoded([utterance.path for utterance in utterances])]
     frames = np.zeros((len(encoded), max(map(len, encoded)), encoded[0].shape[1]), np.float32)
     for row, utterance in zip(frames, encoded, strict=True):
         row[: len(utterance)] = utterance
-    vocabulary = session.transducer_vocabulary()
+    vocabulary = head.vocabulary()
     word_lm = plain_file(options.word_lm) if options.word_lm else None
     return TransducerTask(
         name=Path(options.model).stem,
         lengths=torch.tensor([len(utterance) for utterance in encoded]),
-        frame_seconds=session.frame_seconds,
+        frame_seconds=model.frame_seconds,
         texts=texts,
         tokens=[vocabulary.tokenize(text) if text.strip() else [] for text in texts],
         vocabulary=vocabulary,
@@ -58,6 +60,6 @@ def _speech(options: BenchOptions) -> TransducerTask:
         lm=plain_file(options.lm) if options.lm else None,
         word_lm=word_lm,
         encoder_output=torch.from_numpy(frames),
-        networks=session.transducer_networks(),
-        nemo_modules=lambda: (session.model.decoder, session.model.joint),
+        networks=head.networks(),
+        nemo_modules=lambda: (model.model.decoder, model.model.joint),
     )

@@ -1,0 +1,360 @@
+"""A NeMo model as the command line uses it: loaded once, its encoder run once, any decoding strategy."""
+
+from __future__ import annotations
+
+import logging
+import tarfile
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+
+from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
+from nemo_gpu_decoding.search.decoder import Decoder
+from nemo_gpu_decoding.search.result import Path as SearchPath
+from nemo_gpu_decoding.search.word_graph.result import WordPath
+from nemo_gpu_decoding.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from nemo.collections.asr.models import ASRModel
+    from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
+
+    from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
+
+NO_NEMO = "this command needs NeMo: pip install 'nemo_toolkit[asr]'"
+
+
+@dataclass(frozen=True)
+class Word:
+    """A word, its times in seconds and its confidence in [0, 1] (None where the strategy has none)."""
+
+    word: str
+    start: float
+    end: float
+    confidence: float | None = None
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """What a strategy made of one utterance: best text first."""
+
+    text: str
+    score: float | None  # natural log, as the strategy defines it
+    words: tuple[Word, ...] = ()  # if timestamps were asked for
+    n_best: tuple[tuple[str, float], ...] = ()  # (text, score), if more than one was asked for
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What a search reads of one utterance of T frames."""
+
+    # [T, V + 1] float32 log-probs, natural log; for transducers [T, D] float32 encoder output
+    inputs: np.ndarray
+    greedy_text: str
+
+
+class Model:
+    """One loaded model and its heads, by their names in NeMo: "ctc", "rnnt" (RNN-T and TDT), or both.
+
+    Raises:
+        ValueError: the model cannot be found.
+        ModuleNotFoundError: NeMo is not installed.
+    """
+
+    def __init__(self, model: ASRModel) -> None:
+        self.model = model
+        self.is_hybrid = hasattr(model, "ctc_decoder")
+        is_ctc = hasattr(model.decoding, "ctc_decoder_predictions_tensor")
+        self.heads: dict[str, Head] = {}
+        if self.is_hybrid or is_ctc:
+            self.heads["ctc"] = CTCHead(self)
+        if self.is_hybrid or not is_ctc:
+            self.heads["rnnt"] = TransducerHead(self)
+
+    @classmethod
+    def load(cls, name: str, *, device: str = "auto", verbose: bool = False) -> Model:
+        """Restore a `.nemo` file, or fetch a pretrained model by its name."""
+        is_file = Path(name).is_file()
+        if name.endswith(".nemo") and not is_file:
+            raise ValueError(f"model={name} is no file here")
+        if is_file and not tarfile.is_tarfile(name):
+            raise ValueError(f"model={name} is no NeMo model: a .nemo file is a tar archive")
+        where = _usable_device(device)
+        asr_model = _import_nemo(verbose)
+        if is_file:
+            return cls(asr_model.restore_from(name, map_location=where).eval())
+        try:
+            model = asr_model.from_pretrained(name, map_location=where)
+        except OSError as error:  # unknown names and network errors alike
+            raise ValueError(
+                f"model={name} is no file here, and NeMo cannot fetch it: {error}"
+            ) from error
+        return cls(model.to(where).eval())
+
+    @property
+    def default_head(self) -> str:
+        """The head that is used where none is named: ctc if there is one."""
+        return next(iter(self.heads))
+
+    def head(self, name: str) -> Head:
+        """A head by its name.
+
+        Raises:
+            ValueError: the model has no such head.
+        """
+        if name not in self.heads:
+            raise ValueError(
+                f"head={name}, but the model is a {type(self.model).__name__}; "
+                f"its only head is {self.default_head}"
+            )
+        return self.heads[name]
+
+    @property
+    def frame_seconds(self) -> float:
+        """Seconds per encoder frame."""
+        stride = float(self.model.cfg.preprocessor.window_stride)
+        return stride * int(getattr(self.model.encoder, "subsampling_factor", 1))
+
+    @property
+    def device_name(self) -> str:
+        device = next(self.model.parameters()).device
+        return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+    def transcribe(self, files: Sequence[str | Path], *, batch_size: int = 8) -> Iterator[Transcript]:
+        """Transcribe with the present strategy, in the order of `files`, yielding batch by batch."""
+        for hypothesis in self.hypotheses(files, batch_size):
+            yield self._transcript(hypothesis)
+
+    def hypotheses(self, files: Sequence[str | Path], batch_size: int) -> Iterator[Any]:
+        """One `Hypothesis` of NeMo's, or a list of them (n-best), per file."""
+        config = self.model.get_transcribe_config()
+        config.batch_size = batch_size
+        config.return_hypotheses = True
+        config.num_workers = 0
+        config.verbose = False
+        paths = [str(file) for file in files]
+        with torch.inference_mode():
+            for batch in self.model.transcribe_generator(paths, override_config=config):
+                # transducers of some NeMo versions give (best, all)
+                yield from batch[0] if isinstance(batch, tuple) else batch
+
+    def _transcript(self, result: Hypothesis | Sequence[Hypothesis]) -> Transcript:
+        hypotheses = _as_list(result)
+        best = hypotheses[0]
+        ranked = tuple((hypothesis.text, _score(hypothesis)) for hypothesis in hypotheses)
+        return Transcript(
+            text=best.text,
+            score=ranked[0][1],
+            words=self._words(best),
+            n_best=ranked if len(ranked) > 1 else (),
+        )
+
+    def _words(self, hypothesis: Hypothesis) -> tuple[Word, ...]:
+        stamps = hypothesis.timestamp
+        if not isinstance(stamps, dict):
+            return ()
+        spans = stamps.get("word", ())
+        confidences = hypothesis.word_confidence
+        # NeMo leaves the list empty where confidence was not asked for
+        if confidences is None or len(confidences) != len(spans):
+            confidences = [None] * len(spans)
+        step = self.frame_seconds
+        return tuple(
+            Word(
+                span["word"],
+                round(float(span["start_offset"]) * step, 3),
+                round(float(span["end_offset"]) * step, 3),
+                None if confidence is None else round(float(confidence), 4),
+            )
+            for span, confidence in zip(spans, confidences, strict=True)
+        )
+
+
+class Head(ABC):
+    """A decoder of a model: what its encoder's output is decoded with."""
+
+    name: str
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    @property
+    @abstractmethod
+    def decoding(self) -> Any:
+        """NeMo's decoding object."""
+
+    @abstractmethod
+    def encoded(self, files: Sequence[str | Path], *, batch_size: int = 8) -> Iterator[Encoded]:
+        """Run the encoder once per file, and NeMo's greedy decoding; later ones need no encoder."""
+
+    @abstractmethod
+    def texts(self, inputs: Tensor, lengths: Tensor) -> list[str]:
+        """NeMo's decoding, with the present strategy, of inputs as in `Encoded`, [B, T, ...], [B]."""
+
+    @abstractmethod
+    def _labels(self) -> Sequence[str]:
+        """The characters of a character model."""
+
+    def use(self, config: DictConfig) -> None:
+        """Switch to the strategy that `config` (NeMo's `decoding` section) names."""
+        which = {"decoder_type": self.name} if self.model.is_hybrid else {}
+        self.model.model.change_decoding_strategy(config, verbose=False, **which)
+
+    def search(self, config: DictConfig) -> Decoder[Any, Any]:
+        """The decoder that NeMo would run for this `decoding` section, with LM, graph and phrases.
+
+        Raises:
+            ValueError: the section names a strategy that is none of ours.
+        """
+        self.use(config)
+        load = getattr(self.decoding.decoding, "decoder", None)
+        decoder = load() if callable(load) else None
+        if not isinstance(decoder, Decoder):
+            ours = " or ".join(STRATEGIES)
+            raise ValueError(f"strategy is {config.get('strategy')!r}, expected {ours}")
+        return decoder
+
+    def vocabulary(self) -> Vocabulary:
+        """The tokens."""
+        from nemo_gpu_decoding.nemo_plugin.loading import nemo_vocabulary
+
+        tokenizer = getattr(self.model.model, "tokenizer", None)
+        if tokenizer is None:
+            return nemo_vocabulary("char", list(self._labels()), None)
+        return nemo_vocabulary("subword", [], tokenizer)
+
+    def text_of(self, path: SearchPath) -> str:
+        """The text of a path: its words, or its tokens as NeMo writes them."""
+        if isinstance(path, WordPath):
+            return path.text
+        return self.decoding.decode_tokens_to_str_with_strip_punctuation(path.tokens.tolist())
+
+    def _use_greedy(self) -> None:
+        self.use(OmegaConf.create({"strategy": "greedy_batch"}))
+
+
+class CTCHead(Head):
+    """The CTC head; a search reads its log-probs."""
+
+    name = "ctc"
+
+    @property
+    def decoding(self) -> Any:
+        nemo: Any = self.model.model
+        return nemo.ctc_decoding if self.model.is_hybrid else nemo.decoding
+
+    def encoded(self, files: Sequence[str | Path], *, batch_size: int = 8) -> Iterator[Encoded]:
+        self._use_greedy()
+        for hypothesis in self.model.hypotheses(files, batch_size):
+            log_probs = hypothesis.y_sequence.detach().float().cpu().numpy()
+            yield Encoded(np.ascontiguousarray(log_probs), hypothesis.text)
+
+    def texts(self, inputs: Tensor, lengths: Tensor) -> list[str]:
+        decode = self.decoding.ctc_decoder_predictions_tensor
+        return [hypothesis.text for hypothesis in decode(inputs, lengths, return_hypotheses=True)]
+
+    def _labels(self) -> Sequence[str]:
+        nemo: Any = self.model.model
+        return (nemo.ctc_decoder if self.model.is_hybrid else nemo.decoder).vocabulary
+
+
+class TransducerHead(Head):
+    """The RNN-T or TDT head; a search reads the encoder's output."""
+
+    name = "rnnt"
+
+    @property
+    def decoding(self) -> Any:
+        return self.model.model.decoding
+
+    def encoded(self, files: Sequence[str | Path], *, batch_size: int = 8) -> Iterator[Encoded]:
+        self._use_greedy()
+        waiting: list[np.ndarray] = []  # encoded, but their texts have not come yet
+
+        def keep(module: Any, arguments: Any, output: Any) -> None:
+            encoded, lengths = output[:2]
+            rows = encoded.transpose(1, 2).detach().float().cpu().numpy()
+            waiting.extend(row[:n].copy() for row, n in zip(rows, lengths.tolist(), strict=True))
+
+        hook = self.model.model.encoder.register_forward_hook(keep)
+        try:
+            for hypothesis in self.model.hypotheses(files, batch_size):
+                yield Encoded(waiting.pop(0), hypothesis.text)
+        finally:
+            hook.remove()
+
+    def texts(self, inputs: Tensor, lengths: Tensor) -> list[str]:
+        decode = self.decoding.rnnt_decoder_predictions_tensor
+        with torch.inference_mode():
+            found = decode(inputs.transpose(1, 2), lengths, return_hypotheses=True)
+        return [hypothesis.text for hypothesis in found]
+
+    def networks(self) -> TransducerNetworks:
+        """Prediction network and joint as our searches take them."""
+        from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
+
+        nemo: Any = self.model.model
+        return networks_of(nemo.decoder, nemo.joint, self.decoding.durations or ())
+
+    def _labels(self) -> Sequence[str]:
+        return self.model.model.joint.vocabulary
+
+
+def _usable_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device is {name!r}, expected auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def _import_nemo(verbose: bool) -> type[ASRModel]:
+    """Import NeMo (about ten seconds) and register our strategies."""
+    if not verbose:
+        _silence()
+    try:
+        from nemo.collections.asr.models import ASRModel
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] == "nemo":
+            raise ValueError(NO_NEMO) from error
+        raise
+    from nemo_gpu_decoding.nemo_plugin.register import register
+
+    register()
+    return ASRModel
+
+
+def _silence() -> None:
+    """Keep remarks of NeMo and its parts below ERROR off the terminal, where transcripts are printed.
+
+    NeMo sets its own level while it transcribes, hence a filter on its logger rather than a level.
+    """
+    logging.getLogger("nv_one_logger").setLevel(logging.ERROR)
+    nemo_logger = logging.getLogger("nemo_logger")
+    if _only_errors not in nemo_logger.filters:
+        nemo_logger.addFilter(_only_errors)
+
+
+def _only_errors(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
+
+
+def _as_list(result: Any) -> list[Any]:
+    if isinstance(result, (list, tuple)):
+        return list(result)
+    n_best = getattr(result, "n_best_hypotheses", None)
+    return list(n_best) if n_best else [result]
+
+
+def _score(hypothesis: Hypothesis) -> float:
+    return round(float(hypothesis.score), 4)
