@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.graph.store import load_graph
     from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
     from nemo_gpu_decoding.live.endpointing import EndpointConfig, find_endpoint, progress_of
+    from nemo_gpu_decoding.lm.arpa import read_arpa
+    from nemo_gpu_decoding.lm.estimate import estimate_ngram_lm, write_arpa
     from nemo_gpu_decoding.lm.pack import pack_arpa, pack_arpa_in_memory
     from nemo_gpu_decoding.lm.packed_file import load_packed_lm
+    from nemo_gpu_decoding.lm.prune import prune_ngram_lm
     from nemo_gpu_decoding.nemo_plugin.register import register, unregister
     from nemo_gpu_decoding.nemo_plugin.requests import utterance_requests
     from nemo_gpu_decoding.search.aes_pp.config import AESConfig
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
     from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
     from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+    from nemo_gpu_decoding.search.rescoring import CausalLM, rescored
     from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
     from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
     from nemo_gpu_decoding.search.transducer.result import TransducerPath
@@ -51,6 +55,10 @@ _HOMES = {
     "build_graph": "graph.build",
     "load_fst_graph": "graph.build",
     "load_graph": "graph.store",
+    "read_arpa": "lm.arpa",
+    "estimate_ngram_lm": "lm.estimate",
+    "write_arpa": "lm.estimate",
+    "prune_ngram_lm": "lm.prune",
     "pack_arpa": "lm.pack",
     "pack_arpa_in_memory": "lm.pack",
     "load_packed_lm": "lm.packed_file",
@@ -62,15 +70,17 @@ _HOMES = {
     "ALSDConfig": "search.alsd_pp.config",
     "ALSDPlusPlus": "search.alsd_pp.decoder",
     "build_word_boosting": "graph.word_boosting",
-    "WFSTConfig": "search.cuda_wfst.config",
-    "CudaWFST": "search.cuda_wfst.decoder",
+    "WFSTConfig": "search.word_graph.config",
+    "CudaWFST": "search.word_graph.decoder",
     "EndpointConfig": "live.endpointing",
     "find_endpoint": "live.endpointing",
     "progress_of": "live.endpointing",
     "FlexCTCConfig": "search.flexctc_beam.config",
     "FlexCTCBeam": "search.flexctc_beam.decoder",
-    "PagedBigLMConfig": "search.paged_biglm.config",
-    "PagedBigLM": "search.paged_biglm.decoder",
+    "PagedBigLMConfig": "search.word_graph.composition.config",
+    "PagedBigLM": "search.word_graph.composition.decoder",
+    "CausalLM": "search.rescoring",
+    "rescored": "search.rescoring",
     "NBest": "search.result",
     "Path": "search.result",
     "ScoreParts": "search.result",

@@ -75,5 +75,7 @@ def test_unknown_names_are_attribute_errors():
     import nemo_gpu_decoding
 
     assert set(nemo_gpu_decoding.__all__) <= set(dir(nemo_gpu_decoding))
+    for name in nemo_gpu_decoding.__all__:
+        assert getattr(nemo_gpu_decoding, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'FlexRNNT'"):
         _ = nemo_gpu_decoding.FlexRNNT

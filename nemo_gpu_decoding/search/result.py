@@ -20,6 +20,7 @@ class ScoreParts:
     lm: float = 0.0  # lm_weight * log P_LM, final weight included
     boosting: float = 0.0  # boosting_weight * bonus
     insertion: float = 0.0  # beam_beta * number of tokens
+    second_pass: float = 0.0  # of `rescored` n-best lists
 
 
 @dataclass(frozen=True)

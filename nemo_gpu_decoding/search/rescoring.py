@@ -1,0 +1,146 @@
+"""Second pass over n-best lists: an LM that is too slow for the search orders what the search found.
+
+    decoder = FlexCTCBeam(..., FlexCTCConfig(n_best=50), fusion)
+    nbests = decoder.decode(log_probs, lengths)
+    scorer = CausalLM("gpt2")
+    best = rescored(nbests, scorer, lambda path: vocabulary.text(path.tokens), weight=0.4)[0].best
+
+The score of a path becomes acoustic + lm_share * lm + boosting + insertion + weight * log P(text) +
+word_bonus * words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from nemo_gpu_decoding.checks import FieldError, check_int, check_number
+from nemo_gpu_decoding.search.result import NBest, Path
+
+P = TypeVar("P", bound=Path)
+# log P of each text, natural log; called once with all texts, none of them twice
+TextScorer = Callable[[Sequence[str]], Sequence[float]]
+
+
+def rescored(
+    nbests: Iterable[NBest[P]],
+    scorer: TextScorer,
+    text_of: Callable[[P], str],
+    *,
+    weight: float,
+    lm_share: float = 1.0,
+    word_bonus: float = 0.0,
+) -> list[NBest[P]]:
+    """N-best lists in the order of their rescored paths.
+
+    Args:
+        nbests: of any decoder; those of word graphs know the text: `text_of=lambda path: path.text`.
+        scorer: log-probabilities of texts, such as a `CausalLM`.
+        text_of: the text of a path as the scorer is to see it.
+        weight: of the scorer's log-probability, >= 0.
+        lm_share: what stays of the first LM's part of the score, >= 0; 0 replaces that LM.
+        word_bonus: added per word, natural log; > 0 against deletions.
+
+    Returns:
+        Lists of the same paths, best first by the new score; of equal ones the first stays first.
+
+    Raises:
+        ValueError: a weight is out of range; the scorer gives another number of scores than it got
+            texts, or one that is no number.
+    """
+    check_number("weight", weight)
+    check_number("lm_share", lm_share)
+    check_number("word_bonus", word_bonus, negative=True)
+    nbests = list(nbests)
+    texts = [[text_of(path) for path in nbest] for nbest in nbests]
+    log_probs = _scores(scorer, list(dict.fromkeys(text for row in texts for text in row)))
+    lists = []
+    for nbest, row in zip(nbests, texts, strict=True):
+        paths = []
+        for path, text in zip(nbest, row, strict=True):
+            second = weight * log_probs[text] + word_bonus * len(text.split())
+            parts = replace(path.parts, lm=lm_share * path.parts.lm, second_pass=second)
+            score = path.score - path.parts.lm - path.parts.second_pass + parts.lm + second
+            paths.append(replace(path, score=score, parts=parts))
+        lists.append(replace(nbest, paths=tuple(sorted(paths, key=lambda path: -path.score))))
+    return lists
+
+
+def _scores(scorer: TextScorer, texts: list[str]) -> dict[str, float]:
+    values = [float(value) for value in scorer(texts)] if texts else []
+    if len(values) != len(texts):
+        raise ValueError(
+            f"scorer gave {len(values)} scores, expected one for each of {len(texts)} texts"
+        )
+    for text, value in zip(texts, values, strict=True):
+        if np.isnan(value):
+            raise FieldError("scorer", value, "a log-probability", f"for the text {text!r}")
+    return dict(zip(texts, values, strict=True))
+
+
+class CausalLM:
+    """log P(text) by a causal LM of Hugging Face transformers, end of the text included.
+
+    Args:
+        model: a model, or the name or folder of one (`AutoModelForCausalLM`).
+        tokenizer: its tokenizer; None: the one of that name.
+        batch_size: texts scored at once, >= 1.
+        device: where to run; None: where the model is.
+
+    Raises:
+        ImportError: transformers is not installed.
+        ValueError: no tokenizer for a model that is given as an object; the tokenizer has neither a BOS
+            nor an EOS token, one of which the text begins with.
+    """
+
+    def __init__(
+        self, model: Any, tokenizer: Any = None, *, batch_size: int = 64, device: str | None = None
+    ) -> None:
+        check_int("batch_size", batch_size, 1, 1 << 20)
+        if isinstance(model, str):
+            from transformers import AutoModelForCausalLM, AutoTokenizer
+
+            tokenizer = tokenizer or AutoTokenizer.from_pretrained(model)
+            model = AutoModelForCausalLM.from_pretrained(model)
+        if tokenizer is None:
+            raise FieldError("tokenizer", None, "the tokenizer of the model")
+        self.model = model.eval() if device is None else model.to(device).eval()
+        self.tokenizer, self.batch_size = tokenizer, batch_size
+        self._end = tokenizer.eos_token_id
+        begin = tokenizer.bos_token_id
+        self._begin = self._end if begin is None else begin
+        if self._begin is None:
+            raise FieldError("tokenizer", type(tokenizer).__name__, "one with a BOS or an EOS token")
+
+    @torch.inference_mode()
+    def __call__(self, texts: Sequence[str]) -> list[float]:
+        """[n] log P of each text, natural log; texts of like length are scored together."""
+        rows = [self._tokens(text) for text in texts]
+        by_length = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+        scores = [0.0] * len(rows)
+        for first in range(0, len(rows), self.batch_size):
+            batch = by_length[first : first + self.batch_size]
+            for i, score in zip(batch, self._batch([rows[i] for i in batch]), strict=True):
+                scores[i] = score
+        return scores
+
+    def _tokens(self, text: str) -> list[int]:
+        ids = list(self.tokenizer.encode(text, add_special_tokens=False))
+        return [self._begin, *ids, *([] if self._end is None else [self._end])]
+
+    def _batch(self, rows: list[list[int]]) -> list[float]:
+        device = next(self.model.parameters()).device
+        longest = max(map(len, rows))
+        padded = torch.tensor(
+            [row + [self._begin] * (longest - len(row)) for row in rows], device=device
+        )
+        lengths = torch.tensor([len(row) for row in rows], device=device)
+        mask = torch.arange(longest, device=device) < lengths[:, None]
+        logits = self.model(input_ids=padded, attention_mask=mask.long()).logits
+        log_probs = logits[:, :-1].float().log_softmax(-1)
+        found = log_probs.gather(-1, padded[:, 1:, None])[..., 0].double()
+        return (found * mask[:, 1:]).sum(1).tolist()
