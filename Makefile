@@ -34,7 +34,7 @@ $(STAMP): $(RECIPE)
 	@touch $@
 
 demo: $(STAMP)  ## greedy against beam, + LM, + phrases on the shipped speech; rows in build/demo.json
-	@$(BIN)/nemo-gpu-decoding demo out=build/demo.json
+	@$(BIN)/python scripts/demo.py out=build/demo.json
 
 test: lint kernels pytest  ## lint, check the CUDA kernels, then all tests with coverage
 

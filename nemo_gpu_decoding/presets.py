@@ -1,5 +1,5 @@
-"""Presets: NeMo `decoding` sections for our strategies, as YAML files in `conf/ctc_decoding/` and, for
-RNN-T and TDT, in `conf/rnnt_decoding/`.
+"""Presets: NeMo `decoding` sections as YAML. Those that ship, one per strategy and one for open
+vocabulary, are in `conf/ctc_decoding/` and, for RNN-T and TDT, in `conf/rnnt_decoding/`.
 
 In a Hydra application, NeMo's scripts among them, by name:
 
@@ -19,11 +19,27 @@ and in Python:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 GROUPS = ("ctc_decoding", "rnnt_decoding")  # as NeMo's scripts name their sections
+# paths in preset files are relative to the file, so that a folder with preset and LM can be moved
+PATH_KEYS = (
+    "beam.ngram_lm_model",
+    "beam.boosting_tree.key_phrases_file",
+    "beam.boosting_tree.model_path",
+    "wfst.arpa_lm_path",
+    "wfst.wfst_lm_path",
+    "wfst.words_path",
+    "wfst.large_lm_path",
+    "wfst.small_lm_path",
+    "wfst.boosting_tree.key_phrases_file",
+)
 
 
 def conf_folder() -> Path:
@@ -34,7 +50,7 @@ def conf_folder() -> Path:
 
 
 def preset_names(*groups: str) -> list[str]:
-    """Names of the presets in some of `GROUPS`, by default in all."""
+    """Names of the shipped presets in some of `GROUPS`, by default in all."""
     return sorted(
         file.stem for group in groups or GROUPS for file in (conf_folder() / group).glob("*.yaml")
     )
@@ -43,12 +59,46 @@ def preset_names(*groups: str) -> list[str]:
 def load_preset(name: str) -> DictConfig:
     """A preset as a config for `change_decoding_strategy`.
 
+    Args:
+        name: of a file, the paths in which become absolute; or of a shipped preset.
+
     Raises:
-        ValueError: there is no such preset.
+        ValueError: there is no such preset, or it is no mapping with a `strategy`.
     """
-    if name not in preset_names():
-        raise ValueError(f"name is {name!r}, expected one of {', '.join(preset_names())}")
-    (file,) = conf_folder().glob(f"*/{name}.yaml")
-    config = OmegaConf.create(file.read_text(encoding="utf-8"))
-    assert isinstance(config, DictConfig)
+    file = Path(name)
+    if not file.is_file():
+        if name not in preset_names():
+            ours = ", ".join(preset_names())
+            raise ValueError(f"preset={name} is no file here and none of the shipped ones ({ours})")
+        (file,) = conf_folder().glob(f"*/{name}.yaml")
+    try:
+        config = OmegaConf.create(yaml.safe_load(file.read_text(encoding="utf-8")))
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ValueError(f"preset={name} is not valid YAML: {error}") from error
+    if not isinstance(config, DictConfig) or "strategy" not in config:
+        raise ValueError(f"preset={name}: expected a mapping with the key `strategy`")
+    for key in PATH_KEYS:
+        value = OmegaConf.select(config, key)
+        if value:
+            OmegaConf.update(config, key, str((file.parent / value).resolve()))
     return config
+
+
+def write_preset(file: Path, config: Mapping[str, Any], comment: str) -> None:
+    """Write a preset that `load_preset` reads back; files in it become relative where that is short."""
+    config = OmegaConf.create(dict(config))
+    for key in PATH_KEYS:
+        value = OmegaConf.select(config, key)
+        if value:
+            OmegaConf.update(config, key, _relative(Path(value).resolve(), file.resolve().parent))
+    header = "".join(f"# {line}\n" for line in comment.splitlines())
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(header + OmegaConf.to_yaml(config), encoding="utf-8")
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """Relative within the folder or its parent, else absolute: long `../..` chains break easily."""
+    for up, base in (("", folder), ("../", folder.parent)):
+        if path.is_relative_to(base):
+            return up + path.relative_to(base).as_posix()
+    return str(path)

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
-from nemo_gpu_decoding.cli.options import UsageError
-from nemo_gpu_decoding.cli.presets import existing_file, load_phrase_file, writable_file
+from nemo_gpu_decoding.cli.decoding import existing_file, load_phrase_file, writable_file
 from nemo_gpu_decoding.cli.tokenizer import vocabulary_of_file, vocabulary_of_model
 from nemo_gpu_decoding.report import format_table
 
@@ -158,7 +157,7 @@ def build(source: Source, vocabulary: Vocabulary) -> WordGraph:
     """Spell the words and build their graph, with progress bars on stderr.
 
     Raises:
-        UsageError: an added word cannot be spelled.
+        ValueError: an added word cannot be spelled.
         ValueError: see `build_graph`.
     """
     from nemo_gpu_decoding.graph.build import build_graph, tokens_that_begin_words
@@ -167,7 +166,7 @@ def build(source: Source, vocabulary: Vocabulary) -> WordGraph:
     lexicon = spelled(source, vocabulary)
     with ArpaReader(source.lm, source.added) as reader:
         if unspelled := [word for word in reader.added if word not in lexicon.spellings]:
-            raise UsageError(f"added_words: {unspelled[0]!r} cannot be spelled with the model's tokens")
+            raise ValueError(f"added_words: {unspelled[0]!r} cannot be spelled with the model's tokens")
     beginning = tokens_that_begin_words(vocabulary) if source.open_vocabulary else None
     with step_bar() as progress:
         return build_graph(

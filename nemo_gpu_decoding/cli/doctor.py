@@ -23,7 +23,7 @@ OPTIONS = DoctorOptions
 
 def run(options: DoctorOptions) -> int:
     """Look around and print; nothing is changed, no model is loaded, NeMo is not imported."""
-    from nemo_gpu_decoding.cli.examination import examine, strategy_paths  # imports torch
+    from nemo_gpu_decoding.cli.environment import examine, strategy_paths  # imports torch
 
     facts = examine()
     paths = strategy_paths()

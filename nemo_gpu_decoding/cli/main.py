@@ -6,13 +6,13 @@ import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from types import ModuleType
 from typing import NamedTuple
 
 from nemo_gpu_decoding import __version__
-from nemo_gpu_decoding.cli.options import UsageError, help_text, parse_options
+from nemo_gpu_decoding.cli.options import help_text, parse_options
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
@@ -36,7 +36,6 @@ COMMANDS = {
     "pack-lm": Command("pack_lm", "a word LM of any size to the file that paged_biglm maps into memory"),
     "doctor": Command("doctor", "what this machine has, and which path each strategy would take"),
     "bench": Command("bench", "measure our decoders beside others, after checking that results agree"),
-    "demo": Command("demo", "greedy against beam, + LM, + phrases on the speech in this repository"),
 }
 
 
@@ -54,8 +53,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[0] in ("-V", "--version", "version"):
         print(f"nemo-gpu-decoding {__version__}")
         return EXIT_OK
+    return guarded(f"nemo-gpu-decoding {arguments[0]}", lambda: _dispatch(arguments[0], arguments[1:]))
+
+
+def guarded(program: str, run: Callable[[], int], module: str = "nemo_gpu_decoding") -> int:
+    """Run a program, which is `module`; its exit code, with the messages that `main` describes."""
     try:
-        return _dispatch(arguments[0], arguments[1:])
+        return run()
     except BrokenPipeError:  # the reader of our output is gone, as in `... | head`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (what is left to flush goes there)
         return EXIT_OK
@@ -63,8 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        if is_mendable(error):
-            print(f"nemo-gpu-decoding {arguments[0]}: {error}", file=sys.stderr)
+        if is_mendable(error, module):
+            print(f"{program}: {error}", file=sys.stderr)
             return EXIT_USAGE
         traceback.print_exc()
         return EXIT_FAILURE
@@ -80,8 +84,9 @@ def overview() -> str:
     )
 
 
-def is_mendable(error: Exception) -> bool:
-    """Is this a mistake in the input? A ValueError, OSError or ImportError of our own code is.
+def is_mendable(error: Exception, module: str = "nemo_gpu_decoding") -> bool:
+    """Is this a mistake in the input? A ValueError, OSError or ImportError of our own code, or of the
+    module that is the program, is.
 
     The same types out of other people's code may be anybody's fault; there the traceback is wanted.
     """
@@ -90,17 +95,18 @@ def is_mendable(error: Exception) -> bool:
     if not isinstance(error, (ValueError, OSError, ImportError)):
         return False
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return str(frame.f_globals.get("__name__", "")).startswith("nemo_gpu_decoding")
+    return str(frame.f_globals.get("__name__", "")).startswith(("nemo_gpu_decoding", module))
 
 
 def _dispatch(name: str, arguments: list[str]) -> int:
     if name not in COMMANDS:
         close = get_close_matches(name, COMMANDS, 1)
         hint = f"; did you mean {close[0]}?" if close else ""
-        raise UsageError(f"unknown command{hint}\n{overview()}")
+        raise ValueError(f"unknown command{hint}\n{overview()}")
     module = load_command(name)
     if any(argument in ("-h", "--help") for argument in arguments):
-        print(help_text(name, COMMANDS[name].summary, module.OPTIONS, module.EXAMPLES))
+        program = f"nemo-gpu-decoding {name}"
+        print(help_text(program, COMMANDS[name].summary, module.OPTIONS, module.EXAMPLES))
         return EXIT_OK
     return int(module.run(parse_options(module.OPTIONS, arguments)))
 

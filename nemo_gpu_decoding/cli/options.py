@@ -14,7 +14,7 @@ import textwrap
 import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -22,10 +22,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 T = TypeVar("T")
 HELP_WIDTH = 100  # columns
-
-
-class UsageError(ValueError):
-    """Something that the user can mend: shown as one line, without a traceback."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +61,7 @@ def parse_options(options_class: type[T], arguments: Sequence[str]) -> T:
     Dotted keys reach into mappings (`decoding.beam.beam_size=8`).
 
     Raises:
-        UsageError: an argument is not `key=value`, a key is unknown or missing, a value is no good.
+        ValueError: an argument is not `key=value`, a key is unknown or missing, a value is no good.
     """
     config = OmegaConf.structured(options_class)
     options = {option.name: option for option in options_of(options_class)}
@@ -73,21 +69,20 @@ def parse_options(options_class: type[T], arguments: Sequence[str]) -> T:
         key, value = _split(argument, options)
         top = key.split(".", 1)[0]
         if top not in options or (key != top and not isinstance(config._get_node(top), DictConfig)):
-            raise UsageError(_unknown_key(key, options))
+            raise ValueError(_unknown_key(key, options))
         _set(config, key, _read_value(options_class, key, value), options[top])
     missing = [name for name in options if OmegaConf.is_missing(config, name)]
     if missing:
         described = "\n".join(options[name].describe() for name in missing)
-        raise UsageError(f"missing {', '.join(name + '=...' for name in missing)}\n{described}")
+        raise ValueError(f"missing {', '.join(name + '=...' for name in missing)}\n{described}")
     try:
         return OmegaConf.to_object(config)  # type: ignore[return-value]
     except OmegaConfBaseException as error:
-        raise UsageError(_first_line(error)) from error
+        raise ValueError(_first_line(error)) from error
 
 
-def help_text(name: str, summary: str, options_class: type, examples: Sequence[str]) -> str:
-    """What `nemo-gpu-decoding NAME --help` prints: every option with default and meaning, examples."""
-    program = f"nemo-gpu-decoding {name}"
+def help_text(program: str, summary: str, options_class: type, examples: Sequence[str]) -> str:
+    """What `PROGRAM --help` prints: every option with default and meaning, examples."""
     required = [f"{option.name}=..." for option in options_of(options_class) if option.required]
     usage = " ".join([program, *required, "[key=value ...]"])
     described = "\n".join(option.describe() for option in options_of(options_class))
@@ -146,30 +141,33 @@ def _split(argument: str, options: dict[str, Option]) -> tuple[str, str]:
     spelled = key.lstrip("-").replace("-", "_")
     close = difflib.get_close_matches(spelled, options, 1)
     hint = f"; did you mean {close[0]}={value or '...'}?" if close else ""
-    raise UsageError(f"{argument!r} is not of the form key=value{hint}")
+    raise ValueError(f"{argument!r} is not of the form key=value{hint}")
 
 
 def _read_value(options_class: type, key: str, value: str) -> Any:
-    """Text stays text for fields that hold text (so that `audio=*.wav` needs no quotes)."""
+    """Text stays text for fields that hold text (so that `audio=*.wav` needs no quotes); a single value
+    will do for a list."""
     hint = get_type_hints(options_class).get(key)
     if hint is str:
         return value
     if hint == str | None:
         return None if value == "null" else value
     try:
-        return yaml.safe_load(value)
+        read = yaml.safe_load(value)
     except yaml.YAMLError:
         if hint is Any:
             return value
         problem = f"{key}={value} cannot be read: brackets or quotes do not match"
-        raise UsageError(problem) from None
+        raise ValueError(problem) from None
+    is_list = any(get_origin(kind) is list for kind in (hint, *get_args(hint)))
+    return [read] if is_list and read is not None and not isinstance(read, list) else read
 
 
 def _set(config: DictConfig, key: str, value: Any, option: Option) -> None:
     try:
         OmegaConf.update(config, key, value, merge=True, force_add="." in key)
     except (OmegaConfBaseException, ValueError, TypeError) as error:
-        raise UsageError(f"{key}={value}: {_first_line(error)}\n{option.describe()}") from error
+        raise ValueError(f"{key}={value}: {_first_line(error)}\n{option.describe()}") from error
 
 
 def _unknown_key(key: str, options: dict[str, Option]) -> str:

@@ -11,8 +11,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from nemo_gpu_decoding.cli.options import UsageError
-from nemo_gpu_decoding.cli.presets import existing_file, writable_file
+from nemo_gpu_decoding.cli.decoding import existing_file, writable_file
 from nemo_gpu_decoding.report import format_table
 
 EXAMPLES = (
@@ -51,7 +50,7 @@ def run(options: PackLMOptions) -> int:
     lm, out = existing_file("lm", options.lm), writable_file("out", options.out)
     temporary = options.temporary
     if temporary is not None and not Path(temporary).is_dir():
-        raise UsageError(f"temporary={temporary}: there is no such folder")
+        raise ValueError(f"temporary={temporary}: there is no such folder")
     packed = pack_arpa(
         lm, out, layout=options.layout, cost_bits=options.cost_bits, temporary=temporary, progress=True
     )

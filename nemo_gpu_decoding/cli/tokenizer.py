@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nemo_gpu_decoding.cli.options import UsageError
-from nemo_gpu_decoding.cli.presets import existing_file
+from nemo_gpu_decoding.cli.decoding import existing_file
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.vocabulary import Vocabulary
@@ -33,7 +32,7 @@ def vocabulary_of_file(name: str) -> Vocabulary:
     """The tokens of a SentencePiece model (*.model) or of a text file with one piece per line.
 
     Raises:
-        UsageError: there is no such file, or it is neither.
+        ValueError: there is no such file, or it is neither.
     """
     file = Path(existing_file("tokenizer", name))
     return _sentencepiece(file) if file.suffix == ".model" else _listed_pieces(file)
@@ -45,7 +44,7 @@ def _sentencepiece(file: Path) -> Vocabulary:
     try:
         return Vocabulary.from_sentencepiece(file)
     except (RuntimeError, OSError) as error:
-        raise UsageError(f"tokenizer={file} cannot be read as a SentencePiece model: {error}") from error
+        raise ValueError(f"tokenizer={file} cannot be read as a SentencePiece model: {error}") from error
 
 
 def _listed_pieces(file: Path) -> Vocabulary:
@@ -53,7 +52,7 @@ def _listed_pieces(file: Path) -> Vocabulary:
 
     sibling = file.with_name("tokenizer.model")
     if file.name == "vocab.txt" and sibling.is_file():
-        raise UsageError(
+        raise ValueError(
             f"tokenizer={file}: the vocab.txt that NeMo writes beside a SentencePiece model leaves out "
             f"<unk>, so that its lines are not the ids; give tokenizer={sibling}"
         )
@@ -62,14 +61,14 @@ def _listed_pieces(file: Path) -> Vocabulary:
         lines = file.read_text(encoding="utf-8").rstrip("\r\n").split("\n")
         pieces = [line.rstrip("\r").split("\t")[0] for line in lines]
     except UnicodeDecodeError as error:
-        raise UsageError(
+        raise ValueError(
             f"tokenizer={file} is neither *.model nor text with a piece per line"
         ) from error
     if "" in pieces:
-        raise UsageError(
+        raise ValueError(
             f"tokenizer={file}, line {pieces.index('') + 1}: no piece, expected one per line"
         )
     try:
         return Vocabulary.from_pieces(pieces)
     except ValueError as error:
-        raise UsageError(f"tokenizer={file}: {error}") from error
+        raise ValueError(f"tokenizer={file}: {error}") from error

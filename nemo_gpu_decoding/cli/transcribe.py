@@ -10,9 +10,16 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from nemo_gpu_decoding.cli.presets import decoding_config, section_of, writable_file
+from nemo_gpu_decoding.cli.decoding import (
+    DEFAULT_STRATEGY,
+    ModelOptions,
+    check_counts,
+    decoding_config,
+    section_of,
+    writable_file,
+)
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
 from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
@@ -33,11 +40,9 @@ EXAMPLES = (
 
 
 @dataclass
-class TranscribeOptions:
+class TranscribeOptions(ModelOptions):
     """Options of `transcribe`. What is null keeps the value of the preset, or of NeMo."""
 
-    # A .nemo file, or the name of a pretrained model that NeMo can fetch.
-    model: str = MISSING
     # What to transcribe: a file, a folder, a pattern in quotes ('*.wav') or a list [a.wav,b.flac].
     audio: Any = None
     # Instead of audio: a NeMo manifest, JSON lines with audio_filepath (relative to the manifest). Lines
@@ -46,53 +51,30 @@ class TranscribeOptions:
     # Write one JSON object per utterance here: audio_filepath, duration, pred_text, score, and where
     # they apply n_best, words (with start, end and confidence), text and wer.
     out: str | None = None
-    # Decoding strategy: flexctc_beam, cuda_wfst (word graphs) or paged_biglm (with a large LM besides)
-    # for CTC, alsd_pp or aes_pp for RNN-T and TDT, or one of NeMo's own, such as greedy_batch. null:
-    # that of the preset; without one flexctc_beam, for head=rnnt alsd_pp.
-    strategy: str | None = None
-    # A YAML file with decoding options in NeMo's keys (`tune` writes one), or the name of a shipped one.
-    # null: the shipped one that fits strategy, lm and phrases. Options given here win over it.
-    preset: str | None = None
     # Hypotheses kept per frame, 1 .. 4096. More is slower and seldom better beyond 16.
     beam_size: int | None = None
     # For word graphs: hypotheses that cost so much more than the best one are dropped, natural log, > 0.
     beam_width: float | None = None
-    # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo). For word graphs a word-level ARPA
-    # file, or the graph that `build-graph` made of one.
-    lm: str | None = None
-    # For paged_biglm: the large word-level LM, a file of `pack-lm` or an ARPA file; `lm` is then the
-    # small one. If that is a graph, decoding.wfst.small_lm_path=small.arpa says what it was made of.
-    large_lm: str | None = None
     # Weight of the LM (paged_biglm: of both), natural log, >= 0; 0.3 .. 1 is usual. Find it with `tune`.
     lm_weight: float | None = None
     # For paged_biglm: share of the large LM in that, >= 0; with 1 the small LM's scores count no more.
     large_lm_weight: float | None = None
     # For flexctc_beam: added per token, natural log; > 0 makes up for the words that an LM swallows.
     beam_beta: float | None = None
-    # Text file of phrases to boost, one per line.
-    phrases: str | None = None
     # Weight of the boosting, natural log, >= 0; 0.5 .. 3 is usual, for word graphs (per word) 5 .. 40.
     boosting_weight: float | None = None
     # Hypotheses returned per utterance (in `out`); by beam searches at most beam_size.
     n_best: int = 1
     # Start and end of every word in seconds, and its confidence in [0, 1], in `out`.
     timestamps: bool = False
-    # Utterances per batch.
-    batch_size: int = 8
-    # Where the model runs: auto, cpu, cuda, cuda:1 ...
-    device: str = "auto"
     # The head of a hybrid model: ctc or rnnt. null: the one that the strategy is for; else ctc if the
     # model has it.
     head: str | None = None
     # Any key of NeMo's decoding section, as decoding.KEY=VALUE; wins over everything else.
     decoding: dict[str, Any] = field(default_factory=dict)
-    # Show NeMo's own messages.
-    verbose: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("n_best", "batch_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}, expected an integer >= 1")
+        check_counts(self, "n_best", "batch_size")
         if self.head not in (None, "ctc", "rnnt"):
             raise ValueError(f"head is {self.head!r}, expected ctc or rnnt")
 
@@ -128,8 +110,8 @@ def head_of(options: TranscribeOptions, strategy: str, default: str) -> str:
 def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> DictConfig:
     """NeMo's decoding section for these options."""
     strategy = options.strategy
-    if strategy is None and options.preset is None and (options.head or default_head) == "rnnt":
-        strategy = "alsd_pp"
+    if strategy is None and options.preset is None:
+        strategy = DEFAULT_STRATEGY[options.head or default_head]
     config = decoding_config(strategy, options.preset, vars(options))
     if options.n_best > 1:
         section = section_of(str(config.strategy))

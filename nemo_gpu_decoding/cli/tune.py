@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
-from nemo_gpu_decoding.cli.dev_set import Score
-from nemo_gpu_decoding.cli.grid import Axes, Point, at_point, varied
-from nemo_gpu_decoding.cli.presets import (
+from nemo_gpu_decoding.cli.decoding import (
+    DEFAULT_STRATEGY,
     LARGE_LM_STRATEGY,
+    ModelOptions,
     decoding_config,
     load_phrase_file,
-    load_preset,
     section_of,
-    write_preset,
 )
+from nemo_gpu_decoding.cli.dev_set import Score
+from nemo_gpu_decoding.cli.grid import Point, at_point, combinations, varied
 from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
+from nemo_gpu_decoding.presets import load_preset, write_preset
 from nemo_gpu_decoding.report import format_table
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ EXAMPLES = (
     "model=model.nemo manifest=dev.json strategy=paged_biglm lm=small.arpa large_lm=large.packed",
     "model=model.nemo manifest=dev.json lm=lm.arpa lm_weight=[0.3,0.4,0.5] beam_size=[4,8,16]",
 )
-STORES = ("float32", "float16")
+STORES, OBJECTIVES = ("float32", "float16"), ("wer", "fscore")
 # section of the options -> weights to try; a word of a graph is several tokens
 LM_WEIGHTS = {"beam": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], "wfst": [0.3, 0.5, 0.7, 1.0, 1.3]}
 LARGE_LM_WEIGHTS = [0.5, 1.0]  # of paged_biglm; 0 is cuda_wfst
@@ -45,23 +46,12 @@ BOOSTING_WEIGHTS = {"beam": [0.0, 0.5, 1.0, 2.0], "wfst": [0.0, 5.0, 10.0, 20.0,
 
 
 @dataclass
-class TuneOptions:
-    """Options of `tune`. Lists are the values to try; every combination is decoded."""
+class TuneOptions(ModelOptions):
+    """Options of `tune`. Lists are the values to try (a single value will do); every combination is
+    decoded."""
 
-    # A .nemo file, or the name of a pretrained model that NeMo can fetch.
-    model: str = MISSING
     # NeMo manifest of the dev set: JSON lines with audio_filepath (relative to the manifest) and text.
     manifest: str = MISSING
-    # flexctc_beam, cuda_wfst or paged_biglm for CTC, alsd_pp or aes_pp for RNN-T and TDT. null: that of
-    # the preset; without one flexctc_beam if the model has a CTC head, else alsd_pp.
-    strategy: str | None = None
-    # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo). For word graphs (cuda_wfst and
-    # paged_biglm) a word-level ARPA file, or the graph that `build-graph` made of one.
-    lm: str | None = None
-    # For paged_biglm: the large word-level LM, a file of `pack-lm` or ARPA; `lm` is the small one.
-    large_lm: str | None = None
-    # Text file of phrases to boost, one per line; their precision, recall and F-score are reported.
-    phrases: str | None = None
     # LM weights to try, natural log, >= 0; used if there is an LM. null: 0 .. 1, for word graphs
     # 0.3 .. 1.3.
     lm_weight: list[float] | None = None
@@ -71,7 +61,7 @@ class TuneOptions:
     beam_beta: list[float] = field(default_factory=lambda: [0.0, 0.5, 1.0, 1.5])
     # For RNN-T and TDT with an LM or phrases: how blanks are scored. With no_score only tokens pay for
     # the LM, so that its weight deletes words; a table shows it.
-    blank_scoring: list[str] = field(default_factory=lambda: ["lm_weighted_full", "no_score"])
+    blank_lm_score_mode: list[str] = field(default_factory=lambda: ["lm_weighted_full", "no_score"])
     # For RNN-T and TDT with an LM or phrases: when labels are dropped, after fusion (late) or before it
     # (early), such as [late,early]. null: as in the preset.
     pruning_mode: list[str] | None = None
@@ -82,39 +72,31 @@ class TuneOptions:
     beam_size: list[int] = field(default_factory=lambda: [8])
     # For word graphs: beam widths to try, natural log, > 0. null: 16, with phrases 16 and 40.
     beam_width: list[float] | None = None
-    # Preset whose other options are used: a YAML file, or the name of a shipped one. null: the shipped
-    # one that fits lm and phrases.
-    preset: str | None = None
     # What is best: wer, or fscore (of the phrases; the lower WER breaks ties).
     objective: str = "wer"
     # Write the best combination here, as a preset for `transcribe preset=...`.
     out: str | None = None
     # Combinations shown, best first.
     show: int = 20
-    # Utterances per batch of the encoder.
-    batch_size: int = 8
-    # Where the encoder runs: auto, cpu, cuda, cuda:1 ...
-    device: str = "auto"
     # How the encoder's output is kept between decodings: float32, or float16 for half the memory.
     store: str = "float32"
-    # Show NeMo's own messages.
-    verbose: bool = False
 
     def __post_init__(self) -> None:
-        for name in vars(Axes()):
+        super().__post_init__()
+        for name in Point.__annotations__:
             if getattr(self, name) == []:
                 raise ValueError(f"{name} is empty, expected values to try, such as {name}=[1,2]")
         from nemo_gpu_decoding.search.transducer.blank_scoring import BLANK_LM_SCORE_MODES  # needs numba
         from nemo_gpu_decoding.search.transducer.config import PRUNING_MODES
 
-        _check_names("blank_scoring", self.blank_scoring, BLANK_LM_SCORE_MODES)
+        _check_names("blank_lm_score_mode", self.blank_lm_score_mode, BLANK_LM_SCORE_MODES)
         _check_names("pruning_mode", self.pruning_mode or [], PRUNING_MODES)
-        if self.strategy not in (None, *STRATEGIES):
-            raise ValueError(f"strategy is {self.strategy!r}, expected one of {', '.join(STRATEGIES)}")
-        if self.store not in STORES:
-            raise ValueError(f"store is {self.store!r}, expected {' or '.join(STORES)}")
-        if self.objective not in ("wer", "fscore"):
-            raise ValueError(f"objective is {self.objective!r}, expected wer or fscore")
+        for name, known in (
+            ("strategy", [None, *STRATEGIES]), ("store", STORES), ("objective", OBJECTIVES),
+        ):  # fmt: skip
+            if getattr(self, name) not in known:
+                expected = ", ".join(map(str, filter(None, known)))
+                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {expected}")
         if self.objective == "fscore" and self.phrases is None:
             raise ValueError("objective is 'fscore', which needs phrases=FILE")
 
@@ -155,8 +137,7 @@ def run(options: TuneOptions) -> int:
     config = decoding_config(strategy, options.preset, loaded)
     dev = encode(head, utterances, batch_size=options.batch_size, dtype=options.store)
     decoder = head.search(config)
-    axes = axes_of(options, strategy, has_lm=options.lm is not None, has_phrases=bool(phrases))
-    points = list(axes.points())
+    points = points_of(options, strategy, has_lm=options.lm is not None, has_phrases=bool(phrases))
     trials = ranked(try_points(head, dev, decoder, points, phrases), options.objective)
     print(report(dev, trials, phrases, options.show))
     if head.name == "rnnt" and options.lm:
@@ -164,7 +145,7 @@ def run(options: TuneOptions) -> int:
     best = trials[0].point
     print(f"best: {best}")
     if options.out:
-        preset = decoding_config(strategy, options.preset, {**files, **vars(best)})
+        preset = decoding_config(strategy, options.preset, {**files, **best._asdict()})
         write_preset(Path(options.out), preset, preset_comment(options, trials[0]))
         print(f"written to {options.out}; use it with  transcribe preset={options.out}")
     return 0
@@ -179,7 +160,7 @@ def choose_strategy(options: TuneOptions, default_head: str) -> str:
     if options.strategy:
         return options.strategy
     if options.preset is None:
-        return "flexctc_beam" if default_head == "ctc" else "alsd_pp"
+        return DEFAULT_STRATEGY[default_head]
     strategy = str(load_preset(options.preset).strategy)
     if strategy not in STRATEGIES:
         expected = ", ".join(STRATEGIES)
@@ -187,40 +168,39 @@ def choose_strategy(options: TuneOptions, default_head: str) -> str:
     return strategy
 
 
-def axes_of(options: TuneOptions, strategy: str, *, has_lm: bool, has_phrases: bool) -> Axes:
+def points_of(options: TuneOptions, strategy: str, *, has_lm: bool, has_phrases: bool) -> list[Point]:
     """What to try with a strategy; without LM or phrases their weights are left out.
 
     Raises:
         ValueError: an option has no effect with the strategy.
     """
     section, head = section_of(strategy), STRATEGIES[strategy].family
-    is_fused = has_lm or has_phrases
+    is_fused, in_graph = has_lm or has_phrases, section == "wfst"
     for name, is_used in (
-        ("beam_width", section == "wfst"),
+        ("beam_width", in_graph),
         ("large_lm_weight", strategy == LARGE_LM_STRATEGY),
         ("pruning_mode", head == "rnnt" and is_fused),
     ):
         if getattr(options, name) and not is_used:
-            how = strategy if is_fused or section == "wfst" else f"{strategy} without lm or phrases"
+            how = strategy if is_fused or in_graph else f"{strategy} without lm or phrases"
             raise ValueError(f"{name} is {getattr(options, name)}, which has no effect with {how}")
     lm_weights = options.lm_weight or LM_WEIGHTS[section]
-    boosting_weights = (options.boosting_weight or BOOSTING_WEIGHTS[section]) if has_phrases else []
-    if section == "wfst":
-        return Axes(
+    phrases = (options.boosting_weight or BOOSTING_WEIGHTS[section]) if has_phrases else ()
+    if in_graph:
+        large = strategy == LARGE_LM_STRATEGY
+        return combinations(
             lm_weight=lm_weights,
-            boosting_weight=boosting_weights,
+            boosting_weight=phrases,
             beam_width=options.beam_width or BEAM_WIDTHS[: 1 + has_phrases],
-            large_lm_weight=(options.large_lm_weight or LARGE_LM_WEIGHTS)
-            if strategy == LARGE_LM_STRATEGY
-            else [],
+            large_lm_weight=(options.large_lm_weight or LARGE_LM_WEIGHTS) if large else (),
         )
-    return Axes(
+    return combinations(
         beam_size=options.beam_size,
-        beam_beta=options.beam_beta if head == "ctc" else [],
-        lm_weight=lm_weights if has_lm else [],
-        boosting_weight=boosting_weights,
-        blank_scoring=options.blank_scoring if head == "rnnt" and is_fused else [],
-        pruning_mode=options.pruning_mode or [],
+        beam_beta=options.beam_beta if head == "ctc" else (),
+        lm_weight=lm_weights if has_lm else (),
+        boosting_weight=phrases,
+        blank_lm_score_mode=options.blank_lm_score_mode if head == "rnnt" and is_fused else (),
+        pruning_mode=options.pruning_mode or (),
     )
 
 
@@ -276,13 +256,13 @@ def lm_weight_table(trials: Sequence[Trial]) -> str:
     alike = [
         trial
         for trial in trials
-        if replace(trial.point, lm_weight=None, blank_scoring=None)
-        == replace(best, lm_weight=None, blank_scoring=None)
+        if trial.point._replace(lm_weight=None, blank_lm_score_mode=None)
+        == best._replace(lm_weight=None, blank_lm_score_mode=None)
     ]
-    alike.sort(key=lambda trial: (trial.point.blank_scoring or "", trial.point.lm_weight or 0.0))
-    header = ["blank_scoring", "lm_weight", "WER %", "sub", "del", "ins"]
+    alike.sort(key=lambda trial: (trial.point.blank_lm_score_mode or "", trial.point.lm_weight or 0.0))
+    header = ["blank_lm_score_mode", "lm_weight", "WER %", "sub", "del", "ins"]
     rows = [
-        [t.point.blank_scoring, t.point.lm_weight, *score_cells(Score(t.score.errors, None))]
+        [t.point.blank_lm_score_mode, t.point.lm_weight, *score_cells(Score(t.score.errors, None))]
         for t in alike
     ]
     return format_table(header, rows)

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nemo_gpu_decoding.cli import examination
+from nemo_gpu_decoding.cli import environment
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cuda.launch import use_runtime
 
 
 def facts():
-    return {fact.name: fact for fact in examination.examine()}
+    return {fact.name: fact for fact in environment.examine()}
 
 
 def test_tables_name_versions_and_strategies(capsys):
@@ -47,28 +47,28 @@ def test_json_has_the_same_facts(capsys):
     ],
 )
 def test_nemo_versions(version, found, advice, monkeypatch):
-    monkeypatch.setattr(examination, "installed_version", lambda _: version)
-    fact = examination.nemo_fact()
+    monkeypatch.setattr(environment, "installed_version", lambda _: version)
+    fact = environment.nemo_fact()
     assert fact.found == found
     assert advice in fact.advice
     assert bool(advice) == bool(fact.advice)
 
 
 def test_a_missing_cuda_python_says_when_it_is_needed(monkeypatch):
-    monkeypatch.setattr(examination, "installed_version", lambda _: None)
-    assert "only needed on a GPU" in examination.cuda_python_fact().advice
+    monkeypatch.setattr(environment, "installed_version", lambda _: None)
+    assert "only needed on a GPU" in environment.cuda_python_fact().advice
 
 
 def test_registration(monkeypatch):
-    assert "registers itself" in examination.registration_fact().found
-    monkeypatch.setattr(examination.importlib.util, "find_spec", lambda _: None)
-    assert examination.registration_fact().advice == "call nemo_gpu_decoding.register()"
+    assert "registers itself" in environment.registration_fact().found
+    monkeypatch.setattr(environment.importlib.util, "find_spec", lambda _: None)
+    assert environment.registration_fact().advice == "call nemo_gpu_decoding.register()"
 
     def no_namespace(_):
         raise ModuleNotFoundError
 
-    monkeypatch.setattr(examination.importlib.util, "find_spec", no_namespace)
-    assert examination.registration_fact().advice == "call nemo_gpu_decoding.register()"
+    monkeypatch.setattr(environment.importlib.util, "find_spec", no_namespace)
+    assert environment.registration_fact().advice == "call nemo_gpu_decoding.register()"
 
 
 def fake_tool(tmp_path, monkeypatch, script):
@@ -80,25 +80,25 @@ def fake_tool(tmp_path, monkeypatch, script):
 
 def test_the_driver_version_comes_from_nvidia_smi(tmp_path, monkeypatch):
     fake_tool(tmp_path, monkeypatch, "echo 570.86.10; echo 570.86.10")
-    assert examination.driver_fact().found == "570.86.10"
+    assert environment.driver_fact().found == "570.86.10"
 
 
 def test_a_failing_nvidia_smi_is_quoted(tmp_path, monkeypatch):
     fake_tool(tmp_path, monkeypatch, "echo cannot talk to the driver; exit 9")
-    fact = examination.driver_fact()
+    fact = environment.driver_fact()
     assert (fact.found, fact.advice) == ("nvidia-smi fails", "cannot talk to the driver")
 
 
 def test_no_driver(monkeypatch):
-    monkeypatch.setattr(examination.shutil, "which", lambda _: None)
-    assert examination.driver_fact().found == "none"
-    assert examination.gpu_advice(cuda_build=True) == "decoding runs on the CPU"
+    monkeypatch.setattr(environment.shutil, "which", lambda _: None)
+    assert environment.driver_fact().found == "none"
+    assert environment.gpu_advice(cuda_build=True) == "decoding runs on the CPU"
 
 
 def test_a_driver_without_a_usable_torch(monkeypatch):
-    monkeypatch.setattr(examination.shutil, "which", lambda _: "nvidia-smi")
-    assert "install a CUDA build of torch" in examination.gpu_advice(cuda_build=False)
-    assert "CUDA_VISIBLE_DEVICES" in examination.gpu_advice(cuda_build=True)
+    monkeypatch.setattr(environment.shutil, "which", lambda _: "nvidia-smi")
+    assert "install a CUDA build of torch" in environment.gpu_advice(cuda_build=False)
+    assert "CUDA_VISIBLE_DEVICES" in environment.gpu_advice(cuda_build=True)
 
 
 @pytest.fixture
@@ -131,9 +131,9 @@ class FakeRuntime:
 )
 def test_a_gpu_and_whether_kernels_run_on_it(reason, found, path):
     with use_runtime(FakeRuntime(reason)):
-        (card,) = [fact for fact in examination.torch_facts() if fact.name == "GPU 0"]
-        kernels = examination.kernels_fact()
-        rows = examination.strategy_paths()
+        (card,) = [fact for fact in environment.torch_facts() if fact.name == "GPU 0"]
+        kernels = environment.kernels_fact()
+        rows = environment.strategy_paths()
     assert card.found == "Test GPU, 80 GiB, sm_90"
     assert (kernels.found, kernels.advice) == (found, reason or "")
     assert (reason or "") in card.advice
@@ -144,9 +144,9 @@ def test_a_gpu_and_whether_kernels_run_on_it(reason, found, path):
 
 @pytest.mark.usefixtures("gpu")
 def test_a_strategy_without_kernels_runs_on_the_cpu_and_says_so(monkeypatch):
-    monkeypatch.setattr(examination, "kernel_files", list)
+    monkeypatch.setattr(environment, "kernel_files", list)
     with use_runtime(FakeRuntime(None)):
-        rows = examination.strategy_paths()
+        rows = environment.strategy_paths()
     assert {(row.path, row.why) for row in rows} == {("cpu", "it has no CUDA kernels in this version")}
 
 
@@ -156,35 +156,35 @@ def test_a_gpu_that_torch_fails_on_is_explained_and_not_raised(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", fail)
-    assert examination.cuda_obstacle() == "CUDA unknown error"
+    assert environment.cuda_obstacle() == "CUDA unknown error"
 
 
 def test_nvrtc_versions_and_failures(monkeypatch):
-    monkeypatch.setattr(examination.nvrtc, "version", lambda: (13, 1))
-    assert examination.nvrtc_fact().found == "13.1"
+    monkeypatch.setattr(environment.nvrtc, "version", lambda: (13, 1))
+    assert environment.nvrtc_fact().found == "13.1"
 
     def fail():
         raise RuntimeError("no such library")
 
-    monkeypatch.setattr(examination.nvrtc, "version", fail)
-    fact = examination.nvrtc_fact()
+    monkeypatch.setattr(environment.nvrtc, "version", fail)
+    fact = environment.nvrtc_fact()
     assert fact.found == "not usable"
     assert "RuntimeError" in fact.advice
 
 
 def test_a_driver_tool_that_hangs_does_not_hang_doctor(monkeypatch):
     def hang(*_, timeout, **__):
-        raise examination.subprocess.TimeoutExpired("nvidia-smi", timeout)
+        raise environment.subprocess.TimeoutExpired("nvidia-smi", timeout)
 
-    monkeypatch.setattr(examination.shutil, "which", lambda _: "nvidia-smi")
-    monkeypatch.setattr(examination.subprocess, "run", hang)
-    assert examination.driver_fact().found == "nvidia-smi does not answer"
+    monkeypatch.setattr(environment.shutil, "which", lambda _: "nvidia-smi")
+    monkeypatch.setattr(environment.subprocess, "run", hang)
+    assert environment.driver_fact().found == "nvidia-smi does not answer"
 
 
 @pytest.mark.parametrize(("folder", "advised"), [("/tmp/x", True), ("/home/me/.cache/x", False)])
 def test_compiled_code_in_a_temporary_folder_gets_advice(folder, advised, monkeypatch):
-    monkeypatch.setattr(examination, "cache_folder", lambda: Path(folder))
-    monkeypatch.setattr(examination.tempfile, "gettempdir", lambda: "/tmp")
-    fact = examination.numba_facts()[1]
+    monkeypatch.setattr(environment, "cache_folder", lambda: Path(folder))
+    monkeypatch.setattr(environment.tempfile, "gettempdir", lambda: "/tmp")
+    fact = environment.numba_facts()[1]
     assert fact.found == folder
     assert ("NEMO_GPU_DECODING_CACHE=FOLDER" in fact.advice) == advised

@@ -101,7 +101,7 @@ def test_value_errors_are_mendable_only_where_our_code_raises_them():
 def test_help_needs_neither_torch_nor_nemo():
     code = (
         "import sys; from nemo_gpu_decoding.cli.main import main; main(['transcribe', '--help']);"
-        "main(['tune', '--help']); main(['demo', '--help']); main(['doctor', '--help']);"
+        "main(['tune', '--help']); main(['doctor', '--help']);"
         "sys.exit(any(m in sys.modules for m in ('torch', 'nemo', 'numba')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from omegaconf import OmegaConf
 
-from nemo_gpu_decoding.cli.options import UsageError
-from nemo_gpu_decoding.cli.presets import decoding_config, load_preset, write_preset
+from nemo_gpu_decoding.cli.decoding import decoding_config
+from nemo_gpu_decoding.presets import load_preset, write_preset
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_given_strategy_wins_over_the_presets():
 
 @pytest.mark.parametrize("option", ["lm", "phrases"])
 def test_a_missing_file_is_named(option):
-    with pytest.raises(UsageError, match=f"{option}=nowhere is no file here"):
+    with pytest.raises(ValueError, match=f"{option}=nowhere is no file here"):
         decoding_config(None, None, {option: "nowhere"})
 
 
@@ -109,9 +109,9 @@ def test_a_large_lm_beside_the_small_one(tmp_path, files):
     write_preset(tmp_path / "best.yaml", config, "")
     assert "large_lm_path: large.packed" in (tmp_path / "best.yaml").read_text()
     assert load_preset(str(tmp_path / "best.yaml")) == config
-    with pytest.raises(UsageError, match=r"large_lm=.* has no effect with strategy cuda_wfst"):
+    with pytest.raises(ValueError, match=r"large_lm=.* has no effect with strategy cuda_wfst"):
         decoding_config("cuda_wfst", None, options)
-    with pytest.raises(UsageError, match="large_lm=nowhere is no file here"):
+    with pytest.raises(ValueError, match="large_lm=nowhere is no file here"):
         decoding_config("paged_biglm", None, {"large_lm": "nowhere"})
 
 
@@ -124,16 +124,16 @@ def test_the_lm_of_a_graph_goes_with_the_graph(tmp_path, files):
 
 @pytest.mark.parametrize(
     ("strategy", "option"),
-    [("cuda_wfst", "beam_size"), ("cuda_wfst", "beam_beta"), ("wfst", "blank_scoring")]
+    [("cuda_wfst", "beam_size"), ("cuda_wfst", "beam_beta"), ("wfst", "blank_lm_score_mode")]
     + [(name, "beam_width") for name in ("flexctc_beam", "alsd_pp", "beam_batch")],
 )
 def test_an_option_of_other_strategies_is_refused(strategy, option):
-    with pytest.raises(UsageError, match=f"{option}=3 has no effect with strategy {strategy}"):
+    with pytest.raises(ValueError, match=f"{option}=3 has no effect with strategy {strategy}"):
         decoding_config(strategy, None, {option: 3})
 
 
 def test_an_unknown_preset_lists_the_shipped_ones():
-    with pytest.raises(UsageError, match=r"preset=best is no file here .*flexctc_beam"):
+    with pytest.raises(ValueError, match=r"preset=best is no file here .*flexctc_beam"):
         load_preset("best")
 
 
@@ -144,7 +144,7 @@ def test_an_unknown_preset_lists_the_shipped_ones():
 def test_a_bad_preset_file_is_refused(text, problem, tmp_path):
     file = tmp_path / "bad.yaml"
     file.write_text(text)
-    with pytest.raises(UsageError, match=problem):
+    with pytest.raises(ValueError, match=problem):
         load_preset(str(file))
 
 

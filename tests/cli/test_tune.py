@@ -8,9 +8,9 @@ from nemo_gpu_decoding.cli.dev_set import Decoded, Score
 from nemo_gpu_decoding.cli.grid import Point, varied
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options
-from nemo_gpu_decoding.cli.presets import load_preset
-from nemo_gpu_decoding.cli.tune import Trial, TuneOptions, axes_of, ranked
+from nemo_gpu_decoding.cli.tune import Trial, TuneOptions, points_of, ranked
 from nemo_gpu_decoding.metrics import PhraseScore, WordErrors
+from nemo_gpu_decoding.presets import load_preset
 
 
 def options(*arguments):
@@ -18,7 +18,7 @@ def options(*arguments):
 
 
 def grid(options, strategy="flexctc_beam", has_lm=True, has_phrases=True):
-    return list(axes_of(options, strategy, has_lm=has_lm, has_phrases=has_phrases).points())
+    return points_of(options, strategy, has_lm=has_lm, has_phrases=has_phrases)
 
 
 def trial(wrong, found=0, **point):
@@ -56,8 +56,8 @@ def test_the_f_score_can_be_the_objective():
     ("argument", "problem"),
     [
         ("lm_weight=[]", "lm_weight is empty"),
-        ("store=int8", "store is 'int8', expected float32 or float16"),
-        ("objective=cer", "objective is 'cer', expected wer or fscore"),
+        ("store=int8", "store is 'int8', expected one of float32, float16"),
+        ("objective=cer", "objective is 'cer', expected one of wer, fscore"),
         ("objective=fscore", "needs phrases=FILE"),
         (
             "strategy=beam",
@@ -65,7 +65,7 @@ def test_the_f_score_can_be_the_objective():
         ),
         ("beam_width=[]", "beam_width is empty"),
         ("large_lm_weight=[]", "large_lm_weight is empty"),
-        ("blank_scoring=[half]", "blank_scoring holds half"),
+        ("blank_lm_score_mode=[half]", "blank_lm_score_mode holds half"),
         ("pruning_mode=[soon,late]", "pruning_mode holds soon, expected any of late, early"),
     ],
 )
@@ -114,7 +114,7 @@ def test_a_transducer_is_tuned_with_both_ways_of_scoring_blanks(assets, manifest
     assert main(["tune", *arguments]) == 0
     out = capsys.readouterr().out
     assert "pruning_mode" in out.splitlines()[0]
-    table = out[out.index("\n\nblank_scoring") :]
+    table = out[out.index("\n\nblank_lm_score_mode") :]
     assert table.count("\nno_score") == table.count("\nlm_weighted_full") == 2
     preset = load_preset(str(best))
     assert preset.strategy == "alsd_pp"
@@ -125,15 +125,17 @@ def test_a_transducer_is_tuned_with_both_ways_of_scoring_blanks(assets, manifest
 
 
 def test_points_of_a_transducer_have_no_insertion_bonus_and_no_blank_scoring_without_fusion():
-    small = options("lm_weight=[0.5]", "beam_beta=[0,1]", "blank_scoring=[no_score,lm_weighted_full]")
+    small = options(
+        "lm_weight=[0.5]", "beam_beta=[0,1]", "blank_lm_score_mode=[no_score,lm_weighted_full]"
+    )
     fused = grid(small, "alsd_pp", has_phrases=False)
-    assert [point.blank_scoring for point in fused] == ["no_score", "lm_weighted_full"]
+    assert [point.blank_lm_score_mode for point in fused] == ["no_score", "lm_weighted_full"]
     assert {point.beam_beta for point in fused} == {None}
     assert grid(small, "alsd_pp", has_lm=False, has_phrases=False) == [Point(8, None, None, None)]
 
 
 def test_transducers_are_tried_with_the_pruning_modes_that_are_named():
-    small = options("lm_weight=[0.5]", "blank_scoring=[no_score]", "pruning_mode=[late,early]")
+    small = options("lm_weight=[0.5]", "blank_lm_score_mode=[no_score]", "pruning_mode=[late,early]")
     points = grid(small, "aes_pp", has_phrases=False)
     assert [point.pruning_mode for point in points] == ["late", "early"]
     assert {point.pruning_mode for point in grid(options(), "aes_pp")} == {None}

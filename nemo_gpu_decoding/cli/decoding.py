@@ -1,46 +1,41 @@
-"""Presets: a strategy and its options in NeMo's own keys, as YAML (a model's `decoding` section)."""
+"""From options of the command line to NeMo's `decoding` section."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import MISSING, DictConfig, OmegaConf
 
-from nemo_gpu_decoding import presets as shipped
-from nemo_gpu_decoding.cli.options import UsageError
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, find_strategy
-from nemo_gpu_decoding.presets import preset_names
+from nemo_gpu_decoding.presets import load_preset, preset_names
 
-DEFAULT_STRATEGY = "flexctc_beam"
+DEFAULT_STRATEGY = {"ctc": "flexctc_beam", "rnnt": "alsd_pp"}  # by head of the model
 LARGE_LM_STRATEGY = "paged_biglm"  # the one with a second LM
-# by section of the options: option of the command line -> NeMo's key in that section
-DECODING_KEYS = {
-    "beam": {
-        "beam_size": "beam_size",
-        "lm": "ngram_lm_model",
-        "lm_weight": "ngram_lm_alpha",
-        "beam_beta": "beam_beta",
-        "blank_scoring": "blank_lm_score_mode",
-        "pruning_mode": "pruning_mode",
-        "phrases": "boosting_tree.key_phrases_file",
-        "boosting_weight": "boosting_tree_alpha",
-    },
-    "wfst": {
-        "beam_width": "beam_width",
-        "lm": "arpa_lm_path",  # or, for a graph, wfst_lm_path
-        "lm_weight": "lm_weight",
-        "phrases": "boosting_tree.key_phrases_file",
-        "boosting_weight": "boosting_tree_alpha",
-    },
+
+# option -> key of NeMo's section: the same name, but for what both sections have under different ones
+BEAM_KEYS = {
+    "beam_size": "beam_size",
+    "lm": "ngram_lm_model",
+    "lm_weight": "ngram_lm_alpha",
+    "beam_beta": "beam_beta",
+    "blank_lm_score_mode": "blank_lm_score_mode",
+    "pruning_mode": "pruning_mode",
+    "phrases": "boosting_tree.key_phrases_file",
+    "boosting_weight": "boosting_tree_alpha",
 }
-LARGE_LM_KEYS = {
-    "large_lm": "large_lm_path",
-    "large_lm_weight": "large_lm_weight",
-}  # besides those of "wfst"
+WORD_GRAPH_KEYS = {
+    "beam_width": "beam_width",
+    "lm": "arpa_lm_path",  # or, for a graph, wfst_lm_path
+    "lm_weight": "lm_weight",
+    "phrases": "boosting_tree.key_phrases_file",
+    "boosting_weight": "boosting_tree_alpha",
+}
+LARGE_LM_KEYS = {"large_lm": "large_lm_path", "large_lm_weight": "large_lm_weight"}
+FILES = ("lm", "large_lm", "phrases")
+
 # Values that suit an LM, phrases, or both better than those of the shipped presets, by strategy
 _WORD_PHRASES = {"beam_width": 30.0, "lm_weight": 0.5, "boosting_tree_alpha": 15.0}
 SUITED: dict[str, dict[str, dict[str, Any]]] = {
@@ -58,43 +53,48 @@ SUITED: dict[str, dict[str, dict[str, Any]]] = {
         "both": {"boosting_tree_alpha": 0.5},
     },
 }
-# paths in presets are relative to the preset, so that a folder with preset and LM can be moved
-PATH_KEYS = (
-    "beam.ngram_lm_model",
-    "beam.boosting_tree.key_phrases_file",
-    "beam.boosting_tree.model_path",
-    "wfst.arpa_lm_path",
-    "wfst.wfst_lm_path",
-    "wfst.words_path",
-    "wfst.large_lm_path",
-    "wfst.small_lm_path",
-    "wfst.boosting_tree.key_phrases_file",
-)
 
 
-def load_preset(name: str) -> DictConfig:
-    """Read a preset by its name in the package or by its path; file names in it become absolute.
+@dataclass
+class ModelOptions:
+    """Options of the commands that decode with a model."""
 
-    Raises:
-        UsageError: there is no such preset, or it is no mapping with a `strategy`.
-    """
-    file = Path(name)
-    if not file.is_file():
-        if name in preset_names():
-            return shipped.load_preset(name)
-        ours = ", ".join(preset_names())
-        raise UsageError(f"preset={name} is no file here and none of the shipped ones ({ours})")
-    try:
-        config = OmegaConf.create(yaml.safe_load(file.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise UsageError(f"preset={name} is not valid YAML: {error}") from error
-    if not isinstance(config, DictConfig) or "strategy" not in config:
-        raise UsageError(f"preset={name}: expected a mapping with the key `strategy`")
-    for key in PATH_KEYS:
-        value = OmegaConf.select(config, key)
-        if value:
-            OmegaConf.update(config, key, str((file.parent / value).resolve()))
-    return config
+    # A .nemo file, or the name of a pretrained model that NeMo can fetch.
+    model: str = MISSING
+    # Decoding strategy: flexctc_beam, cuda_wfst (word graphs) or paged_biglm (with a large LM besides)
+    # for CTC, alsd_pp or aes_pp for RNN-T and TDT; `transcribe` takes NeMo's own as well, such as
+    # greedy_batch. null: that of the preset; without one flexctc_beam if the model has a CTC head (and
+    # head=rnnt is not given), else alsd_pp.
+    strategy: str | None = None
+    # A YAML file with decoding options in NeMo's keys (`tune` writes one), or the name of a shipped one.
+    # null: the shipped one of the strategy, with values that suit lm and phrases where they are given.
+    # Options given here win over it.
+    preset: str | None = None
+    # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo). For word graphs a word-level ARPA
+    # file, or the graph that `build-graph` made of one.
+    lm: str | None = None
+    # For paged_biglm: the large word-level LM, a file of `pack-lm` or an ARPA file; `lm` is then the
+    # small one. If that is a graph, wfst.small_lm_path (in a preset, or decoding.wfst.small_lm_path of
+    # `transcribe`) says what it was made of.
+    large_lm: str | None = None
+    # Text file of phrases to boost, one per line; `tune` reports their precision, recall and F-score.
+    phrases: str | None = None
+    # Utterances per batch of the encoder.
+    batch_size: int = 8
+    # Where the model runs: auto, cpu, cuda, cuda:1 ...
+    device: str = "auto"
+    # Show NeMo's own messages.
+    verbose: bool = False
+
+    def __post_init__(self) -> None:
+        check_counts(self, "batch_size")
+
+
+def check_counts(options: Any, *names: str) -> None:
+    """Raise a ValueError for the first of these options that is below 1."""
+    for name in names:
+        if getattr(options, name) < 1:
+            raise ValueError(f"{name} is {getattr(options, name)}, expected an integer >= 1")
 
 
 def section_of(strategy: str) -> str:
@@ -105,9 +105,9 @@ def section_of(strategy: str) -> str:
 
 
 def keys_of(config: DictConfig) -> dict[str, str]:
-    """What `DECODING_KEYS` has for a config's strategy, under whichever name that stands there."""
+    """The options that mean something to a config's strategy, under whichever name that stands there."""
     spec = find_strategy(config)
-    keys = DECODING_KEYS[section_of(str(config.strategy))]
+    keys = WORD_GRAPH_KEYS if section_of(str(config.strategy)) == "wfst" else BEAM_KEYS
     return keys | LARGE_LM_KEYS if spec is not None and spec.name == LARGE_LM_STRATEGY else keys
 
 
@@ -118,29 +118,27 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
     where they are given; without a strategy it is that of the preset, or flexctc_beam.
 
     Raises:
-        UsageError: the preset cannot be read, a file that an option names does not exist, or an option
+        ValueError: the preset cannot be read, a file that an option names does not exist, or an option
             has no effect with the strategy.
     """
     if preset is None:
-        config = _shipped_config(strategy or DEFAULT_STRATEGY, options)
+        config = _shipped_config(strategy or DEFAULT_STRATEGY["ctc"], options)
     else:
         config = load_preset(preset)
     if strategy is not None:
         config.strategy = strategy
     section = section_of(str(config.strategy))
     keys = keys_of(config)
-    for name in dict.fromkeys(
-        name for names in (*DECODING_KEYS.values(), LARGE_LM_KEYS) for name in names
-    ):
+    for name in BEAM_KEYS | WORD_GRAPH_KEYS | LARGE_LM_KEYS:
         value = options.get(name)
         if value is None:
             continue
         if name not in keys:
-            raise UsageError(
+            raise ValueError(
                 f"{name}={value} has no effect with strategy {config.strategy}, whose options are "
                 f"{', '.join(keys)}, and decoding.{section}.KEY=VALUE"
             )
-        if name in ("lm", "large_lm", "phrases"):
+        if name in FILES:
             value = existing_file(name, str(value))
         if (section, name) == ("wfst", "lm"):
             _set_word_lm(config, value)
@@ -178,7 +176,7 @@ def existing_file(option: str, value: str) -> str:
     """The absolute path of a file that an option names."""
     path = Path(value).expanduser()
     if not path.is_file():
-        raise UsageError(f"{option}={value} is no file here")
+        raise ValueError(f"{option}={value} is no file here")
     return str(path.resolve())
 
 
@@ -195,31 +193,11 @@ def writable_file(option: str, value: str) -> Path:
     """Where an option wants a file to be written.
 
     Raises:
-        UsageError: its folder does not exist, or it is a folder itself.
+        ValueError: its folder does not exist, or it is a folder itself.
     """
     path = Path(value).expanduser()
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"{option}={value}: there is no folder {path.parent}")
+        raise ValueError(f"{option}={value}: there is no folder {path.parent}")
     if path.is_dir():
-        raise UsageError(f"{option}={value} is a folder, expected a file to write")
+        raise ValueError(f"{option}={value} is a folder, expected a file to write")
     return path
-
-
-def write_preset(file: Path, config: Mapping[str, Any], comment: str) -> None:
-    """Write a preset that `load_preset` reads back; files in it become relative where that is short."""
-    config = OmegaConf.create(dict(config))
-    for key in PATH_KEYS:
-        value = OmegaConf.select(config, key)
-        if value:
-            OmegaConf.update(config, key, _relative(Path(value).resolve(), file.resolve().parent))
-    header = "".join(f"# {line}\n" for line in comment.splitlines())
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(header + OmegaConf.to_yaml(config), encoding="utf-8")
-
-
-def _relative(path: Path, folder: Path) -> str:
-    """Relative within the folder or its parent, else absolute: long `../..` chains break easily."""
-    for up, base in (("", folder), ("../", folder.parent)):
-        if path.is_relative_to(base):
-            return up + path.relative_to(base).as_posix()
-    return str(path)

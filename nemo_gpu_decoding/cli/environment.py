@@ -172,15 +172,9 @@ def numba_facts() -> list[Fact]:
 
 def strategy_paths() -> list[StrategyPath]:
     """Every registered strategy and the backend that `auto` means for it here."""
-    obstacle = cuda_obstacle()
-    kernels = kernel_files()
-    paths = []
-    for spec in STRATEGIES.values():
-        missing = f"search/{spec.name}/kernel.cu" not in kernels
-        why_not = "it has no CUDA kernels in this version" if missing else obstacle
-        why = why_not or "tensors on the GPU are decoded there"
-        paths.append(StrategyPath(spec.name, MODELS[spec.family], "cpu" if why_not else "cuda", why))
-    return paths
+    why_not = cuda_obstacle() if kernel_files() else "it has no CUDA kernels in this version"
+    path, why = ("cpu", why_not) if why_not else ("cuda", "tensors on the GPU are decoded there")
+    return [StrategyPath(s.name, MODELS[s.family], path, why) for s in STRATEGIES.values()]
 
 
 def installed_version(distribution: str) -> str | None:

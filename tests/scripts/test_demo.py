@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import sys
 
 import pytest
 
-from nemo_gpu_decoding.cli import demo
-from nemo_gpu_decoding.cli.demo import Row, differences
 from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet
-from nemo_gpu_decoding.cli.main import main
+from nemo_gpu_decoding.cli.options import options_of
+from tests.assets import ROOT
+
+spec = importlib.util.spec_from_file_location("demo", ROOT / "scripts" / "demo.py")
+demo = importlib.util.module_from_spec(spec)
+sys.modules["demo"] = demo  # where dataclasses look for the module of their fields' types
+spec.loader.exec_module(demo)
+Row, differences = demo.Row, demo.differences
 
 STRATEGIES = {"ctc": "flexctc_beam", "rnnt": "alsd_pp", "tdt": "alsd_pp"}
 WORD_GRAPH = ["cuda_wfst + LM", "cuda_wfst + LM + phrases"]
 TWO_LMS = [f"paged_biglm + {lms}" for lms in ("small LM", "large LM", "large LM + phrases")]
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """The script, with arguments."""
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["demo.py", *arguments])
+        return demo.main()
+
+    return call
 
 
 @pytest.fixture
@@ -23,11 +41,11 @@ def timed_once(monkeypatch):
 
 
 @pytest.mark.nemo
-def test_each_step_of_the_demo_helps(tmp_path, capsys, timed_once):
+def test_each_step_of_the_demo_helps(run, tmp_path, capsys, timed_once):
     pytest.importorskip("nemo.collections.asr")
     pytest.importorskip("kaldifst")
     out = tmp_path / "build" / "demo.json"
-    assert main(["demo", f"out={out}", "show=1"]) == 0
+    assert run(f"out={out}", "show=1") == 0
     rows = json.loads(out.read_text())
     assert all(set(row) == {"model", "decoder", "wer", "fscore", "seconds"} for row in rows)
     assert all(row["seconds"] > 0 for row in rows)
@@ -72,12 +90,26 @@ def test_transcripts_are_shown_where_decoders_differ():
 
 
 @pytest.mark.nemo
-def test_a_part_of_the_set_with_another_beam(capsys, timed_once):
+def test_a_part_of_the_set_with_another_beam(run, capsys, timed_once):
     pytest.importorskip("nemo.collections.asr")
-    assert main(["demo", "models=[tdt]", "utterances=2", "beam_size=2"]) == 0
+    assert run("models=[tdt]", "utterances=2", "beam_size=2") == 0
     assert "\ntdt: 2 utterances, 7 s of speech" in capsys.readouterr().out
 
 
-def test_without_the_material_the_demo_says_where_it_comes_from(tmp_path, capsys):
-    assert main(["demo", f"data={tmp_path}"]) == 2
-    assert "comes with the source tree" in capsys.readouterr().err
+def test_without_the_material_the_demo_says_where_it_comes_from(run, tmp_path, capsys):
+    assert run(f"data={tmp_path}") == 2
+    assert "expected the folder assets/self of the source tree" in capsys.readouterr().err
+
+
+def test_help_explains_every_option(run, capsys):
+    assert run("--help") == 0
+    out = capsys.readouterr().out
+    assert "usage: python scripts/demo.py [key=value ...]" in out
+    for option in options_of(demo.DemoOptions):
+        assert f"  {option.name}=" in out
+        assert option.comment
+
+
+def test_a_wrong_option_is_explained(run, capsys):
+    assert run("models=[cct]") == 2
+    assert "models is ['cct'], expected any of ctc, rnnt, tdt" in capsys.readouterr().err

@@ -1,4 +1,8 @@
-"""`nemo-gpu-decoding demo`: what a beam, an LM and boosted phrases do to real mistakes."""
+"""`make demo`: what a beam, an LM and boosted phrases do to real mistakes, on the speech that the source
+tree ships.
+
+    python scripts/demo.py models=[ctc] show=10 beam_size=16
+"""
 
 from __future__ import annotations
 
@@ -12,19 +16,21 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nemo_gpu_decoding.cli.decoding import load_phrase_file
 from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Score, encode
 from nemo_gpu_decoding.cli.grid import Point, at_point
-from nemo_gpu_decoding.cli.options import UsageError
-from nemo_gpu_decoding.cli.presets import load_phrase_file, load_preset
+from nemo_gpu_decoding.cli.main import guarded
+from nemo_gpu_decoding.cli.options import help_text, parse_options
 from nemo_gpu_decoding.manifest import Utterance, read_manifest
 from nemo_gpu_decoding.metrics import word_errors
+from nemo_gpu_decoding.presets import load_preset
 from nemo_gpu_decoding.report import format_table
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from nemo_gpu_decoding.cli.dev_set import Search
     from nemo_gpu_decoding.nemo_plugin.model import Head
+    from nemo_gpu_decoding.search.decoder import Decoder
 
 EXAMPLES = ("", "out=build/demo.json", "models=[ctc] show=10 beam_size=16")
 # model -> its file in models/ and its presets, which `tune` found on the dev set
@@ -33,6 +39,7 @@ MODELS = {
     "rnnt": ("self_hybrid_rnnt.nemo", ("demo_rnnt.yaml",)),
     "tdt": ("self_hybrid_tdt.nemo", ("demo_tdt.yaml",)),
 }
+ROOT = Path(__file__).resolve().parents[1]
 REPEATS = 5  # times each decoder is timed; the median is shown
 
 
@@ -41,8 +48,9 @@ class DemoOptions:
     """Options of `demo`."""
 
     # Folder with models/, speech/test.json, phrases.txt and the presets demo.yaml, demo_wfst.yaml,
-    # demo_paged.yaml, demo_rnnt.yaml and demo_tdt.yaml. null: assets/self of the source tree.
-    data: str | None = None
+    # demo_paged.yaml, demo_rnnt.yaml and demo_tdt.yaml. the default is assets/self of the
+    # source tree.
+    data: str = str(ROOT / "assets" / "self")
     # Write the rows of the table here as JSON: a list of objects with model, decoder, wer,
     # fscore, seconds.
     out: str | None = None
@@ -61,9 +69,6 @@ class DemoOptions:
             raise ValueError(f"models is {self.models}, expected any of {', '.join(MODELS)}")
 
 
-OPTIONS = DemoOptions
-
-
 @dataclass(frozen=True)
 class Row:
     """One decoder on the whole test set."""
@@ -77,7 +82,11 @@ class Row:
 def run(options: DemoOptions) -> int:
     """For every model: encode the test speech once, decode it in several ways, print a table and some
     transcripts."""
-    data = find_data(options.data)
+    data = Path(options.data)
+    if not (data / "demo.yaml").is_file():
+        raise ValueError(
+            f"data={data} has no demo.yaml, expected the folder assets/self of the source tree"
+        )
     utterances = read_manifest(data / "speech" / "test.json")[: options.utterances]
     phrases = load_phrase_file("phrases", str(data / "phrases.txt"))
     rows: list[Row] = []
@@ -127,22 +136,7 @@ def decode_model(
     return test, rows
 
 
-def find_data(folder: str | None) -> Path:
-    """The folder with the demo's material.
-
-    Raises:
-        UsageError: it is not there.
-    """
-    data = Path(folder) if folder else Path(__file__).resolve().parents[2] / "assets" / "self"
-    if not (data / "demo.yaml").is_file():
-        raise UsageError(
-            f"no demo.yaml in {data}: the demo's speech comes with the source tree, not with the "
-            "installed package. Run it from a clone, or name the folder with data=..."
-        )
-    return data
-
-
-def steps_of(head: Head, preset: DictConfig) -> dict[str, Search]:
+def steps_of(head: Head, preset: DictConfig) -> dict[str, Decoder]:
     """The decoder of a preset without anything, with the LM, with LM and phrases."""
     from nemo_gpu_decoding.search.word_graph.composition.decoder import PagedBigLM
     from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
@@ -172,7 +166,7 @@ def steps_of(head: Head, preset: DictConfig) -> dict[str, Search]:
     }
 
 
-def decode_beam(test: DevSet, ours: Search, head: Head) -> Decoded:
+def decode_beam(test: DevSet, ours: Decoder, head: Head) -> Decoded:
     """All utterances, several times: the median of the seconds counts."""
     ours.decode(test.batches[0].inputs[:1], test.batches[0].lengths[:1])  # compile before timing
     runs = [test.decode(ours, head.text_of) for _ in range(REPEATS)]
@@ -244,3 +238,17 @@ def json_row(row: Row) -> dict[str, Any]:
 
 def say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """The command: 0, or another exit code as of `nemo-gpu-decoding`."""
+    arguments, program = sys.argv[1:], "python scripts/demo.py"
+    if any(argument in ("-h", "--help") for argument in arguments):
+        summary = "greedy against beam, + LM, + phrases on the speech in this repository"
+        print(help_text(program, summary, DemoOptions, EXAMPLES))
+        return 0
+    return guarded(program, lambda: run(parse_options(DemoOptions, arguments)), __name__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
