@@ -9,7 +9,8 @@ from nemo_gpu_decoding.cuda.sources import PACKAGE
 
 # Each room may import those before it and those in its own row; files at the root are rooms, too.
 ORDER = [
-    {"__init__", "checks", "jit", "vocabulary", "cache", "metrics", "manifest", "report", "presets"},
+    {"__init__", "checks", "jit", "vocabulary", "cache", "container", "metrics", "manifest", "report"}
+    | {"presets"},
     {"cuda"},
     {"fusion", "lm"},
     {"graph"},

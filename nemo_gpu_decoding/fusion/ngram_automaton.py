@@ -27,8 +27,7 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.lm.arpa import NGramBlock
 from nemo_gpu_decoding.lm.automaton import BackoffArcs
 from nemo_gpu_decoding.lm.packed import NO_LABEL, ROOT
-from nemo_gpu_decoding.lm.scratch import Scratch
-from nemo_gpu_decoding.lm.trie import NGramTrie
+from nemo_gpu_decoding.lm.trie import NGramTrie, Scratch
 
 logger = logging.getLogger("nemo_gpu_decoding")
 

@@ -31,13 +31,14 @@ from nemo_gpu_decoding.graph.csr import EPSILON_WORD, Spellings, WordGraph
 from nemo_gpu_decoding.graph.grammar import Grammar, grammar_fst, read_grammar
 from nemo_gpu_decoding.graph.lexicon import Lexicon, LexiconFst, OpenVocabulary, lexicon_fst
 from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
-from nemo_gpu_decoding.graph.store import VERSION, load_graph, save_graph
+from nemo_gpu_decoding.graph.store import load_graph, save_graph
 from nemo_gpu_decoding.jit import CACHE_VARIABLE
 from nemo_gpu_decoding.lm.arpa import ArpaReader
 from nemo_gpu_decoding.vocabulary import CONTINUATION, WORD_START, Vocabulary
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
+_RECIPE_VERSION = 1  # of all that turns an LM and a lexicon into a graph
 DETERMINIZE_DELTA, MINIMIZE_DELTA = 2.0**-20, 2.0**-30
 Progress = Callable[[str], None]
 BUILD_STEPS = 7  # calls of `progress` while a graph is built
@@ -217,7 +218,7 @@ class _Recipe:
     @property
     def fingerprint(self) -> str:
         """Depends on the contents of the LM's file, not on its name."""
-        digest = hashlib.sha256(f"{VERSION} {DETERMINIZE_DELTA} {MINIMIZE_DELTA}".encode())
+        digest = hashlib.sha256(f"{_RECIPE_VERSION} {DETERMINIZE_DELTA} {MINIMIZE_DELTA}".encode())
         with open(self.arpa, "rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)

@@ -15,7 +15,7 @@ from nemo_gpu_decoding.graph.build import build_graph, listed_words, load_fst_gr
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.openfst import read_input_symbols
-from nemo_gpu_decoding.graph.store import MAGIC, load_graph, save_graph
+from nemo_gpu_decoding.graph.store import WORD_GRAPH, load_graph, save_graph
 from nemo_gpu_decoding.graph.topology import DEFAULT_TOPOLOGY, GRAPH, TOPOLOGIES
 from nemo_gpu_decoding.vocabulary import Vocabulary, letter_cases
 
@@ -124,8 +124,7 @@ def _to_add(word: str, vocabulary: Vocabulary, ignore_case: bool) -> str:
 
 
 def _load(path: Path, options: GraphOptions, vocabulary: Vocabulary, blank_id: int) -> LoadedGraph:
-    with open(path, "rb") as file:
-        is_ours = file.read(len(MAGIC)) == MAGIC
+    is_ours = WORD_GRAPH.is_kind_of(path)
     if is_ours and options.words is not None:
         raise ValueError(f"wfst.words_path is set, but {path} holds its words itself")
     if is_ours:

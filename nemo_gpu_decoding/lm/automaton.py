@@ -19,8 +19,7 @@ import numpy as np
 
 from nemo_gpu_decoding.jit import compiled, inlined
 from nemo_gpu_decoding.lm.packed import LM_STATE, NO_LABEL, ROOT
-from nemo_gpu_decoding.lm.scratch import Scratch
-from nemo_gpu_decoding.lm.trie import NGramTrie, find_label
+from nemo_gpu_decoding.lm.trie import NGramTrie, Scratch, find_label
 
 NO_STATE = 0  # in `state_of`: state 0 is the root, which is no n-gram
 _CHUNK = 1 << 20  # contexts at a time, to show progress

@@ -24,15 +24,15 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from nemo_gpu_decoding.container import encode_words
 from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, ArpaReader
 from nemo_gpu_decoding.lm.automaton import BackoffArcs
 from nemo_gpu_decoding.lm.bits import MAX_BITS, bits_for, num_words, write_bits
 from nemo_gpu_decoding.lm.codebook import Codebook, check_cost_bits
 from nemo_gpu_decoding.lm.packed import EXACT_BITS, LAYOUTS, NO_LABEL, PackedLM
-from nemo_gpu_decoding.lm.packed_file import Shape, assemble, encode_words, write_packed
-from nemo_gpu_decoding.lm.scratch import Scratch
-from nemo_gpu_decoding.lm.trie import read_trie
+from nemo_gpu_decoding.lm.packed_file import Lengths, assemble, write_packed
+from nemo_gpu_decoding.lm.trie import Scratch, read_trie
 
 DEFAULT_COST_BITS = 10
 _CHUNK = 1 << 20  # n-grams at a time
@@ -93,7 +93,7 @@ def pack_arpa(
     scratch = Scratch(target.parent if temporary is None else Path(temporary))
     with ArpaReader(source) as reader:
         packing = _Packing(reader, scratch, layout, cost_bits, progress)
-    num_bytes = write_packed(target, packing.facts, packing.shape, packing.fill)
+    num_bytes = write_packed(target, packing.facts, packing.lengths, packing.fill)
     return PackReport(
         counts=packing.automaton.counts,
         repaired=packing.automaton.repaired,
@@ -121,7 +121,7 @@ def pack_arpa_in_memory(
     _check_options(layout, cost_bits)
     with ArpaReader(source, added_words) as reader:
         packing = _Packing(reader, Scratch(), layout, cost_bits, progress=False)
-    arrays = packing.shape.zeros()
+    arrays = packing.lengths.zeros()
     packing.fill(arrays)
     return assemble(arrays, packing.facts, str(source))
 
@@ -162,9 +162,9 @@ class _Packing:
         return self.facts["target_bits"] + self.facts["cost_bits"]
 
     @property
-    def shape(self) -> Shape:
+    def lengths(self) -> Lengths:
         arcs = len(self.automaton.labels)
-        return Shape(
+        return Lengths(
             words=len(self.words),
             states=len(self.automaton.states),
             labels=num_words(arcs, self.facts["label_bits"]),
@@ -173,7 +173,7 @@ class _Packing:
         )
 
     def fill(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Put everything into arrays of `shape`, which hold zeros."""
+        """Put everything into arrays of `lengths`, which hold zeros."""
         automaton = self.automaton
         arrays["words"][:] = self.words
         arrays["states"][:] = automaton.states

@@ -14,20 +14,44 @@ token scores (`fusion/ngram_automaton.py`).
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from operator import attrgetter
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from nemo_gpu_decoding.container import map_zeros
 from nemo_gpu_decoding.jit import compiled, inlined
 from nemo_gpu_decoding.lm.arpa import ArpaReader, NGramBlock
-from nemo_gpu_decoding.lm.scratch import Scratch
 
 MAX_NGRAMS = (1 << 32) - 1
 STAGED = np.dtype(
     [("context", np.uint32), ("label", np.uint32), ("cost", np.float32), ("backoff_cost", np.float32)]
 )
+
+
+class Scratch:
+    """Arrays that the system can move out to a folder's disk; without a folder they are in memory.
+
+    Their files have no name: nothing is left of them when the program ends, however it ends.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = folder
+
+    def zeros(self, length: int, dtype: Any) -> np.ndarray:
+        """A new array of zeros, [length].
+
+        Raises:
+            OSError: there is not enough space on the disk; names the folder and the size.
+        """
+        if self.folder is None or length == 0:
+            return np.zeros(length, dtype)
+        with tempfile.TemporaryFile(dir=self.folder) as file:
+            return map_zeros(file, length * np.dtype(dtype).itemsize, self.folder).view(dtype)
 
 
 class NGramTrie:

@@ -9,7 +9,7 @@ from nemo_gpu_decoding.graph.build import build_graph, load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.epsilon_closure import epsilon_closure
 from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
-from nemo_gpu_decoding.graph.store import is_word_graph, load_graph, save_graph
+from nemo_gpu_decoding.graph.store import is_word_graph
 from tests.graph.toy import PIECES, toy_arpa, toy_lexicon
 
 
@@ -36,16 +36,6 @@ def graph(tmp_path):
     )
 
 
-def test_a_saved_graph_is_the_same_graph(graph, tmp_path):
-    save_graph(graph, tmp_path / "toy.graph")
-    loaded = load_graph(tmp_path / "toy.graph")
-    assert loaded.fingerprint == graph.fingerprint
-    assert loaded.words == graph.words
-    assert loaded.report == graph.report
-    assert all(np.array_equal(a, b) for a, b in zip(loaded.spellings, graph.spellings, strict=True))
-    assert not loaded.arrays.arcs.flags.writeable
-
-
 def test_a_graph_is_built_once(tmp_path, monkeypatch):
     pytest.importorskip("kaldifst")
     from nemo_gpu_decoding.graph import build
@@ -64,49 +54,9 @@ def test_a_graph_is_built_once(tmp_path, monkeypatch):
     assert other.fingerprint != first.fingerprint
 
 
-def test_graphs_are_distinguished_from_other_files(graph, tmp_path):
-    save_graph(graph, tmp_path / "toy.graph")
+def test_ready_made_graphs_are_graphs_too(tmp_path):
     write_fst(fst(SMALL, 3, [2]), tmp_path / "toy.fst")
-    assert is_word_graph(tmp_path / "toy.graph")
     assert is_word_graph(tmp_path / "toy.fst")
-    assert not is_word_graph(tmp_path / "lm.arpa")
-
-
-@pytest.mark.parametrize("keep", [0, 10, 100, -1])
-def test_truncated_graphs_are_named(graph, tmp_path, keep):
-    path = tmp_path / "toy.graph"
-    save_graph(graph, path)
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"toy\.graph is (truncated|not a word graph)"):
-        load_graph(path)
-
-
-def test_a_truncated_graph_is_noticed_without_its_checksum(graph, tmp_path):
-    path = tmp_path / "toy.graph"
-    save_graph(graph, path)
-    path.write_bytes(path.read_bytes()[:-64])
-    with pytest.raises(ValueError, match="truncated: it ends within"):
-        load_graph(path, verify=False)
-
-
-def test_a_flipped_bit_is_noticed(graph, tmp_path):
-    path = tmp_path / "toy.graph"
-    save_graph(graph, path)
-    data = bytearray(path.read_bytes())
-    data[-200] ^= 4
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match="its checksum does not match"):
-        load_graph(path)
-
-
-def test_other_versions_are_named(graph, tmp_path):
-    path = tmp_path / "toy.graph"
-    save_graph(graph, path)
-    data = bytearray(path.read_bytes())
-    data[8] = 99
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match="of version 99, expected 1"):
-        load_graph(path)
 
 
 def test_fst_files_are_read_back(tmp_path):

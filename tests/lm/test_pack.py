@@ -192,8 +192,9 @@ def test_a_failure_leaves_an_older_file_alone(write, tmp_path, monkeypatch):
 
 KILLED = """
 import os, signal, sys
-from nemo_gpu_decoding.lm import packed_file, pack
-packed_file._checksum = lambda data: os.kill(os.getpid(), signal.SIGKILL)  # arrays written, header not
+from nemo_gpu_decoding import container
+from nemo_gpu_decoding.lm import pack
+container._checksum = lambda data: os.kill(os.getpid(), signal.SIGKILL)  # arrays written, header not
 pack.pack_arpa(sys.argv[1], sys.argv[2])
 """
 
@@ -238,7 +239,7 @@ def test_a_full_disk_is_an_error_with_the_size_needed(write, tmp_path, monkeypat
 
 def test_ngrams_of_nodes(write):
     from nemo_gpu_decoding.lm.arpa import ArpaReader
-    from nemo_gpu_decoding.lm.scratch import Scratch
+    from nemo_gpu_decoding.lm.trie import Scratch
 
     with ArpaReader(write(TRIGRAM)) as reader:
         trie = read_trie(reader, Scratch(), lambda: None)

@@ -1,0 +1,335 @@
+"""Arrays in one file, memory-mapped, so that processes share it and loading takes no time: safetensors.
+
+8 bytes    size of the header, uint64
+header     JSON: "__metadata__" (below), and for each array its type, its shape and where it is in the
+           body; blanks up to a multiple of 4096 bytes in the file
+body       the arrays, each at a multiple of 4096 bytes; the format has no holes: a gap is an array
+
+All numbers are little-endian. Rows of structured arrays are bytes: states [S, 12] U8. The metadata are
+
+kind       what the file holds, "packed LM" or "word graph"
+version    of the arrays and facts of this kind
+header     CRC-32 of the header, with zeros in this place, 8 hexadecimal digits
+body       CRC-32 of the body, likewise
+facts      JSON: all that is no array
+
+Files of the first edition, which had a layout of their own for each kind, are still read.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import re
+import struct
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.cache import file_key
+from nemo_gpu_decoding.checks import FieldError
+
+_PAGE = 4096
+_CHUNK = 1 << 22  # bytes at a time for checksums
+_SIZE = struct.Struct("<Q")
+_START = '{"__metadata__":{"kind":"%s",'
+_VERSION = re.compile(rb'.*?"version":"(\d+)","header":"([0-9a-f]{8})",')
+_TYPES = {"uint8": "U8", "int32": "I32", "uint64": "U64", "float32": "F32"}
+_verified: set[tuple[str, int, int]] = set()  # files whose checksum was compared in this process
+
+Shape = tuple[int, ...]
+Fill = Callable[[Mapping[str, np.ndarray]], None]
+
+
+class Kind(NamedTuple):
+    """A kind of file: which arrays there may be, and what messages say."""
+
+    name: str
+    version: int
+    dtypes: Mapping[str, np.dtype]  # of each array
+    remedy: str  # what to do about a damaged file
+    old_mark: bytes  # 8 bytes with which files of the first edition begin
+
+    @property
+    def _mark(self) -> bytes:
+        return (_START % self.name).encode()
+
+    def is_kind_of(self, path: str | PathLike[str]) -> bool:
+        """Whether a file is of this kind, by its first bytes.
+
+        Raises:
+            OSError: the file cannot be read.
+        """
+        with open(path, "rb") as file:
+            start = file.read(_SIZE.size + len(self._mark))
+        return start.startswith(self.old_mark) or start[_SIZE.size :] == self._mark
+
+
+class Content(NamedTuple):
+    """What a file holds."""
+
+    facts: Mapping[str, Any]
+    arrays: Mapping[str, np.ndarray]  # mapped
+    checked: np.ndarray  # [bytes] uint8, what the checksum is of
+    checksum: int
+
+
+# -- writing ------------------------------------------------------------------------------------------
+
+
+def write_container(
+    path: str | PathLike[str],
+    kind: Kind,
+    facts: Mapping[str, Any],
+    shapes: Mapping[str, Shape],
+    fill: Fill,
+) -> int:
+    """Write a file; it appears whole or not at all.
+
+    Args:
+        shapes: of each array.
+        fill: is given the arrays of the file, all zeros, to put in their contents; they are mapped and
+            may be larger than memory.
+
+    Returns:
+        the size of the file in bytes.
+
+    Raises:
+        OSError: the file cannot be written, or there is not enough space on the disk.
+    """
+    layout, body_size = _layout(kind, shapes)
+    metadata = {"kind": kind.name, "version": str(kind.version), "header": "0" * 8, "body": "0" * 8}
+    entries = {"__metadata__": {**metadata, "facts": json.dumps(facts)}, **layout}
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    header += b" " * (-(_SIZE.size + len(header)) % _PAGE)
+    begin = _SIZE.size + len(header)
+    with written_whole(Path(path)) as temporary:
+        with open(temporary, "w+b") as file:
+            data = map_zeros(file, begin + body_size, temporary)
+        fill({name: _array(data[begin:], layout[name], kind.dtypes[name]) for name in shapes})
+        header = _with_checksum(header, b"body", _checksum(data[begin:]))
+        header = _with_checksum(header, b"header", zlib.crc32(header))
+        data[:begin] = np.frombuffer(_SIZE.pack(len(header)) + header, np.uint8)
+        return len(data)
+
+
+def write_arrays(
+    path: str | PathLike[str], kind: Kind, facts: Mapping[str, Any], contents: Mapping[str, np.ndarray]
+) -> int:
+    """Write arrays that are in memory; the size of the file in bytes."""
+
+    def fill(arrays: Mapping[str, np.ndarray]) -> None:
+        for name, array in contents.items():
+            arrays[name][...] = array
+
+    shapes = {name: array.shape for name, array in contents.items()}
+    return write_container(path, kind, facts, shapes, fill)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """A name beside `path` to write to; what is there at the end replaces `path`, in one step.
+
+    A program that is killed meanwhile leaves the file at `path` as it was.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        temporary = Path(folder) / path.name
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+
+
+def map_zeros(file: IO[bytes], num_bytes: int, path: Path) -> np.ndarray:
+    """A new file, filled up with zeros, mapped as an array that can be written. [num_bytes > 0] uint8
+
+    The space is reserved at once where the system can: a full disk is then an error here, and no crash
+    in a later write.
+
+    Raises:
+        OSError: there is not enough space; names `path` and the size.
+    """
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        else:  # macOS, Windows: the next best, without reserving
+            file.truncate(num_bytes)
+    except OSError as error:
+        need = f"{error.strerror}: {num_bytes / 1e9:.2f} GB needed"
+        raise OSError(error.errno, need, str(path)) from None
+    return np.frombuffer(mmap.mmap(file.fileno(), num_bytes), np.uint8)
+
+
+def encode_words(words: Sequence[str]) -> np.ndarray:
+    """Words as they stand in a file: UTF-8, a line each. [bytes] uint8
+
+    Raises:
+        FieldError: a word has a line break.
+    """
+    text = "".join(f"{word}\n" for word in words)
+    if text.count("\n") != len(words):
+        raise FieldError("a word", next(w for w in words if "\n" in w), "one without line breaks")
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+def decode_words(text: np.ndarray) -> tuple[str, ...]:
+    """The words of `encode_words`."""
+    return tuple(text.tobytes().decode().split("\n")[:-1])
+
+
+# -- reading ------------------------------------------------------------------------------------------
+
+
+def map_container(path: Path, kind: Kind, verify: bool) -> Content:
+    """The facts and arrays of a file, the arrays mapped.
+
+    Args:
+        verify: compare the checksum of the arrays too, which reads the whole file, once per process
+            (about a second per GB). Sizes and the header's checksum are always compared.
+
+    Raises:
+        ValueError: not of this kind and version, truncated, or damaged; names the file.
+        OSError: the file cannot be read.
+    """
+    key = file_key(path)
+    if not kind.is_kind_of(path):
+        raise ValueError(f"{path} is not a {kind.name}: it does not begin like one")
+    data = np.memmap(path, np.uint8, mode="r").view(np.ndarray)
+    read = _read_old if data[:8].tobytes() == kind.old_mark else _read
+    try:
+        content = read(data, path, kind)
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: its header cannot be read ({error})") from error
+    if verify and key not in _verified:
+        if _checksum(content.checked) != content.checksum:
+            raise ValueError(f"{path} is damaged: its checksum does not match; {kind.remedy}")
+        _verified.add(key)
+    return content
+
+
+def _read(data: np.ndarray, path: Path, kind: Kind) -> Content:
+    begin = _SIZE.size + _SIZE.unpack_from(data.data)[0]
+    if begin > len(data):
+        raise ValueError(f"{path} is truncated: it ends within its header")
+    header = data[_SIZE.size : begin].tobytes()
+    found = _VERSION.match(header)
+    if found and int(found[1]) != kind.version:
+        raise _other_version(path, kind, int(found[1]))
+    if not found or zlib.crc32(_with_checksum(header, b"header", 0)) != int(found[2], 16):
+        raise _damaged_header(path, kind)
+    entries = json.loads(header)
+    metadata = entries.pop("__metadata__")
+    body = data[begin:]
+    _check_size(path, kind, len(data), begin + max(e["data_offsets"][1] for e in entries.values()))
+    dtypes = kind.dtypes
+    arrays = {name: _array(body, e, dtypes[name]) for name, e in entries.items() if name in dtypes}
+    return Content(json.loads(metadata["facts"]), arrays, body, int(metadata["body"], 16))
+
+
+def _array(body: np.ndarray, entry: Mapping[str, Any], dtype: np.dtype) -> np.ndarray:
+    begin, end = entry["data_offsets"]
+    shape = entry["shape"] if dtype.names is None else entry["shape"][:-1]
+    return body[begin:end].view(dtype).reshape(shape)
+
+
+def _layout(kind: Kind, shapes: Mapping[str, Shape]) -> tuple[dict[str, Any], int]:
+    """The header's entries of all arrays and of the gaps between them; the size of the body."""
+    layout: dict[str, Any] = {}
+    end = 0
+    for name, shape in shapes.items():
+        dtype = kind.dtypes[name]
+        rows = shape if dtype.names is None else (*shape, dtype.itemsize)
+        begin, end = end, end + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        layout[name] = _entry(_TYPES.get(dtype.name, "U8"), rows, begin, end)
+        if gap := -end % _PAGE:
+            layout[f"gap after {name}"] = _entry("U8", (gap,), end, end + gap)
+            end += gap
+    return layout, end
+
+
+def _entry(dtype: str, shape: Shape, begin: int, end: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+def _with_checksum(header: bytes, name: bytes, checksum: int) -> bytes:
+    """The header with other digits at the first place of this name."""
+    begin = header.index(b'"%s":"' % name) + len(name) + 4
+    return header[:begin] + b"%08x" % checksum + header[begin + 8 :]
+
+
+def _checksum(data: np.ndarray) -> int:
+    checksum = 0
+    for begin in range(0, len(data), _CHUNK):
+        checksum = zlib.crc32(data[begin : begin + _CHUNK].data, checksum)
+    return checksum
+
+
+def _check_size(path: Path, kind: Kind, size: int, expected: int) -> None:
+    if size < expected:
+        raise ValueError(f"{path} is truncated: it has {size} bytes, expected {expected}")
+    if size > expected:
+        raise ValueError(
+            f"{path} is damaged: it has {size} bytes, expected {expected}; {kind.remedy}"
+        )
+
+
+def _other_version(path: Path, kind: Kind, version: int) -> ValueError:
+    return ValueError(
+        f"{path} is a {kind.name} of version {version}, expected {kind.version}: {kind.remedy}"
+    )
+
+
+def _damaged_header(path: Path, kind: Kind) -> ValueError:
+    return ValueError(
+        f"{path} is damaged: the checksum of its header does not match; {kind.remedy}"
+    )
+
+
+# -- files of the first edition -----------------------------------------------------------------------
+#
+# 8 bytes    mark "NGDNGRAM" (packed LM) or "NGDGRAPH" (word graph)
+# uint32     version, 1
+# uint32     CRC-32 of all that follows; of packed LMs without the body
+# uint64     size of the header
+# 40 bytes   of packed LMs only: uint64 size and uint32 CRC-32 of the body, zeros
+# header     JSON: facts; "arrays": where each array begins in the body, and its length or shape; blanks
+# body       the arrays
+
+_OLD_HEAD = struct.Struct("<8sIIQ")
+_OLD_BODY = struct.Struct("<QI28x")
+
+
+def _read_old(data: np.ndarray, path: Path, kind: Kind) -> Content:
+    has_body = kind.old_mark == b"NGDNGRAM"
+    start = _OLD_HEAD.size + has_body * _OLD_BODY.size
+    if len(data) < start:
+        raise ValueError(f"{path} is truncated: it ends within its header")
+    _, version, checksum, header_size = _OLD_HEAD.unpack_from(data.data)
+    if version != 1:
+        raise _other_version(path, kind, version)
+    begin = start + header_size
+    if begin > len(data):
+        raise ValueError(f"{path} is truncated: it ends within its header")
+    checked = data[_OLD_HEAD.size :]
+    if has_body:
+        body_size, body_checksum = _OLD_BODY.unpack_from(data.data, _OLD_HEAD.size)
+        _check_size(path, kind, len(data), begin + body_size)
+        if zlib.crc32(data[_OLD_HEAD.size - _SIZE.size : begin].data) != checksum:
+            raise _damaged_header(path, kind)
+        checked, checksum = data[begin:], body_checksum
+    facts = json.loads(data[start:begin].tobytes())
+    arrays = {}
+    for name, (first, shape) in facts.pop("arrays").items():
+        end = first + int(np.prod(shape, dtype=np.int64)) * kind.dtypes[name].itemsize
+        if begin + end > len(data):
+            raise ValueError(f"{path} is truncated: it ends within {name}")
+        arrays[name] = data[begin + first : begin + end].view(kind.dtypes[name]).reshape(shape)
+    return Content(facts, arrays, checked, checksum)

@@ -1,0 +1,239 @@
+"""Packed LMs and word graphs on disk: what is written is read, what is damaged is refused."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nemo_gpu_decoding import container
+from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.container import encode_words
+from nemo_gpu_decoding.graph.build import build_graph
+from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.store import WORD_GRAPH, is_word_graph, load_graph, save_graph
+from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
+from nemo_gpu_decoding.lm.packed_file import PACKED_LM, is_packed_lm, load_packed_lm, save_packed_lm
+from tests.graph.toy import PIECES, toy_arpa, toy_lexicon
+from tests.lm.ngrams import closed_table, write_arpa
+
+FIRST_EDITION = Path(__file__).parent / "data"  # files that version 1 of each writer has written
+
+
+class Packed:
+    kind, mark, load, save = PACKED_LM, b"NGDNGRAM", staticmethod(load_packed_lm), save_packed_lm
+    is_one = staticmethod(is_packed_lm)
+
+    @staticmethod
+    def make(folder, **options):
+        table = closed_table(seed=0, order=2)
+        return pack_arpa_in_memory(write_arpa(folder / "lm.arpa", table), **options)
+
+
+class Graph:
+    kind, mark, load, save = WORD_GRAPH, b"NGDGRAPH", staticmethod(load_graph), save_graph
+    is_one = staticmethod(is_word_graph)
+
+    @staticmethod
+    def make(folder):
+        pytest.importorskip("kaldifst")
+        arpa = toy_arpa(folder / "toy.arpa", seed=0, order=2)
+        return build_graph(arpa, toy_lexicon(), vocab_size=len(PIECES), cache=False)
+
+
+@pytest.fixture(params=[Packed, Graph], ids=["packed", "graph"])
+def kept(request):
+    return request.param
+
+
+@pytest.fixture
+def path(kept, tmp_path):
+    path = tmp_path / "file"
+    kept.save(kept.make(tmp_path), path)
+    return path
+
+
+@pytest.fixture
+def old(kept, tmp_path):
+    path = tmp_path / "old"
+    name = "first_edition.packed.gz" if kept is Packed else "first_edition.graph.gz"
+    path.write_bytes(gzip.decompress((FIRST_EDITION / name).read_bytes()))
+    return path
+
+
+def change(path, place, value=None):
+    data = bytearray(path.read_bytes())
+    data[place] = data[place] ^ 0xFF if value is None else value
+    path.write_bytes(data)
+
+
+def arrays_of(held):
+    spellings = held.spellings if isinstance(held, WordGraph) else ()
+    return [np.asarray(array) for array in (*held.arrays, *spellings)]
+
+
+def test_packed_lms_come_back(tmp_path):
+    lm, path = Packed.make(tmp_path), tmp_path / "lm.packed"
+    assert save_packed_lm(lm, path) == path.stat().st_size
+    loaded = load_packed_lm(path)
+    assert all(np.array_equal(a, b) for a, b in zip(loaded.arrays, lm.arrays, strict=True))
+    for fact in ("words", "start_state", "sentence_end", "unknown", "counts", "max_error", "nbytes"):
+        assert getattr(loaded, fact) == getattr(lm, fact)
+    assert loaded.name == str(path)
+    assert loaded.score(["x", "y"]) == lm.score(["x", "y"])
+
+
+def test_graphs_come_back(tmp_path):
+    graph, path = Graph.make(tmp_path), tmp_path / "toy.graph"
+    save_graph(graph, path)
+    loaded = load_graph(path)
+    assert loaded.fingerprint == graph.fingerprint
+    for fact in ("words", "report", "start", "unknown", "name"):
+        assert getattr(loaded, fact) == getattr(graph, fact)
+    assert all(np.array_equal(a, b) for a, b in zip(loaded.spellings, graph.spellings, strict=True))
+
+
+def test_words_may_hold_any_unicode_white_space_but_no_line_break(tmp_path):
+    table = {("a\u00a0b",): (-1.0, 0.0), ("\u2028",): (-1.0, 0.0), ("\x85",): (-1.0, 0.0)}
+    lm = pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", table))
+    save_packed_lm(lm, tmp_path / "lm.packed")
+    assert load_packed_lm(tmp_path / "lm.packed").words == ("a\u00a0b", "\u2028", "\x85")
+    with pytest.raises(FieldError, match=r"a word is 'b\\nc', expected one without line breaks"):
+        encode_words(["a", "b\nc"])
+
+
+def test_arrays_are_mapped_read_only_and_on_pages(kept, path):
+    for array in kept.load(path).arrays:
+        if isinstance(array, np.ndarray):
+            assert not array.flags.writeable
+            assert not array.flags.owndata
+            assert array.ctypes.data % 4096 == 0
+
+
+def test_arrays_in_memory_and_mapped_ones_are_of_one_type_for_compiled_code(kept, path, tmp_path):
+    from numba import typeof
+
+    assert typeof(kept.load(path).arrays) == typeof(kept.make(tmp_path).arrays)
+
+
+def test_the_format_is_safetensors(kept, path):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    loaded, arrays = kept.load(path).arrays, safetensors.load_file(path)
+    for name in ("states", "arcs"):
+        assert arrays[name].tobytes() == getattr(loaded, name).tobytes()
+    with pytest.importorskip("safetensors").safe_open(path, "numpy") as file:
+        assert file.metadata()["kind"] == kept.kind.name
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_damage_anywhere_is_refused(kept, path, old, version):
+    path = path if version == 2 else old
+    whole = path.read_bytes()
+    for place in [*range(0, 64, 3), *range(64, len(whole), 997), len(whole) - 1]:
+        path.write_bytes(whole)
+        change(path, place)
+        with pytest.raises(ValueError, match=r"damaged|version|not a|truncated") as error:
+            kept.load(path)
+        assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("size", [0, 4, 7, 8, 20, 63, 64, 1000, 4096, -4096, -64, -1])
+@pytest.mark.parametrize("version", [1, 2])
+def test_truncation_is_refused_without_reading_the_arrays(kept, path, old, size, version):
+    path = path if version == 2 else old
+    whole = path.read_bytes()
+    if version == 1 and (size == -1 or size >= len(whole)):
+        size = -64  # the last array does not end with the file, which is a small one
+    path.write_bytes(whole[:size])
+    with pytest.raises(ValueError, match=r"is truncated|is not a (packed LM|word graph)"):
+        kept.load(path, verify=False)
+
+
+def test_more_bytes_than_expected(kept, path):
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(ValueError, match="damaged"):
+        kept.load(path, verify=False)
+
+
+def test_the_header_is_always_verified(kept, path):
+    change(path, path.read_bytes().index(b"start"))
+    with pytest.raises(ValueError, match="the checksum of its header does not match"):
+        kept.load(path, verify=False)
+
+
+def test_the_arrays_are_verified_once_and_only_if_wanted(kept, path, monkeypatch):
+    read = []
+
+    def checksum(data, inner=container._checksum):
+        read.append(len(data))
+        return inner(data)
+
+    monkeypatch.setattr(container, "_checksum", checksum)
+    kept.load(path, verify=False)
+    assert not read
+    kept.load(path)
+    kept.load(path)
+    assert len(read) == 1
+    change(path, -1)  # another file now
+    remedy = "pack it anew" if kept is Packed else "build it anew"
+    with pytest.raises(ValueError, match=f"its checksum does not match; {remedy}"):
+        kept.load(path)
+
+
+def test_other_versions_are_refused(kept, path, old):
+    name, remedy = ("packed LM", "pack") if kept is Packed else ("word graph", "build")
+    data = path.read_bytes().replace(b'"version":"2"', b'"version":"3"', 1)
+    path.write_bytes(data)
+    change(old, slice(8, 12), struct.pack("<I", 99))
+    for file, version in ((path, 3), (old, 99)):
+        message = f"is a {name} of version {version}, expected 2: {remedy} it anew"
+        with pytest.raises(ValueError, match=message):
+            kept.load(file)
+
+
+def test_files_of_each_kind_are_told_from_others(kept, path, old, tmp_path):
+    other = tmp_path / "other"
+    (Graph if kept is Packed else Packed).save(
+        (Graph if kept is Packed else Packed).make(tmp_path), other
+    )
+    text = tmp_path / "text"
+    text.write_text("\\data\\\nngram 1=3\n")
+    assert kept.is_one(path)
+    assert kept.is_one(old)
+    for file in (other, text):
+        assert not kept.is_one(file)
+        with pytest.raises(ValueError, match=f"{re.escape(str(file))} is not a {kept.kind.name}"):
+            kept.load(file)
+    with pytest.raises(FileNotFoundError):
+        kept.load(tmp_path / "none")
+
+
+def test_files_of_the_first_edition_still_open(kept, old, tmp_path):
+    assert old.read_bytes().startswith(kept.mark)
+    loaded = kept.load(old)
+    options = {"layout": "quantised", "cost_bits": 4} if kept is Packed else {}
+    expected = kept.make(tmp_path, **options)
+    assert loaded.words == expected.words
+    for one, other in zip(arrays_of(loaded), arrays_of(expected), strict=True):
+        assert one.dtype == other.dtype
+        assert np.array_equal(one, other)
+    if kept is Packed:
+        assert (loaded.counts, loaded.max_error) == (expected.counts, expected.max_error)
+        assert loaded.score(["x", "y"]) == expected.score(["x", "y"])
+    else:
+        assert loaded.fingerprint == expected.fingerprint
+        assert loaded.report["n-grams"] == expected.report["n-grams"]
+
+
+def test_checksums_are_those_of_zlib(kept, path):
+    data = path.read_bytes()
+    size = struct.unpack("<Q", data[:8])[0]
+    header, body = data[8 : 8 + size], data[8 + size :]
+    assert b'"body":"%08x"' % zlib.crc32(body) in header
+    own = re.search(rb'"header":"([0-9a-f]{8})"', header)[1]
+    assert b"%08x" % zlib.crc32(header.replace(own, b"0" * 8, 1)) == own
