@@ -26,16 +26,14 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.lm.prune import prune_ngram_lm
     from nemo_gpu_decoding.nemo_plugin.register import register, unregister
     from nemo_gpu_decoding.nemo_plugin.requests import utterance_requests
-    from nemo_gpu_decoding.search.aes_pp.config import AESConfig
-    from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
-    from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
-    from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
     from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
     from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
     from nemo_gpu_decoding.search.rescoring import CausalLM, rescored
     from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
+    from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
+    from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
+    from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
     from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
-    from nemo_gpu_decoding.search.transducer.result import TransducerPath
     from nemo_gpu_decoding.search.word_graph.composition.config import PagedBigLMConfig
     from nemo_gpu_decoding.search.word_graph.composition.decoder import PagedBigLM
     from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
@@ -65,10 +63,10 @@ _HOMES = {
     "register": "nemo_plugin.register",
     "unregister": "nemo_plugin.register",
     "utterance_requests": "nemo_plugin.requests",
-    "AESConfig": "search.aes_pp.config",
-    "AESPlusPlus": "search.aes_pp.decoder",
-    "ALSDConfig": "search.alsd_pp.config",
-    "ALSDPlusPlus": "search.alsd_pp.decoder",
+    "AESConfig": "search.transducer.config",
+    "AESPlusPlus": "search.transducer.aes",
+    "ALSDConfig": "search.transducer.config",
+    "ALSDPlusPlus": "search.transducer.alsd",
     "build_word_boosting": "graph.word_boosting",
     "WFSTConfig": "search.word_graph.config",
     "CudaWFST": "search.word_graph.decoder",
@@ -86,7 +84,6 @@ _HOMES = {
     "ScoreParts": "search.result",
     "LSTMNetworks": "search.transducer.networks",
     "StatelessNetworks": "search.transducer.networks",
-    "TransducerPath": "search.transducer.result",
     "Vocabulary": "vocabulary",
 }
 __all__ = ["__version__", *_HOMES]

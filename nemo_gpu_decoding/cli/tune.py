@@ -86,8 +86,7 @@ class TuneOptions(ModelOptions):
         for name in Point.__annotations__:
             if getattr(self, name) == []:
                 raise ValueError(f"{name} is empty, expected values to try, such as {name}=[1,2]")
-        from nemo_gpu_decoding.search.transducer.blank_scoring import BLANK_LM_SCORE_MODES  # needs numba
-        from nemo_gpu_decoding.search.transducer.config import PRUNING_MODES
+        from nemo_gpu_decoding.search.transducer.config import BLANK_LM_SCORE_MODES, PRUNING_MODES
 
         _check_names("blank_lm_score_mode", self.blank_lm_score_mode, BLANK_LM_SCORE_MODES)
         _check_names("pruning_mode", self.pruning_mode or [], PRUNING_MODES)

@@ -21,10 +21,8 @@ from nemo.utils import logging
 from omegaconf import DictConfig
 
 from nemo_gpu_decoding.nemo_plugin.section import NoEffect, Options, Section, Values
-from nemo_gpu_decoding.search.aes_pp.config import AESConfig
-from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
-from nemo_gpu_decoding.search.transducer.config import TransducerConfig
+from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig, TransducerConfig
 
 MORE = {"n_best": None, "lm_encoding": "auto"}
 

@@ -11,7 +11,6 @@ import torch
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts, Work
-from nemo_gpu_decoding.search.transducer.result import TransducerPath
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.word_graph.lattice import Lattice
@@ -96,7 +95,7 @@ class TransducerHypothesis(Hypothesis):
         return self.step_confidence
 
 
-def from_transducer_path(path: TransducerPath, num_frames: int) -> TransducerHypothesis:
+def from_transducer_path(path: Path, num_frames: int) -> TransducerHypothesis:
     """One hypothesis of a transducer search."""
     frames = path.frames.tolist()
     return TransducerHypothesis(

@@ -20,12 +20,11 @@ from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer
 from nemo_gpu_decoding.nemo_plugin.loading import load_fusion, nemo_vocabulary
 from nemo_gpu_decoding.nemo_plugin.requests import next_requests
 from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
-from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
-from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
-from nemo_gpu_decoding.search.result import NBest
+from nemo_gpu_decoding.search.result import NBest, Path
+from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
+from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
-from nemo_gpu_decoding.search.transducer.result import TransducerPath
 from nemo_gpu_decoding.search.transducer.step_log_probs import step_log_probs
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
@@ -175,7 +174,7 @@ class AESInfer(TransducerInfer):
     search = AESPlusPlus
 
 
-def _by_frame(values: Sequence[Any], path: TransducerPath) -> list[list[Any]]:
+def _by_frame(values: Sequence[Any], path: Path) -> list[list[Any]]:
     """The values of a path's steps, a list for each frame that the path stops at."""
     assert path.alignment_frames is not None
     steps = zip(path.alignment_frames.tolist(), values, strict=True)

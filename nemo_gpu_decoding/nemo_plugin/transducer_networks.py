@@ -19,7 +19,7 @@ from nemo_gpu_decoding.search.transducer.networks import (
     checked_durations,
     evaluating,
 )
-from nemo_gpu_decoding.search.transducer.packed import whole_blocks
+from nemo_gpu_decoding.search.transducer.onednn_linear import whole_blocks
 
 
 def networks_of(

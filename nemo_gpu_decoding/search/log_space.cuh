@@ -1,4 +1,4 @@
-// Scores are natural logarithms, float32. Twin of log_space.py.
+// Scores are natural logarithms, float32. Counterpart of log_space.py.
 #pragma once
 
 #include "cuda/common.cuh"

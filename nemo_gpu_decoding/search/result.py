@@ -33,8 +33,13 @@ class Path:
     token_confidence: np.ndarray  # [n] float32 in [0, 1]: mean posterior of the token over these frames
     score: float
     parts: ScoreParts
-    alignment: np.ndarray | None = None  # [T] int32 label per frame, blanks included; if asked for
-    alignment_log_probs: np.ndarray | None = None  # [T] float32 log-posterior of these labels
+    # [T] int32 label per frame, blanks included; if asked for. Of transducers, [m] for m steps: several
+    # labels may share a frame
+    alignment: np.ndarray | None = None
+    alignment_log_probs: np.ndarray | None = None  # float32 log-posterior of these labels
+    # of transducers only
+    alignment_frames: np.ndarray | None = None  # [m] int32, frame of every label in `alignment`
+    durations: np.ndarray | None = None  # [n] int32, frames moved on with each token (TDT)
 
     def __len__(self) -> int:
         return len(self.tokens)

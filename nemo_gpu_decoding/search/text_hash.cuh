@@ -1,4 +1,4 @@
-// Texts of hypotheses are compared by a hash of 64 bits, extended token by token. Twin of text_hash.py.
+// Texts of hypotheses are compared by a hash of 64 bits, extended token by token. See text_hash.py.
 #pragma once
 
 #include "cuda/common.cuh"

@@ -130,21 +130,18 @@ def _run(command: list[str]) -> str:
 def _texts(source: Path) -> dict[Path, str]:
     """The text of a file and of all that it includes by a quoted name."""
     texts: dict[Path, str] = {}
-    todo = [source]
+    todo = [(source, source.read_text())]
     while todo:
-        path = todo.pop()
+        path, text = todo.pop()
         if path in texts:
             continue
-        texts[path] = path.read_text()
-        for name in INCLUDE.findall(texts[path]):
+        texts[path] = text
+        for name in INCLUDE.findall(text):
             found = [folder / name for folder in (path.parent, PACKAGE) if (folder / name).is_file()]
             printed = printed_header(name)
             if not found and printed is None:
                 raise FileNotFoundError(f"{path} includes {name}: not beside it, not in {PACKAGE}")
-            if found:
-                todo.append(found[0])
-            else:
-                texts[Path(name)] = printed or ""
+            todo.append((found[0], found[0].read_text()) if found else (Path(name), printed or ""))
     return texts
 
 

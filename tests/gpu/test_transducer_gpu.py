@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from nemo_gpu_decoding.search.aes_pp.config import AESConfig
-from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
-from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
-from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer import cuda_graphs
+from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
+from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
+from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks
 from tests.gpu.rehearsal import sized

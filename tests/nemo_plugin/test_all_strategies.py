@@ -19,9 +19,9 @@ from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaG
 from nemo_gpu_decoding import Request, cache, register, unregister, utterance_requests
 from nemo_gpu_decoding.nemo_plugin import loading
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
-from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
-from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
+from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.word_graph.composition.decoder import PagedBigLM
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 from tests.nemo_plugin.usage import CASES, EVERY_CASE, predicted, texts, transcribed, write_manifest

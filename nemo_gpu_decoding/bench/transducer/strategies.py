@@ -10,11 +10,10 @@ import torch
 from nemo_gpu_decoding.bench.peers.base import Setting
 from nemo_gpu_decoding.bench.strategies import Strategy, make_fusion
 from nemo_gpu_decoding.bench.transducer.task import TransducerTask
-from nemo_gpu_decoding.search.aes_pp.config import AESConfig
-from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
-from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
-from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
 from nemo_gpu_decoding.search.result import NBest, Path
+from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
+from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
+from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
 
 

@@ -1,20 +1,21 @@
-"""Options that all transducer searches share. Names and defaults are those of NeMo's `beam` section."""
+"""Options of alsd_pp and aes_pp; names and defaults as in NeMo's `beam` section."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from nemo_gpu_decoding.checks import check_bool, check_choice, check_int, check_number
+from nemo_gpu_decoding.checks import FieldError, check_bool, check_choice, check_int, check_number
 from nemo_gpu_decoding.search.config import SearchConfig
-from nemo_gpu_decoding.search.transducer.blank_scoring import BLANK_LM_SCORE_MODES
 
 MAX_BEAM_SIZE = 1024
 PRUNING_MODES = ("late", "early")
+BLANK_LM_SCORE_MODES = {"no_score": False, "lm_weighted_full": True}  # whether the LM weighs the blank
 
 
 @dataclass(frozen=True)
 class TransducerConfig(SearchConfig):
-    """Options of `ALSDPlusPlus` and `AESPlusPlus`; the rest is in `SearchConfig`.
+    """Options that both searches share; the rest is in `SearchConfig`.
 
     `n_best` is at most `beam_size`; the networks run where they are, whatever the backend.
 
@@ -35,7 +36,7 @@ class TransducerConfig(SearchConfig):
     # When the labels of a hypothesis are narrowed down to the best: with LM and boosting scores added
     # (late), or by the joint alone (early).
     pruning_mode: str = "late"
-    # Keep every label of the way through the frames, blanks included, in `TransducerPath.alignment`.
+    # Keep every label of the way through the frames, blanks included, in `Path.alignment`.
     alignments: bool = False
     # Run the steps of a search on the GPU as a CUDA graph where that works, see cuda_graphs.py.
     allow_cuda_graphs: bool = True
@@ -51,3 +52,38 @@ class TransducerConfig(SearchConfig):
     @property
     def max_n_best(self) -> int:
         return self.beam_size
+
+
+@dataclass(frozen=True)
+class ALSDConfig(TransducerConfig):
+    """Options of `ALSDPlusPlus`; NeMo's for `malsd_batch`."""
+
+    # After so many tokens in one frame, a hypothesis is given a blank.
+    max_symbols: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("max_symbols", self.max_symbols, 1, 2**30)
+
+
+@dataclass(frozen=True)
+class AESConfig(TransducerConfig):
+    """Options of `AESPlusPlus`; but for `pruning_mode`, NeMo's for `maes_batch`."""
+
+    # As in `TransducerConfig`, but NeMo's default is late: gamma then compares scores with the LM, which
+    # lie further apart the larger its weight is, and tokens that are dropped for that are words deleted.
+    # late suits boosting: phrases may lift tokens that the joint puts below gamma.
+    pruning_mode: str = "early"
+    # Tokens that a hypothesis may emit in one frame; then it is given a blank.
+    maes_num_steps: int = 2
+    # A hypothesis is expanded by at most beam_size + this many labels.
+    maes_expansion_beta: int = 2
+    # ... and only by labels better than its best one less this, natural log, > 0 or inf.
+    maes_expansion_gamma: float = 2.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_int("maes_num_steps", self.maes_num_steps, 1, 2**20)
+        check_int("maes_expansion_beta", self.maes_expansion_beta, 0, 2**20)
+        if math.isnan(self.maes_expansion_gamma) or self.maes_expansion_gamma <= 0:
+            raise FieldError("maes_expansion_gamma", self.maes_expansion_gamma, "a number > 0 (or inf)")

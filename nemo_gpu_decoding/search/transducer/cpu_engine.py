@@ -9,16 +9,14 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.search.threads import for_each_share
-from nemo_gpu_decoding.search.transducer.beam import (
-    Joint,
-    Wishes,
-    grown_nodes,
-    new_wishes,
-    packed_wishes,
-    readable,
-)
+from nemo_gpu_decoding.search.transducer.beam import StepData, grown_nodes, new_pending
 from nemo_gpu_decoding.search.transducer.engine import StreamState, TransducerEngine
-from nemo_gpu_decoding.search.transducer.joint_rows import JointRows
+from nemo_gpu_decoding.search.transducer.schedule import (
+    JointRows,
+    collect_pending,
+    new_numbered,
+    schedule,
+)
 
 # Below so many log-probs per step, handing out shares to threads costs more than it saves.
 WORK_PER_THREAD = 200_000
@@ -28,44 +26,39 @@ class CPUEngine(TransducerEngine):
     """The search on the CPU; the networks run where they are."""
 
     def _advance(self, state: StreamState, *, ended: bool) -> None:
-        batch = state.batch
-        n, beam_size = batch.beam.shape
-        entries = batch.memo_hash.shape[1]
-        wishes = new_wishes(n, beam_size)
-        row_of = np.empty((n, beam_size), np.int32)
-        utterances, slots, labels, sources, targets = (
-            np.empty(n * beam_size, np.int64) for _ in range(5)
-        )
-        networks, temperature = self._networks, self._config.softmax_temperature
-        joints = JointRows(networks, temperature, state.predictions, state.frames, n, beam_size)
-        rows = np.arange(n)
+        networks, config = self._algorithm.networks, self._algorithm.config
+        beams, predictions = state.beams, state.predictions
+        n, beam_size = beams.beam.shape
+        entries = beams.cache_hashes.shape[1]
+        pending, numbered = new_pending(n, beam_size), new_numbered(n, beam_size)
+        labels, sources, targets = (np.empty(n * beam_size, np.int64) for _ in range(3))
+        temperature = config.softmax_temperature
+        joint = JointRows(networks, temperature, predictions, state.frames, (n, beam_size))
+        rows, row_of = np.arange(n), numbered.row_of
         while True:
-            count = readable(batch, rows, ended, row_of, utterances, slots)
+            count = schedule(rows, beams.beam, beams.sizes, beams.ends, ended, numbered)
             if count == 0:
                 return
             rows = rows[row_of[rows].max(axis=1) >= 0]  # who waits once has to wait for more frames
-            joint = joints.read(batch, count, row_of, utterances, slots)
-            state.nodes = grown_nodes(state.nodes, int(batch.node_counts.max()) + beam_size)
-            self._step(rows, joint, state, wishes)
-            if (batch.sizes[rows] <= 0).any():
+            log_probs = joint.read(beams.beam, count, numbered)
+            state.nodes = grown_nodes(state.nodes, int(beams.node_counts.max()) + beam_size)
+            self._step(rows, StepData(log_probs, row_of, beams, state.nodes, pending), state)
+            if (beams.sizes[rows] <= 0).any():
                 return
-            count = packed_wishes(wishes, rows, entries, labels, sources, targets)
+            count = collect_pending(pending, rows, entries, labels, sources, targets)
             if count:
-                state.predictions.extend(networks, labels[:count], sources[:count], targets[:count])
+                predictions.extend(networks, labels[:count], sources[:count], targets[:count])
 
-    def _step(self, rows: np.ndarray, joint: Joint, state: StreamState, wishes: Wishes) -> None:
+    def _step(self, rows: np.ndarray, data: StepData, state: StreamState) -> None:
         """One step of these utterances; threads share them."""
-        own, fusion = self._strategy, self._fusion
+        algorithm = self._algorithm
 
         def step(share: np.ndarray) -> None:
-            own.step(
-                share, joint, state.batch, state.nodes, wishes, own.search, own.durations, own.limits,
-                fusion.lm.arrays, fusion.arrays.boosting,
-            )  # fmt: skip
+            algorithm.step(share, data, algorithm.params, algorithm.durations, state.fusions)
 
-        if joint.log_probs.size < WORK_PER_THREAD:
+        if data.log_probs.size < WORK_PER_THREAD:
             step(rows)
             return
-        costs = np.zeros(len(wishes.counts))
-        costs[rows] = (joint.row_of[rows] >= 0).sum(axis=1)
-        for_each_share(step, costs, self._config.threads)
+        costs = np.zeros(len(data.row_of))
+        costs[rows] = (data.row_of[rows] >= 0).sum(axis=1)
+        for_each_share(step, costs, algorithm.config.threads)

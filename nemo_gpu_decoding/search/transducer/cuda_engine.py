@@ -1,4 +1,4 @@
-"""`CUDAEngine`: the loop of all transducer searches on the GPU.
+"""`CUDAEngine`: steps of a transducer search on the GPU, around `alsd.cu` and `aes.cu`.
 
 A step: frames and predictions of all hypotheses are gathered, torch runs the joint, `expand` and `merge`
 search, and the prediction network reads the new tokens (`cuda_prediction.py`). Shapes are the same in
@@ -6,7 +6,7 @@ every step (a row for each of B * K hypotheses, whether it needs one or not), an
 host, so that any number of steps can be queued or be captured in a CUDA graph (`cuda_graphs.py`). The
 utterances are copied in before the first step and out after the last.
 
-The memory of predictions is used without its search by text: every new token gets an entry that no
+The prediction cache is used without its search by text: every new token gets an entry that no
 hypothesis of the old beam uses. The prediction network runs for all rows anyway.
 """
 
@@ -21,23 +21,74 @@ from torch import Tensor
 from nemo_gpu_decoding.cuda.launch import Module, as_records, runtime
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton, on_device, upload
-from nemo_gpu_decoding.search.transducer import launch_shape as shapes
-from nemo_gpu_decoding.search.transducer.beam import NODE, Batch, grown_nodes
-from nemo_gpu_decoding.search.transducer.config import TransducerConfig
+from nemo_gpu_decoding.search.transducer import records
+from nemo_gpu_decoding.search.transducer.beam import BeamState, grown_nodes
 from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
-from nemo_gpu_decoding.search.transducer.cuda_prediction import PLAN, Prediction, PredictionPaths
-from nemo_gpu_decoding.search.transducer.cuda_rows import move_rows
-from nemo_gpu_decoding.search.transducer.cuda_step import StepInputs
+from nemo_gpu_decoding.search.transducer.cuda_prediction import Prediction, PredictionPaths
 from nemo_gpu_decoding.search.transducer.cuda_workspace import (
+    SCHEDULE,
     Workspace,
     WorkspacePool,
     WorkspaceShape,
     bucket,
     kind_of,
+    move_rows,
 )
-from nemo_gpu_decoding.search.transducer.engine import Strategy, StreamState, TransducerEngine
-from nemo_gpu_decoding.search.transducer.memory import Frames
-from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
+from nemo_gpu_decoding.search.transducer.engine import Algorithm, StreamState, TransducerEngine
+from nemo_gpu_decoding.search.transducer.records import (
+    CHOSEN,
+    FULL,
+    FUSION_STATES,
+    HYPOTHESIS,
+    LIST_COUNTERS,
+    NODE,
+    STREAM_COUNTERS,
+    STREAM_PARAMS,
+    ListSizes,
+    SearchParams,
+)
+
+MOST_LABELS = 4096  # columns that are scanned together; 4 bytes each
+KEY_BYTES = 8  # of what is ranked, see rank_key.cuh
+
+
+def why_not(params: SearchParams, most_shared: int) -> str | None:
+    """None if the kernels can search with such a beam, else why not, in one line."""
+    choices = (params.vocab_size + 1) * params.num_durations + 1
+    if params.beam_size * choices > 2**32:
+        return f"beam {params.beam_size} x {choices} choices exceed the 2^32 that kernels can number"
+    needed = max(merge_bytes(params), expand_bytes(list_sizes(params)))
+    if needed > most_shared:
+        return (
+            f"a beam of {params.beam_size} needs {needed} bytes of shared memory per block of threads, "
+            f"of which there are {most_shared}"
+        )
+    return None
+
+
+def list_sizes(params: SearchParams) -> ListSizes:
+    """Lists of `expand` for M extensions per hypothesis of V + 1 labels."""
+    labels = max(params.max_extensions, min(params.vocab_size + 1, MOST_LABELS))
+    return ListSizes(2 * params.max_extensions + records.EXPAND_THREADS, labels)
+
+
+def expand_bytes(sizes: ListSizes) -> int:
+    """Dynamic shared memory of a block of `expand`; the order is that of `Workspace` in expand.cuh."""
+    scratch = 32 * 8
+    lists = sizes.items * 2 * (KEY_BYTES + FUSION_STATES.itemsize)
+    return scratch + LIST_COUNTERS.itemsize + lists + 4 * (records.EXPAND_THREADS + sizes.labels)
+
+
+def merge_bytes(params: SearchParams) -> int:
+    """Dynamic shared memory of a block of `merge`; the order is that of `MergeWorkspace` in merge.cuh.
+
+    aes_pp's `Pool` comes behind it.
+    """
+    numbers, pooled = 3 * 4, KEY_BYTES + 4
+    beams = params.beam_size * (2 * HYPOTHESIS.itemsize + CHOSEN.itemsize + numbers)
+    extension = KEY_BYTES + pooled * params.frame_by_frame
+    alignment = 8 * params.frame_by_frame  # of the pool
+    return beams + params.beam_size * params.max_extensions * extension + alignment
 
 
 class Shared(NamedTuple):
@@ -51,56 +102,45 @@ class Shared(NamedTuple):
 class CUDAEngine(TransducerEngine):
     """The search on the device where the networks are; arguments as in `TransducerEngine`."""
 
-    def __init__(
-        self,
-        networks: TransducerNetworks,
-        config: TransducerConfig,
-        strategy: Strategy,
-        fusion: BatchFusion,
-        shared: Shared,
-    ) -> None:
-        super().__init__(networks, config, strategy, fusion)
+    def __init__(self, algorithm: Algorithm, fusion: BatchFusion, shared: Shared) -> None:
+        super().__init__(algorithm, fusion)
         self._shared = shared
 
     def _advance(self, state: StreamState, *, ended: bool) -> None:
-        batch = state.batch
-        parts = (state.predictions.outputs, *state.predictions.state)
-        device = parts[0].device
+        beams, parts, device = state.beams, state.predictions.parts, state.predictions.outputs.device
+        n = len(beams.sizes)
         with self._shared.workspaces.borrowed(self._shape(state)) as work:
             work.take_predictions(parts)
             work.take_frames(state.frames.values.to(device))
             work.take_boosting(_boosting(self._fusion, device))
             prediction = self._shared.predictions.on(work)
             prediction.begin()
-            lm = on_device(self._fusion.lm, device)
-            temperature = self._config.softmax_temperature
-            step = _Step(self._networks, self._strategy, temperature, work, lm, prediction)
-            _put(work.utterances, _utterances(batch, state.frames, ended))
-            _put(work.beams, batch.beam)
-            progress = _progress(batch)
+            step = _Step(self._algorithm, work, on_device(self._fusion.lm, device), prediction)
+            _put(work.streams, _stream_params(state, ended))
+            _put(work.beams, beams.beam)
+            counters = _stream_counters(beams)
             while True:
-                _put(work.progress, progress)
-                step.begin()
+                _put(work.counters, counters)
+                step.schedule()
                 self._shared.graphs.run(step, work)
-                progress = _get(work.progress, shapes.PROGRESS)[: len(progress)]
-                state.nodes = _append_nodes(state.nodes, work.nodes, progress)
-                if (progress["size"] <= 0).any() or not (progress["activity"] == shapes.FULL).any():
+                counters = _get(work.counters, STREAM_COUNTERS)[:n]
+                state.nodes = _append_nodes(state.nodes, work.nodes, counters)
+                if (counters["size"] <= 0).any() or not (counters["activity"] == FULL).any():
                     break
-                progress = progress.copy()
-                progress["node_base"] = progress["node_count"]
+                counters = counters.copy()
+                counters["node_base"] = counters["node_count"]
             work.give_predictions(parts)
-            batch.beam[:] = _get(work.beams, batch.beam.dtype)[: len(batch.beam)]
-        _update(batch, progress)
+            beams.beam[:] = _get(work.beams, HYPOTHESIS)[:n]
+        _update(beams, counters)
 
     def _shape(self, state: StreamState) -> WorkspaceShape:
-        n, beam_size = state.batch.beam.shape
-        parts = (state.predictions.outputs, *state.predictions.state)
+        parts, params = state.predictions.parts, self._algorithm.params
         return WorkspaceShape(
             device=parts[0].device,
-            utterances=bucket(n),
-            beam_size=beam_size,
-            per_hypothesis=self._strategy.kernels.per_hypothesis,
-            entries=state.batch.memo_hash.shape[1],
+            utterances=bucket(len(state.nodes)),
+            beam_size=params.beam_size,
+            max_extensions=params.max_extensions,
+            cache_entries=state.beams.cache_hashes.shape[1],
             frame=kind_of(state.frames.values.flatten(0, 1)),
             parts=tuple(map(kind_of, parts)),
         )
@@ -110,98 +150,133 @@ class _Step:
     """One step on a workspace, and the launches around it."""
 
     def __init__(
-        self,
-        networks: TransducerNetworks,
-        strategy: Strategy,
-        temperature: float,
-        work: Workspace,
-        lm: DeviceAutomaton,
-        prediction: Prediction,
+        self, algorithm: Algorithm, work: Workspace, lm: DeviceAutomaton, prediction: Prediction
     ) -> None:
-        self._work = work
-        self._lm = lm
+        self._algorithm, self._work, self._lm = algorithm, work, lm
         self._prediction = prediction
-        self._search = strategy.search
-        self._networks = networks
-        self._kernels = strategy.kernels
-        self._modules: dict[torch.dtype, Module] = {}
+        self._kernels: dict[torch.dtype, Module] = {}  # by type of logits
+        temperature, durations = algorithm.config.softmax_temperature, algorithm.durations
         self._inverse_temperature = 1.0 / temperature
-        self._plan = runtime().load(PLAN, work.shape.device, shapes.DEFINES)
-        key = "durations", tuple(strategy.durations.tolist())
+        self._schedule = runtime().load(SCHEDULE, work.shape.device)
+        key = "durations", tuple(durations.tolist())
         if key not in work.constants:
-            work.constants[key] = torch.from_numpy(strategy.durations).to(work.shape.device)
+            work.constants[key] = torch.from_numpy(durations).to(work.shape.device)
         self._durations = work.constants[key]
         # what a captured step knows besides the workspace
         self.key = (
-            lm.states.data_ptr(), lm.arcs.data_ptr(), strategy.search, temperature, strategy.kernels,
-            prediction.key,
+            lm.states.data_ptr(), lm.arcs.data_ptr(), algorithm.params, temperature, key,
+            algorithm.kernels, prediction.key,
         )  # fmt: skip
 
-    def begin(self) -> None:
+    def schedule(self) -> None:
         """Decide who reads which frame first."""
         work = self._work
-        self._plan.launch(
-            shapes.BEGIN,
+        self._schedule.launch(
+            records.SCHEDULE,
             grid=work.shape.utterances,
-            block=shapes.MERGE_THREADS,
-            utterances=work.utterances,
+            block=records.MERGE_THREADS,
+            streams=work.streams,
             beams=work.beams,
-            progress=work.progress,
+            counters=work.counters,
             frame_rows=work.frame_rows,
             text_rows=work.text_rows,
             beam_size=work.shape.beam_size,
-            entries=work.shape.entries,
-            room=work.node_room,
+            node_capacity=work.node_capacity,
+            cache_entries=work.shape.cache_entries,
         )
 
     def run(self) -> None:
         """Launch a step."""
         work = self._work
         move_rows(
-            self._plan,
+            self._schedule,
             work.rows,
             (work.frames, work.frame_rows.view(-1), work.joint_frames, None),
-            (work.memory[0], work.text_rows.view(-1), work.joint_predictions, None),
+            (work.cache[0], work.text_rows.view(-1), work.joint_predictions, None),
         )
-        logits = self._networks.join(work.joint_frames, work.joint_predictions)
-        if logits.dtype not in shapes.LOGIT_TYPES:
+        logits = self._algorithm.networks.join(work.joint_frames, work.joint_predictions)
+        if logits.dtype not in records.LOGIT_TYPES:
             logits = logits.float()
-        if logits.dtype not in self._modules:
-            self._modules[logits.dtype] = self._kernels.load(logits.dtype, work.shape.device)
-        self._kernels(
-            StepInputs(
-                module=self._modules[logits.dtype],
-                logits=logits.contiguous(),
-                workspace=work,
-                lm=self._lm,
-                search=self._search,
-                durations=self._durations,
-                inverse_temperature=self._inverse_temperature,
-            )
-        )
+        if logits.dtype not in self._kernels:
+            defines = {"LOGIT": records.LOGIT_TYPES[logits.dtype]}
+            kernels = runtime().load(self._algorithm.kernels, work.shape.device, defines)
+            self._kernels[logits.dtype] = kernels
+        kernels = self._kernels[logits.dtype]
+        self._expand(kernels, logits.contiguous())
+        self._merge(kernels)
         self._prediction.run()
 
-    def count_going(self) -> None:
-        """Leave in `going` how many utterances have a next step."""
+    def _expand(self, kernels: Module, logits: Tensor) -> None:
+        """logits: [B * K, V + 1 (+ D)]"""
+        work, params = self._work, self._algorithm.params
+        sizes = list_sizes(params)
+        kernels.launch(
+            records.EXPAND,
+            grid=work.rows,
+            block=records.EXPAND_THREADS,
+            shared_bytes=expand_bytes(sizes),
+            logits=logits,
+            streams=work.streams,
+            beams=work.beams,
+            counters=work.counters,
+            frame_rows=work.frame_rows,
+            lm_states=self._lm.states,
+            lm_arcs=self._lm.arcs,
+            boosting_states=work.boosting.states,
+            boosting_arcs=work.boosting.arcs,
+            extensions=work.extensions,
+            counts=work.counts,
+            params=params,
+            sizes=sizes,
+            inverse_temperature=self._inverse_temperature,
+            columns=logits.shape[1],
+        )
+
+    def _merge(self, kernels: Module) -> None:
+        work, params = self._work, self._algorithm.params
+        kernels.launch(
+            records.MERGE,
+            grid=work.shape.utterances,
+            block=records.MERGE_THREADS,
+            shared_bytes=merge_bytes(params),
+            extensions=work.extensions,
+            counts=work.counts,
+            durations=self._durations,
+            streams=work.streams,
+            beams=work.beams,
+            counters=work.counters,
+            nodes=work.nodes,
+            frame_rows=work.frame_rows,
+            text_rows=work.text_rows,
+            labels=work.labels,
+            sources=work.sources,
+            targets=work.targets,
+            params=params,
+            node_capacity=work.node_capacity,
+            cache_entries=work.shape.cache_entries,
+        )
+
+    def count_active(self) -> None:
+        """Leave in `work.active` how many utterances have a next step."""
         work = self._work
-        self._plan.launch(
-            shapes.COUNT_GOING,
+        self._schedule.launch(
+            records.COUNT_ACTIVE,
             grid=1,
-            block=shapes.MERGE_THREADS,
-            progress=work.progress,
-            going=work.going,
+            block=records.MERGE_THREADS,
+            counters=work.counters,
+            active=work.active,
             num_utterances=work.shape.utterances,
         )
 
-    def decide(self, handle: int) -> None:
+    def set_condition(self, handle: int) -> None:
         """Tell a WHILE node whether there is a next step."""
         work = self._work
-        runtime().load("search/transducer/decide.cu", work.shape.device, shapes.DEFINES).launch(
-            shapes.DECIDE,
+        runtime().load("search/transducer/loop_condition.cu", work.shape.device).launch(
+            records.LOOP_CONDITION,
             grid=1,
-            block=shapes.MERGE_THREADS,
+            block=records.MERGE_THREADS,
             handle=np.uint64(handle),
-            progress=work.progress,
+            counters=work.counters,
             num_utterances=work.shape.utterances,
         )
 
@@ -212,61 +287,61 @@ def _boosting(fusion: BatchFusion, device: torch.device) -> DeviceAutomaton:
     return upload(fusion.arrays.boosting, device)
 
 
-def _put(records: Tensor, values: np.ndarray) -> None:
+def _put(device_records: Tensor, values: np.ndarray) -> None:
     """Fill the first records from the host; the others become zeros: utterances with nothing to read."""
-    records[len(values) :].zero_()
-    records[: len(values)].copy_(as_records(values))
+    device_records[len(values) :].zero_()
+    device_records[: len(values)].copy_(as_records(values))
 
 
-def _get(records: Tensor, dtype: np.dtype) -> np.ndarray:
-    return records.cpu().numpy().view(dtype)[..., 0]
+def _get(device_records: Tensor, dtype: np.dtype) -> np.ndarray:
+    return device_records.cpu().numpy().view(dtype)[..., 0]
 
 
-def _utterances(batch: Batch, frames: Frames, ended: bool) -> np.ndarray:
-    n, columns = frames.values.shape[:2]
-    records = np.zeros(n, shapes.UTTERANCE)
-    records["lm_weight"] = batch.lm_weights
-    records["boosting_weight"] = batch.boosting_weights
-    weights = batch.lm_weights.astype(np.float64)
-    records["inverse_lm_weight"] = np.divide(1.0, weights, out=np.zeros(n), where=weights > 0)
-    records["first_row"] = np.arange(n) * columns - frames.first
-    records["end"] = batch.ends
-    records["ended"] = ended
-    return records
+def _stream_params(state: StreamState, ended: bool) -> np.ndarray:
+    n, columns = state.frames.values.shape[:2]
+    params = np.zeros(n, STREAM_PARAMS)
+    params["lm_weight"] = state.fusions.lm_weights
+    params["boosting_weight"] = state.fusions.boosting_weights
+    weights = state.fusions.lm_weights.astype(np.float64)
+    params["inverse_lm_weight"] = np.divide(1.0, weights, out=np.zeros(n), where=weights > 0)
+    params["first_row"] = np.arange(n) * columns - state.frames.first
+    params["end"] = state.beams.ends
+    params["ended"] = ended
+    return params
 
 
-def _progress(batch: Batch) -> np.ndarray:
-    records = np.zeros(len(batch.sizes), shapes.PROGRESS)
-    records["size"] = batch.sizes
-    records["expansions"] = batch.expansions
-    records["node_count"] = records["node_base"] = batch.node_counts
-    return records
+def _stream_counters(beams: BeamState) -> np.ndarray:
+    counters = np.zeros(len(beams.sizes), STREAM_COUNTERS)
+    counters["size"] = beams.sizes
+    counters["expansions"] = beams.expansions
+    counters["node_count"] = counters["node_base"] = beams.node_counts
+    return counters
 
 
-def _append_nodes(nodes: np.ndarray, new: Tensor, progress: np.ndarray) -> np.ndarray:
+def _append_nodes(nodes: np.ndarray, new: Tensor, counters: np.ndarray) -> np.ndarray:
     """The trees with what the device has added to them since the last time."""
-    counts = progress["node_count"] - progress["node_base"]
+    counts = counters["node_count"] - counters["node_base"]
     most = int(counts.max())
     if most == 0:
         return nodes
-    nodes = grown_nodes(nodes, int(progress["node_count"].max()))
-    added = _get(new[: len(progress), :most], NODE)
+    nodes = grown_nodes(nodes, int(counters["node_count"].max()))
+    added = _get(new[: len(counters), :most], NODE)
     for b in np.flatnonzero(counts):
-        begin, end = progress["node_base"][b], progress["node_count"][b]
+        begin, end = counters["node_base"][b], counters["node_count"][b]
         nodes[b, begin:end] = added[b, : counts[b]]
     return nodes
 
 
-def _update(batch: Batch, progress: np.ndarray) -> None:
+def _update(beams: BeamState, counters: np.ndarray) -> None:
     """What the host remembers of the utterances besides beams and nodes."""
-    batch.sizes[:] = progress["size"]
-    batch.expansions[:] = progress["expansions"]
-    batch.node_counts[:] = progress["node_count"]
-    batch.steps[:] += 1
-    batch.memo_length[:] = -1
-    for b, k in np.argwhere(np.arange(batch.beam.shape[1]) < batch.sizes[:, None]):
-        hypothesis = batch.beam[b, k]
-        entry = hypothesis["memo"]
-        batch.memo_hash[b, entry] = hypothesis["text_hash"]
-        batch.memo_length[b, entry] = hypothesis["length"]
-        batch.memo_used[b, entry] = batch.steps[b]
+    beams.sizes[:] = counters["size"]
+    beams.expansions[:] = counters["expansions"]
+    beams.node_counts[:] = counters["node_count"]
+    beams.steps[:] += 1
+    beams.cache_lengths[:] = -1
+    for b, k in np.argwhere(np.arange(beams.beam.shape[1]) < beams.sizes[:, None]):
+        hypothesis = beams.beam[b, k]
+        entry = hypothesis["cache_entry"]
+        beams.cache_hashes[b, entry] = hypothesis["text_hash"]
+        beams.cache_lengths[b, entry] = hypothesis["length"]
+        beams.cache_used[b, entry] = beams.steps[b]

@@ -1,7 +1,7 @@
 """How the steps of a run are launched: as one CUDA graph with a loop, as replayed chunks, or plainly.
 
     loop    a WHILE node repeats the step until nobody has a next one: the host launches once
-    chunks  a graph of some steps is replayed; between replays the host looks who is still going
+    chunks  a graph of some steps is replayed; between replays the host looks who is still active
     plain   every kernel is launched on its own; the host looks every few steps
 
 The best that works is taken, and what does not is said once in the log. A step after the end does no
@@ -40,9 +40,9 @@ class Step(Protocol):
 
     def run(self) -> None: ...
 
-    def count_going(self) -> None: ...
+    def count_active(self) -> None: ...
 
-    def decide(self, handle: int) -> None: ...
+    def set_condition(self, handle: int) -> None: ...
 
 
 class GraphRunner:
@@ -58,15 +58,15 @@ class GraphRunner:
         device = work.shape.device
         if self.mode is None:
             self.mode = self._best_mode(device)
-        if self._going(step, work) == 0:
+        if self._num_active(step, work) == 0:
             return
         while self.mode != PLAIN:
             graph = self._graph(step, work)
             if graph is not None:
-                if self._going(step, work):
+                if self._num_active(step, work):
                     self._replay(graph, step, work)
                 return
-        while self._going(step, work):
+        while self._num_active(step, work):
             # on the CPU a look costs nothing
             for _ in range(1 if device.type == "cpu" else STEPS_PER_LOOK):
                 step.run()
@@ -82,9 +82,9 @@ class GraphRunner:
             return CHUNKS
         return LOOP
 
-    def _going(self, step: Step, work: Workspace) -> int:
-        step.count_going()
-        return int(work.going)
+    def _num_active(self, step: Step, work: Workspace) -> int:
+        step.count_active()
+        return int(work.active)
 
     def _replay(self, graph: Any, step: Step, work: Workspace) -> None:
         if self.mode == LOOP:
@@ -92,7 +92,7 @@ class GraphRunner:
             return
         while True:
             graph.replay()
-            if int(work.going) == 0:
+            if int(work.active) == 0:
                 return
 
     def _graph(self, step: Step, work: Workspace) -> Any | None:
@@ -127,12 +127,12 @@ class GraphRunner:
 def _captured(mode: str | None, step: Step, device: torch.device) -> Any:
     """The graph of LOOP or of CHUNKS."""
     if mode == LOOP:
-        return capture_while(device, step.decide, step.run)
+        return capture_while(device, step.set_condition, step.run)
 
     def chunk() -> None:
         for _ in range(STEPS_PER_CHUNK):
             step.run()
-        step.count_going()
+        step.count_active()
 
     return capture_chunk(device, chunk)
 

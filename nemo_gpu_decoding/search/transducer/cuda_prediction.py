@@ -1,8 +1,8 @@
 """The prediction network in the steps of a search on the GPU.
 
-Plain LSTMs and stateless networks in float32 have a fast path: their products are folded
-(`folding.py`), and kernels that route the states do the rest (`prediction.cu`). What an LSTM's hidden
-values give when multiplied by the recurrent weights is kept per text beside its state: it is computed
+Plain LSTMs and stateless networks in float32 have a fast path: their products are fused
+(`fused_weights.py`), and kernels that route the states do the rest (`prediction.cu`). What an LSTM's
+hidden values give when multiplied by the recurrent weights is kept per text beside its state: computed
 once, together with the layer's other product, and all that a step has to do for a layer is one kernel
 and one product that writes into a buffer of the workspace.
 
@@ -20,15 +20,17 @@ from typing import Protocol
 import torch
 
 from nemo_gpu_decoding.cuda.launch import runtime
-from nemo_gpu_decoding.search.transducer import launch_shape as shapes
-from nemo_gpu_decoding.search.transducer.cuda_rows import move_rows
-from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace
-from nemo_gpu_decoding.search.transducer.folding import FoldedLSTM, FoldedStateless, Folding
+from nemo_gpu_decoding.search.transducer import records
+from nemo_gpu_decoding.search.transducer.cuda_workspace import SCHEDULE, Workspace, move_rows
+from nemo_gpu_decoding.search.transducer.fused_weights import (
+    FusedLSTM,
+    FusedStateless,
+    FusedWeights,
+)
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
-PLAN = "search/transducer/plan.cu"
 PREDICTION = "search/transducer/prediction.cu"
 LSTM, STATELESS, TORCH = "lstm", "stateless", "torch"
 
@@ -42,11 +44,11 @@ class Prediction(Protocol):
         ...
 
     def begin(self) -> None:
-        """Called when the workspace has taken a memory of predictions, before its first step."""
+        """Called when the workspace has taken a prediction cache, before its first step."""
         ...
 
     def run(self) -> None:
-        """Queue one step: entries `targets` of the memory become the texts of `sources` and `labels`."""
+        """Queue one step: entries `targets` of the cache become the texts of `sources` and `labels`."""
         ...
 
 
@@ -55,21 +57,21 @@ class PredictionPaths:
 
     def __init__(self, networks: TransducerNetworks) -> None:
         self._networks = networks
-        self._folding = Folding(networks)
+        self._weights = FusedWeights(networks)
         self.path: str | None = None  # that the last run took: LSTM, STATELESS or TORCH
 
     def on(self, work: Workspace) -> Prediction:
         """The prediction network on a workspace, for one run."""
-        reason = self._folding.why_not(work.shape.device)
+        reason = self._weights.why_not(work.shape.device)
         if reason is not None:
             self._note(TORCH, f"torch runs the prediction network: {reason}")
             return TorchPrediction(self._networks, work)
-        folded = self._folding.current()
-        if isinstance(folded, FoldedLSTM):
+        fused = self._weights.current()
+        if isinstance(fused, FusedLSTM):
             self._note(LSTM, "kernels run the LSTM of the prediction network")
-            return LSTMPrediction(folded, work)
+            return LSTMPrediction(fused, work)
         self._note(STATELESS, "kernels run the stateless prediction network")
-        return StatelessPrediction(folded, work)
+        return StatelessPrediction(fused, work)
 
     def _note(self, path: str, message: str) -> None:
         if path != self.path:
@@ -85,10 +87,10 @@ class TorchPrediction:
     def __init__(self, networks: TransducerNetworks, work: Workspace) -> None:
         self._networks = networks
         self._work = work
-        self._plan = runtime().load(PLAN, work.shape.device, shapes.DEFINES)
+        self._schedule = runtime().load(SCHEDULE, work.shape.device)
         self._before = tuple(
-            work.room(f"state {i}", memory.dtype, work.rows, *memory.shape[1:])
-            for i, memory in enumerate(work.memory[1:])
+            work.buffer(f"state {i}", part.dtype, work.rows, *part.shape[1:])
+            for i, part in enumerate(work.cache[1:])
         )
 
     def begin(self) -> None:
@@ -97,54 +99,54 @@ class TorchPrediction:
     def run(self) -> None:
         work = self._work
         labels, sources, targets = (rows.view(-1) for rows in (work.labels, work.sources, work.targets))
-        states = zip(work.memory[1:], self._before, strict=True)
-        move_rows(self._plan, work.rows, *((memory, sources, state, None) for memory, state in states))
+        states = zip(work.cache[1:], self._before, strict=True)
+        move_rows(self._schedule, work.rows, *((part, sources, state, None) for part, state in states))
         output, state = self._networks.predict(labels, self._before)
-        computed = zip((output, *state), work.memory, strict=True)
+        computed = zip((output, *state), work.cache, strict=True)
         move_rows(
-            self._plan,
+            self._schedule,
             work.rows,
-            *((new.to(memory.dtype).contiguous(), None, memory, targets) for new, memory in computed),
+            *((new.to(part.dtype).contiguous(), None, part, targets) for new, part in computed),
         )
 
 
 class LSTMPrediction:
     """An LSTM of L layers, H hidden values each."""
 
-    def __init__(self, folded: FoldedLSTM, work: Workspace) -> None:
-        self.key = folded
-        self._folded = folded
+    def __init__(self, fused: FusedLSTM, work: Workspace) -> None:
+        self.key = fused
+        self._fused = fused
         self._work = work
-        self._outputs, self._hidden, self._memory = work.memory
+        self._outputs, self._hidden, self._cells = work.cache
         self._module = runtime().load(PREDICTION, work.shape.device)
         entries, layers, self._size = self._hidden.shape
         kind = torch.float32
-        self._hidden_rows = work.room("hidden values", kind, work.rows, self._size)
+        self._hidden_rows = work.buffer("hidden values", kind, work.rows, self._size)
         self._products = [
-            work.room(f"product {layer}", kind, work.rows, weight.shape[1])
-            for layer, weight in enumerate(folded.weights)
+            work.buffer(f"product {layer}", kind, work.rows, weight.shape[1])
+            for layer, weight in enumerate(fused.weights)
         ]
         # hidden values times recurrent weights, of every text
         self._recalled = [
-            work.room(f"recalled {layer}", kind, entries, 4 * self._size) for layer in range(layers)
+            work.buffer(f"recalled {layer}", kind, entries, 4 * self._size) for layer in range(layers)
         ]
 
     def begin(self) -> None:
-        for layer, weight in enumerate(self._folded.weights):
+        for layer, weight in enumerate(self._fused.weights):
             recurrent = weight[:, : 4 * self._size]
             torch.mm(self._hidden[:, layer], recurrent, out=self._recalled[layer])
 
     def run(self) -> None:
-        for layer, weight in enumerate(self._folded.weights):
+        for layer, weight in enumerate(self._fused.weights):
             self._launch_layer(layer)
             torch.mm(self._hidden_rows, weight, out=self._products[layer])
         self._module.launch(
-            shapes.LSTM_OUTPUT,
+            records.LSTM_OUTPUT,
             grid=self._work.rows,
-            block=shapes.MOVE_THREADS,
+            block=records.MOVE_THREADS,
             targets=self._work.targets.view(-1),
             product=self._products[-1],
-            bias=self._folded.output_bias,
+            bias=self._fused.output_bias,
             recalled=self._recalled[-1],
             outputs=self._outputs,
             size=self._size,
@@ -152,34 +154,34 @@ class LSTMPrediction:
         )
 
     def _launch_layer(self, layer: int) -> None:
-        work, folded, above = self._work, self._folded, layer > 0
+        work, fused, above = self._work, self._fused, layer > 0
         self._module.launch(
-            shapes.LSTM_LAYER,
+            records.LSTM_LAYER,
             grid=work.rows,
-            block=shapes.MOVE_THREADS,
+            block=records.MOVE_THREADS,
             labels=work.labels.view(-1),
             sources=work.sources.view(-1),
             targets=work.targets.view(-1),
-            table=None if above else folded.table,
+            table=None if above else fused.table,
             product=self._products[layer - 1] if above else None,
-            bias=folded.biases[layer] if above else None,
+            bias=fused.biases[layer] if above else None,
             recalled_below=self._recalled[layer - 1] if above else None,
             recalled=self._recalled[layer],
             hidden=self._hidden,
-            memory=self._memory,
+            cells=self._cells,
             hidden_rows=self._hidden_rows,
             size=self._size,
             layer=layer,
-            num_layers=len(folded.weights),
+            num_layers=len(fused.weights),
         )
 
 
 class StatelessPrediction:
     """A network that sees the last labels only: one kernel, no product."""
 
-    def __init__(self, folded: FoldedStateless, work: Workspace) -> None:
-        self.key = folded
-        self._folded = folded
+    def __init__(self, fused: FusedStateless, work: Workspace) -> None:
+        self.key = fused
+        self._fused = fused
         self._work = work
         self._module = runtime().load(PREDICTION, work.shape.device)
 
@@ -187,24 +189,24 @@ class StatelessPrediction:
         pass
 
     def run(self) -> None:
-        work, folded = self._work, self._folded
-        outputs, contexts = work.memory
-        positions, num_labels, width = folded.tables.shape
+        work, fused = self._work, self._fused
+        outputs, contexts = work.cache
+        positions, num_labels, width = fused.tables.shape
         self._module.launch(
-            shapes.STATELESS,
+            records.STATELESS,
             grid=work.rows,
-            block=shapes.MOVE_THREADS,
+            block=records.MOVE_THREADS,
             labels=work.labels.view(-1),
             sources=work.sources.view(-1),
             targets=work.targets.view(-1),
-            tables=folded.tables,
-            sums=folded.sums,
-            ones=folded.ones,
-            bias=folded.bias,
+            tables=fused.tables,
+            sums=fused.sums,
+            ones=fused.ones,
+            bias=fused.bias,
             contexts=contexts,
             outputs=outputs,
-            epsilon=folded.epsilon,
-            size=folded.size,
+            epsilon=fused.epsilon,
+            size=fused.size,
             width=width,
             num_labels=num_labels,
             positions=positions,

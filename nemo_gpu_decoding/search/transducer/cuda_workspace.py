@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nemo_gpu_decoding.cuda.launch import Module
 from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton
-from nemo_gpu_decoding.search.transducer import launch_shape as shapes
-from nemo_gpu_decoding.search.transducer.beam import HYPOTHESIS, NODE
+from nemo_gpu_decoding.search.transducer import records
 
-NODE_ROOM = 8192  # per utterance; when they are full, the host fetches them and the run goes on
+SCHEDULE = "search/transducer/schedule.cu"
+NODE_CAPACITY = 8192  # per utterance; when they are full, the host fetches them and the run goes on
 MOST_IDLE = 4  # workspaces that a decoder keeps
 
 
@@ -30,8 +31,8 @@ class WorkspaceShape:
     device: torch.device
     utterances: int  # B, at least those of the run
     beam_size: int  # K
-    per_hypothesis: int  # M
-    entries: int  # of the memory of predictions, per utterance
+    max_extensions: int  # M
+    cache_entries: int  # of the prediction cache, per utterance
     frame: tuple[Any, ...]  # dtype and shape of a row of projected frames
     parts: tuple[tuple[Any, ...], ...]  # the same of predictions and of the parts of a state
 
@@ -42,40 +43,40 @@ def bucket(size: int) -> int:
 
 
 class Workspace:
-    """Tensors named as in the signatures of launch_shape.py."""
+    """Tensors named as in the signatures of records.py."""
 
     def __init__(self, shape: WorkspaceShape) -> None:
         self.shape = shape
         n, beam_size = shape.utterances, shape.beam_size
         self.rows = n * beam_size
-        self.node_room = max(NODE_ROOM, 2 * beam_size)
-        self.utterances = self._records(shapes.UTTERANCE.itemsize, n)
-        self.beams = self._records(HYPOTHESIS.itemsize, n, beam_size)
-        self.progress = self._records(shapes.PROGRESS.itemsize, n)
-        self.nodes = self._records(NODE.itemsize, n, self.node_room)
-        self.extensions = self._records(shapes.EXTENSION.itemsize, n, beam_size, shape.per_hypothesis)
+        self.node_capacity = max(NODE_CAPACITY, 2 * beam_size)
+        self.streams = self._records(records.STREAM_PARAMS.itemsize, n)
+        self.beams = self._records(records.HYPOTHESIS.itemsize, n, beam_size)
+        self.counters = self._records(records.STREAM_COUNTERS.itemsize, n)
+        self.nodes = self._records(records.NODE.itemsize, n, self.node_capacity)
+        self.extensions = self._records(records.EXTENSION.itemsize, n, beam_size, shape.max_extensions)
         self.counts = self._zeros(torch.int32, n, beam_size)
-        self.going = self._zeros(torch.int32, 1)
+        self.active = self._zeros(torch.int32, 1)
         self.frame_rows, self.text_rows, self.labels, self.sources, self.targets = (
             self._zeros(torch.int64, n, beam_size) for _ in range(5)
         )
         # what the joint is given; rows of hypotheses that need nothing keep old numbers
         self.joint_frames = self._like(shape.frame, self.rows)
         self.joint_predictions = self._like(shape.parts[0], self.rows)
-        # the memory of predictions: outputs, then the parts of a state
-        self.memory = tuple(self._like(part, n * shape.entries) for part in shape.parts)
+        # the prediction cache: outputs, then the parts of a state
+        self.cache = tuple(self._like(part, n * shape.cache_entries) for part in shape.parts)
         self.frames = self._like(shape.frame, 0)
         self.boosting = DeviceAutomaton(self._records(1, 0), self._records(1, 0))
         self.constants: dict[Any, Tensor] = {}
-        self._rooms: dict[Any, Tensor] = {}
+        self._buffers: dict[Any, Tensor] = {}
         self.graphs: dict[Any, Any] = {}  # see cuda_graphs.py; they hold the addresses of all the above
 
-    def room(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
+    def buffer(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
         """A buffer [*shape] under a name of its user's: zeros at first, the same one ever after."""
         key = name, dtype, shape
-        if key not in self._rooms:
-            self._rooms[key] = self._zeros(dtype, *shape)
-        return self._rooms[key]
+        if key not in self._buffers:
+            self._buffers[key] = self._zeros(dtype, *shape)
+        return self._buffers[key]
 
     def take_frames(self, values: Tensor) -> None:
         """Copy frames [n, C, H] in, one utterance after the other."""
@@ -97,13 +98,13 @@ class Workspace:
         self.boosting = DeviceAutomaton(*kept)
 
     def take_predictions(self, parts: Sequence[Tensor]) -> None:
-        """Copy the memory of predictions of n utterances in."""
-        for own, part in zip(self.memory, parts, strict=True):
+        """Copy the prediction cache of n utterances in."""
+        for own, part in zip(self.cache, parts, strict=True):
             own[: len(part)] = part
 
     def give_predictions(self, parts: Sequence[Tensor]) -> None:
         """Copy it out again."""
-        for own, part in zip(self.memory, parts, strict=True):
+        for own, part in zip(self.cache, parts, strict=True):
             part.copy_(own[: len(part)])
 
     def _zeros(self, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -140,3 +141,48 @@ class WorkspacePool:
 def kind_of(rows: Tensor) -> tuple[Any, ...]:
     """Type and shape of a row, as in `WorkspaceShape`."""
     return rows.dtype, *rows.shape[1:]
+
+
+# (source, from_rows, target, to_rows): without rows, row r is number r itself; where a row is below 0,
+# nothing is moved
+Part = tuple[Tensor, "Tensor | None", Tensor, "Tensor | None"]
+
+
+def move_rows(schedule: Module, rows: int, *parts: Part) -> None:
+    """Move rows: of each part, row from_rows[r] of the source becomes row to_rows[r] of the target.
+
+    Args:
+        schedule: the kernels of schedule.cu.
+        rows: number of r.
+        parts: contiguous tensors [R, ...] whose rows are of one type and shape; rows int64.
+    """
+    for first in range(0, len(parts), records.MOVED_PARTS):
+        chosen = parts[first : first + records.MOVED_PARTS]
+        arguments: dict[str, Any] = {}
+        for i in range(records.MOVED_PARTS):
+            arguments |= _arguments(i, *chosen[i]) if i < len(chosen) else _no_arguments(i)
+        schedule.launch(records.MOVE_ROWS, grid=rows, block=records.MOVE_THREADS, **arguments)
+
+
+def _arguments(
+    i: int, source: Tensor, from_rows: Tensor | None, target: Tensor, to_rows: Tensor | None
+) -> dict[str, Any]:
+    """What the kernel is told of its i-th part."""
+    given = _as_bytes(source)
+    return {
+        f"from{i}": given,
+        f"from_rows{i}": from_rows,
+        f"to{i}": _as_bytes(target),
+        f"to_rows{i}": to_rows,
+        f"bytes{i}": given.shape[1],
+    }
+
+
+def _no_arguments(i: int) -> dict[str, Any]:
+    absent = dict.fromkeys((f"from{i}", f"from_rows{i}", f"to{i}", f"to_rows{i}"))
+    return {**absent, f"bytes{i}": 0}
+
+
+def _as_bytes(rows: Tensor) -> Tensor:
+    """[R, ...] of any type as [R, bytes]."""
+    return rows.flatten(1).view(torch.uint8)

@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.cuda.launch import runtime
-from nemo_gpu_decoding.fusion.batch import FusionLabels
+from nemo_gpu_decoding.fusion.batch import FusionLabels, UtteranceFusion
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.engine import Engine
-from nemo_gpu_decoding.search.result import NBest, ScoreParts
-from nemo_gpu_decoding.search.transducer.beam import Search, for_utterance
-from nemo_gpu_decoding.search.transducer.blank_scoring import BLANK_LM_SCORE_MODES
-from nemo_gpu_decoding.search.transducer.config import TransducerConfig
+from nemo_gpu_decoding.search.inputs import check_batch, check_rows
+from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
+from nemo_gpu_decoding.search.transducer import cuda_engine
+from nemo_gpu_decoding.search.transducer.config import BLANK_LM_SCORE_MODES, TransducerConfig
 from nemo_gpu_decoding.search.transducer.cpu_engine import CPUEngine
-from nemo_gpu_decoding.search.transducer.cuda_engine import CUDAEngine, Shared
 from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
 from nemo_gpu_decoding.search.transducer.cuda_prediction import PredictionPaths
 from nemo_gpu_decoding.search.transducer.cuda_workspace import WorkspacePool
-from nemo_gpu_decoding.search.transducer.engine import Found, Strategy
-from nemo_gpu_decoding.search.transducer.history import fusion_parts, trace_back
-from nemo_gpu_decoding.search.transducer.inputs import check_encoder_output, checked_networks
-from nemo_gpu_decoding.search.transducer.launch_shape import why_not
-from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
-from nemo_gpu_decoding.search.transducer.result import TransducerPath
+from nemo_gpu_decoding.search.transducer.engine import Algorithm, Found
+from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks, checked_networks
+from nemo_gpu_decoding.search.transducer.records import SearchParams
+from nemo_gpu_decoding.search.transducer.trace_back import fusion_parts, trace_back
 
 C = TypeVar("C", bound=TransducerConfig)
 
 
 class TransducerDecoder(Decoder[C, NBest]):
     """A batched beam search over a transducer's networks. Inputs are the encoder's output [B, T, D].
+
+    In results, `parts.acoustic` is all that the networks contributed, summed over the alignments that
+    were recombined; with blank_lm_score_mode=lm_weighted_full that includes what blanks and tokens got
+    from the joint's blank probability. `repeats` is the duration, at least 1.
 
     Args:
         networks: prediction network and joint, see `TransducerNetworks`.
@@ -48,25 +50,33 @@ class TransducerDecoder(Decoder[C, NBest]):
     """
 
     input_name = "encoder_output"
+    step: ClassVar[Callable[..., None]]  # of the strategy, compiled
+    kernels: ClassVar[str]  # the source of the same step on the GPU
 
     def __init__(self, networks: TransducerNetworks, config: C, fusion: Fusion | None) -> None:
         self.networks = checked_networks(networks)
         super().__init__(config, fusion, FusionLabels(networks.vocab_size))
-        # an RNN-T is a TDT model that knows the duration 0 only, see `transducer/beam.py`
+        # an RNN-T is a TDT model that knows the duration 0 only, see `beam.py`
         self._durations = np.array(networks.durations or (0,), np.int32)
-        self._search = Search(
+        zeros = np.flatnonzero(self._durations == 0)
+        self._params = SearchParams(
+            beam_size=config.beam_size,
             vocab_size=networks.vocab_size,
             num_durations=len(self._durations),
+            zero_duration=int(zeros[0]) if len(zeros) else -1,
             timed=bool(networks.durations),
             weighted_blank=BLANK_LM_SCORE_MODES[config.blank_lm_score_mode],
             late=config.pruning_mode == "late",
             alignments=config.alignments,
-            lm_weight=np.float32(0.0),
-            boosting_weight=np.float32(0.0),
+            **self._own_params(),
         )
         self._graphs = GraphRunner(networks, allowed=config.allow_cuda_graphs)
         self._predictions = PredictionPaths(networks)
         self._workspaces = WorkspacePool()
+
+    @abstractmethod
+    def _own_params(self) -> dict[str, Any]:
+        """The `SearchParams` in which alsd_pp and aes_pp differ."""
 
     @property
     def device_modes(self) -> dict[str, str | None]:
@@ -80,34 +90,34 @@ class TransducerDecoder(Decoder[C, NBest]):
     def with_options(self, config: C, fusion: Fusion) -> TransducerDecoder[C]:
         return type(self)(self.networks, config, fusion)
 
-    def _strategy(self) -> Strategy:
-        """What alsd_pp and aes_pp differ in."""
-        raise NotImplementedError
-
     def _check_inputs(self, inputs: Tensor, batch: int | None) -> None:
-        check_encoder_output(inputs, batch=batch, size=self.networks.encoder_size)
+        check_rows(inputs, "encoder_output", "[B, T, D]")
+        shape, size = tuple(inputs.shape), self.networks.encoder_size
+        if shape[2] != size:
+            hint = " (NeMo's encoders give [B, D, T]: transpose(1, 2))" if shape[1] == size else ""
+            raise ValueError(
+                f"encoder_output has shape {shape}, expected [B, T, {size}], as the joint takes it{hint}"
+            )
+        check_batch(inputs, "encoder_output", batch)
+
+    def _algorithm(self) -> Algorithm:
+        return Algorithm(
+            self.networks, self.config, self._params, self._durations, self.step, self.kernels
+        )
 
     def _cpu_engine(self, streams: Streams) -> Engine:
-        return CPUEngine(self.networks, self.config, self._strategy(), streams.fusion)
+        return CPUEngine(self._algorithm(), streams.fusion)
 
     def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
-        shared = Shared(self._workspaces, self._graphs, self._predictions)
-        return CUDAEngine(self.networks, self.config, self._strategy(), streams.fusion, shared)
+        shared = cuda_engine.Shared(self._workspaces, self._graphs, self._predictions)
+        return cuda_engine.CUDAEngine(self._algorithm(), streams.fusion, shared)
 
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
         with torch.inference_mode(), self.networks.evaluation():
             own = self.networks.start()[0].device
         if own != device:
             return f"the networks are on {own}"
-        kernels = self._strategy().kernels
-        return why_not(
-            self.config.beam_size,
-            kernels.per_hypothesis,
-            self.networks.vocab_size + 1,
-            len(self._durations),
-            kernels.pooled,
-            runtime().shared_bytes(device),
-        )
+        return cuda_engine.why_not(self._params, runtime().shared_bytes(device))
 
     def _most_partial(self) -> tuple[int, str]:
         return self.config.beam_size, " (beam_size)"
@@ -123,27 +133,25 @@ class TransducerDecoder(Decoder[C, NBest]):
                     for n in range(n_best)
                     if found.order[r, n] >= 0
                 ),
-                num_frames=int(found.state.batch.ends[found.rows[r]]),
+                num_frames=int(found.state.beams.ends[found.rows[r]]),
             )
             for r, b in enumerate(rows)
         ]
 
-    def _path(
-        self, streams: Streams, b: int, found: Found, r: int, n: int, final: bool
-    ) -> TransducerPath:
+    def _path(self, streams: Streams, b: int, found: Found, r: int, n: int, final: bool) -> Path:
         own, score = int(found.rows[r]), float(found.scores[r, n])
-        node = found.state.batch.beam[own, found.order[r, n]]["node"]
+        node = found.state.beams.beam[own, found.order[r, n]]["node"]
         steps = trace_back(found.state.nodes[own], node)
         emitted = steps[steps["label"] < self.networks.vocab_size]
         tokens, durations = emitted["label"].copy(), emitted["duration"].copy()
-        fusion = streams.fusion.arrays
-        search = for_utterance(self._search, fusion.lm_weights[b], fusion.boosting_weights[b])
+        arrays = streams.fusion.arrays
+        weights: Any = float(arrays.lm_weights[b]), float(arrays.boosting_weights[b])  # sums in double
+        fusion = UtteranceFusion(arrays.lm, arrays.boosting, *weights)
         lm, boosting = fusion_parts(
-            tokens, search, fusion.lm, fusion.boosting, fusion.lm_starts[b], fusion.boosting_starts[b],
-            final,
-        )  # fmt: skip
-        timed, aligned = bool(self.networks.durations), self.config.alignments
-        return TransducerPath(
+            tokens, self._params, fusion, arrays.lm_starts[b], arrays.boosting_starts[b], final
+        )
+        timed, aligned = self._params.timed, self.config.alignments
+        return Path(
             tokens=tokens,
             frames=emitted["frame"].copy(),
             repeats=np.maximum(durations, 1),

@@ -8,67 +8,71 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_gpu_decoding.fusion.batch import BatchFusion
+from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionArrays
 from nemo_gpu_decoding.search.engine import StreamsLost
-from nemo_gpu_decoding.search.transducer.beam import Batch, Search, new_batch, new_nodes
+from nemo_gpu_decoding.search.transducer.beam import BeamState, new_beam_state, new_nodes
 from nemo_gpu_decoding.search.transducer.config import TransducerConfig
-from nemo_gpu_decoding.search.transducer.cuda_step import DeviceStep
-from nemo_gpu_decoding.search.transducer.history import rank
-from nemo_gpu_decoding.search.transducer.inputs import valid_frames
-from nemo_gpu_decoding.search.transducer.memory import Frames, Predictions
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
+from nemo_gpu_decoding.search.transducer.prediction_cache import Frames, Predictions
+from nemo_gpu_decoding.search.transducer.records import SearchParams
+from nemo_gpu_decoding.search.transducer.trace_back import rank
 
 
-class Strategy(NamedTuple):
-    """What makes a transducer search alsd_pp or aes_pp, and the options of a batch."""
+class Algorithm(NamedTuple):
+    """A transducer search over some networks."""
 
-    step: Callable[..., None]  # one step of some utterances, compiled; see `alsd_pp/cpu.py`
-    limits: Any  # of expansion, for `step`
-    kernels: DeviceStep  # the same step on the GPU
-    search: Search
+    networks: TransducerNetworks
+    config: TransducerConfig
+    params: SearchParams
     durations: np.ndarray  # [D] int32, frames
+    step: Callable[..., None]  # alsd_pp's or aes_pp's, compiled
+    kernels: str  # the source of the same step on the GPU, relative to the package
 
 
 @dataclass
 class StreamState:
     """n utterances being searched."""
 
-    batch: Batch
+    beams: BeamState
     nodes: np.ndarray  # [n, N] NODE
     predictions: Predictions
     frames: Frames  # those that a hypothesis may still read
+    fusions: FusionArrays
 
     def selected(self, rows: np.ndarray) -> StreamState:
         """A copy of some utterances."""
-        batch = Batch(*(part[rows] for part in self.batch))
-        most = int(batch.node_counts.max(initial=0))
+        beams = BeamState(*(part[rows] for part in self.beams))
+        lm, boosting, *weights = self.fusions
         return StreamState(
-            batch, self.nodes[rows, :most], self.predictions.selected(rows, len(self.batch.sizes)),
+            beams,
+            self.nodes[rows, : int(beams.node_counts.max(initial=1))],
+            self.predictions.selected(rows, len(self.beams.sizes)),
             Frames(self.frames.values[rows], self.frames.first[rows]),
-        )  # fmt: skip
+            FusionArrays(lm, boosting, *(part[rows] for part in weights)),
+        )
 
     def add_frames(self, projected: Tensor, lengths: np.ndarray) -> None:
         """Take in new frames: projected [sum of lengths, H], of one utterance after the other."""
         self.frames = self._frames_and(projected, lengths)
-        self.batch.ends[:] += lengths
+        self.beams.ends[:] += lengths
 
     def forget_read(self) -> None:
         """Free the memory of encoder frames that no hypothesis needs any more."""
         nothing = self.frames.values.new_zeros(0, self.frames.values.shape[2])
-        self.frames = self._frames_and(nothing, np.zeros(len(self.batch.sizes), np.int64))
+        self.frames = self._frames_and(nothing, np.zeros(len(self.beams.sizes), np.int64))
 
     def _frames_and(self, projected: Tensor, lengths: np.ndarray) -> Frames:
         """The frames that are still needed, and new ones."""
-        batch = self.batch
-        alive = np.arange(batch.beam.shape[1]) < batch.sizes[:, None]
-        needed = np.where(alive, batch.beam["frame"], np.iinfo(np.int32).max).min(axis=1)
-        return self.frames.extended(projected, lengths, batch.ends, needed)
+        beams = self.beams
+        alive = np.arange(beams.beam.shape[1]) < beams.sizes[:, None]
+        needed = np.where(alive, beams.beam["frame"], np.iinfo(np.int32).max).min(axis=1)
+        return self.frames.extended(projected, lengths, beams.ends, needed)
 
 
 class Found(NamedTuple):
@@ -84,37 +88,25 @@ class TransducerEngine(ABC):
     """See `engine.Engine`; errors are never deferred.
 
     Args:
-        networks: prediction network and joint, see `TransducerNetworks`.
-        config: options of the decoder.
-        strategy: alsd_pp's or aes_pp's part.
+        algorithm: what all streams are decoded with.
         fusion: LM, boosting trees and weights of each utterance.
     """
 
-    def __init__(
-        self,
-        networks: TransducerNetworks,
-        config: TransducerConfig,
-        strategy: Strategy,
-        fusion: BatchFusion,
-    ) -> None:
-        self._networks, self._config, self._strategy = networks, config, strategy
-        self._fusion = fusion
-        arrays, n = fusion.arrays, len(fusion)
-        batch = new_batch(
-            n, config.beam_size, arrays.lm_starts, arrays.boosting_starts, arrays.lm_weights,
-            arrays.boosting_weights,
-        )  # fmt: skip
+    def __init__(self, algorithm: Algorithm, fusion: BatchFusion) -> None:
+        self._algorithm, self._fusion = algorithm, fusion
+        networks, beam_size = algorithm.networks, algorithm.params.beam_size
+        n, beams = len(fusion), new_beam_state(fusion.arrays, beam_size)
         with torch.inference_mode(), networks.evaluation():
-            predictions = Predictions.start(networks, n, batch.memo_hash.shape[1])
-        nodes = new_nodes(n, 16 * config.beam_size)
-        self._state = StreamState(batch, nodes, predictions, Frames.none(n))
+            predictions = Predictions.start(networks, n, beams.cache_hashes.shape[1])
+        nodes = new_nodes(n, 16 * beam_size)
+        self._state = StreamState(beams, nodes, predictions, Frames.none(n), fusion.arrays)
         self._lost = False
 
     @abstractmethod
     def _advance(self, state: StreamState, *, ended: bool) -> None:
         """Search until every utterance needs frames that have not come, or has `ended`.
 
-        Stops at once with a size <= 0 in the batch where the joint's output was unusable.
+        Stops at once with a size <= 0 in its beam where the joint's output was unusable.
         """
 
     def takes(self, lengths: Tensor) -> bool:
@@ -131,8 +123,9 @@ class TransducerEngine(ABC):
         new = valid_frames(inputs, lengths)
         if len(new) == 0:
             return
-        with torch.inference_mode(), self._networks.evaluation():
-            self._state.add_frames(self._networks.project_encoder(new), lengths)
+        networks = self._algorithm.networks
+        with torch.inference_mode(), networks.evaluation():
+            self._state.add_frames(networks.project_encoder(new), lengths)
             self._lost = True  # for good, if the networks fail half-way
             self._run(self._state, ended=False)
             self._lost = False
@@ -144,21 +137,21 @@ class TransducerEngine(ABC):
         state, numbers = self._state, np.array(rows, np.int64)
         if final and state.frames.values.shape[1]:  # frames that wait for others to come
             state = state.selected(numbers)
-            with torch.inference_mode(), self._networks.evaluation():
+            with torch.inference_mode(), self._algorithm.networks.evaluation():
                 self._run(state, ended=True)
             numbers = np.arange(len(numbers))
         order = np.full((len(numbers), n_best), -1, np.int32)
         scores = np.zeros((len(numbers), n_best), np.float32)
-        boosting = self._fusion.arrays.boosting
-        rank(numbers, state.batch, boosting, final, self._config.score_norm, order, scores)
+        score_norm = self._algorithm.config.score_norm
+        rank(numbers, state.beams, state.fusions, final, score_norm, order, scores)
         return Found(order, scores, state, numbers)
 
     def _run(self, state: StreamState, *, ended: bool) -> None:
         self._advance(state, ended=ended)
-        failed = np.flatnonzero(state.batch.sizes <= 0)
+        failed = np.flatnonzero(state.beams.sizes <= 0)
         if len(failed):
             b = int(failed[0])
-            what = "NaN or +inf" if state.batch.sizes[b] < 0 else "-inf for every label"
+            what = "NaN or +inf" if state.beams.sizes[b] < 0 else "-inf for every label"
             raise StreamsLost(
                 f"networks give {what} for utterance {b}, expected logits of which at least one is "
                 "finite and none is NaN or +inf; the streams are closed"
@@ -167,3 +160,23 @@ class TransducerEngine(ABC):
     def _check_alive(self) -> None:
         if self._lost:
             raise StreamsLost("streams is closed, expected streams whose networks have not failed")
+
+
+def valid_frames(encoder_output: Tensor, lengths: np.ndarray) -> Tensor:
+    """The valid frames of all utterances one after the other, [sum of lengths, D].
+
+    Raises:
+        ValueError: a valid frame holds NaN or infinity.
+    """
+    rows = [encoder_output[b, : lengths[b]] for b in range(len(lengths))]
+    frames = torch.cat(rows) if rows else encoder_output.flatten(0, 1)
+    # one pass instead of several: in double, a sum of finite float32 numbers is finite
+    if not torch.isfinite(frames.sum(dtype=torch.float64)) and not torch.isfinite(frames).all():
+        row, column = torch.nonzero(~torch.isfinite(frames))[0].tolist()
+        b = int(np.searchsorted(np.cumsum(lengths), row, side="right"))
+        frame = row - int(lengths[:b].sum())
+        raise ValueError(
+            f"encoder_output[{b}, {frame}, {column}] is {float(frames[row, column])}, expected a finite "
+            "number in every valid frame"
+        )
+    return frames

@@ -1,4 +1,4 @@
-// The best extensions of one hypothesis, found by one block. Bound-pruned as in alsd_pp/cpu.py:
+// The best extensions of one hypothesis, found by one block. Bound-pruned as in expand.py:
 //
 //   1. the threads' own best labels show how good the M-th best label is at least
 //   2. labels from there on are looked up in LM and boosting tree, all at once; the M-th best sum, or
@@ -9,13 +9,77 @@
 // rises.
 #pragma once
 
-#include "search/transducer/row.cuh"
-#include "search/transducer/top_list.cuh"
+#include "search/rank_key.cuh"
+#include "search/transducer/scoring.cuh"
 
-// Sizes of what a block keeps in shared memory; chosen by launch_shape.py.
-struct ListSizes {
-  int items;  // entries of the list of extensions
-  int labels;  // columns that are scanned together
+inline int choice_of(uint64 key) { return (int)index_of(key); }
+
+// The best extensions of one hypothesis found so far, in shared memory, filled by all threads.
+//
+// Extensions order by score down, then choice up; no two are equal.
+struct TopList {
+  uint64* keys;  // [capacity]
+  uint64* best_keys;  // [capacity]
+  FusionStates* states;  // [capacity]
+  FusionStates* best_states;  // [capacity]
+  ListCounters* counters;
+  int capacity;  // at least wanted + threads of the block
+  int wanted;  // so many are kept
+  float gamma;  // and only those better than the best less this
+
+  // Append an extension, from any thread. The caller has reserved an entry.
+  void append(float score, int choice, int lm_state, int boosting_state) {
+    if (!(score >= counters->floor && score > negative_infinity())) return;
+    int i = atomicAdd(&counters->num_items, 1);
+    keys[i] = rank_key(score, choice);
+    states[i] = {lm_state, boosting_state};
+  }
+
+  // Empty the list. Call with all threads, at first or after `keep_best`; ends with a barrier.
+  void clear() {
+    if (thread() == 0) {
+      counters->num_items = 0;
+      counters->floor = negative_infinity();
+    }
+    __syncthreads();
+  }
+
+  // Reserve an entry for one more extension by each thread. `reserved`: an upper bound of the length, the same
+  // in all threads. Call with all threads after a barrier; ends with one.
+  void reserve(int& reserved) {
+    if (reserved + threads() > capacity) {
+      reserved = counters->num_items;
+      __syncthreads();
+    }
+    if (reserved + threads() > capacity) reserved = keep_best();
+    reserved += threads();
+  }
+
+  // Drop all but the best, sort them and raise the floor; returns how many are left. Call with all
+  // threads after a barrier; ends with one.
+  int keep_best() {
+    int count = counters->num_items, kept = min(count, wanted);
+    for (int i = thread(); i < count; i += threads()) {
+      int rank = 0;
+      for (int j = 0; j < count; j++) rank += keys[j] > keys[i];
+      if (rank < wanted) {
+        best_keys[rank] = keys[i];
+        best_states[rank] = states[i];
+      }
+    }
+    __syncthreads();
+    for (int i = thread(); i < kept; i += threads()) {
+      keys[i] = best_keys[i];
+      states[i] = best_states[i];
+    }
+    if (thread() == 0) {
+      counters->num_items = kept;
+      float floor = kept == 0 ? negative_infinity() : score_of(best_keys[0]) - gamma;
+      counters->floor = kept < wanted ? floor : fmaxf(floor, score_of(best_keys[wanted - 1]));
+    }
+    __syncthreads();
+    return kept;
+  }
 };
 
 // What a block works with, in shared memory in the order in which it stands here.
@@ -26,84 +90,74 @@ struct Workspace {
   int* labels;  // [sizes.labels]
   ListSizes sizes;
 
-  Workspace(uint8* shared, const ListSizes& sizes) : sizes(sizes) {
+  Workspace(uint8* shared, const ExpandArgs& args) : sizes(args.sizes) {
     scratch = take<double>(shared, LANES);
-    best.tally = take<Tally>(shared, 1);
+    best.counters = take<ListCounters>(shared, 1);
     best.keys = take<uint64>(shared, sizes.items);
     best.best_keys = take<uint64>(shared, sizes.items);
-    best.states = take<States>(shared, sizes.items);
-    best.best_states = take<States>(shared, sizes.items);
+    best.states = take<FusionStates>(shared, sizes.items);
+    best.best_states = take<FusionStates>(shared, sizes.items);
     best.capacity = sizes.items;
+    best.wanted = args.params.max_extensions;
+    best.gamma = args.params.gamma;
     peaks = take<float>(shared, threads());
     labels = take<int>(shared, sizes.labels);
   }
 };
 
-// What `expand` of both strategies is launched on. `logits` to `frame_rows` are arrays of all hypotheses.
-struct ExpandInputs {
-  const Logit* logits;  // [B * K, columns]
-  const Utterance* utterances;  // [B]
-  const Hypothesis* beams;  // [B, K]
-  const Progress* progress;  // [B]
-  const int64* frame_rows;  // [B, K]
-  Automaton lm, boosting;
-  double inverse_temperature;
-  int columns;
-  Extension* extensions;  // [B, K, M]
-  int* counts;  // [B, K] how many of them; BAD_INPUT: NaN or +inf among the logits
-  int per_hypothesis;  // M
-};
-
-// The hypothesis of a block, number k of utterance b, and where its extensions go.
-struct Subject {
+// The hypothesis that a block expands, number k of utterance b.
+struct Expansion {
   int b, k;
-  Progress now;
+  StreamCounters counters;
   Hypothesis hypothesis;
   Row row;
-  Fusion fusion;
-  Extension* own;  // [M]
-  int* count;
+  UtteranceFusion fusion;
+  Extension* extensions;  // [M] where they go
 
-  Subject(const ExpandInputs& in, const Options& options)
-      : b(blockIdx.x / options.beam_size),
-        k(blockIdx.x % options.beam_size),
-        now(in.progress[b]),
-        hypothesis(in.beams[blockIdx.x]),
-        row(in.logits + (int64)blockIdx.x * in.columns, in.inverse_temperature, options),
+  Expansion(const ExpandArgs& args)
+      : b(blockIdx.x / args.params.beam_size),
+        k(blockIdx.x % args.params.beam_size),
+        counters(args.counters[b]),
+        hypothesis(args.beams[blockIdx.x]),
+        row(row_of(blockIdx.x, args)),
         fusion{
-          in.lm, in.boosting, in.utterances[b].lm_weight, in.utterances[b].boosting_weight,
-          in.utterances[b].inverse_lm_weight},
-        own(in.extensions + (int64)blockIdx.x * in.per_hypothesis),
-        count(in.counts + blockIdx.x) {}
+          {args.lm_states, args.lm_arcs, args.params.vocab_size},
+          {args.boosting_states, args.boosting_arcs, args.params.vocab_size},
+          args.streams[b].lm_weight, args.streams[b].boosting_weight,
+          args.streams[b].inverse_lm_weight},
+        extensions(args.extensions + (int64)blockIdx.x * args.params.max_extensions) {}
 
-  // Give it one extension, or with `possible` false none. One thread.
-  void only(const Extension& extension, bool possible = true) const {
-    own[0] = extension;
-    *count = possible;
+  // The logits of a hypothesis, not normalised yet.
+  static Row row_of(int64 hypothesis, const ExpandArgs& args) {
+    return Row(args.logits + hypothesis * args.columns, args.inverse_temperature, args.params);
   }
 };
 
 // Settle what needs no logits: the utterance rests, the slot is empty, the hypothesis stays as it is. Else
 // normalise its row; true if it is to be expanded. Call with all threads; ends with a barrier if true.
-inline bool reads_row(Subject& subject, const ExpandInputs& in, double* scratch) {
-  if (subject.now.activity != GOING) return false;
-  if (subject.k >= subject.now.size) {
-    if (thread() == 0) *subject.count = 0;
+inline bool reads_row(Expansion& own, const ExpandArgs& args, double* scratch) {
+  int& count = args.counts[blockIdx.x];
+  if (own.counters.activity != ACTIVE) return false;
+  if (own.k >= own.counters.size) {
+    if (thread() == 0) count = 0;
     return false;
   }
-  if (in.frame_rows[blockIdx.x] == NOTHING) {
-    const Hypothesis& same = subject.hypothesis;
-    if (thread() == 0) subject.only({same.score, STAY, same.lm_state, same.boosting_state, 0.0f});
+  if (args.frame_rows[blockIdx.x] == NO_ROW) {
+    const Hypothesis& same = own.hypothesis;
+    if (thread() == 0) {
+      own.extensions[0] = {same.score, KEEP, same.lm_state, same.boosting_state, 0.0f};
+      count = 1;
+    }
     return false;
   }
-  normalise(subject.row, scratch);
-  if (subject.row.normaliser.bad && thread() == 0) *subject.count = BAD_INPUT;
-  return !subject.row.normaliser.bad;
+  normalise(own.row, scratch);
+  if (own.row.normaliser.bad && thread() == 0) count = BAD_INPUT;
+  return !own.row.normaliser.bad;
 }
 
-// What the labels of a hypothesis are scored with; `expand` ranks by different sums in different modes.
+// What the labels of a hypothesis are ranked by; modes rank by different sums.
 struct Scoring {
-  Fusion fusion;  // weights of 0: by the joint alone
+  UtteranceFusion fusion;  // weights of 0: by the joint alone
   int lm_state, boosting_state;  // of the hypothesis
   float before;  // score of the hypothesis
   float blank;  // score of the blank
@@ -114,23 +168,21 @@ struct Scoring {
   bool timed;  // whether their log-probabilities count
 };
 
-// Scores with LM and boosting; `ceiling`: see blank_scoring.py.
-inline Scoring fused_scoring(
-  const Row& row, const Hypothesis& hypothesis, const Fusion& fusion, const Options& options,
-  float ceiling
-) {
+// Scores with LM and boosting.
+inline Scoring fused_scoring(const Expansion& own, const SearchParams& params) {
+  const UtteranceFusion& fusion = own.fusion;
   Scoring scoring;
   scoring.fusion = fusion;
-  scoring.lm_state = hypothesis.lm_state;
-  scoring.boosting_state = hypothesis.boosting_state;
-  scoring.before = hypothesis.score;
-  float blank = row[options.vocab_size];
-  scoring.blank = fused_blank(blank, fusion.alpha(), options.weighted_blank);
-  scoring.offset = token_offset(blank, fusion.alpha(), options.weighted_blank, ceiling);
-  scoring.bound = fusion.bound(hypothesis);
-  scoring.longest = row.duration(row.longest_duration());
-  scoring.num_durations = options.num_durations;
-  scoring.timed = options.timed;
+  scoring.lm_state = own.hypothesis.lm_state;
+  scoring.boosting_state = own.hypothesis.boosting_state;
+  scoring.before = own.hypothesis.score;
+  float blank = own.row[params.vocab_size];
+  scoring.blank = fused_blank(blank, fusion, params.weighted_blank);
+  scoring.offset = token_offset(blank, params, fusion);
+  scoring.bound = fusion.bound(own.hypothesis);
+  scoring.longest = own.row.duration(own.row.longest_duration());
+  scoring.num_durations = params.num_durations;
+  scoring.timed = params.timed;
   return scoring;
 }
 
@@ -139,13 +191,13 @@ inline void find_threshold(const Row& row, int num_tokens, Workspace& work) {
   float peak = negative_infinity();
   for (int v = thread(); v < num_tokens; v += threads()) peak = fmaxf(peak, row[v]);
   work.peaks[thread()] = peak;
-  if (thread() == 0) work.best.tally->threshold = negative_infinity();
+  if (thread() == 0) work.best.counters->threshold = negative_infinity();
   __syncthreads();
   int rank = 0;
   for (int i = 0; i < threads(); i++) {
     rank += work.peaks[i] > peak || (work.peaks[i] == peak && i < thread());
   }
-  if (rank == work.best.wanted - 1) work.best.tally->threshold = peak;
+  if (rank == work.best.wanted - 1) work.best.counters->threshold = peak;
   __syncthreads();
 }
 
@@ -160,18 +212,18 @@ inline bool may_reach(float floor, float log_prob, const Scoring& scoring) {
 // barrier; ends with one.
 inline void offer_labels(const Row& row, const Scoring& scoring, int& reserved, Workspace& work) {
   TopList& best = work.best;
-  const int num_labels = best.tally->num_labels;
+  const int num_labels = best.counters->num_labels;
   for (int first = 0; first < num_labels; first += threads()) {
     int i = first + thread(), label = i < num_labels ? work.labels[i] : 0;
     Fused fused{0.0f, 0, 0};
     float base = 0.0f;
     if (i < num_labels) {
       base = row[label] + scoring.offset;
-      float least = (best.tally->floor - scoring.before) - scoring.longest - base;
+      float least = (best.counters->floor - scoring.before) - scoring.longest - base;
       fused = fused_token(scoring.fusion, scoring.lm_state, scoring.boosting_state, label, least);
     }
     for (int d = 0; d < scoring.num_durations; d++) {
-      best.make_room(reserved);
+      best.reserve(reserved);
       if (i < num_labels) {
         float duration = scoring.timed ? row.duration(d) : 0.0f;
         float score = scoring.before + ((base + fused.score) + duration);
@@ -187,16 +239,16 @@ inline void offer_labels(const Row& row, const Scoring& scoring, int& reserved, 
 inline void scan_tokens(
   const Row& row, int num_tokens, bool above, const Scoring& scoring, int& reserved, Workspace& work
 ) {
-  Tally& tally = *work.best.tally;
-  const float threshold = tally.threshold;
+  ListCounters& counters = *work.best.counters;
+  const float threshold = counters.threshold;
   for (int begin = 0; begin < num_tokens; begin += work.sizes.labels) {
-    if (thread() == 0) tally.num_labels = 0;
+    if (thread() == 0) counters.num_labels = 0;
     __syncthreads();
     int end = min(begin + work.sizes.labels, num_tokens);
     for (int v = begin + thread(); v < end; v += threads()) {
       float log_prob = row[v];
-      if ((log_prob >= threshold) != above || !may_reach(tally.floor, log_prob, scoring)) continue;
-      work.labels[atomicAdd(&tally.num_labels, 1)] = v;
+      if ((log_prob >= threshold) != above || !may_reach(counters.floor, log_prob, scoring)) continue;
+      work.labels[atomicAdd(&counters.num_labels, 1)] = v;
     }
     __syncthreads();
     offer_labels(row, scoring, reserved, work);
@@ -206,13 +258,13 @@ inline void scan_tokens(
 
 // Find the best extensions by blank and tokens 0 .. V - 1, best first; returns how many. `wanted` and
 // `gamma` of the list say how many are kept. Call with all threads; ends with a barrier.
-inline int find_best(const Row& row, const Options& options, const Scoring& scoring, Workspace& work) {
+inline int find_best(const Row& row, const SearchParams& params, const Scoring& scoring, Workspace& work) {
   TopList& best = work.best;
-  const int blank = options.vocab_size * scoring.num_durations;
+  const int blank = params.vocab_size * scoring.num_durations;
   best.clear();
   int reserved = 0;
   for (int first = 0; first < scoring.num_durations; first += threads()) {
-    best.make_room(reserved);
+    best.reserve(reserved);
     int d = first + thread();
     if (d < scoring.num_durations) {
       float score = scoring.before + (scoring.blank + (scoring.timed ? row.duration(d) : 0.0f));
@@ -220,9 +272,9 @@ inline int find_best(const Row& row, const Options& options, const Scoring& scor
     }
     __syncthreads();
   }
-  find_threshold(row, options.vocab_size, work);
+  find_threshold(row, params.vocab_size, work);
   for (int above = 1; above >= 0; above--) {
-    scan_tokens(row, options.vocab_size, above, scoring, reserved, work);
+    scan_tokens(row, params.vocab_size, above, scoring, reserved, work);
     reserved = best.keep_best();
   }
   return reserved;
@@ -238,4 +290,39 @@ inline int count_within_gamma(const TopList& best, int count) {
     within += __syncthreads_count(in);
   }
   return within;
+}
+
+// Write the sorted extensions of the list. Call with all threads after a barrier; returns `count`.
+inline int write_extensions(const Expansion& own, int count, const Workspace& work) {
+  for (int i = thread(); i < count; i += threads()) {
+    uint64 key = work.best.keys[i];
+    const FusionStates& states = work.best.states[i];
+    int choice = choice_of(key);
+    own.extensions[i] = {
+      score_of(key), choice, states.lm, states.boosting, own.row[choice / own.row.num_durations]};
+  }
+  return count;
+}
+
+// The blank with its most probable duration, where a hypothesis may take nothing else.
+inline Extension forced_blank(const Expansion& own, float blank_score, const SearchParams& params) {
+  int d = own.row.longest_duration();
+  float score = own.hypothesis.score + (blank_score + own.row.duration(d));
+  int choice = params.vocab_size * params.num_durations + d;
+  return {
+    score, choice, own.hypothesis.lm_state, own.hypothesis.boosting_state, own.row[params.vocab_size]};
+}
+
+// The strategy's own: write the best extensions of a hypothesis, best first; returns in thread 0 how many.
+// Called with all threads after a barrier.
+inline int list_extensions(Expansion& own, const ExpandArgs& args, Workspace& work);
+
+// The extensions of hypothesis number blockIdx.x of B * K.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) expand(const ExpandArgs args) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  Workspace work(smem, args);
+  Expansion own(args);
+  if (!reads_row(own, args, work.scratch)) return;
+  int count = list_extensions(own, args, work);
+  if (thread() == 0) args.counts[blockIdx.x] = count;
 }

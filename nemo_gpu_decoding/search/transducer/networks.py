@@ -11,7 +11,7 @@ size of 640 and an LSTM of one layer:
 
 All tensors have one row per hypothesis, also the parts of a state: the search moves rows about and
 never looks into them. A row of a result must depend on its own inputs alone, not on its neighbours or
-their number; see `packed.whole_blocks` for what matrix products need for that.
+their number; see `onednn_linear.whole_blocks` for what matrix products need for that.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nemo_gpu_decoding.search.transducer.packed import (
-    PackedLinear,
+from nemo_gpu_decoding.search.transducer.onednn_linear import (
+    OneDNNLinear,
     Versions,
     versions,
     whole_blocks,
@@ -111,8 +111,8 @@ class ModuleNetworks:
         self.encoder_projection = encoder_projection
         self.prediction_projection = prediction_projection
         self.output = output
-        self._packed_encoder, self._packed_prediction = PackedLinear(), PackedLinear()
-        self._packed_output = PackedLinear()
+        self._encoder_linear, self._prediction_linear = OneDNNLinear(), OneDNNLinear()
+        self._output_linear = OneDNNLinear()
 
     @property
     def encoder_size(self) -> int:
@@ -123,7 +123,7 @@ class ModuleNetworks:
 
     def project_encoder(self, frames: Tensor) -> Tensor:
         weight, bias = self.encoder_projection.weight, self.encoder_projection.bias
-        return self._packed_encoder(frames.to(weight.device, weight.dtype), weight, bias)
+        return self._encoder_linear(frames.to(weight.device, weight.dtype), weight, bias)
 
     def join(self, frames: Tensor, predictions: Tensor) -> Tensor:
         values = frames + predictions
@@ -132,11 +132,11 @@ class ModuleNetworks:
             return output(whole_blocks(values))[: len(values)]
         for part in output[:-1]:
             values = part(values)
-        return self._packed_output(values, output[-1].weight, output[-1].bias)
+        return self._output_linear(values, output[-1].weight, output[-1].bias)
 
     def _projected(self, prediction: Tensor) -> Tensor:
         projection = self.prediction_projection
-        return self._packed_prediction(prediction, projection.weight, projection.bias)
+        return self._prediction_linear(prediction, projection.weight, projection.bias)
 
 
 class LSTMNetworks(ModuleNetworks):
@@ -175,8 +175,8 @@ class LSTMNetworks(ModuleNetworks):
         self.embedding = embedding
         self.lstm = lstm
         self._table: tuple[Versions, Tensor] = [], torch.empty(0)
-        self._packed_inputs = [PackedLinear() for _ in range(lstm.num_layers)]
-        self._packed_recurrent = [PackedLinear() for _ in range(lstm.num_layers)]
+        self._input_linears = [OneDNNLinear() for _ in range(lstm.num_layers)]
+        self._recurrent_linears = [OneDNNLinear() for _ in range(lstm.num_layers)]
 
     def start(self) -> tuple[Tensor, State]:
         weight = self.embedding.weight
@@ -193,11 +193,11 @@ class LSTMNetworks(ModuleNetworks):
         for layer, (weight, recurrent, *biases) in enumerate(self.lstm.all_weights):
             if layer > 0:
                 bias = sum(biases) if biases else None
-                gates = self._packed_inputs[layer](hiddens[-1], weight, bias)
-            recalled = self._packed_recurrent[layer](hidden[:, layer], recurrent, None)
-            value, memory = _cell(recalled.add_(gates), cell[:, layer])
+                gates = self._input_linears[layer](hiddens[-1], weight, bias)
+            recalled = self._recurrent_linears[layer](hidden[:, layer], recurrent, None)
+            value, new_cell = _cell(recalled.add_(gates), cell[:, layer])
             hiddens.append(value)
-            cells.append(memory)
+            cells.append(new_cell)
         return self._projected(value), (_layers(hiddens), _layers(cells))
 
     def table_bytes(self) -> int:
@@ -228,7 +228,7 @@ class LSTMNetworks(ModuleNetworks):
         if table is not None:
             return table.index_select(0, labels)
         weight, _, *biases = self.lstm.all_weights[0]
-        return self._packed_inputs[0](self.embedding(labels), weight, sum(biases) if biases else None)
+        return self._input_linears[0](self.embedding(labels), weight, sum(biases) if biases else None)
 
 
 def _layers(values: list[Tensor]) -> Tensor:
@@ -236,11 +236,11 @@ def _layers(values: list[Tensor]) -> Tensor:
     return torch.stack(values, 1) if len(values) > 1 else values[0][:, None]
 
 
-def _cell(gates: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden value and memory of an LSTM cell after one step."""
+def _cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden value and cell state of an LSTM cell after one step."""
     let_in, keep, new, let_out = gates.chunk(4, dim=1)
-    memory = torch.sigmoid(keep) * memory + torch.sigmoid(let_in) * torch.tanh(new)
-    return torch.sigmoid(let_out) * torch.tanh(memory), memory
+    cell = torch.sigmoid(keep) * cell + torch.sigmoid(let_in) * torch.tanh(new)
+    return torch.sigmoid(let_out) * torch.tanh(cell), cell
 
 
 class StatelessNetworks(ModuleNetworks):
@@ -295,3 +295,22 @@ def checked_durations(durations: Sequence[int]) -> tuple[int, ...]:
             f"durations is {list(durations)}, expected different numbers of frames >= 0, not all 0"
         )
     return values
+
+
+def checked_networks(networks: TransducerNetworks) -> TransducerNetworks:
+    """Try the networks on one frame of zeros.
+
+    Raises:
+        ValueError: the joint's output does not fit the vocabulary and the durations.
+    """
+    with torch.inference_mode(), networks.evaluation():
+        prediction, _ = networks.start()
+        frame = networks.project_encoder(torch.zeros(1, networks.encoder_size))
+        columns = networks.join(frame, prediction).shape[-1]
+    labels, durations = networks.vocab_size + 1, len(networks.durations)
+    if columns != labels + durations:
+        raise ValueError(
+            f"networks give {columns} columns, expected {labels + durations}: vocab_size "
+            f"{networks.vocab_size}, one for the blank and {durations} durations"
+        )
+    return networks

@@ -1,13 +1,11 @@
 // The prediction network on the GPU: what is left of it besides matrix products. See cuda_prediction.py
-// and, for what the weights are, folding.py.
+// and, for what the weights are, fused_weights.py.
 //
-// Row r is the r-th of B * K hypotheses. It reads entry sources[r] of the memory of predictions, the text
+// Row r is the r-th of B * K hypotheses. It reads entry sources[r] of the prediction cache, the text
 // before its new token labels[r], and writes entry targets[r], the text with it. No entry is both a
 // source and a target of one step, so the states of all texts are routed in place. Rows with nothing
 // to compute have negative entries.
-#include "cuda/common.cuh"
-
-constexpr int MAX_THREADS = 256;
+#include "search/transducer/beam.cuh"
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
@@ -20,57 +18,42 @@ inline void keep_recalled(float* recalled, int64 target, const float* product, i
 //
 // The first layer takes its inputs from `table`. Those above take them from `product`, and keep the
 // other half of it for the layer below.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS) lstm_layer(
-  const int64* labels, const int64* sources, const int64* targets,  // [rows]
-  const float* table,  // [V + 1, 4 H] bias included; null above the first layer
-  const float* product,  // [rows, 8 H] hidden values below times (recurrent | input) weights, or null
-  const float* bias,  // [4 H] of the inputs in `product`, or null
-  float* recalled_below,  // [E, 4 H] hidden values below times recurrent weights, or null
-  const float* recalled,  // [E, 4 H] the same of this layer
-  float* hidden, float* memory,  // [E, layers, H]
-  float* hidden_rows,  // [rows, H] the new hidden values, for the next product
-  int size,  // H
-  int layer, int num_layers
-) {
-  const int64 r = blockIdx.x, source = sources[r], target = targets[r];
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) lstm_layer(const LstmLayerArgs args) {
+  const int64 r = blockIdx.x, source = args.sources[r], target = args.targets[r];
+  const int size = args.size;
   if (source < 0 || target < 0) return;
-  const float* inputs = table + (table != nullptr ? labels[r] * 4 * size : 0);
-  if (product != nullptr) {
-    keep_recalled(recalled_below, target, product + r * 8 * size, size);
-    inputs = product + r * 8 * size + 4 * size;
+  const float* inputs = args.table + (args.table != nullptr ? args.labels[r] * 4 * size : 0);
+  if (args.product != nullptr) {
+    const float* own = args.product + r * 8 * size;
+    keep_recalled(args.recalled_below, target, own, size);
+    inputs = own + 4 * size;
   }
-  recalled += source * 4 * size;
-  const int64 before = (source * num_layers + layer) * size, after = (target * num_layers + layer) * size;
+  const float* recalled = args.recalled + source * 4 * size;
+  const int64 before = (source * args.num_layers + args.layer) * size;
+  const int64 after = (target * args.num_layers + args.layer) * size;
   for (int i = thread(); i < size; i += threads()) {
     float gates[4];
     for (int g = 0; g < 4; g++) {
       int column = g * size + i;
-      gates[g] = recalled[column] + (inputs[column] + (bias != nullptr ? bias[column] : 0.0f));
+      gates[g] = recalled[column] + (inputs[column] + (args.bias != nullptr ? args.bias[column] : 0.0f));
     }
-    float kept = sigmoid(gates[1]) * memory[before + i] + sigmoid(gates[0]) * tanhf(gates[2]);
+    float kept = sigmoid(gates[1]) * args.cells[before + i] + sigmoid(gates[0]) * tanhf(gates[2]);
     float value = sigmoid(gates[3]) * tanhf(kept);
-    memory[after + i] = kept;
-    hidden[after + i] = value;
-    hidden_rows[r * size + i] = value;
+    args.cells[after + i] = kept;
+    args.hidden[after + i] = value;
+    args.hidden_rows[r * size + i] = value;
   }
 }
 
 // After the last layer's product: keep what the next step needs, and the predictions. Block r: row r.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS) lstm_output(
-  const int64* targets,  // [rows]
-  const float* product,  // [rows, 4 H + J] hidden values times (recurrent weights | projection)
-  const float* bias,  // [J] of the projection
-  float* recalled,  // [E, 4 H] of the last layer
-  float* outputs,  // [E, J]
-  int size,  // H
-  int width  // J
-) {
-  const int64 r = blockIdx.x, target = targets[r];
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) lstm_output(const LstmOutputArgs args) {
+  const int64 r = blockIdx.x, target = args.targets[r];
+  const int size = args.size, width = args.width;
   if (target < 0) return;
-  const float* own = product + r * (4 * size + width);
-  keep_recalled(recalled, target, own, size);
+  const float* own = args.product + r * (4 * size + width);
+  keep_recalled(args.recalled, target, own, size);
   for (int i = thread(); i < width; i += threads()) {
-    outputs[target * width + i] = own[4 * size + i] + bias[i];
+    args.outputs[target * width + i] = own[4 * size + i] + args.bias[i];
   }
 }
 
@@ -102,35 +85,25 @@ struct Norm {
 };
 
 // A network that sees the last labels only. Block r: row r.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS) stateless(
-  const int64* labels, const int64* sources, const int64* targets,  // [rows]
-  const float* tables,  // [positions, V + 1, J] projected embeddings, those of the last label first
-  const double* sums,  // see `Norm`, or null where nothing is normalised
-  const float* ones,  // [J] the projection of a vector of ones
-  const float* bias,  // [J]
-  int64* contexts,  // [E, positions - 1] labels of each text, the oldest first
-  float* outputs,  // [E, J]
-  double epsilon,  // of the norm
-  int size,  // of all embeddings together
-  int width,  // J
-  int num_labels, int positions
-) {
-  const int64 r = blockIdx.x, source = sources[r], target = targets[r];
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) stateless(const StatelessArgs args) {
+  const int64 r = blockIdx.x, source = args.sources[r], target = args.targets[r];
   if (source < 0 || target < 0) return;
-  const int kept = positions - 1;
-  const Context context{labels[r], contexts + source * kept, positions};
+  const int kept = args.positions - 1, width = args.width;
+  const Context context{args.labels[r], args.contexts + source * kept, args.positions};
   float mean = 0.0f, scale = 1.0f;
-  if (sums != nullptr) {
-    const Norm norm(context, sums, num_labels, size, epsilon);
+  if (args.sums != nullptr) {
+    const Norm norm(context, args.sums, args.num_labels, args.size, args.epsilon);
     mean = (float)norm.mean;
     scale = (float)norm.scale;
   }
   for (int j = thread(); j < width; j += threads()) {
     float sum = 0.0f;
-    for (int i = 0; i < positions; i++) sum += tables[((int64)i * num_labels + context[i]) * width + j];
-    outputs[target * width + j] = (sum - mean * ones[j]) * scale + bias[j];
+    for (int i = 0; i < args.positions; i++) {
+      sum += args.tables[((int64)i * args.num_labels + context[i]) * width + j];
+    }
+    args.outputs[target * width + j] = (sum - mean * args.ones[j]) * scale + args.bias[j];
   }
   for (int i = thread(); i < kept; i += threads()) {
-    contexts[target * kept + i] = context[kept - 1 - i];
+    args.contexts[target * kept + i] = context[kept - 1 - i];
   }
 }

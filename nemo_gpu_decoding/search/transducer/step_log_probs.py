@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nemo_gpu_decoding.search.result import Path
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
-from nemo_gpu_decoding.search.transducer.result import TransducerPath
 
 
 def step_log_probs(
-    networks: TransducerNetworks, frames: Sequence[Tensor], paths: Sequence[TransducerPath]
+    networks: TransducerNetworks, frames: Sequence[Tensor], paths: Sequence[Path]
 ) -> list[Tensor]:
     """Log-probs at every step of every path; labels and durations normalised apart.
 
@@ -47,7 +47,7 @@ def step_log_probs(
     return log_probs
 
 
-def _predictions(networks: TransducerNetworks, paths: Sequence[TransducerPath]) -> Tensor:
+def _predictions(networks: TransducerNetworks, paths: Sequence[Path]) -> Tensor:
     """[longest + 1, paths, H]: entry u holds the predictions after u tokens."""
     longest = max((len(path) for path in paths), default=0)
     labels = np.zeros((longest, len(paths)), np.int64)

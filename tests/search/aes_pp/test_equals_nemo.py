@@ -6,8 +6,8 @@ maes_batch has two faults that change results; `corrected` NeMo is NeMo with jus
 
 import pytest
 
-from nemo_gpu_decoding.search.aes_pp.config import AESConfig
-from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
+from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
+from nemo_gpu_decoding.search.transducer.config import AESConfig
 from tests.oracles.nemo_patched import mended_class as corrected
 from tests.search.transducer.nemo_models import (
     FUSION_MODES,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from nemo_gpu_decoding.search.aes_pp.config import AESConfig
-from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
+from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
+from nemo_gpu_decoding.search.transducer.config import AESConfig
 from tests.search.aes_pp.test_equals_nemo import both, corrected
 from tests.search.transducer.nemo_models import (
     VOCAB,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from nemo_gpu_decoding.search.aes_pp.config import AESConfig
-from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
+from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
+from nemo_gpu_decoding.search.transducer.config import AESConfig
 from tests.oracles.transducer import Scorer, aes, brute_force
 from tests.search.alsd_pp.test_oracles import BLANK_MODES, DURATIONS, assert_same, fusion_of
 from tests.search.transducer.table_networks import TableNetworks, random_frames

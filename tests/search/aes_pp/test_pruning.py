@@ -6,8 +6,8 @@ import torch
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.fusion import Fusion
-from nemo_gpu_decoding.search.aes_pp.config import AESConfig
-from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
+from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
+from nemo_gpu_decoding.search.transducer.config import AESConfig
 from tests.search.transducer.table_networks import TableNetworks, random_frames
 
 LIKELY, BLANK = 0, 2  # as probable as each other, whatever was said before

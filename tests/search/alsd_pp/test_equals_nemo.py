@@ -2,8 +2,8 @@
 
 import pytest
 
-from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
-from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
+from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
+from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from tests.search.transducer.nemo_models import (
     DURATIONS,
     FUSION_MODES,

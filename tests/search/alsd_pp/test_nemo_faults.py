@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
-from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
+from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
+from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from tests.oracles.transducer import Scorer, alsd
 from tests.search.alsd_pp.test_equals_nemo import nemo_computer
 from tests.search.alsd_pp.test_oracles import assert_same

@@ -3,8 +3,8 @@
 import pytest
 
 from nemo_gpu_decoding.fusion.fusion import Fusion
-from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
-from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
+from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
+from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from tests.oracles.transducer import Scorer, alsd, brute_force
 from tests.random_models import random_boosting, random_lm
 from tests.search.transducer.table_networks import TableNetworks, random_frames

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_gpu_decoding.search.transducer import launch_shape
+from nemo_gpu_decoding.search.transducer import records
 from tests.cuda_emulator.fixtures import emulated_runtime
 
 __all__ = ["emulated_runtime"]
@@ -13,4 +13,4 @@ __all__ = ["emulated_runtime"]
 @pytest.fixture
 def small_blocks(monkeypatch):
     for name in ("EXPAND_THREADS", "MERGE_THREADS", "MOVE_THREADS"):
-        monkeypatch.setattr(launch_shape, name, 32)
+        monkeypatch.setattr(records, name, 32)

@@ -2,8 +2,7 @@
 
 import pytest
 
-from nemo_gpu_decoding.search.aes_pp.config import AESConfig
-from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
+from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 
 
 @pytest.mark.parametrize("kind", [ALSDConfig, AESConfig])

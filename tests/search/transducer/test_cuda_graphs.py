@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer import cuda_graphs
+from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN, GraphRunner
 from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace, WorkspacePool, bucket
 
@@ -17,7 +17,7 @@ GPU = torch.device("cuda", 0)
 
 
 class CountingStep:
-    """`steps` steps are to be done; runs into `work.going` as the kernels do."""
+    """`steps` steps are to be done; runs into `work.active` as the kernels do."""
 
     def __init__(self, work, steps: int, key: str = "step") -> None:
         self.work, self.left, self.runs, self.key = work, steps, 0, key
@@ -26,10 +26,10 @@ class CountingStep:
         self.runs += 1
         self.left = max(0, self.left - 1)
 
-    def count_going(self):
-        self.work.going.fill_(int(self.left > 0))
+    def count_active(self):
+        self.work.active.fill_(int(self.left > 0))
 
-    def decide(self, handle):
+    def set_condition(self, handle):
         raise AssertionError("only a graph decides")
 
 
@@ -47,7 +47,7 @@ class FakeGraph:
 @pytest.fixture
 def work():
     return SimpleNamespace(
-        shape=SimpleNamespace(device=GPU), going=torch.zeros(1, dtype=torch.int32), graphs={}
+        shape=SimpleNamespace(device=GPU), active=torch.zeros(1, dtype=torch.int32), graphs={}
     )
 
 

@@ -11,10 +11,10 @@ from torch import nn
 
 from nemo_gpu_decoding.cuda.launch import as_records, runtime
 from nemo_gpu_decoding.fusion.fusion import Request
-from nemo_gpu_decoding.search.transducer import cuda_graphs, cuda_workspace, launch_shape
+from nemo_gpu_decoding.search.transducer import cuda_graphs, cuda_workspace, records
 from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN
-from nemo_gpu_decoding.search.transducer.launch_shape import FULL, GOING, IDLE
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
+from nemo_gpu_decoding.search.transducer.records import ACTIVE, FULL, IDLE
 from tests.contract.facts import facts
 from tests.cuda_emulator.graphs import captured_chunk, captured_while
 from tests.random_models import random_boosting
@@ -95,7 +95,7 @@ def test_graphs_find_what_plain_launches_find(played_graphs, strategy, mode, kin
 @pytest.mark.parametrize("mode", [LOOP, CHUNKS])
 def test_graphs_stop_where_the_host_is_needed(played_graphs, monkeypatch, mode):
     """Buffers of nodes that are full in the middle of a run; and streams, whose frames run out."""
-    monkeypatch.setattr(cuda_workspace, "NODE_ROOM", 1)
+    monkeypatch.setattr(cuda_workspace, "NODE_CAPACITY", 1)
     networks, frames = make_networks(), frames_of(2, 10, seed=4)
     decoder, plain = (decoder_in(m, "alsd_pp", networks, alignments=True) for m in (mode, PLAIN))
     streams = decoder.open(2)
@@ -153,25 +153,25 @@ def test_a_body_that_asks_the_host_is_not_captured(played_graphs, caplog):
 @pytest.mark.parametrize(
     ("activities", "condition"),
     [
-        ([GOING], 1),
+        ([ACTIVE], 1),
         ([IDLE], 0),
         ([FULL, IDLE], 0),  # the host has to fetch nodes first
-        ([IDLE, FULL, GOING], 1),
-        ([IDLE] * 299 + [GOING], 1),  # more utterances than threads
-        ([GOING] + [IDLE] * 299, 1),
+        ([IDLE, FULL, ACTIVE], 1),
+        ([IDLE] * 299 + [ACTIVE], 1),  # more utterances than threads
+        ([ACTIVE] + [IDLE] * 299, 1),
         ([IDLE] * 300, 0),
     ],
     ids=lambda value: str(value) if isinstance(value, int) else f"{len(value)} utterances",
 )
 @pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True, ids=["checked"])
 def test_the_condition_is_whether_anyone_goes_on(emulated_runtime, activities, condition):
-    progress = np.zeros(len(activities), launch_shape.PROGRESS)
-    progress["activity"] = activities
-    arguments = {"progress": as_records(progress), "num_utterances": len(progress)}
-    decide = runtime().load("search/transducer/decide.cu", CPU, launch_shape.DEFINES)
-    decide.launch(launch_shape.DECIDE, grid=1, block=64, handle=np.uint64(5), **arguments)
+    counters = np.zeros(len(activities), records.STREAM_COUNTERS)
+    counters["activity"] = activities
+    arguments = {"counters": as_records(counters), "num_utterances": len(counters)}
+    kernel = runtime().load("search/transducer/loop_condition.cu", CPU)
+    kernel.launch(records.LOOP_CONDITION, grid=1, block=64, handle=np.uint64(5), **arguments)
     assert emulated_runtime.conditions == {5: condition}
-    going = torch.zeros(1, dtype=torch.int32)
-    plan = runtime().load("search/transducer/plan.cu", CPU, launch_shape.DEFINES)
-    plan.launch(launch_shape.COUNT_GOING, grid=1, block=64, going=going, **arguments)
-    assert int(going) == activities.count(GOING)
+    active = torch.zeros(1, dtype=torch.int32)
+    kernel = runtime().load(cuda_workspace.SCHEDULE, CPU)
+    kernel.launch(records.COUNT_ACTIVE, grid=1, block=64, active=active, **arguments)
+    assert int(active) == activities.count(ACTIVE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_gpu_decoding.search.transducer.joint_rows import JointRows
+from nemo_gpu_decoding.search.transducer.schedule import JointRows
 from tests.contract.facts import facts
 from tests.search.transducer.both import random_fusion
 from tests.search.transducer.table_networks import TableNetworks, random_frames

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from nemo_gpu_decoding.search.transducer import cuda_workspace, launch_shape
+from nemo_gpu_decoding.search.transducer import cuda_engine, cuda_workspace, records
 from tests.cuda_emulator.mutations import assert_needed, barriers_of
 from tests.search.transducer.both import assert_equal, random_fusion
 from tests.search.transducer.table_networks import TableNetworks, random_frames
@@ -42,9 +42,9 @@ def search_on_the_device(strategy: str) -> None:
 def short_lists(monkeypatch):
     """Lists so short that every row goes through each of the kernels' loops."""
     for name in ("EXPAND_THREADS", "MERGE_THREADS", "MOVE_THREADS"):
-        monkeypatch.setattr(launch_shape, name, 64)
-    monkeypatch.setattr(launch_shape, "MOST_LABELS", 12)
-    monkeypatch.setattr(cuda_workspace, "NODE_ROOM", 1)
+        monkeypatch.setattr(records, name, 64)
+    monkeypatch.setattr(cuda_engine, "MOST_LABELS", 12)
+    monkeypatch.setattr(cuda_workspace, "NODE_CAPACITY", 1)
 
 
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
@@ -65,18 +65,18 @@ def test_no_races_and_no_stray_accesses(emulated_runtime, short_lists, strategy)
 @pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True)
 def test_no_races_in_blocks_of_any_size(emulated_runtime, monkeypatch, threads):
     for name in ("EXPAND_THREADS", "MERGE_THREADS", "MOVE_THREADS"):
-        monkeypatch.setattr(launch_shape, name, threads)
+        monkeypatch.setattr(records, name, threads)
     for make, config in STRATEGIES.values():
         options = config(beam_size=3, n_best=3)
         networks = TableNetworks(V, (0, 1), seed=1, sharpness=1.0)
         assert_equal(make, networks, options, random_frames(1, 2, seed=1), [2], random_fusion(V))
 
 
-AES_FILES = ("search/aes_pp/kernel.cu", "search/aes_pp/pool.cuh")
+AES_FILES = ("search/transducer/aes.cu", "search/transducer/pool.cuh")
 BARRIERS = [  # what the strategies share is tried with one of them
-    *(("alsd_pp", barrier) for barrier in barriers_of("search/alsd_pp/kernel.cu")),
-    *(("aes_pp", barrier) for barrier in barriers_of("search/aes_pp/kernel.cu", AES_FILES)),
-    *(("alsd_pp", barrier) for barrier in barriers_of("search/transducer/plan.cu")),
+    *(("alsd_pp", barrier) for barrier in barriers_of("search/transducer/alsd.cu")),
+    *(("aes_pp", barrier) for barrier in barriers_of("search/transducer/aes.cu", AES_FILES)),
+    *(("alsd_pp", barrier) for barrier in barriers_of("search/transducer/schedule.cu")),
 ]
 
 

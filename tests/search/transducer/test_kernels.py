@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.fusion.fusion import Request
-from nemo_gpu_decoding.search.aes_pp.config import AESConfig
-from nemo_gpu_decoding.search.aes_pp.decoder import AESPlusPlus
-from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
-from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
-from nemo_gpu_decoding.search.transducer import cuda_workspace, launch_shape
-from nemo_gpu_decoding.search.transducer.beam import HYPOTHESIS
+from nemo_gpu_decoding.search.transducer import cuda_engine, cuda_workspace, records
+from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
+from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
+from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
+from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, SearchParams
 from tests.random_models import random_boosting
 from tests.search.transducer.both import assert_equal, random_fusion
 from tests.search.transducer.table_networks import TableNetworks, random_frames
@@ -123,20 +122,20 @@ def test_types_of_logits(strategy, dtype):
 @pytest.mark.parametrize("threads", [64, 160])
 def test_block_sizes(strategy, monkeypatch, threads):
     for name in ("EXPAND_THREADS", "MERGE_THREADS", "MOVE_THREADS"):
-        monkeypatch.setattr(launch_shape, name, threads)
+        monkeypatch.setattr(records, name, threads)
     compare(strategy, TableNetworks(60, (0, 1), seed=3), random_fusion(60))
 
 
 def test_lists_that_are_too_short_for_a_row(strategy, monkeypatch):
     """Flat posteriors and little room: rows are scanned in parts, lists are pruned on the way."""
-    monkeypatch.setattr(launch_shape, "MOST_LABELS", 7)
+    monkeypatch.setattr(cuda_engine, "MOST_LABELS", 7)
     networks = TableNetworks(90, (0, 1, 2), seed=7, sharpness=0.2, blank_bias=0.0)
     for pruning in ("late", "early"):
         compare(strategy, networks, random_fusion(90), pruning_mode=pruning)
 
 
 def test_more_nodes_than_fit_between_two_looks(strategy, monkeypatch):
-    monkeypatch.setattr(cuda_workspace, "NODE_ROOM", 1)
+    monkeypatch.setattr(cuda_workspace, "NODE_CAPACITY", 1)
     compare(strategy, TableNetworks(V, (0, 1), seed=3), random_fusion(V), alignments=True)
 
 
@@ -151,11 +150,11 @@ def test_beams_are_equal_after_every_frame(strategy, durations):
     )
     decoders = [make(networks, config(beam_size=5, backend=b), fusion) for b in ("cpu", "cuda")]
     first, second = (decoder.open(2) for decoder in decoders)
-    fields = [name for name in HYPOTHESIS.names if "bound" not in name and name != "memo"]
+    fields = [name for name in HYPOTHESIS.names if name != "cache_entry"]
     for t in range(T):
         decoders[0].push(first, frames[:, t : t + 1], [1, 1])
         decoders[1].push(second, frames[:, t : t + 1], [1, 1])
-        on_cpu, on_device = (streams.engine._state.batch for streams in (first, second))
+        on_cpu, on_device = (streams.engine._state.beams for streams in (first, second))
         np.testing.assert_array_equal(on_cpu.sizes, on_device.sizes)
         for b, size in enumerate(on_cpu.sizes):
             for name in fields:
@@ -172,5 +171,11 @@ def test_a_beam_that_exceeds_shared_memory_is_refused(strategy):
 
 
 def test_numbers_of_choices_must_fit_into_32_bits():
-    assert launch_shape.why_not(8, 8, 2**20, 8, False, 10**9) is None
-    assert "exceed the 2^32" in launch_shape.why_not(600, 600, 2**20, 8, False, 10**9)
+    params = SearchParams(
+        beam_size=8, vocab_size=2**20 - 1, num_durations=8, zero_duration=0, timed=True,
+        weighted_blank=True, late=True, alignments=False, frame_by_frame=False,
+        blank_ceiling=np.float32(1), max_symbols=10, max_extensions=8, gamma=np.float32(np.inf),
+    )  # fmt: skip
+    assert cuda_engine.why_not(params, 10**9) is None
+    wide = params._replace(beam_size=600, max_extensions=600)
+    assert "exceed the 2^32" in cuda_engine.why_not(wide, 10**9)

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
-from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer import networks as module
+from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
+from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
 
 VOCAB, ENCODER, HIDDEN = 10, 6, 16

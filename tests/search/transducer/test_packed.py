@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from nemo_gpu_decoding.search.transducer import packed
-from nemo_gpu_decoding.search.transducer.packed import PackedLinear, whole_blocks
+from nemo_gpu_decoding.search.transducer import onednn_linear
+from nemo_gpu_decoding.search.transducer.onednn_linear import OneDNNLinear, whole_blocks
 
 
 @pytest.fixture(params=[True, False], ids=["onednn", "blas"])
 def linear(request, monkeypatch):
-    if request.param and not packed.HAS_ONEDNN:
+    if request.param and not onednn_linear.HAS_ONEDNN:
         pytest.skip("this torch has no oneDNN")
-    monkeypatch.setattr(packed, "HAS_ONEDNN", request.param)
-    return PackedLinear()
+    monkeypatch.setattr(onednn_linear, "HAS_ONEDNN", request.param)
+    return OneDNNLinear()
 
 
 @pytest.fixture(scope="module")

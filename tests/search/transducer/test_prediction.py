@@ -1,4 +1,4 @@
-"""Prediction networks on the GPU: folded weights and kernels compute what the torch modules compute."""
+"""Prediction networks on the GPU: fused weights and kernels compute what the torch modules compute."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from nemo_gpu_decoding.search.transducer import cuda_prediction, folding
+from nemo_gpu_decoding.search.transducer import cuda_prediction, fused_weights
 from nemo_gpu_decoding.search.transducer.cuda_prediction import (
     LSTM,
     STATELESS,
@@ -18,10 +18,10 @@ from nemo_gpu_decoding.search.transducer.cuda_prediction import (
     PredictionPaths,
 )
 from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace, WorkspaceShape, kind_of
-from nemo_gpu_decoding.search.transducer.folding import Folding
-from nemo_gpu_decoding.search.transducer.launch_shape import NOTHING
-from nemo_gpu_decoding.search.transducer.memory import Predictions
+from nemo_gpu_decoding.search.transducer.fused_weights import FusedWeights
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
+from nemo_gpu_decoding.search.transducer.prediction_cache import Predictions
+from nemo_gpu_decoding.search.transducer.records import NO_ROW
 from tests.search.transducer.both import random_fusion
 from tests.search.transducer.test_kernels import STRATEGIES
 
@@ -81,7 +81,7 @@ def stateless_output(networks, text):
 
 
 class TextsInMemory:
-    """A workspace that is given random wishes, as `merge` writes them, and the texts of its entries."""
+    """A workspace with random texts to compute, as `merge` leaves them, and the texts of its entries."""
 
     def __init__(self, networks, seed=0):
         self.random = np.random.default_rng(seed)
@@ -92,7 +92,7 @@ class TextsInMemory:
         self.work.take_predictions(parts)
         self.texts = {b * ENTRIES: [] for b in range(UTTERANCES)}
 
-    def wish(self):
+    def request(self):
         """Every hypothesis reads an entry of the old beam; some write one that is free, some nothing."""
         for b in range(UTTERANCES):
             entries = range(b * ENTRIES, (b + 1) * ENTRIES)
@@ -102,11 +102,11 @@ class TextsInMemory:
             for k, target in enumerate(self.random.choice(free, BEAM, replace=False)):
                 source, label = int(self.random.choice(old)), int(self.random.integers(V))
                 if self.random.random() < 0.3:
-                    source, target, label = NOTHING, NOTHING, 0
+                    source, target, label = NO_ROW, NO_ROW, 0
                 self.work.labels[b, k] = label
                 self.work.sources[b, k] = source
                 self.work.targets[b, k] = int(target)
-                if target != NOTHING:
+                if target != NO_ROW:
                     text = [*self.texts[source], label]
                     self.texts.pop(int(target), None)
                     self.texts[int(target)] = text
@@ -114,7 +114,7 @@ class TextsInMemory:
     def run(self, prediction, steps=8):
         prediction.begin()
         for _ in range(steps):
-            self.wish()
+            self.request()
             prediction.run()
         return self
 
@@ -123,7 +123,7 @@ def assert_outputs(memory, expected):
     """Every text that is in memory has the output that `expected` computes from the text alone."""
     assert max(map(len, memory.texts.values())) >= 4
     for entry, text in memory.texts.items():
-        torch.testing.assert_close(memory.work.memory[0][entry], expected(text), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(memory.work.cache[0][entry], expected(text), atol=1e-5, rtol=1e-5)
 
 
 @CHECKED
@@ -156,7 +156,7 @@ def test_stateless_steps_are_those_of_the_modules(sizes, norm):
 
 
 @pytest.mark.parametrize("make", [lstm_networks, stateless_networks])
-def test_torch_runs_what_is_not_folded(make):
+def test_torch_runs_what_is_not_fused(make):
     networks = make()
     with torch.inference_mode():
         memory = TextsInMemory(networks)
@@ -227,13 +227,13 @@ def test_streams_may_be_looked_at_in_the_middle():
     assert_same(device.close(streams), host.decode(frames, [14, 9]))
 
 
-# ------------------------------------------------------------------------- when weights are folded
+# ------------------------------------------------------------------------- when weights are fused
 
 
 @pytest.mark.parametrize("make", [lstm_networks, stateless_networks])
-def test_changed_weights_are_folded_anew(make):
+def test_changed_weights_are_fused_anew(make):
     networks = make()
-    projection, weights = networks.prediction_projection, Folding(networks)
+    projection, weights = networks.prediction_projection, FusedWeights(networks)
     seen = [weights.current()]
     assert weights.current() is seen[0]
     with torch.no_grad():
@@ -273,30 +273,30 @@ def inference_weights(networks):
     [
         (lstm_networks, lambda n: n.lstm.half(), "torch.float16 on cpu and torch.float32 on cpu, not"),
         (stateless_networks, lambda n: n.embeddings[1].bfloat16(), "torch.bfloat16 on cpu and"),
-        (lstm_networks, weight_norm, "a ParametrizedLinear stands where a plain Linear is folded"),
+        (lstm_networks, weight_norm, "a ParametrizedLinear stands where a plain Linear is fused"),
         (stateless_networks, changed_norm, "the norm is GroupNorm"),
         (stateless_networks, wider_norm, "the norm is LayerNorm"),
         (lstm_networks, other_class, "Asking are called through methods of their own"),
         (lstm_networks, inference_weights, "changes of them can't be noticed"),
     ],
 )
-def test_what_is_not_folded_says_why(make, change, reason):
+def test_what_is_not_fused_says_why(make, change, reason):
     networks = make()
     change(networks)
-    assert reason in Folding(networks).why_not(CPU)
+    assert reason in FusedWeights(networks).why_not(CPU)
 
 
 @pytest.mark.parametrize("make", [lstm_networks, stateless_networks])
-def test_large_tables_are_not_folded(make, monkeypatch):
+def test_large_tables_are_not_fused(make, monkeypatch):
     size = (V + 1) * (4 * WIDTH if make is lstm_networks else 3 * JOINT) * 4
-    monkeypatch.setattr(folding, "MAX_TABLE_BYTES", size)
-    assert Folding(make()).why_not(CPU) is None
-    monkeypatch.setattr(folding, "MAX_TABLE_BYTES", size - 1)
-    assert f"of {size} bytes exceed" in Folding(make()).why_not(CPU)
+    monkeypatch.setattr(fused_weights, "MAX_TABLE_BYTES", size)
+    assert FusedWeights(make()).why_not(CPU) is None
+    monkeypatch.setattr(fused_weights, "MAX_TABLE_BYTES", size - 1)
+    assert f"of {size} bytes exceed" in FusedWeights(make()).why_not(CPU)
 
 
 def test_autocast_is_left_to_torch():
-    weights = Folding(lstm_networks())
+    weights = FusedWeights(lstm_networks())
     with torch.autocast("cpu", torch.bfloat16):
         assert "autocast" in weights.why_not(CPU)
     assert weights.why_not(CPU) is None

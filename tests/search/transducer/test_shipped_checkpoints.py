@@ -7,8 +7,8 @@ import pytest
 import soundfile
 import torch
 
-from nemo_gpu_decoding.search.alsd_pp.config import ALSDConfig
-from nemo_gpu_decoding.search.alsd_pp.decoder import ALSDPlusPlus
+from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
+from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from tests.assets import ASSETS
 from tests.search.aes_pp import test_equals_nemo as aes
 from tests.search.alsd_pp.test_equals_nemo import nemo_computer

@@ -1,4 +1,4 @@
-"""From the final beam back to hypotheses: ranking, and the way through the tree of tokens."""
+"""N-best lists of a beam: ranking, trace-back through the tree of tokens, parts of a score."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import numpy as np
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE
-from nemo_gpu_decoding.search.transducer.beam import NODE, ROOT
+from nemo_gpu_decoding.search.transducer.records import NODE, ROOT
 
 
 @compiled
-def rank(rows, batch, boosting, final, score_norm, order, scores):
+def rank(rows, state, fusions, final, score_norm, order, scores):
     """The N best hypotheses of the n utterances `rows` with different texts.
 
     Fills order [n, N] with their slots, best first, -1 where there are fewer, and scores [n, N].
@@ -20,35 +20,28 @@ def rank(rows, batch, boosting, final, score_norm, order, scores):
     """
     for r in range(order.shape[0]):
         b = rows[r]
-        score = np.empty(max(0, batch.sizes[b]), np.float32)
+        score = np.empty(max(0, state.sizes[b]), np.float32)
         for k in range(len(score)):
-            hypothesis = batch.beam[b, k]
+            hypothesis = state.beam[b, k]
             score[k] = hypothesis.score
-            if final and batch.boosting_weights[b] > 0:
-                refund = boosting.states[hypothesis.boosting_state].final_weight
-                score[k] += batch.boosting_weights[b] * refund
-        _drop_equal_texts(batch.beam[b], score)
+            if final and fusions.boosting_weights[b] > 0:
+                refund = fusions.boosting.states[hypothesis.boosting_state].final_weight
+                score[k] += fusions.boosting_weights[b] * refund
+        _drop_equal_texts(state.beam[b], score)
+        rating = score.copy()  # what hypotheses are compared by
+        if score_norm:
+            for k in range(len(score)):
+                rating[k] /= np.float32(state.beam[b, k].length + 1)
         for n in range(order.shape[1]):
             best = -1
             for k in range(len(score)):
-                if score[k] > IMPOSSIBLE and (
-                    best < 0
-                    or _rated(batch, b, k, score, score_norm) > _rated(batch, b, best, score, score_norm)
-                ):
+                if score[k] > IMPOSSIBLE and (best < 0 or rating[k] > rating[best]):
                     best = k
             order[r, n] = best
             if best < 0:
                 continue
             scores[r, n] = score[best]
             score[best] = IMPOSSIBLE
-
-
-@compiled
-def _rated(batch, b, k, score, score_norm):
-    """What hypotheses are compared by."""
-    if score_norm:
-        return score[k] / np.float32(batch.beam[b, k].length + 1)
-    return score[k]
 
 
 @compiled
@@ -81,18 +74,21 @@ def trace_back(nodes, node):
 
 
 @compiled
-def fusion_parts(tokens, search, lm, boosting, lm_state, boosting_state, final):
-    """What LM and boosting contributed to a text, weighted; with `final` the refunds at its end too."""
+def fusion_parts(tokens, params, fusion, lm_state, boosting_state, final):
+    """What LM and boosting contributed to a text, weighted; with `final` the refunds at its end too.
+
+    Before the text the automata are in `lm_state` and `boosting_state`.
+    """
     lm_score, boosting_score = np.float64(0.0), np.float64(0.0)
     for label in tokens:
-        if search.lm_weight > 0:
-            weight, lm_state = lookup(lm, search.vocab_size, lm_state, label, ANY_WEIGHT)
-            lm_score += search.lm_weight * weight
-        if search.boosting_weight > 0:
+        if fusion.lm_weight > 0:
+            weight, lm_state = lookup(fusion.lm, params.vocab_size, lm_state, label, ANY_WEIGHT)
+            lm_score += fusion.lm_weight * weight
+        if fusion.boosting_weight > 0:
             weight, boosting_state = lookup(
-                boosting, search.vocab_size, boosting_state, label, ANY_WEIGHT
+                fusion.boosting, params.vocab_size, boosting_state, label, ANY_WEIGHT
             )
-            boosting_score += search.boosting_weight * weight
-    if final and search.boosting_weight > 0:
-        boosting_score += search.boosting_weight * boosting.states[boosting_state].final_weight
+            boosting_score += fusion.boosting_weight * weight
+    if final and fusion.boosting_weight > 0:
+        boosting_score += fusion.boosting_weight * fusion.boosting.states[boosting_state].final_weight
     return lm_score, boosting_score

@@ -1,4 +1,4 @@
-"""The tensors that a search gives to the networks: predictions per text, and frames that still wait."""
+"""Tensors that a search gives to the networks: predictions per text, and frames not read yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nemo_gpu_decoding.search.transducer.networks import State, TransducerNetwor
 
 @dataclass
 class Predictions:
-    """The memory of predictions of n utterances, P entries each; entry b * P + p belongs to b."""
+    """The prediction cache of n utterances, P entries each; entry b * P + p belongs to b."""
 
     outputs: Tensor  # [n * P, H] projected predictions
     state: State  # parts of [n * P, ...]
@@ -29,6 +29,11 @@ class Predictions:
             return table.flatten(0, 1)
 
         return cls(spread(output), tuple(spread(part) for part in state))
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        """Outputs, then the parts of the state."""
+        return (self.outputs, *self.state)
 
     def selected(self, rows: np.ndarray, n: int) -> Predictions:
         """A copy of the entries of some of the n utterances."""

@@ -38,7 +38,7 @@ def whole_blocks(rows: Tensor) -> Tensor:
     return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
 
 
-class PackedLinear:
+class OneDNNLinear:
     """`functional.linear` for one weight [outputs, inputs], packed on CPUs where oneDNN is at hand."""
 
     def __init__(self) -> None:

@@ -1,24 +1,23 @@
 // What competes for the beam in a step of aes_pp: the hypotheses that have left the frame, and the
-// extensions of the others. Twins of cpu._is_counted, _best_of, _force_blanks and _next_frame.
+// extensions of the others. Counterpart of _compete, _best_of, _force_blanks and _next_frame of aes.py.
 #pragma once
 
 #include "search/transducer/merge.cuh"
 
 // One candidate per extension, in shared memory; number k * M + rank.
 struct Pool {
+  uint64* keys;  // [K * M] greater ones are better; 0: recombined with another, or does not compete
   uint64* texts;  // [K * M] equal for equal text and frame
   float* scores;  // [K * M], -inf for what does not compete
-  uint64* keys;  // [K * M] greater ones are better; 0: recombined with another, or does not compete
   int size;  // numbers in use
-  int per_hypothesis;  // M
+  int max_extensions;  // M
 
   // Behind `work` in shared memory.
-  Pool(const MergeWorkspace& work, int live, const Place& place)
-      : size(live * place.per_hypothesis), per_hypothesis(place.per_hypothesis) {
-    const int beam_size = place.options.beam_size;
-    keys = work.keys;
+  Pool(const MergeWorkspace& work, int live, const SearchParams& params)
+      : keys(work.keys), size(live * params.max_extensions), max_extensions(params.max_extensions) {
+    const int beam_size = params.beam_size;
     texts = (uint64*)(work.free_entries + 2 * ((beam_size + 1) / 2));
-    scores = (float*)(texts + beam_size * per_hypothesis);
+    scores = (float*)(texts + beam_size * max_extensions);
   }
 };
 
@@ -36,15 +35,16 @@ inline bool is_counted(
 
 // Call with all threads after a barrier; a barrier must follow.
 inline void fill_pool(
-  Pool& pool, const MergeWorkspace& work, const Extension* extensions, int size, const Place& place
+  Pool& pool, const MergeWorkspace& work, int size, const MergeContext& context
 ) {
+  const Extension* extensions = context.extensions();
   for (int i = thread(); i < pool.size; i += threads()) {
-    int k = i / pool.per_hypothesis;
+    int k = i / pool.max_extensions;
     pool.scores[i] = negative_infinity();
-    if (i % pool.per_hypothesis >= work.counts[k]) continue;
+    if (i % pool.max_extensions >= work.counts[k]) continue;
     Hypothesis next = work.beam[k];
-    extend(next, extensions[i].choice, place.durations, place.options);
-    if (is_counted(next, work.beam[k], work.beam, size, place.options.timed)) continue;
+    extend(next, extensions[i].choice, context.args.durations, context.params());
+    if (is_counted(next, work.beam[k], work.beam, size, context.params().timed)) continue;
     pool.texts[i] = extended_hash(next.text_hash, next.frame);
     pool.scores[i] = extensions[i].score;
   }
@@ -63,18 +63,18 @@ inline float recombined(const Pool& pool, int i) {
   return total;
 }
 
-// Recombine what is equal in text and frame, and put the K best into work.choices; returns how many,
+// Recombine what is equal in text and frame, and put the K best into work.chosen; returns how many,
 // alike in all threads. Call with all threads after a barrier; ends with one.
-inline int choose_from_pool(
-  Pool& pool, MergeWorkspace& work, const Extension* extensions, const Options& options
-) {
-  const uint32 choices = (uint32)(options.vocab_size + 1) * options.num_durations + 1;
+inline int choose_from_pool(Pool& pool, MergeWorkspace& work, const MergeContext& context) {
+  const SearchParams& params = context.params();
+  const Extension* extensions = context.extensions();
+  const uint32 choices = (uint32)(params.vocab_size + 1) * params.num_durations + 1;
   for (int i = thread(); i < pool.size; i += threads()) {
     float score = recombined(pool, i);
-    int k = i / pool.per_hypothesis;
-    uint32 place = (uint32)k * choices + (uint32)(extensions[i].choice + 1);
+    int k = i / pool.max_extensions;
+    uint32 index = (uint32)k * choices + (uint32)(extensions[i].choice + 1);
     bool competes = score > negative_infinity();
-    pool.keys[i] = competes ? rank_key(score, place) : 0;
+    pool.keys[i] = competes ? rank_key(score, index) : 0;
   }
   __syncthreads();
   int kept = 0;
@@ -83,12 +83,12 @@ inline int choose_from_pool(
     bool keeps = i < pool.size && pool.keys[i] != 0;
     int rank = 0;
     for (int j = 0; keeps && j < pool.size; j++) rank += pool.keys[j] > pool.keys[i];
-    keeps &= rank < options.beam_size;
+    keeps &= rank < params.beam_size;
     if (keeps) {
       const Extension& from = extensions[i];
       float score = score_of(pool.keys[i]);
-      work.choices[rank] = {
-        score, i / pool.per_hypothesis, from.choice, from.lm_state, from.boosting_state, from.log_prob};
+      work.chosen[rank] = {
+        score, i / pool.max_extensions, from.choice, from.lm_state, from.boosting_state, from.log_prob};
     }
     kept += __syncthreads_count(keeps);
   }
@@ -96,28 +96,26 @@ inline int choose_from_pool(
 }
 
 // Give every open hypothesis its blank, recombine what has become equal and write the beam; `now` is
-// brought up to date. The first extension of a hypothesis is its blank, or STAY. Call with all threads
+// brought up to date. The first extension of a hypothesis is its blank, or KEEP. Call with all threads
 // after a barrier; ends with one.
-inline void force_blanks(
-  MergeWorkspace& work, const Extension* extensions, Progress& now, const Place& place
-) {
-  const Options& options = place.options;
+inline void force_blanks(MergeWorkspace& work, StreamCounters& now, const MergeContext& context) {
+  const SearchParams& params = context.params();
   for (int k = thread(); k < now.size; k += threads()) {
-    const Extension& blank = extensions[k * place.per_hypothesis];
+    const Extension& blank = context.extensions()[k * params.max_extensions];
     Hypothesis next = work.beam[k];
-    if (gets_node(blank.choice, options)) {
+    if (gets_node(blank.choice, params)) {
       int before = 0;
       for (int j = 0; j < k; j++) before += work.beam[j].open;
       next.node = now.node_count + before;
-      int frames = frames_of(blank.choice, place.durations, options);
-      place.buffer.at(place.b, next.node, now) = {
-        work.beam[k].node, options.vocab_size, next.frame, frames, blank.log_prob};
+      int frames = frames_of(blank.choice, context.args.durations, params);
+      context.node(next.node, now) = {
+        work.beam[k].node, params.vocab_size, next.frame, frames, blank.log_prob};
     }
-    extend(next, blank.choice, place.durations, options);
+    extend(next, blank.choice, context.args.durations, params);
     next.score = blank.score;
     work.next[k] = next;
   }
-  if (options.alignments) {
+  if (params.alignments) {
     for (int k = 0; k < now.size; k++) now.node_count += work.beam[k].open;
   }
   __syncthreads();
@@ -126,15 +124,15 @@ inline void force_blanks(
     for (int k = 0; k < now.size; k++) {
       const Hypothesis next = work.next[k];
       if (next.score == negative_infinity()) continue;
-      int twin = 0;
-      while (twin < size && !are_twins(work.next[twin], next)) twin++;
-      if (twin == size) {
+      int duplicate = 0;
+      while (duplicate < size && !are_duplicates(work.next[duplicate], next)) duplicate++;
+      if (duplicate == size) {
         work.next[size++] = next;
         continue;
       }
-      float best = work.next[twin].score, total = log_add(best, next.score);
-      if (next.score > best) work.next[twin] = next;
-      work.next[twin].score = total;
+      float best = work.next[duplicate].score, total = log_add(best, next.score);
+      if (next.score > best) work.next[duplicate] = next;
+      work.next[duplicate].score = total;
     }
     work.counts[0] = size;
   }
@@ -144,7 +142,7 @@ inline void force_blanks(
 
 // Go to the next frame that a hypothesis has come to, and open those that have. Call with all threads
 // after a barrier; ends with one.
-inline void next_frame(Hypothesis* beam, Progress& now) {
+inline void next_frame(Hypothesis* beam, StreamCounters& now) {
   int frame = 0x7fffffff;
   for (int k = 0; k < now.size; k++) frame = min(frame, beam[k].frame);
   for (int k = thread(); k < now.size; k += threads()) beam[k].open = beam[k].frame == frame;
@@ -153,29 +151,30 @@ inline void next_frame(Hypothesis* beam, Progress& now) {
 }
 
 // The last step of a frame: forced blanks. Call with all threads after a barrier; ends with one.
-inline void end_frame(
-  MergeWorkspace& work, const Extension* extensions, Progress& now, const Place& place
-) {
-  force_blanks(work, extensions, now, place);
-  copy_records(place.beam(), work.next, now.size);
-  place.wishes.clear_all(place.first(), place.options.beam_size);
+inline void end_frame(MergeWorkspace& work, StreamCounters& now, const MergeContext& context) {
+  force_blanks(work, now, context);
+  copy_records(context.beam(), work.next, now.size);
+  context.clear_pending();
   __syncthreads();
-  next_frame(place.beam(), now);
+  next_frame(context.beam(), now);
 }
 
 // Any other step: the K best of the pool become the beam. Call with all threads after a barrier; ends with
 // one.
-inline void expand_in_frame(
-  MergeWorkspace& work, const Extension* extensions, Progress& now, const Place& place
-) {
-  Pool pool(work, now.size, place);
-  fill_pool(pool, work, extensions, now.size, place);
+inline void expand_in_frame(MergeWorkspace& work, StreamCounters& now, const MergeContext& context) {
+  Pool pool(work, now.size, context.params());
+  fill_pool(pool, work, now.size, context);
   __syncthreads();
-  int count = choose_from_pool(pool, work, extensions, place.options);
-  merge_choices(work, count, now, place);
+  int count = choose_from_pool(pool, work, context);
+  merge_chosen(work, count, now, context);
   now.expansions++;
   bool any_open = false;
-  for (int k = 0; k < now.size; k++) any_open |= place.beam()[k].open;
+  for (int k = 0; k < now.size; k++) any_open |= context.beam()[k].open;
   __syncthreads();
-  if (!any_open) next_frame(place.beam(), now);
+  if (!any_open) next_frame(context.beam(), now);
+}
+
+inline void make_beam(MergeWorkspace& work, StreamCounters& now, const MergeContext& context) {
+  if (now.expansions == context.params().max_symbols) end_frame(work, now, context);
+  else expand_in_frame(work, now, context);
 }

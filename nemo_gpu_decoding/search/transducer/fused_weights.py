@@ -1,4 +1,4 @@
-"""Weights of prediction networks as `prediction.cu` takes them: multiplied together beforehand.
+"""Fused weights of prediction networks: matrices that `prediction.cu` needs, multiplied beforehand.
 
 **LSTM**, H hidden values per layer, J inputs of the joint. What a label adds to the gates of the first
 layer is a row of a table. And all that a hidden value is multiplied by, now and in the next step,
@@ -33,11 +33,11 @@ from nemo_gpu_decoding.search.transducer.networks import (
     StatelessNetworks,
     TransducerNetworks,
 )
-from nemo_gpu_decoding.search.transducer.packed import Versions, versions
+from nemo_gpu_decoding.search.transducer.onednn_linear import Versions, versions
 
 
 @dataclass(frozen=True, eq=False)
-class FoldedLSTM:
+class FusedLSTM:
     """An LSTM of L layers and the projection of its output."""
 
     table: Tensor  # [V + 1, 4 H]
@@ -47,7 +47,7 @@ class FoldedLSTM:
 
 
 @dataclass(frozen=True, eq=False)
-class FoldedStateless:
+class FusedStateless:
     """Embeddings of the last labels, a norm and a projection."""
 
     tables: Tensor  # [positions, V + 1, J]
@@ -58,21 +58,21 @@ class FoldedStateless:
     epsilon: float  # of the norm
 
 
-Folded = FoldedLSTM | FoldedStateless
+Fused = FusedLSTM | FusedStateless
 
 
-class Folding:
-    """The folded weights of some networks, made anew when a weight has changed; for all threads."""
+class FusedWeights:
+    """The fused weights of some networks, made anew when a weight has changed; for all threads."""
 
     def __init__(self, networks: TransducerNetworks) -> None:
         self._networks = networks
         self._lock = threading.Lock()
         self._seen: Versions | None = None
-        self._sources: list[Tensor] = []  # holds what was folded: its addresses are not given away
-        self._folded: Folded | None = None
+        self._sources: list[Tensor] = []  # holds what was fused: its addresses are not given away
+        self._fused: Fused | None = None
 
     def why_not(self, device: torch.device) -> str | None:
-        """None if the networks can be folded for `device`, else why not, in one line."""
+        """None if the networks can be fused for `device`, else why not, in one line."""
         networks = self._networks
         if type(networks) is LSTMNetworks:
             reason = _why_no_lstm(networks)
@@ -92,26 +92,26 @@ class Folding:
             return "the weights were made in inference mode, so changes of them can't be noticed"
         return None
 
-    def current(self) -> Folded:
+    def current(self) -> Fused:
         """The weights as they are now; where `why_not` has nothing to say."""
         networks = self._networks
         with self._lock:
             sources = _sources(networks)
             now = versions(sources)
-            if self._folded is None or now != self._seen:
-                self._folded = _folded(networks)
+            if self._fused is None or now != self._seen:
+                self._fused = _fused(networks)
                 self._seen, self._sources = now, [source.detach() for source in sources]
                 device = sources[0].device
                 if device.type == "cuda":  # whatever stream the next user works on, they are there
                     torch.cuda.current_stream(device).synchronize()
-            return self._folded
+            return self._fused
 
 
-def _folded(networks: TransducerNetworks) -> Folded:
+def _fused(networks: TransducerNetworks) -> Fused:
     if isinstance(networks, LSTMNetworks):
-        return _folded_lstm(networks)
+        return _fused_lstm(networks)
     assert isinstance(networks, StatelessNetworks)
-    return _folded_stateless(networks)
+    return _fused_stateless(networks)
 
 
 def _why_no_lstm(networks: LSTMNetworks) -> str | None:
@@ -135,7 +135,7 @@ def _why_no_stateless(networks: StatelessNetworks) -> str | None:
     if type(norm) is not nn.Identity and (
         type(norm) is not nn.LayerNorm or norm.normalized_shape != (projection.in_features,)
     ):
-        return f"the norm is {norm}, which is not folded"
+        return f"the norm is {norm}, which is not fused"
     rows = sum(embedding.num_embeddings for embedding in networks.embeddings)
     table = rows * projection.out_features * torch.float32.itemsize
     if table > MAX_TABLE_BYTES:
@@ -147,12 +147,12 @@ def _other_module(expected: Sequence[tuple[nn.Module, type[nn.Module]]]) -> str 
     """A module that is not just of the type whose arithmetic is known here."""
     for module, kind in expected:
         if type(module) is not kind:
-            return f"a {type(module).__name__} stands where a plain {kind.__name__} is folded"
+            return f"a {type(module).__name__} stands where a plain {kind.__name__} is fused"
     return None
 
 
 def _sources(networks: TransducerNetworks) -> list[Tensor]:
-    """The weights that are folded."""
+    """The weights that are fused."""
     assert isinstance(networks, (LSTMNetworks, StatelessNetworks))
     modules: list[nn.Module] = [networks.prediction_projection]
     if isinstance(networks, LSTMNetworks):
@@ -162,7 +162,7 @@ def _sources(networks: TransducerNetworks) -> list[Tensor]:
     return [weight for module in modules for weight in module.parameters()]
 
 
-def _folded_lstm(networks: LSTMNetworks) -> FoldedLSTM:
+def _fused_lstm(networks: LSTMNetworks) -> FusedLSTM:
     layers, projection = networks.lstm.all_weights, networks.prediction_projection
     table = networks.input_table()
     assert table is not None  # `why_not` has asked
@@ -173,10 +173,10 @@ def _folded_lstm(networks: LSTMNetworks) -> FoldedLSTM:
         for (_, recurrent, *_), upper in zip(layers, above, strict=True)
     ]
     biases = [sum(layer[2:], start=zeros) for layer in layers]
-    return FoldedLSTM(table, torch.stack(biases), tuple(products), _bias_of(projection))
+    return FusedLSTM(table, torch.stack(biases), tuple(products), _bias_of(projection))
 
 
-def _folded_stateless(networks: StatelessNetworks) -> FoldedStateless:
+def _fused_stateless(networks: StatelessNetworks) -> FusedStateless:
     norm, projection = networks.norm, networks.prediction_projection
     weight, bias = projection.weight.double(), _bias_of(projection).double()
     if isinstance(norm, nn.LayerNorm):
@@ -189,7 +189,7 @@ def _folded_stateless(networks: StatelessNetworks) -> FoldedStateless:
     tables = [row @ part.t() for row, part in zip(rows, columns, strict=True)]
     sums = [torch.stack([row.sum(1), row.square().sum(1)], dim=1) for row in rows]
     normalised = isinstance(norm, nn.LayerNorm)
-    return FoldedStateless(
+    return FusedStateless(
         tables=torch.stack(tables).float(),
         sums=torch.stack(sums) if normalised else None,
         ones=weight.sum(1).float(),

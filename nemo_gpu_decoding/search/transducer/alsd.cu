@@ -1,0 +1,115 @@
+// alsd_pp on the GPU: a step of alsd.py is two launches [ALSD++/AES++].
+//
+//   expand  one block per hypothesis: log-softmax of its logits, blank scoring, LM and boosting; its K
+//           best extensions
+//   merge   one block per utterance: the K best of all become the new beam; who reads which frame next
+//
+// Between two steps torch runs the prediction network and the joint. schedule.cu begins a run.
+//
+// Compiled once per type of logits.
+// variants: LOGIT=float
+// variants: LOGIT=Half
+// variants: LOGIT=BFloat16
+#include "search/transducer/expand.cuh"
+#include "search/transducer/merge.cuh"
+
+// The K labels that the joint likes best: their numbers in work.labels; returns how many.
+inline int best_labels(const Row& row, const SearchParams& params, Workspace& work) {
+  Scoring scoring{};
+  scoring.blank = row[params.vocab_size];
+  scoring.num_durations = 1;
+  int count = find_best(row, params, scoring, work);
+  for (int i = thread(); i < count; i += threads()) work.labels[i] = choice_of(work.best.keys[i]);
+  return count;
+}
+
+// Rank the K best labels by the joint by their scores with LM and boosting; returns how many extensions are
+// in the list.
+inline int rank_early(const Expansion& own, const SearchParams& params, Workspace& work) {
+  const Row& row = own.row;
+  const Hypothesis& hypothesis = own.hypothesis;
+  const int num_labels = best_labels(row, params, work);
+  const float blank = row[params.vocab_size];
+  const float offset = token_offset(blank, params, own.fusion);
+  TopList& best = work.best;
+  best.clear();
+  int reserved = 0;
+  for (int first = 0; first < num_labels; first += threads()) {
+    int i = first + thread(), label = i < num_labels ? work.labels[i] : 0;
+    Fused fused{0.0f, hypothesis.lm_state, hypothesis.boosting_state};
+    float base = fused_blank(blank, own.fusion, params.weighted_blank);
+    if (i < num_labels && label < params.vocab_size) {
+      fused = fused_token(own.fusion, fused.lm_state, fused.boosting_state, label, negative_infinity());
+      base = (row[label] + offset) + fused.score;
+    }
+    for (int d = 0; d < params.num_durations; d++) {
+      best.reserve(reserved);
+      if (i < num_labels) {
+        float score = hypothesis.score + (base + row.duration(d));
+        best.append(score, label * params.num_durations + d, fused.lm_state, fused.boosting_state);
+      }
+      __syncthreads();
+    }
+  }
+  return best.keep_best();
+}
+
+inline int list_extensions(Expansion& own, const ExpandArgs& args, Workspace& work) {
+  const SearchParams& params = args.params;
+  if (own.hypothesis.symbols >= params.max_symbols) {
+    if (thread() != 0) return 0;
+    // where labels are narrowed down early, a forced blank keeps its plain score, as in NeMo
+    bool weighted = params.weighted_blank && params.late;
+    float blank = fused_blank(own.row[params.vocab_size], own.fusion, weighted);
+    own.extensions[0] = forced_blank(own, blank, params);
+    return own.extensions[0].score > negative_infinity();
+  }
+  if (!params.late) return write_extensions(own, rank_early(own, params, work), work);
+  return write_extensions(own, find_best(own.row, params, fused_scoring(own, params), work), work);
+}
+
+// Rank the extensions of all hypotheses, sorted lists of at most M each, and put the K best of all into
+// work.chosen; returns how many, alike in all threads. Order: score down, parent up, choice up. Call with
+// all threads after a barrier; ends with one.
+inline int choose(MergeWorkspace& work, int size, const MergeContext& context) {
+  const SearchParams& params = context.params();
+  const Extension* extensions = context.extensions();
+  const int per_hypothesis = params.max_extensions;
+  const int total = size * per_hypothesis;
+  const uint32 choices = (uint32)(params.vocab_size + 1) * params.num_durations + 1;
+  for (int i = thread(); i < total; i += threads()) {
+    int k = i / per_hypothesis;
+    if (i % per_hypothesis >= work.counts[k]) continue;
+    uint32 index = (uint32)k * choices + (uint32)(extensions[i].choice + 1);
+    work.keys[i] = rank_key(extensions[i].score, index);
+  }
+  int count = 0;
+  for (int k = 0; k < size; k++) count += work.counts[k];
+  __syncthreads();
+  for (int i = thread(); i < total; i += threads()) {
+    int own = i / per_hypothesis, rank = i % per_hypothesis;
+    if (rank >= work.counts[own]) continue;
+    uint64 key = work.keys[i];
+    for (int k = 0; k < size && rank < params.beam_size; k++) {
+      if (k == own) continue;
+      int low = 0, high = work.counts[k];  // how many of a sorted list are better
+      const uint64* keys = work.keys + k * per_hypothesis;
+      while (low < high) {
+        int middle = (low + high) >> 1;
+        if (keys[middle] > key) low = middle + 1;
+        else high = middle;
+      }
+      rank += low;
+    }
+    if (rank >= params.beam_size) continue;
+    const Extension& from = extensions[i];
+    work.chosen[rank] = {
+      from.score, own, from.choice, from.lm_state, from.boosting_state, from.log_prob};
+  }
+  __syncthreads();
+  return min(count, params.beam_size);
+}
+
+inline void make_beam(MergeWorkspace& work, StreamCounters& now, const MergeContext& context) {
+  merge_chosen(work, choose(work, now.size, context), now, context);
+}

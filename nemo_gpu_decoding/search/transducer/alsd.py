@@ -1,0 +1,164 @@
+"""`ALSDPlusPlus`: alignment-length synchronous decoding of RNN-T and TDT models [ALSD++/AES++].
+
+In every step each hypothesis reads the frame it has come to. All its extensions, by the blank or a
+token and, in TDT, a duration, compete with those of the other hypotheses; the K best make the new
+beam, and hypotheses that have become equal in text and frame are recombined by adding probabilities.
+The score of a hypothesis is
+    log P_transducer + alpha_LM log P_LM(text) + alpha_PB boost(text)
+with blanks scored as in `scoring.py`. Blanks of all hypotheses are offered before any token: they need
+no LM, and set the floor that tokens must reach to be looked up (`expand.py`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nemo_gpu_decoding.fusion.batch import of_utterance
+from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
+from nemo_gpu_decoding.search.log_space import IMPOSSIBLE
+from nemo_gpu_decoding.search.transducer.config import ALSDConfig
+from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
+from nemo_gpu_decoding.search.transducer.expand import (
+    best_labels,
+    insert,
+    new_candidates,
+    offer_blanks,
+    offer_tokens,
+)
+from nemo_gpu_decoding.search.transducer.merge import begin_step, merge
+from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
+from nemo_gpu_decoding.search.transducer.records import BAD_INPUT, HYPOTHESIS, KEEP
+from nemo_gpu_decoding.search.transducer.scoring import (
+    ALSD_CEILING,
+    duration_log_prob,
+    fused_blank,
+    fused_token,
+    is_bad,
+    longest_duration,
+    token_offset,
+)
+
+
+@compiled
+def step(rows, data, params, durations, fusions):
+    """One step of every utterance in `rows`; changes the `StepData` in place.
+
+    Leaves a size of BAD_INPUT where the joint gave NaN or +inf, and of 0 where no label is possible.
+    """
+    candidates = new_candidates(params.beam_size)
+    labels = np.empty(min(params.beam_size, params.vocab_size + 1), np.int32)
+    scratch = np.empty(params.beam_size, HYPOTHESIS)
+    state = data.state
+    for b in rows:
+        fusion = of_utterance(fusions, b)
+        begin_step(b, data)
+        count = _offer_without_look_ups(b, data, params, fusion, candidates)
+        if count == BAD_INPUT:
+            state.sizes[b] = BAD_INPUT
+            continue
+        for k in range(state.sizes[b]):
+            if _is_free(b, k, data, params):
+                row = data.log_probs[data.row_of[b, k]]
+                hypothesis = state.beam[b, k]
+                if params.late:
+                    count = offer_tokens(row, hypothesis, k, params, fusion, candidates, count)
+                else:
+                    best = labels[: best_labels(row[: params.vocab_size + 1], labels)]
+                    count = _offer_labels(best, row, hypothesis, k, params, fusion, candidates, count)
+        merge(b, candidates, count, data, scratch, params, durations)
+
+
+@inlined
+def _is_free(b, k, data, params):
+    """Whether hypothesis k may take any label: it is not finished and need not take a blank."""
+    return data.row_of[b, k] >= 0 and data.state.beam[b, k].symbols < params.max_symbols
+
+
+@no_refcount
+def _offer_without_look_ups(b, data, params, fusion, candidates):
+    """Offer finished hypotheses, forced blanks and (late) all blanks; returns how many, or BAD_INPUT."""
+    count = 0
+    for k in range(data.state.sizes[b]):
+        hypothesis = data.state.beam[b, k]
+        lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
+        if data.row_of[b, k] < 0:
+            count = insert(candidates, count, hypothesis.score, k, KEEP, lm_state, boosting_state)
+            continue
+        row = data.log_probs[data.row_of[b, k]]
+        if is_bad(row, params):
+            return BAD_INPUT
+        if hypothesis.symbols >= params.max_symbols:
+            # where labels are narrowed down early, a forced blank keeps its plain score, as in NeMo
+            weighted = params.weighted_blank and params.late
+            blank_score = fused_blank(row[params.vocab_size], fusion, weighted)
+            d = longest_duration(row, params)
+            score = hypothesis.score + (blank_score + duration_log_prob(row, params, d))
+            choice = params.vocab_size * params.num_durations + d
+            count = insert(candidates, count, score, k, choice, lm_state, boosting_state)
+        elif params.late:
+            count = offer_blanks(row, hypothesis, k, params, fusion, candidates, count)
+    return count
+
+
+@no_refcount
+def _offer_labels(labels, row, hypothesis, k, params, fusion, candidates, count):
+    """Offer the labels that the joint likes best, with LM and boosting."""
+    offset = token_offset(row, params, fusion)
+    for label in labels:
+        lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
+        if label == params.vocab_size:
+            base = fused_blank(row[label], fusion, params.weighted_blank)
+        else:
+            fused, lm_state, boosting_state = fused_token(
+                lm_state, boosting_state, label, IMPOSSIBLE, params, fusion
+            )
+            base = (row[label] + offset) + fused
+        for d in range(params.num_durations):
+            score = hypothesis.score + (base + duration_log_prob(row, params, d))
+            choice = label * params.num_durations + d
+            count = insert(candidates, count, score, k, choice, lm_state, boosting_state)
+    return count
+
+
+class ALSDPlusPlus(TransducerDecoder[ALSDConfig]):
+    """Batched alignment-length synchronous decoding of RNN-T and TDT models [ALSD++/AES++].
+
+    Args:
+        networks: prediction network and joint, see `TransducerNetworks`.
+        config: see `ALSDConfig`.
+        fusion: LM and boosting tree over the V tokens of the networks.
+
+    Example:
+        >>> embedding, lstm = torch.nn.Embedding(11, 16), torch.nn.LSTM(16, 16)
+        >>> linear = torch.nn.Linear
+        >>> joint = torch.nn.Sequential(torch.nn.ReLU(), linear(16, 11))
+        >>> networks = LSTMNetworks(embedding, lstm, linear(8, 16), linear(16, 16), joint)
+        >>> decoder = ALSDPlusPlus(networks, ALSDConfig(beam_size=4))
+        >>> tokens = decoder.decode(torch.randn(1, 50, 8), [50])[0].best.tokens
+
+    Raises:
+        ValueError: an argument is out of range or does not fit the others.
+    """
+
+    step = staticmethod(step)
+    kernels = "search/transducer/alsd.cu"
+
+    def __init__(
+        self,
+        networks: TransducerNetworks,
+        config: ALSDConfig | None = None,
+        fusion: Fusion | None = None,
+    ) -> None:
+        super().__init__(networks, config or ALSDConfig(), fusion)
+
+    def _own_params(self) -> dict[str, Any]:
+        return {
+            "frame_by_frame": False,
+            "blank_ceiling": ALSD_CEILING,
+            "max_symbols": self.config.max_symbols,
+            "max_extensions": self.config.beam_size,
+            "gamma": np.float32(np.inf),
+        }

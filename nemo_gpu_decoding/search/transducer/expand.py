@@ -1,0 +1,166 @@
+"""Expansion of a hypothesis: its extensions by blank and tokens, the best of them kept in order.
+
+Extensions are candidates in a total order: score down, then parent up, then choice up. So two runs, and
+two backends, keep the same ones even among equal scores.
+
+**Bound-pruned fusion.** Blanks and finished hypotheses need no LM: they give a floor at once, the score
+of the N-th best candidate, or that of the best less gamma. Let ub(s) be the largest weight that any
+label can get in LM state s. A token v of hypothesis k can only be kept if
+    score_k + log p(v) + log p(best duration) + alpha ub(state_k)  reaches the floor,
+and only such tokens are looked up. The result is the same to the bit: the bound is summed in the
+order of the score itself and floating-point addition is monotonic.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
+from nemo_gpu_decoding.search.log_space import IMPOSSIBLE
+from nemo_gpu_decoding.search.row_scan import next_label
+from nemo_gpu_decoding.search.transducer.records import CANDIDATE
+from nemo_gpu_decoding.search.transducer.scoring import (
+    duration_log_prob,
+    fused_blank,
+    fused_token,
+    fusion_bound,
+    longest_duration,
+    token_offset,
+)
+
+
+class Candidates(NamedTuple):
+    """At most N candidates."""
+
+    items: np.ndarray  # [N] CANDIDATE, in no order
+    rank: np.ndarray  # [N] int32, the slots of `items`, best first
+
+
+@compiled
+def new_candidates(capacity):
+    return Candidates(np.empty(capacity, CANDIDATE), np.empty(capacity, np.int32))
+
+
+@no_refcount
+def insert(candidates, count, score, parent, choice, lm_state, boosting_state):
+    """Insert a candidate if it is possible and among the N best; returns the new count."""
+    items, rank = candidates.items, candidates.rank
+    if not score > IMPOSSIBLE:
+        return count
+    index = count
+    while index > 0 and _is_better(score, parent, choice, items[rank[index - 1]]):
+        index -= 1
+    if index == rank.shape[0]:
+        return count
+    slot = np.int32(count)
+    if count == rank.shape[0]:
+        slot = rank[count - 1]
+        count -= 1
+    for i in range(count, index, -1):
+        rank[i] = rank[i - 1]
+    rank[index] = slot
+    items[slot].score = score
+    items[slot].parent = parent
+    items[slot].choice = choice
+    items[slot].lm_state = lm_state
+    items[slot].boosting_state = boosting_state
+    return count + 1
+
+
+@inlined
+def _is_better(score, parent, choice, other):
+    if score != other.score:
+        return score > other.score
+    if parent != other.parent:
+        return parent < other.parent
+    return choice < other.choice
+
+
+@inlined
+def floor_of(candidates, count, params):
+    """What a candidate must reach: the best less gamma, and the N-th best if there are N."""
+    if count == 0:
+        return IMPOSSIBLE
+    floor = candidates.items[candidates.rank[0]].score - params.gamma
+    if count < candidates.rank.shape[0]:
+        return floor
+    return max(floor, candidates.items[candidates.rank[count - 1]].score)
+
+
+@no_refcount
+def count_within_gamma(candidates, count, params):
+    """How many of the sorted candidates are better than the best less gamma."""
+    if count > 0:
+        floor = candidates.items[candidates.rank[0]].score - params.gamma
+        while count > 0 and not candidates.items[candidates.rank[count - 1]].score > floor:
+            count -= 1
+    return count
+
+
+@inlined
+def least_log_prob(floor, score, offset, bound, longest):
+    """No label with a smaller log-probability can reach the floor; with slack for float32 rounding."""
+    rest = np.float64(score) + offset + bound + longest
+    return np.float32(floor - rest - 1e-6 * (abs(np.float64(floor)) + abs(rest)) - 1e-5)
+
+
+@inlined
+def offer_blanks(row, hypothesis, k, params, fusion, candidates, count):
+    """Offer the blank of hypothesis k with every duration."""
+    blank_score = fused_blank(row[params.vocab_size], fusion, params.weighted_blank)
+    for d in range(params.num_durations):
+        score = hypothesis.score + (blank_score + duration_log_prob(row, params, d))
+        choice = params.vocab_size * params.num_durations + d
+        count = insert(
+            candidates, count, score, k, choice, hypothesis.lm_state, hypothesis.boosting_state
+        )
+    return count
+
+
+@no_refcount
+def offer_tokens(row, hypothesis, k, params, fusion, candidates, count):
+    """Offer the tokens of hypothesis k that can be among the best with LM and boosting."""
+    offset = token_offset(row, params, fusion)
+    longest = duration_log_prob(row, params, longest_duration(row, params))
+    bound = fusion_bound(hypothesis, fusion)
+    tokens = row[: params.vocab_size]
+    floor = floor_of(candidates, count, params)
+    v = next_label(tokens, 0, least_log_prob(floor, hypothesis.score, offset, bound, longest))
+    while v < tokens.shape[0]:
+        base = row[v] + offset
+        if base > IMPOSSIBLE and not hypothesis.score + ((base + bound) + longest) < floor:
+            fused, lm_state, boosting_state = fused_token(
+                hypothesis.lm_state, hypothesis.boosting_state, np.int32(v),
+                (floor - hypothesis.score) - longest - base, params, fusion,
+            )  # fmt: skip
+            for d in range(params.num_durations):
+                score = hypothesis.score + ((base + fused) + duration_log_prob(row, params, d))
+                choice = v * params.num_durations + d
+                count = insert(candidates, count, score, k, choice, lm_state, boosting_state)
+            floor = floor_of(candidates, count, params)
+        v = next_label(tokens, v + 1, least_log_prob(floor, hypothesis.score, offset, bound, longest))
+    return count
+
+
+@no_refcount
+def best_labels(row, labels):
+    """Fill `labels` with the columns of the largest values of a row, largest first; returns how many.
+
+    Of equal values the first column comes first.
+    """
+    count = 0
+    v = 0
+    while v < row.shape[0]:
+        index = count
+        while index > 0 and row[v] > row[labels[index - 1]]:
+            index -= 1
+        if index < labels.shape[0] and row[v] > IMPOSSIBLE:
+            count = min(count + 1, labels.shape[0])
+            for i in range(count - 1, index, -1):
+                labels[i] = labels[i - 1]
+            labels[index] = v
+        least = row[labels[count - 1]] if count == labels.shape[0] else IMPOSSIBLE
+        v = next_label(row, v + 1, least)
+    return count

@@ -1,0 +1,101 @@
+"""The best candidates become the new beam: recombination, tree of tokens, prediction cache.
+
+**The prediction cache.** A search meets the same text again and again: a hypothesis that waits with a
+blank proposes its best token anew in every frame. So the prediction network's output is kept per
+text: an entry is found by the text's hash and length, the one that was not used for longest gives
+way to a new one, and the network runs only for texts that are not there.
+"""
+
+from __future__ import annotations
+
+from nemo_gpu_decoding.jit import no_refcount
+from nemo_gpu_decoding.search.log_space import log_add
+from nemo_gpu_decoding.search.transducer.beam import extend, find_duplicate
+from nemo_gpu_decoding.search.transducer.records import KEEP
+
+
+@no_refcount
+def begin_step(b, data):
+    """Count the step and protect the cache entries of the present hypotheses."""
+    state = data.state
+    state.steps[b] += 1
+    data.pending.counts[b] = 0
+    for k in range(state.sizes[b]):
+        state.cache_used[b, state.beam[b, k].cache_entry] = state.steps[b]
+
+
+@no_refcount
+def add_node(b, hypothesis, choice, log_prob, data, params, durations):
+    """Append what `choice` emits after a hypothesis to the tree of utterance b; returns its node."""
+    label = choice // params.num_durations
+    duration = durations[choice % params.num_durations]
+    if label == params.vocab_size:
+        if not params.alignments:
+            return hypothesis.node
+        duration = max(1, duration)
+    node = data.state.node_counts[b]
+    data.state.node_counts[b] = node + 1
+    data.nodes[b, node].parent = hypothesis.node
+    data.nodes[b, node].label = label
+    data.nodes[b, node].frame = hypothesis.frame
+    data.nodes[b, node].duration = duration
+    data.nodes[b, node].log_prob = log_prob
+    return node
+
+
+@no_refcount
+def find_prediction(b, hypothesis, state, pending):
+    """Point a hypothesis with a new token to the cache entry of its text; it is pending if it is new.
+
+    `hypothesis.cache_entry` is the entry of the text without the token.
+    """
+    hashes, lengths, used = state.cache_hashes[b], state.cache_lengths[b], state.cache_used[b]
+    oldest = 0
+    for p in range(lengths.shape[0]):
+        if hashes[p] == hypothesis.text_hash and lengths[p] == hypothesis.length:
+            used[p] = state.steps[b]
+            hypothesis.cache_entry = p
+            return
+        if used[p] < used[oldest]:
+            oldest = p
+    i = pending.counts[b]
+    pending.counts[b] = i + 1
+    pending.labels[b, i] = hypothesis.last_label
+    pending.sources[b, i] = hypothesis.cache_entry
+    pending.targets[b, i] = oldest
+    hashes[oldest] = hypothesis.text_hash
+    lengths[oldest] = hypothesis.length
+    used[oldest] = state.steps[b]
+    hypothesis.cache_entry = oldest
+
+
+@no_refcount
+def merge(b, candidates, count, data, scratch, params, durations):
+    """The candidates become the new beam: recombination, tree of tokens, prediction cache."""
+    beam = data.state.beam[b]
+    size = 0
+    for slot in candidates.rank[:count]:
+        candidate = candidates.items[slot]
+        parent = beam[candidate.parent]
+        scratch[size] = parent
+        new = scratch[size]
+        extend(new, candidate.choice, params, durations)
+        new.score = candidate.score
+        new.lm_state = candidate.lm_state
+        new.boosting_state = candidate.boosting_state
+        duplicate = find_duplicate(scratch, size, new)
+        if duplicate >= 0:
+            scratch[duplicate].score = log_add(scratch[duplicate].score, new.score)
+            continue
+        if candidate.choice != KEEP:
+            label = candidate.choice // params.num_durations
+            log_prob = data.log_probs[data.row_of[b, candidate.parent], label]
+            new.node = add_node(b, parent, candidate.choice, log_prob, data, params, durations)
+            if params.frame_by_frame:  # who has left the frame waits until all have
+                new.open = new.frame == parent.frame
+            if label < params.vocab_size:
+                find_prediction(b, new, data.state, data.pending)
+        size += 1
+    for k in range(size):
+        beam[k] = scratch[k]
+    data.state.sizes[b] = size

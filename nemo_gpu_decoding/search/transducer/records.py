@@ -1,0 +1,325 @@
+"""Records, kernel arguments, block sizes of alsd_pp and aes_pp; `records.cuh` is printed from here."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor
+from nemo_gpu_decoding.cuda.records import dtype_of
+from nemo_gpu_decoding.fusion.automaton import ARC, STATE
+
+NO_LABEL = -1
+KEEP = -1  # the choice to leave a hypothesis as it is
+BAD_INPUT = -1  # instead of a beam's size or a number of extensions: the joint gave NaN or +inf
+NO_ROW = -1  # instead of a row that is to be moved, or an entry of the prediction cache
+ROOT = 0  # node of the empty text
+
+# One hypothesis; a batch is an array [B, K] of them. Scores are natural log.
+HYPOTHESIS = np.dtype(
+    [
+        ("score", np.float32),
+        ("last_label", np.int32),  # last token, or NO_LABEL
+        ("text_hash", np.uint64),
+        ("prefix_hash", np.uint64),  # of the text without its last token
+        ("length", np.int32),  # tokens so far
+        ("frame", np.int32),  # the frame to read next
+        ("symbols", np.int32),  # tokens emitted in this frame
+        ("open", np.int32),  # 1: is given the joint at `frame`, 0: waits for others
+        ("node", np.int32),  # of its last token (or blank) in the tree
+        ("cache_entry", np.int32),  # of its text in the prediction cache
+        ("lm_state", np.int32),
+        ("boosting_state", np.int32),
+    ],
+    align=True,
+)
+# A token (or blank) of a hypothesis, in a tree in which hypotheses share their first tokens.
+NODE = np.dtype(
+    [
+        ("parent", np.int32),  # node before it
+        ("label", np.int32),
+        ("frame", np.int32),  # in which it was emitted
+        ("duration", np.int32),  # frames moved on with it
+        ("log_prob", np.float32),  # of the label, by the joint
+    ]
+)
+# An extension of a hypothesis on the CPU, before it is known whether it is kept.
+CANDIDATE = np.dtype(
+    [
+        ("score", np.float32),
+        ("parent", np.int32),  # slot in the beam
+        ("choice", np.int32),  # label * D + index of the duration, or KEEP
+        ("lm_state", np.int32),  # after it
+        ("boosting_state", np.int32),
+    ],
+    align=True,
+)
+
+
+class SearchParams(NamedTuple):
+    """Options of a batch; LM, boosting tree and weights of each utterance are an `UtteranceFusion`."""
+
+    beam_size: int  # K
+    vocab_size: int  # V; also the label of the blank
+    num_durations: int  # D
+    zero_duration: int  # index of the duration 0, or -1
+    timed: bool  # TDT: columns V + 1 .. V + D hold durations
+    weighted_blank: bool  # blank_lm_score_mode is lm_weighted_full
+    late: bool  # pruning_mode
+    alignments: bool  # blanks get nodes, too
+    # In these alsd_pp and aes_pp differ.
+    frame_by_frame: bool  # only hypotheses in the present frame are extended
+    blank_ceiling: np.float32  # the blank's probability is clipped to this where tokens share the rest
+    max_symbols: int  # tokens of a hypothesis in one frame; then it takes a blank
+    max_extensions: int  # M, of a hypothesis in one step
+    gamma: np.float32  # and none this far below its best one, natural log
+
+
+SEARCH_PARAMS = dtype_of(SearchParams)
+
+# ------------------------------------------------------------------------------------ for kernels
+
+# Threads of a block, a multiple of 32.
+EXPAND_THREADS = 256  # a block per hypothesis
+MERGE_THREADS = 128  # a block per utterance
+MOVE_THREADS = 128  # a block per row
+MOVED_PARTS = 4  # tensors whose rows one launch moves
+
+# The types of logits that the kernels read as they are, and their names in CUDA C++.
+LOGIT_TYPES = {torch.float32: "float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
+
+# Weights and frames of an utterance in one run, 32 bytes.
+STREAM_PARAMS = np.dtype(
+    [
+        ("lm_weight", np.float32),  # 0: no LM
+        ("boosting_weight", np.float32),
+        ("inverse_lm_weight", np.float64),  # 1 / lm_weight; 0 where that is not finite
+        ("first_row", np.int64),  # row of frame 0 in the buffer of frames; < 0 if it has been dropped
+        ("end", np.int32),  # frames known so far
+        ("ended", np.int32),  # 1: there will be no more
+    ]
+)
+# How far an utterance has come, 20 bytes.
+STREAM_COUNTERS = np.dtype(
+    [
+        ("size", np.int32),  # live hypotheses; BAD_INPUT, or 0 where no label was possible
+        ("expansions", np.int32),  # aes_pp: tokens emitted at most in the present frame
+        ("node_count", np.int32),  # of the whole tree
+        ("node_base", np.int32),  # number of the first node in the buffer; the host has those before
+        ("activity", np.int32),
+    ]
+)
+IDLE = 0  # every hypothesis waits for frames, is finished, or the input was bad
+ACTIVE = 1  # there is a next step
+FULL = 2  # the host has to fetch the nodes first
+
+# An extension of a hypothesis, written by `expand`, best first.
+EXTENSION = np.dtype(
+    [
+        ("score", np.float32),
+        ("choice", np.int32),  # label * D + index of the duration, or KEEP
+        ("lm_state", np.int32),  # after it
+        ("boosting_state", np.int32),
+        ("log_prob", np.float32),  # of the label, by the joint
+    ]
+)
+# An extension that `merge` has chosen.
+CHOSEN = np.dtype(
+    [
+        ("score", np.float32),
+        ("parent", np.int32),  # slot in the old beam
+        ("choice", np.int32),
+        ("lm_state", np.int32),
+        ("boosting_state", np.int32),
+        ("log_prob", np.float32),
+    ]
+)
+FUSION_STATES = np.dtype([("lm", np.int32), ("boosting", np.int32)])  # after an extension
+# What the threads of `expand` count together.
+LIST_COUNTERS = np.dtype(
+    [
+        ("num_items", np.int32),
+        ("num_labels", np.int32),
+        ("floor", np.float32),  # what an extension must reach to be kept
+        ("threshold", np.float32),  # log-probability of the labels that are looked up first
+    ],
+    metadata={"align": 16},
+)
+
+
+class ListSizes(NamedTuple):
+    """Entries of the lists of `expand` in shared memory; results do not depend on them."""
+
+    items: int  # extensions, at least M + threads of the block
+    labels: int  # columns that are scanned together, at least M
+
+
+LIST_SIZES = dtype_of(ListSizes)
+
+_STREAMS = Tensor(STREAM_PARAMS, ("B",))
+_INT = Scalar(np.int32)
+
+
+def _rows(written: bool = True) -> Tensor:
+    return Tensor(torch.int64, ("B", "K"), written=written)
+
+
+def _beams(written: bool) -> dict[str, Tensor]:
+    return {
+        "beams": Tensor(HYPOTHESIS, ("B", "K"), written=written),
+        "counters": Tensor(STREAM_COUNTERS, ("B",), written=written),
+    }
+
+
+# One block per hypothesis lists its best extensions.
+EXPAND = Signature(
+    "expand",
+    {
+        "logits": Tensor(tuple(LOGIT_TYPES), ("rows", "columns"), type_name="Logit"),
+        "streams": _STREAMS,
+        **_beams(written=False),
+        "frame_rows": _rows(written=False),
+        "lm_states": Tensor(STATE, ("S",)),
+        "lm_arcs": Tensor(ARC, ("A",)),
+        "boosting_states": Tensor(STATE, ("S'",)),
+        "boosting_arcs": Tensor(ARC, ("A'",)),
+        "extensions": Tensor(EXTENSION, ("B", "K", "M"), written=True),
+        "counts": Tensor(torch.int32, ("B", "K"), written=True),  # how many; or BAD_INPUT
+        "params": Scalar(SEARCH_PARAMS),
+        "sizes": Scalar(LIST_SIZES),
+        "inverse_temperature": Scalar(np.float64),
+        "columns": _INT,
+    },
+    in_one_struct=True,
+)
+# One block per utterance makes the new beam of them.
+MERGE = Signature(
+    "merge",
+    {
+        "extensions": Tensor(EXTENSION, ("B", "K", "M")),
+        "counts": Tensor(torch.int32, ("B", "K")),
+        "durations": Tensor(torch.int32, ("D",)),  # frames
+        "streams": _STREAMS,
+        **_beams(written=True),
+        "nodes": Tensor(NODE, ("B", "node_capacity"), written=True),
+        "frame_rows": _rows(),  # frame that a hypothesis gives to the joint next, or NO_ROW
+        "text_rows": _rows(),  # its entry in the prediction cache, or NO_ROW
+        "labels": _rows(),  # the new token; 0 where nothing is to be computed
+        "sources": _rows(),  # entry of the text before it, or NO_ROW
+        "targets": _rows(),  # entry of the text with it, or NO_ROW
+        "params": Scalar(SEARCH_PARAMS),
+        "node_capacity": _INT,
+        "cache_entries": _INT,  # of an utterance
+    },
+    in_one_struct=True,
+)
+# Decides who reads which frame first.
+SCHEDULE = Signature(
+    "schedule",
+    {
+        "streams": _STREAMS,
+        **_beams(written=True),
+        "frame_rows": _rows(),
+        "text_rows": _rows(),
+        "beam_size": _INT,
+        "node_capacity": _INT,
+        "cache_entries": _INT,
+    },
+    in_one_struct=True,
+)
+COUNT_ACTIVE = Signature(
+    "count_active",
+    {
+        "counters": Tensor(STREAM_COUNTERS, ("B",)),
+        "active": Tensor(torch.int32, (1,), written=True),
+        "num_utterances": _INT,
+    },
+    in_one_struct=True,
+)
+LOOP_CONDITION = Signature(
+    "loop_condition",
+    {
+        "handle": Scalar(np.uint64),
+        "counters": Tensor(STREAM_COUNTERS, ("B",)),
+        "num_utterances": _INT,
+    },
+    in_one_struct=True,
+)
+
+
+def _moved_part(i: int) -> dict[str, Tensor | Scalar]:
+    return {
+        f"from{i}": Tensor(torch.uint8, (f"F{i}", f"bytes{i}"), optional=True),
+        f"from_rows{i}": Tensor(torch.int64, ("rows",), optional=True),
+        f"to{i}": Tensor(torch.uint8, (f"T{i}", f"bytes{i}"), optional=True, written=True),
+        f"to_rows{i}": Tensor(torch.int64, ("rows",), optional=True),
+        f"bytes{i}": _INT,
+    }
+
+
+# Moves rows of tensors of any type: states and predictions of hypotheses, and frames.
+MOVE_ROWS = Signature(
+    "move_rows",
+    {name: parameter for i in range(MOVED_PARTS) for name, parameter in _moved_part(i).items()},
+    in_one_struct=True,
+)
+
+# The prediction network, see prediction.cu. E entries of the cache, H hidden values, J joint inputs.
+_ROUTES = {name: Tensor(torch.int64, ("rows",)) for name in ("labels", "sources", "targets")}
+LSTM_LAYER = Signature(
+    "lstm_layer",
+    {
+        **_ROUTES,
+        # what labels add to the gates of the first layer, bias included; null above it
+        "table": Tensor(torch.float32, ("labels", "4H"), optional=True),
+        # hidden values below times (recurrent | input) weights, or null
+        "product": Tensor(torch.float32, ("rows", "8H"), optional=True),
+        "bias": Tensor(torch.float32, ("4H",), optional=True),  # of the inputs in `product`, or null
+        # hidden values below times recurrent weights, or null; and those of this layer
+        "recalled_below": Tensor(torch.float32, ("E", "4H"), optional=True, written=True),
+        "recalled": Tensor(torch.float32, ("E", "4H")),
+        "hidden": Tensor(torch.float32, ("E", "num_layers", "H"), written=True),
+        "cells": Tensor(torch.float32, ("E", "num_layers", "H"), written=True),
+        "hidden_rows": Tensor(torch.float32, ("rows", "H"), written=True),  # for the next product
+        "size": _INT,  # H
+        "layer": _INT,
+        "num_layers": _INT,
+    },
+    in_one_struct=True,
+)
+LSTM_OUTPUT = Signature(
+    "lstm_output",
+    {
+        "targets": _ROUTES["targets"],
+        # hidden values times (recurrent weights | projection)
+        "product": Tensor(torch.float32, ("rows", "4H+J")),
+        "bias": Tensor(torch.float32, ("J",)),  # of the projection
+        "recalled": Tensor(torch.float32, ("E", "4H"), written=True),  # of the last layer
+        "outputs": Tensor(torch.float32, ("E", "J"), written=True),
+        "size": _INT,  # H
+        "width": _INT,  # J
+    },
+    in_one_struct=True,
+)
+STATELESS = Signature(
+    "stateless",
+    {
+        **_ROUTES,
+        # projected embeddings, those of the last label first
+        "tables": Tensor(torch.float32, ("positions", "num_labels", "J")),
+        # sum and sum of squares of each embedding; null where nothing is normalised
+        "sums": Tensor(torch.float64, ("positions", "num_labels", 2), optional=True),
+        "ones": Tensor(torch.float32, ("J",)),  # the projection of a vector of ones
+        "bias": Tensor(torch.float32, ("J",)),
+        "contexts": Tensor(torch.int64, ("E", "positions-1"), written=True),  # the oldest label first
+        "outputs": Tensor(torch.float32, ("E", "J"), written=True),
+        "epsilon": Scalar(np.float64),  # of the norm
+        "size": _INT,  # of all embeddings together
+        "width": _INT,  # J
+        "num_labels": _INT,
+        "positions": _INT,
+    },
+    in_one_struct=True,
+)

@@ -1,0 +1,153 @@
+// Scores of tokens and blanks, with an LM and a boosting tree fused in. Counterpart of scoring.py.
+#pragma once
+
+#include "fusion/fusion.cuh"
+#include "search/log_space.cuh"
+#include "search/transducer/beam.cuh"
+
+// LM, boosting tree and weights of one utterance.
+struct UtteranceFusion {
+  Automaton lm;
+  Automaton boosting;
+  float lm_weight;  // 0: no LM
+  float boosting_weight;
+  double inverse_lm_weight;  // 0: unknown
+
+  float alpha() const { return lm_weight + boosting_weight; }
+
+  // What LM and boosting can add to the next token of a hypothesis at most.
+  float bound(const Hypothesis& hypothesis) const {
+    float most = 0.0f;
+    if (lm_weight > 0) most = lm_weight * lm.states[hypothesis.lm_state].upper_bound;
+    if (boosting_weight > 0) {
+      most += boosting_weight * boosting.states[hypothesis.boosting_state].upper_bound;
+    }
+    return most;
+  }
+};
+
+// What LM and boosting add to a token, weighted, and their states after it.
+struct Fused {
+  float score;  // -inf if it was found to be below the least that counts
+  int lm_state;
+  int boosting_state;
+};
+
+// Boosting trees are small and LMs are large: the cheap look-up comes first and may save the other.
+inline Fused fused_token(
+  const UtteranceFusion& fusion, int lm_state, int boosting_state, int label, float least
+) {
+  Reading weight{0.0f, lm_state}, bonus{0.0f, boosting_state};
+  if (fusion.boosting_weight > 0) {
+    bonus = lookup(fusion.boosting, boosting_state, label, negative_infinity());
+    bonus.weight *= fusion.boosting_weight;
+  }
+  if (fusion.lm_weight > 0) {
+    // a double's division would be a call into a subroutine, and the slack for rounding covers this
+    double slack = 1e-6 * fabs((double)least) + 1e-5, scale = fusion.inverse_lm_weight;
+    double least_weight = ((double)least - bonus.weight - slack) * scale;
+    if (!(scale > 0)) least_weight = negative_infinity();
+    weight = lookup(fusion.lm, lm_state, label, least_weight);
+    weight.weight *= fusion.lm_weight;
+  }
+  return {weight.weight + bonus.weight, weight.state, bonus.state};
+}
+
+// Score of the blank: of eq. 3 if `weighted`, else of eq. 2.
+inline float fused_blank(float blank_log_prob, const UtteranceFusion& fusion, bool weighted) {
+  return weighted ? blank_log_prob * (1.0f + fusion.alpha()) : blank_log_prob;
+}
+
+__noinline__ float weighted_offset(float blank_log_prob, float alpha, float ceiling) {
+  float blank = fminf((float)exp((double)blank_log_prob), ceiling);
+  return (float)log1p(-(double)blank) * alpha;
+}
+
+// What every token's score gets on top of log p(v) and the weighted LM score.
+inline float token_offset(
+  float blank_log_prob, const SearchParams& params, const UtteranceFusion& fusion
+) {
+  const float alpha = fusion.alpha();
+  if (!(params.weighted_blank && alpha > 0)) return 0.0f;
+  return weighted_offset(blank_log_prob, alpha, params.blank_ceiling);
+}
+
+// What turns logits into log-probs.
+struct Normaliser {
+  double label_max, label_log_sum;
+  double duration_max, duration_log_sum;
+  int bad;  // 1: NaN or +inf among the logits, or nothing is possible
+};
+
+// The joint's logits for one hypothesis, read as log-probs: a softmax over labels, in TDT one over
+// durations beside it. Normalised in double and rounded once, so that CPU and GPU agree.
+struct Row {
+  const Logit* logits;  // [V + 1 (+ D)]
+  double inverse_temperature;
+  int num_labels;  // V + 1
+  int num_durations;  // D
+  bool timed;
+  Normaliser normaliser;
+
+  Row(const Logit* logits, double inverse_temperature, const SearchParams& params)
+      : logits(logits),
+        inverse_temperature(inverse_temperature),
+        num_labels(params.vocab_size + 1),
+        num_durations(params.num_durations),
+        timed(params.timed) {}
+
+  double logit(int column) const {
+    return to_float(logits[column]) * inverse_temperature;
+  }
+
+  float operator[](int label) const {
+    return (float)(logit(label) - normaliser.label_max - normaliser.label_log_sum);
+  }
+
+  // Log-probability of the d-th duration.
+  float duration(int d) const {
+    if (!timed) return 0.0f;
+    double value = logit(num_labels + d);
+    return (float)(value - normaliser.duration_max - normaliser.duration_log_sum);
+  }
+
+  // Index of the most probable duration, the first of equal ones.
+  int longest_duration() const {
+    int best = 0;
+    for (int d = 1; d < num_durations; d++) {
+      if (duration(d) > duration(best)) best = d;
+    }
+    return best;
+  }
+};
+
+// Maximum and logarithm of the sum of columns begin .. end - 1; true if they are no logits. scratch:
+// shared, 32 doubles. Call with all threads.
+inline bool normalise_part(
+  const Row& row, int begin, int end, double* scratch, double& most, double& log_sum
+) {
+  double highest = negative_infinity();
+  bool bad = false;
+  for (int i = begin + thread(); i < end; i += threads()) {
+    double value = row.logit(i);
+    bad |= value != value;
+    highest = fmax(highest, value);
+  }
+  most = block_reduce(highest, Max{}, scratch);
+  if (__syncthreads_or(bad) || !(most - most == 0.0)) return true;  // NaN, +inf or all -inf
+  double sum = 0.0;
+  for (int i = begin + thread(); i < end; i += threads()) sum += exp(row.logit(i) - most);
+  log_sum = log(block_reduce(sum, Sum{}, scratch));
+  return false;
+}
+
+// Fill row.normaliser, alike in all threads. scratch: shared, 32 doubles. Call with all threads.
+inline void normalise(Row& row, double* scratch) {
+  Normaliser& n = row.normaliser;
+  n.duration_max = n.duration_log_sum = 0.0;
+  n.bad = normalise_part(row, 0, row.num_labels, scratch, n.label_max, n.label_log_sum);
+  if (row.timed && !n.bad) {
+    int begin = row.num_labels, end = begin + row.num_durations;
+    n.bad = normalise_part(row, begin, end, scratch, n.duration_max, n.duration_log_sum);
+  }
+}

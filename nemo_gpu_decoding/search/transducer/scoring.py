@@ -1,0 +1,105 @@
+"""Scores of tokens and blanks, with an LM and a boosting tree fused in [ALSD++/AES++, eq. 2 and 3].
+
+An LM knows no blank. If only tokens pay for it, every token loses against the blank and an LM deletes
+words. `alpha` is the sum of the fusion weights, p the joint's posterior, b the blank:
+
+    no_score (eq. 2)            blank   log p(b)
+                                token v log p(v)                            + alpha log P_LM(v)
+    lm_weighted_full (eq. 3)    blank   log p(b) + alpha log p(b)
+                                token v log p(v) + alpha log (1 - p(b))     + alpha log P_LM(v)
+
+So in eq. 3 the LM gives the blank the joint's own probability, and shares the rest among the tokens.
+All scores are float32, natural log. A row is the joint's log-probs for one hypothesis, [V + 1 (+ D)]:
+the blank in column V, then durations.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
+from nemo_gpu_decoding.jit import inlined, no_refcount
+
+# 1 - p(b) is kept above zero by clipping p(b), where NeMo's searches clip it
+ALSD_CEILING = np.float32(1.0 - 1e-2)
+AES_CEILING = np.float32(1.0 - 1e-6)
+
+
+@inlined
+def fused_blank(blank_log_prob, fusion, weighted):
+    """Score of the blank: of eq. 3 if `weighted`, else of eq. 2."""
+    if weighted:
+        return blank_log_prob * (np.float32(1.0) + (fusion.lm_weight + fusion.boosting_weight))
+    return blank_log_prob
+
+
+@inlined
+def token_offset(row, params, fusion):
+    """What every token's score gets on top of log p(v) and the weighted LM score.
+
+    Computed in double and rounded, so that libraries and devices agree to the last bit.
+    """
+    alpha = fusion.lm_weight + fusion.boosting_weight
+    if params.weighted_blank and alpha > 0:
+        blank_log_prob = row[params.vocab_size]
+        blank = min(np.float32(math.exp(np.float64(blank_log_prob))), params.blank_ceiling)
+        return np.float32(math.log1p(-np.float64(blank))) * alpha
+    return np.float32(0.0)
+
+
+@inlined
+def duration_log_prob(row, params, d):
+    """Log-probability of the d-th duration."""
+    return row[params.vocab_size + 1 + d] if params.timed else np.float32(0.0)
+
+
+@no_refcount
+def longest_duration(row, params):
+    """Index of the most probable duration, the first of equal ones."""
+    best = 0
+    for d in range(1, params.num_durations):
+        if duration_log_prob(row, params, d) > duration_log_prob(row, params, best):
+            best = d
+    return best
+
+
+@no_refcount
+def is_bad(row, params):
+    """A NaN or +inf among the logits makes all log-probs of a softmax NaN: two columns tell."""
+    blank = row[params.vocab_size]
+    duration = duration_log_prob(row, params, 0)
+    return not (blank == blank and duration == duration)
+
+
+@inlined
+def fusion_bound(hypothesis, fusion):
+    """What LM and boosting can add to the next token of a hypothesis at most, weighted."""
+    bound = np.float32(0.0)
+    if fusion.lm_weight > 0:
+        bound += fusion.lm_weight * fusion.lm.states[hypothesis.lm_state].upper_bound
+    if fusion.boosting_weight > 0:
+        bound += fusion.boosting_weight * fusion.boosting.states[hypothesis.boosting_state].upper_bound
+    return bound
+
+
+@no_refcount
+def fused_token(lm_state, boosting_state, label, least, params, fusion):
+    """What LM and boosting add to a token, weighted, and their states after it.
+
+    The score is IMPOSSIBLE if it is found to be below `least` on the way. Boosting trees are small and
+    LMs are large: the cheap look-up comes first and may save the other.
+    """
+    weight, bonus = np.float32(0.0), np.float32(0.0)
+    if fusion.boosting_weight > 0:
+        bonus, boosting_state = lookup(
+            fusion.boosting, params.vocab_size, boosting_state, label, ANY_WEIGHT
+        )
+        bonus *= fusion.boosting_weight
+    if fusion.lm_weight > 0:
+        slack = 1e-6 * abs(np.float64(least)) + 1e-5  # for rounding in float32
+        least_weight = (np.float64(least) - bonus - slack) / fusion.lm_weight
+        weight, lm_state = lookup(fusion.lm, params.vocab_size, lm_state, label, least_weight)
+        weight *= fusion.lm_weight
+    return weight + bonus, lm_state, boosting_state
