@@ -276,9 +276,7 @@ def _check_size(path: Path, kind: Kind, size: int, expected: int) -> None:
     if size < expected:
         raise ValueError(f"{path} is truncated: it has {size} bytes, expected {expected}")
     if size > expected:
-        raise ValueError(
-            f"{path} is damaged: it has {size} bytes, expected {expected}; {kind.remedy}"
-        )
+        raise ValueError(f"{path} is damaged: it has {size} bytes, expected {expected}; {kind.remedy}")
 
 
 def _other_version(path: Path, kind: Kind, version: int) -> ValueError:
@@ -288,9 +286,7 @@ def _other_version(path: Path, kind: Kind, version: int) -> ValueError:
 
 
 def _damaged_header(path: Path, kind: Kind) -> ValueError:
-    return ValueError(
-        f"{path} is damaged: the checksum of its header does not match; {kind.remedy}"
-    )
+    return ValueError(f"{path} is damaged: the checksum of its header does not match; {kind.remedy}")
 
 
 # -- files of the first edition -----------------------------------------------------------------------

@@ -16,7 +16,7 @@ in which it stands there:
     UPPER_CASE = np.dtype([...])     struct UpperCase, its fields at the same offsets as in numpy; with
                                      metadata={"align": 16} aligned to so many bytes
     UPPER_CASE = Signature("kernel", ...)
-                                     struct KernelArgs, the one argument of the kernel, by value
+                                     struct UpperCaseArgs, the one argument of the kernel, by value
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def header_of(module_name: str) -> str:
         if isinstance(value, np.dtype) and value.fields:
             structs.append(_record(module, name, value))
         elif isinstance(value, Signature):
-            structs.append(_arguments(module, value))
+            structs.append(_arguments(module, name, value))
     includes = ['#include "cuda/common.cuh"', *_includes(module)]
     head = ["#pragma once", f"// Printed from {module_name}.", *includes, ""]
     return "\n".join([*head, *structs, ""])
@@ -115,7 +115,7 @@ def _record(module: ModuleType, name: str, dtype: np.dtype) -> str:
     return "\n".join([f"{keyword} {struct_name(name)} {{", *lines, "};"])
 
 
-def _arguments(module: ModuleType, signature: Signature) -> str:
+def _arguments(module: ModuleType, constant: str, signature: Signature) -> str:
     lines, choices = [], []
     for name, parameter in signature.parameters.items():
         if isinstance(parameter, Scalar):
@@ -127,7 +127,7 @@ def _arguments(module: ModuleType, signature: Signature) -> str:
             const = "" if parameter.written else "const "
             axes = ", ".join(map(str, parameter.shape))
             lines.append(f"  {const}{_pointee(module, parameter)}* {name};  // [{axes}]")
-    return "\n".join([*choices, f"struct {struct_name(signature.name)}Args {{", *lines, "};"])
+    return "\n".join([*choices, f"struct {struct_name(constant)}Args {{", *lines, "};"])
 
 
 def _pointee(module: ModuleType, parameter: Tensor) -> str:

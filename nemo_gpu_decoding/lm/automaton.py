@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled, inlined
-from nemo_gpu_decoding.lm.packed import LM_STATE, NO_LABEL, ROOT
+from nemo_gpu_decoding.lm.packed import NO_LABEL, ROOT
+from nemo_gpu_decoding.lm.records import LM_STATE
 from nemo_gpu_decoding.lm.trie import NGramTrie, Scratch, find_label
 
 NO_STATE = 0  # in `state_of`: state 0 is the root, which is no n-gram

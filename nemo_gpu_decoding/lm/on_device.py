@@ -5,25 +5,20 @@ A decoder says once what it wants, and keeps that; whoever launches a kernel ask
     large = PlacedLM(lm.arrays, config.placement, config.cache_mb * 10**6, lm.name)
 
     # COUNTERS, new_counters, statistics_of: of lookup_statistics.py
-    signature = Signature("advance", {..., **lm_parameters("large"), "counts": COUNTERS})
+    ADVANCE = Signature("advance", {..., **lm_parameters("large"), "counts": COUNTERS})
     counts = new_counters(batch, device)
-    module.launch(signature, ..., **large.on(device).arguments("large"), counts=counts)
+    module.launch(ADVANCE, ..., **large.on(device).arguments("large"), counts=counts)
     statistics = statistics_of(counts)  # of all utterances; of one: counts[b]
 
-    extern "C" __global__ void advance(
-      ...,
-      const LMState* large_states, const uint64* large_labels, const uint64* large_arcs,
-      const uint64* large_host_arcs, const float* large_codebook, CachedArc* large_cache,
-      uint32 large_cache_slots, int large_label_bits, int large_target_bits, int large_cost_bits,
-      uint64* counts  // [B, 3]
-    ) {
+    extern "C" __global__ void advance(const AdvanceArgs args) {
       const PagedLM large = {
-        {large_states, large_labels, large_arcs ? large_arcs : large_host_arcs, large_codebook,
-         large_label_bits, large_target_bits, large_cost_bits},
-        large_cache, large_cache_slots};
+        {args.large_states, (const uint64*)args.large_labels,
+         (const uint64*)(args.large_arcs ? args.large_arcs : args.large_host_arcs), args.large_codebook,
+         args.large_label_bits, args.large_target_bits, args.large_cost_bits},
+        (CachedArc*)args.large_cache, args.large_cache_slots};
       LookupCounters counters = {};
       LMStep step = lookup(large, state, label, counters);
-      warp_add(counters, counts + 3 * blockIdx.x);
+      warp_add(counters, (uint64*)args.counts + 3 * blockIdx.x);
 
 `paged.cuh` has the kernel's side, `placement.py` decides what lies where.
 """
@@ -42,7 +37,7 @@ import torch
 from nemo_gpu_decoding.cuda.launch import Scalar, Tensor
 from nemo_gpu_decoding.cuda.pinned import HostTable, PinningError
 from nemo_gpu_decoding.lm.copying import Copier
-from nemo_gpu_decoding.lm.packed import LM_STATE, PackedArrays
+from nemo_gpu_decoding.lm.packed import PackedArrays
 from nemo_gpu_decoding.lm.placement import (
     PLACEMENTS,
     SLOT_BYTES,
@@ -54,6 +49,7 @@ from nemo_gpu_decoding.lm.placement import (
     resolve_placement,
     shortage,
 )
+from nemo_gpu_decoding.lm.records import LM_STATE
 
 _WORD = torch.int64  # holds the bits of uint64
 

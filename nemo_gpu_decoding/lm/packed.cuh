@@ -4,20 +4,13 @@
 // the device's memory or in memory of the host that is mapped for it.
 #pragma once
 
-#include "cuda/common.cuh"
+#include "lm/records.cuh"
 
 constexpr int LM_EXACT_BITS = 32;  // packed.EXACT_BITS
 constexpr int64 LM_ROOT = 0;  // packed.ROOT
 
-struct LMState {  // packed.LM_STATE
-  uint32 arc_begin;  // its first arc; its last is before the next state's first
-  uint32 backoff_to;  // the root's is the root
-  float backoff_cost;
-};
-static_assert(sizeof(LMState) == 12, "LMState differs from packed.LM_STATE");
-
 struct PackedLM {  // packed.PackedArrays
-  const LMState* states;  // [S + 1]
+  const LmState* states;  // [S + 1]
   const uint64* labels;  // A labels, packed
   const uint64* arcs;  // A pairs (target, cost), packed
   const float* codebook;  // [2 ^ cost_bits]; not read if costs are exact

@@ -55,14 +55,6 @@ EXACT_BITS = 32
 NO_LABEL = -1
 ROOT = 0
 
-LM_STATE = np.dtype(
-    [
-        ("arc_begin", np.uint32),  # its first arc; its last is before the next state's first
-        ("backoff_to", np.uint32),  # the longest proper suffix that is a state; the root's is the root
-        ("backoff_cost", np.float32),
-    ]
-)
-
 
 class PackedArrays(NamedTuple):
     """What compiled code sees of an LM. S states, A arcs; all arrays may be memory-mapped."""

@@ -18,7 +18,8 @@ from nemo_gpu_decoding.container import (
     write_arrays,
     write_container,
 )
-from nemo_gpu_decoding.lm.packed import LM_STATE, TABLES, PackedArrays, PackedLM
+from nemo_gpu_decoding.lm.packed import TABLES, PackedArrays, PackedLM
+from nemo_gpu_decoding.lm.records import LM_STATE
 
 _DTYPES = {
     "words": np.dtype(np.uint8),

@@ -24,12 +24,6 @@
 
 #include "lm/packed.cuh"
 
-struct __align__(16) CachedArc {  // on_device.SLOT_BYTES
-  uint64 low;  // arc + 1, and the lower 32 bits of the arc
-  uint64 high;  // arc + 1, and the upper 32 bits
-};
-static_assert(sizeof(CachedArc) == 16, "CachedArc differs from on_device.SLOT_BYTES");
-
 struct PagedLM {  // on_device.DeviceLM
   PackedLM packed;  // its arcs in the host's memory, if there is a cache
   CachedArc* cache;  // [cache_slots], zeros at first; or null: the arcs are read where they lie

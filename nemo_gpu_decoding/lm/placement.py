@@ -15,11 +15,12 @@ import torch
 
 from nemo_gpu_decoding.cuda.host_memory import free_host_bytes
 from nemo_gpu_decoding.lm.packed import PackedArrays
+from nemo_gpu_decoding.lm.records import CACHED_ARC
 
 PLACEMENTS = ("auto", "device", "paged")
 ResolvedPlacement = Literal["device", "paged"]
 
-SLOT_BYTES = 16  # of the cache, for one arc; `CachedArc` in paged.cuh
+SLOT_BYTES = CACHED_ARC.itemsize  # of the cache
 # `auto` leaves so much of a GPU's memory free, the larger of both: for the activations of an acoustic
 # model and for the search, which takes some 5 to 20 MB per utterance of a batch
 RESERVED_BYTES = 2 * 10**9

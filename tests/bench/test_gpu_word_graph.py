@@ -22,7 +22,7 @@ from nemo_gpu_decoding.bench.stream import run as stream_run
 from nemo_gpu_decoding.bench.word_graph.settings import graph_setting
 from nemo_gpu_decoding.bench.word_graph.sources import word_graph_task
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine as flexctc_cuda_engine
-from nemo_gpu_decoding.search.word_graph import launch_shape
+from nemo_gpu_decoding.search.word_graph import kernel_abi
 from tests.cuda_emulator.fixtures import emulated_runtime
 
 pytest.importorskip("kaldialign")
@@ -45,8 +45,8 @@ def options(tiny_options):
 def on_the_emulator(emulated_runtime, monkeypatch):
     for module in (gpu_run, stream_run):
         monkeypatch.setattr(module, "find_place", lambda device: PLACE)
-    for name, size in {"THREADS": 32, "WAYS": 256, "LEAST_GROUPS": 64}.items():
-        monkeypatch.setattr(launch_shape, name, size)
+    for name, size in {"THREADS": 32, "CANDIDATES": 256, "LEAST_GROUPS": 64}.items():
+        monkeypatch.setattr(kernel_abi, name, size)
     for name in ("THREADS", "FINISH_THREADS"):
         monkeypatch.setattr(flexctc_cuda_engine, name, 32)
 

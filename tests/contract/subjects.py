@@ -105,7 +105,9 @@ class CudaWFSTSubject(WordGraph):
     width = 6
 
     def small_sizes(self):
-        return {f"{SEARCH}.word_graph.launch_shape": {"THREADS": 32, "WAYS": 128, "LEAST_GROUPS": 64}}
+        return {
+            f"{SEARCH}.word_graph.kernel_abi": {"THREADS": 32, "CANDIDATES": 128, "LEAST_GROUPS": 64}
+        }
 
     def make(self, **options):
         from tests.search.cuda_wfst.models import make, toy_graph
@@ -134,8 +136,8 @@ class PagedBigLMSubject(CudaWFSTSubject):
     emulated_variants = ("normal",)  # tests of the kernel have all
 
     def small_sizes(self):
-        lists = {f"{SEARCH}.word_graph.composition.launch_shape": {"ERRANDS": 64, "ANSWERS": 96}}
-        return super().small_sizes() | lists
+        ((module, sizes),) = super().small_sizes().items()
+        return {module: sizes | {"LM_QUERIES": 64, "CACHED_SCORES": 96}}
 
     def lms(self):
         from tests.search.paged_biglm.models import random_lm

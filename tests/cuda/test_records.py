@@ -111,7 +111,7 @@ def test_a_compiler_puts_every_field_where_numpy_does(tmp_path):
                 ]
             if isinstance(value, Signature) and value.in_one_struct:
                 (size,) = value.argument_bytes
-                lines.append(f'static_assert(sizeof({struct_name(value.name)}Args) == {size}, "");')
+                lines.append(f'static_assert(sizeof({struct_name(constant)}Args) == {size}, "");')
         assert lines
         path = "/".join(name.split(".")[1:]) if name.startswith(PACKAGE.name) else None
         source = tmp_path / f"layout{number}.cu"

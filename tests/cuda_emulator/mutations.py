@@ -65,18 +65,18 @@ class _AlteredRuntime(EmulatedRuntime):
 def _without(barrier: Barrier) -> str:
     """The kernel in one file, headers of search/ in the places of their #includes, less the barrier."""
     source = read_source(barrier.kernel)
-    seen: set[str] = set()
 
     def body(file: str, text: str) -> str:
-        seen.add(file)
+        guard = re.sub(r"\W", "_", file).upper()
         lines = text.replace("#pragma once", "").split("\n")
         if file == barrier.file:
             line, count = _BARRIER.subn(";", lines[barrier.line - 1])
             assert count == 1, f"{barrier}: {count} barriers in this line"
             lines[barrier.line - 1] = line
-        return _INCLUDE.sub(include, "\n".join(lines))
+        inlined = _INCLUDE.sub(include, "\n".join(lines))
+        return f"#ifndef {guard}\n#define {guard}\n{inlined}\n#endif\n"
 
     def include(match: re.Match[str]) -> str:
-        return "" if match[1] in seen else body(match[1], source.headers[match[1]])
+        return body(match[1], source.headers[match[1]])
 
     return body(barrier.kernel, source.text)

@@ -8,7 +8,7 @@ import torch
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph.composition import cuda, launch_shape
+from nemo_gpu_decoding.search.word_graph import cuda_composition, kernel_abi
 from tests.gpu.rehearsal import REHEARSAL, sized
 from tests.random_models import random_log_probs
 from tests.search.cuda_wfst.models import random_graph
@@ -24,8 +24,8 @@ TOPOLOGIES = ("compact", "normal", "minimal", "graph")
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     if REHEARSAL:
-        for name, size in {"THREADS": 32, "WAYS": 128, "LEAST_GROUPS": 64}.items():
-            monkeypatch.setattr(launch_shape.shapes, name, size)
+        for name, size in {"THREADS": 32, "CANDIDATES": 128, "LEAST_GROUPS": 64}.items():
+            monkeypatch.setattr(kernel_abi, name, size)
 
 
 def graph_of(seed, topology="compact", coarse=False):
@@ -107,8 +107,10 @@ def test_many_histories(device):
 
 
 def test_a_tiny_cache_is_shared_by_all_blocks(device, monkeypatch):
-    placed = cuda.PlacedLM
-    monkeypatch.setattr(cuda, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 64, name))
+    placed = cuda_composition.PlacedLM
+    monkeypatch.setattr(
+        cuda_composition, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 64, name)
+    )
     graph, lms = graph_of(5), pair(0)
     options = {"placement": "paged", "beam": 10.0, "max_active": 300}
     check(graph, lms, log_probs_on(device, seed=8), **options)

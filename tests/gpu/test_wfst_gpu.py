@@ -8,7 +8,7 @@ import torch
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph import launch_shape
+from nemo_gpu_decoding.search.word_graph import kernel_abi
 from tests.contract.facts import all_facts
 from tests.gpu.rehearsal import REHEARSAL, sized
 from tests.random_models import random_log_probs
@@ -23,8 +23,8 @@ TOPOLOGIES = ("compact", "normal", "minimal", "graph")
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     if REHEARSAL:
-        for name, size in {"THREADS": 32, "WAYS": 128, "LEAST_GROUPS": 64}.items():
-            monkeypatch.setattr(launch_shape, name, size)
+        for name, size in {"THREADS": 32, "CANDIDATES": 128, "LEAST_GROUPS": 64}.items():
+            monkeypatch.setattr(kernel_abi, name, size)
 
 
 def graph_of(seed, topology="compact", coarse=False):

@@ -1,7 +1,7 @@
 // packed.cuh behind a kernel that packed.py can follow.
 #include "lm/packed.cuh"
 
-extern "C" __global__ void lookups(const LMState* states, const uint64* labels, const uint64* arcs,
+extern "C" __global__ void lookups(const LmState* states, const uint64* labels, const uint64* arcs,
                                    const float* codebook, int label_bits, int target_bits,
                                    int cost_bits, const int64* asked_states,
                                    const int64* asked_labels, float* costs, int64* targets,

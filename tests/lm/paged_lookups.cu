@@ -2,7 +2,7 @@
 #include "lm/paged.cuh"
 
 extern "C" __global__ void paged_lookups(
-  const LMState* lm_states, const uint64* lm_labels, const uint64* lm_arcs, const uint64* lm_host_arcs,
+  const LmState* lm_states, const uint64* lm_labels, const uint64* lm_arcs, const uint64* lm_host_arcs,
   const float* lm_codebook, CachedArc* lm_cache, uint32 lm_cache_slots,
   int lm_label_bits, int lm_target_bits, int lm_cost_bits,
   const int64* asked_states, const int64* asked_labels,  // [N]

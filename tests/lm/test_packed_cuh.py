@@ -11,9 +11,9 @@ import torch
 from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.compile import compiler_options
 from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, as_records
+from nemo_gpu_decoding.cuda.sources import read_source
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from tests.cuda.needs import needs_nvrtc
-from tests.cuda_emulator.build import PACKAGE
 from tests.lm.ngrams import closed_table, write_arpa
 
 pytest_plugins = ["tests.cuda_emulator.fixtures"]
@@ -70,8 +70,8 @@ def test_every_lookup_is_that_of_the_cpu(emulated_runtime, tmp_path, layout, ord
 
 @needs_nvrtc
 def test_nvrtc_compiles_it_without_a_word():
-    headers = {name: (PACKAGE / name).read_text() for name in ("lm/packed.cuh", "cuda/common.cuh")}
+    source = read_source(str(SOURCE))
     options = compiler_options(nvrtc.architectures()[-1])
-    compiled = nvrtc.compile_cubin(SOURCE.name, SOURCE.read_text(), headers, options)
+    compiled = nvrtc.compile_cubin(SOURCE.name, source.text, source.headers, options)
     assert len(compiled.cubin) > 0
     assert "warning" not in compiled.log

@@ -7,6 +7,7 @@ import torch
 
 from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.compile import compiler_options
+from nemo_gpu_decoding.cuda.sources import read_source
 from nemo_gpu_decoding.lm.lookup_statistics import LookupStatistics
 from nemo_gpu_decoding.lm.on_device import PlacedLM
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
@@ -90,10 +91,9 @@ def test_a_slot_with_halves_of_two_arcs_would_be_noticed(emulated_runtime, lm, t
 
 @needs_nvrtc
 def test_nvrtc_compiles_it_without_a_word():
-    names = ("lm/paged.cuh", "lm/packed.cuh", "cuda/common.cuh")
-    headers = {name: (PACKAGE / name).read_text() for name in names}
+    source = read_source(str(SOURCE))
     for arch in (nvrtc.architectures()[0], nvrtc.architectures()[-1]):
         options = compiler_options(arch)
-        compiled = nvrtc.compile_cubin(SOURCE.name, SOURCE.read_text(), headers, options)
+        compiled = nvrtc.compile_cubin(SOURCE.name, source.text, source.headers, options)
         assert len(compiled.cubin) > 0
         assert "warning" not in compiled.log

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding.lm.packed import LM_STATE, PackedArrays
+from nemo_gpu_decoding.lm.packed import PackedArrays
 from nemo_gpu_decoding.lm.placement import (
     PINNABLE_SHARE,
     RESERVED_BYTES,
@@ -18,6 +18,7 @@ from nemo_gpu_decoding.lm.placement import (
     free_memory,
     resolve_placement,
 )
+from nemo_gpu_decoding.lm.records import LM_STATE
 
 GB = 10**9
 GPU = torch.device("cuda", 1)

@@ -1,23 +1,26 @@
-// Dropping the records that no token's past leads to any more. Twin of compact_records in tokens.py.
+// Dropping the back-pointers that lead to no token any more.
 //
 // One block per utterance: marks what the chains of its tokens reach, numbers that by a running sum, and
 // copies it in order.
 //
-// Compiled once per key of the tokens, see keys.cuh.
-// variants: TOKEN_KEY=int64
-// variants: TOKEN_KEY=HistoryKey
-#include "cuda/common.cuh"
-
+// variants: COMPOSE=0
+// variants: COMPOSE=1
 #include "search/word_graph/graph.cuh"
+
+#if COMPOSE
+typedef LmCompactArgs CompactArgs;
+#else
+typedef PlainCompactArgs CompactArgs;
+#endif
 
 constexpr int MAX_THREADS = 512;
 
 // Mark what the chains of tokens reach: number 0 in place of NONE. Call with all threads; a barrier must
 // follow.
-inline void mark(const Token* tokens, int count, const Record* records, int* numbers) {
+inline void mark(const Token* tokens, int count, const BackPointer* back_pointers, int* numbers) {
   for (int i = thread(); i < count; i += threads()) {
-    int record = tokens[i].record;  // a chain that meets another one goes on like that
-    while (record >= 0 && atomicExch(&numbers[record], 0) == NONE) record = records[record].previous;
+    int at = tokens[i].back_pointer;  // a chain that meets another one goes on like that
+    while (at >= 0 && atomicExch(&numbers[at], 0) == NONE) at = back_pointers[at].previous;
   }
 }
 
@@ -28,43 +31,36 @@ inline int number(int* numbers, int count, int* scratch) {
     const int i = first + thread();
     const bool lives = i < count && numbers[i] != NONE;
     int more;
-    const int place = size + block_exclusive_sum(int(lives), scratch, &more);
-    if (lives) numbers[i] = place;
+    const int index = size + block_exclusive_sum(int(lives), scratch, &more);
+    if (lives) numbers[i] = index;
     size += more;
   }
   __syncthreads();
   return size;
 }
 
-// Copies records that tokens still point to, in order, to `kept`; tokens get the new numbers.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) compact(
-  Token* tokens,  // [B, held]
-  Progress* progress,  // [B]
-  const Record* records,  // [B, R]
-  Record* kept,  // [B, room]
-  int* numbers,  // [B, R]
-  int held, int max_records, int room
-) {
+// Copies back-pointers that tokens still lead to, in order, to `kept`; tokens get the new numbers.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) compact(const CompactArgs args) {
   __shared__ int scratch[LANES];
   const int64 b = blockIdx.x;
-  tokens += b * held;
-  records += b * max_records;
-  kept += b * room;
-  numbers += b * max_records;
-  const int num_tokens = progress[b].tokens, count = progress[b].records;
+  Token* tokens = args.tokens + b * args.held;
+  const BackPointer* back_pointers = args.back_pointers + b * args.max_back_pointers;
+  BackPointer* kept = args.kept + b * args.capacity;
+  int* numbers = args.numbers + b * args.max_back_pointers;
+  const int num_tokens = args.progress[b].tokens, count = args.progress[b].back_pointers;
   for (int i = thread(); i < count; i += threads()) numbers[i] = NONE;
   __syncthreads();
-  mark(tokens, num_tokens, records, numbers);
+  mark(tokens, num_tokens, back_pointers, numbers);
   __syncthreads();
   const int size = number(numbers, count, scratch);
   for (int i = thread(); i < count; i += threads()) {
     if (numbers[i] == NONE) continue;
-    Record record = records[i];
-    if (record.previous >= 0) record.previous = numbers[record.previous];
-    kept[numbers[i]] = record;
+    BackPointer copied = back_pointers[i];
+    if (copied.previous >= 0) copied.previous = numbers[copied.previous];
+    kept[numbers[i]] = copied;
   }
   for (int i = thread(); i < num_tokens; i += threads()) {
-    if (tokens[i].record >= 0) tokens[i].record = numbers[tokens[i].record];
+    if (tokens[i].back_pointer >= 0) tokens[i].back_pointer = numbers[tokens[i].back_pointer];
   }
-  if (thread() == 0) progress[b].records = size;
+  if (thread() == 0) args.progress[b].back_pointers = size;
 }

@@ -18,9 +18,9 @@ from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, ScoreParts
-from nemo_gpu_decoding.search.word_graph import cuda
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
+from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
 from nemo_gpu_decoding.search.word_graph.lattice import LatticePath, lattice_of
 from nemo_gpu_decoding.search.word_graph.mbr import with_confidence
 from nemo_gpu_decoding.search.word_graph.result import (
@@ -111,7 +111,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         return CPUEngine(self._setups(streams), self.config)
 
     def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
-        return cuda.CUDAEngine(self._setups(streams), self.config, device)
+        return CUDAEngine(self._setups(streams), self.config, device)
 
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
         return None

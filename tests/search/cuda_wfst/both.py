@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nemo_gpu_decoding.search.word_graph import cpu_engine, launch_shape, tokens
+from nemo_gpu_decoding.search.word_graph import cpu_engine, kernel_abi, tokens
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 from nemo_gpu_decoding.search.word_graph.lattice import Lattice
 from tests.contract.facts import all_facts
@@ -58,4 +58,4 @@ def limit_tokens(monkeypatch, capacity: int) -> None:
         return space._replace(following=space.following[:capacity])
 
     monkeypatch.setattr(cpu_engine, "new_workspace", small_workspace)
-    monkeypatch.setattr(launch_shape, "token_capacity", lambda max_active: capacity)
+    monkeypatch.setattr(kernel_abi, "token_capacity", lambda max_active: capacity)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_gpu_decoding.search.word_graph import launch_shape
+from nemo_gpu_decoding.search.word_graph import kernel_abi
 from tests.cuda_emulator.fixtures import emulated_runtime
 
 __all__ = ["emulated_runtime"]
@@ -12,6 +12,6 @@ __all__ = ["emulated_runtime"]
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    monkeypatch.setattr(launch_shape, "THREADS", 32)
-    monkeypatch.setattr(launch_shape, "WAYS", 128)
-    monkeypatch.setattr(launch_shape, "LEAST_GROUPS", 64)
+    monkeypatch.setattr(kernel_abi, "THREADS", 32)
+    monkeypatch.setattr(kernel_abi, "CANDIDATES", 128)
+    monkeypatch.setattr(kernel_abi, "LEAST_GROUPS", 64)

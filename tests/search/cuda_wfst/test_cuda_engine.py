@@ -10,7 +10,8 @@ from nemo_gpu_decoding.cuda import upload
 from nemo_gpu_decoding.fusion import on_device
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph import cuda, launch_shape
+from nemo_gpu_decoding.search.word_graph import cuda_engine, kernel_abi
+from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
 from tests.contract.facts import all_facts
 from tests.graph.toy import PIECES
 from tests.random_models import random_log_probs
@@ -66,15 +67,17 @@ def test_graphs_and_phrases_are_uploaded_once_and_not_kept_longer_than_needed(lo
 def test_records_are_compacted_and_get_more_room(monkeypatch, log_probs, expected, sizes):
     """Where they fill their room, within a chunk and from chunk to chunk."""
     compactions = []
-    compacted = cuda.CUDAEngine._compacted
+    compacted = CUDAEngine._compacted
     monkeypatch.setattr(
-        cuda.CUDAEngine, "_compacted", lambda *given: compactions.append(given) or compacted(*given)
+        CUDAEngine,
+        "_compacted",
+        lambda *given: compactions.append(given) or compacted(*given),
     )
     decoder = on_cuda(toy_graph(0), **OPTIONS)
     streams, done, turn = decoder.open(3), np.zeros(3, int), 0
     decoder.push(streams, log_probs[:, :0], [0, 0, 0])
     streams.engine._state = streams.engine._state._replace(
-        records=streams.engine._state.records[:, :4].contiguous()
+        back_pointers=streams.engine._state.back_pointers[:, :4].contiguous()
     )
     while (done < LENGTHS).any():
         size = np.minimum(sizes[turn % len(sizes)], np.array(LENGTHS) - done)
@@ -91,10 +94,9 @@ def test_an_error_leaves_streams_alone_even_after_compacting(log_probs, expected
     decoder = on_cuda(toy_graph(0), **OPTIONS)
     streams = decoder.open(3)
     decoder.push(streams, log_probs[:, :8], [8, 0, 8])
-    streams.engine._state = streams.engine._state._replace(
-        records=streams.engine._state.records[:, : streams.engine._state.progress["records"].max()]
-        .contiguous()
-    )  # fmt: skip
+    full = int(streams.engine._state.progress["back_pointers"].max())
+    few = streams.engine._state.back_pointers[:, :full].contiguous()
+    streams.engine._state = streams.engine._state._replace(back_pointers=few)
     rest, bad = log_probs[:, 8:], log_probs[:, 8:].clone()
     bad[0, 11, 2] = float("nan")
     with pytest.raises(ValueError, match=r"log_probs\[0, 11, 2\] is nan"):
@@ -127,7 +129,7 @@ def test_lattices_are_searched_on_the_gpu_too(log_probs, options):
     decoder = make(toy_graph(0), backend="cuda", **OPTIONS, **options)
     streams = decoder.open(3)
     decoder.push(streams, log_probs, LENGTHS)
-    assert isinstance(streams.engine, cuda.CUDAEngine)
+    assert isinstance(streams.engine, CUDAEngine)
     assert all(word.confidence is not None for n in decoder.close(streams) for word in n.best.words)
 
 
@@ -171,12 +173,12 @@ def test_what_it_costs_to_end_is_known_to_the_bit(topology):
 
 
 def test_long_pasts_are_copied_whole(monkeypatch, log_probs, expected):
-    monkeypatch.setattr(cuda, "FIRST_PAST", 1)
+    monkeypatch.setattr(cuda_engine, "FIRST_PATH", 1)
     assert all_facts(on_cuda(toy_graph(0), **OPTIONS).decode(log_probs, LENGTHS)) == expected
 
 
 def test_no_more_than_best_paths_is_copied(monkeypatch, log_probs):
-    monkeypatch.setattr(cuda.CUDAEngine, "utterances", lambda engine: pytest.fail("all is copied"))
+    monkeypatch.setattr(CUDAEngine, "utterances", lambda engine: pytest.fail("all is copied"))
     decoder = on_cuda(toy_graph(0), **OPTIONS)
     streams = decoder.open(3)
     decoder.push(streams, log_probs, LENGTHS)
@@ -191,26 +193,28 @@ def test_no_more_than_best_paths_is_copied(monkeypatch, log_probs):
 
 
 def test_working_memory_of_an_utterance():
-    room = launch_shape.Room(tokens=40_000, groups=20_000, seconds=False, ways=8192, columns=1025)
-    assert 4.0e6 < room.working_bytes < 4.8e6
-    shape = launch_shape.room_for(10_000, 1025, seconds=False)
-    assert shape.tokens == 40_000
-    assert launch_shape.room_for(10_000, 1025, seconds=True).working_bytes > shape.working_bytes
+    def taken(seconds: bool) -> int:
+        capacity = kernel_abi.capacity_for(10_000, 1025, seconds=seconds)
+        assert (capacity.tokens, capacity.groups) == (40_000, 20_000)
+        return kernel_abi.working_bytes(kernel_abi.PLAIN_TOKEN, kernel_abi.PLAIN_BUFFERS, capacity)
+
+    assert 4.0e6 < taken(False) < 4.8e6
+    assert taken(True) == taken(False) + 20_000 * kernel_abi.SECOND.itemsize
 
 
 def test_working_memory_is_what_is_allocated(log_probs, monkeypatch):
     seen = []
-    tables = cuda.CUDAEngine._tables
+    buffers = CUDAEngine._buffers
 
-    def noted(engine, n, room):
-        found = tables(engine, n, room)
-        seen.append((n, room, found))
-        return found
+    def noted(engine, n, capacity):
+        seen.append((n, capacity, buffers(engine, n, capacity)))
+        return seen[-1][2]
 
-    monkeypatch.setattr(cuda.CUDAEngine, "_tables", noted)
+    monkeypatch.setattr(CUDAEngine, "_buffers", noted)
     for topology in ("compact", "normal"):
         on_cuda(toy_graph(0), topology=topology, **OPTIONS).decode(log_probs, LENGTHS)
-        n, room, found = seen[-1]
-        own = sum(t.numel() * t.element_size() for t in found.values() if t is not None)
-        tokens = n * 2 * room.tokens * launch_shape.TOKEN.itemsize
-        assert own + tokens == n * room.working_bytes
+        n, capacity, found = seen[-1]
+        own = sum(t.numel() * t.element_size() for t in found.values())
+        token = kernel_abi.PLAIN_TOKEN
+        expected = kernel_abi.working_bytes(token, kernel_abi.PLAIN_BUFFERS, capacity)
+        assert own + n * 2 * capacity.tokens * token.itemsize == n * expected

@@ -10,7 +10,7 @@ from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.build import load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph import launch_shape
+from nemo_gpu_decoding.search.word_graph import kernel_abi
 from tests.contract.facts import all_facts
 from tests.graph.ready_made import write_tlg
 from tests.graph.test_store import fst
@@ -148,7 +148,7 @@ def test_tables_that_are_too_small(monkeypatch, capacity, coarse, topology):
 
 @pytest.mark.parametrize("topology", ["compact", "normal"])
 def test_more_groups_than_fit(monkeypatch, topology):
-    monkeypatch.setattr(launch_shape, "LEAST_GROUPS", 32)
+    monkeypatch.setattr(kernel_abi, "LEAST_GROUPS", 32)
     for seed in range(3):
         for coarse in (False, True):
             log_probs = log_probs_of(seed, 2, 8, 12, 0.7)
@@ -182,7 +182,7 @@ def test_impossible_labels():
 
 @pytest.mark.parametrize("threads", [32, 64, 160])
 def test_block_sizes(monkeypatch, threads):
-    monkeypatch.setattr(launch_shape, "THREADS", threads)
+    monkeypatch.setattr(kernel_abi, "THREADS", threads)
     graph = random_graph(1, columns=70)
     log_probs = log_probs_of(1, 2, 6, 70)
     assert_equal(graph, log_probs, [6, 4], vocab_size=69, blank_id=69, topology="normal", beam=9.0)
@@ -190,7 +190,7 @@ def test_block_sizes(monkeypatch, threads):
 
 def test_rows_that_exceed_shared_memory_are_read_where_they_lie():
     columns = 40_000
-    assert launch_shape.shared_bytes(columns, 4, 227 * 1024)[1] == 0
+    assert kernel_abi.shared_bytes(columns, 4, 227 * 1024)[1] == 0
     graph = random_graph(1, columns=30)
     log_probs = log_probs_of(1, 1, 3, columns, sharpness=4.0)
     assert_equal(graph, log_probs, [3], vocab_size=columns - 1, blank_id=columns - 1, beam=9.0)

@@ -8,7 +8,7 @@ import torch
 
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph import cuda, launch_shape
+from nemo_gpu_decoding.search.word_graph import cuda_engine, kernel_abi
 from nemo_gpu_decoding.search.word_graph.decoder import NO_END
 from tests.contract.facts import all_facts
 from tests.graph.test_store import fst
@@ -82,7 +82,7 @@ def test_ties_are_broken_alike(topology):
 @pytest.mark.parametrize("capacity", [16, 60])
 def test_tables_that_are_too_small(monkeypatch, capacity, topology):
     limit_tokens(monkeypatch, capacity)
-    monkeypatch.setattr(launch_shape, "LEAST_GROUPS", 32)
+    monkeypatch.setattr(kernel_abi, "LEAST_GROUPS", 32)
     told = 0
     for seed in range(2):
         found = assert_equal_lattices(
@@ -96,12 +96,12 @@ def test_tables_that_are_too_small(monkeypatch, capacity, topology):
 @pytest.mark.parametrize("first_links", [1, 1 << 15])
 def test_chunks_and_room_for_links(monkeypatch, first_links):
     """Links that fill their room, within a chunk and from chunk to chunk; partial results on the way."""
-    monkeypatch.setattr(cuda, "FIRST_LINKS", first_links)
-    monkeypatch.setattr(cuda, "FIRST_RECORDS", 1)
+    monkeypatch.setattr(cuda_engine, "FIRST_LINKS", first_links)
+    monkeypatch.setattr(cuda_engine, "FIRST_BACK_POINTERS", 1)
     grown = []
-    grow = cuda.CUDAEngine._with_room_for_links
+    grow = cuda_engine.CUDAEngine._with_more_links
     monkeypatch.setattr(
-        cuda.CUDAEngine, "_with_room_for_links", lambda *given: grown.append(1) or grow(*given)
+        cuda_engine.CUDAEngine, "_with_more_links", lambda *given: grown.append(1) or grow(*given)
     )
     graph, log_probs, lengths = graph_of(1), log_probs_of(1), [8, 5]
     options = {**OPTIONS, "max_active": 30, "lattice": True}

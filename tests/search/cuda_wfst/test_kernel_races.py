@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 
+from nemo_gpu_decoding.cuda.sources import read_source
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph import cuda, launch_shape
+from nemo_gpu_decoding.search.word_graph import cuda_engine, kernel_abi
 from tests.cuda_emulator.mutations import assert_needed, barriers_of
 from tests.random_models import random_log_probs
 from tests.search.cuda_wfst.both import assert_equal, assert_equal_lattices, limit_tokens, on_cuda
@@ -20,22 +19,24 @@ COLUMNS, T = 40, 4
 OPTIONS = {"vocab_size": COLUMNS - 1, "blank_id": COLUMNS - 1, "max_active": 12, "beam": 6.0}
 
 
-FOLDER = "search/cuda_wfst"
-OWN = [f"{FOLDER}/{path.name}" for path in Path(cuda.__file__).parent.glob("*.cu*")]
+FOLDER = "search/word_graph"
+# what a search without composition is made of
+OWN = [f"{FOLDER}/kernel.cu", f"{FOLDER}/frame.cuh", f"{FOLDER}/prune.cuh", f"{FOLDER}/compact.cu"]
+OWN += [name for name in read_source(f"{FOLDER}/frame.cuh").headers if name.startswith(FOLDER)]
 OF_LINKS = f"{FOLDER}/links.cuh"  # of no use without links, as the rest is with them
 BARRIERS = [
     *barriers_of(f"{FOLDER}/kernel.cu", OWN),
     *barriers_of(f"{FOLDER}/compact.cu", OWN),
-    *barriers_of(f"{FOLDER}/leading.cu", [f"{FOLDER}/leading.cu"]),
+    *barriers_of(f"{FOLDER}/best_path.cu", [f"{FOLDER}/best_path.cu"]),
 ]
 
 
 @pytest.fixture
 def short_lists(monkeypatch):
     """Lists and tables so short that every frame goes through each of the kernel's loops."""
-    monkeypatch.setattr(launch_shape, "THREADS", 64)
-    monkeypatch.setattr(launch_shape, "WAYS", 192)
-    monkeypatch.setattr(launch_shape, "LEAST_GROUPS", 64)
+    monkeypatch.setattr(kernel_abi, "THREADS", 64)
+    monkeypatch.setattr(kernel_abi, "CANDIDATES", 192)
+    monkeypatch.setattr(kernel_abi, "LEAST_GROUPS", 64)
     limit_tokens(monkeypatch, 48)
 
 
@@ -55,8 +56,8 @@ def search_everything(topology: str) -> None:
 
 def search_in_chunks(monkeypatch: pytest.MonkeyPatch, lattice: bool = False) -> None:
     """Tokens come back from global memory, records have to be compacted in between."""
-    for name in ("FIRST_RECORDS", "RECORDS_PER_ACTIVE", "FIRST_LINKS"):
-        monkeypatch.setattr(cuda, name, 1)
+    for name in ("FIRST_BACK_POINTERS", "BACK_POINTERS_PER_ACTIVE", "FIRST_LINKS"):
+        monkeypatch.setattr(cuda_engine, name, 1)
     graph = random_graph(1, columns=COLUMNS, states=40)
     for sharpness, beam, capacity in ((0.5, 6.0, 48), (0.5, 2.5, 48), (3.0, 6.0, 16)):
         limit_tokens(monkeypatch, capacity)

@@ -11,7 +11,8 @@ import torch
 
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.search.word_graph.composition import cpu_engine, launch_shape, tokens
+from nemo_gpu_decoding.search.word_graph import kernel_abi
+from nemo_gpu_decoding.search.word_graph.composition import cpu_engine, tokens
 from nemo_gpu_decoding.search.word_graph.composition.config import PagedBigLMConfig
 from nemo_gpu_decoding.search.word_graph.composition.decoder import PagedBigLM
 from tests.contract.facts import all_facts
@@ -95,4 +96,4 @@ def limit_tokens(monkeypatch, capacity: int) -> None:
         return space._replace(following=space.following[:capacity])
 
     monkeypatch.setattr(cpu_engine, "new_workspace", small_workspace)
-    monkeypatch.setattr(launch_shape.shapes, "token_capacity", lambda max_active: capacity)
+    monkeypatch.setattr(kernel_abi, "token_capacity", lambda max_active: capacity)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_gpu_decoding.search.word_graph.composition import launch_shape
+from nemo_gpu_decoding.search.word_graph import kernel_abi
 from tests.cuda_emulator.fixtures import emulated_runtime
 
 __all__ = ["emulated_runtime"]
@@ -13,8 +13,8 @@ __all__ = ["emulated_runtime"]
 @pytest.fixture
 def small_blocks(monkeypatch):
     """And lists so short that frames go through each of the kernel's loops."""
-    monkeypatch.setattr(launch_shape.shapes, "THREADS", 32)
-    monkeypatch.setattr(launch_shape.shapes, "WAYS", 128)
-    monkeypatch.setattr(launch_shape.shapes, "LEAST_GROUPS", 64)
-    monkeypatch.setattr(launch_shape, "ERRANDS", 64)
-    monkeypatch.setattr(launch_shape, "ANSWERS", 96)
+    monkeypatch.setattr(kernel_abi, "THREADS", 32)
+    monkeypatch.setattr(kernel_abi, "CANDIDATES", 128)
+    monkeypatch.setattr(kernel_abi, "LEAST_GROUPS", 64)
+    monkeypatch.setattr(kernel_abi, "LM_QUERIES", 64)
+    monkeypatch.setattr(kernel_abi, "CACHED_SCORES", 96)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
-from nemo_gpu_decoding.search.word_graph import cuda as wfst_cuda
-from nemo_gpu_decoding.search.word_graph.composition import cuda, launch_shape
+from nemo_gpu_decoding.search.word_graph import cuda_composition, cuda_engine, kernel_abi
 from tests.contract.facts import all_facts
+from tests.cuda_emulator.emulator import EmulatedRuntime
 from tests.random_models import random_log_probs
 from tests.search.paged_biglm.both import COLUMNS, everything, on, random_case
 
@@ -63,9 +64,9 @@ def test_an_error_leaves_streams_alone(log_probs, expected):
     decoder = on("cuda", *random_case(0), **OPTIONS)
     streams = decoder.open(3)
     decoder.push(streams, log_probs[:, :4], [4, 0, 4])
-    full = int(streams.engine._state.progress["records"].max())
-    few = streams.engine._state.records[:, :full].contiguous()
-    streams.engine._state = streams.engine._state._replace(records=few)
+    full = int(streams.engine._state.progress["back_pointers"].max())
+    few = streams.engine._state.back_pointers[:, :full].contiguous()
+    streams.engine._state = streams.engine._state._replace(back_pointers=few)
     rest, bad = log_probs[:, 4:], log_probs[:, 4:].clone()
     bad[0, 5, 2] = float("nan")
     with pytest.raises(ValueError, match=r"log_probs\[0, 5, 2\] is nan"):
@@ -75,8 +76,8 @@ def test_an_error_leaves_streams_alone(log_probs, expected):
 
 
 def test_records_get_more_room(monkeypatch, log_probs, expected):
-    for name in ("FIRST_RECORDS", "RECORDS_PER_ACTIVE"):
-        monkeypatch.setattr(wfst_cuda, name, 1)
+    for name in ("FIRST_BACK_POINTERS", "BACK_POINTERS_PER_ACTIVE"):
+        monkeypatch.setattr(cuda_engine, name, 1)
     assert everything(on("cuda", *random_case(0), **OPTIONS), log_probs, LENGTHS) == expected
 
 
@@ -98,45 +99,54 @@ def test_work_does_not_depend_on_chunks(log_probs):
 
 
 def test_lms_that_do_not_fit_are_refused(log_probs, monkeypatch):
-    placed = cuda.PlacedLM
+    placed = cuda_composition.PlacedLM
 
     def scarce(arrays, how, cache_bytes, name):
         from nemo_gpu_decoding.lm.placement import Memory
 
         return placed(arrays, how, cache_bytes, name, lambda device: Memory(100, 100, 100))
 
-    monkeypatch.setattr(cuda, "PlacedLM", scarce)
+    monkeypatch.setattr(cuda_composition, "PlacedLM", scarce)
     graph, lms = random_case(6)
     with pytest.raises(ValueError, match=r"placement is 'paged': .* needs"):
         on("cuda", graph, lms, placement="paged", **OPTIONS).decode(log_probs, LENGTHS)
 
 
 def test_working_memory_of_an_utterance():
-    room = launch_shape.Room(
-        tokens=40_000, members=20_000, visits=40_000, ways=8192, errands=4096, answers=8192, columns=1025
-    )
-    assert 7.0e6 < room.working_bytes < 8.2e6
-    assert launch_shape.room_for(10_000, 1025).tokens == 40_000
-    assert launch_shape.room_for(10_000, 1025).members == 20_000
+    capacity = kernel_abi.lm_capacity_for(10_000, 1025)
+    assert (capacity.tokens, capacity.groups, capacity.group_arcs) == (40_000, 20_000, 40_000)
+    taken = kernel_abi.working_bytes(kernel_abi.LM_TOKEN, kernel_abi.LM_BUFFERS, capacity)
+    assert 7.0e6 < taken < 8.2e6
 
 
 def test_working_memory_is_what_is_allocated(log_probs, monkeypatch):
     seen = []
-    rooms = cuda.CUDAEngine._rooms
+    buffers = cuda_engine.CUDAEngine._buffers
     monkeypatch.setattr(
-        cuda.CUDAEngine,
-        "_rooms",
-        lambda engine, n, room: seen.append((n, room, rooms(engine, n, room))) or seen[-1][2],
+        cuda_engine.CUDAEngine,
+        "_buffers",
+        lambda engine, n, capacity: (
+            seen.append((n, capacity, buffers(engine, n, capacity))) or seen[-1][2]
+        ),
     )
     on("cuda", *random_case(0), **OPTIONS).decode(log_probs, LENGTHS)
-    n, room, found = seen[-1]
+    n, capacity, found = seen[-1]
     own = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
-    assert own + n * 2 * room.tokens * launch_shape.TOKEN.itemsize == n * room.working_bytes
+    token = kernel_abi.LM_TOKEN
+    expected = kernel_abi.working_bytes(token, kernel_abi.LM_BUFFERS, capacity)
+    assert own + n * 2 * capacity.tokens * token.itemsize == n * expected
 
 
-def test_static_shared_memory_is_left_free():
-    most = 100_000
-    columns = 11_000  # two rows fit just so without what the kernel takes for itself
-    dynamic, row_bytes = launch_shape.shared_bytes(columns, 4, most)
-    assert dynamic <= most - launch_shape.STATIC_SHARED_BYTES
-    assert row_bytes * 2 < dynamic
+def test_static_shared_memory_is_left_free(tmp_path):
+    """Rows in shared memory leave the kernel what it takes for itself."""
+    source = tmp_path / "sizes.cu"
+    source.write_text(
+        '#define COMPOSE 1\n#include "search/word_graph/lm_workspace.cuh"\n'
+        f'static_assert(sizeof(LmShared) + 8 <= {kernel_abi.STATIC_SHARED_BYTES}, "");\n'
+        f'static_assert(sizeof(Counters) == {kernel_abi.COUNTERS.itemsize}, "");\n'
+    )
+    EmulatedRuntime(cache=tmp_path).load(str(source), torch.device("cpu"))
+    columns, most = 11_000, 90_000  # two rows fit just so without what the kernel takes for itself
+    assert kernel_abi.shared_bytes(columns, 4, most)[1] > 0
+    own = cuda_composition.LmComposition.static_shared_bytes
+    assert kernel_abi.shared_bytes(columns, 4, most - own)[1] == 0

@@ -10,7 +10,7 @@ import torch
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph.composition import cuda, launch_shape
+from nemo_gpu_decoding.search.word_graph import cuda_composition, kernel_abi
 from tests.graph.toy import BLANK, PIECES
 from tests.random_models import random_log_probs
 from tests.search.paged_biglm.both import (
@@ -151,26 +151,26 @@ def test_many_histories_in_one_state():
     log_probs = log_probs_of(1, 7, sharpness=0.2)
     tokens, *_ = assert_equal(graph, lms, log_probs, [7, 2], beam=40.0, max_active=2000)
     keys = [key >> 32 for key, *_ in tokens[0]]
-    assert max(map(keys.count, keys)) > launch_shape.SORTED_BY_WARP
+    assert max(map(keys.count, keys)) > kernel_abi.SORTED_BY_WARP
 
 
 @pytest.mark.parametrize("least_groups", [4, 1000])
 def test_members_and_visits_get_more_room(monkeypatch, least_groups):
-    monkeypatch.setattr(launch_shape.shapes, "LEAST_GROUPS", least_groups)
+    monkeypatch.setattr(kernel_abi, "LEAST_GROUPS", least_groups)
     graph, lms = case(2, states=60)
     options, log_probs = {"max_active": 8, "beam": 12.0}, log_probs_of(2, sharpness=0.7)
     assert_equal(graph, lms, log_probs, [T, 5], **options)
     decoder = on("cuda", graph, lms, **options)
     streams = decoder.open(2)
     decoder.push(streams, log_probs, [T, 5])
-    assert (streams.engine._doubled > 0) == (least_groups == 4)
+    assert (streams.engine._grown > 0) == (least_groups == 4)
 
 
 @pytest.mark.parametrize("cache_bytes", [16, 10**6])
 def test_paged_arcs_give_the_same(monkeypatch, cache_bytes):
-    placed = cuda.PlacedLM
+    placed = cuda_composition.PlacedLM
     monkeypatch.setattr(
-        cuda, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, cache_bytes, name)
+        cuda_composition, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, cache_bytes, name)
     )
     graph, lms = case(1)
     options = {"beam": 9.0, "placement": "paged"}

@@ -16,7 +16,6 @@ from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.decoder import Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.result import NBest, Work
-from nemo_gpu_decoding.search.word_graph.composition import cuda
 from nemo_gpu_decoding.search.word_graph.composition.composition import correction_of
 from nemo_gpu_decoding.search.word_graph.composition.config import PagedBigLMConfig
 from nemo_gpu_decoding.search.word_graph.composition.cpu_engine import CPUEngine
@@ -24,6 +23,8 @@ from nemo_gpu_decoding.search.word_graph.composition.rescoring import shared_res
 from nemo_gpu_decoding.search.word_graph.composition.streams import Setup
 from nemo_gpu_decoding.search.word_graph.composition.trace import all_ends, best_of
 from nemo_gpu_decoding.search.word_graph.composition.ways import CompositionParams
+from nemo_gpu_decoding.search.word_graph.cuda_composition import LmComposition
+from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 from nemo_gpu_decoding.search.word_graph.lattice import LatticePath
 from nemo_gpu_decoding.search.word_graph.result import WordPath
@@ -74,7 +75,7 @@ class PagedBigLM(CudaWFST):
         super().__init__(graph, vocab_size, blank_id, config, fusion, pieces)
         self._large, self._small = large, small
         self._rescoring = shared_rescoring(graph, large, small, config.difference)
-        self._placed = cuda.PlacedRescoring(self._rescoring, config, large.name)
+        self._composition = LmComposition(self._rescoring, config, large.name)
 
     def with_options(self, config: Any, fusion: Fusion) -> PagedBigLM:
         return PagedBigLM(
@@ -86,7 +87,7 @@ class PagedBigLM(CudaWFST):
         return CPUEngine(self._setups(streams), self.config)
 
     def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
-        return cuda.CUDAEngine(self._setups(streams), self.config, device, self._placed)
+        return CUDAEngine(self._setups(streams), self.config, device, self._composition)
 
     def _result(self, utterance: Any, final: bool) -> NBest[WordPath]:
         counts = ("look_ups", "memo_hits", "arc_visits", "groups", "prolonged", "frames")

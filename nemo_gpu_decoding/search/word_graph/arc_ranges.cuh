@@ -1,4 +1,4 @@
-// Which arcs a group looks at. Twin of the loops of _take_group in groups.py.
+// Arc ranges: which arcs a token group looks at.
 //
 // An item of work is one arc of a small state, or one label of a large one, whose arcs are then found by
 // binary search. `Group` has a key and a cost, that of its best token.
@@ -15,15 +15,15 @@ inline bool walks(const GraphState& state, int num_labels) {
 
 // How many items a group has.
 template <class Group>
-inline int items_of(const Group& group, float least, const Workspace& work) {
+inline int num_items(const Group& group, float least, const Workspace& work) {
   const GraphState state = work.graph.states[state_of(group.key)];
   if (least_total(group.cost, state.least_cost, least, work.search) > work.cutoff()) return 0;
-  const int num_labels = work.tally->num_labels;
+  const int num_labels = work.counters->num_labels;
   return walks(state, num_labels) ? state.arc_end - state.arc_begin : num_labels;
 }
 
 // Arcs that one thread takes one after the other, those with one label from `arc` on.
-struct Run {
+struct ArcRange {
   int group;
   int arc;
   int end;
@@ -31,7 +31,7 @@ struct Run {
 
   bool any() const { return arc < end; }
 
-  void go_on(const Graph& graph) {
+  void next(const Graph& graph) {
     arc++;
     if (arc < end && graph.arcs[arc].label != label) end = arc;
   }
@@ -39,9 +39,11 @@ struct Run {
 
 // Those of item number `item` of group number g.
 template <class Group>
-inline Run run_of(const Row& row, const Group& group, int g, int item, const Workspace& work) {
+inline ArcRange arc_range_of(
+  const Row& row, const Group& group, int g, int item, const Workspace& work
+) {
   const GraphState state = work.graph.states[state_of(group.key)];
-  if (walks(state, work.tally->num_labels)) {
+  if (walks(state, work.counters->num_labels)) {
     return {g, state.arc_begin + item, state.arc_begin + item + 1, NONE};
   }
   const int label = work.labels[item];

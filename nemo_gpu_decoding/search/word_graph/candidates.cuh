@@ -1,5 +1,4 @@
-// Ways from one frame into the next: what they cost, and which of several to one key stays. Twin of
-// ways.py and of the group ranks in groups.py.
+// Candidates for tokens of the next frame: what they cost, and which of several with one key stays.
 #pragma once
 
 #include "search/word_graph/links.cuh"
@@ -21,12 +20,12 @@ inline int first_of_compound(int word, int times, const Graph& graph) {
   return word;
 }
 
-// Bonus of a word label, and the boosting state after it.
+// Bonus of an output label, and the boosting state after it.
 inline Boost boosted(int word, int state, const Workspace& work) {
   Boost boost{0.0f, state};
   if (word == 0 || !work.search.boosts) return boost;
   const Graph& graph = work.graph;
-  int depth = 0;  // a chain of words is compounded from the left: from its first word on
+  int depth = 0;  // a word-sequence label is built from its first word on
   for (int w = word; w >= graph.num_words; depth++) w = first_of_compound(w, 1, graph);
   for (int level = depth; level >= 0; level--) {
     int label = first_of_compound(word, level, graph);
@@ -38,17 +37,17 @@ inline Boost boosted(int word, int state, const Workspace& work) {
   return boost;
 }
 
-// Cost of a way before its arc: that of its source, and of an epsilon record.
+// Cost of a candidate before its arc: that of its source, and of a closure arc.
 inline float cost_before(const Origin& origin, const Workspace& work) {
   const Token& token = work.current[origin.source];
   if (origin.epsilon == NONE) return token.cost;
-  const Epsilon record = work.graph.epsilons[origin.epsilon];
-  float bonus = boosted(record.word, boost_of(token.key), work).bonus;
-  return token.cost + work.search.lm_weight * record.cost - bonus;
+  const Epsilon closure = work.graph.epsilons[origin.epsilon];
+  float bonus = boosted(closure.word, boost_of(token.key), work).bonus;
+  return token.cost + work.search.lm_weight * closure.cost - bonus;
 }
 
-// Of two ways to one key at the same cost, whether a is the better one: arc, cost before it, key of the
-// source, epsilon record.
+// Of two candidates to one key at the same cost, whether a is the better one: arc, cost before it, key of the
+// source, epsilon closure.
 inline bool breaks_tie(const Origin& a, const Origin& b, const Workspace& work) {
   if (a.arc != b.arc) return a.arc < b.arc;
   float own = cost_before(a, work), other = cost_before(b, work);
@@ -61,13 +60,13 @@ inline int last_label(const Origin& origin, const Workspace& work) {
   return label_of(work.current[origin.source].key);
 }
 
-// The origin of the way that `best` names, in an entry or in its second place.
+// The origin of the candidate that `best` names, in an entry or as its second.
 inline Origin origin_of(
   Rank best, const Origin& stored, const Entry& entry, const Table& table, const Workspace& work
 ) {
-  uint32 way = (uint32)best;
-  if (way == FORMER_BEST) return entry.origin;
-  return way >= table.base ? work.ways[way - table.base].origin : stored;
+  uint32 candidate = (uint32)best;
+  if (candidate == FORMER_BEST) return entry.origin;
+  return candidate >= table.base ? work.candidates[candidate - table.base].origin : stored;
 }
 
 // Put `own` where *best is if that is worse. Any thread, at the same time as others.
@@ -90,35 +89,32 @@ inline void compete(
   }
 }
 
-// Second places after the first ones are known: for ways with another last label. One thread for each
-// way of the list.
+// Seconds after the best ones are known: for candidates with another last label. One thread for each
+// candidate of the list.
 inline void compete_for_second(int i, const Table& table, const Workspace& work) {
-  const Way& way = work.ways[i];
-  const Entry& entry = table.entries[way.place];
-  Second& second = table.seconds[way.place];
+  const Candidate& candidate = work.candidates[i];
+  const Entry& entry = table.entries[candidate.entry];
+  Second& second = table.seconds[candidate.entry];
   const int closed = last_label(origin_of(entry.best, entry.origin, entry, table, work), work);
-  if (last_label(way.origin, work) != closed) {
-    compete(
-      rank(way.cost, table.base + i), way.origin, &second.best, second.origin, entry, closed, table, work
-    );
+  if (last_label(candidate.origin, work) != closed) {
+    const Rank own = rank(candidate.cost, table.base + i);
+    compete(own, candidate.origin, &second.best, second.origin, entry, closed, table, work);
   }
   bool replaced = (uint32)entry.best >= table.base && entry.origin.source != NONE;
   if (replaced && last_label(entry.origin, work) != closed) {
-    compete(
-      rank(entry.cost, FORMER_BEST), entry.origin, &second.best, second.origin, entry, closed, table,
-      work
-    );
+    const Rank former = rank(entry.cost, FORMER_BEST);
+    compete(former, entry.origin, &second.best, second.origin, entry, closed, table, work);
   }
 }
 
-// Write down origins while the list is still there. Of an entry's ways one thread does it.
+// Write down origins while the list is still there. Of an entry's candidates one thread does it.
 inline void settle(int i, const Table& table, const Workspace& work) {
-  const Way& way = work.ways[i];
-  Entry& entry = table.entries[way.place];
+  const Candidate& candidate = work.candidates[i];
+  Entry& entry = table.entries[candidate.entry];
   const uint32 first = (uint32)entry.best, own = table.base + i;
   if (first >= table.base && first != own) return;
   if (!KEEPS_LINKS && table.seconds) {
-    Second& second = table.seconds[way.place];
+    Second& second = table.seconds[candidate.entry];
     const uint32 other = (uint32)second.best;
     if (first != own && other != own) return;
     if (second.best != NOTHING && other >= table.base) {
@@ -128,81 +124,81 @@ inline void settle(int i, const Table& table, const Workspace& work) {
     }
   }
   if (first != own) return;
-  entry.origin = way.origin;
-  entry.cost = way.cost;
+  entry.origin = candidate.origin;
+  entry.cost = candidate.cost;
 }
 
-// Give a key its entry. One thread: that whose way has claimed the slot.
-inline void open_entry(Way& way, Table& table, Tally& tally) {
-  int at = ~way.place, e = atomicAdd(table.count, 1);
-  way.place = at;
+// Give a key its entry. One thread: that whose candidate has claimed the slot.
+inline void open_entry(Candidate& candidate, Table& table, Counters& counters) {
+  int at = ~candidate.entry, e = atomicAdd(table.count, 1);
+  candidate.entry = at;
   if (e >= table.capacity) {
-    atomicExch(&tally.full, 1);
+    atomicExch(&counters.full, 1);
     table.slots[at] = 0;
     return;
   }
   table.slots[at] = e + 1;
-  table.entries[e] = Entry{way.key, NOTHING, 0.0f, {0, NONE, NONE}};
+  table.entries[e] = Entry{candidate.key, NOTHING, 0.0f, {0, NONE, NONE}};
   if (table.seconds) table.seconds[e].best = NOTHING;
 }
 
-inline bool is_admitted(const Way& way, const Workspace& work) {
-  return work.last_rank == ANY_RANK || rank_of(way.cost, way.key) <= work.last_rank;
+inline bool is_admitted(const Candidate& candidate, const Workspace& work) {
+  return work.last_rank == ANY_RANK || rank_of(candidate.cost, candidate.key) <= work.last_rank;
 }
 
-// Enter the listed ways into a table; of equal keys the better one stays. `ranked`: those that rank too
-// low are dropped, and the others are noted as links, if these are kept. Call with all threads after a
+// Enter the listed candidates into a table; of equal keys the better one stays. `ranked`: those that rank
+// too low are dropped, and the others are noted as links, if these are kept. Call with all threads after a
 // barrier; ends with one.
 inline void recombine(Table& table, bool ranked, Workspace& work) {
-  const int count = work.tally->num_ways;
+  const int count = work.counters->num_candidates;
   const float cutoff = work.cutoff();
-  Way* ways = work.ways;
+  Candidate* candidates = work.candidates;
   for (int i = thread(); i < count; i += threads()) {
-    bool wanted = !ranked || (ways[i].cost <= cutoff && is_admitted(ways[i], work));
-    ways[i].place = wanted ? table.find_or_claim(ways[i].key, i, ways) : NO_PLACE;
+    bool wanted = !ranked || (candidates[i].cost <= cutoff && is_admitted(candidates[i], work));
+    candidates[i].entry = wanted ? table.find_or_claim(candidates[i].key, i, candidates) : NO_ENTRY;
   }
   __syncthreads();
   for (int i = thread(); i < count; i += threads()) {
-    if (ways[i].place < 0 && ways[i].place != NO_PLACE) open_entry(ways[i], table, *work.tally);
+    Candidate& candidate = candidates[i];
+    if (candidate.entry < 0 && candidate.entry != NO_ENTRY) open_entry(candidate, table, *work.counters);
   }
   __syncthreads();
   for (int i = thread(); i < count; i += threads()) {
-    if (ways[i].place == NO_PLACE) continue;
-    int e = table.slots[ways[i].place] - 1;
-    ways[i].place = e < 0 ? NO_PLACE : e;
+    if (candidates[i].entry == NO_ENTRY) continue;
+    int e = table.slots[candidates[i].entry] - 1;
+    candidates[i].entry = e < 0 ? NO_ENTRY : e;
     if (e < 0) continue;
     Entry& entry = table.entries[e];
-    Rank own = rank(ways[i].cost, table.base + i);
-    compete(own, ways[i].origin, &entry.best, entry.origin, entry, NONE, table, work);
+    Rank own = rank(candidates[i].cost, table.base + i);
+    compete(own, candidates[i].origin, &entry.best, entry.origin, entry, NONE, table, work);
   }
   __syncthreads();
   if (!KEEPS_LINKS && table.seconds) {
     for (int i = thread(); i < count; i += threads()) {
-      if (ways[i].place != NO_PLACE) compete_for_second(i, table, work);
+      if (candidates[i].entry != NO_ENTRY) compete_for_second(i, table, work);
     }
     __syncthreads();
   }
   if (ranked && KEEPS_LINKS) note_links(count, table, work);
   for (int i = thread(); i < count; i += threads()) {
-    if (ways[i].place != NO_PLACE) settle(i, table, work);
+    if (candidates[i].entry != NO_ENTRY) settle(i, table, work);
   }
-  if (thread() == 0) work.tally->num_ways = 0;
+  if (thread() == 0) work.counters->num_candidates = 0;
   __syncthreads();
-  table.base += work.max_ways;
+  table.base += work.max_candidates;
   work.reserved = 0;
 }
 
-// Room in the list for `more` ways of each thread into the next frame. Call with all threads after a
-// barrier.
-inline void make_room(int more, Workspace& work) {
+// Capacity in the list for `more` candidates of each thread. Call with all threads after a barrier.
+inline void reserve_candidates(int more, Workspace& work) {
   if (work.reserve(more)) return;
-  recombine(work.followers, true, work);
+  recombine(work.next_tokens, true, work);
   work.reserve(more);
 }
 
-// Note a way into the next frame if it is not above the cutoff. Call with all lanes of a warp.
-inline void offer(bool possible, const Way& way, Workspace& work) {
-  bool wants = possible && way.cost <= work.cutoff();
-  if (wants) work.lower_best(way.cost);
-  work.append(wants, way);
+// List a candidate if it is not above the cutoff. Call with all lanes of a warp.
+inline void offer(bool possible, const Candidate& candidate, Workspace& work) {
+  bool wants = possible && candidate.cost <= work.cutoff();
+  if (wants) work.lower_best(candidate.cost);
+  work.append(wants, candidate);
 }

@@ -1,0 +1,67 @@
+// LM score difference of a word: what the large LM adds to the small LM's cost, and the LM context after it.
+// Counterpart of composition.py.
+#pragma once
+
+#include "lm/paged.cuh"
+#include "search/word_graph/candidates.cuh"
+
+// Both LMs, and the words of the graph in them.
+struct LmPair {
+  PagedLM large;  // or the difference of both, if there is one
+  PagedLM small;  // not looked at where `large` is the difference
+  bool is_difference;
+  const int64* large_labels;  // [W], the large LM's label of each word
+  const int64* small_labels;  // [W]
+  float weight;  // of the difference
+};
+
+inline void open_lms(const LmAdvanceArgs& args, float weight, LmPair& lms) {
+  const int64* large_arcs = args.large_arcs ? args.large_arcs : args.large_host_arcs;
+  const int64* small_arcs = args.small_arcs ? args.small_arcs : args.small_host_arcs;
+  lms.large = PagedLM{
+    {args.large_states, (const uint64*)args.large_labels, (const uint64*)large_arcs, args.large_codebook,
+     args.large_label_bits, args.large_target_bits, args.large_cost_bits},
+    (CachedArc*)args.large_cache, args.large_cache_slots,
+  };
+  lms.small = PagedLM{
+    {args.small_states, (const uint64*)args.small_labels, (const uint64*)small_arcs, args.small_codebook,
+     args.small_label_bits, args.small_target_bits, args.small_cost_bits},
+    (CachedArc*)args.small_cache, args.small_cache_slots,
+  };
+  lms.is_difference = args.is_difference;
+  lms.large_labels = args.labels_in_large;
+  lms.small_labels = args.labels_in_small;
+  lms.weight = weight;
+}
+
+inline int64 lm_of(int64 large, int64 small) { return large << 32 | small; }
+inline int64 large_of(int64 lm) { return lm >> 32; }
+inline int64 small_of(int64 lm) { return lm & 0xffffffff; }
+
+// cost_large - cost_small of a word, unweighted, and both states after it.
+inline LMStep difference(int word, int64 lm, const LmPair& lms, LookupCounters& counters) {
+  const LMStep large = lookup(lms.large, large_of(lm), lms.large_labels[word], counters);
+  if (lms.is_difference) return {large.cost, lm_of(large.target, 0)};
+  const LMStep small = lookup(lms.small, small_of(lm), lms.small_labels[word], counters);
+  return {large.cost - small.cost, lm_of(large.target, small.target)};
+}
+
+// The same of an output label, which may stand for a sequence of words.
+inline LMStep cost_of_label(
+  int word, int64 lm, const Graph& graph, const LmPair& lms, LookupCounters& counters
+) {
+  int depth = 0;  // a word-sequence label is built from its first word on
+  for (int w = word; w >= graph.num_words; depth++) w = first_of_compound(w, 1, graph);
+  LMStep total{0.0f, lm};
+  for (int level = depth; level >= 0; level--) {
+    int label = first_of_compound(word, level, graph);
+    if (level < depth) label = graph.compounds[2 * (label - graph.num_words) + 1];
+    const LMStep step = difference(label, total.target, lms, counters);
+    total = {level < depth ? total.cost + step.cost : step.cost, step.target};
+  }
+  return total;
+}
+
+inline float weighted(float cost, const LmPair& lms) {
+  return lms.weight == 0 ? 0.0f : lms.weight * cost;  // an infinite one would make it NaN
+}

@@ -1,0 +1,398 @@
+"""`CUDAEngine`: buffers and launches around three kernels. A chunk is one launch.
+
+    advance    one block per utterance reads its frames of the chunk: the search
+    compact    drops back-pointers that lead to no token: where they fill their array, and before all
+               that is known of utterances is copied to the host, for lattices
+    best_path  finds the tokens that best paths are about, which are copied to the host with one path
+
+A `push` waits for the device once, to say whether a frame was bad or an array is full; in the latter
+case that array grows (back-pointers are compacted first), and the search goes on where it stopped.
+Between pushes a stream keeps its tokens (24 bytes each, about max_active), its back-pointers, and for
+lattices its links (36 bytes each, 5 to 25 per frame of peaked posteriors); other buffers are shared with
+whatever torch's allocator serves next. Work goes to torch's current stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from nemo_gpu_decoding.cuda.launch import Signature, as_records, runtime
+from nemo_gpu_decoding.cuda.upload import arrays_on_device
+from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton, on_device
+from nemo_gpu_decoding.lm.lookup_statistics import SECTOR_BYTES, LookupStatistics
+from nemo_gpu_decoding.search.inputs import as_float32
+from nemo_gpu_decoding.search.word_graph import kernel_abi
+from nemo_gpu_decoding.search.word_graph import tokens as host
+from nemo_gpu_decoding.search.word_graph.composition.ways import GROUPS_FULL
+from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
+from nemo_gpu_decoding.search.word_graph.cuda_composition import (
+    NO_COMPOSITION,
+    LmComposition,
+    NoComposition,
+)
+from nemo_gpu_decoding.search.word_graph.kernel_abi import (
+    BACK_POINTER,
+    BEST_PATH,
+    LINK,
+    PROGRESS,
+    STREAM_PARAMS,
+    WORK,
+)
+from nemo_gpu_decoding.search.word_graph.streams import Setup, Utterance, raise_stop
+from nemo_gpu_decoding.search.word_graph.ways import BAD_FRAME, LINKS_FULL, NO_TOKEN, RECORDS_FULL
+
+# of a stream, at first; the arrays grow as more come
+FIRST_BACK_POINTERS, BACK_POINTERS_PER_ACTIVE = 4096, 4
+FIRST_LINKS = 1 << 15
+FIRST_PATH = 256  # back-pointers of a best path that are copied at first
+_FULL = (RECORDS_FULL, LINKS_FULL, GROUPS_FULL)
+
+
+class State(NamedTuple):
+    """What streams keep between pushes; never changed in place."""
+
+    tokens: torch.Tensor  # [n, held] of the composition's token; of each as many as its progress says
+    back_pointers: torch.Tensor  # [n, R] BACK_POINTER
+    links: torch.Tensor | None  # [n, L] LINK, if links are kept
+    progress: np.ndarray  # [n] PROGRESS
+    work: torch.Tensor | None  # [n] WORK, with composition
+
+
+class CUDAEngine:
+    """See `search/engine.py`. Tensors of any device are taken; the search runs on one; no error is
+    deferred.
+
+    Args:
+        setups: what each utterance is decoded with; all with the same graph. At least one.
+        config: options of the batch.
+        device: of the first log-probs; on the CPU: the current GPU is taken.
+        composition: with a large LM, whose setups these are then.
+
+    Raises:
+        ValueError: there is not enough memory for the LMs.
+    """
+
+    def __init__(
+        self,
+        setups: Sequence[Setup],
+        config: WFSTConfig,
+        device: torch.device,
+        composition: NoComposition | LmComposition = NO_COMPOSITION,
+    ) -> None:
+        self.device = runtime().device_for(device)
+        self._setups, self._config, self._composition = list(setups), config, composition
+        graph = setups[0].graph
+        arrays = arrays_on_device(graph, graph.arrays, self.device)
+        names = ("graph_states", "graph_arcs", "graph_epsilons", "graph_compounds")
+        self._tables: dict[str, torch.Tensor] = dict(zip(names, arrays, strict=True))
+        self._composed = composition.arguments(self._setups, self.device)
+        boosting, utterances = _boosting_on_device(self._setups, self.device)
+        utterances["difference_weight"] = [composition.weight(setup) for setup in setups]
+        self._tables |= {"boosting_states": boosting.states, "boosting_arcs": boosting.arcs}
+        self._tables["utterances"] = as_records(utterances).to(self.device)
+        self._grown = 0  # times that there were more groups than expected
+        self._state = self._first_state()
+
+    def _first_state(self) -> State:
+        n, config = len(self._setups), self._config
+        progress = np.zeros(n, PROGRESS)
+        progress["tokens"] = 1
+        tokens = self._composition.first_tokens(self._setups)
+        count = max(BACK_POINTERS_PER_ACTIVE * config.max_active, FIRST_BACK_POINTERS)
+        return State(
+            as_records(tokens).to(self.device),
+            self._empty(n, count, BACK_POINTER.itemsize),
+            self._empty(n, FIRST_LINKS, LINK.itemsize) if config.keeps_links else None,
+            progress,
+            as_records(np.zeros(n, WORK)).to(self.device) if self._composition.composes else None,
+        )
+
+    def takes(self, lengths: torch.Tensor) -> bool:
+        return False
+
+    def push(
+        self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False
+    ) -> None:
+        assert isinstance(lengths, np.ndarray)
+        dtype = log_probs.dtype if log_probs.dtype in kernel_abi.LOG_PROB_TYPES else torch.float32
+        values = log_probs.detach().to(self.device, dtype, non_blocking=True).contiguous()
+        counts = torch.from_numpy(lengths).to(self.device)
+        state = self._state._replace(progress=self._state.progress.copy())
+        state.progress["begin"] = 0
+        while True:
+            state = self._advanced(state, values, counts)
+            status = state.progress["status"]
+            for b in np.flatnonzero((status == BAD_FRAME) | (status == NO_TOKEN)).tolist():
+                raise_stop(as_float32(values), b, int(state.progress["begin"][b]), int(status[b]))
+            if not np.isin(status, _FULL).any():
+                break
+            if (status == LINKS_FULL).any():
+                state = self._with_more_links(state, status == LINKS_FULL)
+            if (status == RECORDS_FULL).any():
+                state = self._with_more_back_pointers(state, status == RECORDS_FULL)
+            self._grown += bool((status == GROUPS_FULL).any())
+        self._state = state
+
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[Utterance]:
+        """Of the utterances `rows` what their results need: all for a lattice, else see `best_paths`."""
+        if self._composition.composes or (final and self._config.keeps_links):
+            known = self.utterances()
+            return [known[row] for row in rows]
+        return self.best_paths(rows, final=final)
+
+    def utterances(self) -> list[Utterance]:
+        """All that is known of every utterance, in the host's memory."""
+        state = self._compacted(self._state, self._state.back_pointers.shape[1])
+        counts = state.progress["back_pointers"]
+        back_pointers = _on_host(state.back_pointers[:, : counts.max()], BACK_POINTER)
+        tokens = _on_host(state.tokens, self._composition.token)
+        links = np.empty((len(counts), 0), LINK)
+        if state.links is not None:
+            links = _on_host(state.links[:, : state.progress["links"].max()], LINK)
+        return [
+            Utterance(
+                setup,
+                self._composition.tokens_on_host(tokens[b, : state.progress["tokens"][b]]),
+                back_pointers[b, : counts[b]],
+                links[b, : state.progress["links"][b]],
+                self._progress_on_host(b, state.progress[b]),
+            )
+            for b, setup in enumerate(self._setups)
+        ]
+
+    def best_paths(self, rows: Sequence[int], *, final: bool) -> list[Utterance]:
+        """Of some utterances at least what best paths need; without composition.
+
+        Args:
+            rows: numbers of utterances.
+            final: they are over. The token with which each ends best is there, with its back-pointers;
+                else the best token with its back-pointers, and the one with which the utterance would
+                end best. Where no token may end, the best one is there in either case.
+        """
+        if len(rows) == 0:
+            return []
+        asked = torch.tensor(rows, dtype=torch.int32).to(self.device)
+        capacity = FIRST_PATH
+        while True:
+            found, paths = self._launch_best_path(asked, capacity, final)
+            most = int(found["back_pointers"].max())
+            if most <= capacity:
+                break
+            capacity = most
+        newest_first = _on_host(paths[:, :most], BACK_POINTER)
+        return [
+            self._on_best_path(row, own, path[: own["back_pointers"]], final)
+            for row, own, path in zip(rows, found, newest_first, strict=True)
+        ]
+
+    def _on_best_path(
+        self, row: int, found: np.void, newest_first: np.ndarray, final: bool
+    ) -> Utterance:
+        """An utterance of one token with this path, and perhaps of that which ends best."""
+        tokens = np.stack([found["ending" if final else "best"], found["ending"]])
+        tokens["back_pointer"] = [len(newest_first) - 1, host.NONE]
+        is_other = not final and found["ends"] and tokens["key"][0] != tokens["key"][1]
+        back_pointers = newest_first[::-1].copy()
+        back_pointers["previous"] = np.arange(-1, len(back_pointers) - 1)
+        return Utterance(
+            self._setups[row],
+            self._composition.tokens_on_host(tokens[: 1 + is_other]),
+            back_pointers,
+            np.empty(0, LINK),
+            self._progress_on_host(row, self._state.progress[row]),
+        )
+
+    def _progress_on_host(self, row: int, progress: np.void) -> np.ndarray:
+        same = np.zeros(1, self._composition.host_progress)
+        for name in ("tokens", "frames", "cost", "limited", "overflowed", "links"):
+            same[name] = progress[name]
+        same["records"] = progress["back_pointers"]
+        if self._state.work is not None:
+            work = _on_host(self._state.work[row], WORK)
+            for name in ("look_ups", "memo_hits", "arc_visits", "groups", "prolonged"):
+                same[name] = work[name]
+        return same
+
+    @property
+    def lookup_statistics(self) -> LookupStatistics:
+        """Of all utterances; what the look-ups of a paged LM cost."""
+        if self._state.work is None:
+            return LookupStatistics()
+        work = _on_host(self._state.work, WORK)
+        hits, misses, sectors = (
+            int(work[name].sum()) for name in ("cache_hits", "cache_misses", "cache_sectors")
+        )
+        return LookupStatistics(hits, misses, sectors * SECTOR_BYTES)
+
+    # ---------------------------------------------------------------------------------- launches
+
+    def _launch(self, kernel: str, signature: Signature, blocks: int, **options: Any) -> None:
+        """With those of the tables and sizes that the signature has."""
+        known = {name: self._tables[name] for name in self._tables if name in signature.parameters}
+        defines, shared_bytes = options.pop("defines", {}), options.pop("shared_bytes", 0)
+        runtime().load(f"search/word_graph/{kernel}.cu", self.device, defines).launch(
+            signature,
+            grid=blocks,
+            block=kernel_abi.THREADS,
+            shared_bytes=shared_bytes,
+            **known,
+            **options,
+        )
+
+    def _advanced(self, state: State, values: torch.Tensor, lengths: torch.Tensor) -> State:
+        """The streams after the rest of the chunk, as far as nothing stops them."""
+        n, frames, columns = values.shape
+        composition, params = self._composition, self._setups[0].params
+        capacity = composition.capacity(self._config, params, columns, self._grown)
+        most_shared = runtime().shared_bytes(self.device) - composition.static_shared_bytes
+        shared_bytes, row_bytes = kernel_abi.shared_bytes(columns, values.element_size(), most_shared)
+        next_tokens = self._empty(n, 2, capacity.tokens, composition.token.itemsize)
+        next_progress = self._empty(n, PROGRESS.itemsize)
+        composed, next_work = self._composed, None
+        if state.work is not None:
+            next_work = torch.empty_like(state.work)
+            composed = {**composed, "work": state.work, "next_work": next_work}
+        defines = {
+            "LOG_PROB": kernel_abi.LOG_PROB_TYPES[values.dtype],
+            **composition.defines(self._setups),
+        }
+        if params.keeps_links:
+            defines["LINKS"] = 1
+        self._launch(
+            "kernel",
+            composition.advance,
+            n,
+            defines=defines,
+            shared_bytes=shared_bytes,
+            log_probs=values,
+            lengths=lengths,
+            tokens=state.tokens,
+            progress=as_records(state.progress).to(self.device),
+            next_tokens=next_tokens,
+            next_progress=next_progress,
+            back_pointers=state.back_pointers,
+            links=state.links,
+            **composed,
+            **self._buffers(n, capacity),
+            params=params,
+            capacity=capacity,
+            frames=frames,
+            held=state.tokens.shape[1],
+            max_back_pointers=state.back_pointers.shape[1],
+            max_links=0 if state.links is None else state.links.shape[1],
+            row_bytes=row_bytes,
+        )
+        progress = _on_host(next_progress, PROGRESS)
+        halves = torch.from_numpy(progress["half"].astype(np.int64)).to(self.device)
+        rows = torch.arange(n, device=self.device)
+        kept = next_tokens[:, :, : progress["tokens"].max()][rows, halves].contiguous()
+        return state._replace(tokens=kept, progress=progress, work=next_work)
+
+    def _launch_best_path(
+        self, asked: torch.Tensor, capacity: int, final: bool
+    ) -> tuple[np.ndarray, torch.Tensor]:
+        """[A] BEST_PATH of the utterances asked about, and [A, capacity] BACK_POINTER, still there."""
+        state = self._state
+        found = self._empty(len(asked), BEST_PATH.itemsize)
+        paths = self._empty(len(asked), capacity, BACK_POINTER.itemsize)
+        self._launch(
+            "best_path",
+            kernel_abi.TRACE_BACK,
+            len(asked),
+            rows=asked,
+            tokens=state.tokens,
+            progress=as_records(state.progress).to(self.device),
+            back_pointers=state.back_pointers,
+            found=found,
+            paths=paths,
+            held=state.tokens.shape[1],
+            max_back_pointers=state.back_pointers.shape[1],
+            capacity=capacity,
+            num_words=self._setups[0].params.num_words,
+            final=final,
+        )
+        return _on_host(found, BEST_PATH), paths
+
+    def _compacted(self, state: State, capacity: int) -> State:
+        """The streams with no more back-pointers than needed, in arrays for `capacity` of them."""
+        n, max_back_pointers = state.back_pointers.shape[:2]
+        tokens = state.tokens.clone()
+        progress = as_records(state.progress.copy()).to(self.device)
+        kept = self._empty(n, capacity, BACK_POINTER.itemsize)
+        self._launch(
+            "compact",
+            self._composition.compact,
+            n,
+            defines={"COMPOSE": int(self._composition.composes)},
+            tokens=tokens,
+            progress=progress,
+            back_pointers=state.back_pointers,
+            kept=kept,
+            numbers=torch.empty((n, max_back_pointers), dtype=torch.int32, device=self.device),
+            held=tokens.shape[1],
+            max_back_pointers=max_back_pointers,
+            capacity=capacity,
+        )
+        return state._replace(tokens=tokens, back_pointers=kept, progress=_on_host(progress, PROGRESS))
+
+    # ----------------------------------------------------------------------------------- buffers
+
+    def _buffers(self, n: int, capacity: kernel_abi.Capacity) -> dict[str, torch.Tensor]:
+        """What `advance` works in; hash tables are empty."""
+        found = {}
+        for name, tensor in self._composition.buffers.items():
+            new = torch.zeros if name.endswith("slots") else torch.empty
+            shape = kernel_abi.buffer_shape(tensor, n, capacity)
+            values = new(shape, dtype=torch.uint8, device=self.device)
+            if not tensor.layout.record_bytes:
+                values = values.view(tensor.layout.dtypes[0]).squeeze(-1)
+            found[name] = values
+        return found
+
+    def _with_more_back_pointers(self, state: State, stopped: np.ndarray) -> State:
+        """Those that lead to no token are dropped; their array grows if need be."""
+        compacted = self._compacted(state, state.back_pointers.shape[1])
+        capacity, live = state.back_pointers.shape[1], compacted.progress["back_pointers"]
+        needed = int((live + state.progress["needed"])[stopped].max())
+        if 2 * needed <= capacity:
+            return compacted
+        larger = self._empty(len(live), 2 * max(capacity, needed), BACK_POINTER.itemsize)
+        larger[:, :capacity] = compacted.back_pointers
+        return compacted._replace(back_pointers=larger)
+
+    def _with_more_links(self, state: State, stopped: np.ndarray) -> State:
+        """With at least twice the capacity for links; those that are there are copied."""
+        assert state.links is not None
+        held, capacity = state.progress["links"], state.links.shape[1]
+        needed = int((held + state.progress["needed"])[stopped].max())
+        larger = self._empty(len(held), 2 * max(capacity, needed), LINK.itemsize)
+        used = int(held.max())
+        larger[:, :used] = state.links[:, :used]
+        return state._replace(links=larger)
+
+    def _empty(self, *shape: int) -> torch.Tensor:
+        return torch.empty(shape, dtype=torch.uint8, device=self.device)
+
+
+def _on_host(records: torch.Tensor, dtype: np.dtype) -> np.ndarray:
+    """Records [..., bytes] in the host's memory, [...]."""
+    return records.cpu().contiguous().numpy().view(dtype)[..., 0]
+
+
+def _boosting_on_device(setups: list[Setup], device: torch.device) -> tuple[DeviceAutomaton, np.ndarray]:
+    """All boosting automata one after the other, and the STREAM_PARAMS [n] of each utterance."""
+    automata = list(dict.fromkeys(setup.boosting for setup in setups))
+    copies = [on_device(automaton, device) for automaton in automata]
+    begins = np.cumsum([(0, 0)] + [(len(c.states), len(c.arcs)) for c in copies], axis=0)
+    utterances = np.zeros(len(setups), STREAM_PARAMS)
+    for own, setup in zip(utterances, setups, strict=True):
+        own["boosting_states"], own["boosting_arcs"] = begins[automata.index(setup.boosting)]
+        for name, value in setup.weights._asdict().items():
+            own[name] = value
+    if len(copies) == 1:
+        return copies[0], utterances
+    return DeviceAutomaton(*(torch.cat(parts) for parts in zip(*copies, strict=True))), utterances

@@ -1,0 +1,92 @@
+// LM query cache: each query is looked up once, however many contexts have it in this frame, and not at all
+// if it was answered in the frames before, as far as answers are kept.
+#pragma once
+
+#include "search/word_graph/lm_workspace.cuh"
+
+inline uint64 hash_of_query(int word, int64 lm) { return hash_of(LmKey{word, lm}); }
+
+// Where query i finds its answer: the slot, or ~slot if this query has to look it up.
+inline int find_or_claim(int i, const LmBuffers& buffers) {
+  const int word = buffers.queries[i].word;
+  const int64 lm = buffers.queries[i].lm;
+  for (int at = (int)(hash_of_query(word, lm) >> 24) & (buffers.capacity.cache_slots - 1);;
+       at = (at + 1) & (buffers.capacity.cache_slots - 1)) {
+    int seen = __ldcg(&buffers.cache_slots[at]);
+    if (seen == 0) seen = atomicCAS(&buffers.cache_slots[at], 0, ~i);
+    if (seen == 0) return ~at;
+    if (seen > 0) {
+      const CachedScore& answer = buffers.cached_scores[seen - 1];
+      if (answer.lm == lm && answer.word == word) return at;
+    } else {
+      const LmQuery& other = buffers.queries[~seen];
+      if (other.lm == lm && other.word == word) return at;
+    }
+  }
+}
+
+// Capacity for `count` answers more, if need be by forgetting all. Call with all threads after a barrier; ends
+// with one.
+inline void reserve_answers(int count, const LmBuffers& buffers, LmCounters& lm_counters) {
+  const bool full = lm_counters.num_cached + count > buffers.capacity.cached_scores;
+  __syncthreads();
+  if (full) {
+    for (int at = thread(); at <= (buffers.capacity.cache_slots - 1); at += threads()) buffers.cache_slots[at] = 0;
+    if (thread() == 0) lm_counters.num_cached = 0;
+  }
+  if (thread() == 0) lm_counters.num_unanswered = 0;
+  __syncthreads();
+}
+
+// Look up one query. One thread. Not inlined, to leave registers to those who call it.
+__noinline__ void look_up(LmQuery* query, const LmBuffers* buffers, LmCounters* lm_counters) {
+  LookupCounters counters{};
+  const LMStep step = cost_of_label(query->word, query->lm, buffers->graph, buffers->lms, counters);
+  const int at = ~query->slot, a = atomicAdd(&lm_counters->num_cached, 1);
+  buffers->cached_scores[a] = CachedScore{query->lm, step.target, query->word, step.cost};
+  buffers->cache_slots[at] = a + 1;
+  query->slot = at;
+  if (counters.hits) atomicAdd(&lm_counters->cache_hits, counters.hits);
+  if (counters.misses) atomicAdd(&lm_counters->cache_misses, counters.misses);
+  if (counters.sectors) atomicAdd(&lm_counters->cache_sectors, counters.sectors);
+}
+
+inline void count_look_ups(int look_ups, LmCounters& lm_counters) {
+  if (look_ups == 0) return;
+  atomicAdd(&lm_counters.look_ups, look_ups);
+  atomicAdd(&lm_counters.answered, look_ups);  // less those that have to be looked up
+}
+
+// Answer all listed queries: adds to their LM score differences, and moves their LM contexts on. Call with
+// all threads, after a barrier if queries have been listed. A thread may then change queries
+// thread(), thread() + threads() and so on; for the others a barrier must follow.
+__noinline__ void answer_queries(const LmBuffers* shared_buffers, LmCounters* shared_counters) {
+  const LmBuffers& buffers = *shared_buffers;
+  LmCounters& lm_counters = *shared_counters;
+  const int count = lm_counters.num_queries;
+  reserve_answers(count, buffers, lm_counters);
+  for (int first = 0; first < count; first += threads()) {
+    const int i = first + thread();
+    bool claimed = false;
+    if (i < count && buffers.queries[i].word != 0) {
+      const int slot = find_or_claim(i, buffers);
+      buffers.queries[i].slot = slot;
+      claimed = slot < 0;
+    }
+    const int at = warp_append(claimed, &lm_counters.num_unanswered);
+    if (claimed) buffers.unanswered[at] = i;
+  }
+  __syncthreads();
+  for (int n = thread(); n < lm_counters.num_unanswered; n += threads()) {
+    look_up(&buffers.queries[buffers.unanswered[n]], &buffers, &lm_counters);
+  }
+  __syncthreads();
+  for (int i = thread(); i < count; i += threads()) {
+    LmQuery& query = buffers.queries[i];
+    if (query.word == 0) continue;
+    const CachedScore answer = buffers.cached_scores[buffers.cache_slots[query.slot] - 1];
+    query.difference += weighted(answer.cost, buffers.lms);
+    query.lm = answer.lm_after;
+  }
+  if (thread() == 0) lm_counters.answered -= lm_counters.num_unanswered;
+}

@@ -1,0 +1,88 @@
+// Deferred LM queries: arcs with a word, or contexts with a pending one, query the LMs where they stay below
+// the cutoff by the small LM; then they are expanded at their true cost.
+#pragma once
+
+#include "search/word_graph/group_arcs.cuh"
+#include "search/word_graph/lm_cache.cuh"
+
+// Answer all listed queries, and offer the candidates that wait for them. Call with all threads after a
+// barrier; ends with one.
+inline void expand_queried(const Row& row, LmWorkspace& work) {
+  LmCounters& lm_counters = *work.lm_counters;
+  const int count = lm_counters.num_queries;
+  answer_queries(work.buffers, work.lm_counters);  // for pending words
+  for (int i = thread(); i < count; i += threads()) {
+    work.buffers->queries[i].word = work.graph.arcs[work.buffers->queries[i].arc].word;
+  }
+  answer_queries(work.buffers, work.lm_counters);
+  for (int first = 0; first < count; first += threads()) {
+    reserve_for_first(work);
+    LmQuery query{};
+    Step step{};
+    int m = NONE;
+    if (first + thread() < count) {
+      query = work.buffers->queries[first + thread()];
+      const int64 key = work.buffers->group_tokens[work.buffers->contexts[query.context].best].key;
+      step = step_of(row, query.arc, key, work);
+      m = first_token_of(step, query.context, work);
+    }
+    offer_all(step, query.arc, m, query.lm, query.difference, work);
+  }
+  if (thread() == 0) lm_counters.num_queries = 0;
+  __syncthreads();
+}
+
+// The query of a context at an arc, if it needs one. Counts its look-ups: a pending word counts once.
+inline bool query_of(
+  const GroupArc& group_arc, int index, LmWorkspace& work, LmQuery& query, int& look_ups
+) {
+  const int h = context_at(group_arc, index, work);
+  const GroupToken& best = work.buffers->group_tokens[work.buffers->contexts[h].best];
+  const bool needs_lm = work.graph.arcs[group_arc.arc].word != 0;
+  if (best.word == 0 && !needs_lm) return false;
+  look_ups += needs_lm;
+  if (best.word != 0) look_ups += atomicExch(&work.buffers->contexts[h].queried, 1) == 0;
+  query = LmQuery{best.lm, best.word, NO_ENTRY, 0.0f, group_arc.arc, h, 0};
+  return true;
+}
+
+// List queries, from item number `item` of the group arcs from `first` on, as far as there is capacity. Moves
+// both on; true if all are listed. Call with all threads; a barrier must follow.
+inline bool list_queries(
+  const Row& row, float cutoff, int& first, int& item, int& look_ups, LmWorkspace& work
+) {
+  const LmBuffers& buffers = *work.buffers;
+  const int num_group_arcs = work.lm_counters->num_group_arcs;
+  int listed = 0;  // at most so many are, the same in all threads
+  for (; first < num_group_arcs; first += threads(), item = 0) {
+    const int total =
+      work.closure_items.start(num_survivors(row, first + thread(), true, cutoff, work.shared));
+    for (; item < total; item += threads()) {
+      listed += threads();
+      if (listed > buffers.capacity.queries) return false;
+      LmQuery query{};
+      bool wants = false;
+      if (item + thread() < total) {
+        const int owner = work.closure_items.owner(item + thread());
+        const int index = item + thread() - work.closure_items.begins[owner];
+        wants = query_of(buffers.group_arcs[first + owner], index, work, query, look_ups);
+      }
+      const int at = warp_append(wants, &work.lm_counters->num_queries);
+      if (wants) buffers.queries[at] = query;
+    }
+  }
+  return true;
+}
+
+// All queries. Call with all threads after a barrier; ends with one.
+inline void expand_with_lm(const Row& row, LmWorkspace& work) {
+  const float cutoff = work.cutoff();  // before any answer
+  int first = 0, item = 0, look_ups = 0;
+  bool all = false;
+  while (!all) {
+    all = list_queries(row, cutoff, first, item, look_ups, work);
+    __syncthreads();
+    expand_queried(row, work);
+  }
+  count_look_ups(look_ups, *work.lm_counters);
+}

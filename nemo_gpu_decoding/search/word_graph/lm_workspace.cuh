@@ -1,0 +1,136 @@
+// What composition adds to a block's workspace: LM contexts and groups of tokens, the arcs of groups, and
+// queries of the LMs.
+//
+//   group_tokens   tokens that may be expanded, in their own state or after a closure arc
+//   contexts       group tokens of one group with one LM context and one pending word; the best counts
+//   groups         contexts in one graph state and boosting state; arcs are looked at once for all
+//   group_arcs     arcs of groups that stay below the cutoff at the cost of the group's best context
+//   queries        an arc and a context for which the LMs have to be asked
+//   cached_scores  answers of the LMs, kept until their number is beyond the capacity
+//
+// A pending word is that of a closure arc for which the LMs have not been queried. Example: three tokens
+// in graph state 7 after "a b", "a c" (just read) and "a c" (with a blank since) are three group tokens,
+// two contexts, one group. An arc of state 7 with a word is one group arc, and becomes two queries.
+#pragma once
+
+#include "search/word_graph/composition.cuh"
+
+#ifndef EAGER
+#define EAGER 0  // 1: eager composition
+#endif
+
+// A hash table whose slots hold number + 1 of the first of several items with one key (0: free).
+struct Firsts {
+  int* slots;  // [mask + 1], more than there are items
+  int mask;
+
+  // The number of the first item with the key of item `own`: `own` itself if there was none. same(i):
+  // whether item i has that key. *slot: where it is.
+  template <class Same>
+  int find_or_enter(uint64 hash, int own, int* slot, Same same) const {
+    for (int at = (int)(hash >> 24) & mask;; at = (at + 1) & mask) {
+      *slot = at;
+      int seen = __ldcg(&slots[at]);
+      if (seen == 0) seen = atomicCAS(&slots[at], 0, own + 1);
+      if (seen == 0) return own;
+      if (same(seen - 1)) return seen - 1;
+    }
+  }
+};
+
+// What stays the same for a whole launch: shared by the block, as registers are scarce.
+struct LmBuffers {
+  Graph graph;
+  LmPair lms;
+  Capacity capacity;
+  int contexts_per_group;  // that are expanded
+  GroupToken* group_tokens;
+  LmContext* contexts;
+  TokenGroup* groups;
+  uint64* order;  // contexts of groups: ordered key of the cost, number
+  int* large_groups;  // that all threads sort together
+  Firsts first_tokens;
+  Firsts first_contexts;
+  GroupArc* group_arcs;
+  LmQuery* queries;
+  int* unanswered;
+  CachedScore* cached_scores;
+  int* cache_slots;
+};
+
+struct LmWorkspace : Workspace {
+  LmCounters* lm_counters;  // shared
+  const LmBuffers* buffers;  // shared
+  // Shared: a copy for functions that are not inlined, to leave registers to those who call them. What
+  // changes in the course of a frame is not to be used.
+  LmWorkspace* shared;
+};
+
+// Ranks between which the last one is looked for with which there is capacity for all keys.
+struct RankLimits {
+  int64 low;
+  int64 high;
+};
+
+// Shared memory of a block beside that of a search without composition.
+struct LmShared {
+  LmCounters counters;
+  LmBuffers buffers;
+  LmWorkspace workspace;
+  Work work;
+  Progress before;  // the frame
+  RankLimits limits;
+};
+
+inline void open_buffers(const LmAdvanceArgs& args, int64 b, const Workspace& work, LmBuffers& buffers) {
+  const Capacity& capacity = args.capacity;
+  const int64 groups = b * capacity.groups, slots = b * capacity.group_slots;
+  buffers.graph = work.graph;
+  open_lms(args, work.search.difference_weight, buffers.lms);
+  buffers.capacity = capacity;
+  buffers.contexts_per_group = args.contexts_per_group;
+  buffers.group_tokens = args.group_tokens + groups;
+  buffers.contexts = args.contexts + groups;
+  buffers.groups = args.groups + groups;
+  buffers.order = (uint64*)args.order + groups;
+  buffers.large_groups = args.large_groups + b * capacity.large_groups;
+  buffers.first_tokens = Firsts{args.group_slots + slots, capacity.group_slots - 1};
+  buffers.first_contexts = Firsts{args.context_slots + slots, capacity.group_slots - 1};
+  buffers.group_arcs = args.group_arcs + b * capacity.group_arcs;
+  buffers.queries = args.queries + b * capacity.queries;
+  buffers.unanswered = args.unanswered + b * capacity.queries;
+  buffers.cached_scores = args.cached_scores + b * capacity.cached_scores;
+  buffers.cache_slots = args.cache_slots + b * capacity.cache_slots;
+}
+
+// Prepare what composition needs of utterance b. Call with all threads; a barrier must follow.
+inline void open_composition(const LmAdvanceArgs& args, int64 b, LmShared& shared, LmWorkspace& work) {
+  work.lm_counters = &shared.counters;
+  work.buffers = &shared.buffers;
+  work.shared = &shared.workspace;
+  if (thread() != 0) return;
+  shared.counters = LmCounters{};
+  shared.work = args.work[b];
+  open_buffers(args, b, work, shared.buffers);
+  shared.workspace = work;
+}
+
+// Add what a frame took.
+inline void add_work(const LmCounters& frame, Work& total) {
+  total.look_ups += frame.look_ups;
+  total.memo_hits += frame.answered;
+  total.arc_visits += frame.arc_visits;
+  total.groups += frame.num_groups;
+  total.prolonged += frame.expanded;
+  total.cache_hits += frame.cache_hits;
+  total.cache_misses += frame.cache_misses;
+  total.cache_sectors += frame.cache_sectors;
+}
+
+// Capacity in the list of candidates for `more` of each thread. Call with all threads at any time.
+inline void reserve_after_barrier(int more, Workspace& work) {
+  if (work.reserve(more)) return;
+  __syncthreads();
+  recombine(work.next_tokens, true, work);
+  work.reserve(more);
+}
