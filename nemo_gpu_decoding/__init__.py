@@ -2,7 +2,7 @@
 
 With NeMo installed the strategies register themselves; `decoding.strategy=flexctc_beam` is all there
 is to type. Without NeMo use the decoder classes, which take plain tensors. Importing this package
-imports neither NeMo nor CUDA.
+imports neither NeMo nor CUDA; each name is loaded on first use. docs/api.md lists the names.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.lm.prune import prune_ngram_lm
     from nemo_gpu_decoding.nemo_plugin.register import register, unregister
     from nemo_gpu_decoding.nemo_plugin.requests import utterance_requests
+    from nemo_gpu_decoding.presets import load_preset, preset_names
     from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
     from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
     from nemo_gpu_decoding.search.rescoring import CausalLM, rescored
@@ -63,6 +64,8 @@ _HOMES = {
     "register": "nemo_plugin.register",
     "unregister": "nemo_plugin.register",
     "utterance_requests": "nemo_plugin.requests",
+    "load_preset": "presets",
+    "preset_names": "presets",
     "AESConfig": "search.transducer.config",
     "AESPlusPlus": "search.transducer.aes",
     "ALSDConfig": "search.transducer.config",

@@ -58,24 +58,3 @@ def test_later_processes_do_not_compile(monkeypatch, tmp_path):
         sizes.append({p.name: p.stat().st_mtime_ns for p in tmp_path.rglob("*.nb*")})
     assert sizes[0]
     assert sizes[0] == sizes[1]
-
-
-def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
-    code = (
-        "import sys, nemo_gpu_decoding;"
-        "print([m for m in ('torch', 'numba', 'nemo', 'cuda') if m in sys.modules])"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout
-    assert shown.strip() == "[]"
-
-
-def test_unknown_names_are_attribute_errors():
-    import nemo_gpu_decoding
-
-    assert set(nemo_gpu_decoding.__all__) <= set(dir(nemo_gpu_decoding))
-    for name in nemo_gpu_decoding.__all__:
-        assert getattr(nemo_gpu_decoding, name) is not None
-    with pytest.raises(AttributeError, match="no attribute 'FlexRNNT'"):
-        _ = nemo_gpu_decoding.FlexRNNT

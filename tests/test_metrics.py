@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, phrase_score, word_errors
+from nemo_gpu_decoding.report import format_table
 
 
 def test_counts_of_a_hand_made_alignment():
@@ -63,3 +64,16 @@ def test_scores_without_anything_said_or_found():
     assert (missed.precision, missed.recall, missed.fscore) == (1.0, 0.0, 0.0)
     spurious = phrase_score(["x"], ["gdansk"], ["gdansk"])
     assert (spurious.precision, spurious.recall, spurious.fscore) == (0.0, 1.0, 0.0)
+
+
+# ---------------------------------------------------------------------------------------- tables
+
+
+def test_numbers_are_aligned_right_and_text_left():
+    assert format_table(["decoder", "WER"], [["greedy", 14.4], ["beam", ""], ["beam", "7.0"]]) == (
+        "decoder   WER\n-------  ----\ngreedy   14.4\nbeam\nbeam      7.0"
+    )
+
+
+def test_a_table_without_rows_is_its_header():
+    assert format_table(["a", "bc"], []) == "a  bc\n-  --"

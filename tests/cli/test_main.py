@@ -1,16 +1,21 @@
-"""The program as a whole: help, exit codes, which errors are shown as one line."""
+"""The program as a whole: help, exit codes, which errors are shown as one line; key=value options."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+from omegaconf import MISSING
 
 from nemo_gpu_decoding import __version__
+from nemo_gpu_decoding.bench import run as bench_run
+from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.cli import main as cli
 from nemo_gpu_decoding.cli.main import COMMANDS, is_mendable, load_command, main
-from nemo_gpu_decoding.cli.options import options_of
+from nemo_gpu_decoding.cli.options import help_text, options_of, parse_options
 
 
 def test_overview_names_every_command(capsys):
@@ -105,3 +110,169 @@ def test_help_needs_neither_torch_nor_nemo():
         "sys.exit(any(m in sys.modules for m in ('torch', 'nemo', 'numba')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+# ------------------------------------------------------------------------------------------ options
+
+
+@dataclass
+class Sample:
+    # The thing to work on.
+    model: str = MISSING
+    # First line
+    # and second line.
+    beam_size: int | None = None
+    weights: list[float] = field(default_factory=lambda: [0.5, 1.0])  # behind the field
+    audio: Any = None
+    raw: dict[str, Any] = field(default_factory=dict)
+    names: list[str] = field(default_factory=list)
+    note: str | None = None
+    fast: bool = False
+
+    def __post_init__(self) -> None:
+        if self.beam_size == 13:
+            raise ValueError("beam_size is 13, expected any other number")
+
+
+def test_values_get_the_types_of_their_fields():
+    arguments = [
+        "model=7",
+        "beam_size=4",
+        "weights=[1,2.5]",
+        "raw.beam.x=3",
+        "raw.beam.y=z",
+        "fast=true",
+    ]
+    options = parse_options(Sample, [*arguments, "names=[a,b]", "note=[a,b]"])
+    raw = {"beam": {"x": 3, "y": "z"}}
+    assert options == Sample("7", 4, [1.0, 2.5], None, raw, ["a", "b"], "[a,b]", fast=True)
+
+
+@pytest.mark.parametrize("text", ["*.wav", "a=b.wav", "[odd.wav", "it's: odd", "null", "1e3"])
+def test_text_needs_no_quoting(text):
+    assert parse_options(Sample, [f"model={text}"]).model == text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("*.wav", "*.wav"), ("[a.wav,b.wav]", ["a.wav", "b.wav"]), ("null", None)]
+)
+def test_a_field_of_any_type_takes_lists_and_patterns(text, value):
+    assert parse_options(Sample, ["model=m", f"audio={text}"]).audio == value
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [("weights=0.7", [0.7]), ("weights=[0.7]", [0.7]), ("weights=3", [3.0])],
+)
+def test_a_single_value_will_do_for_a_list(argument, expected):
+    assert parse_options(Sample, ["model=m", argument]).weights == expected
+
+
+def test_null_unsets_an_optional_value():
+    options = parse_options(Sample, ["model=m", "beam_size=4", "beam_size=null", "note=x", "note=null"])
+    assert options == Sample("m", None)
+
+
+def test_the_last_of_two_values_wins():
+    assert parse_options(Sample, ["model=m", "beam_size=4", "beam_size=8"]).beam_size == 8
+
+
+def test_hydras_plus_is_tolerated():
+    assert parse_options(Sample, ["model=m", "+raw.x=1"]).raw == {"x": 1}
+
+
+def test_an_unknown_key_is_named_with_the_closest_and_all_valid_ones():
+    with pytest.raises(ValueError, match="unknown option") as error:
+        parse_options(Sample, ["model=m", "beamsize=4"])
+    message = str(error.value)
+    assert "unknown option 'beamsize'; did you mean beam_size?" in message
+    assert "First line and second line." in message
+    assert all(f"  {option.name}=" in message for option in options_of(Sample))
+
+
+def test_a_dotted_key_needs_a_mapping():
+    with pytest.raises(ValueError, match=r"unknown option 'beam_size\.x'"):
+        parse_options(Sample, ["model=m", "beam_size.x=4"])
+
+
+@pytest.mark.parametrize(
+    ("argument", "hint"),
+    [("--beam-size=4", "beam_size=4"), ("--beam-size", "beam_size=..."), ("beam_size", "beam_size=...")],
+)
+def test_other_spellings_are_corrected(argument, hint):
+    with pytest.raises(ValueError, match="not of the form key=value; did you mean") as error:
+        parse_options(Sample, ["model=m", argument])
+    assert str(error.value).endswith(f"did you mean {hint}?")
+
+
+def test_what_is_no_option_at_all_gets_no_hint():
+    with pytest.raises(ValueError, match=r"'zzz' is not of the form key=value$"):
+        parse_options(Sample, ["zzz"])
+
+
+def test_a_wrong_type_names_key_value_and_meaning():
+    with pytest.raises(ValueError, match="beam_size=four: Value 'four'") as error:
+        parse_options(Sample, ["model=m", "beam_size=four"])
+    assert "First line and second line." in str(error.value)
+
+
+def test_unbalanced_brackets_are_explained():
+    with pytest.raises(ValueError, match="brackets or quotes do not match"):
+        parse_options(Sample, ["model=m", "weights=[1,2"])
+
+
+def test_a_missing_required_option_is_described():
+    with pytest.raises(ValueError, match=r"missing model=\.\.\.\n  model=\(required\)\n +The thing"):
+        parse_options(Sample, [])
+
+
+def test_the_dataclass_checks_its_values_itself():
+    with pytest.raises(ValueError, match="beam_size is 13"):
+        parse_options(Sample, ["model=m", "beam_size=13"])
+
+
+def test_help_shows_every_default_and_comment():
+    text = help_text("nemo-gpu-decoding sample", "does things", Sample, ["model=x"])
+    assert "usage: nemo-gpu-decoding sample model=... [key=value ...]" in text
+    assert "  weights=[0.5,1.0]\n      behind the field" in text
+    assert "  beam_size=null\n      First line and second line." in text
+    assert "  fast=false" in text
+    assert text.endswith("examples:\n  nemo-gpu-decoding sample model=x")
+
+
+def test_only_dataclasses_are_options():
+    with pytest.raises(TypeError, match="int is no dataclass"):
+        options_of(int)
+
+
+def test_inherited_options_keep_their_comments():
+    @dataclass
+    class Child(Sample):
+        extra: int = 1  # of the child
+
+    comments = {option.name: option.comment for option in options_of(Child)}
+    assert comments["beam_size"] == "First line and second line."
+    assert comments["extra"] == "of the child"
+
+
+# -------------------------------------------------------------------------------------------- bench
+
+
+def test_options_reach_the_benchmark(monkeypatch):
+    seen = []
+    monkeypatch.setattr(bench_run, "run", seen.append)
+    assert main(["bench", "peers=[nemo]", "beams=[4]", "repeats=2", "probes=false"]) == 0
+    assert seen == [BenchOptions(peers=["nemo"], beams=[4], repeats=2, probes=False)]
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        ("peers=[kaldi]", "peers holds kaldi"),
+        ("beams=[]", "beams is []"),
+        ("beam=4", "did you mean beams?"),
+    ],
+)
+def test_bad_options_of_bench_are_refused(argument, problem, capsys):
+    assert main(["bench", argument]) == 2
+    assert problem in capsys.readouterr().err

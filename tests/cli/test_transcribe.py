@@ -10,7 +10,7 @@ import pytest
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.transcribe import TranscribeOptions, build_decoding
-from tests.nemo_plugin.paged_models import write_lower_orders
+from tests.nemo_plugin.usage import write_lower_orders
 
 pytestmark = pytest.mark.nemo
 pytest.importorskip("nemo.collections.asr")

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nemo_plugin.paged_models import write_lower_orders
-from tests.nemo_plugin.usage import CASES, Case, strategy_case
+from tests.nemo_plugin.usage import CASES, Case, strategy_case, write_lower_orders
 
 SELF = Path(__file__).parents[2] / "assets" / "self"
 NUM_FILES = 6

@@ -1,4 +1,4 @@
-"""What tests do with a model, and the strategies as they see them."""
+"""What tests do with a model, the strategies as they see them, and word LMs to decode with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+
+from tests.oracles.ngram import arpa_text
 
 # what most tests run with, as `strategy_case` takes them: each strategy, RNN-T and TDT in turn
 CASES = ["flexctc_beam", "alsd_pp-rnnt", "aes_pp-tdt", "cuda_wfst", "paged_biglm"]
@@ -133,3 +136,50 @@ def strategy_case(name, request) -> Case:
         options = {"arpa_lm_path": str(small), "large_lm_path": str(packed), "beam_width": 20.0}
         own = {"group_size": 8, "large_lm_weight": 0.9}
     return Case(strategy, model, inputs, "wfst", options, 8.0, several=several, own=own)
+
+
+# -------------------------------------------------------------------------------------- word LMs
+
+
+def write_lower_orders(arpa, target, most):
+    """An LM of the n-grams of an ARPA file with at most `most` words, with their weights."""
+    sections = arpa.read_text().split("\n\n")
+    counts = [line for line in sections[0].splitlines() if not line.startswith("ngram ")]
+    counts += [line for line in sections[0].splitlines() if line.startswith("ngram ")][:most]
+    kept = [section for section in sections[1:] if section[1:2].isdigit() and int(section[1]) <= most]
+    kept = [_without_backoffs(section) if int(section[1]) == most else section for section in kept]
+    target.write_text("\n\n".join(["\n".join(counts), *kept, "\\end\\\n"]))
+    return target
+
+
+def write_without_unknown(arpa, target):
+    """The LM of an ARPA file of 1-grams without <unk>."""
+    lines = [line for line in arpa.read_text().splitlines() if "<unk>" not in line]
+    count = sum(line[:1] in "-0" for line in lines if line)
+    target.write_text("\n".join(f"ngram 1={count}" if "ngram 1" in line else line for line in lines))
+    return target
+
+
+def _without_backoffs(section):
+    return "\n".join("\t".join(line.split("\t")[:2]) for line in section.splitlines())
+
+
+LETTERS = [*"abcdefghijklmnopqrstuvwxyz", " "]
+
+
+def write_arpa(path, words, pairs=(), unknown=True):
+    """A word LM of equally likely words, with some likely pairs; returns its path as text."""
+    one = -1.0
+    table = {("<s>",): (-99.0, -0.3), ("</s>",): (one, 0.0)} | {(w,): (one, -0.3) for w in words}
+    if unknown:
+        table[("<unk>",)] = (-3.0, 0.0)
+    path.write_text(arpa_text(table | dict.fromkeys(pairs, (-0.2, 0.0))))
+    return str(path)
+
+
+def spoken(columns, num_columns, blank, likely=0.8):
+    """Log-probs [1, T, num_columns] in which each token lasts a frame, followed by a blank."""
+    frames = [column for token in columns for column in (token, blank)]
+    probs = np.full((len(frames), num_columns), (1 - likely) / (num_columns - 1))
+    probs[np.arange(len(frames)), frames] = likely
+    return torch.from_numpy(np.log(probs)).float()[None]

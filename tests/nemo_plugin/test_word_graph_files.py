@@ -21,7 +21,7 @@ from nemo_gpu_decoding.graph.openfst import read_fst
 from nemo_gpu_decoding.graph.store import load_graph, save_graph
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.graph.ready_made import write_tlg
-from tests.nemo_plugin.wfst_models import LETTERS, spoken, write_arpa
+from tests.nemo_plugin.usage import LETTERS, spoken, write_arpa
 from tests.search.cuda_wfst.models import fst_of
 
 BLANK = len(LETTERS)

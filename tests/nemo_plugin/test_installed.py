@@ -1,21 +1,74 @@
-"""New processes that import NeMo and nothing of ours: the strategies must be there by themselves."""
-# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
+"""The package as others find it: what a wheel holds; processes that import NeMo and nothing of ours."""
+
+from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.nemo, pytest.mark.slow]
-pytest.importorskip("nemo.collections.asr")
+from nemo_gpu_decoding.presets import conf_folder
 
-import nemo_gpu_decoding
+ROOT = Path(__file__).parents[2]
 
-ROOT = Path(nemo_gpu_decoding.__file__).parents[1]  # holds hydra_plugins, too, however we are installed
+
+def build(source, target, folder):
+    """Build one of `wheel` and `sdist`, and return it."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(folder)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    (file,) = folder.glob("*.whl" if target == "wheel" else "*.tar.gz")
+    return file
+
+
+def test_a_wheel_built_from_the_sdist_has_the_hydra_plugin_and_the_presets(tmp_path):
+    pytest.importorskip("hatchling")
+    source = tmp_path / "source"
+    source.mkdir()
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("nemo_gpu_decoding", "hydra_plugins", "conf"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
+    sdist = build(source, "sdist", tmp_path)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "unpacked")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(build(unpacked, "wheel", tmp_path)) as wheel:
+        wheel.extractall(installed)
+    presets = sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("conf/*/*.yaml"))
+    assert (
+        sorted(
+            str(file.relative_to(installed / "nemo_gpu_decoding")) for file in installed.rglob("*.yaml")
+        )
+        == presets
+    )
+    assert (installed / "hydra_plugins/nemo_gpu_decoding/__init__.py").is_file()
+    # with it, the plugins of other packages would no longer be found
+    assert not (installed / "hydra_plugins/__init__.py").exists()
+    code = "from nemo_gpu_decoding import presets as p; print(p.conf_folder(), *p.preset_names())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(installed)},
+        cwd=tmp_path, check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    folder, *names = done.stdout.split()
+    assert Path(folder) == installed / "nemo_gpu_decoding" / "conf"
+    assert names == sorted(Path(preset).stem for preset in presets)
+
+
+def test_a_clone_uses_its_own_presets():
+    assert conf_folder() == ROOT / "conf"
+
+
+# ------------------------------------------------------------------------------------ new processes
+
+
 SCRIPT = Path(__file__).with_name("hydra_script.py")
 
 
@@ -34,6 +87,7 @@ def result_of(assets, files, tmp_path_factory):
 
     All in one new process, where the first finds nothing done yet: the preset, which needs most.
     """
+    pytest.importorskip("nemo.collections.asr")
     folder = tmp_path_factory.mktemp("hydra")
     ways = {
         "preset": [
@@ -68,16 +122,22 @@ def result_of(assets, files, tmp_path_factory):
     return result
 
 
+@pytest.mark.nemo
+@pytest.mark.slow
 def test_strategy_alone_in_an_unmodified_hydra_script(result_of, utterances):
     assert result_of("strategy")["decoder"] == "FlexCTCInfer"
     assert result_of("strategy")["texts"] == [utterances[0]["text"], utterances[2]["text"]]
 
 
+@pytest.mark.nemo
+@pytest.mark.slow
 def test_presets_and_new_keys_in_an_unmodified_hydra_script(result_of):
     assert result_of("preset")["decoder"] == "FlexCTCInfer"
     assert result_of("preset")["texts"][0].endswith("carla graam")
 
 
+@pytest.mark.nemo
+@pytest.mark.slow
 def test_a_word_graph_and_its_phrases_in_an_unmodified_hydra_script(result_of):
     pytest.importorskip("kaldifst")
     assert result_of("word graph")["decoder"] == "WordGraphInfer"
@@ -92,6 +152,8 @@ Plugins.instance()
 """
 
 
+@pytest.mark.nemo
+@pytest.mark.slow
 def test_a_broken_installation_never_stops_hydra(tmp_path):
     done = run("-c", BROKEN, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -108,6 +170,8 @@ assert "nemo_gpu_decoding.nemo_plugin.register" in sys.modules
 """
 
 
+@pytest.mark.nemo
+@pytest.mark.slow
 def test_hydra_alone_finds_the_plugin_and_nemo_stays_unimported(tmp_path):
     done = run("-c", QUIET, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,540 @@
+"""alsd_pp and aes_pp in NeMo's transducers: transcription, timestamps, and utterances that go on."""
+# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+pytestmark = pytest.mark.nemo
+pytest.importorskip("nemo.collections.asr")
+
+import nemo
+import numpy as np
+import torch
+from nemo.collections.asr.metrics.wer import word_error_rate
+from nemo.collections.asr.parts.submodules.rnnt_beam_decoding import BeamRNNTInferConfig
+from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTBPEDecodingConfig, RNNTDecoding
+from nemo.collections.asr.parts.utils.asr_confidence_utils import ConfidenceMethodConfig
+from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
+from omegaconf import OmegaConf, open_dict
+
+from nemo_gpu_decoding import utterance_requests
+from nemo_gpu_decoding.nemo_plugin.continuation import RECENT_BATCHES
+from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
+from tests.nemo_plugin.usage import decoded, transcribed
+
+STRATEGIES = ["alsd_pp", "aes_pp"]
+PEERS = {"alsd_pp": "malsd_batch", "aes_pp": "maes_batch"}
+GREEDY = {"strategy": "greedy_batch"}
+
+
+def use(model, strategy="alsd_pp", cfg=None, **beam):
+    model.change_decoding_strategy(
+        {"strategy": strategy, "beam": {"beam_size": 4, **beam}, **(cfg or {})}, verbose=False
+    )
+
+
+def lm_options(assets, weight=0.3):
+    return {"ngram_lm_model": str(assets / "lm" / "tok3.arpa"), "ngram_lm_alpha": weight}
+
+
+def texts(model, audio, **kwargs):
+    return [result.text for result in model.transcribe(audio, verbose=False, **kwargs)]
+
+
+def decode(model, encoded, **kwargs):
+    return model.decoding.rnnt_decoder_predictions_tensor(*encoded, return_hypotheses=True, **kwargs)
+
+
+def one_by_one(model, encoded):
+    """As `decode`, each utterance alone and without padding."""
+    rows = zip(encoded[0], encoded[1].tolist(), strict=True)
+    return [decode(model, (row[None, :, :n], torch.tensor([n])))[0] for row, n in rows]
+
+
+def wer(texts, utterances):
+    return word_error_rate(texts, [utterance["text"] for utterance in utterances])
+
+
+# --------------------------------------------------------------------------------- same as NeMo
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("beam_size", [2, 4])
+@pytest.mark.parametrize("fusion", ["plain", "lm"])
+def test_texts_times_and_scores_are_nemos_for_each_utterance(
+    transducer, encoded_by, utterances, assets, strategy, beam_size, fusion
+):
+    if strategy == "aes_pp" and transducer.decoding.durations:
+        pytest.skip("NeMo's maes_batch is for RNN-T only")
+    beam = {"beam_size": beam_size, **(lm_options(assets) if fusion == "lm" else {})}
+    encoded = encoded_by(transducer, utterances)
+    use(transducer, PEERS[strategy], **beam)
+    nemo = one_by_one(transducer, encoded)
+    use(transducer, strategy, **beam)
+    for a, b in zip(nemo, decode(transducer, encoded), strict=True):
+        assert a.text == b.text
+        if strategy == "aes_pp":  # maes_batch lets hypotheses out of a frame without a blank
+            assert a.score > b.score - 1e-3
+            continue
+        assert a.score == pytest.approx(b.score, abs=1e-3)
+        if b.token_duration and a.token_duration is None:  # NeMo 2.7 gives the frames of tokens' ends
+            assert list(a.timestamp) == np.add(b.timestamp, b.token_duration).tolist()
+            continue
+        assert list(a.timestamp) == b.timestamp
+        if b.token_duration is not None:
+            assert list(a.token_duration) == b.token_duration
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_beam_of_one_is_greedy_where_posteriors_are_sharp(transducer, files, strategy):
+    greedy = texts(transducer, files)
+    use(transducer, strategy, beam_size=1)
+    ours = texts(transducer, files)
+    assert sum(a != b for a, b in zip(greedy, ours, strict=True)) <= 1
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_beam_and_lm_lower_the_word_error_rate(
+    transducer, encoded_by, many_utterances, assets, strategy
+):
+    encoded = encoded_by(transducer, many_utterances)
+    rates = [wer([h.text for h in decode(transducer, encoded)], many_utterances)]
+    for beam in ({}, lm_options(assets)):
+        use(transducer, strategy, beam_size=8, **beam)
+        rates.append(wer([h.text for h in decode(transducer, encoded)], many_utterances))
+    greedy, plain, with_lm = rates
+    assert with_lm < plain
+    assert with_lm < 0.9 * greedy
+
+
+# -------------------------------------------------------------------------------------- transcribe
+
+
+# --------------------------------------------------------------------- validation, training, configs
+
+
+def test_decoding_leaves_training_mode_as_it_was(transducer, encoded_by, utterances):
+    encoded = encoded_by(transducer, utterances)
+    use(transducer)
+    expected = [h.text for h in decode(transducer, encoded)]
+    transducer.decoder.train()
+    transducer.joint.train()
+    try:
+        assert [h.text for h in decode(transducer, encoded)] == expected  # no dropout
+        assert transducer.decoder.training
+        assert transducer.joint.training
+    finally:
+        transducer.eval()
+
+
+def test_a_structured_config_as_nemos_scripts_pass_it(transducer, files):
+    use(transducer)
+    expected = texts(transducer, files)
+    cfg = OmegaConf.structured(RNNTBPEDecodingConfig(strategy="alsd_pp"))
+    transducer.change_decoding_strategy(cfg, verbose=False)
+    assert texts(transducer, files) == expected
+
+
+@pytest.mark.parametrize("strategy", ["beam", "tsd", "alsd", "maes", "malsd_batch", "maes_batch"])
+@pytest.mark.parametrize("ours", STRATEGIES)
+def test_search_type_names_us_where_a_script_knows_only_nemos_strategies(transducer, strategy, ours):
+    use(transducer, strategy, search_type=ours)
+    assert isinstance(transducer.decoding.decoding, TransducerInfer)
+    assert transducer.cfg.decoding.strategy == strategy  # as the script set it
+    assert transducer.decoding.cfg.strategy == ours
+
+
+@pytest.mark.parametrize(
+    ("nemos", "ours", "from_the_grid"),
+    [
+        ("beam", "alsd_pp", {"maes_prefix_alpha": 0, "maes_expansion_gamma": 0}),
+        ("maes", "alsd_pp", {"maes_prefix_alpha": 1, "maes_expansion_gamma": 2.3}),
+        ("maes", "aes_pp", {"maes_prefix_alpha": 1, "maes_expansion_gamma": 4.0}),
+    ],
+)
+def test_the_steps_of_eval_beamsearch_ngram_transducer(
+    transducer, encoded_by, many_utterances, assets, nemos, ours, from_the_grid
+):
+    """What NeMo's script of that name does with a model for every point of its grid."""
+    decoding = OmegaConf.structured(BeamRNNTInferConfig(beam_size=128))
+    decoding.search_type = ours
+    beam = {"beam_size": 4, "ngram_lm_alpha": 0.3, "hat_ilm_weight": 0.0 * False, **from_the_grid}
+    found = {}
+    for lm in (None, str(assets / "lm" / "tok3.arpa")):
+        transducer.change_decoding_strategy(None, verbose=False)
+        decoding = OmegaConf.merge(decoding, beam)
+        decoding.return_best_hypothesis = False
+        decoding.ngram_lm_model = lm
+        decoding.hat_subtract_ilm = False
+        with open_dict(transducer.cfg.decoding):
+            transducer.cfg.decoding.strategy = nemos
+            transducer.cfg.decoding.beam = decoding
+        transducer.change_decoding_strategy(transducer.cfg.decoding, verbose=False)
+        beams = decode(transducer, encoded_by(transducer, many_utterances))
+        assert any(len(candidates) > 1 for candidates in beams)
+        assert all(isinstance(c.score, float) for candidates in beams for c in candidates)
+        found[lm] = wer([candidates[0].text for candidates in beams], many_utterances)
+    without, with_lm = found.values()
+    assert with_lm < without
+
+
+def test_wrong_keys_are_named_by_change_decoding_strategy(transducer):
+    with pytest.raises(ValueError, match=r"beam\.beam_width'.*valid keys: .*beam_size"):
+        use(transducer, beam_width=3)
+
+
+def test_a_tdt_model_without_its_durations_is_an_error(tdt_model):
+    cfg = {"strategy": "alsd_pp", "model_type": "tdt"}
+    vocabulary = [str(i) for i in range(128)]
+    with pytest.raises(ValueError, match="durations has 0 entries, expected 5"):
+        RNNTDecoding(OmegaConf.create(cfg), tdt_model.decoder, tdt_model.joint, vocabulary)
+
+
+def test_character_models(hybrid_model, encoded_by, utterances):
+    letters = [chr(ord("A") + i) for i in range(129) if chr(ord("A") + i) != "|"]  # a space for some
+    beam = {"boosting_tree": {"key_phrases_list": [letters[5]]}, "boosting_tree_alpha": 20.0}
+    for strategy in STRATEGIES:
+        decoding = RNNTDecoding(
+            OmegaConf.create({"strategy": strategy, "beam": beam, "compute_timestamps": True}),
+            hybrid_model.decoder,
+            hybrid_model.joint,
+            letters,
+        )
+        for hypothesis in decoding.rnnt_decoder_predictions_tensor(
+            *encoded_by(hybrid_model, utterances), return_hypotheses=True
+        ):
+            assert letters[5] in hypothesis.text
+            assert hypothesis.text == "".join(letters[i] for i in hypothesis.y_sequence.tolist())
+
+
+# ---------------------------------------------------------------------------- laziness and copies
+
+
+# ------------------------------------------------------------------------ timestamps and confidence
+
+
+TIMED_STRATEGIES = ["alsd_pp", "aes_pp"]
+BLANK = 128
+CONFIDENCE = {
+    "preserve_frame_confidence": True,
+    "preserve_token_confidence": True,
+    "preserve_word_confidence": True,
+}
+
+
+def ours(strategy="alsd_pp", top=None, **beam):
+    return {"strategy": strategy, "beam": {"beam_size": 4, **beam}, **(top or {})}
+
+
+def greedy(**top):
+    return {"strategy": "greedy_batch", **top}
+
+
+def equal_alignments(greedy_hypotheses, our_hypotheses):
+    """Pairs of hypotheses with equal texts and frames; there are some, else a test would say nothing."""
+    pairs = [
+        (a, b)
+        for a, b in zip(greedy_hypotheses, our_hypotheses, strict=True)
+        if a.text == b.text and frames_of(a) == frames_of(b)
+    ]
+    assert len(pairs) >= 2
+    return pairs
+
+
+def frames_of(hypothesis):
+    stamps = hypothesis.timestamp
+    return [int(frame) for frame in (stamps["timestep"] if isinstance(stamps, dict) else stamps)]
+
+
+# ------------------------------------------------------------------------------------------ times
+
+
+@pytest.mark.parametrize("beam_size", [2, 4])
+def test_transcribe_with_timestamps_gives_the_times_of_malsd_batch(transducer, files, beam_size):
+    if transducer.decoding.durations and nemo.__version__.startswith("2."):
+        pytest.skip("malsd_batch of NeMo 2 gives no durations, and fails with timestamps")
+    cfg = {"strategy": "malsd_batch", "beam": {"beam_size": beam_size}}
+    peer = transcribed(transducer, cfg, files, timestamps=True, batch_size=1)
+    mine = transcribed(transducer, ours(beam_size=beam_size), files, timestamps=True)
+    for a, b in equal_alignments(peer, mine):
+        for level in ("char", "word", "segment"):
+            assert a.timestamp[level] == b.timestamp[level]
+        assert b.timestamp["word"][0]["start"] is not None  # in seconds, too
+
+
+def test_a_beam_of_one_has_the_times_of_greedy(hybrid_model, files):
+    peer = transcribed(hybrid_model, greedy(), files, timestamps=True)
+    mine = transcribed(hybrid_model, ours(beam_size=1), files, timestamps=True)
+    for a, b in equal_alignments(peer, mine):
+        for level in ("char", "word", "segment"):
+            assert a.timestamp[level] == b.timestamp[level]
+
+
+@pytest.mark.parametrize("strategy", TIMED_STRATEGIES)
+def test_durations_of_tdt_tokens(transducer, encoded_by, utterances, strategy):
+    is_tdt = bool(transducer.decoding.durations)
+    cfg = ours(strategy, top={"compute_timestamps": True})
+    for hypothesis in decoded(transducer, cfg, encoded_by(transducer, utterances)):
+        chars = hypothesis.timestamp["char"]
+        if not is_tdt:
+            assert hypothesis.token_duration is None
+            assert all(entry["end_offset"] == entry["start_offset"] + 1 for entry in chars)
+            continue
+        ends = [entry["end_offset"] - entry["start_offset"] for entry in chars]
+        assert ends == hypothesis.token_duration
+        assert set(ends) <= {0, 1, 2, 3, 4}
+
+
+# ------------------------------------------------------------------------------------- confidence
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"name": "max_prob", "alpha": 1.0},
+        {"name": "max_prob", "alpha": 0.5},
+        {"name": "entropy", "entropy_type": "tsallis", "alpha": 0.33, "entropy_norm": "exp"},
+        {"name": "entropy", "entropy_type": "gibbs", "alpha": 1.0, "entropy_norm": "lin"},
+        {"name": "entropy", "entropy_type": "renyi", "alpha": 0.5, "entropy_norm": "exp"},
+    ],
+    ids=lambda method: "-".join(str(value) for value in method.values()),
+)
+@pytest.mark.parametrize("exclude_blank", [True, False])
+def test_confidence_is_greedys_where_alignments_are(
+    transducer, encoded_by, utterances, method, exclude_blank
+):
+    confidence = {
+        **CONFIDENCE, "exclude_blank": exclude_blank, "method_cfg": ConfidenceMethodConfig(**method)
+    }  # fmt: skip
+    top = OmegaConf.to_container(OmegaConf.create({"confidence_cfg": confidence}))
+    encoded = encoded_by(transducer, utterances)
+    # without alignments NeMo's greedy fails for TDT here
+    peer = decoded(transducer, greedy(preserve_alignments=True, **top), encoded)
+    mine = decoded(transducer, ours(beam_size=1, top=top), encoded)
+    for a, b in equal_alignments(peer, mine):
+        tokens = [float(value) for value in a.token_confidence]
+        assert b.token_confidence == pytest.approx(tokens, abs=1e-4)
+        words = [float(value) for value in a.word_confidence]
+        assert b.word_confidence == pytest.approx(words, abs=1e-4)
+        assert len(b.word_confidence) == len(b.text.split())
+
+
+def test_confidence_of_durations(tdt_model, encoded_by, utterances):
+    top = {"confidence_cfg": {**CONFIDENCE, "exclude_blank": False, "tdt_include_duration": True}}
+    encoded = encoded_by(tdt_model, utterances)
+    peer = decoded(tdt_model, greedy(preserve_alignments=True, **top), encoded)
+    mine = decoded(tdt_model, ours(beam_size=1, top=top), encoded)
+    for a, b in equal_alignments(peer, mine):
+        assert b.token_confidence == pytest.approx([float(v) for v in a.token_confidence], abs=1e-4)
+        assert all(len(pair) == 2 for frame in b.frame_confidence for pair in frame)
+
+
+# ------------------------------------------------------------------------------------- alignments
+
+
+@pytest.mark.parametrize("where", ["beside beam", "in beam"])
+def test_alignments_are_greedys(transducer, encoded_by, utterances, where):
+    encoded = encoded_by(transducer, utterances)
+    flag = {"preserve_alignments": True}
+    peer = decoded(transducer, greedy(**flag), encoded)
+    cfg = ours(beam_size=1, top=flag) if where == "beside beam" else ours(beam_size=1, **flag)
+    for a, b in equal_alignments(peer, decoded(transducer, cfg, encoded)):
+        assert len(a.alignments) == len(b.alignments)
+        for frame_a, frame_b in zip(a.alignments, b.alignments, strict=True):
+            assert [int(label) for _, label in frame_a] == [int(label) for _, label in frame_b]
+            for (logits_a, _), (log_probs_b, label) in zip(frame_a, frame_b, strict=True):
+                log_probs = torch.log_softmax(logits_a[: BLANK + 1], dim=-1)
+                assert torch.allclose(log_probs, log_probs_b[: BLANK + 1], atol=1e-3)
+                assert label.dtype == torch.int64
+                assert log_probs_b.device.type == "cpu"
+
+
+# ------------------------------------------------------------------------------- partial hypotheses
+
+
+def use_for_chunks(model, strategy="alsd_pp", top=None, **beam):
+    cfg = {"strategy": strategy, "beam": {"beam_size": 4, **beam}, **(top or {})}
+    model.change_decoding_strategy(cfg, verbose=False)
+
+
+def decode_chunk(model, encoder_output, lengths, partial=None):
+    return model.decoding.rnnt_decoder_predictions_tensor(
+        encoder_output, lengths, return_hypotheses=True, partial_hypotheses=partial
+    )
+
+
+def in_chunks(model, encoded, size):
+    """The hypotheses after the last chunk, and the texts after each."""
+    encoder_output, lengths = encoded
+    hypotheses, seen = None, []
+    for begin in range(0, encoder_output.shape[2], size):
+        chunk = encoder_output[:, :, begin : begin + size]
+        counts = (lengths - begin).clamp(0, chunk.shape[2])
+        hypotheses = decode_chunk(model, chunk, counts, hypotheses)
+        seen.append([best_of(h).text for h in hypotheses])
+    return hypotheses, seen
+
+
+def best_of(result):
+    return result[0] if isinstance(result, list) else result
+
+
+def summary(hypothesis):
+    return (
+        hypothesis.text, hypothesis.score, hypothesis.y_sequence.tolist(), hypothesis.timestamp,
+        hypothesis.token_duration, int(hypothesis.length),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def lm(assets):
+    return {"ngram_lm_model": str(assets / "lm" / "tok3.arpa"), "ngram_lm_alpha": 0.3}
+
+
+@pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
+@pytest.mark.parametrize("size", [1, 7, 30])
+def test_chunks_give_the_result_of_the_whole(transducer, encoded_by, utterances, strategy, size, lm):
+    boosting = {"boosting_tree": {"key_phrases_list": ["graham"]}, "boosting_tree_alpha": 0.5}
+    use_for_chunks(transducer, strategy, **lm, **boosting)
+    encoded = encoded_by(transducer, utterances)
+    whole = decode_chunk(transducer, *encoded)
+    hypotheses, seen = in_chunks(transducer, encoded, size)
+    assert [summary(h) for h in hypotheses] == [summary(h) for h in whole]
+    assert seen[0] != seen[-1]  # texts grow
+
+
+def test_times_confidence_and_alignments_of_streams(transducer, encoded_by, utterances):
+    top = {"compute_timestamps": True, "confidence_cfg": {"preserve_word_confidence": True}}
+    use_for_chunks(transducer, top=top, preserve_alignments=True)
+    encoded = encoded_by(transducer, utterances)
+    whole = decode_chunk(transducer, *encoded)
+    hypotheses, _ = in_chunks(transducer, encoded, 11)
+    for a, b in zip(whole, hypotheses, strict=True):
+        assert a.timestamp == b.timestamp
+        assert a.word_confidence == pytest.approx(b.word_confidence, abs=1e-4)
+        assert len(a.alignments) == len(b.alignments)
+
+
+def test_n_best_lists_can_be_continued(transducer, encoded_by, utterances):
+    use_for_chunks(transducer, return_best_hypothesis=False)
+    encoded = encoded_by(transducer, utterances)
+    whole = decode_chunk(transducer, *encoded)
+    hypotheses, _ = in_chunks(transducer, encoded, 13)
+    for a, b in zip(whole, hypotheses, strict=True):
+        assert [summary(h) for h in a] == [summary(h) for h in b]
+
+
+def test_streams_may_come_and_go_and_change_places(transducer, encoded_by, utterances):
+    use_for_chunks(transducer)
+    encoder_output, lengths = encoded_by(transducer, utterances)
+    whole = decode_chunk(transducer, encoder_output, lengths)
+    half = lengths // 2
+
+    def chunk(rows, begins, ends):
+        size = max(int(end - begin) for begin, end in zip(begins, ends, strict=True))
+        parts = torch.zeros(len(rows), encoder_output.shape[1], size)
+        for i, (row, begin, end) in enumerate(zip(rows, begins, ends, strict=True)):
+            parts[i, :, : end - begin] = encoder_output[row, :, begin:end]
+        counts = torch.tensor([int(e - b) for b, e in zip(begins, ends, strict=True)])
+        return parts, counts
+
+    first = decode_chunk(transducer, *chunk([0, 1, 2], [0, 0, 0], half[:3]))
+    # the third goes on, the fourth begins, the first goes on, in this order
+    second = decode_chunk(
+        transducer,
+        *chunk([2, 3, 0], [half[2], 0, half[0]], [lengths[2], half[3], lengths[0]]),
+        [first[2], None, first[0]],
+    )
+    third = decode_chunk(
+        transducer,
+        *chunk([1, 3], [half[1], half[3]], [lengths[1], lengths[3]]),
+        [first[1], second[1]],
+    )
+    finished = [second[2], third[0], second[0], third[1]]
+    assert [summary(h) for h in finished] == [summary(h) for h in whole[:4]]
+
+
+def test_a_chunk_without_frames_changes_nothing(transducer, encoded_by, utterances):
+    use_for_chunks(transducer)
+    encoder_output, lengths = encoded_by(transducer, utterances)
+    before = decode_chunk(transducer, encoder_output, lengths)
+    after = decode_chunk(transducer, encoder_output, torch.zeros_like(lengths), before)
+    assert [summary(h) for h in after] == [summary(h) for h in before]
+
+
+def test_an_empty_hypothesis_begins_an_utterance(transducer, encoded_by, utterances):
+    use_for_chunks(transducer)
+    encoded = encoded_by(transducer, utterances)
+    whole = decode_chunk(transducer, *encoded)
+    partial = [Hypothesis(score=0.0, y_sequence=[]), *[None] * 5]
+    assert [summary(h) for h in decode_chunk(transducer, *encoded, partial)] == [
+        summary(h) for h in whole
+    ]
+
+
+def test_requests_count_where_an_utterance_begins(transducer, encoded_by, utterances):
+    use_for_chunks(transducer, beam_size=8)
+    encoder_output, lengths = encoded_by(transducer, utterances)
+    with utterance_requests(transducer, [["graam"], *[None] * 5], boosting_weight=1.0):
+        hypotheses, _ = in_chunks(transducer, (encoder_output, lengths), 20)
+    assert hypotheses[0].text.endswith("graam")
+
+
+def test_copies_of_hypotheses_can_be_continued_once(transducer, encoded_by, utterances):
+    use_for_chunks(transducer)
+    encoder_output, lengths = encoded_by(transducer, utterances)
+    whole = decode_chunk(transducer, encoder_output, lengths)
+    first = decode_chunk(transducer, encoder_output[:, :, :9], lengths.clamp(max=9))
+    rest = encoder_output[:, :, 9:], lengths - 9
+    result = decode_chunk(transducer, *rest, copy.deepcopy(first))
+    assert [summary(h) for h in result] == [summary(h) for h in whole]
+    with pytest.raises(ValueError, match=r"partial_hypotheses\[0\] was continued before"):
+        decode_chunk(transducer, *rest, first)
+
+
+def test_states_of_utterances_that_are_not_continued_are_released(transducer, encoded_by, utterances):
+    use_for_chunks(transducer)
+    encoder_output, _ = encoded_by(transducer, utterances)
+    chunk = encoder_output[:1, :, :5], torch.tensor([5])
+    first = decode_chunk(transducer, *chunk)
+    kept = decode_chunk(transducer, *chunk, decode_chunk(transducer, *chunk))
+    for _ in range(RECENT_BATCHES):
+        decode_chunk(transducer, *chunk)
+    assert first[0].dec_state.batch is None
+    with pytest.raises(ValueError, match=r"partial_hypotheses\[0\] cannot be continued.*released"):
+        decode_chunk(transducer, *chunk, first)
+    assert decode_chunk(transducer, *chunk, kept)[0].length == 15
+
+
+def test_what_cannot_be_continued_is_named(transducer, encoded_by, utterances):
+    encoder_output, _ = encoded_by(transducer, utterances)
+    chunk = encoder_output[:1, :, :9], torch.tensor([9])
+    greedy = decode_chunk(transducer, *chunk)
+    use_for_chunks(transducer)
+    with pytest.raises(ValueError, match=r"partial_hypotheses\[0\] is of another decoder"):
+        decode_chunk(transducer, *chunk, greedy)
+    with pytest.raises(ValueError, match="partial_hypotheses has 2 entries, expected 1"):
+        decode_chunk(transducer, *chunk, [None, None])
+    pickled = pickle.loads(pickle.dumps(decode_chunk(transducer, *chunk)))
+    with pytest.raises(ValueError, match="pickled"):
+        decode_chunk(transducer, *chunk, pickled)
+
+
+def test_a_biasing_request_is_not_ignored(transducer, encoded_by, utterances):
+    pytest.importorskip("nemo.collections.asr.parts.context_biasing.biasing_multi_model")
+    from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
+    from nemo.collections.asr.parts.context_biasing.boosting_graph_batched import (
+        BoostingTreeModelConfig,
+    )
+
+    use_for_chunks(transducer)
+    wish = BiasingRequestItemConfig(
+        boosting_model_cfg=BoostingTreeModelConfig(key_phrases_list=["graam"]), boosting_model_alpha=1.0
+    )
+    partial = [Hypothesis.empty_with_biasing_cfg(wish), *[None] * 5]
+    with pytest.raises(ValueError, match="utterance_requests"):
+        decode_chunk(transducer, *encoded_by(transducer, utterances), partial)
