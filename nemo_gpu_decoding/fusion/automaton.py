@@ -31,6 +31,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.bounds import add_bounds
 
 # Weights are natural log. One state, one cache line; one arc is read whole once it is found.
@@ -189,7 +190,7 @@ def _check_structure(
     name: str, vocab_size: int, start_state: int, states: np.ndarray, arcs: np.ndarray
 ) -> None:
     if not 0 <= start_state < len(states):
-        raise ValueError(f"{name}: start_state is {start_state}, expected 0 .. {len(states) - 1}")
+        raise FieldError(f"{name}: start_state", start_state, f"0 .. {len(states) - 1}")
     for column, values, size in (
         ("arc_labels", arcs["label"], vocab_size),
         ("arc_targets", arcs["target"], len(states)),

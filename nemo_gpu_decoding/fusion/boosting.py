@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -25,13 +26,16 @@ from nemo_gpu_decoding.checks import FieldError, check_choice, check_number
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.fusion.nemo_archive import load_nemo_automaton
-from nemo_gpu_decoding.fusion.word_boundary import is_word_character, word_continuations
-from nemo_gpu_decoding.vocabulary import Vocabulary
+from nemo_gpu_decoding.vocabulary import CONTINUATION, Vocabulary
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
 REFUNDS = ("full", "nemo")
 _SHOWN = 3  # phrases at fault listed in messages
+# what Unicode's names of their characters begin with
+_SCRIPTS_WITHOUT_SPACES = (
+    "CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,7 @@ class Phrase:
 
     def __post_init__(self) -> None:
         if self.weight is not None and not 0 <= self.weight < math.inf:
-            raise ValueError(
-                f"weight of phrase {self.text!r} is {self.weight}, expected a finite number >= 0"
-            )
+            raise FieldError(f"weight of phrase {self.text!r}", self.weight, "a finite number >= 0")
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,7 @@ def _phrase(item: Any) -> Phrase:
     text = values.pop("phrase", None)
     unknown = set(values) - {"lang", "weight"}
     if not isinstance(text, str) or unknown:
-        raise ValueError(f"phrase item is {item!r}, expected the keys phrase, lang and weight")
+        raise FieldError("phrase item", item, "the keys phrase, lang and weight")
     return Phrase(text, **values)
 
 
@@ -347,3 +349,37 @@ def _without_repetitions(phrases: list[Phrase], name: str) -> list[Phrase]:
 
 def _weight(phrase: Phrase) -> float:
     return 1.0 if phrase.weight is None else phrase.weight
+
+
+def word_continuations(vocabulary: Vocabulary) -> np.ndarray:
+    """Which pieces continue the word before them. [V] bool
+
+        "▁new" "er"     continues it: the word is not "new"
+        "▁new" "▁york"  does not: '▁' begins the next word
+        "▁new" "'s"     does not, nor do "-" and ",": only letters, digits and accents do
+
+    Pieces without a text of their own (<unk>, <s>, [CLS]) and single bytes (<0xE2>), of which nobody
+    knows what they will become, do not either. Nor do characters of scripts that are written without
+    spaces: there one piece does not tell where words end, so a word may end anywhere.
+    """
+    mark = CONTINUATION if vocabulary.kind == "wpe" else ""
+    pieces = vocabulary.pieces
+    if vocabulary.kind == "byte_bpe":  # 'Ġ' is a letter in Unicode; half a character is none
+        pieces = tuple(
+            "" if vocabulary.starts_word(i) else vocabulary.text([i]) for i in range(len(vocabulary))
+        )
+    return np.array(
+        [
+            piece.startswith(mark) and is_word_character(piece[len(mark) : len(mark) + 1])
+            for piece in pieces
+        ],
+        bool,
+    )
+
+
+def is_word_character(character: str) -> bool:
+    """A letter, digit or accent of a script that puts spaces between words; "" is none."""
+    if not character or unicodedata.category(character)[0] not in "LNM":
+        return False
+    name = unicodedata.name(unicodedata.normalize("NFKC", character)[0], "")
+    return not name.startswith(_SCRIPTS_WITHOUT_SPACES)

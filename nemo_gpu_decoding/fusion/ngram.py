@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from nemo_gpu_decoding.cache import cached, file_key
+from nemo_gpu_decoding.checks import FieldError, check_choice
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.nemo_archive import load_nemo_automaton
 from nemo_gpu_decoding.fusion.ngram_automaton import (
@@ -65,11 +66,10 @@ def load_ngram_lm(
         FileNotFoundError: there is no such file.
     """
     if vocab_size < 1:
-        raise ValueError(f"vocab_size is {vocab_size}, expected at least 1")
-    if encoding not in ENCODINGS:
-        raise ValueError(f"encoding is {encoding!r}, expected one of {', '.join(ENCODINGS)}")
+        raise FieldError("vocab_size", vocab_size, "at least 1")
+    check_choice("encoding", encoding, ENCODINGS)
     if encoding == "pieces" and vocabulary is None:
-        raise ValueError("encoding is 'pieces' but vocabulary is None, expected the model's vocabulary")
+        raise FieldError("vocabulary", None, "the model's vocabulary", "with encoding='pieces'")
     if vocabulary is not None and len(vocabulary) != vocab_size:
         raise ValueError(f"vocabulary has {len(vocabulary)} pieces, expected vocab_size {vocab_size}")
     pieces = vocabulary.pieces if vocabulary else None

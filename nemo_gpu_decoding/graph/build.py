@@ -77,7 +77,7 @@ def build_graph(
     """
     vocabulary = lexicon if isinstance(lexicon, Vocabulary) else None
     if vocab_size is None and vocabulary is None:
-        raise ValueError("vocab_size is None with a Lexicon, expected the number of tokens")
+        raise FieldError("vocab_size", None, "the number of tokens", "with a Lexicon")
     size = vocab_size if vocab_size is not None else len(vocabulary or ())
     if isinstance(lexicon, Vocabulary):
         lexicon = spell_words(arpa, lexicon, segmentations, added_words)
@@ -87,7 +87,8 @@ def build_graph(
         )
     if open_vocabulary is not None and beginning_tokens is None:
         if vocabulary is None:
-            raise ValueError("beginning_tokens is None with a Lexicon and an open vocabulary")
+            note = "with a Lexicon and an open vocabulary"
+            raise FieldError("beginning_tokens", None, "the tokens that may begin a word", note)
         beginning_tokens = tokens_that_begin_words(vocabulary)
     beginning = tuple(beginning_tokens or ())
     added = tuple(dict.fromkeys(added_words))
@@ -180,7 +181,7 @@ def load_fst_graph(
     """
     fst = read_fst(path)
     if words is None and fst.output_symbols is None:
-        raise ValueError(f"words is None, but {path} has no output symbols: give its words.txt")
+        raise FieldError("words", None, f"the words.txt of {path}, which has no output symbols")
     table = fst.output_symbols if words is None else words
     if isinstance(table, (str, PathLike)):
         table = _read_symbols(Path(table))

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.graph.epsilon_closure import epsilon_closure
 from nemo_gpu_decoding.graph.openfst import Fst
 
@@ -98,7 +99,7 @@ class WordGraph:
             object.__setattr__(self, "spellings", Spellings(*map(_read_only, self.spellings)))
         states, arcs, epsilons, compounds = self.arrays
         if not 0 <= self.start < len(states):
-            raise ValueError(f"{self.name}: start is {self.start}, expected 0 .. {len(states) - 1}")
+            raise FieldError(f"{self.name}: start", self.start, f"0 .. {len(states) - 1}")
         labels = len(self.words) + len(compounds)
         for table, column, size in (
             (states, "arc_begin", len(arcs) + 1), (states, "arc_end", len(arcs) + 1),

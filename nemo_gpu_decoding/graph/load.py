@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nemo_gpu_decoding.cache import cached, file_key
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.graph.build import build_graph, listed_words, load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
@@ -144,13 +145,8 @@ def _load(path: Path, options: GraphOptions, vocabulary: Vocabulary, blank_id: i
 def _load_fst(path: Path, words: Path | None) -> WordGraph:
     try:
         graph = load_fst_graph(path, words)
-    except ValueError as error:
-        if words is None and str(error).startswith("words is None"):
-            raise ValueError(
-                f"wfst.words_path is not set, expected the words.txt of {path}, which has no output "
-                "symbols"
-            ) from None
-        raise
+    except FieldError as error:
+        raise ValueError(f"wfst.words_path is not set, expected {error.expected}") from None
     output_labels = (graph.arrays.arcs["word"], graph.arrays.epsilons["word"])
     if any((labels == graph.word_ids.get(_TOKENWORD, -1)).any() for labels in output_labels):
         raise ValueError(
@@ -241,10 +237,8 @@ def in_language(vocabulary: Vocabulary, language: str | None) -> Vocabulary:
             )
         return vocabulary
     if language is None or language not in tokenizers:
-        raise ValueError(
-            f"wfst.source_lang is {language!r}, expected the language of the LM, one of "
-            f"{', '.join(sorted(tokenizers))}"
-        )
+        expected = f"the language of the LM, one of {', '.join(sorted(tokenizers))}"
+        raise FieldError("wfst.source_lang", language, expected)
     return replace(vocabulary, encode=tokenizers[language], encode_by_language=None)
 
 

@@ -15,6 +15,7 @@ from itertools import islice, product
 
 import numpy as np
 
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, read_phrases
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
@@ -119,14 +120,14 @@ def build_word_boosting(
             or no phrase left.
     """
     if missing not in ("error", "skip"):
-        raise ValueError(f"missing is {missing!r}, expected 'error' or 'skip'")
+        raise FieldError("missing", missing, "'error' or 'skip'")
     sequences, left_out = [], []
     for phrase, bonus in phrases.items():
         words = phrase.split()
         if not words:
             raise ValueError("phrases has an empty phrase, expected at least one word")
         if not 0 < bonus < float("inf"):
-            raise ValueError(f"the bonus of {phrase!r} is {bonus}, expected a finite number > 0")
+            raise FieldError(f"the bonus of {phrase!r}", bonus, "a finite number > 0")
         unknown = [word for word in words if word not in graph.word_ids]
         if unknown:
             left_out.append(f"{phrase!r} ({unknown[0]!r})")

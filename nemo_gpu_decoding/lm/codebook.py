@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.jit import compiled
 
 MIN_BITS, MAX_BITS = 4, 16
@@ -65,9 +66,9 @@ class Codebook:
 
 
 def check_cost_bits(bits: int) -> None:
-    """Raises ValueError if there are no codebooks of this size."""
+    """Raise a FieldError if there are no codebooks of this size."""
     if not MIN_BITS <= bits <= MAX_BITS:
-        raise ValueError(f"cost_bits is {bits}, expected {MIN_BITS} .. {MAX_BITS}")
+        raise FieldError("cost_bits", bits, f"{MIN_BITS} .. {MAX_BITS}")
 
 
 def _flags(costs: np.ndarray) -> np.ndarray:

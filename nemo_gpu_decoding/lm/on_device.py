@@ -4,11 +4,10 @@ A decoder says once what it wants, and keeps that; whoever launches a kernel ask
 
     large = PlacedLM(lm.arrays, config.placement, config.cache_mb * 10**6, lm.name)
 
-    # COUNTERS, new_counters, statistics_of: of lookup_statistics.py
-    ADVANCE = Signature("advance", {..., **lm_parameters("large"), "counts": COUNTERS})
-    counts = new_counters(batch, device)
+    counters = Tensor(torch.int64, ("B", 3))
+    ADVANCE = Signature("advance", {..., **lm_parameters("large"), "counts": counters})
+    counts = torch.zeros((batch, 3), dtype=torch.int64, device=device)
     module.launch(ADVANCE, ..., **large.on(device).arguments("large"), counts=counts)
-    statistics = statistics_of(counts)  # of all utterances; of one: counts[b]
 
     extern "C" __global__ void advance(const AdvanceArgs args) {
       const PagedLM large = {
@@ -25,6 +24,8 @@ A decoder says once what it wants, and keeps that; whoever launches a kernel ask
 
 from __future__ import annotations
 
+import mmap
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -33,10 +34,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from tqdm import tqdm
 
+from nemo_gpu_decoding.checks import FieldError, check_choice
 from nemo_gpu_decoding.cuda.launch import Scalar, Tensor
 from nemo_gpu_decoding.cuda.pinned import HostTable, PinningError
-from nemo_gpu_decoding.lm.copying import Copier
 from nemo_gpu_decoding.lm.packed import PackedArrays
 from nemo_gpu_decoding.lm.placement import (
     PLACEMENTS,
@@ -51,6 +53,9 @@ from nemo_gpu_decoding.lm.placement import (
 )
 from nemo_gpu_decoding.lm.records import LM_STATE
 
+SECTOR_BYTES = 32  # what a read over the bus fetches at least
+PIECE = 1 << 26  # bytes that are copied at a time
+SHOWN_FROM = 10**9  # smaller copies take about a second and are not announced
 _WORD = torch.int64  # holds the bits of uint64
 
 
@@ -108,6 +113,30 @@ class DeviceLM:
         return 0 if self.host_arcs is None else self.host_arcs.nbytes
 
 
+@dataclass(frozen=True)
+class LookupStatistics:
+    """Arcs that were asked for; all 0 for an LM that lies on the device as a whole.
+
+    Results never depend on the cache, but these numbers do: on its size, on what was decoded before,
+    and on the order in which threads came.
+    """
+
+    hits: int = 0  # that were in the cache
+    misses: int = 0  # that were read over the bus
+    bus_bytes: int = 0  # that these reads fetched
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the hits, 0 .. 1; NaN if nothing was asked for."""
+        asked = self.hits + self.misses
+        return self.hits / asked if asked else float("nan")
+
+    def __add__(self, other: LookupStatistics) -> LookupStatistics:
+        return LookupStatistics(
+            self.hits + other.hits, self.misses + other.misses, self.bus_bytes + other.bus_bytes
+        )
+
+
 class PlacedLM:
     """An LM, and how GPUs are to hold it; keep it as long as it is decoded with.
 
@@ -133,10 +162,9 @@ class PlacedLM:
         name: str = "the LM",
         measure: Callable[[torch.device], Memory] = free_memory,
     ) -> None:
-        if placement not in PLACEMENTS:
-            raise ValueError(f"placement is {placement!r}, expected one of {', '.join(PLACEMENTS)}")
+        check_choice("placement", placement, PLACEMENTS)
         if cache_bytes < SLOT_BYTES:
-            raise ValueError(f"cache_bytes is {cache_bytes}, expected at least {SLOT_BYTES}")
+            raise FieldError("cache_bytes", cache_bytes, f"at least {SLOT_BYTES}")
         self._arrays, self._placement, self._cache_bytes = arrays, placement, cache_bytes
         self._name, self._measure = name, measure
         self._copies: dict[torch.device, DeviceLM] = {}
@@ -215,3 +243,67 @@ def _pinned(array: np.ndarray, device: torch.device, copier: Copier) -> torch.Te
     if device.type == "cuda":
         table.pin()
     return table.bytes
+
+
+class Copier:
+    """Copies of an LM's arrays, many GB that may be mapped from a file, piece by piece.
+
+    There is one progress bar for all; use it in a `with` block.
+
+    Args:
+        total: bytes that there will be.
+        what: for the bar, which is on stderr if that is a terminal.
+    """
+
+    def __init__(self, total: int, what: str) -> None:
+        hidden = None if total >= SHOWN_FROM else True  # None: unless stderr is no terminal
+        self._bar = tqdm(
+            total=total, desc=what, unit="B", unit_scale=True, disable=hidden, file=sys.stderr
+        )
+
+    def __enter__(self) -> Copier:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def copy(self, source: np.ndarray, target: torch.Tensor) -> torch.Tensor:
+        """Copy the bytes of an array to a uint8 tensor [nbytes] of any device, which is returned.
+
+        Pages of a mapped file are given back after each piece: else the process would hold the file's
+        copy of an array besides its own.
+        """
+        content = source.reshape(-1).view(np.uint8)
+        mapping = _mapped_file(source)
+        for begin in range(0, len(content), PIECE):
+            piece = content[begin : begin + PIECE]
+            end = begin + len(piece)
+            if target.device.type == "cpu":
+                np.copyto(target.numpy()[begin:end], piece)
+            else:
+                target[begin:end].copy_(torch.from_numpy(piece.copy()))
+            if mapping is not None:
+                _give_back(piece, mapping)
+            self._bar.update(len(piece))
+        return target
+
+
+def _mapped_file(array: np.ndarray) -> mmap.mmap | None:
+    """The mapping that an array is part of, if it maps a file for reading only."""
+    base: Any = array
+    reads_file = False
+    while isinstance(base, np.ndarray):
+        reads_file |= isinstance(base, np.memmap) and base.mode == "r"
+        base = base.base
+    return base if reads_file and isinstance(base, mmap.mmap) else None
+
+
+def _give_back(piece: np.ndarray, mapping: mmap.mmap) -> None:
+    """Drop the whole pages of a piece from the process; a later look reads them from the file again."""
+    if not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    start = np.frombuffer(mapping, np.uint8).ctypes.data
+    begin = -(-(piece.ctypes.data - start) // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (piece.ctypes.data + piece.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > begin:
+        mapping.madvise(mmap.MADV_DONTNEED, begin, end - begin)

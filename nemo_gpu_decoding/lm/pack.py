@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from tqdm import tqdm
 
+from nemo_gpu_decoding.checks import check_choice
 from nemo_gpu_decoding.container import encode_words
 from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, ArpaReader
@@ -136,8 +137,7 @@ def _peak_rss() -> int:
 
 
 def _check_options(layout: str, cost_bits: int) -> None:
-    if layout not in LAYOUTS:
-        raise ValueError(f"layout is {layout!r}, expected one of {', '.join(LAYOUTS)}")
+    check_choice("layout", layout, LAYOUTS)
     check_cost_bits(cost_bits)
 
 

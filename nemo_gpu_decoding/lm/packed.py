@@ -47,6 +47,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.lm.bits import read_bits
 
@@ -184,7 +185,7 @@ class PackedLM:
             ("label", label, self.vocab_size),
         ):
             if not 0 <= value < size:
-                raise ValueError(f"{name} is {value}, expected 0 .. {size - 1}")
+                raise FieldError(name, value, f"0 .. {size - 1}")
         cost, target = lookup(self.arrays, state, label)
         return float(cost), int(target)
 

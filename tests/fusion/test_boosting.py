@@ -14,6 +14,7 @@ from nemo_gpu_decoding.fusion.boosting import (
     build_boosting_tree,
     load_boosting_tree,
     read_phrases,
+    word_continuations,
 )
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.assets import ASSETS
@@ -376,3 +377,22 @@ def test_options_that_mean_nothing(options, message):
 def test_bad_weights(weight):
     with pytest.raises(ValueError, match="weight of phrase 'abc'"):
         Phrase("abc", weight)
+
+
+# -- Which pieces continue a word ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "continuations", "others"),
+    [
+        ("bpe",
+         ["a", "er", "é", "7", "ж", "가", "\N{COMBINING ACUTE ACCENT}", "\N{DEVANAGARI SIGN VIRAMA}"],
+         ["▁", "▁a", "'s", "-", ",", "<unk>", "<s>", "<0x41>", "[CLS]", "東京", "カ", "ー", "ไทย"]),
+        ("wpe", ["##a", "##7", "##é"], ["a", "##", "#", "##'s", "##東", "[UNK]", "'"]),
+        ("byte_bpe", ["a", "7", "Ã©"], ["Ġ", "Ġa", "'s", "Ã", "-", "<|en|>"]),
+        ("char", ["a", "ü", "7"], [" ", "'", "-", "東"]),
+    ],
+)  # fmt: skip
+def test_letters_digits_and_accents_continue_a_word(kind, continuations, others):
+    vocabulary = Vocabulary((*continuations, *others), kind)
+    assert word_continuations(vocabulary).tolist() == [True] * len(continuations) + [False] * len(others)

@@ -98,7 +98,7 @@ def test_truncated_fst_files_are_named(tmp_path, keep):
 
 def test_ready_made_graphs_need_words(tmp_path):
     write_fst(fst(SMALL, 4, [2]), tmp_path / "small.fst")
-    with pytest.raises(ValueError, match=r"words is None, but .* has no output symbols"):
+    with pytest.raises(ValueError, match=r"words is None, expected the words\.txt of .*, which has no"):
         load_fst_graph(tmp_path / "small.fst")
     (tmp_path / "words.txt").write_text("<eps> 0\none 1\ntwo 2\n")
     assert load_fst_graph(tmp_path / "small.fst", tmp_path / "words.txt").words == WORDS

@@ -8,13 +8,7 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.cuda.launch import Runtime, Scalar, Signature, Tensor
-from nemo_gpu_decoding.lm.lookup_statistics import (
-    COUNTERS,
-    LookupStatistics,
-    new_counters,
-    statistics_of,
-)
-from nemo_gpu_decoding.lm.on_device import DeviceLM, lm_parameters
+from nemo_gpu_decoding.lm.on_device import SECTOR_BYTES, DeviceLM, LookupStatistics, lm_parameters
 from nemo_gpu_decoding.lm.packed import PackedLM
 
 SOURCE = Path(__file__).with_name("paged_lookups.cu")
@@ -26,7 +20,7 @@ LOOKUPS = Signature(
         "asked_labels": Tensor(torch.int64, ("N",)),
         "costs": Tensor(torch.float32, ("N",)),
         "targets": Tensor(torch.int64, ("N",)),
-        "counts": COUNTERS,
+        "counts": Tensor(torch.int64, ("grid", 3)),
         "count": Scalar(np.int32),
     },
 )
@@ -54,7 +48,7 @@ def look_up(
     states, labels = asked.T.contiguous().to(device)
     costs = torch.zeros(count, device=device)
     targets = torch.zeros(count, dtype=torch.int64, device=device)
-    counts = new_counters(grid, device)
+    counts = torch.zeros((grid, 3), dtype=torch.int64, device=device)
     runtime.load(str(source), device).launch(
         LOOKUPS,
         grid=grid,
@@ -67,4 +61,9 @@ def look_up(
         counts=counts,
         count=count,
     )
-    return list(zip(costs.tolist(), targets.tolist(), strict=True)), statistics_of(counts)
+    return list(zip(costs.tolist(), targets.tolist(), strict=True)), _statistics(counts)
+
+
+def _statistics(counters: torch.Tensor) -> LookupStatistics:
+    hits, misses, sectors = counters.sum(0).tolist()
+    return LookupStatistics(hits, misses, sectors * SECTOR_BYTES)

@@ -9,7 +9,8 @@ import random
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.lm.bits import unpacked
+from nemo_gpu_decoding.lm.bits import MAX_BITS, bits_for, num_words, packed, unpacked, write_bits
+from nemo_gpu_decoding.lm.codebook import Codebook
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import NO_LABEL
 from tests.lm.ngrams import closed_table, missing_suffixes, write_arpa
@@ -138,3 +139,83 @@ def test_state_or_label_out_of_range(pack, state, label):
 def test_bytes_of_each_part(pack):
     lm = pack(EXAMPLE)
     assert lm.nbytes == {"states": 4 * 12, "labels": 2 * 8, "arcs": 5 * 8, "codebook": 4}
+
+
+# -- Arrays of small integers -------------------------------------------------------------------------
+
+
+def test_worked_example():
+    assert packed(np.array([5, 1, 6], np.uint64), bits=3).tolist() == [0b110_001_101, 0]
+
+
+@pytest.mark.parametrize(("largest", "bits"), [(0, 1), (1, 1), (2, 2), (255, 8), (256, 9)])
+def test_bits_for(largest, bits):
+    assert bits_for(largest) == bits
+
+
+@pytest.mark.parametrize("bits", [1, 3, 18, 32, 33, 50, MAX_BITS])
+@pytest.mark.parametrize("length", [0, 1, 64, 131])
+def test_what_is_packed_can_be_read(bits, length):
+    values = np.random.default_rng(bits).integers(0, 1 << bits, length, np.uint64)
+    words = packed(values, bits)
+    assert len(words) == num_words(length, bits)
+    assert (unpacked(words, bits, length) == values).all()
+
+
+def test_writing_in_pieces_gives_the_same():
+    values = np.random.default_rng(0).integers(0, 1 << 37, 100, np.uint64)
+    words = np.zeros(num_words(100, 37), np.uint64)
+    for begin, end in ((0, 1), (1, 40), (40, 100)):
+        write_bits(words, 37, begin, values[begin:end])
+    assert (words == packed(values, 37)).all()
+
+
+# -- Codebooks: no cost is off by more than they say, flags are exact ---------------------------------
+
+
+def decoded(codebook, costs):
+    return codebook.values[codebook.encode(costs)]
+
+
+@pytest.mark.parametrize("bits", [4, 8, 10, 16])
+@pytest.mark.parametrize("seed", range(3))
+def test_no_cost_is_off_by_more_than_max_error_nor_half_a_bin(bits, seed):
+    draw = np.random.default_rng(seed)
+    costs = draw.gamma(2.0, 3.0, 5000).astype(np.float32)
+    codebook = Codebook.of(costs, bits)
+    errors = np.abs(decoded(codebook, costs).astype(np.float64) - costs)
+    assert len(codebook.values) == 1 << bits
+    assert errors.max() == pytest.approx(codebook.max_error, rel=1e-4)
+    half_a_bin = (float(costs.max()) - float(costs.min())) / (1 << bits) / 2
+    assert codebook.max_error <= half_a_bin + 1e-6  # float32
+    assert codebook.max_error > half_a_bin / 2 or bits == 16  # of 2^16 bins most hold one cost
+
+
+def test_flags_are_exact_and_do_not_stretch_the_bins():
+    usual = np.linspace(0, 10, 1000, dtype=np.float32)
+    flags = np.array([99 * np.log(10), np.inf], np.float32)
+    codebook = Codebook.of(np.concatenate([usual, flags]), 8)
+    assert decoded(codebook, flags).tolist() == flags.tolist()
+    assert codebook.max_error < 10 / 254 / 2 + 1e-6
+
+
+def test_many_distinct_large_costs_are_costs_like_any_other():
+    costs = np.linspace(0, 1000, 500, dtype=np.float32)
+    codebook = Codebook.of(np.append(costs, np.float32(np.inf)), 8)
+    assert np.abs(decoded(codebook, costs) - costs).max() <= codebook.max_error <= 1000 / 255 / 2 + 1e-3
+    assert decoded(codebook, np.array([np.inf], np.float32)).tolist() == [np.inf]
+
+
+@pytest.mark.parametrize("costs", [[], [2.5], [2.5, 2.5], [np.inf]])
+def test_few_costs_are_exact(costs):
+    costs = np.array(costs, np.float32)
+    codebook = Codebook.of(costs, 4)
+    assert decoded(codebook, costs).tolist() == costs.tolist()
+    assert codebook.max_error == 0
+    assert len(codebook.values) == 16
+
+
+@pytest.mark.parametrize("bits", [3, 17])
+def test_bits_out_of_range(bits):
+    with pytest.raises(ValueError, match=f"cost_bits is {bits}, expected 4 .. 16"):
+        Codebook.of(np.zeros(1, np.float32), bits)

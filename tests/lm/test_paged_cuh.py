@@ -8,8 +8,7 @@ import torch
 from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.compile import compiler_options
 from nemo_gpu_decoding.cuda.sources import read_source
-from nemo_gpu_decoding.lm.lookup_statistics import LookupStatistics
-from nemo_gpu_decoding.lm.on_device import PlacedLM
+from nemo_gpu_decoding.lm.on_device import LookupStatistics, PlacedLM
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.placement import SLOT_BYTES
 from tests.cuda.needs import needs_nvrtc

@@ -23,7 +23,7 @@ import torch
 from nemo_gpu_decoding.cuda.launch import Signature, as_records, runtime
 from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton, on_device
-from nemo_gpu_decoding.lm.lookup_statistics import SECTOR_BYTES, LookupStatistics
+from nemo_gpu_decoding.lm.on_device import SECTOR_BYTES, LookupStatistics
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.word_graph import kernel_abi
 from nemo_gpu_decoding.search.word_graph import tokens as host

@@ -108,7 +108,7 @@ WORK = np.dtype(
         ("arc_visits", np.int64),
         ("groups", np.int64),
         ("prolonged", np.int64),  # LM contexts that were expanded
-        ("cache_hits", np.int64),  # arcs of the LMs, see `lookup_statistics.py`
+        ("cache_hits", np.int64),  # arcs of the LMs, see `lm/on_device.py`
         ("cache_misses", np.int64),
         ("cache_sectors", np.int64),
     ]
