@@ -1,12 +1,16 @@
 """Compile every CUDA kernel for every GPU generation and print what it takes. Needs NVRTC, but no GPU.
 
     python scripts/check_kernels.py [FILE ...] [--arch 80 ...]
+    python scripts/check_kernels.py --headers build/include
 
 Fails if a kernel does not compile or spills registers: spilled values live in slow memory, and a
 kernel that spills is many times slower than its author thinks. A kernel file that is used with
 preprocessor macros lists them, one line per set:
 
     // variants: WIDTH=32 NAME=value
+
+With --headers nothing is compiled: the headers that are printed from numpy records are written to a
+folder, for readers and editors.
 """
 
 from __future__ import annotations
@@ -17,11 +21,12 @@ import os
 import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.availability import install_advice
 from nemo_gpu_decoding.cuda.compile import compiler_options
-from nemo_gpu_decoding.cuda.sources import kernel_files, read_source
+from nemo_gpu_decoding.cuda.sources import kernel_files, printed_header, read_source
 from nemo_gpu_decoding.report import format_table
 
 ARCHITECTURES = (75, 80, 90, 100, 120)
@@ -51,8 +56,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("files", nargs="*", help="relative to the package; all kernels if none is named")
     parser.add_argument("--arch", type=int, nargs="+", default=ARCHITECTURES)
+    parser.add_argument("--headers", type=Path, metavar="FOLDER", help="write printed headers there")
     options = parser.parse_args(arguments)
-
+    if options.headers is not None:
+        return write_headers(options.headers, options.files or kernel_files())
     try:
         known = [arch for arch in options.arch if arch in nvrtc.architectures()]
     except (ImportError, RuntimeError) as error:  # the loader's errors are RuntimeErrors
@@ -69,6 +76,20 @@ def main(arguments: list[str] | None = None) -> int:
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
         results = pool.starmap(check, jobs, chunksize=1)
     return report(jobs, results)
+
+
+def write_headers(folder: Path, files: list[str]) -> int:
+    """Write the printed headers that the files include to a folder, and print their names."""
+    printed = {}
+    for file in files:
+        for name, text in read_source(file).headers.items():
+            if printed_header(name) == text:
+                printed[name] = text
+    for name, text in sorted(printed.items()):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text, encoding="utf-8")
+        print(folder / name)
+    return 0
 
 
 def variants(name: str) -> list[dict[str, int | str]]:

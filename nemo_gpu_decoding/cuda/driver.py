@@ -218,7 +218,7 @@ class Driver:
 
     def check_parameters(self, function: Any, signature: Signature) -> None:
         """Compare the signature with the compiled kernel, as far as a driver tells (12.4 and newer)."""
-        wanted = signature.argument_bytes
+        wanted = [signature.size]
         found: list[int] = []
         try:
             while len(found) <= len(wanted):

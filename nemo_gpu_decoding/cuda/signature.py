@@ -88,45 +88,36 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Signature:
-    """A kernel's name and its parameters, in the order of the C++ declaration."""
+    """A kernel's name and its parameters: the fields of the one struct that it takes, by value.
+
+    `records.py` prints that struct; its layout is C++'s.
+    """
 
     name: str
     parameters: Mapping[str, Tensor | Scalar]
-    # The kernel takes one struct of all of them, see `records.py`, and not each apart.
-    in_one_struct: bool = False
 
     def __post_init__(self) -> None:
         taken = sorted(RESERVED & set(self.parameters))
         if taken:
             raise ValueError(f"{self.name}: parameters may not be called {', '.join(taken)}")
 
-    @cached_property
-    def argument_bytes(self) -> list[int]:
-        """The size of each argument of the C++ declaration."""
-        if self.in_one_struct:
-            return [self._layout.size]
-        return [_scalar_type(parameter).itemsize for parameter in self.parameters.values()]
+    @property
+    def size(self) -> int:
+        """Bytes of the struct."""
+        return self._layout.size
 
     def packed(self, values: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
         """Checked arguments as a launch reads them.
 
         Returns:
-            their bytes, and the addresses of the arguments of the C++ declaration in them, which are
-            what a launch is given. Both must live until it returns.
+            the struct's bytes, and [1] their address. Both must live until the launch returns.
         """
-        slots = np.frombuffer(self._layout.pack(*values), np.uint8)
-        step = 0 if self.in_one_struct else 8
-        count = len(self.argument_bytes)
-        return slots, slots.ctypes.data + step * np.arange(count, dtype=np.uint64)
+        packed = np.frombuffer(self._layout.pack(*values), np.uint8)
+        return packed, np.array([packed.ctypes.data], np.uint64)
 
     @cached_property
     def _layout(self) -> struct.Struct:
-        """Packs all values: as C++ lays out the struct, or each padded to 8 bytes."""
         dtypes = [_scalar_type(parameter) for parameter in self.parameters.values()]
-        if not self.in_one_struct:
-            return struct.Struct(
-                "<" + "".join(f"{_PACK_CODES[d.str[1:]]}{8 - d.itemsize}x" for d in dtypes)
-            )
         fields = np.dtype([(f"_{n}", d) for n, d in enumerate(dtypes)], align=True)
         code, end = "<", 0
         for dtype, (_, offset, *_) in zip(dtypes, (fields.fields or {}).values(), strict=True):

@@ -16,26 +16,39 @@ struct Better {  // score down, parent up, label up
   }
 };
 
-extern "C" __global__ void who_am_i(int* out) {
+struct WhoAmIArgs { int* out; };
+extern "C" __global__ void who_am_i(const WhoAmIArgs args) {
+  auto [out] = args;
   out[blockIdx.x * threads() + thread()] = 10000 * warps() + 100 * warp() + lane();
 }
 
-extern "C" __global__ void half_to_float(const Half* half, const BFloat16* brain, float* from_half,
-                                         float* from_brain, int count) {
+struct HalfToFloatArgs {
+  const Half* half;
+  const BFloat16* brain;
+  float* from_half;
+  float* from_brain;
+  int count;
+};
+extern "C" __global__ void half_to_float(const HalfToFloatArgs args) {
+  auto [half, brain, from_half, from_brain, count] = args;
   for (int i = blockIdx.x * threads() + thread(); i < count; i += gridDim.x * threads()) {
     from_half[i] = to_float(half[i]);
     from_brain[i] = to_float(brain[i]);
   }
 }
 
-extern "C" __global__ void keys_of_floats(const float* x, unsigned* keys, float* back, int count) {
+struct KeysOfFloatsArgs { const float* x; unsigned* keys; float* back; int count; };
+extern "C" __global__ void keys_of_floats(const KeysOfFloatsArgs args) {
+  auto [x, keys, back, count] = args;
   for (int i = thread(); i < count; i += threads()) {
     keys[i] = ordered_key(x[i]);
     back[i] = float_of_key(keys[i]);
   }
 }
 
-extern "C" __global__ void hashes(const uint64* x, uint64* out, int* powers, int count) {
+struct HashesArgs { const uint64* x; uint64* out; int* powers; int count; };
+extern "C" __global__ void hashes(const HashesArgs args) {
+  auto [x, out, powers, count] = args;
   for (int i = thread(); i < count; i += threads()) {
     out[i] = mixed(x[i]);
     powers[i] = power_of_two_from(i);
@@ -43,8 +56,9 @@ extern "C" __global__ void hashes(const uint64* x, uint64* out, int* powers, int
 }
 
 // Twice in a row with the same scratch memory: the first must be done with it on return.
-extern "C" __global__ void reductions(const int* x, int* sums, int* before, int* totals,
-                                      float* extremes) {
+struct ReductionsArgs { const int* x; int* sums; int* before; int* totals; float* extremes; };
+extern "C" __global__ void reductions(const ReductionsArgs args) {
+  auto [x, sums, before, totals, extremes] = args;
   __shared__ int scratch[32];
   __shared__ float float_scratch[32];
   int i = blockIdx.x * threads() + thread();
@@ -58,8 +72,16 @@ extern "C" __global__ void reductions(const int* x, int* sums, int* before, int*
 }
 
 // Numbers above a floor, in any order; `count` may exceed what `kept` holds.
-extern "C" __global__ void compaction(const float* x, int n, float floor, float* kept, int capacity,
-                                      int* count) {
+struct CompactionArgs {
+  const float* x;
+  int n;
+  float floor;
+  float* kept;
+  int capacity;
+  int* count;
+};
+extern "C" __global__ void compaction(const CompactionArgs args) {
+  auto [x, n, floor, kept, capacity, count] = args;
   __shared__ int found;
   if (thread() == 0) found = 0;
   __syncthreads();
@@ -72,7 +94,9 @@ extern "C" __global__ void compaction(const float* x, int n, float floor, float*
   if (thread() == 0) *count = found;
 }
 
-extern "C" __global__ void sort_keys(uint64* keys, int count) {
+struct SortKeysArgs { uint64* keys; int count; };
+extern "C" __global__ void sort_keys(const SortKeysArgs args) {
+  auto [keys, count] = args;
   extern __shared__ __align__(16) unsigned char smem[];
   uint64* items = (uint64*)smem;
   keys += blockIdx.x * count;
@@ -82,7 +106,9 @@ extern "C" __global__ void sort_keys(uint64* keys, int count) {
   for (int i = thread(); i < count; i += threads()) keys[i] = items[i];
 }
 
-extern "C" __global__ void order_records(const Record* records, int count, int* order) {
+struct OrderRecordsArgs { const Record* records; int count; int* order; };
+extern "C" __global__ void order_records(const OrderRecordsArgs args) {
+  auto [records, count, order] = args;
   extern __shared__ __align__(16) unsigned char smem[];
   Record* items = (Record*)smem;
   uint16* ranks = (uint16*)(items + count);
@@ -118,18 +144,27 @@ inline void row_sums(unsigned char* smem, const T* x, int rows, int columns, flo
     __syncthreads();
   }
 }
-extern "C" __global__ void row_sums_float(const float* x, int rows, int columns, float* first,
-                                          float* sums) {
+struct RowSumsFloatArgs { const float* x; int rows; int columns; float* first; float* sums; };
+extern "C" __global__ void row_sums_float(const RowSumsFloatArgs args) {
+  auto [x, rows, columns, first, sums] = args;
   extern __shared__ __align__(16) unsigned char smem[];
   row_sums(smem, x, rows, columns, first, sums);
 }
-extern "C" __global__ void row_sums_half(const Half* x, int rows, int columns, float* first,
-                                         float* sums) {
+struct RowSumsHalfArgs { const Half* x; int rows; int columns; float* first; float* sums; };
+extern "C" __global__ void row_sums_half(const RowSumsHalfArgs args) {
+  auto [x, rows, columns, first, sums] = args;
   extern __shared__ __align__(16) unsigned char smem[];
   row_sums(smem, x, rows, columns, first, sums);
 }
-extern "C" __global__ void row_sums_bfloat16(const BFloat16* x, int rows, int columns, float* first,
-                                             float* sums) {
+struct RowSumsBfloat16Args {
+  const BFloat16* x;
+  int rows;
+  int columns;
+  float* first;
+  float* sums;
+};
+extern "C" __global__ void row_sums_bfloat16(const RowSumsBfloat16Args args) {
+  auto [x, rows, columns, first, sums] = args;
   extern __shared__ __align__(16) unsigned char smem[];
   row_sums(smem, x, rows, columns, first, sums);
 }

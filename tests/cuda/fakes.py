@@ -33,7 +33,7 @@ class FakeDriver:
     CUstreamCaptureMode = SimpleNamespace(CU_STREAM_CAPTURE_MODE_RELAXED="relaxed")
     CUstream = int
 
-    def __init__(self, kernel: str = "axpy", parameter_sizes: tuple[int, ...] = (8, 4, 4)) -> None:
+    def __init__(self, kernel: str = "axpy", parameter_sizes: tuple[int, ...] = (16,)) -> None:
         self.kernel = kernel
         self.parameter_sizes = parameter_sizes
         self.shared_limit = 232448

@@ -76,9 +76,7 @@ def test_a_launch_arrives_as_it_was_meant(library):
         "module.launch(AXPY, grid=5, block=96, shared_bytes=60000, x=None, a=0.1, n=-2, last=True)\n",
         library,
     )
-    arguments = " ".join(
-        part.hex() for part in (bytes(8), struct.pack("<f", 0.1), struct.pack("<i", -2), b"\1")
-    )
+    arguments = struct.pack("<Qfi?7x", 0, 0.1, -2, True).hex()
     launched = "launch 9 grid 5 1 1 block 96 1 1 shared 60000 stream 4097 extra 0:"
     assert f"{launched} {arguments}" in lines
     assert "image machine code" in lines
@@ -104,15 +102,16 @@ def test_failures_are_told_in_the_drivers_words(library):
 
 def test_a_signature_with_the_wrong_types_never_gets_to_the_gpu(library):
     lines = output_of(
-        "wrong = Signature('axpy', {**AXPY.parameters, 'a': Scalar(np.float64)})\n"
+        "more = {'a': Scalar(np.float64), 'b': Scalar(np.float64)}\n"
+        "wrong = Signature('axpy', AXPY.parameters | more)\n"
         "try:\n"
         "    runtime().load('a/kernel.cu', device).launch(\n"
-        "        wrong, grid=1, block=32, x=None, a=0.1, n=1, last=False)\n"
+        "        wrong, grid=1, block=32, x=None, a=0.1, n=1, last=False, b=1.0)\n"
         "except ValueError as error:\n"
         "    print('refused', error)\n",
         library,
     )
     (refused,) = [line for line in lines if line.startswith("refused")]
-    assert "parameters of [8, 4, 4, 1] bytes" in refused
-    assert "its signature says [8, 8, 4, 1]" in refused
+    assert "parameters of [24] bytes" in refused
+    assert "its signature says [32]" in refused
     assert not any(line.startswith("launch") for line in lines)

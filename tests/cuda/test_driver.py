@@ -49,11 +49,7 @@ def test_a_launch_has_the_right_sizes_stream_context_and_arguments(module, fake)
     assert (seen.grid, seen.block, seen.shared) == ((3, 1, 1), (64, 1, 1), 1000)
     assert seen.stream == 0x5EED
     assert seen.context == "context of device 1"
-    assert seen.arguments == [
-        struct.pack("<Q", X.data_ptr()),
-        struct.pack("<f", 0.1),
-        struct.pack("<i", -2),
-    ]
+    assert seen.arguments == [struct.pack("<Qfi", X.data_ptr(), 0.1, -2)]
     assert seen.extra == 0
 
 
@@ -124,12 +120,10 @@ def test_a_kernel_that_is_not_there(module):
         launch(module, signature=other)
 
 
-@pytest.mark.parametrize("sizes", [(8, 4), (8, 4, 8), (8, 4, 4, 4), (8, 4, 4, 4, 4)])
+@pytest.mark.parametrize("sizes", [(), (8,), (24,), (16, 4), (8, 4, 4)])
 def test_a_signature_that_is_not_the_kernels(sizes, module, fake):
     fake.parameter_sizes = sizes
-    with pytest.raises(
-        ValueError, match=r"axpy has parameters of .* but its signature says \[8, 4, 4\]"
-    ):
+    with pytest.raises(ValueError, match=r"axpy has parameters of .* but its signature says \[16\]"):
         launch(module)
     assert not fake.launches
 

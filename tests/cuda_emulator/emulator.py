@@ -170,10 +170,10 @@ class EmulatedModule:
         declared = (ctypes.c_uint32 * 256)()
         getattr(self._code, f"emulator_parameters_{signature.name}")(declared)
         expected = list(declared)[: list(declared).index(0)]
-        if signature.argument_bytes != expected:
+        if [signature.size] != expected:
             raise ValueError(
-                f"kernel {signature.name}: the signature's arguments take "
-                f"{signature.argument_bytes} bytes, those of the C++ declaration {expected}"
+                f"kernel {signature.name}: the signature's struct takes {signature.size} bytes, "
+                f"the parameters of the C++ declaration {expected}"
             )
 
     def _options(

@@ -179,7 +179,5 @@ def test_scalars_of_every_width(emulated_runtime):
     """The signature is compared with the C++ declaration, as far as sizes tell."""
     signature = Signature("asserts", {"v": Scalar(np.int32)})
     module = emulated_runtime.load(str(HERE / "language.cu"), CPU)
-    with pytest.raises(
-        ValueError, match=r"asserts: .*take \[4\] bytes, those of the C\+\+ declaration \[8\]"
-    ):
+    with pytest.raises(ValueError, match=r"asserts: .*takes 4 bytes, .* of the C\+\+ declaration \[8\]"):
         module.launch(signature, grid=1, block=32, v=0)

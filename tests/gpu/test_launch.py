@@ -93,10 +93,10 @@ def test_sizes_are_checked_before_the_driver_sees_them(device, table, sizes, mes
 
 
 def test_a_signature_that_does_not_fit_its_kernel_is_found(device, table):
-    wrong = Signature("gather", {**GATHER.parameters, "count": Scalar(np.int64)})
+    wrong = Signature("gather", {**GATHER.parameters, "more": Scalar(np.int64)})
     where = torch.zeros(1, dtype=torch.int32, device=device)
     out = torch.zeros(1, dtype=torch.int64, device=device)
     with pytest.raises(ValueError, match="gather"):
         runtime().load(SOURCE, device).launch(
-            wrong, grid=1, block=32, table=table, where=where, out=out, count=1
+            wrong, grid=1, block=32, table=table, where=where, out=out, count=1, more=1
         )

@@ -131,3 +131,15 @@ def test_a_missing_compiler_fails_with_advice(check_kernels, monkeypatch, capsys
     monkeypatch.setattr(nvrtc, "architectures", missing)
     assert check_kernels.main([]) == 1
     assert "NVRTC can't be loaded: pip install 'nemo-gpu-decoding[cuda" in capsys.readouterr().out
+
+
+def test_printed_headers_are_written(tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("check_kernels_of_the_package", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    assert module.main(["--headers", str(tmp_path / "include")]) == 0
+    written = {path.relative_to(tmp_path / "include").as_posix() for path in tmp_path.rglob("*.cuh")}
+    assert {"fusion/automaton.cuh", "search/flexctc_beam/records.cuh", "graph/csr.cuh"} <= written
+    assert "struct State {" in (tmp_path / "include/fusion/automaton.cuh").read_text()
+    assert len(capsys.readouterr().out.splitlines()) == len(written)

@@ -142,7 +142,6 @@ ADVANCE = Signature(
         "beam_size": Scalar(np.int32),  # K
         "row_bytes": Scalar(np.int32),  # of a row in shared memory; 0: rows are read where they lie
     },
-    in_one_struct=True,
 )
 
 # Puts together the N best hypotheses of R utterances, of up to T tokens each.
@@ -176,5 +175,4 @@ FINISH = Signature(
         "final": Scalar(np.bool_),
         "tile_frames": Scalar(np.int32),  # of the back-pointers in shared memory at a time
     },
-    in_one_struct=True,
 )

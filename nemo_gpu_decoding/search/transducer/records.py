@@ -192,7 +192,6 @@ EXPAND = Signature(
         "inverse_temperature": Scalar(np.float64),
         "columns": _INT,
     },
-    in_one_struct=True,
 )
 # One block per utterance makes the new beam of them.
 MERGE = Signature(
@@ -213,7 +212,6 @@ MERGE = Signature(
         "node_capacity": _INT,
         "cache_entries": _INT,  # of an utterance
     },
-    in_one_struct=True,
 )
 # Decides who reads which frame first.
 SCHEDULE = Signature(
@@ -227,7 +225,6 @@ SCHEDULE = Signature(
         "node_capacity": _INT,
         "cache_entries": _INT,
     },
-    in_one_struct=True,
 )
 COUNT_ACTIVE = Signature(
     "count_active",
@@ -236,7 +233,6 @@ COUNT_ACTIVE = Signature(
         "active": Tensor(torch.int32, (1,), written=True),
         "num_utterances": _INT,
     },
-    in_one_struct=True,
 )
 LOOP_CONDITION = Signature(
     "loop_condition",
@@ -245,7 +241,6 @@ LOOP_CONDITION = Signature(
         "counters": Tensor(STREAM_COUNTERS, ("B",)),
         "num_utterances": _INT,
     },
-    in_one_struct=True,
 )
 
 
@@ -263,7 +258,6 @@ def _moved_part(i: int) -> dict[str, Tensor | Scalar]:
 MOVE_ROWS = Signature(
     "move_rows",
     {name: parameter for i in range(MOVED_PARTS) for name, parameter in _moved_part(i).items()},
-    in_one_struct=True,
 )
 
 # The prediction network, see prediction.cu. E entries of the cache, H hidden values, J joint inputs.
@@ -287,7 +281,6 @@ LSTM_LAYER = Signature(
         "layer": _INT,
         "num_layers": _INT,
     },
-    in_one_struct=True,
 )
 LSTM_OUTPUT = Signature(
     "lstm_output",
@@ -301,7 +294,6 @@ LSTM_OUTPUT = Signature(
         "size": _INT,  # H
         "width": _INT,  # J
     },
-    in_one_struct=True,
 )
 STATELESS = Signature(
     "stateless",
@@ -321,5 +313,4 @@ STATELESS = Signature(
         "num_labels": _INT,
         "positions": _INT,
     },
-    in_one_struct=True,
 )

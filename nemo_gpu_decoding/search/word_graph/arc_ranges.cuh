@@ -1,7 +1,7 @@
 // Arc ranges: which arcs a token group looks at.
 //
-// An item of work is one arc of a small state, or one label of a large one, whose arcs are then found by
-// binary search. `Group` has a key and a cost, that of its best token.
+// An item of work is one arc of a small state, or one label of a large one, whose arcs are then found
+// by binary search. `Group` has a key and a cost, that of its best token.
 #pragma once
 
 #include "search/word_graph/labels.cuh"

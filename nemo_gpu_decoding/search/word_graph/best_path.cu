@@ -1,8 +1,8 @@
-// Best-path trace-back: the tokens that a best path ends in and its back-pointers, so that no more than these
-// are copied to the host.
+// Best-path trace-back: the tokens that a best path ends in and its back-pointers, so that no more than
+// these are copied to the host.
 //
-// One block per utterance that is asked about: all threads look for the best token, and for the one with
-// which the utterance ends best; one thread follows the back-pointers.
+// One block per utterance that is asked about: all threads look for the best token, and for the one
+// with which the utterance ends best; one thread follows the back-pointers.
 #include "search/word_graph/candidates.cuh"
 
 constexpr int MAX_THREADS = 512;
@@ -50,8 +50,8 @@ struct Choice {
   }
 };
 
-// The best of all threads goes to *token; of several that cost the same the one with the least key. False
-// if there is none. Call with all threads; a barrier must follow.
+// The best of all threads goes to *token; of several that cost the same the one with the least key.
+// False if there is none. Call with all threads; a barrier must follow.
 inline bool choose(const Choice& own, int* token, uint64* scratch) {
   const double cost = block_reduce(own.cost, Min(), (double*)scratch);
   const int64 key = block_reduce(own.cost == cost ? own.key : NO_KEY, Min(), (int64*)scratch);
@@ -59,7 +59,8 @@ inline bool choose(const Choice& own, int* token, uint64* scratch) {
   return key != NO_KEY;
 }
 
-// Copy the back-pointers of a token, newest first, as far as there is capacity. One thread; their number.
+// Copy the back-pointers of a token, newest first, as far as there is capacity. One thread; their
+// number.
 inline int copy_path(int last, const BackPointer* back_pointers, BackPointer* path, int capacity) {
   int count = 0;
   for (int i = last; i != NONE; i = back_pointers[i].previous, count++) {

@@ -46,8 +46,8 @@ inline float cost_before(const Origin& origin, const Workspace& work) {
   return token.cost + work.search.lm_weight * closure.cost - bonus;
 }
 
-// Of two candidates to one key at the same cost, whether a is the better one: arc, cost before it, key of the
-// source, epsilon closure.
+// Of two candidates to one key at the same cost, whether a is the better one: arc, cost before it, key
+// of the source, epsilon closure.
 inline bool breaks_tie(const Origin& a, const Origin& b, const Workspace& work) {
   if (a.arc != b.arc) return a.arc < b.arc;
   float own = cost_before(a, work), other = cost_before(b, work);
@@ -146,9 +146,9 @@ inline bool is_admitted(const Candidate& candidate, const Workspace& work) {
   return work.last_rank == ANY_RANK || rank_of(candidate.cost, candidate.key) <= work.last_rank;
 }
 
-// Enter the listed candidates into a table; of equal keys the better one stays. `ranked`: those that rank
-// too low are dropped, and the others are noted as links, if these are kept. Call with all threads after a
-// barrier; ends with one.
+// Enter the listed candidates into a table; of equal keys the better one stays. `ranked`: those that
+// rank too low are dropped, and the others are noted as links, if these are kept. Call with all threads
+// after a barrier; ends with one.
 inline void recombine(Table& table, bool ranked, Workspace& work) {
   const int count = work.counters->num_candidates;
   const float cutoff = work.cutoff();

@@ -1,7 +1,7 @@
 // Dropping the back-pointers that lead to no token any more.
 //
-// One block per utterance: marks what the chains of its tokens reach, numbers that by a running sum, and
-// copies it in order.
+// One block per utterance: marks what the chains of its tokens reach, numbers that by a running sum,
+// and copies it in order.
 //
 // variants: COMPOSE=0
 // variants: COMPOSE=1
@@ -15,8 +15,8 @@ typedef PlainCompactArgs CompactArgs;
 
 constexpr int MAX_THREADS = 512;
 
-// Mark what the chains of tokens reach: number 0 in place of NONE. Call with all threads; a barrier must
-// follow.
+// Mark what the chains of tokens reach: number 0 in place of NONE. Call with all threads; a barrier
+// must follow.
 inline void mark(const Token* tokens, int count, const BackPointer* back_pointers, int* numbers) {
   for (int i = thread(); i < count; i += threads()) {
     int at = tokens[i].back_pointer;  // a chain that meets another one goes on like that
@@ -24,7 +24,8 @@ inline void mark(const Token* tokens, int count, const BackPointer* back_pointer
   }
 }
 
-// Number what is marked, in order; returns how many. Call with all threads after a barrier; ends with one.
+// Number what is marked, in order; returns how many. Call with all threads after a barrier; ends with
+// one.
 inline int number(int* numbers, int count, int* scratch) {
   int size = 0;
   for (int first = 0; first < count; first += threads()) {

@@ -1,7 +1,8 @@
-// Eager composition: each token is expanded by each arc, and the LMs are queried before anything is pruned
-// [PagedBigLM]. Counterpart of eager.py, the baseline of benchmarks.
+// Eager composition: each token is expanded by each arc, and the LMs are queried before anything is
+// pruned [PagedBigLM]. Counterpart of eager.py, the baseline of benchmarks.
 //
-// Every token, in its own state or after a closure arc, is a context of its own, and every arc of it a query.
+// Every token, in its own state or after a closure arc, is a context of its own, and every arc of it a
+// query.
 #pragma once
 
 #include "search/word_graph/lm_queries.cuh"
@@ -24,9 +25,9 @@ inline bool eager_query(int m, int arc, const LmWorkspace& work, LmQuery& query)
   return !(work.search.topology == NORMAL && label + 1 == last_label(token, work));
 }
 
-// List all arcs of all group tokens as queries, from item number `item` of the tokens from `first` on, as far
-// as there is capacity. Moves both on; true if all are listed. Call with all threads; a barrier must
-// follow.
+// List all arcs of all group tokens as queries, from item number `item` of the tokens from `first` on,
+// as far as there is capacity. Moves both on; true if all are listed. Call with all threads; a barrier
+// must follow.
 inline bool query_all_arcs(int& first, int& item, LmWorkspace& work) {
   const GroupToken* group_tokens = work.buffers->group_tokens;
   const int num_group_tokens = work.lm_counters->num_group_tokens;
@@ -58,8 +59,8 @@ inline bool query_all_arcs(int& first, int& item, LmWorkspace& work) {
   return true;
 }
 
-// All arcs of all tokens. False if there is no capacity for them. Call with all threads after a barrier; ends
-// with one.
+// All arcs of all tokens. False if there is no capacity for them. Call with all threads after a
+// barrier; ends with one.
 inline bool expand_eagerly(const Row& row, int count, LmWorkspace& work) {
   if (!list_group_tokens(count, 0.0f, work)) return false;
   separate_contexts(work);

@@ -1,13 +1,16 @@
 // Expansion: the arcs of all token groups, and with them one frame of the search without composition.
 //
-// Arc ranges of all groups are spread evenly over the threads: states have from one to many thousand arcs.
+// Arc ranges of all groups are spread evenly over the threads: states have from one to many thousand
+// arcs.
 #pragma once
 
 #include "search/word_graph/arc_ranges.cuh"
 #include "search/word_graph/token_groups.cuh"
 
 // The candidate by one arc. False if it is closed or hopeless.
-inline bool candidate_of(const Row& row, const ArcRange& range, const Workspace& work, Candidate& candidate) {
+inline bool candidate_of(
+  const Row& row, const ArcRange& range, const Workspace& work, Candidate& candidate
+) {
   const Search& search = work.search;
   const Entry& group = work.groups.entries[range.group];
   const GraphArc arc = work.graph.arcs[range.arc];
@@ -63,8 +66,8 @@ inline void expand_groups(const Row& row, float least, Workspace& work) {
   if (thread() == 0) *work.groups.count = 0;
 }
 
-// All emitting arcs. Where there is no capacity for another group, those that there are go first. Call with
-// all threads after a barrier; the next tokens are complete then.
+// All emitting arcs. Where there is no capacity for another group, those that there are go first. Call
+// with all threads after a barrier; the next tokens are complete then.
 inline void expand_arcs(const Row& row, int count, Workspace& work) {
   const float least = least_acoustic_cost(row, work);
   int first = 0, item = 0;

@@ -3,8 +3,8 @@
 
 #include "search/word_graph/expand.cuh"
 
-// All candidates that stay below the cutoff, as far as there is capacity for their keys. `best`: cost of the
-// best one, if it is known, or the largest float. Call with all threads after a barrier.
+// All candidates that stay below the cutoff, as far as there is capacity for their keys. `best`: cost
+// of the best one, if it is known, or the largest float. Call with all threads after a barrier.
 inline int expand(const Row& row, int columns, int count, float best, Workspace& work) {
   Counters& counters = *work.counters;
   work.next_tokens.clear();

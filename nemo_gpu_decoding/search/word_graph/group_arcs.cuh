@@ -15,8 +15,8 @@ inline bool survives(const Row& row, const ArcRange& range, const LmWorkspace& w
   return least_total(group_cost, arc.cost, acoustic_cost, work.search) <= work.cutoff();
 }
 
-// List the arcs of all groups. False if they are beyond the capacity. Call with all threads after a barrier;
-// ends with one.
+// List the arcs of all groups. False if they are beyond the capacity. Call with all threads after a
+// barrier; ends with one.
 __noinline__ bool list_group_arcs(Row row, float least, const LmWorkspace* shared) {
   const LmWorkspace& work = *shared;
   LmCounters& lm_counters = *work.lm_counters;
@@ -97,8 +97,8 @@ inline bool is_closed(const Step& step, const GroupToken& token, const Workspace
   return work.search.topology == NORMAL && step.arc.label + 1 == last_label(token, work);
 }
 
-// The token of a context that is expanded by an arc, or NONE: the best one to which it is open. For lattices
-// all of them are, and this is the first; see next_token_of.
+// The token of a context that is expanded by an arc, or NONE: the best one to which it is open. For
+// lattices all of them are, and this is the first; see next_token_of.
 inline int first_token_of(const Step& step, int h, const LmWorkspace& work) {
   const LmContext& context = work.buffers->contexts[h];
   if (KEEPS_LINKS) return context.newest;
@@ -109,8 +109,8 @@ inline int next_token_of(int m, const LmWorkspace& work) {
   return KEEPS_LINKS && m != NONE ? work.buffers->group_tokens[m].next : NONE;
 }
 
-// The candidate of a token by an arc, the LM score difference included. False if the arc is closed to it, or
-// if the candidate has tightened the cutoff already: a lattice has it once.
+// The candidate of a token by an arc, the LM score difference included. False if the arc is closed to
+// it, or if the candidate has tightened the cutoff already: a lattice has it once.
 inline bool candidate_of(
   const Step& step, int arc, int m, int64 lm, float difference, const LmWorkspace& work,
   Candidate& candidate
@@ -131,8 +131,8 @@ inline int context_at(const GroupArc& group_arc, int index, const LmWorkspace& w
   return (int)(uint32)work.buffers->order[work.buffers->groups[group_arc.group].begin + index];
 }
 
-// Reserve the first candidate of each thread that offer_all offers; for lattices it does so itself. Call with
-// all threads.
+// Reserve the first candidate of each thread that offer_all offers; for lattices it does so itself.
+// Call with all threads.
 inline void reserve_for_first(LmWorkspace& work) {
   if (!KEEPS_LINKS) reserve_after_barrier(1, work);
 }
@@ -148,8 +148,8 @@ inline void offer_all(const Step& step, int arc, int m, int64 lm, float differen
   } while (KEEPS_LINKS && __syncthreads_or(m != NONE));
 }
 
-// Arcs without a word, for all contexts without a pending one. Call with all threads after a barrier; ends
-// with one. The cutoff is what all candidates that need no LM leave, then.
+// Arcs without a word, for all contexts without a pending one. Call with all threads after a barrier;
+// ends with one. The cutoff is what all candidates that need no LM leave, then.
 inline void expand_without_lm(const Row& row, LmWorkspace& work) {
   const int num_group_arcs = work.lm_counters->num_group_arcs;
   for (int first = 0; first < num_group_arcs; first += threads()) {

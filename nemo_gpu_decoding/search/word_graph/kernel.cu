@@ -1,4 +1,5 @@
-// The search of word graphs on the GPU: cuda_wfst [CUDA-WFST], and with COMPOSE=1 paged_biglm [LET], [XLLM].
+// The search of word graphs on the GPU: cuda_wfst [CUDA-WFST], and with COMPOSE=1 paged_biglm [LET],
+// [XLLM].
 //
 // One launch reads a chunk of every stream, one block per utterance. A block loops over the frames of
 // its utterance, with the row of the frame and all counters in shared memory; tokens and tables lie in
@@ -19,18 +20,20 @@
 //   epsilon_closure           groups of LM contexts of tokens                      lm_contexts.cuh
 //   list_group_arcs           groups look at arcs, once for all LM contexts        group_arcs.cuh
 //   expand_without_lm         arcs without words are expanded                      group_arcs.cuh
-//   expand_with_lm            words below the cutoff query the LMs first           lm_queries.cuh, lm_cache.cuh
+//   expand_with_lm            words below the cutoff query the LMs first           lm_queries.cuh
 //
 // Whether the LMs are queried for a word depends on the small LM's cost and on the cutoff that all
-// candidates without the LMs have left: so on no order. Answers are shared: each query is looked up once,
-// however many contexts and arcs have it. An item of work is never a state or a token, but an arc of a
-// group, or a context below the cutoff at an arc: these are spread evenly over the threads.
+// candidates without the LMs have left: so on no order. Answers are shared: each query is looked up
+// once, however many contexts and arcs have it. An item of work is never a state or a token, but an arc
+// of a group, or a context below the cutoff at an arc: these are spread evenly over the threads.
 //
-// For lattices recombine also notes every candidate as a link; prune keeps those that may matter (links.cuh).
+// For lattices recombine also notes every candidate as a link; prune keeps those that may matter
+// (links.cuh).
 //
-// Surviving tokens, their costs and their back-pointers are those of the CPU to the bit: candidates with
-// one key have a total order, sums are formed in the same order, and what bounds leave out cannot
-// survive. Only the places of tokens, back-pointers and links depend on the order in which threads arrive.
+// Surviving tokens, their costs and their back-pointers are those of the CPU to the bit: candidates
+// with one key have a total order, sums are formed in the same order, and what bounds leave out cannot
+// survive. Only the places of tokens, back-pointers and links depend on the order in which threads
+// arrive.
 //
 // Compiled once per type of log-prob, with LINKS=1 for lattices, with EAGER=1 for eager composition.
 // variants: LOG_PROB=float
@@ -135,7 +138,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(const Advan
   now.half = 0;
   now.status = DONE;
   const LogProb* first = args.log_probs + (b * args.frames + now.begin) * columns;
-  uint8* buffers = smem + (sizeof(Counters) + 8 * LANES + 4 * (BINS + 2 * (threads() + 1)) + 15) / 16 * 16;
+  const int own = sizeof(Counters) + 8 * LANES + 4 * (BINS + 2 * (threads() + 1));
+  uint8* buffers = smem + (own + 15) / 16 * 16;
   RowReader rows(first, columns, args.lengths[b] - now.begin, buffers, args.row_bytes);
   while (now.status == DONE && rows.any()) {
     const Row row = rows.next();

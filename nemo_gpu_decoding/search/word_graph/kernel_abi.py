@@ -400,7 +400,6 @@ def _advance(token: np.dtype, buffers: Mapping[str, Tensor], **more: Tensor | Sc
             "max_links": Scalar(np.int32),  # L
             "row_bytes": Scalar(np.int32),  # of a row in shared memory; 0: rows are read where they lie
         },
-        in_one_struct=True,
     )
 
 
@@ -433,7 +432,6 @@ def _compact(token: np.dtype) -> Signature:
             "max_back_pointers": Scalar(np.int32),  # R
             "capacity": Scalar(np.int32),
         },
-        in_one_struct=True,
     )
 
 
@@ -460,5 +458,4 @@ TRACE_BACK = Signature(
         # follow the token that ends best, if any may end; else the best token
         "final": Scalar(np.bool_),
     },
-    in_one_struct=True,
 )

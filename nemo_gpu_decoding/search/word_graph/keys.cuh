@@ -1,5 +1,5 @@
-// Token keys: what tells tokens apart, and the records that hold a key. Counterpart of key_of and hash_of on
-// the CPU.
+// Token keys: what tells tokens apart, and the records that hold a key. Counterpart of key_of and
+// hash_of on the CPU.
 //
 //   COMPOSE=0  int64  graph state, boosting state, last label + 1 (0 after a blank)
 //   COMPOSE=1  LmKey  the same, and the LM context: the states of two LMs (paged_biglm)

@@ -1,9 +1,9 @@
-// Links between the tokens of two frames, for lattices: every candidate that was found, not just the best
-// one with a key.
+// Links between the tokens of two frames, for lattices: every candidate that was found, not just the
+// best one with a key.
 //
-// While a frame is worked on, its links are candidates whose target is an entry of the next tokens; those
-// that are not hopeless for the lattice stay when the frame is pruned. Their order depends on the order in
-// which threads arrive, and the lattice that is made of them does not.
+// While a frame is worked on, its links are candidates whose target is an entry of the next tokens;
+// those that are not hopeless for the lattice stay when the frame is pruned. Their order depends on the
+// order in which threads arrive, and the lattice that is made of them does not.
 #pragma once
 
 #include "search/word_graph/workspace.cuh"
@@ -14,8 +14,8 @@ inline bool is_hopeless(float source_cost, float cost, float target_cost, const 
   return source_cost + cost - target_cost > search.lattice_beam;
 }
 
-// Note `count` listed candidates as links of the frame. Counts on beyond the capacity. Call with all threads
-// when the best listed candidate with every key is known.
+// Note `count` listed candidates as links of the frame. Counts on beyond the capacity. Call with all
+// threads when the best listed candidate with every key is known.
 inline void note_links(int count, const Table& next_tokens, Workspace& work) {
   for (int first = 0; first < count; first += threads()) {
     const int i = first + thread();
@@ -36,8 +36,8 @@ inline void note_links(int count, const Table& next_tokens, Workspace& work) {
   }
 }
 
-// Make every listed candidate a group of its own: all of them count, not just the best one in a state. Call
-// with all threads after a barrier; ends with one.
+// Make every listed candidate a group of its own: all of them count, not just the best one in a state.
+// Call with all threads after a barrier; ends with one.
 inline void one_group_each(Workspace& work) {
   const int count = work.counters->num_candidates, before = *work.groups.count;
   for (int i = thread(); i < count; i += threads()) {

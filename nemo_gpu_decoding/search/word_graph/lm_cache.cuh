@@ -1,5 +1,5 @@
-// LM query cache: each query is looked up once, however many contexts have it in this frame, and not at all
-// if it was answered in the frames before, as far as answers are kept.
+// LM query cache: each query is looked up once, however many contexts have it in this frame, and not at
+// all if it was answered in the frames before, as far as answers are kept.
 #pragma once
 
 #include "search/word_graph/lm_workspace.cuh"
@@ -25,13 +25,13 @@ inline int find_or_claim(int i, const LmBuffers& buffers) {
   }
 }
 
-// Capacity for `count` answers more, if need be by forgetting all. Call with all threads after a barrier; ends
-// with one.
+// Capacity for `count` answers more, if need be by forgetting all. Call with all threads after a
+// barrier; ends with one.
 inline void reserve_answers(int count, const LmBuffers& buffers, LmCounters& lm_counters) {
   const bool full = lm_counters.num_cached + count > buffers.capacity.cached_scores;
   __syncthreads();
   if (full) {
-    for (int at = thread(); at <= (buffers.capacity.cache_slots - 1); at += threads()) buffers.cache_slots[at] = 0;
+    for (int at = thread(); at < buffers.capacity.cache_slots; at += threads()) buffers.cache_slots[at] = 0;
     if (thread() == 0) lm_counters.num_cached = 0;
   }
   if (thread() == 0) lm_counters.num_unanswered = 0;
@@ -57,8 +57,8 @@ inline void count_look_ups(int look_ups, LmCounters& lm_counters) {
   atomicAdd(&lm_counters.answered, look_ups);  // less those that have to be looked up
 }
 
-// Answer all listed queries: adds to their LM score differences, and moves their LM contexts on. Call with
-// all threads, after a barrier if queries have been listed. A thread may then change queries
+// Answer all listed queries: adds to their LM score differences, and moves their LM contexts on. Call
+// with all threads, after a barrier if queries have been listed. A thread may then change queries
 // thread(), thread() + threads() and so on; for the others a barrier must follow.
 __noinline__ void answer_queries(const LmBuffers* shared_buffers, LmCounters* shared_counters) {
   const LmBuffers& buffers = *shared_buffers;

@@ -1,5 +1,5 @@
-// Epsilon closure with composition: tokens, in their own state or after a closure arc, form LM contexts, and
-// these form groups.
+// Epsilon closure with composition: tokens, in their own state or after a closure arc, form LM
+// contexts, and these form groups.
 //
 // An item of work is a token in its own state, or with one closure arc.
 #pragma once
@@ -31,8 +31,8 @@ inline bool join(int i, int e, float least, const LmWorkspace& work, GroupToken&
   return EAGER || least_total(cost, least_arc, least, search) <= work.cutoff();
 }
 
-// List all group tokens. False if they are beyond the capacity. Call with all threads after a barrier; ends
-// with one.
+// List all group tokens. False if they are beyond the capacity. Call with all threads after a barrier;
+// ends with one.
 inline bool list_group_tokens(int count, float least, const LmWorkspace& work) {
   const Graph& graph = work.graph;
   LmCounters& lm_counters = *work.lm_counters;
@@ -82,8 +82,8 @@ inline void compete(int m, int* best, const LmWorkspace& work) {
   }
 }
 
-// Find the contexts of all group tokens, and the best token of each. Call with all threads after a barrier;
-// for the second best a barrier must follow.
+// Find the contexts of all group tokens, and the best token of each. Call with all threads after a
+// barrier; for the second best a barrier must follow.
 inline void find_contexts(const LmWorkspace& work) {
   LmCounters& lm_counters = *work.lm_counters;
   GroupToken* group_tokens = work.buffers->group_tokens;

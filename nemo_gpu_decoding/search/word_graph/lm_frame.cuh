@@ -37,8 +37,8 @@ inline int expand_arcs(const Row& row, int count, LmWorkspace& work) {
   return DONE;
 }
 
-// All candidates that stay below the cutoff, as far as there is capacity for their keys. Call with all threads
-// after a barrier.
+// All candidates that stay below the cutoff, as far as there is capacity for their keys. Call with all
+// threads after a barrier.
 inline int expand(const Row& row, int columns, int count, LmWorkspace& work) {
   begin_frame(work);
   if (work.search.topology != GRAPH) {

@@ -1,5 +1,5 @@
-// Deferred LM queries: arcs with a word, or contexts with a pending one, query the LMs where they stay below
-// the cutoff by the small LM; then they are expanded at their true cost.
+// Deferred LM queries: arcs with a word, or contexts with a pending one, query the LMs where they stay
+// below the cutoff by the small LM; then they are expanded at their true cost.
 #pragma once
 
 #include "search/word_graph/group_arcs.cuh"
@@ -46,8 +46,8 @@ inline bool query_of(
   return true;
 }
 
-// List queries, from item number `item` of the group arcs from `first` on, as far as there is capacity. Moves
-// both on; true if all are listed. Call with all threads; a barrier must follow.
+// List queries, from item number `item` of the group arcs from `first` on, as far as there is capacity.
+// Moves both on; true if all are listed. Call with all threads; a barrier must follow.
 inline bool list_queries(
   const Row& row, float cutoff, int& first, int& item, int& look_ups, LmWorkspace& work
 ) {

@@ -1,5 +1,5 @@
-// What composition adds to a block's workspace: LM contexts and groups of tokens, the arcs of groups, and
-// queries of the LMs.
+// What composition adds to a block's workspace: LM contexts and groups of tokens, the arcs of groups,
+// and queries of the LMs.
 //
 //   group_tokens   tokens that may be expanded, in their own state or after a closure arc
 //   contexts       group tokens of one group with one LM context and one pending word; the best counts
@@ -8,9 +8,10 @@
 //   queries        an arc and a context for which the LMs have to be asked
 //   cached_scores  answers of the LMs, kept until their number is beyond the capacity
 //
-// A pending word is that of a closure arc for which the LMs have not been queried. Example: three tokens
-// in graph state 7 after "a b", "a c" (just read) and "a c" (with a blank since) are three group tokens,
-// two contexts, one group. An arc of state 7 with a word is one group arc, and becomes two queries.
+// A pending word is that of a closure arc for which the LMs have not been queried. Example: three
+// tokens in graph state 7 after "a b", "a c" (just read) and "a c" (with a blank since) are three group
+// tokens, two contexts, one group. An arc of state 7 with a word is one group arc, and becomes two
+// queries.
 #pragma once
 
 #include "search/word_graph/composition.cuh"

@@ -1,5 +1,5 @@
-// Pruning: the tokens that survive a frame, with their back-pointers, and the links between them. Counterpart
-// of prune.py.
+// Pruning: the tokens that survive a frame, with their back-pointers, and the links between them.
+// Counterpart of prune.py.
 #pragma once
 
 #include "search/word_graph/candidates.cuh"
@@ -81,8 +81,8 @@ inline Token next_token(const Row& row, const Entry& entry, float best, int fram
   return token;
 }
 
-// Make the link of a listed one that stays; `best` of an entry is now the number of its token, or NOTHING.
-// False if the link goes.
+// Make the link of a listed one that stays; `best` of an entry is now the number of its token, or
+// NOTHING. False if the link goes.
 inline bool complete(const Row& row, const Steps& steps, int64 frame, Link& link, const Workspace& work) {
   const Entry& target = work.next_tokens.entries[link.target];
   if (target.best == NOTHING || !steps.within(link.acoustic_cost)) return false;
@@ -96,8 +96,8 @@ inline bool complete(const Row& row, const Steps& steps, int64 frame, Link& link
   return true;
 }
 
-// Keep the frame's links between survivors; those of the next frame go behind them. Call with all threads
-// after a barrier.
+// Keep the frame's links between survivors; those of the next frame go behind them. Call with all
+// threads after a barrier.
 inline void keep_links(const Row& row, const Steps& steps, Progress& now, Workspace& work) {
   const int count = work.counters->num_links;
   int kept = 0;

@@ -1,12 +1,12 @@
-// Tightening the cutoff: before groups are formed, of the best token's candidates that which is best by the
-// small LM is offered at its true cost.
+// Tightening the cutoff: before groups are formed, of the best token's candidates that which is best by
+// the small LM is offered at its true cost.
 #pragma once
 
 #include "search/word_graph/group_arcs.cuh"
 #include "search/word_graph/lm_cache.cuh"
 
-// Of the tokens with the least cost, counters.best_token becomes the first by its key. Call with all threads
-// after a barrier; ends with one.
+// Of the tokens with the least cost, counters.best_token becomes the first by its key. Call with all
+// threads after a barrier; ends with one.
 inline void find_best_token(int count, Workspace& work) {
   int* best = &work.counters->best_token;
   // shared memory that others change: not to be kept in a register
@@ -32,7 +32,9 @@ struct BestArc {
 };
 
 // The best arc after one closure arc (or NONE) that this thread finds, if it is better than `best`.
-inline void find_best_arc(const Row& row, const Token& token, int e, const Workspace& work, BestArc& best) {
+inline void find_best_arc(
+  const Row& row, const Token& token, int e, const Workspace& work, BestArc& best
+) {
   const Search& search = work.search;
   int source = state_of(token.key), boost = boost_of(token.key);
   float cost = token.cost;
@@ -61,8 +63,8 @@ inline void find_best_arc(const Row& row, const Token& token, int e, const Works
   }
 }
 
-// The best arc of the best token; of equal ones the first by closure arc and arc. Call with all threads after
-// a barrier.
+// The best arc of the best token; of equal ones the first by closure arc and arc. Call with all threads
+// after a barrier.
 __noinline__ BestArc best_arc_of(Row row, const LmWorkspace* shared) {
   const LmWorkspace& work = *shared;
   const Token token = work.current[work.counters->best_token];
@@ -96,8 +98,8 @@ __noinline__ int64 key_after(Row row, BestArc best, int64 key, const LmWorkspace
   return step_of(row, best.arc, key_of(0, boost, 0), work).key;
 }
 
-// Offer the candidate by the best arc, if that is better than all that are known. Call with all threads after
-// a barrier, with no candidates in the list; ends with a barrier.
+// Offer the candidate by the best arc, if that is better than all that are known. Call with all threads
+// after a barrier, with no candidates in the list; ends with a barrier.
 inline void tighten_cutoff(const Row& row, int count, LmWorkspace& work) {
   find_best_token(count, work);
   const int source = work.counters->best_token;

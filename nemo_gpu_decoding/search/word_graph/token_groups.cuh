@@ -1,4 +1,5 @@
-// Epsilon closure: tokens in one graph state, their own or one that a closure arc leads to, form a group.
+// Epsilon closure: tokens in one graph state, their own or one that a closure arc leads to, form a
+// group.
 //
 // An item of work is a token in its own state, or with one closure arc.
 #pragma once
@@ -49,8 +50,8 @@ inline bool join(int i, int e, float least, const Workspace& work, Candidate& ca
 }
 
 // Let tokens join groups, from item number `item` of the tokens from `first` on, as far as there is
-// capacity. Moves both on; true if all have joined. Call with all threads after a barrier; a barrier must
-// follow.
+// capacity. Moves both on; true if all have joined. Call with all threads after a barrier; a barrier
+// must follow.
 inline bool epsilon_closure(int& first, int& item, int count, float least, Workspace& work) {
   const Graph& graph = work.graph;
   for (; first < count; first += threads(), item = 0) {

@@ -1,5 +1,5 @@
-// The workspace of a block: candidates that were found and not recombined yet, and the hash tables in which
-// the best candidate with each key stays.
+// The workspace of a block: candidates that were found and not recombined yet, and the hash tables in
+// which the best candidate with each key stays.
 //
 //   candidates   a list, filled by all threads and emptied by `recombine`
 //   next_tokens  keys of the next frame's tokens: cost, arc, source token, closure arc of the best candidate
@@ -13,7 +13,8 @@
 #include "search/word_graph/graph.cuh"
 #include "search/rows.cuh"
 
-// Whether links between tokens are kept, for lattices; in kernels of their own, for the registers' sake.
+// Whether links between tokens are kept, for lattices; in kernels of their own, for the registers'
+// sake.
 #ifndef LINKS
 #define LINKS 0
 #endif
@@ -21,8 +22,8 @@ constexpr bool KEEPS_LINKS = LINKS != 0;
 
 constexpr int NO_ENTRY = (int)0x80000000;  // of a candidate
 
-// 64 bits that order by cost. The lower half names the candidate: its number in the list counted from the
-// table's `base`, or less for one of an earlier list, whose origin the entry has.
+// 64 bits that order by cost. The lower half names the candidate: its number in the list counted from
+// the table's `base`, or less for one of an earlier list, whose origin the entry has.
 typedef uint64 Rank;
 constexpr Rank NOTHING = ~0ull;
 constexpr uint32 FORMER_BEST = 0xffffffffu;  // a group's second token that was its best one before
@@ -112,8 +113,8 @@ struct Workspace {
   Link* links;  // those of this frame go here, if links are kept
   int max_links;
 
-  // The cost of the best candidate so far. It may sink at any time: a guess that is good for bounds, and
-  // the truth after a barrier.
+  // The cost of the best candidate so far. It may sink at any time: a guess that is good for bounds,
+  // and the truth after a barrier.
   float best() const { return float_of_key(*(volatile uint32*)&counters->best); }
 
   float cutoff() const {
@@ -131,8 +132,8 @@ struct Workspace {
     if (wants) candidates[at] = candidate;
   }
 
-  // Whether the list has capacity for `more` candidates of each thread, which are then reserved. Call with
-  // all threads.
+  // Whether the list has capacity for `more` candidates of each thread, which are then reserved. Call
+  // with all threads.
   bool reserve(int more) {
     int wanted = more * threads();
     if (reserved + wanted > max_candidates) return false;

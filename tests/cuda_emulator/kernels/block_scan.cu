@@ -8,7 +8,9 @@ inline int warp_scan(int value, int lane) {
   return value;
 }
 
-extern "C" __global__ void block_scan(const int* in, int* out, int n) {
+struct BlockScanArgs { const int* in; int* out; int n; };
+extern "C" __global__ void block_scan(const BlockScanArgs args) {
+  auto [in, out, n] = args;
   extern __shared__ __align__(16) unsigned char smem[];
   int* totals = (int*)smem;
   int i = blockIdx.x * blockDim.x + threadIdx.x;

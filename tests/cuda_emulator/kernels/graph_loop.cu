@@ -14,8 +14,9 @@ inline T block_sum(T value) {
   return sum;
 }
 
-extern "C" __global__ __launch_bounds__(128) void step(const int* limits, int* counts, int* active,
-                                                       int* steps) {
+struct StepArgs { const int* limits; int* counts; int* active; int* steps; };
+extern "C" __global__ __launch_bounds__(128) void step(const StepArgs args) {
+  auto [limits, counts, active, steps] = args;
   bool goes_on = counts[threadIdx.x] < limits[threadIdx.x];
   if (goes_on) counts[threadIdx.x]++;
   int going = block_sum<int, 128>(goes_on);
@@ -27,6 +28,8 @@ extern "C" __global__ __launch_bounds__(128) void step(const int* limits, int* c
   }
 }
 
-extern "C" __global__ void decide(cudaGraphConditionalHandle handle, const int* active) {
+struct DecideArgs { cudaGraphConditionalHandle handle; const int* active; };
+extern "C" __global__ void decide(const DecideArgs args) {
+  auto [handle, active] = args;
   if (threadIdx.x == 0) cudaGraphSetConditional(handle, *active > 0);
 }

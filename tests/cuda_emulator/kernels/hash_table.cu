@@ -1,8 +1,16 @@
 // Open addressing shared by all blocks: key -> the smallest item with it. 0 marks an empty slot.
 #include "cuda/common.cuh"
 
-extern "C" __global__ void insert(const uint64* keys, int n, uint64* table, unsigned* first,
-                                  unsigned mask, unsigned* distinct) {
+struct InsertArgs {
+  const uint64* keys;
+  int n;
+  uint64* table;
+  unsigned* first;
+  unsigned mask;
+  unsigned* distinct;
+};
+extern "C" __global__ void insert(const InsertArgs args) {
+  auto [keys, n, table, first, mask, distinct] = args;
   int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i >= n) return;
   for (unsigned slot = (unsigned)mixed(keys[i]) & mask;; slot = (slot + 1) & mask) {

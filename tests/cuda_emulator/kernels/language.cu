@@ -14,18 +14,24 @@ inline T repeated(T value) {
   return sum;
 }
 
-extern "C" __global__ void indices(int* out) {  // three-dimensional grids and blocks
+struct Args { int* out; };
+extern "C" __global__ void indices(const Args args) {
+  auto [out] = args;  // three-dimensional grids and blocks
   int block = (blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   int thread = (threadIdx.z * blockDim.y + threadIdx.y) * blockDim.x + threadIdx.x;
   out[block * blockDim.x * blockDim.y * blockDim.z + thread] = 1000 * block + thread;
 }
 
-extern "C" __global__ __launch_bounds__(64) void points(const Point* __restrict__ in, Point* out) {
+struct PointsArgs { const Point* in; Point* out; };
+extern "C" __global__ __launch_bounds__(64) void points(const PointsArgs args) {
+  auto [in, out] = args;
   Point p = in[threadIdx.x];
   out[threadIdx.x] = {repeated<float, 3>(p.x), p.id * PRIMES[threadIdx.x % 4]};
 }
 
-extern "C" __global__ void warp_operations(const int* in, int* out) {
+struct WarpOperationsArgs { const int* in; int* out; };
+extern "C" __global__ void warp_operations(const WarpOperationsArgs args) {
+  auto [in, out] = args;
   int v = in[threadIdx.x], all = 0;
   int* row = out + threadIdx.x * 20;
   unsigned mask = 0xffffffffu;
@@ -50,7 +56,8 @@ extern "C" __global__ void warp_operations(const int* in, int* out) {
   *row++ = __popc(__activemask() & (1u << threadIdx.x % 32));
 }
 
-extern "C" __global__ void votes(const int* in, int* out) {
+extern "C" __global__ void votes(const WarpOperationsArgs args) {
+  auto [in, out] = args;
   int v = in[threadIdx.x];
   int* row = out + threadIdx.x * 3;
   row[0] = __syncthreads_and(v > 0);
@@ -58,7 +65,8 @@ extern "C" __global__ void votes(const int* in, int* out) {
   row[2] = __syncthreads_count(v > 0);
 }
 
-extern "C" __global__ void bits(const int* in, int* out) {
+extern "C" __global__ void bits(const WarpOperationsArgs args) {
+  auto [in, out] = args;
   int v = in[threadIdx.x];
   int* row = out + threadIdx.x * 12;
   *row++ = __popc(v);
@@ -75,7 +83,9 @@ extern "C" __global__ void bits(const int* in, int* out) {
   *row++ = min(v, 7) + max(v, -7);
 }
 
-extern "C" __global__ void numbers(const float* in, float* out) {
+struct NumbersArgs { const float* in; float* out; };
+extern "C" __global__ void numbers(const NumbersArgs args) {
+  auto [in, out] = args;
   float v = __ldg(in + threadIdx.x);
   float* row = out + threadIdx.x * 8;
   *row++ = fmaxf(v, 0.5f);
@@ -98,10 +108,16 @@ inline void atomics_on(const T* in, T* out) {
   if (threadIdx.x == 7) atomicExch(&out[4], v);
   if (threadIdx.x == 9) atomicCAS(&out[5], out[5], T(out[5] + v));
 }
-extern "C" __global__ void atomics_on_int(const int* in, int* out) { atomics_on(in, out); }
-extern "C" __global__ void atomics_on_long(const long long* in, long long* out) { atomics_on(in, out); }
-extern "C" __global__ void atomics_on_float(const float* in, float* out) { atomics_on(in, out); }
-extern "C" __global__ void bit_atomics(const unsigned* in, unsigned* out) {
+extern "C" __global__ void atomics_on_int(const WarpOperationsArgs args) {
+  auto [in, out] = args; atomics_on(in, out); }
+struct AtomicsOnLongArgs { const long long* in; long long* out; };
+extern "C" __global__ void atomics_on_long(const AtomicsOnLongArgs args) {
+  auto [in, out] = args; atomics_on(in, out); }
+extern "C" __global__ void atomics_on_float(const NumbersArgs args) {
+  auto [in, out] = args; atomics_on(in, out); }
+struct BitAtomicsArgs { const unsigned* in; unsigned* out; };
+extern "C" __global__ void bit_atomics(const BitAtomicsArgs args) {
+  auto [in, out] = args;
   atomicAnd(&out[0], in[threadIdx.x]);
   atomicOr(&out[1], in[threadIdx.x]);
   atomicXor(&out[2], in[threadIdx.x]);
@@ -109,8 +125,11 @@ extern "C" __global__ void bit_atomics(const unsigned* in, unsigned* out) {
   atomicDec(&out[4], 9u);
 }
 
-extern "C" __global__ void asserts(const int* in) { assert(in[threadIdx.x] >= 0); }
+struct AssertsArgs { const int* in; };
+extern "C" __global__ void asserts(const AssertsArgs args) {
+  auto [in] = args; assert(in[threadIdx.x] >= 0); }
 
 #ifdef OFFSET
-extern "C" __global__ void offset(int* out) { out[threadIdx.x] = OFFSET; }
+extern "C" __global__ void offset(const Args args) {
+  auto [out] = args; out[threadIdx.x] = OFFSET; }
 #endif

@@ -1,7 +1,9 @@
 // The block primitives of common.cuh in a row, with the barriers that their contracts ask for, no more.
 #include "cuda/common.cuh"
 
-extern "C" __global__ void reductions(const int* x, int* out) {
+struct ReductionsArgs { const int* x; int* out; };
+extern "C" __global__ void reductions(const ReductionsArgs args) {
+  auto [x, out] = args;
   __shared__ int scratch[32];
   int total;
   int* mine = out + thread() * 4;
@@ -11,7 +13,9 @@ extern "C" __global__ void reductions(const int* x, int* out) {
   mine[3] = block_reduce(x[thread()], Max(), scratch);
 }
 
-extern "C" __global__ void sort_and_order(const uint64* keys, int* order) {
+struct SortAndOrderArgs { const uint64* keys; int* order; };
+extern "C" __global__ void sort_and_order(const SortAndOrderArgs args) {
+  auto [keys, order] = args;
   __shared__ uint64 items[600];
   __shared__ uint16 ranks[600];
   auto before = [](uint64 a, uint64 b) { return a < b; };

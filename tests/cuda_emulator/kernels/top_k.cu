@@ -86,8 +86,10 @@ inline void sort_descending(u64* best) {
     }
 }
 
+struct TopKArgs { const float* x; int n; int k; float* values; int* indices; };
 extern "C" __global__ void __launch_bounds__(THREADS)
-    top_k(const float* x, int n, int k, float* values, int* indices) {
+    top_k(const TopKArgs args) {
+  auto [x, n, k, values, indices] = args;
   __shared__ u64 best[MOST];
   const float* row = x + (size_t)blockIdx.x * n;
   collect(row, n, select(row, n, k), best);

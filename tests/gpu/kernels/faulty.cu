@@ -1,9 +1,12 @@
 // Faults that compute-sanitizer must report. The names hold "advance", so that its filter lets them pass.
-extern "C" __global__ void advance_too_far(int* out) {  // `out` has one element per thread
+struct Args { int* out; };
+extern "C" __global__ void advance_too_far(const Args args) {
+  auto [out] = args;  // `out` has one element per thread
   out[threadIdx.x + 1] = threadIdx.x;
 }
 
-extern "C" __global__ void advance_without_barrier(int* out) {
+extern "C" __global__ void advance_without_barrier(const Args args) {
+  auto [out] = args;
   __shared__ int numbers[1024];
   numbers[threadIdx.x] = threadIdx.x;
   out[threadIdx.x] = numbers[blockDim.x - 1 - threadIdx.x];
