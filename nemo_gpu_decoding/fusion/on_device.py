@@ -10,6 +10,7 @@ import torch
 
 from nemo_gpu_decoding.cuda.launch import as_records
 from nemo_gpu_decoding.fusion.automaton import AutomatonArrays, BackoffAutomaton
+from nemo_gpu_decoding.fusion.batch import BatchFusion
 
 
 class DeviceAutomaton(NamedTuple):
@@ -39,3 +40,10 @@ def on_device(automaton: BackoffAutomaton, device: torch.device) -> DeviceAutoma
 def upload(arrays: AutomatonArrays, device: torch.device) -> DeviceAutomaton:
     """A new copy in the memory of `device`; the host does not wait for it."""
     return DeviceAutomaton(*(as_records(array).to(device, non_blocking=True) for array in arrays))
+
+
+def trees_on_device(fusion: BatchFusion, device: torch.device) -> DeviceAutomaton:
+    """All boosting trees of a batch; one alone is uploaded once and for all, several are joined."""
+    if len(fusion.trees) == 1:
+        return on_device(fusion.trees[0], device)
+    return upload(fusion.arrays.boosting, device)

@@ -38,7 +38,7 @@ class Engine(Protocol):
         ...
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> Any:
-        """What the decoder makes hypotheses of, in a form of the strategy's own.
+        """What the decoder makes hypotheses of, in a form of the strategy's own. Changes nothing.
 
         Args:
             rows: numbers of the utterances that are asked about.

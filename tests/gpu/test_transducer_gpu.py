@@ -16,7 +16,7 @@ from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks
 from tests.gpu.rehearsal import sized
-from tests.search.transducer.both import random_fusion
+from tests.search.transducer.table_networks import random_fusion
 
 VOCAB, WIDTH, HIDDEN = 30, 16, 32
 BATCH, FRAMES = sized(8, 3), sized(60, 8)

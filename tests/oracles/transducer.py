@@ -218,7 +218,7 @@ def alsd(scorer, *, beam_size, max_symbols=10, early=False, score_norm=True):
 
 
 def aes(scorer, *, beam_size, num_steps=2, beta=2, gamma=2.3, early=False, score_norm=True):
-    """Adaptive expansion search [ALSD++/AES++], as `aes_pp/cpu.py` describes it."""
+    """Adaptive expansion search [ALSD++/AES++], as `transducer/aes.py` describes it."""
     beam = [Hypothesis((), 0, 0.0)]
     for frame in range(len(scorer.frames)):
         beam = [replace(hypothesis, open=hypothesis.frame == frame) for hypothesis in beam]

@@ -29,7 +29,7 @@ import torch
 
 from nemo_gpu_decoding.cuda.launch import Tensor, as_records, runtime
 from nemo_gpu_decoding.fusion.batch import BatchFusion
-from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton, on_device, upload
+from nemo_gpu_decoding.fusion.on_device import on_device, trees_on_device
 from nemo_gpu_decoding.search.decoder import Streams
 from nemo_gpu_decoding.search.flexctc_beam import records
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces
@@ -116,7 +116,7 @@ class CUDAEngine:
             )
         self._n, self._config, self._params = n, config, params
         self._lm = on_device(streams.fusion.lm, self.device)
-        self._boosting = _trees_on_device(streams.fusion, self.device)
+        self._boosting = trees_on_device(streams.fusion, self.device)
         utterances = as_records(_utterances(streams.fusion))
         self._utterances = utterances.to(self.device, non_blocking=True)
         self._beams = self._empty(n, beam_size, HYPOTHESIS.itemsize, dtype=torch.uint8)
@@ -321,13 +321,6 @@ def _utterances(fusion: BatchFusion) -> np.ndarray:
     utterances["lm_weight"] = arrays.lm_weights
     utterances["boosting_weight"] = arrays.boosting_weights
     return utterances
-
-
-def _trees_on_device(fusion: BatchFusion, device: torch.device) -> DeviceAutomaton:
-    """One tree for all is uploaded once and for all; several are joined and uploaded for this batch."""
-    if len(fusion.trees) == 1:
-        return on_device(fusion.trees[0], device)
-    return upload(fusion.arrays.boosting, device)
 
 
 def _is_capturing(device: torch.device) -> bool:

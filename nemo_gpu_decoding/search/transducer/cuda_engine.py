@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nemo_gpu_decoding.cuda.launch import Module, as_records, runtime
 from nemo_gpu_decoding.fusion.batch import BatchFusion
-from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton, on_device, upload
+from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton, on_device, trees_on_device
 from nemo_gpu_decoding.search.transducer import records
 from nemo_gpu_decoding.search.transducer.beam import BeamState, grown_nodes
 from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
@@ -112,7 +112,7 @@ class CUDAEngine(TransducerEngine):
         with self._shared.workspaces.borrowed(self._shape(state)) as work:
             work.take_predictions(parts)
             work.take_frames(state.frames.values.to(device))
-            work.take_boosting(_boosting(self._fusion, device))
+            work.take_boosting(trees_on_device(self._fusion, device))
             prediction = self._shared.predictions.on(work)
             prediction.begin()
             step = _Step(self._algorithm, work, on_device(self._fusion.lm, device), prediction)
@@ -173,16 +173,9 @@ class _Step:
         work = self._work
         self._schedule.launch(
             records.SCHEDULE,
-            grid=work.shape.utterances,
+            grid=work.num_utterances,
             block=records.MERGE_THREADS,
-            streams=work.streams,
-            beams=work.beams,
-            counters=work.counters,
-            frame_rows=work.frame_rows,
-            text_rows=work.text_rows,
-            beam_size=work.shape.beam_size,
-            node_capacity=work.node_capacity,
-            cache_entries=work.shape.cache_entries,
+            **work.arguments(records.SCHEDULE),
         )
 
     def run(self) -> None:
@@ -215,17 +208,12 @@ class _Step:
             grid=work.rows,
             block=records.EXPAND_THREADS,
             shared_bytes=expand_bytes(sizes),
+            **work.arguments(records.EXPAND),
             logits=logits,
-            streams=work.streams,
-            beams=work.beams,
-            counters=work.counters,
-            frame_rows=work.frame_rows,
             lm_states=self._lm.states,
             lm_arcs=self._lm.arcs,
             boosting_states=work.boosting.states,
             boosting_arcs=work.boosting.arcs,
-            extensions=work.extensions,
-            counts=work.counts,
             params=params,
             sizes=sizes,
             inverse_temperature=self._inverse_temperature,
@@ -236,24 +224,12 @@ class _Step:
         work, params = self._work, self._algorithm.params
         kernels.launch(
             records.MERGE,
-            grid=work.shape.utterances,
+            grid=work.num_utterances,
             block=records.MERGE_THREADS,
             shared_bytes=merge_bytes(params),
-            extensions=work.extensions,
-            counts=work.counts,
+            **work.arguments(records.MERGE),
             durations=self._durations,
-            streams=work.streams,
-            beams=work.beams,
-            counters=work.counters,
-            nodes=work.nodes,
-            frame_rows=work.frame_rows,
-            text_rows=work.text_rows,
-            labels=work.labels,
-            sources=work.sources,
-            targets=work.targets,
             params=params,
-            node_capacity=work.node_capacity,
-            cache_entries=work.shape.cache_entries,
         )
 
     def count_active(self) -> None:
@@ -263,9 +239,7 @@ class _Step:
             records.COUNT_ACTIVE,
             grid=1,
             block=records.MERGE_THREADS,
-            counters=work.counters,
-            active=work.active,
-            num_utterances=work.shape.utterances,
+            **work.arguments(records.COUNT_ACTIVE),
         )
 
     def set_condition(self, handle: int) -> None:
@@ -275,16 +249,9 @@ class _Step:
             records.LOOP_CONDITION,
             grid=1,
             block=records.MERGE_THREADS,
+            **work.arguments(records.LOOP_CONDITION),
             handle=np.uint64(handle),
-            counters=work.counters,
-            num_utterances=work.shape.utterances,
         )
-
-
-def _boosting(fusion: BatchFusion, device: torch.device) -> DeviceAutomaton:
-    if len(fusion.trees) == 1:
-        return on_device(fusion.trees[0], device)
-    return upload(fusion.arrays.boosting, device)
 
 
 def _put(device_records: Tensor, values: np.ndarray) -> None:

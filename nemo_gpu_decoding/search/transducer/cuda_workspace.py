@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_gpu_decoding.cuda.launch import Module
+from nemo_gpu_decoding.cuda.launch import Module, Signature
 from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton
 from nemo_gpu_decoding.search.transducer import records
 
@@ -43,12 +43,13 @@ def bucket(size: int) -> int:
 
 
 class Workspace:
-    """Tensors named as in the signatures of records.py."""
+    """Tensors and sizes, named as in the signatures of records.py."""
 
     def __init__(self, shape: WorkspaceShape) -> None:
         self.shape = shape
         n, beam_size = shape.utterances, shape.beam_size
         self.rows = n * beam_size
+        self.num_utterances, self.beam_size, self.cache_entries = n, beam_size, shape.cache_entries
         self.node_capacity = max(NODE_CAPACITY, 2 * beam_size)
         self.streams = self._records(records.STREAM_PARAMS.itemsize, n)
         self.beams = self._records(records.HYPOTHESIS.itemsize, n, beam_size)
@@ -70,6 +71,10 @@ class Workspace:
         self.constants: dict[Any, Tensor] = {}
         self._buffers: dict[Any, Tensor] = {}
         self.graphs: dict[Any, Any] = {}  # see cuda_graphs.py; they hold the addresses of all the above
+
+    def arguments(self, signature: Signature) -> dict[str, Any]:
+        """Those parameters of a kernel that the workspace holds."""
+        return {name: getattr(self, name) for name in signature.parameters if hasattr(self, name)}
 
     def buffer(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
         """A buffer [*shape] under a name of its user's: zeros at first, the same one ever after."""

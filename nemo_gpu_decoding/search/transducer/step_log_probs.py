@@ -39,9 +39,9 @@ def step_log_probs(
             emits = path.alignment < networks.vocab_size
             texts: np.ndarray = np.cumsum(emits) - emits  # tokens before each step
             projected = networks.project_encoder(own_frames)
-            places = torch.from_numpy(path.alignment_frames.astype(np.int64)).to(projected.device)
+            frame_numbers = torch.from_numpy(path.alignment_frames.astype(np.int64)).to(projected.device)
             own = predictions[torch.from_numpy(texts).to(predictions.device), i]
-            logits = networks.join(projected[places], own).float().cpu()
+            logits = networks.join(projected[frame_numbers], own).float().cpu()
             parts = (logits[:, :labels], logits[:, labels:])
             log_probs.append(torch.cat([torch.log_softmax(part, dim=-1) for part in parts], dim=-1))
     return log_probs

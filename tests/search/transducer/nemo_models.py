@@ -1,10 +1,14 @@
-"""Small random NeMo transducers that emit a few tokens per second, and NeMo's own searches over them."""
+"""NeMo transducers: small random ones, the shipped checkpoints, and NeMo's own searches over them."""
 
 from __future__ import annotations
 
+import functools
+import json
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+import soundfile
 import torch
 
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree
@@ -143,3 +147,34 @@ def nemo_n_best(computer, encoder_output, *, score_norm=True):
         )
         for tokens, hypothesis in distinct.items()
     ]
+
+
+@functools.cache
+def checkpoint(kind):
+    """((decoder, joint), durations, encoder outputs [1, T, D] of 3 utterances) of a shipped model."""
+    from nemo.collections.asr.models import ASRModel
+
+    path = ASSETS / "models" / f"self_hybrid_{kind}.nemo"
+    model = ASRModel.restore_from(str(path), map_location="cpu").eval()
+    lines = (ASSETS / "speech" / "test.json").read_text().splitlines()[:3]
+    outputs = []
+    for line in lines:
+        audio = ASSETS / "speech" / json.loads(line)["audio_filepath"]
+        samples = torch.from_numpy(soundfile.read(audio, dtype="float32")[0])[None]
+        with torch.no_grad():
+            encoded, _ = model(
+                input_signal=samples, input_signal_length=torch.tensor([samples.shape[1]])
+            )
+        outputs.append(encoded.transpose(1, 2))
+    durations = list(model.cfg.get("model_defaults", {}).get("tdt_durations", None) or [])
+    return (model.decoder, model.joint), durations, outputs
+
+
+def assert_equal_texts(expected, nbest):
+    """Texts, times and scores; only the order of nearly equal scores may differ."""
+    by_text = {tuple(path.tokens.tolist()): path for path in nbest}
+    assert nbest.best.tokens.tolist() == expected[0][0]
+    for tokens, starts, _, score in expected:
+        path = by_text[tuple(tokens)]
+        assert path.score == pytest.approx(score, abs=1e-3)
+        assert path.frames.tolist() == starts

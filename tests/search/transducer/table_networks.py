@@ -1,10 +1,24 @@
-"""A transducer without matrix products: its output for a row is the same to the bit in every batch."""
+"""A transducer without matrix products, and decoders over it on both backends.
+
+Its output for a row is the same to the bit in every batch, so that results are compared to the bit.
+"""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
 
 import torch
+
+from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
+from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
+from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
+from tests.contract.facts import facts
+from tests.random_models import random_boosting, random_lm
+
+STRATEGIES = {"alsd_pp": (ALSDPlusPlus, ALSDConfig), "aes_pp": (AESPlusPlus, AESConfig)}
 
 WIDTH = 6
 
@@ -70,3 +84,25 @@ class TableNetworks:
 def random_frames(batch, frames, *, seed):
     """[B, T, D]"""
     return 1.5 * torch.randn(batch, frames, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+def random_fusion(vocab_size: int, kind: str = "both", seed: int = 0) -> Fusion:
+    """A random LM, random phrases, both or nothing."""
+    lm = random_lm(vocab_size, seed=seed) if kind in ("lm", "both") else None
+    boosting = random_boosting(vocab_size, seed=seed + 1) if kind in ("boosting", "both") else None
+    return Fusion(lm, 0.4, boosting, 0.5)
+
+
+def assert_equal(
+    make: Any, networks, config, frames, lengths, fusion: Fusion | None = None, requests=None
+) -> None:
+    """The kernels, run by the emulator, find the n-best lists of the CPU, to the bit.
+
+    `make`: the decoder's class.
+    """
+    expected, found = (
+        make(networks, replace(config, backend=backend), fusion).decode(frames, lengths, requests)
+        for backend in ("cpu", "cuda")
+    )
+    assert [facts(nbest) for nbest in found] == [facts(nbest) for nbest in expected]
+    assert [nbest.num_frames for nbest in found] == [nbest.num_frames for nbest in expected]

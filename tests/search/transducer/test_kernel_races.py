@@ -8,9 +8,13 @@ import pytest
 
 from nemo_gpu_decoding.search.transducer import cuda_engine, cuda_workspace, records
 from tests.cuda_emulator.mutations import assert_needed, barriers_of
-from tests.search.transducer.both import assert_equal, random_fusion
-from tests.search.transducer.table_networks import TableNetworks, random_frames
-from tests.search.transducer.test_kernels import STRATEGIES
+from tests.search.transducer.table_networks import (
+    STRATEGIES,
+    TableNetworks,
+    assert_equal,
+    random_frames,
+    random_fusion,
+)
 
 V = 40
 

@@ -10,19 +10,21 @@ import torch
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.transducer import cuda_engine, cuda_workspace, records
-from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
-from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, SearchParams
 from tests.random_models import random_boosting
-from tests.search.transducer.both import assert_equal, random_fusion
-from tests.search.transducer.table_networks import TableNetworks, random_frames
+from tests.search.transducer.table_networks import (
+    STRATEGIES,
+    TableNetworks,
+    assert_equal,
+    random_frames,
+    random_fusion,
+)
 
 pytestmark = pytest.mark.usefixtures("emulated_runtime", "small_blocks")
 
 V, T = 12, 10
 LENGTHS = [T, 0, 7]
-STRATEGIES = {"alsd_pp": (ALSDPlusPlus, ALSDConfig), "aes_pp": (AESPlusPlus, AESConfig)}
 DURATIONS = [(), (0, 1, 2, 4), (4, 1, 0), (1, 2)]
 
 

@@ -6,9 +6,12 @@ import pytest
 
 from nemo_gpu_decoding.search.transducer.schedule import JointRows
 from tests.contract.facts import facts
-from tests.search.transducer.both import random_fusion
-from tests.search.transducer.table_networks import TableNetworks, random_frames
-from tests.search.transducer.test_kernels import STRATEGIES
+from tests.search.transducer.table_networks import (
+    STRATEGIES,
+    TableNetworks,
+    random_frames,
+    random_fusion,
+)
 
 V, T = 12, 30
 LENGTHS = [T, 0, 17]

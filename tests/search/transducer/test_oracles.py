@@ -1,11 +1,15 @@
-"""alsd_pp against brute force on tiny problems and against its own algorithm in plain Python."""
+"""Both searches against brute force on tiny problems and against themselves in plain Python."""
 
+import numpy as np
 import pytest
+import torch
 
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
-from nemo_gpu_decoding.search.transducer.config import ALSDConfig
-from tests.oracles.transducer import Scorer, alsd, brute_force
+from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
+from tests.oracles.transducer import Scorer, aes, alsd, brute_force
 from tests.random_models import random_boosting, random_lm
 from tests.search.transducer.table_networks import TableNetworks, random_frames
 
@@ -39,7 +43,7 @@ def test_a_beam_that_holds_everything_is_exact(durations, what, weighted):
 @pytest.mark.parametrize("pruning", ["late", "early"])
 @pytest.mark.parametrize("what", ["nothing", "lm", "boosting", "both"])
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
-def test_same_as_plain_python(durations, what, pruning, weighted):
+def test_alsd_is_that_of_plain_python(durations, what, pruning, weighted):
     networks = TableNetworks(9, durations, seed=3)
     for seed, beam_size, max_symbols in ((0, 1, 10), (1, 3, 2), (2, 5, 1), (3, 8, 4)):
         frames = random_frames(1, 9, seed=seed)
@@ -87,3 +91,91 @@ def test_blank_scoring_keeps_words():
         len(n.best) for n in ALSDPlusPlus(networks, ALSDConfig(beam_size=8)).decode(frames, [30] * 8)
     )
     assert counts["no_score"] < counts["lm_weighted_full"] <= 1.5 * plain
+
+
+# ------------------------------------------------------------------------------------- aes_pp
+
+AES_CEILING = 1 - 1e-6
+# beam_size, maes_num_steps, maes_expansion_beta, maes_expansion_gamma
+LIMITS = [(1, 2, 2, 2.3), (3, 1, 0, 2.3), (5, 2, 2, 2.3), (4, 3, 1, 6.0), (6, 2, 3, float("inf"))]
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("pruning", ["late", "early"])
+@pytest.mark.parametrize("what", ["nothing", "lm", "boosting", "both"])
+@pytest.mark.parametrize("durations", DURATIONS, ids=str)
+def test_aes_is_that_of_plain_python(durations, what, pruning, weighted):
+    networks = TableNetworks(9, durations, seed=3)
+    for seed, (beam_size, steps, beta, gamma) in enumerate(LIMITS):
+        frames = random_frames(1, 9, seed=seed)
+        fusion = fusion_of(9, what, seed=seed)
+        expected = aes(
+            Scorer(networks, frames[0], fusion, weighted_blank=weighted, ceiling=AES_CEILING),
+            beam_size=beam_size, num_steps=steps, beta=beta, gamma=gamma, early=pruning == "early",
+        )  # fmt: skip
+        config = AESConfig(
+            beam_size=beam_size, n_best=beam_size, maes_num_steps=steps, maes_expansion_beta=beta,
+            maes_expansion_gamma=gamma, pruning_mode=pruning,
+            blank_lm_score_mode=BLANK_MODES[weighted],
+        )  # fmt: skip
+        nbest = AESPlusPlus(networks, config, fusion).decode(frames, [9])[0]
+        assert_same(nbest, expected, durations)
+
+
+@pytest.mark.parametrize("durations", DURATIONS, ids=str)
+@pytest.mark.parametrize("seed", range(3))
+def test_never_more_probable_than_all_alignments_together(durations, seed):
+    networks = TableNetworks(2, durations, seed=seed, max_length=3)
+    frames = random_frames(1, 4, seed=seed)
+    whole = brute_force(Scorer(networks, frames[0]), max_length=3)
+    config = AESConfig(beam_size=64, n_best=64, maes_expansion_gamma=float("inf"), maes_num_steps=4)
+    nbest = AESPlusPlus(networks, config).decode(frames, [4])[0]
+    assert len(nbest) > 3
+    for path in nbest:
+        assert path.score <= whole[tuple(path.tokens)] + 1e-4
+
+
+# Why labels are narrowed down before the LM is asked: late, a large LM weight deletes tokens.
+
+LIKELY, BLANK = 0, 2  # as probable as each other, whatever was said before
+UNIFORM = -3.0  # what the LM gives every token, natural log; the default gamma is 2.3
+
+
+class Undecided(TableNetworks):
+    def join(self, frames, predictions):
+        logits = torch.full((len(frames), 3), -10.0)
+        logits[:, [LIKELY, BLANK]] = 0.0
+        return logits
+
+
+@pytest.fixture(scope="module")
+def lm():
+    nowhere = np.zeros(1)
+    return BackoffAutomaton.from_arrays(
+        vocab_size=2,
+        start_state=0,
+        arc_begin=[0],
+        arc_end=[2],
+        backoff_to=np.zeros(1, np.int32),
+        backoff_weights=nowhere,
+        final_weights=nowhere,
+        arc_labels=[0, 1],
+        arc_weights=[UNIFORM, UNIFORM],
+        arc_targets=[0, 0],
+    )
+
+
+def texts(lm, weight, **options):
+    config = AESConfig(beam_size=4, n_best=4, **options)
+    decoder = AESPlusPlus(Undecided(2), config, Fusion(lm, weight))
+    return {tuple(path.tokens.tolist()) for path in decoder.decode(random_frames(1, 1, seed=0), [1])[0]}
+
+
+def test_by_default_a_token_as_probable_as_the_blank_survives_any_lm_weight(lm):
+    for weight in (0.0, 0.1, 1.2, 3.0):
+        assert (LIKELY,) in texts(lm, weight)
+
+
+def test_late_pruning_drops_it_once_the_lm_weighs_enough(lm):
+    assert (LIKELY,) in texts(lm, 0.1, pruning_mode="late")
+    assert (LIKELY,) not in texts(lm, 1.2, pruning_mode="late")
