@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cli.decoding import existing_file, load_phrase_file, writable_file
-from nemo_gpu_decoding.cli.tokenizer import vocabulary_of_file, vocabulary_of_model
 from nemo_gpu_decoding.report import format_table
 
 if TYPE_CHECKING:
@@ -143,8 +144,69 @@ def open_vocabulary(options: BuildGraphOptions) -> OpenVocabulary | None:
         return None
     try:
         return OpenVocabulary(options.unknown_word_cost, options.unknown_piece_cost)
-    except ValueError as error:  # the message begins with the name of the field
-        raise ValueError(f"unknown_{error}") from None
+    except FieldError as error:
+        raise error.named(f"unknown_{error.field}") from None
+
+
+def vocabulary_of_model(name: str, language: str | None = None, *, verbose: bool = False) -> Vocabulary:
+    """The tokens of a model's CTC head, as NeMo itself has them.
+
+    `language` picks the tokenizer that spells words, in a model with one per language.
+
+    Raises:
+        ValueError: there is no such model, it has no CTC head, or no such language.
+    """
+    from nemo_gpu_decoding.graph.load import in_language
+    from nemo_gpu_decoding.nemo_plugin.model import Model
+
+    vocabulary = Model.load(name, device="cpu", verbose=verbose).head("ctc").vocabulary()
+    return in_language(vocabulary, language)
+
+
+def vocabulary_of_file(name: str) -> Vocabulary:
+    """The tokens of a SentencePiece model (*.model) or of a text file with one piece per line.
+
+    Raises:
+        ValueError: there is no such file, or it is neither.
+    """
+    file = Path(existing_file("tokenizer", name))
+    return _sentencepiece(file) if file.suffix == ".model" else _listed_pieces(file)
+
+
+def _sentencepiece(file: Path) -> Vocabulary:
+    from nemo_gpu_decoding.vocabulary import Vocabulary
+
+    try:
+        return Vocabulary.from_sentencepiece(file)
+    except (RuntimeError, OSError) as error:
+        raise ValueError(f"tokenizer={file} cannot be read as a SentencePiece model: {error}") from error
+
+
+def _listed_pieces(file: Path) -> Vocabulary:
+    from nemo_gpu_decoding.vocabulary import Vocabulary
+
+    sibling = file.with_name("tokenizer.model")
+    if file.name == "vocab.txt" and sibling.is_file():
+        raise ValueError(
+            f"tokenizer={file}: the vocab.txt that NeMo writes beside a SentencePiece model leaves out "
+            f"<unk>, so that its lines are not the ids; give tokenizer={sibling}"
+        )
+    try:
+        # not splitlines(), which splits at characters that are pieces, such as U+2028
+        lines = file.read_text(encoding="utf-8").rstrip("\r\n").split("\n")
+        pieces = [line.rstrip("\r").split("\t")[0] for line in lines]
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"tokenizer={file} is neither *.model nor text with a piece per line"
+        ) from error
+    if "" in pieces:
+        raise ValueError(
+            f"tokenizer={file}, line {pieces.index('') + 1}: no piece, expected one per line"
+        )
+    try:
+        return Vocabulary.from_pieces(pieces)
+    except ValueError as error:
+        raise ValueError(f"tokenizer={file}: {error}") from error
 
 
 def added_words(file: str | None) -> list[str]:

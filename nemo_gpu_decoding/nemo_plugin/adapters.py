@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from nemo.collections.asr.parts.utils.timestamp_utils import get_segment_offsets
@@ -116,25 +116,16 @@ def _adapted_rnnt(base: Any) -> type:
     return Adapted
 
 
-class WrittenWord(NamedTuple):
-    """What is written without a space in between: a word, and punctuation that follows it."""
-
-    text: str
-    start_frame: int
-    end_frame: int
-    first_token: int
-    end_token: int
-
-
-def written_words(words: Sequence[Word], punctuation: Collection[str]) -> list[WrittenWord]:
-    """Words as NeMo writes them; a mark of punctuation does not make the word before it last longer."""
-    written: list[WrittenWord] = []
+def written_words(words: Sequence[Word], punctuation: Collection[str]) -> list[Word]:
+    """Words as NeMo writes them, without a space before punctuation; a mark of punctuation does not make
+    the word before it last longer."""
+    written: list[Word] = []
     for word in words:
         if written and word.text[0] in punctuation:
             last = written.pop()
             written.append(last._replace(text=last.text + word.text, end_token=word.end_token))
         else:
-            written.append(WrittenWord(word.text, *word[2:6]))
+            written.append(word)
     return written
 
 
@@ -186,7 +177,7 @@ def _adapted_to_words(base: Any) -> type:
                 for word in self._written(hypothesis)
             ]
 
-        def _written(self, hypothesis: WordHypothesis) -> list[WrittenWord]:
+        def _written(self, hypothesis: WordHypothesis) -> list[Word]:
             return written_words(hypothesis.words, self.supported_punctuation or ())
 
         def _text_of(self, hypothesis: WordHypothesis) -> str:

@@ -93,12 +93,10 @@ class Section:
     # Keys of ours that are no fields of `search`, and fields with another default here, with the values
     # that they have if they are not set
     more: Mapping[str, Any]
-    renamed: Mapping[str, str] = field(
-        default_factory=dict
-    )  # field of `search` -> key, where they differ
+    renamed: Mapping[str, str] = field(default_factory=dict)  # field of `search` -> its key, if another
     hidden: tuple[str, ...] = ()  # fields that are no keys
     undeclared: tuple[str, ...] = ()  # NeMo's decoders read these keys, but its dataclass lacks them
-    optional: tuple[str, ...] = ()  # keys of NeMo's that may be null, which is NeMo's default then
+    optional: tuple[str, ...] = ()  # keys of NeMo's that may be null: NeMo's default, or the search's
     search_types: tuple[str, ...] = ("default",)  # that mean this strategy, beside its own name
     # Keys of other strategies, dotted in nested sections: those of the section itself are no valid keys
     unused: Mapping[str, NoEffect] = field(default_factory=dict)
@@ -120,7 +118,7 @@ class Section:
     def keys(self) -> dict[str, tuple[str, ...]]:
         """The keys that mean something, of the section and of those in it: NeMo's, then ours."""
         known = (*self.defaults, *self.undeclared, *self.own)
-        nested = {name: tuple(self.defaults[name]) for name in self.foreign}
+        nested = {name: tuple(self.defaults[name] or ()) for name in self.foreign}
         nested["boosting_tree"] = tuple(f.name for f in fields(BoostingConfig))
         valid = {self.name: tuple(key for key in known if key not in self.unused)}
         return valid | {f"{self.name}.{name}": keys for name, keys in nested.items()}
@@ -141,7 +139,11 @@ class Section:
         valid = self.keys()[self.name]
         check_keys(self.name, [key for key in given if key not in self.unused], valid)
         entries = {**self.defaults, **self.own, **given}
-        entries |= {key: self.defaults[key] for key in self.optional if entries[key] is None}
+        for key in self.optional:
+            if entries.get(key) is None and self.defaults.get(key) is None:
+                entries.pop(key, None)  # as the search has it
+            elif entries[key] is None:
+                entries[key] = self.defaults[key]
         values = Values(self.name, entries)
         names = (*self.search_types, self.strategy)
         values.choice("search_type", names, f"with strategy {self.strategy}")

@@ -7,9 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nemo_gpu_decoding.cli.build_graph import step_bar
+from nemo_gpu_decoding.cli.build_graph import step_bar, vocabulary_of_model
 from nemo_gpu_decoding.cli.main import main
-from nemo_gpu_decoding.cli.tokenizer import vocabulary_of_model
 from nemo_gpu_decoding.graph.build import BUILD_STEPS, build_graph
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
 from nemo_gpu_decoding.graph.store import load_graph

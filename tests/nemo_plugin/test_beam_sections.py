@@ -15,6 +15,7 @@ from nemo.collections.asr.parts.utils.batched_beam_decoding_utils import BlankLM
 from nemo.utils import logging as nemo_logging
 from omegaconf import OmegaConf
 
+from nemo_gpu_decoding.nemo_plugin import section
 from nemo_gpu_decoding.nemo_plugin.beam_sections import (
     FLEXCTC,
     TRANSDUCERS,
@@ -22,6 +23,7 @@ from nemo_gpu_decoding.nemo_plugin.beam_sections import (
     read_alsd,
     read_flexctc,
 )
+from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 
 # ---------------------------------------------------------------------------------- flexctc_beam
 
@@ -352,6 +354,15 @@ def test_pruning_by_name_value_and_member(spelling):
 def test_enums_left_empty_have_nemos_defaults():
     search = transducer_options(pruning_mode=None, blank_lm_score_mode=None).search
     assert (search.pruning_mode, search.blank_lm_score_mode) == ("late", "lm_weighted_full")
+
+
+def test_cuda_graphs_left_empty_are_as_nemo_has_them(monkeypatch):
+    """NeMo 3.0 has true; where it has null, too, it is as the search has it."""
+    assert transducer_options(allow_cuda_graphs=None).search.allow_cuda_graphs is True
+    nemos = section.nemo_defaults("rnnt", "beam") | {"allow_cuda_graphs": None}
+    monkeypatch.setattr(section, "nemo_defaults", lambda family, name: nemos)
+    assert transducer_options().search.allow_cuda_graphs is ALSDConfig.allow_cuda_graphs
+    assert transducer_options(allow_cuda_graphs=False).search.allow_cuda_graphs is False
 
 
 @pytest.mark.parametrize("key", TRANSDUCERS["alsd_pp"].own)

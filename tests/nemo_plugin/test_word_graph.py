@@ -27,7 +27,7 @@ from nemo_gpu_decoding.graph.word_boosting import configured_phrases, word_boost
 from nemo_gpu_decoding.lm.pack import pack_arpa
 from nemo_gpu_decoding.metrics import phrase_score, word_errors
 from nemo_gpu_decoding.nemo_plugin import word_graph
-from nemo_gpu_decoding.nemo_plugin.adapters import WrittenWord, written_words
+from nemo_gpu_decoding.nemo_plugin.adapters import written_words
 from nemo_gpu_decoding.nemo_plugin.word_graph import PagedInfer, WordGraphInfer
 from nemo_gpu_decoding.search.word_graph.composition.decoder import PagedBigLM
 from nemo_gpu_decoding.search.word_graph.mbr import minimum_bayes_risk
@@ -357,8 +357,8 @@ def words_at(*texts):
 def test_punctuation_is_written_after_its_word():
     words = words_at("so", ",", "yes", "!", "?")
     assert written_words(words, {",", "!", "?"}) == [
-        WrittenWord("so,", 0, 2, 0, 2),
-        WrittenWord("yes!?", 6, 8, 2, 5),
+        Word("so,", 1, 0, 2, 0, 2),
+        Word("yes!?", 1, 6, 8, 2, 5),
     ]
 
 
