@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE
 
 # One continuation of a hypothesis by the label of a frame.
@@ -36,7 +36,7 @@ class Candidates(NamedTuple):
     rank: np.ndarray  # [K] int32, the slots of `items`, best first
 
 
-@compiled
+@no_refcount
 def insert(items, rank, count, score, parent, label):
     """Insert a candidate if it is among the K best; returns its slot (or -1) and the new count.
 

@@ -21,13 +21,13 @@ one slot per text with the probabilities of ending in a blank and in a token apa
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import FusionArrays, of_utterance
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
-from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import BackPointers, new_back_pointers
 from nemo_gpu_decoding.search.flexctc_beam.candidates import (
     CANDIDATE,
@@ -60,6 +60,30 @@ class BeamState(NamedTuple):
     back_pointers: BackPointers
 
 
+class Bounds(NamedTuple):
+    """What decides whether a label may follow a hypothesis, in columns for SIMD."""
+
+    scores: np.ndarray  # [K] float32, IMPOSSIBLE in empty slots
+    lm_bounds: np.ndarray  # [K] float32
+    boosting_bounds: np.ndarray  # [K] float32
+    passes: np.ndarray  # [K] bool
+
+
+class Workspace(NamedTuple):
+    """What one thread needs for a frame."""
+
+    candidates: Candidates
+    next_beam: np.ndarray  # [K] HYPOTHESIS
+    bounds: Bounds
+
+
+def new_workspace(beam_size: int) -> Workspace:
+    candidates = Candidates(np.empty(beam_size, CANDIDATE), np.empty(beam_size, np.int32))
+    scores, lm_bounds, boosting_bounds = np.zeros((3, beam_size), np.float32)
+    bounds = Bounds(scores, lm_bounds, boosting_bounds, np.zeros(beam_size, np.bool_))
+    return Workspace(candidates, np.empty(beam_size, HYPOTHESIS), bounds)
+
+
 def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> BeamState:
     """B utterances with nothing read: the empty text in slot 0, room for `frames` frames."""
     n = len(fusions.lm_weights)
@@ -73,8 +97,8 @@ def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> BeamState:
     return BeamState(beam, np.ones(n, np.int32), np.zeros(n, np.int64), back_pointers)
 
 
-@compiled
-def advance(rows, log_probs, lengths, state, params, fusions):
+@no_refcount
+def advance(rows, log_probs, lengths, state, params, fusions, workspace):
     """Read lengths[b] frames of log_probs[b] ([B, T, C] float32) for every b in `rows`.
 
     Updates the `BeamState` in place; its back-pointers have room for frames_done + T frames. Stops
@@ -82,16 +106,14 @@ def advance(rows, log_probs, lengths, state, params, fusions):
     all with sizes[b] = 0.
     """
     beam, sizes, frames_done = state.beam, state.sizes, state.frames_done
-    beam_size = beam.shape[1]
-    candidates = Candidates(np.empty(beam_size, CANDIDATE), np.empty(beam_size, np.int32))
-    scratch = np.empty(beam_size, HYPOTHESIS)
+    candidates, next_beam = workspace.candidates, workspace.next_beam
     for b in rows:
         own, fusion = beam[b], of_utterance(fusions, b)
         for i in range(lengths[b]):
             row = log_probs[b, i]
-            count = _candidates(row, own, sizes[b], params, fusion, candidates)
+            count = _candidates(row, own, sizes[b], params, fusion, candidates, workspace.bounds)
             if count > 0:
-                count = select(row, own, b, state, candidates, count, params, scratch)
+                count = select(row, own, b, state, candidates, count, params, next_beam)
             sizes[b] = count
             if count <= 0:
                 break
@@ -99,7 +121,7 @@ def advance(rows, log_probs, lengths, state, params, fusions):
 
 
 @inlined
-def _candidates(row, beam, size, params, fusion, candidates):
+def _candidates(row, beam, size, params, fusion, candidates, bounds):
     """The best continuations of a frame for merge=max and merge=sum; returns how many, or BAD_INPUT."""
     count = 0
     blank = np.int32(params.blank_id)
@@ -115,7 +137,7 @@ def _candidates(row, beam, size, params, fusion, candidates):
             if slot >= 0:
                 candidates.items[slot].lm_state = beam[k].lm_state
                 candidates.items[slot].boosting_state = beam[k].boosting_state
-    note_bounds(beam, size, fusion)
+    note_bounds(beam, size, fusion, bounds)
     floor = floor_of(candidates, count, params)
     for k in range(size):
         if not offers_arcs(beam[k], fusion):
@@ -135,11 +157,12 @@ def _candidates(row, beam, size, params, fusion, candidates):
     while v < row.shape[0]:
         if not row[v] <= LARGEST:
             return BAD_INPUT
-        for k in range(size):
-            if v == params.blank_id or v == beam[k].last_label:
+        passing = note_passing(row[v], floor, params, bounds) if v != blank else 0
+        for k in range(size if passing else 0):
+            if not bounds.passes[k] or v == beam[k].last_label:
                 continue
             base = beam[k].score + row[v] + params.beam_beta
-            if bound_of(base, beam[k]) < floor:
+            if bound_of(base, beam[k]) < floor:  # it has risen
                 continue
             count = _offer(
                 base, beam[k], k, v, beam[k].lm_bound, floor, params, fusion, candidates, count
@@ -176,7 +199,23 @@ def bound_of(base, hypothesis):
 
 
 @inlined
-def note_bounds(beam, size, fusion):
+def note_passing(log_prob, floor, params, bounds):
+    """Note which hypotheses a new label of this log-probability may follow; returns how many.
+
+    All slots at once: most labels pass for none. The sum is that of `bound_of`.
+    """
+    count: Any = 0
+    for i in range(bounds.scores.shape[0]):
+        k = np.uintp(i)  # unsigned: an index that may be negative keeps the loop from SIMD
+        base = bounds.scores[k] + log_prob + params.beam_beta
+        passes = not base + bounds.lm_bounds[k] + bounds.boosting_bounds[k] < floor
+        bounds.passes[k] = passes
+        count += np.int32(passes)
+    return count
+
+
+@inlined
+def note_bounds(beam, size, fusion, bounds):
     """Note how much LM and boosting can add to the next token of every hypothesis.
 
     Where the few arcs of the LM state are offered one by one, the bound is that of all other labels.
@@ -191,6 +230,10 @@ def note_bounds(beam, size, fusion):
         if fusion.boosting_weight > 0:
             bound = fusion.boosting.states[beam[k].boosting_state].upper_bound
             beam[k].boosting_bound = fusion.boosting_weight * bound
+        bounds.scores[k] = beam[k].score
+        bounds.lm_bounds[k], bounds.boosting_bounds[k] = beam[k].lm_bound, beam[k].boosting_bound
+    for k in range(size, bounds.scores.shape[0]):
+        bounds.scores[k] = IMPOSSIBLE
 
 
 @inlined
@@ -245,7 +288,7 @@ def column_of(label, blank_id):
 
 
 @inlined
-def select(row, beam, b, state, candidates, count, params, scratch):
+def select(row, beam, b, state, candidates, count, params, next_beam):
     """Candidates become the new beam: threshold, recombination, back-pointers. Returns its size."""
     back_pointers, t = state.back_pointers, state.frames_done[b]
     size = 0
@@ -254,20 +297,20 @@ def select(row, beam, b, state, candidates, count, params, scratch):
         least = candidates.items[candidates.rank[0]].score - params.threshold
         if size > 0 and not candidate.score > least:  # the best stays, however small the threshold
             break
-        new = scratch[size]
+        new = next_beam[size]
         _extend(beam, candidate, params, new)
         if params.merge != MERGE_PREFIX:
-            duplicate = _find_duplicate(scratch, size, new)
+            duplicate = _find_duplicate(next_beam, size, new)
             if duplicate >= 0:
                 if params.merge == MERGE_SUM:
-                    scratch[duplicate].score = log_add(scratch[duplicate].score, new.score)
+                    next_beam[duplicate].score = log_add(next_beam[duplicate].score, new.score)
                 continue
         back_pointers.labels[b, t, size] = candidate.label
         back_pointers.parents[b, t, size] = candidate.parent
         back_pointers.log_probs[b, t, size] = row[plain(candidate.label)]
         size += 1
     for k in range(size):
-        beam[k] = scratch[k]
+        beam[k] = next_beam[k]
     return size
 
 

@@ -10,7 +10,7 @@ import torch
 from nemo_gpu_decoding.search.decoder import Streams
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import grown, new_traces, trace_alignment
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
-from nemo_gpu_decoding.search.flexctc_beam.cpu import advance, new_state
+from nemo_gpu_decoding.search.flexctc_beam.cpu import advance, new_state, new_workspace
 from nemo_gpu_decoding.search.flexctc_beam.finish import Found, finish
 from nemo_gpu_decoding.search.flexctc_beam.prefix import advance_prefix
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE_PREFIX, SearchParams
@@ -43,7 +43,8 @@ class CPUEngine:
         step = advance_prefix if self._params.merge == MERGE_PREFIX else advance
 
         def advance_rows(rows: np.ndarray) -> None:
-            step(rows, values, lengths, state, self._params, self._fusions)
+            workspace = new_workspace(self._config.beam_size)
+            step(rows, values, lengths, state, self._params, self._fusions, workspace)
 
         for_each_share(advance_rows, lengths, self._config.threads)
         for b in np.flatnonzero(sizes <= 0):  # the streams stay as they were

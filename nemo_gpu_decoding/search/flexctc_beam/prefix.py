@@ -11,10 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import of_utterance
-from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.search.flexctc_beam.candidates import (
-    CANDIDATE,
-    Candidates,
     floor_of,
     insert,
     least_log_prob,
@@ -25,41 +23,41 @@ from nemo_gpu_decoding.search.flexctc_beam.cpu import (
     column_of,
     fused,
     note_bounds,
+    note_passing,
     offers_arcs,
     select,
 )
-from nemo_gpu_decoding.search.flexctc_beam.records import BAD_INPUT, HYPOTHESIS
+from nemo_gpu_decoding.search.flexctc_beam.records import BAD_INPUT
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, LARGEST, log_add
 from nemo_gpu_decoding.search.row_scan import next_label
 from nemo_gpu_decoding.search.text_hash import extended_hash
 
 
-@compiled
-def advance_prefix(rows, log_probs, lengths, state, params, fusions):
+@no_refcount
+def advance_prefix(rows, log_probs, lengths, state, params, fusions, workspace):
     """`cpu.advance` for merge=prefix."""
     beam, sizes, frames_done = state.beam, state.sizes, state.frames_done
-    candidates = Candidates(np.empty(beam.shape[1], CANDIDATE), np.empty(beam.shape[1], np.int32))
-    scratch = np.empty(beam.shape[1], HYPOTHESIS)
+    candidates, next_beam = workspace.candidates, workspace.next_beam
     for b in rows:
         own, fusion = beam[b], of_utterance(fusions, b)
         for i in range(lengths[b]):
             row = log_probs[b, i]
-            count = _prefix_candidates(row, own, sizes[b], params, fusion, candidates)
+            count = _prefix_candidates(row, own, sizes[b], params, fusion, candidates, workspace.bounds)
             if count > 0:
-                count = select(row, own, b, state, candidates, count, params, scratch)
+                count = select(row, own, b, state, candidates, count, params, next_beam)
             sizes[b] = count
             if count <= 0:
                 break
             frames_done[b] += 1
 
 
-@compiled
-def _prefix_candidates(row, beam, size, params, fusion, candidates):
+@no_refcount
+def _prefix_candidates(row, beam, size, params, fusion, candidates, bounds):
     """The best texts of a frame for merge=prefix; returns how many, or BAD_INPUT."""
     count = 0
     for k in range(size):
         count = _offer_same_text(row, beam, size, k, params, fusion, candidates, count)
-    note_bounds(beam, size, fusion)
+    note_bounds(beam, size, fusion, bounds)
     floor = floor_of(candidates, count, params)
     for k in range(size):
         if not offers_arcs(beam[k], fusion):
@@ -82,8 +80,9 @@ def _prefix_candidates(row, beam, size, params, fusion, candidates):
     while v < row.shape[0]:
         if not row[v] <= LARGEST:
             return BAD_INPUT
-        for k in range(size):
-            if v == params.blank_id:
+        passing = note_passing(row[v], floor, params, bounds) if v != params.blank_id else 0
+        for k in range(size if passing else 0):
+            if not bounds.passes[k]:  # nor would its smaller base if the label repeats the last one
                 continue
             base = _base_of(row, beam[k], v, params)
             if bound_of(base, beam[k]) < floor:
@@ -124,7 +123,7 @@ def _offer_new_text(base, beam, size, k, v, lm_bound, floor, params, fusion, can
     return count
 
 
-@compiled
+@no_refcount
 def _offer_same_text(row, beam, size, k, params, fusion, candidates, count):
     """Offer text k as it is: by a blank, by its last token again, or from its parent's text."""
     blank = beam[k].score + row[params.blank_id]
