@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 
 
 def random_log_probs(batch, frames, columns, *, seed, sharpness=2.0):
@@ -46,17 +46,19 @@ def random_lm(vocab_size, *, seed, order=3, branching=3):
             targets.append(longest_suffix((*context, v)))
         end.append(len(labels))
     size = len(contexts)
-    return BackoffAutomaton.from_arrays(
+    return BackoffAutomaton.from_columns(
+        Columns(
+            arc_begin=np.array(begin),
+            arc_end=np.array(end),
+            backoff_to=np.array([0 if not c else longest_suffix(c[1:]) for c in contexts]),
+            backoff_weights=np.where(np.arange(size) == 0, 0.0, -rng.random(size)),
+            final_weights=-3 * rng.random(size),
+            arc_labels=np.array(labels),
+            arc_weights=-5 * rng.random(len(labels)),
+            arc_targets=np.array(targets),
+        ),
         vocab_size=vocab_size,
         start_state=1,
-        arc_begin=np.array(begin),
-        arc_end=np.array(end),
-        backoff_to=np.array([0 if not c else longest_suffix(c[1:]) for c in contexts]),
-        backoff_weights=np.where(np.arange(size) == 0, 0.0, -rng.random(size)),
-        final_weights=-3 * rng.random(size),
-        arc_labels=np.array(labels),
-        arc_weights=-5 * rng.random(len(labels)),
-        arc_targets=np.array(targets),
         name=f"random LM {seed}",
     )
 
@@ -88,16 +90,18 @@ def random_boosting(vocab_size, *, seed, phrases=4, length=3, bonus=1.5):
         end.append(len(labels))
     backoff = [nodes[fail(node)] if node else 0 for node in ordered]
     refund = [bonus * (len(fail(node)) - len(node)) if node else 0.0 for node in ordered]
-    return BackoffAutomaton.from_arrays(
+    return BackoffAutomaton.from_columns(
+        Columns(
+            arc_begin=np.array(begin),
+            arc_end=np.array(end),
+            backoff_to=np.array(backoff),
+            backoff_weights=np.array(refund),
+            final_weights=np.array([-bonus * len(node) for node in ordered]),
+            arc_labels=np.array(labels),
+            arc_weights=np.full(len(labels), bonus),
+            arc_targets=np.array(targets),
+        ),
         vocab_size=vocab_size,
         start_state=0,
-        arc_begin=np.array(begin),
-        arc_end=np.array(end),
-        backoff_to=np.array(backoff),
-        backoff_weights=np.array(refund),
-        final_weights=np.array([-bonus * len(node) for node in ordered]),
-        arc_labels=np.array(labels),
-        arc_weights=np.full(len(labels), bonus),
-        arc_targets=np.array(targets),
         name=f"random phrases {seed}",
     )

@@ -56,6 +56,23 @@ class AutomatonArrays(NamedTuple):
     arcs: np.ndarray  # [A] ARC, those of a state together and sorted by label
 
 
+class Columns(NamedTuple):
+    """The columns of an automaton of S states and A arcs, not checked yet; weights are natural log."""
+
+    arc_begin: np.ndarray  # [S] first arc of each state
+    arc_end: np.ndarray  # [S] one past its last arc
+    backoff_to: np.ndarray  # [S] the state itself for a root
+    backoff_weights: np.ndarray  # [S]
+    final_weights: np.ndarray  # [S]
+    arc_labels: np.ndarray  # [A] those of a state ascending
+    arc_weights: np.ndarray  # [A]
+    arc_targets: np.ndarray  # [A]
+
+
+_ARC_COLUMNS = {"arc_labels": "label", "arc_weights": "weight", "arc_targets": "target"}
+_MEMBERS = {"backoff_weights": "backoff_weight", "final_weights": "final_weight", **_ARC_COLUMNS}
+
+
 @dataclass(frozen=True, eq=False)
 class BackoffAutomaton:
     """A deterministic automaton with back-off arcs over the labels 0 .. vocab_size-1.
@@ -70,34 +87,14 @@ class BackoffAutomaton:
     name: str = "automaton"  # for messages: the file or list it was made from
 
     @classmethod
-    def from_arrays(
-        cls,
-        *,
-        vocab_size: int,
-        start_state: int,
-        arc_begin: np.ndarray,
-        arc_end: np.ndarray,
-        backoff_to: np.ndarray,
-        backoff_weights: np.ndarray,
-        final_weights: np.ndarray,
-        arc_labels: np.ndarray,
-        arc_weights: np.ndarray,
-        arc_targets: np.ndarray,
-        name: str = "automaton",
+    def from_columns(
+        cls, columns: Columns, vocab_size: int, start_state: int, name: str = "automaton"
     ) -> BackoffAutomaton:
-        """Check the arrays (shapes as in `AutomatonArrays`), make roots dense and add upper bounds."""
-        states, arcs = np.zeros(len(arc_begin), STATE), np.zeros(len(arc_labels), ARC)
-        columns = {
-            "arc_begin": (states, "arc_begin", arc_begin),
-            "arc_end": (states, "arc_end", arc_end),
-            "backoff_to": (states, "backoff_to", backoff_to),
-            "backoff_weights": (states, "backoff_weight", backoff_weights),
-            "final_weights": (states, "final_weight", final_weights),
-            "arc_labels": (arcs, "label", arc_labels),
-            "arc_weights": (arcs, "weight", arc_weights),
-            "arc_targets": (arcs, "target", arc_targets),
-        }
-        for column, (table, member, values) in columns.items():
+        """Check the columns, make roots dense and add upper bounds."""
+        states = np.zeros(len(columns.arc_begin), STATE)
+        arcs = np.zeros(len(columns.arc_labels), ARC)
+        for column, values in columns._asdict().items():
+            table, member = (arcs if column in _ARC_COLUMNS else states), _MEMBERS.get(column, column)
             if len(values) != len(table):
                 raise ValueError(f"{name}: {column} has {len(values)} entries, expected {len(table)}")
             table[member] = values
@@ -146,19 +143,8 @@ class BackoffAutomaton:
 def empty_automaton(vocab_size: int) -> BackoffAutomaton:
     """One state that gives every label weight 0: stands where no LM or no boosting is wanted."""
     zero, none = np.zeros(1, np.int32), np.zeros(0, np.int32)
-    return BackoffAutomaton.from_arrays(
-        vocab_size=vocab_size,
-        start_state=0,
-        arc_begin=zero,
-        arc_end=zero,
-        backoff_to=zero,
-        backoff_weights=zero,
-        final_weights=zero,
-        arc_labels=none,
-        arc_weights=none,
-        arc_targets=none,
-        name="none",
-    )
+    columns = Columns(zero, zero, zero, zero, zero, none, none, none)
+    return BackoffAutomaton.from_columns(columns, vocab_size, 0, "none")
 
 
 def concatenate(automata: Sequence[BackoffAutomaton]) -> tuple[AutomatonArrays, np.ndarray]:

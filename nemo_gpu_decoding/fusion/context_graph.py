@@ -51,8 +51,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
-from nemo_gpu_decoding.fusion.refunds import Columns, with_refunds
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
+from nemo_gpu_decoding.fusion.refunds import with_refunds
 
 # Every different sum of refunds costs a state with an arc for up to half of the labels. Beyond so many
 # different bonuses they are therefore rounded to multiples of about 1/256 to 1/512 of their median.
@@ -210,9 +210,7 @@ def build_context_graph(
         start = max(ROOT, int(trie.find(np.array([ROOT]), np.array([label_before]))[0]))
         weights.arcs[start] += unk_score
     columns = with_refunds(_columns(trie, links, weights), ROOT, weights.refunds, continuations)
-    return BackoffAutomaton.from_arrays(
-        vocab_size=vocab_size, start_state=start, name=name, **columns._asdict()
-    )
+    return BackoffAutomaton.from_columns(columns, vocab_size, start, name)
 
 
 def _columns(trie: Trie, links: np.ndarray, weights: _NodeWeights) -> Columns:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import yaml
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.ngram_automaton import resolve_final_weights
 
 _TENSORS = (
@@ -60,17 +60,19 @@ def load_nemo_automaton(
     final_weights = np.zeros(len(backoff_to), np.float32)
     if with_final_weights:
         final_weights = resolve_final_weights(tensors["final_weights"], backoff_to, backoff_weights)
-    return BackoffAutomaton.from_arrays(
+    return BackoffAutomaton.from_columns(
+        Columns(
+            arc_begin=tensors["start_end_arcs"][:, 0],
+            arc_end=tensors["start_end_arcs"][:, 1],
+            backoff_to=backoff_to,
+            backoff_weights=backoff_weights,
+            final_weights=final_weights,
+            arc_labels=tensors["ilabels"][:num_arcs],
+            arc_weights=tensors["arcs_weights"][:num_arcs],
+            arc_targets=tensors["to_states"][:num_arcs],
+        ),
         vocab_size=vocab_size,
         start_state=1 if config.get("separate_bos_state", True) else 0,
-        arc_begin=tensors["start_end_arcs"][:, 0],
-        arc_end=tensors["start_end_arcs"][:, 1],
-        backoff_to=backoff_to,
-        backoff_weights=backoff_weights,
-        final_weights=final_weights,
-        arc_labels=tensors["ilabels"][:num_arcs],
-        arc_weights=tensors["arcs_weights"][:num_arcs],
-        arc_targets=tensors["to_states"][:num_arcs],
         name=str(path),
     )
 

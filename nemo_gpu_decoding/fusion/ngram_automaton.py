@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.lm.arpa import NGramBlock
 from nemo_gpu_decoding.lm.automaton import BackoffArcs
 from nemo_gpu_decoding.lm.packed import NO_LABEL, ROOT
@@ -85,17 +85,19 @@ def build_ngram_automaton(
     arcs = _without_special(all_arcs, vocab_size, unlisted, float(share))
     backoff_to, backoff_weights = states["backoff_to"].astype(np.int64), -states["backoff_cost"]
     numbers = np.arange(len(states))
-    return BackoffAutomaton.from_arrays(
+    return BackoffAutomaton.from_columns(
+        Columns(
+            arc_begin=np.searchsorted(arcs.sources, numbers),
+            arc_end=np.searchsorted(arcs.sources, numbers, side="right"),
+            backoff_to=backoff_to,
+            backoff_weights=backoff_weights,
+            final_weights=_final_weights(all_arcs, eos, backoff_to, backoff_weights, name),
+            arc_labels=arcs.labels,
+            arc_weights=arcs.weights,
+            arc_targets=arcs.targets,
+        ),
         vocab_size=vocab_size,
         start_state=linked.start_state,
-        arc_begin=np.searchsorted(arcs.sources, numbers),
-        arc_end=np.searchsorted(arcs.sources, numbers, side="right"),
-        backoff_to=backoff_to,
-        backoff_weights=backoff_weights,
-        final_weights=_final_weights(all_arcs, eos, backoff_to, backoff_weights, name),
-        arc_labels=arcs.labels,
-        arc_weights=arcs.weights,
-        arc_targets=arcs.targets,
         name=name,
     )
 

@@ -17,22 +17,9 @@ states.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
-
-class Columns(NamedTuple):
-    """The arrays from which `BackoffAutomaton.from_arrays` makes an automaton, under its names."""
-
-    arc_begin: np.ndarray
-    arc_end: np.ndarray
-    backoff_to: np.ndarray
-    backoff_weights: np.ndarray
-    final_weights: np.ndarray
-    arc_labels: np.ndarray
-    arc_weights: np.ndarray
-    arc_targets: np.ndarray
+from nemo_gpu_decoding.fusion.automaton import Columns
 
 
 def with_refunds(columns: Columns, root: int, refunds: np.ndarray, is_refunding: np.ndarray) -> Columns:

@@ -16,7 +16,7 @@ from itertools import islice, product
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, read_phrases
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.graph.csr import WordGraph
@@ -158,15 +158,16 @@ def _without_dead_ends(automaton: BackoffAutomaton) -> BackoffAutomaton:
         targets = arcs["target"][leads_there]
         arcs["weight"][leads_there] += states["backoff_weight"][targets]
         arcs["target"][leads_there] = suffix[targets]
-    return BackoffAutomaton.from_arrays(
-        vocab_size=automaton.vocab_size,
-        start_state=automaton.start_state,
-        **{f"arc_{end}": states[f"arc_{end}"] for end in ("begin", "end")},
+    columns = Columns(
+        arc_begin=states["arc_begin"],
+        arc_end=states["arc_end"],
         backoff_to=suffix,
         backoff_weights=states["backoff_weight"],
         final_weights=states["final_weight"],
         arc_labels=arcs["label"],
         arc_weights=arcs["weight"],
         arc_targets=arcs["target"],
-        name=automaton.name,
+    )
+    return BackoffAutomaton.from_columns(
+        columns, automaton.vocab_size, automaton.start_state, automaton.name
     )

@@ -66,9 +66,7 @@ def scan_ngrams(text, begin, order, symbols: SymbolArrays, scan: Scan):
             position = field_end + 1
             lines += 1
             continue
-        field, end, unread_here = _scan_line(
-            text, field_begin, field_end, order, symbols, scan, rows, unread
-        )
+        field, end, unread_here = _scan_line(text, field_begin, field_end, symbols, scan, rows, unread)
         if not order + 1 <= field <= order + 2:
             return FAULT, position, lines, rows, unread
         if field == order + 1:
@@ -81,13 +79,13 @@ def scan_ngrams(text, begin, order, symbols: SymbolArrays, scan: Scan):
 
 
 @compiled
-def _scan_line(text, begin, end, order, symbols, scan, row, unread):
+def _scan_line(text, begin, end, symbols, scan, row, unread):
     """The fields of one line, the first of them given.
 
     Returns:
         the number of fields, 0 for an unknown symbol; the position of the newline; numbers left unread.
     """
-    field = 0
+    field, order = 0, scan.symbols.shape[1]
     if order == 1 and _is_start_symbol(text, begin, end):
         # some writers leave out the probability of <s>, which is never used
         scan.log10_probs[row] = _NEVER

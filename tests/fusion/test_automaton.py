@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns, empty_automaton
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from tests.random_models import random_boosting, random_lm
 
@@ -26,7 +26,8 @@ EXAMPLE = {  # p(a) p(b) p(b|a) over {a, b}, states root, start, "a", "b"
 
 def make(**changes):
     columns = {k: np.array(v) if isinstance(v, list) else v for k, v in (EXAMPLE | changes).items()}
-    return BackoffAutomaton.from_arrays(**columns, name="example")
+    size, start = columns.pop("vocab_size"), columns.pop("start_state")
+    return BackoffAutomaton.from_columns(Columns(**columns), size, start, "example")
 
 
 def test_the_example_of_the_module():
@@ -120,11 +121,19 @@ def test_the_likely_successor_does_not_loosen_the_bound_of_the_others(seed):
 
 def test_states_without_arcs_and_labels_without_probability():
     assert empty_automaton(3).arrays.states["upper_bound"][0] >= 0
-    lm = BackoffAutomaton.from_arrays(
-        vocab_size=2, start_state=1,
-        arc_begin=np.array([0, 2]), arc_end=np.array([2, 2]), backoff_to=np.array([0, 0]),
-        backoff_weights=np.array([0.0, -np.inf]), final_weights=np.zeros(2),
-        arc_labels=np.array([0, 1]), arc_weights=np.array([-np.inf, -1.0]), arc_targets=np.array([0, 0]),
-    )  # fmt: skip
+    lm = BackoffAutomaton.from_columns(
+        Columns(
+            arc_begin=np.array([0, 2]),
+            arc_end=np.array([2, 2]),
+            backoff_to=np.array([0, 0]),
+            backoff_weights=np.array([0.0, -np.inf]),
+            final_weights=np.zeros(2),
+            arc_labels=np.array([0, 1]),
+            arc_weights=np.array([-np.inf, -1.0]),
+            arc_targets=np.array([0, 0]),
+        ),
+        vocab_size=2,
+        start_state=1,
+    )
     assert lm.arrays.states["upper_bound"].tolist() == pytest.approx([-1.0, -np.inf], abs=1e-4)
     assert lm.arrays.states["backoff_bound"].tolist() == [-np.inf, -np.inf]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, concatenate
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns, concatenate
 from nemo_gpu_decoding.fusion.context_graph import (
     MAX_BONUSES,
     ROOT,
@@ -19,7 +19,7 @@ from nemo_gpu_decoding.fusion.context_graph import (
     token_scores,
 )
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
-from nemo_gpu_decoding.fusion.refunds import Columns, with_refunds
+from nemo_gpu_decoding.fusion.refunds import with_refunds
 from tests.oracles.phrases import earned, phrase_bonus
 
 V = 4
@@ -343,7 +343,7 @@ def random_columns(size, seed):
 
 
 def automaton(columns):
-    return BackoffAutomaton.from_arrays(vocab_size=V, start_state=ROOT, **columns._asdict())
+    return BackoffAutomaton.from_columns(columns, V, ROOT)
 
 
 def refund_due(columns, refunds, state, label):

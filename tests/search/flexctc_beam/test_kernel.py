@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from tests.contract.facts import facts
@@ -98,11 +98,20 @@ def test_impossible_labels(log_probs):
 
 
 def test_an_lm_that_forbids_labels_and_ends():
-    lm = BackoffAutomaton.from_arrays(
-        vocab_size=3, start_state=0, arc_begin=[0, 1], arc_end=[1, 3], backoff_to=[0, 0],
-        backoff_weights=[-np.inf, -np.inf], final_weights=[-np.inf, -np.inf],
-        arc_labels=[1, 0, 1], arc_weights=[-0.5, -1.0, -2.0], arc_targets=[1, 0, 1],
-    )  # fmt: skip
+    lm = BackoffAutomaton.from_columns(
+        Columns(
+            arc_begin=[0, 1],
+            arc_end=[1, 3],
+            backoff_to=[0, 0],
+            backoff_weights=[-np.inf, -np.inf],
+            final_weights=[-np.inf, -np.inf],
+            arc_labels=[1, 0, 1],
+            arc_weights=[-0.5, -1.0, -2.0],
+            arc_targets=[1, 0, 1],
+        ),
+        vocab_size=3,
+        start_state=0,
+    )
     for merge in MERGES:
         assert_equal(
             random_log_probs(2, 8, 4, seed=2), [8, 8], fusion=Fusion(lm, 0.5), merge=merge, n_best=4

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
@@ -32,10 +32,20 @@ def test_no_alignments_unless_asked_for():
 
 
 def lm_that_never_ends(vocab_size):
-    return BackoffAutomaton.from_arrays(
-        vocab_size=vocab_size, start_state=0, arc_begin=[0], arc_end=[0], backoff_to=[0],
-        backoff_weights=[-1.0], final_weights=[-np.inf], arc_labels=[], arc_weights=[], arc_targets=[],
-    )  # fmt: skip
+    return BackoffAutomaton.from_columns(
+        Columns(
+            arc_begin=[0],
+            arc_end=[0],
+            backoff_to=[0],
+            backoff_weights=[-1.0],
+            final_weights=[-np.inf],
+            arc_labels=[],
+            arc_weights=[],
+            arc_targets=[],
+        ),
+        vocab_size=vocab_size,
+        start_state=0,
+    )
 
 
 def test_an_lm_without_an_end_still_gives_a_result_and_says_so():

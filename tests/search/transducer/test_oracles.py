@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
@@ -151,17 +151,19 @@ class Undecided(TableNetworks):
 @pytest.fixture(scope="module")
 def lm():
     nowhere = np.zeros(1)
-    return BackoffAutomaton.from_arrays(
+    return BackoffAutomaton.from_columns(
+        Columns(
+            arc_begin=[0],
+            arc_end=[2],
+            backoff_to=np.zeros(1, np.int32),
+            backoff_weights=nowhere,
+            final_weights=nowhere,
+            arc_labels=[0, 1],
+            arc_weights=[UNIFORM, UNIFORM],
+            arc_targets=[0, 0],
+        ),
         vocab_size=2,
         start_state=0,
-        arc_begin=[0],
-        arc_end=[2],
-        backoff_to=np.zeros(1, np.int32),
-        backoff_weights=nowhere,
-        final_weights=nowhere,
-        arc_labels=[0, 1],
-        arc_weights=[UNIFORM, UNIFORM],
-        arc_targets=[0, 0],
     )
 
 
