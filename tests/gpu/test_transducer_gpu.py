@@ -69,15 +69,15 @@ def frames_of(batch=BATCH, frames=FRAMES, seed=1):
 
 
 def assert_same(found, expected):
-    for nbest, twin in zip(found, expected, strict=True):
-        assert [path.tokens.tolist() for path in nbest] == [path.tokens.tolist() for path in twin]
-        for path, other in zip(nbest, twin, strict=True):
+    for nbest, wanted in zip(found, expected, strict=True):
+        assert [path.tokens.tolist() for path in nbest] == [path.tokens.tolist() for path in wanted]
+        for path, other in zip(nbest, wanted, strict=True):
             assert path.frames.tolist() == other.frames.tolist()
             assert path.score == pytest.approx(other.score, abs=1e-2)
 
 
 def both(strategy, device, durations=(), fusion=None, **options):
-    """A decoder on the device and its twin on the CPU, with the same weights."""
+    """A decoder on the device and its counterpart on the CPU, with the same weights."""
     make, config = strategy
     model = Model(durations)
     options = config(beam_size=4, n_best=2, **options)

@@ -229,9 +229,9 @@ def results(decoder, chunks=None):
 
 
 def assert_same(found, expected):
-    for nbest, twin in zip(found, expected, strict=True):
-        assert [path.tokens.tolist() for path in nbest] == [path.tokens.tolist() for path in twin]
-        for path, other in zip(nbest, twin, strict=True):
+    for nbest, wanted in zip(found, expected, strict=True):
+        assert [path.tokens.tolist() for path in nbest] == [path.tokens.tolist() for path in wanted]
+        for path, other in zip(nbest, wanted, strict=True):
             assert path.frames.tolist() == other.frames.tolist()
             assert path.score == pytest.approx(other.score, abs=1e-4)
 
