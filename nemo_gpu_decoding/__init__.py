@@ -35,10 +35,8 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
     from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
     from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
-    from nemo_gpu_decoding.search.word_graph.composition.config import PagedBigLMConfig
-    from nemo_gpu_decoding.search.word_graph.composition.decoder import PagedBigLM
-    from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
-    from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
+    from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
+    from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST, PagedBigLM
     from nemo_gpu_decoding.vocabulary import Vocabulary
 
 __version__ = "0.1.0"
@@ -78,8 +76,8 @@ _HOMES = {
     "progress_of": "live.endpointing",
     "FlexCTCConfig": "search.flexctc_beam.config",
     "FlexCTCBeam": "search.flexctc_beam.decoder",
-    "PagedBigLMConfig": "search.word_graph.composition.config",
-    "PagedBigLM": "search.word_graph.composition.decoder",
+    "PagedBigLMConfig": "search.word_graph.config",
+    "PagedBigLM": "search.word_graph.decoder",
     "CausalLM": "search.rescoring",
     "rescored": "search.rescoring",
     "NBest": "search.result",

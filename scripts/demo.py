@@ -138,8 +138,7 @@ def decode_model(
 
 def steps_of(head: Head, preset: DictConfig) -> dict[str, Decoder]:
     """The decoder of a preset without anything, with the LM, with LM and phrases."""
-    from nemo_gpu_decoding.search.word_graph.composition.decoder import PagedBigLM
-    from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
+    from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST, PagedBigLM
 
     name, decoder = str(preset.strategy), head.search(preset)
     if isinstance(decoder, CudaWFST):  # the LM is the graph: there is no step without it

@@ -37,8 +37,7 @@ from nemo_gpu_decoding.graph.load import GraphOptions
 from nemo_gpu_decoding.graph.topology import NEMO_NAMES, TOPOLOGIES
 from nemo_gpu_decoding.nemo_plugin.section import FusionOptions, NoEffect, Options, Section, Values
 from nemo_gpu_decoding.search.config import BACKENDS
-from nemo_gpu_decoding.search.word_graph.composition.config import PagedBigLMConfig
-from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
+from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 
 DECODING_MODES = ("nbest", "mbr", "lattice")
 

@@ -24,8 +24,7 @@ from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
-from nemo_gpu_decoding.search.word_graph.composition.decoder import PagedBigLM
-from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
+from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST, PagedBigLM
 from tests.nemo_plugin.usage import CASES, EVERY_CASE, predicted, texts, transcribed, write_manifest
 
 GREEDY = {"strategy": "greedy_batch"}

@@ -22,8 +22,7 @@ from nemo_gpu_decoding.nemo_plugin.word_graph_sections import (
     read_cuda_wfst,
     read_paged_biglm,
 )
-from nemo_gpu_decoding.search.word_graph.composition.config import PagedBigLMConfig
-from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
+from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 
 
 @pytest.fixture

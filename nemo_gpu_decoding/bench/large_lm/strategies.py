@@ -13,10 +13,8 @@ from nemo_gpu_decoding.bench.strategies import Strategy
 from nemo_gpu_decoding.bench.task import Task
 from nemo_gpu_decoding.bench.word_graph.settings import GraphSetting
 from nemo_gpu_decoding.search.result import NBest, Path
-from nemo_gpu_decoding.search.word_graph.composition.config import PagedBigLMConfig
-from nemo_gpu_decoding.search.word_graph.composition.decoder import PagedBigLM
-from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
-from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
+from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
+from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST, PagedBigLM
 from nemo_gpu_decoding.search.word_graph.result import WordPath
 
 

@@ -30,10 +30,8 @@ from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.lm.packed_file import load_packed_lm
 from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.search.result import NBest
-from nemo_gpu_decoding.search.word_graph.composition.config import PagedBigLMConfig
-from nemo_gpu_decoding.search.word_graph.composition.decoder import PagedBigLM
-from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
-from nemo_gpu_decoding.search.word_graph.decoder import NO_END, CudaWFST
+from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
+from nemo_gpu_decoding.search.word_graph.decoder import NO_END, CudaWFST, PagedBigLM
 from nemo_gpu_decoding.search.word_graph.result import WordPath
 
 LARGE, SMALL, SMALL_PACKED, GRAPH = "large.arpa", "small.arpa", "small.packed", "small.graph"

@@ -1,4 +1,4 @@
-"""The CPU's engine: buffers and threads around the compiled search of `cpu.py`."""
+"""`CPUEngine`: buffers and threads around the compiled search of `frame.py`."""
 
 from __future__ import annotations
 
@@ -11,24 +11,53 @@ import torch
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.threads import for_each_share
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
-from nemo_gpu_decoding.search.word_graph.cpu import advance
-from nemo_gpu_decoding.search.word_graph.streams import (
-    Setup,
-    Utterance,
-    raise_stop,
-    roomier,
-    roomier_records,
+from nemo_gpu_decoding.search.word_graph.frame import FEWEST_SLOTS, advance
+from nemo_gpu_decoding.search.word_graph.records import (
+    BACK_POINTERS_FULL,
+    BAD_FRAME,
+    BINS,
+    CACHED_SCORE,
+    CANDIDATE,
+    DONE,
+    FRAME_STATE,
+    GROUP,
+    GROUP_ARC,
+    GROUP_TOKEN,
+    GROUPS_FULL,
+    LINKS_FULL,
+    LM_CANDIDATE,
+    LM_CONTEXT,
+    LM_FRAME_STATE,
+    LM_GROUP,
+    LM_TOKEN,
+    NO_TOKEN,
+    ORDERED,
+    SLOT,
+    TOKEN,
+    LmWorkspace,
+    StreamArrays,
+    Workspace,
+    token_capacity,
 )
-from nemo_gpu_decoding.search.word_graph.tokens import Workspace, new_workspace
-from nemo_gpu_decoding.search.word_graph.ways import BAD_FRAME, DONE, LINKS_FULL, NO_TOKEN, RECORDS_FULL
+from nemo_gpu_decoding.search.word_graph.stream_state import (
+    StreamModels,
+    StreamState,
+    grown,
+    grown_back_pointers,
+    raise_stop,
+)
+
+CANDIDATES = 4096  # collected before they are recombined
+CACHED_SCORES = 1 << 14  # of the LM query cache, a power of 2
+NO_CONTEXT = -1
 
 
 class CPUEngine:
     """See `search/engine.py`. Errors are never deferred here."""
 
-    def __init__(self, setups: Sequence[Setup], config: WFSTConfig) -> None:
+    def __init__(self, models: Sequence[StreamModels], config: WFSTConfig) -> None:
         self._config = config
-        self._utterances = [setup.new_utterance() for setup in setups]
+        self._streams = [own.new_stream() for own in models]
 
     def takes(self, lengths: torch.Tensor) -> bool:
         return False
@@ -37,43 +66,117 @@ class CPUEngine:
         self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False
     ) -> None:
         assert isinstance(lengths, np.ndarray)
-        values, done, config = as_float32(log_probs), list(self._utterances), self._config
+        values, streams, config = as_float32(log_probs), list(self._streams), self._config
+        composes = streams[0].models.composition is not None
 
         def read(rows: np.ndarray) -> None:
-            space = new_workspace(config.max_active, values.shape[2], config.keeps_links)
+            work = new_workspace(
+                config.max_active, values.shape[2], keeps_links=config.keeps_links, composes=composes
+            )
             for b in rows.tolist():
-                done[b] = read_chunk(done[b], values, int(lengths[b]), b, space)
+                streams[b], work = read_chunk(streams[b], values, int(lengths[b]), b, work)
 
         for_each_share(read, lengths, config.threads)
-        self._utterances = done
+        self._streams = streams
 
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[Utterance]:
-        return [self._utterances[row] for row in rows]
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
+        return [self._streams[row] for row in rows]
 
 
 def read_chunk(
-    utterance: Utterance, log_probs: np.ndarray, length: int, b: int, space: Workspace
-) -> Utterance:
-    """The utterance after `length` more frames of log_probs [B, T, C], those of row b.
+    stream: StreamState, log_probs: np.ndarray, length: int, b: int, work: Workspace
+) -> tuple[StreamState, Workspace]:
+    """The stream after `length` more frames of log_probs [B, T, C], those of row b.
+
+    Returns:
+        it, and the workspace, which may have become larger.
 
     Raises:
-        ValueError: a frame holds NaN or +inf, or allows nothing; `utterance` is as it was.
+        ValueError: a frame holds NaN or +inf, or allows nothing; `stream` is as it was.
     """
-    setup, count = utterance.setup, len(utterance.tokens)
-    space.current[:count] = utterance.tokens
-    progress = utterance.progress.copy()
-    records, links = utterance.records, utterance.links
-    frame, status = 0, DONE
+    models, count, counters = stream.models, len(stream.tokens), stream.counters.copy()
+    work.current[:count] = stream.tokens
+    state = StreamArrays(counters, stream.back_pointers, stream.links)
+    search, lm, frame, status = models.search, models.composition, 0, DONE
     while frame < length:
-        frame, status = advance(
-            log_probs[b], frame, length, progress, records, links, setup.search,
-            setup.graph.arrays, setup.boosting.arrays, space,
-        )  # fmt: skip
-        if status == RECORDS_FULL:
-            records = roomier_records(records, progress, space)
+        frame, status = advance(log_probs[b], frame, length, state, search, lm, work)
+        if status == BACK_POINTERS_FULL:
+            tokens, more = work.current[: int(counters["tokens"][0])], int(work.frame["tokens"][0])
+            kept = grown_back_pointers(state.back_pointers, counters, tokens, more)
+            state = state._replace(back_pointers=kept)
         elif status == LINKS_FULL:
-            links = roomier(links, int(progress["links"][0]))
+            state = state._replace(links=grown(state.links, int(counters["links"][0])))
+        elif status == GROUPS_FULL:
+            work = with_more_groups(work, models.params.max_active)
         elif status in (BAD_FRAME, NO_TOKEN):
             raise_stop(log_probs, b, frame, status)
-    tokens = space.current[: int(progress["tokens"][0])].copy()
-    return replace(utterance, tokens=tokens, records=records, links=links, progress=progress)
+    tokens = work.current[: int(counters["tokens"][0])].copy()
+    return replace(stream, tokens=tokens, **state._asdict()), work
+
+
+def new_workspace(
+    max_active: int,
+    columns: int,
+    *,
+    keeps_links: bool = False,
+    composes: bool = False,
+    entries: int | None = None,
+) -> Workspace:
+    """Buffers for one utterance at a time.
+
+    Args:
+        max_active: of the config; there is room for four times as many tokens.
+        columns: of the log-probs, V + 1.
+        keeps_links: tokens of groups are kept, for lattices.
+        composes: there is a large LM.
+        entries: groups that there is room for, and LM contexts; None: twice as many as tokens.
+    """
+    capacity = token_capacity(max_active)
+    entries = entries or 2 * capacity
+    groups = np.empty(entries, LM_CONTEXT if composes else GROUP)
+    return Workspace(
+        current=np.empty(capacity, LM_TOKEN if composes else TOKEN),
+        next_tokens=np.empty(capacity, LM_TOKEN if composes else TOKEN),
+        token_slots=_slots(capacity),
+        candidates=np.empty(CANDIDATES, LM_CANDIDATE if composes else CANDIDATE),
+        groups=groups,
+        expanding=np.empty(entries, LM_GROUP) if composes else groups,
+        group_slots=_slots(entries),
+        group_tokens=np.empty(2 * entries if keeps_links else 1, GROUP_TOKEN),
+        labels=np.empty(columns, np.int32),
+        histogram=np.empty(BINS, np.int64),
+        renumbered=np.empty(capacity, np.int32),
+        frame=np.zeros(1, LM_FRAME_STATE if composes else FRAME_STATE),
+        stamps=np.zeros(3, np.int32),
+        lm=_lm_workspace(entries) if composes else None,
+    )
+
+
+def _lm_workspace(entries: int) -> LmWorkspace:
+    cache = np.zeros(CACHED_SCORES, CACHED_SCORE)
+    cache["lm"] = NO_CONTEXT
+    return LmWorkspace(
+        group_slots=_slots(entries),
+        order=np.empty(entries, ORDERED),
+        deferred=np.empty(entries, GROUP_ARC),
+        cache=cache,
+    )
+
+
+def with_more_groups(work: Workspace, max_active: int) -> Workspace:
+    """Twice the room for groups; the tokens and the LM query cache stay."""
+    keeps_links, composes = len(work.group_tokens) > 1, work.lm is not None
+    larger = new_workspace(
+        max_active,
+        len(work.labels),
+        keeps_links=keeps_links,
+        composes=composes,
+        entries=2 * len(work.groups),
+    )
+    if work.lm is not None and larger.lm is not None:
+        larger = larger._replace(lm=larger.lm._replace(cache=work.lm.cache))
+    return larger._replace(current=work.current)
+
+
+def _slots(entries: int) -> np.ndarray:
+    return np.zeros(max(FEWEST_SLOTS, 1 << (2 * entries - 1).bit_length()), SLOT)

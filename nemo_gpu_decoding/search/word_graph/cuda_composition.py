@@ -14,15 +14,12 @@ import torch
 from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.graph.topology import NORMAL
 from nemo_gpu_decoding.lm.on_device import PlacedLM
-from nemo_gpu_decoding.search.word_graph import kernel_abi
-from nemo_gpu_decoding.search.word_graph import tokens as plain
-from nemo_gpu_decoding.search.word_graph.composition import tokens as composed
-from nemo_gpu_decoding.search.word_graph.composition.composition import Rescoring
-from nemo_gpu_decoding.search.word_graph.composition.config import PagedBigLMConfig
-from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
+from nemo_gpu_decoding.search.word_graph import kernel_abi, records
+from nemo_gpu_decoding.search.word_graph.composition import LmPair
+from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.kernel_abi import Capacity
-from nemo_gpu_decoding.search.word_graph.streams import Setup
-from nemo_gpu_decoding.search.word_graph.ways import SearchParams
+from nemo_gpu_decoding.search.word_graph.records import SearchParams
+from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 
 
 class NoComposition:
@@ -31,7 +28,7 @@ class NoComposition:
     composes = False
     static_shared_bytes = 0
     token = kernel_abi.PLAIN_TOKEN
-    host_token, host_progress = plain.TOKEN, plain.PROGRESS
+    host_token, host_counters = records.TOKEN, records.COUNTERS
     advance, compact = kernel_abi.PLAIN_ADVANCE, kernel_abi.PLAIN_COMPACT
     buffers = kernel_abi.PLAIN_BUFFERS
 
@@ -40,11 +37,11 @@ class NoComposition:
         seconds = params.topology == NORMAL and not params.keeps_links
         return kernel_abi.capacity_for(config.max_active, columns, seconds=seconds)
 
-    def first_tokens(self, setups: Sequence[Setup]) -> np.ndarray:
+    def first_tokens(self, models: Sequence[StreamModels]) -> np.ndarray:
         """[n, 1] tokens before the first frame."""
-        tokens = np.zeros((len(setups), 1), self.token)
-        tokens["key"][:, 0] = [setup.first_key for setup in setups]
-        tokens["back_pointer"] = plain.NONE
+        tokens = np.zeros((len(models), 1), self.token)
+        tokens["key"][:, 0] = [own.first_key for own in models]
+        tokens["back_pointer"] = records.NONE
         return tokens
 
     def tokens_on_host(self, tokens: np.ndarray) -> np.ndarray:
@@ -52,18 +49,18 @@ class NoComposition:
         same = np.zeros(len(tokens), self.host_token)
         for name in ("key", "cost", "run", "probability"):
             same[name] = tokens[name]
-        same["record"] = tokens["back_pointer"]
+        same["back_pointer"] = tokens["back_pointer"]
         return same
 
-    def weight(self, setup: Setup) -> float:
+    def weight(self, models: StreamModels) -> float:
         """Of the LM score difference."""
         return 0.0
 
-    def arguments(self, setups: Sequence[Setup], device: torch.device) -> dict[str, Any]:
+    def arguments(self, models: Sequence[StreamModels], device: torch.device) -> dict[str, Any]:
         """Arguments of `advance` that are composition's own."""
         return {}
 
-    def defines(self, setups: Sequence[Setup]) -> dict[str, int | str]:
+    def defines(self, models: Sequence[StreamModels]) -> dict[str, int | str]:
         """Macros of `advance`."""
         return {}
 
@@ -75,7 +72,7 @@ class LmComposition:
     """Costs of words are corrected by the LM score difference. Keep it as long as it is decoded with.
 
     Args:
-        rescoring: both LMs, as the CPU's search has them.
+        lms: both LMs, as the CPU's search has them.
         config: says where the large LM goes.
         name: of the large LM, for messages.
     """
@@ -83,28 +80,28 @@ class LmComposition:
     composes = True
     static_shared_bytes = kernel_abi.STATIC_SHARED_BYTES
     token = kernel_abi.LM_TOKEN
-    host_token, host_progress = composed.TOKEN, composed.PROGRESS
+    host_token, host_counters = records.LM_TOKEN, records.LM_COUNTERS
     advance, compact = kernel_abi.LM_ADVANCE, kernel_abi.LM_COMPACT
     buffers = kernel_abi.LM_BUFFERS
 
-    def __init__(self, rescoring: Rescoring, config: PagedBigLMConfig, name: str) -> None:
-        self._rescoring = rescoring
-        self._large = PlacedLM(rescoring.large, config.placement, config.cache_mb * 10**6, name)
+    def __init__(self, lms: LmPair, config: PagedBigLMConfig, name: str) -> None:
+        self._lms = lms
+        self._large = PlacedLM(lms.large, config.placement, config.cache_mb * 10**6, name)
         self._small = self._large  # a difference asks nothing else
-        if not rescoring.is_difference:
+        if not lms.is_difference:
             cache_bytes = config.cache_mb * 10**6  # if even the small one does not fit
-            self._small = PlacedLM(rescoring.small, "auto", cache_bytes, "the small LM")
+            self._small = PlacedLM(lms.small, "auto", cache_bytes, "the small LM")
 
     def capacity(self, config: WFSTConfig, params: SearchParams, columns: int, grown: int) -> Capacity:
         """Sizes of the buffers of `advance`; `grown`: how often they were too small."""
         return kernel_abi.lm_capacity_for(config.max_active, columns, grown)
 
-    def first_tokens(self, setups: Sequence[Setup]) -> np.ndarray:
+    def first_tokens(self, models: Sequence[StreamModels]) -> np.ndarray:
         """[n, 1] tokens before the first frame."""
-        tokens = np.zeros((len(setups), 1), self.token)
-        tokens["key"]["key"][:, 0] = [setup.first_key for setup in setups]
-        tokens["key"]["lm"] = self._rescoring.start
-        tokens["back_pointer"] = plain.NONE
+        tokens = np.zeros((len(models), 1), self.token)
+        tokens["key"]["key"][:, 0] = [own.first_key for own in models]
+        tokens["key"]["lm"] = self._lms.start
+        tokens["back_pointer"] = records.NONE
         return tokens
 
     def tokens_on_host(self, tokens: np.ndarray) -> np.ndarray:
@@ -113,30 +110,35 @@ class LmComposition:
         for name in ("cost", "run", "probability"):
             same[name] = tokens[name]
         same["key"], same["lm"] = tokens["key"]["key"], tokens["key"]["lm"]
-        same["record"] = tokens["back_pointer"]
+        same["back_pointer"] = tokens["back_pointer"]
         return same
 
-    def weight(self, setup: Any) -> float:
+    def weight(self, models: StreamModels) -> float:
         """Of the LM score difference."""
-        return float(setup.composition.correction_weight)
+        assert models.composition is not None
+        return float(models.composition.difference_weight)
 
-    def arguments(self, setups: Sequence[Any], device: torch.device) -> dict[str, Any]:
+    def arguments(self, models: Sequence[StreamModels], device: torch.device) -> dict[str, Any]:
         """Arguments of `advance` that are composition's own.
 
         Raises:
             ValueError: there is not enough memory for the LMs.
         """
-        labels = (self._rescoring.large_labels, self._rescoring.small_labels)
+        composition = models[0].composition
+        assert composition is not None
+        labels = (self._lms.large_labels, self._lms.small_labels)
         in_large, in_small = arrays_on_device(self, labels, device)
         return {
             **self._large.on(device).arguments("large"),
             **self._small.on(device).arguments("small"),
             "labels_in_large": in_large,
             "labels_in_small": in_small,
-            "is_difference": self._rescoring.is_difference,
-            "contexts_per_group": setups[0].composition.group_size,
+            "is_difference": self._lms.is_difference,
+            "contexts_per_group": composition.group_size,
         }
 
-    def defines(self, setups: Sequence[Any]) -> dict[str, int | str]:
+    def defines(self, models: Sequence[StreamModels]) -> dict[str, int | str]:
         """Macros of `advance`."""
-        return {"COMPOSE": 1} if setups[0].composition.lazy else {"COMPOSE": 1, "EAGER": 1}
+        composition = models[0].composition
+        assert composition is not None
+        return {"COMPOSE": 1} if composition.lazy else {"COMPOSE": 1, "EAGER": 1}

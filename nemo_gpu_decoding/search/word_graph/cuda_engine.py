@@ -26,8 +26,6 @@ from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton, on_device
 from nemo_gpu_decoding.lm.on_device import SECTOR_BYTES, LookupStatistics
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.word_graph import kernel_abi
-from nemo_gpu_decoding.search.word_graph import tokens as host
-from nemo_gpu_decoding.search.word_graph.composition.ways import GROUPS_FULL
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cuda_composition import (
     NO_COMPOSITION,
@@ -42,14 +40,21 @@ from nemo_gpu_decoding.search.word_graph.kernel_abi import (
     STREAM_PARAMS,
     WORK,
 )
-from nemo_gpu_decoding.search.word_graph.streams import Setup, Utterance, raise_stop
-from nemo_gpu_decoding.search.word_graph.ways import BAD_FRAME, LINKS_FULL, NO_TOKEN, RECORDS_FULL
+from nemo_gpu_decoding.search.word_graph.records import (
+    BACK_POINTERS_FULL,
+    BAD_FRAME,
+    GROUPS_FULL,
+    LINKS_FULL,
+    NO_TOKEN,
+    NONE,
+)
+from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState, raise_stop
 
 # of a stream, at first; the arrays grow as more come
 FIRST_BACK_POINTERS, BACK_POINTERS_PER_ACTIVE = 4096, 4
 FIRST_LINKS = 1 << 15
 FIRST_PATH = 256  # back-pointers of a best path that are copied at first
-_FULL = (RECORDS_FULL, LINKS_FULL, GROUPS_FULL)
+_FULL = (BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL)
 
 
 class State(NamedTuple):
@@ -67,10 +72,10 @@ class CUDAEngine:
     deferred.
 
     Args:
-        setups: what each utterance is decoded with; all with the same graph. At least one.
+        models: what each utterance is decoded with; all with the same graph. At least one.
         config: options of the batch.
         device: of the first log-probs; on the CPU: the current GPU is taken.
-        composition: with a large LM, whose setups these are then.
+        composition: with a large LM, whose models these are then.
 
     Raises:
         ValueError: there is not enough memory for the LMs.
@@ -78,30 +83,30 @@ class CUDAEngine:
 
     def __init__(
         self,
-        setups: Sequence[Setup],
+        models: Sequence[StreamModels],
         config: WFSTConfig,
         device: torch.device,
         composition: NoComposition | LmComposition = NO_COMPOSITION,
     ) -> None:
         self.device = runtime().device_for(device)
-        self._setups, self._config, self._composition = list(setups), config, composition
-        graph = setups[0].graph
+        self._models, self._config, self._composition = list(models), config, composition
+        graph = models[0].graph
         arrays = arrays_on_device(graph, graph.arrays, self.device)
         names = ("graph_states", "graph_arcs", "graph_epsilons", "graph_compounds")
         self._tables: dict[str, torch.Tensor] = dict(zip(names, arrays, strict=True))
-        self._composed = composition.arguments(self._setups, self.device)
-        boosting, utterances = _boosting_on_device(self._setups, self.device)
-        utterances["difference_weight"] = [composition.weight(setup) for setup in setups]
+        self._composed = composition.arguments(self._models, self.device)
+        boosting, utterances = _boosting_on_device(self._models, self.device)
+        utterances["difference_weight"] = [composition.weight(own) for own in models]
         self._tables |= {"boosting_states": boosting.states, "boosting_arcs": boosting.arcs}
         self._tables["utterances"] = as_records(utterances).to(self.device)
         self._grown = 0  # times that there were more groups than expected
         self._state = self._first_state()
 
     def _first_state(self) -> State:
-        n, config = len(self._setups), self._config
+        n, config = len(self._models), self._config
         progress = np.zeros(n, PROGRESS)
         progress["tokens"] = 1
-        tokens = self._composition.first_tokens(self._setups)
+        tokens = self._composition.first_tokens(self._models)
         count = max(BACK_POINTERS_PER_ACTIVE * config.max_active, FIRST_BACK_POINTERS)
         return State(
             as_records(tokens).to(self.device),
@@ -132,19 +137,19 @@ class CUDAEngine:
                 break
             if (status == LINKS_FULL).any():
                 state = self._with_more_links(state, status == LINKS_FULL)
-            if (status == RECORDS_FULL).any():
-                state = self._with_more_back_pointers(state, status == RECORDS_FULL)
+            if (status == BACK_POINTERS_FULL).any():
+                state = self._with_more_back_pointers(state, status == BACK_POINTERS_FULL)
             self._grown += bool((status == GROUPS_FULL).any())
         self._state = state
 
-    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[Utterance]:
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
         """Of the utterances `rows` what their results need: all for a lattice, else see `best_paths`."""
         if self._composition.composes or (final and self._config.keeps_links):
             known = self.utterances()
             return [known[row] for row in rows]
         return self.best_paths(rows, final=final)
 
-    def utterances(self) -> list[Utterance]:
+    def utterances(self) -> list[StreamState]:
         """All that is known of every utterance, in the host's memory."""
         state = self._compacted(self._state, self._state.back_pointers.shape[1])
         counts = state.progress["back_pointers"]
@@ -154,17 +159,17 @@ class CUDAEngine:
         if state.links is not None:
             links = _on_host(state.links[:, : state.progress["links"].max()], LINK)
         return [
-            Utterance(
-                setup,
+            StreamState(
+                own,
                 self._composition.tokens_on_host(tokens[b, : state.progress["tokens"][b]]),
                 back_pointers[b, : counts[b]],
                 links[b, : state.progress["links"][b]],
-                self._progress_on_host(b, state.progress[b]),
+                self._counters_on_host(b, state.progress[b]),
             )
-            for b, setup in enumerate(self._setups)
+            for b, own in enumerate(self._models)
         ]
 
-    def best_paths(self, rows: Sequence[int], *, final: bool) -> list[Utterance]:
+    def best_paths(self, rows: Sequence[int], *, final: bool) -> list[StreamState]:
         """Of some utterances at least what best paths need; without composition.
 
         Args:
@@ -191,29 +196,28 @@ class CUDAEngine:
 
     def _on_best_path(
         self, row: int, found: np.void, newest_first: np.ndarray, final: bool
-    ) -> Utterance:
+    ) -> StreamState:
         """An utterance of one token with this path, and perhaps of that which ends best."""
         tokens = np.stack([found["ending" if final else "best"], found["ending"]])
-        tokens["back_pointer"] = [len(newest_first) - 1, host.NONE]
+        tokens["back_pointer"] = [len(newest_first) - 1, NONE]
         is_other = not final and found["ends"] and tokens["key"][0] != tokens["key"][1]
         back_pointers = newest_first[::-1].copy()
         back_pointers["previous"] = np.arange(-1, len(back_pointers) - 1)
-        return Utterance(
-            self._setups[row],
+        return StreamState(
+            self._models[row],
             self._composition.tokens_on_host(tokens[: 1 + is_other]),
             back_pointers,
             np.empty(0, LINK),
-            self._progress_on_host(row, self._state.progress[row]),
+            self._counters_on_host(row, self._state.progress[row]),
         )
 
-    def _progress_on_host(self, row: int, progress: np.void) -> np.ndarray:
-        same = np.zeros(1, self._composition.host_progress)
-        for name in ("tokens", "frames", "cost", "limited", "overflowed", "links"):
+    def _counters_on_host(self, row: int, progress: np.void) -> np.ndarray:
+        same = np.zeros(1, self._composition.host_counters)
+        for name in ("tokens", "back_pointers", "frames", "cost", "limited", "overflowed", "links"):
             same[name] = progress[name]
-        same["records"] = progress["back_pointers"]
         if self._state.work is not None:
             work = _on_host(self._state.work[row], WORK)
-            for name in ("look_ups", "memo_hits", "arc_visits", "groups", "prolonged"):
+            for name in ("look_ups", "query_hits", "arc_visits", "groups", "expanded"):
                 same[name] = work[name]
         return same
 
@@ -246,7 +250,7 @@ class CUDAEngine:
     def _advanced(self, state: State, values: torch.Tensor, lengths: torch.Tensor) -> State:
         """The streams after the rest of the chunk, as far as nothing stops them."""
         n, frames, columns = values.shape
-        composition, params = self._composition, self._setups[0].params
+        composition, params = self._composition, self._models[0].params
         capacity = composition.capacity(self._config, params, columns, self._grown)
         most_shared = runtime().shared_bytes(self.device) - composition.static_shared_bytes
         shared_bytes, row_bytes = kernel_abi.shared_bytes(columns, values.element_size(), most_shared)
@@ -258,7 +262,7 @@ class CUDAEngine:
             composed = {**composed, "work": state.work, "next_work": next_work}
         defines = {
             "LOG_PROB": kernel_abi.LOG_PROB_TYPES[values.dtype],
-            **composition.defines(self._setups),
+            **composition.defines(self._models),
         }
         if params.keeps_links:
             defines["LINKS"] = 1
@@ -312,7 +316,7 @@ class CUDAEngine:
             held=state.tokens.shape[1],
             max_back_pointers=state.back_pointers.shape[1],
             capacity=capacity,
-            num_words=self._setups[0].params.num_words,
+            num_words=self._models[0].params.num_words,
             final=final,
         )
         return _on_host(found, BEST_PATH), paths
@@ -383,15 +387,17 @@ def _on_host(records: torch.Tensor, dtype: np.dtype) -> np.ndarray:
     return records.cpu().contiguous().numpy().view(dtype)[..., 0]
 
 
-def _boosting_on_device(setups: list[Setup], device: torch.device) -> tuple[DeviceAutomaton, np.ndarray]:
+def _boosting_on_device(
+    models: list[StreamModels], device: torch.device
+) -> tuple[DeviceAutomaton, np.ndarray]:
     """All boosting automata one after the other, and the STREAM_PARAMS [n] of each utterance."""
-    automata = list(dict.fromkeys(setup.boosting for setup in setups))
+    automata = list(dict.fromkeys(own.boosting for own in models))
     copies = [on_device(automaton, device) for automaton in automata]
     begins = np.cumsum([(0, 0)] + [(len(c.states), len(c.arcs)) for c in copies], axis=0)
-    utterances = np.zeros(len(setups), STREAM_PARAMS)
-    for own, setup in zip(utterances, setups, strict=True):
-        own["boosting_states"], own["boosting_arcs"] = begins[automata.index(setup.boosting)]
-        for name, value in setup.weights._asdict().items():
+    utterances = np.zeros(len(models), STREAM_PARAMS)
+    for own, given in zip(utterances, models, strict=True):
+        own["boosting_states"], own["boosting_arcs"] = begins[automata.index(given.boosting)]
+        for name, value in given.weights._asdict().items():
             own[name] = value
     if len(copies) == 1:
         return copies[0], utterances

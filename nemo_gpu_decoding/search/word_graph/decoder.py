@@ -1,28 +1,42 @@
-"""`CudaWFST`: the public face of cuda_wfst. Checks inputs, builds results; no algorithm."""
+"""`CudaWFST` and `PagedBigLM`: they check inputs and build results; no algorithm."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
+from nemo_gpu_decoding.fusion.automaton import empty_automaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.topology import topology_number
+from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import check_log_probs
-from nemo_gpu_decoding.search.result import NBest, ScoreParts
-from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
+from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work
+from nemo_gpu_decoding.search.word_graph.best_path import best_end, steps_of
+from nemo_gpu_decoding.search.word_graph.composition import Composition, difference_of_words
+from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
+from nemo_gpu_decoding.search.word_graph.cuda_composition import LmComposition
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
 from nemo_gpu_decoding.search.word_graph.lattice import LatticePath, lattice_of
+from nemo_gpu_decoding.search.word_graph.lm_pair import shared_lm_pair
 from nemo_gpu_decoding.search.word_graph.mbr import with_confidence
+from nemo_gpu_decoding.search.word_graph.records import (
+    MAX_BOOST_STATES,
+    MAX_EPSILONS,
+    MAX_LABELS,
+    NONE,
+    SearchParams,
+    StreamParams,
+)
 from nemo_gpu_decoding.search.word_graph.result import (
     WordPath,
     graph_score,
@@ -30,15 +44,7 @@ from nemo_gpu_decoding.search.word_graph.result import (
     traced_text,
     words_of,
 )
-from nemo_gpu_decoding.search.word_graph.streams import Setup
-from nemo_gpu_decoding.search.word_graph.tokens import (
-    MAX_BOOST_STATES,
-    MAX_EPSILONS,
-    MAX_LABELS,
-    NONE,
-)
-from nemo_gpu_decoding.search.word_graph.trace import all_ends, best_end, steps_of
-from nemo_gpu_decoding.search.word_graph.ways import SearchParams, StreamParams
+from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
 
 NO_END = "no hypothesis has reached a final state of the graph; the result may break off within a word"
 
@@ -108,10 +114,10 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         check_log_probs(inputs, batch=batch, columns=self.vocab_size + 1)
 
     def _cpu_engine(self, streams: Streams) -> Engine:
-        return CPUEngine(self._setups(streams), self.config)
+        return CPUEngine(self._models(streams), self.config)
 
     def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
-        return CUDAEngine(self._setups(streams), self.config, device)
+        return CUDAEngine(self._models(streams), self.config, device)
 
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
         return None
@@ -121,76 +127,51 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
     ) -> list[NBest[WordPath]]:
         return [self._result(known, final) for known in engine.results(rows, n_best, final=final)]
 
-    def _setups(self, streams: Streams) -> list[Any]:
-        """What each stream is decoded with."""
-        return [self._setup(streams.fusion, i) for i in range(len(streams))]
-
     # ----------------------------------------------------------------------------------- results
 
-    def _result(self, utterance: Any, final: bool) -> NBest[WordPath]:
-        notes, found, ended = [], self._best_path(utterance, final), final
+    def _result(self, state: StreamState, final: bool) -> NBest[WordPath]:
+        notes, found, ended = [], _best_path(state, final), final
         if found is None:
             notes.append(NO_END)
-            found, ended = self._best_path(utterance, final=False), False
+            found, ended = _best_path(state, final=False), False
             assert found is not None
-        overflows = int(utterance.progress["overflowed"][0])
+        overflows = int(state.counters["overflowed"][0])
         if overflows:
             notes.append(f"a table was full {overflows} times, which narrowed the beam there")
-        paths: tuple[WordPath, ...] = (self._path(utterance, found, ended),)
+        paths: tuple[WordPath, ...] = (self._path(state.models, found, ended),)
         lattice = relative = None
         if not final:
-            relative = relative_cost(found, self._best_path(utterance, final=True))
+            relative = relative_cost(found, _best_path(state, final=True))
         elif self.config.keeps_links:
-            lattice = lattice_of(utterance, self._ends(utterance, ended), ended)
+            lattice = lattice_of(state, ended)
             best = lattice.n_best(self.config.n_best)
-            paths = with_confidence([self._path(utterance, path, ended) for path in best])
+            paths = with_confidence([self._path(state.models, path, ended) for path in best])
         return NBest(
             paths,
-            utterance.frames,
+            state.frames,
             tuple(notes),
             lattice=lattice if self.config.lattice else None,
             relative_cost=relative,
+            work=None if state.models.composition is None else _work(state.counters),
         )
 
-    # What follows differs between strategies that search a word graph; the utterance is the strategy's.
-
-    def _best_path(self, utterance: Any, final: bool) -> LatticePath | None:
-        """The best path by the records of the search; None if none reaches a final state."""
-        setup, tokens = utterance.setup, utterance.tokens
-        best, epsilon, cost = best_end(
-            tokens, len(tokens), final, setup.search, setup.graph.arrays, setup.boosting.arrays
-        )
-        if best == NONE:
-            return None
-        steps = steps_of(utterance.records, tokens[best])
-        cost += float(utterance.progress["cost"][0])
-        return LatticePath(cost, steps, int(tokens["key"][best]) >> 32, epsilon)
-
-    def _ends(self, utterance: Any, final: bool) -> np.ndarray:
-        """All ways to end, as `trace.all_ends` gives them."""
-        setup = utterance.setup
-        return all_ends(utterance.tokens, final, setup.search, setup.graph.arrays, setup.boosting.arrays)
-
-    def _correction(self, words: Sequence[int], ended: bool, setup: Any) -> float:
-        """What the strategy adds to the graph's costs of a path with these words, weighted."""
-        return 0.0
-
-    def _path(self, utterance: Any, found: LatticePath, ended: bool) -> WordPath:
-        setup, graph = utterance.setup, self.graph
+    def _path(self, models: StreamModels, found: LatticePath, ended: bool) -> WordPath:
+        graph, weights, composition = self.graph, models.weights, models.composition
         traced = traced_text(found.steps, graph, self.blank_id)
         lm, state = graph_score(found.steps, graph), found.state
         if found.epsilon != NONE:
-            record = graph.arrays.epsilons[found.epsilon]
-            traced = traced.followed_by(graph.expanded(int(record["word"])))
-            lm, state = lm - float(record["cost"]), int(record["target"])
+            closure = graph.arrays.epsilons[found.epsilon]
+            traced = traced.followed_by(graph.expanded(int(closure["word"])))
+            lm, state = lm - float(closure["cost"]), int(closure["target"])
         if ended:
             lm -= float(graph.arrays.states["final_cost"][state])
-        lm *= float(setup.search.lm_weight)
-        lm -= self._correction(traced.words, ended, setup)
+        lm *= float(weights.lm_weight)
+        if composition is not None:
+            lm -= difference_of_words(np.array(traced.words, np.int64), ended, composition)
         boosting = 0.0
-        if setup.search.boosts:
-            weight = float(setup.search.boosting_weight)
-            boosting = weight * setup.boosting.score(traced.words, final=ended)
+        if weights.boosts:
+            bonus = models.boosting.score(traced.words, final=ended)
+            boosting = float(weights.boosting_weight) * bonus
         score = -found.cost
         return WordPath(
             tokens=traced.tokens,
@@ -202,12 +183,13 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             words=words_of(traced, graph, self.pieces),
         )
 
-    def _setup(self, fusion: BatchFusion, i: int) -> Any:
-        """What utterance i of a batch is decoded with."""
-        return Setup(self._params, *self._weights(fusion, i))
+    # ------------------------------------------------------------------------------------ models
 
-    def _weights(self, fusion: BatchFusion, i: int) -> tuple[StreamParams, WordGraph, BackoffAutomaton]:
-        """Weights of an utterance, the graph, and the automaton of its boosting."""
+    def _models(self, streams: Streams) -> list[StreamModels]:
+        """What each stream is decoded with."""
+        return [self._models_of(streams.fusion, i) for i in range(len(streams))]
+
+    def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
         weight, lm_weight = float(fusion.boosting_weights[i]), float(fusion.lm_weights[i])
         boosts = weight > 0
         boosting = fusion.trees[fusion.tree_of[i]] if boosts else self._nothing
@@ -220,7 +202,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             boosts=boosts,
             most_bonus=np.float32(bonus),
         )
-        return weights, self.graph, boosting
+        return StreamModels(self._params, weights, self.graph, boosting)
 
     def _check_graph(self, config: WFSTConfig) -> None:
         graph = self.graph
@@ -243,3 +225,80 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
                 f"graph ({graph.name}) reads the blank (column {self.blank_id}) with topology "
                 f"{config.topology!r}: a ready-made T o L o G needs topology 'graph'"
             )
+
+
+class PagedBigLM(CudaWFST):
+    """Word-graph decoding with a small LM in the graph and a large one asked on the fly [LET], [XLLM].
+
+    It finds what `CudaWFST` would find in a graph of the large LM, which may be far too large to be
+    built. The verbs, requests and results are those of `CudaWFST`; `NBest.work` says what it took.
+
+    Args:
+        graph: of the small LM, from `build_graph`.
+        vocab_size: V, number of tokens without the blank.
+        blank_id: column of the blank in the log-probs, 0 .. V. NeMo's is V.
+        large: the large LM, from `load_packed_lm` or `pack_arpa_in_memory`.
+        small: the small LM that the graph was made of, likewise.
+        config: see `PagedBigLMConfig`.
+        fusion: boosting from `build_word_boosting`, and the weights of it and of both LMs.
+        pieces: text of each column, to spell words that only <unk> stands for.
+
+    Example:
+        >>> graph = build_graph("small.arpa", vocabulary)
+        >>> small, large = pack_arpa_in_memory("small.arpa"), load_packed_lm("large.packed")
+        >>> decoder = PagedBigLM(graph, len(vocabulary), len(vocabulary), large, small)
+        >>> decoder.decode(log_probs, lengths)[0].best.text
+
+    Raises:
+        ValueError: an argument is out of range or does not fit the others.
+    """
+
+    config: PagedBigLMConfig
+
+    def __init__(
+        self,
+        graph: WordGraph,
+        vocab_size: int,
+        blank_id: int,
+        large: PackedLM,
+        small: PackedLM,
+        config: PagedBigLMConfig | None = None,
+        fusion: Fusion | None = None,
+        pieces: Sequence[str] | None = None,
+    ) -> None:
+        config = config or PagedBigLMConfig()
+        super().__init__(graph, vocab_size, blank_id, config, fusion, pieces)
+        self._large, self._small = large, small
+        self._lms = shared_lm_pair(graph, large, small, config.difference)
+        self._composition = LmComposition(self._lms, config, large.name)
+
+    def with_options(self, config: Any, fusion: Fusion) -> PagedBigLM:
+        return PagedBigLM(
+            self.graph, self.vocab_size, self.blank_id, self._large, self._small, config, fusion,
+            self.pieces,
+        )  # fmt: skip
+
+    def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
+        return CUDAEngine(self._models(streams), self.config, device, self._composition)
+
+    def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
+        models = super()._models_of(fusion, i)
+        weight = np.float32(float(models.weights.lm_weight) * self.config.large_lm_weight)
+        lazy, group_size = self.config.composition == "lazy", self.config.group_size or 1 << 30
+        return replace(models, composition=Composition(self._lms, weight, lazy, group_size))
+
+
+def _best_path(state: StreamState, final: bool) -> LatticePath | None:
+    """The best path by the back-pointers of the search; None if none reaches a final state."""
+    tokens, models = state.tokens, state.models
+    best, epsilon, cost = best_end(tokens, final, models.search, models.composition)
+    if best == NONE:
+        return None
+    steps = steps_of(state.back_pointers, tokens[best])
+    cost += float(state.counters["cost"][0])
+    return LatticePath(cost, steps, int(tokens["key"][best]) >> 32, epsilon)
+
+
+def _work(counters: np.ndarray) -> Work:
+    names = ("look_ups", "query_hits", "arc_visits", "groups", "expanded", "frames")
+    return Work(*(int(counters[name][0]) for name in names))

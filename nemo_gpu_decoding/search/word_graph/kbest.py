@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled, inlined
-from nemo_gpu_decoding.search.word_graph.tokens import NONE
+from nemo_gpu_decoding.search.word_graph.records import NONE
 
 HASH_MULTIPLIER = np.uint64(6364136223846793005)  # Knuth's MMIX generator
 MAX_COMPOUND = 64  # words that one label stands for

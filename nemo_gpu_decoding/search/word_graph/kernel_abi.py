@@ -19,9 +19,13 @@ from nemo_gpu_decoding.fusion.automaton import ARC, STATE
 from nemo_gpu_decoding.graph.csr import EPSILON, GRAPH_ARC, GRAPH_STATE
 from nemo_gpu_decoding.lm.on_device import lm_parameters
 from nemo_gpu_decoding.lm.records import LM_STATE  # noqa: F401  of lm_parameters, to be printed
-from nemo_gpu_decoding.search.word_graph import tokens as host
-from nemo_gpu_decoding.search.word_graph.tokens import BINS, token_capacity
-from nemo_gpu_decoding.search.word_graph.ways import SearchParams, StreamParams
+from nemo_gpu_decoding.search.word_graph import records as host
+from nemo_gpu_decoding.search.word_graph.records import (
+    BINS,
+    SearchParams,
+    StreamParams,
+    token_capacity,
+)
 
 # The types of log-probs that the kernels read as they are, and their names in CUDA C++.
 LOG_PROB_TYPES = {torch.float32: "float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
@@ -71,7 +75,7 @@ _TOKEN = [
 PLAIN_TOKEN = np.dtype([("key", np.int64), *_TOKEN], align=True)
 LM_TOKEN = np.dtype([("key", LM_KEY), *_TOKEN], align=True)
 # as the CPU has them
-BACK_POINTER = host.RECORD
+BACK_POINTER = host.BACK_POINTER
 LINK = host.LINK
 # How far an utterance has come
 PROGRESS = np.dtype(
@@ -104,10 +108,10 @@ BEST_PATH = np.dtype(
 WORK = np.dtype(
     [
         ("look_ups", np.int64),  # LM queries
-        ("memo_hits", np.int64),  # of these, answered by what was asked before or for another context
+        ("query_hits", np.int64),  # of these, answered by what was asked before or for another context
         ("arc_visits", np.int64),
         ("groups", np.int64),
-        ("prolonged", np.int64),  # LM contexts that were expanded
+        ("expanded", np.int64),  # LM contexts that were expanded
         ("cache_hits", np.int64),  # arcs of the LMs, see `lm/on_device.py`
         ("cache_misses", np.int64),
         ("cache_sectors", np.int64),

@@ -1,4 +1,4 @@
-"""The labels of a frame that can matter: those with which some way may stay below the cutoff."""
+"""The labels of a frame that can matter: those with which some candidate may stay below the cutoff."""
 
 from __future__ import annotations
 
@@ -13,55 +13,55 @@ SORTED_LABELS = 64  # up to so many labels in play are sorted, likely ones first
 
 
 @no_refcount
-def choose_labels(row, search, space):
-    """Fill space.labels with those that can stay below the cutoff, likely ones first if they are few.
+def choose_labels(row, search, work):
+    """Fill work.labels with those that can stay below the cutoff, likely ones first if they are few.
 
     Returns:
         False if the frame holds NaN or +inf.
     """
-    front, count, least = space.front[0], 0, _least_likely(space.front[0], search)
+    frame, count, least = work.frame[0], 0, _least_likely(work.frame[0], search)
     v = next_label(row, 0, least)
     while v < len(row):
         if not row[v] <= LARGEST:
             return False
-        if v != search.blank_id or search.topology == GRAPH:
-            space.labels[count] = v
+        if v != search.params.blank_id or search.params.topology == GRAPH:
+            work.labels[count] = v
             count += 1
         v = next_label(row, v + 1, least)
-    front.labels = count
-    _sort_if_few(row, space)
+    frame.labels = count
+    _sort_if_few(row, work)
     return True
 
 
 @no_refcount
-def narrow_labels(row, search, space):
-    """Keep of space.labels those that can stay below the cutoff, which has become lower."""
-    front, count, least = space.front[0], 0, _least_likely(space.front[0], search)
-    for i in range(front.labels):
-        if not row[space.labels[i]] < least:
-            space.labels[count] = space.labels[i]
+def narrow_labels(row, search, work):
+    """Keep of work.labels those that can stay below the cutoff, which has become lower."""
+    frame, count, least = work.frame[0], 0, _least_likely(work.frame[0], search)
+    for i in range(frame.labels):
+        if not row[work.labels[i]] < least:
+            work.labels[count] = work.labels[i]
             count += 1
-    was_sorted = front.labels <= SORTED_LABELS
-    front.labels = count
+    was_sorted = frame.labels <= SORTED_LABELS
+    frame.labels = count
     if not was_sorted:
-        _sort_if_few(row, space)
+        _sort_if_few(row, work)
 
 
 @inlined
-def _least_likely(front, search):
-    """The log-prob below which a label leads above the cutoff, whatever the way."""
-    most = np.float64(front.cutoff) - search.least_cost
+def _least_likely(frame, search):
+    """The log-prob below which a label leads above the cutoff, whatever the source."""
+    most = np.float64(frame.cutoff) - search.weights.least_cost
     slack = 1e-6 * abs(most) + 1e-5  # for rounding
-    return np.float32(max(-(most + slack) / search.acoustic_scale, -np.float64(LARGEST)))
+    return np.float32(max(-(most + slack) / search.params.acoustic_scale, -np.float64(LARGEST)))
 
 
 @inlined
-def _sort_if_few(row, space):
-    count, labels = space.front[0].labels, space.labels
+def _sort_if_few(row, work):
+    count, labels = work.frame[0].labels, work.labels
     if count <= SORTED_LABELS:
         for i in range(1, count):
-            v, place = labels[i], i
-            while place > 0 and row[labels[place - 1]] < row[v]:
-                labels[place] = labels[place - 1]
-                place -= 1
-            labels[place] = v
+            v, index = labels[i], i
+            while index > 0 and row[labels[index - 1]] < row[v]:
+                labels[index] = labels[index - 1]
+                index -= 1
+            labels[index] = v

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.search.word_graph.best_path import Steps, all_ends
 from nemo_gpu_decoding.search.word_graph.kbest import (
     backward_costs,
     best_texts,
@@ -26,8 +27,8 @@ from nemo_gpu_decoding.search.word_graph.kbest import (
     name_links,
     path_links,
 )
-from nemo_gpu_decoding.search.word_graph.tokens import BLANK_MOVE, NEW_TOKEN, NONE
-from nemo_gpu_decoding.search.word_graph.trace import Steps
+from nemo_gpu_decoding.search.word_graph.records import BLANK_MOVE, NEW_TOKEN, NONE
+from nemo_gpu_decoding.search.word_graph.stream_state import StreamState
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,7 @@ class LatticePath:
     cost: float  # from the first frame to the end
     steps: Steps
     state: int  # of the graph, after the last frame
-    epsilon: int  # record taken after that, or NONE
+    epsilon: int  # closure arc taken after that, or NONE
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +84,7 @@ class Lattice:
         ]
 
     def _steps(self, links: np.ndarray) -> Steps:
-        """The links of a path as the records that the search would have kept of it."""
+        """The links of a path as the back-pointers that the search would have kept of it."""
         begins = np.flatnonzero(links["move"] == NEW_TOKEN)
         owner = np.searchsorted(begins, np.arange(len(links)), side="right") - 1
         is_token = (links["move"] != BLANK_MOVE) & (owner >= 0)
@@ -191,27 +192,28 @@ def _append(
     return fresh
 
 
-def lattice_of(utterance: Any, ends: np.ndarray, reaches_end: bool) -> Lattice:
+def lattice_of(state: StreamState, reaches_end: bool) -> Lattice:
     """What the search of an utterance that is over has kept, pruned to the lattice beam.
 
     Args:
-        utterance: of cuda_wfst or of a strategy whose utterances have the same parts.
-        ends: ways to end, as `all_ends` gives them; their nodes become those of the lattice.
-        reaches_end: these are ways to end in a final state, not just where the search stands.
+        state: of the utterance.
+        reaches_end: it ends in a final state of the graph, not just where the search stands.
     """
-    setup = utterance.setup
-    links = utterance.links[: int(utterance.progress["links"][0])].copy()
-    sizes = np.ones(utterance.frames + 1, np.int64)
+    models = state.models
+    params = models.params
+    ends = all_ends(state.tokens, reaches_end, models.search, models.composition)
+    links = state.links[: int(state.counters["links"][0])].copy()
+    sizes = np.ones(state.frames + 1, np.int64)
     np.maximum.at(sizes, links["frame"] + 1, links["target"].astype(np.int64) + 1)
     first = np.append(0, np.cumsum(sizes))  # node of the first token of each frame
     links["source"] += first[links["frame"]].astype(np.int32)
     links["target"] += first[links["frame"] + 1].astype(np.int32)
     links = links[np.argsort(links["target"], kind="stable")]
-    ends["node"] += first[utterance.frames]
+    ends["node"] += first[state.frames]
     frames = np.repeat(np.arange(len(sizes)), sizes)
-    frames, links, ends = _pruned(frames, links, ends, float(setup.search.lattice_beam))
+    frames, links, ends = _pruned(frames, links, ends, float(params.lattice_beam))
     links, ends = _in_order(frames, links, ends)
-    return Lattice(setup.graph, float(setup.search.acoustic_scale), frames, links, ends, reaches_end)
+    return Lattice(models.graph, float(params.acoustic_scale), frames, links, ends, reaches_end)
 
 
 def _pruned(

@@ -119,10 +119,10 @@ inline void open_composition(const LmAdvanceArgs& args, int64 b, LmShared& share
 // Add what a frame took.
 inline void add_work(const LmCounters& frame, Work& total) {
   total.look_ups += frame.look_ups;
-  total.memo_hits += frame.answered;
+  total.query_hits += frame.answered;
   total.arc_visits += frame.arc_visits;
   total.groups += frame.num_groups;
-  total.prolonged += frame.expanded;
+  total.expanded += frame.expanded;
   total.cache_hits += frame.cache_hits;
   total.cache_misses += frame.cache_misses;
   total.cache_sectors += frame.cache_sectors;

@@ -12,7 +12,7 @@ import numpy as np
 from nemo_gpu_decoding.graph.csr import Spellings, WordGraph
 from nemo_gpu_decoding.jit import compiled, inlined
 from nemo_gpu_decoding.search.result import Path
-from nemo_gpu_decoding.search.word_graph.trace import Steps
+from nemo_gpu_decoding.search.word_graph.best_path import Steps
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.word_graph.lattice import LatticePath

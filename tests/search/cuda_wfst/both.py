@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nemo_gpu_decoding.search.word_graph import cpu_engine, kernel_abi, tokens
+from nemo_gpu_decoding.search.word_graph import cpu_engine, kernel_abi
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 from nemo_gpu_decoding.search.word_graph.lattice import Lattice
 from tests.contract.facts import all_facts
@@ -53,9 +53,11 @@ def assert_same_lattice(lattice: Lattice, other: Lattice) -> None:
 def limit_tokens(monkeypatch, capacity: int) -> None:
     """Room for so few tokens of a frame, on both backends."""
 
-    def small_workspace(max_active: int, columns: int, keeps_links: bool) -> tokens.Workspace:
-        space = tokens.new_workspace(max_active, columns, keeps_links)
-        return space._replace(following=space.following[:capacity])
+    new_workspace = cpu_engine.new_workspace
+
+    def small_workspace(*sizes: int, **options: Any):
+        work = new_workspace(*sizes, **options)
+        return work._replace(next_tokens=work.next_tokens[:capacity])
 
     monkeypatch.setattr(cpu_engine, "new_workspace", small_workspace)
     monkeypatch.setattr(kernel_abi, "token_capacity", lambda max_active: capacity)

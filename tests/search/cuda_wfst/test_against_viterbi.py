@@ -12,6 +12,7 @@ from nemo_gpu_decoding.search.word_graph.decoder import NO_END
 from tests.graph.toy import LEXICON, PIECES
 from tests.oracles.viterbi import viterbi
 from tests.random_models import random_log_probs
+from tests.search.cuda_wfst.both import limit_tokens
 from tests.search.cuda_wfst.models import fst_of, make, toy_graph
 
 pytest.importorskip("kaldifst")
@@ -62,31 +63,17 @@ def test_max_active_narrows_the_search():
 
 
 def test_a_full_table_is_told_and_loses_nothing_that_max_active_keeps(monkeypatch):
-    from nemo_gpu_decoding.search.word_graph import cpu_engine as module
-    from nemo_gpu_decoding.search.word_graph import tokens
-
     log_probs = random_log_probs(2, 20, len(PIECES) + 1, seed=8, sharpness=0.3)
     expected = make(toy_graph(1), beam=20.0, max_active=6).decode(log_probs, [20] * 2)
 
-    def small_workspace(max_active, columns, keeps_links):
-        space = tokens.new_workspace(max_active, columns, keeps_links)
-        return space._replace(following=space.following[: 4 * max_active])
-
-    monkeypatch.setattr(module, "new_workspace", small_workspace)
+    limit_tokens(monkeypatch, 4 * 6)
     tight = make(toy_graph(1), beam=20.0, max_active=6).decode(log_probs, [20] * 2)
     assert all("table was full" in n.notes[0] for n in tight)
     assert [n.best.score for n in tight] == [n.best.score for n in expected]
 
 
 def test_flat_log_probs_fill_a_table_with_equal_costs(monkeypatch):
-    from nemo_gpu_decoding.search.word_graph import cpu_engine as module
-    from nemo_gpu_decoding.search.word_graph import tokens
-
-    def small_workspace(max_active, columns, keeps_links):
-        space = tokens.new_workspace(max_active, columns, keeps_links)
-        return space._replace(following=space.following[:4])
-
-    monkeypatch.setattr(module, "new_workspace", small_workspace)
+    limit_tokens(monkeypatch, 4)
     flat = random_log_probs(1, 12, len(PIECES) + 1, seed=8, sharpness=0.0)
     nbest = make(toy_graph(1), beam=20.0, max_active=1, lm_weight=0.0).decode(flat, [12])[0]
     assert any("table was full" in note for note in nbest.notes)

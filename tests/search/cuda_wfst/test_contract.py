@@ -18,7 +18,7 @@ from tests.search.cuda_wfst.models import make, toy_graph
 pytest.importorskip("kaldifst")
 
 
-def test_records_are_tidied_up_in_long_streams():
+def test_back_pointers_are_compacted_in_long_streams():
     decoder = make(toy_graph(0), beam=12.0)
     log_probs = random_log_probs(1, 3000, len(PIECES) + 1, seed=1)
     streams = decoder.open(1)
@@ -26,7 +26,7 @@ def test_records_are_tidied_up_in_long_streams():
         decoder.push(streams, log_probs[:, begin : begin + 50], [50])
     (utterance,) = streams.engine.results([0], 1, final=False)
     tokens = sum(len(n.best) for n in decoder.partial(streams))
-    assert len(utterance.records) < 8 * tokens
+    assert len(utterance.back_pointers) < 8 * tokens
     expected = decoder.decode(log_probs, [3000])[0].best
     assert decoder.close(streams)[0].best.frames.tolist() == expected.frames.tolist()
 

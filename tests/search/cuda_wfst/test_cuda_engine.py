@@ -185,7 +185,7 @@ def test_no_more_than_best_paths_is_copied(monkeypatch, log_probs):
     decoder.partial(streams)
     for known in streams.engine.results(range(3), 1, final=False):
         assert len(known.tokens) <= 2
-        assert len(known.records) <= known.frames
+        assert len(known.back_pointers) <= known.frames
     decoder.close(streams)
 
 

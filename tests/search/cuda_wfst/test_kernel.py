@@ -217,6 +217,6 @@ def test_counts_of_limited_frames_are_equal():
         streams = decoder.open(2)
         decoder.push(streams, log_probs, [10, 6])
         known = streams.engine.results(range(2), 1, final=False)
-        found.append([utterance.progress["limited"].tolist() for utterance in known])
+        found.append([utterance.counters["limited"].tolist() for utterance in known])
     assert found[0] == found[1]
     assert np.sum(found) > 0

@@ -11,12 +11,11 @@ import torch
 
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.search.word_graph import kernel_abi
-from nemo_gpu_decoding.search.word_graph.composition import cpu_engine, tokens
-from nemo_gpu_decoding.search.word_graph.composition.config import PagedBigLMConfig
-from nemo_gpu_decoding.search.word_graph.composition.decoder import PagedBigLM
+from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig
+from nemo_gpu_decoding.search.word_graph.decoder import PagedBigLM
 from tests.contract.facts import all_facts
 from tests.oracles.ngram import Table
+from tests.search.cuda_wfst.both import limit_tokens  # noqa: F401 (for tests)
 from tests.search.cuda_wfst.models import random_graph
 from tests.search.paged_biglm.models import LM, lm_table, part_of
 
@@ -61,7 +60,7 @@ def everything(
         decoder.push(streams, log_probs[:, begin:end], sizes.tolist())
     known = streams.engine.results(range(len(lengths)), 1, final=True)
     found = [_tokens(utterance) for utterance in known]
-    limits = [utterance.progress[["limited", "overflowed"]].tolist() for utterance in known]
+    limits = [utterance.counters[["limited", "overflowed"]].tolist() for utterance in known]
     results = decoder.close(streams)
     works = [(n.work.look_ups, n.work.groups, n.work.frames) for n in results]
     lattices = [n.lattice and sorted(n.lattice.to_kaldi_text().split("\n")) for n in results]
@@ -86,14 +85,3 @@ def random_case(seed: int, *, coarse: bool = False, nested: bool = False, **opti
     return random_graph(seed, columns=COLUMNS, coarse=coarse, **options), pair(
         seed, nested=nested, coarse=coarse
     )
-
-
-def limit_tokens(monkeypatch, capacity: int) -> None:
-    """Room for so few tokens of a frame, on both backends."""
-
-    def small_workspace(max_active: int, columns: int, keeps_links: bool, *more: Any):
-        space = tokens.new_workspace(max_active, columns, keeps_links, *more)
-        return space._replace(following=space.following[:capacity])
-
-    monkeypatch.setattr(cpu_engine, "new_workspace", small_workspace)
-    monkeypatch.setattr(kernel_abi, "token_capacity", lambda max_active: capacity)

@@ -12,8 +12,8 @@ from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import PackedLM
-from nemo_gpu_decoding.search.word_graph.composition.config import PagedBigLMConfig
-from nemo_gpu_decoding.search.word_graph.composition.decoder import PagedBigLM
+from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig
+from nemo_gpu_decoding.search.word_graph.decoder import PagedBigLM
 from tests.graph.toy import BLANK, PIECES, toy_lexicon, toy_table
 from tests.oracles.ngram import Table, arpa_text, log10_prob
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_gpu_decoding.search.word_graph.composition.config import PagedBigLMConfig
+from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig
 from tests.graph.toy import PIECES
 from tests.random_models import random_log_probs
 from tests.search.paged_biglm.models import LM, make, random_lm
@@ -58,13 +58,13 @@ def test_decoders_of_the_same_graph_and_lms_share_what_they_have_made_of_them():
     import gc
     import weakref
 
-    from nemo_gpu_decoding.search.word_graph.composition.rescoring import shared_rescoring
+    from nemo_gpu_decoding.search.word_graph.lm_pair import shared_lm_pair
 
     small, large = random_lm(1), LM(random_lm(2).table)
-    ready = shared_rescoring(small.graph, large.packed, small.packed, "auto")
-    assert shared_rescoring(small.graph, large.packed, small.packed, "auto") is ready
-    assert shared_rescoring(small.graph, large.packed, small.packed, "never") is not ready
-    assert shared_rescoring(small.graph, small.packed, small.packed, "auto") is not ready
+    ready = shared_lm_pair(small.graph, large.packed, small.packed, "auto")
+    assert shared_lm_pair(small.graph, large.packed, small.packed, "auto") is ready
+    assert shared_lm_pair(small.graph, large.packed, small.packed, "never") is not ready
+    assert shared_lm_pair(small.graph, small.packed, small.packed, "auto") is not ready
     gone = weakref.ref(large.packed)
     del large, ready
     gc.collect()

@@ -9,8 +9,8 @@ import pytest
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph.composition import cpu_engine, tokens
-from nemo_gpu_decoding.search.word_graph.composition.cpu_engine import read_chunk
+from nemo_gpu_decoding.search.word_graph import cpu_engine
+from nemo_gpu_decoding.search.word_graph.cpu_engine import new_workspace, read_chunk
 from tests.random_models import random_log_probs
 from tests.search.paged_biglm.models import LM, VOCAB, make, random_lm
 
@@ -28,7 +28,7 @@ def coarse(seed: int, **options) -> LM:
 def with_shuffled_tokens(utterance, rng):
     """The same hypotheses, stored in another order."""
     order, links = rng.permutation(len(utterance.tokens)), utterance.links.copy()
-    known = links["frame"][: int(utterance.progress["links"][0])]
+    known = links["frame"][: int(utterance.counters["links"][0])]
     newest = np.flatnonzero(known == utterance.frames - 1)
     links["target"][newest] = np.argsort(order)[links["target"][newest]]
     return replace(utterance, tokens=utterance.tokens[order], links=links)
@@ -38,21 +38,21 @@ def facts(before, after):
     """All that a frame has brought, but not where it is stored."""
     names = ["key", "lm", "cost", "run", "probability", "arc", "epsilon"]
     key = ["key", "lm"]
-    first, last = int(before.progress["links"][0]), int(after.progress["links"][0])
+    first, last = int(before.counters["links"][0]), int(after.counters["links"][0])
     links = [
         (*before.tokens[key][link["source"]].tolist(), *after.tokens[key][link["target"]].tolist(),
          *link[["arc", "epsilon", "cost", "acoustic_cost", "label", "move"]].tolist())
         for link in after.links[first:last]
     ]  # fmt: skip
-    return sorted(after.tokens[names].tolist()), sorted(links), after.progress[LASTING].tolist()
+    return sorted(after.tokens[names].tolist()), sorted(links), after.counters[LASTING].tolist()
 
 
 def read(decoder, log_probs, request, rng=None):
     """What each frame brings; with `rng`, the tokens are shuffled before it."""
     config, all_facts = decoder.config, []
-    (setup,) = decoder._setups(decoder.open(1, [request]))
-    utterance = setup.new_utterance()
-    space = tokens.new_workspace(config.max_active, VOCAB + 1, config.keeps_links)
+    (models,) = decoder._models(decoder.open(1, [request]))
+    utterance = models.new_stream()
+    space = new_workspace(config.max_active, VOCAB + 1, keeps_links=config.keeps_links, composes=True)
     for t in range(log_probs.shape[1]):
         before = utterance if rng is None else with_shuffled_tokens(utterance, rng)
         utterance, space = read_chunk(before, log_probs[:, t : t + 1].numpy(), 1, 0, space)
@@ -92,10 +92,10 @@ def test_the_order_of_tokens_changes_nothing(options):
 def test_a_small_table_of_candidates_changes_nothing_and_is_kept_to(monkeypatch, size):
     small, large = random_lm(1), random_lm(20, keep=0.8)
     log_probs = random_log_probs(3, FRAMES, VOCAB + 1, seed=1, sharpness=1.0)
-    guards, enough = [], tokens.new_workspace
+    guards = []
 
-    def tight(*arguments):
-        space = enough(*arguments)
+    def tight(*sizes, **options):
+        space = new_workspace(*sizes, **options)
         space.candidates["source"] = 77
         guards.append(space.candidates[size:])
         return space._replace(candidates=space.candidates[:size])

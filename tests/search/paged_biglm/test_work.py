@@ -7,11 +7,13 @@ import pytest
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
+from nemo_gpu_decoding.search.word_graph import cpu_engine
 from tests.graph.toy import BLANK
 from tests.oracles.phrases import earned
 from tests.oracles.rescoring import rescored
 from tests.oracles.viterbi import all_texts
 from tests.random_models import random_log_probs
+from tests.search.cuda_wfst.both import limit_tokens
 from tests.search.cuda_wfst.models import fst_of
 from tests.search.paged_biglm.models import VOCAB, make, nested_pair, random_lm
 
@@ -72,19 +74,16 @@ def test_group_size_limits_what_is_prolonged():
 
 
 def test_room_is_made_where_groups_need_more(monkeypatch):
-    from nemo_gpu_decoding.search.word_graph.composition import cpu_engine as module
-    from nemo_gpu_decoding.search.word_graph.composition import tokens
-
     lms = random_lm(1), random_lm(20, keep=0.8)
     log_probs = log_probs_of(3)
     expected = make(*lms, beam=9.0, n_best=4).decode(log_probs, [FRAMES] * 3)
-    rooms = []
+    rooms, new_workspace = [], cpu_engine.new_workspace
 
-    def tight(max_active, columns, keeps_links):
-        rooms.append(tokens.new_workspace(max_active, columns, keeps_links, entries=2))
+    def tight(*sizes, **options):
+        rooms.append(new_workspace(*sizes, **{"entries": 2, **options}))
         return rooms[-1]
 
-    monkeypatch.setattr(module, "new_workspace", tight)
+    monkeypatch.setattr(cpu_engine, "new_workspace", tight)
     results = make(*lms, beam=9.0, n_best=4).decode(log_probs, [FRAMES] * 3)
     assert rooms
     for ours, theirs in zip(results, expected, strict=True):
@@ -93,19 +92,12 @@ def test_room_is_made_where_groups_need_more(monkeypatch):
 
 
 def test_a_full_table_is_told_and_loses_nothing_that_max_active_keeps(monkeypatch):
-    from nemo_gpu_decoding.search.word_graph.composition import cpu_engine as module
-    from nemo_gpu_decoding.search.word_graph.composition import tokens
-
     lms = random_lm(1), random_lm(20, keep=0.8)
     log_probs = log_probs_of(8, batch=2, sharpness=0.3)
     options = {"beam": 20.0, "max_active": 6}
     expected = make(*lms, **options).decode(log_probs, [FRAMES] * 2)
 
-    def small_workspace(max_active, columns, keeps_links):
-        space = tokens.new_workspace(max_active, columns, keeps_links)
-        return space._replace(following=space.following[: 4 * max_active])
-
-    monkeypatch.setattr(module, "new_workspace", small_workspace)
+    limit_tokens(monkeypatch, 4 * 6)
     tight = make(*lms, **options).decode(log_probs, [FRAMES] * 2)
     assert all("table was full" in n.notes[0] for n in tight)
     assert [n.best.score for n in tight] == [n.best.score for n in expected]
@@ -139,7 +131,7 @@ def test_phrases_are_boosted_beside_the_large_lm(composition):
 
 
 def test_differences_are_those_of_both_lms():
-    from nemo_gpu_decoding.search.word_graph.composition.difference import difference_of
+    from nemo_gpu_decoding.search.word_graph.difference import difference_of
 
     small, large = nested_pair(2)
     difference = difference_of(large.packed, small.packed)

@@ -1,0 +1,195 @@
+"""Candidates: what leads into the next frame, what it costs, and which of several for one key stays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
+from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.search.word_graph.records import (
+    ANY_RANK,
+    DONE,
+    LINKS_FULL,
+    NONE,
+    SLOT_SHIFT,
+    boost_of,
+    context_of,
+    hash_of,
+    is_first,
+    rank_of,
+)
+
+
+@inlined
+def cost_of(row, label, search):
+    return -(search.params.acoustic_scale * row[label])
+
+
+@inlined
+def least_total(cost, arc_cost, acoustic_cost, search):
+    """No arc that costs so much leads to less, whatever its word; summed as the true cost is."""
+    weights = search.weights
+    return cost + weights.lm_weight * arc_cost - weights.most_bonus + acoustic_cost
+
+
+@inlined
+def lower_cutoff(total, frame, search):
+    if total < frame.best:
+        frame.best = total
+        frame.cutoff = total + search.params.beam
+
+
+@inlined
+def offer(total, key, context, origin, search, lm, work):
+    """Note a candidate if it is not above the cutoff; there must be room for it."""
+    frame = work.frame[0]
+    if total <= frame.cutoff:
+        lower_cutoff(total, frame, search)
+        candidate = work.candidates[frame.candidates]
+        candidate.key, candidate.cost, candidate.source = key, total, origin.source
+        candidate.arc, candidate.epsilon = origin.arc, origin.epsilon
+        if lm is None:
+            pass
+        else:
+            candidate.lm = context
+        frame.candidates += 1
+
+
+@no_refcount
+def recombine(state, search, lm, work):
+    """Enter the candidates among the tokens of the next frame; of equal keys the better one stays."""
+    counters, frame, next_tokens = state.counters[0], work.frame[0], work.next_tokens
+    limited = frame.last_rank != ANY_RANK
+    for c in range(frame.candidates):
+        candidate = work.candidates[c]
+        if candidate.cost > frame.cutoff:
+            continue  # which has become lower since
+        context = context_of(candidate, lm)
+        if limited and rank_of(candidate.cost, candidate.key, context) > frame.last_rank:
+            continue
+        slot = find_token_slot(candidate.key, context, lm, work)
+        if work.token_slots[slot].stamp == work.stamps[0]:
+            t = work.token_slots[slot].entry
+            replaces = candidate.cost < next_tokens[t].cost or (
+                candidate.cost == next_tokens[t].cost
+                and _breaks_tie(candidate, next_tokens[t], search, lm, work.current)
+            )
+        elif frame.tokens == len(next_tokens):
+            frame.full = True
+            continue
+        else:
+            t = np.int32(frame.tokens)
+            replaces = True
+            fill_slot(work.token_slots, slot, work.stamps[0], t)
+            frame.tokens += 1
+        if replaces:
+            token = next_tokens[t]
+            token.key, token.cost, token.source = candidate.key, candidate.cost, candidate.source
+            token.arc, token.epsilon = candidate.arc, candidate.epsilon
+            if lm is None:
+                pass
+            else:
+                token.lm = candidate.lm
+            if 2 * frame.tokens > frame.token_mask + 1:
+                _widen_token_table(lm, work)
+        if search.params.keeps_links:
+            at = counters.links + frame.links
+            if at == len(state.links):
+                return LINKS_FULL
+            link = state.links[at]
+            link.source, link.target, link.frame = candidate.source, t, counters.frames
+            link.arc, link.epsilon = candidate.arc, candidate.epsilon
+            link.cost = candidate.cost - work.current[candidate.source].cost
+            link.acoustic_cost = candidate.cost  # `prune` replaces it
+            frame.links += 1
+    frame.candidates = 0
+    return DONE
+
+
+@no_refcount
+def _breaks_tie(candidate, token, search, lm, current):
+    """Of two candidates for one key at the same cost, whether the first is the better one.
+
+    By arc, cost before it, key of the source, closure arc. The latter three are the order of a group's
+    tokens (`token_groups.py`): it does not matter which have met in a group before.
+    """
+    if candidate.arc != token.arc:
+        return candidate.arc < token.arc
+    own = _cost_before(current[candidate.source], candidate.epsilon, search)
+    other = _cost_before(current[token.source], token.epsilon, search)
+    if own != other:
+        return own < other
+    if candidate.source != token.source:
+        return is_first(current[candidate.source], current[token.source], lm)
+    return candidate.epsilon < token.epsilon
+
+
+@inlined
+def _cost_before(source, epsilon, search):
+    """Cost of a candidate before its arc: that of its source, and of a closure arc."""
+    cost = source.cost
+    if epsilon != NONE:
+        closure = search.graph.epsilons[epsilon]
+        bonus, _ = boosted(closure.word, boost_of(source.key), search)
+        cost = cost + search.weights.lm_weight * closure.cost - bonus
+    return cost
+
+
+@no_refcount
+def boosted(word, state, search):
+    """Bonus of an output label, weighted, and the boosting state after it."""
+    graph, weights, num_words = search.graph, search.weights, search.params.num_words
+    bonus = np.float32(0.0)
+    if word == 0 or not weights.boosts:
+        return bonus, np.int64(state)
+    depth = 0  # a sequence is compounded from the left: down to its first word, then up again
+    first = word
+    while first >= num_words:
+        first = graph.compounds[first - num_words, 0]
+        depth += 1
+    weight, state = lookup(search.boosting, num_words, state, first, ANY_WEIGHT)
+    bonus += weights.boosting_weight * weight
+    for level in range(depth - 1, -1, -1):
+        compound = word
+        for _ in range(level):
+            compound = graph.compounds[compound - num_words, 0]
+        second = graph.compounds[compound - num_words, 1]
+        weight, state = lookup(search.boosting, num_words, state, second, ANY_WEIGHT)
+        bonus += weights.boosting_weight * weight
+    return bonus, np.int64(state)
+
+
+# -------------------------------------------------------------------------------------- hash table
+
+
+@inlined
+def find_token_slot(key, context, lm, work):
+    """The slot of a token of the next frame: its own, or the void one in which it would go.
+
+    Linear probing, in as much of the table as the frame needs: few tokens stay in few cache lines.
+    """
+    slots, entries, stamp = work.token_slots, work.next_tokens, work.stamps[0]
+    mask = np.uint64(work.frame[0].token_mask)
+    at = (hash_of(key, context) >> SLOT_SHIFT) & mask
+    while slots[at].stamp == stamp and not (
+        entries[slots[at].entry].key == key and context_of(entries[slots[at].entry], lm) == context
+    ):
+        at = (at + np.uint64(1)) & mask
+    return at
+
+
+@inlined
+def fill_slot(slots, at, stamp, entry):
+    slots[at].stamp, slots[at].entry = stamp, entry
+
+
+@no_refcount
+def _widen_token_table(lm, work):
+    """Twice as much of the table."""
+    frame = work.frame[0]
+    frame.token_mask = 2 * frame.token_mask + 1
+    work.stamps[0] += 1
+    for t in range(frame.tokens):
+        token = work.next_tokens[t]
+        at = find_token_slot(token.key, context_of(token, lm), lm, work)
+        fill_slot(work.token_slots, at, work.stamps[0], t)

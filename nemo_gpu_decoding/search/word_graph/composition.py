@@ -1,0 +1,149 @@
+"""What the large LM makes of a word: the LM score difference, and the LM context after it.
+
+A path through the small LM's graph has paid the small LM's costs. At each word w the search adds
+
+    lm_weight * large_lm_weight * (cost_large(w | h_large) - cost_small(w | h_small))
+
+and at the end the same for </s> [LET, section II; XLLM]. Words that an LM does not list are its <unk>.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
+from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, lookup
+from nemo_gpu_decoding.search.word_graph.records import hash_of
+
+
+class LmPair(NamedTuple):
+    """Both LMs as compiled code sees them. W words of the graph."""
+
+    large: PackedArrays  # or the difference of both, if there is one
+    small: PackedArrays  # not looked at where `large` is the difference
+    is_difference: bool
+    large_labels: np.ndarray  # [W] int64, the large LM's label of each word
+    small_labels: np.ndarray  # [W] int64
+    large_end: int  # label of </s>, or NO_LABEL: ending costs nothing then
+    small_end: int
+    start: int  # LM context that an utterance begins with, see `lm_of`
+
+
+class Composition(NamedTuple):
+    """The LMs of an utterance, and how they are composed with the graph."""
+
+    lms: LmPair
+    difference_weight: np.float32  # lm_weight * large_lm_weight
+    lazy: bool
+    group_size: int  # LM contexts of a group that are expanded
+
+
+@inlined
+def lm_of(large, small):
+    return (np.int64(large) << 32) | np.int64(small)
+
+
+@inlined
+def large_of(context):
+    return np.int64(context) >> 32
+
+
+@inlined
+def small_of(context):
+    return np.int64(context) & 0xFFFFFFFF
+
+
+@inlined
+def _difference(large_label, small_label, context, lms):
+    """cost_large - cost_small of one LM label, unweighted, and the LM context after it."""
+    cost, large = lookup(lms.large, large_of(context), large_label)
+    if lms.is_difference:
+        return cost, lm_of(large, 0)
+    small_cost, small = lookup(lms.small, small_of(context), small_label)
+    return cost - small_cost, lm_of(large, small)
+
+
+@inlined
+def query(word, context, search, lm, work):
+    """LM score difference of an output label, weighted, and the LM context after it.
+
+    Answers are kept in the LM query cache, one for each slot: the same query comes again and again.
+    """
+    frame, cache = work.frame[0], work.lm.cache
+    frame.look_ups += 1
+    slot = np.int64((hash_of(word, context) >> np.uint64(32)) & np.uint64(len(cache) - 1))
+    answer = cache[slot]
+    if answer.lm != context or answer.word != word:
+        _answer(answer, word, context, search, lm)
+    else:
+        frame.query_hits += 1
+    if lm.difference_weight == 0:  # an infinite difference would make it NaN
+        return np.float32(0.0), answer.lm_after
+    return lm.difference_weight * answer.cost, answer.lm_after
+
+
+@no_refcount
+def _answer(answer, word, context, search, lm):
+    answer.lm, answer.word = context, word
+    if word < search.params.num_words:
+        labels = lm.lms.large_labels[word], lm.lms.small_labels[word]
+        answer.cost, answer.lm_after = _difference(labels[0], labels[1], context, lm.lms)
+    else:
+        answer.cost, answer.lm_after = difference_of_label(word, context, search, lm)
+
+
+@no_refcount
+def difference_of_label(word, context, search, lm):
+    """LM score difference of an output label, unweighted, and the LM context after it."""
+    depth, first, num_words = 0, word, search.params.num_words
+    compounds = search.graph.compounds
+    while first >= num_words:  # a sequence of words is compounded from the left
+        first = compounds[first - num_words, 0]
+        depth += 1
+    labels = lm.lms.large_labels, lm.lms.small_labels
+    total, context = _difference(labels[0][first], labels[1][first], context, lm.lms)
+    for level in range(depth - 1, -1, -1):
+        compound = word
+        for _ in range(level):
+            compound = compounds[compound - num_words, 0]
+        second = compounds[compound - num_words, 1]
+        cost, context = _difference(labels[0][second], labels[1][second], context, lm.lms)
+        total += cost
+    return total, context
+
+
+@inlined
+def _end_cost(lm, state, label):
+    if label == NO_LABEL:
+        return np.float32(0.0)
+    cost, _ = lookup(lm, state, label)
+    return cost
+
+
+@no_refcount
+def final_difference(context, lm):
+    """What the LMs' ends of sentence add, weighted."""
+    if lm.difference_weight == 0:
+        return np.float32(0.0)
+    cost = _end_cost(lm.lms.large, large_of(context), lm.lms.large_end)
+    if not lm.lms.is_difference:
+        cost -= _end_cost(lm.lms.small, small_of(context), lm.lms.small_end)
+    return lm.difference_weight * cost
+
+
+@compiled
+def difference_of_words(words, final, lm):
+    """The weighted sum of LM score differences along words [N] int64 of the graph, float64."""
+    total, context = 0.0, np.int64(lm.lms.start)
+    for word in words:
+        labels = lm.lms.large_labels[word], lm.lms.small_labels[word]
+        cost, context = _difference(labels[0], labels[1], context, lm.lms)
+        total += cost
+    if lm.difference_weight == 0:
+        return 0.0
+    total *= lm.difference_weight
+    if final:
+        total += final_difference(context, lm)
+    return total

@@ -1,0 +1,52 @@
+"""Eager composition: each token takes each arc, and queries the LMs before it is pruned [BigLM]."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nemo_gpu_decoding.graph.topology import NORMAL
+from nemo_gpu_decoding.jit import no_refcount
+from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, offer, recombine
+from nemo_gpu_decoding.search.word_graph.composition import query
+from nemo_gpu_decoding.search.word_graph.records import DONE, NONE, Origin, boost_of, label_of, state_of
+from nemo_gpu_decoding.search.word_graph.token_groups import target_key
+
+
+@no_refcount
+def expand_all_arcs(row, state, search, lm, work):
+    """All arcs of all tokens, also by way of closure arcs."""
+    graph, weights, frame, status = search.graph, search.weights, work.frame[0], DONE
+    for i in range(state.counters[0].tokens):
+        token = work.current[i]
+        frame.expanded += 1
+        own = graph.states[state_of(token.key)]
+        for e in range(own.epsilon_begin - 1, own.epsilon_end):
+            cost, start, before = token.cost, boost_of(token.key), token.lm
+            source, epsilon, first = own, NONE, np.float32(0.0)
+            if e >= own.epsilon_begin:
+                closure, epsilon = graph.epsilons[e], e
+                source = graph.states[closure.target]
+                cost += weights.lm_weight * closure.cost
+                if closure.word != 0:
+                    bonus, start = boosted(closure.word, start, search)
+                    cost -= bonus
+                    first, before = query(closure.word, before, search, lm, work)
+            for a in range(source.arc_begin, source.arc_end):
+                frame.arc_visits += 1
+                arc, boost, context, difference = graph.arcs[a], start, before, first
+                if search.params.topology == NORMAL and arc.label + 1 == label_of(token.key):
+                    continue
+                bonus = np.float32(0.0)
+                if arc.word != 0:
+                    bonus, boost = boosted(arc.word, boost, search)
+                    more, context = query(arc.word, context, search, lm, work)
+                    difference += more
+                acoustic_cost = cost_of(row, arc.label, search)
+                total = cost + weights.lm_weight * arc.cost - bonus + acoustic_cost + difference
+                key, origin = target_key(arc, boost, search), Origin(i, a, epsilon)
+                offer(total, key, context, origin, search, lm, work)
+                if frame.candidates == len(work.candidates):
+                    status = recombine(state, search, lm, work)
+                    if status != DONE:
+                        return status
+    return status

@@ -1,0 +1,357 @@
+"""LM contexts of token groups, and the arcs that query the LMs; see `frame.py`, steps 2 and 3.
+
+A record of work.groups is an LM context here; those in one graph state are linked in work.expanding.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nemo_gpu_decoding.graph.topology import NORMAL
+from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.search.word_graph.candidates import (
+    boosted,
+    cost_of,
+    fill_slot,
+    least_total,
+    offer,
+)
+from nemo_gpu_decoding.search.word_graph.composition import query
+from nemo_gpu_decoding.search.word_graph.labels import SORTED_LABELS
+from nemo_gpu_decoding.search.word_graph.records import (
+    DONE,
+    GROUPS_FULL,
+    NONE,
+    OTHER_HASH,
+    SLOT_SHIFT,
+    Origin,
+    boost_of,
+    hash_of,
+    is_first,
+    label_of,
+    state_of,
+)
+from nemo_gpu_decoding.search.word_graph.token_groups import (
+    Step,
+    add_group_token,
+    begin_group,
+    first_arc,
+    keep_best,
+    offer_step,
+    target_key,
+)
+
+
+@inlined
+def begin_frame(lm, work):
+    frame = work.frame[0]
+    frame.lm_groups = frame.deferred = frame.ordered = 0
+    frame.look_ups = frame.query_hits = frame.arc_visits = frame.expanded = 0
+    frame.lm_group_mask = frame.group_mask
+    frame.tight_source = frame.tight_arc = frame.tight_epsilon = NONE
+
+
+@inlined
+def count_work(counters, frame):
+    """Add to a stream's counters what a frame took."""
+    counters.look_ups += frame.look_ups
+    counters.query_hits += frame.query_hits
+    counters.arc_visits += frame.arc_visits
+    counters.groups += frame.lm_groups
+    counters.expanded += frame.expanded
+
+
+# --------------------------------------------------------------------------- tightening the cutoff
+
+
+@no_refcount
+def tighten_cutoff(row, state, search, lm, work):
+    """Take the best token's arc that looks best, if by the small LM it costs less than all candidates.
+
+    Of equal ones, the first by closure arc and arc. The LMs are queried for it, so that it lowers the
+    cutoff by its true cost; as it is taken at once, there is a token below that cutoff.
+    """
+    graph, frame, best = search.graph, work.frame[0], 0
+    for i in range(1, state.counters[0].tokens):
+        token, other = work.current[i], work.current[best]
+        if token.cost < other.cost or (token.cost == other.cost and is_first(token, other, lm)):
+            best = i
+    token = work.current[best]
+    own, least = graph.states[state_of(token.key)], frame.best
+    last_epsilon, last_arc, last_boost = NONE, NONE, boost_of(token.key)
+    for e in range(own.epsilon_begin - 1, own.epsilon_end):
+        cost, boost, source, epsilon = token.cost, boost_of(token.key), own, NONE
+        if e >= own.epsilon_begin:
+            closure, epsilon = graph.epsilons[e], e
+            bonus, boost = boosted(closure.word, boost, search)
+            cost += search.weights.lm_weight * closure.cost
+            cost -= bonus
+            source = graph.states[closure.target]
+        reached = least, cost, boost
+        total, a = _likeliest_arc(row, reached, label_of(token.key), source, search, work)
+        if total < least:
+            least, last_epsilon, last_arc, last_boost = total, epsilon, a, boost
+    if last_arc == NONE:
+        return
+    difference, context, arc = np.float32(0.0), token.lm, graph.arcs[last_arc]
+    if last_epsilon != NONE and graph.epsilons[last_epsilon].word != 0:
+        word = graph.epsilons[last_epsilon].word
+        difference, context = query(word, context, search, lm, work)
+    if arc.word != 0:
+        more, context = query(arc.word, context, search, lm, work)
+        difference += more
+        _, last_boost = boosted(arc.word, last_boost, search)
+    frame.tight_source, frame.tight_arc, frame.tight_epsilon = best, last_arc, last_epsilon
+    key, origin = target_key(arc, last_boost, search), Origin(best, last_arc, last_epsilon)
+    offer(least + difference, key, context, origin, search, lm, work)
+
+
+@inlined
+def _likeliest_arc(row, reached, last_label, source, search, work):
+    """The arc of a state with the least cost by the small LM below `least`, and that cost."""
+    least, cost, boost = reached
+    frame, arcs, weights, best = work.frame[0], search.graph.arcs, search.weights, NONE
+    for i in range(frame.labels):
+        label = work.labels[i]
+        acoustic_cost = cost_of(row, label, search)
+        if least_total(cost, source.least_cost, acoustic_cost, search) > least:
+            if frame.labels <= SORTED_LABELS:
+                break
+            continue
+        if search.params.topology == NORMAL and label == np.int32(last_label) - 1:
+            continue
+        a = first_arc(arcs, source, label)
+        while a < source.arc_end and arcs[a].label == label:
+            bonus, _ = boosted(arcs[a].word, boost, search)
+            total = cost + weights.lm_weight * arcs[a].cost - bonus + acoustic_cost
+            if total < least or (total == least and a < best):  # no arc is before NONE
+                least, best = total, a
+            a += 1
+    return least, best
+
+
+# --------------------------------------------------------------------------------- epsilon closure
+
+
+@inlined
+def join(key, word, cost, origin, search, lm, work):
+    """Put a token into its LM context of a group; `word` is that of the closure arc, or 0."""
+    frame, contexts, status = work.frame[0], work.groups, DONE
+    context = work.current[origin.source].lm
+    slot = _find_context_slot(key, context, word, work)
+    if work.group_slots[slot].stamp == work.stamps[1]:
+        c = work.group_slots[slot].entry
+        keep_best(contexts[c], cost, origin, search, lm, work)
+        group = work.expanding[contexts[c].group]
+        group.cost = min(group.cost, cost)
+    elif frame.groups == len(contexts):
+        return GROUPS_FULL
+    else:
+        c = np.int32(frame.groups)
+        fill_slot(work.group_slots, slot, work.stamps[1], c)
+        begin_group(contexts[c], key, cost, origin, search, work)
+        contexts[c].lm, contexts[c].lm_after, contexts[c].word = context, context, word
+        contexts[c].difference = np.float32(np.nan) if word != 0 else np.float32(0.0)
+        _add_context(c, work)
+    if search.params.keeps_links:
+        status = add_group_token(contexts[c], cost, origin, work)
+    return status
+
+
+@inlined
+def _add_context(c, work):
+    """Put a new LM context into its group, which may be new as well."""
+    frame, context, slots = work.frame[0], work.groups[c], work.lm.group_slots
+    slot = _find_lm_group_slot(context.key, work)
+    if slots[slot].stamp != work.stamps[2]:
+        g = np.int32(frame.lm_groups)  # there are no more groups than contexts, so there is room
+        frame.lm_groups += 1
+        fill_slot(slots, slot, work.stamps[2], g)
+        group = work.expanding[g]
+        group.key, group.cost, group.newest, group.count = context.key, context.cost, NONE, 0
+        group.ordered, group.queries = NONE, False
+    context.group = slots[slot].entry
+    group = work.expanding[context.group]
+    context.next = group.newest
+    group.newest = c
+    group.count += 1
+    group.cost = min(group.cost, context.cost)
+    group.queries = group.queries or context.word != 0
+    frame.groups += 1
+    if 2 * frame.groups > frame.group_mask + 1:
+        _widen_tables(work)
+
+
+@inlined
+def _find_context_slot(key, context, word, work):
+    """The slot of an LM context of a group: its own, or the void one in which it would go."""
+    slots, entries, stamp = work.group_slots, work.groups, work.stamps[1]
+    mask = np.uint64(work.frame[0].group_mask)
+    at = ((hash_of(key, context) + np.uint64(word) * OTHER_HASH) >> SLOT_SHIFT) & mask
+    while slots[at].stamp == stamp and not (
+        entries[slots[at].entry].key == key
+        and entries[slots[at].entry].lm == context
+        and entries[slots[at].entry].word == word
+    ):
+        at = (at + np.uint64(1)) & mask
+    return at
+
+
+@inlined
+def _find_lm_group_slot(key, work):
+    """The same for a group."""
+    slots, entries, stamp = work.lm.group_slots, work.expanding, work.stamps[2]
+    mask = np.uint64(work.frame[0].lm_group_mask)
+    at = (hash_of(key, 0) >> SLOT_SHIFT) & mask
+    while slots[at].stamp == stamp and entries[slots[at].entry].key != key:
+        at = (at + np.uint64(1)) & mask
+    return at
+
+
+@no_refcount
+def _widen_tables(work):
+    """Twice as much of those of groups and of LM contexts."""
+    frame = work.frame[0]
+    frame.group_mask = frame.lm_group_mask = 2 * frame.group_mask + 1
+    work.stamps[1] += 1
+    work.stamps[2] += 1
+    for c in range(frame.groups):
+        context = work.groups[c]
+        at = _find_context_slot(context.key, context.lm, context.word, work)
+        fill_slot(work.group_slots, at, work.stamps[1], c)
+    for g in range(frame.lm_groups):
+        at = _find_lm_group_slot(work.expanding[g].key, work)
+        fill_slot(work.lm.group_slots, at, work.stamps[2], g)
+
+
+# --------------------------------------------------------------------------------- expanding groups
+
+
+@inlined
+def expand_arc(a, g, acoustic_cost, state, search, lm, work):
+    """An arc that survives at the cost of a group's best context; put off where it needs the LMs."""
+    arc, group, frame, status = search.graph.arcs[a], work.expanding[g], work.frame[0], DONE
+    if group.ordered == NONE:
+        _order(group, lm, work)
+    if arc.word == 0:
+        status = _expand_without_lm(a, group, acoustic_cost, state, search, lm, work)
+        if status != DONE:
+            return status
+    if arc.word != 0 or group.queries:
+        if frame.deferred == len(work.lm.deferred):
+            return GROUPS_FULL
+        work.lm.deferred[frame.deferred].group = g
+        work.lm.deferred[frame.deferred].arc = a
+        frame.deferred += 1
+    return status
+
+
+@inlined
+def _order(group, lm, work):
+    """List the group's contexts, cheapest first, no more than `group_size`."""
+    frame, order, contexts = work.frame[0], work.lm.order, work.groups
+    group.ordered = frame.ordered
+    frame.ordered += group.count
+    ordered = order[group.ordered]
+    ordered.context, ordered.cost = group.newest, contexts[group.newest].cost
+    if group.count > 1:
+        _sort(group, order, contexts)
+    if group.count > lm.group_size:
+        group.count = lm.group_size
+    frame.expanded += group.count
+
+
+@no_refcount
+def _sort(group, order, contexts):
+    """Fill the group's part of `order` by a Shell sort."""
+    first, c, count = group.ordered, group.newest, group.count
+    for n in range(count):
+        order[first + n].context, order[first + n].cost = c, contexts[c].cost
+        c = contexts[c].next
+    gap = 1
+    while 3 * gap + 1 < count:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for n in range(first + gap, first + count):
+            cost, c, at = order[n].cost, order[n].context, n
+            while at >= first + gap and _is_cheaper(cost, c, order[at - gap], contexts):
+                order[at].cost = order[at - gap].cost
+                order[at].context = order[at - gap].context
+                at -= gap
+            order[at].cost, order[at].context = cost, c
+        gap //= 3
+
+
+@inlined
+def _is_cheaper(cost, c, ordered, contexts):
+    """Whether context c with this cost comes before another one: by cost, LM context, word."""
+    if cost != ordered.cost:
+        return cost < ordered.cost
+    context, other = contexts[c], contexts[ordered.context]
+    if context.lm != other.lm:
+        return context.lm < other.lm
+    return context.word < other.word
+
+
+@inlined
+def _expand_without_lm(a, group, acoustic_cost, state, search, lm, work):
+    """An arc without a word, for all contexts of a group that have no word to query."""
+    arc, status, none = search.graph.arcs[a], DONE, np.float32(0.0)
+    arc_cost, key = search.weights.lm_weight * arc.cost, target_key(arc, group.key & 0xFFFF, search)
+    for n in range(group.ordered, group.ordered + group.count):
+        if work.lm.order[n].cost + arc_cost + acoustic_cost > work.frame[0].cutoff:
+            break
+        context = work.groups[work.lm.order[n].context]
+        if context.word == 0:
+            step = Step(a, key, context.lm, none, acoustic_cost, none)
+            status = offer_step(context, step, state, search, lm, work)
+            if status != DONE:
+                break
+    return status
+
+
+@no_refcount
+def expand_deferred(row, state, search, lm, work):
+    """The arcs that query the LMs, for all contexts that are within the beam before the query.
+
+    The cutoff for that is the one that all other candidates have left; what the answers say comes after.
+    So it does not matter in which order queries are made.
+    """
+    frame, status = work.frame[0], DONE
+    cutoff = frame.cutoff
+    for n in range(frame.deferred):
+        group, a = work.expanding[work.lm.deferred[n].group], work.lm.deferred[n].arc
+        acoustic_cost = cost_of(row, search.graph.arcs[a].label, search)
+        if not least_total(group.cost, search.graph.arcs[a].cost, acoustic_cost, search) > cutoff:
+            status = _expand_with_lm(a, group, acoustic_cost, cutoff, state, (search, lm), work)
+            if status != DONE:
+                break
+    return status
+
+
+@inlined
+def _expand_with_lm(a, group, acoustic_cost, cutoff, state, models, work):
+    """One arc: for all contexts if it has a word, or else for those with a word to be queried."""
+    search, lm = models
+    arc, status = search.graph.arcs[a], DONE
+    bonus, boost = np.float32(0.0), group.key & 0xFFFF
+    if arc.word != 0 and search.weights.boosts:
+        bonus, boost = boosted(arc.word, boost, search)
+    arc_cost, key = search.weights.lm_weight * arc.cost, target_key(arc, boost, search)
+    for n in range(group.ordered, group.ordered + group.count):
+        if work.lm.order[n].cost + arc_cost - bonus + acoustic_cost > cutoff:
+            break
+        context = work.groups[work.lm.order[n].context]
+        if arc.word == 0 and context.word == 0:
+            continue
+        if np.isnan(context.difference):
+            context.difference, context.lm_after = query(context.word, context.lm, search, lm, work)
+        difference, after = context.difference, context.lm_after
+        if arc.word != 0:
+            more, after = query(arc.word, after, search, lm, work)
+            difference += more
+        step = Step(a, key, after, bonus, acoustic_cost, difference)
+        status = offer_step(context, step, state, search, lm, work)
+        if status != DONE:
+            break
+    return status

@@ -1,0 +1,166 @@
+"""Pruning: the tokens that survive a frame, with their back-pointers, and the links between them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nemo_gpu_decoding.graph.topology import GRAPH
+from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.search.word_graph.candidates import cost_of
+from nemo_gpu_decoding.search.word_graph.records import (
+    ANY_RANK,
+    BACK_POINTERS_FULL,
+    BINS,
+    BLANK_MOVE,
+    DONE,
+    NEW_TOKEN,
+    NONE,
+    REPEAT_MOVE,
+    label_of,
+    state_of,
+)
+
+
+@no_refcount
+def prune(row, state, search, work):
+    """What survives becomes work.current, with its past in `back_pointers`."""
+    counters, frame, next_tokens = state.counters[0], work.frame[0], work.next_tokens
+    kept, limited = choose_survivors(next_tokens, frame, search.params, work)
+    if counters.back_pointers + kept > len(state.back_pointers):
+        return BACK_POINTERS_FULL
+    counters.limited += limited or frame.last_rank != ANY_RANK
+    for i in range(frame.tokens):
+        if work.renumbered[i] != NONE:
+            _extend_past(next_tokens[i], row, state, search, work.current)
+    if search.params.keeps_links:
+        _keep_links(row, state, search, work)
+    for i in range(frame.tokens):
+        index = work.renumbered[i]
+        if index != NONE:
+            work.current[index] = next_tokens[i]
+            work.current[index].cost -= frame.best
+    counters.tokens = kept
+    counters.cost += np.float64(frame.best)
+    counters.frames += 1
+    return DONE
+
+
+@no_refcount
+def choose_survivors(tokens, frame, params, work):
+    """Choose tokens within the beam, about max_active at most, in their order.
+
+    Costs are counted in 256 steps of beam / 256, and steps are taken from the best on while their sum
+    is not above max_active; the first step always is. work.renumbered gets each token's index, or NONE.
+
+    Returns:
+        the number of tokens chosen, and whether max_active left any out.
+    """
+    count, best, beam = frame.tokens, frame.best, params.beam
+    last, scale = BINS - 1, np.float32(BINS) / beam
+    if count > params.max_active:
+        last = _last_step(tokens, frame, params, work.histogram)
+    kept, within = 0, 0
+    for i in range(count):
+        work.renumbered[i] = NONE
+        if tokens[i].cost <= best + beam:
+            within += 1
+            if _bin(tokens[i].cost, best, scale) <= last:
+                work.renumbered[i] = kept
+                kept += 1
+    return kept, kept < within
+
+
+@no_refcount
+def _last_step(tokens, frame, params, histogram):
+    histogram[:] = 0
+    best, beam = frame.best, params.beam
+    scale = np.float32(BINS) / beam
+    for i in range(frame.tokens):
+        if tokens[i].cost <= best + beam:
+            histogram[_bin(tokens[i].cost, best, scale)] += 1
+    total, last = histogram[0], 0
+    while last < BINS - 1 and total + histogram[last + 1] <= params.max_active:
+        last += 1
+        total += histogram[last]
+    return last
+
+
+@inlined
+def _bin(cost, best, scale):
+    return min(np.int64((cost - best) * scale), BINS - 1)
+
+
+@inlined
+def _move_of(arc, epsilon, source, state, search):
+    """What reading an arc means: a blank, the last label again, or something new.
+
+    The arcs of a ready-made graph contain its topology: an arc that reads the blank emits nothing new
+    unless it emits a word, and a loop that reads the last label again makes the token longer.
+    """
+    if arc < 0:
+        return arc
+    arcs, params = search.graph.arcs, search.params
+    if params.topology != GRAPH or epsilon != NONE or arcs[arc].word != 0:
+        return NEW_TOKEN
+    if arcs[arc].label == params.blank_id:
+        return BLANK_MOVE
+    if arcs[arc].target != state_of(source.key) or source.back_pointer == NONE:
+        return NEW_TOKEN
+    last_label = arcs[state.back_pointers[source.back_pointer].arc].label
+    return REPEAT_MOVE if arcs[arc].label == last_label else NEW_TOKEN
+
+
+@inlined
+def _label_read(arc, key, search):
+    """The column that a move to a token with this key reads."""
+    if arc >= 0:
+        return np.int64(search.graph.arcs[arc].label)
+    return label_of(key) - 1 if arc == REPEAT_MOVE else np.int64(search.params.blank_id)
+
+
+@inlined
+def _extend_past(token, row, state, search, current):
+    """Give a token the past of its source, and a new back-pointer if it has a new label."""
+    source, counters = current[token.source], state.counters[0]
+    token.back_pointer, token.run = source.back_pointer, source.run
+    token.probability = source.probability
+    move = _move_of(token.arc, token.epsilon, source, state, search)
+    if move == BLANK_MOVE:
+        return
+    label = _label_read(token.arc, token.key, search)
+    probability = np.float32(0.0)
+    if label != search.params.blank_id:  # in double, libraries and devices agree to the last bit
+        probability = np.float32(np.exp(np.float64(row[label])))
+    if move == REPEAT_MOVE:
+        token.run += 1
+        token.probability += probability
+        return
+    new = state.back_pointers[counters.back_pointers]
+    new.previous, new.arc, new.epsilon = source.back_pointer, token.arc, token.epsilon
+    new.frame, new.run, new.probability = counters.frames, source.run, source.probability
+    token.back_pointer = counters.back_pointers
+    counters.back_pointers += 1
+    token.run = 1 if label != search.params.blank_id else 0
+    token.probability = probability
+
+
+@inlined
+def _keep_links(row, state, search, work):
+    """Keep the frame's links between survivors that are not hopeless for the lattice."""
+    counters, links = state.counters[0], state.links
+    begin, kept = counters.links, counters.links
+    for i in range(begin, begin + work.frame[0].links):
+        source, target = work.current[links[i].source], work.next_tokens[links[i].target]
+        index = work.renumbered[links[i].target]
+        if index == NONE or links[i].acoustic_cost > work.frame[0].cutoff:
+            continue  # the cutoff may have been higher when the link was found
+        if source.cost + links[i].cost - target.cost > search.params.lattice_beam:
+            continue
+        links[kept] = links[i]
+        link = links[kept]
+        label = _label_read(link.arc, target.key, search)
+        link.target, link.label = index, label
+        link.acoustic_cost = cost_of(row, label, search)
+        link.move = _move_of(link.arc, link.epsilon, source, state, search)
+        kept += 1
+    counters.links = kept

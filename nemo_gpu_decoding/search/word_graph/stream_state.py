@@ -1,0 +1,131 @@
+"""What is remembered of utterances that are being decoded, and what they are decoded with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.jit import compiled
+from nemo_gpu_decoding.search.inputs import raise_bad_frame
+from nemo_gpu_decoding.search.word_graph.composition import Composition
+from nemo_gpu_decoding.search.word_graph.records import (
+    BACK_POINTER,
+    BAD_FRAME,
+    COUNTERS,
+    LINK,
+    LM_COUNTERS,
+    LM_TOKEN,
+    NONE,
+    TOKEN,
+    Search,
+    SearchParams,
+    StreamParams,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class StreamModels:
+    """What one utterance is decoded with."""
+
+    params: SearchParams  # of the batch
+    weights: StreamParams  # of the utterance
+    graph: WordGraph
+    boosting: BackoffAutomaton
+    composition: Composition | None = None  # with a large LM
+
+    @property
+    def search(self) -> Search:
+        """All that compiled code reads, but for the large LM."""
+        return Search(self.params, self.weights, self.graph.arrays, self.boosting.arrays)
+
+    @property
+    def first_key(self) -> int:
+        """The key of the token that an utterance begins with; see `key_of`."""
+        return (self.graph.start << 32) | (self.boosting.start_state << 16)
+
+    def new_stream(self) -> StreamState:
+        """Nothing read: one token in the start state, whose LM context is the LMs' start."""
+        tokens = np.zeros(1, TOKEN if self.composition is None else LM_TOKEN)
+        counters = np.zeros(1, COUNTERS if self.composition is None else LM_COUNTERS)
+        tokens["key"], tokens["back_pointer"], tokens["source"] = self.first_key, NONE, NONE
+        counters["tokens"] = 1
+        if self.composition is not None:
+            tokens["lm"] = self.composition.lms.start
+        links = np.empty(1024 if self.params.keeps_links else 0, LINK)
+        return StreamState(self, tokens, np.empty(1024, BACK_POINTER), links, counters)
+
+
+@dataclass(frozen=True, eq=False)
+class StreamState:
+    """One utterance after some frames. Never changed in place below the counts of `counters`."""
+
+    models: StreamModels
+    tokens: np.ndarray  # [n] TOKEN
+    back_pointers: np.ndarray  # [capacity] BACK_POINTER
+    links: np.ndarray  # [capacity] LINK
+    counters: np.ndarray  # [1] COUNTERS
+
+    @property
+    def frames(self) -> int:
+        return int(self.counters["frames"][0])
+
+
+def raise_stop(log_probs: np.ndarray, b: int, frame: int, status: int) -> None:
+    """Say why a search cannot read a frame of log_probs [n, T, V + 1] (BAD_FRAME or NO_TOKEN)."""
+    row = log_probs[b, frame]
+    if status == BAD_FRAME or not np.isfinite(row).any():
+        raise_bad_frame(log_probs, b, frame)
+    raise ValueError(
+        f"log_probs[{b}, {frame}] makes every path through the graph impossible, expected a finite "
+        "log-probability for the blank or for a label that the graph allows there"
+    )
+
+
+def grown_back_pointers(
+    back_pointers: np.ndarray, counters: np.ndarray, tokens: np.ndarray, more: int
+) -> np.ndarray:
+    """Those that no token leads to are dropped; more room is made if that is not enough for `more`."""
+    kept = np.empty(len(back_pointers), BACK_POINTER)
+    size = compact_back_pointers(back_pointers, int(counters["back_pointers"][0]), tokens, kept)
+    counters["back_pointers"] = size
+    if 2 * size > len(back_pointers) or len(back_pointers) < 2 * more:
+        return grown(kept, size, more)
+    return kept
+
+
+def grown(array: np.ndarray, used: int, more: int = 0) -> np.ndarray:
+    """A copy of what is used, with room for as much again and for `more`."""
+    larger = np.empty(2 * max(len(array), used + more), array.dtype)
+    larger[:used] = array[:used]
+    return larger
+
+
+@compiled
+def compact_back_pointers(back_pointers, count, tokens, kept):
+    """Copy the back-pointers that tokens still lead to, in order, to `kept`; tokens get new numbers.
+
+    Returns:
+        how many were copied.
+    """
+    number = np.full(count, NONE, np.int32)
+    for i in range(len(tokens)):
+        if tokens[i].back_pointer >= 0:
+            number[tokens[i].back_pointer] = 0
+    for i in range(count - 1, -1, -1):
+        if number[i] == 0 and back_pointers[i].previous >= 0:
+            number[back_pointers[i].previous] = 0
+    size = 0
+    for i in range(count):
+        if number[i] == 0:
+            kept[size] = back_pointers[i]
+            if back_pointers[i].previous >= 0:
+                kept[size].previous = number[back_pointers[i].previous]
+            number[i] = size
+            size += 1
+    for i in range(len(tokens)):
+        if tokens[i].back_pointer >= 0:
+            tokens[i].back_pointer = number[tokens[i].back_pointer]
+    return size

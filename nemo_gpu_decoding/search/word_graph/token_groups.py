@@ -1,0 +1,222 @@
+"""Token groups: tokens in one graph state, their own or one that a closure arc leads to, seen as one.
+
+Only the cheapest token of a group matters for what follows; with topology "normal" also the cheapest
+with another last label, since an arc with the same label is closed to the first. For lattices all are
+kept. With a large LM these records are a group's LM contexts, see `lm_contexts.py`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.graph.topology import COMPACT, NORMAL
+from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.search.word_graph.candidates import boosted, fill_slot, offer, recombine
+from nemo_gpu_decoding.search.word_graph.records import (
+    DONE,
+    GROUPS_FULL,
+    NONE,
+    SLOT_SHIFT,
+    Origin,
+    hash_of,
+    is_first,
+    key_of,
+    label_of,
+)
+
+
+class Step(NamedTuple):
+    """An arc, as the tokens of a group are to take it."""
+
+    arc: int
+    key: np.int64  # of the token that it leads to
+    context: np.int64  # and its LM context
+    bonus: np.float32  # of the word, weighted
+    acoustic_cost: np.float32
+    difference: np.float32  # LM score difference, weighted
+
+
+@inlined
+def join(key, cost, origin, search, lm, work):
+    """Put a token into a group: the best one of its key, or one more for a lattice."""
+    frame, status = work.frame[0], DONE
+    slot = find_group_slot(key, work)
+    if work.group_slots[slot].stamp != work.stamps[1]:
+        if frame.groups == len(work.groups):
+            return GROUPS_FULL
+        g = np.int32(frame.groups)
+        fill_slot(work.group_slots, slot, work.stamps[1], g)
+        frame.groups += 1
+        begin_group(work.groups[g], key, cost, origin, search, work)
+        if 2 * frame.groups > frame.group_mask + 1:
+            widen_group_table(work)
+    else:
+        g = work.group_slots[slot].entry
+        keep_best(work.groups[g], cost, origin, search, lm, work)
+    if search.params.keeps_links:
+        status = add_group_token(work.groups[g], cost, origin, work)
+    return status
+
+
+@inlined
+def begin_group(group, key, cost, origin, search, work):
+    group.key, group.cost, group.source, group.epsilon = key, cost, origin.source, origin.epsilon
+    group.label = _last_label(origin, search, work)
+    group.newest, group.other_cost = NONE, np.float32(np.inf)
+
+
+@inlined
+def _last_label(origin, search, work):
+    """That of a token + 1, where it matters."""
+    label = np.int32(0)
+    if search.params.topology == NORMAL:
+        label = np.int32(label_of(work.current[origin.source].key))
+    return label
+
+
+@inlined
+def keep_best(group, cost, origin, search, lm, work):
+    """Keep the best token and the best one with another last label."""
+    label, best = _last_label(origin, search, work), Origin(group.source, NONE, group.epsilon)
+    if _is_before(cost, origin, group.cost, best, lm, work):
+        if label != group.label:
+            group.other_cost, group.other_source = group.cost, group.source
+            group.other_epsilon = group.epsilon
+        group.cost, group.source, group.epsilon = cost, origin.source, origin.epsilon
+        group.label = label
+    elif label != group.label:
+        other = Origin(group.other_source, NONE, group.other_epsilon)
+        if group.other_cost == np.inf or _is_before(cost, origin, group.other_cost, other, lm, work):
+            group.other_cost, group.other_source = cost, origin.source
+            group.other_epsilon = origin.epsilon
+
+
+@inlined
+def _is_before(cost, origin, other_cost, other, lm, work):
+    if cost != other_cost:
+        return cost < other_cost
+    if origin.source != other.source:
+        return is_first(work.current[origin.source], work.current[other.source], lm)
+    return origin.epsilon < other.epsilon
+
+
+@inlined
+def add_group_token(group, cost, origin, work):
+    frame = work.frame[0]
+    if frame.group_tokens == len(work.group_tokens):
+        return GROUPS_FULL
+    token = work.group_tokens[frame.group_tokens]
+    token.cost, token.source, token.epsilon = cost, origin.source, origin.epsilon
+    token.next = group.newest
+    group.newest = frame.group_tokens
+    frame.group_tokens += 1
+    return DONE
+
+
+@inlined
+def expand_arc(a, g, acoustic_cost, state, search, lm, work):
+    """An arc, for a group of the search without a large LM."""
+    arc, group, bonus = search.graph.arcs[a], work.groups[g], np.float32(0.0)
+    boost = group.key & 0xFFFF
+    if search.weights.boosts and arc.word != 0:
+        bonus, boost = boosted(arc.word, boost, search)
+    step = Step(a, target_key(arc, boost, search), np.int64(0), bonus, acoustic_cost, np.float32(0.0))
+    return offer_step(group, step, state, search, lm, work)
+
+
+@inlined
+def target_key(arc, boost, search):
+    """The key of the token that an arc leads to."""
+    topology = search.params.topology
+    remembers = topology in (COMPACT, NORMAL)
+    return key_of(arc.target, boost, np.int64(arc.label) + 1 if remembers else np.int64(0))
+
+
+@inlined
+def offer_step(group, step, state, search, lm, work):
+    """Offer what an arc makes of the best token of a group, or of all of them for a lattice."""
+    arc, frame, status = search.graph.arcs[step.arc], work.frame[0], DONE
+    label, is_normal = np.int64(arc.label) + 1, search.params.topology == NORMAL
+    if not search.params.keeps_links:
+        cost, origin = group.cost, Origin(group.source, step.arc, group.epsilon)
+        if is_normal and label == group.label:  # the arc is closed to this one
+            cost, origin = group.other_cost, Origin(group.other_source, step.arc, group.other_epsilon)
+        _offer(cost, origin, step, search, lm, work)
+        if frame.candidates == len(work.candidates):
+            status = recombine(state, search, lm, work)
+        return status
+    at = group.newest
+    while at != NONE and status == DONE:
+        token = work.group_tokens[at]
+        origin = Origin(token.source, step.arc, token.epsilon)
+        is_closed = is_normal and label == label_of(work.current[token.source].key)
+        if not is_closed and not _is_offered(origin, lm, frame):
+            _offer(token.cost, origin, step, search, lm, work)
+            if frame.candidates == len(work.candidates):
+                status = recombine(state, search, lm, work)
+        at = token.next
+    return status
+
+
+@inlined
+def _offer(cost, origin, step, search, lm, work):
+    arc = search.graph.arcs[step.arc]
+    total = cost + search.weights.lm_weight * arc.cost - step.bonus + step.acoustic_cost
+    if lm is None:
+        pass
+    else:
+        total += step.difference
+    offer(total, step.key, step.context, origin, search, lm, work)
+
+
+@inlined
+def _is_offered(origin, lm, frame):
+    """Whether this candidate has tightened the cutoff: a lattice has it once."""
+    if lm is None:
+        return False
+    else:
+        return (
+            origin.source == frame.tight_source
+            and origin.arc == frame.tight_arc
+            and origin.epsilon == frame.tight_epsilon
+        )
+
+
+@inlined
+def first_arc(arcs, state, label):
+    """The first arc of the state with a label that is not smaller."""
+    low, high = state.arc_begin, state.arc_end
+    while low < high:
+        middle = (low + high) >> 1
+        if arcs[middle].label < label:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+# -------------------------------------------------------------------------------------- hash table
+
+
+@inlined
+def find_group_slot(key, work):
+    """The slot of a group: its own, or the void one in which it would go."""
+    slots, entries, stamp = work.group_slots, work.groups, work.stamps[1]
+    mask = np.uint64(work.frame[0].group_mask)
+    at = (hash_of(key, 0) >> SLOT_SHIFT) & mask
+    while slots[at].stamp == stamp and entries[slots[at].entry].key != key:
+        at = (at + np.uint64(1)) & mask
+    return at
+
+
+@no_refcount
+def widen_group_table(work):
+    """Twice as much of the table."""
+    frame = work.frame[0]
+    frame.group_mask = 2 * frame.group_mask + 1
+    work.stamps[1] += 1
+    for g in range(frame.groups):
+        at = find_group_slot(work.groups[g].key, work)
+        fill_slot(work.group_slots, at, work.stamps[1], g)
