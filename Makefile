@@ -55,7 +55,7 @@ pytest: $(STAMP)  ## tests with coverage; PYTEST_ARGS="-k name -x" narrows them
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --cov --cov-report=term:skip-covered $(or $(PYTEST_ARGS),$(ALL_TESTS)) \
 	  || { echo "tests failed: repeat one with  make pytest PYTEST_ARGS='-k name -x'"; exit 1; }
 
-bench: $(STAMP)  ## side by side with NeMo, flashlight and pyctcdecode; BENCH_ARGS="key=value ..."
+bench: $(STAMP)  ## beside NeMo, flashlight, pyctcdecode, in 3 minutes; BENCH_ARGS="key=value ..."
 	@mkdir -p $(dir $(BENCH_OUT))
 	@$(BIN)/nemo-gpu-decoding bench out=$(BENCH_OUT) $(BENCH_ARGS)
 

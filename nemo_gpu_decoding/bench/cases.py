@@ -1,90 +1,156 @@
-"""Which decoder is measured beside which, in what setting, and what we hold ourselves to."""
+"""What is measured beside what: the table of all rows, as data."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
-from nemo_gpu_decoding.bench.options import BenchOptions
+from nemo_gpu_decoding.bench.options import GRAPH_STRATEGIES, BenchOptions
+from nemo_gpu_decoding.bench.ours import EAGER, SMALL_LM
 from nemo_gpu_decoding.bench.peers.base import Peer, Setting
-from nemo_gpu_decoding.bench.peers.flashlight import Flashlight
-from nemo_gpu_decoding.bench.peers.nemo import NemoBeam, NemoGreedy
-from nemo_gpu_decoding.bench.peers.pyctcdecode import PyCTCDecode
+from nemo_gpu_decoding.bench.peers.nemo import BEAM_BATCH, GREEDY_BATCH
+from nemo_gpu_decoding.bench.peers.nemo_transducer import GREEDY, MAES, MALSD
+from nemo_gpu_decoding.bench.peers.text import FLASHLIGHT, PYCTCDECODE
+from nemo_gpu_decoding.bench.peers.word_graphs import KALDI_DECODER, RIVA
+from nemo_gpu_decoding.bench.tasks import Task
 
 FEW_PHRASES = 10
+DECODER, END_TO_END = "decoder", "end to end"
+NO_TDT = "NeMo has no maes_batch for TDT"
+ONE_FUSION = "NeMo's maes_batch ignores boosting beside an LM"
 
 
 class Check(Enum):
-    """How a row is verified before it is timed (see `verify.py`)."""
+    """How a row is verified before it is timed, see `verify.py`."""
 
-    EQUAL = "equal hypotheses"
-    WER = "WER ours <= WER peer"
-    SAME_WER = "WER ours about WER peer"  # of a peer that searches the same graph
+    EQUAL = "equal hypotheses and scores"  # as the peer gives them for utterances alone
+    WORDS = "equal words and costs"  # or better ones
+    COSTS = "equal costs"  # nearly always, or better ones
     SCORES = "scores recomputed"
-    WORDS = "equal words and costs"
+    LM = "LM scores"  # of the large LM, asked word by word
+    WER = "WER ours <= WER peer"
+    ABOUT = "WER ours about WER peer"  # of a peer that searches the same
+    ALONE = "equal to utterances alone"  # ours, to the bit; where the peer has other results
 
 
-@dataclass(frozen=True)
-class Case:
-    """One row to be: a peer, its setting and ours.
+class Added(Enum):
+    """What both sides search with besides the log-probs: (LM, phrases)."""
 
-    `target` is the least ratio peer / ours that the project promises (issue 2), on 80 ms frames, V=1024.
-    """
+    NOTHING = (False, False)
+    LM = (True, False)
+    PHRASES = (False, True)
+    BOTH = (True, True)
 
-    peer: type[Peer] | None  # None: the strategy itself, in another setting
+
+class Line(NamedTuple):
+    """Rows to be: a strategy beside a peer, for every beam and everything added."""
+
+    strategy: str
+    family: str  # what `peers` calls the peer; "" for our strategy itself
+    peer: Peer | None
+    check: Check
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    added: tuple[Added, ...] = (Added.LM,)
+    parts: tuple[str, ...] = (DECODER,)
+    greedy: bool = False  # the peer has neither beam nor LM nor phrases
+
+
+CPU, GPU = ("cpu",), ("cuda",)
+PLAIN_LM_BOTH, PLAIN_BOTH = (Added.NOTHING, Added.LM, Added.BOTH), (Added.NOTHING, Added.BOTH)
+ALL_FOUR, ANYWHERE = (*PLAIN_LM_BOTH, Added.PHRASES), (DECODER, END_TO_END)
+TABLE = (
+    Line("flexctc_beam", "nemo", BEAM_BATCH, Check.EQUAL, CPU, PLAIN_LM_BOTH),
+    Line("flexctc_beam", "nemo", BEAM_BATCH, Check.EQUAL, GPU, PLAIN_BOTH, ANYWHERE),
+    Line("flexctc_beam", "nemo", GREEDY_BATCH, Check.SCORES, CPU, greedy=True),
+    Line("flexctc_beam", "nemo", GREEDY_BATCH, Check.SCORES, GPU, PLAIN_BOTH, ANYWHERE, greedy=True),
+    Line("flexctc_beam", "flashlight", FLASHLIGHT, Check.WER, CPU),
+    Line("flexctc_beam", "pyctcdecode", PYCTCDECODE, Check.WER, CPU, (Added.LM, Added.BOTH)),
+    Line("flexctc_beam", "", None, Check.SCORES, CPU, (Added.BOTH,)),
+    Line("alsd_pp", "nemo", MALSD, Check.EQUAL, added=PLAIN_LM_BOTH),
+    Line("alsd_pp", "nemo", GREEDY, Check.ALONE, greedy=True),
+    Line("aes_pp", "nemo", MAES, Check.EQUAL, added=ALL_FOUR),
+    Line("aes_pp", "nemo", GREEDY, Check.ALONE, greedy=True),
+    Line("cuda_wfst", "riva", RIVA, Check.ABOUT, GPU),
+    Line("cuda_wfst", "kaldi_decoder", KALDI_DECODER, Check.WORDS),
+    Line("cuda_wfst", "nemo", GREEDY_BATCH, Check.ALONE, GPU, parts=(END_TO_END,), greedy=True),
+    Line("paged_biglm", "small_lm", SMALL_LM, Check.LM),
+    Line("paged_biglm", "eager", EAGER, Check.COSTS, CPU),
+)
+
+
+class Case(NamedTuple):
+    """One row to be. On a CPU all utterances are one batch."""
+
+    task: Task
+    peer: Peer | None  # None: the strategy itself, in another setting
     theirs: Setting
     ours: Setting
     check: Check
-    target: float | None = None
-    needs: tuple[str, ...] = ()  # fields of `Task` that must be there
-    impossible: str | None = None  # why the peer cannot do this at all
+    part: str = DECODER  # or END_TO_END: encoder and decoder
+    batch: int | None = None  # B, on a GPU
+    skipped: str | None = None  # why this cannot be measured at all
 
 
-def make_cases(options: BenchOptions) -> Iterator[Case]:
-    """All rows of a run, in the order in which they are measured and printed."""
-    for family in options.peers:
-        if family in _FAMILIES:
-            yield from _FAMILIES[family](options)
-    if options.many_phrases:
-        few = Setting(max(options.beams), True, FEW_PHRASES, options.threads)
-        many = Setting(max(options.beams), True, options.many_phrases, options.threads)
-        yield Case(None, few, many, Check.SCORES, 1 / 1.3, ("lm", "lexicon"))
+def make_cases(options: BenchOptions, tasks: list[Task]) -> Iterator[Case]:
+    """All rows of a run in mode=batch, in the order in which they are measured and printed."""
+    on_gpu = options.device != "cpu"
+    for task in tasks:
+        for batch in options.batches if on_gpu else [None]:
+            for part in (DECODER, END_TO_END) if on_gpu and options.end_to_end else (DECODER,):
+                for line in lines_of(options):
+                    if part in line.parts:
+                        for case in _cases(line, options, task):
+                            yield case._replace(part=part, batch=batch)
 
 
-def _nemo(options: BenchOptions) -> Iterator[Case]:
+def lines_of(options: BenchOptions) -> list[Line]:
+    """The lines of the table that a run is about."""
+    device = options.device.partition(":")[0]
+    fit = [line for line in TABLE if line.strategy == options.strategy and device in line.devices]
+    return [line for line in fit if line.family in options.peers or not line.family]
+
+
+def _cases(line: Line, options: BenchOptions, task: Task) -> Iterator[Case]:
+    beams = task.weights.graph_beams if options.strategy in GRAPH_STRATEGIES else options.beams
     threads = options.threads
-    for beam in options.beams:
-        setting = Setting(beam, threads=threads)
-        yield Case(NemoBeam, setting, setting, Check.EQUAL, 25.0)
-    for beam in options.beams:
-        setting = Setting(beam, lm=True, threads=threads)
-        yield Case(NemoBeam, setting, setting, Check.EQUAL, 200.0, ("lm",))
-    if options.phrases:
-        for beam in options.beams:
-            setting = Setting(beam, True, options.phrases, threads)
-            yield Case(NemoBeam, setting, setting, Check.EQUAL, None, ("lm", "lexicon"))
-    greedy = Setting(0, threads=threads)
-    # "no more CPU time than a few greedy passes": at most four
-    yield Case(
-        NemoGreedy, greedy, Setting(max(options.beams), True, 0, threads), Check.WER, 0.25, ("lm",)
-    )
+    if line.peer is None:
+        if options.many_phrases:
+            few, many = (
+                Setting(max(beams), True, count, threads)
+                for count in (FEW_PHRASES, options.many_phrases)
+            )
+            yield Case(task, None, few, many, line.check, skipped=missing(few, line, task))
+        return
+    everything = line.added
+    if (
+        line.greedy and options.device == "cpu"
+    ):  # one row: what a beam costs, and mends if there is an LM
+        beams, everything = (max(beams),), (Added.LM if task.lm else Added.NOTHING,)
+    for added in everything:
+        lm, boosted = added.value
+        if boosted and not options.phrases:
+            continue
+        for beam in beams:
+            ours = Setting(beam, lm, options.phrases * boosted, threads)
+            theirs = Setting(0, threads=threads) if line.greedy else ours
+            why_not = missing(ours, line, task)
+            yield Case(task, line.peer, theirs, ours, line.check, skipped=why_not)
+            if why_not == NO_TDT:
+                return
 
 
-def _flashlight(options: BenchOptions) -> Iterator[Case]:
-    for beam in options.beams:
-        setting = Setting(beam, lm=True, threads=options.threads)
-        yield Case(Flashlight, setting, setting, Check.WER, 15.0 if beam >= 16 else 8.0, ("lm",))
-
-
-def _pyctcdecode(options: BenchOptions) -> Iterator[Case]:
-    for beam in options.beams:
-        setting = Setting(beam, lm=True, threads=options.threads)
-        yield Case(PyCTCDecode, setting, setting, Check.WER, 15.0, ("lm", "word_lm"))
-    if options.phrases:
-        for beam in options.beams:
-            setting = Setting(beam, True, options.phrases, options.threads)
-            yield Case(PyCTCDecode, setting, setting, Check.WER, 200.0, ("lm", "word_lm", "lexicon"))
-
-
-_FAMILIES = {"nemo": _nemo, "flashlight": _flashlight, "pyctcdecode": _pyctcdecode}
+def missing(setting: Setting, line: Line, task: Task) -> str | None:
+    """Why a row cannot be measured, None if it can."""
+    if line.peer is MAES and task.kind == "tdt":
+        return NO_TDT
+    if line.peer is MAES and setting.lm and setting.phrases:
+        return ONE_FUSION
+    in_graph = line.strategy in GRAPH_STRATEGIES
+    needs = {
+        "lm": setting.lm and not in_graph,
+        "word_lm": in_graph or line.peer is PYCTCDECODE,
+        "lexicon": bool(setting.phrases),
+    }
+    absent = [f"{name}=" for name, needed in needs.items() if needed and not getattr(task, name)]
+    return f"no {', '.join(absent)} given" if absent else None

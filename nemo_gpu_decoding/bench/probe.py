@@ -1,16 +1,18 @@
-"""What can only be measured in a process of its own: peak memory, and the cost of starting.
+"""What can only be measured in a process of its own: memory, and the cost of starting.
 
-python -m nemo_gpu_decoding.bench.probe memory < options.json
+python -m nemo_gpu_decoding.bench.probe < request.json
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,64 +21,101 @@ from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.jit import CACHE_VARIABLE
 
 MEMORY_BEAMS = (4, 16, 64, 256)
+POLL_SECONDS = 0.05
 # For glibc: large arrays get pages of their own, else what loading the LM has freed would be used again
 # and no growth be seen.
 GIVE_BACK_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
+def in_process(
+    name: str, options: BenchOptions, environment: dict[str, str] | None = None, **arguments: Any
+) -> dict[str, Any]:
+    """What a function of this folder, "module:function", says in a fresh process.
+
+    Returns:
+        its dict, and `took`: {"seconds": {"cpu", "wall"}, imports and compiled code included, "memory":
+        {"peak_rss": mapped files included, "peak_anonymous": without what the system can drop or write
+        out at any time}, bytes; None where there is no /proc}.
+
+    Raises:
+        RuntimeError: it failed; with its stderr.
+    """
+    request = {"name": name, "options": asdict(options), "arguments": arguments}
+    with ExitStack() as stack:
+        asked, output, errors = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3))
+        asked.write(json.dumps(request))
+        asked.seek(0)
+        child = subprocess.Popen(
+            [sys.executable, "-m", __name__], stdin=asked, stdout=output, stderr=errors, text=True,
+            env=os.environ | (environment or {}),
+        )  # fmt: skip
+        peak = None
+        while child.poll() is None:
+            with suppress(OSError, RuntimeError):  # no /proc here, or the process has just ended
+                peak = max(peak or 0, status_bytes("RssAnon", Path(f"/proc/{child.pid}/status")))
+            time.sleep(POLL_SECONDS)
+        if child.returncode:
+            errors.seek(0)
+            raise RuntimeError(f"{name} failed in a process of its own:\n{errors.read()}")
+        output.seek(0)
+        result = json.loads(output.read().splitlines()[-1])
+    result["took"]["memory"]["peak_anonymous"] = peak
+    return result
+
+
+def main() -> None:
+    """The child's side: a request on stdin, the answer in the last line of stdout."""
+    began = time.perf_counter()
+    request = json.load(sys.stdin)
+    module, _, function = request["name"].partition(":")
+    call = getattr(importlib.import_module(f"nemo_gpu_decoding.bench.{module}"), function)
+    answer = call(BenchOptions(**request["options"]), **request["arguments"])
+    memory = {"peak_rss": status_bytes("VmHWM") if STATUS.exists() else None}
+    seconds = {"cpu": time.process_time(), "wall": time.perf_counter() - began}
+    print(json.dumps(answer | {"took": {"seconds": seconds, "memory": memory}}))
+
+
 def probe_process(kind: str, options: BenchOptions) -> dict[str, Any]:
-    """Run a probe ("memory" or "start") in fresh processes; a dict for the header of a result."""
+    """Run a probe, "memory" or "start", in fresh processes; a dict for the header of a result."""
     if kind == "memory":
-        return _child("memory", options, GIVE_BACK_FREED_MEMORY)
+        found = in_process("probe:measure_memory", options, GIVE_BACK_FREED_MEMORY)
+        return {name: value for name, value in found.items() if name != "took"}
     with tempfile.TemporaryDirectory() as folder:
         environment = {CACHE_VARIABLE: folder}
-        first, later = (_child("start", options, environment) for _ in range(2))
-    return {"first_ever": first, "later": later}
-
-
-def _child(kind: str, options: BenchOptions, environment: dict[str, str]) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", __name__, kind],
-        input=json.dumps(asdict(options)),
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"probe {kind} failed:\n{done.stderr}")
-    return json.loads(done.stdout.splitlines()[-1])
+        first, later = (in_process("probe:measure_start", options, environment) for _ in range(2))
+    return {name: {k: v for k, v in found.items() if k != "took"}
+            for name, found in (("first_ever", first), ("later", later))}  # fmt: skip
 
 
 def measure_memory(options: BenchOptions) -> dict[str, Any]:
-    """Growth of the process while a batch is decoded, for several beam sizes, LM included.
+    """Growth of the process while a batch is decoded by flexctc_beam, for several beam sizes, LM
+    included.
 
     Returns:
         `peak_bytes`: beam size -> peak above the level before the first call;
         `bytes_per_frame_and_slot`: growth from the second largest to the largest beam, divided by
         B * T * (difference of K). A search that stored K * V numbers per frame would show 4 * V here.
     """
+    from nemo_gpu_decoding.bench.ours import flexctc_beam
     from nemo_gpu_decoding.bench.peers.base import Setting
-    from nemo_gpu_decoding.bench.sources import make_task
-    from nemo_gpu_decoding.bench.strategies import STRATEGIES
+    from nemo_gpu_decoding.bench.sources import make_tasks
 
     if not CLEAR_REFS.exists():
         return {"skipped": "peak memory is read from Linux's /proc"}
-    task = make_task(options)
-    decoders = {}
-    for beam in MEMORY_BEAMS:
-        decoders[beam] = STRATEGIES[options.strategy](options)
-        decoders[beam].prepare(task, Setting(beam, lm=task.lm is not None, threads=options.threads))
-    decoders[MEMORY_BEAMS[0]].decode(task.log_probs[:1, :20], task.lengths[:1].clamp(max=20))  # compiles
-    before = status_bytes("VmRSS")
-    peaks = {}
+    task = make_tasks(options)[0]
+    decoders = {
+        k: flexctc_beam(options, task, Setting(k, task.lm is not None, 0, options.threads))
+        for k in MEMORY_BEAMS
+    }
+    decoders[MEMORY_BEAMS[0]].run(task.inputs[:1, :20], task.lengths[:1].clamp(max=20))  # compiles
+    before, peaks = status_bytes("VmRSS"), {}
     for beam, decoder in decoders.items():  # from small to large, so that freed memory hides nothing
         CLEAR_REFS.write_text("5")  # resets VmHWM, the peak
-        decoder.decode(task.log_probs, task.lengths)
+        decoder.run(task.inputs, task.lengths)
         peaks[beam] = status_bytes("VmHWM") - before
     *_, smaller, largest = MEMORY_BEAMS
-    slots = task.log_probs.shape[0] * task.log_probs.shape[1] * (largest - smaller)
+    slots = task.inputs.shape[0] * task.inputs.shape[1] * (largest - smaller)
     growth = (peaks[largest] - peaks[smaller]) / slots
     return {"peak_bytes": peaks, "bytes_per_frame_and_slot": round(growth, 2)}
 
@@ -95,24 +134,43 @@ def status_bytes(field: str, status: Path = STATUS) -> int:
 
 
 def measure_start(options: BenchOptions) -> dict[str, float]:
-    """Seconds until the first result: import, loading the LM, the first call (which may compile)."""
-    start = time.perf_counter()
-    from nemo_gpu_decoding.bench.peers.base import Setting
-    from nemo_gpu_decoding.bench.sources import make_task
-    from nemo_gpu_decoding.bench.strategies import STRATEGIES
+    """Seconds of each step until results, in a process that has done nothing yet.
 
-    seconds = {"import": time.perf_counter() - start}
-    task = make_task(replace(options, utterances=1))
-    decoder = STRATEGIES[options.strategy](options)
-    start = time.perf_counter()
-    decoder.prepare(task, Setting(max(options.beams), lm=task.lm is not None, threads=options.threads))
-    seconds["load_lm"] = time.perf_counter() - start
-    start = time.perf_counter()
-    decoder.decode(task.log_probs, task.lengths)
-    seconds["first_decode"] = time.perf_counter() - start
-    return {name: round(value, 3) for name, value in seconds.items()}
+    Returns:
+        `import`, then `load` (LM and utterance, which are not made up anew), on a GPU `context`
+        (torch's and the driver's own start) and `libraries` (finding cuda-python and NVRTC),
+        `first_decode` (code is compiled, or read from the cache, and run) and `next_decode`.
+    """
+    start, seconds = time.perf_counter(), dict[str, float]()
+
+    def lap(name: str) -> None:
+        nonlocal start
+        seconds[name] = round(time.perf_counter() - start, 4)
+        start = time.perf_counter()
+
+    import torch
+
+    from nemo_gpu_decoding.bench.clock import find_place
+    from nemo_gpu_decoding.bench.ours import flexctc_beam
+    from nemo_gpu_decoding.bench.peers.base import Setting
+    from nemo_gpu_decoding.bench.sources import make_tasks
+
+    lap("import")
+    task = make_tasks(replace(options, utterances=1, device="cpu"))[0].first(1)
+    setting = Setting(max(options.beams), task.lm is not None, 0, options.threads)
+    decoder = flexctc_beam(options, task, setting)
+    lap("load")
+    if options.device != "cpu":
+        task = task.on(options.device)
+        torch.cuda.synchronize()
+        lap("context")
+        find_place(options.device, options.threads)
+        lap("libraries")
+    for name in ("first_decode", "next_decode"):
+        decoder.run(task.inputs, task.lengths)
+        lap(name)
+    return seconds
 
 
 if __name__ == "__main__":
-    probes = {"memory": measure_memory, "start": measure_start}
-    print(json.dumps(probes[sys.argv[1]](BenchOptions(**json.load(sys.stdin)))))
+    main()

@@ -2,187 +2,291 @@
 
     rows = run(BenchOptions(peers=["nemo"], beams=[4], out="r.json"))
 
-Every row is a dict:
-
-    strategy, peer          names
-    params, peer_params     beam_size, lm, boosting, phrases, threads of our decoder and of the peer
-    verified, verified_by   did the check before the timing hold, and which check it was
-    seconds                 {"ours", "peer"}: median of one pass over the batch, on the ratio's clock
-    ratio                   peer / ours
-    target, met             the least ratio that we promise (None: none), and whether it is reached
-    repetitions             how often both were timed
-    timing                  {"ours", "peer"}: {"cpu", "wall"}: {"median", "min", "max"} seconds
-    rtfx                    {"ours", "peer"}: seconds of audio decoded per second
-    wer, ter                {"ours", "peer"}: percent of words and of tokens that are wrong
-    skipped                 None, or why nothing was measured: verified is False, numbers are None
-    networks                rnnt or tdt; in rows of transducers only
-    graph                   n-grams, words, states and arcs of the graph; in rows of word graphs only
-    lms, work               n-grams of both LMs, work per frame of both sides; of paged_biglm only
-
-`bench mode=stream` and `mode=scale` measure something else: see `stream/run.py` and `scale/run.py`.
+`docs/results/README.md` explains the rows. `streams.py` has mode=stream, `scale.py` mode=scale.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
 
-from nemo_gpu_decoding.bench.cases import Case, make_cases
-from nemo_gpu_decoding.bench.environment import describe_run
-from nemo_gpu_decoding.bench.large_lm.cases import make_large_lm_cases
-from nemo_gpu_decoding.bench.large_lm.strategies import LARGE_LM_STRATEGIES, PagedBigLMSearch
-from nemo_gpu_decoding.bench.measure import ratio_clock, time_alternately, torch_threads
-from nemo_gpu_decoding.bench.options import BenchOptions
-from nemo_gpu_decoding.bench.probe import probe_process
-from nemo_gpu_decoding.bench.report import format_table, result_path, write_result
-from nemo_gpu_decoding.bench.rows import Row, empty_row, missing_input, report_progress
-from nemo_gpu_decoding.bench.sources import make_task
-from nemo_gpu_decoding.bench.strategies import STRATEGIES, Strategy
-from nemo_gpu_decoding.bench.task import Task, Utterances
-from nemo_gpu_decoding.bench.transducer.cases import make_transducer_cases
-from nemo_gpu_decoding.bench.transducer.sources import transducer_tasks
-from nemo_gpu_decoding.bench.transducer.strategies import TRANSDUCER_STRATEGIES
-from nemo_gpu_decoding.bench.transducer.task import TransducerTask
-from nemo_gpu_decoding.bench.verify import Errors, verify
-from nemo_gpu_decoding.bench.word_graph.cases import make_word_graph_cases
-from nemo_gpu_decoding.bench.word_graph.graphs import describe, word_graph
-from nemo_gpu_decoding.bench.word_graph.sources import word_graph_task
-from nemo_gpu_decoding.bench.word_graph.strategies import WORD_GRAPH_STRATEGIES
+import torch
+from tqdm import tqdm
+
+from nemo_gpu_decoding.bench.cases import DECODER, END_TO_END, TABLE, Case, make_cases
+from nemo_gpu_decoding.bench.clock import (
+    Place,
+    describe_machine,
+    find_place,
+    summary,
+    time_in_turn,
+    torch_threads,
+)
+from nemo_gpu_decoding.bench.encoder import Encoder, make_encoder
+from nemo_gpu_decoding.bench.options import GRAPH_STRATEGIES, BenchOptions
+from nemo_gpu_decoding.bench.ours import (
+    OURS,
+    describe_graph,
+    large_lm,
+    small_packed_lm,
+    word_graph,
+    work_per_frame,
+)
+from nemo_gpu_decoding.bench.peers.base import Peer, Ready, Setting
+from nemo_gpu_decoding.bench.report import Row, format_rows, line_of, result_path, write_result
+from nemo_gpu_decoding.bench.sources import make_tasks
+from nemo_gpu_decoding.bench.tasks import Task
+from nemo_gpu_decoding.bench.verify import Errors, Verdict, identical, verify
 
 __all__ = ["BenchOptions", "run"]
-
-FIT_PEERS = (  # strategies, and the families of peers that they are measured beside
-    (TRANSDUCER_STRATEGIES, ("nemo",)),
-    (WORD_GRAPH_STRATEGIES, ("kaldi_decoder",)),
-    (LARGE_LM_STRATEGIES, ("small_lm", "eager")),
-    (STRATEGIES, ("nemo", "flashlight", "pyctcdecode")),
-)
+FILE_OPTIONS = (
+    "data", "tokenizer", "lm", "word_lm", "lexicon", "model", "manifest", "out", "folder",
+)  # fmt: skip
 
 
-def run(options: BenchOptions) -> list[Row]:
-    """Measure; print a table; write `options.out` and `options.plot` if they are given.
+def run(options: BenchOptions, place: Place | None = None) -> list[Row]:
+    """Measure; print a table; write `options.out` if it is given.
 
-    Rows of a run on a GPU say more, see `gpu/run.py`.
+    Args:
+        place: stands in for what `options.device` names.
 
     Raises:
-        ValueError: unknown strategy, or files that do not fit each other, or no such GPU.
+        ValueError: files do not fit each other, the task is too small, or there is no such GPU.
     """
-    known = all_strategies()
-    if options.strategy not in known:
-        raise ValueError(f"strategy is {options.strategy!r}, expected one of {', '.join(known)}")
-    if options.strategy not in STRATEGIES | WORD_GRAPH_STRATEGIES and options.device != "cpu":
-        raise ValueError(f"device is {options.device!r}, expected cpu with strategy={options.strategy}")
-    if options.mode == "scale":
-        from nemo_gpu_decoding.bench.scale.run import run_scale
-
-        return run_scale(options)
-    if options.mode == "stream":
-        from nemo_gpu_decoding.bench.stream.run import run_streams
-
-        return run_streams(options, _tasks(options), known[options.strategy])
-    if options.device != "cpu":
-        from nemo_gpu_decoding.bench.gpu.run import run_on_gpu
-
-        return run_on_gpu(options)
-    _name_absent_peers(options)
-    tasks = _tasks(options)
-    task = tasks[0]
-    header = describe_run(options, task)
-    rows: list[Row] = []
+    place = place or find_place(options.device, options.threads)
+    header, measured, total = _plan(options, place)
     out = result_path(options.out, header) if options.out else None
-    with torch_threads(options.threads):
-        for case, its_task in _work(options, tasks):
-            rows.append(measure_case(case, its_task, options))
-            report_progress(rows[-1])
+    rows: list[Row] = []
+    with torch_threads(options.threads), tqdm(
+        total=total, unit="row", desc=f"bench {options.strategy}", disable=None, file=sys.stderr
+    ) as bar:  # fmt: skip
+        for row in measured:
+            rows.append(row)
+            tqdm.write(line_of(row), file=sys.stderr)
+            bar.update()
             if out:  # a run that is cut off keeps what it has
                 write_result(out, header, rows)
-    if options.probes and options.strategy in STRATEGIES:
-        header["probes"] = {kind: probe_process(kind, options) for kind in ("memory", "start")}
-    print(format_table(header, rows))
+    if options.probes and options.strategy == "flexctc_beam":
+        from nemo_gpu_decoding.bench.probe import probe_process
+
+        kinds = ("start",) if place.on_gpu else ("memory", "start")
+        header["probes"] = {kind: probe_process(kind, options) for kind in kinds}
+    print(format_rows(header, rows))
     if out:
         write_result(out, header, rows)
-    if options.plot:
-        from nemo_gpu_decoding.bench.plot import plot_rows
-
-        plot_rows(rows, options.plot, title=f"{task.name}, {header['cpu']}, {options.threads} thread(s)")
     return rows
 
 
-def all_strategies() -> dict[str, type[Strategy]]:
-    """Name -> what measures it."""
-    return STRATEGIES | TRANSDUCER_STRATEGIES | WORD_GRAPH_STRATEGIES | LARGE_LM_STRATEGIES
+def _plan(options: BenchOptions, place: Place) -> tuple[dict[str, Any], Iterator[Row], int]:
+    """Header, rows as they are measured, and how many there will be."""
+    if options.mode == "scale":
+        from nemo_gpu_decoding.bench import scale
 
+        tasks = [scale.draw_task(options, name) for name in options.tasks]
+        plan = list(scale.plan(options))
+        return describe_run(options, place, tasks), scale.measure(options, plan), len(plan)
+    tasks = make_tasks(options)
+    header = describe_run(options, place, tasks)
+    if options.mode == "stream":
+        from nemo_gpu_decoding.bench import streams
 
-def _tasks(options: BenchOptions) -> Sequence[Utterances]:
-    """One task; for transducers one of each kind."""
-    if options.strategy in TRANSDUCER_STRATEGIES:
-        return transducer_tasks(options)
-    if options.strategy in WORD_GRAPH_STRATEGIES | LARGE_LM_STRATEGIES:
-        return [word_graph_task(options)]
-    return [make_task(options)]
-
-
-def _name_absent_peers(options: BenchOptions) -> None:
-    """Say which of the peers that were asked for are no match for this strategy."""
-    fit = next(peers for names, peers in FIT_PEERS if options.strategy in names)
+        return header, streams.measure(options, place, tasks), streams.count(options, tasks)
+    fit = {line.family for line in TABLE if line.strategy == options.strategy}
     absent = [peer for peer in options.peers if peer not in fit]
-    if absent:
+    if absent and options.peers != BenchOptions().peers:
         print(f"no row for {', '.join(absent)} with strategy={options.strategy}", file=sys.stderr)
+    bench, cases = Bench(options, place), list(make_cases(options, tasks))
+    if place.on_gpu:
+        fewest = min(len(task.texts) for task in tasks)
+        if fewest < max(options.batches):
+            raise ValueError(
+                f"batches holds {max(options.batches)}, expected at most {fewest}, the utterances that "
+                "there are"
+            )
+        header["copy_bandwidth"] = bench.bandwidth = place.copy_bandwidth()
+        if any(case.part == END_TO_END for case in cases):
+            bench.encoder = make_encoder(options, place, tasks[0].vocab_size)
+            header["encoder"] = bench.encoder.name
+    return header, map(bench.measure, cases), len(cases)
 
 
-def _work(options: BenchOptions, tasks: Sequence[Utterances]) -> Iterator[tuple[Case, Utterances]]:
-    """All cases with what they are measured on."""
-    for task in tasks:
-        if isinstance(task, TransducerTask):
-            cases = make_transducer_cases(options, task.kind)
-        elif options.strategy in WORD_GRAPH_STRATEGIES:
-            cases = make_word_graph_cases(options)
-        elif options.strategy in LARGE_LM_STRATEGIES:
-            cases = make_large_lm_cases(options)
-        else:
-            cases = make_cases(options)
-        for case in cases:
-            yield case, task
-
-
-def measure_case(case: Case, task: Utterances, options: BenchOptions) -> Row:
-    """One row: verify, then time."""
-    strategy = all_strategies()[options.strategy]
-    peer = (case.peer or strategy)(options)
-    ours = strategy(options)
-    row = empty_row(case, peer, ours)
-    if isinstance(task, TransducerTask):
-        row["networks"] = task.kind
-    row["skipped"] = peer.available() or missing_input(case, task)
-    if row["skipped"]:
-        return row
-    peer.prepare(task, case.theirs)
-    ours.prepare(task, case.ours)
-    if isinstance(task, Task) and options.strategy in WORD_GRAPH_STRATEGIES:
-        row["graph"] = describe(word_graph(task))
-    if isinstance(task, Task) and isinstance(ours, PagedBigLMSearch):
-        row |= ours.describe(peer, task)
-    outputs = [decoder.decode(task.inputs, task.lengths) for decoder in (peer, ours)]
-    errors = Errors.of(task, outputs[0]), Errors.of(task, outputs[1])
-    verdict = verify(case.check, task, peer, ours, errors)
-    theirs, mine = time_alternately(
-        lambda: peer.decode(task.inputs, task.lengths),
-        lambda: ours.decode(task.inputs, task.lengths),
-        options.repeats,
-        options.pair_seconds,
-    )
-    clock = ratio_clock(options.threads)
-    seconds = {"ours": mine.median(clock), "peer": theirs.median(clock)}
-    ratio = seconds["peer"] / seconds["ours"]
-    return row | {
-        "verified": verdict.verified,
-        "verified_by": verdict.how,
-        "seconds": seconds,
-        "ratio": ratio,
-        "met": None if case.target is None else ratio >= case.target,
-        "repetitions": len(mine.cpu),
-        "timing": {"ours": mine.as_row(), "peer": theirs.as_row()},
-        "rtfx": {side: task.audio_seconds / value for side, value in seconds.items()},
-        "wer": {"ours": errors[1].wer, "peer": errors[0].wer},
-        "ter": {"ours": errors[1].ter, "peer": errors[0].ter},
+def describe_run(options: BenchOptions, place: Place, tasks: list[Task]) -> dict[str, Any]:
+    """The header of a result file. Files are named without their folders."""
+    asked = asdict(options)
+    for name in FILE_OPTIONS:
+        asked[name] = Path(asked[name]).name if asked[name] else None
+    described = [
+        {
+            "name": task.name,
+            "utterances": len(task.texts),
+            "frames": [int(task.lengths.min()), int(task.lengths.max())],
+            "vocab_size": task.vocab_size,
+            "audio_seconds": round(task.audio_seconds, 2),
+            "weights": asdict(task.weights),
+        }
+        for task in tasks
+    ]
+    return {
+        "strategy": options.strategy,
+        "mode": options.mode,
+        "device": place.name,
+        **describe_machine(),
+        "threads": options.threads,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "clock": f"{place.ratio_clock} seconds" + ", from an idle to an idle GPU" * place.on_gpu,
+        "tasks": described,
+        "options": asked,
     }
+
+
+class Bench:
+    """What the rows of a run share: decoders that are ready, and what they get wrong."""
+
+    def __init__(self, options: BenchOptions, place: Place) -> None:
+        self._options, self._place = options, place
+        self.bandwidth = 0.0
+        self.encoder: Encoder | None = None
+        self._task: Task | None = None  # of which the batch is
+        self._batch: Task | None = None
+        self._size: int | None = None
+        self._kept: dict[tuple[Any, ...], Any] = {}
+
+    def measure(self, case: Case) -> Row:
+        """One row: verify, then time."""
+        options = self._options
+        ours = Peer(options.strategy, OURS[options.strategy], multithreaded=True)
+        peer = case.peer or ours
+        row = empty_row(options, case, peer)
+        row["skipped"] = peer.unavailable() or case.skipped
+        if row["skipped"]:
+            return row
+        self._turn_to(case)
+        batch = self._batch
+        assert batch is not None
+        theirs, mine = self._ready(peer, case.theirs), self._ready(ours, case.ours)
+        errors = self._errors(peer, case.theirs), self._errors(ours, case.ours)
+        verdict = self._verdict(case, peer, ours, errors)
+        calls = [self._call(case.part, decoder, batch) for decoder in (theirs, mine)]
+        if case.part == END_TO_END:  # the decoders are warm, but the encoder may not be
+            calls[1]()
+        times = time_in_turn(calls, self._place.clock, options.repeats, options.pair_seconds)
+        timing = {side: summary(taken) for side, taken in zip(("peer", "ours"), times, strict=True)}
+        seconds = {side: timing[side][self._place.ratio_clock]["median"] for side in timing}
+        return row | self._extras(case, theirs, mine, timing["ours"]["device"]["median"]) | {
+            "verified": verdict.verified,
+            "verified_by": verdict.how,
+            "seconds": seconds,
+            "ratio": seconds["peer"] / seconds["ours"],
+            "repetitions": len(times[1]),
+            "timing": timing,
+            "rtfx": {side: batch.audio_seconds / value for side, value in seconds.items()},
+            "wer": {"peer": errors[0].wer, "ours": errors[1].wer},
+            "ter": {"peer": errors[0].ter, "ours": errors[1].ter},
+        }  # fmt: skip
+
+    def _turn_to(self, case: Case) -> None:
+        """Go on with another batch. Decoders are made anew: NeMo's keep the size of their largest batch,
+        and take the time of it ever after."""
+        if case.task is self._task and case.batch == self._size:
+            return
+        self._task, self._size = case.task, case.batch
+        self._batch = case.task.first(case.batch or len(case.task.texts)).on(self._place.device)
+        self._kept.clear()
+        if self._place.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _ready(self, peer: Peer, setting: Setting, device: str | None = None) -> Ready:
+        """A decoder that has its models; on a GPU also kept, for rows share them."""
+        options, task = self._options, self._task
+        assert task is not None
+        if device is not None:
+            options = replace(options, device=device)
+        return self._keep((peer.name, setting, device), lambda: peer.prepare(options, task, setting))
+
+    def _errors(self, peer: Peer, setting: Setting) -> Errors:
+        """Of a decoder on the batch, which makes it warm, too."""
+
+        def errors() -> Errors:
+            decoder, batch = self._ready(peer, setting), self._batch
+            assert batch is not None
+            return Errors.of(batch, decoder.read(decoder.run(batch.inputs, batch.lengths)))
+
+        return self._keep(("errors", peer.name, setting), errors)
+
+    def _keep(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def _verdict(self, case: Case, peer: Peer, ours: Peer, errors: tuple[Errors, Errors]) -> Verdict:
+        batch, mine = self._batch, self._ready(ours, case.ours)
+        assert batch is not None
+        if not self._place.on_gpu:
+            return verify(case, batch, self._ready(peer, case.theirs), mine, errors)
+        # a peer of its own for utterances decoded alone, whose buffers fit one utterance
+        few = batch.first(self._options.check_utterances)
+        theirs = peer.prepare(self._options, case.task, case.theirs)
+        verdict = verify(case, few, theirs, mine, errors)
+        on_cpu = self._ready(ours, case.ours, "cpu").decoder.decode(
+            batch.inputs.cpu(), batch.lengths.cpu()
+        )
+        found = mine.decoder.decode(batch.inputs, batch.lengths)
+        same = sum(identical(a.best, b.best) for a, b in zip(found, on_cpu, strict=True))
+        how = f"{verdict.how}; GPU = CPU to the bit: {same} of {len(found)}"
+        return Verdict(verdict.verified and same == len(found), how)
+
+    def _call(self, part: str, decoder: Ready, batch: Task) -> Callable[[], object]:
+        """What is timed: a decoder, or an encoder and a decoder."""
+        if part == DECODER:
+            return lambda: decoder.run(batch.inputs, batch.lengths)
+        assert self.encoder is not None
+        encode = self._keep(("encode",), lambda: self.encoder and self.encoder.prepare(batch))
+        return lambda: decoder.run(*encode())
+
+    def _extras(self, case: Case, theirs: Ready, mine: Ready, device_seconds: float) -> Row:
+        """What only rows of word graphs, or of a GPU, say."""
+        extras: Row = {"graphs": theirs.graphs}
+        batch, strategy = self._batch, self._options.strategy
+        assert batch is not None
+        if strategy == "cuda_wfst":
+            extras["graph"] = describe_graph(word_graph(case.task))
+        if strategy == "paged_biglm":
+            both = {"peer": theirs.decoder, "ours": mine.decoder}
+            results = {
+                side: decoder.decode(batch.inputs, batch.lengths) for side, decoder in both.items()
+            }
+            extras["work"] = {side: work_per_frame(found) for side, found in results.items()}
+            counts = large_lm(case.task).counts, small_packed_lm(case.task).counts
+            extras["lms"] = {"large": sum(counts[0]), "small": sum(counts[1])}
+        if self._place.on_gpu and case.part == DECODER and case.task.transducer is None:
+            read = int(batch.lengths.sum()) * batch.inputs.shape[2] * batch.inputs.element_size()
+            at_best = read / self.bandwidth
+            extras["roofline"] = {"bytes": read, "seconds": at_best, "ours": device_seconds / at_best}
+        return extras
+
+
+def empty_row(options: BenchOptions, case: Case, peer: Peer) -> Row:
+    """Names and settings; nothing is measured, nothing verified."""
+    used = case.theirs if peer.multithreaded else case.theirs._replace(threads=1)
+    names = ("seconds", "timing", "rtfx", "wer", "ter")
+    nothing = {name: {"ours": None, "peer": None} for name in names}
+    return {
+        "strategy": options.strategy, "peer": peer.name, "task": case.task.name,
+        "networks": case.task.kind, "part": case.part, "batch": case.batch,
+        "params": params(options, case.task, case.ours), "peer_params": params(options, case.task, used),
+        "verified": False, "verified_by": None, "ratio": None, "repetitions": 0, "skipped": None,
+        "roofline": None, **nothing,
+    }  # fmt: skip
+
+
+def params(options: BenchOptions, task: Task, setting: Setting) -> Mapping[str, Any]:
+    """A setting as rows show it."""
+    shown = setting._asdict() | {"boosting": setting.phrases > 0}
+    if options.strategy in GRAPH_STRATEGIES:
+        shown |= {"max_active": options.max_active, "topology": options.topology}
+        shown["acoustic_scale"] = task.weights.acoustic_scale
+    return shown

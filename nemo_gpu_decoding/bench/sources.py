@@ -1,27 +1,244 @@
-"""Where a task comes from: files that the user names, or the synthetic one."""
+"""Where tasks come from: two that need no files of the user, or the user's files.
+
+`synthetic` is peaked: a made-up language, drawn from a seed. `speech` is flat: read English as a small
+checkpoint hears it (`assets/hard_speech`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import gzip
+import itertools
+import json
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.bench.cache import plain_file
-from nemo_gpu_decoding.bench.options import BenchOptions
-from nemo_gpu_decoding.bench.synthetic import synthetic_task
-from nemo_gpu_decoding.bench.task import Task, spelled_by
-from nemo_gpu_decoding.vocabulary import Vocabulary
+from nemo_gpu_decoding import Vocabulary, estimate_ngram_lm, write_arpa
+from nemo_gpu_decoding.bench.language import (
+    FRAME_SECONDS,
+    SUCCESSORS,
+    EmissionModel,
+    Language,
+    draw_confusions,
+    make_language,
+)
+from nemo_gpu_decoding.bench.ngrams import cached, content_key, plain_file
+from nemo_gpu_decoding.bench.options import GRAPH_STRATEGIES, TRANSDUCER_STRATEGIES, BenchOptions
+from nemo_gpu_decoding.bench.synthetic_transducer import as_transducer
+from nemo_gpu_decoding.bench.tasks import (
+    SPEECH_WEIGHTS,
+    TOKEN_OFFSET,
+    Task,
+    Transducer,
+    Weights,
+    padded,
+    read_lexicon,
+    spelled_by,
+    transducer_of,
+    unigrams,
+)
+from nemo_gpu_decoding.checks import FieldError
 
 ARRAYS = ("log_probs", "lengths", "tokens", "texts", "frame_seconds")
+FRAMES_PER_WORD = 5.5  # of the synthetic language, on average
+MOST_DRAWS = 100  # batches drawn before giving up on utterances of the wanted length
+GENERATOR_VERSION = 3  # part of the names of cached LMs; raise it when another text is drawn
+PACKAGE = Path(__file__).resolve().parents[1]
+SPEECH_FOLDERS = (PACKAGE / "bench" / "hard_speech", PACKAGE.parent / "assets" / "hard_speech")
 
 
-def make_task(options: BenchOptions) -> Task:
-    """The task that the options ask for: from files if `data` is given, else synthetic."""
-    task = read_task(options) if options.data else synthetic_task(options)
-    return task.first(options.utterances)
+def make_tasks(options: BenchOptions) -> list[Task]:
+    """The tasks that the options ask for; for transducers one of each kind, unless `model` is given.
+
+    Raises:
+        ValueError: files lack something or do not fit each other, or the model has no such head.
+    """
+    most = options.most_utterances
+    if options.data:
+        tasks = [read_task(options)]
+    elif options.model:
+        tasks = [model_task(options)]
+    else:
+        kinds = options.transducers if options.strategy in TRANSDUCER_STRATEGIES else [None]
+        make = {"synthetic": synthetic_task, "speech": speech_task}
+        tasks = [make[name](options, kind) for name in options.tasks for kind in kinds]
+        if options.device != "cpu":
+            tasks = [task.repeated(max(most, len(task.texts))) for task in tasks]
+    names = [field.name for field in fields(Weights) if field.name != "graph_beams"]
+    chosen: dict[str, Any] = {name: getattr(options, name) for name in names}
+    chosen = {name: value for name, value in chosen.items() if value is not None}
+    if options.graph_beams:
+        chosen["graph_beams"] = tuple(options.graph_beams)
+    return [replace(t.first(most), weights=replace(t.weights, **chosen)) for t in tasks]
+
+
+# ------------------------------------------------------------------------------------------- speech
+
+
+def speech_task(options: BenchOptions, kind: str | None) -> Task:
+    """Read English as a small checkpoint hears it: flat posteriors, greedy makes 51 % word errors."""
+    tensors, metadata = read_speech("emissions" if kind is None else "transducers")
+    rows = tensors["log_probs" if kind is None else "encoder_output"].float()
+    lexicon, texts = speech_lexicon(), json.loads(metadata["texts"])
+    transducer, weights = None, SPEECH_WEIGHTS
+    if kind is not None:
+        own = {key.partition(".")[2]: t for key, t in tensors.items() if key.startswith(f"{kind}.")}
+        transducer = transducer_of(own, tuple(json.loads(metadata[f"{kind}.durations"])), kind)
+        weights = replace(weights, lm_weight=0.4)
+    task = Task(
+        name="speech" if kind is None else f"speech-{kind}",
+        inputs=padded(rows.split(tensors["lengths"].tolist()), log_probs=kind is None),
+        lengths=tensors["lengths"],
+        frame_seconds=json.loads(metadata["frame_seconds"]),
+        texts=texts,
+        tokens=[spelled_by(lexicon)(text) for text in texts],
+        vocabulary=Vocabulary(tuple(json.loads(metadata["pieces"])), "bpe", spelled_by(lexicon)),
+        lexicon=lexicon,
+        weights=weights,
+        transducer=transducer,
+    )
+    return _with_lms(
+        task, options, f"speech-{content_key(speech_folder() / 'lm_text.txt.gz')}", speech_text
+    )
+
+
+def read_speech(name: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Tensors and metadata of a file of `assets/hard_speech`."""
+    from safetensors import safe_open
+
+    with safe_open(speech_folder() / f"{name}.safetensors", "pt") as file:
+        return {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
+
+
+def speech_folder() -> Path:
+    """Where the emissions of speech are: in the installed package, or in the repository beside it."""
+    for folder in SPEECH_FOLDERS:
+        if (folder / "emissions.safetensors").is_file():
+            return folder
+    raise FileNotFoundError(f"the emissions of speech are neither in {SPEECH_FOLDERS[0]} nor beside it")
+
+
+def speech_text() -> list[list[str]]:
+    """Sentences of the speech's books that are not among its utterances."""
+    text = gzip.decompress((speech_folder() / "lm_text.txt.gz").read_bytes()).decode()
+    return [line.split() for line in text.splitlines()]
+
+
+def speech_lexicon() -> dict[str, tuple[int, ...]]:
+    pieces = json.loads(read_speech("emissions")[1]["pieces"])
+    return read_lexicon(plain_file(speech_folder() / "lexicon.txt.gz"), pieces)
+
+
+def speech_language(rng: np.random.Generator) -> Language:
+    """The words of the speech's books, by frequency, with the words that follow them most often."""
+    counts: Counter[str] = Counter()
+    after: dict[str, Counter[str]] = defaultdict(Counter)
+    for sentence in speech_text():
+        counts.update(sentence)
+        for word, successor in itertools.pairwise(sentence):
+            after[word][successor] += 1
+    words = [word for word, _ in counts.most_common()]
+    index = {word: i for i, word in enumerate(words)}
+    probabilities = np.array([counts[word] for word in words]) / counts.total()
+    successors = rng.choice(len(words), (len(words), SUCCESSORS), p=probabilities)
+    for i, word in enumerate(words):
+        likely = [index[successor] for successor, _ in after[word].most_common(SUCCESSORS)]
+        successors[i, : len(likely)] = likely
+    lexicon = speech_lexicon()
+    pieces = json.loads(read_speech("emissions")[1]["pieces"])
+    return Language(pieces, {word: lexicon[word] for word in words}, probabilities, successors)
+
+
+# ---------------------------------------------------------------------------------------- synthetic
+
+
+def synthetic_task(options: BenchOptions, kind: str | None) -> Task:
+    """Utterances of a made-up language (`language.py`), their posteriors, and LMs of other sentences."""
+    rng = np.random.default_rng(options.seed)
+    language = make_language(options.vocab_size, rng)
+    task = spoken_task(language, options, rng)
+    count = options.sentences or (100_000 if options.strategy in GRAPH_STRATEGIES else 12_000)
+
+    def text() -> list[list[str]]:
+        return language.sentences(count, np.random.default_rng(options.seed + 1), (5, 40))
+
+    key = f"synthetic-v{GENERATOR_VERSION}-{options.vocab_size}-{options.seed}-{count}"
+    task = _with_lms(task, options, key, text)
+    return task if kind is None else as_transducer(task, confusions(language, options), options, kind)
+
+
+def confusions(language: Language, options: BenchOptions) -> list[np.ndarray]:
+    return draw_confusions(language.pieces, np.random.default_rng(options.seed + 3))
+
+
+def spoken_task(language: Language, options: BenchOptions, rng: np.random.Generator) -> Task:
+    """Utterances of a language and their posteriors, without LMs.
+
+    Raises:
+        ValueError: utterances are hardly ever as long as the options want them.
+    """
+    emissions = EmissionModel(confusions(language, options), rng)
+    wanted = options.most_utterances
+    spoken: list[list[str]] = []
+    rows: list[torch.Tensor] = []
+    words = tuple(
+        max(least, int(frames / FRAMES_PER_WORD))
+        for least, frames in ((1, options.min_frames), (2, options.max_frames))
+    )
+    for _ in range(MOST_DRAWS):
+        for sentence in language.sentences(wanted, rng, (words[0], words[1])):
+            posteriors = emissions.emit(language.spell(sentence))
+            if options.min_frames <= len(posteriors) <= options.max_frames and len(rows) < wanted:
+                spoken.append(sentence)
+                rows.append(torch.from_numpy(posteriors))
+        if len(rows) == wanted:
+            break
+    else:
+        raise ValueError(
+            f"min_frames is {options.min_frames} and max_frames {options.max_frames}: hardly any "
+            "utterance has such a length, expected a wider range"
+        )
+    return Task(
+        name="synthetic",
+        inputs=padded(rows, log_probs=True),
+        lengths=torch.tensor([len(row) for row in rows]),
+        frame_seconds=FRAME_SECONDS,
+        texts=[" ".join(sentence) for sentence in spoken],
+        tokens=[language.spell(sentence) for sentence in spoken],
+        vocabulary=Vocabulary(tuple(language.pieces), "bpe", spelled_by(language.lexicon)),
+        lexicon=language.lexicon,
+    )
+
+
+def _with_lms(task: Task, options: BenchOptions, key: str, text: Callable[[], list[list[str]]]) -> Task:
+    """The task with a token LM, unless words are searched, and a word trigram, each estimated once."""
+
+    least = (1, 1, 2)  # n-grams of order 3 and up that were seen once are left out
+
+    def tokens(path: Path) -> None:
+        spelled = (
+            [chr(token + TOKEN_OFFSET) for word in sentence for token in task.lexicon[word]]
+            for sentence in text()
+        )
+        everything = [chr(token + TOKEN_OFFSET) for token in range(task.vocab_size)]
+        order = options.lm_order
+        write_arpa(estimate_ngram_lm(spelled, order, symbols=everything, min_counts=least[:order]), path)
+
+    def words(path: Path) -> None:
+        write_arpa(estimate_ngram_lm(text(), 3, symbols=task.lexicon, min_counts=least), path)
+
+    lm = None
+    if options.strategy not in GRAPH_STRATEGIES:
+        lm = cached(f"{key}-tok{options.lm_order}.arpa", tokens)
+    return replace(task, lm=lm, word_lm=cached(f"{key}-word3.arpa", words))
+
+
+# ------------------------------------------------------------------------------------ the user's own
 
 
 def read_task(options: BenchOptions) -> Task:
@@ -38,41 +255,63 @@ def read_task(options: BenchOptions) -> Task:
         arrays = {name: file[name] for name in file}
     vocab_size = arrays["log_probs"].shape[-1] - 1
     if options.tokenizer is None:
-        raise ValueError("tokenizer is None, expected the model that spells the tokens of data=")
-    vocabulary = _read_vocabulary(options.tokenizer)
+        raise FieldError("tokenizer", None, "the model that spells the tokens of data=")
+    if Path(options.tokenizer).suffix == ".model":
+        vocabulary = Vocabulary.from_sentencepiece(options.tokenizer)
+    else:
+        lines = Path(options.tokenizer).read_text(encoding="utf-8").splitlines()
+        vocabulary = Vocabulary.from_pieces(lines)
     if len(vocabulary) != vocab_size:
         raise ValueError(f"tokenizer has {len(vocabulary)} pieces, expected {vocab_size} as in data=")
-    lexicon = _read_lexicon(options.lexicon, vocabulary.pieces) if options.lexicon else {}
+    lexicon = read_lexicon(options.lexicon, vocabulary.pieces) if options.lexicon else {}
     if lexicon:
         vocabulary = replace(vocabulary, encode=spelled_by(lexicon))
     return Task(
         name=Path(options.data).stem,
-        log_probs=torch.from_numpy(arrays["log_probs"].astype(np.float32)),
+        inputs=torch.from_numpy(arrays["log_probs"].astype(np.float32)),
         lengths=torch.from_numpy(arrays["lengths"].astype(np.int64)),
         frame_seconds=float(arrays["frame_seconds"]),
         texts=[str(text) for text in arrays["texts"]],
         tokens=[row[row >= 0].tolist() for row in arrays["tokens"]],
         vocabulary=vocabulary,
         lexicon=lexicon,
-        lm=plain_file(options.lm) if options.lm else None,
-        word_lm=plain_file(options.word_lm) if options.word_lm else None,
+        lm=plain_file(options.lm),
+        word_lm=plain_file(options.word_lm),
     )
 
 
-def _read_vocabulary(path: str) -> Vocabulary:
-    if Path(path).suffix == ".model":
-        return Vocabulary.from_sentencepiece(path)
-    return Vocabulary.from_pieces(Path(path).read_text(encoding="utf-8").splitlines())
+def model_task(options: BenchOptions) -> Task:
+    """The speech of a manifest as a model hears it, encoded once."""
+    from nemo_gpu_decoding.manifest import read_manifest, references_of
+    from nemo_gpu_decoding.nemo_plugin.model import Model, TransducerHead
 
-
-def _read_lexicon(path: str, pieces: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    ids = {piece: i for i, piece in enumerate(pieces)}
-    lexicon = {}
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        word, tab, spelling = line.partition("\t")
-        unknown = [piece for piece in spelling.split() if piece not in ids]
-        if not tab or unknown:
-            expected = "word<TAB>piece piece ... with pieces of the tokenizer"
-            raise ValueError(f"lexicon is {path!r}, line {number} is {line!r}, expected {expected}")
-        lexicon[word] = tuple(ids[piece] for piece in spelling.split())
-    return lexicon
+    assert options.model
+    assert options.manifest
+    utterances = read_manifest(Path(options.manifest))
+    texts, files = references_of(utterances), [utterance.path for utterance in utterances]
+    model = Model.load(options.model, device=options.device)
+    head = model.head("rnnt" if options.strategy in TRANSDUCER_STRATEGIES else "ctc")
+    rows, vocabulary = [encoded.inputs for encoded in head.encoded(files)], head.vocabulary()
+    transducer = None
+    if isinstance(head, TransducerHead):
+        networks, nemo = head.networks(), model.model
+        transducer = Transducer(
+            "tdt" if networks.durations else "rnnt", networks.durations, lambda: networks,
+            lambda: (nemo.decoder, nemo.joint),
+        )  # fmt: skip
+    word_lm = plain_file(options.word_lm)
+    words = {word for text in texts for word in text.split()}
+    words |= {word for word in unigrams(word_lm) if not word.startswith("<")} if word_lm else set()
+    return Task(
+        name=Path(options.model).stem,
+        inputs=padded([torch.from_numpy(row) for row in rows], log_probs=transducer is None),
+        lengths=torch.tensor([len(row) for row in rows]),
+        frame_seconds=model.frame_seconds,
+        texts=texts,
+        tokens=[vocabulary.tokenize(text) if text.strip() else [] for text in texts],
+        vocabulary=vocabulary,
+        lexicon={word: tuple(vocabulary.tokenize(word)) for word in sorted(words)},
+        lm=plain_file(options.lm),
+        word_lm=word_lm,
+        transducer=transducer,
+    )

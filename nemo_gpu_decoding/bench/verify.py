@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.bench.cases import Check
-from nemo_gpu_decoding.bench.large_lm.strategies import EagerSearch
-from nemo_gpu_decoding.bench.large_lm.verify import equal_to_eager
-from nemo_gpu_decoding.bench.peers.base import Output, Peer, ScoringPeer
-from nemo_gpu_decoding.bench.peers.kaldi_decoder import KaldiDecoder
-from nemo_gpu_decoding.bench.peers.nemo_transducer import NemoTransducerBeam
-from nemo_gpu_decoding.bench.strategies import Strategy
-from nemo_gpu_decoding.bench.task import Task, Utterances
-from nemo_gpu_decoding.bench.transducer.verify import equal_to_nemo
-from nemo_gpu_decoding.bench.word_graph.verify import equal_to_kaldi
+from nemo_gpu_decoding import Path
+from nemo_gpu_decoding.bench.cases import Case, Check
+from nemo_gpu_decoding.bench.ours import large_lm
+from nemo_gpu_decoding.bench.peers.base import Batch, Hypothesis, Output, Ready, alone
+from nemo_gpu_decoding.bench.tasks import Task
+from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.metrics import word_errors
-from nemo_gpu_decoding.search.result import Path
 
-WER_TOLERANCE = 0.5  # percent, between decoders that prune the same graph each in its way
-SCORE_TOLERANCE = 1e-3  # natural log; some hundred additions in float32 against one in double
+WER_TOLERANCE = 0.5  # percent
+# natural log: hundreds of float32 additions in another order, against those of a peer or one in double
+TOLERANCES = {Check.ALONE: 0.0, Check.EQUAL: 1e-3, Check.WORDS: 1e-2, Check.COSTS: 1e-2, Check.LM: 1e-2}
+TRANSDUCER_TOLERANCE = 5e-3
+LEAST_SAME = 0.95  # share of utterances, of two searches that prune by different knowledge
 
 
-@dataclass(frozen=True)
-class Errors:
+class Errors(NamedTuple):
     """Percent of words and of tokens that are wrong; no token errors for decoders that give words."""
 
     wer: float
     ter: float | None
 
     @classmethod
-    def of(cls, task: Utterances, outputs: list[Output]) -> Errors:
+    def of(cls, task: Task, outputs: Sequence[Output]) -> Errors:
         texts = [o if isinstance(o, str) else task.vocabulary.text(o) for o in outputs]
         wer = 100 * word_errors(task.texts, texts).wer
         if any(isinstance(output, str) for output in outputs):
@@ -41,82 +41,145 @@ class Errors:
         return cls(wer, 100 * word_errors(spelled, [" ".join(map(str, o)) for o in outputs]).wer)
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     verified: bool
     how: str
 
 
-def verify(
-    check: Check, task: Utterances, theirs: Peer, ours: Strategy, errors: tuple[Errors, Errors]
-) -> Verdict:
+def verify(case: Case, task: Task, theirs: Ready, ours: Ready, errors: tuple[Errors, Errors]) -> Verdict:
     """Do the results of our decoder hold against the peer's?
 
     Args:
+        task: the utterances to compare; its inputs lie where both decoders want them.
         errors: of the peer's and of our outputs on the whole batch.
     """
-    if check is Check.EQUAL and isinstance(theirs, NemoTransducerBeam):
-        return Verdict(*equal_to_nemo(task, theirs, ours))
-    if check is Check.WORDS:
-        if isinstance(theirs, EagerSearch):
-            return Verdict(*equal_to_eager(task, theirs, ours))
-        assert isinstance(theirs, KaldiDecoder)
-        return Verdict(*equal_to_kaldi(task, theirs, ours))
-    peer_wer, our_wer = errors[0].wer, errors[1].wer
+    check, (peer_wer, our_wer) = case.check, (errors[0].wer, errors[1].wer)
     figures = f"{check.value}: {our_wer:.2f} % and {peer_wer:.2f} %"
-    if check is Check.SAME_WER:
+    if check is Check.WER:
+        return Verdict(our_wer <= peer_wer, figures)
+    if check is Check.ABOUT:
         return Verdict(abs(our_wer - peer_wer) <= WER_TOLERANCE, figures)
-    if check is not Check.WER:
-        assert isinstance(task, Task)  # the checks below are about CTC
-        return _equal(task, theirs, ours) if check is Check.EQUAL else _scores(task, ours)
-    return Verdict(our_wer <= peer_wer, figures)
+    if check is Check.SCORES:
+        return recompute(task, ours)
+    if check is Check.LM:
+        return lm_scores(large_lm(case.task), ours.decoder.decode(task.inputs, task.lengths))
+    verdict = compare(check, task, ours if check is Check.ALONE else theirs, ours)
+    if check is Check.EQUAL and task.transducer is None:  # a tie is one only if our score is true
+        scores = recompute(task, ours)
+        return Verdict(verdict.verified and scores.verified, f"{verdict.how}; {scores.how}")
+    return verdict
 
 
-def _equal(task: Task, theirs: Peer, ours: Strategy) -> Verdict:
-    """Our batch against the peer's utterances alone, token by token.
+def compare(check: Check, task: Task, theirs: Ready, ours: Ready) -> Verdict:
+    """Our hypotheses of the batch against the peer's, of utterances alone where its batch matters.
 
     Half-precision emissions hold exact ties, and which of two equally good hypotheses comes first is
-    the decoder's own affair. So other tokens pass if their true score is the peer's.
+    the decoder's own affair. Near the beam of a word graph one may drop what the other keeps.
     """
-    assert isinstance(theirs, ScoringPeer)
-    expected = theirs.hypotheses_alone(task.log_probs, task.lengths)
-    paths = ours.paths(task.log_probs, task.lengths)
-    same = tied = 0
-    for b, (their, path) in enumerate(zip(expected, paths, strict=True)):
-        if path.tokens.tolist() == their.tokens:
-            same += 1
-        else:
-            score = _rescored(path, task.log_probs[b, : int(task.lengths[b])], ours)
-            tied += abs(score - their.score) <= SCORE_TOLERANCE
-    also = f" and {tied} tied in score" if tied else ""
-    how = f"{Check.EQUAL.value}: {same}{also} of {len(paths)}, the peer's utterances decoded alone"
-    return Verdict(same + tied == len(paths), how)
+    batch: Batch = (task.inputs, task.lengths)
+    assert theirs.hypotheses is not None
+    assert ours.hypotheses is not None
+    is_alone = check in (Check.EQUAL, Check.ALONE)
+    expected = alone(theirs.hypotheses, batch) if is_alone else theirs.hypotheses(*batch)
+    is_transducer = task.transducer is not None
+    in_networks = is_transducer and check is Check.EQUAL
+    tolerance = TRANSDUCER_TOLERANCE if in_networks else TOLERANCES[check]
+    seen: Counter[str] = Counter()
+    largest = 0.0
+    for n_best, (best, *_) in zip(expected, ours.hypotheses(*batch), strict=True):
+        kind, apart = classify(n_best, best, tolerance, per_token=is_transducer)
+        seen[kind] += 1
+        largest = max(largest, apart)
+    count = len(expected)
+    others = "".join(f", {seen[kind]} {kind}" for kind in ("tied", "better", "worse") if seen[kind])
+    how = f"{check.value}: {seen['equal']}{others} of {count}, scores differ by at most {largest:.1e}"
+    how += ", the peer's utterances decoded alone" * (check is Check.EQUAL) + theirs.note
+    if is_alone:
+        return Verdict(seen["equal"] + seen["tied"] == count, how)
+    allowed = (1 - LEAST_SAME) * count if check is Check.COSTS else 0
+    return Verdict(seen["worse"] <= allowed, how)
 
 
-def _scores(task: Task, ours: Strategy) -> Verdict:
-    """Recompute every score from log-probs, LM and boosting tree."""
-    paths = ours.paths(task.log_probs, task.lengths)
-    differences = [
-        abs(_rescored(path, log_probs[:length], ours) - path.score)
-        for path, log_probs, length in zip(paths, task.log_probs, task.lengths.tolist(), strict=True)
+def classify(
+    n_best: Sequence[Hypothesis], ours: Hypothesis, tolerance: float, *, per_token: bool
+) -> tuple[str, float]:
+    """(equal, tied, better or worse; how far apart the scores are if they are held to be the same).
+
+    Args:
+        n_best: the peer's hypotheses, best first; if there are several, ours must be among them.
+        per_token: the peer ranks by score per token.
+    """
+    best = n_best[0]
+    if len(n_best) > 1 or ours.labels == best.labels:
+        listed = next((h.score for h in n_best if h.labels == ours.labels), None)
+        if listed is None:
+            return "worse", 0.0
+        gain = ours.score - listed
+        if not abs(gain) <= tolerance:
+            return ("better" if gain > 0 else "worse"), 0.0
+        if ours.labels == best.labels:
+            return "equal", abs(gain)
+        lengths = (len(ours.labels) + 1, len(best.labels) + 1) if per_token else (1, 1)
+        behind = listed / lengths[0] - best.score / lengths[1]
+        return ("tied" if abs(behind) <= tolerance / lengths[0] else "worse"), abs(gain)
+    gain = ours.score - best.score
+    if abs(gain) <= tolerance:
+        return "tied", abs(gain)
+    return ("better" if gain > 0 else "worse"), 0.0
+
+
+def recompute(task: Task, ours: Ready) -> Verdict:
+    """Every score of a CTC beam from log-probs, LM and boosting tree."""
+    paths = [nbest.best for nbest in ours.decoder.decode(task.inputs, task.lengths)]
+    apart = [
+        abs(true_score(path, log_probs[:length], ours) - path.score)
+        for path, log_probs, length in zip(paths, task.inputs, task.lengths.tolist(), strict=True)
     ]
-    right = sum(difference <= SCORE_TOLERANCE for difference in differences)
-    largest = f"{max(differences):.1e}"
-    how = f"{Check.SCORES.value}: {right} of {len(paths)} agree, largest difference {largest}"
+    right = sum(difference <= TOLERANCES[Check.EQUAL] for difference in apart)
+    how = f"{Check.SCORES.value}: {right} of {len(paths)} agree, largest difference {max(apart):.1e}"
     return Verdict(right == len(paths), how)
 
 
-def _rescored(path: Path, log_probs: torch.Tensor, ours: Strategy) -> float:
+def lm_scores(lm: PackedLM, results: Iterable[Any]) -> Verdict:
+    """Is the LM's part of every score what the LM itself gives for the words, asked one by one?
+
+    Hypotheses that were cut off within a word have paid for a part of it; they are only counted.
+    """
+    differences: list[float] = []
+    cut_off = 0
+    for nbest in results:
+        if any(note.startswith("no hypothesis has reached a final state") for note in nbest.notes):
+            cut_off += 1
+            continue
+        words = [word.text for word in nbest.best.words]
+        differences.append(abs(nbest.best.parts.lm + lm.score(words)))
+    right = sum(difference <= TOLERANCES[Check.LM] for difference in differences)  # NaN is not
+    verified = len(differences) > cut_off and right == len(differences)
+    how = f"LM scores of {right} of {len(differences)} texts off by at most {TOLERANCES[Check.LM]:.0e}"
+    return Verdict(verified, f"{how}; {cut_off} more end within a word" if cut_off else how)
+
+
+def true_score(path: Path, log_probs: torch.Tensor, ours: Ready) -> float:
     """The score of a path from first principles; log_probs [T, V + 1]."""
-    fusion, blank = ours.fusion, log_probs.shape[1] - 1
-    labels = np.full(len(log_probs), blank)
-    for token, frame, repeats in zip(path.tokens, path.frames, path.repeats, strict=True):
+    fusion, tokens = ours.fusion, path.tokens.tolist()
+    labels = np.full(len(log_probs), log_probs.shape[1] - 1)
+    for token, frame, repeats in zip(tokens, path.frames, path.repeats, strict=True):
         labels[frame : frame + repeats] = token
     score = float(log_probs.double().cpu().numpy()[np.arange(len(labels)), labels].sum())
     if fusion.lm:
-        score += fusion.lm_weight * fusion.lm.score(path.tokens.tolist()) + ours.options.beam_beta * len(
-            path
-        )
+        score += fusion.lm_weight * fusion.lm.score(tokens) + ours.beam_beta * len(tokens)
     if fusion.boosting:
-        score += fusion.boosting_weight * fusion.boosting.score(path.tokens.tolist())
+        score += fusion.boosting_weight * fusion.boosting.score(tokens)
     return score
+
+
+def identical(path: Path, other: Path) -> bool:
+    """All numbers of both are equal, to the bit."""
+    for field in fields(path):
+        mine, theirs = getattr(path, field.name), getattr(other, field.name)
+        if isinstance(mine, np.ndarray) or isinstance(theirs, np.ndarray):
+            if not (type(mine) is type(theirs) and np.array_equal(mine, theirs)):
+                return False
+        elif mine != theirs:
+            return False
+    return True

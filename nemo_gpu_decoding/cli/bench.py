@@ -7,13 +7,13 @@ from nemo_gpu_decoding.bench.options import BenchOptions
 OPTIONS = BenchOptions
 EXAMPLES = (
     "out=bench.json",
-    "strategy=flexctc_beam peers=[nemo,flashlight,pyctcdecode] out=bench.json plot=bench.png",
-    "peers=[nemo] beams=[16] repeats=5 threads=2",
-    "strategy=alsd_pp peers=[nemo] batch=8 beams=[4,8] threads=2 out=alsd_pp.json plot=alsd_pp.png",
-    "strategy=cuda_wfst peers=[kaldi_decoder] out=cuda_wfst.json plot=cuda_wfst.png",
-    "mode=stream strategy=cuda_wfst graph_beams=[17] streams=[64,256] threads=2 out=s.json plot=s.png",
+    "peers=[nemo,flashlight,pyctcdecode] utterances=32 beams=[4,8,16] out=bench.json",
+    "tasks=[speech] peers=[nemo] beams=[16] repeats=5 threads=2",
+    "strategy=alsd_pp peers=[nemo] threads=2 out=alsd_pp.json",
+    "strategy=cuda_wfst peers=[kaldi_decoder] out=cuda_wfst.json",
+    "mode=stream strategy=cuda_wfst graph_beams=[17] streams=[64,256] threads=2 out=streams.json",
     "mode=scale strategy=paged_biglm ngrams=1000000 graph_beams=[13] out=scale.json",
-    "device=cuda peers=[nemo] beams=[4,16,64] repeats=20 pair_seconds=3 out=gpu.json plot=gpu.png",
+    "device=cuda peers=[nemo] beams=[4,16,64] repeats=20 pair_seconds=3 out=gpu.json",
 )
 
 

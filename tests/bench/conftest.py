@@ -2,40 +2,31 @@ from __future__ import annotations
 
 import pytest
 
-from nemo_gpu_decoding.bench import cache
 from nemo_gpu_decoding.bench.options import BenchOptions
-from nemo_gpu_decoding.bench.sources import make_task
-from nemo_gpu_decoding.bench.task import Task
+from nemo_gpu_decoding.bench.sources import make_tasks
+from nemo_gpu_decoding.bench.tasks import Task
+from nemo_gpu_decoding.jit import CACHE_VARIABLE, cache_folder
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory):
     """What the benchmark keeps between runs goes to a folder of the tests, not to the user's home."""
-    folder = tmp_path_factory.mktemp("bench-cache")
+    compiled = str(cache_folder().parent.parent)  # nothing is compiled anew
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache, "cache_dir", lambda: folder)
-        yield folder
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("bench-cache")))
+        patch.setenv(CACHE_VARIABLE, compiled)
+        yield
 
 
 @pytest.fixture(scope="session")
 def tiny_options() -> BenchOptions:
     """B=2, T about 30, V=32, a token trigram."""
     return BenchOptions(
-        peers=[],
-        beams=[4],
-        repeats=1,
-        vocab_size=32,
-        batch=2,
-        min_frames=20,
-        max_frames=40,
-        sentences=200,
-        lm_order=3,
-        phrases=4,
-        many_phrases=0,
-        probes=False,
-    )
+        tasks=["synthetic"], peers=[], beams=[4], repeats=1, vocab_size=32, utterances=2, min_frames=20,
+        max_frames=40, sentences=200, lm_order=3, phrases=4, many_phrases=0,
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="session")
 def tiny_task(own_cache, tiny_options) -> Task:
-    return make_task(tiny_options)
+    return make_tasks(tiny_options)[0]

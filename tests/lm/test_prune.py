@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
+import sys
 
 import pytest
 
 from nemo_gpu_decoding.lm.arpa import Arpa, read_arpa
 from nemo_gpu_decoding.lm.estimate import estimate_ngram_lm, write_arpa
 from nemo_gpu_decoding.lm.prune import prune_ngram_lm
+from tests.assets import ASSETS
 from tests.lm.test_estimate import made_up_text, table_of
 from tests.oracles.ngram import log10_prob
 
@@ -116,3 +119,9 @@ def test_an_ngram_without_its_context_is_named(tmp_path, arpa):
     (tmp_path / "lm.arpa").write_text("\n".join([*lines, ""]))
     with pytest.raises(ValueError, match=f"lists '{gram}' without '{context}'"):
         prune_ngram_lm(read_arpa(tmp_path / "lm.arpa"), size=1000)
+
+
+def test_the_small_lm_that_is_shipped_is_what_its_recipe_makes(tmp_path):
+    recipe = [sys.executable, str(ASSETS / "recipe" / "small_lm.py"), str(ASSETS / "lm" / "word3.arpa")]
+    subprocess.run([*recipe, str(tmp_path / "small.arpa"), "0.05"], check=True)
+    assert (tmp_path / "small.arpa").read_bytes() == (ASSETS / "lm" / "word_small.arpa").read_bytes()

@@ -1,1 +1,1 @@
-"""The decoders that ours are measured beside, one file each, all of one shape (`base.Peer`)."""
+"""The decoders that ours are measured beside; all have the shape of `base.Peer`."""

@@ -3,95 +3,76 @@
 from __future__ import annotations
 
 import importlib.util
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
+from nemo_gpu_decoding import Fusion
 from nemo_gpu_decoding.bench.options import BenchOptions
+from nemo_gpu_decoding.bench.tasks import Task
 
 Output = list[int] | str  # token ids of one utterance, or its text from decoders that know words
+Batch = tuple[torch.Tensor, torch.Tensor]  # inputs [B, T, ...] and lengths [B]
 
 
 class Hypothesis(NamedTuple):
-    tokens: list[int]
+    labels: list[int]  # tokens; of word graphs the words
     score: float  # natural log, everything included
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What one measurement asks of a decoder; goes into the row as `params`."""
+class Setting(NamedTuple):
+    """What one measurement asks of a decoder."""
 
-    beam_size: int  # K; 0 = greedy
+    beam_size: int  # K; of word graphs the beam; 0 = greedy
     lm: bool = False  # n-gram LM fusion
     phrases: int = 0  # number of boosted phrases
     threads: int = 1
 
-    def as_params(self) -> dict[str, Any]:
-        return {
-            "beam_size": self.beam_size,
-            "lm": self.lm,
-            "boosting": self.phrases > 0,
-            "phrases": self.phrases,
-            "threads": self.threads,
-        }
+
+class Ready(NamedTuple):
+    """A decoder with its models loaded."""
+
+    run: Callable[[torch.Tensor, torch.Tensor], Any]  # what a user of it gets, in its own form; timed
+    read: Callable[[Any], list[Output]]  # texts or tokens of what `run` gave
+    # n-best lists of a batch, best first, if its scores can be compared with ours
+    hypotheses: Callable[[torch.Tensor, torch.Tensor], list[list[Hypothesis]]] | None = None
+    note: str = ""  # what to know of these hypotheses
+    graphs: str | None = None  # on a GPU: the mode in which CUDA graphs are used
+    decoder: Any = None  # of our strategies: the `Decoder`, and what it adds to scores
+    fusion: Fusion = Fusion()
+    beam_beta: float = 0.0
 
 
-class Peer(ABC):
-    """A decoder. `prepare` loads and may be slow; `decode` is what gets timed."""
+class Peer(NamedTuple):
+    """A decoder; `prepare` loads what it needs and may be slow."""
 
     name: str
-    # Modules to import, and the pip command that brings them.
-    needs: tuple[str, ...] = ()
+    prepare: Callable[[BenchOptions, Task, Setting], Ready]
+    needs: tuple[str, ...] = ()  # modules to import, and the pip command that brings them
     install: str = "pip install 'nemo-gpu-decoding[bench]'"
-    # Does it use Setting.threads? If not, it runs on one thread and its rows say so.
-    multithreaded = False
-    # On a GPU: the mode in which CUDA graphs are used, for the record.
-    graphs: str | None = None
+    multithreaded: bool = False  # does it use Setting.threads? If not, its rows say one thread
+    otherwise: str = ""  # what to say besides, where it cannot be had
 
-    def __init__(self, options: BenchOptions) -> None:
-        self.options = options
-
-    def available(self) -> str | None:
+    def unavailable(self) -> str | None:
         """None, or the reason why this decoder cannot run here."""
-        missing = [module for module in self.needs if importlib.util.find_spec(module) is None]
-        return f"{', '.join(missing)} not installed: {self.install}" if missing else None
-
-    @abstractmethod
-    def prepare(self, task: Any, setting: Setting) -> None:
-        """Load models and build what `decode` needs.
-
-        Args:
-            task: a `Task`, or a `TransducerTask`, with the files that the setting needs.
-        """
-
-    @abstractmethod
-    def decode(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[Output]:
-        """Best hypotheses of a batch: log_probs [B, T, V + 1] natural log, lengths [B]."""
-
-    def results(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> object:
-        """What a user of the decoder gets, in its own form; this is what gets timed on a GPU."""
-        return self.decode(log_probs, lengths)
+        for module in self.needs:
+            try:
+                found = importlib.util.find_spec(module)
+            except (ImportError, ValueError):  # its parent is missing, or it is no module
+                found = None
+            if found is None:
+                return f"{module} not installed: {self.install}{self.otherwise}"
+        return None
 
 
-class ScoringPeer(Peer):
-    """A decoder over tokens whose hypotheses come with comparable scores."""
-
-    @abstractmethod
-    def hypotheses(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[Hypothesis]:
-        """As `decode`, with scores."""
-
-    def decode(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[Output]:
-        return [hypothesis.tokens for hypothesis in self.hypotheses(log_probs, lengths)]
-
-    def hypotheses_alone(self, log_probs: torch.Tensor, lengths: torch.Tensor) -> list[Hypothesis]:
-        """The same, every utterance by itself and without padding."""
-        hypotheses = []
-        for utterance, length in zip(log_probs, lengths.tolist(), strict=True):
-            alone = utterance[None, :length].contiguous()
-            hypotheses += self.hypotheses(alone, torch.tensor([length], device=lengths.device))
-        return hypotheses
+def alone(hypotheses: Callable[..., list[list[Hypothesis]]], batch: Batch) -> list[list[Hypothesis]]:
+    """The n-best lists of every utterance by itself and without padding."""
+    found = []
+    for utterance, length in zip(batch[0], batch[1].tolist(), strict=True):
+        given = torch.tensor([length], device=batch[1].device)
+        found += hypotheses(utterance[None, :length].contiguous(), given)
+    return found
 
 
 def collapse(labels: list[int], blank_id: int) -> list[int]:

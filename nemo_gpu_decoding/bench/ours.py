@@ -1,0 +1,210 @@
+"""Our strategies in the shape of `Peer`, baselines of paged_biglm, and the graphs and LMs of tasks."""
+
+from __future__ import annotations
+
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nemo_gpu_decoding import (
+    AESConfig,
+    AESPlusPlus,
+    ALSDConfig,
+    ALSDPlusPlus,
+    BoostingConfig,
+    CudaWFST,
+    FlexCTCBeam,
+    FlexCTCConfig,
+    Fusion,
+    PagedBigLM,
+    PagedBigLMConfig,
+    WFSTConfig,
+    build_boosting_tree,
+    build_graph,
+    load_ngram_lm,
+    load_packed_lm,
+    pack_arpa,
+    pack_arpa_in_memory,
+    prune_ngram_lm,
+    write_arpa,
+)
+from nemo_gpu_decoding.bench.ngrams import cache_dir, cached, content_key
+from nemo_gpu_decoding.bench.options import BenchOptions
+from nemo_gpu_decoding.bench.peers.base import Hypothesis, Peer, Ready, Setting
+from nemo_gpu_decoding.bench.tasks import Task
+from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.lexicon import Lexicon
+from nemo_gpu_decoding.lm.arpa import read_arpa
+from nemo_gpu_decoding.lm.packed import PackedLM
+
+
+def flexctc_beam(options: BenchOptions, task: Task, setting: Setting) -> Ready:
+    beta, fusion = task.weights.beam_beta if setting.lm else 0.0, fusion_of(task, setting)
+    config = FlexCTCConfig(beam_size=setting.beam_size, beam_beta=beta, **_common(options, setting))
+    decoder = FlexCTCBeam(task.vocab_size, task.vocab_size, config, fusion)
+    return ready(decoder)._replace(fusion=fusion, beam_beta=beta)
+
+
+def alsd_pp(options: BenchOptions, task: Task, setting: Setting) -> Ready:
+    config = ALSDConfig(
+        beam_size=setting.beam_size, max_symbols=options.max_symbols, **_common(options, setting)
+    )
+    return ready(ALSDPlusPlus(_networks(options, task), config, fusion_of(task, setting)))
+
+
+def aes_pp(options: BenchOptions, task: Task, setting: Setting) -> Ready:
+    # late pruning, as NeMo's default
+    config = AESConfig(beam_size=setting.beam_size, pruning_mode="late", **_common(options, setting))
+    return ready(AESPlusPlus(_networks(options, task), config, fusion_of(task, setting)))
+
+
+def cuda_wfst(options: BenchOptions, task: Task, setting: Setting) -> Ready:
+    config = WFSTConfig(**graph_search(options, task, setting))
+    return ready(CudaWFST(word_graph(task), task.vocab_size, task.vocab_size, config))
+
+
+def small_lm(options: BenchOptions, task: Task, setting: Setting) -> Ready:
+    """cuda_wfst on the small LM's graph: what a search costs that knows no large LM."""
+    config = WFSTConfig(**graph_search(options, task, setting))
+    return ready(CudaWFST(small_graph(task), task.vocab_size, task.vocab_size, config))
+
+
+def paged_biglm(composition: str, options: BenchOptions, task: Task, setting: Setting) -> Ready:
+    config = PagedBigLMConfig(composition=composition, **graph_search(options, task, setting))
+    lms = large_lm(task), small_packed_lm(task)
+    return ready(PagedBigLM(small_graph(task), task.vocab_size, task.vocab_size, *lms, config))
+
+
+OURS: dict[str, Any] = {
+    "flexctc_beam": flexctc_beam, "alsd_pp": alsd_pp, "aes_pp": aes_pp, "cuda_wfst": cuda_wfst,
+    "paged_biglm": partial(paged_biglm, "lazy"),
+}  # fmt: skip
+SMALL_LM = Peer("small_lm", small_lm, multithreaded=True)
+EAGER = Peer("eager", partial(paged_biglm, "eager"), multithreaded=True)  # the baseline of [LET]
+
+
+def ready(decoder: Any) -> Ready:
+    """What the runner needs of a decoder of ours."""
+
+    def labels(path: Any) -> list[int]:
+        return [word.label for word in path.words] if hasattr(path, "words") else path.tokens.tolist()
+
+    return Ready(
+        decoder.decode,
+        lambda found: [
+            n.best.text if hasattr(n.best, "words") else n.best.tokens.tolist() for n in found
+        ],
+        lambda *batch: [
+            [Hypothesis(labels(path), path.score) for path in n] for n in decoder.decode(*batch)
+        ],
+        decoder=decoder,
+    )
+
+
+def graph_search(options: BenchOptions, task: Task, setting: Setting) -> dict[str, Any]:
+    """Options of both searches of word graphs."""
+    return {
+        "topology": options.topology,
+        "beam": float(setting.beam_size),
+        "max_active": options.max_active,
+        "acoustic_scale": task.weights.acoustic_scale,
+        **_common(options, setting),
+    }
+
+
+def _common(options: BenchOptions, setting: Setting) -> dict[str, Any]:
+    return {"threads": setting.threads, "backend": "cpu" if options.device == "cpu" else "cuda"}
+
+
+def fusion_of(task: Task, setting: Setting) -> Fusion:
+    """LM and boosting tree as the setting asks.
+
+    Boosting takes refunds as NeMo does, so that hypotheses can be compared with NeMo's one by one.
+    """
+    lm = boosting = None
+    if setting.lm and task.lm:
+        lm = load_ngram_lm(task.lm, task.vocab_size, encoding="nemo")
+    if setting.phrases:
+        phrases = task.phrases(setting.phrases)
+        boosting = build_boosting_tree(phrases, task.vocabulary, BoostingConfig(refund="nemo"))
+    return Fusion(lm, task.weights.lm_weight, boosting, task.weights.boosting_weight)
+
+
+def _networks(options: BenchOptions, task: Task) -> Any:
+    assert task.transducer is not None
+    networks = task.transducer.ours()
+    for part in vars(networks).values():
+        if isinstance(part, torch.nn.Module):
+            part.to(options.device)
+    return networks
+
+
+# ----------------------------------------------------------------------------------- graphs and LMs
+
+
+@lru_cache(maxsize=2)
+def word_graph(task: Task) -> WordGraph:
+    """L o G of the task's word LM; words are spelled by its lexicon, else by its tokenizer."""
+    return _graph(task, _word_lm(task))
+
+
+@lru_cache(maxsize=2)
+def small_graph(task: Task) -> WordGraph:
+    """L o G of the small LM."""
+    return _graph(task, _small_arpa(task))
+
+
+@lru_cache(maxsize=2)
+def large_lm(task: Task) -> PackedLM:
+    """The task's word LM, packed."""
+    source = _word_lm(task)
+    return load_packed_lm(cached(f"{content_key(source)}.packed", lambda path: pack_arpa(source, path)))
+
+
+@lru_cache(maxsize=2)
+def small_packed_lm(task: Task) -> PackedLM:
+    """The small LM, with a share of the large one's n-grams."""
+    return pack_arpa_in_memory(_small_arpa(task))
+
+
+def describe_graph(graph: WordGraph) -> dict[str, int]:
+    """How large a graph is, for the record."""
+    return {
+        "ngrams": int(graph.report["n-grams"]),
+        "words": len(graph.words) - 1,
+        "states": graph.num_states,
+        "arcs": graph.num_arcs,
+    }
+
+
+def work_per_frame(results: Any) -> dict[str, float]:
+    """Look-ups and so on, see `Work` of paged_biglm; nothing of a search without a large LM."""
+    works = [work for work in (getattr(nbest, "work", None) for nbest in results) if work is not None]
+    frames = max(1, sum(work.frames for work in works))
+    names = [name for name in works[0]._fields if name != "frames"] if works else []
+    return {name: round(sum(getattr(work, name) for work in works) / frames, 3) for name in names}
+
+
+def _graph(task: Task, arpa: Path) -> WordGraph:
+    lexicon: Any = task.vocabulary
+    if task.lexicon:
+        lexicon = Lexicon({word: (tuple(spelling),) for word, spelling in task.lexicon.items()})
+    return build_graph(arpa, lexicon, vocab_size=task.vocab_size, cache=cache_dir() / "graphs")
+
+
+def _small_arpa(task: Task) -> Path:
+    source, share = _word_lm(task), task.weights.small_share
+
+    def prune(target: Path) -> None:
+        arpa = read_arpa(source)
+        counts = [len(order.symbols) for order in arpa.orders]
+        write_arpa(prune_ngram_lm(arpa, size=max(counts[0] + 1, int(share * sum(counts)))), target)
+
+    return cached(f"{content_key(source)}-{share:g}.arpa", prune)
+
+
+def _word_lm(task: Task) -> Path:
+    assert task.word_lm is not None
+    return task.word_lm

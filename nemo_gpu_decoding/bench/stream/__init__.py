@@ -1,1 +1,0 @@
-"""`bench mode=stream`: the latency of live streams that share one decoder."""
