@@ -30,7 +30,7 @@ class WFSTConfig(SearchConfig):
     # Hypotheses whose cost exceeds that of the best of the frame by more are dropped, > 0. In units of
     # the whole score: with acoustic_scale 8 a beam of 16 allows for what 2 does with acoustic_scale 1.
     beam: float = 16.0
-    # At most about so many hypotheses per frame are prolonged, the best ones. They are counted in 256
+    # At most about so many hypotheses per frame are expanded, the best ones. They are counted in 256
     # steps of beam / 256: the last step that would exceed the number is left out as a whole.
     max_active: int = 10000
     # Factor of the acoustic log-probs, > 0 (Kaldi's acoustic scale).
@@ -49,7 +49,7 @@ class WFSTConfig(SearchConfig):
 
     @property
     def keeps_links(self) -> bool:
-        """Whether the search has to remember how its hypotheses hang together."""
+        """Whether the search keeps the links between its tokens, for a lattice."""
         return self.lattice or self.n_best > 1
 
     @property
@@ -71,11 +71,11 @@ class PagedBigLMConfig(WFSTConfig):
     # lambda, the share of the large LM, >= 0: with 1 its costs take the place of the small LM's; between
     # 0 and 1 both are interpolated (log-linearly).
     large_lm_weight: float = 1.0
-    # lazy: the large LM is asked only for words that are within the beam by the small LM's costs [LET].
+    # lazy: the large LM is queried only for words within the beam by the small LM's costs [LET].
     # eager: for every word that a hypothesis could go on with, before anything is pruned (BigLM); slow,
     # the baseline of benchmarks.
     composition: str = "lazy"
-    # Of the hypotheses in one graph state that differ by LM history, so many at most are prolonged by
+    # Of the hypotheses in one graph state that differ by LM context, so many at most are expanded by
     # new tokens, the cheapest (the heap of a token group in [LET]); 0 = all. Lazy composition only.
     group_size: int = 0
     # always: make one automaton of large minus small LM, so that one look-up serves both. It is made in

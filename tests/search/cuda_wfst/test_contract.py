@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numba
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from nemo_gpu_decoding.fusion.automaton import empty_automaton
 from nemo_gpu_decoding.graph.csr import GraphArrays
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
+from nemo_gpu_decoding.search.word_graph.frame import advance
 from tests.graph.toy import BLANK, PIECES
 from tests.random_models import random_log_probs
 from tests.search.cuda_wfst.models import make, toy_graph
@@ -89,3 +91,14 @@ def test_a_path_that_cannot_go_on_is_named():
     message = r"log_probs\[0, 1\] makes every path through the graph impossible"
     with pytest.raises(ValueError, match=message):
         make(toy_graph(0)).decode(log_probs, [4])
+
+
+def test_the_search_without_a_large_lm_is_compiled_for_records_without_its_fields():
+    make(toy_graph(0)).decode(random_log_probs(1, 4, len(PIECES) + 1, seed=1), [4])
+    plain = [types for types in advance.signatures if isinstance(types[5], numba.types.NoneType)]
+    assert plain
+    for *_, work in plain:
+        records = [array.dtype for array in work.types if isinstance(array, numba.types.Array)]
+        fields = [name for record in records for name in getattr(record, "fields", ())]
+        assert "key" in fields
+        assert not [name for name in fields if name.startswith("lm") or name == "difference"]
