@@ -106,6 +106,29 @@ def test_nothing_is_mirrored_by_hand():
         assert not by_hand & printed, path
 
 
+# What only CUDA has: entry points of kernels, memory of a block, and steps that are loops on the CPU
+ONLY_CUDA = {
+    "cuda": {"common", "graph_condition"},
+    "lm": {"paged"},
+    "search": {"rank_key", "rows"},
+    "search/flexctc_beam": {"beam", "frame", "kernel", "select"},
+    "search/transducer": {"loop_condition", "pool", "prediction"},
+    "search/word_graph": {
+        "arc_ranges", "compact", "expand", "graph", "group_arcs", "kernel", "keys", "links", "lm_cache",
+        "lm_frame", "lm_queries", "lm_workspace", "sort", "tighten_cutoff", "workspace",
+    },
+}  # fmt: skip
+
+
+def test_counterparts_have_one_name():
+    """A CUDA file has the stem of its counterpart on the CPU."""
+    without: dict[str, set[str]] = {}
+    for path in [*PACKAGE.rglob("*.cuh"), *PACKAGE.rglob("*.cu")]:
+        if not path.with_suffix(".py").exists():
+            without.setdefault(path.parent.relative_to(PACKAGE).as_posix(), set()).add(path.stem)
+    assert without == ONLY_CUDA
+
+
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_a_compiler_puts_every_field_where_numpy_does(tmp_path):
     modules = [__name__, *printed_modules()]

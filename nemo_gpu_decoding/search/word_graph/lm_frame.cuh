@@ -1,4 +1,4 @@
-// One frame of the search with composition [LET]. Counterpart of lm_frame.py.
+// One frame of the search with composition [LET]. Counterpart of frame.py where there is an LM.
 #pragma once
 
 #include "search/word_graph/eager.cuh"
