@@ -80,7 +80,7 @@ def announce_compilation() -> None:
     """Say once that the first call takes long, if nothing is cached yet."""
     folder = cache_folder()
     if not any(folder.rglob("*.nbi")):
-        logger.warning("compiling the search for this machine, once: about 20 s (kept in %s)", folder)
+        logger.warning("compiling the search for this machine, once: 20-60 s (kept in %s)", folder)
 
 
 def _fingerprint() -> str:

@@ -33,6 +33,8 @@ COMMANDS = {
     "build-graph": Command(
         "build_graph", "a word LM to the graph that cuda_wfst searches, with a report"
     ),
+    "build-lm": Command("build_lm", "text to an n-gram LM over words, or over the tokens of a model"),
+    "prune-lm": Command("prune_lm", "an n-gram LM to a small one that is part of it"),
     "pack-lm": Command("pack_lm", "a word LM of any size to the file that paged_biglm maps into memory"),
     "doctor": Command("doctor", "what this machine has, and which path each strategy would take"),
     "bench": Command("bench", "measure our decoders beside others, after checking that results agree"),

@@ -1,7 +1,8 @@
-"""`build-graph` and `pack-lm`: an LM in; a graph or a packed LM, and a report out."""
+"""`build-graph`, `pack-lm`, `build-lm` and `prune-lm`: what is made of text and LMs, and the reports."""
 
 from __future__ import annotations
 
+import gzip
 import json
 from types import SimpleNamespace
 
@@ -9,9 +10,12 @@ import pytest
 
 from nemo_gpu_decoding.cli.build_graph import step_bar, vocabulary_of_model
 from nemo_gpu_decoding.cli.main import main
+from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
 from nemo_gpu_decoding.graph.build import BUILD_STEPS, build_graph
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
 from nemo_gpu_decoding.graph.store import load_graph
+from nemo_gpu_decoding.lm.arpa import read_arpa
+from nemo_gpu_decoding.lm.estimate import estimate_ngram_lm
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed_file import load_packed_lm
 from nemo_gpu_decoding.vocabulary import Vocabulary
@@ -249,3 +253,61 @@ def test_mistakes_take_one_line_and_leave_no_file(with_lm, capsys, arguments, me
     assert message in error
     assert "Traceback" not in error
     assert not list(with_lm.glob("*packed*"))
+
+
+# ------------------------------------------------------------------------------- build-lm, prune-lm
+
+TEXT = "the cat sat on the mat\nthe cat sat\n\n  a cat on a mat  \nthe mat\n"
+
+
+@pytest.fixture
+def with_text(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text(TEXT)
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_processor().serialized_model_proto())
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"a cat sat on a cat\n"))
+    return tmp_path
+
+
+def test_an_lm_over_words_is_that_of_the_library(with_text, capsys):
+    arguments = ["text=[a.txt,b.txt.gz]", "out=lm.arpa", "order=2", "min_counts=[1,2]"]
+    assert main(["build-lm", *arguments]) == 0
+    assert "n-grams written to lm.arpa" in capsys.readouterr().err
+    lines = [line.split() for line in TEXT.splitlines() if line.split()]
+    expected = estimate_ngram_lm([*lines, ["a", "cat", "sat", "on", "a", "cat"]], 2, min_counts=(1, 2))
+    found = read_arpa("lm.arpa")
+    assert found.symbols == expected.symbols
+    for ours, theirs in zip(found.orders, expected.orders, strict=True):
+        assert (ours.symbols == theirs.symbols).all()
+    assert main(["prune-lm", "lm=lm.arpa", "out=small.arpa.gz", "size=10"]) == 0
+    assert sum(len(block.symbols) for block in read_arpa("small.arpa.gz").orders) <= 10
+    assert main(["build-graph", "lm=small.arpa.gz", "tokenizer=tokenizer.model", "out=x.graph"]) == 0
+
+
+def test_an_lm_over_tokens_is_fused(with_text):
+    arguments = ["text=a.txt", "out=lm.arpa", "order=3", "tokenizer=tokenizer.model"]
+    assert main(["build-lm", *arguments]) == 0
+    vocabulary = Vocabulary.from_sentencepiece("tokenizer.model")
+    lm = load_ngram_lm("lm.arpa", len(vocabulary))
+    assert lm.score(vocabulary.tokenize("the cat sat")) > lm.score(vocabulary.tokenize("tea cap set"))
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["build-lm", "text=none.txt", "out=x.arpa"], "none.txt"),
+        (["build-lm", "text=bad.txt", "out=x.arpa"], "bad.txt, line 2: 'utf-8' codec"),
+        (["build-lm", "text=a.txt", "out=x.arpa", "order=0"], "order is 0, expected an integer 1 .. 10"),
+        (["build-lm", "text=a.txt", "out=x.arpa", "model=a", "tokenizer=b"], "not both"),
+        (["build-lm", "text=a.txt", "out=x.arpa", "source_lang=de"], "which needs model="),
+        (["prune-lm", "lm=a.txt", "out=x.arpa"], "give either size=... or threshold=..."),
+        (["prune-lm", "lm=a.txt", "out=x.arpa", "size=5"], "a.txt"),
+    ],
+)
+def test_mistakes_with_lms_take_one_line(with_text, capsys, command, message):
+    (with_text / "bad.txt").write_bytes(b"fine\n\xff\xfe\n")
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert not (with_text / "x.arpa").exists()
