@@ -14,9 +14,12 @@ from nemo_gpu_decoding.bench import ngrams, scale
 from nemo_gpu_decoding.bench.language import make_language
 from nemo_gpu_decoding.bench.ngrams import SyntheticLM, fixed_point, format_ngrams
 from nemo_gpu_decoding.bench.options import BenchOptions
-from nemo_gpu_decoding.bench.ours import OURS
-from nemo_gpu_decoding.bench.peers.base import Setting, collapse
+from nemo_gpu_decoding.bench.ours import OURS, flexctc_beam
+from nemo_gpu_decoding.bench.peers.base import Peer, Setting, alone, collapse
+from nemo_gpu_decoding.bench.peers.nemo import BEAM_BATCH, GREEDY_BATCH
+from nemo_gpu_decoding.bench.peers.text import FLASHLIGHT, PYCTCDECODE
 from nemo_gpu_decoding.bench.sources import make_tasks, speech_text
+from nemo_gpu_decoding.bench.tasks import Task
 from nemo_gpu_decoding.bench.verify import Errors
 from nemo_gpu_decoding.cli.options import help_text, parse_options
 from nemo_gpu_decoding.lm.arpa import read_arpa
@@ -24,9 +27,8 @@ from tests.assets import ROOT
 
 NGRAMS = 2000
 
+
 # ------------------------------------------------------------------------------------------ options
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -96,8 +98,6 @@ def test_every_option_explains_itself():
 
 
 # ---------------------------------------------------------------------------------------- synthetic
-
-
 def test_the_same_seed_gives_the_same_task(tiny_options, tiny_task):
     (again,) = make_tasks(tiny_options)
     assert torch.equal(again.inputs, tiny_task.inputs)
@@ -198,8 +198,6 @@ def test_a_narrow_prediction_network_is_refused(tiny_options):
 
 
 # ------------------------------------------------------------------------------------------- speech
-
-
 def test_speech_is_hard_and_an_lm_mends_it(tiny_options):
     options = replace(tiny_options, tasks=["speech"], utterances=20)
     (task,) = make_tasks(options)
@@ -231,8 +229,6 @@ def test_speech_needs_nothing_outside_the_repository():
 
 
 # -------------------------------------------------------------------------------------------- files
-
-
 @pytest.fixture
 def files(tmp_path, tiny_task):
     """The tiny task as files, in the forms that `bench` takes."""
@@ -304,8 +300,6 @@ def test_files_that_do_not_fit_are_errors(files):
 
 
 # --------------------------------------------------------------------------------- made up at any size
-
-
 @pytest.fixture(scope="module")
 def scale_options(tiny_options):
     return replace(tiny_options, strategy="paged_biglm", mode="scale", ngrams=NGRAMS)
@@ -364,3 +358,64 @@ def test_lines_are_what_python_would_write():
     assert format_ngrams(np.array([-1.0]), symbols[:1, :1], table) == b"-1.00000\tno\n"
     values = -np.random.default_rng(0).random(200) * 9.9
     assert [bytes(row).decode() for row in fixed_point(values)] == [f"{value:.5f}" for value in values]
+
+
+# ----------- Every peer that is installed reads clear emissions, and says so when it is not installed
+
+NEMO = {"marks": pytest.mark.nemo}
+
+
+@pytest.fixture
+def clear_task(tiny_task: Task) -> Task:
+    """The tiny task spoken without any doubt: token, blank, token, blank ..."""
+    length = 2 * max(map(len, tiny_task.tokens))
+    log_probs = torch.full((2, length, 33), -20.0)
+    log_probs[:, :, 32] = -1e-6
+    for row, tokens in zip(log_probs, tiny_task.tokens, strict=True):
+        for i, token in enumerate(tokens):
+            row[2 * i, 32] = -20.0
+            row[2 * i, token] = -1e-6
+    lengths = torch.tensor([2 * len(tokens) for tokens in tiny_task.tokens])
+    return replace(tiny_task, inputs=log_probs, lengths=lengths)
+
+
+@pytest.mark.parametrize(
+    ("peer", "setting"),
+    [
+        pytest.param(GREEDY_BATCH, Setting(0), **NEMO),
+        pytest.param(BEAM_BATCH, Setting(4), **NEMO),
+        pytest.param(BEAM_BATCH, Setting(4, lm=True, phrases=4), **NEMO),
+        (FLASHLIGHT, Setting(4)),
+        (FLASHLIGHT, Setting(4, lm=True)),
+        (PYCTCDECODE, Setting(4)),
+        (PYCTCDECODE, Setting(4, lm=True, phrases=4)),
+        (Peer("flexctc_beam", OURS["flexctc_beam"]), Setting(4, lm=True, phrases=4)),
+    ],
+)
+def test_a_peer_reads_clear_emissions(peer, setting, clear_task, tiny_options):
+    if peer.unavailable():
+        pytest.skip(peer.unavailable())
+    ready = peer.prepare(tiny_options, clear_task, setting)
+    outputs = ready.read(ready.run(clear_task.inputs, clear_task.lengths))
+    assert Errors.of(clear_task, outputs).wer == 0
+
+
+def test_utterances_alone_are_decoded_without_their_padding(clear_task, tiny_options):
+    ready = flexctc_beam(tiny_options, clear_task, Setting(4))
+    padded = clear_task.inputs.clone()
+    padded[0, int(clear_task.lengths[0]) :] = float("nan")
+    found = alone(ready.hypotheses, (padded, clear_task.lengths))
+    assert found == ready.hypotheses(clear_task.inputs, clear_task.lengths)
+
+
+def test_a_part_that_is_missing_is_said_to_be(monkeypatch):
+    peer = FLASHLIGHT._replace(needs=("torch.no_such_part",))
+    assert peer.unavailable() == f"torch.no_such_part not installed: {peer.install}"
+    assert (
+        FLASHLIGHT._replace(needs=("no_parent.of_this",)).unavailable().startswith("no_parent.of_this")
+    )
+
+
+def test_collapse_merges_repeats_and_drops_blanks():
+    assert collapse([9, 1, 1, 9, 1, 2, 2, 9], blank_id=9) == [1, 1, 2]
+    assert collapse([], blank_id=9) == []

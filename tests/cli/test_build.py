@@ -21,7 +21,7 @@ from nemo_gpu_decoding.lm.packed_file import load_packed_lm
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.assets import CTC_MODEL, sentencepiece_processor
 from tests.graph.toy import LEXICON, PIECES, toy_arpa, toy_lexicon
-from tests.lm.ngrams import closed_table, missing_suffixes, write_arpa
+from tests.oracles.ngram import closed_table, missing_suffixes, write_arpa
 
 
 @pytest.fixture

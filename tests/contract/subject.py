@@ -5,13 +5,15 @@ A new strategy adds a class with `make` and what differs, and a row to `subjects
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.search.result import NBest
 from tests.random_models import random_boosting, random_lm, random_log_probs
 
 BATCH, FRAMES = 6, 24
@@ -184,3 +186,20 @@ class WordGraph(LogProbs):
 
     def text(self, path):
         return tuple(word.label for word in path.words)
+
+
+# --------------------------------------------------------------- What is compared of results, exactly
+
+
+def facts(nbest: NBest) -> list[Any]:
+    """All of a result that can be compared exactly: every field of its paths, its frames and notes."""
+    paths = [{field.name: _plain(getattr(path, field.name)) for field in fields(path)} for path in nbest]
+    return [nbest.num_frames, nbest.notes, *paths]
+
+
+def all_facts(results: Sequence[NBest]) -> list[list[Any]]:
+    return [facts(nbest) for nbest in results]
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value

@@ -110,12 +110,12 @@ class CudaWFSTSubject(WordGraph):
         }
 
     def make(self, **options):
-        from tests.search.cuda_wfst.models import make, toy_graph
+        from tests.search.word_graph.models import make, toy_graph
 
         return make(toy_graph(0), **self._options(options))
 
     def request(self):
-        from tests.search.cuda_wfst.models import toy_graph
+        from tests.search.word_graph.models import toy_graph
 
         boosting = build_word_boosting({"cab": 4.0, "a bb": 3.0}, toy_graph(0))
         return Request(boosting=boosting, boosting_weight=1.5, lm_weight=0.3)
@@ -140,14 +140,14 @@ class PagedBigLMSubject(CudaWFSTSubject):
         return {module: sizes | {"LM_QUERIES": 64, "CACHED_SCORES": 96}}
 
     def lms(self):
-        from tests.search.paged_biglm.models import random_lm
+        from tests.search.word_graph.models import random_lm
 
         return random_lm(0), random_lm(10, keep=0.7)
 
     def make(self, **options):
-        from tests.search.paged_biglm.models import make
+        from tests.search.word_graph.models import make_paged
 
-        return make(*self.lms(), **self._options(options))
+        return make_paged(*self.lms(), **self._options(options))
 
     def request(self):
         boosting = build_word_boosting({"cab": 4.0, "a bb": 3.0}, self.lms()[0].graph)
@@ -165,7 +165,7 @@ class DifferenceAutomaton(PagedBigLMSubject):
     n_best = 3
 
     def lms(self):
-        from tests.search.paged_biglm.models import nested_pair
+        from tests.search.word_graph.models import nested_pair
 
         return nested_pair(0)
 

@@ -21,7 +21,6 @@ from nemo_gpu_decoding.cuda.launch import use_runtime
 from nemo_gpu_decoding.fusion.automaton import empty_automaton
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.search.decoder import Decoder
-from tests.contract.facts import all_facts, facts
 from tests.contract.subject import (
     BATCH,
     LENGTHS,
@@ -30,6 +29,8 @@ from tests.contract.subject import (
     Subject,
     TokenFusion,
     WordGraph,
+    all_facts,
+    facts,
 )
 from tests.contract.subjects import TABLE, FlexCTC, Transducer  # noqa: F401 (read by name)
 from tests.cuda_emulator.build import why_no_compiler

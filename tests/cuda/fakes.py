@@ -8,6 +8,10 @@ from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from nemo_gpu_decoding.cuda import nvrtc
+
 
 class Status(IntEnum):
     """A few of the driver's results, by their real numbers."""
@@ -133,3 +137,17 @@ class FakeDriver:
             )
         )
         return (Status.CUDA_SUCCESS,)
+
+
+# ---------------------------------------------- Marks for tests that need more than every machine has
+
+
+def _why_no_compiler() -> str:
+    try:
+        nvrtc.version()
+    except Exception as error:  # the loader raises many types for a missing library
+        return f"no NVRTC here: {type(error).__name__}"
+    return ""
+
+
+needs_nvrtc = pytest.mark.skipif(bool(_why_no_compiler()), reason=_why_no_compiler() or "NVRTC is there")

@@ -11,7 +11,7 @@ import torch
 from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.compile import compiler_options
 from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, as_records
-from tests.cuda.needs import needs_nvrtc
+from tests.cuda.fakes import needs_nvrtc
 from tests.cuda_emulator.build import PACKAGE
 
 pytest_plugins = ["tests.cuda_emulator.fixtures"]

@@ -1,5 +1,6 @@
-# ruff: noqa: N802, N815 (methods are named like the functions of CUDA)
 """Capturing a WHILE node asks CUDA for the right things in the right order; fakes write them down."""
+
+# ruff: noqa: N802, N815 (methods are named like the functions of CUDA)
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from nemo_gpu_decoding.cuda.chunk_graph import capture_chunk
 from nemo_gpu_decoding.cuda.while_graph import Bindings, GraphError, capture_while, why_no_while_graphs
 
 GPU = torch.device("cuda", 0)
@@ -178,3 +180,50 @@ def test_old_drivers_are_told_apart(cuda):
 def test_the_functions_exist(name):
     runtime = pytest.importorskip("cuda.bindings.runtime")
     assert hasattr(runtime, name)
+
+
+# ----------------------------- What is captured into a graph, and when; a fake in the place of CUDA's
+
+CHUNK_GPU = torch.device("cuda", 1)
+
+
+@pytest.fixture
+def chunk_log(monkeypatch):
+    """What torch.cuda was asked for, in its order."""
+    entries = []
+
+    @contextmanager
+    def noted(*entry):
+        entries.append(("enter", *entry))
+        try:
+            yield
+        finally:
+            entries.append(("leave", *entry))
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "the graph")
+    monkeypatch.setattr(torch.cuda, "device", lambda device: noted("device", device))
+    monkeypatch.setattr(
+        torch.cuda, "graph", lambda graph, capture_error_mode: noted(graph, capture_error_mode)
+    )
+    return entries
+
+
+def test_the_body_is_captured_on_the_device(chunk_log):
+    assert capture_chunk(CHUNK_GPU, lambda: chunk_log.append("body")) == "the graph"
+    # thread_local: other threads of the process may go on using the GPU
+    assert chunk_log == [
+        ("enter", "device", CHUNK_GPU),
+        ("enter", "the graph", "thread_local"),
+        "body",
+        ("leave", "the graph", "thread_local"),
+        ("leave", "device", CHUNK_GPU),
+    ]
+
+
+def test_a_body_that_fails_ends_its_capture_chunk(chunk_log):
+    def body():
+        raise RuntimeError("not permitted")
+
+    with pytest.raises(RuntimeError, match="not permitted"):
+        capture_chunk(CHUNK_GPU, body)
+    assert chunk_log[-1] == ("leave", "device", CHUNK_GPU)

@@ -19,7 +19,7 @@ from nemo_gpu_decoding.fusion.boosting import (
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.assets import ASSETS
 from tests.fusion.test_ngram import write_nemo
-from tests.oracles.phrases import phrase_bonus
+from tests.oracles.ngram import phrase_bonus
 
 VOCABULARY = Vocabulary.from_pieces(("<unk>", "▁", *"abcdeABC'", "▁ab", "▁abc", "bc"))
 

@@ -20,7 +20,7 @@ from nemo_gpu_decoding.fusion.context_graph import (
 )
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.fusion.refunds import with_refunds
-from tests.oracles.phrases import earned, phrase_bonus
+from tests.oracles.ngram import earned, phrase_bonus
 
 V = 4
 A, B, C, D = range(V)

@@ -12,7 +12,7 @@ from nemo_gpu_decoding.cuda.launch import use_runtime
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from tests.cuda_emulator.build import why_no_compiler
 from tests.cuda_emulator.fixtures import new_runtime
-from tests.gpu.rehearsal import REHEARSAL
+from tests.gpu import REHEARSAL
 
 HERE = Path(__file__).parent
 

@@ -3,7 +3,7 @@
     compute-sanitizer --tool memcheck python -m tests.gpu.sanitized cuda:0
 
 Prints a digest of all results: a run under a tool must print what a run without prints. Small, because
-a tool makes kernels up to a thousand times slower. The name of a kernel of kernels/faulty.cu as second
+a tool makes kernels up to a thousand times slower. The name of a kernel of kernels.cu as second
 argument runs that instead.
 """
 
@@ -17,13 +17,13 @@ import torch
 
 from nemo_gpu_decoding.cuda.launch import Signature, Tensor, runtime
 from nemo_gpu_decoding.search.result import NBest
-from tests.contract.facts import facts
+from tests.contract.subject import facts
 from tests.random_models import random_log_probs
 from tests.search.flexctc_beam.both import on_cuda, random_fusion
 
 V, T = 70, 9
 LENGTHS = [9, 0, 5]
-FAULTY = Path(__file__).parent / "kernels" / "faulty.cu"
+FAULTY = Path(__file__).with_name("kernels.cu")
 
 
 def everything(device: torch.device) -> str:

@@ -8,7 +8,7 @@ import torch
 
 from tests.contract.subjects import CudaWFSTSubject, DifferenceAutomaton, FlexCTC, PagedBigLMSubject
 from tests.contract.test_contract import *
-from tests.gpu.rehearsal import REHEARSAL
+from tests.gpu import REHEARSAL
 
 DEVICE = "cpu" if REHEARSAL else "cuda"
 

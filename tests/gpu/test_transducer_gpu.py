@@ -15,7 +15,7 @@ from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks
-from tests.gpu.rehearsal import sized
+from tests.gpu import sized
 from tests.search.transducer.table_networks import random_fusion
 
 VOCAB, WIDTH, HIDDEN = 30, 16, 32

@@ -11,10 +11,10 @@ from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from tests.graph.toy import PIECES, WORDS
-from tests.oracles.phrases import earned
+from tests.oracles.ngram import earned
 from tests.oracles.viterbi import viterbi
 from tests.random_models import random_log_probs
-from tests.search.cuda_wfst.models import fst_of, make, toy_graph
+from tests.search.word_graph.models import fst_of, make, toy_graph
 
 pytest.importorskip("kaldifst")
 FRAMES = 20

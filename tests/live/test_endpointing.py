@@ -22,7 +22,7 @@ from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 from nemo_gpu_decoding.search.word_graph.result import relative_cost
 from tests.graph.toy import BLANK, PIECES
-from tests.search.cuda_wfst.models import toy_graph
+from tests.search.word_graph.models import toy_graph
 
 FRAME = 0.08
 LESS = 1e-3

@@ -29,7 +29,7 @@ from nemo_gpu_decoding.lm.placement import (
     resolve_placement,
 )
 from nemo_gpu_decoding.lm.records import LM_STATE
-from tests.lm.ngrams import closed_table, write_arpa
+from tests.oracles.ngram import closed_table, write_arpa
 
 CPU = torch.device("cpu")
 GB = 10**9

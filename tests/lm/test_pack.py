@@ -20,7 +20,7 @@ from nemo_gpu_decoding.lm import pack as pack_module
 from nemo_gpu_decoding.lm.pack import pack_arpa, pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed_file import load_packed_lm
 from nemo_gpu_decoding.lm.trie import read_trie
-from tests.lm.ngrams import closed_table, missing_suffixes, write_arpa
+from tests.oracles.ngram import closed_table, missing_suffixes, write_arpa
 
 ROOT = Path(__file__).parents[2]
 TRIGRAM = r"""\data\

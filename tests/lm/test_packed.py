@@ -13,8 +13,7 @@ from nemo_gpu_decoding.lm.bits import MAX_BITS, bits_for, num_words, packed, unp
 from nemo_gpu_decoding.lm.codebook import Codebook
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import NO_LABEL
-from tests.lm.ngrams import closed_table, missing_suffixes, write_arpa
-from tests.oracles.ngram import arpa_text, log10_prob
+from tests.oracles.ngram import arpa_text, closed_table, log10_prob, missing_suffixes, write_arpa
 
 LN10 = math.log(10)
 EXAMPLE = {

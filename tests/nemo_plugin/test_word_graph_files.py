@@ -20,9 +20,9 @@ from nemo_gpu_decoding.graph.lexicon import Lexicon
 from nemo_gpu_decoding.graph.openfst import read_fst
 from nemo_gpu_decoding.graph.store import load_graph, save_graph
 from nemo_gpu_decoding.vocabulary import Vocabulary
-from tests.graph.ready_made import write_tlg
+from tests.graph.toy import write_tlg
 from tests.nemo_plugin.usage import LETTERS, spoken, write_arpa
-from tests.search.cuda_wfst.models import fst_of
+from tests.search.word_graph.models import fst_of
 
 BLANK = len(LETTERS)
 WORDS = ("an", "other", "another", "page", "ann")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -45,3 +46,67 @@ def ranking(log_probs, blank_id, *, add, fusion=None, beam_beta=0.0):
             score += fusion.boosting_weight * fusion.boosting.score(labels)
         scored.append((score, text))
     return sorted(scored, key=lambda entry: (-entry[0], entry[1]))
+
+
+# ------------- Late-pruned CTC beam search by the book: all K x V continuations of a frame are scored
+# No bounds, no pruning before the K best are known, one plain Python loop per step, float32 in the order
+# of the definition. What a search leaves out to be fast must not show in its results.
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    score: np.float32
+    tokens: tuple[int, ...]
+    last_label: int
+    lm_state: int
+    boosting_state: int
+
+
+def beam_search(
+    log_probs: np.ndarray, blank_id: int, beam_size: int, *, fusion: Fusion, beam_beta: float,
+    threshold: float = np.inf,
+) -> list[tuple[float, tuple[int, ...]]]:  # fmt: skip
+    """The hypotheses after all frames with merge=max, best first; no final weights.
+
+    Args:
+        log_probs: [T, V + 1] float32.
+    """
+    lm, tree = fusion.lm, fusion.boosting
+    beam = [
+        Hypothesis(np.float32(0), (), -1, lm.start_state if lm else 0, tree.start_state if tree else 0)
+    ]
+    for row in log_probs:
+        candidates = [
+            candidate
+            for parent, hypothesis in enumerate(beam)
+            for label in range(len(row))
+            for candidate in [_extended(hypothesis, parent, row, label, blank_id, fusion, beam_beta)]
+            if candidate[1].score > -np.inf
+        ]
+        candidates.sort(key=lambda candidate: candidate[0])
+        kept: dict[tuple[tuple[int, ...], int], Hypothesis] = {}
+        for _, hypothesis in candidates[:beam_size]:
+            if hypothesis.score > candidates[0][1].score - np.float32(threshold):
+                kept.setdefault((hypothesis.tokens, hypothesis.last_label), hypothesis)
+        beam = list(kept.values())
+    return [(float(hypothesis.score), hypothesis.tokens) for hypothesis in beam]
+
+
+def _extended(hypothesis, parent, row, label, blank_id, fusion, beam_beta):
+    """The hypothesis after one more label, behind its key in the total order of candidates."""
+    score, tokens = hypothesis.score + row[label], hypothesis.tokens
+    lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
+    if label not in (blank_id, hypothesis.last_label):
+        of_automaton = label - 1 if label > blank_id else label
+        score = score + np.float32(beam_beta)
+        tokens = (*tokens, label)
+        weight, bonus = np.float32(0), np.float32(0)
+        if fusion.lm:
+            weight, lm_state = fusion.lm.advance(lm_state, of_automaton)
+            weight = np.float32(fusion.lm_weight) * np.float32(weight)
+        if fusion.boosting:
+            bonus, boosting_state = fusion.boosting.advance(boosting_state, of_automaton)
+            bonus = np.float32(fusion.boosting_weight) * np.float32(bonus)
+        score = score + weight + bonus
+    key = (-score, parent, label)
+    return key, Hypothesis(score, tokens, label, lm_state, boosting_state)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 
 NGram = tuple[str, ...]
 Table = dict[NGram, tuple[float, float]]  # n-gram -> log10 probability, log10 back-off weight
@@ -51,3 +52,90 @@ def arpa_text(table: Table, separator: str = "\t") -> str:
             lines.append(separator.join(fields))
         lines.append("")
     return "\n".join([*lines, "\\end\\", ""])
+
+
+# ----- The best text of a word graph whose LM costs are replaced by another LM's, from the definition
+def sentence_cost(table: Table, words: Sequence[str]) -> float:
+    """-log p(words </s>), natural; unlisted words are <unk>, an LM without </s> ends for nothing."""
+    order = max(map(len, table))
+    listed = [word if (word,) in table else "<unk>" for word in words]
+    ends = ["</s>"] if ("</s>",) in table else []
+    sentence = ["<s>", *listed, *ends]
+    total = sum(log10_prob(table, sentence[:i], sentence[i], order) for i in range(1, len(sentence)))
+    return -total * math.log(10)
+
+
+def rescored(
+    texts: Mapping[tuple[str, ...], float], small: Table, large: Table, weight: float
+) -> dict[tuple[str, ...], float]:
+    """{text: cost}, cheapest first, from the costs in the small LM's graph (`viterbi.all_texts`)."""
+    costs = {
+        text: cost + weight * (sentence_cost(large, text) - sentence_cost(small, text))
+        for text, cost in texts.items()
+        if cost < math.inf
+    }
+    return dict(sorted(costs.items(), key=lambda item: item[1]))
+
+
+# ------------------------------------------------------------ Small word LMs for the tests of packing
+SPECIALS = ("<s>", "</s>", "<unk>")
+
+
+def closed_table(*, seed, order=3, keep=0.3, words=("x", "y", "z")) -> Table:
+    """A random LM without n-grams whose context is not listed; suffixes may well be missing."""
+    table = random_table(words, order, keep, seed, SPECIALS)
+    kept: Table = {}
+    for gram in sorted(table, key=len):
+        if len(gram) == 1 or gram[:-1] in kept:
+            kept[gram] = table[gram]
+    return kept
+
+
+def write_arpa(path, table, separator="\t"):
+    """The table as an ARPA file; returns its path."""
+    path.write_text(arpa_text(table, separator))
+    return path
+
+
+def missing_suffixes(table: Table) -> int:
+    return sum(gram[1:] not in table for gram in table if len(gram) > 1)
+
+
+# ----------------- What a token sequence earns from boosted phrases, counted occurrence by occurrence
+
+
+def phrase_bonus(length: int, context_score: float = 1.0, depth_scaling: float = 2.0) -> float:
+    """Bonus of a phrase of so many tokens, from NeMo's formula."""
+    return context_score + sum(
+        context_score * depth_scaling + math.log(position) for position in range(2, length + 1)
+    )
+
+
+def earned(
+    tokens: Sequence[int],
+    bonuses: Mapping[tuple[int, ...], float],
+    is_continuation: Container[int] = (),
+    outside_words: Container[tuple[int, ...]] = (),
+) -> float:
+    """For every position the best of the phrases that occur there and count, added up.
+
+    An occurrence does not count if a label of `is_continuation` follows, unless its phrase is one of
+    `outside_words`.
+    """
+    total = 0.0
+    for begin in range(len(tokens)):
+        here = [
+            bonus
+            for phrase, bonus in bonuses.items()
+            if tuple(tokens[begin : begin + len(phrase)]) == phrase
+            and (
+                phrase in outside_words
+                or not word_continues(tokens, begin + len(phrase), is_continuation)
+            )
+        ]
+        total += max(here, default=0.0)
+    return total
+
+
+def word_continues(tokens: Sequence[int], position: int, is_continuation: Container[int]) -> bool:
+    return position < len(tokens) and tokens[position] in is_continuation

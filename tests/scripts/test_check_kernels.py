@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
@@ -10,10 +11,9 @@ import pytest
 
 from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.sources import read_source
-from tests.cuda.needs import needs_nvrtc
+from tests.cuda.fakes import needs_nvrtc
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "check_kernels.py"
-
 GOOD = """// variants: SIZE=32
 // variants: SIZE=64 TYPE=int
 #ifndef TYPE
@@ -26,7 +26,6 @@ extern "C" __global__ void good(TYPE* x) {
   x[threadIdx.x] = row[SIZE - 1 - threadIdx.x];
 }
 """
-
 # 256 numbers per thread and 64 registers to keep them in
 SPILLS = """
 extern "C" __global__ void __launch_bounds__(1024) spills(float* x, int n) {
@@ -37,7 +36,6 @@ extern "C" __global__ void __launch_bounds__(1024) spills(float* x, int n) {
   for (int i = 0; i < 256; ++i) x[i * n + 1] = kept[i] * kept[(i * 7 + 3) & 255];
 }
 """
-
 LOG = """ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'advance' for 'sm_90'
 ptxas info    : Function properties for advance
@@ -143,3 +141,65 @@ def test_printed_headers_are_written(tmp_path, capsys):
     assert {"fusion/automaton.cuh", "search/flexctc_beam/records.cuh", "graph/csr.cuh"} <= written
     assert "struct State {" in (tmp_path / "include/fusion/automaton.cuh").read_text()
     assert len(capsys.readouterr().out.splitlines()) == len(written)
+
+
+# --------------------------------------------------------------------- Which torch `make setup` takes
+
+TORCH_SCRIPT = Path(__file__).parents[2] / "scripts" / "choose_torch.py"
+
+
+@pytest.fixture
+def choose_torch(monkeypatch):
+    """The script, on a Linux machine without torch and without a GPU."""
+    spec = importlib.util.spec_from_file_location("choose_torch", TORCH_SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.setattr(module, "installed_torch", lambda: None)
+    monkeypatch.setattr(module, "has_nvidia_gpu", lambda: False)
+    monkeypatch.setattr(module.platform, "system", lambda: "Linux")
+    return module
+
+
+def pip_answers(module, monkeypatch, stdout):
+    def run(command, **_):
+        return subprocess.CompletedProcess(command, 0, stdout, "")
+
+    monkeypatch.setattr(module.subprocess, "run", run)
+
+
+def test_the_newest_cpu_build_is_taken_even_if_cuda_builds_are_newer(choose_torch, monkeypatch, capsys):
+    versions = "2.15.0, 2.13.0+cpu, 2.13.0, 2.9.1+cpu, 2.10.0+cpu, 2.14.0+cu130, 2.0.0+cpu"
+    pip_answers(choose_torch, monkeypatch, f"torch (2.15.0)\nAvailable versions: {versions}\n")
+    assert choose_torch.main() == 0
+    assert capsys.readouterr().out == "torch==2.13.0+cpu\n"
+
+
+@pytest.mark.parametrize("versions", ["2.15.0, 2.14.0", "2.5.1+cpu, 2.15.0"])
+def test_only_cuda_or_old_cpu_builds_stop_with_advice(choose_torch, versions, monkeypatch, capsys):
+    pip_answers(choose_torch, monkeypatch, f"Available versions: {versions}\n")
+    assert choose_torch.main() == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "make setup TORCH=torch " in err
+    assert versions in err
+
+
+def test_an_index_that_cannot_be_read_stops_too(choose_torch, monkeypatch, capsys):
+    pip_answers(choose_torch, monkeypatch, "")
+    assert choose_torch.main() == 1
+    assert "no torch at all" in capsys.readouterr().err
+
+
+def test_with_a_gpu_or_on_another_system_plain_torch_is_right(choose_torch, monkeypatch, capsys):
+    monkeypatch.setattr(choose_torch.platform, "system", lambda: "Darwin")
+    assert choose_torch.main() == 0
+    monkeypatch.setattr(choose_torch.platform, "system", lambda: "Linux")
+    monkeypatch.setattr(choose_torch, "has_nvidia_gpu", lambda: True)
+    assert choose_torch.main() == 0
+    assert capsys.readouterr().out == "torch>=2.6\n" * 2
+
+
+def test_an_installed_torch_stays(choose_torch, monkeypatch, capsys):
+    monkeypatch.setattr(choose_torch, "installed_torch", lambda: "2.7.1+cu126")
+    assert choose_torch.main() == 0
+    assert capsys.readouterr().out == "torch==2.7.1+cu126\n"

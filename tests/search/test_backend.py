@@ -1,10 +1,19 @@
-import logging
+"""Where a search runs: the choice of the backend, and of threads. Options out of range are named."""
 
+import logging
+import os
+
+import numpy as np
 import pytest
 import torch
 
 from nemo_gpu_decoding.cuda.launch import use_runtime
 from nemo_gpu_decoding.search import backend
+from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
+from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+from nemo_gpu_decoding.search.threads import for_each_share, thread_count
+from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
+from tests.random_models import random_log_probs
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -77,3 +86,128 @@ def test_cpu_tensors_need_no_runtime(monkeypatch):
     monkeypatch.setattr(backend, "runtime", lambda: pytest.fail("asked for CUDA"))
     assert backend.choose_backend("auto", CPU, nothing) == "cpu"
     assert backend.choose_backend("cpu", GPU, nothing) == "cpu"
+
+
+# --------------------------------------------------------------------------------------------- threads
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_every_row_with_work_is_done_once(threads):
+    costs = np.array([5, 0, 3, 9, 1, 0, 2])
+    shares = []
+    for_each_share(lambda rows: shares.append(rows.tolist()), costs, threads)
+    assert sorted(row for share in shares for row in share) == [0, 2, 3, 4, 6]
+    assert len(shares) == min(threads, 5)
+
+
+def test_shares_are_balanced():
+    loads = []
+    costs = np.array([10, 10, 5, 5, 5, 5])
+    for_each_share(lambda rows: loads.append(costs[rows].sum()), costs, 2)
+    assert loads == [20, 20]
+
+
+def test_nothing_to_do():
+    for_each_share(lambda rows: pytest.fail("called"), np.zeros(3), 2)
+
+
+@pytest.mark.parametrize("guilty", [0, 3])
+def test_an_error_in_any_share_is_raised(guilty):
+    def work(rows):
+        if guilty in rows:
+            raise KeyError("found")
+
+    with pytest.raises(KeyError, match="found"):
+        for_each_share(work, np.array([9, 5, 5, 1]), 2)
+
+
+def test_zero_threads_are_as_many_as_torch_uses(monkeypatch):
+    monkeypatch.setattr("torch.get_num_threads", lambda: 7)
+    assert thread_count(0) == 7
+    assert thread_count(3) == 3
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_decodes_too():
+    """As a DataLoader's workers do: the parent's threads do not exist in the child."""
+    decoder = FlexCTCBeam(5, 5, FlexCTCConfig(beam_size=4, threads=2))
+    log_probs = random_log_probs(4, 10, 6, seed=0)
+    expected = [nbest.best.score for nbest in decoder.decode(log_probs, [10] * 4)]
+    child = os.fork()
+    if child == 0:  # the exit code is all that the parent learns
+        scores = [nbest.best.score for nbest in decoder.decode(log_probs, [10] * 4)]
+        os._exit(0 if scores == expected else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+# --------------------------------------------------------------------- Options out of range are named
+
+
+@pytest.mark.parametrize("kind", [ALSDConfig, AESConfig])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beam_size": 0}, "beam_size is 0, expected an integer 1 .."),
+        ({"beam_size": 2.0}, "beam_size is 2.0"),
+        ({"n_best": 5}, "n_best is 5, expected an integer 1 .. 4"),
+        ({"threads": -1}, "threads is -1"),
+        ({"softmax_temperature": 0.0}, "softmax_temperature is 0.0, expected a finite number > 0"),
+        ({"softmax_temperature": float("nan")}, "softmax_temperature is nan"),
+        ({"blank_lm_score_mode": "full"}, "blank_lm_score_mode is 'full', expected one of no_score"),
+        ({"pruning_mode": "LATE"}, "pruning_mode is 'LATE', expected one of late, early"),
+        ({"backend": "tpu"}, "backend is 'tpu'"),
+    ],
+)
+def test_shared_options(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**options)
+
+
+@pytest.mark.parametrize("value", [0, -3, 1.5, True, None])
+def test_max_symbols(value):
+    with pytest.raises(ValueError, match=f"max_symbols is {value}, expected an integer 1"):
+        ALSDConfig(max_symbols=value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"maes_num_steps": 0}, "maes_num_steps is 0"),
+        ({"maes_expansion_beta": -1}, "maes_expansion_beta is -1"),
+        ({"maes_expansion_gamma": 0.0}, "maes_expansion_gamma is 0.0, expected a number > 0"),
+        ({"maes_expansion_gamma": float("nan")}, "maes_expansion_gamma is nan"),
+    ],
+)
+def test_expansion_limits(options, message):
+    with pytest.raises(ValueError, match=message):
+        AESConfig(**options)
+
+
+# ---------------------------------------------------------------------------------------------- config
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beam_size": 0}, r"beam_size is 0, expected an integer 1 \.\. 4096"),
+        ({"beam_size": 8.0}, r"beam_size is 8\.0, expected an integer"),
+        ({"beam_size": True}, "beam_size is True, expected an integer"),
+        ({"beam_size": 4, "n_best": 5}, r"n_best is 5, expected an integer 1 \.\. 4"),
+        ({"threads": -1}, "threads is -1"),
+        ({"beam_beta": float("nan")}, "beam_beta is nan, expected a finite number"),
+        ({"beam_threshold": 0.0}, r"beam_threshold is 0\.0, expected a number > 0"),
+        ({"beam_threshold": float("nan")}, "beam_threshold is nan"),
+        ({"merge": "avg"}, "merge is 'avg', expected one of max, sum, prefix"),
+        ({"backend": "gpu"}, "backend is 'gpu', expected one of auto, cuda, cpu"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        FlexCTCConfig(**options)
+
+
+def test_prefix_search_has_no_alignments():
+    with pytest.raises(ValueError, match="alignments is True with merge='prefix'"):
+        FlexCTCBeam(3, 3, FlexCTCConfig(merge="prefix", alignments=True))
+
+
+def test_an_empty_vocabulary_is_named():
+    with pytest.raises(ValueError, match="vocab_size is 0, expected at least 1"):
+        FlexCTCBeam(0, 0)

@@ -9,7 +9,7 @@ import torch
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
-from tests.contract.facts import facts
+from tests.contract.subject import facts
 from tests.random_models import random_boosting, random_lm
 
 

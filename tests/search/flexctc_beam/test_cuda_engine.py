@@ -9,7 +9,7 @@ import torch
 from nemo_gpu_decoding.fusion import on_device
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
-from tests.contract.facts import facts
+from tests.contract.subject import facts
 from tests.cuda_emulator.emulator import EmulatedModule
 from tests.random_models import random_boosting, random_log_probs
 from tests.search.flexctc_beam.both import on_cuda, random_fusion

@@ -9,7 +9,7 @@ import torch
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
-from tests.contract.facts import facts
+from tests.contract.subject import facts
 from tests.random_models import random_boosting, random_lm, random_log_probs
 from tests.search.flexctc_beam.both import assert_equal, on_cpu, on_cuda, random_fusion
 

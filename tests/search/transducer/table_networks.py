@@ -15,7 +15,7 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
-from tests.contract.facts import facts
+from tests.contract.subject import facts
 from tests.random_models import random_boosting, random_lm
 
 STRATEGIES = {"alsd_pp": (ALSDPlusPlus, ALSDConfig), "aes_pp": (AESPlusPlus, AESConfig)}

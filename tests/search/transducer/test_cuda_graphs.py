@@ -22,7 +22,7 @@ from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN,
 from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace, WorkspacePool, bucket
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
 from nemo_gpu_decoding.search.transducer.records import ACTIVE, FULL, IDLE
-from tests.contract.facts import facts
+from tests.contract.subject import facts
 from tests.cuda_emulator.graphs import captured_chunk, captured_while
 from tests.random_models import random_boosting
 from tests.search.transducer.table_networks import STRATEGIES, random_fusion

@@ -1,5 +1,7 @@
 """Both searches against brute force on tiny problems and against themselves in plain Python."""
 
+from __future__ import annotations
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,16 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
+from nemo_gpu_decoding.search.transducer.schedule import JointRows
+from tests.contract.subject import facts
 from tests.oracles.transducer import Scorer, aes, alsd, brute_force
 from tests.random_models import random_boosting, random_lm
-from tests.search.transducer.table_networks import TableNetworks, random_frames
+from tests.search.transducer.table_networks import (
+    STRATEGIES,
+    TableNetworks,
+    random_frames,
+    random_fusion,
+)
 
 DURATIONS = [(), (0, 1), (0, 2, 3), (1, 2), (4, 0, 1)]
 BLANK_MODES = {True: "lm_weighted_full", False: "no_score"}
@@ -94,7 +103,6 @@ def test_blank_scoring_keeps_words():
 
 
 # ------------------------------------------------------------------------------------- aes_pp
-
 AES_CEILING = 1 - 1e-6
 # beam_size, maes_num_steps, maes_expansion_beta, maes_expansion_gamma
 LIMITS = [(1, 2, 2, 2.3), (3, 1, 0, 2.3), (5, 2, 2, 2.3), (4, 3, 1, 6.0), (6, 2, 3, float("inf"))]
@@ -136,7 +144,6 @@ def test_never_more_probable_than_all_alignments_together(durations, seed):
 
 
 # Why labels are narrowed down before the LM is asked: late, a large LM weight deletes tokens.
-
 LIKELY, BLANK = 0, 2  # as probable as each other, whatever was said before
 UNIFORM = -3.0  # what the LM gives every token, natural log; the default gamma is 2.3
 
@@ -181,3 +188,68 @@ def test_by_default_a_token_as_probable_as_the_blank_survives_any_lm_weight(lm):
 def test_late_pruning_drops_it_once_the_lm_weighs_enough(lm):
     assert (LIKELY,) in texts(lm, 0.1, pruning_mode="late")
     assert (LIKELY,) not in texts(lm, 1.2, pruning_mode="late")
+
+
+# ----------- What the joint gave in the last step is not computed again, and nothing else comes of it
+
+V, T = 12, 30
+LENGTHS = [T, 0, 17]
+
+
+class Counting(TableNetworks):
+    """Counts the rows that the joint is asked for."""
+
+    rows = 0
+
+    def join(self, frames, predictions):
+        self.rows += len(frames)
+        return super().join(frames, predictions)
+
+
+def decoded(strategy, durations, chunk=T):
+    """(facts of the n-best lists, rows of the joint)"""
+    make, config = STRATEGIES[strategy]
+    networks = Counting(V, durations, seed=3, blank_bias=2.0)
+    decoder = make(networks, config(beam_size=6, n_best=6), random_fusion(V))
+    networks.rows = 0  # construction has tried the networks
+    frames = random_frames(3, T, seed=2)
+    streams = decoder.open(3)
+    for begin in range(0, T, chunk):
+        sizes = [max(0, min(length - begin, chunk)) for length in LENGTHS]
+        decoder.push(streams, frames[:, begin : begin + chunk], sizes)
+    return [facts(nbest) for nbest in decoder.close(streams)], networks.rows
+
+
+@pytest.fixture
+def without_reuse(monkeypatch):
+    """What `decoded` returns if every row is computed."""
+
+    def forgetting(self, *arguments):
+        self._kept.rows.fill(-1)
+        return read(self, *arguments)
+
+    read = JointRows.read
+
+    def decoded_anew(*arguments):
+        with monkeypatch.context() as patch:
+            patch.setattr(JointRows, "read", forgetting)
+            return decoded(*arguments)
+
+    return decoded_anew
+
+
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+@pytest.mark.parametrize("durations", [(), (0, 1, 2, 3, 4), (4, 2, 1)], ids=str)
+def test_the_hypotheses_are_the_same(without_reuse, strategy, durations):
+    expected, all_rows = without_reuse(strategy, durations)
+    found, rows = decoded(strategy, durations)
+    assert found == expected
+    if strategy == "alsd_pp" and durations:
+        assert rows < all_rows
+    else:  # hypotheses of aes_pp wait for each other in a frame, and those of an RNN-T never meet late
+        assert rows == all_rows
+
+
+def test_chunks_forget_nothing_that_matters():
+    durations = (0, 1, 2, 3, 4)
+    assert decoded("alsd_pp", durations, chunk=4)[0] == decoded("alsd_pp", durations)[0]

@@ -1,0 +1,245 @@
+"""Searches in word graphs on a GPU find what they find on the CPU: all of it, to the bit."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
+from nemo_gpu_decoding.search.word_graph import cuda_composition, kernel_abi
+from tests.contract.subject import all_facts
+from tests.gpu import REHEARSAL, sized
+from tests.random_models import random_log_probs
+from tests.search.word_graph.both import (
+    WORDS,
+    assert_equal,
+    assert_equal_lattices,
+    assert_equal_paged,
+    on,
+    on_cpu,
+    on_cuda,
+    pair,
+)
+from tests.search.word_graph.models import LM, lm_table, random_graph
+
+COLUMNS, T = sized(200, 12), sized(80, 8)
+BATCH = sized(150, 3)
+TOPOLOGIES = ("compact", "normal", "minimal", "graph")
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    if REHEARSAL:
+        for name, size in {"THREADS": 32, "CANDIDATES": 128, "LEAST_GROUPS": 64}.items():
+            monkeypatch.setattr(kernel_abi, name, size)
+
+
+def graph_of(seed, topology="compact", coarse=False):
+    blank = COLUMNS - 1 if topology == "graph" else None
+    return random_graph(seed, columns=COLUMNS, blank=blank, states=sized(3000, 30), coarse=coarse)
+
+
+def log_probs_on(device, batch=BATCH, *, seed, sharpness=2.0, dtype=torch.float32):
+    return random_log_probs(batch, T, COLUMNS, seed=seed, sharpness=sharpness).to(device, dtype)
+
+
+def lengths_for(batch=BATCH):
+    lengths = np.random.default_rng(0).integers(0, T + 1, batch)
+    lengths[0], lengths[-1] = T, 0
+    return lengths.tolist()
+
+
+def options_of(topology):
+    return {"vocab_size": COLUMNS - 1, "blank_id": COLUMNS - 1, "topology": topology, "threads": 0}
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_topologies_and_types(device, topology, dtype):
+    for seed, max_active in enumerate(sized((10_000, 700, 50), (50,))):
+        assert_equal(
+            graph_of(seed, topology), log_probs_on(device, seed=seed, dtype=dtype), lengths_for(),
+            beam=10.0, max_active=max_active, **options_of(topology),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_ties_are_broken_alike(device, topology):
+    log_probs = torch.round(log_probs_on(device, seed=3))
+    assert_equal(
+        graph_of(3, topology, coarse=True), log_probs, lengths_for(), beam=5.0, max_active=300,
+        **options_of(topology),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_requests_of_single_utterances(device, topology):
+    graph = graph_of(1, topology)
+    trees = [
+        build_word_boosting(phrases, graph)
+        for phrases in ({"w1": 2.0, "w2 w3": 3.0}, {"w4 w1 w2": 4.0}, {"w3": 0.5})
+    ]
+    wishes = [Request(boosting=tree, lm_weight=0.5 * i) for i, tree in enumerate(trees)] + [None]
+    requests = [wishes[b % 4] for b in range(BATCH)]
+    assert_equal(
+        graph, log_probs_on(device, seed=4), lengths_for(), requests, beam=8.0, max_active=300,
+        boosting=trees[0], **options_of(topology),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_lattices(device, topology):
+    """Link for link, with ties."""
+    for coarse in (False, True):
+        log_probs = log_probs_on(device, sized(20, 2), seed=6)
+        assert_equal_lattices(
+            graph_of(6, topology, coarse), torch.round(log_probs) if coarse else log_probs,
+            lengths_for(len(log_probs)), beam=6.0, lattice_beam=5.0, n_best=10, max_active=300,
+            **options_of(topology),
+        )  # fmt: skip
+
+
+def test_streams(device):
+    """Chunks of random sizes; partial results on the way are equal too."""
+    rng, log_probs, totals = np.random.default_rng(0), log_probs_on(device, seed=2), lengths_for()
+    decoders = [
+        build(graph_of(2), beam=9.0, max_active=400, **options_of("compact"))
+        for build in (on_cpu, on_cuda)
+    ]
+    streams = [decoder.open(BATCH) for decoder in decoders]
+    done = np.zeros(BATCH, int)
+    while (done < totals).any():
+        sizes = np.minimum(rng.integers(0, sized(25, 5), BATCH), np.array(totals) - done)
+        chunk = torch.full((BATCH, max(1, sizes.max()), COLUMNS), float("nan"), device=device)
+        for b, size in enumerate(sizes):
+            chunk[b, :size] = log_probs[b, done[b] : done[b] + size]
+        early = []
+        for decoder, own in zip(decoders, streams, strict=True):
+            decoder.push(own, chunk, sizes.tolist())
+            early.append(all_facts(decoder.partial(own)))
+        assert early[0] == early[1]
+        done += sizes
+    last = [all_facts(d.close(own)) for d, own in zip(decoders, streams, strict=True)]
+    assert last[0] == last[1]
+
+
+def test_bad_frames_are_named_and_leave_streams_alone(device):
+    log_probs, decoder = log_probs_on(device, seed=5), on_cuda(graph_of(5), **options_of("compact"))
+    bad = log_probs.clone()
+    bad[1, 2, 3] = float("inf")
+    streams = decoder.open(BATCH)
+    with pytest.raises(ValueError, match=r"log_probs\[1, 2, 3\] is inf"):
+        decoder.push(streams, bad, [T] * BATCH)
+    decoder.push(streams, log_probs, [T] * BATCH)
+    assert all_facts(decoder.close(streams)) == all_facts(decoder.decode(log_probs, [T] * BATCH))
+
+
+# ------ paged_biglm on a GPU finds what it finds on the CPU: tokens, results and look-ups, to the bit
+
+needs_kaldifst = pytest.mark.skipif(find_spec("kaldifst") is None, reason="needs kaldifst")
+FRAMES = sized(60, 6)
+
+
+def inputs_on(device, batch=BATCH, *, seed, sharpness=2.0, dtype=torch.float32):
+    return random_log_probs(batch, FRAMES, COLUMNS, seed=seed, sharpness=sharpness).to(device, dtype)
+
+
+def paged_lengths_for(batch=BATCH):
+    lengths = np.random.default_rng(0).integers(0, FRAMES + 1, batch)
+    lengths[0], lengths[-1] = FRAMES, 0
+    return lengths.tolist()
+
+
+def check(graph, lms, log_probs, requests=None, **options):
+    options = {"columns": COLUMNS, "threads": 0, **options}
+    assert_equal_paged(graph, lms, log_probs, paged_lengths_for(len(log_probs)), requests, **options)
+
+
+@needs_kaldifst
+@pytest.mark.parametrize("placement", ["device", "paged"])
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_topologies_and_placements(device, topology, placement):
+    for seed, max_active in enumerate(sized((10_000, 700, 50), (50,))):
+        check(
+            graph_of(seed, topology), pair(seed, nested=seed == 1), inputs_on(device, seed=seed),
+            topology=topology, placement=placement, beam=10.0, max_active=max_active, chunk=FRAMES // 2,
+        )  # fmt: skip
+
+
+@needs_kaldifst
+@pytest.mark.parametrize("dtype", sized([torch.float16, torch.bfloat16], [torch.float16]), ids=str)
+def test_types(device, dtype):
+    check(
+        graph_of(1),
+        pair(1),
+        inputs_on(device, seed=1, dtype=dtype),
+        beam=8.0,
+        max_active=300,
+    )
+
+
+@needs_kaldifst
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("group_size", [0, 2])
+def test_ties_are_broken_alike_paged(device, topology, group_size):
+    check(
+        graph_of(3, topology, coarse=True), pair(3, coarse=True),
+        torch.round(inputs_on(device, seed=3)), topology=topology, group_size=group_size, beam=5.0,
+        max_active=300,
+    )  # fmt: skip
+
+
+@needs_kaldifst
+def test_requests_of_single_utterances_paged(device):
+    graph = graph_of(1)
+    trees = [build_word_boosting(phrases, graph) for phrases in ({"w1": 2.0, "w2 w3": 3.0}, {"w3": 0.5})]
+    wishes = [Request(boosting=tree, lm_weight=0.5 + i) for i, tree in enumerate(trees)] + [None]
+    requests = [wishes[b % 3] for b in range(BATCH)]
+    log_probs = inputs_on(device, seed=4)
+    check(graph, pair(1), log_probs, requests, boosting=trees[0], beam=8.0, max_active=300)
+
+
+@needs_kaldifst
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_lattices_paged(device, topology):
+    check(
+        graph_of(2, topology), pair(2), inputs_on(device, sized(20, 2), seed=6),
+        topology=topology, lattice=True, n_best=10, lattice_beam=5.0, beam=6.0, max_active=300,
+    )  # fmt: skip
+
+
+@needs_kaldifst
+def test_eager_composition(device):
+    check(
+        graph_of(2), pair(2), inputs_on(device, sized(10, 2), seed=6), composition="eager",
+        beam=6.0, max_active=100,
+    )  # fmt: skip
+
+
+@needs_kaldifst
+def test_many_histories(device):
+    """An LM with so many states that groups are large."""
+    order, keep = sized((6, 0.9), (3, 0.9))
+    large = LM(lm_table(seed=2, words=WORDS, order=order, keep=keep))
+    lms = LM(lm_table(seed=1, words=WORDS)), large
+    log_probs = inputs_on(device, sized(20, 2), seed=7, sharpness=0.5)
+    check(graph_of(4), lms, log_probs, beam=20.0, max_active=sized(5000, 200))
+
+
+@needs_kaldifst
+def test_a_tiny_cache_is_shared_by_all_blocks(device, monkeypatch):
+    placed = cuda_composition.PlacedLM
+    monkeypatch.setattr(
+        cuda_composition, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 64, name)
+    )
+    graph, lms = graph_of(5), pair(0)
+    options = {"placement": "paged", "beam": 10.0, "max_active": 300}
+    check(graph, lms, inputs_on(device, seed=8), **options)
+    decoder = on("cuda", graph, lms, columns=COLUMNS, **options)
+    streams = decoder.open(BATCH)
+    decoder.push(streams, inputs_on(device, seed=8), [FRAMES] * BATCH)
+    assert streams.engine.lookup_statistics.misses > 0

@@ -1,0 +1,187 @@
+"""flexctc_beam against the enumeration of all alignments and the search that scores everything."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
+from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
+from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+from tests.oracles.ctc import beam_search, collapse, ranking
+from tests.random_models import random_boosting, random_lm, random_log_probs
+
+problems = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 10_000),
+        "frames": st.integers(1, 5),
+        "vocab_size": st.integers(1, 3),
+        "sharpness": st.sampled_from([0.3, 1.0, 3.0]),
+        "beam_beta": st.sampled_from([-0.5, 0.0, 0.7]),
+        "lm_weight": st.sampled_from([0.0, 0.5, 1.0]),
+        "boosting_weight": st.sampled_from([0.0, 0.8]),
+    }
+)
+
+
+def fusion_of(problem):
+    vocab_size, seed = problem["vocab_size"], problem["seed"]
+    return Fusion(
+        random_lm(vocab_size, seed=seed), problem["lm_weight"],
+        random_boosting(vocab_size, seed=seed, phrases=2), problem["boosting_weight"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("merge", ["max", "sum", "prefix"])
+@settings(max_examples=60, deadline=None)
+@given(problem=problems, blank_first=st.booleans())
+def test_wide_beam_finds_the_true_n_best(merge, problem, blank_first):
+    vocab_size, frames = problem["vocab_size"], problem["frames"]
+    blank_id = 0 if blank_first else vocab_size
+    log_probs = random_log_probs(
+        1, frames, vocab_size + 1, seed=problem["seed"], sharpness=problem["sharpness"]
+    )
+    fusion = fusion_of(problem)
+    expected = ranking(
+        log_probs[0].numpy().astype(np.float64), blank_id,
+        add=merge != "max", fusion=fusion, beam_beta=problem["beam_beta"],
+    )  # fmt: skip
+    config = FlexCTCConfig(
+        beam_size=2048,
+        n_best=10,
+        beam_beta=problem["beam_beta"],
+        beam_threshold=float("inf"),
+        merge=merge,
+    )
+    nbest = FlexCTCBeam(vocab_size, blank_id, config, fusion).decode(log_probs, [frames])[0]
+    assert len(nbest) == min(10, len(expected))
+    scores = {text: score for score, text in expected}
+    for path, (score, _) in zip(nbest, expected, strict=False):
+        assert path.score == pytest.approx(score, abs=1e-4)
+        assert scores[tuple(path.tokens.tolist())] == pytest.approx(score, abs=1e-4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(problem=problems, beam_size=st.integers(1, 8))
+def test_a_beam_never_beats_the_truth(problem, beam_size):
+    vocab_size, frames = problem["vocab_size"], problem["frames"]
+    log_probs = random_log_probs(
+        1, frames, vocab_size + 1, seed=problem["seed"], sharpness=problem["sharpness"]
+    )
+    fusion = fusion_of(problem)
+    best, _ = ranking(
+        log_probs[0].numpy().astype(np.float64), vocab_size,
+        add=False, fusion=fusion, beam_beta=problem["beam_beta"],
+    )[0]  # fmt: skip
+    config = FlexCTCConfig(beam_size=beam_size, beam_beta=problem["beam_beta"])
+    path = FlexCTCBeam(vocab_size, vocab_size, config, fusion).decode(log_probs, [frames])[0].best
+    assert path.score <= best + 1e-4
+
+
+# ---------- Narrow beams against the search that scores everything: bounds change nothing, to the bit
+
+narrow_problems = st.fixed_dictionaries(
+    {
+        "seed": st.integers(0, 10_000),
+        "frames": st.integers(1, 12),
+        "vocab_size": st.integers(2, 30),
+        "sharpness": st.sampled_from([0.3, 1.0, 3.0]),
+        "beam_size": st.integers(1, 6),
+        "beam_beta": st.sampled_from([-0.5, 0.0, 0.7]),
+        "threshold": st.sampled_from([2.0, 8.0, 100.0]),
+        "branching": st.sampled_from([1, 2, 12]),  # fewer and more arcs than are offered one by one
+    }
+)
+
+
+def hypotheses_of(problem, fusion, *, blank_id):
+    """The beam after all frames from `FlexCTCBeam`, as {tokens: score}."""
+    log_probs = random_log_probs(
+        1, problem["frames"], problem["vocab_size"] + 1,
+        seed=problem["seed"], sharpness=problem["sharpness"],
+    )  # fmt: skip
+    config = FlexCTCConfig(
+        beam_size=problem["beam_size"], n_best=problem["beam_size"], beam_beta=problem["beam_beta"],
+        beam_threshold=problem["threshold"], threads=1,
+    )  # fmt: skip
+    decoder = FlexCTCBeam(problem["vocab_size"], blank_id, config, fusion)
+    streams = decoder.open(1)
+    decoder.push(streams, log_probs, [problem["frames"]])
+    found = decoder.partial(streams, problem["beam_size"])[0]
+    expected = beam_search(
+        log_probs[0].numpy(), blank_id, problem["beam_size"],
+        fusion=fusion, beam_beta=problem["beam_beta"], threshold=problem["threshold"],
+    )  # fmt: skip
+    best: dict[tuple[int, ...], float] = {}
+    for score, tokens in expected:  # a text may stand there twice, ending in a blank or not
+        best[tokens] = max(score, best.get(tokens, -np.inf))
+    return {tuple(path.tokens): path.score for path in found}, best
+
+
+@pytest.mark.parametrize("parts", ["nothing", "lm", "boosting", "both"])
+@settings(max_examples=80, deadline=None)
+@given(problem=narrow_problems, blank_first=st.booleans())
+def test_equal_to_scoring_everything(parts, problem, blank_first):
+    vocab_size, seed = problem["vocab_size"], problem["seed"]
+    lm = random_lm(vocab_size, seed=seed, branching=problem["branching"], order=2)
+    tree = random_boosting(vocab_size, seed=seed)
+    fusion = Fusion(
+        lm if parts in ("lm", "both") else None, 0.6,
+        tree if parts in ("boosting", "both") else None, 0.8,
+    )  # fmt: skip
+    found, expected = hypotheses_of(problem, fusion, blank_id=0 if blank_first else vocab_size)
+    assert found == expected
+
+
+# --- What stands in a result beyond its text: alignments, and what happens when an LM forbids the end
+
+
+@pytest.mark.parametrize("merge", ["max", "sum"])
+def test_alignments_spell_the_text_and_its_score(merge):
+    log_probs = random_log_probs(3, 25, 7, seed=1)
+    config = FlexCTCConfig(beam_size=8, n_best=3, alignments=True, merge=merge)
+    for b, nbest in enumerate(FlexCTCBeam(6, 6, config).decode(log_probs, [25, 10, 25])):
+        for path in nbest:
+            assert collapse(path.alignment.tolist(), 6) == tuple(path.tokens)
+            assert path.alignment[path.frames].tolist() == path.tokens.tolist()
+            picked = log_probs[b, range(len(path.alignment)), path.alignment]
+            np.testing.assert_array_equal(path.alignment_log_probs, picked)
+            if merge == "max":
+                assert path.parts.acoustic == pytest.approx(float(picked.sum()), abs=1e-4)
+
+
+def test_no_alignments_unless_asked_for():
+    path = FlexCTCBeam(6, 6).decode(random_log_probs(1, 5, 7, seed=0), [5])[0].best
+    assert path.alignment is None
+    assert path.alignment_log_probs is None
+
+
+def lm_that_never_ends(vocab_size):
+    return BackoffAutomaton.from_columns(
+        Columns(
+            arc_begin=[0],
+            arc_end=[0],
+            backoff_to=[0],
+            backoff_weights=[-1.0],
+            final_weights=[-np.inf],
+            arc_labels=[],
+            arc_weights=[],
+            arc_targets=[],
+        ),
+        vocab_size=vocab_size,
+        start_state=0,
+    )
+
+
+def test_an_lm_without_an_end_still_gives_a_result_and_says_so():
+    decoder = FlexCTCBeam(3, 3, FlexCTCConfig(beam_size=4, n_best=2), Fusion(lm_that_never_ends(3), 0.5))
+    log_probs = random_log_probs(2, 8, 4, seed=2)
+    streams = decoder.open(2)
+    decoder.push(streams, log_probs, [8, 8])
+    partial = [nbest.best.score for nbest in decoder.partial(streams)]
+    results = decoder.close(streams)
+    assert [nbest.best.score for nbest in results] == partial
+    assert all("end-of-sentence" in nbest.notes[0] for nbest in results)

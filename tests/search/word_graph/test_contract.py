@@ -1,0 +1,171 @@
+"""What is these searches' own about bad input; the rest is in tests/contract."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numba
+import numpy as np
+import pytest
+
+from nemo_gpu_decoding.fusion.automaton import empty_automaton
+from nemo_gpu_decoding.graph.csr import GraphArrays
+from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
+from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
+from nemo_gpu_decoding.search.word_graph.frame import advance
+from tests.graph.toy import BLANK, PIECES
+from tests.random_models import random_log_probs
+from tests.search.word_graph.models import LM, make, make_paged, random_lm, toy_graph
+
+pytest.importorskip("kaldifst")
+
+
+def test_back_pointers_are_compacted_in_long_streams():
+    decoder = make(toy_graph(0), beam=12.0)
+    log_probs = random_log_probs(1, 3000, len(PIECES) + 1, seed=1)
+    streams = decoder.open(1)
+    for begin in range(0, 3000, 50):
+        decoder.push(streams, log_probs[:, begin : begin + 50], [50])
+    (utterance,) = streams.engine.results([0], 1, final=False)
+    tokens = sum(len(n.best) for n in decoder.partial(streams))
+    assert len(utterance.back_pointers) < 8 * tokens
+    expected = decoder.decode(log_probs, [3000])[0].best
+    assert decoder.close(streams)[0].best.frames.tolist() == expected.frames.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"topology": "tiny"}, "topology is 'tiny', expected one of compact, normal, minimal, graph"),
+        ({"beam": 0.0}, r"beam is 0.0, expected a finite number > 0"),
+        ({"beam": float("inf")}, "beam is inf"),
+        ({"max_active": 0}, "max_active is 0"),
+        ({"acoustic_scale": 0.0}, "acoustic_scale is 0.0"),
+        ({"lattice_beam": -2.0}, "lattice_beam is -2.0"),
+        ({"n_best": 0}, "n_best is 0"),
+        ({"threads": -1}, "threads is -1"),
+        ({"backend": "tpu"}, "backend is 'tpu'"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        WFSTConfig(**options)
+
+
+def test_nemos_name_of_the_normal_topology():
+    log_probs = random_log_probs(1, 20, len(PIECES) + 1, seed=1)
+    decoders = [make(toy_graph(0), topology=name) for name in ("default", "normal")]
+    theirs, ours = (decoder.decode(log_probs, [20]) for decoder in decoders)
+    assert theirs[0].best.score == ours[0].best.score
+
+
+def test_a_state_with_more_epsilons_than_there_is_room_for_is_refused():
+    graph = toy_graph(0)
+    states, arcs, epsilons, compounds = graph.arrays
+    states, many = states.copy(), np.repeat(epsilons[:1], 1024)
+    states["epsilon_begin"][graph.start] = len(epsilons)
+    states["epsilon_end"][graph.start] = len(epsilons) + len(many)
+    arrays = GraphArrays(states, arcs, np.concatenate([epsilons, many]), compounds)
+    with pytest.raises(ValueError, match="1024 ways on without a label, expected at most 1023"):
+        CudaWFST(replace(graph, arrays=arrays), len(PIECES), BLANK)
+
+
+def test_graphs_of_another_model_are_named():
+    with pytest.raises(ValueError, match=r"graph .* reads column 4, expected 0 \.\. 3"):
+        CudaWFST(toy_graph(0), vocab_size=3, blank_id=3)
+    with pytest.raises(ValueError, match=r"reads the blank \(column 2\)"):
+        CudaWFST(toy_graph(0), vocab_size=len(PIECES), blank_id=2)
+    with pytest.raises(ValueError, match=f"blank_id is 9, expected 0 .. {BLANK}"):
+        CudaWFST(toy_graph(0), vocab_size=len(PIECES), blank_id=9)
+
+
+def test_boosting_of_another_graph_is_named():
+    with pytest.raises(ValueError, match="was made for 3 words, expected 8"):
+        make(toy_graph(0), boosting=empty_automaton(3))
+
+
+def test_a_path_that_cannot_go_on_is_named():
+    log_probs = random_log_probs(1, 4, len(PIECES) + 1, seed=1)
+    log_probs[0, 0, 1:] = -np.inf  # ▁a, then a label that no word goes on with
+    log_probs[0, 1, [0, 1, 2, 3, 5]] = -np.inf
+    message = r"log_probs\[0, 1\] makes every path through the graph impossible"
+    with pytest.raises(ValueError, match=message):
+        make(toy_graph(0)).decode(log_probs, [4])
+
+
+def test_the_search_without_a_large_lm_is_compiled_for_records_without_its_fields():
+    make(toy_graph(0)).decode(random_log_probs(1, 4, len(PIECES) + 1, seed=1), [4])
+    plain = [types for types in advance.signatures if isinstance(types[5], numba.types.NoneType)]
+    assert plain
+    for *_, work in plain:
+        records = [array.dtype for array in work.types if isinstance(array, numba.types.Array)]
+        fields = [name for record in records for name in getattr(record, "fields", ())]
+        assert "key" in fields
+        assert not [name for name in fields if name.startswith("lm") or name == "difference"]
+
+
+# --------------------------- What is paged_biglm's own about bad input; the rest is in tests/contract
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"beam": 0.0}, "beam is 0.0"),
+        ({"large_lm_weight": -0.5}, "large_lm_weight is -0.5, expected a finite number >= 0"),
+        ({"large_lm_weight": float("nan")}, "large_lm_weight is nan"),
+        ({"composition": "static"}, "composition is 'static', expected one of lazy, eager"),
+        ({"group_size": -1}, "group_size is -1"),
+        ({"group_size": 4, "composition": "eager"}, "group_size is 4 with composition 'eager'"),
+        ({"difference": "maybe"}, "difference is 'maybe', expected one of auto, always, never"),
+        ({"placement": "disk"}, "placement is 'disk', expected one of auto, device, paged"),
+        ({"cache_mb": 0}, "cache_mb is 0"),
+    ],
+)
+def test_bad_options_are_named_paged(options, message):
+    with pytest.raises(ValueError, match=message):
+        PagedBigLMConfig(**options)
+
+
+@pytest.mark.parametrize("which", ["large", "small"])
+def test_lms_that_cannot_score_all_words_are_named(which):
+    table = random_lm(1).table
+    lacking = LM({g: w for g, w in table.items() if not {"cab", "<unk>"} & set(g)})
+    lms = {"small": random_lm(1), "large": random_lm(2)} | {which: lacking}
+    message = rf"{which} .* has neither 1 words of the graph, such as 'cab', nor <unk>"
+    with pytest.raises(ValueError, match=message):
+        make_paged(**lms, graph=random_lm(1).graph)
+
+
+def test_words_that_the_graph_never_tells_need_not_be_in_the_lms():
+    from dataclasses import replace
+
+    small, large = random_lm(1), random_lm(2)
+    lacking = LM({gram: w for gram, w in large.table.items() if "<unk>" not in gram})
+    graph = replace(small.graph, words=(*small.graph.words, "#0", "unheard"))
+    log_probs = random_log_probs(2, 12, len(PIECES) + 1, seed=1)
+    expected = make_paged(small, lacking).decode(log_probs, [12, 12])
+    results = make_paged(small, lacking, graph=graph).decode(log_probs, [12, 12])
+    assert [n.best.text for n in results] == [n.best.text for n in expected]
+    assert [n.best.score for n in results] == [n.best.score for n in expected]
+
+
+def test_decoders_of_the_same_graph_and_lms_share_what_they_have_made_of_them():
+    import gc
+    import weakref
+
+    from nemo_gpu_decoding.search.word_graph.lm_pair import shared_lm_pair
+
+    small, large = random_lm(1), LM(random_lm(2).table)
+    ready = shared_lm_pair(small.graph, large.packed, small.packed, "auto")
+    assert shared_lm_pair(small.graph, large.packed, small.packed, "auto") is ready
+    assert shared_lm_pair(small.graph, large.packed, small.packed, "never") is not ready
+    assert shared_lm_pair(small.graph, small.packed, small.packed, "auto") is not ready
+    gone = weakref.ref(large.packed)
+    del large, ready
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_small_lm_that_is_no_part_of_the_large_one_is_named():
+    with pytest.raises(ValueError, match=r"difference is 'always', but small .* has n-grams that large"):
+        make_paged(random_lm(1, keep=0.8), random_lm(2), difference="always")

@@ -1,0 +1,373 @@
+"""What surrounds the kernels: launches, uploads, room for records, errors, the choice of the backend."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_gpu_decoding.cuda import upload
+from nemo_gpu_decoding.fusion import on_device
+from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
+from nemo_gpu_decoding.search.word_graph import cuda_composition, cuda_engine, kernel_abi
+from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
+from tests.contract.subject import all_facts
+from tests.cuda_emulator.emulator import EmulatedRuntime
+from tests.graph.toy import PIECES
+from tests.random_models import random_log_probs
+from tests.search.word_graph.both import (
+    RANDOM_COLUMNS,
+    checked,
+    everything,
+    on,
+    on_cpu,
+    on_cuda,
+    random_case,
+)
+from tests.search.word_graph.models import make, random_graph, toy_graph
+
+pytest.importorskip("kaldifst")
+pytestmark = pytest.mark.usefixtures("emulated_runtime", "small_blocks")
+COLUMNS, T = len(PIECES) + 1, 20
+LENGTHS = [T, 0, 13]
+OPTIONS = {"beam": 9.0, "max_active": 200}
+
+
+@pytest.fixture
+def log_probs():
+    return random_log_probs(3, T, COLUMNS, seed=1)
+
+
+@pytest.fixture
+def expected(log_probs):
+    return all_facts(on_cpu(toy_graph(0), **OPTIONS).decode(log_probs, LENGTHS))
+
+
+def test_a_chunk_is_one_launch(log_probs, emulated_runtime):
+    decoder = on_cuda(toy_graph(0), **OPTIONS)
+    streams = decoder.open(3)
+    for begin in (0, 10):
+        before = emulated_runtime.launches
+        decoder.push(streams, log_probs[:, begin : begin + 10], [10, 0, 3])
+        assert emulated_runtime.launches == before + 1
+    decoder.close(streams)
+    assert emulated_runtime.launches == before + 2  # and the best paths are picked out
+
+
+def test_graphs_and_phrases_are_uploaded_once_and_not_kept_longer_than_needed(log_probs):
+    graph = random_graph(5, columns=COLUMNS)
+    boosting = build_word_boosting({"w1": 2.0}, graph)
+    kept = len(upload._uploaded), len(on_device._uploaded)
+    decoder = on_cuda(graph, boosting=boosting, **OPTIONS)
+    decoder.decode(log_probs, LENGTHS)
+    copies = upload.arrays_on_device(graph, graph.arrays, torch.device("cpu"))
+    decoder.decode(log_probs, LENGTHS)
+    assert upload.arrays_on_device(graph, graph.arrays, torch.device("cpu")) is copies
+    for copy, array in zip(copies, graph.arrays, strict=True):
+        assert copy.numpy().tobytes() == array.tobytes()
+    assert (len(upload._uploaded), len(on_device._uploaded)) == (kept[0] + 1, kept[1] + 1)
+    del decoder, graph, boosting
+    assert (len(upload._uploaded), len(on_device._uploaded)) == kept
+
+
+@pytest.mark.parametrize("sizes", [(1,), (3, 7), (20,)])
+def test_records_are_compacted_and_get_more_room(monkeypatch, log_probs, expected, sizes):
+    """Where they fill their room, within a chunk and from chunk to chunk."""
+    compactions = []
+    compacted = CUDAEngine._compacted
+    monkeypatch.setattr(
+        CUDAEngine,
+        "_compacted",
+        lambda *given: compactions.append(given) or compacted(*given),
+    )
+    decoder = on_cuda(toy_graph(0), **OPTIONS)
+    streams, done, turn = decoder.open(3), np.zeros(3, int), 0
+    decoder.push(streams, log_probs[:, :0], [0, 0, 0])
+    streams.engine._state = streams.engine._state._replace(
+        back_pointers=streams.engine._state.back_pointers[:, :4].contiguous()
+    )
+    while (done < LENGTHS).any():
+        size = np.minimum(sizes[turn % len(sizes)], np.array(LENGTHS) - done)
+        chunk = torch.zeros(3, T, COLUMNS)
+        for b in range(3):
+            chunk[b, : size[b]] = log_probs[b, done[b] : done[b] + size[b]]
+        decoder.push(streams, chunk, size.tolist())
+        done, turn = done + size, turn + 1
+    assert len(compactions) >= 2
+    assert all_facts(decoder.close(streams)) == expected
+
+
+def test_an_error_leaves_streams_alone_even_after_compacting(log_probs, expected):
+    decoder = on_cuda(toy_graph(0), **OPTIONS)
+    streams = decoder.open(3)
+    decoder.push(streams, log_probs[:, :8], [8, 0, 8])
+    full = int(streams.engine._state.progress["back_pointers"].max())
+    few = streams.engine._state.back_pointers[:, :full].contiguous()
+    streams.engine._state = streams.engine._state._replace(back_pointers=few)
+    rest, bad = log_probs[:, 8:], log_probs[:, 8:].clone()
+    bad[0, 11, 2] = float("nan")
+    with pytest.raises(ValueError, match=r"log_probs\[0, 11, 2\] is nan"):
+        decoder.push(streams, bad, [12, 0, 5])
+    decoder.push(streams, rest, [12, 0, 5])
+    assert all_facts(decoder.close(streams)) == expected
+
+
+def test_a_path_that_cannot_go_on_is_named():
+    log_probs = random_log_probs(1, 4, COLUMNS, seed=1)
+    log_probs[0, 0, 1:] = -np.inf
+    log_probs[0, 1, [0, 1, 2, 3, 5]] = -np.inf
+    with pytest.raises(ValueError, match=r"log_probs\[0, 1\] makes every path .* impossible"):
+        on_cuda(toy_graph(0)).decode(log_probs, [4])
+
+
+def test_utterances_with_phrases_of_their_own_in_one_batch(log_probs):
+    graph = toy_graph(0)
+    requests = [Request(boosting=build_word_boosting({word: 3.0}, graph)) for word in ("a", "bb", "cab")]
+    together = on_cuda(graph, **OPTIONS).decode(log_probs, LENGTHS, requests)
+    alone = [
+        on_cuda(graph, **OPTIONS).decode(log_probs[b : b + 1], [LENGTHS[b]], [requests[b]])[0]
+        for b in range(3)
+    ]
+    assert all_facts(together) == all_facts(alone)
+
+
+@pytest.mark.parametrize("options", [{"n_best": 3}, {"lattice": True}])
+def test_lattices_are_searched_on_the_gpu_too(log_probs, options):
+    decoder = make(toy_graph(0), backend="cuda", **OPTIONS, **options)
+    streams = decoder.open(3)
+    decoder.push(streams, log_probs, LENGTHS)
+    assert isinstance(streams.engine, CUDAEngine)
+    assert all(word.confidence is not None for n in decoder.close(streams) for word in n.best.words)
+
+
+# ------------------------------------------------------------------------------ what is copied back
+@pytest.fixture(params=["cpu", "cuda"])
+def pushed(request, log_probs):
+    """A decoder, and streams of which the second has heard nothing."""
+    decoder = make(toy_graph(0), backend=request.param, **OPTIONS)
+    streams = decoder.open(3)
+    decoder.push(streams, log_probs[:, :10], [10, 0, 7])
+    return decoder, streams
+
+
+@pytest.mark.parametrize("rows", [[2], [1, 0], [0, 0, 2], []])
+def test_partial_results_of_some_streams(pushed, rows):
+    decoder, streams = pushed
+    everything = decoder.partial(streams)
+    some = decoder.partial(streams, rows=rows)
+    assert all_facts(some) == [all_facts(everything)[row] for row in rows]
+    assert [nbest.relative_cost for nbest in some] == [everything[row].relative_cost for row in rows]
+    assert [nbest.num_frames for nbest in some] == [(10, 0, 7)[row] for row in rows]
+
+
+@pytest.mark.parametrize("topology", ["compact", "normal", "minimal"])
+def test_what_it_costs_to_end_is_known_to_the_bit(topology):
+    """Ends by epsilon records and words, with phrases that break off, and streams that may not end."""
+    for seed in range(3):
+        graph = random_graph(seed, columns=12, coarse=seed == 2)
+        boosting = build_word_boosting({"w1": 2.0, "w2 w3": 3.0, "w4 w1 w2": 4.0}, graph)
+        options = {"vocab_size": 11, "blank_id": 11, "topology": topology, "boosting": boosting}
+        early = []
+        for build in (on_cpu, on_cuda):
+            decoder = build(graph, beam=8.0, max_active=100, **options)
+            streams = decoder.open(3)
+            decoder.push(streams, torch.round(random_log_probs(3, 9, 12, seed=seed)), [9, 4, 1])
+            partial = decoder.partial(streams)
+            early.append((all_facts(partial), [nbest.relative_cost for nbest in partial]))
+        assert early[0] == early[1]
+
+
+def test_long_pasts_are_copied_whole(monkeypatch, log_probs, expected):
+    monkeypatch.setattr(cuda_engine, "FIRST_PATH", 1)
+    assert all_facts(on_cuda(toy_graph(0), **OPTIONS).decode(log_probs, LENGTHS)) == expected
+
+
+def test_no_more_than_best_paths_is_copied(monkeypatch, log_probs):
+    monkeypatch.setattr(CUDAEngine, "utterances", lambda engine: pytest.fail("all is copied"))
+    decoder = on_cuda(toy_graph(0), **OPTIONS)
+    streams = decoder.open(3)
+    decoder.push(streams, log_probs, LENGTHS)
+    decoder.partial(streams)
+    for known in streams.engine.results(range(3), 1, final=False):
+        assert len(known.tokens) <= 2
+        assert len(known.back_pointers) <= known.frames
+    decoder.close(streams)
+
+
+# ------------------------------------------------------------------------------------------ memory
+def test_working_memory_of_an_utterance():
+    def taken(seconds: bool) -> int:
+        capacity = kernel_abi.capacity_for(10_000, 1025, seconds=seconds)
+        assert (capacity.tokens, capacity.groups) == (40_000, 20_000)
+        return kernel_abi.working_bytes(kernel_abi.PLAIN_TOKEN, kernel_abi.PLAIN_BUFFERS, capacity)
+
+    assert 4.0e6 < taken(False) < 4.8e6
+    assert taken(True) == taken(False) + 20_000 * kernel_abi.SECOND.itemsize
+
+
+def test_working_memory_is_what_is_allocated(log_probs, monkeypatch):
+    seen = []
+    buffers = CUDAEngine._buffers
+
+    def noted(engine, n, capacity):
+        seen.append((n, capacity, buffers(engine, n, capacity)))
+        return seen[-1][2]
+
+    monkeypatch.setattr(CUDAEngine, "_buffers", noted)
+    for topology in ("compact", "normal"):
+        on_cuda(toy_graph(0), topology=topology, **OPTIONS).decode(log_probs, LENGTHS)
+        n, capacity, found = seen[-1]
+        own = sum(t.numel() * t.element_size() for t in found.values())
+        token = kernel_abi.PLAIN_TOKEN
+        expected = kernel_abi.working_bytes(token, kernel_abi.PLAIN_BUFFERS, capacity)
+        assert own + n * 2 * capacity.tokens * token.itemsize == n * expected
+
+
+# --------------------------------------------------------------------------------- with a large LM
+
+PAGED_T, PAGED_LENGTHS = 10, [10, 0, 6]
+PAGED_OPTIONS = {"beam": 6.0}
+
+
+@pytest.fixture
+def paged_log_probs():
+    return random_log_probs(3, PAGED_T, RANDOM_COLUMNS, seed=1)
+
+
+@pytest.fixture
+def paged_expected(paged_log_probs):
+    return everything(on("cpu", *random_case(0), **PAGED_OPTIONS), paged_log_probs, PAGED_LENGTHS)
+
+
+@checked
+def test_a_chunk_is_one_launch_paged(paged_log_probs, emulated_runtime):
+    decoder = on("cuda", *random_case(0), **PAGED_OPTIONS)
+    streams = decoder.open(3)
+    for begin in (0, 5):
+        before = emulated_runtime.launches
+        decoder.push(streams, paged_log_probs[:, begin : begin + 5], [5, 0, 3])
+        assert emulated_runtime.launches == before + 1
+
+
+@checked
+def test_lms_are_uploaded_once(paged_log_probs, monkeypatch):
+    from nemo_gpu_decoding.lm import on_device
+
+    uploads = []
+    upload = on_device._upload
+    monkeypatch.setattr(on_device, "_upload", lambda *given: uploads.append(1) or upload(*given))
+    graph, lms = random_case(5)
+    decoder = on("cuda", graph, lms, difference="never", **PAGED_OPTIONS)
+    decoder.decode(paged_log_probs, PAGED_LENGTHS)
+    assert len(uploads) == 2  # the large one and the small one
+    decoder.decode(paged_log_probs, PAGED_LENGTHS)
+    on("cuda", graph, lms, difference="never", **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
+    assert len(uploads) == 2
+    graph, lms = random_case(5, nested=True)
+    on("cuda", graph, lms, difference="always", **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
+    assert len(uploads) == 3  # their difference
+
+
+@checked
+def test_an_error_leaves_streams_alone(paged_log_probs, paged_expected):
+    """Even where records have been compacted before the bad frame."""
+    decoder = on("cuda", *random_case(0), **PAGED_OPTIONS)
+    streams = decoder.open(3)
+    decoder.push(streams, paged_log_probs[:, :4], [4, 0, 4])
+    full = int(streams.engine._state.progress["back_pointers"].max())
+    few = streams.engine._state.back_pointers[:, :full].contiguous()
+    streams.engine._state = streams.engine._state._replace(back_pointers=few)
+    rest, bad = paged_log_probs[:, 4:], paged_log_probs[:, 4:].clone()
+    bad[0, 5, 2] = float("nan")
+    with pytest.raises(ValueError, match=r"log_probs\[0, 5, 2\] is nan"):
+        decoder.push(streams, bad, [6, 0, 2])
+    decoder.push(streams, rest, [6, 0, 2])
+    assert all_facts(decoder.close(streams)) == paged_expected[3]
+
+
+@checked
+def test_records_get_more_room(monkeypatch, paged_log_probs, paged_expected):
+    for name in ("FIRST_BACK_POINTERS", "BACK_POINTERS_PER_ACTIVE"):
+        monkeypatch.setattr(cuda_engine, name, 1)
+    assert (
+        everything(on("cuda", *random_case(0), **PAGED_OPTIONS), paged_log_probs, PAGED_LENGTHS)
+        == paged_expected
+    )
+
+
+@checked
+def test_a_path_that_cannot_go_on_is_named_paged(paged_log_probs):
+    paged_log_probs[0, 1, :] = -np.inf
+    with pytest.raises(ValueError, match=r"log_probs\[0, 1\]"):
+        on("cuda", *random_case(0), **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
+
+
+@checked
+def test_work_does_not_depend_on_chunks(paged_log_probs):
+    decoder = on("cuda", *random_case(0), **PAGED_OPTIONS)
+    streams = decoder.open(3)
+    decoder.push(streams, paged_log_probs[:, :3], [3, 0, 3])
+    decoder.push(streams, paged_log_probs[:, 3:], [7, 0, 3])
+    in_chunks = [n.work._replace(cache_hits=0) for n in decoder.close(streams)]
+    whole = [n.work for n in decoder.decode(paged_log_probs, PAGED_LENGTHS)]
+    assert in_chunks == [work._replace(cache_hits=0) for work in whole]
+    assert 0 < whole[0].cache_hits < whole[0].look_ups
+
+
+@checked
+def test_lms_that_do_not_fit_are_refused(paged_log_probs, monkeypatch):
+    placed = cuda_composition.PlacedLM
+
+    def scarce(arrays, how, cache_bytes, name):
+        from nemo_gpu_decoding.lm.placement import Memory
+
+        return placed(arrays, how, cache_bytes, name, lambda device: Memory(100, 100, 100))
+
+    monkeypatch.setattr(cuda_composition, "PlacedLM", scarce)
+    graph, lms = random_case(6)
+    with pytest.raises(ValueError, match=r"placement is 'paged': .* needs"):
+        on("cuda", graph, lms, placement="paged", **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
+
+
+@checked
+def test_working_memory_of_an_utterance_paged():
+    capacity = kernel_abi.lm_capacity_for(10_000, 1025)
+    assert (capacity.tokens, capacity.groups, capacity.group_arcs) == (40_000, 20_000, 40_000)
+    taken = kernel_abi.working_bytes(kernel_abi.LM_TOKEN, kernel_abi.LM_BUFFERS, capacity)
+    assert 7.0e6 < taken < 8.2e6
+
+
+@checked
+def test_working_memory_is_what_is_allocated_paged(paged_log_probs, monkeypatch):
+    seen = []
+    buffers = cuda_engine.CUDAEngine._buffers
+    monkeypatch.setattr(
+        cuda_engine.CUDAEngine,
+        "_buffers",
+        lambda engine, n, capacity: (
+            seen.append((n, capacity, buffers(engine, n, capacity))) or seen[-1][2]
+        ),
+    )
+    on("cuda", *random_case(0), **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
+    n, capacity, found = seen[-1]
+    own = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
+    token = kernel_abi.LM_TOKEN
+    paged_expected = kernel_abi.working_bytes(token, kernel_abi.LM_BUFFERS, capacity)
+    assert own + n * 2 * capacity.tokens * token.itemsize == n * paged_expected
+
+
+@checked
+def test_static_shared_memory_is_left_free(tmp_path):
+    """Rows in shared memory leave the kernel what it takes for itself."""
+    source = tmp_path / "sizes.cu"
+    source.write_text(
+        '#define COMPOSE 1\n#include "search/word_graph/lm_workspace.cuh"\n'
+        f'static_assert(sizeof(LmShared) + 8 <= {kernel_abi.STATIC_SHARED_BYTES}, "");\n'
+        f'static_assert(sizeof(Counters) == {kernel_abi.COUNTERS.itemsize}, "");\n'
+    )
+    EmulatedRuntime(cache=tmp_path).load(str(source), torch.device("cpu"))
+    columns, most = 11_000, 90_000  # two rows fit just so without what the kernel takes for itself
+    assert kernel_abi.shared_bytes(columns, 4, most)[1] > 0
+    own = cuda_composition.LmComposition.static_shared_bytes
+    assert kernel_abi.shared_bytes(columns, 4, most - own)[1] == 0

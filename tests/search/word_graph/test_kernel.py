@@ -1,0 +1,436 @@
+"""The kernels, run by the emulator, find what the CPU finds: to the bit, whatever the options."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.graph.build import load_fst_graph
+from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
+from nemo_gpu_decoding.search.word_graph import cuda_composition, kernel_abi
+from tests.contract.subject import all_facts
+from tests.graph.test_store import fst
+from tests.graph.toy import BLANK, PIECES, write_tlg
+from tests.random_models import random_log_probs
+from tests.search.word_graph.both import (
+    RANDOM_COLUMNS,
+    WORDS,
+    assert_equal,
+    assert_equal_paged,
+    checked,
+    everything,
+    limit_tokens,
+    on,
+    on_cpu,
+    on_cuda,
+    random_case,
+)
+from tests.search.word_graph.models import (
+    LM,
+    fst_of,
+    lm_table,
+    nested_pair,
+    random_graph,
+    random_lm,
+    toy_graph,
+)
+
+pytest.importorskip("kaldifst")
+pytestmark = pytest.mark.usefixtures("emulated_runtime", "small_blocks")
+COLUMNS, T = len(PIECES) + 1, 20
+TOPOLOGIES = ("compact", "normal", "minimal")
+
+
+def log_probs_of(seed, batch=3, frames=T, columns=COLUMNS, sharpness=2.0):
+    return random_log_probs(batch, frames, columns, seed=seed, sharpness=sharpness)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("sharpness", [0.5, 3.0])
+def test_word_graphs(topology, sharpness):
+    for seed in range(3):
+        assert_equal(
+            toy_graph(seed), log_probs_of(seed, sharpness=sharpness), [T, 0, 13],
+            topology=topology, beam=12.0, lm_weight=0.7, acoustic_scale=1.3,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("topology", [*TOPOLOGIES, "graph"])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_graphs(topology, seed):
+    """Any arcs, epsilon chains of several words, states with many arcs, costs below zero."""
+    graph = random_graph(seed, columns=12, blank=11 if topology == "graph" else None)
+    found = assert_equal(
+        graph, log_probs_of(seed, 2, 12, 12, sharpness=1.5), [12, 9], vocab_size=11, blank_id=11,
+        topology=topology, beam=(3.0, 6.0, 9.0, 20.0)[seed], lm_weight=0.8,
+    )  # fmt: skip
+    assert any(nbest.best.words for nbest in found)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_ready_made_graphs(tmp_path, topology):
+    graph = toy_graph(1)
+    write_tlg(fst_of(graph), topology, BLANK, len(PIECES), tmp_path / "tlg.fst")
+    ready_made = load_fst_graph(tmp_path / "tlg.fst", graph.words)
+    assert_equal(ready_made, log_probs_of(7), [T, 12, 5], topology="graph", beam=15.0)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_boosting_and_weights_of_single_utterances(topology):
+    graph = toy_graph(0)
+    phrases = [{"cab": 3.0, "a bb": 2.0}, {"abc abc": 5.0, "bb": 1.0}, {"AB": 1.5}]
+    trees = [build_word_boosting(bonuses, graph) for bonuses in phrases]
+    requests = [
+        Request(boosting=trees[0], boosting_weight=1.5, lm_weight=0.3), None,
+        Request(boosting=trees[1]), Request(lm_weight=0.0), Request(boosting=trees[1], lm_weight=2.0),
+    ]  # fmt: skip
+    lengths = [T, 11, 0, 17, T]
+    for own in (None, trees[2]):
+        assert_equal(
+            graph, log_probs_of(4, 5), lengths, requests, topology=topology, boosting=own, beam=10.0
+        )
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("seed", range(2))
+def test_boosting_on_random_graphs(topology, seed):
+    graph = random_graph(seed, columns=12)
+    boosting = build_word_boosting({"w1": 2.0, "w2 w3": 3.0, "w4 w1 w2": 4.0, "w3": 0.5}, graph)
+    assert_equal(
+        graph, log_probs_of(seed, 2, 10, 12), [10, 7], vocab_size=11, blank_id=11, topology=topology,
+        boosting=boosting, beam=8.0,
+    )  # fmt: skip
+
+
+def test_chains_of_compounded_words():
+    words = ("<eps>", "zero", "one", "two")
+    arcs = [
+        (0, 1, 1, 0.1, 1),
+        (1, 0, 2, 0.2, 2),
+        (2, 0, 3, 0.3, 3),
+        (3, 2, 0, 0.0, 4),
+        (4, 1, 0, 0.1, 1),
+    ]
+    graph = WordGraph.from_fst(fst(arcs, 5, [4]), words)
+    assert len(graph.arrays.compounds)
+    boosting = build_word_boosting({"zero one two": 2.5, "two": 1.0, "one": 0.5}, graph)
+    assert_equal(
+        graph, log_probs_of(0, 2, 9, 4), [9, 6], vocab_size=3, blank_id=3, boosting=boosting, beam=9.0
+    )
+
+
+@pytest.mark.parametrize("topology", [*TOPOLOGIES, "graph"])
+def test_ties_are_broken_alike(topology):
+    """Costs of few different values: most tokens have several best ways."""
+    for seed in range(3):
+        graph = random_graph(seed, columns=12, blank=11 if topology == "graph" else None, coarse=True)
+        boosting = build_word_boosting({"w1": 1.0, "w2 w3": 2.0, "w3 w1": 2.0}, graph)
+        for sharpness in (0.0, 2.0):
+            log_probs = torch.round(log_probs_of(seed, 2, 10, 12, sharpness))
+            for wish in (None, boosting):
+                assert_equal(
+                    graph, log_probs, [10, 8], vocab_size=11, blank_id=11, topology=topology,
+                    boosting=wish, beam=5.0,
+                )  # fmt: skip
+
+
+@pytest.mark.parametrize("max_active", [1, 3, 10, 40])
+def test_max_active(max_active):
+    for seed in range(3):
+        graph = random_graph(seed, columns=12)
+        assert_equal(
+            graph, log_probs_of(seed, 2, 10, 12, 0.7), [10, 8], vocab_size=11, blank_id=11,
+            max_active=max_active, beam=12.0,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("capacity", [4, 16, 60])
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("topology", ["compact", "normal"])
+def test_tables_that_are_too_small(monkeypatch, capacity, coarse, topology):
+    limit_tokens(monkeypatch, capacity)
+    told = 0
+    for seed in range(3):
+        log_probs = log_probs_of(seed, 2, 8, 12, 0.5)
+        found = assert_equal(
+            random_graph(seed, columns=12, coarse=coarse),
+            torch.round(log_probs) if coarse else log_probs,
+            [8, 5], vocab_size=11, blank_id=11, max_active=capacity // 4, beam=12.0, topology=topology,
+        )  # fmt: skip
+        told += sum("a table was full" in note for nbest in found for note in nbest.notes)
+    assert told > 0
+
+
+@pytest.mark.parametrize("topology", ["compact", "normal"])
+def test_more_groups_than_fit(monkeypatch, topology):
+    monkeypatch.setattr(kernel_abi, "LEAST_GROUPS", 32)
+    for seed in range(3):
+        for coarse in (False, True):
+            log_probs = log_probs_of(seed, 2, 8, 12, 0.7)
+            assert_equal(
+                random_graph(seed, columns=12, states=60, coarse=coarse), log_probs, [8, 5],
+                vocab_size=11, blank_id=11, max_active=16, beam=12.0, topology=topology,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_types(dtype):
+    assert_equal(toy_graph(0), log_probs_of(5).to(dtype), [T, 3, 9], beam=9.0)
+
+
+@pytest.mark.parametrize("blank_id", [0, 2])
+def test_blank_may_be_any_column(blank_id):
+    graph = toy_graph(0)
+    arcs = graph.arrays.arcs.copy()
+    arcs["label"] += arcs["label"] >= blank_id
+    moved = WordGraph(graph.arrays._replace(arcs=arcs), graph.start, graph.words, None, name="moved")
+    for topology in TOPOLOGIES:
+        assert_equal(moved, log_probs_of(2), [T, 9, 1], blank_id=blank_id, topology=topology, beam=9.0)
+
+
+def test_impossible_labels():
+    log_probs = log_probs_of(3)
+    log_probs[:, :, 2] = -float("inf")
+    log_probs[0, 3:5, BLANK] = -float("inf")
+    assert_equal(toy_graph(0), log_probs, [T] * 3)
+
+
+@pytest.mark.parametrize("threads", [32, 64, 160])
+def test_block_sizes(monkeypatch, threads):
+    monkeypatch.setattr(kernel_abi, "THREADS", threads)
+    graph = random_graph(1, columns=70)
+    log_probs = log_probs_of(1, 2, 6, 70)
+    assert_equal(graph, log_probs, [6, 4], vocab_size=69, blank_id=69, topology="normal", beam=9.0)
+
+
+def test_rows_that_exceed_shared_memory_are_read_where_they_lie():
+    columns = 40_000
+    assert kernel_abi.shared_bytes(columns, 4, 227 * 1024)[1] == 0
+    graph = random_graph(1, columns=30)
+    log_probs = log_probs_of(1, 1, 3, columns, sharpness=4.0)
+    assert_equal(graph, log_probs, [3], vocab_size=columns - 1, blank_id=columns - 1, beam=9.0)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_partial_results(topology):
+    log_probs, results = log_probs_of(6), []
+    for build in (on_cpu, on_cuda):
+        decoder = build(toy_graph(0), topology=topology, beam=9.0, max_active=200)
+        streams, early = decoder.open(3), []
+        for begin in range(0, T, 5):
+            decoder.push(streams, log_probs[:, begin : begin + 5], [5, 3, 0])
+            early.append(all_facts(decoder.partial(streams)))
+        results.append((early, all_facts(decoder.close(streams))))
+    assert results[0] == results[1]
+
+
+def test_counts_of_limited_frames_are_equal():
+    graph, log_probs = random_graph(1, columns=12), log_probs_of(1, 2, 10, 12, 0.5)
+    found = []
+    for build in (on_cpu, on_cuda):
+        decoder = build(graph, vocab_size=11, blank_id=11, max_active=6, beam=12.0)
+        streams = decoder.open(2)
+        decoder.push(streams, log_probs, [10, 6])
+        known = streams.engine.results(range(2), 1, final=False)
+        found.append([utterance.counters["limited"].tolist() for utterance in known])
+    assert found[0] == found[1]
+    assert np.sum(found) > 0
+
+
+# --------------------------------------------------------------------------------- with a large LM
+
+PAGED_TOPOLOGIES = ("compact", "normal", "minimal", "graph")
+FRAMES = 8
+PHRASES = {"w1": 2.0, "w2 w3": 3.0, "w4 w1 w2": 4.0, "w3": 0.5}
+
+
+def inputs_of(seed, frames=FRAMES, columns=RANDOM_COLUMNS, sharpness=1.0):
+    return random_log_probs(2, frames, columns, seed=seed, sharpness=sharpness)
+
+
+def case(seed, topology="compact", **options):
+    return random_case(seed, blank=RANDOM_COLUMNS - 1 if topology == "graph" else None, **options)
+
+
+@checked
+@pytest.mark.parametrize("difference", ["always", "never"])
+@pytest.mark.parametrize("topology", PAGED_TOPOLOGIES)
+def test_random_graphs_paged(topology, difference):
+    """Epsilon chains of several words, states with many arcs, costs below zero; whole and in chunks."""
+    for seed in range(2):
+        tokens, _, works, *_ = assert_equal_paged(
+            *case(seed, topology, nested=True), inputs_of(seed), [FRAMES, FRAMES - 3], topology=topology,
+            difference=difference, beam=(5.0, 8.0)[seed], lm_weight=0.8,
+            large_lm_weight=(0.6, 1.0)[seed], chunk=(0, 3)[seed],
+        )  # fmt: skip
+        assert min(map(len, tokens)) > 1
+        assert min(look_ups for look_ups, *_ in works) > 0
+
+
+@checked
+@pytest.mark.parametrize("topology", PAGED_TOPOLOGIES[:3])
+def test_word_graphs_paged(topology):
+    for lms in (nested_pair(0), (random_lm(1), random_lm(20, keep=0.8))):
+        log_probs = random_log_probs(3, 16, len(PIECES) + 1, seed=2, sharpness=3.0)
+        assert_equal_paged(
+            lms[0].graph, lms, log_probs, [16, 0, 11],
+            topology=topology, columns=BLANK + 1, beam=9.0, acoustic_scale=1.3, chunk=5,
+        )  # fmt: skip
+
+
+@checked
+@pytest.mark.parametrize("topology", ["compact", "normal"])
+def test_boosting_and_weights_of_single_utterances_paged(topology):
+    graph, lms = case(1)
+    boosting = build_word_boosting(PHRASES, graph)
+    requests = [Request(boosting=boosting, boosting_weight=1.5, lm_weight=0.3), None]
+    assert_equal_paged(graph, lms, inputs_of(4), [FRAMES, 7], requests, topology=topology, beam=8.0)
+    assert_equal_paged(
+        graph, lms, inputs_of(5), [FRAMES, 7], topology=topology, boosting=boosting, beam=8.0
+    )
+
+
+@checked
+@pytest.mark.parametrize("topology", PAGED_TOPOLOGIES)
+def test_ties_are_broken_alike_paged(topology):
+    """Costs of few different values: most tokens have several best ways, most groups equal histories."""
+    for seed, sharpness, wishes in ((0, 0.0, False), (1, 2.0, True), (2, 1.0, False)):
+        graph, lms = case(seed, topology, coarse=True)
+        boosting = build_word_boosting({"w1": 1.0, "w2 w3": 2.0, "w3 w1": 2.0}, graph)
+        assert_equal_paged(
+            graph, lms, torch.round(inputs_of(seed, 6, sharpness=sharpness)), [6, 4],
+            topology=topology, boosting=boosting if wishes else None, beam=5.0, group_size=2 * seed,
+        )  # fmt: skip
+
+
+@checked
+@pytest.mark.parametrize("group_size", [1, 3])
+def test_group_size(group_size):
+    graph, lms = case(3)
+    narrow, full = (
+        assert_equal_paged(
+            graph, lms, inputs_of(3, sharpness=0.5), [FRAMES, 5], beam=12.0, group_size=size
+        )
+        for size in (group_size, 0)
+    )
+    assert narrow[0] != full[0]
+
+
+@checked
+@pytest.mark.parametrize("max_active", [1, 12])
+def test_max_active_paged(max_active):
+    graph, lms = case(2)
+    _, limits, *_ = assert_equal_paged(
+        graph, lms, inputs_of(2, sharpness=0.7), [FRAMES, 6], max_active=max_active, beam=12.0
+    )
+    assert sum(limited for ((limited, _),) in limits) > 0
+
+
+@checked
+@pytest.mark.parametrize("coarse", [False, True])
+@pytest.mark.parametrize("capacity", [4, 16])
+def test_tables_that_are_too_small_paged(monkeypatch, capacity, coarse):
+    limit_tokens(monkeypatch, capacity)
+    graph, lms = case(1, coarse=coarse)
+    log_probs = inputs_of(1, sharpness=0.5)
+    _, limits, *_ = assert_equal_paged(
+        graph, lms, torch.round(log_probs) if coarse else log_probs, [FRAMES, 5],
+        max_active=capacity // 4, beam=12.0, topology="normal",
+    )  # fmt: skip
+    assert sum(overflowed for ((_, overflowed),) in limits) > 0
+
+
+@checked
+@pytest.mark.parametrize("lattice_beam", [1.0, 8.0])
+@pytest.mark.parametrize("topology", ["compact", "normal", "graph"])
+def test_lattices(topology, lattice_beam):
+    for seed in range(2):
+        graph, lms = case(seed, topology, coarse=seed == 1)
+        boosting = build_word_boosting(PHRASES, graph) if seed else None
+        *_, lattices = assert_equal_paged(
+            graph, lms, inputs_of(seed, 6), [6, 4], topology=topology, beam=8.0, boosting=boosting,
+            lattice=True, n_best=5, lattice_beam=lattice_beam, chunk=4,
+        )  # fmt: skip
+        assert max(map(len, lattices)) > 6
+
+
+@checked
+@pytest.mark.parametrize("topology", ["compact", "normal"])
+def test_eager_composition(topology):
+    for seed in range(2):
+        graph, lms = case(seed, coarse=seed == 1)
+        _, _, works, *_ = assert_equal_paged(
+            graph, lms, inputs_of(seed, 5), [5, 3], topology=topology, composition="eager", beam=7.0,
+            boosting=build_word_boosting(PHRASES, graph) if seed else None,
+        )  # fmt: skip
+        assert min(look_ups for look_ups, *_ in works) > 0
+
+
+@checked
+def test_many_histories_in_one_state():
+    """So many that all threads sort them together."""
+    graph, _ = case(0, states=6)
+    lms = LM(lm_table(seed=1, words=WORDS)), LM(lm_table(seed=2, words=WORDS, order=4, keep=0.9))
+    log_probs = inputs_of(1, 7, sharpness=0.2)
+    tokens, *_ = assert_equal_paged(graph, lms, log_probs, [7, 2], beam=40.0, max_active=2000)
+    keys = [key >> 32 for key, *_ in tokens[0]]
+    assert max(map(keys.count, keys)) > kernel_abi.SORTED_BY_WARP
+
+
+@checked
+@pytest.mark.parametrize("least_groups", [4, 1000])
+def test_members_and_visits_get_more_room(monkeypatch, least_groups):
+    monkeypatch.setattr(kernel_abi, "LEAST_GROUPS", least_groups)
+    graph, lms = case(2, states=60)
+    options, log_probs = {"max_active": 8, "beam": 12.0}, inputs_of(2, sharpness=0.7)
+    assert_equal_paged(graph, lms, log_probs, [FRAMES, 5], **options)
+    decoder = on("cuda", graph, lms, **options)
+    streams = decoder.open(2)
+    decoder.push(streams, log_probs, [FRAMES, 5])
+    assert (streams.engine._grown > 0) == (least_groups == 4)
+
+
+@checked
+@pytest.mark.parametrize("cache_bytes", [16, 10**6])
+def test_paged_arcs_give_the_same(monkeypatch, cache_bytes):
+    placed = cuda_composition.PlacedLM
+    monkeypatch.setattr(
+        cuda_composition, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, cache_bytes, name)
+    )
+    graph, lms = case(1)
+    options = {"beam": 9.0, "placement": "paged"}
+    assert_equal_paged(graph, lms, inputs_of(1), [FRAMES, 5], **options)
+    decoder = on("cuda", graph, lms, **options)
+    streams = decoder.open(2)
+    decoder.push(streams, inputs_of(1), [FRAMES, 5])
+    statistics = streams.engine.lookup_statistics
+    assert statistics.misses > 0
+    assert (statistics.hits > statistics.misses) == (cache_bytes > 16)
+
+
+@checked
+def test_partial_results_paged():
+    graph, lms = case(0)
+    log_probs, results = inputs_of(6), []
+    for backend in ("cpu", "cuda"):
+        decoder = on(backend, graph, lms, beam=9.0)
+        streams, early = decoder.open(2), []
+        for begin in range(0, FRAMES, 3):
+            size = min(3, FRAMES - begin)
+            decoder.push(streams, log_probs[:, begin : begin + size], [size, size // 2])
+            early.append(
+                [(n.best.text, n.best.score, n.relative_cost) for n in decoder.partial(streams)]
+            )
+        results.append((early, [n.best.score for n in decoder.close(streams)]))
+    assert results[0] == results[1]
+
+
+@checked
+def test_all_of_a_search_is_compared():
+    graph, lms = case(0)
+    assert everything(on("cpu", graph, lms, beam=5.0), inputs_of(0), [FRAMES, 5]) != everything(
+        on("cpu", graph, lms, beam=9.0), inputs_of(0), [FRAMES, 5]
+    )

@@ -1,0 +1,387 @@
+"""The search against exact Viterbi, and with a large LM against all texts rescored by definition."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
+from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
+from nemo_gpu_decoding.search.word_graph.decoder import NO_END, CudaWFST
+from tests.graph.toy import BLANK, LEXICON, PIECES, WORDS
+from tests.oracles.ngram import rescored
+from tests.oracles.viterbi import all_texts, viterbi
+from tests.random_models import random_log_probs
+from tests.search.word_graph.both import limit_tokens
+from tests.search.word_graph.models import (
+    ALL,
+    LM,
+    VOCAB,
+    WIDE,
+    fst_of,
+    make,
+    make_paged,
+    nested_pair,
+    random_lm,
+    toy_graph,
+)
+
+pytest.importorskip("kaldifst")
+TOPOLOGIES = ("compact", "normal", "minimal")
+
+
+def labels(path):
+    return tuple(word.label for word in path.words)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("seed", range(6))
+def test_best_path_is_viterbis(topology, seed):
+    graph = toy_graph(seed % 3)
+    log_probs = random_log_probs(4, 14, len(PIECES) + 1, seed=seed)
+    weights = {"lm_weight": 0.7, "acoustic_scale": 1.3}
+    results = make(graph, topology=topology, **weights).decode(log_probs, [14, 11, 6, 3])
+    for b, nbest in enumerate(results):
+        frames = log_probs[b, : nbest.num_frames].numpy()
+        cost, words = viterbi(fst_of(graph), frames, len(PIECES), topology, **weights)
+        if np.isinf(cost):
+            assert nbest.notes == (NO_END,)
+            continue
+        assert not nbest.notes
+        assert nbest.best.score == pytest.approx(-cost, abs=1e-4)
+        assert labels(nbest.best) == words
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_narrow_beam_never_scores_better(topology):
+    log_probs = random_log_probs(3, 30, len(PIECES) + 1, seed=8)
+    results = [
+        make(toy_graph(1), topology=topology, beam=beam).decode(log_probs, [30] * 3)
+        for beam in (2.0, 4.0, 8.0, 100.0)
+    ]
+    # a path that has not come to a final state has not paid for the end yet
+    scores = [[-np.inf if n.notes else n.best.score for n in nbests] for nbests in results]
+    assert np.isfinite(scores[-1]).all()
+    for narrow, wide in itertools.pairwise(scores):
+        assert all(a <= b + 1e-4 for a, b in zip(narrow, wide, strict=True))
+
+
+def test_max_active_narrows_the_search():
+    log_probs = random_log_probs(3, 30, len(PIECES) + 1, seed=8, sharpness=0.3)
+    wide = make(toy_graph(1), beam=20.0).decode(log_probs, [30] * 3)
+    few = make(toy_graph(1), beam=20.0, max_active=4).decode(log_probs, [30] * 3)
+    assert [n.best.score for n in few] < [n.best.score for n in wide]
+
+
+def test_a_full_table_is_told_and_loses_nothing_that_max_active_keeps(monkeypatch):
+    log_probs = random_log_probs(2, 20, len(PIECES) + 1, seed=8, sharpness=0.3)
+    expected = make(toy_graph(1), beam=20.0, max_active=6).decode(log_probs, [20] * 2)
+
+    limit_tokens(monkeypatch, 4 * 6)
+    tight = make(toy_graph(1), beam=20.0, max_active=6).decode(log_probs, [20] * 2)
+    assert all("table was full" in n.notes[0] for n in tight)
+    assert [n.best.score for n in tight] == [n.best.score for n in expected]
+
+
+def test_flat_log_probs_fill_a_table_with_equal_costs(monkeypatch):
+    limit_tokens(monkeypatch, 4)
+    flat = random_log_probs(1, 12, len(PIECES) + 1, seed=8, sharpness=0.0)
+    nbest = make(toy_graph(1), beam=20.0, max_active=1, lm_weight=0.0).decode(flat, [12])[0]
+    assert any("table was full" in note for note in nbest.notes)
+    assert nbest.num_frames == 12
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_words_are_spelled_by_their_tokens(topology):
+    graph = toy_graph(2)
+    log_probs = random_log_probs(6, 40, len(PIECES) + 1, seed=3)
+    for nbest in make(graph, topology=topology).decode(log_probs, [40] * 6):
+        path, end = nbest.best, 0
+        assert path.words
+        for word in path.words:
+            spelled = tuple(PIECES[t] for t in path.tokens[word.first_token : word.end_token])
+            assert spelled in LEXICON[word.text]
+            assert word.first_token == end
+            end = word.end_token
+            assert word.start_frame == path.frames[word.first_token]
+            last = word.end_token - 1
+            assert word.end_frame == path.frames[last] + path.repeats[last]
+        assert end == len(path.tokens)
+        assert path.text == " ".join(word.text for word in path.words)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_parts_add_up_and_the_acoustic_part_is_the_alignments(topology):
+    graph = toy_graph(0)
+    log_probs = random_log_probs(3, 25, len(PIECES) + 1, seed=5)
+    for b, nbest in enumerate(
+        make(graph, topology=topology, acoustic_scale=2.0).decode(log_probs, [25] * 3)
+    ):
+        path = nbest.best
+        alignment = np.full(25, len(PIECES))
+        for token, frame, repeats in zip(path.tokens, path.frames, path.repeats, strict=True):
+            alignment[frame : frame + repeats] = token
+        row = log_probs[b].numpy().astype(np.float64)
+        assert path.parts.acoustic == pytest.approx(2 * row[np.arange(25), alignment].sum(), abs=1e-3)
+        assert path.parts.acoustic + path.parts.lm == pytest.approx(path.score, abs=1e-9)
+        for token, frame, repeats, confidence in zip(
+            path.tokens, path.frames, path.repeats, path.token_confidence, strict=True
+        ):
+            mean = np.exp(row[frame : frame + repeats, token]).mean()
+            assert confidence == pytest.approx(mean, rel=1e-4)
+
+
+def test_long_streams_keep_their_precision():
+    log_probs = random_log_probs(1, 6000, len(PIECES) + 1, seed=5)
+    path = make(toy_graph(0), beam=30.0, acoustic_scale=50.0).decode(log_probs, [6000])[0].best
+    alignment = np.full(6000, len(PIECES))
+    for token, frame, repeats in zip(path.tokens, path.frames, path.repeats, strict=True):
+        alignment[frame : frame + repeats] = token
+    acoustic = 50 * log_probs[0].numpy().astype(np.float64)[np.arange(6000), alignment].sum()
+    assert path.parts.acoustic == pytest.approx(acoustic, abs=0.05)
+
+
+def test_blank_may_be_any_column():
+    graph = toy_graph(0)
+    log_probs = random_log_probs(2, 20, len(PIECES) + 1, seed=1)
+    usual = make(graph).decode(log_probs, [20, 20])
+    shifted = graph.arrays.arcs.copy()
+    shifted["label"] += 1
+    moved = WordGraph(graph.arrays._replace(arcs=shifted), graph.start, graph.words, None, name="moved")
+    first = make(moved, blank_id=0).decode(log_probs[:, :, [5, 0, 1, 2, 3, 4]], [20, 20])
+    assert [n.best.score for n in first] == [n.best.score for n in usual]
+    assert [n.best.text for n in first] == [n.best.text for n in usual]
+
+
+# ---------------- Words that the LM does not list: spelled by their pieces, and never an empty result
+
+OPEN = OpenVocabulary(word_cost=0.5, piece_cost=0.5)
+RARE = OpenVocabulary(word_cost=5.0, piece_cost=2.0)
+
+
+def sharp(pieces):
+    """Log-probs that all but dictate the pieces, a blank after each."""
+    log_probs = torch.full((1, 2 * len(pieces), len(PIECES) + 1), -12.0)
+    for n, piece in enumerate(pieces):
+        log_probs[0, 2 * n, PIECES.index(piece)] = 0.0
+        log_probs[0, 2 * n + 1, BLANK] = 0.0
+    return log_probs
+
+
+def test_unknown_words_are_spelled():
+    pieces = ["▁a", "b", "▁a", "d", "c", "▁b"]  # ab, adc, b: the second is no word
+    graph = toy_graph(0, open_vocabulary=RARE)
+    path = make(graph, pieces=PIECES).decode(sharp(pieces), [2 * len(pieces)])[0].best
+    assert path.text in ("ab adc b", "AB adc b")
+    unknown = path.words[1]
+    assert unknown.label == graph.unknown
+    assert (unknown.first_token, unknown.end_token) == (2, 5)
+    assert (unknown.start_frame, unknown.end_frame) == (4, 9)
+
+
+def test_several_unknown_words_are_told_apart():
+    pieces = ["▁a", "d", "▁a", "d", "c", "▁b", "d"]  # no words; bd begins cab's second spelling
+    graph = toy_graph(0, open_vocabulary=OPEN)
+    path = make(graph, pieces=PIECES).decode(sharp(pieces), [2 * len(pieces)])[0].best
+    assert path.text == "ad adc bd"
+
+
+def test_without_pieces_unknown_words_are_the_lms_symbol():
+    path = make(toy_graph(0, open_vocabulary=OPEN)).decode(sharp(["▁a", "d"]), [4])[0].best
+    assert path.text == "<unk>"
+
+
+@pytest.mark.parametrize("topology", ["compact", "normal", "minimal"])
+def test_open_graphs_are_searched_exactly(topology):
+    graph = toy_graph(1, open_vocabulary=OPEN)
+    log_probs = random_log_probs(3, 12, len(PIECES) + 1, seed=5)
+    for b, nbest in enumerate(make(graph, topology=topology).decode(log_probs, [12] * 3)):
+        cost, words = viterbi(fst_of(graph), log_probs[b].numpy(), BLANK, topology)
+        assert nbest.best.score == pytest.approx(-cost, abs=1e-4)
+        assert tuple(word.label for word in nbest.best.words) == words
+
+
+# ----------- The search against all texts rescored by definition, and against a graph of the large LM
+
+COMPOSITIONS = ("lazy", "eager")
+FRAMES = 6
+
+
+def expected_texts(small, large, log_probs, topology, weight=1.0, lm_weight=1.0, **scales):
+    """{words: cost}, cheapest first."""
+    graph = small.graph
+    labelled = all_texts(
+        fst_of(graph), log_probs.numpy(), BLANK, topology, lm_weight=lm_weight, **scales
+    )
+    texts = {tuple(graph.words[w] for w in text): cost for text, cost in labelled.items()}
+    return rescored(texts, small.table, large.table, lm_weight * weight)
+
+
+def assert_best(nbest, expected):
+    text, cost = next(iter(expected.items()))
+    assert not nbest.notes
+    assert nbest.best.score == pytest.approx(-cost, abs=2e-4)
+    assert tuple(nbest.best.text.split()) == text
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_the_best_of_all_texts_is_found(topology, composition):
+    scales = {"lm_weight": 0.8, "acoustic_scale": 1.3}
+    for seed in range(3):
+        small, large = random_lm(seed), random_lm(seed + 10, keep=0.7)
+        log_probs = random_log_probs(1, FRAMES, VOCAB + 1, seed=seed)
+        decoder = make_paged(
+            small, large, topology=topology, composition=composition, large_lm_weight=0.6, **scales
+        )
+        expected = expected_texts(small, large, log_probs[0], topology, weight=0.6, **scales)
+        assert_best(decoder.decode(log_probs, [FRAMES])[0], expected)
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+@pytest.mark.parametrize("difference", ["always", "never"])
+def test_nested_lms_are_one_automaton_or_two(difference, composition):
+    for seed in range(3):
+        small, large = nested_pair(seed)
+        log_probs = random_log_probs(1, FRAMES, VOCAB + 1, seed=seed)
+        decoder = make_paged(small, large, difference=difference, composition=composition)
+        nbest = decoder.decode(log_probs, [FRAMES])[0]
+        assert_best(nbest, expected_texts(small, large, log_probs[0], "compact"))
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("large_seed", [20, 21])
+def test_static_eager_and_lazy_composition_agree(topology, large_seed):
+    small, large = random_lm(1), random_lm(large_seed, keep=0.8)
+    log_probs = random_log_probs(16, 25, VOCAB + 1, seed=large_seed)
+    config = WFSTConfig(topology=topology, beam=WIDE, max_active=ALL, threads=1)
+    static = CudaWFST(large.graph, VOCAB, BLANK, config).decode(log_probs, [25] * 16)
+    for composition in COMPOSITIONS:
+        decoder = make_paged(small, large, topology=topology, composition=composition)
+        results = decoder.decode(log_probs, [25] * 16)
+        for ours, theirs in zip(results, static, strict=True):
+            assert ours.best.score == pytest.approx(theirs.best.score, abs=2e-4)
+            assert ours.best.text == theirs.best.text
+            assert ours.best.parts.lm == pytest.approx(theirs.best.parts.lm, abs=2e-4)
+    plain = CudaWFST(small.graph, VOCAB, BLANK, config).decode(log_probs, [25] * 16)
+    assert [n.best.text for n in plain] != [n.best.text for n in static]
+
+
+@pytest.mark.parametrize("beam", [3.0, 8.0, WIDE])
+def test_the_same_lm_twice_changes_nothing(beam):
+    small = random_lm(3)
+    log_probs = random_log_probs(6, 30, VOCAB + 1, seed=4)
+    config = WFSTConfig(beam=beam, max_active=ALL, threads=1)
+    expected = CudaWFST(small.graph, VOCAB, BLANK, config).decode(log_probs, [30] * 6)
+    for difference in ("always", "never"):
+        results = make_paged(small, small, beam=beam, difference=difference).decode(log_probs, [30] * 6)
+        for ours, theirs in zip(results, expected, strict=True):
+            assert ours.best.score == pytest.approx(theirs.best.score, abs=1e-4)
+            assert ours.best.text == theirs.best.text
+
+
+def test_weight_0_is_the_small_lm_alone():
+    small, large = random_lm(3), random_lm(4)
+    log_probs = random_log_probs(4, 20, VOCAB + 1, seed=4)
+    config = WFSTConfig(beam=WIDE, max_active=ALL, threads=1)
+    expected = CudaWFST(small.graph, VOCAB, BLANK, config).decode(log_probs, [20] * 4)
+    results = make_paged(small, large, large_lm_weight=0.0).decode(log_probs, [20] * 4)
+    assert [n.best.text for n in results] == [n.best.text for n in expected]
+    assert [n.best.score for n in results] == pytest.approx([n.best.score for n in expected], abs=1e-4)
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+def test_words_that_the_large_lm_lacks_are_its_unk(composition):
+    small = random_lm(5)
+    large = LM(random_lm(6, words=tuple(w for w in WORDS if w not in ("a", "bb"))).table)
+    for seed in range(3):
+        log_probs = random_log_probs(1, FRAMES, VOCAB + 1, seed=seed)
+        nbest = make_paged(small, large, composition=composition).decode(log_probs, [FRAMES])[0]
+        assert_best(nbest, expected_texts(small, large, log_probs[0], "compact"))
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+def test_an_lm_without_sentence_ends_ends_for_nothing(composition):
+    small = random_lm(5)
+    table = {gram: value for gram, value in random_lm(7).table.items() if "</s>" not in gram}
+    log_probs = random_log_probs(1, FRAMES, VOCAB + 1, seed=2)
+    nbest = make_paged(small, LM(table), composition=composition).decode(log_probs, [FRAMES])[0]
+    assert_best(nbest, expected_texts(small, LM(table), log_probs[0], "compact"))
+
+
+def test_the_end_of_the_sentence_is_rescored():
+    """Two LMs that differ in </s> alone."""
+    small = random_lm(8)
+    table = dict(small.table)
+    for gram, (prob, backoff) in small.table.items():
+        if gram[-1] == "</s>":
+            table[gram] = prob - 5.0 * (gram[-2:-1] != ("cab",)), backoff
+    log_probs = random_log_probs(1, FRAMES, VOCAB + 1, seed=5)
+    nbest = make_paged(small, LM(table)).decode(log_probs, [FRAMES])[0]
+    expected = expected_texts(small, LM(table), log_probs[0], "compact")
+    assert_best(nbest, expected)
+    plain = expected_texts(small, small, log_probs[0], "compact")
+    assert next(iter(expected)) != next(iter(plain))
+
+
+def test_lattices_hold_every_text_within_their_beam_at_its_true_cost():
+    small, large = random_lm(1), random_lm(22, keep=0.7)
+    for seed in range(3):
+        log_probs = random_log_probs(1, FRAMES, VOCAB + 1, seed=seed)
+        expected = expected_texts(small, large, log_probs[0], "compact")
+        least = next(iter(expected.values()))
+        near = {text: cost for text, cost in expected.items() if cost < least + 5.9}
+        decoder = make_paged(small, large, n_best=400, lattice_beam=6.0)
+        nbest = decoder.decode(log_probs, [FRAMES])[0]
+        found = {tuple(path.text.split()): -path.score for path in nbest}
+        assert len(near) > 5
+        for text, cost in near.items():
+            assert found[text] == pytest.approx(cost, abs=2e-4)
+        assert [path.score for path in nbest] == sorted((p.score for p in nbest), reverse=True)
+
+
+def test_words_told_by_one_epsilon_after_the_other():
+    """a, then the words one and two told without a frame: one look-up each, in their order."""
+    from nemo_gpu_decoding.graph.csr import WordGraph
+    from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig
+    from nemo_gpu_decoding.search.word_graph.decoder import PagedBigLM
+    from tests.graph.test_store import fst
+    from tests.oracles.ngram import sentence_cost
+    from tests.search.word_graph.models import lm_table
+
+    words = ("zero", "one", "two")
+    arcs = [(0, 1, 1, 0.1, 1), (1, 0, 2, 0.2, 2), (2, 0, 3, 0.3, 3), (3, 2, 0, 0.0, 4)]
+    graph = WordGraph.from_fst(fst(arcs, 5, [4]), ("<eps>", *words))
+    assert len(graph.arrays.compounds) == 1
+    small, large = (LM(lm_table(seed=seed, words=words)) for seed in (1, 2))
+    log_probs = random_log_probs(1, 6, 4, seed=0)
+    plain = CudaWFST(graph, 3, 3).decode(log_probs, [6])[0].best
+    difference = sentence_cost(large.table, words) - sentence_cost(small.table, words)
+    for composition in COMPOSITIONS:
+        config = PagedBigLMConfig(composition=composition)
+        decoder = PagedBigLM(graph, 3, 3, large.packed, small.packed, config)
+        best = decoder.decode(log_probs, [6])[0].best
+        assert best.text == "zero one two"
+        assert best.score == pytest.approx(plain.score - difference, abs=1e-4)
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+@pytest.mark.parametrize("topology", ["compact", "normal"])
+def test_ready_made_graphs_are_rescored_too(tmp_path, topology, composition):
+    from nemo_gpu_decoding.graph.build import load_fst_graph
+    from tests.graph.toy import write_tlg
+
+    small, large = random_lm(1), random_lm(20, keep=0.8)
+    write_tlg(fst_of(small.graph), topology, BLANK, VOCAB, tmp_path / "tlg.fst")
+    ready_made = load_fst_graph(tmp_path / "tlg.fst", small.graph.words)
+    log_probs = random_log_probs(4, 15, VOCAB + 1, seed=6)
+    native = make_paged(small, large, topology=topology, composition=composition)
+    loaded = make_paged(small, large, graph=ready_made, topology="graph", composition=composition)
+    expected = native.decode(log_probs, [15] * 4)
+    for ours, theirs in zip(loaded.decode(log_probs, [15] * 4), expected, strict=True):
+        assert ours.best.score == pytest.approx(theirs.best.score, abs=2e-4)
+        assert ours.best.text == theirs.best.text

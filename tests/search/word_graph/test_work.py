@@ -1,0 +1,255 @@
+"""What the search does for its result: look-ups, groups, room; boosting; in any order of work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
+from nemo_gpu_decoding.search.word_graph import cpu_engine
+from nemo_gpu_decoding.search.word_graph.cpu_engine import new_workspace, read_chunk
+from tests.graph.toy import BLANK
+from tests.oracles.ngram import earned, rescored
+from tests.oracles.viterbi import all_texts
+from tests.random_models import random_log_probs
+from tests.search.word_graph.both import limit_tokens
+from tests.search.word_graph.models import LM, VOCAB, fst_of, make_paged, nested_pair, random_lm
+
+pytest.importorskip("kaldifst")
+FRAMES = 30
+
+
+def log_probs_of(seed, batch=3, frames=FRAMES, **options):
+    return random_log_probs(batch, frames, VOCAB + 1, seed=seed, **options)
+
+
+def work_of(results):
+    return np.array([nbest.work for nbest in results]).sum(0)
+
+
+def test_lazy_composition_asks_and_looks_far_less():
+    small, large = random_lm(1), random_lm(20, keep=0.8)
+    log_probs = log_probs_of(2, sharpness=4.0)
+    lazy, eager = (
+        make_paged(small, large, composition=name, beam=8.0).decode(log_probs, [FRAMES] * 3)
+        for name in ("lazy", "eager")
+    )
+    (asked, hits, arcs, groups, expanded, frames), by_eager = work_of(lazy), work_of(eager)
+    assert 0 < 4 * asked < by_eager[0]
+    assert 0 < 4 * arcs < by_eager[2]
+    assert 0 < hits < asked
+    assert groups > 0
+    assert 0 < expanded < by_eager[4]
+    assert by_eager[3] == 0
+    assert frames == by_eager[5] == 3 * FRAMES
+
+
+def test_work_does_not_depend_on_chunks():
+    decoder = make_paged(random_lm(1), random_lm(20, keep=0.8), beam=9.0)
+    log_probs = log_probs_of(5, batch=1)
+    streams = decoder.open(1)
+    for begin in range(0, FRAMES, 7):
+        size = min(7, FRAMES - begin)
+        decoder.push(streams, log_probs[:, begin : begin + size], [size])
+    whole = decoder.decode(log_probs, [FRAMES])[0].work
+    assert decoder.close(streams)[0].work._replace(cache_hits=0) == whole._replace(cache_hits=0)
+
+
+def test_group_size_limits_what_is_prolonged():
+    small, large = random_lm(1, keep=0.1), random_lm(20, keep=0.8)
+    log_probs = log_probs_of(7, batch=8, sharpness=0.8)
+    full, one, many = (
+        make_paged(small, large, beam=12.0, group_size=size).decode(log_probs, [FRAMES] * 8)
+        for size in (0, 1, 10000)
+    )
+    assert [n.best.score for n in many] == [n.best.score for n in full]
+    assert [n.work for n in many] == [n.work for n in full]
+    assert work_of(one)[4] < work_of(full)[4] / 2
+    ended = [(a.best.score, b.best.score) for a, b in zip(one, full, strict=True) if not a.notes]
+    assert ended
+    assert all(a <= b + 1e-4 for a, b in ended)
+    assert any(a < b - 1e-3 for a, b in ended)
+
+
+def test_room_is_made_where_groups_need_more(monkeypatch):
+    lms = random_lm(1), random_lm(20, keep=0.8)
+    log_probs = log_probs_of(3)
+    expected = make_paged(*lms, beam=9.0, n_best=4).decode(log_probs, [FRAMES] * 3)
+    rooms, new_workspace = [], cpu_engine.new_workspace
+
+    def tight(*sizes, **options):
+        rooms.append(new_workspace(*sizes, **{"entries": 2, **options}))
+        return rooms[-1]
+
+    monkeypatch.setattr(cpu_engine, "new_workspace", tight)
+    results = make_paged(*lms, beam=9.0, n_best=4).decode(log_probs, [FRAMES] * 3)
+    assert rooms
+    for ours, theirs in zip(results, expected, strict=True):
+        assert [(p.text, p.score) for p in ours] == [(p.text, p.score) for p in theirs]
+        assert ours.work._replace(cache_hits=0) == theirs.work._replace(cache_hits=0)
+
+
+def test_a_full_table_is_told_and_loses_nothing_that_max_active_keeps(monkeypatch):
+    lms = random_lm(1), random_lm(20, keep=0.8)
+    log_probs = log_probs_of(8, batch=2, sharpness=0.3)
+    options = {"beam": 20.0, "max_active": 6}
+    expected = make_paged(*lms, **options).decode(log_probs, [FRAMES] * 2)
+
+    limit_tokens(monkeypatch, 4 * 6)
+    tight = make_paged(*lms, **options).decode(log_probs, [FRAMES] * 2)
+    assert all("table was full" in n.notes[0] for n in tight)
+    assert [n.best.score for n in tight] == [n.best.score for n in expected]
+
+
+@pytest.mark.parametrize("composition", ["lazy", "eager"])
+def test_phrases_are_boosted_beside_the_large_lm(composition):
+    small, large = random_lm(2), random_lm(23, keep=0.7)
+    bonuses = {"a bb": 4.0, "cab": 1.5, "bb a a": 3.0}
+    graph, frames = small.graph, 7
+    boosting = build_word_boosting(bonuses, graph)
+    by_labels = {
+        tuple(graph.word_ids[word] for word in phrase.split()): bonus
+        for phrase, bonus in bonuses.items()
+    }
+    decoder = make_paged(small, large, composition=composition, topology="normal")
+    for seed in range(3):
+        log_probs = log_probs_of(seed, batch=1, frames=frames)
+        labelled = all_texts(fst_of(graph), log_probs[0].numpy(), BLANK, "normal")
+        texts = {
+            tuple(graph.words[w] for w in text): cost - earned(text, by_labels)
+            for text, cost in labelled.items()
+        }
+        text, cost = next(iter(rescored(texts, small.table, large.table, 1.0).items()))
+        path = decoder.decode(log_probs, [frames], [Request(boosting=boosting)])[0].best
+        assert path.score == pytest.approx(-cost, abs=2e-4)
+        assert tuple(path.text.split()) == text
+        assert path.parts.boosting == pytest.approx(
+            earned([word.label for word in path.words], by_labels), abs=1e-5
+        )
+
+
+def test_differences_are_those_of_both_lms():
+    from nemo_gpu_decoding.search.word_graph.difference import difference_of
+
+    small, large = nested_pair(2)
+    difference = difference_of(large.packed, small.packed)
+    rng = np.random.default_rng(0)
+    words = [word for word in large.packed.words if word not in ("<s>", "</s>")]
+    for _ in range(200):
+        sentence = rng.choice(words, rng.integers(0, 8)).tolist()
+        expected = large.packed.score(sentence) - small.packed.score(sentence)
+        assert difference.score(sentence) == pytest.approx(expected, abs=1e-4)
+    assert difference_of(random_lm(1).packed, random_lm(2, keep=0.8).packed) is None
+    assert difference.num_states == large.packed.num_states
+
+
+# ----------------- What is found, and which words are asked for, does not depend on the order of work
+
+T = 15
+LASTING = ["look_ups", "groups", "cost", "links", "limited", "overflowed"]
+
+
+def coarse(seed: int, **options) -> LM:
+    """An LM with few different weights, so that many ways cost the same."""
+    table = random_lm(seed, **options).table
+    return LM({gram: (round(prob), round(backoff)) for gram, (prob, backoff) in table.items()})
+
+
+def with_shuffled_tokens(utterance, rng):
+    """The same hypotheses, stored in another order."""
+    order, links = rng.permutation(len(utterance.tokens)), utterance.links.copy()
+    known = links["frame"][: int(utterance.counters["links"][0])]
+    newest = np.flatnonzero(known == utterance.frames - 1)
+    links["target"][newest] = np.argsort(order)[links["target"][newest]]
+    return replace(utterance, tokens=utterance.tokens[order], links=links)
+
+
+def facts(before, after):
+    """All that a frame has brought, but not where it is stored."""
+    names = ["key", "lm", "cost", "run", "probability", "arc", "epsilon"]
+    key = ["key", "lm"]
+    first, last = int(before.counters["links"][0]), int(after.counters["links"][0])
+    links = [
+        (*before.tokens[key][link["source"]].tolist(), *after.tokens[key][link["target"]].tolist(),
+         *link[["arc", "epsilon", "cost", "acoustic_cost", "label", "move"]].tolist())
+        for link in after.links[first:last]
+    ]  # fmt: skip
+    return sorted(after.tokens[names].tolist()), sorted(links), after.counters[LASTING].tolist()
+
+
+def read(decoder, log_probs, request, rng=None):
+    """What each frame brings; with `rng`, the tokens are shuffled before it."""
+    config, all_facts = decoder.config, []
+    (models,) = decoder._models(decoder.open(1, [request]))
+    utterance = models.new_stream()
+    space = new_workspace(config.max_active, VOCAB + 1, keeps_links=config.keeps_links, composes=True)
+    for t in range(log_probs.shape[1]):
+        before = utterance if rng is None else with_shuffled_tokens(utterance, rng)
+        utterance, space = read_chunk(before, log_probs[:, t : t + 1].numpy(), 1, 0, space)
+        all_facts.append(facts(before, utterance))
+    return all_facts
+
+
+OPTIONS = {
+    "compact": {},
+    "normal": {"topology": "normal"},
+    "minimal": {"topology": "minimal"},
+    "groups of 2": {"group_size": 2},
+    "two automata": {"difference": "never"},
+    "max_active": {"max_active": 30},
+    "lattice": {"n_best": 2, "lattice_beam": 5.0},
+    "lattice, normal": {"n_best": 2, "lattice_beam": 5.0, "topology": "normal"},
+    "eager": {"composition": "eager"},
+}
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+def test_the_order_of_tokens_changes_nothing(options):
+    small, large = coarse(1), coarse(20, keep=0.8)
+    decoder = make_paged(small, large, **{"beam": 7.0, **options})
+    boosting = build_word_boosting({"cab": 2.0, "a bb": 1.0}, small.graph)
+    rng, most = np.random.default_rng(0), 0
+    for seed in range(3):
+        log_probs = (2 * random_log_probs(1, T, VOCAB + 1, seed=seed, sharpness=1.0)).round() / 2
+        for request in (None, Request(boosting=boosting, boosting_weight=1.0)):
+            expected = read(decoder, log_probs, request)
+            assert read(decoder, log_probs, request, rng) == expected
+            most = max(most, *(len(found) for found, _, _ in expected))
+    assert most > 20
+
+
+@pytest.mark.parametrize("size", [4, 5, 7, 16])
+def test_a_small_table_of_candidates_changes_nothing_and_is_kept_to(monkeypatch, size):
+    small, large = random_lm(1), random_lm(20, keep=0.8)
+    log_probs = random_log_probs(3, T, VOCAB + 1, seed=1, sharpness=1.0)
+    guards = []
+
+    def tight(*sizes, **options):
+        space = new_workspace(*sizes, **options)
+        space.candidates["source"] = 77
+        guards.append(space.candidates[size:])
+        return space._replace(candidates=space.candidates[:size])
+
+    for options in ({}, {"n_best": 5}, {"composition": "eager"}):
+        decoder = make_paged(small, large, beam=9.0, **options)
+        expected = decoder.decode(log_probs, [T] * 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(cpu_engine, "new_workspace", tight)
+            results = decoder.decode(log_probs, [T] * 3)
+        for ours, theirs in zip(results, expected, strict=True):
+            assert [(p.text, p.score) for p in ours] == [(p.text, p.score) for p in theirs]
+            assert ours.work.look_ups == theirs.work.look_ups
+        assert guards
+        assert all((guard["source"] == 77).all() for guard in guards)
+
+
+def test_words_that_the_large_lm_likes_beyond_the_beam_are_found():
+    """All words gain more by the large LM than the beam is wide; the look-ahead gains first."""
+    large, gain = random_lm(1), 3.5  # log10, so 8 in the unit of the beam
+    small = LM({gram: (prob - gain, backoff) for gram, (prob, backoff) in large.table.items()})
+    log_probs = random_log_probs(4, T, VOCAB + 1, seed=2, sharpness=3.0)
+    for result in make_paged(small, large, beam=4.0).decode(log_probs, [T] * 4):
+        assert result.best.tokens.size
