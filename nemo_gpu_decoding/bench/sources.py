@@ -32,7 +32,6 @@ from nemo_gpu_decoding.bench.options import GRAPH_STRATEGIES, TRANSDUCER_STRATEG
 from nemo_gpu_decoding.bench.synthetic_transducer import as_transducer
 from nemo_gpu_decoding.bench.tasks import (
     SPEECH_WEIGHTS,
-    TOKEN_OFFSET,
     Task,
     Transducer,
     Weights,
@@ -43,6 +42,7 @@ from nemo_gpu_decoding.bench.tasks import (
     unigrams,
 )
 from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.fusion.ngram import nemo_symbol
 
 ARRAYS = ("log_probs", "lengths", "tokens", "texts", "frame_seconds")
 FRAMES_PER_WORD = 5.5  # of the synthetic language, on average
@@ -222,10 +222,10 @@ def _with_lms(task: Task, options: BenchOptions, key: str, text: Callable[[], li
 
     def tokens(path: Path) -> None:
         spelled = (
-            [chr(token + TOKEN_OFFSET) for word in sentence for token in task.lexicon[word]]
+            [nemo_symbol(token) for word in sentence for token in task.lexicon[word]]
             for sentence in text()
         )
-        everything = [chr(token + TOKEN_OFFSET) for token in range(task.vocab_size)]
+        everything = [nemo_symbol(token) for token in range(task.vocab_size)]
         order = options.lm_order
         write_arpa(estimate_ngram_lm(spelled, order, symbols=everything, min_counts=least[:order]), path)
 

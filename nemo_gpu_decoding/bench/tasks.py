@@ -13,7 +13,6 @@ from torch import nn
 
 from nemo_gpu_decoding import LSTMNetworks, Vocabulary
 
-TOKEN_OFFSET = 100  # NeMo's token LMs spell the token id i as chr(i + 100)
 SHORTEST_PHRASE = 5  # letters; shorter words are no use as phrases
 PADDED = -30.0  # log-prob of what is not blank in padded frames
 

@@ -12,6 +12,7 @@ from omegaconf import MISSING
 
 from nemo_gpu_decoding.cli.build_graph import vocabulary_of_file, vocabulary_of_model
 from nemo_gpu_decoding.cli.decoding import existing_file, writable_file
+from nemo_gpu_decoding.fusion.ngram import nemo_symbol
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.vocabulary import Vocabulary
@@ -72,17 +73,12 @@ def run(options: BuildLMOptions) -> int:
     elif options.tokenizer is not None:
         vocabulary = vocabulary_of_file(options.tokenizer)
     lines = sentences(files, vocabulary)
-    symbols = None if vocabulary is None else [encoded(token) for token in range(len(vocabulary))]
+    symbols = None if vocabulary is None else [nemo_symbol(token) for token in range(len(vocabulary))]
     arpa = estimate_ngram_lm(lines, options.order, symbols=symbols, min_counts=min_counts)
     write_arpa(arpa, out)
     counted = " + ".join(str(len(block.symbols)) for block in arpa.orders)
     print(f"{counted} n-grams written to {out}", file=sys.stderr)
     return 0
-
-
-def encoded(token: int) -> str:
-    """How a token is written in NeMo's LMs: as the character 100 above its id."""
-    return chr(token + 100)
 
 
 def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[list[str]]:
@@ -101,7 +97,7 @@ def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[l
                 try:
                     words = line.decode("utf-8").split()
                     if words and vocabulary is not None:
-                        words = [encoded(token) for token in vocabulary.tokenize(" ".join(words))]
+                        words = [nemo_symbol(token) for token in vocabulary.tokenize(" ".join(words))]
                 except ValueError as error:
                     raise ValueError(f"text={name}, line {number}: {error}") from error
                 if words:

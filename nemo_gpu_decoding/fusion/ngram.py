@@ -40,6 +40,11 @@ _NO_TOKEN = -100
 _SHOWN = 5  # unknown symbols listed in messages
 
 
+def nemo_symbol(token: int) -> str:
+    """How NeMo's LM scripts write a token."""
+    return chr(token + _NEMO_OFFSET)
+
+
 def load_ngram_lm(
     path: str | PathLike[str],
     vocab_size: int,

@@ -42,7 +42,7 @@ def prune_ngram_lm(arpa: Arpa, *, size: int | None = None, threshold: float | No
     """The LM without the n-grams that are worth least; all 1-grams stay.
 
     Args:
-        arpa: from `read_arpa` or `estimate_ngram_lm`; needs 60 bytes of memory per n-gram beside it.
+        arpa: from `read_arpa` or `estimate_ngram_lm`; needs 130 bytes of memory per n-gram beside it.
         size: as many n-grams stay at most, of all orders together.
         threshold: n-grams stay if the LM's perplexity would grow by this share without them, as
             with SRILM's `ngram -prune`; 1e-8 is usual.

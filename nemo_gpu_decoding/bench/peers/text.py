@@ -11,7 +11,8 @@ import torch
 
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.peers.base import Output, Peer, Ready, Setting, collapse
-from nemo_gpu_decoding.bench.tasks import TOKEN_OFFSET, Task
+from nemo_gpu_decoding.bench.tasks import Task
+from nemo_gpu_decoding.fusion.ngram import nemo_symbol
 
 TOKENS_PER_FRAME = 16  # best tokens that each hypothesis is extended by (NeMo's beam_size_token)
 THRESHOLD = 20.0  # natural log below the best hypothesis, as NeMo's and ours
@@ -33,7 +34,7 @@ def flashlight(options: BenchOptions, task: Task, setting: Setting) -> Ready:
     if setting.lm:
         tokens = Dictionary()
         for token in range(task.vocab_size):
-            tokens.add_entry(chr(token + TOKEN_OFFSET))
+            tokens.add_entry(nemo_symbol(token))
         tokens.add_entry("<blank>")
         lm = KenLM(str(task.lm), tokens)
     search = LexiconFreeDecoderOptions(

@@ -21,7 +21,7 @@ one slot per text with the probabilities of ending in a blank and in a token apa
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,28 +60,16 @@ class BeamState(NamedTuple):
     back_pointers: BackPointers
 
 
-class Bounds(NamedTuple):
-    """What decides whether a label may follow a hypothesis, in columns for SIMD."""
-
-    scores: np.ndarray  # [K] float32, IMPOSSIBLE in empty slots
-    lm_bounds: np.ndarray  # [K] float32
-    boosting_bounds: np.ndarray  # [K] float32
-    passes: np.ndarray  # [K] bool
-
-
 class Workspace(NamedTuple):
     """What one thread needs for a frame."""
 
     candidates: Candidates
     next_beam: np.ndarray  # [K] HYPOTHESIS
-    bounds: Bounds
 
 
 def new_workspace(beam_size: int) -> Workspace:
     candidates = Candidates(np.empty(beam_size, CANDIDATE), np.empty(beam_size, np.int32))
-    scores, lm_bounds, boosting_bounds = np.zeros((3, beam_size), np.float32)
-    bounds = Bounds(scores, lm_bounds, boosting_bounds, np.zeros(beam_size, np.bool_))
-    return Workspace(candidates, np.empty(beam_size, HYPOTHESIS), bounds)
+    return Workspace(candidates, np.empty(beam_size, HYPOTHESIS))
 
 
 def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> BeamState:
@@ -111,7 +99,7 @@ def advance(rows, log_probs, lengths, state, params, fusions, workspace):
         own, fusion = beam[b], of_utterance(fusions, b)
         for i in range(lengths[b]):
             row = log_probs[b, i]
-            count = _candidates(row, own, sizes[b], params, fusion, candidates, workspace.bounds)
+            count = _candidates(row, own, sizes[b], params, fusion, candidates)
             if count > 0:
                 count = select(row, own, b, state, candidates, count, params, next_beam)
             sizes[b] = count
@@ -121,7 +109,7 @@ def advance(rows, log_probs, lengths, state, params, fusions, workspace):
 
 
 @inlined
-def _candidates(row, beam, size, params, fusion, candidates, bounds):
+def _candidates(row, beam, size, params, fusion, candidates):
     """The best continuations of a frame for merge=max and merge=sum; returns how many, or BAD_INPUT."""
     count = 0
     blank = np.int32(params.blank_id)
@@ -137,7 +125,7 @@ def _candidates(row, beam, size, params, fusion, candidates, bounds):
             if slot >= 0:
                 candidates.items[slot].lm_state = beam[k].lm_state
                 candidates.items[slot].boosting_state = beam[k].boosting_state
-    note_bounds(beam, size, fusion, bounds)
+    note_bounds(beam, size, fusion)
     floor = floor_of(candidates, count, params)
     for k in range(size):
         if not offers_arcs(beam[k], fusion):
@@ -157,12 +145,11 @@ def _candidates(row, beam, size, params, fusion, candidates, bounds):
     while v < row.shape[0]:
         if not row[v] <= LARGEST:
             return BAD_INPUT
-        passing = note_passing(row[v], floor, params, bounds) if v != blank else 0
-        for k in range(size if passing else 0):
-            if not bounds.passes[k] or v == beam[k].last_label:
+        for k in range(size):
+            if v == params.blank_id or v == beam[k].last_label:
                 continue
             base = beam[k].score + row[v] + params.beam_beta
-            if bound_of(base, beam[k]) < floor:  # it has risen
+            if bound_of(base, beam[k]) < floor:
                 continue
             count = _offer(
                 base, beam[k], k, v, beam[k].lm_bound, floor, params, fusion, candidates, count
@@ -199,23 +186,7 @@ def bound_of(base, hypothesis):
 
 
 @inlined
-def note_passing(log_prob, floor, params, bounds):
-    """Note which hypotheses a new label of this log-probability may follow; returns how many.
-
-    All slots at once: most labels pass for none. The sum is that of `bound_of`.
-    """
-    count: Any = 0
-    for i in range(bounds.scores.shape[0]):
-        k = np.uintp(i)  # unsigned: an index that may be negative keeps the loop from SIMD
-        base = bounds.scores[k] + log_prob + params.beam_beta
-        passes = not base + bounds.lm_bounds[k] + bounds.boosting_bounds[k] < floor
-        bounds.passes[k] = passes
-        count += np.int32(passes)
-    return count
-
-
-@inlined
-def note_bounds(beam, size, fusion, bounds):
+def note_bounds(beam, size, fusion):
     """Note how much LM and boosting can add to the next token of every hypothesis.
 
     Where the few arcs of the LM state are offered one by one, the bound is that of all other labels.
@@ -230,10 +201,6 @@ def note_bounds(beam, size, fusion, bounds):
         if fusion.boosting_weight > 0:
             bound = fusion.boosting.states[beam[k].boosting_state].upper_bound
             beam[k].boosting_bound = fusion.boosting_weight * bound
-        bounds.scores[k] = beam[k].score
-        bounds.lm_bounds[k], bounds.boosting_bounds[k] = beam[k].lm_bound, beam[k].boosting_bound
-    for k in range(size, bounds.scores.shape[0]):
-        bounds.scores[k] = IMPOSSIBLE
 
 
 @inlined

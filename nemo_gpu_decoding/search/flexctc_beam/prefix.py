@@ -23,7 +23,6 @@ from nemo_gpu_decoding.search.flexctc_beam.cpu import (
     column_of,
     fused,
     note_bounds,
-    note_passing,
     offers_arcs,
     select,
 )
@@ -42,7 +41,7 @@ def advance_prefix(rows, log_probs, lengths, state, params, fusions, workspace):
         own, fusion = beam[b], of_utterance(fusions, b)
         for i in range(lengths[b]):
             row = log_probs[b, i]
-            count = _prefix_candidates(row, own, sizes[b], params, fusion, candidates, workspace.bounds)
+            count = _prefix_candidates(row, own, sizes[b], params, fusion, candidates)
             if count > 0:
                 count = select(row, own, b, state, candidates, count, params, next_beam)
             sizes[b] = count
@@ -52,12 +51,12 @@ def advance_prefix(rows, log_probs, lengths, state, params, fusions, workspace):
 
 
 @no_refcount
-def _prefix_candidates(row, beam, size, params, fusion, candidates, bounds):
+def _prefix_candidates(row, beam, size, params, fusion, candidates):
     """The best texts of a frame for merge=prefix; returns how many, or BAD_INPUT."""
     count = 0
     for k in range(size):
         count = _offer_same_text(row, beam, size, k, params, fusion, candidates, count)
-    note_bounds(beam, size, fusion, bounds)
+    note_bounds(beam, size, fusion)
     floor = floor_of(candidates, count, params)
     for k in range(size):
         if not offers_arcs(beam[k], fusion):
@@ -80,9 +79,8 @@ def _prefix_candidates(row, beam, size, params, fusion, candidates, bounds):
     while v < row.shape[0]:
         if not row[v] <= LARGEST:
             return BAD_INPUT
-        passing = note_passing(row[v], floor, params, bounds) if v != params.blank_id else 0
-        for k in range(size if passing else 0):
-            if not bounds.passes[k]:  # nor would its smaller base if the label repeats the last one
+        for k in range(size):
+            if v == params.blank_id:
                 continue
             base = _base_of(row, beam[k], v, params)
             if bound_of(base, beam[k]) < floor:

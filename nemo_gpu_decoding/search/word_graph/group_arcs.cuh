@@ -75,7 +75,7 @@ inline float total_of(float cost, const Step& step, const Search& search) {
 
 // How many contexts of its group, from the cheapest on, are not above the cutoff after group arc v.
 // `needs_lm`: only if some of them have to query the LMs; else only if the arc has no word.
-__noinline__ int num_survivors(Row row, int v, bool needs_lm, float cutoff, const LmWorkspace* shared) {
+__noinline__ int num_within_cutoff(Row row, int v, bool needs_lm, float cutoff, const LmWorkspace* shared) {
   const LmWorkspace& work = *shared;
   if (v >= work.lm_counters->num_group_arcs) return 0;
   const GroupArc group_arc = work.buffers->group_arcs[v];
@@ -153,8 +153,8 @@ inline void offer_all(const Step& step, int arc, int m, int64 lm, float differen
 inline void expand_without_lm(const Row& row, LmWorkspace& work) {
   const int num_group_arcs = work.lm_counters->num_group_arcs;
   for (int first = 0; first < num_group_arcs; first += threads()) {
-    const int survivors = num_survivors(row, first + thread(), false, work.cutoff(), work.shared);
-    const int total = work.arc_items.start(survivors);
+    const int within = num_within_cutoff(row, first + thread(), false, work.cutoff(), work.shared);
+    const int total = work.arc_items.start(within);
     for (int item = 0; item < total; item += threads()) {
       reserve_for_first(work);
       Step step{};

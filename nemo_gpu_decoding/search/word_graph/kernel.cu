@@ -12,7 +12,7 @@
 //   epsilon_closure           tokens in one graph state become one group           token_groups.cuh
 //   expand_groups             arcs of all groups are spread over the threads       expand.cuh
 //   recombine                 of candidates with one key the best stays            candidates.cuh
-//   prune                     a histogram of costs and the beam choose survivors   prune.cuh
+//   prune                     a histogram of costs and the beam choose the tokens   prune.cuh
 //
 // With COMPOSE=1 tokens differ by LM context too, and the steps in between are others:
 //

@@ -56,7 +56,7 @@ inline bool list_queries(
   int listed = 0;  // at most so many are, the same in all threads
   for (; first < num_group_arcs; first += threads(), item = 0) {
     const int total =
-      work.closure_items.start(num_survivors(row, first + thread(), true, cutoff, work.shared));
+      work.closure_items.start(num_within_cutoff(row, first + thread(), true, cutoff, work.shared));
     for (; item < total; item += threads()) {
       listed += threads();
       if (listed > buffers.capacity.queries) return false;

@@ -96,7 +96,7 @@ inline bool complete(const Row& row, const Steps& steps, int64 frame, Link& link
   return true;
 }
 
-// Keep the frame's links between survivors; those of the next frame go behind them. Call with all
+// Keep the frame's links between kept tokens; those of the next frame go behind them. Call with all
 // threads after a barrier.
 inline void keep_links(const Row& row, const Steps& steps, Progress& now, Workspace& work) {
   const int count = work.counters->num_links;

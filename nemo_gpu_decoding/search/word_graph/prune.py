@@ -25,7 +25,7 @@ from nemo_gpu_decoding.search.word_graph.records import (
 def prune(row, state, search, work):
     """What survives becomes work.current, with its past in `back_pointers`."""
     counters, frame, next_tokens = state.counters[0], work.frame[0], work.next_tokens
-    kept, limited = choose_survivors(next_tokens, frame, search.params, work)
+    kept, limited = choose_tokens(next_tokens, frame, search.params, work)
     if counters.back_pointers + kept > len(state.back_pointers):
         return BACK_POINTERS_FULL
     counters.limited += limited or frame.last_rank != ANY_RANK
@@ -46,7 +46,7 @@ def prune(row, state, search, work):
 
 
 @no_refcount
-def choose_survivors(tokens, frame, params, work):
+def choose_tokens(tokens, frame, params, work):
     """Choose tokens within the beam, about max_active at most, in their order.
 
     Costs are counted in 256 steps of beam / 256, and steps are taken from the best on while their sum
@@ -146,7 +146,7 @@ def _extend_past(token, row, state, search, current):
 
 @inlined
 def _keep_links(row, state, search, work):
-    """Keep the frame's links between survivors that are not hopeless for the lattice."""
+    """Keep the frame's links between kept tokens that are not hopeless for the lattice."""
     counters, links = state.counters[0], state.links
     begin, kept = counters.links, counters.links
     for i in range(begin, begin + work.frame[0].links):
