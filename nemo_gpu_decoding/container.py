@@ -85,11 +85,7 @@ class Content(NamedTuple):
 
 
 def write_container(
-    path: str | PathLike[str],
-    kind: Kind,
-    facts: Mapping[str, Any],
-    shapes: Mapping[str, Shape],
-    fill: Fill,
+    path: str | PathLike[str], kind: Kind, facts: Mapping[str, Any], shapes: Mapping[str, Shape], fill: Fill
 ) -> int:
     """Write a file; it appears whole or not at all.
 
@@ -280,9 +276,7 @@ def _check_size(path: Path, kind: Kind, size: int, expected: int) -> None:
 
 
 def _other_version(path: Path, kind: Kind, version: int) -> ValueError:
-    return ValueError(
-        f"{path} is a {kind.name} of version {version}, expected {kind.version}: {kind.remedy}"
-    )
+    return ValueError(f"{path} is a {kind.name} of version {version}, expected {kind.version}: {kind.remedy}")
 
 
 def _damaged_header(path: Path, kind: Kind) -> ValueError:

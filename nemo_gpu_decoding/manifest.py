@@ -57,9 +57,7 @@ def read_manifest(manifest: Path) -> list[Utterance]:
         if not isinstance(row, dict) or "audio_filepath" not in row:
             raise ValueError(f"{where}: has no audio_filepath")
         if row.get("offset"):
-            raise ValueError(
-                f"{where}: offset is {row['offset']}; segments are not read, cut the file first"
-            )
+            raise ValueError(f"{where}: offset is {row['offset']}; segments are not read, cut the file first")
         path = manifest.parent / row["audio_filepath"]  # an absolute path stays as it is
         if not path.is_file():
             raise ValueError(f"{where}: there is no file {path}")

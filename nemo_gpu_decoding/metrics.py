@@ -76,9 +76,7 @@ def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> WordErr
     return WordErrors(words, substitutions, deletions, insertions)
 
 
-def phrase_score(
-    references: Sequence[str], hypotheses: Sequence[str], phrases: Iterable[str]
-) -> PhraseScore:
+def phrase_score(references: Sequence[str], hypotheses: Sequence[str], phrases: Iterable[str]) -> PhraseScore:
     """Count every phrase in every utterance, as a sequence of whole words, case ignored.
 
     Raises:
@@ -99,9 +97,7 @@ def phrase_score(
     return PhraseScore(right, spurious, missed)
 
 
-def _occurrences(
-    text: str, wanted: set[tuple[str, ...]], lengths: set[int]
-) -> dict[tuple[str, ...], int]:
+def _occurrences(text: str, wanted: set[tuple[str, ...]], lengths: set[int]) -> dict[tuple[str, ...], int]:
     words = text.casefold().split()
     counts: dict[tuple[str, ...], int] = {}
     for length in lengths:
@@ -114,6 +110,4 @@ def _occurrences(
 
 def _check_pairs(references: Sequence[str], hypotheses: Sequence[str]) -> None:
     if len(references) != len(hypotheses):
-        raise ValueError(
-            f"hypotheses has {len(hypotheses)} texts, expected {len(references)}, one per reference"
-        )
+        raise ValueError(f"hypotheses has {len(hypotheses)} texts, expected {len(references)}, one per reference")

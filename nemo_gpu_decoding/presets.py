@@ -51,9 +51,7 @@ def conf_folder() -> Path:
 
 def preset_names(*groups: str) -> list[str]:
     """Names of the shipped presets in some of `GROUPS`, by default in all."""
-    return sorted(
-        file.stem for group in groups or GROUPS for file in (conf_folder() / group).glob("*.yaml")
-    )
+    return sorted(file.stem for group in groups or GROUPS for file in (conf_folder() / group).glob("*.yaml"))
 
 
 def load_preset(name: str) -> DictConfig:

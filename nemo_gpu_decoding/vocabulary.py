@@ -83,10 +83,7 @@ class Vocabulary:
 
     @classmethod
     def from_pieces(
-        cls,
-        pieces: Sequence[str],
-        kind: str | None = None,
-        encode: Callable[[str], list[int]] | None = None,
+        cls, pieces: Sequence[str], kind: str | None = None, encode: Callable[[str], list[int]] | None = None
     ) -> Vocabulary:
         """From the pieces alone; the kind is found from their marks unless given."""
         return cls(tuple(pieces), kind or _guess_kind(pieces), encode)
@@ -136,9 +133,7 @@ class Vocabulary:
             return "".join(self._shown(i) for i in ids)
         if self.kind == "byte_bpe":
             joined = "".join(self._shown(i) for i in ids)
-            return (
-                bytes(_BYTE_OF_CHARACTER[c] for c in joined).decode("utf-8", "replace").removeprefix(" ")
-            )
+            return bytes(_BYTE_OF_CHARACTER[c] for c in joined).decode("utf-8", "replace").removeprefix(" ")
         joined = "".join(self._shown(i) for i in _merge_bytes(self.pieces, ids))
         if self.kind == "wpe" or (len(ids) and self.pieces[ids[0]] not in _UNKNOWN):
             joined = joined.lstrip(WORD_START)
@@ -203,9 +198,7 @@ class Vocabulary:
         ids = [int(i) for i in encode(words)] if encode else self._spelled(words)
         bad_id = next((i for i in ids if not 0 <= i < len(self.pieces)), None)
         if bad_id is not None:
-            raise ValueError(
-                f"the tokenizer gave id {bad_id} for {text!r}, expected 0 .. {len(self) - 1}"
-            )
+            raise ValueError(f"the tokenizer gave id {bad_id} for {text!r}, expected 0 .. {len(self) - 1}")
         if uncovered := self._uncovered(words, ids):
             raise ValueError(f"phrase {text!r} has the character {uncovered!r}, which no piece covers")
         return ids
@@ -388,9 +381,7 @@ def _guess_kind(pieces: Sequence[str]) -> str:
     texts = [piece for piece in pieces if not _is_control(piece)]
     if any(piece.startswith(WORD_START) for piece in texts):
         return "bpe"
-    if any(piece.startswith(SPACE_BYTE) for piece in texts) and set("".join(texts)) <= set(
-        _BYTE_OF_CHARACTER
-    ):
+    if any(piece.startswith(SPACE_BYTE) for piece in texts) and set("".join(texts)) <= set(_BYTE_OF_CHARACTER):
         return "byte_bpe"
     if any(map(_continues, texts)):
         return "wpe"

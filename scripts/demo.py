@@ -84,9 +84,7 @@ def run(options: DemoOptions) -> int:
     transcripts."""
     data = Path(options.data)
     if not (data / "demo.yaml").is_file():
-        raise ValueError(
-            f"data={data} has no demo.yaml, expected the folder assets/self of the source tree"
-        )
+        raise ValueError(f"data={data} has no demo.yaml, expected the folder assets/self of the source tree")
     utterances = read_manifest(data / "speech" / "test.json")[: options.utterances]
     phrases = load_phrase_file("phrases", str(data / "phrases.txt"))
     rows: list[Row] = []
@@ -109,11 +107,7 @@ def run(options: DemoOptions) -> int:
 
 
 def decode_model(
-    model: str,
-    file: Path,
-    presets: Sequence[DictConfig],
-    utterances: Sequence[Utterance],
-    phrases: Sequence[str],
+    model: str, file: Path, presets: Sequence[DictConfig], utterances: Sequence[Utterance], phrases: Sequence[str]
 ) -> tuple[DevSet, list[Row]]:
     """Encode the speech once; decode it greedily and as the presets say."""
     from nemo_gpu_decoding.nemo_plugin.model import Model
@@ -149,9 +143,7 @@ def steps_of(head: Head, preset: DictConfig) -> dict[str, Decoder]:
             return {f"{name} + LM": without_phrases, f"{name} + LM + phrases": decoder}
         narrow = preset.wfst.beam_width / 2  # it is for the phrases that the preset's beam is so wide
         return {
-            f"{name} + small LM": at_point(
-                without_phrases, Point(beam_width=narrow, large_lm_weight=0.0)
-            ),
+            f"{name} + small LM": at_point(without_phrases, Point(beam_width=narrow, large_lm_weight=0.0)),
             f"{name} + large LM": at_point(without_phrases, Point(beam_width=narrow)),
             f"{name} + large LM + phrases": decoder,
         }

@@ -11,9 +11,7 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 def random_log_probs(batch, frames, columns, *, seed, sharpness=2.0):
     """[B, T, C] float32, peaked like a trained model's when sharpness is large."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.log_softmax(
-        sharpness * torch.randn(batch, frames, columns, generator=generator), dim=-1
-    )
+    return torch.log_softmax(sharpness * torch.randn(batch, frames, columns, generator=generator), dim=-1)
 
 
 def random_lm(vocab_size, *, seed, order=3, branching=3):
@@ -72,9 +70,7 @@ def random_boosting(vocab_size, *, seed, phrases=4, length=3, bonus=1.5):
         for i in range(len(phrase)):
             nodes.setdefault(phrase[: i + 1], len(nodes))
     ordered = sorted(nodes, key=lambda node: nodes[node])
-    children = {
-        node: sorted(c for c in nodes if len(c) == len(node) + 1 and c[:-1] == node) for node in ordered
-    }
+    children = {node: sorted(c for c in nodes if len(c) == len(node) + 1 and c[:-1] == node) for node in ordered}
 
     def fail(node):
         suffix = node[1:]

@@ -18,8 +18,7 @@ from tests.assets import ROOT as REPOSITORY
 
 # Each room may import those before it and those in its own row; files at the root are rooms, too.
 ORDER = [
-    {"__init__", "checks", "jit", "vocabulary", "cache", "container", "metrics", "manifest", "report"}
-    | {"presets"},
+    {"__init__", "checks", "jit", "vocabulary", "cache", "container", "metrics", "manifest", "report"} | {"presets"},
     {"cuda"},
     {"fusion", "lm"},
     {"graph"},
@@ -158,11 +157,6 @@ def test_readme_and_tutorials_import_nothing_else():
 
 
 def test_importing_the_package_imports_neither_torch_nor_numba_nor_nemo():
-    code = (
-        "import sys, nemo_gpu_decoding;"
-        "print([m for m in ('torch', 'numba', 'nemo', 'cuda') if m in sys.modules])"
-    )
-    shown = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    ).stdout
+    code = "import sys, nemo_gpu_decoding;print([m for m in ('torch', 'numba', 'nemo', 'cuda') if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert shown.strip() == "[]"

@@ -198,9 +198,7 @@ def test_other_versions_are_refused(kept, path, old):
 
 def test_files_of_each_kind_are_told_from_others(kept, path, old, tmp_path):
     other = tmp_path / "other"
-    (Graph if kept is Packed else Packed).save(
-        (Graph if kept is Packed else Packed).make(tmp_path), other
-    )
+    (Graph if kept is Packed else Packed).save((Graph if kept is Packed else Packed).make(tmp_path), other)
     text = tmp_path / "text"
     text.write_text("\\data\\\nngram 1=3\n")
     assert kept.is_one(path)

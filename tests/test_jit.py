@@ -48,8 +48,7 @@ def test_compiling_is_announced_once_and_only_if_needed(monkeypatch, tmp_path, c
 def test_later_processes_do_not_compile(monkeypatch, tmp_path):
     """The first process fills the cache, the second adds nothing to it."""
     code = (
-        "import torch; from nemo_gpu_decoding import FlexCTCBeam;"
-        "FlexCTCBeam(2, 2).decode(torch.zeros(1, 3, 3), [3])"
+        "import torch; from nemo_gpu_decoding import FlexCTCBeam;FlexCTCBeam(2, 2).decode(torch.zeros(1, 3, 3), [3])"
     )
     monkeypatch.setenv(jit.CACHE_VARIABLE, str(tmp_path))
     sizes = []

@@ -45,9 +45,7 @@ def test_files_patterns_and_lists(folder):
     assert both[0].text is None
 
 
-@pytest.mark.parametrize(
-    ("audio", "manifest"), [(None, None), ("a.wav", "m.json")], ids=["neither", "both"]
-)
+@pytest.mark.parametrize(("audio", "manifest"), [(None, None), ("a.wav", "m.json")], ids=["neither", "both"])
 def test_exactly_one_source_is_wanted(audio, manifest):
     with pytest.raises(ValueError, match="give either audio="):
         find_utterances(audio, manifest)

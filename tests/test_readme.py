@@ -12,9 +12,7 @@ from tests.assets import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-COMMANDS = [
-    line.split("#")[0].strip() for kind, text in SNIPPETS if kind == "bash" for line in text.split("\n")
-]
+COMMANDS = [line.split("#")[0].strip() for kind, text in SNIPPETS if kind == "bash" for line in text.split("\n")]
 QUICK_COMMANDS = [c for c in COMMANDS if " tune " not in c]  # the other is below
 
 
@@ -86,8 +84,7 @@ def test_rows_of_flexctc_beam(label):
     rows = [
         row
         for row in record("flexctc_beam")["rows"]
-        if row["peer"] == peer
-        and (row["peer_params"]["lm"], row["peer_params"]["phrases"]) == (lm, phrases)
+        if row["peer"] == peer and (row["peer_params"]["lm"], row["peer_params"]["phrases"]) == (lm, phrases)
     ]
     *ratios, how, wer = table_row(label)
     assert [row["params"]["beam_size"] for row in rows] == [4, 8, 16]
@@ -153,10 +150,7 @@ def test_the_deletion_table_is_what_its_command_prints(monkeypatch, capsys):
     (command,) = re.findall(r"^nemo-gpu-decoding (tune .*)$", README, re.MULTILINE)
     assert main(command.split()) == 0
     out = capsys.readouterr().out
-    for mode, label in (
-        ("lm_weighted_full", "RNN-T `alsd_pp`"),
-        ("no_score", "RNN-T `alsd_pp`, `no_score`"),
-    ):
+    for mode, label in (("lm_weighted_full", "RNN-T `alsd_pp`"), ("no_score", "RNN-T `alsd_pp`, `no_score`")):
         printed = re.findall(rf"^{mode} +[\d.]+ +([\d.]+) +\d+ +(\d+) +\d+$", out, re.MULTILINE)
         said = [re.fullmatch(r"([\d.]+) \((\d+)\)", cell).groups() for cell in table_row(label)]
         for (wer, deletions), (wer_said, deletions_said) in zip(printed, said, strict=True):
@@ -186,13 +180,9 @@ def test_tutorial_runs(path, monkeypatch):
 
     # the kernel of this very interpreter, whatever kernels the machine has registered
     spec = KernelSpecManager().get_kernel_spec("python3")
-    monkeypatch.setattr(
-        spec, "argv", [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    )
+    monkeypatch.setattr(spec, "argv", [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
     monkeypatch.setattr(KernelSpecManager, "get_kernel_spec", lambda self, name: spec)
     notebook = nbformat.read(path, as_version=4)
-    nbclient.NotebookClient(
-        notebook, timeout=600, resources={"metadata": {"path": path.parent}}
-    ).execute()
+    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": path.parent}}).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in outputs)

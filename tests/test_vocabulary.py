@@ -155,11 +155,7 @@ def tokenizers():
     return pytest.importorskip("tokenizers", reason="the tokenizers of Hugging Face are not installed")
 
 
-CORPUS = [
-    "The quick brown fox can't jump over 12 lazy dogs!",
-    "Où est le café? Là-bas, dit-elle.",
-    "new york's",
-]
+CORPUS = ["The quick brown fox can't jump over 12 lazy dogs!", "Où est le café? Là-bas, dit-elle.", "new york's"]
 SENTENCES = [*CORPUS, "the dogs' 2 cafés", "a-b_c 3d", "naïve café fox", "Ünïcödé 漢字"]
 
 
@@ -257,12 +253,7 @@ def test_ignore_case_and_a_tokenizer_that_says_unknown(vocabulary, processor):
 
 @pytest.mark.parametrize(
     ("pieces", "kind", "text", "character"),
-    [
-        (BPE, "bpe", "a née", "é"),
-        (BPE, "bpe", "ax", "x"),
-        (WPE, "wpe", "az", "z"),
-        (CHAR, "char", "a-b", "-"),
-    ],
+    [(BPE, "bpe", "a née", "é"), (BPE, "bpe", "ax", "x"), (WPE, "wpe", "az", "z"), (CHAR, "char", "a-b", "-")],
 )
 def test_characters_without_a_piece_are_named(pieces, kind, text, character):
     vocabulary = Vocabulary(pieces, kind)

@@ -53,9 +53,7 @@ def plot_rows(header: Mapping[str, Any], rows: Rows, path: str) -> None:
         axes.set_title(name, fontsize=10)
         axes.grid(True, which="both", alpha=0.25)
         axes.legend(fontsize=8)
-    figure.suptitle(
-        f"{header['strategy']} on {header['device']}, {header['threads']} thread(s)", fontsize=10
-    )
+    figure.suptitle(f"{header['strategy']} on {header['device']}, {header['threads']} thread(s)", fontsize=10)
     figure.savefig(path, dpi=130)
 
 
@@ -132,9 +130,7 @@ def _latency(axes: Any, rows: Rows) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xlabel("live streams")
-    axes.set_ylabel(
-        f"latency of a {1000 * rows[0]['chunk_seconds']:g} ms chunk, ms: waiting and decoding"
-    )
+    axes.set_ylabel(f"latency of a {1000 * rows[0]['chunk_seconds']:g} ms chunk, ms: waiting and decoding")
 
 
 if __name__ == "__main__":

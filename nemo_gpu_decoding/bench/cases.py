@@ -116,16 +116,11 @@ def _cases(line: Line, options: BenchOptions, task: Task) -> Iterator[Case]:
     threads = options.threads
     if line.peer is None:
         if options.many_phrases:
-            few, many = (
-                Setting(max(beams), True, count, threads)
-                for count in (FEW_PHRASES, options.many_phrases)
-            )
+            few, many = (Setting(max(beams), True, count, threads) for count in (FEW_PHRASES, options.many_phrases))
             yield Case(task, None, few, many, line.check, skipped=missing(few, line, task))
         return
     everything = line.added
-    if (
-        line.greedy and options.device == "cpu"
-    ):  # one row: what a beam costs, and mends if there is an LM
+    if line.greedy and options.device == "cpu":  # one row: what a beam costs, and mends if there is an LM
         beams, everything = (max(beams),), (Added.LM if task.lm else Added.NOTHING,)
     for added in everything:
         lm, boosted = added.value

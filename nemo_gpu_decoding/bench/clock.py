@@ -96,9 +96,7 @@ class Place(NamedTuple):
 
     def copy_bandwidth(self) -> float:
         """Bytes that a copy within the memory reads and writes per second."""
-        source, target = (
-            torch.ones(self.copy_buffer_bytes, dtype=torch.uint8, device=self.device) for _ in range(2)
-        )
+        source, target = (torch.ones(self.copy_buffer_bytes, dtype=torch.uint8, device=self.device) for _ in range(2))
         times = [self.clock.measure(lambda: target.copy_(source), 1).device for _ in range(COPIES)]
         return 2 * self.copy_buffer_bytes / statistics.median(times)
 

@@ -67,9 +67,7 @@ def random_encoder(
     return Encoder(f"FastConformer, {size}, {options.encoder_precision}, random weights", prepare)
 
 
-def model_encoder(
-    options: BenchOptions, place: Place, precision: Callable[[], torch.autocast]
-) -> Encoder:
+def model_encoder(options: BenchOptions, place: Place, precision: Callable[[], torch.autocast]) -> Encoder:
     """A trained model: the decoders get its log-probs of real speech.
 
     Raises:

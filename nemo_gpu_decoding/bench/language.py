@@ -69,9 +69,7 @@ def make_language(vocab_size: int, rng: np.random.Generator, *, words: int | Non
     wanted = 4 * vocab_size if words is None else words
     most = starts * sum((vocab_size - starts) ** n for n in range(4))
     if wanted > most // 2:  # the last ones would hardly ever be drawn
-        raise ValueError(
-            f"vocab_size is {vocab_size}, which makes {most} words, expected a size with twice {wanted}"
-        )
+        raise ValueError(f"vocab_size is {vocab_size}, which makes {most} words, expected a size with twice {wanted}")
     sounds = list(itertools.islice(_syllables(), starts))
     pieces = [WORD_START + sound for sound in sounds] + sounds[: vocab_size - starts]
     drawn: dict[str, tuple[int, ...]] = {}

@@ -190,19 +190,14 @@ class SyntheticLM:
                 block = slice(first, first + BLOCK)
                 numbers = np.arange(first, first + len(seconds[block]))
                 firsts = np.searchsorted(begin, numbers, "right") - 1
-                file.write(
-                    format_ngrams(log10_probs[block], np.stack([firsts, seconds[block]], 1), table)
-                )
+                file.write(format_ngrams(log10_probs[block], np.stack([firsts, seconds[block]], 1), table))
             file.write(b"\n\\3-grams:\n")
             file.writelines(format_ngrams(probs, symbols, table) for symbols, probs in self.trigrams())
             file.write(b"\n\\end\\\n")
 
 
 def format_ngrams(
-    log10_probs: np.ndarray,
-    symbols: np.ndarray,
-    table: np.ndarray,
-    log10_backoffs: np.ndarray | None = None,
+    log10_probs: np.ndarray, symbols: np.ndarray, table: np.ndarray, log10_backoffs: np.ndarray | None = None
 ) -> bytes:
     """ARPA lines of M n-grams, in numpy.
 

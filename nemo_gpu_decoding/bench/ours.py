@@ -48,9 +48,7 @@ def flexctc_beam(options: BenchOptions, task: Task, setting: Setting) -> Ready:
 
 
 def alsd_pp(options: BenchOptions, task: Task, setting: Setting) -> Ready:
-    config = ALSDConfig(
-        beam_size=setting.beam_size, max_symbols=options.max_symbols, **_common(options, setting)
-    )
+    config = ALSDConfig(beam_size=setting.beam_size, max_symbols=options.max_symbols, **_common(options, setting))
     return ready(ALSDPlusPlus(_networks(options, task), config, fusion_of(task, setting)))
 
 
@@ -93,12 +91,8 @@ def ready(decoder: Any) -> Ready:
 
     return Ready(
         decoder.decode,
-        lambda found: [
-            n.best.text if hasattr(n.best, "words") else n.best.tokens.tolist() for n in found
-        ],
-        lambda *batch: [
-            [Hypothesis(labels(path), path.score) for path in n] for n in decoder.decode(*batch)
-        ],
+        lambda found: [n.best.text if hasattr(n.best, "words") else n.best.tokens.tolist() for n in found],
+        lambda *batch: [[Hypothesis(labels(path), path.score) for path in n] for n in decoder.decode(*batch)],
         decoder=decoder,
     )
 

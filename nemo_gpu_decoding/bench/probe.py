@@ -105,8 +105,7 @@ def measure_memory(options: BenchOptions) -> dict[str, Any]:
         return {"skipped": "peak memory is read from Linux's /proc"}
     task = make_tasks(options)[0]
     decoders = {
-        k: flexctc_beam(options, task, Setting(k, task.lm is not None, 0, options.threads))
-        for k in MEMORY_BEAMS
+        k: flexctc_beam(options, task, Setting(k, task.lm is not None, 0, options.threads)) for k in MEMORY_BEAMS
     }
     decoders[MEMORY_BEAMS[0]].run(task.inputs[:1, :20], task.lengths[:1].clamp(max=20))  # compiles
     before, peaks = status_bytes("VmRSS"), {}

@@ -122,9 +122,7 @@ def line_of(row: Row) -> str:
     what = [str(row[name]) for name in ("task", "part", "peer", "stage", "layout") if row.get(name)]
     if "stage" in row:
         return f"{', '.join(what)}: {_found(row)}"
-    settings = (
-        f"{row['params']}" if "peer" in row else f"{row['streams']} streams, texts: {row['texts']}"
-    )
+    settings = f"{row['params']}" if "peer" in row else f"{row['streams']} streams, texts: {row['texts']}"
     seen = row.get("skipped") or f"{row['verified_by']}: {_verified(row)}"
     ratio = f"{row['ratio']:.1f}x, " if row.get("ratio") else ""
     return f"{', '.join(what)}, {settings}: {ratio}{seen}"
@@ -145,9 +143,7 @@ def format_rows(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
         columns = ON_GPU + columns
     if mode != "scale":
         columns = (*columns, ("verified", _verified))
-    lines.append(
-        format_table([name for name, _ in columns], [[cell(r) for _, cell in columns] for r in rows])
-    )
+    lines.append(format_table([name for name, _ in columns], [[cell(r) for _, cell in columns] for r in rows]))
     probes = header.get("probes", {})
     lines += ["", *(f"{kind}: {json.dumps(result)}" for kind, result in probes.items())]
     return "\n".join(lines).rstrip()

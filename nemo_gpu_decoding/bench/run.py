@@ -18,24 +18,10 @@ import torch
 from tqdm import tqdm
 
 from nemo_gpu_decoding.bench.cases import DECODER, END_TO_END, TABLE, Case, make_cases
-from nemo_gpu_decoding.bench.clock import (
-    Place,
-    describe_machine,
-    find_place,
-    summary,
-    time_in_turn,
-    torch_threads,
-)
+from nemo_gpu_decoding.bench.clock import Place, describe_machine, find_place, summary, time_in_turn, torch_threads
 from nemo_gpu_decoding.bench.encoder import Encoder, make_encoder
 from nemo_gpu_decoding.bench.options import GRAPH_STRATEGIES, BenchOptions
-from nemo_gpu_decoding.bench.ours import (
-    OURS,
-    describe_graph,
-    large_lm,
-    small_packed_lm,
-    word_graph,
-    work_per_frame,
-)
+from nemo_gpu_decoding.bench.ours import OURS, describe_graph, large_lm, small_packed_lm, word_graph, work_per_frame
 from nemo_gpu_decoding.bench.peers.base import Peer, Ready, Setting
 from nemo_gpu_decoding.bench.report import Row, format_rows, line_of, result_path, write_result
 from nemo_gpu_decoding.bench.sources import make_tasks
@@ -104,8 +90,7 @@ def _plan(options: BenchOptions, place: Place) -> tuple[dict[str, Any], Iterator
         fewest = min(len(task.texts) for task in tasks)
         if fewest < max(options.batches):
             raise ValueError(
-                f"batches holds {max(options.batches)}, expected at most {fewest}, the utterances that "
-                "there are"
+                f"batches holds {max(options.batches)}, expected at most {fewest}, the utterances that there are"
             )
         header["copy_bandwidth"] = bench.bandwidth = place.copy_bandwidth()
         if any(case.part == END_TO_END for case in cases):
@@ -231,9 +216,7 @@ class Bench:
         few = batch.first(self._options.check_utterances)
         theirs = peer.prepare(self._options, case.task, case.theirs)
         verdict = verify(case, few, theirs, mine, errors)
-        on_cpu = self._ready(ours, case.ours, "cpu").decoder.decode(
-            batch.inputs.cpu(), batch.lengths.cpu()
-        )
+        on_cpu = self._ready(ours, case.ours, "cpu").decoder.decode(batch.inputs.cpu(), batch.lengths.cpu())
         found = mine.decoder.decode(batch.inputs, batch.lengths)
         same = sum(identical(a.best, b.best) for a, b in zip(found, on_cpu, strict=True))
         how = f"{verdict.how}; GPU = CPU to the bit: {same} of {len(found)}"
@@ -256,9 +239,7 @@ class Bench:
             extras["graph"] = describe_graph(word_graph(case.task))
         if strategy == "paged_biglm":
             both = {"peer": theirs.decoder, "ours": mine.decoder}
-            results = {
-                side: decoder.decode(batch.inputs, batch.lengths) for side, decoder in both.items()
-            }
+            results = {side: decoder.decode(batch.inputs, batch.lengths) for side, decoder in both.items()}
             extras["work"] = {side: work_per_frame(found) for side, found in results.items()}
             counts = large_lm(case.task).counts, small_packed_lm(case.task).counts
             extras["lms"] = {"large": sum(counts[0]), "small": sum(counts[1])}

@@ -102,9 +102,7 @@ def speech_task(options: BenchOptions, kind: str | None) -> Task:
         weights=weights,
         transducer=transducer,
     )
-    return _with_lms(
-        task, options, f"speech-{content_key(speech_folder() / 'lm_text.txt.gz')}", speech_text
-    )
+    return _with_lms(task, options, f"speech-{content_key(speech_folder() / 'lm_text.txt.gz')}", speech_text)
 
 
 def read_speech(name: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -221,10 +219,7 @@ def _with_lms(task: Task, options: BenchOptions, key: str, text: Callable[[], li
     least = (1, 1, 2)  # n-grams of order 3 and up that were seen once are left out
 
     def tokens(path: Path) -> None:
-        spelled = (
-            [nemo_symbol(token) for word in sentence for token in task.lexicon[word]]
-            for sentence in text()
-        )
+        spelled = ([nemo_symbol(token) for word in sentence for token in task.lexicon[word]] for sentence in text())
         everything = [nemo_symbol(token) for token in range(task.vocab_size)]
         order = options.lm_order
         write_arpa(estimate_ngram_lm(spelled, order, symbols=everything, min_counts=least[:order]), path)

@@ -63,9 +63,7 @@ def measure(options: BenchOptions, place: Place, tasks: Sequence[Task]) -> Itera
                 yield row | measure_streams(options, decoder, task.on(place.device), place, n, texts)
 
 
-def measure_streams(
-    options: BenchOptions, decoder: Any, task: Task, place: Place, n: int, texts: str
-) -> Row:
+def measure_streams(options: BenchOptions, decoder: Any, task: Task, place: Place, n: int, texts: str) -> Row:
     """Simulate, then verify that no stream was harmed.
 
     Raises:
@@ -84,9 +82,7 @@ def measure_streams(
     rng = np.random.default_rng(options.seed)
     arrivals = draw_arrivals(n, chunk_seconds, options.stream_seconds, rng)
     if not arrivals:
-        raise ValueError(
-            f"stream_seconds is {options.stream_seconds}, in which no chunk came: expected more"
-        )
+        raise ValueError(f"stream_seconds is {options.stream_seconds}, in which no chunk came: expected more")
     seen = simulate(arrivals, live.serve, options.max_batch)
     pairs = zip(live.close(), live.in_one_piece(), strict=True)
     equal = [
@@ -130,9 +126,7 @@ def frames_of_chunk(chunk_ms: float, frame_seconds: float) -> int:
 # ----------------------------------------------------------------------------------------- the queue
 
 
-def draw_arrivals(
-    streams: int, chunk_seconds: float, seconds: float, rng: np.random.Generator
-) -> list[Chunk]:
+def draw_arrivals(streams: int, chunk_seconds: float, seconds: float, rng: np.random.Generator) -> list[Chunk]:
     """Chunks of `streams` streams within `seconds`, in order of time: a Poisson process each.
 
     A chunk comes every `chunk_seconds` on average, its gaps jittered as far as can be (exponentially).

@@ -37,9 +37,7 @@ RECURRENT = 0.02  # standard deviation of the LSTM's recurrent weights
 SHIFT = 10.0  # keeps the joint's ReLU out of its flat half
 
 
-def as_transducer(
-    task: Task, confusions: Sequence[np.ndarray], options: BenchOptions, kind: str
-) -> Task:
+def as_transducer(task: Task, confusions: Sequence[np.ndarray], options: BenchOptions, kind: str) -> Task:
     """The utterances of the synthetic CTC task, as RNN-T or TDT encoder output [B, T, D].
 
     Raises:
@@ -72,9 +70,7 @@ def draw_codes(vocab_size: int, durations: int, width: int, rng: np.random.Gener
     return codes
 
 
-def encoder_output(
-    task: Task, codes: np.ndarray, durations: Sequence[int], rng: np.random.Generator
-) -> torch.Tensor:
+def encoder_output(task: Task, codes: np.ndarray, durations: Sequence[int], rng: np.random.Generator) -> torch.Tensor:
     """[B, T, D] frames from which the joint reads the task's log-probs, and how far to go on."""
     log_probs, blank = task.inputs.numpy(), task.vocab_size
     floor = np.maximum(np.sort(log_probs, axis=-1)[..., -SHOWN, None], LEAST_LOG_PROB)
@@ -88,9 +84,7 @@ def encoder_output(
     return torch.from_numpy(frames.astype(np.float32))
 
 
-def duration_logits(
-    speaking: np.ndarray, durations: Sequence[int], rng: np.random.Generator
-) -> np.ndarray:
+def duration_logits(speaking: np.ndarray, durations: Sequence[int], rng: np.random.Generator) -> np.ndarray:
     """[T, durations] that point from each frame to the next one with a token, or as far as they can."""
     frames, longest = len(speaking), max(durations)
     ahead = np.full(frames, longest)

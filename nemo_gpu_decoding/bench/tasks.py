@@ -53,9 +53,7 @@ class Task:
     """B utterances of up to T frames over V tokens. For CTC the blank is token V."""
 
     name: str
-    inputs: (
-        torch.Tensor
-    )  # [B, T, V + 1] float32 log-probs, natural log; transducers: encoder output [B, T, D]
+    inputs: torch.Tensor  # [B, T, V + 1] float32 log-probs, natural log; transducers: encoder output [B, T, D]
     lengths: torch.Tensor  # [B] int64, valid frames
     frame_seconds: float
     texts: list[str]  # [B] what was said
@@ -122,9 +120,7 @@ class Task:
         return chosen
 
 
-def transducer_of(
-    weights: Mapping[str, torch.Tensor], durations: tuple[int, ...], kind: str
-) -> Transducer:
+def transducer_of(weights: Mapping[str, torch.Tensor], durations: tuple[int, ...], kind: str) -> Transducer:
     """Networks of one LSTM layer and a ReLU joint, from their weights: "lstm.bias_hh_l0" and so on."""
 
     def ours() -> LSTMNetworks:
@@ -139,9 +135,7 @@ def transducer_of(
             "encoder": linear("encoder"), "prediction": linear("prediction"), "output": output,
         }  # fmt: skip
         for name, module in parts.items():
-            own = {
-                k.partition(".")[2]: w.float() for k, w in weights.items() if k.startswith(f"{name}.")
-            }
+            own = {k.partition(".")[2]: w.float() for k, w in weights.items() if k.startswith(f"{name}.")}
             module.load_state_dict(own)
         joint = nn.Sequential(nn.ReLU(), output).eval()
         return LSTMNetworks(

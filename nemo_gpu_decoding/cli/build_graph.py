@@ -108,9 +108,7 @@ def run(options: BuildGraphOptions) -> int:
     began = time.perf_counter()
     listed = listed_words(lm)  # refuses text and other files that are no LM, before a model is loaded
     if options.tokenizer is None:
-        vocabulary = vocabulary_of_model(
-            str(options.model), options.source_lang, verbose=options.verbose
-        )
+        vocabulary = vocabulary_of_model(str(options.model), options.source_lang, verbose=options.verbose)
     else:
         vocabulary = vocabulary_of_file(options.tokenizer)
     graph = build(source, vocabulary)
@@ -196,13 +194,9 @@ def _listed_pieces(file: Path) -> Vocabulary:
         lines = file.read_text(encoding="utf-8").rstrip("\r\n").split("\n")
         pieces = [line.rstrip("\r").split("\t")[0] for line in lines]
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"tokenizer={file} is neither *.model nor text with a piece per line"
-        ) from error
+        raise ValueError(f"tokenizer={file} is neither *.model nor text with a piece per line") from error
     if "" in pieces:
-        raise ValueError(
-            f"tokenizer={file}, line {pieces.index('') + 1}: no piece, expected one per line"
-        )
+        raise ValueError(f"tokenizer={file}, line {pieces.index('') + 1}: no piece, expected one per line")
     try:
         return Vocabulary.from_pieces(pieces)
     except ValueError as error:

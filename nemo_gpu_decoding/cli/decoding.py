@@ -42,11 +42,7 @@ SUITED: dict[str, dict[str, dict[str, Any]]] = {
     "flexctc_beam": {"lm": {"beam_size": 16, "beam_beta": 1.0}, "phrases": {"beam_size": 16}},
     "cuda_wfst": {"phrases": _WORD_PHRASES},
     "paged_biglm": {"phrases": _WORD_PHRASES},
-    "alsd_pp": {
-        "lm": {"beam_size": 6},
-        "phrases": {"beam_size": 6},
-        "both": {"boosting_tree_alpha": 0.5},
-    },
+    "alsd_pp": {"lm": {"beam_size": 6}, "phrases": {"beam_size": 6}, "both": {"boosting_tree_alpha": 0.5}},
     "aes_pp": {
         "lm": {"beam_size": 6, "pruning_mode": "early"},
         "phrases": {"beam_size": 6},

@@ -55,8 +55,7 @@ class DevSet:
 
     def score(self, texts: Sequence[str], phrases: Sequence[str]) -> Score:
         return Score(
-            word_errors(self.references, texts),
-            phrase_score(self.references, texts, phrases) if phrases else None,
+            word_errors(self.references, texts), phrase_score(self.references, texts, phrases) if phrases else None
         )
 
 
@@ -76,9 +75,7 @@ class Score:
     phrases: PhraseScore | None
 
 
-def encode(
-    head: Head, utterances: Sequence[Utterance], *, batch_size: int = 8, dtype: str = "float32"
-) -> DevSet:
+def encode(head: Head, utterances: Sequence[Utterance], *, batch_size: int = 8, dtype: str = "float32") -> DevSet:
     """Run the encoder over all utterances, with a progress bar on stderr.
 
     `dtype` is how its output is kept: float16 halves the memory and rounds it to three digits.

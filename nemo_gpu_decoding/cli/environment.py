@@ -141,9 +141,7 @@ def cuda_obstacle() -> str | None:
 def nemo_fact() -> Fact:
     version = installed_version("nemo_toolkit")
     if version is None:
-        return Fact(
-            "NeMo", "not installed", "pip install 'nemo-gpu-decoding[nemo]' (plain log-probs need none)"
-        )
+        return Fact("NeMo", "not installed", "pip install 'nemo-gpu-decoding[nemo]' (plain log-probs need none)")
     supported = (2, 7) <= tuple(int(part) for part in version.split(".")[:2]) < (3, 1)
     return Fact("NeMo", version, "" if supported else f"tested with {SUPPORTED_NEMO}")
 
@@ -164,10 +162,7 @@ def numba_facts() -> list[Fact]:
     folder = cache_folder()
     lasting = not folder.is_relative_to(tempfile.gettempdir())
     advice = "" if lasting else f"a temporary folder: {CACHE_VARIABLE}=FOLDER names a lasting one"
-    return [
-        Fact("numba", installed_version("numba") or "not installed"),
-        Fact("compiled code", str(folder), advice),
-    ]
+    return [Fact("numba", installed_version("numba") or "not installed"), Fact("compiled code", str(folder), advice)]
 
 
 def strategy_paths() -> list[StrategyPath]:

@@ -30,9 +30,7 @@ class Command(NamedTuple):
 COMMANDS = {
     "transcribe": Command("transcribe", "audio files to text, with a beam, an LM and boosted phrases"),
     "tune": Command("tune", "find LM, insertion and boosting weights on a dev manifest"),
-    "build-graph": Command(
-        "build_graph", "a word LM to the graph that cuda_wfst searches, with a report"
-    ),
+    "build-graph": Command("build_graph", "a word LM to the graph that cuda_wfst searches, with a report"),
     "build-lm": Command("build_lm", "text to an n-gram LM over words, or over the tokens of a model"),
     "prune-lm": Command("prune_lm", "an n-gram LM to a small one that is part of it"),
     "pack-lm": Command("pack_lm", "a word LM of any size to the file that paged_biglm maps into memory"),

@@ -88,8 +88,7 @@ def help_text(program: str, summary: str, options_class: type, examples: Sequenc
     described = "\n".join(option.describe() for option in options_of(options_class))
     shown = "\n".join(f"  {program} {example}".rstrip() for example in examples)
     return (
-        f"{program}: {summary}\n\nusage: {usage}\n\n"
-        f"options, with their defaults:\n{described}\n\nexamples:\n{shown}"
+        f"{program}: {summary}\n\nusage: {usage}\n\noptions, with their defaults:\n{described}\n\nexamples:\n{shown}"
     )
 
 
@@ -102,9 +101,7 @@ def options_of(options_class: type) -> tuple[Option, ...]:
         comments.update(_field_comments(base))
     defaults = OmegaConf.to_container(OmegaConf.structured(options_class), enum_to_str=True)
     assert isinstance(defaults, dict)
-    return tuple(
-        Option(f.name, defaults[f.name], comments.get(f.name, "")) for f in fields(options_class)
-    )
+    return tuple(Option(f.name, defaults[f.name], comments.get(f.name, "")) for f in fields(options_class))
 
 
 def _field_comments(options_class: type) -> dict[str, str]:

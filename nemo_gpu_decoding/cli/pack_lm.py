@@ -51,9 +51,7 @@ def run(options: PackLMOptions) -> int:
     temporary = options.temporary
     if temporary is not None and not Path(temporary).is_dir():
         raise ValueError(f"temporary={temporary}: there is no such folder")
-    packed = pack_arpa(
-        lm, out, layout=options.layout, cost_bits=options.cost_bits, temporary=temporary, progress=True
-    )
+    packed = pack_arpa(lm, out, layout=options.layout, cost_bits=options.cost_bits, temporary=temporary, progress=True)
     facts = {**asdict(packed), "ngrams": packed.num_ngrams}
     print(json.dumps(facts, indent=2) if options.json else report(facts))
     print(f"written to {out}", file=sys.stderr)

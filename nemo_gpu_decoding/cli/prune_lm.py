@@ -9,10 +9,7 @@ from omegaconf import MISSING
 
 from nemo_gpu_decoding.cli.decoding import existing_file, writable_file
 
-EXAMPLES = (
-    "lm=large.arpa.gz out=small.arpa size=100000",
-    "lm=large.arpa.gz out=small.arpa.gz threshold=1e-8",
-)
+EXAMPLES = ("lm=large.arpa.gz out=small.arpa size=100000", "lm=large.arpa.gz out=small.arpa.gz threshold=1e-8")
 
 
 @dataclass

@@ -123,9 +123,7 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
     return cast(DictConfig, OmegaConf.merge(config, options.decoding))
 
 
-def emit(
-    utterances: Iterable[Utterance], transcripts: Iterable[Transcript], sink: TextIO | None
-) -> Iterator[str]:
+def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript], sink: TextIO | None) -> Iterator[str]:
     """Print each text and write its JSON line as soon as it is there."""
     from tqdm import tqdm
 
@@ -172,9 +170,7 @@ def report(utterances: list[Utterance], texts: list[str], seconds: float, device
         )
 
 
-def _transcripts(
-    model: Model, utterances: list[Utterance], options: TranscribeOptions
-) -> Iterator[Transcript]:
+def _transcripts(model: Model, utterances: list[Utterance], options: TranscribeOptions) -> Iterator[Transcript]:
     from tqdm import tqdm
 
     files = [utterance.path for utterance in utterances]

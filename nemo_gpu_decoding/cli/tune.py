@@ -204,11 +204,7 @@ def points_of(options: TuneOptions, strategy: str, *, has_lm: bool, has_phrases:
 
 
 def try_points(
-    head: Head,
-    dev: DevSet,
-    decoder: Search,
-    points: Sequence[Point],
-    phrases: Sequence[str],
+    head: Head, dev: DevSet, decoder: Search, points: Sequence[Point], phrases: Sequence[str]
 ) -> list[Trial]:
     """Decode the dev set once per point, with the LM and the tree that `decoder` has."""
     from tqdm import tqdm
@@ -260,10 +256,7 @@ def lm_weight_table(trials: Sequence[Trial]) -> str:
     ]
     alike.sort(key=lambda trial: (trial.point.blank_lm_score_mode or "", trial.point.lm_weight or 0.0))
     header = ["blank_lm_score_mode", "lm_weight", "WER %", "sub", "del", "ins"]
-    rows = [
-        [t.point.blank_lm_score_mode, t.point.lm_weight, *score_cells(Score(t.score.errors, None))]
-        for t in alike
-    ]
+    rows = [[t.point.blank_lm_score_mode, t.point.lm_weight, *score_cells(Score(t.score.errors, None))] for t in alike]
     return format_table(header, rows)
 
 

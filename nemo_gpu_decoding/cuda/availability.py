@@ -30,10 +30,7 @@ def why_unavailable(device: torch.device, bindings: Any = None) -> str | None:
     """
     try:
         return (
-            _torch_problem(device)
-            or _cuda_python_problem()
-            or _compiler_problem(device)
-            or _driver_problem(bindings)
+            _torch_problem(device) or _cuda_python_problem() or _compiler_problem(device) or _driver_problem(bindings)
         )
     except Exception as error:  # the libraries below raise many types; none may stop a decoder
         return f"CUDA does not answer: {_one_line(error)}"

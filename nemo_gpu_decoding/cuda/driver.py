@@ -152,9 +152,7 @@ class _Kernel:
         if grid < 1:
             raise ValueError(f"{name}: grid is {grid}, expected at least 1 block")
         if not 0 < block <= self.max_threads or block % WARP:
-            raise ValueError(
-                f"{name}: block is {block}, expected a multiple of {WARP} up to {self.max_threads}"
-            )
+            raise ValueError(f"{name}: block is {block}, expected a multiple of {WARP} up to {self.max_threads}")
         if not 0 <= shared_bytes <= self.max_shared:
             raise ValueError(f"{name}: shared_bytes is {shared_bytes}, expected 0 .. {self.max_shared}")
 

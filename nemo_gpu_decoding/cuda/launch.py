@@ -65,9 +65,7 @@ class Runtime(Protocol):
         """None if kernels run on `device`, else one plain line that says why not; never raises."""
         ...
 
-    def load(
-        self, source: str, device: torch.device, defines: Mapping[str, int | str] | None = None
-    ) -> Module:
+    def load(self, source: str, device: torch.device, defines: Mapping[str, int | str] | None = None) -> Module:
         """The kernels of a source file, compiled at first use.
 
         Args:

@@ -137,9 +137,7 @@ def _scalar_type(parameter: Tensor | Scalar) -> np.dtype:
     return np.dtype(np.uint64 if isinstance(parameter, Tensor) else parameter.dtype)
 
 
-def checked_arguments(
-    signature: Signature, device: torch.device, arguments: Mapping[str, Any]
-) -> list[Any]:
+def checked_arguments(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> list[Any]:
     """The arguments in the kernel's order, as numpy scalars; pointers are np.uint64, records bytes.
 
     Args:
@@ -209,9 +207,7 @@ def _pointer(
         raise ValueError(f"is not contiguous: shape {tuple(tensor.shape)}, strides {tensor.stride()}")
     address = tensor.data_ptr()
     if address % expected.layout.alignment:
-        raise ValueError(
-            f"starts at address {address:#x}, expected a multiple of {expected.layout.alignment}"
-        )
+        raise ValueError(f"starts at address {address:#x}, expected a multiple of {expected.layout.alignment}")
     return np.uint64(address)
 
 
@@ -235,9 +231,7 @@ def _shape_in_elements(tensor: torch.Tensor, expected: Tensor) -> tuple[int, ...
     if tensor.ndim == 1 and len(expected.shape) == 1 and tensor.numel() % itemsize == 0:
         return (tensor.numel() // itemsize,)  # records given as flat bytes
     if tensor.ndim == 0 or tensor.shape[-1] != itemsize:
-        raise ValueError(
-            f"has shape {tuple(tensor.shape)}, expected the {itemsize} bytes of a record as last axis"
-        )
+        raise ValueError(f"has shape {tuple(tensor.shape)}, expected the {itemsize} bytes of a record as last axis")
     return tensor.shape[:-1]
 
 

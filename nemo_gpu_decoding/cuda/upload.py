@@ -17,9 +17,7 @@ _uploaded: weakref.WeakKeyDictionary[object, dict[torch.device, tuple[torch.Tens
 _uploaded = weakref.WeakKeyDictionary()
 
 
-def arrays_on_device(
-    owner: object, arrays: Sequence[np.ndarray], device: torch.device
-) -> tuple[torch.Tensor, ...]:
+def arrays_on_device(owner: object, arrays: Sequence[np.ndarray], device: torch.device) -> tuple[torch.Tensor, ...]:
     """The arrays that belong to `owner`, which never change, in the memory of `device`.
 
     Records as `as_records` lays them out, others as they are; uploaded by the first call for a device,
@@ -29,7 +27,6 @@ def arrays_on_device(
         copies = _uploaded.setdefault(owner, {})
         if device not in copies:
             copies[device] = tuple(
-                (as_records(array) if array.dtype.names else torch.tensor(array)).to(device)
-                for array in arrays
+                (as_records(array) if array.dtype.names else torch.tensor(array)).to(device) for array in arrays
             )
         return copies[device]

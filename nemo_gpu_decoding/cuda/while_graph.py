@@ -74,10 +74,7 @@ class WhileGraph:
 
 
 def capture_while(
-    device: torch.device,
-    decide: Callable[[int], None],
-    body: Callable[[], None],
-    bindings: Bindings | None = None,
+    device: torch.device, decide: Callable[[int], None], body: Callable[[], None], bindings: Bindings | None = None
 ) -> WhileGraph:
     """Capture `while decide: body()`. Nothing runs yet; run the body once before, as for any graph.
 
@@ -88,10 +85,7 @@ def capture_while(
     graph, pool = torch.cuda.CUDAGraph(), torch.cuda.MemPool()
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
-    with (
-        torch.cuda.device(device),
-        torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
-    ):
+    with torch.cuda.device(device), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         parent, _ = _captured(bindings, stream)
         handle = bindings.call(bindings.runtime, "cudaGraphConditionalHandleCreate", parent, 0, 0)
         decide(_number(handle))
@@ -133,18 +127,10 @@ def _add_while_node(bindings: Bindings, stream: torch.cuda.Stream, handle: Any) 
     node.conditional.size = 1
     node.conditional.ctx = bindings.call(driver, "cuCtxGetCurrent")
     count = len(dependencies)
-    added = bindings.call(
-        driver, "cuGraphAddNode", graph, dependencies, *bindings.edge_data, count, node
-    )
+    added = bindings.call(driver, "cuGraphAddNode", graph, dependencies, *bindings.edge_data, count, node)
     replace = runtime.cudaStreamUpdateCaptureDependenciesFlags.cudaStreamSetCaptureDependencies
     bindings.call(
-        runtime,
-        "cudaStreamUpdateCaptureDependencies",
-        stream.cuda_stream,
-        [added],
-        *bindings.edge_data,
-        1,
-        replace,
+        runtime, "cudaStreamUpdateCaptureDependencies", stream.cuda_stream, [added], *bindings.edge_data, 1, replace
     )
     return node.conditional.phGraph_out[0]
 
@@ -155,9 +141,7 @@ def _capturing_into(bindings: Bindings, graph: Any, device: torch.device) -> Ite
     runtime = bindings.runtime
     stream = torch.cuda.Stream(device)
     mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
-    bindings.call(
-        runtime, "cudaStreamBeginCaptureToGraph", stream.cuda_stream, graph, None, None, 0, mode
-    )
+    bindings.call(runtime, "cudaStreamBeginCaptureToGraph", stream.cuda_stream, graph, None, None, 0, mode)
     try:
         with torch.cuda.stream(stream):
             yield

@@ -172,9 +172,7 @@ def concatenate(automata: Sequence[BackoffAutomaton]) -> tuple[AutomatonArrays, 
     return AutomatonArrays(states, arcs), np.array(starts, np.int32)
 
 
-def _check_structure(
-    name: str, vocab_size: int, start_state: int, states: np.ndarray, arcs: np.ndarray
-) -> None:
+def _check_structure(name: str, vocab_size: int, start_state: int, states: np.ndarray, arcs: np.ndarray) -> None:
     if not 0 <= start_state < len(states):
         raise FieldError(f"{name}: start_state", start_state, f"0 .. {len(states) - 1}")
     for column, values, size in (
@@ -220,9 +218,7 @@ def _check_sorted(name: str, states: np.ndarray, labels: np.ndarray) -> None:
     grows[states["arc_begin"][has_arcs]] = True  # the first arc of a state has nothing to exceed
     if not grows.all():
         arc = int(np.flatnonzero(~grows)[0])
-        raise ValueError(
-            f"{name}: arc {arc} (label {labels[arc]}) breaks the order of its state's labels"
-        )
+        raise ValueError(f"{name}: arc {arc} (label {labels[arc]}) breaks the order of its state's labels")
 
 
 def _with_dense_roots(states: np.ndarray, arcs: np.ndarray, vocab_size: int) -> np.ndarray:

@@ -9,12 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.automaton import (
-    AutomatonArrays,
-    BackoffAutomaton,
-    concatenate,
-    empty_automaton,
-)
+from nemo_gpu_decoding.fusion.automaton import AutomatonArrays, BackoffAutomaton, concatenate, empty_automaton
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.jit import inlined
 
@@ -96,9 +91,7 @@ def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
         ValueError: an automaton was made for others, or there is an LM beside that of the graph.
     """
     if fusion.lm is not None and labels.lm_in_graph:
-        raise ValueError(
-            f"fusion.lm is {fusion.lm.name}, expected None: the LM of a word graph is in the graph"
-        )
+        raise ValueError(f"fusion.lm is {fusion.lm.name}, expected None: the LM of a word graph is in the graph")
     _check_automaton("fusion.lm", fusion.lm, labels)
     _check_automaton("fusion.boosting", fusion.boosting, labels)
 
@@ -113,8 +106,7 @@ def _check_automaton(name: str, automaton: BackoffAutomaton | None, labels: Fusi
         )
     if automaton.num_states > labels.max_states:
         raise ValueError(
-            f"{name} ({automaton.name}) has {automaton.num_states} states, expected at most "
-            f"{labels.max_states}"
+            f"{name} ({automaton.name}) has {automaton.num_states} states, expected at most {labels.max_states}"
         )
 
 
@@ -132,9 +124,7 @@ def _checked_requests(
             raise ValueError(f"requests[{i}] is a {type(request).__name__}, expected a Request or None")
         _check_automaton(f"requests[{i}].boosting", request.boosting, labels)
         if request.lm_weight is not None and not (fusion.lm or labels.lm_in_graph):
-            raise ValueError(
-                f"requests[{i}].lm_weight is {request.lm_weight}, but the decoder has no LM"
-            )
+            raise ValueError(f"requests[{i}].lm_weight is {request.lm_weight}, but the decoder has no LM")
         if request.boosting_weight is not None and not (request.boosting or fusion.boosting):
             raise ValueError(
                 f"requests[{i}].boosting_weight is {request.boosting_weight}, but neither the "

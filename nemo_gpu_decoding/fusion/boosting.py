@@ -175,9 +175,7 @@ def load_boosting_tree(config: BoostingConfig, vocabulary: Vocabulary) -> Backof
     path = config.model_path or config.key_phrases_file
     assert path is not None
     if config.model_path and not Path(path).exists():
-        raise FileNotFoundError(
-            f"model_path {path} does not exist; to build a tree from phrases leave model_path out"
-        )
+        raise FileNotFoundError(f"model_path {path} does not exist; to build a tree from phrases leave model_path out")
     key = ("boosting file", file_key(path), vocabulary, config)
     return cached(key, partial(_load_file, path, vocabulary, config))
 
@@ -198,9 +196,7 @@ def build_boosting_tree(
     if isinstance(phrases, str):
         raise ValueError("phrases is a string, expected a list of phrases")
     if not config.is_empty:
-        raise ValueError(
-            f"config has {config._sources()[0]} besides the phrases given, expected one source"
-        )
+        raise ValueError(f"config has {config._sources()[0]} besides the phrases given, expected one source")
     return _build_cached(_freeze(phrases) or (), vocabulary, config, "phrase list")
 
 
@@ -230,11 +226,7 @@ def read_phrases(path: str | PathLike[str]) -> list[Phrase]:
 
 
 def _freeze(items: Iterable[Any] | None) -> tuple[Any, ...] | None:
-    return (
-        None
-        if items is None
-        else tuple(item if isinstance(item, str) else _phrase(item) for item in items)
-    )
+    return None if items is None else tuple(item if isinstance(item, str) else _phrase(item) for item in items)
 
 
 def _phrase(item: Any) -> Phrase:
@@ -267,9 +259,7 @@ def _build_cached(
     return cached(key, partial(_build, phrases, vocabulary, config, name))
 
 
-def _build(
-    phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingConfig, name: str
-) -> BackoffAutomaton:
+def _build(phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingConfig, name: str) -> BackoffAutomaton:
     kept = _without_repetitions([_phrase(phrase) for phrase in phrases], name)
     space = vocabulary.space if config.checks_word_boundary else None
     sequences: list[ScoredSequence] = []
@@ -316,9 +306,7 @@ def _sequences(
         if config.refund == "full" and total > 0:
             scores *= canonical_total / total
         scores = np.append(np.zeros(len(before)), weight * scores)
-        sequences.append(
-            ScoredSequence([*before, *tokens], scores, weight * context_score, ends_in_word)
-        )
+        sequences.append(ScoredSequence([*before, *tokens], scores, weight * context_score, ends_in_word))
     return sequences
 
 
@@ -365,15 +353,9 @@ def word_continuations(vocabulary: Vocabulary) -> np.ndarray:
     mark = CONTINUATION if vocabulary.kind == "wpe" else ""
     pieces = vocabulary.pieces
     if vocabulary.kind == "byte_bpe":  # 'Ġ' is a letter in Unicode; half a character is none
-        pieces = tuple(
-            "" if vocabulary.starts_word(i) else vocabulary.text([i]) for i in range(len(vocabulary))
-        )
+        pieces = tuple("" if vocabulary.starts_word(i) else vocabulary.text([i]) for i in range(len(vocabulary)))
     return np.array(
-        [
-            piece.startswith(mark) and is_word_character(piece[len(mark) : len(mark) + 1])
-            for piece in pieces
-        ],
-        bool,
+        [piece.startswith(mark) and is_word_character(piece[len(mark) : len(mark) + 1]) for piece in pieces], bool
     )
 
 

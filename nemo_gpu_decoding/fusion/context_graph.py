@@ -290,11 +290,7 @@ def _few_values(bonuses: np.ndarray) -> np.ndarray:
 
 
 def _nemo_refund(
-    trie: Trie,
-    links: np.ndarray,
-    sequences: Sequence[ScoredSequence],
-    paths: list[np.ndarray],
-    uniform_weights: bool,
+    trie: Trie, links: np.ndarray, sequences: Sequence[ScoredSequence], paths: list[np.ndarray], uniform_weights: bool
 ) -> _NodeWeights:
     """NeMo's weights, faults included; the order of the sequences matters."""
     token_score: list[float | None] = [None] * len(trie)

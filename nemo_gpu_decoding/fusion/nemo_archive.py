@@ -38,9 +38,7 @@ _TENSORS = (
 )
 
 
-def load_nemo_automaton(
-    path: str | PathLike[str], vocab_size: int, *, with_final_weights: bool
-) -> BackoffAutomaton:
+def load_nemo_automaton(path: str | PathLike[str], vocab_size: int, *, with_final_weights: bool) -> BackoffAutomaton:
     """The automaton of an NGPU-LM (with final weights) or of a boosting tree (without).
 
     NeMo's searches do not add the final weights of boosting trees: they are bonuses for the

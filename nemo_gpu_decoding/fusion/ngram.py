@@ -15,12 +15,7 @@ from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.checks import FieldError, check_choice
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.nemo_archive import load_nemo_automaton
-from nemo_gpu_decoding.fusion.ngram_automaton import (
-    SENTENCE_END,
-    SENTENCE_START,
-    UNKNOWN,
-    build_ngram_automaton,
-)
+from nemo_gpu_decoding.fusion.ngram_automaton import SENTENCE_END, SENTENCE_START, UNKNOWN, build_ngram_automaton
 from nemo_gpu_decoding.lm.arpa import read_arpa
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
@@ -30,12 +25,7 @@ from nemo_gpu_decoding.vocabulary import Vocabulary
 #   pieces  the pieces themselves; needs the vocabulary
 ENCODINGS = ("auto", "nemo", "ids", "pieces")
 _NEMO_OFFSET = 100
-_SPECIAL = {
-    "<unk>": UNKNOWN,
-    "<UNK>": UNKNOWN,
-    "<s>": SENTENCE_START,
-    "</s>": SENTENCE_END,
-}
+_SPECIAL = {"<unk>": UNKNOWN, "<UNK>": UNKNOWN, "<s>": SENTENCE_START, "</s>": SENTENCE_END}
 _NO_TOKEN = -100
 _SHOWN = 5  # unknown symbols listed in messages
 
@@ -94,19 +84,14 @@ def _load(
 
 
 def _labels(
-    path: Path,
-    symbols: Sequence[str],
-    vocab_size: int,
-    pieces: tuple[str, ...] | None,
-    encoding: str,
+    path: Path, symbols: Sequence[str], vocab_size: int, pieces: tuple[str, ...] | None, encoding: str
 ) -> np.ndarray:
     """The label of each symbol: a token id or one of the special symbols. [len(symbols)] int64"""
     readers = _symbol_readers(pieces)
     if encoding != "auto":
         readers = {encoding: readers[encoding]}
     readings = {
-        name: np.array([_SPECIAL[s] if s in _SPECIAL else read(s) for s in symbols])
-        for name, read in readers.items()
+        name: np.array([_SPECIAL[s] if s in _SPECIAL else read(s) for s in symbols]) for name, read in readers.items()
     }
     fitting = [name for name, ids in readings.items() if _fits(ids, vocab_size)]
     if len(fitting) > 1:

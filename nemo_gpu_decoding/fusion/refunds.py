@@ -73,9 +73,7 @@ def _copies(
         inner = copies[copies[:, 0] != root]
         states = inner[:, 0].astype(np.int64)
         needed_next = np.stack([backoff_to[states], inner[:, 1] + refunds[states]], 1)
-        grown, number = np.unique(
-            np.concatenate([needed_first, needed_next, copies]), axis=0, return_inverse=True
-        )
+        grown, number = np.unique(np.concatenate([needed_first, needed_next, copies]), axis=0, return_inverse=True)
         if len(grown) == len(copies):
             break
         copies = grown
@@ -90,9 +88,7 @@ def _copied_arcs(
     weights = np.full(len(listed), columns.backoff_weights[root], np.float64)
     targets = np.full(len(listed), root)
     own = slice(columns.arc_begin[root], columns.arc_end[root])
-    _, at, own_at = np.intersect1d(
-        listed, columns.arc_labels[own], assume_unique=True, return_indices=True
-    )
+    _, at, own_at = np.intersect1d(listed, columns.arc_labels[own], assume_unique=True, return_indices=True)
     weights[at], targets[at] = columns.arc_weights[own][own_at], columns.arc_targets[own][own_at]
     of_root = copied == root
     begins = np.where(of_root, len(columns.arc_labels), columns.arc_begin[copied])

@@ -82,9 +82,7 @@ def build_graph(
     if isinstance(lexicon, Vocabulary):
         lexicon = spell_words(arpa, lexicon, segmentations, added_words)
     if lexicon.largest_token >= size:
-        raise ValueError(
-            f"the lexicon has the token {lexicon.largest_token}, expected 0 .. {size - 1} (vocab_size)"
-        )
+        raise ValueError(f"the lexicon has the token {lexicon.largest_token}, expected 0 .. {size - 1} (vocab_size)")
     if open_vocabulary is not None and beginning_tokens is None:
         if vocabulary is None:
             note = "with a Lexicon and an open vocabulary"
@@ -163,9 +161,7 @@ def listed_words(arpa: str | PathLike[str], added_words: Sequence[str] = ()) -> 
         return [word for word in reader.symbols if not (word.startswith("<") and word.endswith(">"))]
 
 
-def load_fst_graph(
-    path: str | PathLike[str], words: str | PathLike[str] | Sequence[str] | None = None
-) -> WordGraph:
+def load_fst_graph(path: str | PathLike[str], words: str | PathLike[str] | Sequence[str] | None = None) -> WordGraph:
     """A ready-made decoding graph, such as the TLG.fst of NeMo's `wfst_lm_path`.
 
     Input labels are column + 1, as Kaldi has it. A ready-made T o L o G is decoded with
@@ -345,9 +341,7 @@ def compose_and_optimize(lexicon: Fst, grammar: Fst, progress: Progress = logger
     try:
         import kaldifst
     except ImportError as error:
-        raise ImportError(
-            "building word graphs needs kaldifst: pip install 'nemo-gpu-decoding[wfst]'"
-        ) from error
+        raise ImportError("building word graphs needs kaldifst: pip install 'nemo-gpu-decoding[wfst]'") from error
     with tempfile.TemporaryDirectory(prefix="nemo-gpu-decoding-") as folder:
         paths = [os.path.join(folder, name) for name in ("l.fst", "g.fst", "lg.fst")]
         write_fst(lexicon, paths[0])

@@ -18,12 +18,7 @@ from os import PathLike
 import numpy as np
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
-from nemo_gpu_decoding.fusion.ngram_automaton import (
-    NOT_FINAL,
-    SENTENCE_END,
-    SENTENCE_START,
-    build_ngram_automaton,
-)
+from nemo_gpu_decoding.fusion.ngram_automaton import NOT_FINAL, SENTENCE_END, SENTENCE_START, build_ngram_automaton
 from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, read_arpa
 
@@ -113,9 +108,7 @@ def grammar_fst(grammar: Grammar, outputs: np.ndarray, backoff_label: int) -> Fs
     )
 
 
-def _without_redundant(
-    states: np.ndarray, sources: np.ndarray, start: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _without_redundant(states: np.ndarray, sources: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
     """The state to go to in place of each state, and the back-off weight to pay for that.
 
     A state is redundant if it has no arc of its own and ends no differently than its suffix does. The

@@ -55,9 +55,7 @@ class Lexicon:
         return max((max(map(max, s)) for s in self.spellings.values()), default=-1)
 
     @classmethod
-    def from_vocabulary(
-        cls, words: Iterable[str], vocabulary: Vocabulary, segmentations: int = 1
-    ) -> Lexicon:
+    def from_vocabulary(cls, words: Iterable[str], vocabulary: Vocabulary, segmentations: int = 1) -> Lexicon:
         """Spell the words with the model's tokenizer.
 
         Of character models with a space every word is spelled twice: as it is, at the beginning of an
@@ -198,18 +196,11 @@ def lexicon_fst(
     sources, inputs, words, costs, targets = (np.array(column) for column in zip(*rows, strict=True))
     final = np.full(states, np.inf)
     final[0] = 0.0
-    return LexiconFst(
-        Fst.from_arcs(0, final, sources, inputs, words, costs, targets), first, num_symbols
-    )
+    return LexiconFst(Fst.from_arcs(0, final, sources, inputs, words, costs, targets), first, num_symbols)
 
 
 def _spelling_loop(
-    symbol: int,
-    state: int,
-    word: int,
-    costs: OpenVocabulary,
-    beginning: Sequence[int],
-    inner: Sequence[int],
+    symbol: int, state: int, word: int, costs: OpenVocabulary, beginning: Sequence[int], inner: Sequence[int]
 ) -> list[tuple[int, int, int, float, int]]:
     """The arcs of <unk>, between two disambiguation symbols so that known words stay apart from it."""
     inside = state + 1

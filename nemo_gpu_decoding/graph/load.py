@@ -82,20 +82,14 @@ def load_word_graph(
 
 
 def _build(
-    options: GraphOptions,
-    vocabulary: Vocabulary,
-    added: Sequence[str],
-    boosted: Sequence[str],
-    ignore_case: bool,
+    options: GraphOptions, vocabulary: Vocabulary, added: Sequence[str], boosted: Sequence[str], ignore_case: bool
 ) -> LoadedGraph:
     assert options.arpa is not None
     vocabulary = in_language(vocabulary, options.source_lang)
     words = list(added)
     if boosted:
         listed = set(listed_words(options.arpa))
-        words += [
-            _to_add(w, vocabulary, ignore_case) for w in boosted if not _has(listed, w, ignore_case)
-        ]
+        words += [_to_add(w, vocabulary, ignore_case) for w in boosted if not _has(listed, w, ignore_case)]
     for word in words:
         vocabulary.tokenize(word)  # an LM may list words that cannot be spelled, a user's list may not
     graph = build_graph(
@@ -163,9 +157,7 @@ def _graph_file(path: Path) -> Path:
         return path
     found = sorted(path.glob("*.graph"))
     if len(found) != 1:
-        raise ValueError(
-            f"wfst.wfst_lm_path is the folder {path} with {len(found)} files *.graph, expected one"
-        )
+        raise ValueError(f"wfst.wfst_lm_path is the folder {path} with {len(found)} files *.graph, expected one")
     return found[0]
 
 
@@ -186,8 +178,7 @@ def _check_vocabulary(graph: WordGraph, path: Path, vocabulary: Vocabulary, blan
     """A graph that was made with another tokenizer would decode to nonsense, without any error."""
     if graph.largest_label > blank_id:
         raise ValueError(
-            f"{path} reads column {graph.largest_label}, expected 0 .. {blank_id}: it was made for "
-            "another model"
+            f"{path} reads column {graph.largest_label}, expected 0 .. {blank_id}: it was made for another model"
         )
     spellings = graph.spellings
     if spellings is None:
@@ -202,8 +193,7 @@ def _check_vocabulary(graph: WordGraph, path: Path, vocabulary: Vocabulary, blan
         example = example or (f"{word!r} is spelled {spelled!r}" if spelled != word else "")
     if 2 * alike < read:  # lexicons may well spell some words otherwise: "AT&T" as "a t and t"
         raise ValueError(
-            f"{path} was made with another tokenizer than the model's: {example}; build it anew from "
-            "wfst.arpa_lm_path"
+            f"{path} was made with another tokenizer than the model's: {example}; build it anew from wfst.arpa_lm_path"
         )
 
 
@@ -222,9 +212,7 @@ def _check_input_symbols(path: Path, vocabulary: Vocabulary, blank_id: int) -> N
         )
     blank = next((label - 1 for label, text in symbols.items() if text in _BLANKS), blank_id)
     if blank != blank_id:
-        raise ValueError(
-            f"{path} has its blank in column {blank}, expected {blank_id}: it was made for another model"
-        )
+        raise ValueError(f"{path} has its blank in column {blank}, expected {blank_id}: it was made for another model")
 
 
 def in_language(vocabulary: Vocabulary, language: str | None) -> Vocabulary:
@@ -232,9 +220,7 @@ def in_language(vocabulary: Vocabulary, language: str | None) -> Vocabulary:
     tokenizers = vocabulary.encode_by_language
     if not tokenizers:
         if language is not None:
-            raise ValueError(
-                f"wfst.source_lang is {language!r}, which is for models with one tokenizer per language"
-            )
+            raise ValueError(f"wfst.source_lang is {language!r}, which is for models with one tokenizer per language")
         return vocabulary
     if language is None or language not in tokenizers:
         expected = f"the language of the LM, one of {', '.join(sorted(tokenizers))}"

@@ -130,9 +130,7 @@ def write_fst(fst: Fst, path: str | PathLike[str]) -> None:
     is_arc[begins[:, None] + np.arange(_VECTOR_STATE_BYTES)] = False
     body[is_arc] = np.ascontiguousarray(fst.arcs).view(np.uint8)
     header = FILE_MARK + _text("vector") + _text("standard")
-    header += struct.pack(
-        "<iiQqqq", 2, 0, _EXPANDED_AND_MUTABLE, fst.start, fst.num_states, fst.num_arcs
-    )
+    header += struct.pack("<iiQqqq", 2, 0, _EXPANDED_AND_MUTABLE, fst.start, fst.num_states, fst.num_arcs)
     Path(path).write_bytes(header + body.tobytes())
 
 

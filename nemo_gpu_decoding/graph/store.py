@@ -8,14 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from nemo_gpu_decoding.container import Kind, decode_words, encode_words, map_container, write_arrays
-from nemo_gpu_decoding.graph.csr import (
-    EPSILON,
-    GRAPH_ARC,
-    GRAPH_STATE,
-    GraphArrays,
-    Spellings,
-    WordGraph,
-)
+from nemo_gpu_decoding.graph.csr import EPSILON, GRAPH_ARC, GRAPH_STATE, GraphArrays, Spellings, WordGraph
 from nemo_gpu_decoding.graph.openfst import FILE_MARK
 
 _INT32 = np.dtype(np.int32)

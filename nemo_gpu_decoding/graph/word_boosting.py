@@ -37,9 +37,7 @@ def configured_phrases(config: BoostingConfig) -> list[Phrase]:
     if config.key_phrases_file is None:
         return as_phrases(lists)
     if lists:
-        raise ValueError(
-            "wfst.boosting_tree has key_phrases_file and lists of phrases, expected one source"
-        )
+        raise ValueError("wfst.boosting_tree has key_phrases_file and lists of phrases, expected one source")
     return read_phrases(config.key_phrases_file)
 
 
@@ -168,6 +166,4 @@ def _without_dead_ends(automaton: BackoffAutomaton) -> BackoffAutomaton:
         arc_weights=arcs["weight"],
         arc_targets=arcs["target"],
     )
-    return BackoffAutomaton.from_columns(
-        columns, automaton.vocab_size, automaton.start_state, automaton.name
-    )
+    return BackoffAutomaton.from_columns(columns, automaton.vocab_size, automaton.start_state, automaton.name)

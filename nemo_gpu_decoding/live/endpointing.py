@@ -118,9 +118,7 @@ def find_endpoint(progress: StreamProgress, config: EndpointConfig = KALDI_RULES
     return next((name for name, rule in config.rules() if rule.holds(progress)), None)
 
 
-def progress_of(
-    partial: NBest, frame_seconds: float, relative_cost: float | None = None
-) -> StreamProgress:
+def progress_of(partial: NBest, frame_seconds: float, relative_cost: float | None = None) -> StreamProgress:
     """What the rules ask, from a partial result.
 
     Args:

@@ -290,9 +290,7 @@ class ArpaReader:
             self._block = (self._position, self._line_number)
             text = np.frombuffer(self._text, np.uint8)
             scan = new_scan(text[self._position :], order)
-            reason, position, lines, rows, unread = scan_ngrams(
-                text, self._position, order, self._table.arrays, scan
-            )
+            reason, position, lines, rows, unread = scan_ngrams(text, self._position, order, self._table.arrays, scan)
             block = self._finish(order, scan, rows, unread)
             self._position = position
             self._line_number += lines

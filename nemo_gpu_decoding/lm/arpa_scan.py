@@ -135,9 +135,7 @@ def _is_space(character):
 
 @inlined
 def _is_start_symbol(text, begin, end):
-    return (
-        end - begin == 3 and text[begin] == 60 and text[begin + 1] == 115 and text[begin + 2] == 62
-    )  # <s>
+    return end - begin == 3 and text[begin] == 60 and text[begin + 1] == 115 and text[begin + 2] == 62  # <s>
 
 
 @compiled

@@ -42,9 +42,7 @@ class BackoffArcs:
         progress: called with the number of n-grams linked since the last call, of all possible contexts.
     """
 
-    def __init__(
-        self, trie: NGramTrie, start: int, scratch: Scratch, progress: Callable[[int], None]
-    ) -> None:
+    def __init__(self, trie: NGramTrie, start: int, scratch: Scratch, progress: Callable[[int], None]) -> None:
         self.counts = trie.counts
         self.labels = trie.labels  # [A] uint32; those of a state ascending
         self.costs = trie.costs  # [A] float32

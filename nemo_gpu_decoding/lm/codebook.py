@@ -50,9 +50,7 @@ class Codebook:
         middles = low + width * (np.arange(bins) + 0.5)
         middles[is_used] = (least[is_used].astype(np.float64) + most[is_used]) / 2
         values = np.concatenate([middles, flags]).astype(np.float32)
-        errors = np.maximum(
-            most[is_used] - values[:bins][is_used], values[:bins][is_used] - least[is_used]
-        )
+        errors = np.maximum(most[is_used] - values[:bins][is_used], values[:bins][is_used] - least[is_used])
         return cls(values, low, width, flags, float(errors.max(initial=0.0)))
 
     def encode(self, costs: np.ndarray) -> np.ndarray:

@@ -85,9 +85,7 @@ def estimate_ngram_lm(
             keep[:], counts[_BOS] = True, 0
         weights, gamma = _weights(grams, counts, keep, n, below)
         if blocks:
-            blocks[-1] = replace(
-                blocks[-1], log10_backoffs=np.log10(np.maximum(gamma, 1e-99))[below.keep]
-            )
+            blocks[-1] = replace(blocks[-1], log10_backoffs=np.log10(np.maximum(gamma, 1e-99))[below.keep])
         log10_probs = np.log10(weights.probs[keep])
         blocks.append(NGramBlock(n, weights.symbols[keep], log10_probs, np.zeros(len(log10_probs))))
         below = weights
@@ -152,15 +150,9 @@ def _least_counts(min_counts: Sequence[int], order: int) -> list[int]:
     """The least number of occurrences for each order."""
     given = list(min_counts) or [1]
     least = [*given, *[given[-1]] * order][:order]
-    if (
-        len(given) > order
-        or any(not isinstance(c, int) or c < 1 for c in given)
-        or least != sorted(least)
-    ):
+    if len(given) > order or any(not isinstance(c, int) or c < 1 for c in given) or least != sorted(least):
         raise FieldError(
-            "min_counts",
-            list(min_counts),
-            f"up to {order} integers >= 1, none smaller than the one before",
+            "min_counts", list(min_counts), f"up to {order} integers >= 1, none smaller than the one before"
         )
     return least
 
@@ -215,9 +207,7 @@ def _count(text: np.ndarray, offsets: np.ndarray, order: int, num_symbols: int) 
     for n in range(2, order + 1):
         ends = np.flatnonzero(offsets >= n - 1)
         keys = numbers[ends - 1] * num_symbols + text[ends]
-        different, first, inverse, counts = np.unique(
-            keys, return_index=True, return_inverse=True, return_counts=True
-        )
+        different, first, inverse, counts = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
         context, symbol = different // num_symbols, different % num_symbols
         tables.append(_NGrams(context, symbol, numbers[ends[first]], counts, tables[-1].begins[context]))
         numbers = np.full(len(text), -1)

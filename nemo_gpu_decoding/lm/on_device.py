@@ -132,9 +132,7 @@ class LookupStatistics:
         return self.hits / asked if asked else float("nan")
 
     def __add__(self, other: LookupStatistics) -> LookupStatistics:
-        return LookupStatistics(
-            self.hits + other.hits, self.misses + other.misses, self.bus_bytes + other.bus_bytes
-        )
+        return LookupStatistics(self.hits + other.hits, self.misses + other.misses, self.bus_bytes + other.bus_bytes)
 
 
 class PlacedLM:
@@ -257,9 +255,7 @@ class Copier:
 
     def __init__(self, total: int, what: str) -> None:
         hidden = None if total >= SHOWN_FROM else True  # None: unless stderr is no terminal
-        self._bar = tqdm(
-            total=total, desc=what, unit="B", unit_scale=True, disable=hidden, file=sys.stderr
-        )
+        self._bar = tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=hidden, file=sys.stderr)
 
     def __enter__(self) -> Copier:
         return self

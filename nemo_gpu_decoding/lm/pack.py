@@ -144,9 +144,7 @@ def _check_options(layout: str, cost_bits: int) -> None:
 class _Packing:
     """An LM ready to be written: its automaton, and what the file will say about it."""
 
-    def __init__(
-        self, reader: ArpaReader, scratch: Scratch, layout: str, cost_bits: int, progress: bool
-    ) -> None:
+    def __init__(self, reader: ArpaReader, scratch: Scratch, layout: str, cost_bits: int, progress: bool) -> None:
         self.progress = progress
         self.automaton = self._read(reader, scratch)
         words = reader.symbols

@@ -180,10 +180,7 @@ class PackedLM:
         Raises:
             ValueError: the state or the label is out of range.
         """
-        for name, value, size in (
-            ("state", state, self.num_states),
-            ("label", label, self.vocab_size),
-        ):
+        for name, value, size in (("state", state, self.num_states), ("label", label, self.vocab_size)):
             if not 0 <= value < size:
                 raise FieldError(name, value, f"0 .. {size - 1}")
         cost, target = lookup(self.arrays, state, label)

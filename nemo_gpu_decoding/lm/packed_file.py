@@ -47,9 +47,7 @@ class Lengths(NamedTuple):
         return {name: np.zeros(length, _DTYPES[name]) for name, length in self._asdict().items()}
 
 
-def write_packed(
-    path: str | PathLike[str], facts: Mapping[str, Any], lengths: Lengths, fill: Fill
-) -> int:
+def write_packed(path: str | PathLike[str], facts: Mapping[str, Any], lengths: Lengths, fill: Fill) -> int:
     """Write a packed LM that may be larger than memory; the file appears whole or not at all.
 
     Args:
@@ -103,7 +101,4 @@ def assemble(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], name: s
 
 def facts_of(lm: PackedLM) -> dict[str, Any]:
     """What a file says about an LM besides its arrays."""
-    return {
-        **{name: getattr(lm, name) for name in _FACTS},
-        **{name: getattr(lm.arrays, name) for name in _BITS},
-    }
+    return {**{name: getattr(lm, name) for name in _FACTS}, **{name: getattr(lm.arrays, name) for name in _BITS}}

@@ -106,12 +106,7 @@ def resolve_placement(
 
 
 def shortage(
-    placement: str,
-    need: Footprint,
-    free: Memory,
-    name: str,
-    device: torch.device,
-    reason: str | None = None,
+    placement: str, need: Footprint, free: Memory, name: str, device: torch.device, reason: str | None = None
 ) -> str:
     """Says that there is not enough memory: what is needed, what is free, what to set instead.
 

@@ -72,9 +72,7 @@ def _linked(arpa: Arpa) -> list[_Order]:
     numbers = np.full(size, -1)
     numbers[arpa.orders[0].symbols[:, 0]] = np.arange(len(arpa.orders[0].symbols))
     nothing = np.zeros(len(arpa.orders[0].symbols), np.int64)
-    keys: list[
-        tuple[np.ndarray, np.ndarray]
-    ] = []  # of each order: sorted context * size + symbol, numbers
+    keys: list[tuple[np.ndarray, np.ndarray]] = []  # of each order: sorted context * size + symbol, numbers
 
     def number_of(grams: np.ndarray) -> np.ndarray:
         """The numbers of n-grams [M, order] in their order; -1 for those that are not listed."""

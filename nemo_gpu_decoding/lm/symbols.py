@@ -34,9 +34,7 @@ class SymbolTable:
     """Symbols in the order in which they were added."""
 
     def __init__(self) -> None:
-        self.arrays = SymbolArrays(
-            np.zeros(_FIRST_SLOTS, np.uint64), np.zeros(0, np.uint8), np.zeros(1, np.int64)
-        )
+        self.arrays = SymbolArrays(np.zeros(_FIRST_SLOTS, np.uint64), np.zeros(0, np.uint8), np.zeros(1, np.int64))
 
     def __len__(self) -> int:
         return len(self.arrays.begins) - 1

@@ -28,9 +28,7 @@ from nemo_gpu_decoding.jit import compiled, inlined
 from nemo_gpu_decoding.lm.arpa import ArpaReader, NGramBlock
 
 MAX_NGRAMS = (1 << 32) - 1
-STAGED = np.dtype(
-    [("context", np.uint32), ("label", np.uint32), ("cost", np.float32), ("backoff_cost", np.float32)]
-)
+STAGED = np.dtype([("context", np.uint32), ("label", np.uint32), ("cost", np.float32), ("backoff_cost", np.float32)])
 
 
 class Scratch:

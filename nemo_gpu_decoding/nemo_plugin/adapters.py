@@ -194,8 +194,7 @@ def _adapted_to_words(base: Any) -> type:
             texts = [self.decode_tokens_to_str(self.decode_ids_to_tokens([token])) for token in ids]
             spans = zip(texts, hypothesis.token_frames, hypothesis.token_repeats, strict=True)
             return [
-                {"char": text, "start_offset": start, "end_offset": start + repeats}
-                for text, start, repeats in spans
+                {"char": text, "start_offset": start, "end_offset": start + repeats} for text, start, repeats in spans
             ]
 
     return Adapted

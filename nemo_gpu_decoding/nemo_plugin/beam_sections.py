@@ -50,11 +50,7 @@ UNUSED: dict[str, tuple[Any, ...]] = {
     "hat_ilm_weight": (0.0,),
 }
 OTHERS: dict[str, dict[str, tuple[Any, ...]]] = {  # of the other one of both searches
-    "alsd_pp": {
-        "maes_num_steps": (2,),
-        "maes_expansion_beta": (2,),
-        "maes_expansion_gamma": (2.3, 0),
-    },
+    "alsd_pp": {"maes_num_steps": (2,), "maes_expansion_beta": (2,), "maes_expansion_gamma": (2.3, 0)},
     "aes_pp": {"max_symbols": (None, 10), "max_symbols_per_step": (None, 10)},
 }
 
@@ -70,10 +66,7 @@ def _transducer(strategy: str, search: type[TransducerConfig]) -> Section:
     )  # fmt: skip
 
 
-TRANSDUCERS = {
-    "alsd_pp": _transducer("alsd_pp", ALSDConfig),
-    "aes_pp": _transducer("aes_pp", AESConfig),
-}
+TRANSDUCERS = {"alsd_pp": _transducer("alsd_pp", ALSDConfig), "aes_pp": _transducer("aes_pp", AESConfig)}
 
 
 def read_flexctc(cfg: DictConfig) -> Options[FlexCTCConfig]:
@@ -93,9 +86,7 @@ def read_flexctc(cfg: DictConfig) -> Options[FlexCTCConfig]:
     beam = Values(beam.section, {**beam.entries, **given})
     options = _options(beam, FlexCTCConfig)
     alignments = cfg.get("preserve_alignments")
-    if options.search.merge == "prefix" and (
-        beam["preserve_alignments"] if alignments is None else alignments
-    ):
+    if options.search.merge == "prefix" and (beam["preserve_alignments"] if alignments is None else alignments):
         raise ValueError(
             "preserve_alignments is true with beam.merge=prefix, which sums over alignments and has "
             "none of its own; expected beam.merge=max or sum"

@@ -30,11 +30,7 @@ GREEDY_EXTRAS = (
 
 
 def construct(
-    family: str,
-    wrapped: Callable[..., None],
-    instance: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
+    family: str, wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Stands in for `Abstract{CTC,RNNT}Decoding.__init__`; `wrapped` is the original, bound.
 
@@ -90,10 +86,7 @@ def _own_config(cfg: DictConfig, spec: StrategySpec) -> DictConfig:
 
 def _wrong_family(spec: StrategySpec, family: str) -> str:
     head = {"ctc": "CTC", "rnnt": "transducer"}[spec.family]
-    hint = (
-        f"; for the {head} head of a hybrid model: "
-        f"change_decoding_strategy(cfg, decoder_type='{spec.family}')"
-    )
+    hint = f"; for the {head} head of a hybrid model: change_decoding_strategy(cfg, decoder_type='{spec.family}')"
     return (
         f"strategy is '{spec.name}', which decodes {FAMILY_NAMES[spec.family]} models, but this decoder "
         f"is for {FAMILY_NAMES[family]}; possible here: {', '.join(possible_strategies(family))}{hint}"

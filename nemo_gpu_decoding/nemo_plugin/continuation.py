@@ -49,9 +49,7 @@ class StreamState:
     batch: StreamBatch | None  # all utterances that began together; None once released
     row: int
     num_frames: int  # read when this state was handed out
-    history: Tensor | None = (
-        None  # [num_frames, D] encoder frames, where confidence or alignments want them
-    )
+    history: Tensor | None = None  # [num_frames, D] encoder frames, where confidence or alignments want them
 
     def release(self) -> None:
         """Free the memory; the utterance cannot be continued any more."""
@@ -134,8 +132,7 @@ class Continuation:
             batch = state.batch
             if batch.streams.closed or state.num_frames != batch.num_frames[state.row]:
                 raise ValueError(
-                    f"partial_hypotheses[{b}] was continued before: expected the hypothesis that this "
-                    "has returned"
+                    f"partial_hypotheses[{b}] was continued before: expected the hypothesis that this has returned"
                 )
 
     def _remember(self, begun: list[StreamState]) -> None:
@@ -148,11 +145,7 @@ class Continuation:
 
 
 def _push(
-    decoder: TransducerDecoder[Any],
-    streams: Streams,
-    frames: Tensor,
-    lengths: Tensor,
-    slots: list[int],
+    decoder: TransducerDecoder[Any], streams: Streams, frames: Tensor, lengths: Tensor, slots: list[int]
 ) -> list[NBest]:
     """Push a chunk to these streams (to the others nothing); results as if all ended."""
     if slots != list(range(len(streams))):

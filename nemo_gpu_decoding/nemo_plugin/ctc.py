@@ -101,12 +101,9 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
     def _collapse(self, labels: np.ndarray, lengths: list[int]) -> list[Hypothesis | NBestHypotheses]:
         for flag in ("preserve_alignments", "preserve_frame_confidence"):
             if getattr(self, flag):
-                raise ValueError(
-                    f"{flag} is true, but labels were given, expected log-probs [B, T, V + 1]"
-                )
+                raise ValueError(f"{flag} is true, but labels were given, expected log-probs [B, T, V + 1]")
         logging.info(
-            f"{self.strategy} was given greedy labels instead of log-probs; "
-            "they are collapsed as they are.",
+            f"{self.strategy} was given greedy labels instead of log-probs; they are collapsed as they are.",
             mode=logging_mode.ONCE,
         )
         hypotheses: list[BeamHypothesis] = [

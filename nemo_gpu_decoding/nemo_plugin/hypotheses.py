@@ -85,9 +85,7 @@ class TransducerHypothesis(Hypothesis):
 
     token_frames: list[int] = field(default_factory=list)  # [n] start frames; `timestamp` is rewritten
     score_parts: ScoreParts | None = None  # the score by source: acoustic, LM, boosting
-    step_confidence: list[Any] = field(
-        default_factory=list
-    )  # [n] where a token is emitted, by NeMo's method
+    step_confidence: list[Any] = field(default_factory=list)  # [n] where a token is emitted, by NeMo's method
 
     @property
     def non_blank_frame_confidence(self) -> list[Any]:

@@ -31,9 +31,7 @@ def nemo_vocabulary(decoding_type: str, pieces: Sequence[str], tokenizer: Any) -
     all_pieces = tokenizer.ids_to_tokens(list(range(tokenizer.tokenizer.vocab_size)))
     kind = define_spe_tokenizer_type(all_pieces)
     if hasattr(tokenizer, "tokenizers_dict"):  # an aggregate
-        by_language = {
-            language: _EncodeIn(tokenizer, language) for language in tokenizer.tokenizers_dict
-        }
+        by_language = {language: _EncodeIn(tokenizer, language) for language in tokenizer.tokenizers_dict}
         return Vocabulary(tuple(all_pieces), kind, encode_by_language=by_language)
     return Vocabulary(tuple(all_pieces), kind, encode=tokenizer.text_to_ids)
 
@@ -54,9 +52,7 @@ def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary)
     """LM and boosting tree as the config wants them; both come from a cache where they can."""
     lm = None
     if options.lm_path is not None and options.lm_weight > 0:
-        lm = load_ngram_lm(
-            options.lm_path, vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding
-        )
+        lm = load_ngram_lm(options.lm_path, vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding)
     boosting = None
     if options.has_phrases:
         boosting = load_boosting_tree(options.boosting, vocabulary)

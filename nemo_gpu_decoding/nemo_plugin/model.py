@@ -92,9 +92,7 @@ class Model:
         try:
             model = asr_model.from_pretrained(name, map_location=where)
         except OSError as error:  # unknown names and network errors alike
-            raise ValueError(
-                f"model={name} is no file here, and NeMo cannot fetch it: {error}"
-            ) from error
+            raise ValueError(f"model={name} is no file here, and NeMo cannot fetch it: {error}") from error
         return cls(model.to(where).eval())
 
     @property
@@ -110,8 +108,7 @@ class Model:
         """
         if name not in self.heads:
             raise ValueError(
-                f"head={name}, but the model is a {type(self.model).__name__}; "
-                f"its only head is {self.default_head}"
+                f"head={name}, but the model is a {type(self.model).__name__}; its only head is {self.default_head}"
             )
         return self.heads[name]
 
@@ -149,10 +146,7 @@ class Model:
         best = hypotheses[0]
         ranked = tuple((hypothesis.text, _score(hypothesis)) for hypothesis in hypotheses)
         return Transcript(
-            text=best.text,
-            score=ranked[0][1],
-            words=self._words(best),
-            n_best=ranked if len(ranked) > 1 else (),
+            text=best.text, score=ranked[0][1], words=self._words(best), n_best=ranked if len(ranked) > 1 else ()
         )
 
     def _words(self, hypothesis: Hypothesis) -> tuple[Word, ...]:

@@ -62,9 +62,7 @@ def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
         return None
     if len(pending.queue) < batch:
         done = pending.total - len(pending.queue)
-        raise ValueError(
-            f"requests has {pending.total} entries, but after {done} utterances {batch} more are decoded"
-        )
+        raise ValueError(f"requests has {pending.total} entries, but after {done} utterances {batch} more are decoded")
     return [pending.queue.popleft() for _ in range(batch)]
 
 
@@ -109,7 +107,5 @@ def _as_request(infer: FusedInfer, wanted: Wanted, boosting_weight: float | None
         return Request(boosting_weight=0.0) if infer.options.fusion.has_phrases else None
     weight = infer.options.fusion.boosting_weight if boosting_weight is None else boosting_weight
     if weight == 0.0:
-        raise ValueError(
-            f"boosting_weight is 0, expected a number > 0 (or set {infer.section}.boosting_tree_alpha)"
-        )
+        raise ValueError(f"boosting_weight is 0, expected a number > 0 (or set {infer.section}.boosting_tree_alpha)")
     return Request(boosting=infer.phrase_tree(wanted), boosting_weight=weight)

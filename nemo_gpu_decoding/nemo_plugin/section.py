@@ -33,12 +33,7 @@ T = TypeVar("T")
 S = TypeVar("S", bound=SearchConfig)
 
 # NeMo 2.7 has this section in `wfst`; configs that it saved still do
-K2_DEFAULTS = {
-    "search_beam": 20.0,
-    "output_beam": 10.0,
-    "min_active_states": 30,
-    "max_active_states": 10000,
-}
+K2_DEFAULTS = {"search_beam": 20.0, "output_beam": 10.0, "min_active_states": 30, "max_active_states": 10000}
 
 
 @dataclass(frozen=True)
@@ -131,9 +126,7 @@ class Section:
         """
         for key in self.own:
             if key in cfg:
-                raise ValueError(
-                    f"'{key}' stands beside `{self.name}`, expected it in there: {self.name}.{key}"
-                )
+                raise ValueError(f"'{key}' stands beside `{self.name}`, expected it in there: {self.name}.{key}")
         section = cfg.get(self.name) or OmegaConf.create({})
         given: Any = OmegaConf.to_container(section, resolve=True)
         valid = self.keys()[self.name]
@@ -328,9 +321,7 @@ class Values:
         name = f"{self.section}.{key}"
         if self.entries[key] is None:
             if is_used:
-                raise ValueError(
-                    f"{name} is not set, expected the weight of {self.section}.{model}, a number >= 0"
-                )
+                raise ValueError(f"{name} is not set, expected the weight of {self.section}.{model}, a number >= 0")
             return 0.0
         weight = self.weight(key)
         if is_used and weight == 0.0:

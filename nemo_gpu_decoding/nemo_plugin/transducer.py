@@ -51,9 +51,7 @@ class TransducerInfer(FusedInfer):
         networks_of(decoder, joint, self.durations)  # errors now rather than with the first batch
         self.include_duration_confidence = bool(owner.tdt_include_duration_confidence)
         tokenizer = getattr(owner, "tokenizer", None)
-        labels = (
-            [] if tokenizer is not None else [owner.labels_map[i] for i in range(len(owner.labels_map))]
-        )
+        labels = [] if tokenizer is not None else [owner.labels_map[i] for i in range(len(owner.labels_map))]
         self._vocabulary = ("char" if tokenizer is None else "subword", labels, tokenizer)
         self._continuation = Continuation()
 
@@ -81,12 +79,7 @@ class TransducerInfer(FusedInfer):
         states = _states(partial_hypotheses, len(frames))
         aligned = self.preserve_alignments or self.preserve_frame_confidence
         results = self._continuation.advance(
-            self.decoder(),
-            frames,
-            lengths,
-            states,
-            next_requests(self, states.count(None)),
-            keep_history=aligned,
+            self.decoder(), frames, lengths, states, next_requests(self, states.count(None)), keep_history=aligned
         )
         for nbest, _ in results:
             for note in nbest.notes:
@@ -126,9 +119,7 @@ class TransducerInfer(FusedInfer):
         return hypotheses
 
     def _add_steps(
-        self,
-        results: Sequence[tuple[NBest, StreamState]],
-        hypotheses: Sequence[Sequence[TransducerHypothesis]],
+        self, results: Sequence[tuple[NBest, StreamState]], hypotheses: Sequence[Sequence[TransducerHypothesis]]
     ) -> None:
         """Set confidence and alignments of all hypotheses."""
         paths: list[Any] = [path for nbest, _ in results for path in nbest]
@@ -145,9 +136,7 @@ class TransducerInfer(FusedInfer):
                 confidence = self._confidence(steps)
                 hypothesis.frame_confidence = _by_frame(confidence, path)
                 emits = path.alignment < self.decoder().networks.vocab_size
-                hypothesis.step_confidence = [
-                    value for value, emit in zip(confidence, emits, strict=True) if emit
-                ]
+                hypothesis.step_confidence = [value for value, emit in zip(confidence, emits, strict=True) if emit]
 
     def _confidence(self, log_probs: Tensor) -> list[Any]:
         """NeMo's confidence of every step, [m]; with that of the duration, pairs of the two."""
@@ -187,8 +176,7 @@ def _states(partial_hypotheses: Sequence[Any] | None, batch: int) -> list[Stream
         return [None] * batch
     if len(partial_hypotheses) != batch:
         raise ValueError(
-            f"partial_hypotheses has {len(partial_hypotheses)} entries, expected {batch}, "
-            "one per utterance"
+            f"partial_hypotheses has {len(partial_hypotheses)} entries, expected {batch}, one per utterance"
         )
     return [_state(b, partial) for b, partial in enumerate(partial_hypotheses)]
 

@@ -23,9 +23,7 @@ from nemo_gpu_decoding.search.transducer.onednn_linear import whole_blocks
 
 
 def networks_of(
-    decoder: RNNTDecoder | StatelessTransducerDecoder,
-    joint: RNNTJoint,
-    durations: Sequence[int] = (),
+    decoder: RNNTDecoder | StatelessTransducerDecoder, joint: RNNTJoint, durations: Sequence[int] = ()
 ) -> TransducerNetworks:
     """The networks of a NeMo transducer.
 
@@ -60,10 +58,7 @@ class NemoNetworks:
     """Any NeMo prediction network and joint, through NeMo's own methods."""
 
     def __init__(
-        self,
-        decoder: RNNTDecoder | StatelessTransducerDecoder,
-        joint: RNNTJoint,
-        durations: Sequence[int] = (),
+        self, decoder: RNNTDecoder | StatelessTransducerDecoder, joint: RNNTJoint, durations: Sequence[int] = ()
     ) -> None:
         self.decoder = decoder
         self.joint = joint
@@ -123,8 +118,7 @@ class NemoNetworks:
 def _check(decoder: nn.Module, joint: nn.Module, durations: tuple[int, ...]) -> None:
     if not decoder.blank_as_pad:
         raise ValueError(
-            "decoder was built with blank_as_pad=False, expected True: beams start from the blank's "
-            "embedding"
+            "decoder was built with blank_as_pad=False, expected True: beams start from the blank's embedding"
         )
     if isinstance(joint, HATJoint) and joint.return_hat_ilm:
         raise ValueError(

@@ -15,12 +15,7 @@ from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.load import load_word_graph
-from nemo_gpu_decoding.graph.word_boosting import (
-    as_phrases,
-    configured_phrases,
-    word_boosting,
-    words_of,
-)
+from nemo_gpu_decoding.graph.word_boosting import as_phrases, configured_phrases, word_boosting, words_of
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer
 from nemo_gpu_decoding.nemo_plugin.hypotheses import WordHypothesis, from_word_path
 from nemo_gpu_decoding.nemo_plugin.word_graph_sections import (
@@ -52,11 +47,7 @@ class WordGraphInfer(CTCInfer):
         fused, vocabulary = self.options.fusion, self.vocabulary()
         phrases = configured_phrases(fused.boosting) if fused.has_phrases else []
         graph, topology = load_word_graph(
-            self.options.graph,
-            vocabulary,
-            self.blank_id,
-            words_of(phrases),
-            fused.boosting.ignore_case,
+            self.options.graph, vocabulary, self.blank_id, words_of(phrases), fused.boosting.ignore_case
         )
         boosting = None
         if phrases:

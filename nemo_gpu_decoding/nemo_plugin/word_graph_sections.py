@@ -189,13 +189,10 @@ def _backend(wfst: Values) -> Any:
     backend, device = wfst["backend"], wfst["device"]
     if device not in ("cuda", "cpu"):
         raise wfst.error(
-            "device",
-            "'cuda' (NeMo's default: on the GPU that the log-probs are on, if they are on one) or 'cpu'",
+            "device", "'cuda' (NeMo's default: on the GPU that the log-probs are on, if they are on one) or 'cpu'"
         )
     if device == "cpu" and backend == "cuda":
-        raise ValueError(
-            "wfst.device is 'cpu', but wfst.backend is 'cuda', expected one of them, or the same"
-        )
+        raise ValueError("wfst.device is 'cpu', but wfst.backend is 'cuda', expected one of them, or the same")
     return "cpu" if device == "cpu" else wfst.choice("backend", BACKENDS)
 
 
@@ -283,9 +280,7 @@ def _open_vocabulary(wfst: Values) -> OpenVocabulary | None:
     options = wfst.config(OpenVocabulary, costs)
     for key in () if is_open else costs.values():
         if wfst[key] != BUILD_KEYS[key]:
-            raise ValueError(
-                f"wfst.{key} is {wfst.number(key)}, which needs wfst.open_vocabulary_decoding: true"
-            )
+            raise ValueError(f"wfst.{key} is {wfst.number(key)}, which needs wfst.open_vocabulary_decoding: true")
     return options if is_open else None
 
 

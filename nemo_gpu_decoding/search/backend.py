@@ -21,9 +21,7 @@ def no_kernels(device: torch.device) -> str:
     return "this strategy has no CUDA kernels yet"
 
 
-def choose_backend(
-    wanted: str, device: torch.device, obstacle: Obstacle = no_kernels
-) -> Literal["cuda", "cpu"]:
+def choose_backend(wanted: str, device: torch.device, obstacle: Obstacle = no_kernels) -> Literal["cuda", "cpu"]:
     """The backend for tensors on `device`.
 
     Args:
@@ -43,9 +41,7 @@ def choose_backend(
         _say_once(f"backend cuda for tensors on {device}, as {_because(wanted)}")
         return "cuda"
     if wanted == "cuda":
-        raise ValueError(
-            f"backend is 'cuda' for tensors on {device}, expected 'cpu' or 'auto': {why_not}"
-        )
+        raise ValueError(f"backend is 'cuda' for tensors on {device}, expected 'cpu' or 'auto': {why_not}")
     _say_once(f"backend cpu for tensors on {device}, which are copied to the host: {why_not}")
     return "cpu"
 

@@ -76,10 +76,7 @@ class Decoder(ABC, Generic[C, R]):
     # ------------------------------------------------------------------------------------ verbs
 
     def decode(
-        self,
-        inputs: Tensor,
-        lengths: Tensor | Sequence[int],
-        requests: Sequence[Request | None] | None = None,
+        self, inputs: Tensor, lengths: Tensor | Sequence[int], requests: Sequence[Request | None] | None = None
     ) -> list[R]:
         """Decode a batch.
 
@@ -139,9 +136,7 @@ class Decoder(ABC, Generic[C, R]):
         self._check_inputs(inputs, batch=len(streams))
         self._push(streams, inputs, lengths, deferred=False)
 
-    def partial(
-        self, streams: Streams, n_best: int = 1, *, rows: Sequence[int] | None = None
-    ) -> list[R]:
+    def partial(self, streams: Streams, n_best: int = 1, *, rows: Sequence[int] | None = None) -> list[R]:
         """The best hypotheses of streams so far; final weights are not in their scores.
 
         Args:
@@ -156,9 +151,7 @@ class Decoder(ABC, Generic[C, R]):
         asked = range(len(streams)) if rows is None else rows
         for row in asked:
             if not isinstance(row, (int, np.integer)) or not 0 <= row < len(streams):
-                raise ValueError(
-                    f"rows holds {row!r}, expected numbers of streams, 0 .. {len(streams) - 1}"
-                )
+                raise ValueError(f"rows holds {row!r}, expected numbers of streams, 0 .. {len(streams) - 1}")
         return self._hypotheses(streams, asked, n_best, final=False)
 
     def close(self, streams: Streams) -> list[R]:
@@ -198,16 +191,12 @@ class Decoder(ABC, Generic[C, R]):
         return 1, ": alternatives are known at the end only"
 
     @abstractmethod
-    def _results(
-        self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
-    ) -> list[R]:
+    def _results(self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool) -> list[R]:
         """The hypotheses of some streams, from what the engine knows."""
 
     # ------------------------------------------------------------------------------- inner rooms
 
-    def _push(
-        self, streams: Streams, inputs: Tensor, lengths: Tensor | Sequence[int], *, deferred: bool
-    ) -> None:
+    def _push(self, streams: Streams, inputs: Tensor, lengths: Tensor | Sequence[int], *, deferred: bool) -> None:
         n, frames = inputs.shape[:2]
         if n == 0:
             checked_lengths(lengths, n, frames, of=self.input_name)
@@ -226,9 +215,7 @@ class Decoder(ABC, Generic[C, R]):
     def _engine(self, streams: Streams, device: torch.device) -> Engine:
         """The engine of the streams; chosen for inputs on `device` if there is none yet."""
         if streams.engine is None:
-            backend = choose_backend(
-                self.config.backend, device, lambda where: self._why_not_cuda(streams, where)
-            )
+            backend = choose_backend(self.config.backend, device, lambda where: self._why_not_cuda(streams, where))
             announce_compilation()
             if backend == "cuda":
                 streams.engine = self._cuda_engine(streams, device)

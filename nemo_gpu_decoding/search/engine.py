@@ -20,9 +20,7 @@ class Engine(Protocol):
         """Whether `push` takes lengths in this form, and checks them where they lie."""
         ...
 
-    def push(
-        self, inputs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False
-    ) -> None:
+    def push(self, inputs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         """Read lengths[b] frames of inputs[b].
 
         Args:

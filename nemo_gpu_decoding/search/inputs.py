@@ -52,9 +52,7 @@ def checked_lengths(
         return np.zeros(0, np.int64)
     if values.ndim != 1 or len(values) != batch:
         raise ValueError(f"lengths has shape {values.shape}, expected ({batch},): one per row of {of}")
-    whole = values.dtype.kind in "iu" or (
-        values.dtype.kind == "f" and (values == np.floor(values)).all()
-    )
+    whole = values.dtype.kind in "iu" or (values.dtype.kind == "f" and (values == np.floor(values)).all())
     if not whole:
         raise ValueError(f"lengths holds {values.tolist()}, expected integers")
     values = values.astype(np.int64)

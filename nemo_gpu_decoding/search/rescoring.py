@@ -73,9 +73,7 @@ def rescored(
 def _scores(scorer: TextScorer, texts: list[str]) -> dict[str, float]:
     values = [float(value) for value in scorer(texts)] if texts else []
     if len(values) != len(texts):
-        raise ValueError(
-            f"scorer gave {len(values)} scores, expected one for each of {len(texts)} texts"
-        )
+        raise ValueError(f"scorer gave {len(values)} scores, expected one for each of {len(texts)} texts")
     for text, value in zip(texts, values, strict=True):
         if np.isnan(value):
             raise FieldError("scorer", value, "a log-probability", f"for the text {text!r}")
@@ -97,9 +95,7 @@ class CausalLM:
             nor an EOS token, one of which the text begins with.
     """
 
-    def __init__(
-        self, model: Any, tokenizer: Any = None, *, batch_size: int = 64, device: str | None = None
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Any = None, *, batch_size: int = 64, device: str | None = None) -> None:
         check_int("batch_size", batch_size, 1, 1 << 20)
         if isinstance(model, str):
             from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -135,9 +131,7 @@ class CausalLM:
     def _batch(self, rows: list[list[int]]) -> list[float]:
         device = next(self.model.parameters()).device
         longest = max(map(len, rows))
-        padded = torch.tensor(
-            [row + [self._begin] * (longest - len(row)) for row in rows], device=device
-        )
+        padded = torch.tensor([row + [self._begin] * (longest - len(row)) for row in rows], device=device)
         lengths = torch.tensor([len(row) for row in rows], device=device)
         mask = torch.arange(longest, device=device) < lengths[:, None]
         logits = self.model(input_ids=padded, attention_mask=mask.long()).logits

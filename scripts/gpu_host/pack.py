@@ -35,9 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("folder", type=Path, help="where the wheels go")
     parser.add_argument("--with", dest="more", nargs="+", default=[], help="further NAME==VERSION")
-    parser.add_argument(
-        "--check", action="store_true", help="only ask pip whether there are such wheels"
-    )
+    parser.add_argument("--check", action="store_true", help="only ask pip whether there are such wheels")
     options = parser.parse_args(arguments)
     try:
         wanted = [*read_list(WHEELS), *(checked(line) for line in options.more)]

@@ -165,9 +165,7 @@ def shown(stage: Stage, values: Mapping[str, str]) -> str:
 
 
 def write_summary(path: Path, results: Sequence[Result]) -> None:
-    path.write_text(
-        json.dumps([asdict(result) for result in results], indent=1) + "\n", encoding="utf-8"
-    )
+    path.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n", encoding="utf-8")
 
 
 def print_summary(results: Sequence[Result], log: Path) -> None:

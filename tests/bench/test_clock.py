@@ -16,15 +16,7 @@ from nemo_gpu_decoding.bench import clock as clock_module
 from nemo_gpu_decoding.bench import run as run_module
 from nemo_gpu_decoding.bench import streams
 from nemo_gpu_decoding.bench.cases import DECODER, END_TO_END, Added, Check, Line
-from nemo_gpu_decoding.bench.clock import (
-    HostClock,
-    Place,
-    Seconds,
-    find_place,
-    summary,
-    time_in_turn,
-    torch_threads,
-)
+from nemo_gpu_decoding.bench.clock import HostClock, Place, Seconds, find_place, summary, time_in_turn, torch_threads
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.ours import flexctc_beam
 from nemo_gpu_decoding.bench.peers.base import Peer
@@ -310,9 +302,7 @@ class FakeRiva:
         online = self.config.online_opts
         assert online.max_batch_size == len(log_probs)
         search = FasterDecoderOptions(
-            beam=online.decoder_opts.default_beam,
-            max_active=online.decoder_opts.max_active,
-            min_active=0,
+            beam=online.decoder_opts.default_beam, max_active=online.decoder_opts.max_active, min_active=0
         )
         found = []
         for frames, length in zip(log_probs.numpy(), lengths.tolist(), strict=True):
@@ -404,13 +394,7 @@ def test_live_streams_on_a_gpu(graph_options, strategy, tmp_path, monkeypatch, e
     monkeypatch.setattr(streams, "WARM_UP", 1)
     monkeypatch.setattr(streams, "ALONE", 2)
     out = tmp_path / "r.json"
-    live = {
-        "strategy": strategy,
-        "mode": "stream",
-        "streams": [3],
-        "stream_seconds": 1.5,
-        "out": str(out),
-    }
+    live = {"strategy": strategy, "mode": "stream", "streams": [3], "stream_seconds": 1.5, "out": str(out)}
     rows = run(replace(graph_options, **live), PLACE)
     assert [(row["streams"], row["texts"]) for row in rows] == [(3, "none"), (3, "own")]
     assert [row["verified_by"] for row in rows if not row["verified"]] == []

@@ -14,13 +14,7 @@ from nemo_gpu_decoding.bench import probe, scale, streams
 from nemo_gpu_decoding.bench.clock import find_place
 from nemo_gpu_decoding.bench.ours import flexctc_beam
 from nemo_gpu_decoding.bench.peers.base import Setting
-from nemo_gpu_decoding.bench.probe import (
-    STATUS,
-    in_process,
-    measure_memory,
-    measure_start,
-    probe_process,
-)
+from nemo_gpu_decoding.bench.probe import STATUS, in_process, measure_memory, measure_start, probe_process
 from nemo_gpu_decoding.bench.run import run
 from nemo_gpu_decoding.bench.streams import (
     Chunk,
@@ -131,9 +125,7 @@ def test_streams_hear_the_tape_from_their_own_utterance_on(tiny_task):
     assert decoder.asked == []
 
 
-@pytest.mark.parametrize(
-    ("texts", "asked"), [("none", []), ("all", [None, None]), ("own", [[1], [0, 1]])]
-)
+@pytest.mark.parametrize(("texts", "asked"), [("none", []), ("all", [None, None]), ("own", [[1], [0, 1]])])
 def test_partial_results_are_asked_for_after_each_batch(tiny_task, texts, asked):
     decoder = Counting()
     replay = Replay(decoder, Tape(tiny_task), 2, 5, texts, CPU)
@@ -149,9 +141,7 @@ def test_streams_of_all_strategies(live, strategy, tmp_path, monkeypatch, capsys
         pytest.importorskip("kaldifst")
     monkeypatch.setattr(streams, "ALONE", 8)
     texts = ["none", "own", "all"]
-    rows = run(
-        replace(live, strategy=strategy, texts=texts, out=str(tmp_path), tasks=["synthetic", "speech"])
-    )
+    rows = run(replace(live, strategy=strategy, texts=texts, out=str(tmp_path), tasks=["synthetic", "speech"]))
     (path,) = tmp_path.iterdir()
     assert path.name.startswith(f"{strategy}-stream-")
     written = json.loads(path.read_text())
@@ -214,12 +204,7 @@ def test_rows_of_all_stages(tiny_options, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(scale, "in_process", in_this_process)
     out = tmp_path / "r.json"
-    changes = {
-        "ngrams": 2000,
-        "graph_beams": [20],
-        "small_share": 0.05,
-        "tasks": ["synthetic", "speech"],
-    }
+    changes = {"ngrams": 2000, "graph_beams": [20], "small_share": 0.05, "tasks": ["synthetic", "speech"]}
     rows = run(replace(
         tiny_options, strategy="paged_biglm", mode="scale", folder=str(tmp_path), out=str(out), **changes
     ))  # fmt: skip
@@ -276,9 +261,7 @@ def test_a_process_that_fails_shows_why(tiny_options, tmp_path, monkeypatch):
 
 @needs_proc
 def test_memory_grows_with_frames_and_beam_but_not_with_the_vocabulary(tiny_options):
-    options = replace(
-        tiny_options, utterances=16, vocab_size=512, min_frames=100, max_frames=200, sentences=50
-    )
+    options = replace(tiny_options, utterances=16, vocab_size=512, min_frames=100, max_frames=200, sentences=50)
     result = probe_process("memory", options)  # in a process that has no freed memory to hide it in
     assert set(result["peak_bytes"]) == {str(beam) for beam in probe.MEMORY_BEAMS}
     assert 4 < result["bytes_per_frame_and_slot"] < 64  # the vocabulary would cost 512 * 4

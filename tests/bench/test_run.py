@@ -14,16 +14,7 @@ import torch
 from nemo_gpu_decoding import pack_arpa_in_memory
 from nemo_gpu_decoding.bench import cases as cases_module
 from nemo_gpu_decoding.bench import run as run_module
-from nemo_gpu_decoding.bench.cases import (
-    DECODER,
-    END_TO_END,
-    NO_TDT,
-    ONE_FUSION,
-    Case,
-    Check,
-    Line,
-    make_cases,
-)
+from nemo_gpu_decoding.bench.cases import DECODER, END_TO_END, NO_TDT, ONE_FUSION, Case, Check, Line, make_cases
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.ours import flexctc_beam
 from nemo_gpu_decoding.bench.peers.base import Hypothesis, Peer, Ready, Setting
@@ -58,8 +49,7 @@ def changed(change):
         return ready._replace(
             run=decode_changed,
             hypotheses=lambda *batch: [
-                [Hypothesis(path.tokens.tolist(), path.score) for path in nbest]
-                for nbest in decode_changed(*batch)
+                [Hypothesis(path.tokens.tolist(), path.score) for path in nbest] for nbest in decode_changed(*batch)
             ],
             decoder=SimpleNamespace(decode=decode_changed),
         )
@@ -95,9 +85,7 @@ def measured(tiny_task, tiny_options, monkeypatch):
 def test_an_equal_decoder_is_verified(measured):
     row = measured(TWIN, Check.EQUAL)
     assert row["verified"] is True
-    assert row["verified_by"].startswith(
-        "equal hypotheses and scores: 2 of 2, scores differ by at most 0.0"
-    )
+    assert row["verified_by"].startswith("equal hypotheses and scores: 2 of 2, scores differ by at most 0.0")
     assert "the peer's utterances decoded alone; scores recomputed: 2 of 2" in row["verified_by"]
     assert set(row) == KEYS | {"graphs"}
     shown = {"beam_size": 4, "lm": True, "boosting": False, "phrases": 0, "threads": 1}
@@ -175,9 +163,7 @@ def test_scores_of_another_lm_are_no_success(tmp_path):
     score = -lm.score(["no such word"])
 
     def found(lm_score, notes=()):
-        best = SimpleNamespace(
-            parts=SimpleNamespace(lm=lm_score), words=(SimpleNamespace(text="no such word"),)
-        )
+        best = SimpleNamespace(parts=SimpleNamespace(lm=lm_score), words=(SimpleNamespace(text="no such word"),))
         return SimpleNamespace(best=best, notes=notes)
 
     cut_off = found(score + 3.0, ("no hypothesis has reached a final state of the graph; ...",))
@@ -268,9 +254,7 @@ def test_rows_on_a_gpu():
 
 def test_rows_of_word_graphs():
     cases = listed(BenchOptions(strategy="cuda_wfst"))
-    assert [(c.peer.name, c.ours.beam_size) for c in cases] == [
-        ("kaldi_decoder", b) for b in (10, 13, 17, 25)
-    ]
+    assert [(c.peer.name, c.ours.beam_size) for c in cases] == [("kaldi_decoder", b) for b in (10, 13, 17, 25)]
     assert all(case.ours == case.theirs for case in cases)
     cases = listed(BenchOptions(strategy="paged_biglm", peers=["eager"]))
     assert [case.peer.name for case in cases] == ["eager"] * 4
@@ -279,14 +263,8 @@ def test_rows_of_word_graphs():
 
 
 def test_a_greedy_row_needs_no_lm():
-    task = SimpleNamespace(
-        lm=None, word_lm=None, lexicon={}, transducer=None, kind=None, weights=Weights()
-    )
-    (case,) = [
-        c
-        for c in listed(BenchOptions(peers=["nemo"]), [task])
-        if c.peer and c.peer.name == "nemo_greedy"
-    ]
+    task = SimpleNamespace(lm=None, word_lm=None, lexicon={}, transducer=None, kind=None, weights=Weights())
+    (case,) = [c for c in listed(BenchOptions(peers=["nemo"]), [task]) if c.peer and c.peer.name == "nemo_greedy"]
     assert (case.ours.lm, case.check, case.skipped) == (False, Check.SCORES, None)
     task.transducer, task.kind = "networks", "rnnt"
     *_, case = listed(BenchOptions(strategy="alsd_pp"), [task])
@@ -294,14 +272,10 @@ def test_a_greedy_row_needs_no_lm():
 
 
 def test_rows_that_cannot_be_say_why():
-    task = SimpleNamespace(
-        lm=None, word_lm=None, lexicon={}, transducer=None, kind=None, weights=Weights()
-    )
+    task = SimpleNamespace(lm=None, word_lm=None, lexicon={}, transducer=None, kind=None, weights=Weights())
     reasons = {case.skipped for case in listed(BenchOptions(), [task])}
     assert {"no lm= given", "no lm=, word_lm= given", "no lm=, lexicon= given", None} <= reasons
-    assert {c.skipped for c in listed(BenchOptions(strategy="cuda_wfst"), [task])} == {
-        "no word_lm= given"
-    }
+    assert {c.skipped for c in listed(BenchOptions(strategy="cuda_wfst"), [task])} == {"no word_lm= given"}
     task.kind, task.lm, task.lexicon = "tdt", "lm", {"a": (1,)}
     cases = listed(BenchOptions(strategy="aes_pp", beams=[4]), [task])
     assert [case.skipped for case in cases] == [NO_TDT, None]
@@ -316,10 +290,7 @@ def test_rows_that_cannot_be_say_why():
 @pytest.fixture
 def few(monkeypatch):
     """A table of two rows."""
-    lines = (
-        Line("flexctc_beam", "nemo", TWIN, Check.EQUAL),
-        Line("flexctc_beam", "nemo", ABSENT, Check.WER),
-    )
+    lines = (Line("flexctc_beam", "nemo", TWIN, Check.EQUAL), Line("flexctc_beam", "nemo", ABSENT, Check.WER))
     monkeypatch.setattr(cases_module, "TABLE", lines)
 
 
@@ -338,12 +309,7 @@ def test_a_run_prints_a_table_and_writes_header_and_rows(tmp_path, tiny_options,
     assert "target" not in printed.out
     assert "synthetic, decoder, twin" in printed.err  # as soon as it is measured
     assert str(tmp_path) not in out.read_text()  # no folder of this machine gets into a result
-    draw = [
-        sys.executable,
-        str(ROOT / "docs" / "results" / "plot.py"),
-        str(out),
-        str(tmp_path / "r.png"),
-    ]
+    draw = [sys.executable, str(ROOT / "docs" / "results" / "plot.py"), str(out), str(tmp_path / "r.png")]
     subprocess.run(draw, check=True)
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
 

@@ -51,10 +51,7 @@ NGRAMS = 2000
         ({"topology": "graph"}, "topology is 'graph', expected one of compact, normal, minimal"),
         ({"lm": "x.arpa"}, "lm is 'x.arpa' without data="),
         ({"data": "nowhere.npz"}, "data is 'nowhere.npz', expected an existing file"),
-        (
-            {"strategy": "aes_pp", "data": "x.npz"},
-            "data is 'x.npz' with strategy=aes_pp, expected model=",
-        ),
+        ({"strategy": "aes_pp", "data": "x.npz"}, "data is 'x.npz' with strategy=aes_pp, expected model="),
         ({"device": "gpu"}, "device is 'gpu', expected cpu, cuda or cuda:N"),
         ({"batches": [0]}, r"batches is \[0\]"),
         ({"encoder_width": 12}, "encoder_width is 12, expected a multiple of 8"),
@@ -74,10 +71,7 @@ NGRAMS = 2000
         ({"ngrams": 10}, "ngrams is 10, expected an integer 1000 .. "),
         ({"mode": "scale"}, "strategy is 'flexctc_beam', expected paged_biglm with mode=scale"),
         ({"folder": "nowhere"}, "folder is 'nowhere', expected an existing folder"),
-        (
-            {"mode": "scale", "strategy": "paged_biglm", "data": "x.npz"},
-            "data is 'x.npz' with mode=scale",
-        ),
+        ({"mode": "scale", "strategy": "paged_biglm", "data": "x.npz"}, "data is 'x.npz' with mode=scale"),
     ],
 )
 def test_bad_values_name_the_option(changes, message):
@@ -179,9 +173,7 @@ def test_on_a_gpu_there_are_utterances_for_every_batch(tiny_options):
 @pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
 @pytest.mark.parametrize("task", ["synthetic", "speech"])
 def test_transducers_say_nearly_what_was_said(tiny_options, task, strategy):
-    options = replace(
-        tiny_options, encoder_width=64, prediction_width=64, strategy=strategy, tasks=[task]
-    )
+    options = replace(tiny_options, encoder_width=64, prediction_width=64, strategy=strategy, tasks=[task])
     for found, kind in zip(make_tasks(options), ("rnnt", "tdt"), strict=True):
         assert (found.kind, found.name) == (kind, f"{task}-{kind}")
         ours = OURS[strategy](options, found, Setting(4, lm=True))
@@ -207,10 +199,7 @@ def test_speech_is_hard_and_an_lm_mends_it(tiny_options):
     entropy = -(task.inputs[0].exp() * task.inputs[0]).sum(-1)[: task.lengths[0]]
     assert entropy.mean() > 0.5  # peaked posteriors have hardly any
     ours = OURS["flexctc_beam"](options, task, Setting(16, lm=True))
-    wer = (
-        Errors.of(task, greedy(task)).wer,
-        Errors.of(task, ours.read(ours.run(task.inputs, task.lengths))).wer,
-    )
+    wer = (Errors.of(task, greedy(task)).wer, Errors.of(task, ours.read(ours.run(task.inputs, task.lengths))).wer)
     assert wer[0] == pytest.approx(51.4, abs=0.5)
     assert wer[1] < 45
 
@@ -250,12 +239,7 @@ def files(tmp_path, tiny_task):
 
 
 def of_files(files, **changes):
-    names = {
-        "data": "task.npz",
-        "tokenizer": "pieces.txt",
-        "lexicon": "lexicon.txt",
-        "lm": "tok.arpa.gz",
-    }
+    names = {"data": "task.npz", "tokenizer": "pieces.txt", "lexicon": "lexicon.txt", "lm": "tok.arpa.gz"}
     return BenchOptions(**({key: str(files / name) for key, name in names.items()} | changes))
 
 
@@ -411,9 +395,7 @@ def test_utterances_alone_are_decoded_without_their_padding(clear_task, tiny_opt
 def test_a_part_that_is_missing_is_said_to_be(monkeypatch):
     peer = FLASHLIGHT._replace(needs=("torch.no_such_part",))
     assert peer.unavailable() == f"torch.no_such_part not installed: {peer.install}"
-    assert (
-        FLASHLIGHT._replace(needs=("no_parent.of_this",)).unavailable().startswith("no_parent.of_this")
-    )
+    assert FLASHLIGHT._replace(needs=("no_parent.of_this",)).unavailable().startswith("no_parent.of_this")
 
 
 def test_collapse_merges_repeats_and_drops_blanks():

@@ -65,13 +65,7 @@ def test_words_that_cannot_be_spelled_are_counted_and_listed(here, capsys):
 def test_the_table_shows_what_people_ask_for(here, capsys):
     assert main(["build-graph", "lm=lm.arpa", "tokenizer=pieces.txt", "out=out.graph"]) == 0
     said = capsys.readouterr()
-    for row in (
-        "n-grams",
-        "OOV words, left out",
-        "contexts",
-        "epsilon arcs",
-        "size in MB",
-    ):
+    for row in ("n-grams", "OOV words, left out", "contexts", "epsilon arcs", "size in MB"):
         assert f"\n{row}" in said.out
     assert "e.g. zebra: oov=FILE lists all" in said.out
     assert "topology is not composed" in said.out
@@ -106,10 +100,7 @@ def test_an_open_vocabulary_has_its_costs(here, capsys):
 
 def test_words_can_be_added(here, capsys):
     (here / "names.txt").write_text("bcd\nabba a\n")
-    assert (
-        main(["build-graph", "lm=lm.arpa", "tokenizer=pieces.txt", "out=x", "added_words=names.txt"])
-        == 2
-    )
+    assert main(["build-graph", "lm=lm.arpa", "tokenizer=pieces.txt", "out=x", "added_words=names.txt"]) == 2
     assert "'abba' cannot be spelled" in capsys.readouterr().err
     (here / "names.txt").write_text("bcd\nabb a\n")
     facts, graph = build(capsys, "added_words=names.txt")

@@ -30,9 +30,7 @@ def test_json_has_the_same_facts(capsys):
     answer = json.loads(capsys.readouterr().out)
     found = {fact["name"]: fact["found"] for fact in answer["facts"]}
     assert found["torch"].startswith(torch.__version__)
-    assert {"CUDA kernels", "Python", "NeMo", "numba", "NVRTC", "compiled code", "CPU threads"} <= set(
-        found
-    )
+    assert {"CUDA kernels", "Python", "NeMo", "numba", "NVRTC", "compiled code", "CPU threads"} <= set(found)
     (strategy,) = [row for row in answer["strategies"] if row["strategy"] == "flexctc_beam"]
     assert strategy["path"] in ("cpu", "cuda")
     assert strategy["why"]
@@ -40,11 +38,7 @@ def test_json_has_the_same_facts(capsys):
 
 @pytest.mark.parametrize(
     ("version", "found", "advice"),
-    [
-        ("3.0.0", "3.0.0", ""),
-        ("4.1.0rc0", "4.1.0rc0", "tested with"),
-        (None, "not installed", "pip install"),
-    ],
+    [("3.0.0", "3.0.0", ""), ("4.1.0rc0", "4.1.0rc0", "tested with"), (None, "not installed", "pip install")],
 )
 def test_nemo_versions(version, found, advice, monkeypatch):
     monkeypatch.setattr(environment, "installed_version", lambda _: version)
@@ -126,8 +120,7 @@ class FakeRuntime:
 
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
-    ("reason", "found", "path"),
-    [(None, "run on the GPU", "cuda"), ("the driver is too old", "not available", "cpu")],
+    ("reason", "found", "path"), [(None, "run on the GPU", "cuda"), ("the driver is too old", "not available", "cpu")]
 )
 def test_a_gpu_and_whether_kernels_run_on_it(reason, found, path):
     with use_runtime(FakeRuntime(reason)):

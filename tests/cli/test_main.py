@@ -135,14 +135,7 @@ class Sample:
 
 
 def test_values_get_the_types_of_their_fields():
-    arguments = [
-        "model=7",
-        "beam_size=4",
-        "weights=[1,2.5]",
-        "raw.beam.x=3",
-        "raw.beam.y=z",
-        "fast=true",
-    ]
+    arguments = ["model=7", "beam_size=4", "weights=[1,2.5]", "raw.beam.x=3", "raw.beam.y=z", "fast=true"]
     options = parse_options(Sample, [*arguments, "names=[a,b]", "note=[a,b]"])
     raw = {"beam": {"x": 3, "y": "z"}}
     assert options == Sample("7", 4, [1.0, 2.5], None, raw, ["a", "b"], "[a,b]", fast=True)
@@ -161,8 +154,7 @@ def test_a_field_of_any_type_takes_lists_and_patterns(text, value):
 
 
 @pytest.mark.parametrize(
-    ("argument", "expected"),
-    [("weights=0.7", [0.7]), ("weights=[0.7]", [0.7]), ("weights=3", [3.0])],
+    ("argument", "expected"), [("weights=0.7", [0.7]), ("weights=[0.7]", [0.7]), ("weights=3", [3.0])]
 )
 def test_a_single_value_will_do_for_a_list(argument, expected):
     assert parse_options(Sample, ["model=m", argument]).weights == expected
@@ -267,11 +259,7 @@ def test_options_reach_the_benchmark(monkeypatch):
 
 @pytest.mark.parametrize(
     ("argument", "problem"),
-    [
-        ("peers=[kaldi]", "peers holds kaldi"),
-        ("beams=[]", "beams is []"),
-        ("beam=4", "did you mean beams?"),
-    ],
+    [("peers=[kaldi]", "peers holds kaldi"), ("beams=[]", "beams is []"), ("beam=4", "did you mean beams?")],
 )
 def test_bad_options_of_bench_are_refused(argument, problem, capsys):
     assert main(["bench", argument]) == 2

@@ -48,9 +48,7 @@ def test_values_that_suit_an_lm_and_phrases(strategy, given, expected, files):
 
 
 def test_options_win_over_the_preset_and_none_leaves_it_alone():
-    config = decoding_config(
-        None, "flexctc_beam", {"beam_size": 3, "lm_weight": None, "beam_beta": -1.0}
-    )
+    config = decoding_config(None, "flexctc_beam", {"beam_size": 3, "lm_weight": None, "beam_beta": -1.0})
     preset = load_preset("flexctc_beam")
     assert config.beam.beam_size == 3
     assert config.beam.beam_beta == -1.0

@@ -65,10 +65,7 @@ def test_the_f_score_can_be_the_objective():
         ("store=int8", "store is 'int8', expected one of float32, float16"),
         ("objective=cer", "objective is 'cer', expected one of wer, fscore"),
         ("objective=fscore", "needs phrases=FILE"),
-        (
-            "strategy=beam",
-            "strategy is 'beam', expected one of flexctc_beam, cuda_wfst, paged_biglm, alsd_pp, aes_pp",
-        ),
+        ("strategy=beam", "strategy is 'beam', expected one of flexctc_beam, cuda_wfst, paged_biglm, alsd_pp, aes_pp"),
         ("beam_width=[]", "beam_width is empty"),
         ("large_lm_weight=[]", "large_lm_weight is empty"),
         ("blank_lm_score_mode=[half]", "blank_lm_score_mode holds half"),
@@ -131,9 +128,7 @@ def test_a_transducer_is_tuned_with_both_ways_of_scoring_blanks(assets, manifest
 
 
 def test_points_of_a_transducer_have_no_insertion_bonus_and_no_blank_scoring_without_fusion():
-    small = options(
-        "lm_weight=[0.5]", "beam_beta=[0,1]", "blank_lm_score_mode=[no_score,lm_weighted_full]"
-    )
+    small = options("lm_weight=[0.5]", "beam_beta=[0,1]", "blank_lm_score_mode=[no_score,lm_weighted_full]")
     fused = grid(small, "alsd_pp", has_phrases=False)
     assert [point.blank_lm_score_mode for point in fused] == ["no_score", "lm_weighted_full"]
     assert {point.beam_beta for point in fused} == {None}
@@ -147,9 +142,7 @@ def test_transducers_are_tried_with_the_pruning_modes_that_are_named():
     assert {point.pruning_mode for point in grid(options(), "aes_pp")} == {None}
     with pytest.raises(ValueError, match="no effect with alsd_pp without lm or phrases"):
         grid(small, "alsd_pp", has_lm=False, has_phrases=False)
-    with pytest.raises(
-        ValueError, match=r"pruning_mode is \['late', 'early'\], which has no effect with f"
-    ):
+    with pytest.raises(ValueError, match=r"pruning_mode is \['late', 'early'\], which has no effect with f"):
         grid(small, "flexctc_beam")
 
 
@@ -159,9 +152,7 @@ def test_points_of_two_lms_have_a_weight_for_the_large_one():
     assert points == [Point(lm_weight=0.7, beam_width=12.0, large_lm_weight=w) for w in (0.5, 1.0)]
     assert {point.large_lm_weight for point in grid(options(), "paged_biglm")} == {0.5, 1.0}
     assert {point.large_lm_weight for point in grid(options(), "cuda_wfst")} == {None}
-    with pytest.raises(
-        ValueError, match=r"large_lm_weight is \[0.5, 1.0\], .* no effect with cuda_wfst"
-    ):
+    with pytest.raises(ValueError, match=r"large_lm_weight is \[0.5, 1.0\], .* no effect with cuda_wfst"):
         grid(small, "cuda_wfst")
 
 
@@ -251,9 +242,7 @@ def test_phrases_are_weighted_or_taken_away():
 
 
 @needs_kaldifst
-@pytest.mark.parametrize(
-    "point", [Point(boosting_weight=-1.0), Point(large_lm_weight=-0.5), Point(beam_width=0.0)]
-)
+@pytest.mark.parametrize("point", [Point(boosting_weight=-1.0), Point(large_lm_weight=-0.5), Point(beam_width=0.0)])
 def test_values_out_of_range_are_refused(point):
     decoder = make_paged(random_lm(1), random_lm(20, keep=0.8))
     with pytest.raises(ValueError, match=r"is -?\d\.\d, expected"):

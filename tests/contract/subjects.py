@@ -105,9 +105,7 @@ class CudaWFSTSubject(WordGraph):
     width = 6
 
     def small_sizes(self):
-        return {
-            f"{SEARCH}.word_graph.kernel_abi": {"THREADS": 32, "CANDIDATES": 128, "LEAST_GROUPS": 64}
-        }
+        return {f"{SEARCH}.word_graph.kernel_abi": {"THREADS": 32, "CANDIDATES": 128, "LEAST_GROUPS": 64}}
 
     def make(self, **options):
         from tests.search.word_graph.models import make, toy_graph

@@ -21,17 +21,7 @@ from nemo_gpu_decoding.cuda.launch import use_runtime
 from nemo_gpu_decoding.fusion.automaton import empty_automaton
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.search.decoder import Decoder
-from tests.contract.subject import (
-    BATCH,
-    LENGTHS,
-    VOCAB,
-    LogProbs,
-    Subject,
-    TokenFusion,
-    WordGraph,
-    all_facts,
-    facts,
-)
+from tests.contract.subject import BATCH, LENGTHS, VOCAB, LogProbs, Subject, TokenFusion, WordGraph, all_facts, facts
 from tests.contract.subjects import TABLE, FlexCTC, Transducer  # noqa: F401 (read by name)
 from tests.cuda_emulator.build import why_no_compiler
 from tests.cuda_emulator.fixtures import new_runtime
@@ -118,9 +108,7 @@ def expected(subject, variant, decoder, inputs):
 
 def test_has_the_verbs_of_all_decoders(decoder):
     assert isinstance(decoder, Decoder)
-    verbs = [
-        name for name in vars(Decoder) if not name.startswith("_") and callable(vars(Decoder)[name])
-    ]
+    verbs = [name for name in vars(Decoder) if not name.startswith("_") and callable(vars(Decoder)[name])]
     assert verbs == ["decode", "open", "push", "partial", "close", "with_options"]
 
 
@@ -474,9 +462,7 @@ def test_lm_weights_need_an_lm(subject, variant, inputs):
 
 @of(TokenFusion)
 def test_wrong_lm_is_named(subject, variant):
-    with pytest.raises(
-        ValueError, match=r"fusion.lm \(random LM 0\) was made for 5 tokens, expected 12"
-    ):
+    with pytest.raises(ValueError, match=r"fusion.lm \(random LM 0\) was made for 5 tokens, expected 12"):
         subject.with_fusion(variant, Fusion(lm=random_lm(5, seed=0)))
 
 

@@ -20,9 +20,7 @@ def gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: state.current)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: state.capability)
     monkeypatch.setattr(
-        torch.cuda,
-        "current_stream",
-        lambda device: SimpleNamespace(cuda_stream=state.streams[device.index]),
+        torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=state.streams[device.index])
     )
     monkeypatch.setattr(nvrtc, "version", lambda: (13, 1))
     monkeypatch.setattr(nvrtc, "architectures", lambda: (75, 80, 86, 90, 100, 120))

@@ -58,11 +58,7 @@ def library(tmp_path_factory):
 
 def output_of(program, library):
     run = subprocess.run(
-        [sys.executable, "-c", PRELUDE + program, library],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+        [sys.executable, "-c", PRELUDE + program, library], capture_output=True, text=True, timeout=120, check=False
     )
     assert run.returncode == 0, run.stderr
     return sorted(line for line in run.stdout.splitlines())

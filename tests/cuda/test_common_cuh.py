@@ -39,9 +39,7 @@ def number(dtype=np.int32):
 
 def launch(runtime, name, parameters, *, block, grid=1, shared_bytes=0, **arguments):
     module = runtime.load(SOURCE, CPU)
-    module.launch(
-        Signature(name, parameters), grid=grid, block=block, shared_bytes=shared_bytes, **arguments
-    )
+    module.launch(Signature(name, parameters), grid=grid, block=block, shared_bytes=shared_bytes, **arguments)
 
 
 @CHECKED
@@ -180,16 +178,7 @@ def sorted_by_kernel(runtime, keys, block):
     keys = torch.from_numpy(keys.view(np.int64).copy())
     parameters = {"keys": Tensor(torch.int64, ("B", "N")), "count": number()}
     n = keys.shape[1]
-    launch(
-        runtime,
-        "sort_keys",
-        parameters,
-        block=block,
-        grid=len(keys),
-        shared_bytes=8 * n,
-        keys=keys,
-        count=n,
-    )
+    launch(runtime, "sort_keys", parameters, block=block, grid=len(keys), shared_bytes=8 * n, keys=keys, count=n)
     return keys.numpy().view(np.uint64)
 
 
@@ -202,9 +191,7 @@ def test_sorting_in_place(emulated_runtime, block, count):
     random = np.random.default_rng(count)
     for most in (2**64 - 1, 5):  # few and many equal keys
         keys = random.integers(0, most, (2, count), np.uint64)
-        assert (
-            sorted_by_kernel(emulated_runtime, keys, block) == -np.sort(-keys.astype(object), 1)
-        ).all()
+        assert (sorted_by_kernel(emulated_runtime, keys, block) == -np.sort(-keys.astype(object), 1)).all()
 
 
 @CHECKED

@@ -178,9 +178,7 @@ def test_processes_may_compile_at_once(tmp_path):
         "print(len(code), [path.name for path in kernel_cache().iterdir()][0])",
     ]
     environment = {**os.environ, "NEMO_GPU_DECODING_CACHE": str(tmp_path)}
-    runs = [
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)
-    ]
+    runs = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     outputs = [run.communicate(timeout=120)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
     (kept,) = tmp_path.rglob("*.cubin")

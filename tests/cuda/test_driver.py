@@ -16,10 +16,7 @@ from nemo_gpu_decoding.cuda.driver import CudaRuntime, DriverError
 from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, checked_arguments
 from tests.cuda.fakes import FakeDriver, Status
 
-AXPY = Signature(
-    "axpy",
-    {"x": Tensor(torch.float32, ("N",)), "a": Scalar(np.float32), "n": Scalar(np.int32)},
-)
+AXPY = Signature("axpy", {"x": Tensor(torch.float32, ("N",)), "a": Scalar(np.float32), "n": Scalar(np.int32)})
 SECOND = torch.device("cuda", 1)
 X = torch.zeros(4)
 
@@ -147,19 +144,12 @@ def test_modules_are_kept_per_device_and_macros(gpus, compiled, fake):
     gpus.current = 1
     assert cuda.load("a/kernel.cu", torch.device("cuda"), {"WIDTH": 8}) is first
     assert cuda.load("a/kernel.cu", torch.device("cuda", 0)).device == torch.device("cuda", 0)
-    assert compiled == [
-        ("a/kernel.cu", 90, {"WIDTH": 8}),
-        ("a/kernel.cu", 90, {}),
-        ("a/kernel.cu", 90, {}),
-    ]
+    assert compiled == [("a/kernel.cu", 90, {"WIDTH": 8}), ("a/kernel.cu", 90, {}), ("a/kernel.cu", 90, {})]
 
 
 def test_two_threads_load_a_module_once(gpus, compiled, fake):
     cuda, loaded = CudaRuntime(fake), []
-    threads = [
-        threading.Thread(target=lambda: loaded.append(cuda.load("a/kernel.cu", SECOND)))
-        for _ in range(8)
-    ]
+    threads = [threading.Thread(target=lambda: loaded.append(cuda.load("a/kernel.cu", SECOND))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:

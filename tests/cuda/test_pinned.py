@@ -71,9 +71,7 @@ def test_an_empty_table(tmp_path, cudart):
 
 @pytest.mark.parametrize("part", [{"offset": 10241}, {"nbytes": 10241}, {"offset": 1, "nbytes": 10240}])
 def test_more_than_the_file_has(part, table_file):
-    with pytest.raises(
-        ValueError, match=r"table.bin has 10240 bytes, expected .* bytes from . on|10241"
-    ):
+    with pytest.raises(ValueError, match=r"table.bin has 10240 bytes, expected .* bytes from . on|10241"):
         load_table(table_file, **part)
 
 
@@ -149,9 +147,7 @@ def mapping_of(table):
     raise AssertionError("not in /proc/self/smaps")
 
 
-@pytest.mark.skipif(
-    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no Linux with huge pages"
-)
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no Linux with huge pages")
 def test_what_the_system_is_told_about_the_memory(table_file, cudart):
     """Private, as shared memory hardly ever gets huge pages; no fork copies it while it is pinned."""
     table = HostTable(5 << 20)

@@ -146,9 +146,7 @@ def test_a_compiler_puts_every_field_where_numpy_does(tmp_path):
     for number, name in enumerate(modules):
         module, lines = importlib.import_module(name), []
         for constant, value in list(vars(module).items()):
-            is_own = re.search(
-                rf"^struct (__align__\(16\) )?{struct_name(constant)} ", header_of(name), re.M
-            )
+            is_own = re.search(rf"^struct (__align__\(16\) )?{struct_name(constant)} ", header_of(name), re.M)
             if isinstance(value, np.dtype) and value.fields and is_own:
                 struct = struct_name(constant)
                 lines.append(f'static_assert(sizeof({struct}) == {value.itemsize}, "{struct}");')
@@ -238,10 +236,7 @@ def test_missing_and_unknown_arguments_are_named():
     ("change", "message"),
     [
         ({"log_probs": [1.0]}, "argument log_probs: is a list, expected a torch.Tensor"),
-        (
-            {"log_probs": torch.zeros(3, 5, 7).double()},
-            "has dtype torch.float64, expected torch.float32",
-        ),
+        ({"log_probs": torch.zeros(3, 5, 7).double()}, "has dtype torch.float64, expected torch.float32"),
         ({"lengths": torch.zeros(4, dtype=torch.int64)}, r"(4,), expected [B = 3 as in log_probs]"),
         ({"log_probs": torch.zeros(3, 5)}, "has shape (3, 5), expected [B, T, V]"),
         ({"pair": torch.zeros(3, dtype=torch.int32)}, "has shape (3,), expected [2]"),

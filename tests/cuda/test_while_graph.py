@@ -202,9 +202,7 @@ def chunk_log(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: "the graph")
     monkeypatch.setattr(torch.cuda, "device", lambda device: noted("device", device))
-    monkeypatch.setattr(
-        torch.cuda, "graph", lambda graph, capture_error_mode: noted(graph, capture_error_mode)
-    )
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, capture_error_mode: noted(graph, capture_error_mode))
     return entries
 
 

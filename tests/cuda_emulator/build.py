@@ -154,9 +154,7 @@ def _write_printed(texts: Mapping[Path, str], folder: Path) -> None:
 
 
 def _emulator_texts() -> list[str]:
-    return [
-        path.read_text() for path in sorted(HERE.glob("include/*.h")) + sorted(HERE.glob("engine/*"))
-    ]
+    return [path.read_text() for path in sorted(HERE.glob("include/*.h")) + sorted(HERE.glob("engine/*"))]
 
 
 def _key(parts: Iterable[str]) -> str:

@@ -107,14 +107,7 @@ class EmulatedModule:
         self._lock = _lock_of(library)
 
     def launch(
-        self,
-        signature: Signature,
-        /,
-        *,
-        grid: Size,
-        block: Size,
-        shared_bytes: int = 0,
-        **arguments: Any,
+        self, signature: Signature, /, *, grid: Size, block: Size, shared_bytes: int = 0, **arguments: Any
     ) -> None:
         """Run a kernel to its end; grids and blocks may have three dimensions here.
 
@@ -156,14 +149,11 @@ class EmulatedModule:
             raise ValueError(f"kernel {signature.name}: grid is {grid}, expected at least 1")
         if block % WARP or not WARP <= block <= THREADS_MAX:
             raise ValueError(
-                f"kernel {signature.name}: block is {block}, "
-                f"expected a multiple of {WARP} up to {THREADS_MAX}"
+                f"kernel {signature.name}: block is {block}, expected a multiple of {WARP} up to {THREADS_MAX}"
             )
         most = min(self._runtime.most_shared_bytes, SHARED_BYTES_MAX)
         if not 0 <= shared_bytes <= most:
-            raise ValueError(
-                f"kernel {signature.name}: shared_bytes is {shared_bytes}, expected at most {most}"
-            )
+            raise ValueError(f"kernel {signature.name}: shared_bytes is {shared_bytes}, expected at most {most}")
 
     def _check_parameters(self, signature: Signature) -> None:
         """The signature says the same as the C++ declaration, as far as sizes tell."""
@@ -177,11 +167,7 @@ class EmulatedModule:
             )
 
     def _options(
-        self,
-        grid: tuple[int, int, int],
-        block: tuple[int, int, int],
-        shared_bytes: int,
-        arguments: Mapping[str, Any],
+        self, grid: tuple[int, int, int], block: tuple[int, int, int], shared_bytes: int, arguments: Mapping[str, Any]
     ) -> tuple[_Options, object]:
         tensors = [value for value in arguments.values() if isinstance(value, torch.Tensor)]
         starts = np.array([tensor.data_ptr() for tensor in tensors], np.uint64)

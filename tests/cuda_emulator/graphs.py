@@ -62,9 +62,7 @@ def captured_chunk(device: torch.device, body: Callable[[], None]) -> CapturedCh
     return CapturedChunk(tape)
 
 
-def captured_while(
-    device: torch.device, decide: Callable[[int], None], body: Callable[[], None]
-) -> CapturedWhile:
+def captured_while(device: torch.device, decide: Callable[[int], None], body: Callable[[], None]) -> CapturedWhile:
     """In the place of `capture_while`."""
     handle = next(_handles)
     with _taping() as before:

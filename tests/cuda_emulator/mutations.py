@@ -44,9 +44,7 @@ def assert_needed(barrier: Barrier, use: Callable[[], None], folder: Path, cache
     """Without the barrier, the checker must find a fault in what `use` launches."""
     altered = folder / Path(barrier.kernel).name
     altered.write_text(_without(barrier))
-    runtime = _AlteredRuntime(
-        cache=cache, check=True, yield_percent=30, kernel=barrier.kernel, altered=altered
-    )
+    runtime = _AlteredRuntime(cache=cache, check=True, yield_percent=30, kernel=barrier.kernel, altered=altered)
     with use_runtime(runtime), pytest.raises(EmulatorError):
         use()
 

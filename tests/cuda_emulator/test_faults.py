@@ -47,12 +47,7 @@ SYNCHRONISATION = {
     "looks_past_the_cache_at_shared_memory": "__ldcg of shared memory, which it cannot reach",
     "sets_a_condition_to_two_values": "condition 7 is set to [01] and to [01] in one launch",
 }
-SCHEDULES = [
-    {"order": "ascending", "yield_percent": 0},
-    {"order": "descending"},
-    {"seed": 0},
-    {"seed": 1},
-]
+SCHEDULES = [{"order": "ascending", "yield_percent": 0}, {"order": "descending"}, {"seed": 0}, {"seed": 1}]
 
 
 def checked(options):
@@ -103,9 +98,7 @@ def test_stray_accesses_are_found_before_they_happen(emulated_runtime, kernel, m
     assert_found(emulated_runtime, kernel, message)
 
 
-@pytest.mark.parametrize(
-    "emulated_runtime", [*SCHEDULES, *map(checked, SCHEDULES)], indirect=True, ids=str
-)
+@pytest.mark.parametrize("emulated_runtime", [*SCHEDULES, *map(checked, SCHEDULES)], indirect=True, ids=str)
 @pytest.mark.parametrize(("kernel", "message"), SYNCHRONISATION.items())
 def test_faulty_synchronisation_is_found_with_and_without_the_checker(emulated_runtime, kernel, message):
     assert_found(emulated_runtime, kernel, message)

@@ -57,9 +57,7 @@ def test_warp_operations(emulated_runtime):
         half = np.stack([w[:16]] * 16 + [w[16:]] * 16)
 
         def bits(lanes):
-            return np.array(
-                [sum(1 << int(i) for i in np.flatnonzero(row)) for row in np.atleast_2d(lanes)]
-            )
+            return np.array([sum(1 << int(i) for i in np.flatnonzero(row)) for row in np.atleast_2d(lanes)])
 
         same = bits(w[:, None] == w[None]).astype(np.uint32).view(np.int32)
         expected = [
@@ -100,9 +98,7 @@ def test_votes_of_a_block(emulated_runtime):
 
 
 def test_bit_intrinsics(emulated_runtime):
-    v = np.concatenate(
-        [[0, 1, -1, 2**31 - 1, -(2**31)], np.random.default_rng(0).integers(-(2**31), 2**31, 59)]
-    )
+    v = np.concatenate([[0, 1, -1, 2**31 - 1, -(2**31)], np.random.default_rng(0).integers(-(2**31), 2**31, 59)])
     v = v.astype(np.int32)
     rows = rows_of(emulated_runtime, "bits", torch.from_numpy(v), 12).view(np.uint32)
     for value, row in zip(v.tolist(), rows.tolist(), strict=True):
@@ -146,10 +142,7 @@ def test_float_functions(emulated_runtime):
     np.testing.assert_array_equal(rows, expected.astype(np.float32))
 
 
-@pytest.mark.parametrize(
-    ("kernel", "dtype"),
-    [("int", torch.int32), ("long", torch.int64), ("float", torch.float32)],
-)
+@pytest.mark.parametrize(("kernel", "dtype"), [("int", torch.int32), ("long", torch.int64), ("float", torch.float32)])
 def test_atomics(emulated_runtime, kernel, dtype):
     v = torch.randint(-50, 50, (64,)).to(dtype)
     out = torch.tensor([0, 0, 99, -99, 5, 5]).to(dtype)
@@ -169,9 +162,7 @@ def test_atomics_on_bits(emulated_runtime):
 
 def test_a_failed_assertion_fails_the_launch(emulated_runtime):
     launch(emulated_runtime, "language.cu", "asserts", v=torch.zeros(64, dtype=torch.int32))
-    with pytest.raises(
-        EmulatorError, match=r"asserts: block 0 thread \d+: assert\(in\[threadIdx.x\] >= 0\)"
-    ):
+    with pytest.raises(EmulatorError, match=r"asserts: block 0 thread \d+: assert\(in\[threadIdx.x\] >= 0\)"):
         launch(emulated_runtime, "language.cu", "asserts", v=-torch.ones(64, dtype=torch.int32))
 
 

@@ -13,9 +13,7 @@ from tests.cuda_emulator.emulator import EmulatorError
 from tests.cuda_emulator.kernels import HERE, launch
 
 BARRIER = re.compile(r"__sync(threads|warp)\(\);")
-pytestmark = pytest.mark.parametrize(
-    "emulated_runtime", [{"check": True}], indirect=True, ids=["checked"]
-)
+pytestmark = pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True, ids=["checked"])
 
 
 def barriers_of(path: Path) -> list[int]:
@@ -79,19 +77,11 @@ def run_primitives(runtime, source):
     x = torch.arange(128, dtype=torch.int32)
     launch(runtime, source, "reductions", block=128, x=x, out=x.new_zeros(512))
     keys = torch.randperm(600)
-    launch(
-        runtime,
-        source,
-        "sort_and_order",
-        block=128,
-        keys=keys,
-        order=torch.zeros(600, dtype=torch.int32),
-    )
+    launch(runtime, source, "sort_and_order", block=128, keys=keys, order=torch.zeros(600, dtype=torch.int32))
 
 
 @pytest.mark.parametrize(
-    "offset",
-    [pytest.param(offset, id=f"line {line_of(COMMON, offset)}") for offset in barriers_of(COMMON)],
+    "offset", [pytest.param(offset, id=f"line {line_of(COMMON, offset)}") for offset in barriers_of(COMMON)]
 )
 def test_common_cuh_without_one_of_its_barriers_is_caught(emulated_runtime, tmp_path, offset):
     (tmp_path / "cuda").mkdir()

@@ -62,9 +62,7 @@ def test_sources_are_relative_to_the_package(emulated_runtime):
         emulated_runtime.load("nowhere/kernel.cu", CPU)
 
 
-def test_a_changed_header_is_compiled_again_and_a_known_one_is_not(
-    emulated_runtime, source, monkeypatch
-):
+def test_a_changed_header_is_compiled_again_and_a_known_one_is_not(emulated_runtime, source, monkeypatch):
     assert copied(emulated_runtime, source)[1] == 2
     monkeypatch.setattr(build, "_link", None)  # compiling again would fail
     assert copied(emulated_runtime, source)[1] == 2
@@ -81,9 +79,7 @@ def test_a_missing_header_is_named(emulated_runtime, source):
 
 def test_a_compile_error_shows_file_and_line(emulated_runtime, source):
     source.write_text(COPY.replace("FACTOR *", "unknown *"))
-    with pytest.raises(
-        CompileError, match=r"copy\.cu:4:\d+: error: 'unknown' was not declared|copy\.cu:4:"
-    ):
+    with pytest.raises(CompileError, match=r"copy\.cu:4:\d+: error: 'unknown' was not declared|copy\.cu:4:"):
         copied(emulated_runtime, source)
 
 
@@ -94,10 +90,7 @@ def test_a_compile_error_shows_file_and_line(emulated_runtime, source):
         ({"grid": 1, "block": 33}, "block is 33, expected a multiple of 32 up to 1024"),
         ({"grid": 1, "block": 0}, "block is 0, expected a multiple of 32 up to 1024"),
         ({"grid": 1, "block": 1056}, "block is 1056, expected a multiple of 32 up to 1024"),
-        (
-            {"grid": 1, "block": 32, "shared_bytes": SHARED_BYTES_MAX + 1},
-            "shared_bytes is 232449, expected at most",
-        ),
+        ({"grid": 1, "block": 32, "shared_bytes": SHARED_BYTES_MAX + 1}, "shared_bytes is 232449, expected at most"),
     ],
 )
 def test_wrong_sizes_are_refused(emulated_runtime, source, sizes, message):
@@ -110,14 +103,7 @@ def test_wrong_sizes_are_refused(emulated_runtime, source, sizes, message):
 def test_shared_memory_can_be_made_scarce(emulated_runtime, source):
     assert emulated_runtime.shared_bytes(CPU) == 100
     with pytest.raises(ValueError, match="shared_bytes is 101, expected at most 100"):
-        launch(
-            emulated_runtime,
-            source,
-            "copy",
-            shared_bytes=101,
-            numbers=torch.zeros(1),
-            out=torch.zeros(1),
-        )
+        launch(emulated_runtime, source, "copy", shared_bytes=101, numbers=torch.zeros(1), out=torch.zeros(1))
 
 
 def test_arguments_are_checked_as_for_a_gpu(emulated_runtime, source):
@@ -129,9 +115,7 @@ def test_arguments_are_checked_as_for_a_gpu(emulated_runtime, source):
             Signature("copy", {"numbers": ints, "out": ints}), grid=1, block=32,
             numbers=numbers, out=torch.zeros(32),
         )  # fmt: skip
-    with pytest.raises(
-        ValueError, match=r"kernel copy: the signature's struct takes 8 bytes, .* \[16\]"
-    ):
+    with pytest.raises(ValueError, match=r"kernel copy: the signature's struct takes 8 bytes, .* \[16\]"):
         module.launch(Signature("copy", {"numbers": ints}), grid=1, block=32, numbers=numbers)
     with pytest.raises(ValueError, match="kernel paste: not in its source file, which has copy"):
         module.launch(Signature("paste", {"numbers": ints}), grid=1, block=32, numbers=numbers)
@@ -141,13 +125,7 @@ def test_the_same_seed_gives_the_same_schedule(emulated_runtime):
     def outcome(seed):
         emulated_runtime.seed, emulated_runtime.launches = seed, 0
         out = torch.zeros(64, dtype=torch.int32)
-        launch(
-            emulated_runtime,
-            "faults.cu",
-            "missing_barrier",
-            numbers=torch.arange(64, dtype=torch.int32),
-            out=out,
-        )
+        launch(emulated_runtime, "faults.cu", "missing_barrier", numbers=torch.arange(64, dtype=torch.int32), out=out)
         return tuple(out.tolist())
 
     assert [outcome(seed) for seed in range(5)] == [outcome(seed) for seed in range(5)]
@@ -177,9 +155,7 @@ def test_several_threads_may_launch_at_once(emulated_runtime):
     assert not failures
 
 
-def test_libraries_that_were_not_used_for_long_are_removed(
-    emulated_runtime, source, tmp_path, monkeypatch
-):
+def test_libraries_that_were_not_used_for_long_are_removed(emulated_runtime, source, tmp_path, monkeypatch):
     cache = tmp_path / "cache"
     cache.mkdir()
     for engine in emulated_runtime.cache.glob("engine-*.o"):  # takes seconds to compile

@@ -64,9 +64,7 @@ def assert_equal_walks(ours, nemo, *, final, walks=8, steps=20):
 @pytest.mark.parametrize("normalize_unk", [True, False])
 def test_arpa_scores_are_nemos_to_the_bit(name, normalize_unk):
     path = ASSETS / "lm" / name
-    nemo = NGramGPULanguageModel.from_file(
-        path, VOCAB_SIZE, normalize_unk=normalize_unk, use_triton=False
-    )
+    nemo = NGramGPULanguageModel.from_file(path, VOCAB_SIZE, normalize_unk=normalize_unk, use_triton=False)
     ours = load_ngram_lm(path, VOCAB_SIZE, normalize_unk=normalize_unk)
     assert_equal_walks(ours, nemo, final=True)
 

@@ -38,17 +38,11 @@ def test_the_example_of_the_module():
 
 
 def test_compiled_look_up_equals_the_readable_one():
-    sparse_root = {
-        "arc_end": [1, 2, 3, 3],
-        "arc_begin": [0, 2, 2, 3],
-        "backoff_weights": [0.5, -0.25, 0, 1],
-    }
+    sparse_root = {"arc_end": [1, 2, 3, 3], "arc_begin": [0, 2, 2, 3], "backoff_weights": [0.5, -0.25, 0, 1]}
     for automaton in (make(), make(**sparse_root), empty_automaton(2)):
         for state in range(automaton.num_states):
             for label in (A, B):
-                assert lookup(automaton.arrays, 2, state, label, ANY_WEIGHT) == automaton.advance(
-                    state, label
-                )
+                assert lookup(automaton.arrays, 2, state, label, ANY_WEIGHT) == automaton.advance(state, label)
 
 
 def test_fingerprint_is_of_the_content():

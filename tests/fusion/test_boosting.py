@@ -176,12 +176,9 @@ def test_20000_phrases_cost_no_more_nodes_than_tokens():
 def test_word_ends_of_20000_phrases_cost_few_states(is_weighted):
     """The refunds that phrases share are few, even where every phrase has a weight of its own."""
     draw = random.Random(1)
-    phrases = [
-        Phrase(text, draw.uniform(0.5, 3.0) if is_weighted else None) for text in random_phrases(20_000)
-    ]
+    phrases = [Phrase(text, draw.uniform(0.5, 3.0) if is_weighted else None) for text in random_phrases(20_000)]
     anywhere, in_words = (
-        build_boosting_tree(phrases, VOCABULARY, BoostingConfig(whole_words=whole))
-        for whole in (False, True)
+        build_boosting_tree(phrases, VOCABULARY, BoostingConfig(whole_words=whole)) for whole in (False, True)
     )
     assert in_words.num_states - anywhere.num_states < (3_000 if is_weighted else 100)
 

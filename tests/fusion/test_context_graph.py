@@ -50,9 +50,7 @@ def build(phrases, refund="full", unk_score=0.0):
 
 def build_with_word_boundaries(weights, continuations, outside=(), **options):
     own = [replace(s, ends_in_word=s.tokens not in outside) for s in sequences(weights)]
-    return build_context_graph(
-        own, V, is_continuation=np.isin(np.arange(V), list(continuations)), **options
-    )
+    return build_context_graph(own, V, is_continuation=np.isin(np.arange(V), list(continuations)), **options)
 
 
 def bonuses(weights):
@@ -97,8 +95,7 @@ def test_tokens_outside_of_phrases_cost_the_same_wherever_words_end(weights, tex
     """Word ends change what phrases earn, not which tokens belong to none."""
     for unk_score in (-1.0, 0.5):
         in_words, anywhere = [
-            build_with_word_boundaries(weights, labels, unk_score=unk_score)
-            for labels in (continuations, ())
+            build_with_word_boundaries(weights, labels, unk_score=unk_score) for labels in (continuations, ())
         ]
         difference = earned(text, bonuses(weights), continuations) - earned(text, bonuses(weights))
         assert in_words.score(text) - anywhere.score(text) == pytest.approx(difference, abs=1e-4)
@@ -188,9 +185,7 @@ def test_of_phrases_that_begin_together_the_best_counts():
 
 
 def test_the_example_of_the_module():
-    ones = [
-        ScoredSequence(tokens, np.ones(len(tokens)), 1.0) for tokens in ([A, B], [B, C], [A, B, C, D])
-    ]
+    ones = [ScoredSequence(tokens, np.ones(len(tokens)), 1.0) for tokens in ([A, B], [B, C], [A, B, C, D])]
     tree = build_context_graph(ones, 5, name="example")
     x = 4
 
@@ -227,9 +222,7 @@ def test_a_completed_phrase_counts_in_a_longer_one_that_continues_with_a_new_wor
 
 
 def test_all_phrases_that_end_together_are_taken_back_together():
-    tree = build_with_word_boundaries(
-        {(A, B, C): 1.0, (B, C): 1.0, (C,): 1.0, (C, D): 1.0}, continuations=[D]
-    )
+    tree = build_with_word_boundaries({(A, B, C): 1.0, (B, C): 1.0, (C,): 1.0, (C, D): 1.0}, continuations=[D])
     assert tree.score([A, B, C]) == pytest.approx(sum(phrase_bonus(n) for n in (1, 2, 3)))
     assert tree.score([A, B, C, D]) == pytest.approx(phrase_bonus(2))  # "C D" alone
     assert tree.score([A, B, C, D, D]) == pytest.approx(0)
@@ -269,9 +262,7 @@ def test_bonuses_are_rounded_only_where_there_are_too_many(count, tolerance):
 
 
 RADIX = 3
-SEQUENCES = st.lists(
-    st.lists(st.integers(0, RADIX - 1), min_size=1, max_size=6), min_size=1, max_size=12
-)
+SEQUENCES = st.lists(st.lists(st.integers(0, RADIX - 1), min_size=1, max_size=6), min_size=1, max_size=12)
 
 
 def grow(sequences):

@@ -174,10 +174,7 @@ def test_wrong_encoding_is_named():
     [
         ({"encoding": "utf-8"}, "encoding is 'utf-8', expected one of auto, nemo, ids, pieces"),
         ({"encoding": "pieces"}, "vocabulary is None"),
-        (
-            {"vocabulary": Vocabulary(("a", "b"), "char")},
-            "vocabulary has 2 pieces, expected vocab_size 128",
-        ),
+        ({"vocabulary": Vocabulary(("a", "b"), "char")}, "vocabulary has 2 pieces, expected vocab_size 128"),
         ({"vocab_size": 0}, "vocab_size is 0"),
     ],
 )

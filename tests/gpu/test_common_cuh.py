@@ -34,9 +34,7 @@ class HostTensors:
 
     def launch(self, signature: Signature, /, **options: Any) -> None:
         hosts = {
-            name: options[name]
-            for name, parameter in signature.parameters.items()
-            if isinstance(parameter, Tensor)
+            name: options[name] for name, parameter in signature.parameters.items() if isinstance(parameter, Tensor)
         }
         copies = {name: self._there(tensor) for name, tensor in hosts.items()}
         self._module.launch(signature, **(options | copies))

@@ -235,11 +235,7 @@ def test_many_batches_of_random_shapes_leave_nothing_behind(gpu, memory_decoder,
         memory_decoder.decode(*random_batch(pool, rng))
     gc.collect()
     torch.cuda.synchronize()
-    held, reserved, host = (
-        torch.cuda.memory_allocated(gpu),
-        torch.cuda.memory_reserved(gpu),
-        host_bytes(),
-    )
+    held, reserved, host = (torch.cuda.memory_allocated(gpu), torch.cuda.memory_reserved(gpu), host_bytes())
     for _ in range(9000):
         memory_decoder.decode(*random_batch(pool, rng))
     gc.collect()

@@ -84,9 +84,7 @@ def _multiprocessors(device: torch.device) -> int:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    "vocab_size", sized((1, 2, 31, 127, 128, 1024, 4095, 4096, 4097, 9999), (1, 17))
-)
+@pytest.mark.parametrize("vocab_size", sized((1, 2, 31, 127, 128, 1024, 4095, 4096, 4097, 9999), (1, 17)))
 def test_vocabulary_sizes(device, vocab_size, dtype):
     kind = "both" if vocab_size <= 1024 else "boosting"  # an LM for every token takes long to draw
     for merge in MERGES:

@@ -46,9 +46,7 @@ def gather(device, table, grid=64):
     generator = torch.Generator().manual_seed(0)
     where = torch.randint(NUMBERS, (COUNT,), generator=generator, dtype=torch.int32).to(device)
     out = torch.zeros(COUNT, dtype=torch.int64, device=device)
-    runtime().load(SOURCE, device).launch(
-        GATHER, grid=grid, block=128, table=table, where=where, out=out, count=COUNT
-    )
+    runtime().load(SOURCE, device).launch(GATHER, grid=grid, block=128, table=table, where=where, out=out, count=COUNT)
     return where, out
 
 
@@ -90,9 +88,7 @@ def test_sizes_are_checked_before_the_driver_sees_them(device, table, sizes, mes
     where = torch.zeros(1, dtype=torch.int32, device=device)
     out = torch.zeros(1, dtype=torch.int64, device=device)
     with pytest.raises(ValueError, match=message):
-        runtime().load(SOURCE, device).launch(
-            GATHER, table=table, where=where, out=out, count=1, **sizes
-        )
+        runtime().load(SOURCE, device).launch(GATHER, table=table, where=where, out=out, count=1, **sizes)
 
 
 def test_a_signature_that_does_not_fit_its_kernel_is_found(device, table):

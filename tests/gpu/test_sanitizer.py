@@ -46,9 +46,7 @@ def run_tool(check: str, *arguments: str) -> tuple[int, str]:
     """Status and output of a check on tests/gpu/sanitized.py; skips where there is no tool."""
     tool = find_tool()
     if tool is None:
-        pytest.skip(
-            "no compute-sanitizer here: pip install nvidia-cuda-sanitizer-api, or the CUDA toolkit"
-        )
+        pytest.skip("no compute-sanitizer here: pip install nvidia-cuda-sanitizer-api, or the CUDA toolkit")
     options = ("--tool", check, *CHECKS[check], *KERNELS, "--error-exitcode", str(FOUND))
     done = subprocess.run(
         [tool, *options, sys.executable, "-m", "tests.gpu.sanitized", *arguments],
@@ -77,10 +75,7 @@ def test_kernels_are_clean(gpu, check):
 
 @pytest.mark.parametrize(
     ("check", "kernel", "report"),
-    [
-        ("memcheck", "advance_too_far", "Invalid __global__ write"),
-        ("racecheck", "advance_without_barrier", "hazard"),
-    ],
+    [("memcheck", "advance_too_far", "Invalid __global__ write"), ("racecheck", "advance_without_barrier", "hazard")],
 )
 def test_faults_are_found(gpu, check, kernel, report):
     """A tool that looks at nothing finds nothing either."""

@@ -81,18 +81,14 @@ def both(strategy, device, durations=(), fusion=None, **options):
     make, config = strategy
     model = Model(durations)
     options = config(beam_size=4, n_best=2, **options)
-    on_device = make(
-        copy.deepcopy(model).to(device).networks(), replace(options, backend="cuda"), fusion
-    )
+    on_device = make(copy.deepcopy(model).to(device).networks(), replace(options, backend="cuda"), fusion)
     return on_device, make(model.networks(), replace(options, backend="cpu"), fusion)
 
 
 @pytest.mark.parametrize("pruning", ["late", "early"])
 @pytest.mark.parametrize("durations", [(), (0, 1, 2, 4)], ids=["rnnt", "tdt"])
 def test_same_hypotheses(device, strategy, durations, pruning):
-    found, expected = both(
-        strategy, device, durations, random_fusion(VOCAB), pruning_mode=pruning, alignments=True
-    )
+    found, expected = both(strategy, device, durations, random_fusion(VOCAB), pruning_mode=pruning, alignments=True)
     frames = frames_of()
     with torch.no_grad():
         assert_same(found.decode(frames.to(device), LENGTHS), expected.decode(frames, LENGTHS))

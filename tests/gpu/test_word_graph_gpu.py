@@ -80,8 +80,7 @@ def test_ties_are_broken_alike(device, topology):
 def test_requests_of_single_utterances(device, topology):
     graph = graph_of(1, topology)
     trees = [
-        build_word_boosting(phrases, graph)
-        for phrases in ({"w1": 2.0, "w2 w3": 3.0}, {"w4 w1 w2": 4.0}, {"w3": 0.5})
+        build_word_boosting(phrases, graph) for phrases in ({"w1": 2.0, "w2 w3": 3.0}, {"w4 w1 w2": 4.0}, {"w3": 0.5})
     ]
     wishes = [Request(boosting=tree, lm_weight=0.5 * i) for i, tree in enumerate(trees)] + [None]
     requests = [wishes[b % 4] for b in range(BATCH)]
@@ -106,10 +105,7 @@ def test_lattices(device, topology):
 def test_streams(device):
     """Chunks of random sizes; partial results on the way are equal too."""
     rng, log_probs, totals = np.random.default_rng(0), log_probs_on(device, seed=2), lengths_for()
-    decoders = [
-        build(graph_of(2), beam=9.0, max_active=400, **options_of("compact"))
-        for build in (on_cpu, on_cuda)
-    ]
+    decoders = [build(graph_of(2), beam=9.0, max_active=400, **options_of("compact")) for build in (on_cpu, on_cuda)]
     streams = [decoder.open(BATCH) for decoder in decoders]
     done = np.zeros(BATCH, int)
     while (done < totals).any():
@@ -173,13 +169,7 @@ def test_topologies_and_placements(device, topology, placement):
 @needs_kaldifst
 @pytest.mark.parametrize("dtype", sized([torch.float16, torch.bfloat16], [torch.float16]), ids=str)
 def test_types(device, dtype):
-    check(
-        graph_of(1),
-        pair(1),
-        inputs_on(device, seed=1, dtype=dtype),
-        beam=8.0,
-        max_active=300,
-    )
+    check(graph_of(1), pair(1), inputs_on(device, seed=1, dtype=dtype), beam=8.0, max_active=300)
 
 
 @needs_kaldifst
@@ -233,9 +223,7 @@ def test_many_histories(device):
 @needs_kaldifst
 def test_a_tiny_cache_is_shared_by_all_blocks(device, monkeypatch):
     placed = cuda_composition.PlacedLM
-    monkeypatch.setattr(
-        cuda_composition, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 64, name)
-    )
+    monkeypatch.setattr(cuda_composition, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 64, name))
     graph, lms = graph_of(5), pair(0)
     options = {"placement": "paged", "beam": 10.0, "max_active": 300}
     check(graph, lms, inputs_on(device, seed=8), **options)

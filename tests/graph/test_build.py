@@ -15,16 +15,7 @@ from nemo_gpu_decoding.graph.grammar import grammar_fst, read_grammar
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary, disambiguated
 from nemo_gpu_decoding.graph.tlg import as_transducer, composed_graph, topology_fst
 from nemo_gpu_decoding.vocabulary import Vocabulary
-from tests.graph.toy import (
-    LEXICON,
-    PIECES,
-    WORDS,
-    random_texts,
-    spellings_of,
-    toy_arpa,
-    toy_lexicon,
-    toy_table,
-)
+from tests.graph.toy import LEXICON, PIECES, WORDS, random_texts, spellings_of, toy_arpa, toy_lexicon, toy_table
 from tests.graph.toy import topology_fst as kaldifst_topology
 from tests.oracles.ngram import arpa_text, log10_prob
 from tests.random_models import random_log_probs
@@ -117,9 +108,7 @@ def test_token_sequences_stand_for_all_their_texts_and_no_others(tmp_path):
     for text in itertools.chain.from_iterable(itertools.product(WORDS, repeat=n) for n in (1, 2)):
         for tokens in spellings_of(text):
             by_tokens.setdefault(tokens, set()).add(text)
-    for tokens in itertools.chain.from_iterable(
-        itertools.product(range(len(PIECES)), repeat=n) for n in (1, 2, 3)
-    ):
+    for tokens in itertools.chain.from_iterable(itertools.product(range(len(PIECES)), repeat=n) for n in (1, 2, 3)):
         found = {text for text in costs_of(graph, tokens) if len(text) <= 2}
         assert found == by_tokens.get(tokens, set())
 
@@ -133,9 +122,7 @@ def test_redundant_backoff_states_are_removed(tmp_path):
     does_nothing_else = (arcs == backoffs) & (arcs > 0)
     does_nothing_else[g.start] = False
     states, suffix = grammar.automaton.arrays.states, grammar.automaton.arrays.states["backoff_to"]
-    own_end = ~np.isclose(
-        states["final_weight"], states["backoff_weight"] + states["final_weight"][suffix], rtol=1e-6
-    )
+    own_end = ~np.isclose(states["final_weight"], states["backoff_weight"] + states["final_weight"][suffix], rtol=1e-6)
     assert g.num_states < grammar.automaton.num_states
     assert does_nothing_else.sum() <= own_end.sum()
 

@@ -17,9 +17,7 @@ def fst(arcs, states, final, start=0):
     """An FST from (source, input, output, cost, target) rows."""
     costs = np.full(states, np.inf)
     costs[final] = 0.0
-    columns = (
-        [np.array(column) for column in zip(*arcs, strict=True)] if arcs else [np.zeros(0, int)] * 5
-    )
+    columns = [np.array(column) for column in zip(*arcs, strict=True)] if arcs else [np.zeros(0, int)] * 5
     sources, inputs, outputs, weights, targets = columns
     return Fst.from_arcs(start, costs, sources, inputs, outputs, weights, targets)
 
@@ -31,9 +29,7 @@ WORDS = ("<eps>", "one", "two")
 @pytest.fixture
 def graph(tmp_path):
     pytest.importorskip("kaldifst")
-    return build_graph(
-        toy_arpa(tmp_path / "lm.arpa", seed=0), toy_lexicon(), vocab_size=len(PIECES), cache=False
-    )
+    return build_graph(toy_arpa(tmp_path / "lm.arpa", seed=0), toy_lexicon(), vocab_size=len(PIECES), cache=False)
 
 
 def test_a_graph_is_built_once(tmp_path, monkeypatch):
@@ -48,9 +44,7 @@ def test_a_graph_is_built_once(tmp_path, monkeypatch):
         patch.setattr(build, "compose_and_optimize", None)
         again = build_graph(moved, toy_lexicon(), vocab_size=len(PIECES), cache=folder)
     assert again.fingerprint == first.fingerprint
-    other = build_graph(
-        toy_arpa(tmp_path / "lm.arpa", seed=1), toy_lexicon(), vocab_size=len(PIECES), cache=folder
-    )
+    other = build_graph(toy_arpa(tmp_path / "lm.arpa", seed=1), toy_lexicon(), vocab_size=len(PIECES), cache=folder)
     assert other.fingerprint != first.fingerprint
 
 

@@ -51,9 +51,7 @@ def test_words_are_boosted_in_the_exact_search(seed):
     by_label = {graph.word_ids[word]: bonus for word, bonus in bonuses.items()}
     decoder = make(graph, boosting=build_word_boosting(bonuses, graph))
     for b, nbest in enumerate(decoder.decode(log_probs_of(seed), [FRAMES] * 4)):
-        cost, words = viterbi(
-            fst_of(graph), log_probs_of(seed)[b].numpy(), len(PIECES), "compact", bonus=by_label
-        )
+        cost, words = viterbi(fst_of(graph), log_probs_of(seed)[b].numpy(), len(PIECES), "compact", bonus=by_label)
         assert nbest.best.score == pytest.approx(-cost, abs=1e-4)
         assert tuple(word.label for word in nbest.best.words) == words
 
@@ -63,10 +61,7 @@ def test_phrases_earn_their_bonus_whole_or_not_at_all(seed):
     graph = toy_graph(1)
     bonuses = {"a bb": 3.0, "bb cab": 2.0, "abc abc abc": 5.0, "cab": 1.0}
     boosting = build_word_boosting(bonuses, graph)
-    by_labels = {
-        tuple(graph.word_ids[word] for word in phrase.split()): bonus
-        for phrase, bonus in bonuses.items()
-    }
+    by_labels = {tuple(graph.word_ids[word] for word in phrase.split()): bonus for phrase, bonus in bonuses.items()}
     results = make(graph, boosting=boosting).decode(log_probs_of(seed), [FRAMES] * 4)
     plain = make(graph).decode(log_probs_of(seed), [FRAMES] * 4)
     for ours, theirs in zip(results, plain, strict=True):
@@ -84,10 +79,7 @@ def test_phrases_are_searched_exactly_among_all_texts():
     graph, bonuses = toy_graph(2), {"a bb": 4.0, "bb a a": 3.0}
     boosting = build_word_boosting(bonuses, graph)
     log_probs = random_log_probs(1, 9, len(PIECES) + 1, seed=11)
-    by_labels = {
-        tuple(graph.word_ids[word] for word in phrase.split()): bonus
-        for phrase, bonus in bonuses.items()
-    }
+    by_labels = {tuple(graph.word_ids[word] for word in phrase.split()): bonus for phrase, bonus in bonuses.items()}
     best = max(
         (forced_score(graph, text, log_probs) + earned(text, by_labels), text)
         for n in (0, 1, 2, 3, 4)
@@ -97,9 +89,7 @@ def test_phrases_are_searched_exactly_among_all_texts():
     found = make(graph, boosting=boosting).decode(log_probs, [9])[0].best
     labels = tuple(word.label for word in found.words)
     assert found.score >= best[0] - 1e-4
-    assert found.score == pytest.approx(
-        forced_score(graph, labels, log_probs) + earned(labels, by_labels), abs=1e-4
-    )
+    assert found.score == pytest.approx(forced_score(graph, labels, log_probs) + earned(labels, by_labels), abs=1e-4)
 
 
 def forced_score(graph, text, log_probs):
@@ -132,11 +122,7 @@ def test_word_sequence_labels_are_boosted():
     assert len(graph.arrays.compounds) == 1
     log_probs = random_log_probs(1, 6, 4, seed=0)
     plain = make(graph, vocab_size=3, blank_id=3).decode(log_probs, [6])[0].best
-    for phrases, bonus in (
-        ({"one": 1.0}, 1.0),
-        ({"one two": 2.0}, 2.0),
-        ({"zero one two": 2.5, "two": 1.0}, 3.5),
-    ):
+    for phrases, bonus in (({"one": 1.0}, 1.0), ({"one two": 2.0}, 2.0), ({"zero one two": 2.5, "two": 1.0}, 3.5)):
         boosting = build_word_boosting(phrases, graph)
         best = make(graph, vocab_size=3, blank_id=3, boosting=boosting).decode(log_probs, [6])[0].best
         assert best.text == plain.text == "zero one two"

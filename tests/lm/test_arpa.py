@@ -64,9 +64,7 @@ def test_any_block_size_and_separator_gives_the_same_ngrams(write, monkeypatch, 
     read = {
         tuple(lm.symbols[i] for i in ids): (prob, backoff)
         for block in lm.orders
-        for ids, prob, backoff in zip(
-            block.symbols, block.log10_probs, block.log10_backoffs, strict=True
-        )
+        for ids, prob, backoff in zip(block.symbols, block.log10_probs, block.log10_backoffs, strict=True)
     }
     assert read == table
 
@@ -121,13 +119,9 @@ def test_random_numbers_are_read_to_the_bit(write):
     assert lm.orders[0].log10_backoffs.tolist() == expected
 
 
-@pytest.mark.parametrize(
-    "number", ["-", "+", ".", "-e5", "1e", "1e+", "1.2.3", "--1", "1-", "0x1", "1e5x"]
-)
+@pytest.mark.parametrize("number", ["-", "+", ".", "-e5", "1e", "1e+", "1.2.3", "--1", "1-", "0x1", "1e5x"])
 def test_what_is_no_number(write, number):
-    with pytest.raises(
-        ValueError, match=re.escape(f"line 10: '{number}' is not a number in '{number} a")
-    ):
+    with pytest.raises(ValueError, match=re.escape(f"line 10: '{number}' is not a number in '{number} a")):
         read_arpa(write(BIGRAM.replace("-0.5 a -0.25", f"{number} a -0.25")))
 
 

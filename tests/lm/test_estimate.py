@@ -39,9 +39,7 @@ def table_of(arpa):
     return {
         tuple(arpa.symbols[i] for i in ids): (prob, backoff)
         for block in arpa.orders
-        for ids, prob, backoff in zip(
-            block.symbols, block.log10_probs, block.log10_backoffs, strict=True
-        )
+        for ids, prob, backoff in zip(block.symbols, block.log10_probs, block.log10_backoffs, strict=True)
     }
 
 
@@ -61,9 +59,7 @@ class Oracle:
                         before[gram].add(padded[end - n - 1])
         self.symbols = {g[0] for g in raw if len(g) == 1} | {"<unk>"}
         self.counts = {
-            g: c if len(g) == order or g[0] == "<s>" else len(before[g])
-            for g, c in raw.items()
-            if g != ("<s>",)
+            g: c if len(g) == order or g[0] == "<s>" else len(before[g]) for g, c in raw.items() if g != ("<s>",)
         }
         self.after = defaultdict(dict)
         for gram, count in self.counts.items():
@@ -78,9 +74,7 @@ class Oracle:
         if context is None:
             return 1 / (len(self.symbols) - 1)
         discount = self.discounts[len(context) + 1]
-        found = {
-            g: c for g, c in self.counts.items() if len(g) == len(context) + 1 and g[:-1] == context
-        }
+        found = {g: c for g, c in self.counts.items() if len(g) == len(context) + 1 and g[:-1] == context}
         shorter = context[1:] if context else None
         if not found:
             return self.prob(shorter, symbol)
@@ -94,9 +88,7 @@ class Oracle:
 def test_probabilities_are_those_of_the_formulas(order):
     text = made_up_text(order, sentences=60 if order == 1 else 400)
     oracle, table = Oracle(text, order), table_of(estimate_ngram_lm(text, order))
-    seen = {g for g in oracle.counts if len(g) == order} | {("<s>",)} - (
-        {("<s>",)} if order == 1 else set()
-    )
+    seen = {g for g in oracle.counts if len(g) == order} | {("<s>",)} - ({("<s>",)} if order == 1 else set())
     assert {g for g in table if len(g) == order} >= {g for g in seen if len(g) == order}
     draw = random.Random(0)
     symbols = sorted(oracle.symbols - {"<s>"})
@@ -224,9 +216,7 @@ def test_what_stays_is_part_of_the_lm_and_adds_up(arpa, share):
     assert all(gram[1:] in table and gram[:-1] in table for gram in table if len(gram) > 1)
     symbols = [g[0] for g in table if len(g) == 1 and g != ("<s>",)]
     for context in itertools.product(["<s>", *symbols[:6]], symbols[:6]):
-        assert sum(10 ** log10_prob(table, context, s, 3) for s in symbols) == pytest.approx(
-            1.0, abs=1e-6
-        )
+        assert sum(10 ** log10_prob(table, context, s, 3) for s in symbols) == pytest.approx(1.0, abs=1e-6)
 
 
 def test_all_or_nothing(arpa):

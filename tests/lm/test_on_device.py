@@ -158,9 +158,7 @@ def test_a_copy_goes_with_the_last_who_needs_it(lm):
 def test_too_little_memory_is_said_before_anything_is_copied(lm, monkeypatch):
     monkeypatch.setattr(on_device, "_upload", None)  # not reached
     scarce = PlacedLM(lm.arrays, "auto", 16, "news.lm", measure=lambda device: Memory(0, GB, GB))
-    with pytest.raises(
-        ValueError, match=r"placement is 'auto': news.lm needs .* 0.00 GB on cpu and 1.0"
-    ):
+    with pytest.raises(ValueError, match=r"placement is 'auto': news.lm needs .* 0.00 GB on cpu and 1.0"):
         scarce.on(CPU)
 
 
@@ -170,9 +168,7 @@ def test_memory_that_can_not_be_had_after_all(lm, monkeypatch):
 
     monkeypatch.setattr(on_device, "_pinned", refuse)
     placed = PlacedLM(lm.arrays, "paged", 160, "news.lm", measure=plenty)
-    message = (
-        r"placement is 'paged': news.lm .* expected placement 'device' \(cudaHostRegister can't pin\)"
-    )
+    message = r"placement is 'paged': news.lm .* expected placement 'device' \(cudaHostRegister can't pin\)"
     with pytest.raises(ValueError, match=message):
         placed.on(CPU)
     monkeypatch.undo()

@@ -248,10 +248,7 @@ def test_phrases_pull_towards_themselves_unless_a_request_says_otherwise(case, f
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
 @pytest.mark.parametrize("batch_size", [1, 2, 6])
 def test_each_utterance_gets_its_own_phrases(case, files, batch_size):
-    plain, weight = (
-        texts(transcribed(case.model, case.cfg(**case.added("graam")), files)),
-        case.phrase_weight,
-    )
+    plain, weight = (texts(transcribed(case.model, case.cfg(**case.added("graam")), files)), case.phrase_weight)
     with utterance_requests(case.model, [["graam"], *[None] * 5], boosting_weight=weight):
         boosted = case.texts(files, batch_size=batch_size)
     assert boosted[0] == plain[0].replace("graham", "graam") != plain[0]
@@ -282,11 +279,7 @@ def test_lm_weights_per_utterance(case, files):
 
 
 BLANK = 128
-CONFIDENCE = {
-    "preserve_frame_confidence": True,
-    "preserve_token_confidence": True,
-    "preserve_word_confidence": True,
-}
+CONFIDENCE = {"preserve_frame_confidence": True, "preserve_token_confidence": True, "preserve_word_confidence": True}
 
 
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)

@@ -16,13 +16,7 @@ from nemo.utils import logging as nemo_logging
 from omegaconf import OmegaConf
 
 from nemo_gpu_decoding.nemo_plugin import section
-from nemo_gpu_decoding.nemo_plugin.beam_sections import (
-    FLEXCTC,
-    TRANSDUCERS,
-    read_aes,
-    read_alsd,
-    read_flexctc,
-)
+from nemo_gpu_decoding.nemo_plugin.beam_sections import FLEXCTC, TRANSDUCERS, read_aes, read_alsd, read_flexctc
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 
 # ---------------------------------------------------------------------------------- flexctc_beam
@@ -35,9 +29,7 @@ def options(top=None, **beam):
 @pytest.fixture
 def warnings(monkeypatch):
     messages = []
-    monkeypatch.setattr(
-        nemo_logging, "warning", lambda message, *args, **kwargs: messages.append(message)
-    )
+    monkeypatch.setattr(nemo_logging, "warning", lambda message, *args, **kwargs: messages.append(message))
     return messages
 
 
@@ -70,11 +62,7 @@ def test_nemos_and_our_keys_arrive(assets):
     search = result.search
     assert (search.beam_size, search.beam_beta, search.beam_threshold) == (16, 0.5, 14.0)
     assert (search.n_best, search.merge, search.backend, search.threads) == (3, "prefix", "cpu", 2)
-    assert (str(result.fusion.lm_path), result.fusion.lm_weight, result.fusion.lm_encoding) == (
-        lm,
-        0.7,
-        "nemo",
-    )
+    assert (str(result.fusion.lm_path), result.fusion.lm_weight, result.fusion.lm_encoding) == (lm, 0.7, "nemo")
     assert result.fusion.boosting_weight == 1.5
     assert result.fusion.boosting.key_phrases_list == ("acme",)
     assert (result.fusion.boosting.context_score, result.fusion.boosting.segmentations) == (2.0, 3)
@@ -242,9 +230,7 @@ def test_transducers_nemos_and_our_keys_arrive(assets):
     }  # fmt: skip
     for result in (
         transducer_options(**shared, max_symbols=7),
-        transducer_options(
-            "aes_pp", **shared, maes_num_steps=3, maes_expansion_beta=1, maes_expansion_gamma=2
-        ),
+        transducer_options("aes_pp", **shared, maes_num_steps=3, maes_expansion_beta=1, maes_expansion_gamma=2),
     ):
         search = result.search
         assert (search.beam_size, search.score_norm, search.softmax_temperature) == (6, False, 1.25)

@@ -23,9 +23,7 @@ from tests.nemo_plugin.usage import decoded, transcribed
 
 def use(model, cfg=None, **beam):
     beam = {"beam_size": 4, "beam_beta": 0.0, **beam}
-    model.change_decoding_strategy(
-        {"strategy": "flexctc_beam", "beam": beam, **(cfg or {})}, verbose=False
-    )
+    model.change_decoding_strategy({"strategy": "flexctc_beam", "beam": beam, **(cfg or {})}, verbose=False)
 
 
 def lm_options(assets):
@@ -44,9 +42,7 @@ def greedy_texts(shared_ctc_model, files):
 
 def errors(hypotheses, utterances):
     pairs = zip(hypotheses, utterances, strict=True)
-    return sum(
-        a != b for text, u in pairs for a, b in zip(text.split(), u["text"].split(), strict=False)
-    )
+    return sum(a != b for text, u in pairs for a, b in zip(text.split(), u["text"].split(), strict=False))
 
 
 def test_a_beam_without_fusion_is_greedy_where_posteriors_are_sharp(ctc_model, files, greedy_texts):
@@ -63,9 +59,7 @@ def test_an_lm_repairs_what_greedy_got_wrong(ctc_model, files, utterances, greed
 def test_hypotheses_are_those_of_the_plain_decoder(ctc_model, emissions, assets):
     use(ctc_model, beam_size=8, merge="sum", **lm_options(assets))
     log_probs, lengths = emissions
-    hypotheses = ctc_model.decoding.ctc_decoder_predictions_tensor(
-        log_probs, lengths, return_hypotheses=True
-    )
+    hypotheses = ctc_model.decoding.ctc_decoder_predictions_tensor(log_probs, lengths, return_hypotheses=True)
     decoder = FlexCTCBeam(
         128,
         blank_id=128,
@@ -181,11 +175,7 @@ def test_character_models():
 
 
 GREEDY = {"strategy": "greedy_batch"}
-CONFIDENCE = {
-    "preserve_frame_confidence": True,
-    "preserve_token_confidence": True,
-    "preserve_word_confidence": True,
-}
+CONFIDENCE = {"preserve_frame_confidence": True, "preserve_token_confidence": True, "preserve_word_confidence": True}
 
 
 def flexctc(**beam):
@@ -228,12 +218,7 @@ def test_transcribe_with_timestamps_gives_greedys_times(ctc_model, files, beam_s
 @pytest.mark.parametrize("exclude_blank", [True, False])
 @pytest.mark.parametrize("aggregation", ["mean", "min"])
 def test_confidence_equals_greedys(ctc_model, emissions, method, exclude_blank, aggregation):
-    confidence = {
-        **CONFIDENCE,
-        "method_cfg": method,
-        "exclude_blank": exclude_blank,
-        "aggregation": aggregation,
-    }
+    confidence = {**CONFIDENCE, "method_cfg": method, "exclude_blank": exclude_blank, "aggregation": aggregation}
     greedy = decoded(ctc_model, {**GREEDY, "confidence_cfg": confidence}, emissions)
     ours = decoded(ctc_model, {**flexctc(), "confidence_cfg": confidence}, emissions)
     for a, b in equal_texts(greedy, ours):
@@ -262,11 +247,7 @@ def test_a_wrong_confidence_method_is_nemos_error(ctc_model):
 
 
 def test_greedys_own_switches_do_not_leak_into_us(ctc_model, emissions):
-    greedy = {
-        "preserve_frame_confidence": True,
-        "compute_timestamps": True,
-        "ngram_lm_model": "nowhere.arpa",
-    }
+    greedy = {"preserve_frame_confidence": True, "compute_timestamps": True, "ngram_lm_model": "nowhere.arpa"}
     for hypothesis in decoded(ctc_model, {**flexctc(), "greedy": greedy}, emissions):
         assert hypothesis.frame_confidence is None
         assert isinstance(hypothesis.timestamp, list)

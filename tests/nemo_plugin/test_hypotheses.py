@@ -98,8 +98,7 @@ def test_n_best_lists_survive_copies(duplicate):
 def test_a_timed_n_best_list_shows_the_entries_of_all_its_hypotheses():
     first, second = {"word": "a"}, {"word": "b"}
     n_best = TimedNBestList(
-        hypothesis(entry["word"], timestamp={"timestep": [1], "word": [entry]})
-        for entry in (first, second)
+        hypothesis(entry["word"], timestamp={"timestep": [1], "word": [entry]}) for entry in (first, second)
     )
     assert isinstance(n_best, Hypothesis)
     for entry in n_best.timestamp["word"]:  # as NeMo does to add seconds
@@ -265,19 +264,12 @@ def test_threads_do_not_see_each_others_requests(ctc_model, emissions):
 
 @pytest.mark.parametrize(
     ("requests", "message"),
-    [
-        (["graam"], "requests holds 'graam'"),
-        ([["graam"]], "boosting_weight is 0"),
-        ([["gr€am"]], "€"),
-    ],
+    [(["graam"], "requests holds 'graam'"), ([["graam"]], "boosting_weight is 0"), ([["gr€am"]], "€")],
 )
 def test_wrong_requests_are_named(ctc_model, requests, message):
     use(ctc_model)
     weight = None if "weight" in message else 1.0
-    with (
-        pytest.raises(ValueError, match=message),
-        utterance_requests(ctc_model, requests, boosting_weight=weight),
-    ):
+    with pytest.raises(ValueError, match=message), utterance_requests(ctc_model, requests, boosting_weight=weight):
         pass
 
 
@@ -298,15 +290,9 @@ def use_transducer(model, strategy="alsd_pp", **beam):
 
 def test_requests_are_for_the_head_that_decodes(hybrid_model, files):
     use_transducer(hybrid_model)
-    with (
-        pytest.raises(ValueError, match="2 entries, but 1 utter"),
-        utterance_requests(hybrid_model, [None, None]),
-    ):
+    with pytest.raises(ValueError, match="2 entries, but 1 utter"), utterance_requests(hybrid_model, [None, None]):
         texts(hybrid_model, files[:1])
     ctc = {"strategy": "greedy_batch"}
     hybrid_model.change_decoding_strategy(ctc, decoder_type="ctc", verbose=False)
-    with (
-        pytest.raises(ValueError, match="strategy 'greedy_batch'"),
-        utterance_requests(hybrid_model, [None]),
-    ):
+    with pytest.raises(ValueError, match="strategy 'greedy_batch'"), utterance_requests(hybrid_model, [None]):
         pass

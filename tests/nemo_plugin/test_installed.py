@@ -44,10 +44,7 @@ def test_a_wheel_built_from_the_sdist_has_the_hydra_plugin_and_the_presets(tmp_p
         wheel.extractall(installed)
     presets = sorted(str(file.relative_to(ROOT)) for file in ROOT.glob("conf/*/*.yaml"))
     assert (
-        sorted(
-            str(file.relative_to(installed / "nemo_gpu_decoding")) for file in installed.rglob("*.yaml")
-        )
-        == presets
+        sorted(str(file.relative_to(installed / "nemo_gpu_decoding")) for file in installed.rglob("*.yaml")) == presets
     )
     assert (installed / "hydra_plugins/nemo_gpu_decoding/__init__.py").is_file()
     assert (installed / "nemo_gpu_decoding/bench/hard_speech/emissions.safetensors").is_file()
@@ -108,9 +105,7 @@ def result_of(assets, files, tmp_path_factory):
         del ways["word graph"]
     model = f"model_path={assets / 'models' / 'self_ctc.nemo'}"
     two_files = f"files=[{files[0]},{files[2]}]"
-    lines = [
-        [model, two_files, f"output={folder / str(n)}", *way] for n, way in enumerate(ways.values())
-    ]
+    lines = [[model, two_files, f"output={folder / str(n)}", *way] for n, way in enumerate(ways.values())]
     (folder / "lines.json").write_text(json.dumps(lines))
     done = run(SCRIPT, folder / "lines.json", cwd=folder)
 

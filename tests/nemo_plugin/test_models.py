@@ -50,9 +50,7 @@ def test_the_ctc_head_is_switched_and_the_transducer_left_alone(hybrid_model, fi
 
 
 def test_same_texts_and_times_as_the_greedy_ctc_head(hybrid_model, files):
-    hybrid_model.change_decoding_strategy(
-        {"strategy": "greedy_batch"}, decoder_type="ctc", verbose=False
-    )
+    hybrid_model.change_decoding_strategy({"strategy": "greedy_batch"}, decoder_type="ctc", verbose=False)
     greedy = hybrid_model.transcribe(files, timestamps=True, verbose=False)
     hybrid_model.change_decoding_strategy(FLEXCTC, decoder_type="ctc", verbose=False)
     ours = hybrid_model.transcribe(files, timestamps=True, verbose=False)
@@ -224,12 +222,7 @@ class TrainingConfig:
 
 
 def test_the_presets():
-    assert preset_names("ctc_decoding") == [
-        "cuda_wfst",
-        "cuda_wfst_open",
-        "flexctc_beam",
-        "paged_biglm",
-    ]
+    assert preset_names("ctc_decoding") == ["cuda_wfst", "cuda_wfst_open", "flexctc_beam", "paged_biglm"]
     assert preset_names("rnnt_decoding") == ["aes_pp", "alsd_pp"]
     assert set(preset_names()) == {name for _, name in PRESETS}
     assert {load_preset(name).strategy for name in preset_names()} == set(STRATEGIES)

@@ -57,9 +57,7 @@ def test_unregister_restores_nemos_own_constructors():
 
 def test_unregister_under_another_wrapper_puts_ours_to_sleep(monkeypatch):
     ours = vars(ctc_decoding.AbstractCTCDecoding)["__init__"]
-    theirs = wrapt.FunctionWrapper(
-        ours, lambda wrapped, instance, args, kwargs: wrapped(*args, **kwargs)
-    )
+    theirs = wrapt.FunctionWrapper(ours, lambda wrapped, instance, args, kwargs: wrapped(*args, **kwargs))
     monkeypatch.setattr(ctc_decoding.AbstractCTCDecoding, "__init__", theirs)
     assert isinstance(char_decoding(strategy="flexctc_beam").decoding, FlexCTCInfer)
     unregister()
@@ -136,11 +134,7 @@ def test_the_objects_class_says_its_own_name():
 
 
 @pytest.mark.parametrize(
-    "cfg",
-    [
-        {"strategy": "flexctc_beam"},
-        {"strategy": "malsd_batch", "beam": {"search_type": "flexctc_beam"}},
-    ],
+    "cfg", [{"strategy": "flexctc_beam"}, {"strategy": "malsd_batch", "beam": {"search_type": "flexctc_beam"}}]
 )
 def test_a_ctc_strategy_on_a_transducer_says_what_is_possible(hybrid_model, cfg):
     with pytest.raises(ValueError, match="flexctc_beam") as error:
@@ -151,10 +145,7 @@ def test_a_ctc_strategy_on_a_transducer_says_what_is_possible(hybrid_model, cfg)
 
 @pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
 def test_a_transducer_strategy_on_ctc_says_what_is_possible(strategy):
-    for cfg in (
-        {"strategy": strategy},
-        {"strategy": "beam_batch", "beam": {"search_type": strategy}},
-    ):
+    for cfg in ({"strategy": strategy}, {"strategy": "beam_batch", "beam": {"search_type": strategy}}):
         with pytest.raises(ValueError, match=strategy) as error:
             char_decoding(**cfg)
         for hint in ("CTC", "RNN-T", "flexctc_beam", "decoder_type='rnnt'"):
@@ -167,9 +158,7 @@ def test_our_list_of_nemos_strategies_is_nemos():
     unregister()
     with pytest.raises(ValueError, match="Decoding strategy must be one of") as error:
         char_decoding(strategy="?")
-    assert native["ctc"] == set(
-        str(error.value).split("[")[1].split("]")[0].replace("'", "").split(", ")
-    )
+    assert native["ctc"] == set(str(error.value).split("[")[1].split("]")[0].replace("'", "").split(", "))
 
 
 # ------------------------------------------------------------------ a later strategy is one entry
@@ -211,9 +200,7 @@ def build_toy_graph(owner, cfg):
 
 
 def test_a_strategy_with_options_under_wfst_is_one_entry(monkeypatch):
-    monkeypatch.setitem(
-        STRATEGIES, "toy", StrategySpec("toy", "ctc", "wfst", f"{__name__}:build_toy_graph")
-    )
+    monkeypatch.setitem(STRATEGIES, "toy", StrategySpec("toy", "ctc", "wfst", f"{__name__}:build_toy_graph"))
     by_name = char_decoding(strategy="toy", wfst={"beam_width": 3.0, "compute_timestamps": True})
     by_alias = char_decoding(strategy="wfst", wfst={"search_type": "toy", "beam_width": 3.0})
     assert by_name.compute_timestamps is True

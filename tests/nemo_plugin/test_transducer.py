@@ -98,9 +98,7 @@ def test_a_beam_of_one_is_greedy_where_posteriors_are_sharp(transducer, files, s
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_beam_and_lm_lower_the_word_error_rate(
-    transducer, encoded_by, many_utterances, assets, strategy
-):
+def test_beam_and_lm_lower_the_word_error_rate(transducer, encoded_by, many_utterances, assets, strategy):
     encoded = encoded_by(transducer, many_utterances)
     rates = [wer([h.text for h in decode(transducer, encoded)], many_utterances)]
     for beam in ({}, lm_options(assets)):
@@ -219,11 +217,7 @@ def test_character_models(hybrid_model, encoded_by, utterances):
 
 TIMED_STRATEGIES = ["alsd_pp", "aes_pp"]
 BLANK = 128
-CONFIDENCE = {
-    "preserve_frame_confidence": True,
-    "preserve_token_confidence": True,
-    "preserve_word_confidence": True,
-}
+CONFIDENCE = {"preserve_frame_confidence": True, "preserve_token_confidence": True, "preserve_word_confidence": True}
 
 
 def ours(strategy="alsd_pp", top=None, **beam):
@@ -304,9 +298,7 @@ def test_durations_of_tdt_tokens(transducer, encoded_by, utterances, strategy):
     ids=lambda method: "-".join(str(value) for value in method.values()),
 )
 @pytest.mark.parametrize("exclude_blank", [True, False])
-def test_confidence_is_greedys_where_alignments_are(
-    transducer, encoded_by, utterances, method, exclude_blank
-):
+def test_confidence_is_greedys_where_alignments_are(transducer, encoded_by, utterances, method, exclude_blank):
     confidence = {
         **CONFIDENCE, "exclude_blank": exclude_blank, "method_cfg": ConfidenceMethodConfig(**method)
     }  # fmt: skip
@@ -450,9 +442,7 @@ def test_streams_may_come_and_go_and_change_places(transducer, encoded_by, utter
         [first[2], None, first[0]],
     )
     third = decode_chunk(
-        transducer,
-        *chunk([1, 3], [half[1], half[3]], [lengths[1], lengths[3]]),
-        [first[1], second[1]],
+        transducer, *chunk([1, 3], [half[1], half[3]], [lengths[1], lengths[3]]), [first[1], second[1]]
     )
     finished = [second[2], third[0], second[0], third[1]]
     assert [summary(h) for h in finished] == [summary(h) for h in whole[:4]]
@@ -471,9 +461,7 @@ def test_an_empty_hypothesis_begins_an_utterance(transducer, encoded_by, utteran
     encoded = encoded_by(transducer, utterances)
     whole = decode_chunk(transducer, *encoded)
     partial = [Hypothesis(score=0.0, y_sequence=[]), *[None] * 5]
-    assert [summary(h) for h in decode_chunk(transducer, *encoded, partial)] == [
-        summary(h) for h in whole
-    ]
+    assert [summary(h) for h in decode_chunk(transducer, *encoded, partial)] == [summary(h) for h in whole]
 
 
 def test_requests_count_where_an_utterance_begins(transducer, encoded_by, utterances):
@@ -527,9 +515,7 @@ def test_what_cannot_be_continued_is_named(transducer, encoded_by, utterances):
 def test_a_biasing_request_is_not_ignored(transducer, encoded_by, utterances):
     pytest.importorskip("nemo.collections.asr.parts.context_biasing.biasing_multi_model")
     from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
-    from nemo.collections.asr.parts.context_biasing.boosting_graph_batched import (
-        BoostingTreeModelConfig,
-    )
+    from nemo.collections.asr.parts.context_biasing.boosting_graph_batched import BoostingTreeModelConfig
 
     use_for_chunks(transducer)
     wish = BiasingRequestItemConfig(

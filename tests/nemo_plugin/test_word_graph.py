@@ -83,9 +83,7 @@ def named_emissions(shared_ctc_model, named_utterances):
 # ------------------------------------------------------------------------------------------ texts
 
 
-def test_fewer_errors_than_greedy_and_than_a_beam_without_lm(
-    ctc_model, cfg, many_emissions, many_utterances
-):
+def test_fewer_errors_than_greedy_and_than_a_beam_without_lm(ctc_model, cfg, many_emissions, many_utterances):
     references = [utterance["text"] for utterance in many_utterances]
     beam = {"strategy": "flexctc_beam", "beam": {"beam_size": 16, "beam_beta": 0.0}}
     with_beam = texts(decoded(ctc_model, beam, many_emissions))
@@ -356,10 +354,7 @@ def words_at(*texts):
 
 def test_punctuation_is_written_after_its_word():
     words = words_at("so", ",", "yes", "!", "?")
-    assert written_words(words, {",", "!", "?"}) == [
-        Word("so,", 1, 0, 2, 0, 2),
-        Word("yes!?", 1, 6, 8, 2, 5),
-    ]
+    assert written_words(words, {",", "!", "?"}) == [Word("so,", 1, 0, 2, 0, 2), Word("yes!?", 1, 6, 8, 2, 5)]
 
 
 def test_without_punctuation_in_the_vocabulary_words_stay_words():
@@ -373,11 +368,7 @@ def test_without_punctuation_in_the_vocabulary_words_stay_words():
 @pytest.fixture
 def paged_cfg(small_word_lm, packed_word_lm):
     def config(top=None, **wfst):
-        lms = {
-            "arpa_lm_path": str(small_word_lm),
-            "large_lm_path": str(packed_word_lm),
-            "beam_width": 20.0,
-        }
+        lms = {"arpa_lm_path": str(small_word_lm), "large_lm_path": str(packed_word_lm), "beam_width": 20.0}
         return {"strategy": "paged_biglm", "wfst": {**lms, **wfst}, **(top or {})}
 
     return config
@@ -429,23 +420,17 @@ def test_ways_to_search_do_not_change_the_words(ctc_model, paged_cfg, static, wo
 def test_weight_zero_leaves_the_small_lm(ctc_model, paged_cfg, static, small_word_lm, emissions):
     expected = decoded(ctc_model, static(small_word_lm, lm_weight=0.5), emissions)
     found = decoded(ctc_model, paged_cfg(large_lm_weight=0.0, lm_weight=0.5), emissions)
-    assert (
-        texts(found) == texts(expected) != texts(decoded(ctc_model, paged_cfg(lm_weight=0.5), emissions))
-    )
+    assert texts(found) == texts(expected) != texts(decoded(ctc_model, paged_cfg(lm_weight=0.5), emissions))
 
 
-def test_lms_in_either_form_and_a_ready_made_graph(
-    ctc_model, paged_cfg, emissions, small_word_lm, word_lm, tmp_path
-):
+def test_lms_in_either_form_and_a_ready_made_graph(ctc_model, paged_cfg, emissions, small_word_lm, word_lm, tmp_path):
     expected = texts(decoded(ctc_model, paged_cfg(), emissions))
     assert texts(decoded(ctc_model, paged_cfg(large_lm_path=str(word_lm)), emissions)) == expected
     save_graph(ctc_model.decoding.decoding.decoder().graph, tmp_path / "small.graph")
     pack_arpa(small_word_lm, tmp_path / "small.packed")
     graph = {"arpa_lm_path": None, "wfst_lm_path": str(tmp_path / "small.graph")}
     for form in (small_word_lm, tmp_path / "small.packed"):
-        assert (
-            texts(decoded(ctc_model, paged_cfg(small_lm_path=str(form), **graph), emissions)) == expected
-        )
+        assert texts(decoded(ctc_model, paged_cfg(small_lm_path=str(form), **graph), emissions)) == expected
 
 
 def test_nemos_name_of_the_strategy_with_paged_biglm_as_search_type(ctc_model, paged_cfg, emissions):
@@ -470,8 +455,7 @@ def test_the_ctc_head_of_a_hybrid_model(hybrid_model, paged_cfg, static, word_lm
 
 def test_hypotheses_say_what_the_search_did(ctc_model, paged_cfg, emissions):
     lazy, eager = (
-        [h.work for h in decoded(ctc_model, paged_cfg(composition=name), emissions)]
-        for name in ("lazy", "eager")
+        [h.work for h in decoded(ctc_model, paged_cfg(composition=name), emissions)] for name in ("lazy", "eager")
     )
     for own, other, frames in zip(lazy, eager, emissions[1].tolist(), strict=True):
         assert own.frames == other.frames == frames
@@ -529,16 +513,11 @@ def test_words_of_phrases_that_no_lm_has(
     assert found[0].score == pytest.approx(expected[0].score, abs=2e-3)
 
 
-def test_a_graph_with_added_words_needs_the_small_lm_as_arpa(
-    ctc_model, paged_cfg, emissions, small_word_lm, tmp_path
-):
+def test_a_graph_with_added_words_needs_the_small_lm_as_arpa(ctc_model, paged_cfg, emissions, small_word_lm, tmp_path):
     expected = texts(decoded(ctc_model, paged_cfg(added_words=["graam"]), emissions))
     save_graph(ctc_model.decoding.decoding.decoder().graph, tmp_path / "small.graph")
     pack_arpa(small_word_lm, tmp_path / "small.packed")
     graph = {"arpa_lm_path": None, "wfst_lm_path": str(tmp_path / "small.graph")}
-    assert (
-        texts(decoded(ctc_model, paged_cfg(small_lm_path=str(small_word_lm), **graph), emissions))
-        == expected
-    )
+    assert texts(decoded(ctc_model, paged_cfg(small_lm_path=str(small_word_lm), **graph), emissions)) == expected
     with pytest.raises(ValueError, match=r"small_lm_path is .* not all words of the graph.*'graam'"):
         decoded(ctc_model, paged_cfg(small_lm_path=str(tmp_path / "small.packed"), **graph), emissions)

@@ -169,9 +169,7 @@ def test_added_words_are_found(arpa, tmp_path):
     assert heard(from_file, "acme gadget box page").text == "acme gadget box page"
 
 
-@pytest.mark.parametrize(
-    ("phrase", "ignore_case", "text"), [("Page", True, "page"), ("Acme", True, "acme")]
-)
+@pytest.mark.parametrize(("phrase", "ignore_case", "text"), [("Page", True, "page"), ("Acme", True, "acme")])
 def test_boosted_words_are_added_in_a_case_that_the_model_can_spell(arpa, phrase, ignore_case, text):
     tree = {"key_phrases_list": [phrase], "ignore_case": ignore_case}
     decoding = decoding_of(arpa_lm_path=arpa, boosting_tree=tree)
@@ -291,9 +289,7 @@ def test_a_file_that_is_no_graph(tmp_path):
         heard(decoding_of(wfst_lm_path=str(tmp_path / "TLG.fst")), "an")
 
 
-def test_phrases_that_a_ready_made_graph_lacks_are_left_out_with_a_warning(
-    arpa, graph, tmp_path, caplog
-):
+def test_phrases_that_a_ready_made_graph_lacks_are_left_out_with_a_warning(arpa, graph, tmp_path, caplog):
     caplog.set_level(logging.WARNING, "nemo_gpu_decoding")
     save_graph(graph(arpa), tmp_path / "words.graph")
     tree = {"key_phrases_list": ["acme", "other"]}

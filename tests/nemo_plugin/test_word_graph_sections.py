@@ -138,10 +138,7 @@ def test_boosting_as_in_the_beam_section(read, assets):
         ({"topology": "graph"}, r"wfst\.topology is 'graph', which is for ready-made"),
         ({"open_vocabulary_decoding": "yes"}, r"wfst\.open_vocabulary_decoding is 'yes'"),
         ({"unknown_word_cost": 1.0}, r"wfst\.unknown_word_cost is 1\.0, which needs"),
-        (
-            {"unknown_piece_cost": -1.0, "open_vocabulary_decoding": True},
-            r"wfst\.unknown_piece_cost is -1\.0",
-        ),
+        ({"unknown_piece_cost": -1.0, "open_vocabulary_decoding": True}, r"wfst\.unknown_piece_cost is -1\.0"),
         ({"segmentations": 0}, r"wfst\.segmentations is 0"),
         ({"added_words": {"acme": 1}}, r"wfst\.added_words is \{'acme': 1\}"),
         ({"words_path": "words.txt"}, r"wfst\.words_path is set, which belongs to an OpenFst file"),
@@ -290,9 +287,7 @@ def test_paged_every_search_key_arrives(read_paged):
 
 
 def test_every_option_of_the_search_has_a_key():
-    own = {field.name for field in fields(PagedBigLMConfig)} - {
-        field.name for field in fields(WFSTConfig)
-    }
+    own = {field.name for field in fields(PagedBigLMConfig)} - {field.name for field in fields(WFSTConfig)}
     keys = set(PAGED_BIGLM.keys()["wfst"]) - set(section.nemo_defaults("ctc", "wfst"))
     assert own <= keys - LARGE_LM.keys()
 

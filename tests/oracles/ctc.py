@@ -72,9 +72,7 @@ def beam_search(
         log_probs: [T, V + 1] float32.
     """
     lm, tree = fusion.lm, fusion.boosting
-    beam = [
-        Hypothesis(np.float32(0), (), -1, lm.start_state if lm else 0, tree.start_state if tree else 0)
-    ]
+    beam = [Hypothesis(np.float32(0), (), -1, lm.start_state if lm else 0, tree.start_state if tree else 0)]
     for row in log_probs:
         candidates = [
             candidate

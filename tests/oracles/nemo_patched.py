@@ -16,8 +16,7 @@ from typing import Any
 # too good. Mended, every frame ends with a blank.
 MASK = (
     "to_update = torch.logical_and(to_update, last_labels_wb != self._blank_index)",
-    "to_update = torch.logical_and("
-    "to_update.gather(1, hyp_indices), last_labels_wb != self._blank_index)",
+    "to_update = torch.logical_and(to_update.gather(1, hyp_indices), last_labels_wb != self._blank_index)",
 )
 # With early pruning and lm_weighted_full the joint's log-probability is added twice.
 TWICE = (
@@ -30,10 +29,7 @@ TWICE = (
         "batched_hyps.scores.unsqueeze(-1)\n                    + label_logps\n",
     ),
 )
-FAULTS = {
-    "batched_modified_adaptive_expansion_search_torch": (MASK,),
-    "topk_lm": TWICE,
-}
+FAULTS = {"batched_modified_adaptive_expansion_search_torch": (MASK,), "topk_lm": TWICE}
 
 
 def mended_class(kind: type) -> type:
@@ -48,8 +44,7 @@ def mended_class(kind: type) -> type:
         for fault, mended_code in changes:
             if source.count(fault) != 1:
                 raise RuntimeError(
-                    f"NeMo's {name} has changed: look whether it is right now, and compare without "
-                    "mending it then"
+                    f"NeMo's {name} has changed: look whether it is right now, and compare without mending it then"
                 )
             source = source.replace(fault, mended_code)
         scope: dict[str, Any] = {}

@@ -106,9 +106,7 @@ def missing_suffixes(table: Table) -> int:
 
 def phrase_bonus(length: int, context_score: float = 1.0, depth_scaling: float = 2.0) -> float:
     """Bonus of a phrase of so many tokens, from NeMo's formula."""
-    return context_score + sum(
-        context_score * depth_scaling + math.log(position) for position in range(2, length + 1)
-    )
+    return context_score + sum(context_score * depth_scaling + math.log(position) for position in range(2, length + 1))
 
 
 def earned(
@@ -128,10 +126,7 @@ def earned(
             bonus
             for phrase, bonus in bonuses.items()
             if tuple(tokens[begin : begin + len(phrase)]) == phrase
-            and (
-                phrase in outside_words
-                or not word_continues(tokens, begin + len(phrase), is_continuation)
-            )
+            and (phrase in outside_words or not word_continues(tokens, begin + len(phrase), is_continuation))
         ]
         total += max(here, default=0.0)
     return total

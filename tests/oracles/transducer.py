@@ -28,16 +28,7 @@ class Scorer:
         ceiling: the blank's probability is clipped to this before its complement is taken.
     """
 
-    def __init__(
-        self,
-        networks,
-        encoder_output,
-        fusion=None,
-        *,
-        weighted_blank=True,
-        ceiling=0.99,
-        temperature=1.0,
-    ):
+    def __init__(self, networks, encoder_output, fusion=None, *, weighted_blank=True, ceiling=0.99, temperature=1.0):
         self.networks = networks
         self.frames = encoder_output
         self.fusion = fusion or Fusion()
@@ -114,9 +105,7 @@ def brute_force(scorer, max_length):
                     continue
                 labels = [scorer.blank, *(range(scorer.blank) if size < max_length else ())]
                 for label in labels:
-                    for duration, log_prob in zip(
-                        scorer.durations, scorer.joint(text, frame)[1], strict=True
-                    ):
+                    for duration, log_prob in zip(scorer.durations, scorer.joint(text, frame)[1], strict=True):
                         new = text if label == scorer.blank else (*text, label)
                         key = frame + scorer.advance(label, duration), new
                         total = score + scorer.label(text, frame, label) + log_prob
@@ -246,11 +235,7 @@ def _prefix_search(scorer, beam, frame):
     for hypothesis in beam:
         score = hypothesis.score
         for prefix in beam:
-            if (
-                hypothesis.open
-                and prefix.open
-                and hypothesis.text[:-1] == prefix.text != hypothesis.text
-            ):
+            if hypothesis.open and prefix.open and hypothesis.text[:-1] == prefix.text != hypothesis.text:
                 gain = scorer.label(prefix.text, frame, hypothesis.text[-1])
                 duration = scorer.joint(prefix.text, frame)[1][stay]
                 score = float(np.logaddexp(score, prefix.score + gain + duration))

@@ -58,9 +58,7 @@ def check_kernels(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "check_kernels", module)
     spec.loader.exec_module(module)
     monkeypatch.setattr(module, "read_source", lambda name: read_source(name, tmp_path))
-    monkeypatch.setattr(
-        module, "kernel_files", lambda: sorted(path.name for path in tmp_path.glob("*.cu"))
-    )
+    monkeypatch.setattr(module, "kernel_files", lambda: sorted(path.name for path in tmp_path.glob("*.cu")))
     return module
 
 

@@ -73,11 +73,7 @@ def test_each_step_of_the_demo_helps(run, tmp_path, capsys, timed_once):
 
 def test_transcripts_are_shown_where_decoders_differ():
     test = DevSet((), ("same", "two", "three"), ("same", "to", "tree"), 1.0, 1.0)
-    columns = {
-        "greedy": ("same", "to", "tree"),
-        "beam": ("same", "two", "tree"),
-        "lm": ("same", "two", "three"),
-    }
+    columns = {"greedy": ("same", "to", "tree"), "beam": ("same", "two", "tree"), "lm": ("same", "two", "three")}
     rows = [Row(name, Decoded(texts, 0.1), test.score(texts, ["x"])) for name, texts in columns.items()]
     shown = differences(test, rows, show=1)
     assert "differ in 2 utterances; from greedy to lm 2 get better and 0 worse\n" in shown

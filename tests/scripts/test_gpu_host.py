@@ -167,8 +167,7 @@ def test_the_list_is_exact_and_complete():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [("numpy>=2\n", "'numpy>=2' is no exact"), ("a_b==1\nA-b==2  # again\n", "names a-b twice")],
+    ("text", "message"), [("numpy>=2\n", "'numpy>=2' is no exact"), ("a_b==1\nA-b==2  # again\n", "names a-b twice")]
 )
 def test_a_list_that_is_not_exact_is_refused(tmp_path, text, message):
     path = tmp_path / "wheels.txt"

@@ -34,9 +34,7 @@ def test_order_is_that_of_the_sums(nbests):
     found = rescored(nbests, counting_scorer, text_of, weight=0.7, word_bonus=-0.2)
     for before, after in zip(nbests, found, strict=True):
         expected = {
-            text_of(path): path.score
-            + 0.7 * counting_scorer([text_of(path)])[0]
-            - 0.2 * len(text_of(path).split())
+            text_of(path): path.score + 0.7 * counting_scorer([text_of(path)])[0] - 0.2 * len(text_of(path).split())
             for path in before
         }
         assert [text_of(path) for path in after] == sorted(expected, key=lambda t: -expected[t])
@@ -59,10 +57,7 @@ def test_the_first_lm_can_be_replaced(nbests):
         ({"weight": -1.0}, "weight is -1.0, expected a finite number >= 0"),
         ({"weight": 1.0, "lm_share": float("nan")}, "lm_share is nan"),
         ({"weight": 1.0, "scorer": lambda texts: [0.0]}, "scorer gave 1 scores, expected one for each"),
-        (
-            {"weight": 1.0, "scorer": lambda texts: [float("nan")] * len(texts)},
-            "scorer is nan for the text",
-        ),
+        ({"weight": 1.0, "scorer": lambda texts: [float("nan")] * len(texts)}, "scorer is nan for the text"),
     ],
 )
 def test_bad_arguments(nbests, options, message):
@@ -82,9 +77,7 @@ def causal_lm(tmp_path_factory):
         tokenizer_file=str(folder / "tokenizer.json"), eos_token="<|endoftext|>"
     )
     torch.manual_seed(0)
-    config = transformers.GPT2Config(
-        vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=2, n_head=2
-    )
+    config = transformers.GPT2Config(vocab_size=len(tokenizer), n_positions=64, n_embd=16, n_layer=2, n_head=2)
     return transformers.GPT2LMHeadModel(config).eval(), tokenizer
 
 

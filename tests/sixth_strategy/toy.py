@@ -127,9 +127,7 @@ class ToyBeam(Decoder[ToyConfig, NBest]):
 
     def _results(self, streams, engine, rows, n_best, *, final) -> list[NBest]:
         return [
-            NBest(
-                tuple(self._path(h, streams.fusion, row, final) for h in found), int(engine.frames[row])
-            )
+            NBest(tuple(self._path(h, streams.fusion, row, final) for h in found), int(engine.frames[row]))
             for row, found in zip(rows, engine.results(rows, n_best, final=final), strict=True)
         ]
 

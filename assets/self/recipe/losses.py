@@ -56,12 +56,7 @@ def rnnt_loss(logits: Tensor, targets: Tensor, frames: Tensor, lengths: Tensor) 
 
 
 def tdt_loss(
-    logits: Tensor,
-    targets: Tensor,
-    frames: Tensor,
-    lengths: Tensor,
-    durations: list[int],
-    sigma: float,
+    logits: Tensor, targets: Tensor, frames: Tensor, lengths: Tensor, durations: list[int], sigma: float
 ) -> Tensor:
     """Negative log-likelihood of each utterance under a token-and-duration transducer.
 
@@ -115,9 +110,7 @@ def compare_with_nemo() -> None:
     reference = TDTLossPytorch(classes - 1, durations, reduction="none", sigma=sigma)
     to_gpu, torch.Tensor.cuda = torch.Tensor.cuda, lambda self: self  # it insists on a GPU
     duration_log_probs = logits[..., classes:].log_softmax(-1)
-    expected, _ = reference.compute_forward_prob(
-        log_probs - sigma, duration_log_probs, targets, frames, lengths
-    )
+    expected, _ = reference.compute_forward_prob(log_probs - sigma, duration_log_probs, targets, frames, lengths)
     torch.Tensor.cuda = to_gpu
     ours = tdt_loss(logits, targets, frames, lengths, durations, sigma)
     print("TDT, largest difference:", (ours + expected).abs().max().item())

@@ -24,9 +24,7 @@ SPOKEN_SPLITS = ("test", "dev", "train")
 
 def parse_arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, metavar="STAGE")
     parser.add_argument("--sentences", type=int, default=5000, help="to train on (5000)")

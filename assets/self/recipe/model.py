@@ -42,9 +42,7 @@ def front_end() -> Config:
             dither=1e-5,
             pad_to=0,
         ),
-        "spec_augment": module(
-            "SpectrogramAugmentation", freq_masks=2, freq_width=15, time_masks=5, time_width=0.05
-        ),
+        "spec_augment": module("SpectrogramAugmentation", freq_masks=2, freq_width=15, time_masks=5, time_width=0.05),
         "validation_ds": {
             "manifest_filepath": None,
             "sample_rate": SAMPLE_RATE,

@@ -90,25 +90,18 @@ GRAMMAR: Grammar = {
         "kendrick, lawson, maxwell, newman, patterson, ramsey, shepherd, thornton, vaughan, "
         "whitaker"
     ),
-    "product": one_of(
-        "falcon, horizon, mercury, sapphire, compass, lantern, meridian, harbor, summit, orchid"
-    ),
-    "city": one_of(
-        "boston, chicago, denver, london, paris, berlin, madrid, seattle, toronto, sydney, austin, "
-        "dublin"
-    ),
+    "product": one_of("falcon, horizon, mercury, sapphire, compass, lantern, meridian, harbor, summit, orchid"),
+    "city": one_of("boston, chicago, denver, london, paris, berlin, madrid, seattle, toronto, sydney, austin, dublin"),
     "weekday": one_of("monday, tuesday, wednesday, thursday, friday, saturday, sunday"),
     "month": one_of(
-        "january, february, march, april, may, june, july, august, september, october, november, "
-        "december"
+        "january, february, march, april, may, june, july, august, september, october, november, december"
     ),
     "time": one_of(
         "nine, ten, eleven, noon, one thirty, two, half past three, four fifteen, five, "
         "a quarter to six, seven in the evening, eight in the morning"
     ),
     "number": one_of(
-        "two, three, four, five, six, seven, eight, nine, ten, twelve, fifteen, twenty, thirty, "
-        "forty, fifty"
+        "two, three, four, five, six, seven, eight, nine, ten, twelve, fifteen, twenty, thirty, forty, fifty"
     ),
     "ordinal": one_of("first, second, third, fourth, fifth, tenth, twelfth, twentieth"),
     "document": one_of(
@@ -130,9 +123,7 @@ GRAMMAR: Grammar = {
         "main office, warehouse, conference room, second floor, north building, training center, "
         "front desk, kitchen, parking garage, server room"
     ),
-    "do": one_of(
-        "review, approve, print, forward, archive, translate, correct, finish, cancel, discuss"
-    ),
+    "do": one_of("review, approve, print, forward, archive, translate, correct, finish, cancel, discuss"),
     "trouble": one_of(
         "the network is down, the printer is out of paper, the elevator is not working, "
         "the heating makes a strange noise, the password has expired, nobody answers the phone, "

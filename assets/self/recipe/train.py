@@ -140,9 +140,7 @@ def transducer_loss(model: ASRModel, batch: Batch, loss: Callable[..., Tensor]) 
     return loss(logits, batch.tokens, batch.frames, batch.lengths).sum() / batch.lengths.sum()
 
 
-def all_losses(
-    rnnt: ASRModel, tdt: ASRModel, batch: Batch, transducers: bool
-) -> tuple[Tensor, dict[str, float]]:
+def all_losses(rnnt: ASRModel, tdt: ASRModel, batch: Batch, transducers: bool) -> tuple[Tensor, dict[str, float]]:
     """The loss to minimise, and its parts for the log."""
     augmented = rnnt.spec_augmentation(input_spec=batch.features, length=batch.frames)
     encoded, frames = rnnt.encoder(audio_signal=augmented, length=batch.frames)

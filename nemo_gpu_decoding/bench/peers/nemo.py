@@ -50,10 +50,7 @@ def beam_batch(options: BenchOptions, task: Task, setting: Setting) -> Ready:
             "tokenizer": NemoTokenizer(task.vocabulary),
         }
     decoder = BeamBatchedCTCInfer(
-        blank_index=task.vocab_size,
-        beam_size=setting.beam_size,
-        allow_cuda_graphs=options.device != "cpu",
-        **fusion,
+        blank_index=task.vocab_size, beam_size=setting.beam_size, allow_cuda_graphs=options.device != "cpu", **fusion
     )
     mode = decoder.search_algorithm.cuda_graphs_mode
 
@@ -120,9 +117,7 @@ class _ConformerCTC(torch.nn.Module):
         return self.head(encoder_output=encoded)
 
 
-def random_conformer(
-    layers: int, width: int, vocab_size: int, mel_bands: int, subsampling: int
-) -> torch.nn.Module:
+def random_conformer(layers: int, width: int, vocab_size: int, mel_bands: int, subsampling: int) -> torch.nn.Module:
     """A FastConformer with a CTC head, as NeMo's published ones are built, untrained."""
     from nemo.collections.asr.modules import ConformerEncoder, ConvASRDecoder
 

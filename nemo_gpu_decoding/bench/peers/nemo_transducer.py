@@ -23,9 +23,7 @@ def nemo_modules(networks: LSTMNetworks) -> tuple[Any, Any]:
     from nemo.collections.asr.modules.rnnt import RNNTDecoder, RNNTJoint
 
     vocab_size, hidden = networks.vocab_size, networks.lstm.hidden_size
-    decoder = RNNTDecoder(
-        {"pred_hidden": hidden, "pred_rnn_layers": networks.lstm.num_layers}, vocab_size=vocab_size
-    )
+    decoder = RNNTDecoder({"pred_hidden": hidden, "pred_rnn_layers": networks.lstm.num_layers}, vocab_size=vocab_size)
     sizes = {
         "encoder_hidden": networks.encoder_size,
         "pred_hidden": hidden,
@@ -75,8 +73,7 @@ def beam(search: str, options: BenchOptions, task: Task, setting: Setting) -> Re
             found = _run(decoder, inputs, lengths)
         decoder.return_best_hypothesis = True
         return [
-            [Hypothesis(h.y_sequence.tolist(), float(h.score)) for h in n_best.n_best_hypotheses]
-            for n_best in found
+            [Hypothesis(h.y_sequence.tolist(), float(h.score)) for h in n_best.n_best_hypotheses] for n_best in found
         ]
 
     return Ready(partial(_run, decoder), _tokens, hypotheses, note)
@@ -136,10 +133,7 @@ def _fusion(options: BenchOptions, task: Task, setting: Setting) -> dict[str, An
         models.append(NGramGPULanguageModel.from_file(file, vocab_size=task.vocab_size))
         weights.append(task.weights.lm_weight)
     if setting.phrases:
-        from nemo.collections.asr.parts.context_biasing import (
-            BoostingTreeModelConfig,
-            GPUBoostingTreeModel,
-        )
+        from nemo.collections.asr.parts.context_biasing import BoostingTreeModelConfig, GPUBoostingTreeModel
 
         config = BoostingTreeModelConfig(key_phrases_list=task.phrases(setting.phrases))
         tokenizer = NemoTokenizer(task.vocabulary)

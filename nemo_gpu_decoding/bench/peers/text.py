@@ -21,12 +21,7 @@ SILENCE = 0  # flashlight wraps its result in this token, and wants it to be a r
 
 def flashlight(options: BenchOptions, task: Task, setting: Setting) -> Ready:
     """Lexicon-free CTC beam search, with KenLM over tokens."""
-    from flashlight.lib.text.decoder import (
-        CriterionType,
-        LexiconFreeDecoder,
-        LexiconFreeDecoderOptions,
-        ZeroLM,
-    )
+    from flashlight.lib.text.decoder import CriterionType, LexiconFreeDecoder, LexiconFreeDecoderOptions, ZeroLM
     from flashlight.lib.text.decoder.kenlm import KenLM
     from flashlight.lib.text.dictionary import Dictionary
 
@@ -78,10 +73,7 @@ def pyctcdecode(options: BenchOptions, task: Task, setting: Setting) -> Ready:
     decoder = build_ctcdecoder([*task.vocabulary.pieces, ""], **lm)  # "" is the blank
     search: dict[str, Any] = {"beam_width": setting.beam_size}
     if setting.phrases:
-        search |= {
-            "hotwords": task.phrases(setting.phrases),
-            "hotword_weight": task.weights.hotword_weight,
-        }
+        search |= {"hotwords": task.phrases(setting.phrases), "hotword_weight": task.weights.hotword_weight}
 
     def run(log_probs: torch.Tensor, lengths: torch.Tensor) -> list[Output]:
         rows = zip(log_probs.numpy(), lengths.tolist(), strict=True)

@@ -64,10 +64,7 @@ def kaldi_decoder(options: BenchOptions, task: Task, setting: Setting) -> Ready:
 
 
 def riva(options: BenchOptions, task: Task, setting: Setting) -> Ready:
-    from riva.asrlib.decoder.python_decoder import (
-        BatchedMappedDecoderCuda,
-        BatchedMappedDecoderCudaConfig,
-    )
+    from riva.asrlib.decoder.python_decoder import BatchedMappedDecoderCuda, BatchedMappedDecoderCudaConfig
 
     config = BatchedMappedDecoderCudaConfig()
     config.n_input_per_chunk = PIPELINED
@@ -92,10 +89,7 @@ def riva(options: BenchOptions, task: Task, setting: Setting) -> Ready:
         return [" ".join(graph.words[word] for word in paths[0].words if word) for paths in found]
 
     return Ready(
-        lambda log_probs, lengths: decoder.decode_nbest(
-            scaled(log_probs), lengths.cpu().long().contiguous()
-        ),
-        read,
+        lambda log_probs, lengths: decoder.decode_nbest(scaled(log_probs), lengths.cpu().long().contiguous()), read
     )
 
 

@@ -40,9 +40,7 @@ class Traces(NamedTuple):
 
 def new_back_pointers(batch: int, frames: int, beam_size: int) -> BackPointers:
     shape = (batch, frames, beam_size)
-    return BackPointers(
-        np.empty(shape, np.int32), np.empty(shape, np.int16), np.empty(shape, np.float32)
-    )
+    return BackPointers(np.empty(shape, np.int32), np.empty(shape, np.int16), np.empty(shape, np.float32))
 
 
 def grown(back_pointers: BackPointers, frames: int) -> BackPointers:

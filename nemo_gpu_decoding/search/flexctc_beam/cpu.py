@@ -37,13 +37,7 @@ from nemo_gpu_decoding.search.flexctc_beam.candidates import (
     least_log_prob,
     plain,
 )
-from nemo_gpu_decoding.search.flexctc_beam.records import (
-    BAD_INPUT,
-    HYPOTHESIS,
-    MERGE_PREFIX,
-    MERGE_SUM,
-    NO_LABEL,
-)
+from nemo_gpu_decoding.search.flexctc_beam.records import BAD_INPUT, HYPOTHESIS, MERGE_PREFIX, MERGE_SUM, NO_LABEL
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, LARGEST, log_add
 from nemo_gpu_decoding.search.row_scan import next_label
 from nemo_gpu_decoding.search.text_hash import extended_hash
@@ -151,9 +145,7 @@ def _candidates(row, beam, size, params, fusion, candidates):
             base = beam[k].score + row[v] + params.beam_beta
             if bound_of(base, beam[k]) < floor:
                 continue
-            count = _offer(
-                base, beam[k], k, v, beam[k].lm_bound, floor, params, fusion, candidates, count
-            )
+            count = _offer(base, beam[k], k, v, beam[k].lm_bound, floor, params, fusion, candidates, count)
             floor = floor_of(candidates, count, params)
         v = next_label(row, v + 1, least_log_prob(floor, best))
     return count
@@ -222,9 +214,7 @@ def fused(base, hypothesis, column, lm_bound, floor, params, fusion):
     lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
     weight, bonus = np.float32(0.0), np.float32(0.0)
     if fusion.boosting_weight > 0:
-        bonus, boosting_state = lookup(
-            fusion.boosting, params.vocab_size, boosting_state, label, ANY_WEIGHT
-        )
+        bonus, boosting_state = lookup(fusion.boosting, params.vocab_size, boosting_state, label, ANY_WEIGHT)
         bonus *= fusion.boosting_weight
         if base + lm_bound + bonus < floor:
             return IMPOSSIBLE, lm_state, boosting_state

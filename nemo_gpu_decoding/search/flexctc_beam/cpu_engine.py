@@ -29,9 +29,7 @@ class CPUEngine:
     def takes(self, lengths: torch.Tensor) -> bool:
         return False
 
-    def push(
-        self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False
-    ) -> None:
+    def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
         values, before = as_float32(log_probs), self._state
         total = int((before.frames_done + lengths).max(initial=0))

@@ -104,9 +104,7 @@ class CUDAEngine:
         device: of the first log-probs; on the CPU: the current GPU is taken.
     """
 
-    def __init__(
-        self, config: FlexCTCConfig, params: SearchParams, streams: Streams, device: torch.device
-    ) -> None:
+    def __init__(self, config: FlexCTCConfig, params: SearchParams, streams: Streams, device: torch.device) -> None:
         n, beam_size = len(streams), config.beam_size
         self.device = runtime().device_for(device)
         if _is_capturing(self.device):
@@ -133,9 +131,7 @@ class CUDAEngine:
         is_integer = lengths.dtype in (torch.int32, torch.int64)
         return lengths.device == self.device and lengths.ndim == 1 and is_integer
 
-    def push(
-        self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False
-    ) -> None:
+    def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         capturing = _is_capturing(self.device)
         if capturing:
             self._check_capturable(log_probs, lengths)
@@ -272,16 +268,11 @@ class CUDAEngine:
             )
         if log_probs.device != self.device:
             raise ValueError(
-                f"log_probs is on {log_probs.device} while a CUDA graph is captured, "
-                f"expected {self.device}"
+                f"log_probs is on {log_probs.device} while a CUDA graph is captured, expected {self.device}"
             )
 
     def _raise_errors(
-        self,
-        rows: Sequence[int],
-        reached: np.ndarray,
-        values: torch.Tensor | None,
-        lengths: torch.Tensor | None,
+        self, rows: Sequence[int], reached: np.ndarray, values: torch.Tensor | None, lengths: torch.Tensor | None
     ) -> None:
         """Raise what the first utterance with a status other than 0 met.
 
@@ -334,9 +325,7 @@ class _DeviceResults:
         rows, n_best, frames: R utterances, N paths of each, of up to T frames.
     """
 
-    def __init__(
-        self, rows: int, n_best: int, frames: int, alignments: bool, device: torch.device
-    ) -> None:
+    def __init__(self, rows: int, n_best: int, frames: int, alignments: bool, device: torch.device) -> None:
         sizes = {"R": rows, "N": n_best, "T": frames}
         self.arrays: dict[str, torch.Tensor | None] = dict.fromkeys(_RESULTS)
         self._slices: dict[str, tuple[slice, np.dtype, tuple[int, ...]]] = {}
@@ -356,10 +345,7 @@ class _DeviceResults:
     def to_host(self, rows: np.ndarray) -> tuple[Found, np.ndarray]:
         """Wait for the results, which are those of `rows`; also returns `reached`, [R] PROGRESS."""
         host = self._copied().numpy()
-        got = {
-            name: host[part].view(dtype).reshape(shape)
-            for name, (part, dtype, shape) in self._slices.items()
-        }
+        got = {name: host[part].view(dtype).reshape(shape) for name, (part, dtype, shape) in self._slices.items()}
         reached = got["reached"]
         found = Found(
             rows,

@@ -45,11 +45,7 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
     """
 
     def __init__(
-        self,
-        vocab_size: int,
-        blank_id: int,
-        config: FlexCTCConfig | None = None,
-        fusion: Fusion | None = None,
+        self, vocab_size: int, blank_id: int, config: FlexCTCConfig | None = None, fusion: Fusion | None = None
     ) -> None:
         if vocab_size < 1:
             raise FieldError("vocab_size", vocab_size, "at least 1")

@@ -116,9 +116,7 @@ def _text_scores(tokens, params, fusion, lm_state, boosting_state, ended):
             weight, lm_state = lookup(fusion.lm, params.vocab_size, lm_state, label, ANY_WEIGHT)
             lm_score += fusion.lm_weight * weight
         if fusion.boosting_weight > 0:
-            weight, boosting_state = lookup(
-                fusion.boosting, params.vocab_size, boosting_state, label, ANY_WEIGHT
-            )
+            weight, boosting_state = lookup(fusion.boosting, params.vocab_size, boosting_state, label, ANY_WEIGHT)
             boosting_score += fusion.boosting_weight * weight
     if ended and fusion.lm_weight > 0:
         lm_score += fusion.lm_weight * fusion.lm.states[lm_state].final_weight

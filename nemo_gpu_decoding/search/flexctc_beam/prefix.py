@@ -12,11 +12,7 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import of_utterance
 from nemo_gpu_decoding.jit import inlined, no_refcount
-from nemo_gpu_decoding.search.flexctc_beam.candidates import (
-    floor_of,
-    insert,
-    least_log_prob,
-)
+from nemo_gpu_decoding.search.flexctc_beam.candidates import floor_of, insert, least_log_prob
 from nemo_gpu_decoding.search.flexctc_beam.cpu import (
     best_new_score,
     bound_of,
@@ -70,9 +66,7 @@ def _prefix_candidates(row, beam, size, params, fusion, candidates):
             lm_bound = fusion.lm_weight * fusion.lm.arcs[arc].weight
             if base + lm_bound + beam[k].boosting_bound < floor:
                 continue
-            count = _offer_new_text(
-                base, beam, size, k, v, lm_bound, floor, params, fusion, candidates, count
-            )
+            count = _offer_new_text(base, beam, size, k, v, lm_bound, floor, params, fusion, candidates, count)
             floor = floor_of(candidates, count, params)
     best = best_new_score(beam, size, params)
     v = next_label(row, 0, least_log_prob(floor, best))
@@ -86,9 +80,7 @@ def _prefix_candidates(row, beam, size, params, fusion, candidates):
             if bound_of(base, beam[k]) < floor:
                 continue
             lm_bound = beam[k].lm_bound
-            count = _offer_new_text(
-                base, beam, size, k, v, lm_bound, floor, params, fusion, candidates, count
-            )
+            count = _offer_new_text(base, beam, size, k, v, lm_bound, floor, params, fusion, candidates, count)
             floor = floor_of(candidates, count, params)
         v = next_label(row, v + 1, least_log_prob(floor, best))
     return count
@@ -108,9 +100,7 @@ def _offer_new_text(base, beam, size, k, v, lm_bound, floor, params, fusion, can
     If it is, `_offer_same_text` has counted this extension.
     """
     if _find_text(beam, size, extended_hash(beam[k].text_hash, v), beam[k].length + 1) < 0:
-        score, lm_state, boosting_state = fused(
-            base, beam[k], np.int32(v), lm_bound, floor, params, fusion
-        )
+        score, lm_state, boosting_state = fused(base, beam[k], np.int32(v), lm_bound, floor, params, fusion)
         slot, count = insert(candidates.items, candidates.rank, count, score, np.int32(k), np.int32(~v))
         if slot >= 0:
             candidates.items[slot].lm_state = lm_state
@@ -142,9 +132,7 @@ def _offer_same_text(row, beam, size, k, params, fusion, candidates, count):
         origin, label = k, beam[k].last_label
     else:
         origin, label = k, np.int32(params.blank_id)
-    slot, count = insert(
-        candidates.items, candidates.rank, count, log_add(blank, token), np.int32(origin), label
-    )
+    slot, count = insert(candidates.items, candidates.rank, count, log_add(blank, token), np.int32(origin), label)
     if slot >= 0:
         candidates.items[slot].lm_state = beam[k].lm_state
         candidates.items[slot].boosting_state = beam[k].boosting_state

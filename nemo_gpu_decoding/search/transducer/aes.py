@@ -135,9 +135,7 @@ def _prefix_search(b, data, params, fusion):
 @no_refcount
 def _token_score(row, hypothesis, label, params, fusion):
     """Score of a token after a hypothesis, with LM and boosting."""
-    fused, _, _ = fused_token(
-        hypothesis.lm_state, hypothesis.boosting_state, label, IMPOSSIBLE, params, fusion
-    )
+    fused, _, _ = fused_token(hypothesis.lm_state, hypothesis.boosting_state, label, IMPOSSIBLE, params, fusion)
     return (row[label] + token_offset(row, params, fusion)) + fused
 
 
@@ -197,9 +195,7 @@ def _compete(b, candidates, count, state, pool, n, scratch, params, durations):
         candidate = candidates.items[slot]
         scratch[0] = state.beam[b, candidate.parent]
         extend(scratch[0], candidate.choice, params, durations)
-        if candidate.score > IMPOSSIBLE and not _is_counted(
-            b, candidate.parent, scratch[0], state, params
-        ):
+        if candidate.score > IMPOSSIBLE and not _is_counted(b, candidate.parent, scratch[0], state, params):
             pool.items[n] = candidate
             pool.keys[n] = extended_hash(scratch[0].text_hash, scratch[0].frame)
             n += 1
@@ -292,10 +288,7 @@ class AESPlusPlus(TransducerDecoder[AESConfig]):
     kernels = "search/transducer/aes.cu"
 
     def __init__(
-        self,
-        networks: TransducerNetworks,
-        config: AESConfig | None = None,
-        fusion: Fusion | None = None,
+        self, networks: TransducerNetworks, config: AESConfig | None = None, fusion: Fusion | None = None
     ) -> None:
         super().__init__(networks, config or AESConfig(), fusion)
 

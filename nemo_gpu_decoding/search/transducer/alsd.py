@@ -21,13 +21,7 @@ from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
-from nemo_gpu_decoding.search.transducer.expand import (
-    best_labels,
-    insert,
-    new_candidates,
-    offer_blanks,
-    offer_tokens,
-)
+from nemo_gpu_decoding.search.transducer.expand import best_labels, insert, new_candidates, offer_blanks, offer_tokens
 from nemo_gpu_decoding.search.transducer.merge import begin_step, merge
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 from nemo_gpu_decoding.search.transducer.records import BAD_INPUT, HYPOTHESIS, KEEP
@@ -112,9 +106,7 @@ def _offer_labels(labels, row, hypothesis, k, params, fusion, candidates, count)
         if label == params.vocab_size:
             base = fused_blank(row[label], fusion, params.weighted_blank)
         else:
-            fused, lm_state, boosting_state = fused_token(
-                lm_state, boosting_state, label, IMPOSSIBLE, params, fusion
-            )
+            fused, lm_state, boosting_state = fused_token(lm_state, boosting_state, label, IMPOSSIBLE, params, fusion)
             base = (row[label] + offset) + fused
         for d in range(params.num_durations):
             score = hypothesis.score + (base + duration_log_prob(row, params, d))
@@ -147,10 +139,7 @@ class ALSDPlusPlus(TransducerDecoder[ALSDConfig]):
     kernels = "search/transducer/alsd.cu"
 
     def __init__(
-        self,
-        networks: TransducerNetworks,
-        config: ALSDConfig | None = None,
-        fusion: Fusion | None = None,
+        self, networks: TransducerNetworks, config: ALSDConfig | None = None, fusion: Fusion | None = None
     ) -> None:
         super().__init__(networks, config or ALSDConfig(), fusion)
 

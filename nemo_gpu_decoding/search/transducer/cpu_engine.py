@@ -11,12 +11,7 @@ import numpy as np
 from nemo_gpu_decoding.search.threads import for_each_share
 from nemo_gpu_decoding.search.transducer.beam import StepData, grown_nodes, new_pending
 from nemo_gpu_decoding.search.transducer.engine import StreamState, TransducerEngine
-from nemo_gpu_decoding.search.transducer.schedule import (
-    JointRows,
-    collect_pending,
-    new_numbered,
-    schedule,
-)
+from nemo_gpu_decoding.search.transducer.schedule import JointRows, collect_pending, new_numbered, schedule
 
 # Below so many log-probs per step, handing out shares to threads costs more than it saves.
 WORK_PER_THREAD = 200_000

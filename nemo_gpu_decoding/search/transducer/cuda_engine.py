@@ -149,9 +149,7 @@ class CUDAEngine(TransducerEngine):
 class _Step:
     """One step on a workspace, and the launches around it."""
 
-    def __init__(
-        self, algorithm: Algorithm, work: Workspace, lm: DeviceAutomaton, prediction: Prediction
-    ) -> None:
+    def __init__(self, algorithm: Algorithm, work: Workspace, lm: DeviceAutomaton, prediction: Prediction) -> None:
         self._algorithm, self._work, self._lm = algorithm, work, lm
         self._prediction = prediction
         self._kernels: dict[torch.dtype, Module] = {}  # by type of logits
@@ -172,10 +170,7 @@ class _Step:
         """Decide who reads which frame first."""
         work = self._work
         self._schedule.launch(
-            records.SCHEDULE,
-            grid=work.num_utterances,
-            block=records.MERGE_THREADS,
-            **work.arguments(records.SCHEDULE),
+            records.SCHEDULE, grid=work.num_utterances, block=records.MERGE_THREADS, **work.arguments(records.SCHEDULE)
         )
 
     def run(self) -> None:
@@ -236,10 +231,7 @@ class _Step:
         """Leave in `work.active` how many utterances have a next step."""
         work = self._work
         self._schedule.launch(
-            records.COUNT_ACTIVE,
-            grid=1,
-            block=records.MERGE_THREADS,
-            **work.arguments(records.COUNT_ACTIVE),
+            records.COUNT_ACTIVE, grid=1, block=records.MERGE_THREADS, **work.arguments(records.COUNT_ACTIVE)
         )
 
     def set_condition(self, handle: int) -> None:

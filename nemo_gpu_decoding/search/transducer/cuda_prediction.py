@@ -22,11 +22,7 @@ import torch
 from nemo_gpu_decoding.cuda.launch import runtime
 from nemo_gpu_decoding.search.transducer import records
 from nemo_gpu_decoding.search.transducer.cuda_workspace import SCHEDULE, Workspace, move_rows
-from nemo_gpu_decoding.search.transducer.fused_weights import (
-    FusedLSTM,
-    FusedStateless,
-    FusedWeights,
-)
+from nemo_gpu_decoding.search.transducer.fused_weights import FusedLSTM, FusedStateless, FusedWeights
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -89,8 +85,7 @@ class TorchPrediction:
         self._work = work
         self._schedule = runtime().load(SCHEDULE, work.shape.device)
         self._before = tuple(
-            work.buffer(f"state {i}", part.dtype, work.rows, *part.shape[1:])
-            for i, part in enumerate(work.cache[1:])
+            work.buffer(f"state {i}", part.dtype, work.rows, *part.shape[1:]) for i, part in enumerate(work.cache[1:])
         )
 
     def begin(self) -> None:
@@ -127,9 +122,7 @@ class LSTMPrediction:
             for layer, weight in enumerate(fused.weights)
         ]
         # hidden values times recurrent weights, of every text
-        self._recalled = [
-            work.buffer(f"recalled {layer}", kind, entries, 4 * self._size) for layer in range(layers)
-        ]
+        self._recalled = [work.buffer(f"recalled {layer}", kind, entries, 4 * self._size) for layer in range(layers)]
 
     def begin(self) -> None:
         for layer, weight in enumerate(self._fused.weights):

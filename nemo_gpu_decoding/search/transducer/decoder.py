@@ -95,15 +95,11 @@ class TransducerDecoder(Decoder[C, NBest]):
         shape, size = tuple(inputs.shape), self.networks.encoder_size
         if shape[2] != size:
             hint = " (NeMo's encoders give [B, D, T]: transpose(1, 2))" if shape[1] == size else ""
-            raise ValueError(
-                f"encoder_output has shape {shape}, expected [B, T, {size}], as the joint takes it{hint}"
-            )
+            raise ValueError(f"encoder_output has shape {shape}, expected [B, T, {size}], as the joint takes it{hint}")
         check_batch(inputs, "encoder_output", batch)
 
     def _algorithm(self) -> Algorithm:
-        return Algorithm(
-            self.networks, self.config, self._params, self._durations, self.step, self.kernels
-        )
+        return Algorithm(self.networks, self.config, self._params, self._durations, self.step, self.kernels)
 
     def _cpu_engine(self, streams: Streams) -> Engine:
         return CPUEngine(self._algorithm(), streams.fusion)
@@ -128,11 +124,7 @@ class TransducerDecoder(Decoder[C, NBest]):
         found: Found = engine.results(rows, n_best, final=final)
         return [
             NBest(
-                tuple(
-                    self._path(streams, b, found, r, n, final)
-                    for n in range(n_best)
-                    if found.order[r, n] >= 0
-                ),
+                tuple(self._path(streams, b, found, r, n, final) for n in range(n_best) if found.order[r, n] >= 0),
                 num_frames=int(found.state.beams.ends[found.rows[r]]),
             )
             for r, b in enumerate(rows)

@@ -113,9 +113,7 @@ def offer_blanks(row, hypothesis, k, params, fusion, candidates, count):
     for d in range(params.num_durations):
         score = hypothesis.score + (blank_score + duration_log_prob(row, params, d))
         choice = params.vocab_size * params.num_durations + d
-        count = insert(
-            candidates, count, score, k, choice, hypothesis.lm_state, hypothesis.boosting_state
-        )
+        count = insert(candidates, count, score, k, choice, hypothesis.lm_state, hypothesis.boosting_state)
     return count
 
 

@@ -168,10 +168,7 @@ def _fused_lstm(networks: LSTMNetworks) -> FusedLSTM:
     assert table is not None  # `why_not` has asked
     zeros = projection.weight.new_zeros(layers[0][1].shape[0])
     above = [weight for weight, *_ in layers[1:]] + [projection.weight]
-    products = [
-        torch.cat([recurrent, upper]).t()
-        for (_, recurrent, *_), upper in zip(layers, above, strict=True)
-    ]
+    products = [torch.cat([recurrent, upper]).t() for (_, recurrent, *_), upper in zip(layers, above, strict=True)]
     biases = [sum(layer[2:], start=zeros) for layer in layers]
     return FusedLSTM(table, torch.stack(biases), tuple(products), _bias_of(projection))
 

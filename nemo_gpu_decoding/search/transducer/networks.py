@@ -24,12 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nemo_gpu_decoding.search.transducer.onednn_linear import (
-    OneDNNLinear,
-    Versions,
-    versions,
-    whole_blocks,
-)
+from nemo_gpu_decoding.search.transducer.onednn_linear import OneDNNLinear, Versions, versions, whole_blocks
 
 MAX_TABLE_BYTES = 2**27  # of `LSTMNetworks`: 12,000 labels and 640 hidden values fit
 
@@ -169,9 +164,7 @@ class LSTMNetworks(ModuleNetworks):
             durations=durations,
         )
         if lstm.bidirectional or lstm.proj_size:
-            raise ValueError(
-                f"lstm is {lstm}, expected an LSTM of one direction and without projection (proj_size=0)"
-            )
+            raise ValueError(f"lstm is {lstm}, expected an LSTM of one direction and without projection (proj_size=0)")
         self.embedding = embedding
         self.lstm = lstm
         self._table: tuple[Versions, Tensor] = [], torch.empty(0)
@@ -291,9 +284,7 @@ def checked_durations(durations: Sequence[int]) -> tuple[int, ...]:
     """
     values = tuple(int(duration) for duration in durations)
     if any(value < 0 for value in values) or len(set(values)) < len(values) or values == (0,):
-        raise ValueError(
-            f"durations is {list(durations)}, expected different numbers of frames >= 0, not all 0"
-        )
+        raise ValueError(f"durations is {list(durations)}, expected different numbers of frames >= 0, not all 0")
     return values
 
 

@@ -50,9 +50,7 @@ class Predictions:
     ) -> None:
         """Run the prediction network: entry targets[i] becomes the text of sources[i] and labels[i]."""
         device = self.outputs.device
-        label, source, target = (
-            torch.from_numpy(values).to(device) for values in (labels, sources, targets)
-        )
+        label, source, target = (torch.from_numpy(values).to(device) for values in (labels, sources, targets))
         before = tuple(part.index_select(0, source) for part in self.state)
         output, after = networks.predict(label, before)
         self.outputs.index_copy_(0, target, output)
@@ -71,9 +69,7 @@ class Frames:
     def none(cls, n: int) -> Frames:
         return cls(torch.empty(n, 0, 0), np.zeros(n, np.int64))
 
-    def extended(
-        self, projected: Tensor, lengths: np.ndarray, ends: np.ndarray, needed: np.ndarray
-    ) -> Frames:
+    def extended(self, projected: Tensor, lengths: np.ndarray, ends: np.ndarray, needed: np.ndarray) -> Frames:
         """These frames from `needed` on, and new ones after them.
 
         Args:

@@ -236,11 +236,7 @@ COUNT_ACTIVE = Signature(
 )
 LOOP_CONDITION = Signature(
     "loop_condition",
-    {
-        "handle": Scalar(np.uint64),
-        "counters": Tensor(STREAM_COUNTERS, ("B",)),
-        "num_utterances": _INT,
-    },
+    {"handle": Scalar(np.uint64), "counters": Tensor(STREAM_COUNTERS, ("B",)), "num_utterances": _INT},
 )
 
 
@@ -256,8 +252,7 @@ def _moved_part(i: int) -> dict[str, Tensor | Scalar]:
 
 # Moves rows of tensors of any type: states and predictions of hypotheses, and frames.
 MOVE_ROWS = Signature(
-    "move_rows",
-    {name: parameter for i in range(MOVED_PARTS) for name, parameter in _moved_part(i).items()},
+    "move_rows", {name: parameter for i in range(MOVED_PARTS) for name, parameter in _moved_part(i).items()}
 )
 
 # The prediction network, see prediction.cu. E entries of the cache, H hidden values, J joint inputs.

@@ -133,9 +133,7 @@ class JointRows:
         Renumbers them in `row_of`. The log-probs hold until the next call but one.
         """
         self._log_probs, self._before = self._before, self._log_probs
-        new = _find_sources(
-            beam, count, numbered, self._kept, self._first_frames, self._strides, self._sources
-        )
+        new = _find_sources(beam, count, numbered, self._kept, self._first_frames, self._strides, self._sources)
         if new:
             self._compute(new)
         if new < count:

@@ -93,9 +93,7 @@ def fused_token(lm_state, boosting_state, label, least, params, fusion):
     """
     weight, bonus = np.float32(0.0), np.float32(0.0)
     if fusion.boosting_weight > 0:
-        bonus, boosting_state = lookup(
-            fusion.boosting, params.vocab_size, boosting_state, label, ANY_WEIGHT
-        )
+        bonus, boosting_state = lookup(fusion.boosting, params.vocab_size, boosting_state, label, ANY_WEIGHT)
         bonus *= fusion.boosting_weight
     if fusion.lm_weight > 0:
         slack = 1e-6 * abs(np.float64(least)) + 1e-5  # for rounding in float32

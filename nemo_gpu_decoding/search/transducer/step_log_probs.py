@@ -16,9 +16,7 @@ from nemo_gpu_decoding.search.result import Path
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 
 
-def step_log_probs(
-    networks: TransducerNetworks, frames: Sequence[Tensor], paths: Sequence[Path]
-) -> list[Tensor]:
+def step_log_probs(networks: TransducerNetworks, frames: Sequence[Tensor], paths: Sequence[Path]) -> list[Tensor]:
     """Log-probs at every step of every path; labels and durations normalised apart.
 
     Args:

@@ -85,9 +85,7 @@ def fusion_parts(tokens, params, fusion, lm_state, boosting_state, final):
             weight, lm_state = lookup(fusion.lm, params.vocab_size, lm_state, label, ANY_WEIGHT)
             lm_score += fusion.lm_weight * weight
         if fusion.boosting_weight > 0:
-            weight, boosting_state = lookup(
-                fusion.boosting, params.vocab_size, boosting_state, label, ANY_WEIGHT
-            )
+            weight, boosting_state = lookup(fusion.boosting, params.vocab_size, boosting_state, label, ANY_WEIGHT)
             boosting_score += fusion.boosting_weight * weight
     if final and fusion.boosting_weight > 0:
         boosting_score += fusion.boosting_weight * fusion.boosting.states[boosting_state].final_weight

@@ -62,17 +62,13 @@ class CPUEngine:
     def takes(self, lengths: torch.Tensor) -> bool:
         return False
 
-    def push(
-        self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False
-    ) -> None:
+    def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
         values, streams, config = as_float32(log_probs), list(self._streams), self._config
         composes = streams[0].models.composition is not None
 
         def read(rows: np.ndarray) -> None:
-            work = new_workspace(
-                config.max_active, values.shape[2], keeps_links=config.keeps_links, composes=composes
-            )
+            work = new_workspace(config.max_active, values.shape[2], keeps_links=config.keeps_links, composes=composes)
             for b in rows.tolist():
                 streams[b], work = read_chunk(streams[b], values, int(lengths[b]), b, work)
 
@@ -115,12 +111,7 @@ def read_chunk(
 
 
 def new_workspace(
-    max_active: int,
-    columns: int,
-    *,
-    keeps_links: bool = False,
-    composes: bool = False,
-    entries: int | None = None,
+    max_active: int, columns: int, *, keeps_links: bool = False, composes: bool = False, entries: int | None = None
 ) -> Workspace:
     """Buffers for one utterance at a time.
 
@@ -167,11 +158,7 @@ def with_more_groups(work: Workspace, max_active: int) -> Workspace:
     """Twice the room for groups; the tokens and the LM query cache stay."""
     keeps_links, composes = len(work.group_tokens) > 1, work.lm is not None
     larger = new_workspace(
-        max_active,
-        len(work.labels),
-        keeps_links=keeps_links,
-        composes=composes,
-        entries=2 * len(work.groups),
+        max_active, len(work.labels), keeps_links=keeps_links, composes=composes, entries=2 * len(work.groups)
     )
     if work.lm is not None and larger.lm is not None:
         larger = larger._replace(lm=larger.lm._replace(cache=work.lm.cache))

@@ -27,19 +27,8 @@ from nemo_gpu_decoding.lm.on_device import SECTOR_BYTES, LookupStatistics
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.word_graph import kernel_abi
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
-from nemo_gpu_decoding.search.word_graph.cuda_composition import (
-    NO_COMPOSITION,
-    LmComposition,
-    NoComposition,
-)
-from nemo_gpu_decoding.search.word_graph.kernel_abi import (
-    BACK_POINTER,
-    BEST_PATH,
-    LINK,
-    PROGRESS,
-    STREAM_PARAMS,
-    WORK,
-)
+from nemo_gpu_decoding.search.word_graph.cuda_composition import NO_COMPOSITION, LmComposition, NoComposition
+from nemo_gpu_decoding.search.word_graph.kernel_abi import BACK_POINTER, BEST_PATH, LINK, PROGRESS, STREAM_PARAMS, WORK
 from nemo_gpu_decoding.search.word_graph.records import (
     BACK_POINTERS_FULL,
     BAD_FRAME,
@@ -119,9 +108,7 @@ class CUDAEngine:
     def takes(self, lengths: torch.Tensor) -> bool:
         return False
 
-    def push(
-        self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False
-    ) -> None:
+    def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
         dtype = log_probs.dtype if log_probs.dtype in kernel_abi.LOG_PROB_TYPES else torch.float32
         values = log_probs.detach().to(self.device, dtype, non_blocking=True).contiguous()
@@ -194,9 +181,7 @@ class CUDAEngine:
             for row, own, path in zip(rows, found, newest_first, strict=True)
         ]
 
-    def _on_best_path(
-        self, row: int, found: np.void, newest_first: np.ndarray, final: bool
-    ) -> StreamState:
+    def _on_best_path(self, row: int, found: np.void, newest_first: np.ndarray, final: bool) -> StreamState:
         """An utterance of one token with this path, and perhaps of that which ends best."""
         tokens = np.stack([found["ending" if final else "best"], found["ending"]])
         tokens["back_pointer"] = [len(newest_first) - 1, NONE]
@@ -227,9 +212,7 @@ class CUDAEngine:
         if self._state.work is None:
             return LookupStatistics()
         work = _on_host(self._state.work, WORK)
-        hits, misses, sectors = (
-            int(work[name].sum()) for name in ("cache_hits", "cache_misses", "cache_sectors")
-        )
+        hits, misses, sectors = (int(work[name].sum()) for name in ("cache_hits", "cache_misses", "cache_sectors"))
         return LookupStatistics(hits, misses, sectors * SECTOR_BYTES)
 
     # ---------------------------------------------------------------------------------- launches
@@ -239,12 +222,7 @@ class CUDAEngine:
         known = {name: self._tables[name] for name in self._tables if name in signature.parameters}
         defines, shared_bytes = options.pop("defines", {}), options.pop("shared_bytes", 0)
         runtime().load(f"search/word_graph/{kernel}.cu", self.device, defines).launch(
-            signature,
-            grid=blocks,
-            block=kernel_abi.THREADS,
-            shared_bytes=shared_bytes,
-            **known,
-            **options,
+            signature, grid=blocks, block=kernel_abi.THREADS, shared_bytes=shared_bytes, **known, **options
         )
 
     def _advanced(self, state: State, values: torch.Tensor, lengths: torch.Tensor) -> State:
@@ -260,10 +238,7 @@ class CUDAEngine:
         if state.work is not None:
             next_work = torch.empty_like(state.work)
             composed = {**composed, "work": state.work, "next_work": next_work}
-        defines = {
-            "LOG_PROB": kernel_abi.LOG_PROB_TYPES[values.dtype],
-            **composition.defines(self._models),
-        }
+        defines = {"LOG_PROB": kernel_abi.LOG_PROB_TYPES[values.dtype], **composition.defines(self._models)}
         if params.keeps_links:
             defines["LINKS"] = 1
         self._launch(
@@ -296,9 +271,7 @@ class CUDAEngine:
         kept = next_tokens[:, :, : progress["tokens"].max()][rows, halves].contiguous()
         return state._replace(tokens=kept, progress=progress, work=next_work)
 
-    def _launch_best_path(
-        self, asked: torch.Tensor, capacity: int, final: bool
-    ) -> tuple[np.ndarray, torch.Tensor]:
+    def _launch_best_path(self, asked: torch.Tensor, capacity: int, final: bool) -> tuple[np.ndarray, torch.Tensor]:
         """[A] BEST_PATH of the utterances asked about, and [A, capacity] BACK_POINTER, still there."""
         state = self._state
         found = self._empty(len(asked), BEST_PATH.itemsize)
@@ -387,9 +360,7 @@ def _on_host(records: torch.Tensor, dtype: np.dtype) -> np.ndarray:
     return records.cpu().contiguous().numpy().view(dtype)[..., 0]
 
 
-def _boosting_on_device(
-    models: list[StreamModels], device: torch.device
-) -> tuple[DeviceAutomaton, np.ndarray]:
+def _boosting_on_device(models: list[StreamModels], device: torch.device) -> tuple[DeviceAutomaton, np.ndarray]:
     """All boosting automata one after the other, and the STREAM_PARAMS [n] of each utterance."""
     automata = list(dict.fromkeys(own.boosting for own in models))
     copies = [on_device(automaton, device) for automaton in automata]

@@ -37,13 +37,7 @@ from nemo_gpu_decoding.search.word_graph.records import (
     SearchParams,
     StreamParams,
 )
-from nemo_gpu_decoding.search.word_graph.result import (
-    WordPath,
-    graph_score,
-    relative_cost,
-    traced_text,
-    words_of,
-)
+from nemo_gpu_decoding.search.word_graph.result import WordPath, graph_score, relative_cost, traced_text, words_of
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
 
 NO_END = "no hypothesis has reached a final state of the graph; the result may break off within a word"

@@ -20,12 +20,7 @@ from nemo_gpu_decoding.graph.csr import EPSILON, GRAPH_ARC, GRAPH_STATE
 from nemo_gpu_decoding.lm.on_device import lm_parameters
 from nemo_gpu_decoding.lm.records import LM_STATE  # noqa: F401  of lm_parameters, to be printed
 from nemo_gpu_decoding.search.word_graph import records as host
-from nemo_gpu_decoding.search.word_graph.records import (
-    BINS,
-    SearchParams,
-    StreamParams,
-    token_capacity,
-)
+from nemo_gpu_decoding.search.word_graph.records import BINS, SearchParams, StreamParams, token_capacity
 
 # The types of log-probs that the kernels read as they are, and their names in CUDA C++.
 LOG_PROB_TYPES = {torch.float32: "float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
@@ -58,10 +53,7 @@ STREAM_PARAMS = np.dtype(
 LM_KEY = np.dtype(
     [
         ("key", np.int64),  # as that of cuda_wfst
-        (
-            "lm",
-            np.int64,
-        ),  # LM context: state of the large LM in the upper half, of the small in the lower
+        ("lm", np.int64),  # LM context: state of the large LM in the upper half, of the small in the lower
     ],
     align=True,
 )
@@ -133,10 +125,7 @@ ORIGIN = np.dtype(
 _CANDIDATE = [
     ("cost", np.float32),
     ("origin", ORIGIN),
-    (
-        "entry",
-        np.int32,
-    ),  # of a table; while recombined: its slot, ~slot if it is to open it; or NO_ENTRY
+    ("entry", np.int32),  # of a table; while recombined: its slot, ~slot if it is to open it; or NO_ENTRY
 ]
 PLAIN_CANDIDATE = np.dtype([("key", np.int64), *_CANDIDATE], align=True)
 LM_CANDIDATE = np.dtype([("key", LM_KEY), *_CANDIDATE], align=True)
@@ -154,18 +143,12 @@ COUNTERS = np.dtype(
         ("num_labels", np.int32),
         ("num_next_tokens", np.int32),
         ("num_groups", np.int32),
-        (
-            "full",
-            np.int32,
-        ),  # there were more keys than next tokens have capacity for: new ones are refused
+        ("full", np.int32),  # there were more keys than next tokens have capacity for: new ones are refused
         ("best_token", np.int32),  # of this frame
         ("kept", np.int32),
         ("num_back_pointers", np.int32),
         ("last_step", np.int32),
-        (
-            "num_links",
-            np.int32,
-        ),  # of this frame, beyond the stream's; above the capacity if there were more
+        ("num_links", np.int32),  # of this frame, beyond the stream's; above the capacity if there were more
         ("unused", np.int32),
     ]
 )

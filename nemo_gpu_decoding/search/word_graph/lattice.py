@@ -20,13 +20,7 @@ import numpy as np
 
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.search.word_graph.best_path import Steps, all_ends
-from nemo_gpu_decoding.search.word_graph.kbest import (
-    backward_costs,
-    best_texts,
-    forward_costs,
-    name_links,
-    path_links,
-)
+from nemo_gpu_decoding.search.word_graph.kbest import backward_costs, best_texts, forward_costs, name_links, path_links
 from nemo_gpu_decoding.search.word_graph.records import BLANK_MOVE, NEW_TOKEN, NONE
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamState
 
@@ -93,9 +87,7 @@ class Lattice:
         runs = np.bincount(owner[is_token], minlength=len(begins))
         sums = np.bincount(owner[is_token], posteriors[is_token], minlength=len(begins))
         new = links[begins]
-        return Steps(
-            new["arc"], new["epsilon"], new["frame"], runs.astype(np.int32), sums.astype(np.float32)
-        )
+        return Steps(new["arc"], new["epsilon"], new["frame"], runs.astype(np.int32), sums.astype(np.float32))
 
     # ---------------------------------------------------------------------------------- exports
 

@@ -9,13 +9,7 @@ import numpy as np
 
 from nemo_gpu_decoding.graph.topology import NORMAL
 from nemo_gpu_decoding.jit import inlined, no_refcount
-from nemo_gpu_decoding.search.word_graph.candidates import (
-    boosted,
-    cost_of,
-    fill_slot,
-    least_total,
-    offer,
-)
+from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, fill_slot, least_total, offer
 from nemo_gpu_decoding.search.word_graph.composition import query
 from nemo_gpu_decoding.search.word_graph.labels import SORTED_LABELS
 from nemo_gpu_decoding.search.word_graph.records import (

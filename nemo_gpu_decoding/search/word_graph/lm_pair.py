@@ -45,9 +45,7 @@ def make_lm_pair(graph: WordGraph, large: PackedLM, small: PackedLM, difference:
     small_labels = _labels(graph, emitted, small, "small")
     for name, lm in (("large", large), ("small", small)):
         if lm.num_states >= MOST_STATES:
-            raise ValueError(
-                f"{name} ({lm.name}) has {lm.num_states} states, expected fewer than {MOST_STATES}"
-            )
+            raise ValueError(f"{name} ({lm.name}) has {lm.num_states} states, expected fewer than {MOST_STATES}")
     merged = None
     if difference == "always" or (difference == "auto" and sum(large.counts) <= AUTO_NGRAMS):
         merged = difference_of(large, small)

@@ -52,8 +52,7 @@ def minimum_bayes_risk(paths: Sequence[WordPath]) -> WordPath:
     texts = _texts(paths)
     risks = [
         sum(
-            share * align(own, other, np.zeros(len(own), np.bool_))
-            for share, other in zip(shares, texts, strict=True)
+            share * align(own, other, np.zeros(len(own), np.bool_)) for share, other in zip(shares, texts, strict=True)
         )
         for own in texts
     ]

@@ -201,9 +201,7 @@ LM_GROUP = np.dtype(
     ],
     align=True,
 )
-GROUP_TOKEN = np.dtype(
-    [("cost", np.float32), ("source", np.int32), ("epsilon", np.int32), ("next", np.int32)]
-)
+GROUP_TOKEN = np.dtype([("cost", np.float32), ("source", np.int32), ("epsilon", np.int32), ("next", np.int32)])
 # A context in its group's list of them
 ORDERED = np.dtype([("cost", np.float32), ("context", np.int32)])
 # An arc that LM contexts of a group take once the LMs have answered: a deferred LM query

@@ -148,9 +148,7 @@ def find_spans(words, tokens, unknown, index, begin, spelled, beginning, ends):
     dead = np.zeros((count + 1, size + 1), np.bool_)  # (word, first token) from which there is no way
     n, at = 0, 0
     while n < count:
-        end = _next_end(
-            words[n], n == count - 1, tokens, at, choice, n, unknown, index, begin, spelled, beginning
-        )
+        end = _next_end(words[n], n == count - 1, tokens, at, choice, n, unknown, index, begin, spelled, beginning)
         if end >= 0 and not dead[n + 1, end]:
             ends[n] = at = end
             n += 1

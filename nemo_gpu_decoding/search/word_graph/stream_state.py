@@ -84,9 +84,7 @@ def raise_stop(log_probs: np.ndarray, b: int, frame: int, status: int) -> None:
     )
 
 
-def grown_back_pointers(
-    back_pointers: np.ndarray, counters: np.ndarray, tokens: np.ndarray, more: int
-) -> np.ndarray:
+def grown_back_pointers(back_pointers: np.ndarray, counters: np.ndarray, tokens: np.ndarray, more: int) -> np.ndarray:
     """Those that no token leads to are dropped; more room is made if that is not enough for `more`."""
     kept = np.empty(len(back_pointers), BACK_POINTER)
     size = compact_back_pointers(back_pointers, int(counters["back_pointers"][0]), tokens, kept)

@@ -141,9 +141,7 @@ class Graph:
         launch = EmulatedModule.launch
         with self._patch.context() as patch:
             patch.setattr(cuda_engine, "_is_capturing", lambda device: True)
-            patch.setattr(
-                EmulatedModule, "launch", lambda *given, **more: self._note(launch, given, more)
-            )
+            patch.setattr(EmulatedModule, "launch", lambda *given, **more: self._note(launch, given, more))
             work()
 
     def _note(self, launch, given, more):

@@ -94,24 +94,18 @@ def nemo_computer(nemo_fusion, which, beam_size, threshold=20.0):
 def our_decoder(our_fusion, which, beam_size, threshold=20.0):
     lm = our_fusion["lm"] if which in ("lm", "both") else None
     boosting = our_fusion["boosting"] if which in ("boosting", "both") else None
-    config = FlexCTCConfig(
-        beam_size=beam_size, n_best=beam_size, beam_beta=BETA, beam_threshold=threshold, threads=1
-    )
+    config = FlexCTCConfig(beam_size=beam_size, n_best=beam_size, beam_beta=BETA, beam_threshold=threshold, threads=1)
     return FlexCTCBeam(VOCAB, VOCAB, config, Fusion(lm, LM_WEIGHT, boosting, BOOSTING_WEIGHT))
 
 
 def nemo_n_best(computer, log_probs):
     """[(tokens, frames, score)] with different tokens, best first."""
     with torch.no_grad():
-        hypotheses = computer(log_probs[None], torch.tensor([len(log_probs)])).to_nbest_hyps_list(
-            score_norm=False
-        )
+        hypotheses = computer(log_probs[None], torch.tensor([len(log_probs)])).to_nbest_hyps_list(score_norm=False)
     distinct = {}
     for hypothesis in hypotheses[0].n_best_hypotheses:
         # NeMo may list a text twice: ending in a blank, and ending in its last token
-        distinct.setdefault(
-            tuple(hypothesis.y_sequence.tolist()), (hypothesis.timestamp.tolist(), hypothesis.score)
-        )
+        distinct.setdefault(tuple(hypothesis.y_sequence.tolist()), (hypothesis.timestamp.tolist(), hypothesis.score))
     return [(list(tokens), frames, score) for tokens, (frames, score) in distinct.items()]
 
 

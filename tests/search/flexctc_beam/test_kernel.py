@@ -52,26 +52,20 @@ def test_beam_sizes(log_probs, merge, beam_size):
 @pytest.mark.parametrize("threshold", [0.1, 2.0, float("inf")])
 def test_thresholds(log_probs, threshold):
     for merge in MERGES:
-        assert_equal(
-            log_probs, [T] * 3, fusion=random_fusion(V), merge=merge, beam_threshold=threshold, n_best=4
-        )
+        assert_equal(log_probs, [T] * 3, fusion=random_fusion(V), merge=merge, beam_threshold=threshold, n_best=4)
 
 
 @pytest.mark.parametrize("blank_id", [0, 7, V])
 def test_blank_columns(log_probs, blank_id):
     for merge in MERGES:
-        assert_equal(
-            log_probs, [T] * 3, blank_id=blank_id, fusion=random_fusion(V), merge=merge, n_best=4
-        )
+        assert_equal(log_probs, [T] * 3, blank_id=blank_id, fusion=random_fusion(V), merge=merge, n_best=4)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 31, 500])
 def test_vocabulary_sizes(vocab_size):
     fusion = random_fusion(vocab_size)
     for merge in MERGES:
-        assert_equal(
-            random_log_probs(2, 8, vocab_size + 1, seed=4), [8, 5], fusion=fusion, merge=merge, n_best=3
-        )
+        assert_equal(random_log_probs(2, 8, vocab_size + 1, seed=4), [8, 5], fusion=fusion, merge=merge, n_best=3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
@@ -113,9 +107,7 @@ def test_an_lm_that_forbids_labels_and_ends():
         start_state=0,
     )
     for merge in MERGES:
-        assert_equal(
-            random_log_probs(2, 8, 4, seed=2), [8, 8], fusion=Fusion(lm, 0.5), merge=merge, n_best=4
-        )
+        assert_equal(random_log_probs(2, 8, 4, seed=2), [8, 8], fusion=Fusion(lm, 0.5), merge=merge, n_best=4)
 
 
 def test_requests_of_single_utterances(log_probs):
@@ -183,9 +175,7 @@ def test_rows_that_exceed_shared_memory_are_read_where_they_lie(emulated_runtime
     assert cuda_engine.list_sizes(8, columns, 4, most)[1] == 0
     assert cuda_engine.list_sizes(8, columns, 1, most)[1] > 0
     for merge in MERGES:
-        assert_equal(
-            random_log_probs(2, 3, columns, seed=8, sharpness=3.0), [3, 2], merge=merge, n_best=4
-        )
+        assert_equal(random_log_probs(2, 3, columns, seed=8, sharpness=3.0), [3, 2], merge=merge, n_best=4)
 
 
 def test_a_beam_that_exceeds_shared_memory_is_refused(log_probs):

@@ -34,9 +34,7 @@ def search_everything(merge: str = "max") -> None:
 
 def search_in_chunks() -> None:
     """Beams come back from global memory."""
-    decoder = on_cuda(
-        V, V, random_fusion(V), merge="sum", beam_size=16, n_best=16, beam_threshold=float("inf")
-    )
+    decoder = on_cuda(V, V, random_fusion(V), merge="sum", beam_size=16, n_best=16, beam_threshold=float("inf"))
     for sharpness in (0.3, 3.0):
         log_probs = random_log_probs(2, 7, V + 1, seed=1, sharpness=sharpness)
         streams = decoder.open(2)
@@ -70,8 +68,6 @@ def test_no_races_in_blocks_of_any_size(emulated_runtime, monkeypatch, threads):
         search_everything(merge)
 
 
-@pytest.mark.parametrize(
-    "barrier", [barrier for name in KERNELS for barrier in barriers_of(name)], ids=str
-)
+@pytest.mark.parametrize("barrier", [barrier for name in KERNELS for barrier in barriers_of(name)], ids=str)
 def test_every_barrier_is_needed(request, tmp_path, short_lists, barrier):
     assert_needed(barrier, search_in_chunks, tmp_path, request.config.cache.mkdir("cuda_emulator"))

@@ -41,20 +41,14 @@ def fusion_of(problem):
 def test_wide_beam_finds_the_true_n_best(merge, problem, blank_first):
     vocab_size, frames = problem["vocab_size"], problem["frames"]
     blank_id = 0 if blank_first else vocab_size
-    log_probs = random_log_probs(
-        1, frames, vocab_size + 1, seed=problem["seed"], sharpness=problem["sharpness"]
-    )
+    log_probs = random_log_probs(1, frames, vocab_size + 1, seed=problem["seed"], sharpness=problem["sharpness"])
     fusion = fusion_of(problem)
     expected = ranking(
         log_probs[0].numpy().astype(np.float64), blank_id,
         add=merge != "max", fusion=fusion, beam_beta=problem["beam_beta"],
     )  # fmt: skip
     config = FlexCTCConfig(
-        beam_size=2048,
-        n_best=10,
-        beam_beta=problem["beam_beta"],
-        beam_threshold=float("inf"),
-        merge=merge,
+        beam_size=2048, n_best=10, beam_beta=problem["beam_beta"], beam_threshold=float("inf"), merge=merge
     )
     nbest = FlexCTCBeam(vocab_size, blank_id, config, fusion).decode(log_probs, [frames])[0]
     assert len(nbest) == min(10, len(expected))
@@ -68,9 +62,7 @@ def test_wide_beam_finds_the_true_n_best(merge, problem, blank_first):
 @given(problem=problems, beam_size=st.integers(1, 8))
 def test_a_beam_never_beats_the_truth(problem, beam_size):
     vocab_size, frames = problem["vocab_size"], problem["frames"]
-    log_probs = random_log_probs(
-        1, frames, vocab_size + 1, seed=problem["seed"], sharpness=problem["sharpness"]
-    )
+    log_probs = random_log_probs(1, frames, vocab_size + 1, seed=problem["seed"], sharpness=problem["sharpness"])
     fusion = fusion_of(problem)
     best, _ = ranking(
         log_probs[0].numpy().astype(np.float64), vocab_size,

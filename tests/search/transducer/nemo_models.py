@@ -34,9 +34,7 @@ FUSION_MODES = [
 ]
 
 
-def random_nemo_model(
-    *, durations=(), prediction="lstm", joint="rnnt", layers=1, seed=0, blank_bias=7.0
-):
+def random_nemo_model(*, durations=(), prediction="lstm", joint="rnnt", layers=1, seed=0, blank_bias=7.0):
     """(decoder, joint): the output layer is sharpened, and its bias makes the blank frequent."""
     from nemo.collections.asr.modules.hybrid_autoregressive_transducer import HATJoint
     from nemo.collections.asr.modules.rnnt import RNNTDecoder, RNNTJoint, StatelessTransducerDecoder
@@ -87,10 +85,7 @@ class FusionPair:
 
     @classmethod
     def load(cls):
-        from nemo.collections.asr.parts.context_biasing import (
-            BoostingTreeModelConfig,
-            GPUBoostingTreeModel,
-        )
+        from nemo.collections.asr.parts.context_biasing import BoostingTreeModelConfig, GPUBoostingTreeModel
         from nemo.collections.asr.parts.submodules.ngram_lm import NGramGPULanguageModel
 
         sentencepiece = sentencepiece_processor()
@@ -162,9 +157,7 @@ def checkpoint(kind):
         audio = ASSETS / "speech" / json.loads(line)["audio_filepath"]
         samples = torch.from_numpy(soundfile.read(audio, dtype="float32")[0])[None]
         with torch.no_grad():
-            encoded, _ = model(
-                input_signal=samples, input_signal_length=torch.tensor([samples.shape[1]])
-            )
+            encoded, _ = model(input_signal=samples, input_signal_length=torch.tensor([samples.shape[1]]))
         outputs.append(encoded.transpose(1, 2))
     durations = list(model.cfg.get("model_defaults", {}).get("tdt_durations", None) or [])
     return (model.decoder, model.joint), durations, outputs

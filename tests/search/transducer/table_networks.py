@@ -34,9 +34,7 @@ class TableNetworks:
         sharpness: the larger, the more peaked.
     """
 
-    def __init__(
-        self, vocab_size, durations=(), *, seed=0, blank_bias=1.0, sharpness=2.0, max_length=None
-    ):
+    def __init__(self, vocab_size, durations=(), *, seed=0, blank_bias=1.0, sharpness=2.0, max_length=None):
         generator = torch.Generator().manual_seed(seed)
 
         def weights(*shape):
@@ -93,9 +91,7 @@ def random_fusion(vocab_size: int, kind: str = "both", seed: int = 0) -> Fusion:
     return Fusion(lm, 0.4, boosting, 0.5)
 
 
-def assert_equal(
-    make: Any, networks, config, frames, lengths, fusion: Fusion | None = None, requests=None
-) -> None:
+def assert_equal(make: Any, networks, config, frames, lengths, fusion: Fusion | None = None, requests=None) -> None:
     """The kernels, run by the emulator, find the n-best lists of the CPU, to the bit.
 
     `make`: the decoder's class.

@@ -62,9 +62,7 @@ class FakeGraph:
 
 @pytest.fixture
 def work():
-    return SimpleNamespace(
-        shape=SimpleNamespace(device=GPU), active=torch.zeros(1, dtype=torch.int32), graphs={}
-    )
+    return SimpleNamespace(shape=SimpleNamespace(device=GPU), active=torch.zeros(1, dtype=torch.int32), graphs={})
 
 
 @pytest.fixture

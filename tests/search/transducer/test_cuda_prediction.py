@@ -11,12 +11,7 @@ import torch
 from torch import nn
 
 from nemo_gpu_decoding.search.transducer import cuda_prediction, fused_weights
-from nemo_gpu_decoding.search.transducer.cuda_prediction import (
-    LSTM,
-    STATELESS,
-    TORCH,
-    PredictionPaths,
-)
+from nemo_gpu_decoding.search.transducer.cuda_prediction import LSTM, STATELESS, TORCH, PredictionPaths
 from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace, WorkspaceShape, kind_of
 from nemo_gpu_decoding.search.transducer.fused_weights import FusedWeights
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
@@ -24,10 +19,7 @@ from nemo_gpu_decoding.search.transducer.prediction_cache import Predictions
 from nemo_gpu_decoding.search.transducer.records import NO_ROW
 from tests.search.transducer.nemo_models import HIDDEN, random_nemo_model
 from tests.search.transducer.nemo_models import VOCAB as NEMO_VOCAB
-from tests.search.transducer.table_networks import (
-    STRATEGIES,
-    random_fusion,
-)
+from tests.search.transducer.table_networks import STRATEGIES, random_fusion
 
 pytestmark = pytest.mark.usefixtures("emulated_runtime", "small_blocks")
 
@@ -245,8 +237,7 @@ def test_searches_find_what_the_cpu_finds(strategy, make, path, durations):
     decoder, config = STRATEGIES[strategy]
     networks, options = make(durations=durations), config(beam_size=4, n_best=4)
     device, host = (
-        decoder(networks, replace(options, backend=backend), random_fusion(V))
-        for backend in ("cuda", "cpu")
+        decoder(networks, replace(options, backend=backend), random_fusion(V)) for backend in ("cuda", "cpu")
     )
     assert device.device_modes == {"graphs": None, "prediction": None}
     expected = results(host)

@@ -145,11 +145,7 @@ def test_more_nodes_than_fit_between_two_looks(strategy, monkeypatch):
 def test_beams_are_equal_after_every_frame(strategy, durations):
     """Hypothesis for hypothesis, not only the n best of the end."""
     make, config = strategy
-    networks, fusion, frames = (
-        TableNetworks(V, durations, seed=8),
-        random_fusion(V),
-        random_frames(2, T, seed=8),
-    )
+    networks, fusion, frames = (TableNetworks(V, durations, seed=8), random_fusion(V), random_frames(2, T, seed=8))
     decoders = [make(networks, config(beam_size=5, backend=b), fusion) for b in ("cpu", "cuda")]
     first, second = (decoder.open(2) for decoder in decoders)
     fields = [name for name in HYPOTHESIS.names if name != "cache_entry"]

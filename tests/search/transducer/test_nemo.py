@@ -40,9 +40,7 @@ def fusions():
 
 @pytest.fixture(scope="module")
 def nemo_class():
-    from nemo.collections.asr.parts.submodules.rnnt_maes_batched_computer import (
-        ModifiedAESBatchedRNNTComputer,
-    )
+    from nemo.collections.asr.parts.submodules.rnnt_maes_batched_computer import ModifiedAESBatchedRNNTComputer
 
     return ModifiedAESBatchedRNNTComputer
 
@@ -192,12 +190,8 @@ def test_boosting_beside_an_lm_is_ignored_in_nemo(fusions):
 
 
 def nemo_computer(model, durations, beam_size, max_symbols, pruning, blank, fusion):
-    from nemo.collections.asr.parts.submodules.rnnt_malsd_batched_computer import (
-        ModifiedALSDBatchedRNNTComputer,
-    )
-    from nemo.collections.asr.parts.submodules.tdt_malsd_batched_computer import (
-        ModifiedALSDBatchedTDTComputer,
-    )
+    from nemo.collections.asr.parts.submodules.rnnt_malsd_batched_computer import ModifiedALSDBatchedRNNTComputer
+    from nemo.collections.asr.parts.submodules.tdt_malsd_batched_computer import ModifiedALSDBatchedTDTComputer
 
     kind, extra = ModifiedALSDBatchedRNNTComputer, {}
     if durations:
@@ -213,9 +207,7 @@ def assert_equals_nemo(model, fusions, durations, beam_size, mode, seed, frames=
 
     what, pruning, blank = mode
     encoder_output = random_encoder_output(frames, seed=seed)
-    computer = nemo_computer(
-        model, durations, beam_size, max_symbols, pruning, blank, fusions.for_nemo(what)
-    )
+    computer = nemo_computer(model, durations, beam_size, max_symbols, pruning, blank, fusions.for_nemo(what))
     config = ALSDConfig(
         beam_size=beam_size, n_best=beam_size, max_symbols=max_symbols, pruning_mode=pruning,
         blank_lm_score_mode=blank, threads=1,
@@ -269,9 +261,7 @@ def test_shipped_checkpoints_alsd(fusions, kind, beam_size, mode):
     model, durations, outputs = checkpoint(kind)
     what, pruning, blank = mode
     computer = nemo_computer(model, durations, beam_size, 10, pruning, blank, fusions.for_nemo(what))
-    config = ALSDConfig(
-        beam_size=beam_size, n_best=beam_size, pruning_mode=pruning, blank_lm_score_mode=blank
-    )
+    config = ALSDConfig(beam_size=beam_size, n_best=beam_size, pruning_mode=pruning, blank_lm_score_mode=blank)
     decoder = ALSDPlusPlus(networks_of(*model, durations), config, fusions.for_us(what))
     for encoder_output in outputs:
         nbest = decoder.decode(encoder_output, [encoder_output.shape[1]])[0]

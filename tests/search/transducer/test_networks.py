@@ -110,12 +110,7 @@ def test_matrix_products_do_not_mix_utterances():
 @pytest.mark.parametrize("durations", [[-1, 0], [0, 1, 1], [0]])
 def test_bad_durations_are_named(durations):
     with pytest.raises(ValueError, match="durations is"):
-        LSTMNetworks(
-            nn.Embedding(VOCAB + 1, HIDDEN),
-            nn.LSTM(HIDDEN, HIDDEN),
-            *joint_parts(2),
-            durations=durations,
-        )
+        LSTMNetworks(nn.Embedding(VOCAB + 1, HIDDEN), nn.LSTM(HIDDEN, HIDDEN), *joint_parts(2), durations=durations)
 
 
 @pytest.mark.parametrize("kind", [{"bidirectional": True}, {"proj_size": 4}])

@@ -15,12 +15,7 @@ from nemo_gpu_decoding.search.transducer.schedule import JointRows
 from tests.contract.subject import facts
 from tests.oracles.transducer import Scorer, aes, alsd, brute_force
 from tests.random_models import random_boosting, random_lm
-from tests.search.transducer.table_networks import (
-    STRATEGIES,
-    TableNetworks,
-    random_frames,
-    random_fusion,
-)
+from tests.search.transducer.table_networks import STRATEGIES, TableNetworks, random_frames, random_fusion
 
 DURATIONS = [(), (0, 1), (0, 2, 3), (1, 2), (4, 0, 1)]
 BLANK_MODES = {True: "lm_weighted_full", False: "no_score"}
@@ -41,9 +36,7 @@ def test_a_beam_that_holds_everything_is_exact(durations, what, weighted):
     frames = random_frames(1, 3, seed=2)
     fusion = fusion_of(2, what)
     expected = brute_force(Scorer(networks, frames[0], fusion, weighted_blank=weighted), max_length=3)
-    config = ALSDConfig(
-        beam_size=256, n_best=256, blank_lm_score_mode=BLANK_MODES[weighted], score_norm=False
-    )
+    config = ALSDConfig(beam_size=256, n_best=256, blank_lm_score_mode=BLANK_MODES[weighted], score_norm=False)
     nbest = ALSDPlusPlus(networks, config, fusion).decode(frames, [3])[0]
     assert {tuple(path.tokens): path.score for path in nbest} == pytest.approx(expected, abs=1e-4)
 
@@ -96,9 +89,7 @@ def test_blank_scoring_keeps_words():
         config = ALSDConfig(beam_size=8, blank_lm_score_mode=mode)
         decoder = ALSDPlusPlus(networks, config, Fusion(random_lm(9, seed=1), 0.8))
         counts[mode] = sum(len(nbest.best) for nbest in decoder.decode(frames, [30] * 8))
-    plain = sum(
-        len(n.best) for n in ALSDPlusPlus(networks, ALSDConfig(beam_size=8)).decode(frames, [30] * 8)
-    )
+    plain = sum(len(n.best) for n in ALSDPlusPlus(networks, ALSDConfig(beam_size=8)).decode(frames, [30] * 8))
     assert counts["no_score"] < counts["lm_weighted_full"] <= 1.5 * plain
 
 

@@ -32,9 +32,7 @@ def on_cuda(graph, **options: Any) -> CudaWFST:
 def assert_equal(graph, log_probs, lengths, requests=None, **options: Any):
     """Both backends return the same results: tokens, times, words, scores and notes, to the bit."""
     options = {"max_active": 200, **options}
-    expected, found = (
-        build(graph, **options).decode(log_probs, lengths, requests) for build in (on_cpu, on_cuda)
-    )
+    expected, found = (build(graph, **options).decode(log_probs, lengths, requests) for build in (on_cpu, on_cuda))
     assert all_facts(found) == all_facts(expected)
     assert [nbest.num_frames for nbest in found] == [nbest.num_frames for nbest in expected]
     return found
@@ -43,9 +41,7 @@ def assert_equal(graph, log_probs, lengths, requests=None, **options: Any):
 def assert_equal_lattices(graph, log_probs, lengths, requests=None, **options: Any):
     """Both backends keep the same lattices, and return the same n best of each, to the bit."""
     found = assert_equal(graph, log_probs, lengths, requests, lattice=True, **options)
-    expected = on_cpu(graph, lattice=True, **{"max_active": 200, **options}).decode(
-        log_probs, lengths, requests
-    )
+    expected = on_cpu(graph, lattice=True, **{"max_active": 200, **options}).decode(log_probs, lengths, requests)
     for ours, theirs in zip(found, expected, strict=True):
         assert_same_lattice(ours.lattice, theirs.lattice)
     return found
@@ -83,8 +79,7 @@ NEPER = 0.4342944819  # log10(e)
 def rounded(table: Table) -> Table:
     """With costs that are whole numbers, so that there are ties."""
     return {
-        gram: (-NEPER * round(-2.3 * prob), -NEPER * round(-2.3 * backoff))
-        for gram, (prob, backoff) in table.items()
+        gram: (-NEPER * round(-2.3 * prob), -NEPER * round(-2.3 * backoff)) for gram, (prob, backoff) in table.items()
     }
 
 

@@ -55,21 +55,14 @@ def fst_of(graph: WordGraph) -> Fst:
     return Fst(graph.start, final, begin, np.array([row[1:] for row in rows], FST_ARC))
 
 
-def make(
-    graph, *, vocab_size=VOCAB, blank_id=BLANK, boosting=None, lm_weight=1.0, pieces=None, **options
-):
+def make(graph, *, vocab_size=VOCAB, blank_id=BLANK, boosting=None, lm_weight=1.0, pieces=None, **options):
     config = WFSTConfig(**{"beam": WIDE, "max_active": ALL, "threads": 1, **options})
     fusion = Fusion(lm_weight=lm_weight, boosting=boosting)
     return CudaWFST(graph, vocab_size, blank_id, config, fusion, pieces)
 
 
 def random_graph(
-    seed: int,
-    *,
-    columns: int,
-    blank: int | None = None,
-    states: int = 25,
-    coarse: bool = False,
+    seed: int, *, columns: int, blank: int | None = None, states: int = 25, coarse: bool = False
 ) -> WordGraph:
     """Any graph over the labels 0 .. columns - 2: arcs with and without words, two arcs with one label,
     a state with many arcs, chains of epsilons with several words.
@@ -178,9 +171,7 @@ def nested_pair(seed: int) -> tuple[LM, LM]:
     return LM(part_of(large.table, seed=seed + 100)), large
 
 
-def make_paged(
-    small: LM, large: LM, *, graph=None, lm_weight=1.0, boosting=None, **options
-) -> PagedBigLM:
+def make_paged(small: LM, large: LM, *, graph=None, lm_weight=1.0, boosting=None, **options) -> PagedBigLM:
     config = PagedBigLMConfig(**{"beam": WIDE, "max_active": ALL, "threads": 1, **options})
     return PagedBigLM(
         graph or small.graph, VOCAB, BLANK, large.packed, small.packed, config,

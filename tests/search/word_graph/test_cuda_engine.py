@@ -16,15 +16,7 @@ from tests.contract.subject import all_facts
 from tests.cuda_emulator.emulator import EmulatedRuntime
 from tests.graph.toy import PIECES
 from tests.random_models import random_log_probs
-from tests.search.word_graph.both import (
-    RANDOM_COLUMNS,
-    checked,
-    everything,
-    on,
-    on_cpu,
-    on_cuda,
-    random_case,
-)
+from tests.search.word_graph.both import RANDOM_COLUMNS, checked, everything, on, on_cpu, on_cuda, random_case
 from tests.search.word_graph.models import make, random_graph, toy_graph
 
 pytest.importorskip("kaldifst")
@@ -76,11 +68,7 @@ def test_records_are_compacted_and_get_more_room(monkeypatch, log_probs, expecte
     """Where they fill their room, within a chunk and from chunk to chunk."""
     compactions = []
     compacted = CUDAEngine._compacted
-    monkeypatch.setattr(
-        CUDAEngine,
-        "_compacted",
-        lambda *given: compactions.append(given) or compacted(*given),
-    )
+    monkeypatch.setattr(CUDAEngine, "_compacted", lambda *given: compactions.append(given) or compacted(*given))
     decoder = on_cuda(toy_graph(0), **OPTIONS)
     streams, done, turn = decoder.open(3), np.zeros(3, int), 0
     decoder.push(streams, log_probs[:, :0], [0, 0, 0])
@@ -125,10 +113,7 @@ def test_utterances_with_phrases_of_their_own_in_one_batch(log_probs):
     graph = toy_graph(0)
     requests = [Request(boosting=build_word_boosting({word: 3.0}, graph)) for word in ("a", "bb", "cab")]
     together = on_cuda(graph, **OPTIONS).decode(log_probs, LENGTHS, requests)
-    alone = [
-        on_cuda(graph, **OPTIONS).decode(log_probs[b : b + 1], [LENGTHS[b]], [requests[b]])[0]
-        for b in range(3)
-    ]
+    alone = [on_cuda(graph, **OPTIONS).decode(log_probs[b : b + 1], [LENGTHS[b]], [requests[b]])[0] for b in range(3)]
     assert all_facts(together) == all_facts(alone)
 
 
@@ -290,10 +275,7 @@ def test_an_error_leaves_streams_alone(paged_log_probs, paged_expected):
 def test_records_get_more_room(monkeypatch, paged_log_probs, paged_expected):
     for name in ("FIRST_BACK_POINTERS", "BACK_POINTERS_PER_ACTIVE"):
         monkeypatch.setattr(cuda_engine, name, 1)
-    assert (
-        everything(on("cuda", *random_case(0), **PAGED_OPTIONS), paged_log_probs, PAGED_LENGTHS)
-        == paged_expected
-    )
+    assert everything(on("cuda", *random_case(0), **PAGED_OPTIONS), paged_log_probs, PAGED_LENGTHS) == paged_expected
 
 
 @checked
@@ -345,9 +327,7 @@ def test_working_memory_is_what_is_allocated_paged(paged_log_probs, monkeypatch)
     monkeypatch.setattr(
         cuda_engine.CUDAEngine,
         "_buffers",
-        lambda engine, n, capacity: (
-            seen.append((n, capacity, buffers(engine, n, capacity))) or seen[-1][2]
-        ),
+        lambda engine, n, capacity: seen.append((n, capacity, buffers(engine, n, capacity))) or seen[-1][2],
     )
     on("cuda", *random_case(0), **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
     n, capacity, found = seen[-1]

@@ -28,15 +28,7 @@ from tests.search.word_graph.both import (
     on_cuda,
     random_case,
 )
-from tests.search.word_graph.models import (
-    LM,
-    fst_of,
-    lm_table,
-    nested_pair,
-    random_graph,
-    random_lm,
-    toy_graph,
-)
+from tests.search.word_graph.models import LM, fst_of, lm_table, nested_pair, random_graph, random_lm, toy_graph
 
 pytest.importorskip("kaldifst")
 pytestmark = pytest.mark.usefixtures("emulated_runtime", "small_blocks")
@@ -89,9 +81,7 @@ def test_boosting_and_weights_of_single_utterances(topology):
     ]  # fmt: skip
     lengths = [T, 11, 0, 17, T]
     for own in (None, trees[2]):
-        assert_equal(
-            graph, log_probs_of(4, 5), lengths, requests, topology=topology, boosting=own, beam=10.0
-        )
+        assert_equal(graph, log_probs_of(4, 5), lengths, requests, topology=topology, boosting=own, beam=10.0)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -107,19 +97,11 @@ def test_boosting_on_random_graphs(topology, seed):
 
 def test_chains_of_compounded_words():
     words = ("<eps>", "zero", "one", "two")
-    arcs = [
-        (0, 1, 1, 0.1, 1),
-        (1, 0, 2, 0.2, 2),
-        (2, 0, 3, 0.3, 3),
-        (3, 2, 0, 0.0, 4),
-        (4, 1, 0, 0.1, 1),
-    ]
+    arcs = [(0, 1, 1, 0.1, 1), (1, 0, 2, 0.2, 2), (2, 0, 3, 0.3, 3), (3, 2, 0, 0.0, 4), (4, 1, 0, 0.1, 1)]
     graph = WordGraph.from_fst(fst(arcs, 5, [4]), words)
     assert len(graph.arrays.compounds)
     boosting = build_word_boosting({"zero one two": 2.5, "two": 1.0, "one": 0.5}, graph)
-    assert_equal(
-        graph, log_probs_of(0, 2, 9, 4), [9, 6], vocab_size=3, blank_id=3, boosting=boosting, beam=9.0
-    )
+    assert_equal(graph, log_probs_of(0, 2, 9, 4), [9, 6], vocab_size=3, blank_id=3, boosting=boosting, beam=9.0)
 
 
 @pytest.mark.parametrize("topology", [*TOPOLOGIES, "graph"])
@@ -288,9 +270,7 @@ def test_boosting_and_weights_of_single_utterances_paged(topology):
     boosting = build_word_boosting(PHRASES, graph)
     requests = [Request(boosting=boosting, boosting_weight=1.5, lm_weight=0.3), None]
     assert_equal_paged(graph, lms, inputs_of(4), [FRAMES, 7], requests, topology=topology, beam=8.0)
-    assert_equal_paged(
-        graph, lms, inputs_of(5), [FRAMES, 7], topology=topology, boosting=boosting, beam=8.0
-    )
+    assert_equal_paged(graph, lms, inputs_of(5), [FRAMES, 7], topology=topology, boosting=boosting, beam=8.0)
 
 
 @checked
@@ -311,9 +291,7 @@ def test_ties_are_broken_alike_paged(topology):
 def test_group_size(group_size):
     graph, lms = case(3)
     narrow, full = (
-        assert_equal_paged(
-            graph, lms, inputs_of(3, sharpness=0.5), [FRAMES, 5], beam=12.0, group_size=size
-        )
+        assert_equal_paged(graph, lms, inputs_of(3, sharpness=0.5), [FRAMES, 5], beam=12.0, group_size=size)
         for size in (group_size, 0)
     )
     assert narrow[0] != full[0]
@@ -421,9 +399,7 @@ def test_partial_results_paged():
         for begin in range(0, FRAMES, 3):
             size = min(3, FRAMES - begin)
             decoder.push(streams, log_probs[:, begin : begin + size], [size, size // 2])
-            early.append(
-                [(n.best.text, n.best.score, n.relative_cost) for n in decoder.partial(streams)]
-            )
+            early.append([(n.best.text, n.best.score, n.relative_cost) for n in decoder.partial(streams)])
         results.append((early, [n.best.score for n in decoder.close(streams)]))
     assert results[0] == results[1]
 

@@ -122,10 +122,7 @@ def paged_search_everything(monkeypatch: pytest.MonkeyPatch, topology: str, **op
 @pytest.mark.parametrize("topology", ["compact", "normal"])
 @pytest.mark.parametrize(
     "emulated_runtime",
-    [
-        {"check": True, "seed": 100, "yield_percent": 50, "resident": 1},
-        {"check": True, "order": "descending"},
-    ],
+    [{"check": True, "seed": 100, "yield_percent": 50, "resident": 1}, {"check": True, "order": "descending"}],
     indirect=True,
 )
 def test_no_races_and_no_stray_accesses_paged(emulated_runtime, small_lists, topology, monkeypatch):
@@ -140,12 +137,7 @@ def test_no_races_and_no_stray_accesses_paged(emulated_runtime, small_lists, top
 in_small_blocks = pytest.mark.usefixtures("emulated_runtime", "small_blocks")
 TOPOLOGIES = ("compact", "normal", "minimal", "graph")
 FEW = 12
-SEARCH = {
-    "vocab_size": FEW - 1,
-    "blank_id": FEW - 1,
-    "beam": 8.0,
-    "n_best": 6,
-}
+SEARCH = {"vocab_size": FEW - 1, "blank_id": FEW - 1, "beam": 8.0, "n_best": 6}
 
 
 def inputs_of(seed, frames=8, columns=FEW, sharpness=1.0):
@@ -191,9 +183,7 @@ def test_ties_are_broken_alike(topology):
     """Costs of few different values: n best that cost the same come in the same order."""
     log_probs = torch.round(inputs_of(3))
     graph = graph_of(3, topology, coarse=True)
-    found = assert_equal_lattices(
-        graph, log_probs, [8, 6], topology=topology, **{**SEARCH, "beam": 4.0, "n_best": 20}
-    )
+    found = assert_equal_lattices(graph, log_probs, [8, 6], topology=topology, **{**SEARCH, "beam": 4.0, "n_best": 20})
     scores = [path.score for nbest in found for path in nbest]
     assert len(set(scores)) < len(scores)
 
@@ -222,9 +212,7 @@ def test_chunks_and_room_for_links(monkeypatch, first_links):
     monkeypatch.setattr(cuda_engine, "FIRST_BACK_POINTERS", 1)
     grown = []
     grow = cuda_engine.CUDAEngine._with_more_links
-    monkeypatch.setattr(
-        cuda_engine.CUDAEngine, "_with_more_links", lambda *given: grown.append(1) or grow(*given)
-    )
+    monkeypatch.setattr(cuda_engine.CUDAEngine, "_with_more_links", lambda *given: grown.append(1) or grow(*given))
     graph, log_probs, lengths = graph_of(1), inputs_of(1), [8, 5]
     options = {**SEARCH, "max_active": 30, "lattice": True}
     streams = (decoder := on_cuda(graph, **options)).open(2)

@@ -57,9 +57,7 @@ def test_n_best_with_boosting_is_exhaustive(topology):
     composed.arcs["cost"][composed.arcs["output"] == graph.word_ids["cab"]] -= np.float32(bonus)
     log_probs = random_log_probs(1, frames, len(PIECES) + 1, seed=9)
     request = Request(boosting=build_word_boosting({"cab": bonus}, graph))
-    nbest = make(graph, topology=topology, n_best=10, lattice_beam=WIDE).decode(
-        log_probs, [frames], [request]
-    )[0]
+    nbest = make(graph, topology=topology, n_best=10, lattice_beam=WIDE).decode(log_probs, [frames], [request])[0]
     texts = all_texts(composed, log_probs[0].numpy(), BLANK, topology)
     assert [-path.score for path in nbest] == pytest.approx(sorted(texts.values())[:10], abs=1e-4)
 
@@ -74,9 +72,7 @@ def test_lattice_holds_just_the_texts_within_its_beam(topology):
     inside = {text for text, cost in texts.items() if cost <= least + beam}
     found = {labels(path): -path.score for path in nbest}
     assert inside <= set(found)
-    assert all(
-        cost == pytest.approx(texts[text], abs=1e-4) for text, cost in found.items() if text in inside
-    )
+    assert all(cost == pytest.approx(texts[text], abs=1e-4) for text, cost in found.items() if text in inside)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -84,9 +80,7 @@ def test_first_of_n_is_the_best_path(topology):
     log_probs = random_log_probs(5, 30, len(PIECES) + 1, seed=2)
     lengths = [30, 0, 1, 12, 22]
     plain = make(toy_graph(0), topology=topology, beam=12.0).decode(log_probs, lengths)
-    many = make(toy_graph(0), topology=topology, beam=12.0, n_best=5, lattice=True).decode(
-        log_probs, lengths
-    )
+    many = make(toy_graph(0), topology=topology, beam=12.0, n_best=5, lattice=True).decode(log_probs, lengths)
     for one, nbest in zip(plain, many, strict=True):
         assert without_confidence(nbest.best) == list(one.best.words)
         assert nbest.best.score == pytest.approx(one.best.score, abs=1e-4)
@@ -127,13 +121,7 @@ def test_ready_made_graphs_have_the_same_lattice(tmp_path):
 
 def test_texts_of_compounded_words_are_told_apart():
     # two ways from 1 to 3: over the words one two, or over three; both told by epsilons
-    arcs = [
-        (0, 1, 0, 0.0, 1),
-        (1, 0, 1, 0.2, 2),
-        (2, 0, 2, 0.3, 3),
-        (1, 0, 3, 0.9, 3),
-        (3, 2, 0, 0.0, 4),
-    ]
+    arcs = [(0, 1, 0, 0.0, 1), (1, 0, 1, 0.2, 2), (2, 0, 2, 0.3, 3), (1, 0, 3, 0.9, 3), (3, 2, 0, 0.0, 4)]
     graph = WordGraph.from_fst(fst(arcs, 5, [4]), ("<eps>", "one", "two", "three"))
     log_probs = random_log_probs(1, 4, 3, seed=0)
     nbest = make(graph, vocab_size=2, blank_id=2, n_best=4, lattice=True).decode(log_probs, [4])[0]
@@ -168,9 +156,7 @@ def test_kaldi_text_reads_as_written():
     assert lines[-2:] == ["", ""]
     rows = [line.split() for line in lines[1:-3]]
     assert len(rows) == len(lattice.arcs())
-    for row, (source, target, label, word, graph_cost, acoustic_cost) in zip(
-        rows, lattice.arcs(), strict=True
-    ):
+    for row, (source, target, label, word, graph_cost, acoustic_cost) in zip(rows, lattice.arcs(), strict=True):
         assert [int(field) for field in row[:4]] == [source, target, label, word]
         assert [float(cost) for cost in row[4].split(",")] == pytest.approx(
             [graph_cost, acoustic_cost], rel=1e-4, abs=1e-6
@@ -202,9 +188,7 @@ def test_without_an_end_the_lattice_ends_anywhere():
 def test_the_order_of_the_search_does_not_matter(seed):
     """Tokens of each frame in another order, links in another one: the same lattice, ties included."""
     rng, frames = np.random.default_rng(seed), 8
-    decoder = make(
-        random_graph(seed, columns=12, coarse=True), vocab_size=11, blank_id=11, beam=5.0, lattice=True
-    )
+    decoder = make(random_graph(seed, columns=12, coarse=True), vocab_size=11, blank_id=11, beam=5.0, lattice=True)
     streams = decoder.open(1)
     decoder.push(streams, torch.round(random_log_probs(1, frames, 12, seed=seed)), [frames])
     (known,) = streams.engine.results([0], 1, final=True)
@@ -266,9 +250,7 @@ def test_minimum_bayes_risk_takes_what_is_least_wrong():
     words = path.words[0]
 
     def with_words(ids, probability):
-        return replace(
-            path, words=tuple(words._replace(label=i) for i in ids), score=math.log(probability)
-        )
+        return replace(path, words=tuple(words._replace(label=i) for i in ids), score=math.log(probability))
 
     # the most likely text differs in two words from each of the others, which differ in one
     texts = [with_words([1, 2, 9], 0.4), with_words([3, 4, 9], 0.31), with_words([3, 5, 9], 0.29)]
@@ -298,9 +280,7 @@ def faster(tlg, frames, beam=WIDE):
 
 def lattice_simple(tlg, frames, beam=WIDE):
     kaldi = pytest.importorskip("kaldi_decoder")
-    decoder = kaldi.LatticeSimpleDecoder(
-        tlg, kaldi.LatticeSimpleDecoderConfig(beam=beam, lattice_beam=8.0)
-    )
+    decoder = kaldi.LatticeSimpleDecoder(tlg, kaldi.LatticeSimpleDecoderConfig(beam=beam, lattice_beam=8.0))
     decoder.decode(kaldi.DecodableCtc(frames))
     found, path = decoder.get_best_path(use_final_probs=True)
     assert found

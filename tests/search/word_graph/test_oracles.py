@@ -60,8 +60,7 @@ def test_best_path_is_viterbis(topology, seed):
 def test_a_narrow_beam_never_scores_better(topology):
     log_probs = random_log_probs(3, 30, len(PIECES) + 1, seed=8)
     results = [
-        make(toy_graph(1), topology=topology, beam=beam).decode(log_probs, [30] * 3)
-        for beam in (2.0, 4.0, 8.0, 100.0)
+        make(toy_graph(1), topology=topology, beam=beam).decode(log_probs, [30] * 3) for beam in (2.0, 4.0, 8.0, 100.0)
     ]
     # a path that has not come to a final state has not paid for the end yet
     scores = [[-np.inf if n.notes else n.best.score for n in nbests] for nbests in results]
@@ -118,9 +117,7 @@ def test_words_are_spelled_by_their_tokens(topology):
 def test_parts_add_up_and_the_acoustic_part_is_the_alignments(topology):
     graph = toy_graph(0)
     log_probs = random_log_probs(3, 25, len(PIECES) + 1, seed=5)
-    for b, nbest in enumerate(
-        make(graph, topology=topology, acoustic_scale=2.0).decode(log_probs, [25] * 3)
-    ):
+    for b, nbest in enumerate(make(graph, topology=topology, acoustic_scale=2.0).decode(log_probs, [25] * 3)):
         path = nbest.best
         alignment = np.full(25, len(PIECES))
         for token, frame, repeats in zip(path.tokens, path.frames, path.repeats, strict=True):
@@ -214,9 +211,7 @@ FRAMES = 6
 def expected_texts(small, large, log_probs, topology, weight=1.0, lm_weight=1.0, **scales):
     """{words: cost}, cheapest first."""
     graph = small.graph
-    labelled = all_texts(
-        fst_of(graph), log_probs.numpy(), BLANK, topology, lm_weight=lm_weight, **scales
-    )
+    labelled = all_texts(fst_of(graph), log_probs.numpy(), BLANK, topology, lm_weight=lm_weight, **scales)
     texts = {tuple(graph.words[w] for w in text): cost for text, cost in labelled.items()}
     return rescored(texts, small.table, large.table, lm_weight * weight)
 
@@ -235,9 +230,7 @@ def test_the_best_of_all_texts_is_found(topology, composition):
     for seed in range(3):
         small, large = random_lm(seed), random_lm(seed + 10, keep=0.7)
         log_probs = random_log_probs(1, FRAMES, VOCAB + 1, seed=seed)
-        decoder = make_paged(
-            small, large, topology=topology, composition=composition, large_lm_weight=0.6, **scales
-        )
+        decoder = make_paged(small, large, topology=topology, composition=composition, large_lm_weight=0.6, **scales)
         expected = expected_texts(small, large, log_probs[0], topology, weight=0.6, **scales)
         assert_best(decoder.decode(log_probs, [FRAMES])[0], expected)
 

@@ -62,8 +62,7 @@ def test_group_size_limits_what_is_prolonged():
     small, large = random_lm(1, keep=0.1), random_lm(20, keep=0.8)
     log_probs = log_probs_of(7, batch=8, sharpness=0.8)
     full, one, many = (
-        make_paged(small, large, beam=12.0, group_size=size).decode(log_probs, [FRAMES] * 8)
-        for size in (0, 1, 10000)
+        make_paged(small, large, beam=12.0, group_size=size).decode(log_probs, [FRAMES] * 8) for size in (0, 1, 10000)
     )
     assert [n.best.score for n in many] == [n.best.score for n in full]
     assert [n.work for n in many] == [n.work for n in full]
@@ -110,25 +109,19 @@ def test_phrases_are_boosted_beside_the_large_lm(composition):
     bonuses = {"a bb": 4.0, "cab": 1.5, "bb a a": 3.0}
     graph, frames = small.graph, 7
     boosting = build_word_boosting(bonuses, graph)
-    by_labels = {
-        tuple(graph.word_ids[word] for word in phrase.split()): bonus
-        for phrase, bonus in bonuses.items()
-    }
+    by_labels = {tuple(graph.word_ids[word] for word in phrase.split()): bonus for phrase, bonus in bonuses.items()}
     decoder = make_paged(small, large, composition=composition, topology="normal")
     for seed in range(3):
         log_probs = log_probs_of(seed, batch=1, frames=frames)
         labelled = all_texts(fst_of(graph), log_probs[0].numpy(), BLANK, "normal")
         texts = {
-            tuple(graph.words[w] for w in text): cost - earned(text, by_labels)
-            for text, cost in labelled.items()
+            tuple(graph.words[w] for w in text): cost - earned(text, by_labels) for text, cost in labelled.items()
         }
         text, cost = next(iter(rescored(texts, small.table, large.table, 1.0).items()))
         path = decoder.decode(log_probs, [frames], [Request(boosting=boosting)])[0].best
         assert path.score == pytest.approx(-cost, abs=2e-4)
         assert tuple(path.text.split()) == text
-        assert path.parts.boosting == pytest.approx(
-            earned([word.label for word in path.words], by_labels), abs=1e-5
-        )
+        assert path.parts.boosting == pytest.approx(earned([word.label for word in path.words], by_labels), abs=1e-5)
 
 
 def test_differences_are_those_of_both_lms():
