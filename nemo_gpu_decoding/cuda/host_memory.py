@@ -23,8 +23,8 @@ def free_host_bytes(root: Path = ROOT) -> int | None:
     Args:
         root: where `proc` and `sys` are.
     """
-    rooms = [_available(root), *(_room(folder) for folder in _memory_groups(root))]
-    return min((room for room in rooms if room is not None), default=None)
+    limits = [_available(root), *(_left_of(folder) for folder in _memory_groups(root))]
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def lock_limit() -> int | None:
@@ -65,7 +65,7 @@ def _memory_groups(root: Path) -> Iterator[Path]:
         yield from (folder for folder in own.parents if folder == top or top in folder.parents)
 
 
-def _room(group: Path) -> int | None:
+def _left_of(group: Path) -> int | None:
     """What a control group may still take; None if it has no limit."""
     for limit_file, usage_file in _FILES:
         limit, usage = _read(group / limit_file).strip(), _read(group / usage_file).strip()

@@ -7,10 +7,8 @@ its size, rounded up to a huge page.
 from __future__ import annotations
 
 import mmap
-import os
 import weakref
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ import torch
 from nemo_gpu_decoding.cuda.host_memory import free_host_bytes, lock_limit
 
 HUGE_PAGE = 1 << 21  # bytes; fewer and larger pages make pinning and the GPU's reads faster
-CHUNK = 1 << 26  # bytes per read; some systems cut longer ones short
 
 # cudaHostRegister's flags: usable from all devices; has an address on the device
 _PORTABLE, _MAPPED = 1, 2
@@ -32,8 +29,8 @@ class PinningError(RuntimeError):
 class HostTable:
     """Bytes in host memory, pinned on request, for parameters declared as `Tensor(..., pinned=True)`.
 
-    Memory stays pinned until `unpin`, the end of a `with` block, or until the table and all tensors
-    made from it are gone. Whoever unpins sees to it that no kernel is still reading.
+    Memory stays pinned until the table and all tensors made from it are gone. Whoever drops the last of
+    them sees to it that no kernel is still reading.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -46,7 +43,6 @@ class HostTable:
         if nbytes < 0:
             raise ValueError(f"nbytes is {nbytes}, expected 0 or more")
         self._memory = _anonymous(max(1, -(-nbytes // HUGE_PAGE)) * HUGE_PAGE)
-        # tensors made from this array keep it alive, and with it the pinning
         self._array = np.frombuffer(self._memory, np.uint8, count=nbytes)
         self._unpin: weakref.finalize | None = None
 
@@ -59,17 +55,13 @@ class HostTable:
     def nbytes(self) -> int:
         return self._array.nbytes
 
-    @property
-    def is_pinned(self) -> bool:
-        return self._unpin is not None and self._unpin.alive
-
     def pin(self) -> HostTable:
         """Lock the memory and let all GPUs read it; does nothing if that is done already.
 
         Raises:
             PinningError: CUDA refuses.
         """
-        if self.is_pinned or self.nbytes == 0:
+        if self._unpin is not None or self.nbytes == 0:
             return self
         address = self._array.ctypes.data
         # a fork of the process would copy pinned pages at once, all of them
@@ -83,65 +75,11 @@ class HostTable:
                 f"{_gib(free_host_bytes(), 'an unknown amount')} are free, and `ulimit -l` allows "
                 f"{_gib(lock_limit(), 'any amount')}"
             )
+        # tensors made from the array keep it alive, and with it the pinning
         self._unpin = weakref.finalize(self._array, _unregister, address)
         # at the end of the process the driver lets go of everything; a call then may come too late
         self._unpin.atexit = False
         return self
-
-    def unpin(self) -> None:
-        """Give the memory back to the system's pager; the content stays."""
-        if self._unpin is not None:
-            self._unpin()
-            _advise(self._memory, "MADV_DOFORK")
-
-    def __enter__(self) -> HostTable:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.unpin()
-
-
-def load_table(
-    path: str | os.PathLike[str], *, offset: int = 0, nbytes: int | None = None, pin: bool | None = None
-) -> HostTable:
-    """Read a file, or a part of it, into host memory.
-
-    Args:
-        path: the file.
-        offset: bytes to leave out at the front.
-        nbytes: how much to read; None for the rest of the file.
-        pin: whether to pin the memory; None does so if torch sees a GPU.
-
-    Raises:
-        ValueError: the file is shorter than asked for.
-        OSError: it can't be read.
-        PinningError: there is not enough memory, or it can't be pinned.
-    """
-    with open(path, "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        wanted = size - offset if nbytes is None else nbytes
-        if offset < 0 or wanted < 0 or offset + wanted > size:
-            raise ValueError(f"{path} has {size} bytes, expected {wanted} bytes from {offset} on")
-        table = HostTable(wanted)
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(file.fileno(), offset, wanted, os.POSIX_FADV_SEQUENTIAL)
-        file.seek(offset)
-        _fill(table, file, path)
-    if torch.cuda.is_available() if pin is None else pin:
-        table.pin()
-    return table
-
-
-def _fill(table: HostTable, file: Any, path: Any) -> None:
-    view = memoryview(table.bytes.numpy())
-    done = 0
-    while done < table.nbytes:
-        count = file.readinto(view[done : done + CHUNK])
-        if not count:
-            raise ValueError(f"{path} ended {table.nbytes - done} bytes early while it was read")
-        done += count
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:

@@ -62,6 +62,20 @@ def why_no_while_graphs(device: torch.device, bindings: Bindings | None = None) 
     return None
 
 
+def capture_chunk(device: torch.device, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """A graph without a loop of its own: `body`, replayed on the current stream as often as the host says.
+
+    Run the body once before, as for any graph.
+
+    Raises:
+        RuntimeError: CUDA refuses; nothing has changed then.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.device(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        body()
+    return graph
+
+
 class WhileGraph:
     """A captured loop. Replays on the current stream; the host does not wait."""
 

@@ -45,21 +45,3 @@ def first_arc(arcs, low, end, label):
         low = low + half if arcs[low + half - np.uintp(1)].label < label else low
         count -= half
     return low + np.uintp(count == 1 and arcs[low].label < label)
-
-
-@inlined
-def find_arc(automaton, vocab_size, state, label):
-    """The number of the state's own arc for `label`, or -1."""
-    low = np.uintp(automaton.states[state].arc_begin)
-    end = np.uintp(automaton.states[state].arc_end)
-    if end - low == vocab_size:
-        return np.int32(low + np.uintp(label))
-    low = first_arc(automaton.arcs, low, end, label)
-    if low < end and automaton.arcs[low].label == label:
-        return np.int32(low)
-    return np.int32(-1)
-
-
-@inlined
-def has_arc(automaton, vocab_size, state, label):
-    return find_arc(automaton, vocab_size, state, label) >= 0

@@ -29,9 +29,17 @@ from nemo_gpu_decoding.container import encode_words
 from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, ArpaReader
 from nemo_gpu_decoding.lm.automaton import BackoffArcs
-from nemo_gpu_decoding.lm.bits import MAX_BITS, bits_for, num_words, write_bits
 from nemo_gpu_decoding.lm.codebook import Codebook, check_cost_bits
-from nemo_gpu_decoding.lm.packed import EXACT_BITS, LAYOUTS, NO_LABEL, PackedLM
+from nemo_gpu_decoding.lm.packed import (
+    EXACT_BITS,
+    LAYOUTS,
+    MAX_BITS,
+    NO_LABEL,
+    PackedLM,
+    bits_for,
+    num_words,
+    write_bits,
+)
 from nemo_gpu_decoding.lm.packed_file import Lengths, assemble, write_packed
 from nemo_gpu_decoding.lm.trie import Scratch, read_trie
 

@@ -1,4 +1,4 @@
-// Counterpart of lm/packed.py and lm/bits.py on the device: n-gram LMs in packed form.
+// Counterpart of lm/packed.py on the device: n-gram LMs in packed form.
 //
 // Sums are formed in the order of packed.py, so that CPU and GPU agree to the bit. Each array may lie in
 // the device's memory or in memory of the host that is mapped for it.
@@ -23,7 +23,7 @@ struct LMStep {
   int64 target;
 };
 
-// Integer `index` of a packed array, see bits.py; at most 63 bits.
+// Integer `index` of a packed array, see packed.py; at most 63 bits.
 inline uint64 read_bits(const uint64* words, int bits, int64 index) {
   int64 position = index * bits;
   const uint64* word = words + (position >> 6);

@@ -24,7 +24,9 @@ A worked example: the words {0: <s>, 1: </s>, 2: a, 3: b}, the 2-grams "<s> a", 
 here the root. `lookup(arrays, 1, 3)`: state 1 has no arc 3, so B(<s>) + C(b), and the search goes on in
 state 0.
 
-`labels` and `arcs` are arrays of packed integers (`bits.py`), here with 2 bits per label and
+`labels` and `arcs` are arrays of small integers without gaps: integer i takes the bits [i * bits,
+(i + 1) * bits) of 64-bit words, least significant first, so that two neighbouring words always hold a
+whole one; [5, 1, 6] with 3 bits each is the one word 0b110_001_101. Here they have 2 bits per label and
 2 + 32 bits per arc. `labels` is apart because a search for a label reads many of them and only one arc:
 on a GPU, states and labels stay in its memory, arcs may be anywhere. An arc is
 
@@ -48,11 +50,11 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.jit import inlined, no_refcount
-from nemo_gpu_decoding.lm.bits import read_bits
+from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
 
 LAYOUTS = ("exact", "quantised")
 EXACT_BITS = 32
+MAX_BITS = 63  # of a packed integer
 NO_LABEL = -1
 ROOT = 0
 
@@ -70,6 +72,38 @@ class PackedArrays(NamedTuple):
 
 
 TABLES = PackedArrays._fields[:4]  # the arrays themselves
+
+
+def bits_for(largest: int) -> int:
+    """The number of bits (at least 1) that hold 0 .. largest."""
+    return max(1, int(largest).bit_length())
+
+
+def num_words(length: int, bits: int) -> int:
+    """The 64-bit words that `length` integers take, with one more: reads touch two words at a time."""
+    return -(-length * bits // 64) + 1
+
+
+@inlined
+def read_bits(words, bits, index):
+    """Integer `index` of a packed array (uint64)."""
+    position = np.int64(index) * np.int64(bits)
+    word = position >> 6
+    shift = np.uint64(position & 63)
+    # shifted in two steps, because a shift by all 64 bits is undefined
+    above = (words[word + 1] << np.uint64(1)) << (np.uint64(63) - shift)
+    return ((words[word] >> shift) | above) & ((np.uint64(1) << np.uint64(bits)) - np.uint64(1))
+
+
+@compiled
+def write_bits(words, bits, first, values):
+    """Put `values` (uint64) at the integers `first`, `first` + 1, ... of an array that is zero there."""
+    for i in range(len(values)):
+        position = np.int64(first + i) * np.int64(bits)
+        word = position >> 6
+        shift = np.uint64(position & 63)
+        words[word] |= values[i] << shift
+        words[word + 1] |= (values[i] >> np.uint64(1)) >> (np.uint64(63) - shift)
 
 
 @inlined

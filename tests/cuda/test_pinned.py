@@ -7,20 +7,17 @@ import re
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding.cuda import pinned
 from nemo_gpu_decoding.cuda.host_memory import free_host_bytes, lock_limit
-from nemo_gpu_decoding.cuda.pinned import HostTable, PinningError, load_table
+from nemo_gpu_decoding.cuda.pinned import HostTable, PinningError
 
 
-@pytest.fixture
-def table_file(tmp_path):
-    path = tmp_path / "table.bin"
-    path.write_bytes(bytes(range(256)) * 40)
-    return path
+def filled_table():
+    table = HostTable(256 * 40)
+    table.bytes[:] = torch.arange(256, dtype=torch.uint8).repeat(40)
+    return table
 
 
 @pytest.fixture
@@ -43,77 +40,26 @@ def cudart(monkeypatch):
     return state
 
 
-def test_a_file_is_read_whole_or_in_part(table_file):
-    content = torch.from_numpy(np.fromfile(table_file, np.uint8))
-    assert torch.equal(load_table(table_file).bytes, content)
-    part = load_table(table_file, offset=3, nbytes=1000)
-    assert part.nbytes == 1000
-    assert torch.equal(part.bytes, content[3:1003])
-    assert torch.equal(load_table(str(table_file), offset=10000).bytes, content[10000:])
-
-
-def test_large_files_are_read_in_pieces(table_file, monkeypatch):
-    monkeypatch.setattr(pinned, "CHUNK", 999)
-    assert load_table(table_file).bytes.numpy().tobytes() == table_file.read_bytes()
-
-
-def test_without_a_gpu_a_table_is_plain_memory(table_file, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert not load_table(table_file).is_pinned
-
-
-def test_an_empty_table(tmp_path, cudart):
-    (tmp_path / "empty").touch()
-    table = load_table(tmp_path / "empty", pin=True)
+def test_an_empty_table(cudart):
+    table = HostTable(0).pin()
     assert table.bytes.shape == (0,)
     assert not cudart.pinned
 
 
-@pytest.mark.parametrize("part", [{"offset": 10241}, {"nbytes": 10241}, {"offset": 1, "nbytes": 10240}])
-def test_more_than_the_file_has(part, table_file):
-    with pytest.raises(ValueError, match=r"table.bin has 10240 bytes, expected .* bytes from . on|10241"):
-        load_table(table_file, **part)
-
-
-def test_negative_sizes(table_file):
+def test_negative_sizes():
     with pytest.raises(ValueError, match="nbytes is -1"):
         HostTable(-1)
-    with pytest.raises(ValueError, match="from -4 on"):
-        load_table(table_file, offset=-4)
 
 
-def test_a_file_that_shrinks_while_it_is_read(table_file, monkeypatch):
-    class Shrunk(HostTable):
-        def __init__(self, nbytes):
-            super().__init__(nbytes)
-            table_file.write_bytes(b"short")
-
-    monkeypatch.setattr(pinned, "HostTable", Shrunk)
-    with pytest.raises(ValueError, match="ended 10235 bytes early"):
-        load_table(table_file)
-
-
-def test_a_table_is_pinned_in_its_exact_size_for_all_devices(table_file, cudart):
-    table = load_table(table_file, pin=True)
-    assert table.is_pinned
+def test_a_table_is_pinned_in_its_exact_size_for_all_devices(cudart):
+    table = filled_table().pin()
     assert table.pin() is table
     assert cudart.pinned == {table.bytes.data_ptr(): 10240}
     assert cudart.flags == [1 | 2]
 
 
-def test_the_end_of_a_with_block_unpins(table_file, cudart):
-    with load_table(table_file, pin=True) as table:
-        assert cudart.pinned
-    assert not cudart.pinned
-    assert not table.is_pinned
-    table.unpin()
-    assert table.bytes[5] == 5
-    table.pin()
-    assert cudart.pinned
-
-
-def test_a_table_stays_pinned_as_long_as_a_tensor_of_it_lives(table_file, cudart):
-    table = load_table(table_file, pin=True)
+def test_a_table_stays_pinned_as_long_as_a_tensor_of_it_lives(cudart):
+    table = filled_table().pin()
     numbers = table.bytes.view(torch.int32)[5:]
     del table
     gc.collect()
@@ -124,14 +70,14 @@ def test_a_table_stays_pinned_as_long_as_a_tensor_of_it_lives(table_file, cudart
     assert not cudart.pinned
 
 
-def test_memory_that_cuda_will_not_pin(table_file, cudart):
+def test_memory_that_cuda_will_not_pin(cudart):
     cudart.status = 2
     with pytest.raises(RuntimeError, match=r"cudaHostRegister can't pin 0.00 GiB of host memory: 2"):
-        load_table(table_file, pin=True)
-    table = load_table(table_file, pin=False)
+        filled_table().pin()
+    table = filled_table()
     with pytest.raises(RuntimeError):
         table.pin()
-    assert not table.is_pinned
+    assert not cudart.pinned
 
 
 def mapping_of(table):
@@ -148,7 +94,7 @@ def mapping_of(table):
 
 
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no Linux with huge pages")
-def test_what_the_system_is_told_about_the_memory(table_file, cudart):
+def test_what_the_system_is_told_about_the_memory(cudart):
     """Private, as shared memory hardly ever gets huge pages; no fork copies it while it is pinned."""
     table = HostTable(5 << 20)
     permissions, flags = mapping_of(table)
@@ -157,8 +103,6 @@ def test_what_the_system_is_told_about_the_memory(table_file, cudart):
     assert "dc" not in flags
     table.pin()
     assert "dc" in mapping_of(table)[1]
-    table.unpin()
-    assert "dc" not in mapping_of(table)[1]
 
 
 def test_more_memory_than_there_is():

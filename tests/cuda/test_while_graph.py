@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from nemo_gpu_decoding.cuda.chunk_graph import capture_chunk
-from nemo_gpu_decoding.cuda.while_graph import Bindings, GraphError, capture_while, why_no_while_graphs
+from nemo_gpu_decoding.cuda.while_graph import Bindings, GraphError, capture_chunk, capture_while, why_no_while_graphs
 
 GPU = torch.device("cuda", 0)
 

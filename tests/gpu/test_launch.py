@@ -34,12 +34,12 @@ COUNT = sized(1 << 20, 100)
 
 @pytest.fixture
 def table(device):
-    with HostTable(8 * NUMBERS) as table:
-        numbers = table.bytes.view(torch.int64)
-        torch.arange(NUMBERS, out=numbers).mul_(3)
-        if device.type == "cuda":
-            table.pin()
-        yield numbers
+    table = HostTable(8 * NUMBERS)
+    numbers = table.bytes.view(torch.int64)
+    torch.arange(NUMBERS, out=numbers).mul_(3)
+    if device.type == "cuda":
+        table.pin()
+    return numbers
 
 
 def gather(device, table, grid=64):

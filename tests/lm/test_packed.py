@@ -9,10 +9,9 @@ import random
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.lm.bits import MAX_BITS, bits_for, num_words, packed, unpacked, write_bits
 from nemo_gpu_decoding.lm.codebook import Codebook
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from nemo_gpu_decoding.lm.packed import NO_LABEL
+from nemo_gpu_decoding.lm.packed import MAX_BITS, NO_LABEL, bits_for, num_words, read_bits, write_bits
 from tests.oracles.ngram import arpa_text, closed_table, log10_prob, missing_suffixes, write_arpa
 
 LN10 = math.log(10)
@@ -28,6 +27,16 @@ def pack(tmp_path):
         return pack_arpa_in_memory(write_arpa(tmp_path / "lm.arpa", table), **options)
 
     return pack_table
+
+
+def packed(values, bits):
+    words = np.zeros(num_words(len(values), bits), np.uint64)
+    write_bits(words, bits, 0, values)
+    return words
+
+
+def unpacked(words, bits, length):
+    return np.array([read_bits(words, bits, index) for index in range(length)], np.uint64)
 
 
 def sentences(lm, count, seed, longest=6):

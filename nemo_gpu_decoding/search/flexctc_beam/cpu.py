@@ -8,7 +8,7 @@ and a frame keeps the K best of all K x V continuations, LM and boosting include
 all of them are hopeless. A blank or a repeated label needs no LM: these candidates alone give a floor
 under the K-th best score. Most LM states have an arc or two of their own: the labels that these
 expect are offered next, one by one. Let ub(s) be the largest weight that any other label can get in
-LM state s (`fusion/bounds.py`). Such a label v of hypothesis k can only enter the beam if
+LM state s (`fusion/automaton.py`). Such a label v of hypothesis k can only enter the beam if
     score_k + log p(v) + beta + alpha ub(state_k)  reaches the floor,
 and as posteriors are peaked, a handful of the K x V pairs pass. Only these are looked up. The result
 is the same to the bit, since the bound is summed in the order of the score itself and floating-point

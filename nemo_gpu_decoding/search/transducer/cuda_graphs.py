@@ -17,8 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from nemo_gpu_decoding.cuda.chunk_graph import capture_chunk
-from nemo_gpu_decoding.cuda.while_graph import capture_while, why_no_while_graphs
+from nemo_gpu_decoding.cuda.while_graph import capture_chunk, capture_while, why_no_while_graphs
 from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 

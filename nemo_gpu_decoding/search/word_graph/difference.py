@@ -19,7 +19,6 @@ from dataclasses import replace
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled
-from nemo_gpu_decoding.lm.bits import num_words, write_bits
 from nemo_gpu_decoding.lm.packed import (
     EXACT_BITS,
     NO_LABEL,
@@ -29,6 +28,8 @@ from nemo_gpu_decoding.lm.packed import (
     arc_label,
     find_arc,
     lookup,
+    num_words,
+    write_bits,
 )
 
 _CHUNK = 1 << 20  # arcs at a time

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding.fusion import on_device
+from nemo_gpu_decoding.cuda import upload
 from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.fusion.on_device import on_device
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from tests.contract.subject import facts
 from tests.cuda_emulator.emulator import EmulatedModule
@@ -43,22 +44,22 @@ def test_a_batch_is_two_launches(decoder, log_probs, emulated_runtime):
 
 def test_automata_are_uploaded_once_and_not_kept_longer_than_needed(log_probs, monkeypatch):
     uploads = []
-    upload = on_device.upload
-    monkeypatch.setattr(on_device, "upload", lambda *given: uploads.append(given) or upload(*given))
-    kept = len(on_device._uploaded)
+    as_records = upload.as_records
+    monkeypatch.setattr(upload, "as_records", lambda array: uploads.append(array) or as_records(array))
+    kept = len(upload._uploaded)
     decoder = on_cuda(V, V, random_fusion(V, seed=7))
     for _ in range(3):
         decoder.decode(log_probs, LENGTHS)
-    assert len(uploads) == 2
-    assert len(on_device._uploaded) == kept + 2
+    assert len(uploads) == 4  # states and arcs of both
+    assert len(upload._uploaded) == kept + 2
     del decoder
     uploads.clear()
-    assert len(on_device._uploaded) == kept
+    assert len(upload._uploaded) == kept
 
 
 def test_an_uploaded_automaton_is_the_automaton():
     automaton = random_boosting(V, seed=1)
-    states, arcs = on_device.on_device(automaton, torch.device("cpu"))
+    states, arcs = on_device(automaton, torch.device("cpu"))
     assert states.numpy().tobytes() == automaton.arrays.states.tobytes()
     assert arcs.numpy().tobytes() == automaton.arrays.arcs.tobytes()
 
