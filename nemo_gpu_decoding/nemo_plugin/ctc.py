@@ -17,11 +17,10 @@ from omegaconf import DictConfig
 from nemo_gpu_decoding.nemo_plugin.beam_sections import read_flexctc
 from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, from_labels, from_path
 from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer
-from nemo_gpu_decoding.nemo_plugin.loading import load_fusion, nemo_vocabulary
+from nemo_gpu_decoding.nemo_plugin.loading import load_fusion
 from nemo_gpu_decoding.nemo_plugin.requests import next_requests
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.search.result import NBest, Path
-from nemo_gpu_decoding.vocabulary import Vocabulary
 
 
 class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
@@ -32,10 +31,10 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
     """
 
     def __init__(self, owner: Any, cfg: DictConfig) -> None:
+        AbstractBeamCTCInfer.__init__(self, blank_id=owner.blank_id, beam_size=1)
         FusedInfer.__init__(self, owner, cfg)
         self.strategy = str(cfg.strategy)
-        beam_size = getattr(self.options.search, "beam_size", self.options.n_best)
-        AbstractBeamCTCInfer.__init__(self, blank_id=owner.blank_id, beam_size=beam_size)
+        self.beam_size = getattr(self.options.search, "beam_size", self.options.n_best)
 
     @abstractmethod
     def _chosen(self, nbest: NBest) -> Sequence[Path]:
@@ -76,10 +75,6 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
             log_probs, lengths = decoder_output.cpu(), decoder_lengths.tolist()
             frames = [row[:length] for row, length in zip(log_probs, lengths, strict=True)]
         return ([self._hypotheses(nbest, rows) for nbest, rows in zip(results, frames, strict=True)],)
-
-    def vocabulary(self) -> Vocabulary:
-        """The tokens of the model, from what NeMo told by `set_vocabulary` and `set_tokenizer`."""
-        return nemo_vocabulary(self.decoding_type, self.vocab, self.tokenizer)
 
     def _hypotheses(self, nbest: NBest, log_probs: torch.Tensor | None) -> Hypothesis | NBestHypotheses:
         for note in nbest.notes:
@@ -131,7 +126,7 @@ class FlexCTCInfer(CTCInfer):
         return nbest.paths
 
     def _hypothesis(self, path: Path, nbest: NBest) -> BeamHypothesis:
-        return from_path(path, nbest.num_frames)
+        return from_path(path, nbest.num_frames, BeamHypothesis)
 
     def _alignment(self, path: Path, num_frames: int) -> np.ndarray:
         assert path.alignment is not None  # the search is told to keep it

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 
-from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts, Work
+from nemo_gpu_decoding.search.result import Path, ScoreParts, Work
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.word_graph.lattice import Lattice
@@ -41,20 +40,6 @@ class BeamHypothesis(Hypothesis):
         ]
 
 
-def from_path(path: Path, num_frames: int) -> BeamHypothesis:
-    """One hypothesis of a search."""
-    frames = path.frames.tolist()
-    return BeamHypothesis(
-        score=float(path.score),
-        y_sequence=torch.from_numpy(path.tokens.astype(np.int64)),
-        timestamp=list(frames),
-        length=num_frames,
-        token_frames=frames,
-        token_repeats=path.repeats.tolist(),
-        score_parts=path.parts,
-    )
-
-
 @dataclass
 class WordHypothesis(BeamHypothesis):
     """A hypothesis whose words come from a word graph, not from its tokens.
@@ -68,23 +53,11 @@ class WordHypothesis(BeamHypothesis):
     work: Work | None = None  # what the search of the utterance had to do, of paged_biglm
 
 
-def from_word_path(path: Path, words: Sequence[Word], nbest: NBest) -> WordHypothesis:
-    """One hypothesis of a word-graph search; `words` are those to be shown."""
-    plain = vars(from_path(path, nbest.num_frames))
-    return WordHypothesis(**plain, words=tuple(words), lattice=nbest.lattice, work=nbest.work)
-
-
 @dataclass
-class TransducerHypothesis(Hypothesis):
-    """NeMo's `Hypothesis` and what a transducer search knows beyond it. n tokens.
+class TransducerHypothesis(BeamHypothesis):
+    """A hypothesis of a transducer search; `token_duration` is what a TDT model moved on with each token
+    (frames)."""
 
-    `y_sequence` is [n] int64 on the CPU, `timestamp` the start frame of each token, `token_duration`
-    what a TDT model moved on with each token (frames), `score` a float (natural log), `length` the
-    number of frames decoded.
-    """
-
-    token_frames: list[int] = field(default_factory=list)  # [n] start frames; `timestamp` is rewritten
-    score_parts: ScoreParts | None = None  # the score by source: acoustic, LM, boosting
     step_confidence: list[Any] = field(default_factory=list)  # [n] where a token is emitted, by NeMo's method
 
     @property
@@ -93,17 +66,21 @@ class TransducerHypothesis(Hypothesis):
         return self.step_confidence
 
 
-def from_transducer_path(path: Path, num_frames: int) -> TransducerHypothesis:
-    """One hypothesis of a transducer search."""
+H = TypeVar("H", bound=BeamHypothesis)
+
+
+def from_path(path: Path, num_frames: int, kind: type[H], **more: Any) -> H:
+    """One hypothesis of a search; `more` are fields that only its `kind` has."""
     frames = path.frames.tolist()
-    return TransducerHypothesis(
+    return kind(
         score=float(path.score),
         y_sequence=torch.from_numpy(path.tokens.astype(np.int64)),
         timestamp=list(frames),
-        token_duration=None if path.durations is None else path.durations.tolist(),
         length=num_frames,
         token_frames=frames,
+        token_repeats=path.repeats.tolist(),
         score_parts=path.parts,
+        **more,
     )
 
 

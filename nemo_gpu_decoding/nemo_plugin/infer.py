@@ -14,6 +14,7 @@ from omegaconf import DictConfig
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import Phrase, build_boosting_tree
+from nemo_gpu_decoding.nemo_plugin.loading import nemo_vocabulary
 from nemo_gpu_decoding.nemo_plugin.section import Options
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
@@ -42,16 +43,14 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         self.preserve_frame_confidence = bool(owner.preserve_frame_confidence)
         self.compute_timestamps = owner.compute_timestamps
         self.confidence_method = dict(owner.confidence_method_cfg)
+        self.tokenizer = getattr(owner, "tokenizer", None)
+        self.labels_map = getattr(owner, "labels_map", None)  # of character models
         self._decoders: dict[Hashable, Any] = {}  # by what `_variant` says
 
     @staticmethod
     @abstractmethod
     def read(cfg: DictConfig) -> Options[Any]:
         """The options that the config has for this strategy."""
-
-    @abstractmethod
-    def vocabulary(self) -> Vocabulary:
-        """The tokens of the model."""
 
     @abstractmethod
     def _load(self) -> Any:
@@ -67,6 +66,10 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         if variant not in self._decoders:
             self._decoders[variant] = self._load()
         return self._decoders[variant]
+
+    def vocabulary(self) -> Vocabulary:
+        """The tokens of the model."""
+        return nemo_vocabulary(self)
 
     def phrase_tree(self, phrases: Sequence[str | Phrase]) -> BackoffAutomaton:
         """A boosting tree of other phrases, with the options of the config's `boosting_tree`."""

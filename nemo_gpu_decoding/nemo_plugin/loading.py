@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +16,12 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.nemo_plugin.section import FusionOptions
 
 
-def nemo_vocabulary(decoding_type: str, pieces: Sequence[str], tokenizer: Any) -> Vocabulary:
-    """The tokens of a NeMo model.
-
-    Args:
-        decoding_type: NeMo's "char" or "subword".
-        pieces: the characters of a character model.
-        tokenizer: NeMo's tokenizer of a subword model; monolingual or aggregate.
-    """
-    if decoding_type == "char":
-        return Vocabulary(tuple(pieces), "char")
+def nemo_vocabulary(decoding: Any) -> Vocabulary:
+    """The tokens of a NeMo model, as one of its decoding objects has them: its `tokenizer` (monolingual or
+    aggregate), or for a character model `labels_map`, number -> character."""
+    tokenizer = getattr(decoding, "tokenizer", None)
+    if tokenizer is None:
+        return Vocabulary(tuple(decoding.labels_map[i] for i in range(len(decoding.labels_map))), "char")
     # not its `vocab`, whose order is not always that of the ids
     all_pieces = tokenizer.ids_to_tokens(list(range(tokenizer.tokenizer.vocab_size)))
     kind = define_spe_tokenizer_type(all_pieces)

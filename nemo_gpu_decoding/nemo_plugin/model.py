@@ -191,10 +191,6 @@ class Head(ABC):
     def texts(self, inputs: Tensor, lengths: Tensor) -> list[str]:
         """NeMo's decoding, with the present strategy, of inputs as in `Encoded`, [B, T, ...], [B]."""
 
-    @abstractmethod
-    def _labels(self) -> Sequence[str]:
-        """The characters of a character model."""
-
     def use(self, config: DictConfig) -> None:
         """Switch to the strategy that `config` (NeMo's `decoding` section) names."""
         which = {"decoder_type": self.name} if self.model.is_hybrid else {}
@@ -218,10 +214,7 @@ class Head(ABC):
         """The tokens."""
         from nemo_gpu_decoding.nemo_plugin.loading import nemo_vocabulary
 
-        tokenizer = getattr(self.model.model, "tokenizer", None)
-        if tokenizer is None:
-            return nemo_vocabulary("char", list(self._labels()), None)
-        return nemo_vocabulary("subword", [], tokenizer)
+        return nemo_vocabulary(self.decoding)
 
     def text_of(self, path: SearchPath) -> str:
         """The text of a path: its words, or its tokens as NeMo writes them."""
@@ -252,10 +245,6 @@ class CTCHead(Head):
     def texts(self, inputs: Tensor, lengths: Tensor) -> list[str]:
         decode = self.decoding.ctc_decoder_predictions_tensor
         return [hypothesis.text for hypothesis in decode(inputs, lengths, return_hypotheses=True)]
-
-    def _labels(self) -> Sequence[str]:
-        nemo: Any = self.model.model
-        return (nemo.ctc_decoder if self.model.is_hybrid else nemo.decoder).vocabulary
 
 
 class TransducerHead(Head):
@@ -295,9 +284,6 @@ class TransducerHead(Head):
 
         nemo: Any = self.model.model
         return networks_of(nemo.decoder, nemo.joint, self.decoding.durations or ())
-
-    def _labels(self) -> Sequence[str]:
-        return self.model.model.joint.vocabulary
 
 
 def _usable_device(name: str) -> torch.device:

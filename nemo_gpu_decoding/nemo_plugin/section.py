@@ -143,7 +143,8 @@ class Section:
         self._check_foreign(values)
         listed = f"; valid keys: {', '.join(sorted(valid))}"
         for key, what in self.unused.items():
-            values.check_no_effect(key, what, listed)
+            if key in values.entries:
+                check_no_effect(f"{self.name}.{key}", values[key], what, listed)
         for flag in ("return_best_hypothesis", "compute_timestamps"):
             values.flag(flag)
         if cfg.get("preserve_alignments") is None:  # beside the section it wins, as in NeMo
@@ -161,7 +162,7 @@ class Section:
                 remedy = f"set {self.name}.{ours} instead" if ours else ""
                 reason = f"is an option of {owner} and has no effect with '{self.strategy}'"
                 known = (neutral[key],) if key in neutral else ()
-                _check_no_effect(f"{self.name}.{key}", value, NoEffect(known, reason, remedy))
+                check_no_effect(f"{self.name}.{key}", value, NoEffect(known, reason, remedy))
 
 
 @dataclass(frozen=True)
@@ -264,11 +265,6 @@ class Values:
         except ValueError as error:  # about something within a value
             raise ValueError(f"{self.section}: {error}") from None
 
-    def check_no_effect(self, key: str, what: NoEffect, listed: str = "") -> None:
-        """Raise a ValueError if a key that means nothing is set to something."""
-        if key in self.entries:
-            _check_no_effect(f"{self.section}.{key}", self.entries[key], what, listed)
-
     def n_best(self) -> Any:
         """The number of hypotheses to return: 1, or what `n_best` says, or `beam_size`."""
         n_best, return_best = self.entries["n_best"], self.flag("return_best_hypothesis")
@@ -342,7 +338,8 @@ def check_keys(section: str, given: Collection[str], valid: Collection[str]) -> 
             raise ValueError(f"unknown key '{section}.{key}'{hint}; valid keys: {listed}")
 
 
-def _check_no_effect(key: str, value: Any, what: NoEffect, listed: str = "") -> None:
+def check_no_effect(key: str, value: Any, what: NoEffect, listed: str = "") -> None:
+    """Raise a ValueError if a key that means nothing is set to something."""
     if value in what.neutral:
         return
     remedy = what.remedy or "remove it" + (f" (default {what.neutral[0]!r})" if what.neutral else "")

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from nemo_gpu_decoding.nemo_plugin.beam_sections import read_aes, read_alsd
 from nemo_gpu_decoding.nemo_plugin.continuation import Continuation, StreamState
-from nemo_gpu_decoding.nemo_plugin.hypotheses import TransducerHypothesis, from_transducer_path
+from nemo_gpu_decoding.nemo_plugin.hypotheses import TransducerHypothesis, from_path
 from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer
-from nemo_gpu_decoding.nemo_plugin.loading import load_fusion, nemo_vocabulary
+from nemo_gpu_decoding.nemo_plugin.loading import load_fusion
 from nemo_gpu_decoding.nemo_plugin.requests import next_requests
 from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
 from nemo_gpu_decoding.search.result import NBest, Path
@@ -26,7 +26,6 @@ from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 from nemo_gpu_decoding.search.transducer.step_log_probs import step_log_probs
-from nemo_gpu_decoding.vocabulary import Vocabulary
 
 
 class TransducerInfer(FusedInfer):
@@ -50,9 +49,6 @@ class TransducerInfer(FusedInfer):
         self.durations = tuple(owner.durations or ())
         networks_of(decoder, joint, self.durations)  # errors now rather than with the first batch
         self.include_duration_confidence = bool(owner.tdt_include_duration_confidence)
-        tokenizer = getattr(owner, "tokenizer", None)
-        labels = [] if tokenizer is not None else [owner.labels_map[i] for i in range(len(owner.labels_map))]
-        self._vocabulary = ("char" if tokenizer is None else "subword", labels, tokenizer)
         self._continuation = Continuation()
 
     def __call__(
@@ -105,18 +101,18 @@ class TransducerInfer(FusedInfer):
         """The model's prediction network and joint as the search sees them."""
         return networks_of(self.decoder_model, self.joint, self.durations)
 
-    def vocabulary(self) -> Vocabulary:
-        return nemo_vocabulary(*self._vocabulary)
-
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_continuation": Continuation()}
 
     def _hypotheses(self, nbest: NBest, state: StreamState) -> list[TransducerHypothesis]:
         paths: list[Any] = list(nbest)
-        hypotheses = [from_transducer_path(path, nbest.num_frames) for path in paths]
-        for hypothesis in hypotheses:
-            hypothesis.dec_state = state
-        return hypotheses
+        return [
+            from_path(
+                path, nbest.num_frames, TransducerHypothesis, dec_state=state,
+                token_duration=None if path.durations is None else path.durations.tolist(),
+            )
+            for path in paths
+        ]  # fmt: skip
 
     def _add_steps(
         self, results: Sequence[tuple[NBest, StreamState]], hypotheses: Sequence[Sequence[TransducerHypothesis]]

@@ -17,7 +17,7 @@ from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.load import load_word_graph
 from nemo_gpu_decoding.graph.word_boosting import as_phrases, configured_phrases, word_boosting, words_of
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer
-from nemo_gpu_decoding.nemo_plugin.hypotheses import WordHypothesis, from_word_path
+from nemo_gpu_decoding.nemo_plugin.hypotheses import WordHypothesis, from_path
 from nemo_gpu_decoding.nemo_plugin.word_graph_sections import (
     PagedOptions,
     WordGraphOptions,
@@ -70,8 +70,8 @@ class WordGraphInfer(CTCInfer):
 
     def _hypothesis(self, path: Path, nbest: NBest) -> WordHypothesis:
         assert isinstance(path, WordPath)
-        words = [self._without_space(word, path) for word in path.words]
-        return from_word_path(path, words, nbest)
+        words = tuple(self._without_space(word, path) for word in path.words)
+        return from_path(path, nbest.num_frames, WordHypothesis, words=words, lattice=nbest.lattice, work=nbest.work)
 
     def _alignment(self, path: Path, num_frames: int) -> np.ndarray:
         labels = np.full(num_frames, self.blank_id, np.int64)

@@ -35,7 +35,7 @@ from omegaconf import DictConfig
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.load import GraphOptions
 from nemo_gpu_decoding.graph.topology import NEMO_NAMES, TOPOLOGIES
-from nemo_gpu_decoding.nemo_plugin.section import FusionOptions, NoEffect, Options, Section, Values
+from nemo_gpu_decoding.nemo_plugin.section import FusionOptions, NoEffect, Options, Section, Values, check_no_effect
 from nemo_gpu_decoding.search.config import BACKENDS
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 
@@ -91,17 +91,19 @@ def _section(strategy: str, search: type[WFSTConfig], more: dict[str, Any]) -> S
 CUDA_WFST = _section("cuda_wfst", WFSTConfig, MORE)
 PAGED_BIGLM = _section("paged_biglm", PagedBigLMConfig, MORE | LARGE_LM)
 
-# Keys of `boosting_tree` that are about tokens, with what they must be and why
 _SPELLINGS = "see wfst.segmentations for spellings of words"
-ABOUT_TOKENS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "model_path": ((None,), "it holds tokens, and a word graph is boosted by words"),
-    "unk_score": ((0.0,), "words that are in no phrase get nothing"),
-    "use_bpe_dropout": ((False,), _SPELLINGS),
-    "num_of_transcriptions": ((5,), _SPELLINGS),
-    "segmentations": ((1,), _SPELLINGS),
-    "source_lang": (("en",), "see wfst.source_lang for the language of the graph's words"),
-    "refund": (("full",), "NeMo's refunds are made for tokens"),
-    "whole_words": ((None, True), "a word graph knows nothing but whole words"),
+ABOUT_TOKENS = {  # keys of `boosting_tree` that are about tokens
+    key: NoEffect(neutral, f"has no effect on a word graph: {reason}")
+    for key, neutral, reason in (
+        ("model_path", (None,), "it holds tokens, and a word graph is boosted by words"),
+        ("unk_score", (0.0,), "words that are in no phrase get nothing"),
+        ("use_bpe_dropout", (False,), _SPELLINGS),
+        ("num_of_transcriptions", (5,), _SPELLINGS),
+        ("segmentations", (1,), _SPELLINGS),
+        ("source_lang", ("en",), "see wfst.source_lang for the language of the graph's words"),
+        ("refund", ("full",), "NeMo's refunds are made for tokens"),
+        ("whole_words", (None, True), "a word graph knows nothing but whole words"),
+    )
 }
 
 
@@ -154,9 +156,8 @@ def _read(wfst: Values, search: type[WFSTConfig]) -> dict[str, Any]:
     mode = wfst.choice("decoding_mode", DECODING_MODES)
     n_best = _n_best(wfst, mode)
     boosting, boosting_weight = wfst.boosting()
-    for key, (neutral, reason) in ABOUT_TOKENS.items():
-        effect = NoEffect(neutral, f"has no effect on a word graph: {reason}")
-        Values("wfst.boosting_tree", vars(boosting)).check_no_effect(key, effect)
+    for key, effect in ABOUT_TOKENS.items():
+        check_no_effect(f"wfst.boosting_tree.{key}", getattr(boosting, key), effect)
     fusion = FusionOptions(None, wfst.weight("lm_weight"), "auto", boosting, boosting_weight)
     return {
         "search": _search_config(wfst, search, n_best, mode),

@@ -11,6 +11,7 @@ pytest.importorskip("nemo.collections.asr")
 import copy
 import pickle
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 from nemo.collections.common.tokenizers.aggregate_tokenizer import AggregateTokenizer
 
 from nemo_gpu_decoding import utterance_requests
-from nemo_gpu_decoding.nemo_plugin.hypotheses import NBestList, TimedNBestList, from_labels, from_path
+from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, NBestList, TimedNBestList, from_labels, from_path
 from nemo_gpu_decoding.nemo_plugin.loading import nemo_vocabulary
 from nemo_gpu_decoding.search.result import Path, ScoreParts
 
@@ -38,7 +39,7 @@ def a_path(tokens=(1, 2), frames=(0, 3), repeats=(2, 1)):
 
 
 def test_a_path_becomes_a_hypothesis():
-    hypothesis = from_path(a_path(), num_frames=7)
+    hypothesis = from_path(a_path(), 7, BeamHypothesis)
     assert hypothesis.y_sequence.tolist() == [1, 2]
     assert str(hypothesis.y_sequence.dtype) == "torch.int64"
     assert hypothesis.timestamp == [0, 3]
@@ -49,7 +50,7 @@ def test_a_path_becomes_a_hypothesis():
 
 
 def test_confidence_of_the_frames_that_emit_tokens():
-    hypothesis = from_path(a_path(), num_frames=5)
+    hypothesis = from_path(a_path(), 5, BeamHypothesis)
     assert hypothesis.non_blank_frame_confidence == []
     hypothesis.frame_confidence = [0.1, 0.2, 0.3, 0.4, 0.5]
     assert hypothesis.non_blank_frame_confidence == [0.1, 0.2, 0.4]
@@ -109,20 +110,20 @@ def test_a_timed_n_best_list_shows_the_entries_of_all_its_hypotheses():
 
 # --------------------------------------------------------------------------------------- vocabulary
 def test_characters():
-    vocabulary = nemo_vocabulary("char", ["a", "b", " "], None)
+    vocabulary = nemo_vocabulary(SimpleNamespace(labels_map={0: "a", 1: "b", 2: " "}))
     assert vocabulary.tokenize("ab a") == [0, 1, 2, 0]
     assert vocabulary.text([1, 2, 0]) == "b a"
 
 
 def test_sentencepiece_ids_are_those_of_the_models_tokenizer(ctc_model):
     tokenizer = ctc_model.tokenizer
-    vocabulary = nemo_vocabulary("subword", [], tokenizer)
+    vocabulary = nemo_vocabulary(SimpleNamespace(tokenizer=tokenizer))
     assert len(vocabulary) == 128
     assert vocabulary.kind == "bpe"
     ids = tokenizer.text_to_ids("the budget of teresa")
     assert vocabulary.tokenize("the budget of teresa") == ids
     assert vocabulary.text(ids) == tokenizer.ids_to_text(ids)
-    assert vocabulary == nemo_vocabulary("subword", [], tokenizer)  # and so found in caches
+    assert vocabulary == nemo_vocabulary(SimpleNamespace(tokenizer=tokenizer))  # and so found in caches
 
 
 @pytest.fixture
@@ -131,12 +132,12 @@ def aggregate(ctc_model):
 
 
 def test_aggregates_take_the_language_of_a_phrase(ctc_model, aggregate):
-    vocabulary = nemo_vocabulary("subword", [], aggregate)
+    vocabulary = nemo_vocabulary(SimpleNamespace(tokenizer=aggregate))
     assert len(vocabulary) == 256
     ids = ctc_model.tokenizer.text_to_ids("page")
     assert vocabulary.tokenize("page", language="en") == ids
     assert vocabulary.tokenize("page", language="es") == [128 + i for i in ids]
-    assert vocabulary == nemo_vocabulary("subword", [], aggregate)
+    assert vocabulary == nemo_vocabulary(SimpleNamespace(tokenizer=aggregate))
 
 
 def test_phrases_of_a_language_are_boosted_in_its_tokens(ctc_model, aggregate):
@@ -164,7 +165,7 @@ class WordPieces:
 
 
 def test_word_pieces():
-    vocabulary = nemo_vocabulary("subword", [], WordPieces())
+    vocabulary = nemo_vocabulary(SimpleNamespace(tokenizer=WordPieces()))
     assert vocabulary.kind == "wpe"
     assert vocabulary.tokenize("page two") == [1, 2, 3]
     assert vocabulary.text([1, 2, 3]) == "page two"
