@@ -13,9 +13,10 @@ import pytest
 
 from nemo_gpu_decoding import container
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.container import encode_words
+from nemo_gpu_decoding.container import encode_words, write_arrays
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.graph.store import WORD_GRAPH, is_word_graph, load_graph, save_graph
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed_file import PACKED_LM, is_packed_lm, load_packed_lm, save_packed_lm
@@ -96,6 +97,19 @@ def test_graphs_come_back(tmp_path):
     for fact in ("words", "report", "start", "unknown", "name"):
         assert getattr(loaded, fact) == getattr(graph, fact)
     assert all(np.array_equal(a, b) for a, b in zip(loaded.spellings, graph.spellings, strict=True))
+
+
+def test_graphs_whose_word_sequences_were_called_compounds_still_open(tmp_path):
+    columns = (np.array(column) for column in ([0, 1, 2], [0, 0, 1], [1, 2, 0], [0.0] * 3, [1, 2, 2]))
+    fst = Fst.from_arcs(0, np.array([np.inf, np.inf, 0.0]), *columns)
+    graph = WordGraph.from_fst(fst, ("<eps>", "a", "b"))
+    arrays = {"words": encode_words(graph.words), **graph.arrays._asdict()}
+    arrays["compounds"] = arrays.pop("word_sequences")
+    facts = {"start": 0, "unknown": 0, "report": {}, "name": "toy"}
+    write_arrays(tmp_path / "toy.graph", WORD_GRAPH, facts, arrays)
+    loaded = load_graph(tmp_path / "toy.graph")
+    assert loaded.arrays.word_sequences.tolist() == [[1, 2]]
+    assert loaded.fingerprint == graph.fingerprint
 
 
 def test_words_may_hold_any_unicode_white_space_but_no_line_break(tmp_path):

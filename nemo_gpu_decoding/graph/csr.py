@@ -1,8 +1,8 @@
 """The word graph as a search reads it: compressed rows of arcs, on the CPU and on a GPU alike.
 
     states   [S]  arcs and epsilon-closure arcs of a state, final cost, bound on what comes next
-    arcs     [A]  label, word, cost, target; those of a state sorted by label
-    epsilons [E]  closure arcs of `epsilon_closure.py`: word, cost, target, bound on what comes next
+    arcs     [A]  ilabel, olabel, cost, target; those of a state sorted by ilabel
+    epsilons [E]  closure arcs of `epsilon_closure.py`: olabel, cost, target, bound on what comes next
 
 With the grammar {a: 1.0, b: 2.0}, spelled  a = token 0,  b = tokens 0 1  (#1 ends the word a):
 
@@ -42,15 +42,15 @@ GRAPH_STATE = np.dtype(
 )
 GRAPH_ARC = np.dtype(
     [
-        ("label", np.int32),  # column of the log-probs
-        ("word", np.int32),  # 0 for none
+        ("ilabel", np.int32),  # column of the log-probs
+        ("olabel", np.int32),  # 0 for none; from the number of words on, a word-sequence label
         ("cost", np.float32),
         ("target", np.int32),
     ]
 )
 EPSILON = np.dtype(
     [
-        ("word", np.int32),  # 0 for none; from the number of words on, a word-sequence label
+        ("olabel", np.int32),
         ("cost", np.float32),
         ("target", np.int32),
         ("least_cost", np.float32),  # that of the target, here to save a look
@@ -64,7 +64,7 @@ class GraphArrays(NamedTuple):
     states: np.ndarray  # [S] GRAPH_STATE
     arcs: np.ndarray  # [A] GRAPH_ARC
     epsilons: np.ndarray  # [E] EPSILON
-    compounds: np.ndarray  # [C, 2] int32: the two labels of word-sequence label W + i, W words
+    word_sequences: np.ndarray  # [C, 2] int32: the two labels of word-sequence label W + i, W words
 
 
 class Spellings(NamedTuple):
@@ -97,15 +97,15 @@ class WordGraph:
         object.__setattr__(self, "arrays", GraphArrays(*map(_read_only, self.arrays)))
         if self.spellings is not None:
             object.__setattr__(self, "spellings", Spellings(*map(_read_only, self.spellings)))
-        states, arcs, epsilons, compounds = self.arrays
+        states, arcs, epsilons, word_sequences = self.arrays
         if not 0 <= self.start < len(states):
             raise FieldError(f"{self.name}: start", self.start, f"0 .. {len(states) - 1}")
-        labels = len(self.words) + len(compounds)
+        labels = len(self.words) + len(word_sequences)
         for table, column, size in (
             (states, "arc_begin", len(arcs) + 1), (states, "arc_end", len(arcs) + 1),
             (states, "epsilon_begin", len(epsilons) + 1), (states, "epsilon_end", len(epsilons) + 1),
             (arcs, "target", len(states)), (epsilons, "target", len(states)),
-            (arcs, "word", labels), (epsilons, "word", labels), (arcs, "label", 1 << 31),
+            (arcs, "olabel", labels), (epsilons, "olabel", labels), (arcs, "ilabel", 1 << 31),
         ):  # fmt: skip
             values = table[column]
             if len(values) and (values.min() < 0 or values.max() >= size):
@@ -154,7 +154,7 @@ class WordGraph:
             fst.arcs["target"][jumps], len(words), name,
         )  # fmt: skip
         arcs = np.zeros(len(own), GRAPH_ARC)
-        arcs["label"], arcs["word"] = inputs[own] - 1, fst.arcs["output"][own]
+        arcs["ilabel"], arcs["olabel"] = inputs[own] - 1, fst.arcs["output"][own]
         arcs["cost"], arcs["target"] = fst.arcs["cost"][own], fst.arcs["target"][own]
         states = np.zeros(fst.num_states, GRAPH_STATE)
         begin = np.searchsorted(sources[own], np.arange(fst.num_states + 1))
@@ -163,7 +163,7 @@ class WordGraph:
         states["final_cost"], states["least_cost"] = fst.final_costs, INFINITE
         np.minimum.at(states["least_cost"], sources[own], arcs["cost"])
         epsilons = np.zeros(len(closure.words), EPSILON)
-        epsilons["word"], epsilons["cost"] = closure.words, closure.costs
+        epsilons["olabel"], epsilons["cost"] = closure.words, closure.costs
         epsilons["target"] = closure.targets
         epsilons["least_cost"] = states["least_cost"][closure.targets]
         return cls(
@@ -182,7 +182,7 @@ class WordGraph:
     @property
     def largest_label(self) -> int:
         """The largest column of the log-probs that an arc reads, -1 without arcs."""
-        return int(self.arrays.arcs["label"].max(initial=-1))
+        return int(self.arrays.arcs["ilabel"].max(initial=-1))
 
     @cached_property
     def word_ids(self) -> dict[str, int]:
@@ -207,14 +207,14 @@ class WordGraph:
         """The words that an output label stands for."""
         if label < len(self.words):
             return [label] if label else []
-        first, second = self.arrays.compounds[label - len(self.words)]
+        first, second = self.arrays.word_sequences[label - len(self.words)]
         return self.expanded(int(first)) + self.expanded(int(second))
 
     @cached_property
     def output_words(self) -> np.ndarray:
         """The words that arcs and epsilons write, alone or in word sequences; ascending, int64."""
         arrays = self.arrays
-        labels = np.unique(np.concatenate([arrays.arcs["word"], arrays.epsilons["word"]])).tolist()
+        labels = np.unique(np.concatenate([arrays.arcs["olabel"], arrays.epsilons["olabel"]])).tolist()
         return np.array(sorted({word for label in labels for word in self.expanded(label)}), np.int64)
 
     @cached_property

@@ -141,7 +141,7 @@ def _load_fst(path: Path, words: Path | None) -> WordGraph:
         graph = load_fst_graph(path, words)
     except FieldError as error:
         raise ValueError(f"wfst.words_path is not set, expected {error.expected}") from None
-    output_labels = (graph.arrays.arcs["word"], graph.arrays.epsilons["word"])
+    output_labels = (graph.arrays.arcs["olabel"], graph.arrays.epsilons["olabel"])
     if any((labels == graph.word_ids.get(_TOKENWORD, -1)).any() for labels in output_labels):
         raise ValueError(
             f"{path} spells unknown words between marks {_TOKENWORD!r} as NeMo's open vocabulary does, "
@@ -163,7 +163,7 @@ def _graph_file(path: Path) -> Path:
 
 def _topology(graph: WordGraph, path: Path, wanted: str | None, blank_id: int) -> str:
     """T o L o G files read blanks themselves; in L o G the search adds them."""
-    reads_blanks = bool((graph.arrays.arcs["label"] == blank_id).any())
+    reads_blanks = bool((graph.arrays.arcs["ilabel"] == blank_id).any())
     topology = wanted or (TOPOLOGIES[GRAPH] if reads_blanks else DEFAULT_TOPOLOGY)
     if (topology == TOPOLOGIES[GRAPH]) != reads_blanks:
         kind = "reads" if reads_blanks else "never reads"

@@ -17,7 +17,8 @@ _DTYPES = {
     "states": GRAPH_STATE,
     "arcs": GRAPH_ARC,
     "epsilons": EPSILON,
-    "compounds": _INT32,
+    "word_sequences": _INT32,
+    "compounds": _INT32,  # what word_sequences was called
     **{f"spelling_{name}": _INT32 for name in Spellings._fields},
 }
 WORD_GRAPH = Kind("word graph", 2, _DTYPES, "build it anew", b"NGDGRAPH")
@@ -49,6 +50,8 @@ def load_graph(path: str | PathLike[str], *, verify: bool = True) -> WordGraph:
     spellings = None
     if "spelling_words" in arrays:
         spellings = Spellings(*(arrays[f"spelling_{name}"] for name in Spellings._fields))
+    if "compounds" in arrays:
+        arrays = {**arrays, "word_sequences": arrays["compounds"]}
     tables = GraphArrays(*(arrays[name] for name in GraphArrays._fields))
     return WordGraph(tables, words=words, spellings=spellings, **{name: facts[name] for name in _FACTS})
 

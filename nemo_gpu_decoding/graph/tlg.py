@@ -80,8 +80,8 @@ def as_transducer(graph: WordGraph) -> Fst:
         graph.start,
         states["final_cost"],
         np.append(own, sources),
-        np.append(arcs["label"] + 1, np.zeros(len(closures), np.int64)),
-        np.append(arcs["word"], closures["word"]),
+        np.append(arcs["ilabel"] + 1, np.zeros(len(closures), np.int64)),
+        np.append(arcs["olabel"], closures["olabel"]),
         np.append(arcs["cost"], closures["cost"]),
         np.append(arcs["target"], closures["target"]),
     )
@@ -104,15 +104,15 @@ def _is_chain(graph: WordGraph, sources: np.ndarray) -> np.ndarray:
     first = np.repeat(np.arange(len(closures)), count)
     position = np.arange(len(first)) - np.repeat(np.cumsum(count) - count, count)
     second = begin[first] + position
-    one_word = (closures["word"][first] == 0) | (closures["word"][second] == 0)
+    one_word = (closures["olabel"][first] == 0) | (closures["olabel"][second] == 0)
     first, second = first[one_word], second[one_word]
-    word = closures["word"][first] + closures["word"][second]
+    word = closures["olabel"][first] + closures["olabel"][second]
     joined = key(sources[first], closures["target"][second], word)
-    keys = key(sources, closures["target"], closures["word"])
+    keys = key(sources, closures["target"], closures["olabel"])
     order = np.argsort(keys)
     found = order[np.searchsorted(keys[order], joined)]
     cost = closures["cost"].astype(np.float64)
     apart = np.abs(cost[first] + cost[second] - cost[found])
-    chains = closures["word"] >= len(graph.words)  # two words: no single arc has them
+    chains = closures["olabel"] >= len(graph.words)  # two words: no single arc has them
     chains[found[apart <= ROUNDING * (1 + np.abs(cost[found]))]] = True
     return chains

@@ -37,7 +37,7 @@ def costs_of(graph, tokens):
         closed = dict(table)
         for (state, words), cost in table.items():
             for e in range(states["epsilon_begin"][state], states["epsilon_end"][state]):
-                more = tuple(graph.expanded(int(epsilons["word"][e])))
+                more = tuple(graph.expanded(int(epsilons["olabel"][e])))
                 relax(closed, (int(epsilons["target"][e]), words + more), cost + epsilons["cost"][e])
         return closed
 
@@ -45,8 +45,8 @@ def costs_of(graph, tokens):
         next_paths: dict = {}
         for (state, words), cost in with_epsilons(paths).items():
             for a in range(states["arc_begin"][state], states["arc_end"][state]):
-                if arcs["label"][a] == token:
-                    more = tuple(graph.expanded(int(arcs["word"][a])))
+                if arcs["ilabel"][a] == token:
+                    more = tuple(graph.expanded(int(arcs["olabel"][a])))
                     relax(next_paths, (int(arcs["target"][a]), words + more), cost + arcs["cost"][a])
         paths = next_paths
     ends: dict = {}
@@ -273,7 +273,7 @@ def test_tokens_that_begin_words():
 def test_the_graph_reads_the_space(tmp_path):
     arpa = tmp_path / "lm.arpa"
     arpa.write_text("\\data\\\nngram 1=3\n\n\\1-grams:\n-99 <s>\n-1 </s>\n-1 ab\n\n\\end\\\n")
-    read = build_graph(arpa, WITH_SPACE, cache=False).arrays.arcs["label"]
+    read = build_graph(arpa, WITH_SPACE, cache=False).arrays.arcs["ilabel"]
     assert set(read.tolist()) == {0, 1, 2}
 
 

@@ -140,7 +140,7 @@ def test_two_words_on_a_chain_get_a_word_sequence_label():
         fst([(0, 0, 1, 0.0, 1), (1, 0, 2, 0.0, 2), (2, 0, 1, 0.5, 3), (3, 1, 0, 0.0, 3)], 4, [3]), WORDS
     )
     reached = {
-        int(arc["target"]): graph.expanded(int(arc["word"]))
+        int(arc["target"]): graph.expanded(int(arc["olabel"]))
         for arc in graph.arrays.epsilons[: graph.arrays.states["epsilon_end"][0]]
     }
     assert reached == {1: [1], 2: [1, 2], 3: [1, 2, 1]}

@@ -119,7 +119,7 @@ def test_word_sequence_labels_are_boosted():
     words = ("<eps>", "zero", "one", "two")
     arcs = [(0, 1, 1, 0.1, 1), (1, 0, 2, 0.2, 2), (2, 0, 3, 0.3, 3), (3, 2, 0, 0.0, 4)]
     graph = WordGraph.from_fst(fst(arcs, 5, [4]), words)
-    assert len(graph.arrays.compounds) == 1
+    assert len(graph.arrays.word_sequences) == 1
     log_probs = random_log_probs(1, 6, 4, seed=0)
     plain = make(graph, vocab_size=3, blank_id=3).decode(log_probs, [6])[0].best
     for phrases, bonus in (({"one": 1.0}, 1.0), ({"one two": 2.0}, 2.0), ({"zero one two": 2.5, "two": 1.0}, 3.5)):

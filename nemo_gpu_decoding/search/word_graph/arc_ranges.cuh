@@ -33,7 +33,7 @@ struct ArcRange {
 
   void next(const Graph& graph) {
     arc++;
-    if (arc < end && graph.arcs[arc].label != label) end = arc;
+    if (arc < end && graph.arcs[arc].ilabel != label) end = arc;
   }
 };
 
@@ -52,6 +52,6 @@ inline ArcRange arc_range_of(
     return {g, 0, 0, NONE};
   }
   const int arc = first_arc(work.graph, state, label);
-  const bool found = arc < state.arc_end && work.graph.arcs[arc].label == label;
+  const bool found = arc < state.arc_end && work.graph.arcs[arc].ilabel == label;
   return {g, arc, found ? state.arc_end : arc, label};
 }

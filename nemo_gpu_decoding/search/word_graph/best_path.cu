@@ -14,7 +14,7 @@ inline double end_cost(int state, int epsilon, int boost, const Workspace& work)
   double cost = 0.0;
   if (epsilon != NONE) {
     const Epsilon closure = work.graph.epsilons[epsilon];
-    const Boost boosting = boosted(closure.word, boost, work);
+    const Boost boosting = boosted(closure.olabel, boost, work);
     cost += (double)(search.lm_weight * closure.cost - boosting.bonus);
     boost = boosting.state;
     state = closure.target;
@@ -77,7 +77,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) best_path(const Tra
   Workspace work;
   work.search = Search{{}, own};
   work.graph = Graph{
-    args.graph_states, nullptr, args.graph_epsilons, args.graph_compounds, args.num_words,
+    args.graph_states, nullptr, args.graph_epsilons, args.graph_word_sequences, args.num_words,
   };
   work.boosting = Automaton{
     args.boosting_states + own.boosting_states, args.boosting_arcs + own.boosting_arcs, args.num_words,

@@ -84,11 +84,11 @@ def all_ends(tokens, final, search, lm):
 def end_cost(token, epsilon, search, lm):
     """What it costs to end with a token, or where a closure arc leads it; inf if that is not final."""
     graph, weights, cost = search.graph, search.weights, 0.0
-    state, boost, word = state_of(token.key), boost_of(token.key), np.int32(0)
+    state, boost, olabel = state_of(token.key), boost_of(token.key), np.int32(0)
     if epsilon != NONE:
         closure = graph.epsilons[epsilon]
-        word = closure.word
-        bonus, boost = boosted(word, boost, search)
+        olabel = closure.olabel
+        bonus, boost = boosted(olabel, boost, search)
         cost += weights.lm_weight * closure.cost - bonus
         state = np.int64(closure.target)
     final_cost = graph.states[state].final_cost
@@ -100,17 +100,17 @@ def end_cost(token, epsilon, search, lm):
     if lm is None:
         return cost
     else:
-        return cost + _end_difference(word, context_of(token, lm), search, lm)
+        return cost + _end_difference(olabel, context_of(token, lm), search, lm)
 
 
 @compiled
-def _end_difference(word, context, search, lm):
+def _end_difference(olabel, context, search, lm):
     """LM score difference of the word of a closure arc, if there is one, and of the end after it."""
     difference = 0.0
     if lm.difference_weight == 0:
         return difference
-    if word != 0:
-        cost, context = difference_of_label(word, context, search, lm)
+    if olabel != 0:
+        cost, context = difference_of_label(olabel, context, search, lm)
         difference += lm.difference_weight * cost
     return difference + final_difference(context, lm)
 

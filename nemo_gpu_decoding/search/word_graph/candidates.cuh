@@ -15,22 +15,27 @@ struct Boost {
   int state;  // of the boosting automaton, after the word
 };
 
-inline int first_of_compound(int word, int times, const Graph& graph) {
-  for (; times > 0; times--) word = graph.compounds[2 * (word - graph.num_words)];
-  return word;
+// Number of words that an output label stands for.
+inline int count_words(int olabel, const Graph& graph) {
+  int count = 1;
+  for (; olabel >= graph.num_words; count++) olabel = graph.word_sequences[2 * (olabel - graph.num_words)];
+  return count;
+}
+
+// Of these words the one before the last n.
+inline int word_from_end(int olabel, int n, const Graph& graph) {
+  for (; n > 0; n--) olabel = graph.word_sequences[2 * (olabel - graph.num_words)];
+  return olabel < graph.num_words ? olabel : graph.word_sequences[2 * (olabel - graph.num_words) + 1];
 }
 
 // Bonus of an output label, and the boosting state after it.
-inline Boost boosted(int word, int state, const Workspace& work) {
+inline Boost boosted(int olabel, int state, const Workspace& work) {
   Boost boost{0.0f, state};
-  if (word == 0 || !work.search.boosts) return boost;
+  if (olabel == 0 || !work.search.boosts) return boost;
   const Graph& graph = work.graph;
-  int depth = 0;  // a word-sequence label is built from its first word on
-  for (int w = word; w >= graph.num_words; depth++) w = first_of_compound(w, 1, graph);
-  for (int level = depth; level >= 0; level--) {
-    int label = first_of_compound(word, level, graph);
-    if (level < depth) label = graph.compounds[2 * (label - graph.num_words) + 1];
-    Reading reading = lookup(work.boosting, boost.state, label, negative_infinity());
+  for (int n = count_words(olabel, graph) - 1; n >= 0; n--) {
+    const int word = word_from_end(olabel, n, graph);
+    Reading reading = lookup(work.boosting, boost.state, word, negative_infinity());
     boost.bonus += work.search.boosting_weight * reading.weight;
     boost.state = reading.state;
   }
@@ -42,7 +47,7 @@ inline float cost_before(const Origin& origin, const Workspace& work) {
   const Token& token = work.current[origin.source];
   if (origin.epsilon == NONE) return token.cost;
   const Epsilon closure = work.graph.epsilons[origin.epsilon];
-  float bonus = boosted(closure.word, boost_of(token.key), work).bonus;
+  float bonus = boosted(closure.olabel, boost_of(token.key), work).bonus;
   return token.cost + work.search.lm_weight * closure.cost - bonus;
 }
 

@@ -130,33 +130,41 @@ def _cost_before(source, epsilon, search):
     cost = source.cost
     if epsilon != NONE:
         closure = search.graph.epsilons[epsilon]
-        bonus, _ = boosted(closure.word, boost_of(source.key), search)
+        bonus, _ = boosted(closure.olabel, boost_of(source.key), search)
         cost = cost + search.weights.lm_weight * closure.cost - bonus
     return cost
 
 
 @no_refcount
-def boosted(word, state, search):
+def boosted(olabel, state, search):
     """Bonus of an output label, weighted, and the boosting state after it."""
     graph, weights, num_words = search.graph, search.weights, search.params.num_words
     bonus = np.float32(0.0)
-    if word == 0 or not weights.boosts:
+    if olabel == 0 or not weights.boosts:
         return bonus, np.int64(state)
-    depth = 0  # a sequence is compounded from the left: down to its first word, then up again
-    first = word
-    while first >= num_words:
-        first = graph.compounds[first - num_words, 0]
-        depth += 1
-    weight, state = lookup(search.boosting, num_words, state, first, ANY_WEIGHT)
-    bonus += weights.boosting_weight * weight
-    for level in range(depth - 1, -1, -1):
-        compound = word
-        for _ in range(level):
-            compound = graph.compounds[compound - num_words, 0]
-        second = graph.compounds[compound - num_words, 1]
-        weight, state = lookup(search.boosting, num_words, state, second, ANY_WEIGHT)
+    for n in range(count_words(olabel, graph, num_words) - 1, -1, -1):
+        word = word_from_end(olabel, n, graph, num_words)
+        weight, state = lookup(search.boosting, num_words, state, word, ANY_WEIGHT)
         bonus += weights.boosting_weight * weight
     return bonus, np.int64(state)
+
+
+@inlined
+def count_words(olabel, graph, num_words):
+    """Number of words that an output label stands for."""
+    count = 1
+    while olabel >= num_words:
+        olabel = graph.word_sequences[olabel - num_words, 0]
+        count += 1
+    return count
+
+
+@inlined
+def word_from_end(olabel, n, graph, num_words):
+    """Of the words that an output label stands for, the one before the last n."""
+    for _ in range(n):
+        olabel = graph.word_sequences[olabel - num_words, 0]
+    return olabel if olabel < num_words else graph.word_sequences[olabel - num_words, 1]
 
 
 # -------------------------------------------------------------------------------------- hash table

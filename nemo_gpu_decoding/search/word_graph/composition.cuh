@@ -48,16 +48,12 @@ inline LMStep difference(int word, int64 lm, const LmPair& lms, LookupCounters& 
 
 // The same of an output label, which may stand for a sequence of words.
 inline LMStep cost_of_label(
-  int word, int64 lm, const Graph& graph, const LmPair& lms, LookupCounters& counters
+  int olabel, int64 lm, const Graph& graph, const LmPair& lms, LookupCounters& counters
 ) {
-  int depth = 0;  // a word-sequence label is built from its first word on
-  for (int w = word; w >= graph.num_words; depth++) w = first_of_compound(w, 1, graph);
   LMStep total{0.0f, lm};
-  for (int level = depth; level >= 0; level--) {
-    int label = first_of_compound(word, level, graph);
-    if (level < depth) label = graph.compounds[2 * (label - graph.num_words) + 1];
-    const LMStep step = difference(label, total.target, lms, counters);
-    total = {level < depth ? total.cost + step.cost : step.cost, step.target};
+  for (int n = count_words(olabel, graph) - 1; n >= 0; n--) {
+    const LMStep step = difference(word_from_end(olabel, n, graph), total.target, lms, counters);
+    total = {total.cost + step.cost, step.target};
   }
   return total;
 }

@@ -15,6 +15,7 @@ import numpy as np
 
 from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
 from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, lookup
+from nemo_gpu_decoding.search.word_graph.candidates import count_words, word_from_end
 from nemo_gpu_decoding.search.word_graph.records import hash_of
 
 
@@ -56,27 +57,28 @@ def small_of(context):
 
 
 @inlined
-def _difference(large_label, small_label, context, lms):
-    """cost_large - cost_small of one LM label, unweighted, and the LM context after it."""
-    cost, large = lookup(lms.large, large_of(context), large_label)
+def _difference(word, context, lms):
+    """cost_large - cost_small of one word, unweighted, and the LM context after it."""
+    cost, large = lookup(lms.large, large_of(context), lms.large_labels[word])
     if lms.is_difference:
         return cost, lm_of(large, 0)
-    small_cost, small = lookup(lms.small, small_of(context), small_label)
+    small_cost, small = lookup(lms.small, small_of(context), lms.small_labels[word])
     return cost - small_cost, lm_of(large, small)
 
 
 @inlined
-def query(word, context, search, lm, work):
+def query(olabel, context, search, lm, work):
     """LM score difference of an output label, weighted, and the LM context after it.
 
     Answers are kept in the LM query cache, one for each slot: the same query comes again and again.
     """
     frame, cache = work.frame[0], work.lm.cache
     frame.look_ups += 1
-    slot = np.int64((hash_of(word, context) >> np.uint64(32)) & np.uint64(len(cache) - 1))
+    slot = np.int64((hash_of(olabel, context) >> np.uint64(32)) & np.uint64(len(cache) - 1))
     answer = cache[slot]
-    if answer.lm != context or answer.word != word:
-        _answer(answer, word, context, search, lm)
+    if answer.lm != context or answer.olabel != olabel:
+        answer.lm, answer.olabel = context, olabel
+        answer.cost, answer.lm_after = difference_of_label(olabel, context, search, lm)
     else:
         frame.query_hits += 1
     if lm.difference_weight == 0:  # an infinite difference would make it NaN
@@ -85,31 +87,12 @@ def query(word, context, search, lm, work):
 
 
 @no_refcount
-def _answer(answer, word, context, search, lm):
-    answer.lm, answer.word = context, word
-    if word < search.params.num_words:
-        labels = lm.lms.large_labels[word], lm.lms.small_labels[word]
-        answer.cost, answer.lm_after = _difference(labels[0], labels[1], context, lm.lms)
-    else:
-        answer.cost, answer.lm_after = difference_of_label(word, context, search, lm)
-
-
-@no_refcount
-def difference_of_label(word, context, search, lm):
+def difference_of_label(olabel, context, search, lm):
     """LM score difference of an output label, unweighted, and the LM context after it."""
-    depth, first, num_words = 0, word, search.params.num_words
-    compounds = search.graph.compounds
-    while first >= num_words:  # a sequence of words is compounded from the left
-        first = compounds[first - num_words, 0]
-        depth += 1
-    labels = lm.lms.large_labels, lm.lms.small_labels
-    total, context = _difference(labels[0][first], labels[1][first], context, lm.lms)
-    for level in range(depth - 1, -1, -1):
-        compound = word
-        for _ in range(level):
-            compound = compounds[compound - num_words, 0]
-        second = compounds[compound - num_words, 1]
-        cost, context = _difference(labels[0][second], labels[1][second], context, lm.lms)
+    graph, num_words, total = search.graph, search.params.num_words, np.float32(0.0)
+    for n in range(count_words(olabel, graph, num_words) - 1, -1, -1):
+        word = word_from_end(olabel, n, graph, num_words)
+        cost, context = _difference(word, context, lm.lms)
         total += cost
     return total, context
 
@@ -138,8 +121,7 @@ def difference_of_words(words, final, lm):
     """The weighted sum of LM score differences along words [N] int64 of the graph, float64."""
     total, context = 0.0, np.int64(lm.lms.start)
     for word in words:
-        labels = lm.lms.large_labels[word], lm.lms.small_labels[word]
-        cost, context = _difference(labels[0], labels[1], context, lm.lms)
+        cost, context = _difference(word, context, lm.lms)
         total += cost
     if lm.difference_weight == 0:
         return 0.0

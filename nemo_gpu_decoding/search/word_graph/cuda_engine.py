@@ -81,7 +81,7 @@ class CUDAEngine:
         self._models, self._config, self._composition = list(models), config, composition
         graph = models[0].graph
         arrays = arrays_on_device(graph, graph.arrays, self.device)
-        names = ("graph_states", "graph_arcs", "graph_epsilons", "graph_compounds")
+        names = ("graph_states", "graph_arcs", "graph_epsilons", "graph_word_sequences")
         self._tables: dict[str, torch.Tensor] = dict(zip(names, arrays, strict=True))
         self._composed = composition.arguments(self._models, self.device)
         boosting, utterances = _boosting_on_device(self._models, self.device)

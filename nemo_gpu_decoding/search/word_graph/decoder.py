@@ -155,7 +155,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         lm, state = graph_score(found.steps, graph), found.state
         if found.epsilon != NONE:
             closure = graph.arrays.epsilons[found.epsilon]
-            traced = traced.followed_by(graph.expanded(int(closure["word"])))
+            traced = traced.followed_by(graph.expanded(int(closure["olabel"])))
             lm, state = lm - float(closure["cost"]), int(closure["target"])
         if ended:
             lm -= float(graph.arrays.states["final_cost"][state])
@@ -188,7 +188,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         boosts = weight > 0
         boosting = fusion.trees[fusion.tree_of[i]] if boosts else self._nothing
         bonus = max(0.0, float(boosting.arrays.states["upper_bound"].max())) if boosts else 0.0
-        bonus *= weight * (1 + len(self.graph.arrays.compounds))
+        bonus *= weight * (1 + len(self.graph.arrays.word_sequences))
         weights = StreamParams(
             lm_weight=np.float32(lm_weight),
             least_cost=np.float32(lm_weight * self.graph.least_cost - 2 * bonus - 1e-3),
@@ -214,7 +214,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             )
         if config.is_ready_made:
             return
-        if (graph.arrays.arcs["label"] == self.blank_id).any():
+        if (graph.arrays.arcs["ilabel"] == self.blank_id).any():
             raise ValueError(
                 f"graph ({graph.name}) reads the blank (column {self.blank_id}) with topology "
                 f"{config.topology!r}: a ready-made T o L o G needs topology 'graph'"

@@ -12,7 +12,7 @@ inline void separate_contexts(const LmWorkspace& work) {
   int look_ups = 0;
   for (int m = thread(); m < work.lm_counters->num_group_tokens; m += threads()) {
     work.buffers->contexts[m] = LmContext{m, NONE, m, NONE, 0, NONE, NONE};
-    look_ups += work.buffers->group_tokens[m].word != 0;
+    look_ups += work.buffers->group_tokens[m].olabel != 0;
   }
   count_look_ups(look_ups, *work.lm_counters);
 }
@@ -20,8 +20,8 @@ inline void separate_contexts(const LmWorkspace& work) {
 // The query of a token at an arc; false if the arc is closed to it.
 inline bool eager_query(int m, int arc, const LmWorkspace& work, LmQuery& query) {
   const GroupToken& token = work.buffers->group_tokens[m];
-  query = LmQuery{token.lm, token.word, NO_ENTRY, 0.0f, arc, m, 0};
-  const int label = work.graph.arcs[arc].label;
+  query = LmQuery{token.lm, token.olabel, NO_ENTRY, 0.0f, arc, m, 0};
+  const int label = work.graph.arcs[arc].ilabel;
   return !(work.search.topology == NORMAL && label + 1 == last_label(token, work));
 }
 
@@ -50,7 +50,7 @@ inline bool query_all_arcs(int& first, int& item, LmWorkspace& work) {
         const int arc = begin + item + thread() - work.closure_items.begins[owner];
         wants = eager_query(first + owner, arc, work, query);
         atomicAdd(&work.lm_counters->arc_visits, 1);
-        if (wants) count_look_ups(work.graph.arcs[arc].word != 0, *work.lm_counters);
+        if (wants) count_look_ups(work.graph.arcs[arc].olabel != 0, *work.lm_counters);
       }
       const int at = warp_append(wants, &work.lm_counters->num_queries);
       if (wants) work.buffers->queries[at] = query;

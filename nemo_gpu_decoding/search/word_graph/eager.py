@@ -27,21 +27,21 @@ def expand_all_arcs(row, state, search, lm, work):
                 closure, epsilon = graph.epsilons[e], e
                 source = graph.states[closure.target]
                 cost += weights.lm_weight * closure.cost
-                if closure.word != 0:
-                    bonus, start = boosted(closure.word, start, search)
+                if closure.olabel != 0:
+                    bonus, start = boosted(closure.olabel, start, search)
                     cost -= bonus
-                    first, before = query(closure.word, before, search, lm, work)
+                    first, before = query(closure.olabel, before, search, lm, work)
             for a in range(source.arc_begin, source.arc_end):
                 frame.arc_visits += 1
                 arc, boost, context, difference = graph.arcs[a], start, before, first
-                if search.params.topology == NORMAL and arc.label + 1 == label_of(token.key):
+                if search.params.topology == NORMAL and arc.ilabel + 1 == label_of(token.key):
                     continue
                 bonus = np.float32(0.0)
-                if arc.word != 0:
-                    bonus, boost = boosted(arc.word, boost, search)
-                    more, context = query(arc.word, context, search, lm, work)
+                if arc.olabel != 0:
+                    bonus, boost = boosted(arc.olabel, boost, search)
+                    more, context = query(arc.olabel, context, search, lm, work)
                     difference += more
-                acoustic_cost = cost_of(row, arc.label, search)
+                acoustic_cost = cost_of(row, arc.ilabel, search)
                 total = cost + weights.lm_weight * arc.cost - bonus + acoustic_cost + difference
                 key, origin = target_key(arc, boost, search), Origin(i, a, epsilon)
                 offer(total, key, context, origin, search, lm, work)

@@ -14,11 +14,11 @@ inline bool candidate_of(
   const Search& search = work.search;
   const Entry& group = work.groups.entries[range.group];
   const GraphArc arc = work.graph.arcs[range.arc];
-  const float acoustic_cost = cost_of(row[arc.label], search);
+  const float acoustic_cost = cost_of(row[arc.ilabel], search);
   if (!(least_total(group.cost, arc.cost, acoustic_cost, search) <= work.cutoff())) return false;
   Boost boosting{0.0f, boost_of(group.key)};
-  if (search.boosts && arc.word != 0) boosting = boosted(arc.word, boosting.state, work);
-  const int label = arc.label + 1;
+  if (search.boosts && arc.olabel != 0) boosting = boosted(arc.olabel, boosting.state, work);
+  const int label = arc.ilabel + 1;
   const bool remembers = search.topology == COMPACT || search.topology == NORMAL;
   float cost = group.cost;
   Origin origin = group.origin;

@@ -254,7 +254,7 @@ def _tighten_cutoff(row, state, search, work):
     _tighten_by(row, token.cost, token, source, search, work)
     for e in range(source.epsilon_begin, source.epsilon_end):
         closure = graph.epsilons[e]
-        if closure.word == 0 or not weights.boosts:  # a bonus may be < 0, where a phrase breaks off
+        if closure.olabel == 0 or not weights.boosts:  # a bonus may be < 0, where a phrase breaks off
             cost = token.cost + weights.lm_weight * closure.cost
             _tighten_by(row, cost, token, graph.states[closure.target], search, work)
 
@@ -272,8 +272,8 @@ def _tighten_by(row, cost, token, source, search, work):
         if search.params.topology == NORMAL and label == np.int32(label_of(token.key)) - 1:
             continue
         a = first_arc(arcs, source, label)
-        while a < source.arc_end and arcs[a].label == label:
-            if arcs[a].word == 0 or not weights.boosts:
+        while a < source.arc_end and arcs[a].ilabel == label:
+            if arcs[a].olabel == 0 or not weights.boosts:
                 total = cost + weights.lm_weight * arcs[a].cost + cost_of(row, label, search)
                 lower_cutoff(total, frame, search)
             a += 1
@@ -297,25 +297,25 @@ def _join_groups(i, least, search, lm, work):
     graph, weights = search.graph, search.weights
     source = graph.states[state_of(token.key)]
     for e in range(source.epsilon_begin - 1, source.epsilon_end):
-        cost, boost, epsilon, word = token.cost, boost_of(token.key), NONE, np.int32(0)
+        cost, boost, epsilon, olabel = token.cost, boost_of(token.key), NONE, np.int32(0)
         target, least_arc = state_of(token.key), source.least_cost
         if e >= source.epsilon_begin:
             closure = graph.epsilons[e]
             cost += weights.lm_weight * closure.cost
             epsilon, target, least_arc = e, np.int64(closure.target), closure.least_cost
-            word = closure.word
-            if word != 0 and weights.boosts:
+            olabel = closure.olabel
+            if olabel != 0 and weights.boosts:
                 best_cost = cost - weights.most_bonus
                 if not least_total(best_cost, least_arc, least, search) <= cutoff:
                     continue
-                bonus, boost = boosted(word, boost, search)
+                bonus, boost = boosted(olabel, boost, search)
                 cost -= bonus
         if least_total(cost, least_arc, least, search) <= cutoff:
             key, origin = key_of(target, boost, 0) >> 16, Origin(i, NONE, epsilon)
             if lm is None:
                 status = join(key, cost, origin, search, lm, work)
             else:
-                status = lm_contexts.join(key, word, cost, origin, search, lm, work)
+                status = lm_contexts.join(key, olabel, cost, origin, search, lm, work)
             if status != DONE:
                 break
     return status
@@ -359,13 +359,13 @@ def _expand_group(group, g, row, state, search, lm, work):
                 continue
             first = first_arc(arcs, source, label)
         for a in range(first, source.arc_end):
-            if not walks and arcs[a].label != label:
+            if not walks and arcs[a].ilabel != label:
                 break
             if lm is None:
                 pass
             else:
                 frame.arc_visits += 1
-            acoustic_cost = cost_of(row, arcs[a].label, search)
+            acoustic_cost = cost_of(row, arcs[a].ilabel, search)
             if least_total(group.cost, arcs[a].cost, acoustic_cost, search) > frame.cutoff:
                 continue
             if lm is None:

@@ -8,7 +8,7 @@ struct Graph {
   const GraphState* states;  // [S]
   const GraphArc* arcs;  // [A], those of a state sorted by label
   const Epsilon* epsilons;  // [E], arcs of the epsilon closure
-  const int* compounds;  // [C, 2]: the word-sequence label num_words + i stands for these two labels
+  const int* word_sequences;  // [C, 2]: the word-sequence label num_words + i stands for these two labels
   int num_words;
 };
 
@@ -36,7 +36,7 @@ inline int first_arc(const Graph& graph, const GraphState& state, int label) {
   int low = state.arc_begin, high = state.arc_end;
   while (low < high) {
     int middle = (low + high) >> 1;
-    if (graph.arcs[middle].label < label) {
+    if (graph.arcs[middle].ilabel < label) {
       low = middle + 1;
     } else {
       high = middle;

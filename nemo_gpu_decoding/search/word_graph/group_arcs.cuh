@@ -10,7 +10,7 @@
 // Whether an arc may lead to something.
 inline bool survives(const Row& row, const ArcRange& range, const LmWorkspace& work) {
   const GraphArc& arc = work.graph.arcs[range.arc];
-  const float acoustic_cost = cost_of(row[arc.label], work.search);
+  const float acoustic_cost = cost_of(row[arc.ilabel], work.search);
   const float group_cost = work.buffers->groups[range.group].cost;
   return least_total(group_cost, arc.cost, acoustic_cost, work.search) <= work.cutoff();
 }
@@ -62,10 +62,10 @@ struct Step {
 inline Step step_of(const Row& row, int number, int64 key_before, const LmWorkspace& work) {
   const Search& search = work.search;
   const GraphArc arc = work.graph.arcs[number];
-  const Boost boosting = boosted(arc.word, boost_of(key_before), work);
+  const Boost boosting = boosted(arc.olabel, boost_of(key_before), work);
   const bool remembers = search.topology == COMPACT || search.topology == NORMAL;
-  const int64 key = key_of(arc.target, boosting.state, remembers ? arc.label + 1 : 0);
-  return {arc, cost_of(row[arc.label], search), boosting.bonus, key};
+  const int64 key = key_of(arc.target, boosting.state, remembers ? arc.ilabel + 1 : 0);
+  return {arc, cost_of(row[arc.ilabel], search), boosting.bonus, key};
 }
 
 // Cost after an arc by the small LM.
@@ -80,7 +80,7 @@ __noinline__ int num_within_cutoff(Row row, int v, bool needs_lm, float cutoff, 
   if (v >= work.lm_counters->num_group_arcs) return 0;
   const GroupArc group_arc = work.buffers->group_arcs[v];
   const TokenGroup group = work.buffers->groups[group_arc.group];
-  const bool has_word = work.graph.arcs[group_arc.arc].word != 0;
+  const bool has_word = work.graph.arcs[group_arc.arc].olabel != 0;
   if (needs_lm ? !has_word && !group.pending : has_word) return 0;
   const Step step = step_of(row, group_arc.arc, group.key, work);
   int low = 0, high = min(group.count, work.buffers->contexts_per_group);
@@ -94,7 +94,7 @@ __noinline__ int num_within_cutoff(Row row, int v, bool needs_lm, float cutoff, 
 }
 
 inline bool is_closed(const Step& step, const GroupToken& token, const Workspace& work) {
-  return work.search.topology == NORMAL && step.arc.label + 1 == last_label(token, work);
+  return work.search.topology == NORMAL && step.arc.ilabel + 1 == last_label(token, work);
 }
 
 // The token of a context that is expanded by an arc, or NONE: the best one to which it is open. For
@@ -168,7 +168,7 @@ inline void expand_without_lm(const Row& row, LmWorkspace& work) {
         step = step_of(row, group_arc.arc, best.key, work);
         arc = group_arc.arc;
         lm = best.lm;
-        if (best.word == 0) m = first_token_of(step, h, work);
+        if (best.olabel == 0) m = first_token_of(step, h, work);
       }
       offer_all(step, arc, m, lm, 0.0f, work);
     }

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.search.word_graph.candidates import count_words, word_from_end
 from nemo_gpu_decoding.search.word_graph.records import NONE
 
 HASH_MULTIPLIER = np.uint64(6364136223846793005)  # Knuth's MMIX generator
-MAX_COMPOUND = 64  # words that one label stands for
 
 # One way from the start to a node
 ENTRY = np.dtype(
@@ -53,7 +53,7 @@ def name_links(links, nodes, names):
     Args:
         links: sorted by target.
         nodes: [N] uint64, filled: the least name of the links that lead there; 0 for node 0.
-        names: [L] uint64, filled: a hash of the source's name, the arc and the epsilon record, which no
+        names: [L] uint64, filled: a hash of the source's name, the arc and the closure arc, which no
             other link shares.
     """
     nodes[:] = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -89,8 +89,8 @@ def best_texts(n, num_nodes, links, end_nodes, end_epsilons, end_costs, graph, n
         while i < len(links) and links[i].target == node:
             epsilon_word, arc_word = words_of_link(links[i].epsilon, links[i].arc, graph)
             for previous in range(begin[links[i].source], begin[links[i].source + 1]):
-                words = _hashed(entries[previous].words, epsilon_word, graph.compounds, num_words)
-                words = _hashed(words, arc_word, graph.compounds, num_words)
+                words = _hashed(entries[previous].words, epsilon_word, graph, num_words)
+                words = _hashed(words, arc_word, graph, num_words)
                 cost = entries[previous].cost + links[i].cost
                 size = _insert(entries, count, size, n, words, cost, previous, i)
             i += 1
@@ -101,7 +101,7 @@ def best_texts(n, num_nodes, links, end_nodes, end_epsilons, end_costs, graph, n
     for e in range(len(end_nodes)):
         epsilon_word, _ = words_of_link(end_epsilons[e], NONE, graph)
         for previous in range(begin[end_nodes[e]], begin[end_nodes[e] + 1]):
-            words = _hashed(entries[previous].words, epsilon_word, graph.compounds, num_words)
+            words = _hashed(entries[previous].words, epsilon_word, graph, num_words)
             cost = entries[previous].cost + end_costs[e]
             size = _insert(last, 0, size, n, words, cost, previous, e)
     return entries, last[:size].copy()
@@ -109,25 +109,19 @@ def best_texts(n, num_nodes, links, end_nodes, end_epsilons, end_costs, graph, n
 
 @inlined
 def words_of_link(epsilon, arc, graph):
-    """Word labels of an epsilon record and an arc; 0 for none."""
-    first = graph.epsilons[epsilon].word if epsilon >= 0 else np.int32(0)
-    second = graph.arcs[arc].word if arc >= 0 else np.int32(0)
+    """Output labels of a closure arc and an arc; 0 for none."""
+    first = graph.epsilons[epsilon].olabel if epsilon >= 0 else np.int32(0)
+    second = graph.arcs[arc].olabel if arc >= 0 else np.int32(0)
     return first, second
 
 
 @compiled
-def _hashed(words, label, compounds, num_words):
-    """The hash of words and the word or words that a label stands for."""
-    if label == 0:
+def _hashed(words, olabel, graph, num_words):
+    """The hash of words and the words that an output label stands for."""
+    if olabel == 0:
         return words
-    chain, size = np.empty(MAX_COMPOUND, np.int64), 0
-    while label >= num_words:  # compounded from the left
-        chain[size] = compounds[label - num_words, 1]
-        label = compounds[label - num_words, 0]
-        size += 1
-    words = words * HASH_MULTIPLIER + np.uint64(label)
-    for k in range(size - 1, -1, -1):
-        words = words * HASH_MULTIPLIER + np.uint64(chain[k])
+    for n in range(count_words(olabel, graph, num_words) - 1, -1, -1):
+        words = words * HASH_MULTIPLIER + np.uint64(word_from_end(olabel, n, graph, num_words))
     return words
 
 

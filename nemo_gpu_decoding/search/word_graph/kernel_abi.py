@@ -157,8 +157,8 @@ COUNTERS = np.dtype(
 GROUP_TOKEN = np.dtype(
     [
         ("key", np.int64),  # of the group: graph state, boosting state
-        ("lm", np.int64),  # before `word`
-        ("word", np.int32),  # of the closure arc, or 0; the LMs were not asked for it
+        ("lm", np.int64),  # before `olabel`
+        ("olabel", np.int32),  # of the closure arc, or 0; the LMs were not queried for it
         ("cost", np.float32),  # by the small LM
         ("source", np.int32),  # token
         ("epsilon", np.int32),  # closure arc, or NONE
@@ -199,8 +199,8 @@ GROUP_ARC = np.dtype([("group", np.int32), ("arc", np.int32)])
 # A deferred LM query: an arc and an LM context
 LM_QUERY = np.dtype(
     [
-        ("lm", np.int64),  # context before `word`
-        ("word", np.int32),  # to be asked for next, or 0
+        ("lm", np.int64),  # context before `olabel`
+        ("olabel", np.int32),  # to be queried next, or 0
         ("slot", np.int32),  # of the answer; ~slot if it is to be looked up
         ("difference", np.float32),  # LM score difference of what was asked for so far, weighted
         ("arc", np.int32),
@@ -211,7 +211,7 @@ LM_QUERY = np.dtype(
 )
 # An answer of the LMs
 CACHED_SCORE = np.dtype(
-    [("lm", np.int64), ("lm_after", np.int64), ("word", np.int32), ("cost", np.float32)], align=True
+    [("lm", np.int64), ("lm_after", np.int64), ("olabel", np.int32), ("cost", np.float32)], align=True
 )
 # What the threads of a block count together, beside COUNTERS
 LM_COUNTERS = np.dtype(
@@ -327,7 +327,7 @@ def shared_bytes(columns: int, log_prob_bytes: int, most_shared: int) -> tuple[i
 _GRAPH = {
     "graph_states": Tensor(GRAPH_STATE, ("S",)),
     "graph_epsilons": Tensor(EPSILON, ("E",)),
-    "graph_compounds": Tensor(torch.int32, ("C", 2)),
+    "graph_word_sequences": Tensor(torch.int32, ("C", 2)),
     "boosting_states": Tensor(STATE, ("S'",)),
     "boosting_arcs": Tensor(ARC, ("A'",)),
 }

@@ -73,8 +73,8 @@ inline void tighten_by_arcs(
     if (search.topology == NORMAL && label == last_label - 1) continue;
     for (int a = first_arc(work.graph, state, label); a < state.arc_end; a++) {
       const GraphArc arc = work.graph.arcs[a];
-      if (arc.label != label) break;
-      if (arc.word != 0 && search.boosts) continue;
+      if (arc.ilabel != label) break;
+      if (arc.olabel != 0 && search.boosts) continue;
       work.lower_best(cost + search.lm_weight * arc.cost + acoustic_cost);
     }
   }
@@ -90,7 +90,7 @@ inline void tighten_cutoff(const Row& row, Workspace& work) {
   for (int e = state.epsilon_begin; e < state.epsilon_end; e++) {
     const Epsilon closure = graph.epsilons[e];
     // a bonus may be negative, where a phrase breaks off
-    if (closure.word != 0 && work.search.boosts) continue;
+    if (closure.olabel != 0 && work.search.boosts) continue;
     const float cost = token.cost + work.search.lm_weight * closure.cost;
     tighten_by_arcs(row, cost, label_of(token.key), graph.states[closure.target], work);
   }

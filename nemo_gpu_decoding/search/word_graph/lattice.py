@@ -82,7 +82,7 @@ class Lattice:
         begins = np.flatnonzero(links["move"] == NEW_TOKEN)
         owner = np.searchsorted(begins, np.arange(len(links)), side="right") - 1
         is_token = (links["move"] != BLANK_MOVE) & (owner >= 0)
-        is_token &= links["label"] == links["label"][begins[owner]] if len(begins) else False
+        is_token &= links["ilabel"] == links["ilabel"][begins[owner]] if len(begins) else False
         posteriors = np.exp(-links["acoustic_cost"].astype(np.float64) / self.acoustic_scale)
         runs = np.bincount(owner[is_token], minlength=len(begins))
         sums = np.bincount(owner[is_token], posteriors[is_token], minlength=len(begins))
@@ -104,7 +104,7 @@ class Lattice:
             named = dict(zip(names, link, strict=True))
             acoustic = named["acoustic_cost"]
             words = self._words(named["epsilon"], named["arc"])
-            row = (named["label"] + 1, named["cost"] - acoustic, acoustic)
+            row = (named["ilabel"] + 1, named["cost"] - acoustic, acoustic)
             fresh = _append(rows, named["source"], named["target"], words, row, fresh)
         final = fresh + sum(max(0, len(self._words(int(e["epsilon"]), NONE)) - 1) for e in self.ends)
         for end in self.ends:
@@ -115,9 +115,9 @@ class Lattice:
     def _words(self, epsilon: int, arc: int) -> list[int]:
         arrays, words = self.graph.arrays, []
         if epsilon >= 0:
-            words += self.graph.expanded(int(arrays.epsilons["word"][epsilon]))
+            words += self.graph.expanded(int(arrays.epsilons["olabel"][epsilon]))
         if arc >= 0:
-            words += self.graph.expanded(int(arrays.arcs["word"][arc]))
+            words += self.graph.expanded(int(arrays.arcs["olabel"][arc]))
         return words
 
     def to_kaldi_text(self, key: str = "utterance") -> str:

@@ -4,23 +4,23 @@
 
 #include "search/word_graph/lm_workspace.cuh"
 
-inline uint64 hash_of_query(int word, int64 lm) { return hash_of(LmKey{word, lm}); }
+inline uint64 hash_of_query(int olabel, int64 lm) { return hash_of(LmKey{olabel, lm}); }
 
 // Where query i finds its answer: the slot, or ~slot if this query has to look it up.
 inline int find_or_claim(int i, const LmBuffers& buffers) {
-  const int word = buffers.queries[i].word;
+  const int olabel = buffers.queries[i].olabel;
   const int64 lm = buffers.queries[i].lm;
-  for (int at = (int)(hash_of_query(word, lm) >> 24) & (buffers.capacity.cache_slots - 1);;
+  for (int at = (int)(hash_of_query(olabel, lm) >> 24) & (buffers.capacity.cache_slots - 1);;
        at = (at + 1) & (buffers.capacity.cache_slots - 1)) {
     int seen = __ldcg(&buffers.cache_slots[at]);
     if (seen == 0) seen = atomicCAS(&buffers.cache_slots[at], 0, ~i);
     if (seen == 0) return ~at;
     if (seen > 0) {
       const CachedScore& answer = buffers.cached_scores[seen - 1];
-      if (answer.lm == lm && answer.word == word) return at;
+      if (answer.lm == lm && answer.olabel == olabel) return at;
     } else {
       const LmQuery& other = buffers.queries[~seen];
-      if (other.lm == lm && other.word == word) return at;
+      if (other.lm == lm && other.olabel == olabel) return at;
     }
   }
 }
@@ -41,9 +41,9 @@ inline void reserve_answers(int count, const LmBuffers& buffers, LmCounters& lm_
 // Look up one query. One thread. Not inlined, to leave registers to those who call it.
 __noinline__ void look_up(LmQuery* query, const LmBuffers* buffers, LmCounters* lm_counters) {
   LookupCounters counters{};
-  const LMStep step = cost_of_label(query->word, query->lm, buffers->graph, buffers->lms, counters);
+  const LMStep step = cost_of_label(query->olabel, query->lm, buffers->graph, buffers->lms, counters);
   const int at = ~query->slot, a = atomicAdd(&lm_counters->num_cached, 1);
-  buffers->cached_scores[a] = CachedScore{query->lm, step.target, query->word, step.cost};
+  buffers->cached_scores[a] = CachedScore{query->lm, step.target, query->olabel, step.cost};
   buffers->cache_slots[at] = a + 1;
   query->slot = at;
   if (counters.hits) atomicAdd(&lm_counters->cache_hits, counters.hits);
@@ -68,7 +68,7 @@ __noinline__ void answer_queries(const LmBuffers* shared_buffers, LmCounters* sh
   for (int first = 0; first < count; first += threads()) {
     const int i = first + thread();
     bool claimed = false;
-    if (i < count && buffers.queries[i].word != 0) {
+    if (i < count && buffers.queries[i].olabel != 0) {
       const int slot = find_or_claim(i, buffers);
       buffers.queries[i].slot = slot;
       claimed = slot < 0;
@@ -83,7 +83,7 @@ __noinline__ void answer_queries(const LmBuffers* shared_buffers, LmCounters* sh
   __syncthreads();
   for (int i = thread(); i < count; i += threads()) {
     LmQuery& query = buffers.queries[i];
-    if (query.word == 0) continue;
+    if (query.olabel == 0) continue;
     const CachedScore answer = buffers.cached_scores[buffers.cache_slots[query.slot] - 1];
     query.difference += weighted(answer.cost, buffers.lms);
     query.lm = answer.lm_after;

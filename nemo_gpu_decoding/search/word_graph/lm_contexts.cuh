@@ -11,7 +11,7 @@
 inline bool join(int i, int e, float least, const LmWorkspace& work, GroupToken& joined) {
   const Search& search = work.search;
   const Token token = work.current[i];
-  int target = state_of(token.key), boost = boost_of(token.key), word = 0;
+  int target = state_of(token.key), boost = boost_of(token.key), olabel = 0;
   float cost = token.cost, least_arc;
   if (e == NONE) {
     least_arc = work.graph.states[target].least_cost;
@@ -20,14 +20,14 @@ inline bool join(int i, int e, float least, const LmWorkspace& work, GroupToken&
     cost += search.lm_weight * closure.cost;
     target = closure.target;
     least_arc = closure.least_cost;
-    word = closure.word;
-    if (word != 0 && search.boosts) {
-      const Boost boosting = boosted(word, boost, work);
+    olabel = closure.olabel;
+    if (olabel != 0 && search.boosts) {
+      const Boost boosting = boosted(olabel, boost, work);
       cost -= boosting.bonus;
       boost = boosting.state;
     }
   }
-  joined = GroupToken{key_of(target, boost, 0), token.key.lm, word, cost, i, e, NONE, NONE};
+  joined = GroupToken{key_of(target, boost, 0), token.key.lm, olabel, cost, i, e, NONE, NONE};
   return EAGER || least_total(cost, least_arc, least, search) <= work.cutoff();
 }
 
@@ -90,13 +90,13 @@ inline void find_contexts(const LmWorkspace& work) {
   const int count = lm_counters.num_group_tokens;
   for (int m = thread(); m < count; m += threads()) {
     const int64 key = group_tokens[m].key, lm = group_tokens[m].lm;
-    const int word = group_tokens[m].word;
+    const int olabel = group_tokens[m].olabel;
     int slot;
     const int first = work.buffers->first_tokens.find_or_enter(
-      hash_of(LmKey{key, lm}) + ((uint64)word << 32), m, &slot,
+      hash_of(LmKey{key, lm}) + ((uint64)olabel << 32), m, &slot,
       [&](int other) {
         const GroupToken& token = group_tokens[other];
-        return token.key == key && token.lm == lm && token.word == word;
+        return token.key == key && token.lm == lm && token.olabel == olabel;
       }
     );
     if (first == m) {
@@ -154,7 +154,7 @@ inline void find_groups(const LmBuffers& buffers, LmCounters& lm_counters) {
     TokenGroup& group = buffers.groups[g];
     atomicAdd(&group.count, 1);
     atomicMin(&group.best, ordered_key(best.cost + 0.0f));  // -0 becomes +0
-    if (best.word != 0) atomicExch(&group.pending, 1);
+    if (best.olabel != 0) atomicExch(&group.pending, 1);
   }
   __syncthreads();
 }
@@ -212,7 +212,7 @@ __noinline__ void sort_contexts(const LmBuffers* buffers, LmCounters* shared_cou
     if (a >> 32 != b >> 32) return a < b;
     const GroupToken& one = buffers->group_tokens[buffers->contexts[(uint32)a].best];
     const GroupToken& two = buffers->group_tokens[buffers->contexts[(uint32)b].best];
-    return one.lm != two.lm ? one.lm < two.lm : one.word < two.word;
+    return one.lm != two.lm ? one.lm < two.lm : one.olabel < two.olabel;
   };
   int expanded = 0;
   for (int g = warp(); g < lm_counters.num_groups; g += warps()) {

@@ -77,7 +77,7 @@ def tighten_cutoff(row, state, search, lm, work):
         cost, boost, source, epsilon = token.cost, boost_of(token.key), own, NONE
         if e >= own.epsilon_begin:
             closure, epsilon = graph.epsilons[e], e
-            bonus, boost = boosted(closure.word, boost, search)
+            bonus, boost = boosted(closure.olabel, boost, search)
             cost += search.weights.lm_weight * closure.cost
             cost -= bonus
             source = graph.states[closure.target]
@@ -88,13 +88,13 @@ def tighten_cutoff(row, state, search, lm, work):
     if last_arc == NONE:
         return
     difference, context, arc = np.float32(0.0), token.lm, graph.arcs[last_arc]
-    if last_epsilon != NONE and graph.epsilons[last_epsilon].word != 0:
-        word = graph.epsilons[last_epsilon].word
-        difference, context = query(word, context, search, lm, work)
-    if arc.word != 0:
-        more, context = query(arc.word, context, search, lm, work)
+    if last_epsilon != NONE and graph.epsilons[last_epsilon].olabel != 0:
+        olabel = graph.epsilons[last_epsilon].olabel
+        difference, context = query(olabel, context, search, lm, work)
+    if arc.olabel != 0:
+        more, context = query(arc.olabel, context, search, lm, work)
         difference += more
-        _, last_boost = boosted(arc.word, last_boost, search)
+        _, last_boost = boosted(arc.olabel, last_boost, search)
     frame.tight_source, frame.tight_arc, frame.tight_epsilon = best, last_arc, last_epsilon
     key, origin = target_key(arc, last_boost, search), Origin(best, last_arc, last_epsilon)
     offer(least + difference, key, context, origin, search, lm, work)
@@ -115,8 +115,8 @@ def _likeliest_arc(row, reached, last_label, source, search, work):
         if search.params.topology == NORMAL and label == np.int32(last_label) - 1:
             continue
         a = first_arc(arcs, source, label)
-        while a < source.arc_end and arcs[a].label == label:
-            bonus, _ = boosted(arcs[a].word, boost, search)
+        while a < source.arc_end and arcs[a].ilabel == label:
+            bonus, _ = boosted(arcs[a].olabel, boost, search)
             total = cost + weights.lm_weight * arcs[a].cost - bonus + acoustic_cost
             if total < least or (total == least and a < best):  # no arc is before NONE
                 least, best = total, a
@@ -128,11 +128,11 @@ def _likeliest_arc(row, reached, last_label, source, search, work):
 
 
 @inlined
-def join(key, word, cost, origin, search, lm, work):
-    """Put a token into its LM context of a group; `word` is that of the closure arc, or 0."""
+def join(key, olabel, cost, origin, search, lm, work):
+    """Put a token into its LM context of a group; `olabel` is that of the closure arc, or 0."""
     frame, contexts, status = work.frame[0], work.groups, DONE
     context = work.current[origin.source].lm
-    slot = _find_context_slot(key, context, word, work)
+    slot = _find_context_slot(key, context, olabel, work)
     if work.group_slots[slot].stamp == work.stamps[1]:
         c = work.group_slots[slot].entry
         keep_best(contexts[c], cost, origin, search, lm, work)
@@ -144,8 +144,8 @@ def join(key, word, cost, origin, search, lm, work):
         c = np.int32(frame.groups)
         fill_slot(work.group_slots, slot, work.stamps[1], c)
         begin_group(contexts[c], key, cost, origin, search, work)
-        contexts[c].lm, contexts[c].lm_after, contexts[c].word = context, context, word
-        contexts[c].difference = np.float32(np.nan) if word != 0 else np.float32(0.0)
+        contexts[c].lm, contexts[c].lm_after, contexts[c].olabel = context, context, olabel
+        contexts[c].difference = np.float32(np.nan) if olabel != 0 else np.float32(0.0)
         _add_context(c, work)
     if search.params.keeps_links:
         status = add_group_token(contexts[c], cost, origin, work)
@@ -170,22 +170,22 @@ def _add_context(c, work):
     group.newest = c
     group.count += 1
     group.cost = min(group.cost, context.cost)
-    group.queries = group.queries or context.word != 0
+    group.queries = group.queries or context.olabel != 0
     frame.groups += 1
     if 2 * frame.groups > frame.group_mask + 1:
         _widen_tables(work)
 
 
 @inlined
-def _find_context_slot(key, context, word, work):
+def _find_context_slot(key, context, olabel, work):
     """The slot of an LM context of a group: its own, or the void one in which it would go."""
     slots, entries, stamp = work.group_slots, work.groups, work.stamps[1]
     mask = np.uint64(work.frame[0].group_mask)
-    at = ((hash_of(key, context) + np.uint64(word) * OTHER_HASH) >> SLOT_SHIFT) & mask
+    at = ((hash_of(key, context) + np.uint64(olabel) * OTHER_HASH) >> SLOT_SHIFT) & mask
     while slots[at].stamp == stamp and not (
         entries[slots[at].entry].key == key
         and entries[slots[at].entry].lm == context
-        and entries[slots[at].entry].word == word
+        and entries[slots[at].entry].olabel == olabel
     ):
         at = (at + np.uint64(1)) & mask
     return at
@@ -211,7 +211,7 @@ def _widen_tables(work):
     work.stamps[2] += 1
     for c in range(frame.groups):
         context = work.groups[c]
-        at = _find_context_slot(context.key, context.lm, context.word, work)
+        at = _find_context_slot(context.key, context.lm, context.olabel, work)
         fill_slot(work.group_slots, at, work.stamps[1], c)
     for g in range(frame.lm_groups):
         at = _find_lm_group_slot(work.expanding[g].key, work)
@@ -227,11 +227,11 @@ def expand_arc(a, g, acoustic_cost, state, search, lm, work):
     arc, group, frame, status = search.graph.arcs[a], work.expanding[g], work.frame[0], DONE
     if group.ordered == NONE:
         _order(group, lm, work)
-    if arc.word == 0:
+    if arc.olabel == 0:
         status = _expand_without_lm(a, group, acoustic_cost, state, search, lm, work)
         if status != DONE:
             return status
-    if arc.word != 0 or group.queries:
+    if arc.olabel != 0 or group.queries:
         if frame.deferred == len(work.lm.deferred):
             return GROUPS_FULL
         work.lm.deferred[frame.deferred].group = g
@@ -278,13 +278,13 @@ def _sort(group, order, contexts):
 
 @inlined
 def _is_cheaper(cost, c, ordered, contexts):
-    """Whether context c with this cost comes before another one: by cost, LM context, word."""
+    """Whether context c with this cost comes before another one: by cost, LM context, output label."""
     if cost != ordered.cost:
         return cost < ordered.cost
     context, other = contexts[c], contexts[ordered.context]
     if context.lm != other.lm:
         return context.lm < other.lm
-    return context.word < other.word
+    return context.olabel < other.olabel
 
 
 @inlined
@@ -296,7 +296,7 @@ def _expand_without_lm(a, group, acoustic_cost, state, search, lm, work):
         if work.lm.order[n].cost + arc_cost + acoustic_cost > work.frame[0].cutoff:
             break
         context = work.groups[work.lm.order[n].context]
-        if context.word == 0:
+        if context.olabel == 0:
             step = Step(a, key, context.lm, none, acoustic_cost, none)
             status = offer_step(context, step, state, search, lm, work)
             if status != DONE:
@@ -315,7 +315,7 @@ def expand_deferred(row, state, search, lm, work):
     cutoff = frame.cutoff
     for n in range(frame.deferred):
         group, a = work.expanding[work.lm.deferred[n].group], work.lm.deferred[n].arc
-        acoustic_cost = cost_of(row, search.graph.arcs[a].label, search)
+        acoustic_cost = cost_of(row, search.graph.arcs[a].ilabel, search)
         if not least_total(group.cost, search.graph.arcs[a].cost, acoustic_cost, search) > cutoff:
             status = _expand_with_lm(a, group, acoustic_cost, cutoff, state, (search, lm), work)
             if status != DONE:
@@ -329,20 +329,20 @@ def _expand_with_lm(a, group, acoustic_cost, cutoff, state, models, work):
     search, lm = models
     arc, status = search.graph.arcs[a], DONE
     bonus, boost = np.float32(0.0), group.key & 0xFFFF
-    if arc.word != 0 and search.weights.boosts:
-        bonus, boost = boosted(arc.word, boost, search)
+    if arc.olabel != 0 and search.weights.boosts:
+        bonus, boost = boosted(arc.olabel, boost, search)
     arc_cost, key = search.weights.lm_weight * arc.cost, target_key(arc, boost, search)
     for n in range(group.ordered, group.ordered + group.count):
         if work.lm.order[n].cost + arc_cost - bonus + acoustic_cost > cutoff:
             break
         context = work.groups[work.lm.order[n].context]
-        if arc.word == 0 and context.word == 0:
+        if arc.olabel == 0 and context.olabel == 0:
             continue
         if np.isnan(context.difference):
-            context.difference, context.lm_after = query(context.word, context.lm, search, lm, work)
+            context.difference, context.lm_after = query(context.olabel, context.lm, search, lm, work)
         difference, after = context.difference, context.lm_after
-        if arc.word != 0:
-            more, after = query(arc.word, after, search, lm, work)
+        if arc.olabel != 0:
+            more, after = query(arc.olabel, after, search, lm, work)
             difference += more
         step = Step(a, key, after, bonus, acoustic_cost, difference)
         status = offer_step(context, step, state, search, lm, work)

@@ -45,16 +45,16 @@ inline int last_step(const Steps& steps, int count, Workspace& work) {
 inline int move_of(const Origin& origin, const Token& source, const Workspace& work) {
   if (origin.arc < 0) return origin.arc;
   const GraphArc arc = work.graph.arcs[origin.arc];
-  if (work.search.topology != GRAPH || origin.epsilon != NONE || arc.word != 0) return NEW_TOKEN;
-  if (arc.label == work.search.blank_id) return BLANK_MOVE;
+  if (work.search.topology != GRAPH || origin.epsilon != NONE || arc.olabel != 0) return NEW_TOKEN;
+  if (arc.ilabel == work.search.blank_id) return BLANK_MOVE;
   if (arc.target != state_of(source.key) || source.back_pointer == NONE) return NEW_TOKEN;
-  const int last_label = work.graph.arcs[work.back_pointers[source.back_pointer].arc].label;
-  return arc.label == last_label ? REPEAT_MOVE : NEW_TOKEN;
+  const int last_label = work.graph.arcs[work.back_pointers[source.back_pointer].arc].ilabel;
+  return arc.ilabel == last_label ? REPEAT_MOVE : NEW_TOKEN;
 }
 
 // The column that a move to a token with this key reads.
 inline int label_read(int arc, const Key& key, const Workspace& work) {
-  if (arc >= 0) return work.graph.arcs[arc].label;
+  if (arc >= 0) return work.graph.arcs[arc].ilabel;
   return arc == REPEAT_MOVE ? label_of(key) - 1 : work.search.blank_id;
 }
 
@@ -88,9 +88,9 @@ inline bool complete(const Row& row, const Steps& steps, int64 frame, Link& link
   if (target.best == NOTHING || !steps.within(link.acoustic_cost)) return false;
   const Token source = work.current[link.source];
   if (is_hopeless(source.cost, link.cost, target.cost, work.search)) return false;
-  link.label = label_read(link.arc, target.key, work);
+  link.ilabel = label_read(link.arc, target.key, work);
   link.move = move_of(Origin{link.arc, link.source, link.epsilon}, source, work);
-  link.acoustic_cost = cost_of(row[link.label], work.search);
+  link.acoustic_cost = cost_of(row[link.ilabel], work.search);
   link.target = (int)target.best;
   link.frame = (int)frame;
   return true;

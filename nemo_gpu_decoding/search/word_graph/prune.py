@@ -100,21 +100,21 @@ def _move_of(arc, epsilon, source, state, search):
     if arc < 0:
         return arc
     arcs, params = search.graph.arcs, search.params
-    if params.topology != GRAPH or epsilon != NONE or arcs[arc].word != 0:
+    if params.topology != GRAPH or epsilon != NONE or arcs[arc].olabel != 0:
         return NEW_TOKEN
-    if arcs[arc].label == params.blank_id:
+    if arcs[arc].ilabel == params.blank_id:
         return BLANK_MOVE
     if arcs[arc].target != state_of(source.key) or source.back_pointer == NONE:
         return NEW_TOKEN
-    last_label = arcs[state.back_pointers[source.back_pointer].arc].label
-    return REPEAT_MOVE if arcs[arc].label == last_label else NEW_TOKEN
+    last_label = arcs[state.back_pointers[source.back_pointer].arc].ilabel
+    return REPEAT_MOVE if arcs[arc].ilabel == last_label else NEW_TOKEN
 
 
 @inlined
 def _label_read(arc, key, search):
     """The column that a move to a token with this key reads."""
     if arc >= 0:
-        return np.int64(search.graph.arcs[arc].label)
+        return np.int64(search.graph.arcs[arc].ilabel)
     return label_of(key) - 1 if arc == REPEAT_MOVE else np.int64(search.params.blank_id)
 
 
@@ -159,7 +159,7 @@ def _keep_links(row, state, search, work):
         links[kept] = links[i]
         link = links[kept]
         label = _label_read(link.arc, target.key, search)
-        link.target, link.label = index, label
+        link.target, link.ilabel = index, label
         link.acoustic_cost = cost_of(row, label, search)
         link.move = _move_of(link.arc, link.epsilon, source, state, search)
         kept += 1

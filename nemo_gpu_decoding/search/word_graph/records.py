@@ -116,7 +116,7 @@ LINK = np.dtype(
         ("epsilon", np.int32),
         ("cost", np.float32),  # of this step
         ("acoustic_cost", np.float32),  # part of it; in the frame being worked on: cost of the target
-        ("label", np.int32),  # column that it reads
+        ("ilabel", np.int32),  # column that it reads
         ("move", np.int32),  # BLANK_MOVE, REPEAT_MOVE or NEW_TOKEN; of arcs of ready-made graphs, too
         ("frame", np.int32),  # that the step reads
     ]
@@ -180,11 +180,11 @@ GROUP = np.dtype([_KEY, *_GROUP], align=True)  # the key is that of a token >> 1
 LM_CONTEXT = np.dtype(
     [
         _KEY,  # of the group
-        _LM,  # before `word`
+        _LM,  # before `olabel`
         ("lm_after", np.int64),  # after it, once the LMs were queried
         *_GROUP,  # costs are by the small LM
-        ("word", np.int32),  # of the closure arc on the way here, or 0
-        ("difference", np.float32),  # LM score difference of `word`, weighted; NaN: not queried yet
+        ("olabel", np.int32),  # of the closure arc on the way here, or 0
+        ("difference", np.float32),  # LM score difference of `olabel`, weighted; NaN: not queried yet
         ("group", np.int32),
         ("next", np.int32),  # context of the group, or NONE
     ],
@@ -208,7 +208,7 @@ ORDERED = np.dtype([("cost", np.float32), ("context", np.int32)])
 GROUP_ARC = np.dtype([("group", np.int32), ("arc", np.int32)])
 # An answer of the LMs, in the LM query cache
 CACHED_SCORE = np.dtype(
-    [("lm", np.int64), ("lm_after", np.int64), ("word", np.int32), ("cost", np.float32)], align=True
+    [("lm", np.int64), ("lm_after", np.int64), ("olabel", np.int32), ("cost", np.float32)], align=True
 )
 SLOT = np.dtype([("stamp", np.int32), ("entry", np.int32)])
 _FRAME = [

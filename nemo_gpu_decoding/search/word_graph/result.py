@@ -65,12 +65,12 @@ class TracedText:
 
 def traced_text(steps: Steps, graph: WordGraph, blank_id: int) -> TracedText:
     """Split the steps of a path into tokens and words."""
-    labels = graph.arrays.arcs["label"][steps.arcs]
+    labels = graph.arrays.arcs["ilabel"][steps.arcs]
     is_token = labels != blank_id  # a ready-made graph may tell a word with a blank
     before = np.cumsum(is_token) - is_token  # tokens before each step
-    told = graph.arrays.arcs["word"][steps.arcs]
+    told = graph.arrays.arcs["olabel"][steps.arcs]
     silent, jumps = np.zeros_like(told), np.flatnonzero(steps.epsilons >= 0)
-    silent[jumps] = graph.arrays.epsilons["word"][steps.epsilons[jumps]]
+    silent[jumps] = graph.arrays.epsilons["olabel"][steps.epsilons[jumps]]
     words, told_at = [], []
     for n in np.flatnonzero((told != 0) | (silent != 0)).tolist():
         more = graph.expanded(int(silent[n])) + graph.expanded(int(told[n]))

@@ -40,7 +40,7 @@ inline void find_best_arc(
   float cost = token.cost;
   if (e != NONE) {
     const Epsilon closure = work.graph.epsilons[e];
-    const Boost boosting = boosted(closure.word, boost, work);
+    const Boost boosting = boosted(closure.olabel, boost, work);
     cost += search.lm_weight * closure.cost;
     cost -= boosting.bonus;
     boost = boosting.state;
@@ -54,8 +54,8 @@ inline void find_best_arc(
     if (search.topology == NORMAL && label == label_of(token.key) - 1) continue;
     for (int a = first_arc(work.graph, state, label); a < state.arc_end; a++) {
       const GraphArc arc = work.graph.arcs[a];
-      if (arc.label != label) break;
-      const float bonus = boosted(arc.word, boost, work).bonus;
+      if (arc.ilabel != label) break;
+      const float bonus = boosted(arc.olabel, boost, work).bonus;
       const float total = cost + search.lm_weight * arc.cost - bonus + acoustic_cost;
       const bool is_first = best.arc != NONE && best.epsilon == e && a < best.arc;
       if (total < best.total || (total == best.total && is_first)) best = BestArc{total, e, a};
@@ -84,9 +84,9 @@ __noinline__ BestArc best_arc_of(Row row, const LmWorkspace* shared) {
 inline void query_best_arc(const BestArc& best, const Token& token, LmWorkspace& work) {
   if (thread() != 0) return;
   LmCounters& lm_counters = *work.lm_counters;
-  const int word = best.epsilon == NONE ? 0 : work.graph.epsilons[best.epsilon].word;
-  count_look_ups((word != 0) + (work.graph.arcs[best.arc].word != 0), lm_counters);
-  work.buffers->queries[0] = LmQuery{token.key.lm, word, NO_ENTRY, 0.0f, NONE, NONE, 0};
+  const int olabel = best.epsilon == NONE ? 0 : work.graph.epsilons[best.epsilon].olabel;
+  count_look_ups((olabel != 0) + (work.graph.arcs[best.arc].olabel != 0), lm_counters);
+  work.buffers->queries[0] = LmQuery{token.key.lm, olabel, NO_ENTRY, 0.0f, NONE, NONE, 0};
   lm_counters.num_queries = 1;
 }
 
@@ -94,7 +94,7 @@ inline void query_best_arc(const BestArc& best, const Token& token, LmWorkspace&
 __noinline__ int64 key_after(Row row, BestArc best, int64 key, const LmWorkspace* shared) {
   const LmWorkspace& work = *shared;
   int boost = boost_of(key);
-  if (best.epsilon != NONE) boost = boosted(work.graph.epsilons[best.epsilon].word, boost, work).state;
+  if (best.epsilon != NONE) boost = boosted(work.graph.epsilons[best.epsilon].olabel, boost, work).state;
   return step_of(row, best.arc, key_of(0, boost, 0), work).key;
 }
 
@@ -109,7 +109,7 @@ inline void tighten_cutoff(const Row& row, int count, LmWorkspace& work) {
   query_best_arc(best, token, work);
   __syncthreads();
   answer_queries(work.buffers, work.lm_counters);
-  if (thread() == 0) work.buffers->queries[0].word = work.graph.arcs[best.arc].word;
+  if (thread() == 0) work.buffers->queries[0].olabel = work.graph.arcs[best.arc].olabel;
   answer_queries(work.buffers, work.lm_counters);
   work.reserve(1);
   Candidate candidate{};

@@ -36,11 +36,11 @@ inline bool join(int i, int e, float least, const Workspace& work, Candidate& ca
     cost += search.lm_weight * closure.cost;
     target = closure.target;
     least_arc = closure.least_cost;
-    if (closure.word != 0 && search.boosts) {
+    if (closure.olabel != 0 && search.boosts) {
       if (!(least_total(cost - search.most_bonus, least_arc, least, search) <= work.cutoff())) {
         return false;
       }
-      const Boost boosting = boosted(closure.word, boost, work);
+      const Boost boosting = boosted(closure.olabel, boost, work);
       cost -= boosting.bonus;
       boost = boosting.state;
     }

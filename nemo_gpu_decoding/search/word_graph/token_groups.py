@@ -120,8 +120,8 @@ def expand_arc(a, g, acoustic_cost, state, search, lm, work):
     """An arc, for a group of the search without a large LM."""
     arc, group, bonus = search.graph.arcs[a], work.groups[g], np.float32(0.0)
     boost = group.key & 0xFFFF
-    if search.weights.boosts and arc.word != 0:
-        bonus, boost = boosted(arc.word, boost, search)
+    if search.weights.boosts and arc.olabel != 0:
+        bonus, boost = boosted(arc.olabel, boost, search)
     step = Step(a, target_key(arc, boost, search), np.int64(0), bonus, acoustic_cost, np.float32(0.0))
     return offer_step(group, step, state, search, lm, work)
 
@@ -131,14 +131,14 @@ def target_key(arc, boost, search):
     """The key of the token that an arc leads to."""
     topology = search.params.topology
     remembers = topology in (COMPACT, NORMAL)
-    return key_of(arc.target, boost, np.int64(arc.label) + 1 if remembers else np.int64(0))
+    return key_of(arc.target, boost, np.int64(arc.ilabel) + 1 if remembers else np.int64(0))
 
 
 @inlined
 def offer_step(group, step, state, search, lm, work):
     """Offer what an arc makes of the best token of a group, or of all of them for a lattice."""
     arc, frame, status = search.graph.arcs[step.arc], work.frame[0], DONE
-    label, is_normal = np.int64(arc.label) + 1, search.params.topology == NORMAL
+    label, is_normal = np.int64(arc.ilabel) + 1, search.params.topology == NORMAL
     if not search.params.keeps_links:
         cost, origin = group.cost, Origin(group.source, step.arc, group.epsilon)
         if is_normal and label == group.label:  # the arc is closed to this one
@@ -190,7 +190,7 @@ def first_arc(arcs, state, label):
     low, high = state.arc_begin, state.arc_end
     while low < high:
         middle = (low + high) >> 1
-        if arcs[middle].label < label:
+        if arcs[middle].ilabel < label:
             low = middle + 1
         else:
             high = middle

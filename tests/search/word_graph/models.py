@@ -40,9 +40,9 @@ def fst_of(graph: WordGraph) -> Fst:
     rows, size = [], len(states)
     for s, state in enumerate(states):
         for arc in arcs[state["arc_begin"] : state["arc_end"]]:
-            rows.append((s, arc["label"] + 1, arc["word"], arc["cost"], arc["target"]))
+            rows.append((s, arc["ilabel"] + 1, arc["olabel"], arc["cost"], arc["target"]))
         for record in epsilons[state["epsilon_begin"] : state["epsilon_end"]]:
-            *first, last = graph.expanded(int(record["word"])) or [0]
+            *first, last = graph.expanded(int(record["olabel"])) or [0]
             at = s
             for word in first:
                 rows.append((at, 0, word, 0.0, size))

@@ -61,11 +61,11 @@ def test_nemos_name_of_the_normal_topology():
 
 def test_a_state_with_more_epsilons_than_there_is_room_for_is_refused():
     graph = toy_graph(0)
-    states, arcs, epsilons, compounds = graph.arrays
+    states, arcs, epsilons, word_sequences = graph.arrays
     states, many = states.copy(), np.repeat(epsilons[:1], 1024)
     states["epsilon_begin"][graph.start] = len(epsilons)
     states["epsilon_end"][graph.start] = len(epsilons) + len(many)
-    arrays = GraphArrays(states, arcs, np.concatenate([epsilons, many]), compounds)
+    arrays = GraphArrays(states, arcs, np.concatenate([epsilons, many]), word_sequences)
     with pytest.raises(ValueError, match="1024 ways on without a label, expected at most 1023"):
         CudaWFST(replace(graph, arrays=arrays), len(PIECES), BLANK)
 

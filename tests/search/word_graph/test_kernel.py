@@ -95,11 +95,11 @@ def test_boosting_on_random_graphs(topology, seed):
     )  # fmt: skip
 
 
-def test_chains_of_compounded_words():
+def test_word_sequences():
     words = ("<eps>", "zero", "one", "two")
     arcs = [(0, 1, 1, 0.1, 1), (1, 0, 2, 0.2, 2), (2, 0, 3, 0.3, 3), (3, 2, 0, 0.0, 4), (4, 1, 0, 0.1, 1)]
     graph = WordGraph.from_fst(fst(arcs, 5, [4]), words)
-    assert len(graph.arrays.compounds)
+    assert len(graph.arrays.word_sequences)
     boosting = build_word_boosting({"zero one two": 2.5, "two": 1.0, "one": 0.5}, graph)
     assert_equal(graph, log_probs_of(0, 2, 9, 4), [9, 6], vocab_size=3, blank_id=3, boosting=boosting, beam=9.0)
 
@@ -167,7 +167,7 @@ def test_types(dtype):
 def test_blank_may_be_any_column(blank_id):
     graph = toy_graph(0)
     arcs = graph.arrays.arcs.copy()
-    arcs["label"] += arcs["label"] >= blank_id
+    arcs["ilabel"] += arcs["ilabel"] >= blank_id
     moved = WordGraph(graph.arrays._replace(arcs=arcs), graph.start, graph.words, None, name="moved")
     for topology in TOPOLOGIES:
         assert_equal(moved, log_probs_of(2), [T, 9, 1], blank_id=blank_id, topology=topology, beam=9.0)

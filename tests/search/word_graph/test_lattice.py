@@ -119,8 +119,8 @@ def test_ready_made_graphs_have_the_same_lattice(tmp_path):
         assert theirs.best.repeats.tolist() == ours.best.repeats.tolist()
 
 
-def test_texts_of_compounded_words_are_told_apart():
-    # two ways from 1 to 3: over the words one two, or over three; both told by epsilons
+def test_texts_with_word_sequences_are_different():
+    # two ways from 1 to 3: over the words one two, or over three; both on epsilons
     arcs = [(0, 1, 0, 0.0, 1), (1, 0, 1, 0.2, 2), (2, 0, 2, 0.3, 3), (1, 0, 3, 0.9, 3), (3, 2, 0, 0.0, 4)]
     graph = WordGraph.from_fst(fst(arcs, 5, [4]), ("<eps>", "one", "two", "three"))
     log_probs = random_log_probs(1, 4, 3, seed=0)

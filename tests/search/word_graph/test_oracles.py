@@ -147,7 +147,7 @@ def test_blank_may_be_any_column():
     log_probs = random_log_probs(2, 20, len(PIECES) + 1, seed=1)
     usual = make(graph).decode(log_probs, [20, 20])
     shifted = graph.arrays.arcs.copy()
-    shifted["label"] += 1
+    shifted["ilabel"] += 1
     moved = WordGraph(graph.arrays._replace(arcs=shifted), graph.start, graph.words, None, name="moved")
     first = make(moved, blank_id=0).decode(log_probs[:, :, [5, 0, 1, 2, 3, 4]], [20, 20])
     assert [n.best.score for n in first] == [n.best.score for n in usual]
@@ -349,7 +349,7 @@ def test_words_told_by_one_epsilon_after_the_other():
     words = ("zero", "one", "two")
     arcs = [(0, 1, 1, 0.1, 1), (1, 0, 2, 0.2, 2), (2, 0, 3, 0.3, 3), (3, 2, 0, 0.0, 4)]
     graph = WordGraph.from_fst(fst(arcs, 5, [4]), ("<eps>", *words))
-    assert len(graph.arrays.compounds) == 1
+    assert len(graph.arrays.word_sequences) == 1
     small, large = (LM(lm_table(seed=seed, words=words)) for seed in (1, 2))
     log_probs = random_log_probs(1, 6, 4, seed=0)
     plain = CudaWFST(graph, 3, 3).decode(log_probs, [6])[0].best

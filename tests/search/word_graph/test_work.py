@@ -167,7 +167,7 @@ def facts(before, after):
     first, last = int(before.counters["links"][0]), int(after.counters["links"][0])
     links = [
         (*before.tokens[key][link["source"]].tolist(), *after.tokens[key][link["target"]].tolist(),
-         *link[["arc", "epsilon", "cost", "acoustic_cost", "label", "move"]].tolist())
+         *link[["arc", "epsilon", "cost", "acoustic_cost", "ilabel", "move"]].tolist())
         for link in after.links[first:last]
     ]  # fmt: skip
     return sorted(after.tokens[names].tolist()), sorted(links), after.counters[LASTING].tolist()
