@@ -21,10 +21,8 @@ inline float emitted_here(
   const SearchParams& params
 ) {
   float offset = token_offset(row[params.vocab_size], params, fusion);
-  Fused fused = fused_token(
-    fusion, from.lm_state, from.boosting_state, to.last_label, negative_infinity());
-  float token = (row[to.last_label] + offset) + fused.score;
-  return from.score + (token + row.duration(params.zero_duration));
+  Fused token = fused_label(row, to.last_label, offset, from, fusion, params);
+  return from.score + (token.score + row.duration(params.zero_duration));
 }
 
 // The score of a hypothesis with what its prefixes, one token shorter and open too, contribute in this
@@ -61,14 +59,9 @@ inline int expand_early(const Expansion& own, const SearchParams& params, Worksp
   const float offset = token_offset(scoring.blank, params, own.fusion);
   for (int i = thread(); i < count; i += threads()) {
     int choice = choice_of(work.best.keys[i]), label = choice / params.num_durations;
-    Fused fused{0.0f, hypothesis.lm_state, hypothesis.boosting_state};
-    float score = fused_blank(scoring.blank, own.fusion, params.weighted_blank);
-    if (label < params.vocab_size) {
-      fused = fused_token(own.fusion, fused.lm_state, fused.boosting_state, label, negative_infinity());
-      score = (row[label] + offset) + fused.score;
-    }
-    score = hypothesis.score + (score + row.duration(choice % params.num_durations));
-    own.extensions[i] = {score, choice, fused.lm_state, fused.boosting_state, row[label]};
+    Fused fused = fused_label(row, label, offset, hypothesis, own.fusion, params);
+    float score = hypothesis.score + (fused.score + row.duration(choice % params.num_durations));
+    own.extensions[i] = {score, own.k, choice, fused.lm_state, fused.boosting_state, row[label]};
   }
   return count;
 }

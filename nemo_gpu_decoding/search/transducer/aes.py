@@ -38,13 +38,12 @@ from nemo_gpu_decoding.search.transducer.expand import (
 )
 from nemo_gpu_decoding.search.transducer.merge import add_node, begin_step, merge
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
-from nemo_gpu_decoding.search.transducer.records import BAD_INPUT, CANDIDATE, HYPOTHESIS, KEEP
+from nemo_gpu_decoding.search.transducer.records import CANDIDATE, HYPOTHESIS, KEEP
 from nemo_gpu_decoding.search.transducer.scoring import (
     AES_CEILING,
     duration_log_prob,
-    fused_blank,
-    fused_token,
-    is_bad,
+    forced_blank,
+    fused_label,
     longest_duration,
     token_offset,
 )
@@ -71,12 +70,10 @@ def step(rows, data, params, durations, fusions):
     state = data.state
     for b in rows:
         fusion = of_utterance(fusions, b)
-        begin_step(b, data)
-        if _any_bad(b, data, params):
-            state.sizes[b] = BAD_INPUT
+        if not begin_step(b, data, params):
             continue
         if state.expansions[b] == params.max_symbols:
-            _force_blanks(b, data, params, durations)
+            _force_blanks(b, data, params, durations, fusion)
             _next_frame(b, state)
             continue
         if state.expansions[b] == 0:
@@ -90,15 +87,6 @@ def step(rows, data, params, durations, fusions):
         state.expansions[b] += 1
         if not state.beam[b, : state.sizes[b]]["open"].any():
             _next_frame(b, state)
-
-
-@no_refcount
-def _any_bad(b, data, params):
-    state = data.state
-    for k in range(state.sizes[b]):
-        if state.beam[b, k].open and is_bad(data.log_probs[data.row_of[b, k]], params):
-            return True
-    return False
 
 
 @no_refcount
@@ -125,18 +113,12 @@ def _prefix_search(b, data, params, fusion):
         for j in range(size):
             if beam[j].open and beam[j].text_hash == beam[i].prefix_hash:
                 row = data.log_probs[data.row_of[b, j]]
-                score = _token_score(row, beam[j], beam[i].last_label, params, fusion)
+                offset = token_offset(row, params, fusion)
+                score, _, _ = fused_label(row, beam[i].last_label, offset, beam[j], params, fusion)
                 duration = duration_log_prob(row, params, params.zero_duration)
                 gains[i] = log_add(gains[i], beam[j].score + (score + duration))
     for i in range(size):  # all at once: what a prefix gains here does not count for its longer text
         beam[i].score = log_add(beam[i].score, gains[i])
-
-
-@no_refcount
-def _token_score(row, hypothesis, label, params, fusion):
-    """Score of a token after a hypothesis, with LM and boosting."""
-    fused, _, _ = fused_token(hypothesis.lm_state, hypothesis.boosting_state, label, IMPOSSIBLE, params, fusion)
-    return (row[label] + token_offset(row, params, fusion)) + fused
 
 
 @inlined
@@ -174,17 +156,11 @@ def _expand_early(row, hypothesis, k, params, fusion, best):
     for slot in best.rank[:count]:
         candidate = best.items[slot]
         label = candidate.choice // params.num_durations
+        score, lm_state, boosting_state = fused_label(row, label, offset, hypothesis, params, fusion)
         duration = duration_log_prob(row, params, candidate.choice % params.num_durations)
-        if label == params.vocab_size:
-            score = fused_blank(row[label], fusion, params.weighted_blank)
-        else:
-            fused, lm_state, boosting_state = fused_token(
-                candidate.lm_state, candidate.boosting_state, label, IMPOSSIBLE, params, fusion
-            )
-            score = (row[label] + offset) + fused
-            candidate.lm_state = lm_state
-            candidate.boosting_state = boosting_state
         candidate.score = hypothesis.score + (score + duration)
+        candidate.lm_state = lm_state
+        candidate.boosting_state = boosting_state
     return count
 
 
@@ -239,7 +215,7 @@ def _best_of(pool, n, best):
 
 
 @no_refcount
-def _force_blanks(b, data, params, durations):
+def _force_blanks(b, data, params, durations, fusion):
     """Give every open hypothesis a blank (by the joint's plain score, as in NeMo) and recombine."""
     beam = data.state.beam[b]
     size = 0
@@ -247,11 +223,9 @@ def _force_blanks(b, data, params, durations):
         hypothesis = beam[k]
         if hypothesis.open:
             row = data.log_probs[data.row_of[b, k]]
-            d = longest_duration(row, params)
-            choice = params.vocab_size * params.num_durations + d
-            blank = row[params.vocab_size]
-            hypothesis.score += blank + duration_log_prob(row, params, d)
-            hypothesis.node = add_node(b, hypothesis, choice, blank, data, params, durations)
+            score, choice = forced_blank(row, hypothesis, False, params, fusion)
+            hypothesis.score = score
+            hypothesis.node = add_node(b, hypothesis, choice, row[params.vocab_size], data, params, durations)
             extend(hypothesis, choice, params, durations)
         if not hypothesis.score > IMPOSSIBLE:
             continue

@@ -29,23 +29,18 @@ inline int rank_early(const Expansion& own, const SearchParams& params, Workspac
   const Row& row = own.row;
   const Hypothesis& hypothesis = own.hypothesis;
   const int num_labels = best_labels(row, params, work);
-  const float blank = row[params.vocab_size];
-  const float offset = token_offset(blank, params, own.fusion);
+  const float offset = token_offset(row[params.vocab_size], params, own.fusion);
   TopList& best = work.best;
   best.clear();
   int reserved = 0;
   for (int first = 0; first < num_labels; first += threads()) {
     int i = first + thread(), label = i < num_labels ? work.labels[i] : 0;
-    Fused fused{0.0f, hypothesis.lm_state, hypothesis.boosting_state};
-    float base = fused_blank(blank, own.fusion, params.weighted_blank);
-    if (i < num_labels && label < params.vocab_size) {
-      fused = fused_token(own.fusion, fused.lm_state, fused.boosting_state, label, negative_infinity());
-      base = (row[label] + offset) + fused.score;
-    }
+    Fused fused{};
+    if (i < num_labels) fused = fused_label(row, label, offset, hypothesis, own.fusion, params);
     for (int d = 0; d < params.num_durations; d++) {
       best.reserve(reserved);
       if (i < num_labels) {
-        float score = hypothesis.score + (base + row.duration(d));
+        float score = hypothesis.score + (fused.score + row.duration(d));
         best.append(score, label * params.num_durations + d, fused.lm_state, fused.boosting_state);
       }
       __syncthreads();
@@ -73,15 +68,12 @@ inline int list_extensions(Expansion& own, const ExpandArgs& args, Workspace& wo
 // all threads after a barrier; ends with one.
 inline int choose(MergeWorkspace& work, int size, const MergeContext& context) {
   const SearchParams& params = context.params();
-  const Extension* extensions = context.extensions();
+  const Candidate* extensions = context.extensions();
   const int per_hypothesis = params.max_extensions;
   const int total = size * per_hypothesis;
-  const uint32 choices = (uint32)(params.vocab_size + 1) * params.num_durations + 1;
   for (int i = thread(); i < total; i += threads()) {
-    int k = i / per_hypothesis;
-    if (i % per_hypothesis >= work.counts[k]) continue;
-    uint32 index = (uint32)k * choices + (uint32)(extensions[i].choice + 1);
-    work.keys[i] = rank_key(extensions[i].score, index);
+    if (i % per_hypothesis >= work.counts[i / per_hypothesis]) continue;
+    work.keys[i] = candidate_key(extensions[i].score, extensions[i], params);
   }
   int count = 0;
   for (int k = 0; k < size; k++) count += work.counts[k];
@@ -102,9 +94,7 @@ inline int choose(MergeWorkspace& work, int size, const MergeContext& context) {
       rank += low;
     }
     if (rank >= params.beam_size) continue;
-    const Extension& from = extensions[i];
-    work.chosen[rank] = {
-      from.score, own, from.choice, from.lm_state, from.boosting_state, from.log_prob};
+    work.chosen[rank] = extensions[i];
   }
   __syncthreads();
   return min(count, params.beam_size);

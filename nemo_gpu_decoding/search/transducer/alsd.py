@@ -18,20 +18,17 @@ import numpy as np
 from nemo_gpu_decoding.fusion.batch import of_utterance
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
-from nemo_gpu_decoding.search.log_space import IMPOSSIBLE
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
 from nemo_gpu_decoding.search.transducer.expand import best_labels, insert, new_candidates, offer_blanks, offer_tokens
 from nemo_gpu_decoding.search.transducer.merge import begin_step, merge
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
-from nemo_gpu_decoding.search.transducer.records import BAD_INPUT, HYPOTHESIS, KEEP
+from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, KEEP
 from nemo_gpu_decoding.search.transducer.scoring import (
     ALSD_CEILING,
     duration_log_prob,
-    fused_blank,
-    fused_token,
-    is_bad,
-    longest_duration,
+    forced_blank,
+    fused_label,
     token_offset,
 )
 
@@ -48,11 +45,9 @@ def step(rows, data, params, durations, fusions):
     state = data.state
     for b in rows:
         fusion = of_utterance(fusions, b)
-        begin_step(b, data)
-        count = _offer_without_look_ups(b, data, params, fusion, candidates)
-        if count == BAD_INPUT:
-            state.sizes[b] = BAD_INPUT
+        if not begin_step(b, data, params):
             continue
+        count = _offer_without_look_ups(b, data, params, fusion, candidates)
         for k in range(state.sizes[b]):
             if _is_free(b, k, data, params):
                 row = data.log_probs[data.row_of[b, k]]
@@ -73,7 +68,7 @@ def _is_free(b, k, data, params):
 
 @no_refcount
 def _offer_without_look_ups(b, data, params, fusion, candidates):
-    """Offer finished hypotheses, forced blanks and (late) all blanks; returns how many, or BAD_INPUT."""
+    """Offer finished hypotheses, forced blanks and (late) all blanks; returns how many."""
     count = 0
     for k in range(data.state.sizes[b]):
         hypothesis = data.state.beam[b, k]
@@ -82,15 +77,10 @@ def _offer_without_look_ups(b, data, params, fusion, candidates):
             count = insert(candidates, count, hypothesis.score, k, KEEP, lm_state, boosting_state)
             continue
         row = data.log_probs[data.row_of[b, k]]
-        if is_bad(row, params):
-            return BAD_INPUT
         if hypothesis.symbols >= params.max_symbols:
             # where labels are narrowed down early, a forced blank keeps its plain score, as in NeMo
             weighted = params.weighted_blank and params.late
-            blank_score = fused_blank(row[params.vocab_size], fusion, weighted)
-            d = longest_duration(row, params)
-            score = hypothesis.score + (blank_score + duration_log_prob(row, params, d))
-            choice = params.vocab_size * params.num_durations + d
+            score, choice = forced_blank(row, hypothesis, weighted, params, fusion)
             count = insert(candidates, count, score, k, choice, lm_state, boosting_state)
         elif params.late:
             count = offer_blanks(row, hypothesis, k, params, fusion, candidates, count)
@@ -102,12 +92,7 @@ def _offer_labels(labels, row, hypothesis, k, params, fusion, candidates, count)
     """Offer the labels that the joint likes best, with LM and boosting."""
     offset = token_offset(row, params, fusion)
     for label in labels:
-        lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
-        if label == params.vocab_size:
-            base = fused_blank(row[label], fusion, params.weighted_blank)
-        else:
-            fused, lm_state, boosting_state = fused_token(lm_state, boosting_state, label, IMPOSSIBLE, params, fusion)
-            base = (row[label] + offset) + fused
+        base, lm_state, boosting_state = fused_label(row, label, offset, hypothesis, params, fusion)
         for d in range(params.num_durations):
             score = hypothesis.score + (base + duration_log_prob(row, params, d))
             choice = label * params.num_durations + d

@@ -36,7 +36,7 @@ from nemo_gpu_decoding.search.transducer.cuda_workspace import (
 )
 from nemo_gpu_decoding.search.transducer.engine import Algorithm, StreamState, TransducerEngine
 from nemo_gpu_decoding.search.transducer.records import (
-    CHOSEN,
+    CANDIDATE,
     FULL,
     FUSION_STATES,
     HYPOTHESIS,
@@ -85,7 +85,7 @@ def merge_bytes(params: SearchParams) -> int:
     aes_pp's `Pool` comes behind it.
     """
     numbers, pooled = 3 * 4, KEY_BYTES + 4
-    beams = params.beam_size * (2 * HYPOTHESIS.itemsize + CHOSEN.itemsize + numbers)
+    beams = params.beam_size * (2 * HYPOTHESIS.itemsize + CANDIDATE.itemsize + numbers)
     extension = KEY_BYTES + pooled * params.frame_by_frame
     alignment = 8 * params.frame_by_frame  # of the pool
     return beams + params.beam_size * params.max_extensions * extension + alignment

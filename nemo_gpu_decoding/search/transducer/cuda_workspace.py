@@ -55,7 +55,7 @@ class Workspace:
         self.beams = self._records(records.HYPOTHESIS.itemsize, n, beam_size)
         self.counters = self._records(records.STREAM_COUNTERS.itemsize, n)
         self.nodes = self._records(records.NODE.itemsize, n, self.node_capacity)
-        self.extensions = self._records(records.EXTENSION.itemsize, n, beam_size, shape.max_extensions)
+        self.extensions = self._records(records.CANDIDATE.itemsize, n, beam_size, shape.max_extensions)
         self.counts = self._zeros(torch.int32, n, beam_size)
         self.active = self._zeros(torch.int32, 1)
         self.frame_rows, self.text_rows, self.labels, self.sources, self.targets = (

@@ -112,7 +112,7 @@ struct Expansion {
   Hypothesis hypothesis;
   Row row;
   UtteranceFusion fusion;
-  Extension* extensions;  // [M] where they go
+  Candidate* extensions;  // [M] where they go
 
   Expansion(const ExpandArgs& args)
       : b(blockIdx.x / args.params.beam_size),
@@ -145,7 +145,7 @@ inline bool reads_row(Expansion& own, const ExpandArgs& args, double* scratch) {
   if (args.frame_rows[blockIdx.x] == NO_ROW) {
     const Hypothesis& same = own.hypothesis;
     if (thread() == 0) {
-      own.extensions[0] = {same.score, KEEP, same.lm_state, same.boosting_state, 0.0f};
+      own.extensions[0] = {same.score, own.k, KEEP, same.lm_state, same.boosting_state, 0.0f};
       count = 1;
     }
     return false;
@@ -298,19 +298,19 @@ inline int write_extensions(const Expansion& own, int count, const Workspace& wo
     uint64 key = work.best.keys[i];
     const FusionStates& states = work.best.states[i];
     int choice = choice_of(key);
-    own.extensions[i] = {
-      score_of(key), choice, states.lm, states.boosting, own.row[choice / own.row.num_durations]};
+    float log_prob = own.row[choice / own.row.num_durations];
+    own.extensions[i] = {score_of(key), own.k, choice, states.lm, states.boosting, log_prob};
   }
   return count;
 }
 
 // The blank with its most probable duration, where a hypothesis may take nothing else.
-inline Extension forced_blank(const Expansion& own, float blank_score, const SearchParams& params) {
+inline Candidate forced_blank(const Expansion& own, float blank_score, const SearchParams& params) {
   int d = own.row.longest_duration();
   float score = own.hypothesis.score + (blank_score + own.row.duration(d));
   int choice = params.vocab_size * params.num_durations + d;
-  return {
-    score, choice, own.hypothesis.lm_state, own.hypothesis.boosting_state, own.row[params.vocab_size]};
+  const Hypothesis& parent = own.hypothesis;
+  return {score, own.k, choice, parent.lm_state, parent.boosting_state, own.row[params.vocab_size]};
 }
 
 // The strategy's own: write the best extensions of a hypothesis, best first; returns in thread 0 how many.

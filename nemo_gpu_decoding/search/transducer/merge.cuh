@@ -18,7 +18,7 @@ struct MergeContext {
   Hypothesis* beam() const { return args.beams + first(); }
 
   // [K, M]
-  const Extension* extensions() const { return args.extensions + first() * args.params.max_extensions; }
+  const Candidate* extensions() const { return args.extensions + first() * args.params.max_extensions; }
 
   // The buffer holds the nodes that were added since the host fetched them last.
   Node& node(int number, const StreamCounters& now) const {
@@ -37,12 +37,18 @@ struct MergeContext {
   }
 };
 
-// What a block works with, in shared entry_of_kry in the order in which it stands here.
+// What candidates are ranked by: score down, parent up, choice up.
+inline uint64 candidate_key(float score, const Candidate& candidate, const SearchParams& params) {
+  const uint32 choices = (uint32)(params.vocab_size + 1) * params.num_durations + 1;
+  return rank_key(score, (uint32)candidate.parent * choices + (uint32)(candidate.choice + 1));
+}
+
+// What a block works with, in shared memory in the order in which it stands here.
 struct MergeWorkspace {
   Hypothesis* beam;  // [K]
   Hypothesis* next;  // [K] in the order of their scores, equal ones not merged yet
   uint64* keys;  // [K * M] of all extensions
-  Chosen* chosen;  // [K] the best of them
+  Candidate* chosen;  // [K] the best of them
   int* counts;  // [K] extensions of each hypothesis
   int* leaders;  // [K] the first of `next` that it is equal to
   int* free_entries;  // [K] of the prediction cache
@@ -52,7 +58,7 @@ struct MergeWorkspace {
     beam = take<Hypothesis>(shared, beam_size);
     next = take<Hypothesis>(shared, beam_size);
     keys = take<uint64>(shared, beam_size * params.max_extensions);
-    chosen = take<Chosen>(shared, beam_size);
+    chosen = take<Candidate>(shared, beam_size);
     counts = take<int>(shared, beam_size);
     leaders = take<int>(shared, beam_size);
     free_entries = take<int>(shared, beam_size);
@@ -90,7 +96,7 @@ inline void list_free_entries(MergeWorkspace& work, int size, int beam_size) {
 
 // The hypothesis that a chosen extension makes of its parent.
 inline Hypothesis extended(
-  const MergeWorkspace& work, const Chosen& chosen, const MergeContext& context
+  const MergeWorkspace& work, const Candidate& chosen, const MergeContext& context
 ) {
   Hypothesis next = work.beam[chosen.parent];
   extend(next, chosen.choice, context.args.durations, context.params());
@@ -115,7 +121,7 @@ inline void settle(
   const StreamCounters& now, const MergeContext& context
 ) {
   const SearchParams& params = context.params();
-  const Chosen& chosen = work.chosen[i];
+  const Candidate& chosen = work.chosen[i];
   Hypothesis& next = work.next[i];
   const Hypothesis& parent = work.beam[chosen.parent];
   if (gets_node(chosen.choice, params)) {

@@ -11,17 +11,25 @@ from __future__ import annotations
 from nemo_gpu_decoding.jit import no_refcount
 from nemo_gpu_decoding.search.log_space import log_add
 from nemo_gpu_decoding.search.transducer.beam import extend, find_duplicate
-from nemo_gpu_decoding.search.transducer.records import KEEP
+from nemo_gpu_decoding.search.transducer.records import BAD_INPUT, KEEP
+from nemo_gpu_decoding.search.transducer.scoring import is_bad
 
 
 @no_refcount
-def begin_step(b, data):
-    """Count the step and protect the cache entries of the present hypotheses."""
+def begin_step(b, data, params):
+    """Count the step and protect the cache entries of the present hypotheses.
+
+    Returns False, and leaves a size of BAD_INPUT, where the joint gave NaN or +inf.
+    """
     state = data.state
     state.steps[b] += 1
     data.pending.counts[b] = 0
     for k in range(state.sizes[b]):
         state.cache_used[b, state.beam[b, k].cache_entry] = state.steps[b]
+        if data.row_of[b, k] >= 0 and is_bad(data.log_probs[data.row_of[b, k]], params):
+            state.sizes[b] = BAD_INPUT
+            return False
+    return True
 
 
 @no_refcount

@@ -37,7 +37,7 @@ inline bool is_counted(
 inline void fill_pool(
   Pool& pool, const MergeWorkspace& work, int size, const MergeContext& context
 ) {
-  const Extension* extensions = context.extensions();
+  const Candidate* extensions = context.extensions();
   for (int i = thread(); i < pool.size; i += threads()) {
     int k = i / pool.max_extensions;
     pool.scores[i] = negative_infinity();
@@ -67,14 +67,11 @@ inline float recombined(const Pool& pool, int i) {
 // alike in all threads. Call with all threads after a barrier; ends with one.
 inline int choose_from_pool(Pool& pool, MergeWorkspace& work, const MergeContext& context) {
   const SearchParams& params = context.params();
-  const Extension* extensions = context.extensions();
-  const uint32 choices = (uint32)(params.vocab_size + 1) * params.num_durations + 1;
+  const Candidate* extensions = context.extensions();
   for (int i = thread(); i < pool.size; i += threads()) {
     float score = recombined(pool, i);
-    int k = i / pool.max_extensions;
-    uint32 index = (uint32)k * choices + (uint32)(extensions[i].choice + 1);
     bool competes = score > negative_infinity();
-    pool.keys[i] = competes ? rank_key(score, index) : 0;
+    pool.keys[i] = competes ? candidate_key(score, extensions[i], params) : 0;
   }
   __syncthreads();
   int kept = 0;
@@ -85,10 +82,8 @@ inline int choose_from_pool(Pool& pool, MergeWorkspace& work, const MergeContext
     for (int j = 0; keeps && j < pool.size; j++) rank += pool.keys[j] > pool.keys[i];
     keeps &= rank < params.beam_size;
     if (keeps) {
-      const Extension& from = extensions[i];
-      float score = score_of(pool.keys[i]);
-      work.chosen[rank] = {
-        score, i / pool.max_extensions, from.choice, from.lm_state, from.boosting_state, from.log_prob};
+      work.chosen[rank] = extensions[i];
+      work.chosen[rank].score = score_of(pool.keys[i]);
     }
     kept += __syncthreads_count(keeps);
   }
@@ -101,7 +96,7 @@ inline int choose_from_pool(Pool& pool, MergeWorkspace& work, const MergeContext
 inline void force_blanks(MergeWorkspace& work, StreamCounters& now, const MergeContext& context) {
   const SearchParams& params = context.params();
   for (int k = thread(); k < now.size; k += threads()) {
-    const Extension& blank = context.extensions()[k * params.max_extensions];
+    const Candidate& blank = context.extensions()[k * params.max_extensions];
     Hypothesis next = work.beam[k];
     if (gets_node(blank.choice, params)) {
       int before = 0;

@@ -45,7 +45,7 @@ NODE = np.dtype(
         ("log_prob", np.float32),  # of the label, by the joint
     ]
 )
-# An extension of a hypothesis on the CPU, before it is known whether it is kept.
+# An extension of a hypothesis, before it is known whether it is kept.
 CANDIDATE = np.dtype(
     [
         ("score", np.float32),
@@ -53,9 +53,22 @@ CANDIDATE = np.dtype(
         ("choice", np.int32),  # label * D + index of the duration, or KEEP
         ("lm_state", np.int32),  # after it
         ("boosting_state", np.int32),
-    ],
-    align=True,
+        ("log_prob", np.float32),  # of the label, by the joint; kernels only, the CPU still has the row
+    ]
 )
+# How far an utterance has come, 20 bytes.
+STREAM_COUNTERS = np.dtype(
+    [
+        ("size", np.int32),  # live hypotheses; BAD_INPUT, or 0 where no label was possible
+        ("expansions", np.int32),  # aes_pp: tokens emitted at most in the present frame
+        ("node_count", np.int32),  # of the whole tree
+        ("node_base", np.int32),  # kernels: number of the first node in the buffer; the host has those before
+        ("activity", np.int32),  # kernels: one of those below
+    ]
+)
+IDLE = 0  # every hypothesis waits for frames, is finished, or the input was bad
+ACTIVE = 1  # there is a next step
+FULL = 2  # the host has to fetch the nodes first
 
 
 class SearchParams(NamedTuple):
@@ -99,41 +112,6 @@ STREAM_PARAMS = np.dtype(
         ("first_row", np.int64),  # row of frame 0 in the buffer of frames; < 0 if it has been dropped
         ("end", np.int32),  # frames known so far
         ("ended", np.int32),  # 1: there will be no more
-    ]
-)
-# How far an utterance has come, 20 bytes.
-STREAM_COUNTERS = np.dtype(
-    [
-        ("size", np.int32),  # live hypotheses; BAD_INPUT, or 0 where no label was possible
-        ("expansions", np.int32),  # aes_pp: tokens emitted at most in the present frame
-        ("node_count", np.int32),  # of the whole tree
-        ("node_base", np.int32),  # number of the first node in the buffer; the host has those before
-        ("activity", np.int32),
-    ]
-)
-IDLE = 0  # every hypothesis waits for frames, is finished, or the input was bad
-ACTIVE = 1  # there is a next step
-FULL = 2  # the host has to fetch the nodes first
-
-# An extension of a hypothesis, written by `expand`, best first.
-EXTENSION = np.dtype(
-    [
-        ("score", np.float32),
-        ("choice", np.int32),  # label * D + index of the duration, or KEEP
-        ("lm_state", np.int32),  # after it
-        ("boosting_state", np.int32),
-        ("log_prob", np.float32),  # of the label, by the joint
-    ]
-)
-# An extension that `merge` has chosen.
-CHOSEN = np.dtype(
-    [
-        ("score", np.float32),
-        ("parent", np.int32),  # slot in the old beam
-        ("choice", np.int32),
-        ("lm_state", np.int32),
-        ("boosting_state", np.int32),
-        ("log_prob", np.float32),
     ]
 )
 FUSION_STATES = np.dtype([("lm", np.int32), ("boosting", np.int32)])  # after an extension
@@ -185,7 +163,7 @@ EXPAND = Signature(
         "lm_arcs": Tensor(ARC, ("A",)),
         "boosting_states": Tensor(STATE, ("S'",)),
         "boosting_arcs": Tensor(ARC, ("A'",)),
-        "extensions": Tensor(EXTENSION, ("B", "K", "M"), written=True),
+        "extensions": Tensor(CANDIDATE, ("B", "K", "M"), written=True),  # best first
         "counts": Tensor(torch.int32, ("B", "K"), written=True),  # how many; or BAD_INPUT
         "params": Scalar(SEARCH_PARAMS),
         "sizes": Scalar(LIST_SIZES),
@@ -197,7 +175,7 @@ EXPAND = Signature(
 MERGE = Signature(
     "merge",
     {
-        "extensions": Tensor(EXTENSION, ("B", "K", "M")),
+        "extensions": Tensor(CANDIDATE, ("B", "K", "M")),
         "counts": Tensor(torch.int32, ("B", "K")),
         "durations": Tensor(torch.int32, ("D",)),  # frames
         "streams": _STREAMS,

@@ -26,7 +26,7 @@ struct UtteranceFusion {
   }
 };
 
-// What LM and boosting add to a token, weighted, and their states after it.
+// What LM and boosting add to a token, weighted (or a score with that), and their states after it.
 struct Fused {
   float score;  // -inf if it was found to be below the least that counts
   int lm_state;
@@ -120,6 +120,21 @@ struct Row {
     return best;
   }
 };
+
+// Score of a label, blank or token, after a hypothesis, with LM and boosting. offset: `token_offset`.
+inline Fused fused_label(
+  const Row& row, int label, float offset, const Hypothesis& hypothesis, const UtteranceFusion& fusion,
+  const SearchParams& params
+) {
+  Fused fused{0.0f, hypothesis.lm_state, hypothesis.boosting_state};
+  if (label == params.vocab_size) {
+    fused.score = fused_blank(row[label], fusion, params.weighted_blank);
+  } else {
+    fused = fused_token(fusion, fused.lm_state, fused.boosting_state, label, negative_infinity());
+    fused.score = (row[label] + offset) + fused.score;
+  }
+  return fused;
+}
 
 // Maximum and logarithm of the sum of columns begin .. end - 1; true if they are no logits. scratch:
 // shared, 32 doubles. Call with all threads.

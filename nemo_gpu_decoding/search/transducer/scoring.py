@@ -21,6 +21,7 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.search.log_space import IMPOSSIBLE
 
 # 1 - p(b) is kept above zero by clipping p(b), where NeMo's searches clip it
 ALSD_CEILING = np.float32(1.0 - 1e-2)
@@ -101,3 +102,25 @@ def fused_token(lm_state, boosting_state, label, least, params, fusion):
         weight, lm_state = lookup(fusion.lm, params.vocab_size, lm_state, label, least_weight)
         weight *= fusion.lm_weight
     return weight + bonus, lm_state, boosting_state
+
+
+@no_refcount
+def fused_label(row, label, offset, hypothesis, params, fusion):
+    """Score of a label, blank or token, after a hypothesis, and the states of LM and boosting after it.
+
+    `offset`: the row's `token_offset`.
+    """
+    lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
+    if label == params.vocab_size:
+        return fused_blank(row[label], fusion, params.weighted_blank), lm_state, boosting_state
+    fused, lm_state, boosting_state = fused_token(lm_state, boosting_state, label, IMPOSSIBLE, params, fusion)
+    return (row[label] + offset) + fused, lm_state, boosting_state
+
+
+@inlined
+def forced_blank(row, hypothesis, weighted, params, fusion):
+    """Where a hypothesis may take nothing else: its score and choice after the blank and the longest duration."""
+    d = longest_duration(row, params)
+    blank = fused_blank(row[params.vocab_size], fusion, weighted)
+    score = hypothesis.score + (blank + duration_log_prob(row, params, d))
+    return score, params.vocab_size * params.num_durations + d
