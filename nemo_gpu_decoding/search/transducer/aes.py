@@ -72,20 +72,20 @@ def step(rows, data, params, durations, fusions):
         fusion = of_utterance(fusions, b)
         if not begin_step(b, data, params):
             continue
-        if state.expansions[b] == params.max_symbols:
+        if state.counters[b].expansions == params.max_symbols:
             _force_blanks(b, data, params, durations, fusion)
             _next_frame(b, state)
             continue
-        if state.expansions[b] == 0:
+        if state.counters[b].expansions == 0:
             _prefix_search(b, data, params, fusion)
         n = 0
-        for k in range(state.sizes[b]):
+        for k in range(state.counters[b].size):
             count = _expand(b, k, data, params, fusion, own_best)
             n = _compete(b, own_best, count, state, pool, n, scratch, params, durations)
         count = _best_of(pool, n, best)
         merge(b, best, count, data, scratch, params, durations)
-        state.expansions[b] += 1
-        if not state.beam[b, : state.sizes[b]]["open"].any():
+        state.counters[b].expansions += 1
+        if not state.beam[b, : state.counters[b].size]["open"].any():
             _next_frame(b, state)
 
 
@@ -93,17 +93,17 @@ def step(rows, data, params, durations, fusions):
 def _next_frame(b, state):
     """Go to the next frame that a hypothesis has come to, and open those that have."""
     frame = np.iinfo(np.int32).max
-    for k in range(state.sizes[b]):
+    for k in range(state.counters[b].size):
         frame = min(frame, state.beam[b, k].frame)
-    for k in range(state.sizes[b]):
+    for k in range(state.counters[b].size):
         state.beam[b, k].open = state.beam[b, k].frame == frame
-    state.expansions[b] = 0
+    state.counters[b].expansions = 0
 
 
 @compiled
 def _prefix_search(b, data, params, fusion):
     """Add to every open text what its prefix, one token shorter and open too, contributes here."""
-    beam, size = data.state.beam[b], data.state.sizes[b]
+    beam, size = data.state.beam[b], data.state.counters[b].size
     if params.zero_duration < 0:
         return
     gains = np.full(size, IMPOSSIBLE, np.float32)
@@ -183,7 +183,7 @@ def _is_counted(b, k, new, state, params):
     """Whether an expansion of hypothesis k that stays in the frame leads to a text of the beam."""
     if new.length == state.beam[b, k].length or new.frame > state.beam[b, k].frame:
         return False
-    for i in range(state.sizes[b]):
+    for i in range(state.counters[b].size):
         other = state.beam[b, i]
         if other.text_hash == new.text_hash and (not params.timed or other.frame == new.frame):
             return True
@@ -219,7 +219,7 @@ def _force_blanks(b, data, params, durations, fusion):
     """Give every open hypothesis a blank (by the joint's plain score, as in NeMo) and recombine."""
     beam = data.state.beam[b]
     size = 0
-    for k in range(data.state.sizes[b]):
+    for k in range(data.state.counters[b].size):
         hypothesis = beam[k]
         if hypothesis.open:
             row = data.log_probs[data.row_of[b, k]]
@@ -238,7 +238,7 @@ def _force_blanks(b, data, params, durations, fusion):
         if hypothesis.score > beam[duplicate].score:
             beam[duplicate] = hypothesis
         beam[duplicate].score = total
-    data.state.sizes[b] = size
+    data.state.counters[b].size = size
 
 
 class AESPlusPlus(TransducerDecoder[AESConfig]):

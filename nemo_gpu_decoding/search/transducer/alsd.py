@@ -48,7 +48,7 @@ def step(rows, data, params, durations, fusions):
         if not begin_step(b, data, params):
             continue
         count = _offer_without_look_ups(b, data, params, fusion, candidates)
-        for k in range(state.sizes[b]):
+        for k in range(state.counters[b].size):
             if _is_free(b, k, data, params):
                 row = data.log_probs[data.row_of[b, k]]
                 hypothesis = state.beam[b, k]
@@ -70,7 +70,7 @@ def _is_free(b, k, data, params):
 def _offer_without_look_ups(b, data, params, fusion, candidates):
     """Offer finished hypotheses, forced blanks and (late) all blanks; returns how many."""
     count = 0
-    for k in range(data.state.sizes[b]):
+    for k in range(data.state.counters[b].size):
         hypothesis = data.state.beam[b, k]
         lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
         if data.row_of[b, k] < 0:

@@ -23,21 +23,24 @@ import numpy as np
 from nemo_gpu_decoding.fusion.batch import FusionArrays
 from nemo_gpu_decoding.jit import inlined
 from nemo_gpu_decoding.search.text_hash import extended_hash
-from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, KEEP, NO_LABEL, NODE, ROOT
+from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, KEEP, NO_LABEL, NODE, ROOT, STREAM_COUNTERS
 
 
 class BeamState(NamedTuple):
     """What a search remembers of n utterances. P entries in the prediction cache."""
 
     beam: np.ndarray  # [n, K] HYPOTHESIS
-    sizes: np.ndarray  # [n] int32, live hypotheses; BAD_INPUT, or 0 where no label was possible
+    counters: np.ndarray  # [n] STREAM_COUNTERS
     ends: np.ndarray  # [n] int64, frames known so far
     steps: np.ndarray  # [n] int64, times that the utterance was worked on
-    expansions: np.ndarray  # [n] int32, aes_pp: tokens emitted at most in the present frame
-    node_counts: np.ndarray  # [n] int32
     cache_hashes: np.ndarray  # [n, P] uint64
     cache_lengths: np.ndarray  # [n, P] int32, -1 for an entry that is free
     cache_used: np.ndarray  # [n, P] int64, step of the last use
+
+    @property
+    def live(self) -> np.ndarray:
+        """[n, K] bool, the slots that hold a hypothesis."""
+        return np.arange(self.beam.shape[1]) < self.counters["size"][:, None]
 
 
 class PendingPredictions(NamedTuple):
@@ -69,15 +72,15 @@ def new_beam_state(fusions: FusionArrays, beam_size: int) -> BeamState:
     first["open"] = 1
     first["lm_state"] = fusions.lm_starts
     first["boosting_state"] = fusions.boosting_starts
+    counters = np.zeros(n, STREAM_COUNTERS)
+    counters["size"] = counters["node_count"] = 1
     cache_lengths = np.full((n, entries), -1, np.int32)
     cache_lengths[:, 0] = 0
     return BeamState(
         beam=beam,
-        sizes=np.ones(n, np.int32),
+        counters=counters,
         ends=np.zeros(n, np.int64),
         steps=np.zeros(n, np.int64),
-        expansions=np.zeros(n, np.int32),
-        node_counts=np.ones(n, np.int32),
         cache_hashes=np.zeros((n, entries), np.uint64),
         cache_lengths=cache_lengths,
         cache_used=np.full((n, entries), -1, np.int64),
@@ -93,7 +96,7 @@ def new_nodes(n: int, capacity: int) -> np.ndarray:
 
 
 def grown_nodes(nodes: np.ndarray, needed: int) -> np.ndarray:
-    """Trees with room for `needed` nodes, at least doubled, holding what the old ones held."""
+    """The trees in buffers for `needed` nodes at least; twice as large where they do not suffice."""
     n, capacity = nodes.shape
     if needed <= capacity:
         return nodes

@@ -11,7 +11,7 @@ import numpy as np
 from nemo_gpu_decoding.search.threads import for_each_share
 from nemo_gpu_decoding.search.transducer.beam import StepData, grown_nodes, new_pending
 from nemo_gpu_decoding.search.transducer.engine import StreamState, TransducerEngine
-from nemo_gpu_decoding.search.transducer.schedule import JointRows, collect_pending, new_numbered, schedule
+from nemo_gpu_decoding.search.transducer.schedule import JointRows
 
 # Below so many log-probs per step, handing out shares to threads costs more than it saves.
 WORK_PER_THREAD = 200_000
@@ -21,39 +21,25 @@ class CPUEngine(TransducerEngine):
     """The search on the CPU; the networks run where they are."""
 
     def _advance(self, state: StreamState, *, ended: bool) -> None:
-        networks, config = self._algorithm.networks, self._algorithm.config
-        beams, predictions = state.beams, state.predictions
+        algorithm, beams = self._algorithm, state.beams
         n, beam_size = beams.beam.shape
-        entries = beams.cache_hashes.shape[1]
-        pending, numbered = new_pending(n, beam_size), new_numbered(n, beam_size)
-        labels, sources, targets = (np.empty(n * beam_size, np.int64) for _ in range(3))
-        temperature = config.softmax_temperature
-        joint = JointRows(networks, temperature, predictions, state.frames, (n, beam_size))
-        rows, row_of = np.arange(n), numbered.row_of
-        while True:
-            count = schedule(rows, beams.beam, beams.sizes, beams.ends, ended, numbered)
-            if count == 0:
-                return
-            rows = rows[row_of[rows].max(axis=1) >= 0]  # who waits once has to wait for more frames
-            log_probs = joint.read(beams.beam, count, numbered)
-            state.nodes = grown_nodes(state.nodes, int(beams.node_counts.max()) + beam_size)
-            self._step(rows, StepData(log_probs, row_of, beams, state.nodes, pending), state)
-            if (beams.sizes[rows] <= 0).any():
-                return
-            count = collect_pending(pending, rows, entries, labels, sources, targets)
-            if count:
-                predictions.extend(networks, labels[:count], sources[:count], targets[:count])
-
-    def _step(self, rows: np.ndarray, data: StepData, state: StreamState) -> None:
-        """One step of these utterances; threads share them."""
-        algorithm = self._algorithm
+        pending = new_pending(n, beam_size)
+        joint = JointRows(algorithm.networks, algorithm.config.softmax_temperature, state)
+        rows = np.arange(n)
 
         def step(share: np.ndarray) -> None:
+            data = StepData(joint.log_probs, joint.row_of, beams, state.nodes, pending)
             algorithm.step(share, data, algorithm.params, algorithm.durations, state.fusions)
 
-        if data.log_probs.size < WORK_PER_THREAD:
-            step(rows)
-            return
-        costs = np.zeros(len(data.row_of))
-        costs[rows] = (data.row_of[rows] >= 0).sum(axis=1)
-        for_each_share(step, costs, algorithm.config.threads)
+        while count := joint.read(rows, ended):
+            costs = np.zeros(n)
+            costs[rows] = (joint.row_of[rows] >= 0).sum(axis=1)
+            rows = np.flatnonzero(costs)  # who waits once has to wait for more frames
+            state.nodes = grown_nodes(state.nodes, int(beams.counters["node_count"].max()) + beam_size)
+            if count * joint.log_probs.shape[1] < WORK_PER_THREAD:
+                step(rows)
+            else:
+                for_each_share(step, costs, algorithm.config.threads)
+            if (beams.counters["size"][rows] <= 0).any():
+                return
+            state.predictions.extend(algorithm.networks, pending, rows)

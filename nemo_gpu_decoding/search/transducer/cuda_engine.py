@@ -108,7 +108,7 @@ class CUDAEngine(TransducerEngine):
 
     def _advance(self, state: StreamState, *, ended: bool) -> None:
         beams, parts, device = state.beams, state.predictions.parts, state.predictions.outputs.device
-        n = len(beams.sizes)
+        counters = beams.counters
         with self._shared.workspaces.borrowed(self._shape(state)) as work:
             work.take_predictions(parts)
             work.take_frames(state.frames.values.to(device))
@@ -118,20 +118,18 @@ class CUDAEngine(TransducerEngine):
             step = _Step(self._algorithm, work, on_device(self._fusion.lm, device), prediction)
             _put(work.streams, _stream_params(state, ended))
             _put(work.beams, beams.beam)
-            counters = _stream_counters(beams)
             while True:
+                counters["node_base"] = counters["node_count"]
                 _put(work.counters, counters)
                 step.schedule()
                 self._shared.graphs.run(step, work)
-                counters = _get(work.counters, STREAM_COUNTERS)[:n]
+                counters[:] = _get(work.counters, STREAM_COUNTERS)[: len(counters)]
                 state.nodes = _append_nodes(state.nodes, work.nodes, counters)
                 if (counters["size"] <= 0).any() or not (counters["activity"] == FULL).any():
                     break
-                counters = counters.copy()
-                counters["node_base"] = counters["node_count"]
             work.give_predictions(parts)
-            beams.beam[:] = _get(work.beams, HYPOTHESIS)[:n]
-        _update(beams, counters)
+            beams.beam[:] = _get(work.beams, HYPOTHESIS)[: len(counters)]
+        _list_cached_texts(beams)
 
     def _shape(self, state: StreamState) -> WorkspaceShape:
         parts, params = state.predictions.parts, self._algorithm.params
@@ -269,14 +267,6 @@ def _stream_params(state: StreamState, ended: bool) -> np.ndarray:
     return params
 
 
-def _stream_counters(beams: BeamState) -> np.ndarray:
-    counters = np.zeros(len(beams.sizes), STREAM_COUNTERS)
-    counters["size"] = beams.sizes
-    counters["expansions"] = beams.expansions
-    counters["node_count"] = counters["node_base"] = beams.node_counts
-    return counters
-
-
 def _append_nodes(nodes: np.ndarray, new: Tensor, counters: np.ndarray) -> np.ndarray:
     """The trees with what the device has added to them since the last time."""
     counts = counters["node_count"] - counters["node_base"]
@@ -291,16 +281,13 @@ def _append_nodes(nodes: np.ndarray, new: Tensor, counters: np.ndarray) -> np.nd
     return nodes
 
 
-def _update(beams: BeamState, counters: np.ndarray) -> None:
-    """What the host remembers of the utterances besides beams and nodes."""
-    beams.sizes[:] = counters["size"]
-    beams.expansions[:] = counters["expansions"]
-    beams.node_counts[:] = counters["node_count"]
+def _list_cached_texts(beams: BeamState) -> None:
+    """Say which texts the prediction cache holds now: those of the beam."""
     beams.steps[:] += 1
     beams.cache_lengths[:] = -1
-    for b, k in np.argwhere(np.arange(beams.beam.shape[1]) < beams.sizes[:, None]):
-        hypothesis = beams.beam[b, k]
-        entry = hypothesis["cache_entry"]
-        beams.cache_hashes[b, entry] = hypothesis["text_hash"]
-        beams.cache_lengths[b, entry] = hypothesis["length"]
-        beams.cache_used[b, entry] = beams.steps[b]
+    b, k = np.nonzero(beams.live)
+    hypotheses = beams.beam[b, k]
+    entries = hypotheses["cache_entry"]
+    beams.cache_hashes[b, entries] = hypotheses["text_hash"]
+    beams.cache_lengths[b, entries] = hypotheses["length"]
+    beams.cache_used[b, entries] = beams.steps[b]

@@ -51,8 +51,8 @@ class StreamState:
         lm, boosting, *weights = self.fusions
         return StreamState(
             beams,
-            self.nodes[rows, : int(beams.node_counts.max(initial=1))],
-            self.predictions.selected(rows, len(self.beams.sizes)),
+            self.nodes[rows, : int(beams.counters["node_count"].max(initial=1))],
+            self.predictions.selected(rows, len(self.nodes)),
             Frames(self.frames.values[rows], self.frames.first[rows]),
             FusionArrays(lm, boosting, *(part[rows] for part in weights)),
         )
@@ -65,14 +65,12 @@ class StreamState:
     def forget_read(self) -> None:
         """Free the memory of encoder frames that no hypothesis needs any more."""
         nothing = self.frames.values.new_zeros(0, self.frames.values.shape[2])
-        self.frames = self._frames_and(nothing, np.zeros(len(self.beams.sizes), np.int64))
+        self.frames = self._frames_and(nothing, np.zeros(len(self.nodes), np.int64))
 
     def _frames_and(self, projected: Tensor, lengths: np.ndarray) -> Frames:
         """The frames that are still needed, and new ones."""
-        beams = self.beams
-        alive = np.arange(beams.beam.shape[1]) < beams.sizes[:, None]
-        needed = np.where(alive, beams.beam["frame"], np.iinfo(np.int32).max).min(axis=1)
-        return self.frames.extended(projected, lengths, beams.ends, needed)
+        needed = np.where(self.beams.live, self.beams.beam["frame"], np.iinfo(np.int32).max).min(axis=1)
+        return self.frames.extended(projected, lengths, self.beams.ends, needed)
 
 
 class Found(NamedTuple):
@@ -148,10 +146,11 @@ class TransducerEngine(ABC):
 
     def _run(self, state: StreamState, *, ended: bool) -> None:
         self._advance(state, ended=ended)
-        failed = np.flatnonzero(state.beams.sizes <= 0)
+        sizes = state.beams.counters["size"]
+        failed = np.flatnonzero(sizes <= 0)
         if len(failed):
             b = int(failed[0])
-            what = "NaN or +inf" if state.beams.sizes[b] < 0 else "-inf for every label"
+            what = "NaN or +inf" if sizes[b] < 0 else "-inf for every label"
             raise StreamsLost(
                 f"networks give {what} for utterance {b}, expected logits of which at least one is "
                 "finite and none is NaN or +inf; the streams are closed"

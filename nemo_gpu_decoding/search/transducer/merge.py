@@ -24,10 +24,10 @@ def begin_step(b, data, params):
     state = data.state
     state.steps[b] += 1
     data.pending.counts[b] = 0
-    for k in range(state.sizes[b]):
+    for k in range(state.counters[b].size):
         state.cache_used[b, state.beam[b, k].cache_entry] = state.steps[b]
         if data.row_of[b, k] >= 0 and is_bad(data.log_probs[data.row_of[b, k]], params):
-            state.sizes[b] = BAD_INPUT
+            state.counters[b].size = BAD_INPUT
             return False
     return True
 
@@ -41,8 +41,8 @@ def add_node(b, hypothesis, choice, log_prob, data, params, durations):
         if not params.alignments:
             return hypothesis.node
         duration = max(1, duration)
-    node = data.state.node_counts[b]
-    data.state.node_counts[b] = node + 1
+    node = data.state.counters[b].node_count
+    data.state.counters[b].node_count = node + 1
     data.nodes[b, node].parent = hypothesis.node
     data.nodes[b, node].label = label
     data.nodes[b, node].frame = hypothesis.frame
@@ -106,4 +106,4 @@ def merge(b, candidates, count, data, scratch, params, durations):
         size += 1
     for k in range(size):
         beam[k] = scratch[k]
-    data.state.sizes[b] = size
+    data.state.counters[b].size = size

@@ -8,6 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nemo_gpu_decoding.jit import compiled
+from nemo_gpu_decoding.search.transducer.beam import PendingPredictions
 from nemo_gpu_decoding.search.transducer.networks import State, TransducerNetworks
 
 
@@ -45,17 +47,34 @@ class Predictions:
         with torch.inference_mode():
             return Predictions(chosen(self.outputs), tuple(chosen(part) for part in self.state))
 
-    def extend(
-        self, networks: TransducerNetworks, labels: np.ndarray, sources: np.ndarray, targets: np.ndarray
-    ) -> None:
-        """Run the prediction network: entry targets[i] becomes the text of sources[i] and labels[i]."""
-        device = self.outputs.device
-        label, source, target = (torch.from_numpy(values).to(device) for values in (labels, sources, targets))
+    def extend(self, networks: TransducerNetworks, pending: PendingPredictions, rows: np.ndarray) -> None:
+        """Run the prediction network for the texts that utterances `rows` wait for."""
+        flat = np.empty((3, pending.labels.size), np.int64)
+        count = _flattened(pending, rows, len(self.outputs) // len(pending.counts), flat)
+        if count == 0:
+            return
+        label, source, target = (torch.from_numpy(values[:count]).to(self.outputs.device) for values in flat)
         before = tuple(part.index_select(0, source) for part in self.state)
         output, after = networks.predict(label, before)
         self.outputs.index_copy_(0, target, output)
         for part, values in zip(self.state, after, strict=True):
             part.index_copy_(0, target, values.to(part.dtype))
+
+
+@compiled
+def _flattened(pending, rows, entries, flat):
+    """Fill flat [3, n * K] with labels, sources and targets of all `rows`; returns how many.
+
+    Utterance b has the entries b * `entries` .. of the cache.
+    """
+    count = 0
+    for b in rows:
+        for i in range(pending.counts[b]):
+            flat[0, count] = pending.labels[b, i]
+            flat[1, count] = b * entries + pending.sources[b, i]
+            flat[2, count] = b * entries + pending.targets[b, i]
+            count += 1
+    return count
 
 
 @dataclass

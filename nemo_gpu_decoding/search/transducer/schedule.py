@@ -1,9 +1,9 @@
 """Who reads which frame in a step on the CPU, and the joint's log-probs for them.
 
 In TDT the same text may come to the same frame twice, in different numbers of steps: "4" with a blank of
-two frames, and "4" with two blanks of one. The joint gives it what it gave before. As hypotheses keep
-each other company, that was nearly always in the step before (99 % of repeats; they are 10-40 % of all
-rows), so the rows of one step are kept for the next one. RNN-T has no such repeats in a run.
+two frames, and "4" with two blanks of one. The joint gives it what it gave before, nearly always in the
+step before (99 % of repeats; they are 10-40 % of all rows), so the rows of one step are kept for the
+next one. RNN-T has no such repeats in a run.
 """
 
 from __future__ import annotations
@@ -14,64 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_gpu_decoding.jit import compiled
+from nemo_gpu_decoding.jit import compiled, no_refcount
+from nemo_gpu_decoding.search.transducer.engine import StreamState
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
-from nemo_gpu_decoding.search.transducer.prediction_cache import Frames, Predictions
-
-
-class Numbered(NamedTuple):
-    """Hypotheses that are given the joint, numbered: rows of its output."""
-
-    row_of: np.ndarray  # [n, K] int32, row of a hypothesis, or -1
-    utterances: np.ndarray  # [n * K] int64, of each row
-    hypotheses: np.ndarray  # [n * K] int64
-
-
-def new_numbered(n: int, beam_size: int) -> Numbered:
-    """Room for n utterances of K hypotheses."""
-    utterances, hypotheses = (np.empty(n * beam_size, np.int64) for _ in range(2))
-    return Numbered(np.empty((n, beam_size), np.int32), utterances, hypotheses)
-
-
-@compiled
-def schedule(rows, beam, sizes, ends, ended, numbered):
-    """Number the hypotheses of the utterances `rows` that can be given the joint now; returns how many.
-
-    An utterance waits while one of its open hypotheses needs a frame that has not come yet (the order
-    of steps must not depend on how the frames come). If it has `ended`, such a hypothesis is finished.
-    """
-    count = 0
-    for b in rows:
-        numbered.row_of[b] = -1
-        blocked = False
-        for k in range(sizes[b]):
-            if beam[b, k].open and beam[b, k].frame >= ends[b] and not ended:
-                blocked = True
-        if blocked:
-            continue
-        for k in range(sizes[b]):
-            if beam[b, k].open and beam[b, k].frame < ends[b]:
-                numbered.row_of[b, k] = count
-                numbered.utterances[count] = b
-                numbered.hypotheses[count] = k
-                count += 1
-    return count
-
-
-@compiled
-def collect_pending(pending, rows, entries, labels, sources, targets):
-    """Collect the `PendingPredictions` of all `rows` into flat arrays; returns how many.
-
-    Utterance b has the entries b * `entries` .. of the cache.
-    """
-    count = 0
-    for b in rows:
-        for i in range(pending.counts[b]):
-            labels[count] = pending.labels[b, i]
-            sources[count] = b * entries + pending.sources[b, i]
-            targets[count] = b * entries + pending.targets[b, i]
-            count += 1
-    return count
 
 
 class KeptRows(NamedTuple):
@@ -87,68 +32,58 @@ class KeptRows(NamedTuple):
 
 
 class RowSources(NamedTuple):
-    """What the rows of a step are made of: the new ones, in front, and those of the last step."""
+    """What the R rows of a step are made of: new ones from the front, those of the last step from the end."""
 
-    frames: np.ndarray  # [n * K] int64, number in the flat frames
-    texts: np.ndarray  # [n * K] int64, entry in the prediction cache of all
-    old_rows: np.ndarray  # [n * K] int64, row of the last step
+    frames: np.ndarray  # [R] int64, number in the flat frames
+    texts: np.ndarray  # [R] int64, entry in the prediction cache of all
+    old_rows: np.ndarray  # [R] int64, row of the last step
 
 
 class JointRows:
-    """The joint's log-probs for n utterances with K hypotheses each, in one run.
+    """The joint's log-probs for the n utterances of a state, K hypotheses each, in one run.
 
     Args:
         networks: see `TransducerNetworks`.
         temperature: softmax_temperature.
-        predictions: the prediction cache.
-        frames: that may be read.
-        shape: n and K.
+        state: the beams, the frames that may be read, the prediction cache.
     """
 
-    def __init__(
-        self,
-        networks: TransducerNetworks,
-        temperature: float,
-        predictions: Predictions,
-        frames: Frames,
-        shape: tuple[int, int],
-    ) -> None:
-        self._networks = networks
-        self._temperature = temperature
-        self._predictions = predictions
-        self._first_frames = frames.first
-        self._flat_frames = frames.values.flatten(0, 1)
+    def __init__(self, networks: TransducerNetworks, temperature: float, state: StreamState) -> None:
+        self._networks, self._temperature, self._state = networks, temperature, state
+        self._flat_frames = state.frames.values.flatten(0, 1)
         # per utterance: frames, and entries of the cache
-        self._strides = frames.values.shape[1], len(predictions.outputs) // max(1, shape[0])
-        self._kept = KeptRows(*(np.full(shape, -1, np.int32) for _ in range(3)))
+        self._strides = state.frames.values.shape[1], state.beams.cache_hashes.shape[1]
+        shape = state.beams.beam.shape
         most = shape[0] * shape[1]
+        self._kept = KeptRows(*(np.full(shape, -1, np.int32) for _ in range(3)))
         self._sources = RowSources(*(np.empty(most, np.int64) for _ in range(3)))
+        self.row_of = np.empty(shape, np.int32)  # row of a hypothesis in `log_probs`, or -1
         width = networks.vocab_size + 1 + len(networks.durations)
-        # of this step and of the last one
-        self._log_probs, self._before = (np.empty((most, width), np.float32) for _ in range(2))
+        # [n * K, V + 1 (+ D)] of this step and of the last one
+        self.log_probs, self._before = (np.empty((most, width), np.float32) for _ in range(2))
 
-    def read(self, beam: np.ndarray, count: int, numbered: Numbered) -> np.ndarray:
-        """Log-probs [count, V + 1 (+ D)] of hypotheses as `schedule` has numbered them.
+    def read(self, rows: np.ndarray, ended: bool) -> int:
+        """Fill `log_probs` and `row_of` for the utterances `rows`; returns how many hypotheses have a row.
 
-        Renumbers them in `row_of`. The log-probs hold until the next call but one.
+        What is there holds until the next call but one.
         """
-        self._log_probs, self._before = self._before, self._log_probs
-        new = _find_sources(beam, count, numbered, self._kept, self._first_frames, self._strides, self._sources)
+        self.log_probs, self._before = self._before, self.log_probs
+        state, sources = self._state, self._sources
+        new, repeated = _schedule(
+            rows, state.beams, ended, self.row_of, self._kept, state.frames.first, self._strides, sources
+        )
         if new:
             self._compute(new)
-        if new < count:
-            old_rows = self._sources.old_rows[new:count]
-            np.take(self._before, old_rows, axis=0, out=self._log_probs[new:count])
-        return self._log_probs[:count]
+        if repeated:
+            np.take(self._before, sources.old_rows[-repeated:], axis=0, out=self.log_probs[-repeated:])
+        return new + repeated
 
     def _compute(self, count: int) -> None:
         """Fill the first rows: labels and durations are normalised apart."""
-        device = self._flat_frames.device
-        frame, text = (torch.from_numpy(values[:count]).to(device) for values in self._sources[:2])
-        logits = self._networks.join(
-            self._flat_frames.index_select(0, frame), self._predictions.outputs.index_select(0, text)
-        )
-        log_probs = torch.from_numpy(self._log_probs[:count])
+        outputs = self._state.predictions.outputs
+        frame, text = (torch.from_numpy(values[:count]).to(outputs.device) for values in self._sources[:2])
+        logits = self._networks.join(self._flat_frames.index_select(0, frame), outputs.index_select(0, text))
+        log_probs = torch.from_numpy(self.log_probs[:count])
         labels = self._networks.vocab_size + 1
         for begin, end in ((0, labels), (labels, logits.shape[1])):
             if begin < end:
@@ -167,32 +102,51 @@ def normalised(logits: Tensor, temperature: float) -> Tensor:
 
 
 @compiled
-def _find_sources(beam, count, numbered, kept, first_frames, strides, sources):
-    """Number the rows that have to be computed first; returns how many. The others were kept."""
-    beam_size = beam.shape[1]
-    new = 0
-    repeated = count  # old_rows is filled from the end on, for the number of new ones is not known yet
-    for i in range(count):
-        b, k = numbered.utterances[i], numbered.hypotheses[i]
-        hypothesis = beam[b, k]
-        old = -1
-        for j in range(beam_size):
-            if (
-                kept.rows[b, j] >= 0
-                and kept.entries[b, j] == hypothesis.cache_entry
-                and kept.frames[b, j] == hypothesis.frame
-            ):
-                old = kept.rows[b, j]
-        if old >= 0:
-            repeated -= 1
-            sources.old_rows[repeated] = old
-            numbered.row_of[b, k] = repeated
-        else:
-            sources.frames[new] = b * strides[0] + hypothesis.frame - first_frames[b]
-            sources.texts[new] = b * strides[1] + hypothesis.cache_entry
-            numbered.row_of[b, k] = new
-            new += 1
-    kept.rows[:] = numbered.row_of
-    kept.entries[:] = beam["cache_entry"]
-    kept.frames[:] = beam["frame"]
-    return new
+def _schedule(rows, beams, ended, row_of, kept, first_frames, strides, sources):
+    """Number the hypotheses of the utterances `rows` that can be given the joint now.
+
+    An utterance waits while one of its open hypotheses needs a frame that has not come yet (the order
+    of steps must not depend on how the frames come). If it has `ended`, such a hypothesis is finished.
+
+    Returns how many rows have to be computed, and how many were kept.
+    """
+    new, repeated, last = 0, 0, sources.old_rows.shape[0] - 1
+    for b in rows:
+        row_of[b] = -1
+        hypotheses, end = beams.beam[b, : beams.counters[b].size], beams.ends[b]
+        blocked = False
+        for k in range(len(hypotheses)):
+            if hypotheses[k].open and hypotheses[k].frame >= end and not ended:
+                blocked = True
+        for k in range(0 if blocked else len(hypotheses)):
+            hypothesis = hypotheses[k]
+            if not hypothesis.open or hypothesis.frame >= end:
+                continue
+            old = _kept_row(kept, b, hypothesis)
+            if old >= 0:
+                row_of[b, k] = last - repeated
+                sources.old_rows[last - repeated] = old
+                repeated += 1
+            else:
+                row_of[b, k] = new
+                sources.frames[new] = b * strides[0] + hypothesis.frame - first_frames[b]
+                sources.texts[new] = b * strides[1] + hypothesis.cache_entry
+                new += 1
+    kept.rows[:] = row_of
+    kept.entries[:] = beams.beam["cache_entry"]
+    kept.frames[:] = beams.beam["frame"]
+    return new, repeated
+
+
+@no_refcount
+def _kept_row(kept, b, hypothesis):
+    """The row that the same text got at the same frame in the last step, or -1."""
+    old = -1
+    for j in range(kept.rows.shape[1]):
+        if (
+            kept.rows[b, j] >= 0
+            and kept.entries[b, j] == hypothesis.cache_entry
+            and kept.frames[b, j] == hypothesis.frame
+        ):
+            old = kept.rows[b, j]
+    return old

@@ -20,7 +20,7 @@ def rank(rows, state, fusions, final, score_norm, order, scores):
     """
     for r in range(order.shape[0]):
         b = rows[r]
-        score = np.empty(max(0, state.sizes[b]), np.float32)
+        score = np.empty(max(0, state.counters[b].size), np.float32)
         for k in range(len(score)):
             hypothesis = state.beam[b, k]
             score[k] = hypothesis.score

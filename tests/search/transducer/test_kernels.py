@@ -153,8 +153,8 @@ def test_beams_are_equal_after_every_frame(strategy, durations):
         decoders[0].push(first, frames[:, t : t + 1], [1, 1])
         decoders[1].push(second, frames[:, t : t + 1], [1, 1])
         on_cpu, on_device = (streams.engine._state.beams for streams in (first, second))
-        np.testing.assert_array_equal(on_cpu.sizes, on_device.sizes)
-        for b, size in enumerate(on_cpu.sizes):
+        np.testing.assert_array_equal(on_cpu.counters["size"], on_device.counters["size"])
+        for b, size in enumerate(on_cpu.counters["size"]):
             for name in fields:
                 np.testing.assert_array_equal(
                     on_cpu.beam[b, :size][name], on_device.beam[b, :size][name], err_msg=name
