@@ -30,7 +30,7 @@ from nemo_gpu_decoding import (
     prune_ngram_lm,
     write_arpa,
 )
-from nemo_gpu_decoding.bench.ngrams import cache_dir, cached, content_key
+from nemo_gpu_decoding.bench.files import cache_dir, cached, content_key
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.peers.base import Hypothesis, Peer, Ready, Setting
 from nemo_gpu_decoding.bench.tasks import Task

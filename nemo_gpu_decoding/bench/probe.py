@@ -1,7 +1,4 @@
-"""What can only be measured in a process of its own: memory, and the cost of starting.
-
-python -m nemo_gpu_decoding.bench.probe < request.json
-"""
+"""What can only be measured in a process of its own: memory, and the cost of starting."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -42,32 +39,27 @@ def in_process(
         RuntimeError: it failed; with its stderr.
     """
     request = {"name": name, "options": asdict(options), "arguments": arguments}
-    with ExitStack() as stack:
-        asked, output, errors = (stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(3))
-        asked.write(json.dumps(request))
-        asked.seek(0)
-        child = subprocess.Popen(
-            [sys.executable, "-m", __name__], stdin=asked, stdout=output, stderr=errors, text=True,
-            env=os.environ | (environment or {}),
-        )  # fmt: skip
-        peak = None
-        while child.poll() is None:
-            with suppress(OSError, RuntimeError):  # no /proc here, or the process has just ended
-                peak = max(peak or 0, status_bytes("RssAnon", Path(f"/proc/{child.pid}/status")))
-            time.sleep(POLL_SECONDS)
-        if child.returncode:
-            errors.seek(0)
-            raise RuntimeError(f"{name} failed in a process of its own:\n{errors.read()}")
-        output.seek(0)
-        result = json.loads(output.read().splitlines()[-1])
+    child = subprocess.Popen(
+        [sys.executable, "-m", __name__, json.dumps(request)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env=os.environ | (environment or {}),
+    )  # fmt: skip
+    peak, output = None, None
+    while output is None:
+        with suppress(OSError, RuntimeError):  # no /proc here, or the process has just ended
+            peak = max(peak or 0, status_bytes("RssAnon", Path(f"/proc/{child.pid}/status")))
+        with suppress(subprocess.TimeoutExpired):
+            output, errors = child.communicate(timeout=POLL_SECONDS)
+    if child.returncode:
+        raise RuntimeError(f"{name} failed in a process of its own:\n{errors}")
+    result = json.loads(output.splitlines()[-1])
     result["took"]["memory"]["peak_anonymous"] = peak
     return result
 
 
 def main() -> None:
-    """The child's side: a request on stdin, the answer in the last line of stdout."""
+    """The child's side: a request as argument, the answer in the last line of stdout."""
     began = time.perf_counter()
-    request = json.load(sys.stdin)
+    request = json.loads(sys.argv[1])
     module, _, function = request["name"].partition(":")
     call = getattr(importlib.import_module(f"nemo_gpu_decoding.bench.{module}"), function)
     answer = call(BenchOptions(**request["options"]), **request["arguments"])

@@ -30,19 +30,20 @@ from nemo_gpu_decoding import (
 )
 from nemo_gpu_decoding.bench.clock import HostClock, torch_threads
 from nemo_gpu_decoding.bench.language import Language, make_language
-from nemo_gpu_decoding.bench.ngrams import SyntheticLM
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.ours import describe_graph, graph_search, work_per_frame
 from nemo_gpu_decoding.bench.peers.base import Setting
 from nemo_gpu_decoding.bench.probe import in_process
 from nemo_gpu_decoding.bench.report import Row
 from nemo_gpu_decoding.bench.sources import make_tasks, speech_language, spoken_task
+from nemo_gpu_decoding.bench.synthetic_lm import SyntheticLM
 from nemo_gpu_decoding.bench.tasks import Task
 from nemo_gpu_decoding.bench.verify import lm_scores
 from nemo_gpu_decoding.graph.lexicon import Lexicon
 from nemo_gpu_decoding.graph.store import save_graph
-from nemo_gpu_decoding.lm.arpa import Arpa, ArpaReader, NGramBlock
-from nemo_gpu_decoding.lm.packed import LAYOUTS, PackedLM
+from nemo_gpu_decoding.lm.arpa import ArpaReader, read_arpa
+from nemo_gpu_decoding.lm.estimate import write_ngrams
+from nemo_gpu_decoding.lm.packed import LAYOUTS
 from nemo_gpu_decoding.metrics import word_errors
 
 LARGE, SMALL, SMALL_PACKED, GRAPH = "large.arpa", "small.arpa", "small.packed", "small.graph"
@@ -67,12 +68,10 @@ def measure(options: BenchOptions, stages: Iterable[dict[str, Any]]) -> Iterator
     """Run stages. What they write is deleted, of a task when the next one begins."""
     with tempfile.TemporaryDirectory(prefix="nemo-gpu-decoding-", dir=options.folder) as folder:
         for asked in stages:
-            answer = in_process(f"scale:{asked['stage']}", options, folder=folder, **_arguments(asked))
+            stage = "decode" if "beam" in asked else asked["stage"]
+            arguments = {name: value for name, value in asked.items() if name != "stage"}
+            answer = in_process(f"scale:{stage}", options, folder=folder, **arguments)
             yield {"strategy": options.strategy, **asked, **answer.pop("took"), **answer}
-
-
-def _arguments(asked: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in asked.items() if name != "stage"}
 
 
 def draw_language(options: BenchOptions, task: str) -> tuple[Language, np.random.Generator]:
@@ -89,12 +88,8 @@ def draw_task(options: BenchOptions, task: str) -> Task:
     if task == "speech":
         (found,) = make_tasks(replace(options, tasks=["speech"], mode="batch"))
         return found
-    return spoken_task(*_drawn(options, task)).first(options.most_utterances)
-
-
-def _drawn(options: BenchOptions, task: str) -> tuple[Language, BenchOptions, np.random.Generator]:
     language, rng = draw_language(options, task)
-    return language, options, rng
+    return spoken_task(language, options, rng)
 
 
 # ------------------------------------------------------------------------------------------- stages
@@ -102,10 +97,10 @@ def _drawn(options: BenchOptions, task: str) -> tuple[Language, BenchOptions, np
 
 def generate(options: BenchOptions, folder: str, task: str) -> Row:
     """The large LM as an ARPA file."""
-    language, _ = draw_language(options, task)
-    lm = SyntheticLM(language, options.ngrams, np.random.default_rng(options.seed + 1))
-    lm.write(Path(folder) / LARGE)
-    return {"counts": lm.counts, "bytes": (Path(folder) / LARGE).stat().st_size}
+    lm = SyntheticLM(draw_language(options, task)[0], options.ngrams, np.random.default_rng(options.seed + 1))
+    path = Path(folder) / LARGE
+    write_ngrams(path, lm.symbols, lm.counts, lm.blocks())
+    return {"counts": lm.counts, "bytes": path.stat().st_size}
 
 
 def pack(options: BenchOptions, folder: str, task: str, layout: str) -> Row:
@@ -127,12 +122,14 @@ def pack(options: BenchOptions, folder: str, task: str, layout: str) -> Row:
 
 
 def graph(options: BenchOptions, folder: str, task: str) -> Row:
-    """The small LM, pruned from the large one, and its graph."""
+    """The small LM, pruned from the large one's 1-grams and 2-grams, and its graph."""
     language, _ = draw_language(options, task)
     large, small, packed, path = (Path(folder) / name for name in (LARGE, SMALL, SMALL_PACKED, GRAPH))
-    arpa, total = lower_orders(large)
-    size = max(len(arpa.symbols) + 1, int((options.small_share or SHARE) * total))
-    write_arpa(prune_ngram_lm(arpa, size=size), small)
+    with ArpaReader(large) as reader:
+        total = sum(reader.counts.values())
+    lower = read_arpa(large, max_order=2)
+    size = max(len(lower.symbols) + 1, int((options.small_share or SHARE) * total))
+    write_arpa(prune_ngram_lm(lower, size=size), small)
     pack_arpa(small, packed)
     lexicon = Lexicon({word: (spelling,) for word, spelling in language.lexicon.items()})
     built = build_graph(small, lexicon, vocab_size=len(language.pieces), cache=False)
@@ -140,65 +137,39 @@ def graph(options: BenchOptions, folder: str, task: str) -> Row:
     return {"graph": describe_graph(built), "bytes": path.stat().st_size}
 
 
-def lower_orders(path: Path) -> tuple[Arpa, int]:
-    """All 1-grams and 2-grams of an ARPA file, and how many n-grams it has; longer ones are not read."""
-    blocks: dict[int, list[NGramBlock]] = {1: [], 2: []}
-    with ArpaReader(path) as reader:
-        for block in reader.blocks():
-            if block.order not in blocks:
-                break
-            blocks[block.order].append(block)
-        orders = []
-        for order, parts in blocks.items():
-            columns = zip(*((b.symbols, b.log10_probs, b.log10_backoffs) for b in parts), strict=True)
-            orders.append(NGramBlock(order, *map(np.concatenate, columns)))
-        return Arpa(tuple(reader.symbols), tuple(orders)), sum(reader.counts.values())
-
-
-def small_lm(options: BenchOptions, folder: str, task: str, beam: int) -> Row:
-    """The utterances decoded with the small LM alone."""
+def decode(options: BenchOptions, folder: str, task: str, beam: int, layout: str | None = None) -> Row:
+    """The utterances decoded with the small LM alone, or with both: a first time, which reads from the disk what is
+    not in memory, and then for the clock. Loading reads a packed file once, for its checksum.
+    """
     found, began = draw_task(options, task), time.process_time()
-    small = load_packed_lm(Path(folder) / SMALL_PACKED)
-    config = WFSTConfig(**graph_search(options, found, Setting(beam, threads=options.threads)))
-    searched = load_graph(Path(folder) / GRAPH)
-    decoder = CudaWFST(searched, found.vocab_size, found.vocab_size, config)
+    config = graph_search(options, found, Setting(beam, threads=options.threads))
+    searched, small = load_graph(Path(folder) / GRAPH), load_packed_lm(Path(folder) / SMALL_PACKED)
+    lm, sizes = small, (found.vocab_size, found.vocab_size)
+    decoder: CudaWFST | PagedBigLM
+    if layout is None:
+        decoder = CudaWFST(searched, *sizes, WFSTConfig(**config))
+    else:
+        lm = load_packed_lm(Path(folder) / f"{layout}.packed")
+        decoder = PagedBigLM(searched, *sizes, lm, small, PagedBigLMConfig(**config))
     loaded = time.process_time() - began
-    return _decode(decoder, small, found, options) | {"load_seconds": loaded}
-
-
-def paged_biglm(options: BenchOptions, folder: str, task: str, beam: int, layout: str) -> Row:
-    """The utterances decoded with both LMs; loading reads the packed file once, for its checksum."""
-    found, began = draw_task(options, task), time.process_time()
-    large, small = (load_packed_lm(Path(folder) / name) for name in (f"{layout}.packed", SMALL_PACKED))
-    config = PagedBigLMConfig(**graph_search(options, found, Setting(beam, threads=options.threads)))
-    searched = load_graph(Path(folder) / GRAPH)
-    decoder = PagedBigLM(searched, found.vocab_size, found.vocab_size, large, small, config)
-    loaded = time.process_time() - began
-    return _decode(decoder, large, found, options) | {"load_seconds": loaded}
-
-
-def _decode(decoder: Any, lm: PackedLM, task: Task, options: BenchOptions) -> Row:
-    """Decode a first time, which reads from the disk what is not in memory, and then for the clock."""
-    results: list[Any] = []
-
-    def decode() -> None:
-        results[:] = decoder.decode(task.inputs, task.lengths)
-
-    decoder.decode(task.inputs[:1, :1], [1])  # compiles, or reads compiled code
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+    decoder.decode(found.inputs[:1, :1], [1])  # compiles, or reads compiled code
+    faults, results = resource.getrusage(resource.RUSAGE_SELF).ru_majflt, list[Any]()
     with torch_threads(options.threads):
-        first = HostClock().measure(decode, 1)
+        first = HostClock().measure(lambda: results.extend(decoder.decode(found.inputs, found.lengths)), 1)
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - faults
-        cpu = statistics.median(HostClock().measure(decode, 1).cpu for _ in range(options.repeats))
-    verified, how = lm_scores(lm, results)
-    errors = word_errors(task.texts, [nbest.best.text for nbest in results])
+        later = [
+            HostClock().measure(lambda: decoder.decode(found.inputs, found.lengths), 1).cpu
+            for _ in range(options.repeats)
+        ]
+    cpu, (verified, how) = statistics.median(later), lm_scores(lm, results)
     return {
+        "load_seconds": loaded,
         "decode": {
             "first": {"cpu": first.cpu, "wall": first.wall}, "cpu": cpu, "disk_reads_in_first": faults,
         },
-        "frames_per_second": float(task.lengths.sum()) / cpu,
-        "rtfx": task.audio_seconds / cpu,
-        "wer": 100 * errors.wer,
+        "frames_per_second": float(found.lengths.sum()) / cpu,
+        "rtfx": found.audio_seconds / cpu,
+        "wer": 100 * word_errors(found.texts, [nbest.best.text for nbest in results]).wer,
         "work_per_frame": work_per_frame(results),
         "verified": verified,
         "verified_by": how,

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding import Vocabulary, estimate_ngram_lm, write_arpa
+from nemo_gpu_decoding.bench.files import cached, content_key, plain_file
 from nemo_gpu_decoding.bench.language import (
     FRAME_SECONDS,
     SUCCESSORS,
@@ -27,7 +28,6 @@ from nemo_gpu_decoding.bench.language import (
     draw_confusions,
     make_language,
 )
-from nemo_gpu_decoding.bench.ngrams import cached, content_key, plain_file
 from nemo_gpu_decoding.bench.options import GRAPH_STRATEGIES, TRANSDUCER_STRATEGIES, BenchOptions
 from nemo_gpu_decoding.bench.synthetic_transducer import as_transducer
 from nemo_gpu_decoding.bench.tasks import (

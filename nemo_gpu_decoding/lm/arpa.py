@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import itertools
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -55,15 +56,15 @@ class NGramBlock:
 
 @dataclass(frozen=True)
 class Arpa:
-    """A whole ARPA file."""
+    """An ARPA file."""
 
     symbols: tuple[str, ...]  # of the 1-grams, in the order of the file
     orders: tuple[NGramBlock, ...]  # orders[n - 1] holds all n-grams
     added: tuple[str, ...] = ()  # the first symbols: words that the file does not list
 
 
-def read_arpa(path: str | PathLike[str], added: Iterable[str] = ()) -> Arpa:
-    """Read a whole ARPA file.
+def read_arpa(path: str | PathLike[str], added: Iterable[str] = (), *, max_order: int | None = None) -> Arpa:
+    """Read a whole ARPA file, or its n-grams up to an order.
 
     Args:
         added: words that the LM shall list too, see the head of this file.
@@ -73,8 +74,9 @@ def read_arpa(path: str | PathLike[str], added: Iterable[str] = ()) -> Arpa:
         OSError: the file cannot be read.
     """
     with ArpaReader(path, added) as arpa:
-        blocks = list(arpa.blocks())
-        orders = [_join(order, [b for b in blocks if b.order == order]) for order in arpa.counts]
+        wanted = [order for order in arpa.counts if max_order is None or order <= max_order]
+        blocks = list(itertools.takewhile(lambda block: block.order in wanted, arpa.blocks()))
+        orders = [_join(order, [b for b in blocks if b.order == order]) for order in wanted]
         return Arpa(tuple(arpa.symbols), tuple(orders), arpa.added)
 
 

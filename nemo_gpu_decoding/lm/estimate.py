@@ -121,29 +121,43 @@ def write_arpa(arpa: Arpa, path: str | PathLike[str]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    write_ngrams(path, arpa.symbols, [len(block.symbols) for block in arpa.orders], arpa.orders)
+
+
+def write_ngrams(
+    path: str | PathLike[str], symbols: Sequence[str], counts: Sequence[int], blocks: Iterable[NGramBlock]
+) -> None:
+    """The same of an LM that need not fit into memory.
+
+    Args:
+        counts: n-grams of each order.
+        blocks: as many n-grams in all, orders ascending, at least one block of each.
+    """
     path = Path(path)
     unfinished = path.with_name(f".{path.name}.unfinished")
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(unfinished, "wt", encoding="utf-8", newline="\n") as file:
-            file.writelines(_arpa_lines(arpa))
+            file.write("\\data\\\n")
+            file.writelines(f"ngram {order}={count}\n" for order, count in enumerate(counts, 1))
+            begun = 0
+            for block in blocks:
+                if block.order > begun:
+                    begun = block.order
+                    file.write(f"\n\\{begun}-grams:\n")
+                file.writelines(_arpa_lines(block, symbols, is_last=begun == len(counts)))
+            file.write("\n\\end\\\n")
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
 
 
-def _arpa_lines(arpa: Arpa) -> Iterator[str]:
-    yield "\\data\\\n"
-    for block in arpa.orders:
-        yield f"ngram {block.order}={len(block.symbols)}\n"
-    for block in arpa.orders:
-        yield f"\n\\{block.order}-grams:\n"
-        is_last = block.order == len(arpa.orders)
-        columns = (block.symbols.tolist(), block.log10_probs.tolist(), block.log10_backoffs.tolist())
-        for ids, prob, backoff in zip(*columns, strict=True):
-            gram = " ".join([arpa.symbols[i] for i in ids])
-            yield f"{prob:.7g}\t{gram}\n" if is_last else f"{prob:.7g}\t{gram}\t{backoff:.7g}\n"
-    yield "\n\\end\\\n"
+def _arpa_lines(block: NGramBlock, symbols: Sequence[str], *, is_last: bool) -> Iterator[str]:
+    """Column by column, which takes half the time of line by line. The highest order has no back-off weights."""
+    columns = [[symbols[i] for i in ids] for ids in block.symbols.T.tolist()]
+    backoffs = [] if is_last else [block.log10_backoffs.tolist()]
+    line = "%.7g\t" + " ".join(["%s"] * block.order) + "\t%.7g" * len(backoffs) + "\n"
+    return map(line.__mod__, zip(block.log10_probs.tolist(), *columns, *backoffs, strict=True))
 
 
 def _least_counts(min_counts: Sequence[int], order: int) -> list[int]:

@@ -10,9 +10,8 @@ import pytest
 import torch
 
 from nemo_gpu_decoding import pack_arpa_in_memory
-from nemo_gpu_decoding.bench import ngrams, scale
+from nemo_gpu_decoding.bench import scale, synthetic_lm
 from nemo_gpu_decoding.bench.language import make_language
-from nemo_gpu_decoding.bench.ngrams import SyntheticLM, fixed_point, format_ngrams
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.ours import OURS, flexctc_beam
 from nemo_gpu_decoding.bench.peers.base import Peer, Setting, alone, collapse
@@ -325,23 +324,9 @@ def test_a_seed_gives_the_same_file_again_and_another_seed_another(scale_options
 
 
 def test_many_small_blocks_list_the_same_ngrams(scale_options, arpa, tmp_path, monkeypatch):
-    monkeypatch.setattr(ngrams, "BLOCK", 64)
-    language, _ = scale.draw_language(scale_options, "synthetic")
-    lm = SyntheticLM(language, NGRAMS, np.random.default_rng(scale_options.seed + 1))
-    lm.write(tmp_path / "lm.arpa")
-    for mine, other in zip(read_arpa(tmp_path / "lm.arpa").orders, read_arpa(arpa).orders, strict=True):
-        assert (mine.symbols == other.symbols).all()
-
-
-def test_lines_are_what_python_would_write():
-    words = np.array([word.encode() for word in ("<s>", "no", "ñandú")])
-    table = words.view(np.uint8).reshape(3, -1)
-    symbols = np.array([[1, 2], [2, 0]])
-    text = format_ngrams(np.array([-0.5, -12.0]), symbols, table, np.array([-0.25, 0.0]))
-    assert text.decode() == "-0.50000\tno ñandú\t-0.25000\n-9.99999\tñandú <s>\t-0.00000\n"
-    assert format_ngrams(np.array([-1.0]), symbols[:1, :1], table) == b"-1.00000\tno\n"
-    values = -np.random.default_rng(0).random(200) * 9.9
-    assert [bytes(row).decode() for row in fixed_point(values)] == [f"{value:.5f}" for value in values]
+    monkeypatch.setattr(synthetic_lm, "BLOCK", 64)
+    scale.generate(scale_options, str(tmp_path), "synthetic")
+    assert (tmp_path / scale.LARGE).read_bytes() == arpa.read_bytes()
 
 
 # ----------- Every peer that is installed reads clear emissions, and says so when it is not installed

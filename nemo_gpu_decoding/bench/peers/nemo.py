@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from nemo_gpu_decoding.bench.ngrams import cached, content_key
+from nemo_gpu_decoding.bench.files import cached, content_key
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.peers.base import Hypothesis, Peer, Ready, Setting, collapse
 from nemo_gpu_decoding.bench.tasks import Task
