@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import numba
+import numpy as np
 from numba.core import config
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -55,6 +56,13 @@ def _njit(function: F, inline: Literal["never", "always"], **options: Any) -> An
         return numba.njit(cache=True, nogil=True, inline=inline, **options)(function)
     finally:
         settings.CACHE_DIR = outer
+
+
+def read_only(array: np.ndarray) -> np.ndarray:
+    """A plain view that cannot be written: of one type for compiled code, whether it is mapped or not."""
+    view = np.ascontiguousarray(array).view(np.ndarray)
+    view.flags.writeable = False
+    return view
 
 
 @functools.lru_cache(maxsize=1)

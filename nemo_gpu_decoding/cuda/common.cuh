@@ -42,7 +42,6 @@ inline T* take(uint8*& shared, int count) {
 
 inline float negative_infinity() { return __int_as_float(int(0xff800000u)); }
 inline float largest_float() { return __int_as_float(0x7f7fffff); }
-inline bool is_nan(float x) { return x != x; }
 
 // Unsigned numbers that compare as the floats do; -0 < +0, NaNs at the ends.
 inline uint32 ordered_key(float x) {
@@ -69,15 +68,6 @@ inline float to_float(Half x) {  // exact, subnormal numbers included
   uint32 infinite = (x.bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;  // infinity or NaN
   return __uint_as_float(__float_as_uint(scaled) | infinite | uint32(x.bits & 0x8000u) << 16);
 }
-
-// All bits of the result depend on all bits of x: for slots of hash tables (MurmurHash3's finalizer).
-inline uint64 mixed(uint64 x) {
-  x = (x ^ (x >> 33)) * 0xff51afd7ed558ccdull;
-  x = (x ^ (x >> 33)) * 0xc4ceb9fe1a85ec53ull;
-  return x ^ (x >> 33);
-}
-
-inline int power_of_two_from(int x) { return x <= 1 ? 1 : 1 << (32 - __clz(x - 1)); }
 
 // ---- Reductions and scans
 

@@ -180,6 +180,14 @@ def concatenate(automata: Sequence[BackoffAutomaton]) -> tuple[AutomatonArrays, 
     return AutomatonArrays(states, arcs), np.array(starts, np.int32)
 
 
+def arcs_by_state(states: np.ndarray, arcs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The state that each arc leaves, [A], and the arcs in that order; those of a state by label."""
+    counts = (states["arc_end"] - states["arc_begin"]).astype(np.int64)
+    sources = np.repeat(np.arange(len(states)), counts)
+    position = np.arange(len(sources)) - (np.cumsum(counts) - counts)[sources]
+    return sources, arcs[states["arc_begin"][sources] + position]
+
+
 def _check_structure(name: str, vocab_size: int, start_state: int, states: np.ndarray, arcs: np.ndarray) -> None:
     if not 0 <= start_state < len(states):
         raise FieldError(f"{name}: start_state", start_state, f"0 .. {len(states) - 1}")
@@ -281,16 +289,14 @@ class _ByWeight:
     """The arcs of every state, heaviest first, and whether a state has an arc for a label."""
 
     def __init__(self, states: np.ndarray, arcs: np.ndarray) -> None:
-        self.counts = (states["arc_end"] - states["arc_begin"]).astype(np.int64)
+        owner, own = arcs_by_state(states, arcs)
+        self.counts = np.bincount(owner, minlength=len(states))
         self.begins = np.cumsum(self.counts) - self.counts
-        owner = np.repeat(np.arange(len(states)), self.counts)
-        offset = np.arange(len(owner)) - self.begins[owner]
-        arc = states["arc_begin"][owner] + offset  # by state, and by label within a state
         self.span = int(arcs["label"].max(initial=0)) + 1
-        self.own_keys = owner * self.span + arcs["label"][arc]  # ascending
-        weights = arcs["weight"][arc].astype(np.float64)
+        self.own_keys = owner * self.span + own["label"]  # ascending
+        weights = own["weight"].astype(np.float64)
         heaviest_first = np.lexsort((-weights, owner))
-        self.labels = arcs["label"][arc][heaviest_first]
+        self.labels = own["label"][heaviest_first]
         self.weights = weights[heaviest_first]
 
     def best(self) -> np.ndarray:

@@ -26,6 +26,7 @@ import numpy as np
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.graph.epsilon_closure import epsilon_closure
 from nemo_gpu_decoding.graph.openfst import Fst
+from nemo_gpu_decoding.jit import read_only
 
 EPSILON_WORD = "<eps>"
 INFINITE = np.float32(np.inf)
@@ -93,10 +94,9 @@ class WordGraph:
     name: str = "graph"
 
     def __post_init__(self) -> None:
-        # plain read-only arrays, mapped or not: for compiled code they are then of one type
-        object.__setattr__(self, "arrays", GraphArrays(*map(_read_only, self.arrays)))
+        object.__setattr__(self, "arrays", GraphArrays(*map(read_only, self.arrays)))
         if self.spellings is not None:
-            object.__setattr__(self, "spellings", Spellings(*map(_read_only, self.spellings)))
+            object.__setattr__(self, "spellings", Spellings(*map(read_only, self.spellings)))
         states, arcs, epsilons, word_sequences = self.arrays
         if not 0 <= self.start < len(states):
             raise FieldError(f"{self.name}: start", self.start, f"0 .. {len(states) - 1}")
@@ -222,12 +222,6 @@ class WordGraph:
         """[words + 1] int64: the spellings of word w are those from index[w] to index[w + 1]."""
         own = self.spellings.words if self.spellings is not None else np.zeros(0, np.int32)
         return np.searchsorted(own, np.arange(len(self.words) + 1))
-
-
-def _read_only(array: np.ndarray) -> np.ndarray:
-    view = np.ascontiguousarray(array).view(np.ndarray)
-    view.flags.writeable = False
-    return view
 
 
 def _check_labels(fst: Fst, num_words: int, name: str) -> None:

@@ -17,7 +17,7 @@ from os import PathLike
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, arcs_by_state
 from nemo_gpu_decoding.fusion.ngram_automaton import NOT_FINAL, SENTENCE_END, SENTENCE_START, build_ngram_automaton
 from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, read_arpa
@@ -69,14 +69,6 @@ def read_grammar(path: str | PathLike[str], added: Iterable[str] = ()) -> Gramma
     return Grammar(words, automaton, counts, name, len(arpa.added))
 
 
-def arcs_by_state(automaton: BackoffAutomaton) -> tuple[np.ndarray, np.ndarray]:
-    """The state that each arc leaves, [A], and the arcs in that order; those of a state by label."""
-    states, arcs = automaton.arrays
-    sources = np.repeat(np.arange(len(states)), states["arc_end"] - states["arc_begin"])
-    position = np.arange(len(sources)) - np.searchsorted(sources, sources)
-    return sources, arcs[states["arc_begin"][sources] + position]
-
-
 def grammar_fst(grammar: Grammar, outputs: np.ndarray, backoff_label: int) -> Fst:
     """G of the words that may be spoken.
 
@@ -85,7 +77,7 @@ def grammar_fst(grammar: Grammar, outputs: np.ndarray, backoff_label: int) -> Fs
         backoff_label: label of #0.
     """
     states = grammar.automaton.arrays.states
-    sources, arcs = arcs_by_state(grammar.automaton)
+    sources, arcs = arcs_by_state(*grammar.automaton.arrays)
     spoken = (outputs[arcs["label"]] > 0) & np.isfinite(arcs["weight"])
     sources, arcs = sources[spoken], arcs[spoken]
     start = grammar.automaton.start_state

@@ -25,7 +25,7 @@ import numpy as np
 from tqdm import tqdm
 
 from nemo_gpu_decoding.checks import check_choice
-from nemo_gpu_decoding.container import encode_words
+from nemo_gpu_decoding.container import encode_words, write_container
 from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, ArpaReader
 from nemo_gpu_decoding.lm.automaton import BackoffArcs
@@ -40,7 +40,7 @@ from nemo_gpu_decoding.lm.packed import (
     num_words,
     write_bits,
 )
-from nemo_gpu_decoding.lm.packed_file import Lengths, assemble, write_packed
+from nemo_gpu_decoding.lm.packed_file import DTYPES, PACKED_LM, assemble
 from nemo_gpu_decoding.lm.trie import Scratch, read_trie
 
 DEFAULT_COST_BITS = 10
@@ -102,7 +102,8 @@ def pack_arpa(
     scratch = Scratch(target.parent if temporary is None else Path(temporary))
     with ArpaReader(source) as reader:
         packing = _Packing(reader, scratch, layout, cost_bits, progress)
-    num_bytes = write_packed(target, packing.facts, packing.lengths, packing.fill)
+    shapes = {name: (length,) for name, length in packing.lengths.items()}
+    num_bytes = write_container(target, PACKED_LM, packing.facts, shapes, packing.fill)
     return PackReport(
         counts=packing.automaton.counts,
         repaired=packing.automaton.repaired,
@@ -130,7 +131,7 @@ def pack_arpa_in_memory(
     _check_options(layout, cost_bits)
     with ArpaReader(source, added_words) as reader:
         packing = _Packing(reader, Scratch(), layout, cost_bits, progress=False)
-    arrays = packing.lengths.zeros()
+    arrays = {name: np.zeros(length, DTYPES[name]) for name, length in packing.lengths.items()}
     packing.fill(arrays)
     return assemble(arrays, packing.facts, str(source))
 
@@ -168,15 +169,16 @@ class _Packing:
         return self.facts["target_bits"] + self.facts["cost_bits"]
 
     @property
-    def lengths(self) -> Lengths:
+    def lengths(self) -> dict[str, int]:
+        """Of each array."""
         arcs = len(self.automaton.labels)
-        return Lengths(
-            words=len(self.words),
-            states=len(self.automaton.states),
-            labels=num_words(arcs, self.facts["label_bits"]),
-            arcs=num_words(arcs, self.arc_bits),
-            codebook=len(self.codebook.values) if self.codebook else 1,
-        )
+        return {
+            "words": len(self.words),
+            "states": len(self.automaton.states),
+            "labels": num_words(arcs, self.facts["label_bits"]),
+            "arcs": num_words(arcs, self.arc_bits),
+            "codebook": len(self.codebook.values) if self.codebook else 1,
+        }
 
     def fill(self, arrays: Mapping[str, np.ndarray]) -> None:
         """Put everything into arrays of `lengths`, which hold zeros."""

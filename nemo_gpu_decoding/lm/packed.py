@@ -45,12 +45,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
+from nemo_gpu_decoding.jit import compiled, inlined, no_refcount, read_only
 
 LAYOUTS = ("exact", "quantised")
 EXACT_BITS = 32
@@ -171,11 +171,8 @@ class PackedLM:
     name: str = "lm"  # for messages
 
     def __post_init__(self) -> None:
-        # plain read-only arrays, mapped or not: for compiled code they are then of one type
-        arrays = self.arrays
-        arrays = arrays._replace(states=_read_only(arrays.states), labels=_read_only(arrays.labels))
-        arrays = arrays._replace(arcs=_read_only(arrays.arcs), codebook=_read_only(arrays.codebook))
-        object.__setattr__(self, "arrays", arrays)
+        tables: Any = {name: read_only(getattr(self.arrays, name)) for name in TABLES}
+        object.__setattr__(self, "arrays", self.arrays._replace(**tables))
         object.__setattr__(self, "counts", tuple(self.counts))
 
     @property
@@ -228,9 +225,3 @@ class PackedLM:
             cost, state = self.advance(state, label)
             total += cost
         return total
-
-
-def _read_only(array: np.ndarray) -> np.ndarray:
-    view = np.ascontiguousarray(array).view(np.ndarray)
-    view.flags.writeable = False
-    return view

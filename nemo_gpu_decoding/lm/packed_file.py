@@ -5,60 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.container import (
-    Fill,
-    Kind,
-    decode_words,
-    encode_words,
-    map_container,
-    write_arrays,
-    write_container,
-)
+from nemo_gpu_decoding.container import Kind, decode_words, encode_words, map_container, write_arrays
 from nemo_gpu_decoding.lm.packed import TABLES, PackedArrays, PackedLM
 from nemo_gpu_decoding.lm.records import LM_STATE
 
-_DTYPES = {
+DTYPES = {  # of the arrays, each [length]
     "words": np.dtype(np.uint8),
     "states": LM_STATE,
     "labels": np.dtype(np.uint64),
     "arcs": np.dtype(np.uint64),
     "codebook": np.dtype(np.float32),
 }
-PACKED_LM = Kind("packed LM", 2, _DTYPES, "pack it anew", b"NGDNGRAM")
+PACKED_LM = Kind("packed LM", 2, DTYPES, "pack it anew", b"NGDNGRAM")
 _BITS = ("label_bits", "target_bits", "cost_bits")
 _FACTS = ("start_state", "sentence_end", "unknown", "counts", "max_error")
-
-
-class Lengths(NamedTuple):
-    """The lengths of the arrays of an LM."""
-
-    words: int  # bytes
-    states: int  # rows
-    labels: int  # 64-bit words
-    arcs: int  # 64-bit words
-    codebook: int  # entries
-
-    def zeros(self) -> dict[str, np.ndarray]:
-        """These arrays in memory."""
-        return {name: np.zeros(length, _DTYPES[name]) for name, length in self._asdict().items()}
-
-
-def write_packed(path: str | PathLike[str], facts: Mapping[str, Any], lengths: Lengths, fill: Fill) -> int:
-    """Write a packed LM that may be larger than memory; the file appears whole or not at all.
-
-    Args:
-        facts: see `facts_of`.
-        fill: is given the arrays of the file, all zeros, to put in their contents.
-
-    Returns:
-        the size of the file in bytes.
-    """
-    shapes = {name: (length,) for name, length in lengths._asdict().items()}
-    return write_container(path, PACKED_LM, facts, shapes, fill)
 
 
 def save_packed_lm(lm: PackedLM, path: str | PathLike[str]) -> int:

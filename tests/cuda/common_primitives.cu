@@ -46,15 +46,6 @@ extern "C" __global__ void keys_of_floats(const KeysOfFloatsArgs args) {
   }
 }
 
-struct HashesArgs { const uint64* x; uint64* out; int* powers; int count; };
-extern "C" __global__ void hashes(const HashesArgs args) {
-  auto [x, out, powers, count] = args;
-  for (int i = thread(); i < count; i += threads()) {
-    out[i] = mixed(x[i]);
-    powers[i] = power_of_two_from(i);
-  }
-}
-
 // Twice in a row with the same scratch memory: the first must be done with it on return.
 struct ReductionsArgs { const int* x; int* sums; int* before; int* totals; float* extremes; };
 extern "C" __global__ void reductions(const ReductionsArgs args) {

@@ -93,23 +93,6 @@ def test_keys_of_floats_sort_as_the_floats(emulated_runtime):
     assert (back.numpy().view(np.uint32) == x.view(np.uint32)).all()
 
 
-def test_hashes_are_murmurs_and_powers_of_two_are_the_next(emulated_runtime):
-    x = np.random.default_rng(0).integers(0, 2**63, 2000, np.uint64)
-    out, powers = torch.zeros(2000, dtype=torch.int64), torch.zeros(2000, dtype=torch.int32)
-    parameters = {"x": Tensor(torch.int64, ("N",)), "out": Tensor(torch.int64, ("N",))}
-    launch(
-        emulated_runtime, "hashes", {**parameters, "powers": ints("N"), "count": number()}, block=64,
-        x=torch.from_numpy(x.view(np.int64)), out=out, powers=powers, count=2000,
-    )  # fmt: skip
-    h = x.copy()
-    with np.errstate(over="ignore"):
-        h = (h ^ (h >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
-        h = (h ^ (h >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
-        h ^= h >> np.uint64(33)
-    assert (out.numpy().view(np.uint64) == h).all()
-    assert powers.tolist() == [1 if i <= 1 else 1 << (i - 1).bit_length() for i in range(2000)]
-
-
 @PLAIN_AND_CHECKED
 @pytest.mark.parametrize("block", BLOCKS)
 def test_reductions_and_scans(emulated_runtime, block):
