@@ -20,7 +20,7 @@ from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.graph.store import WORD_GRAPH, is_word_graph, load_graph, save_graph
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed_file import PACKED_LM, is_packed_lm, load_packed_lm, save_packed_lm
-from tests.graph.toy import PIECES, toy_arpa, toy_lexicon
+from tests.graph.toy import toy_arpa, toy_lexicon
 from tests.oracles.ngram import closed_table, write_arpa
 
 FIRST_EDITION = Path(__file__).parent / "data"  # files that version 1 of each writer has written
@@ -44,7 +44,7 @@ class Graph:
     def make(folder):
         pytest.importorskip("kaldifst")
         arpa = toy_arpa(folder / "toy.arpa", seed=0, order=2)
-        return build_graph(arpa, toy_lexicon(), vocab_size=len(PIECES), cache=False)
+        return build_graph(arpa, toy_lexicon(), cache=False)
 
 
 @pytest.fixture(params=[Packed, Graph], ids=["packed", "graph"])

@@ -184,8 +184,8 @@ def work_per_frame(results: Any) -> dict[str, float]:
 def _graph(task: Task, arpa: Path) -> WordGraph:
     lexicon: Any = task.vocabulary
     if task.lexicon:
-        lexicon = Lexicon({word: (tuple(spelling),) for word, spelling in task.lexicon.items()})
-    return build_graph(arpa, lexicon, vocab_size=task.vocab_size, cache=cache_dir() / "graphs")
+        lexicon = Lexicon({word: (tuple(spelling),) for word, spelling in task.lexicon.items()}, task.vocab_size)
+    return build_graph(arpa, lexicon, cache=cache_dir() / "graphs")
 
 
 def _small_arpa(task: Task) -> Path:

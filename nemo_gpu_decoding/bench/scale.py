@@ -131,8 +131,8 @@ def graph(options: BenchOptions, folder: str, task: str) -> Row:
     size = max(len(lower.symbols) + 1, int((options.small_share or SHARE) * total))
     write_arpa(prune_ngram_lm(lower, size=size), small)
     pack_arpa(small, packed)
-    lexicon = Lexicon({word: (spelling,) for word, spelling in language.lexicon.items()})
-    built = build_graph(small, lexicon, vocab_size=len(language.pieces), cache=False)
+    lexicon = Lexicon({word: (spelling,) for word, spelling in language.lexicon.items()}, len(language.pieces))
+    built = build_graph(small, lexicon, cache=False)
     save_graph(built, path)
     return {"graph": describe_graph(built), "bytes": path.stat().st_size}
 

@@ -216,19 +216,18 @@ def build(source: Source, vocabulary: Vocabulary) -> WordGraph:
         ValueError: an added word cannot be spelled.
         ValueError: see `build_graph`.
     """
-    from nemo_gpu_decoding.graph.build import build_graph, tokens_that_begin_words
+    from nemo_gpu_decoding.graph.build import build_graph
     from nemo_gpu_decoding.lm.arpa import ArpaReader
 
     lexicon = spelled(source, vocabulary)
     with ArpaReader(source.lm, source.added) as reader:
         if unspelled := [word for word in reader.added if word not in lexicon.spellings]:
             raise ValueError(f"added_words: {unspelled[0]!r} cannot be spelled with the model's tokens")
-    beginning = tokens_that_begin_words(vocabulary) if source.open_vocabulary else None
+    unknown = source.open_vocabulary and source.open_vocabulary.of(vocabulary)
     with step_bar() as progress:
         return build_graph(
-            source.lm, lexicon, vocab_size=len(vocabulary), open_vocabulary=source.open_vocabulary,
-            beginning_tokens=beginning, added_words=source.added, cache=False, progress=progress,
-        )  # fmt: skip
+            source.lm, lexicon, open_vocabulary=unknown, added_words=source.added, cache=False, progress=progress
+        )
 
 
 def spelled(source: Source, vocabulary: Vocabulary) -> Lexicon:

@@ -7,7 +7,7 @@
 Weights stay exact: determinization* compares weights to 2^-20 and minimization to 2^-30, where Kaldi's
 defaults let them differ by 2^-10 (measured: path costs off by up to 2e-3).
 
-    graph = build_graph("lm.arpa.gz", Lexicon.from_file("lexicon.txt", pieces), vocab_size=1024)
+    graph = build_graph("lm.arpa.gz", Lexicon.from_file("lexicon.txt", pieces))
 """
 
 from __future__ import annotations
@@ -48,10 +48,8 @@ def build_graph(
     arpa: str | PathLike[str],
     lexicon: Lexicon | Vocabulary,
     *,
-    vocab_size: int | None = None,
     segmentations: int = 1,
     open_vocabulary: OpenVocabulary | None = None,
-    beginning_tokens: Sequence[int] | None = None,
     added_words: Sequence[str] = (),
     cache: bool | str | PathLike[str] = True,
     progress: Progress = logger.info,
@@ -61,11 +59,9 @@ def build_graph(
     Args:
         arpa: word n-gram LM, plain or gzipped.
         lexicon: the spellings, or the model's vocabulary to spell the LM's words with.
-        vocab_size: number of tokens; needed with a Lexicon, for checks and the open vocabulary.
         segmentations: spellings per word, if a vocabulary is given.
         open_vocabulary: also find words that the LM does not list, at these costs; needs an LM with
-            <unk>.
-        beginning_tokens: tokens that may begin a word, for an open vocabulary with a Lexicon.
+            <unk>, and with a Lexicon the tokens that may begin a word.
         added_words: words that the LM shall list too, as likely as <unk> (see `lm/arpa.py`).
         cache: keep the result in the cache folder, in this folder, or not at all (False).
         progress: called with the name of every step when it begins.
@@ -75,22 +71,14 @@ def build_graph(
             over tokens.
         ImportError: kaldifst is not installed.
     """
-    vocabulary = lexicon if isinstance(lexicon, Vocabulary) else None
-    if vocab_size is None and vocabulary is None:
-        raise FieldError("vocab_size", None, "the number of tokens", "with a Lexicon")
-    size = vocab_size if vocab_size is not None else len(vocabulary or ())
     if isinstance(lexicon, Vocabulary):
+        if open_vocabulary is not None:
+            open_vocabulary = open_vocabulary.of(lexicon)
         lexicon = spell_words(arpa, lexicon, segmentations, added_words)
-    if lexicon.largest_token >= size:
-        raise ValueError(f"the lexicon has the token {lexicon.largest_token}, expected 0 .. {size - 1} (vocab_size)")
-    if open_vocabulary is not None and beginning_tokens is None:
-        if vocabulary is None:
-            note = "with a Lexicon and an open vocabulary"
-            raise FieldError("beginning_tokens", None, "the tokens that may begin a word", note)
-        beginning_tokens = tokens_that_begin_words(vocabulary)
-    beginning = tuple(beginning_tokens or ())
-    added = tuple(dict.fromkeys(added_words))
-    recipe = _Recipe(Path(arpa), lexicon, size, open_vocabulary, beginning, added, progress)
+    if open_vocabulary is not None and open_vocabulary.beginning_tokens is None:
+        note = "with a Lexicon and an open vocabulary"
+        raise FieldError("beginning_tokens", None, "the tokens that may begin a word", note)
+    recipe = _Recipe(Path(arpa), lexicon, open_vocabulary, tuple(dict.fromkeys(added_words)), progress)
     if cache is False:
         return recipe.build()
     folder = graph_cache_folder() if cache is True else Path(cache)
@@ -184,16 +172,6 @@ def load_fst_graph(path: str | PathLike[str], words: str | PathLike[str] | Seque
     return WordGraph.from_fst(fst, _dense(table or {}), name=str(path))
 
 
-def tokens_that_begin_words(vocabulary: Vocabulary) -> list[int]:
-    """Tokens that may be the first of a word; all of them where pieces do not say.
-
-    Of character models that is the space, so that an utterance cannot begin with an unknown word.
-    """
-    if vocabulary.space is not None:
-        return [vocabulary.space]
-    return [i for i in range(len(vocabulary)) if vocabulary.starts_word(i)]
-
-
 def graph_cache_folder() -> Path:
     """Where graphs are kept: below $NEMO_GPU_DECODING_CACHE, or else ~/.cache."""
     base = os.environ.get(CACHE_VARIABLE) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -206,9 +184,7 @@ class _Recipe:
 
     arpa: Path
     lexicon: Lexicon
-    vocab_size: int
     open_vocabulary: OpenVocabulary | None
-    beginning: tuple[int, ...]  # tokens that may begin an unknown word
     added_words: tuple[str, ...]
     progress: Progress
 
@@ -220,8 +196,8 @@ class _Recipe:
             while block := file.read(1 << 20):
                 digest.update(block)
         digest.update(repr(list(self.lexicon.spellings.items())).encode())
-        costs = None if self.open_vocabulary is None else astuple(self.open_vocabulary)
-        digest.update(repr((self.vocab_size, costs, self.beginning)).encode())
+        unknown = None if self.open_vocabulary is None else astuple(self.open_vocabulary)
+        digest.update(repr((self.lexicon.vocab_size, unknown)).encode())
         if self.added_words:
             digest.update(repr(self.added_words).encode())
         return digest.hexdigest()[:32]
@@ -285,12 +261,9 @@ class _Recipe:
         return replace(graph, report=report)
 
     def _lexicon_fst(self, index: dict[str, int]) -> LexiconFst:
-        unknown = None
-        if self.open_vocabulary is not None:
-            others = sorted(set(range(self.vocab_size)) - set(self.beginning))
-            unknown = (self.unknown, self.open_vocabulary, self.beginning, others)
         spelled = {word: label for word, label in index.items() if label != self.unknown}
-        return lexicon_fst(self.lexicon, spelled, self.vocab_size, self.backoff_label, unknown)
+        unknown = None if self.open_vocabulary is None else (self.unknown, self.open_vocabulary)
+        return lexicon_fst(self.lexicon, spelled, self.backoff_label, unknown)
 
     def _spellings(self) -> Spellings:
         entries = [
@@ -303,7 +276,7 @@ class _Recipe:
             np.array([label for label, _ in entries], np.int32),
             np.append(0, np.cumsum(lengths)).astype(np.int32),
             np.array([token for _, spelling in entries for token in spelling], np.int32),
-            np.array(self.beginning if self.unknown else (), np.int32),
+            np.array(self.open_vocabulary.beginning_tokens if self.open_vocabulary else (), np.int32),
         )
 
     def _lm_report(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ the sequences become  ▁a;  ▁an #1 (it begins others);  ▁an ne #1  and  ▁
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
@@ -30,10 +30,11 @@ class Lexicon:
     """Token sequences of each word. Tokens are columns of the log-probs.
 
     Raises:
-        ValueError: a word has no spelling, an empty one, one twice, or a negative token.
+        ValueError: a word has no spelling, an empty one, one twice, or a token that is out of range.
     """
 
     spellings: Mapping[str, tuple[Spelling, ...]]
+    vocab_size: int  # number of tokens
     # Words that no spelling could be found for, and why the first one has none
     left_out: tuple[str, ...] = ()
     reason: str = ""
@@ -44,15 +45,13 @@ class Lexicon:
                 raise ValueError(f"the word {word!r} has an empty spelling, expected at least one token")
             if len(set(spellings)) < len(spellings):
                 raise ValueError(f"the word {word!r} has the same spelling twice")
-            if min(map(min, spellings)) < 0:
-                raise ValueError(f"the word {word!r} has a negative token, expected column numbers")
+            for token in (min(map(min, spellings)), max(map(max, spellings))):
+                if not 0 <= token < self.vocab_size:
+                    expected = f"0 .. {self.vocab_size - 1} (vocab_size)"
+                    raise ValueError(f"the word {word!r} has the token {token}, expected {expected}")
 
     def __len__(self) -> int:
         return len(self.spellings)
-
-    @property
-    def largest_token(self) -> int:
-        return max((max(map(max, s)) for s in self.spellings.values()), default=-1)
 
     @classmethod
     def from_vocabulary(cls, words: Iterable[str], vocabulary: Vocabulary, segmentations: int = 1) -> Lexicon:
@@ -80,7 +79,7 @@ class Lexicon:
             spellings[word] = tuple(map(tuple, found))
             if vocabulary.space is not None:
                 spellings[word] += tuple((vocabulary.space, *spelling) for spelling in spellings[word])
-        return cls(spellings, tuple(left_out), reason)
+        return cls(spellings, len(vocabulary), tuple(left_out), reason)
 
     @classmethod
     def from_pieces(
@@ -101,7 +100,7 @@ class Lexicon:
                     f"model's {len(index)}"
                 )
             spellings.setdefault(word, {})[tuple(index[piece] for piece in spelled)] = None
-        return cls({word: tuple(own) for word, own in spellings.items()})
+        return cls({word: tuple(own) for word, own in spellings.items()}, len(pieces))
 
     @classmethod
     def from_file(cls, path: str | PathLike[str], pieces: Sequence[str]) -> Lexicon:
@@ -132,10 +131,25 @@ class OpenVocabulary:
     # Natural-log penalties, >= 0: of an unknown word, and of each of its pieces
     word_cost: float = 2.0
     piece_cost: float = 4.0
+    # Tokens that may be the first of a word, and of nothing else; None: as the model's vocabulary says
+    beginning_tokens: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         for name in ("word_cost", "piece_cost"):
             check_number(name, getattr(self, name))
+        if self.beginning_tokens is not None:
+            object.__setattr__(self, "beginning_tokens", tuple(self.beginning_tokens))
+
+    def of(self, vocabulary: Vocabulary) -> OpenVocabulary:
+        """With the tokens that may begin a word; all of them where pieces do not say.
+
+        Of character models that is the space, so that an utterance cannot begin with an unknown word.
+        """
+        if self.beginning_tokens is not None:
+            return self
+        space = vocabulary.space
+        beginning = [i for i in range(len(vocabulary)) if vocabulary.starts_word(i)] if space is None else [space]
+        return replace(self, beginning_tokens=tuple(beginning))
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +158,6 @@ class LexiconFst:
 
     fst: Fst
     first_disambiguation: int
-    num_disambiguations: int
 
 
 def disambiguated(spellings: Sequence[Spelling]) -> np.ndarray:
@@ -162,23 +175,18 @@ def disambiguated(spellings: Sequence[Spelling]) -> np.ndarray:
 
 
 def lexicon_fst(
-    lexicon: Lexicon,
-    outputs: Mapping[str, int],
-    vocab_size: int,
-    backoff_label: int,
-    unknown: tuple[int, OpenVocabulary, Sequence[int], Sequence[int]] | None = None,
+    lexicon: Lexicon, outputs: Mapping[str, int], backoff_label: int, unknown: tuple[int, OpenVocabulary] | None = None
 ) -> LexiconFst:
     """L over the words in `outputs`. Input labels: token + 1, then #0, #1, ...
 
     Args:
         outputs: label of each word in G.
-        vocab_size: number of columns that tokens may have; #0 has the input label vocab_size + 1.
         backoff_label: label of #0 in G.
-        unknown: label of <unk> in G, its costs, and the tokens that may begin and continue a word.
+        unknown: label of <unk> in G, and how it is spelled.
     """
     entries = [(outputs[word], s) for word in outputs for s in lexicon.spellings.get(word, ())]
     symbols = disambiguated([spelling for _, spelling in entries])
-    first = vocab_size + 1  # of #0
+    first = lexicon.vocab_size + 1  # of #0
     rows = [(0, first, backoff_label, 0.0, 0)]
     states = 1
     for (word, spelling), symbol in zip(entries, symbols.tolist(), strict=True):
@@ -191,22 +199,23 @@ def lexicon_fst(
             at = target
     num_symbols = int(symbols.max(initial=0)) + 1
     if unknown is not None:
-        rows += _spelling_loop(first + num_symbols, states, *unknown)
-        states, num_symbols = states + 2, num_symbols + 1
+        rows += _spelling_loop(first + num_symbols, states, *unknown, lexicon.vocab_size)
+        states += 2
     sources, inputs, words, costs, targets = (np.array(column) for column in zip(*rows, strict=True))
     final = np.full(states, np.inf)
     final[0] = 0.0
-    return LexiconFst(Fst.from_arcs(0, final, sources, inputs, words, costs, targets), first, num_symbols)
+    return LexiconFst(Fst.from_arcs(0, final, sources, inputs, words, costs, targets), first)
 
 
 def _spelling_loop(
-    symbol: int, state: int, word: int, costs: OpenVocabulary, beginning: Sequence[int], inner: Sequence[int]
+    symbol: int, state: int, word: int, unknown: OpenVocabulary, vocab_size: int
 ) -> list[tuple[int, int, int, float, int]]:
     """The arcs of <unk>, between two disambiguation symbols so that known words stay apart from it."""
-    inside = state + 1
+    inside, beginning = state + 1, unknown.beginning_tokens or ()
+    others = sorted(set(range(vocab_size)) - set(beginning))
     return [
-        (0, symbol, word, costs.word_cost, state),
-        *((state, token + 1, 0, costs.piece_cost, inside) for token in beginning),
-        *((inside, token + 1, 0, costs.piece_cost, inside) for token in inner),
+        (0, symbol, word, unknown.word_cost, state),
+        *((state, token + 1, 0, unknown.piece_cost, inside) for token in beginning),
+        *((inside, token + 1, 0, unknown.piece_cost, inside) for token in others),
         (inside, symbol, 0, 0.0, 0),
     ]

@@ -75,7 +75,7 @@ def test_the_table_shows_what_people_ask_for(here, capsys):
 def test_a_lexicon_spells_instead_of_the_tokenizer(here, capsys):
     toy_arpa(here / "lm.arpa", seed=0)
     facts, graph = build(capsys, "lexicon=lexicon.txt")
-    expected = build_graph("lm.arpa", toy_lexicon(), vocab_size=len(PIECES), cache=False)
+    expected = build_graph("lm.arpa", toy_lexicon(), cache=False)
     assert graph.fingerprint == expected.fingerprint
     assert facts["spellings"] == sum(map(len, LEXICON.values()))
 
@@ -138,7 +138,7 @@ def test_a_model_with_several_languages_spells_in_one_of_them(monkeypatch):
 def test_progress_is_reported_once_per_step(here):
     steps = []
     lexicon = Lexicon.from_pieces([("a", ("▁a",))], PIECES)
-    build_graph("lm.arpa", lexicon, vocab_size=len(PIECES), cache=False, progress=steps.append)
+    build_graph("lm.arpa", lexicon, cache=False, progress=steps.append)
     assert len(steps) == BUILD_STEPS
     with step_bar() as progress:
         for step in steps:

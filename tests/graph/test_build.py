@@ -9,7 +9,7 @@ import math
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.graph.build import build_graph, tokens_that_begin_words
+from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.grammar import grammar_fst, read_grammar
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary, disambiguated
@@ -94,7 +94,7 @@ def test_texts_cost_what_lm_and_lexicon_say(tmp_path, order, seed):
     keep = 0.3
     arpa = toy_arpa(tmp_path / "lm.arpa", seed=seed, order=order, keep=keep)
     table = toy_table(seed=seed, order=order, keep=keep)
-    graph = build_graph(arpa, toy_lexicon(), vocab_size=len(PIECES), cache=False)
+    graph = build_graph(arpa, toy_lexicon(), cache=False)
     for text in random_texts(25, seed=seed):
         for tokens in spellings_of(text):
             costs = costs_of(graph, tokens)
@@ -103,7 +103,7 @@ def test_texts_cost_what_lm_and_lexicon_say(tmp_path, order, seed):
 
 def test_token_sequences_stand_for_all_their_texts_and_no_others(tmp_path):
     arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, order=2)
-    graph = build_graph(arpa, toy_lexicon(), vocab_size=len(PIECES), cache=False)
+    graph = build_graph(arpa, toy_lexicon(), cache=False)
     by_tokens: dict = {}
     for text in itertools.chain.from_iterable(itertools.product(WORDS, repeat=n) for n in (1, 2)):
         for tokens in spellings_of(text):
@@ -129,7 +129,7 @@ def test_redundant_backoff_states_are_removed(tmp_path):
 
 def test_report_names_what_is_missing(tmp_path):
     arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, words=("a", "ab", "zebra"))
-    report = build_graph(arpa, toy_lexicon(), vocab_size=len(PIECES), cache=False).report
+    report = build_graph(arpa, toy_lexicon(), cache=False).report
     assert report["LM words without spelling"] == 1
     assert report["examples of them"] == ["zebra"]
     assert report["lexicon words not in the LM"] == len(LEXICON) - 2
@@ -139,7 +139,7 @@ def test_report_names_what_is_missing(tmp_path):
 def test_report_of_contexts_and_of_what_is_left_out(tmp_path):
     table = toy_table(seed=0, words=("a", "ab", "zebra"))
     (tmp_path / "lm.arpa").write_text(arpa_text(table))
-    graph = build_graph(tmp_path / "lm.arpa", toy_lexicon(), vocab_size=len(PIECES), cache=False)
+    graph = build_graph(tmp_path / "lm.arpa", toy_lexicon(), cache=False)
     report = graph.report
     assert report["n-grams by order"] == [sum(len(n) == order for n in table) for order in (1, 2, 3)]
     assert report["n-grams"] == len(table)
@@ -185,11 +185,8 @@ def test_disambiguation_symbols_are_kaldis():
 
 def test_open_vocabulary_reads_any_word(tmp_path):
     arpa = toy_arpa(tmp_path / "lm.arpa", seed=1)
-    costs = OpenVocabulary(word_cost=1.0, piece_cost=0.5)
-    graph = build_graph(
-        arpa, toy_lexicon(), vocab_size=len(PIECES), open_vocabulary=costs,
-        beginning_tokens=[0, 1], cache=False,
-    )  # fmt: skip
+    unknown = OpenVocabulary(word_cost=1.0, piece_cost=0.5, beginning_tokens=[0, 1])
+    graph = build_graph(arpa, toy_lexicon(), open_vocabulary=unknown, cache=False)
     table = toy_table(seed=1)
     found = costs_of(graph, (0, 4, 4))  # ▁a d d: no word
     expected = cheapest_lm_cost(table, ("<unk>",), 3) + 1.0 + 3 * 0.5
@@ -201,31 +198,23 @@ class TestBadInput:
     def test_lm_and_lexicon_without_a_common_word(self, tmp_path):
         arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, words=("x", "y"))
         with pytest.raises(ValueError, match="have no word in common"):
-            build_graph(arpa, toy_lexicon(), vocab_size=len(PIECES), cache=False)
+            build_graph(arpa, toy_lexicon(), cache=False)
 
     def test_token_beyond_the_vocabulary(self, tmp_path):
         arpa = toy_arpa(tmp_path / "lm.arpa", seed=0)
-        with pytest.raises(ValueError, match=r"the lexicon has the token 4, expected 0 \.\. 2"):
-            build_graph(arpa, toy_lexicon(), vocab_size=3, cache=False)
-
-    def test_lexicon_needs_a_vocabulary_size(self, tmp_path):
-        with pytest.raises(ValueError, match="vocab_size is None"):
-            build_graph(toy_arpa(tmp_path / "lm.arpa", seed=0), toy_lexicon())
+        with pytest.raises(ValueError, match=r"has the token [34], expected 0 \.\. 2 \(vocab_size\)"):
+            build_graph(arpa, Lexicon(toy_lexicon().spellings, vocab_size=3), cache=False)
 
     def test_open_vocabulary_needs_unk(self, tmp_path):
         arpa = toy_arpa(tmp_path / "lm.arpa", seed=0, specials=("<s>", "</s>"))
+        unknown = OpenVocabulary(beginning_tokens=[0, 1])
         with pytest.raises(ValueError, match="has no <unk>"):
-            build_graph(
-                arpa, toy_lexicon(), vocab_size=len(PIECES), open_vocabulary=OpenVocabulary(),
-                beginning_tokens=[0, 1], cache=False,
-            )  # fmt: skip
+            build_graph(arpa, toy_lexicon(), open_vocabulary=unknown, cache=False)
 
     def test_open_vocabulary_needs_first_tokens(self, tmp_path):
+        arpa = toy_arpa(tmp_path / "lm.arpa", seed=0)
         with pytest.raises(ValueError, match="beginning_tokens is None"):
-            build_graph(
-                toy_arpa(tmp_path / "lm.arpa", seed=0), toy_lexicon(), vocab_size=len(PIECES),
-                open_vocabulary=OpenVocabulary(),
-            )  # fmt: skip
+            build_graph(arpa, toy_lexicon(), open_vocabulary=OpenVocabulary())
 
     def test_negative_costs_of_unknown_words(self):
         with pytest.raises(ValueError, match=r"piece_cost is -1\.0"):
@@ -246,12 +235,12 @@ class TestBadInput:
             ({"a": ()}, "'a' has an empty spelling"),
             ({"a": ((),)}, "'a' has an empty spelling"),
             ({"a": ((1,), (1,))}, "'a' has the same spelling twice"),
-            ({"a": ((-1,),)}, "'a' has a negative token"),
+            ({"a": ((-1,),)}, r"'a' has the token -1, expected 0 \.\. 1"),
         ],
     )
     def test_lexicons(self, spellings, message):
         with pytest.raises(ValueError, match=message):
-            Lexicon(spellings)
+            Lexicon(spellings, vocab_size=2)
 
 
 # -- Spellings for character models, in which a space is a token of its own ---------------------------
@@ -266,8 +255,9 @@ def test_words_are_spelled_with_and_without_the_space_before_them():
 
 
 def test_tokens_that_begin_words():
-    assert tokens_that_begin_words(WITH_SPACE) == [1]
-    assert tokens_that_begin_words(WITHOUT) == [0, 1]
+    assert OpenVocabulary().of(WITH_SPACE).beginning_tokens == (1,)
+    assert OpenVocabulary().of(WITHOUT).beginning_tokens == (0, 1)
+    assert OpenVocabulary(beginning_tokens=[0]).of(WITHOUT).beginning_tokens == (0,)
 
 
 def test_the_graph_reads_the_space(tmp_path):

@@ -10,7 +10,7 @@ from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.epsilon_closure import epsilon_closure
 from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
 from nemo_gpu_decoding.graph.store import is_word_graph
-from tests.graph.toy import PIECES, toy_arpa, toy_lexicon
+from tests.graph.toy import toy_arpa, toy_lexicon
 
 
 def fst(arcs, states, final, start=0):
@@ -29,7 +29,7 @@ WORDS = ("<eps>", "one", "two")
 @pytest.fixture
 def graph(tmp_path):
     pytest.importorskip("kaldifst")
-    return build_graph(toy_arpa(tmp_path / "lm.arpa", seed=0), toy_lexicon(), vocab_size=len(PIECES), cache=False)
+    return build_graph(toy_arpa(tmp_path / "lm.arpa", seed=0), toy_lexicon(), cache=False)
 
 
 def test_a_graph_is_built_once(tmp_path, monkeypatch):
@@ -37,14 +37,14 @@ def test_a_graph_is_built_once(tmp_path, monkeypatch):
     from nemo_gpu_decoding.graph import build
 
     arpa, folder = toy_arpa(tmp_path / "lm.arpa", seed=0), tmp_path / "cache"
-    first = build_graph(arpa, toy_lexicon(), vocab_size=len(PIECES), cache=folder)
+    first = build_graph(arpa, toy_lexicon(), cache=folder)
     assert len(list(folder.iterdir())) == 1
     moved = arpa.rename(tmp_path / "renamed.arpa")
     with monkeypatch.context() as patch:
         patch.setattr(build, "compose_and_optimize", None)
-        again = build_graph(moved, toy_lexicon(), vocab_size=len(PIECES), cache=folder)
+        again = build_graph(moved, toy_lexicon(), cache=folder)
     assert again.fingerprint == first.fingerprint
-    other = build_graph(toy_arpa(tmp_path / "lm.arpa", seed=1), toy_lexicon(), vocab_size=len(PIECES), cache=folder)
+    other = build_graph(toy_arpa(tmp_path / "lm.arpa", seed=1), toy_lexicon(), cache=folder)
     assert other.fingerprint != first.fingerprint
 
 

@@ -269,8 +269,8 @@ def test_a_graph_for_another_model(arpa, tmp_path):
     save_graph(other, tmp_path / "other.graph")
     with pytest.raises(ValueError, match=r"another tokenizer than the model's: 'an' is spelled 'bn'"):
         heard(decoding_of(wfst_lm_path=str(tmp_path / "other.graph")), "an")
-    larger = Lexicon({word: ((n, BLANK + 1),) for n, word in enumerate(WORDS)})
-    graph = build_graph(arpa, larger, vocab_size=BLANK + 2, cache=False)
+    larger = Lexicon({word: ((n, BLANK + 1),) for n, word in enumerate(WORDS)}, BLANK + 2)
+    graph = build_graph(arpa, larger, cache=False)
     save_graph(graph, tmp_path / "larger.graph")
     with pytest.raises(ValueError, match=rf"reads column {BLANK + 1}, expected 0 \.\. {BLANK}"):
         heard(decoding_of(wfst_lm_path=str(tmp_path / "larger.graph")), "an")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -28,10 +29,9 @@ ALL = 50000
 @lru_cache(maxsize=8)
 def toy_graph(seed: int, *, open_vocabulary=None) -> WordGraph:
     arpa = toy_arpa(Path(mkdtemp()) / "toy.arpa", seed=seed)
-    return build_graph(
-        arpa, toy_lexicon(), vocab_size=len(PIECES), open_vocabulary=open_vocabulary,
-        beginning_tokens=[0, 1] if open_vocabulary else None, cache=False,
-    )  # fmt: skip
+    if open_vocabulary is not None:
+        open_vocabulary = replace(open_vocabulary, beginning_tokens=(0, 1))
+    return build_graph(arpa, toy_lexicon(), open_vocabulary=open_vocabulary, cache=False)
 
 
 def fst_of(graph: WordGraph) -> Fst:
@@ -156,7 +156,7 @@ class LM:
 
 @lru_cache(maxsize=16)
 def _graph(path: Path) -> WordGraph:
-    return build_graph(path, toy_lexicon(), vocab_size=VOCAB, cache=False)
+    return build_graph(path, toy_lexicon(), cache=False)
 
 
 @lru_cache(maxsize=16)
