@@ -40,19 +40,21 @@ _SCRIPTS_WITHOUT_SPACES = (
 
 @dataclass(frozen=True)
 class Phrase:
-    """A text to be preferred.
+    """A text to be preferred, or with a negative weight one to be avoided.
+
+    A bonus is paid in part while the phrase is unfinished; a penalty only when it is complete.
 
     Raises:
-        ValueError: the weight is negative or not finite.
+        ValueError: the weight is not finite.
     """
 
     text: str
-    weight: float | None = None  # multiplies the phrase's bonus, >= 0; None = 1
+    weight: float | None = None  # multiplies the phrase's bonus; None = 1, < 0: a penalty
     lang: str | None = None  # for aggregate tokenizers; None = the config's source_lang
 
     def __post_init__(self) -> None:
-        if self.weight is not None and not 0 <= self.weight < math.inf:
-            raise FieldError(f"weight of phrase {self.text!r}", self.weight, "a finite number >= 0")
+        if self.weight is not None and not math.isfinite(self.weight):
+            raise FieldError(f"weight of phrase {self.text!r}", self.weight, "a finite number")
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class BoostingConfig:
     segmentations: int = 1
     # Boost the phrase as written, in lower case, in upper case and with capital initials.
     ignore_case: bool = False
-    # full: bonuses of unfinished phrases are taken back exactly; nemo: NeMo's weights to the bit.
+    # full: bonuses of unfinished phrases are taken back exactly; nemo: NeMo's weights to the bit, none < 0.
     refund: str = "full"
     # A phrase earns its bonus only where the word ends with it: "ann" nothing in "anna", but something
     # in "ann's". Of "char" vocabularies the word must begin with it as well; other pieces are marked
@@ -189,8 +191,8 @@ def build_boosting_tree(
     Results are cached.
 
     Raises:
-        ValueError: no phrases are left; a phrase has a character that no piece covers; the config
-            names phrases of its own.
+        ValueError: no phrases are left; a phrase has a character that no piece covers, or with NeMo's
+            refunds a negative weight; the config names phrases of its own.
     """
     config = config or BoostingConfig()
     if isinstance(phrases, str):
@@ -206,7 +208,7 @@ def read_phrases(path: str | PathLike[str]) -> list[Phrase]:
     Blank lines and duplicates are skipped with one warning.
 
     Raises:
-        ValueError: a weight is not a number >= 0, or the file is not UTF-8; names file and line.
+        ValueError: a weight is no finite number, or the file is not UTF-8; names file and line.
         FileNotFoundError: there is no such file.
     """
     try:
@@ -291,7 +293,9 @@ def _sequences(
 
     A phrase that begins with a word gets the space, if there is one, as its first token.
     """
-    weight = 1.0 if phrase.weight is None else phrase.weight
+    weight = weight_of(phrase)
+    if weight < 0 and config.refund == "nemo":
+        raise FieldError(f"weight of phrase {phrase.text!r}", weight, "a number >= 0", "with refund 'nemo'")
     context_score = _context_score(phrase, config)
     ends_in_word = is_word_character(phrase.text[-1])
     before = [] if space is None or not is_word_character(phrase.text[0]) else [space]
@@ -326,7 +330,7 @@ def _without_repetitions(phrases: list[Phrase], name: str) -> list[Phrase]:
         key = (text, phrase.lang)
         blank += not text
         duplicate += key in kept
-        if text and (key not in kept or _weight(kept[key]) < _weight(phrase)):
+        if text and (key not in kept or weight_of(kept[key]) < weight_of(phrase)):
             kept[key] = Phrase(text, phrase.weight, phrase.lang)
     if blank or duplicate:
         logger.warning("%s: skipped %d blank and %d duplicate phrases", name, blank, duplicate)
@@ -335,7 +339,8 @@ def _without_repetitions(phrases: list[Phrase], name: str) -> list[Phrase]:
     return list(kept.values())
 
 
-def _weight(phrase: Phrase) -> float:
+def weight_of(phrase: Phrase) -> float:
+    """What multiplies the phrase's bonus."""
     return 1.0 if phrase.weight is None else phrase.weight
 
 

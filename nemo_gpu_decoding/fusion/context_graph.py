@@ -4,10 +4,10 @@ What a text earns (refund "full")
     A phrase occurs wherever its tokens do, overlapping and nested occurrences included. With
     `is_continuation` an occurrence counts only if the word ends with it: the text is over, or the next
     token does not continue the word. A phrase whose last character is part of no word ("c++") counts
-    anyway, as do all without `is_continuation`. Of the occurrences that begin at the same token, only
-    the one with the largest bonus counts. The bonuses add up. Nothing else is left at the end of an
-    utterance: the bonus does not depend on what the other phrases look like or on how far an unfinished
-    phrase got.
+    anyway, as do all without `is_continuation`. A bonus may be negative: a penalty. Of the occurrences
+    that begin at the same token, only the one with the largest bonus and the one with the largest penalty
+    count. Bonuses and penalties add up. Nothing else is left at the end of an utterance: the sum does not
+    depend on what the other phrases look like or on how far an unfinished phrase got.
 
 How it is paid out
     A phrase must be helped before it is complete, so the tokens of an unfinished one are paid in
@@ -26,7 +26,8 @@ How it is paid out
         back-off t->f advance(f) - advance(t), less refund(t) for continuations (see refunds.py)
         final t       -advance(t)
 
-    The advances cancel along every path, whatever is read; only what was earned remains.
+    The advances cancel along every path, whatever is read; only what was earned remains. Penalties are
+    subtracted: the same numbers of their sizes, without advances, since an unfinished phrase costs nothing.
 
 An example, token bonuses 1 each, phrases "a b" and "b c" and "a b c d" (committed in brackets), where
 no token is a continuation:
@@ -150,7 +151,7 @@ class ScoredSequence:
     """One way to spell a phrase in tokens, with the bonus of each token (natural log)."""
 
     tokens: Sequence[int]
-    scores: np.ndarray  # [len(tokens)] float64; their sum is the bonus of the phrase
+    scores: np.ndarray  # [len(tokens)] float64, none < 0 or none > 0; their sum is the phrase's bonus
     context_score: float  # bonus of a token before depth scaling, which NeMo compares at shared nodes
     ends_in_word: bool = True  # its last character is one of a word, which the next token may continue
 
@@ -256,13 +257,37 @@ def _full_refund(
     in_word = continuations.any() & np.array([sequence.ends_in_word for sequence in sequences])
     bonuses = np.array([sequence.scores.sum() for sequence in sequences])
     bonuses[in_word] = _few_values(bonuses[in_word])
-    promised, bonus, sure = np.zeros(len(trie)), np.zeros(len(trie)), np.zeros(len(trie))
+    promised = np.zeros(len(trie))
     partial_sums = np.concatenate([np.cumsum(sequence.scores) for sequence in sequences])
     np.maximum.at(promised, np.concatenate(paths), partial_sums)
+    is_continuation = continuations[trie.labels]  # that of the root means nothing
+    committed, kept, earned, revocable = _committed(trie, links, ends, bonuses, in_word, is_continuation)
+    advance, refunds = np.maximum(promised - committed, 0.0), committed - kept
+    if (bonuses < 0).any():
+        committed, kept, cost, own = _committed(trie, links, ends, -bonuses, in_word, is_continuation)
+        earned, revocable, refunds = earned - cost, revocable - own, refunds - (committed - kept)
+    arcs = earned + advance - advance[trie.parents]
+    arcs -= np.where(is_continuation, revocable[trie.parents], 0.0)
+    return _NodeWeights(arcs, advance[links] - advance, -advance, refunds)
+
+
+def _committed(
+    trie: Trie,
+    links: np.ndarray,
+    ends: np.ndarray,
+    bonuses: np.ndarray,
+    in_word: np.ndarray,
+    is_continuation: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """committed, kept, earned and revocable of every node, for those of the bonuses that are above 0.
+
+    Args:
+        ends, bonuses, in_word: [sequences] their last nodes, bonuses, and whether they end in a word.
+    """
+    bonus, sure = np.zeros(len(trie)), np.zeros(len(trie))
     np.maximum.at(bonus, ends, bonuses)
     np.maximum.at(sure, ends[~in_word], bonuses[~in_word])
     committed, kept, earned, revocable = (np.zeros(len(trie)) for _ in range(4))
-    is_continuation = continuations[trie.labels]  # that of the root means nothing
     for level in trie.levels():
         parents = trie.parents[level]
         base = np.where(is_continuation[level], kept[parents], committed[parents])
@@ -270,10 +295,7 @@ def _full_refund(
         committed[level] = np.maximum(kept[level], bonus[level])
         earned[level] = committed[level] - base + earned[links[level]]
         revocable[level] = committed[level] - kept[level] + revocable[links[level]]
-    advance = np.maximum(promised - committed, 0.0)
-    arcs = earned + advance - advance[trie.parents]
-    arcs -= np.where(is_continuation, revocable[trie.parents], 0.0)
-    return _NodeWeights(arcs, advance[links] - advance, -advance, committed - kept)
+    return committed, kept, earned, revocable
 
 
 def _few_values(bonuses: np.ndarray) -> np.ndarray:
@@ -284,7 +306,7 @@ def _few_values(bonuses: np.ndarray) -> np.ndarray:
     values = bonuses.astype(np.float32).astype(np.float64)
     if len(np.unique(values)) <= MAX_BONUSES:
         return values
-    _, exponent = np.frexp(np.median(values[values > 0]))
+    _, exponent = np.frexp(np.median(np.abs(values[values != 0])))
     step = np.ldexp(1.0, int(exponent) - 1 - _ROUNDED_BITS)
     return np.round(values / step) * step
 

@@ -10,6 +10,7 @@ the search can compare.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from itertools import islice, product
 
@@ -17,7 +18,7 @@ import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
-from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, read_phrases
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, read_phrases, weight_of
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.vocabulary import letter_cases
@@ -69,10 +70,11 @@ def word_boosting(
     bonuses: dict[str, float] = {}
     for phrase in phrases:
         for text in _spellings(phrase.text, config, graph):
-            bonuses[text] = max(_bonus(phrase, config), bonuses.get(text, 0.0))
-    worth = {text: bonus for text, bonus in bonuses.items() if bonus > 0}  # a weight may be 0
+            bonus = _bonus(phrase, config)
+            bonuses[text] = max(bonus, bonuses.get(text, bonus))
+    worth = {text: bonus for text, bonus in bonuses.items() if bonus != 0}  # a weight may be 0
     if not worth:
-        raise ValueError(f"{name} has no phrase with a bonus > 0, expected at least one")
+        raise ValueError(f"{name} has no phrase with a bonus other than 0, expected at least one")
     lacking = [text for text in worth if not set(text.split()) <= graph.word_ids.keys()]
     if lacking and missing == "error":
         raise ValueError(
@@ -84,7 +86,7 @@ def word_boosting(
 
 def _bonus(phrase: Phrase, config: BoostingConfig) -> float:
     """What the whole phrase earns, natural log."""
-    weight = 1.0 if phrase.weight is None else phrase.weight
+    weight = weight_of(phrase)
     if config.score_per_phrase:
         return weight * config.score_per_phrase
     length = len(phrase.text.split())
@@ -107,14 +109,15 @@ def build_word_boosting(
     """The boosting automaton of words and phrases.
 
     Args:
-        phrases: text -> bonus, natural log, > 0. A phrase earns its bonus whenever its words occur one
-            after the other; each word earns an equal share, taken back if the phrase breaks off.
+        phrases: text -> bonus, natural log. A phrase earns its bonus whenever its words occur one after
+            the other; each word earns an equal share, taken back if the phrase breaks off. A bonus < 0 is
+            a penalty, paid only when the phrase is complete.
         graph: knows the words.
         missing: what to do about phrases with words that the graph does not have: "error", or "skip",
             which names them in a warning.
 
     Raises:
-        ValueError: an empty phrase, a bonus that is not positive, a word that the graph does not have,
+        ValueError: an empty phrase, a bonus that is 0 or not finite, a word that the graph does not have,
             or no phrase left.
     """
     if missing not in ("error", "skip"):
@@ -124,8 +127,8 @@ def build_word_boosting(
         words = phrase.split()
         if not words:
             raise ValueError("phrases has an empty phrase, expected at least one word")
-        if not 0 < bonus < float("inf"):
-            raise FieldError(f"the bonus of {phrase!r}", bonus, "a finite number > 0")
+        if bonus == 0 or not math.isfinite(bonus):
+            raise FieldError(f"the bonus of {phrase!r}", bonus, "a finite number other than 0")
         unknown = [word for word in words if word not in graph.word_ids]
         if unknown:
             left_out.append(f"{phrase!r} ({unknown[0]!r})")

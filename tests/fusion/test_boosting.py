@@ -220,7 +220,7 @@ def test_the_shipped_phrase_file_is_clean(caplog):
     ("content", "message"),
     [
         (b"abc\nde\tmuch\n", "line 2: .*'much'.*expected 'phrase<tab>weight'"),
-        (b"abc\t-1\n", "line 1: weight of phrase 'abc' is -1.0"),
+        (b"abc\t-inf\n", "line 1: weight of phrase 'abc' is -inf"),
         (b"abc\tnan\n", "line 1: weight of phrase 'abc' is nan"),
         (b"\n\n", "has no phrases"),
         (b"", "has no phrases"),
@@ -370,7 +370,7 @@ def test_options_that_mean_nothing(options, message):
         BoostingConfig(**options)
 
 
-@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("weight", [-float("inf"), float("nan"), float("inf")])
 def test_bad_weights(weight):
     with pytest.raises(ValueError, match="weight of phrase 'abc'"):
         Phrase("abc", weight)
@@ -393,3 +393,12 @@ def test_bad_weights(weight):
 def test_letters_digits_and_accents_continue_a_word(kind, continuations, others):
     vocabulary = Vocabulary((*continuations, *others), kind)
     assert word_continuations(vocabulary).tolist() == [True] * len(continuations) + [False] * len(others)
+
+
+def test_phrases_to_be_avoided():
+    tree = build_boosting_tree([Phrase("abc", weight=-2.0), "de"], VOCABULARY)
+    assert score(tree, "abc") == pytest.approx(-2 * score(build_boosting_tree(["abc"], VOCABULARY), "abc"))
+    assert score(tree, "ab") == 0
+    assert score(tree, "de") > 0
+    with pytest.raises(ValueError, match=r"weight of phrase 'abc' is -2\.0 with refund 'nemo'"):
+        build_boosting_tree([Phrase("abc", weight=-2.0)], VOCABULARY, BoostingConfig(refund="nemo"))

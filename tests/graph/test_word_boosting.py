@@ -27,7 +27,7 @@ def log_probs_of(seed):
 @pytest.mark.parametrize("topology", ["compact", "normal", "minimal"])
 @pytest.mark.parametrize("seed", range(3))
 def test_words_are_boosted_as_by_composition(topology, seed):
-    graph, bonuses = toy_graph(seed), {"cab": 3.0, "bb": 1.5, "AB": 2.0}
+    graph, bonuses = toy_graph(seed), {"cab": 3.0, "bb": 1.5, "AB": 2.0, "a": -1.0}
     composed = fst_of(graph)
     for word, bonus in bonuses.items():
         composed.arcs["cost"][composed.arcs["output"] == graph.word_ids[word]] -= np.float32(bonus)
@@ -59,7 +59,7 @@ def test_words_are_boosted_in_the_exact_search(seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_phrases_earn_their_bonus_whole_or_not_at_all(seed):
     graph = toy_graph(1)
-    bonuses = {"a bb": 3.0, "bb cab": 2.0, "abc abc abc": 5.0, "cab": 1.0}
+    bonuses = {"a bb": 3.0, "bb cab": 2.0, "abc abc abc": 5.0, "cab": 1.0, "a a": -2.5, "abc": -0.5}
     boosting = build_word_boosting(bonuses, graph)
     by_labels = {tuple(graph.word_ids[word] for word in phrase.split()): bonus for phrase, bonus in bonuses.items()}
     results = make(graph, boosting=boosting).decode(log_probs_of(seed), [FRAMES] * 4)
@@ -76,7 +76,7 @@ def test_phrases_are_searched_exactly_among_all_texts():
     """The best of all texts up to three words, each scored by forced paths, against the search."""
     import itertools
 
-    graph, bonuses = toy_graph(2), {"a bb": 4.0, "bb a a": 3.0}
+    graph, bonuses = toy_graph(2), {"a bb": 4.0, "bb a a": 3.0, "a": -0.5}
     boosting = build_word_boosting(bonuses, graph)
     log_probs = random_log_probs(1, 9, len(PIECES) + 1, seed=11)
     by_labels = {tuple(graph.word_ids[word] for word in phrase.split()): bonus for phrase, bonus in bonuses.items()}

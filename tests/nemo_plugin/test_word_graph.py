@@ -319,7 +319,7 @@ def test_the_bonus_of_a_phrase(text, options, expected):
 def test_weights_of_phrases():
     phrases = [Phrase("acme", 2.5), Phrase("york", 0.0)]
     assert bonus("acme york", phrases) == pytest.approx(2.5)
-    with pytest.raises(ValueError, match="phrases has no phrase with a bonus > 0"):
+    with pytest.raises(ValueError, match="phrases has no phrase with a bonus other than 0"):
         bonus("york", [Phrase("york", 0.0)])
 
 

@@ -115,7 +115,8 @@ def earned(
     is_continuation: Container[int] = (),
     outside_words: Container[tuple[int, ...]] = (),
 ) -> float:
-    """For every position the best of the phrases that occur there and count, added up.
+    """For every position the largest bonus and the largest penalty of the phrases that occur there and
+    count, added up.
 
     An occurrence does not count if a label of `is_continuation` follows, unless its phrase is one of
     `outside_words`.
@@ -128,7 +129,7 @@ def earned(
             if tuple(tokens[begin : begin + len(phrase)]) == phrase
             and (phrase in outside_words or not word_continues(tokens, begin + len(phrase), is_continuation))
         ]
-        total += max(here, default=0.0)
+        total += max(0.0, *here, 0.0) + min(0.0, *here, 0.0)
     return total
 
 
