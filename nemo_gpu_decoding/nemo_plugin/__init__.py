@@ -8,11 +8,11 @@ adapters       the subclasses that these objects get
 section        NeMo's config sections, read strictly; beam_sections and word_graph_sections: ours
 ctc, word_graph, transducer
                the objects that NeMo calls with log-probs or encoder output, on `infer`
-continuation   NeMo's `partial_hypotheses`
+continuation   NeMo's `partial_hypotheses`, and the same for CTC
+streaming      NeMo's streaming of CTC models, which knows greedy decoding only
 transducer_networks
                NeMo's prediction networks and joints as the search takes them
 hypotheses     results in NeMo's form
-loading        vocabulary, LM and phrases of a model
 requests       phrases and weights per utterance
 model          a model and its heads, as the command line uses it
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import is_dataclass
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -29,7 +30,7 @@ GREEDY_EXTRAS = (
 )
 
 
-def construct(
+def _construct(
     family: str, wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     """Stands in for `Abstract{CTC,RNNT}Decoding.__init__`; `wrapped` is the original, bound.
@@ -51,6 +52,10 @@ def construct(
     instance.__class__ = adapted(instance.__class__, family, spec.section)
     networks = {name: call.arguments[name] for name in ("decoder", "joint") if name in call.arguments}
     instance.decoding = spec.build(instance, instance.cfg, **networks)
+
+
+construct_ctc = partial(_construct, "ctc")
+construct_rnnt = partial(_construct, "rnnt")
 
 
 def _as_config(cfg: Any) -> DictConfig:

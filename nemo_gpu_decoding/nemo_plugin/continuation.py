@@ -24,9 +24,8 @@ import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.fusion.fusion import Request
-from nemo_gpu_decoding.search.decoder import Streams
+from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.result import NBest
-from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
 
 # Any first chunk may be a whole file, whose hypothesis a user keeps for long: of utterances that were
 # not continued yet, only those of so many batches can be.
@@ -45,11 +44,11 @@ class StreamBatch:
 class StreamState:
     """One running utterance; what `Hypothesis.dec_state` holds."""
 
-    decoder: TransducerDecoder[Any] | None
+    decoder: Decoder[Any, Any] | None
     batch: StreamBatch | None  # all utterances that began together; None once released
     row: int
     num_frames: int  # read when this state was handed out
-    history: Tensor | None = None  # [num_frames, D] encoder frames, where confidence or alignments want them
+    history: Tensor | None = None  # [num_frames, ...] input frames, where confidence or alignments want them
 
     def release(self) -> None:
         """Free the memory; the utterance cannot be continued any more."""
@@ -64,14 +63,19 @@ class StreamState:
 
 
 class Continuation:
-    """Begins and continues the utterances of a batch."""
+    """Begins and continues the utterances of a batch.
 
-    def __init__(self) -> None:
+    Args:
+        name: of the argument that hands states back, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
         self._recent: deque[list[StreamState]] = deque()
 
     def advance(
         self,
-        decoder: TransducerDecoder[Any],
+        decoder: Decoder[Any, Any],
         frames: Tensor,
         lengths: Tensor,
         states: Sequence[StreamState | None],
@@ -83,17 +87,17 @@ class Continuation:
 
         Args:
             decoder: for utterances that begin; the others go on with theirs.
-            frames: [B, T, D] encoder output.
+            frames: [B, T, ...] log-probs or encoder output.
             lengths: [B] valid frames.
             states: [B] where to go on; None begins an utterance.
             requests: one per utterance that begins.
-            keep_history: keep all encoder frames in the states.
+            keep_history: keep all input frames in the states.
 
         Returns:
             Per utterance: what the search would return if the audio ended here, and its new state.
 
         Raises:
-            ValueError: see `TransducerDecoder.push`; a state cannot be continued.
+            ValueError: see `Decoder.push`; a state cannot be continued.
         """
         self._check(states)
         groups: dict[int, list[int]] = {}  # utterances by the streams that they are part of
@@ -126,14 +130,12 @@ class Continuation:
                 continue
             if state.batch is None:
                 raise ValueError(
-                    f"partial_hypotheses[{b}] cannot be continued: its search was released (utterances "
+                    f"{self.name}[{b}] cannot be continued: its search was released (utterances "
                     f"not yet continued are kept for {RECENT_BATCHES} batches, pickled ones not at all)"
                 )
             batch = state.batch
             if batch.streams.closed or state.num_frames != batch.num_frames[state.row]:
-                raise ValueError(
-                    f"partial_hypotheses[{b}] was continued before: expected the hypothesis that this has returned"
-                )
+                raise ValueError(f"{self.name}[{b}] was continued before: expected what this has returned")
 
     def _remember(self, begun: list[StreamState]) -> None:
         """Release what began long ago; whoever continued since has another state object."""
@@ -145,7 +147,7 @@ class Continuation:
 
 
 def _push(
-    decoder: TransducerDecoder[Any], streams: Streams, frames: Tensor, lengths: Tensor, slots: list[int]
+    decoder: Decoder[Any, Any], streams: Streams, frames: Tensor, lengths: Tensor, slots: list[int]
 ) -> list[NBest]:
     """Push a chunk to these streams (to the others nothing); results as if all ended."""
     if slots != list(range(len(streams))):

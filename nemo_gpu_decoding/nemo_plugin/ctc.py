@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import abstractmethod
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +17,9 @@ from nemo.utils import logging, logging_mode
 from omegaconf import DictConfig
 
 from nemo_gpu_decoding.nemo_plugin.beam_sections import read_flexctc
+from nemo_gpu_decoding.nemo_plugin.continuation import StreamState
 from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, from_labels, from_path
-from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer
-from nemo_gpu_decoding.nemo_plugin.loading import load_fusion
+from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer, load_fusion
 from nemo_gpu_decoding.nemo_plugin.requests import next_requests
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.search.result import NBest, Path
@@ -30,6 +32,8 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
     blank is the last column, whose number is also that of the tokens.
     """
 
+    continued_by = "previous_pred_out"
+
     def __init__(self, owner: Any, cfg: DictConfig) -> None:
         AbstractBeamCTCInfer.__init__(self, blank_id=owner.blank_id, beam_size=1)
         FusedInfer.__init__(self, owner, cfg)
@@ -37,7 +41,7 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
         self.beam_size = getattr(self.options.search, "beam_size", self.options.n_best)
 
     @abstractmethod
-    def _chosen(self, nbest: NBest) -> Sequence[Path]:
+    def chosen(self, nbest: NBest) -> Sequence[Path]:
         """The paths to be returned, best first."""
 
     @abstractmethod
@@ -54,8 +58,8 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
         """Decode a batch.
 
         Args:
-            decoder_output: [B, T, V + 1] log-probs; or [B, T] int, the greedy labels that NeMo's
-                cache-aware streaming passes on. They leave nothing to search and are collapsed.
+            decoder_output: [B, T, V + 1] log-probs; or [B, T] int, labels of a greedy decoder. They leave
+                nothing to search and are collapsed, with a warning.
             decoder_lengths: [B] valid frames; None = all of them.
 
         Returns:
@@ -68,12 +72,23 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
             decoder_lengths = torch.full((len(decoder_output),), decoder_output.shape[1])
         if decoder_output.ndim == 2:
             return (self._collapse(decoder_output.cpu().numpy(), decoder_lengths.tolist()),)
-        requests = next_requests(self, len(decoder_output))
-        results = self.decoder().decode(decoder_output, decoder_lengths, requests)
-        frames = [None] * len(results)
-        if self.preserve_alignments or self.preserve_frame_confidence:
-            log_probs, lengths = decoder_output.cpu(), decoder_lengths.tolist()
-            frames = [row[:length] for row, length in zip(log_probs, lengths, strict=True)]
+        aligned = self.preserve_alignments or self.preserve_frame_confidence
+        frames: list[Any] = [None] * len(decoder_output)
+        if streams := _streams.get():
+            requests = next_requests(self, streams.states.count(None))
+            advanced = self._continuation.advance(
+                self.decoder(), decoder_output, decoder_lengths.cpu(), streams.states, requests, keep_history=aligned
+            )
+            results = [nbest for nbest, _ in advanced]
+            streams.states = [state for _, state in advanced]
+            if aligned:
+                frames = [state.history.cpu() for _, state in advanced if state.history is not None]
+        else:
+            requests = next_requests(self, len(decoder_output))
+            results = self.decoder().decode(decoder_output, decoder_lengths, requests)
+            if aligned:
+                log_probs, lengths = decoder_output.cpu(), decoder_lengths.tolist()
+                frames = [row[:length] for row, length in zip(log_probs, lengths, strict=True)]
         return ([self._hypotheses(nbest, rows) for nbest, rows in zip(results, frames, strict=True)],)
 
     def _hypotheses(self, nbest: NBest, log_probs: torch.Tensor | None) -> Hypothesis | NBestHypotheses:
@@ -83,7 +98,7 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
         if self.preserve_frame_confidence:
             confidence = FrameConfidence(self.blank_id, self.confidence_method).of(log_probs)
         hypotheses = []
-        for path in self._chosen(nbest):
+        for path in self.chosen(nbest):
             hypothesis = self._hypothesis(path, nbest)
             hypothesis.frame_confidence = confidence
             if self.preserve_alignments:
@@ -97,8 +112,9 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
         for flag in ("preserve_alignments", "preserve_frame_confidence"):
             if getattr(self, flag):
                 raise ValueError(f"{flag} is true, but labels were given, expected log-probs [B, T, V + 1]")
-        logging.info(
-            f"{self.strategy} was given greedy labels instead of log-probs; they are collapsed as they are.",
+        logging.warning(
+            f"{self.strategy} was given greedy labels, which leave nothing to search: the text is greedy. Expected "
+            "log-probs [B, T, V + 1], as NeMo's conformer_stream_step gives them while the plugin is registered.",
             mode=logging_mode.ONCE,
         )
         hypotheses: list[BeamHypothesis] = [
@@ -107,6 +123,27 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
         if self.return_best_hypothesis:
             return hypotheses
         return [NBestHypotheses([hypothesis]) for hypothesis in hypotheses]
+
+
+@dataclass
+class _StreamStates:
+    """Where each utterance of the next batch goes on, None where it begins; then where each is."""
+
+    states: list[StreamState | None]
+
+
+_streams: ContextVar[_StreamStates | None] = ContextVar("stream_states", default=None)
+
+
+@contextlib.contextmanager
+def continued_streams(states: Sequence[StreamState | None]) -> Iterator[_StreamStates]:
+    """Inside this block our decoders go on with running utterances: log-probs are those of their next chunk."""
+    streams = _StreamStates(list(states))
+    token = _streams.set(streams)
+    try:
+        yield streams
+    finally:
+        _streams.reset(token)
 
 
 class FlexCTCInfer(CTCInfer):
@@ -122,7 +159,7 @@ class FlexCTCInfer(CTCInfer):
         fusion = load_fusion(self.options.fusion, self.blank_id, self.vocabulary())
         return FlexCTCBeam(self.blank_id, self.blank_id, search, fusion)
 
-    def _chosen(self, nbest: NBest) -> Sequence[Path]:
+    def chosen(self, nbest: NBest) -> Sequence[Path]:
         return nbest.paths
 
     def _hypothesis(self, path: Path, nbest: NBest) -> BeamHypothesis:

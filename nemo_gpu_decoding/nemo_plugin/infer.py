@@ -1,21 +1,25 @@
-"""What all our decoders behind NeMo's interfaces have in common."""
+"""What all our decoders behind NeMo's interfaces have in common, and what they load when the first batch
+comes: the model's vocabulary, the LM and the phrases."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
 from nemo.collections.asr.parts.utils.asr_confidence_utils import ConfidenceMethodMixin
+from nemo.collections.asr.parts.utils.tokenizer_utils import define_spe_tokenizer_type
 from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaGraphs
 from omegaconf import DictConfig
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
-from nemo_gpu_decoding.fusion.boosting import Phrase, build_boosting_tree
-from nemo_gpu_decoding.nemo_plugin.loading import nemo_vocabulary
-from nemo_gpu_decoding.nemo_plugin.section import Options
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree, load_boosting_tree
+from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
+from nemo_gpu_decoding.nemo_plugin.continuation import Continuation
+from nemo_gpu_decoding.nemo_plugin.section import FusionOptions, Options
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 
@@ -34,6 +38,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
     """
 
     section: ClassVar[str] = "beam"  # of NeMo's decoding config, where its options are
+    continued_by: ClassVar[str]  # NeMo's argument that goes on with running utterances
     options: Options[Any]
 
     def __init__(self, owner: Any, cfg: DictConfig) -> None:
@@ -45,6 +50,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         self.confidence_method = dict(owner.confidence_method_cfg)
         self.tokenizer = getattr(owner, "tokenizer", None)
         self.labels_map = getattr(owner, "labels_map", None)  # of character models
+        self._continuation = Continuation(self.continued_by)
         self._decoders: dict[Hashable, Any] = {}  # by what `_variant` says
 
     @staticmethod
@@ -82,6 +88,10 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         )
         return build_boosting_tree(phrases, self.vocabulary(), config)
 
+    def boosting_of(self, config: BoostingConfig) -> BackoffAutomaton:
+        """The boosting tree of a request's own `boosting_tree` options."""
+        return load_boosting_tree(config, self.vocabulary())
+
     def disable_cuda_graphs(self) -> bool:
         return False  # nothing changes: there are no CUDA graphs to switch
 
@@ -90,7 +100,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and pickles carry the options; what was loaded comes from the cache again."""
-        return self.__dict__ | {"_decoders": {}}
+        return self.__dict__ | {"_decoders": {}, "_continuation": Continuation(self.continued_by)}
 
 
 class FrameConfidence(ConfidenceMethodMixin):
@@ -103,3 +113,41 @@ class FrameConfidence(ConfidenceMethodMixin):
     def of(self, log_probs: torch.Tensor) -> list[float]:
         """Confidences in [0, 1] of log-probs [T, V + 1]."""
         return self._get_confidence(log_probs)
+
+
+def nemo_vocabulary(decoding: Any) -> Vocabulary:
+    """The tokens of a NeMo model, as one of its decoding objects has them: its `tokenizer` (monolingual or
+    aggregate), or for a character model `labels_map`, number -> character."""
+    tokenizer = getattr(decoding, "tokenizer", None)
+    if tokenizer is None:
+        return Vocabulary(tuple(decoding.labels_map[i] for i in range(len(decoding.labels_map))), "char")
+    # not its `vocab`, whose order is not always that of the ids
+    all_pieces = tokenizer.ids_to_tokens(list(range(tokenizer.tokenizer.vocab_size)))
+    kind = define_spe_tokenizer_type(all_pieces)
+    if hasattr(tokenizer, "tokenizers_dict"):  # an aggregate
+        by_language = {language: _EncodeIn(tokenizer, language) for language in tokenizer.tokenizers_dict}
+        return Vocabulary(tuple(all_pieces), kind, encode_by_language=by_language)
+    return Vocabulary(tuple(all_pieces), kind, encode=tokenizer.text_to_ids)
+
+
+@dataclass(frozen=True)
+class _EncodeIn:
+    """An aggregate tokenizer with its language set. Unlike lambdas, equal ones compare equal, so that a
+    vocabulary finds in the cache what an equal one left there."""
+
+    tokenizer: Any
+    language: str
+
+    def __call__(self, text: str) -> list[int]:
+        return self.tokenizer.text_to_ids(text, self.language)
+
+
+def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary) -> Fusion:
+    """LM and boosting tree as the config wants them; both come from a cache where they can."""
+    lm = None
+    if options.lm_path is not None and options.lm_weight > 0:
+        lm = load_ngram_lm(options.lm_path, vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding)
+    boosting = None
+    if options.has_phrases:
+        boosting = load_boosting_tree(options.boosting, vocabulary)
+    return Fusion(lm, options.lm_weight, boosting, options.boosting_weight)

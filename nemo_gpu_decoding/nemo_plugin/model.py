@@ -212,7 +212,7 @@ class Head(ABC):
 
     def vocabulary(self) -> Vocabulary:
         """The tokens."""
-        from nemo_gpu_decoding.nemo_plugin.loading import nemo_vocabulary
+        from nemo_gpu_decoding.nemo_plugin.infer import nemo_vocabulary
 
         return nemo_vocabulary(self.decoding)
 

@@ -1,8 +1,9 @@
 """Makes our strategies known to NeMo: the table of strategies, and `register()`.
 
 Every decoding object of NeMo is made by `AbstractCTCDecoding.__init__` or
-`AbstractRNNTDecoding.__init__`. These two are wrapped (`constructors.py`); nothing else of NeMo is
-touched. Importing this module does not import NeMo: the wrapping waits until NeMo is imported.
+`AbstractRNNTDecoding.__init__`. These two are wrapped (`constructors.py`), and where NeMo's streaming
+decodes CTC greedily, whatever the config says, what it calls there (`streaming.py`); `HOOKS` lists all
+that is touched. Importing this module does not import NeMo: the wrapping waits until NeMo is imported.
 
 A `.nemo` file that was saved with one of our strategies names it in its config, and NeMo alone refuses
 to restore it. Where this package is not at hand, give `restore_from` another decoding section (a
@@ -17,12 +18,11 @@ hybrid model's CTC head has its own under `aux_ctc.decoding`):
 
 from __future__ import annotations
 
-import functools
 import pkgutil
 import sys
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import wrapt
 from omegaconf import DictConfig
@@ -68,10 +68,45 @@ NATIVE: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 
-CONSTRUCTORS = {  # family -> where NeMo makes its decoding objects
-    "ctc": ("nemo.collections.asr.parts.submodules.ctc_decoding", "AbstractCTCDecoding"),
-    "rnnt": ("nemo.collections.asr.parts.submodules.rnnt_decoding", "AbstractRNNTDecoding"),
-}
+
+class Hook(NamedTuple):
+    """A method of NeMo's that is wrapped."""
+
+    module: str
+    owner: str  # the class
+    method: str
+    # "module:callable"; called as `wrapper(wrapped, instance, args, kwargs)`. Resolved by its first call:
+    # it imports NeMo, which is only half imported when the method is wrapped
+    wrapper: str
+
+    def apply(self, module: ModuleType) -> None:
+        cls = getattr(module, self.owner)
+        original = vars(cls)[self.method]  # cls.method would be bound, and so another object
+        if _state.active and not isinstance(original, _Wrapped):
+            setattr(cls, self.method, _Wrapped(original, self._call, enabled=lambda: _state.active))
+
+    def remove(self, module: ModuleType) -> None:
+        cls = getattr(module, self.owner)
+        if isinstance(vars(cls)[self.method], _Wrapped):
+            setattr(cls, self.method, vars(cls)[self.method].__wrapped__)
+
+    def _call(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return pkgutil.resolve_name(self.wrapper)(wrapped, instance, args, kwargs)
+
+
+HOOKS = tuple(
+    Hook(f"nemo.collections.asr.{module}", owner, method, f"{__package__}.{wrapper}")
+    for module, owner, method, wrapper in (
+        # where NeMo makes its decoding objects
+        ("parts.submodules.ctc_decoding", "AbstractCTCDecoding", "__init__", "constructors:construct_ctc"),
+        ("parts.submodules.rnnt_decoding", "AbstractRNNTDecoding", "__init__", "constructors:construct_rnnt"),
+        # where its streaming decodes CTC greedily
+        ("parts.mixins.mixins", "ASRModuleMixin", "conformer_stream_step", "streaming:stream_step"),
+        ("inference.factory.base_builder", "BaseBuilder", "_build_asr", "streaming:build_asr"),
+        ("inference.pipelines.buffered_ctc_pipeline", "BufferedCTCPipeline", "__init__", "streaming:construct"),
+        ("inference.pipelines.cache_aware_ctc_pipeline", "CacheAwareCTCPipeline", "__init__", "streaming:construct"),
+    )
+)
 
 
 def find_strategy(cfg: DictConfig) -> StrategySpec | None:
@@ -102,24 +137,21 @@ def register() -> None:
     """
     _state.active = True
     if _state.hooked:
-        for family, (module, _) in CONSTRUCTORS.items():
-            if module in sys.modules:
-                _wrap_constructor(family, sys.modules[module])
+        for hook in HOOKS:
+            if hook.module in sys.modules:
+                hook.apply(sys.modules[hook.module])
         return
     _state.hooked = True
-    for family, (module, _) in CONSTRUCTORS.items():
-        wrapt.register_post_import_hook(functools.partial(_wrap_constructor, family), module)
+    for hook in HOOKS:
+        wrapt.register_post_import_hook(hook.apply, hook.module)
 
 
 def unregister() -> None:
-    """Give NeMo its own constructors back. Decoding objects that exist already keep working."""
+    """Give NeMo its own methods back. Decoding objects that exist already keep working."""
     _state.active = False
-    for module, class_name in CONSTRUCTORS.values():
-        if module in sys.modules:
-            cls = getattr(sys.modules[module], class_name)
-            constructor = vars(cls)["__init__"]  # cls.__init__ would be bound, and so another object
-            if isinstance(constructor, _Constructor):
-                cls.__init__ = constructor.__wrapped__
+    for hook in HOOKS:
+        if hook.module in sys.modules:
+            hook.remove(sys.modules[hook.module])
 
 
 @dataclass
@@ -131,20 +163,6 @@ class _State:
 _state = _State()
 
 
-class _Constructor(wrapt.FunctionWrapper):
-    """A constructor of NeMo with our wrapper around it. Sleeps after `unregister`, should another
-    wrapper have been put on top of it."""
-
-
-def _wrap_constructor(family: str, module: ModuleType) -> None:
-    cls = getattr(module, CONSTRUCTORS[family][1])
-    if not _state.active or isinstance(vars(cls)["__init__"], _Constructor):
-        return
-
-    def construct(wrapped: Any, instance: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-        # imported here, since it imports NeMo, which may only be half imported by now
-        from nemo_gpu_decoding.nemo_plugin.constructors import construct as with_strategy
-
-        with_strategy(family, wrapped, instance, args, kwargs)
-
-    cls.__init__ = _Constructor(vars(cls)["__init__"], construct, enabled=lambda: _state.active)
+class _Wrapped(wrapt.FunctionWrapper):
+    """A method of NeMo with our wrapper around it. Sleeps after `unregister`, should another wrapper have
+    been put on top of it."""

@@ -6,9 +6,10 @@ import contextlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
@@ -64,6 +65,29 @@ def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
         done = pending.total - len(pending.queue)
         raise ValueError(f"requests has {pending.total} entries, but after {done} utterances {batch} more are decoded")
     return [pending.queue.popleft() for _ in range(batch)]
+
+
+def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
+    """The phrases of a stream, from NeMo's `BiasingRequestItemConfig`; None where there are none.
+
+    Its options stand in place of those of the decoding config's `boosting_tree`; keys of ours, as `whole_words`, keep
+    the values that they have there.
+
+    Raises:
+        ValueError: an option has no meaning here, or the model is already compiled for NeMo's decoders.
+    """
+    if biasing is None or biasing.is_empty():
+        return None
+    try:
+        config = replace(infer.options.fusion.boosting, **vars(biasing.boosting_model_cfg))
+    except FieldError as error:
+        raise error.named(f"biasing_cfg.boosting_model_cfg.{error.field}") from None
+    if config.is_empty:
+        raise ValueError(
+            "biasing_cfg holds a model that is compiled for NeMo's decoders (multi_model_id, cache_key), expected "
+            "phrases in boosting_model_cfg"
+        )
+    return Request(boosting=infer.boosting_of(config), boosting_weight=float(biasing.boosting_model_alpha))
 
 
 @dataclass

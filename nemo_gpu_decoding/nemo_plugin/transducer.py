@@ -14,10 +14,9 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from nemo_gpu_decoding.nemo_plugin.beam_sections import read_aes, read_alsd
-from nemo_gpu_decoding.nemo_plugin.continuation import Continuation, StreamState
+from nemo_gpu_decoding.nemo_plugin.continuation import StreamState
 from nemo_gpu_decoding.nemo_plugin.hypotheses import TransducerHypothesis, from_path
-from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer
-from nemo_gpu_decoding.nemo_plugin.loading import load_fusion
+from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer, load_fusion
 from nemo_gpu_decoding.nemo_plugin.requests import next_requests
 from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
 from nemo_gpu_decoding.search.result import NBest, Path
@@ -40,6 +39,7 @@ class TransducerInfer(FusedInfer):
         ValueError: the networks cannot be searched, see `networks_of`.
     """
 
+    continued_by = "partial_hypotheses"
     search: ClassVar[type[TransducerDecoder[Any]]]  # the decoder class of the strategy
 
     def __init__(self, owner: Any, cfg: DictConfig, decoder: Any, joint: Any) -> None:
@@ -49,7 +49,6 @@ class TransducerInfer(FusedInfer):
         self.durations = tuple(owner.durations or ())
         networks_of(decoder, joint, self.durations)  # errors now rather than with the first batch
         self.include_duration_confidence = bool(owner.tdt_include_duration_confidence)
-        self._continuation = Continuation()
 
     def __call__(
         self,
@@ -100,9 +99,6 @@ class TransducerInfer(FusedInfer):
     def networks(self) -> TransducerNetworks:
         """The model's prediction network and joint as the search sees them."""
         return networks_of(self.decoder_model, self.joint, self.durations)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_continuation": Continuation()}
 
     def _hypotheses(self, nbest: NBest, state: StreamState) -> list[TransducerHypothesis]:
         paths: list[Any] = list(nbest)

@@ -43,6 +43,9 @@ class WordGraphInfer(CTCInfer):
         graph = self.decoder().graph
         return _boosting(as_phrases(phrases), self.options.fusion.boosting, graph, "error", "requests")
 
+    def boosting_of(self, config: BoostingConfig) -> BackoffAutomaton:
+        return _boosting(configured_phrases(config), config, self.decoder().graph, "error", "requests")
+
     def _load(self) -> CudaWFST:
         fused, vocabulary = self.options.fusion, self.vocabulary()
         phrases = configured_phrases(fused.boosting) if fused.has_phrases else []
@@ -63,7 +66,7 @@ class WordGraphInfer(CTCInfer):
     def _search(self, graph: WordGraph, **others: Any) -> CudaWFST:
         return CudaWFST(graph, self.blank_id, self.blank_id, **others)
 
-    def _chosen(self, nbest: NBest) -> Sequence[Path]:
+    def chosen(self, nbest: NBest) -> Sequence[Path]:
         if self.options.decoding_mode == "mbr":
             return [minimum_bayes_risk(_word_paths(nbest))]
         return nbest.paths[: self.options.n_best]

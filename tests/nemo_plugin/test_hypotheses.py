@@ -21,7 +21,7 @@ from nemo.collections.common.tokenizers.aggregate_tokenizer import AggregateToke
 
 from nemo_gpu_decoding import utterance_requests
 from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, NBestList, TimedNBestList, from_labels, from_path
-from nemo_gpu_decoding.nemo_plugin.loading import nemo_vocabulary
+from nemo_gpu_decoding.nemo_plugin.infer import nemo_vocabulary
 from nemo_gpu_decoding.search.result import Path, ScoreParts
 
 BLANK = 5

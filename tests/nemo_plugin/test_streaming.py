@@ -1,0 +1,248 @@
+"""NeMo's streaming with our strategies: `conformer_stream_step` and the pipelines of its inference package."""
+# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.nemo
+pytest.importorskip("nemo.collections.asr.inference")
+
+import torch
+from nemo.collections.asr.inference.factory.pipeline_builder import PipelineBuilder
+from nemo.collections.asr.inference.streaming.framing.request_options import ASRRequestOptions
+from nemo.collections.asr.models import ASRModel
+from nemo.collections.asr.parts.utils.streaming_utils import CacheAwareStreamingAudioBuffer
+from nemo.core.connectors.save_restore_connector import SaveRestoreConnector
+from nemo.utils import logging
+from omegaconf import OmegaConf, open_dict
+
+from nemo_gpu_decoding import register
+from nemo_gpu_decoding.nemo_plugin import streaming
+from tests.nemo_plugin.conftest import SELF
+from tests.nemo_plugin.usage import texts
+
+LM = {"ngram_lm_model": str(SELF / "lm" / "tok3.arpa"), "ngram_lm_alpha": 0.5, "beam_size": 16, "beam_beta": 1.0}
+FLEXCTC = {"strategy": "flexctc_beam", "beam": LM}
+WORD_GRAPH = {"strategy": "cuda_wfst", "wfst": {"arpa_lm_path": str(SELF / "lm" / "word3.arpa")}}
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    register()
+
+
+class _MatchingWeights(SaveRestoreConnector):
+    """Loads the weights that still fit after the config was changed."""
+
+    def load_instance_with_state_dict(self, instance, state_dict, strict):
+        own = instance.state_dict()
+        fitting = {key: value for key, value in state_dict.items() if key in own and own[key].shape == value.shape}
+        instance.load_state_dict(fitting, strict=False)
+
+
+@pytest.fixture(scope="module")
+def causal_file(tmp_path_factory) -> str:
+    """A cache-aware hybrid model. It has not been trained as such: it speaks nonsense, and enough of it."""
+    file, restore = str(SELF / "models" / "self_hybrid_rnnt.nemo"), ASRModel.restore_from
+    config = restore(file, map_location="cpu", return_config=True)
+    with open_dict(config):
+        config.preprocessor.update(normalize="NA", features=72)
+        config.encoder.update(
+            feat_in=72, att_context_size=[28, 6], att_context_style="chunked_limited", causal_downsampling=True,
+            conv_context_size="causal",
+        )  # fmt: skip
+    torch.manual_seed(1)
+    connector = _MatchingWeights()
+    model = restore(file, map_location="cpu", override_config_path=config, save_restore_connector=connector)
+    bias = model.ctc_decoder.decoder_layers[0].bias
+    bias.data[-1] -= 8.0  # of the blank
+    path = tmp_path_factory.mktemp("models") / "causal.nemo"
+    model.save_to(str(path))
+    return str(path)
+
+
+@pytest.fixture(params=["buffered", "cache_aware"])
+def ctc_pipeline(request, causal_file):
+    """Builds a CTC pipeline for a decoding config."""
+    files = {"buffered": str(SELF / "models" / "self_ctc.nemo"), "cache_aware": causal_file}
+    return lambda decoding, **options: pipeline(request.param, files[request.param], decoding, **options)
+
+
+def pipeline(kind, model, decoding, head="ctc", eou=-1, tail=False):
+    """One of NeMo's pipelines, from a config like those of its examples."""
+    config = {
+        "asr": {"model_name": model, "device": "cpu", "device_id": 0, "compute_dtype": "float32", "use_amp": False},
+        "confidence": {
+            "exclude_blank": True, "aggregation": "mean",
+            "method_cfg": {"name": "entropy", "entropy_type": "tsallis", "alpha": 0.5, "entropy_norm": "exp"},
+        },
+        "itn": {"left_padding_size": 4, "batch_size": 32, "n_jobs": 1},
+        "endpointing": {"stop_history_eou": eou, "residue_tokens_at_end": 2},
+        "streaming": {
+            "sample_rate": 16000, "batch_size": 3, "left_padding_size": 1.6, "right_padding_size": 1.6,
+            "chunk_size": 0.8, "word_boundary_tolerance": 4, "request_type": "frame", "padding_mode": "right",
+            "att_context_size": None, "use_cache": True, "use_feat_cache": True, "num_slots": 6,
+        },
+        "matmul_precision": "high", "log_level": logging.ERROR, "pipeline_type": kind, "asr_decoding_type": head,
+        "enable_itn": False, "enable_nmt": False, "asr_output_granularity": "word", "cache_dir": None, "lang": None,
+        "return_tail_result": tail,
+    }  # fmt: skip
+    if decoding is not None:
+        config["asr"]["decoding"] = decoding
+    return PipelineBuilder.build_pipeline(OmegaConf.create(config))
+
+
+@pytest.fixture
+def pushed(monkeypatch):
+    """Log-probs of all utterances, as they are pushed."""
+    utterances: dict[int, list[torch.Tensor]] = {}
+    push = streaming.Utterance.push
+
+    def recorded(self, log_probs, confidence):
+        utterances.setdefault(id(self), []).append(log_probs.clone())
+        kept.append(self)
+        return push(self, log_probs, confidence)
+
+    kept: list[streaming.Utterance] = []  # so that no number is given twice
+    monkeypatch.setattr(streaming.Utterance, "push", recorded)
+    return utterances
+
+
+def texts_of(found) -> list[str]:
+    """The transcripts that a pipeline returns, in the order of the files."""
+    return [row["text"] for row in found.values()]
+
+
+def one_shot(infer, utterances) -> list[list[int]]:
+    """Tokens of whole utterances."""
+    rows = [torch.cat(parts) for parts in utterances.values()]
+    lengths = [len(row) for row in rows]
+    batch = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return [nbest.best.tokens.tolist() for nbest in infer.decoder().decode(batch, lengths)]
+
+
+# ---------------------------------------------------------------------------------------- pipelines
+
+
+@pytest.mark.parametrize("decoding", [FLEXCTC, WORD_GRAPH], ids=["flexctc_beam", "cuda_wfst"])
+def test_pipelines_search(ctc_pipeline, decoding, files, pushed):
+    if decoding is WORD_GRAPH:
+        pytest.importorskip("kaldifst")
+    greedy = texts_of(ctc_pipeline(None).run(files))
+    ours = ctc_pipeline(decoding)
+    found = texts_of(ours.run(files))
+    assert found != greedy
+    infer = streaming.ctc_search(ours.asr_model.asr_model)
+    expected = sorted(ours.tokenizer.ids_to_text(tokens).strip() for tokens in one_shot(infer, pushed))
+    assert len(expected) == len(files)
+    assert sorted(found) == expected
+
+
+def test_an_utterance_ends_with_its_best_hypothesis_and_the_next_one_begins(ctc_pipeline, files, pushed):
+    ours = ctc_pipeline(FLEXCTC, eou=80)
+    found = ours.run(files[:2])
+    expected = one_shot(streaming.ctc_search(ours.asr_model.asr_model), pushed)
+    assert len(expected) > 2
+    words = [word for tokens in expected for word in ours.tokenizer.ids_to_text(tokens).split()]
+    assert sorted("".join(words)) == sorted("".join(texts_of(found)).replace(" ", ""))
+    for row in found.values():
+        starts = [word.start for word in row["segments"]]
+        assert starts == sorted(starts)
+        assert all(0 < word.conf <= 1 for word in row["segments"])
+
+
+def test_partial_transcripts_are_the_best_hypothesis_so_far(ctc_pipeline, files):
+    ours = ctc_pipeline(FLEXCTC)
+    generator = ours.get_request_generator()
+    generator.set_audio_filepaths(files[:1], [ASRRequestOptions()])
+    ours.open_session()
+    outputs = [output for requests in generator for output in ours.transcribe_step(requests)]
+    partial = [output.partial_transcript for output in outputs[:-1]]
+    assert len(set(partial)) > 2
+    assert outputs[-1].final_transcript
+    assert not any(output.final_transcript for output in outputs[:-1])
+    assert any(output.current_step_transcript for output in outputs)
+
+
+def test_phrases_of_a_stream(ctc_pipeline, files):
+    biasing = pytest.importorskip("nemo.collections.asr.parts.context_biasing.biasing_multi_model")
+    ours = ctc_pipeline({"strategy": "flexctc_beam", "beam": {"beam_size": 8}})
+    plain, _ = texts_of(ours.run(files[:2]))
+    asked = biasing.BiasingRequestItemConfig({"key_phrases_list": ["zebra"]}, boosting_model_alpha=30.0)
+    first, second = texts_of(ours.run(files[:2], [ASRRequestOptions(), ASRRequestOptions(biasing_cfg=asked)]))
+    assert first == plain
+    assert "zebra" in second
+
+
+def test_what_pipelines_cannot_do_is_said(ctc_pipeline, monkeypatch):
+    with pytest.raises(ValueError, match="strategy is 'alsd_pp', which decodes RNN-T and TDT models"):
+        ctc_pipeline({"strategy": "alsd_pp"})
+    with pytest.raises(ValueError, match="return_tail_result is true, expected false"):
+        ctc_pipeline({"strategy": "flexctc_beam"}, tail=True)
+    warnings: list[str] = []
+    monkeypatch.setattr(streaming.logging, "warning", lambda message, **_: warnings.append(message))
+    ctc_pipeline({"strategy": "beam_batch"})
+    (warning,) = [message for message in warnings if "asr.decoding" in message]
+    assert "'beam_batch'" in warning
+    assert "flexctc_beam, cuda_wfst, paged_biglm" in warning
+
+
+# ------------------------------------------------------------------------------ conformer_stream_step
+
+
+@pytest.fixture(scope="module")
+def causal_model(causal_file):
+    model = ASRModel.restore_from(causal_file, map_location="cpu").eval()
+    model.cur_decoder = "ctc"
+    return model
+
+
+def stream(model, files):
+    """All steps of NeMo's streaming script: (labels, texts, log-probs, lengths) of each."""
+    buffer = CacheAwareStreamingAudioBuffer(model=model)
+    for file in files:
+        buffer.append_audio_file(file, stream_id=-1)
+    caches = model.encoder.get_initial_cache_state(batch_size=len(files))
+    labels, steps = None, []
+    for number, (chunk, lengths) in enumerate(iter(buffer)):
+        dropped = 0 if number == 0 else model.encoder.streaming_cfg.drop_extra_pre_encoded
+        before = [0] * len(files) if labels is None else [len(row) for row in labels]
+        with torch.inference_mode():
+            labels, found, *caches, _, log_probs, _ = model.conformer_stream_step(
+                chunk, lengths, *caches, keep_all_outputs=buffer.is_buffer_empty(), previous_pred_out=labels,
+                drop_extra_pre_encoded=dropped, return_log_probs=True,
+            )  # fmt: skip
+        counts = [len(row) - known for row, known in zip(labels, before, strict=True)]
+        steps.append((labels, found, log_probs, counts))
+    return steps
+
+
+@pytest.mark.parametrize("decoding", [FLEXCTC, WORD_GRAPH], ids=["flexctc_beam", "cuda_wfst"])
+def test_a_stream_step_searches_log_probs(causal_model, decoding, files):
+    if decoding is WORD_GRAPH:
+        pytest.importorskip("kaldifst")
+    causal_model.change_decoding_strategy(decoding, decoder_type="ctc", verbose=False)
+    steps = stream(causal_model, files[:3])
+    assert len(steps) > 3
+    rows = [torch.cat([log_probs[b, : counts[b]] for *_, log_probs, counts in steps]) for b in range(3)]
+    lengths = torch.tensor([len(row) for row in rows])
+    batch = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    whole = causal_model.ctc_decoding.ctc_decoder_predictions_tensor(batch, lengths)
+    assert texts(steps[-1][1]) == texts(whole)
+    assert texts(steps[1][1]) != texts(whole)
+    assert [row.tolist() for row in steps[-1][0]] == [row.argmax(-1).tolist() for row in rows]  # NeMo's own
+
+
+def test_a_stream_step_goes_on_with_what_the_last_one_returned(causal_model, files):
+    causal_model.change_decoding_strategy(FLEXCTC, decoder_type="ctc", verbose=False)
+    labels = stream(causal_model, files[:1])[-1][0]
+    chunk, lengths = torch.zeros(1, 72, 64), torch.tensor([64])
+    caches = causal_model.encoder.get_initial_cache_state(batch_size=1)
+    with pytest.raises(ValueError, match=r"previous_pred_out\[0\] has no running search, expected what"):
+        causal_model.conformer_stream_step(chunk, lengths, *caches, previous_pred_out=[labels[0].clone()])
+
+
+def test_greedy_stream_steps_are_nemos_own(causal_model, files):
+    causal_model.change_decoding_strategy({"strategy": "greedy_batch"}, decoder_type="ctc", verbose=False)
+    assert all(not hasattr(row, "search_state") for row in stream(causal_model, files[:1])[-1][0])
