@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import of_utterance
-from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, log_add
 from nemo_gpu_decoding.search.row_scan import next_label
@@ -37,7 +36,6 @@ from nemo_gpu_decoding.search.transducer.expand import (
     offer_tokens,
 )
 from nemo_gpu_decoding.search.transducer.merge import add_node, begin_step, merge
-from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 from nemo_gpu_decoding.search.transducer.records import CANDIDATE, HYPOTHESIS, KEEP
 from nemo_gpu_decoding.search.transducer.scoring import (
     AES_CEILING,
@@ -247,27 +245,15 @@ class AESPlusPlus(TransducerDecoder[AESConfig]):
     Faster than `ALSDPlusPlus`, and nearly as accurate, for models that rarely emit more than one token
     per frame.
 
-    Args:
-        networks: prediction network and joint, see `TransducerNetworks`.
-        config: see `AESConfig`.
-        fusion: LM and boosting tree over the V tokens of the networks.
-
-    Example: see `ALSDPlusPlus`.
-
-    Raises:
-        ValueError: an argument is out of range or does not fit the others.
+    Arguments, errors and an example: see `ALSDPlusPlus`; its options are an `AESConfig`.
     """
 
+    config_type = AESConfig
     step = staticmethod(step)
     kernels = "search/transducer/aes.cu"
 
-    def __init__(
-        self, networks: TransducerNetworks, config: AESConfig | None = None, fusion: Fusion | None = None
-    ) -> None:
-        super().__init__(networks, config or AESConfig(), fusion)
-
     def _own_params(self) -> dict[str, Any]:
-        choices = (self.networks.vocab_size + 1) * len(self._durations)
+        choices = (self.networks.vocab_size + 1) * max(1, len(self.networks.durations))
         return {
             "frame_by_frame": True,
             "blank_ceiling": AES_CEILING,

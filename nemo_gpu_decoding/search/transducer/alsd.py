@@ -16,13 +16,11 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import of_utterance
-from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
 from nemo_gpu_decoding.search.transducer.expand import best_labels, insert, new_candidates, offer_blanks, offer_tokens
 from nemo_gpu_decoding.search.transducer.merge import begin_step, merge
-from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, KEEP
 from nemo_gpu_decoding.search.transducer.scoring import (
     ALSD_CEILING,
@@ -120,13 +118,9 @@ class ALSDPlusPlus(TransducerDecoder[ALSDConfig]):
         ValueError: an argument is out of range or does not fit the others.
     """
 
+    config_type = ALSDConfig
     step = staticmethod(step)
     kernels = "search/transducer/alsd.cu"
-
-    def __init__(
-        self, networks: TransducerNetworks, config: ALSDConfig | None = None, fusion: Fusion | None = None
-    ) -> None:
-        super().__init__(networks, config or ALSDConfig(), fusion)
 
     def _own_params(self) -> dict[str, Any]:
         return {

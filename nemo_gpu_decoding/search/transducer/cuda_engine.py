@@ -26,13 +26,11 @@ from nemo_gpu_decoding.search.transducer.beam import BeamState, grown_nodes
 from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
 from nemo_gpu_decoding.search.transducer.cuda_prediction import Prediction, PredictionPaths
 from nemo_gpu_decoding.search.transducer.cuda_workspace import (
-    SCHEDULE,
     Workspace,
     WorkspacePool,
     WorkspaceShape,
     bucket,
     kind_of,
-    move_rows,
 )
 from nemo_gpu_decoding.search.transducer.engine import Algorithm, StreamState, TransducerEngine
 from nemo_gpu_decoding.search.transducer.records import (
@@ -141,6 +139,7 @@ class CUDAEngine(TransducerEngine):
             cache_entries=state.beams.cache_hashes.shape[1],
             frame=kind_of(state.frames.values.flatten(0, 1)),
             parts=tuple(map(kind_of, parts)),
+            durations=tuple(self._algorithm.durations.tolist()),
         )
 
 
@@ -151,58 +150,37 @@ class _Step:
         self._algorithm, self._work, self._lm = algorithm, work, lm
         self._prediction = prediction
         self._kernels: dict[torch.dtype, Module] = {}  # by type of logits
-        temperature, durations = algorithm.config.softmax_temperature, algorithm.durations
+        temperature = algorithm.config.softmax_temperature
         self._inverse_temperature = 1.0 / temperature
-        self._schedule = runtime().load(SCHEDULE, work.shape.device)
-        key = "durations", tuple(durations.tolist())
-        if key not in work.constants:
-            work.constants[key] = torch.from_numpy(durations).to(work.shape.device)
-        self._durations = work.constants[key]
         # what a captured step knows besides the workspace
         self.key = (
-            lm.states.data_ptr(), lm.arcs.data_ptr(), algorithm.params, temperature, key,
+            lm.states.data_ptr(), lm.arcs.data_ptr(), algorithm.params, temperature,
             algorithm.kernels, prediction.key,
         )  # fmt: skip
 
     def schedule(self) -> None:
         """Decide who reads which frame first."""
         work = self._work
-        self._schedule.launch(
-            records.SCHEDULE, grid=work.num_utterances, block=records.MERGE_THREADS, **work.arguments(records.SCHEDULE)
-        )
+        work.launch(work.kernels, records.SCHEDULE, grid=work.num_utterances, block=records.MERGE_THREADS)
 
     def run(self) -> None:
         """Launch a step."""
-        work = self._work
-        move_rows(
-            self._schedule,
-            work.rows,
+        work, params, sizes = self._work, self._algorithm.params, list_sizes(self._algorithm.params)
+        work.move_rows(
             (work.frames, work.frame_rows.view(-1), work.joint_frames, None),
             (work.cache[0], work.text_rows.view(-1), work.joint_predictions, None),
         )
         logits = self._algorithm.networks.join(work.joint_frames, work.joint_predictions)
         if logits.dtype not in records.LOGIT_TYPES:
             logits = logits.float()
-        if logits.dtype not in self._kernels:
-            defines = {"LOGIT": records.LOGIT_TYPES[logits.dtype]}
-            kernels = runtime().load(self._algorithm.kernels, work.shape.device, defines)
-            self._kernels[logits.dtype] = kernels
-        kernels = self._kernels[logits.dtype]
-        self._expand(kernels, logits.contiguous())
-        self._merge(kernels)
-        self._prediction.run()
-
-    def _expand(self, kernels: Module, logits: Tensor) -> None:
-        """logits: [B * K, V + 1 (+ D)]"""
-        work, params = self._work, self._algorithm.params
-        sizes = list_sizes(params)
-        kernels.launch(
+        kernels = self._kernels_for(logits.dtype)
+        work.launch(
+            kernels,
             records.EXPAND,
             grid=work.rows,
             block=records.EXPAND_THREADS,
             shared_bytes=expand_bytes(sizes),
-            **work.arguments(records.EXPAND),
-            logits=logits,
+            logits=logits.contiguous(),
             lm_states=self._lm.states,
             lm_arcs=self._lm.arcs,
             boosting_states=work.boosting.states,
@@ -212,36 +190,31 @@ class _Step:
             inverse_temperature=self._inverse_temperature,
             columns=logits.shape[1],
         )
-
-    def _merge(self, kernels: Module) -> None:
-        work, params = self._work, self._algorithm.params
-        kernels.launch(
+        work.launch(
+            kernels,
             records.MERGE,
             grid=work.num_utterances,
             block=records.MERGE_THREADS,
             shared_bytes=merge_bytes(params),
-            **work.arguments(records.MERGE),
-            durations=self._durations,
             params=params,
         )
+        self._prediction.run()
+
+    def _kernels_for(self, logits: torch.dtype) -> Module:
+        if logits not in self._kernels:
+            defines = {"LOGIT": records.LOGIT_TYPES[logits]}
+            self._kernels[logits] = runtime().load(self._algorithm.kernels, self._work.shape.device, defines)
+        return self._kernels[logits]
 
     def count_active(self) -> None:
         """Leave in `work.active` how many utterances have a next step."""
         work = self._work
-        self._schedule.launch(
-            records.COUNT_ACTIVE, grid=1, block=records.MERGE_THREADS, **work.arguments(records.COUNT_ACTIVE)
-        )
+        work.launch(work.kernels, records.COUNT_ACTIVE, grid=1, block=records.MERGE_THREADS)
 
     def set_condition(self, handle: int) -> None:
         """Tell a WHILE node whether there is a next step."""
-        work = self._work
-        runtime().load("search/transducer/loop_condition.cu", work.shape.device).launch(
-            records.LOOP_CONDITION,
-            grid=1,
-            block=records.MERGE_THREADS,
-            **work.arguments(records.LOOP_CONDITION),
-            handle=np.uint64(handle),
-        )
+        work, kernel = self._work, runtime().load("search/transducer/loop_condition.cu", self._work.shape.device)
+        work.launch(kernel, records.LOOP_CONDITION, grid=1, block=records.MERGE_THREADS, handle=np.uint64(handle))
 
 
 def _put(device_records: Tensor, values: np.ndarray) -> None:

@@ -14,14 +14,15 @@ All other networks are called as torch modules, between two moves of rows.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Hashable
-from typing import Protocol
+from typing import Any
 
 import torch
 
-from nemo_gpu_decoding.cuda.launch import runtime
+from nemo_gpu_decoding.cuda.launch import Signature, runtime
 from nemo_gpu_decoding.search.transducer import records
-from nemo_gpu_decoding.search.transducer.cuda_workspace import SCHEDULE, Workspace, move_rows
+from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace
 from nemo_gpu_decoding.search.transducer.fused_weights import FusedLSTM, FusedStateless, FusedWeights
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 
@@ -31,21 +32,26 @@ PREDICTION = "search/transducer/prediction.cu"
 LSTM, STATELESS, TORCH = "lstm", "stateless", "torch"
 
 
-class Prediction(Protocol):
-    """The prediction network on a workspace: `work.labels`, `.sources` and `.targets` say what to do."""
+class Prediction(ABC):
+    """The prediction network on a workspace: `work.labels`, `.sources` and `.targets` say what to do.
 
-    @property
-    def key(self) -> Hashable:
-        """What a captured step depends on besides workspace and networks; lives as long as the graph."""
-        ...
+    `key`: what a captured step depends on besides workspace and networks; lives as long as the graph.
+    """
 
-    def begin(self) -> None:
+    def __init__(self, work: Workspace, key: Hashable = None) -> None:
+        self._work, self.key = work, key
+
+    def begin(self) -> None:  # noqa: B027 (most have nothing to do)
         """Called when the workspace has taken a prediction cache, before its first step."""
-        ...
 
+    @abstractmethod
     def run(self) -> None:
         """Queue one step: entries `targets` of the cache become the texts of `sources` and `labels`."""
-        ...
+
+    def _launch(self, signature: Signature, **others: Any) -> None:
+        work = self._work
+        kernels = runtime().load(PREDICTION, work.shape.device)
+        work.launch(kernels, signature, grid=work.rows, block=records.MOVE_THREADS, **others)
 
 
 class PredictionPaths:
@@ -75,45 +81,33 @@ class PredictionPaths:
         self.path = path
 
 
-class TorchPrediction:
+class TorchPrediction(Prediction):
     """Any network, as torch runs it: for all rows, whether they need it or not."""
 
-    key = None
-
     def __init__(self, networks: TransducerNetworks, work: Workspace) -> None:
+        super().__init__(work)
         self._networks = networks
-        self._work = work
-        self._schedule = runtime().load(SCHEDULE, work.shape.device)
         self._before = tuple(
             work.buffer(f"state {i}", part.dtype, work.rows, *part.shape[1:]) for i, part in enumerate(work.cache[1:])
         )
-
-    def begin(self) -> None:
-        pass
 
     def run(self) -> None:
         work = self._work
         labels, sources, targets = (rows.view(-1) for rows in (work.labels, work.sources, work.targets))
         states = zip(work.cache[1:], self._before, strict=True)
-        move_rows(self._schedule, work.rows, *((part, sources, state, None) for part, state in states))
+        work.move_rows(*((part, sources, state, None) for part, state in states))
         output, state = self._networks.predict(labels, self._before)
         computed = zip((output, *state), work.cache, strict=True)
-        move_rows(
-            self._schedule,
-            work.rows,
-            *((new.to(part.dtype).contiguous(), None, part, targets) for new, part in computed),
-        )
+        work.move_rows(*((new.to(part.dtype).contiguous(), None, part, targets) for new, part in computed))
 
 
-class LSTMPrediction:
+class LSTMPrediction(Prediction):
     """An LSTM of L layers, H hidden values each."""
 
     def __init__(self, fused: FusedLSTM, work: Workspace) -> None:
-        self.key = fused
+        super().__init__(work, fused)
         self._fused = fused
-        self._work = work
         self._outputs, self._hidden, self._cells = work.cache
-        self._module = runtime().load(PREDICTION, work.shape.device)
         entries, layers, self._size = self._hidden.shape
         kind = torch.float32
         self._hidden_rows = work.buffer("hidden values", kind, work.rows, self._size)
@@ -130,68 +124,47 @@ class LSTMPrediction:
             torch.mm(self._hidden[:, layer], recurrent, out=self._recalled[layer])
 
     def run(self) -> None:
-        for layer, weight in enumerate(self._fused.weights):
-            self._launch_layer(layer)
+        fused = self._fused
+        for layer, weight in enumerate(fused.weights):
+            above = layer > 0
+            self._launch(
+                records.LSTM_LAYER,
+                table=None if above else fused.table,
+                product=self._products[layer - 1] if above else None,
+                bias=fused.biases[layer] if above else None,
+                recalled_below=self._recalled[layer - 1] if above else None,
+                recalled=self._recalled[layer],
+                hidden=self._hidden,
+                cells=self._cells,
+                hidden_rows=self._hidden_rows,
+                size=self._size,
+                layer=layer,
+                num_layers=len(fused.weights),
+            )
             torch.mm(self._hidden_rows, weight, out=self._products[layer])
-        self._module.launch(
+        self._launch(
             records.LSTM_OUTPUT,
-            grid=self._work.rows,
-            block=records.MOVE_THREADS,
-            targets=self._work.targets.view(-1),
             product=self._products[-1],
-            bias=self._fused.output_bias,
+            bias=fused.output_bias,
             recalled=self._recalled[-1],
             outputs=self._outputs,
             size=self._size,
             width=self._outputs.shape[1],
         )
 
-    def _launch_layer(self, layer: int) -> None:
-        work, fused, above = self._work, self._fused, layer > 0
-        self._module.launch(
-            records.LSTM_LAYER,
-            grid=work.rows,
-            block=records.MOVE_THREADS,
-            labels=work.labels.view(-1),
-            sources=work.sources.view(-1),
-            targets=work.targets.view(-1),
-            table=None if above else fused.table,
-            product=self._products[layer - 1] if above else None,
-            bias=fused.biases[layer] if above else None,
-            recalled_below=self._recalled[layer - 1] if above else None,
-            recalled=self._recalled[layer],
-            hidden=self._hidden,
-            cells=self._cells,
-            hidden_rows=self._hidden_rows,
-            size=self._size,
-            layer=layer,
-            num_layers=len(fused.weights),
-        )
 
-
-class StatelessPrediction:
+class StatelessPrediction(Prediction):
     """A network that sees the last labels only: one kernel, no product."""
 
     def __init__(self, fused: FusedStateless, work: Workspace) -> None:
-        self.key = fused
+        super().__init__(work, fused)
         self._fused = fused
-        self._work = work
-        self._module = runtime().load(PREDICTION, work.shape.device)
-
-    def begin(self) -> None:
-        pass
 
     def run(self) -> None:
-        work, fused = self._work, self._fused
-        outputs, contexts = work.cache
+        fused, (outputs, contexts) = self._fused, self._work.cache
         positions, num_labels, width = fused.tables.shape
-        self._module.launch(
+        self._launch(
             records.STATELESS,
-            grid=work.rows,
-            block=records.MOVE_THREADS,
-            labels=work.labels.view(-1),
-            sources=work.sources.view(-1),
-            targets=work.targets.view(-1),
             tables=fused.tables,
             sums=fused.sums,
             ones=fused.ones,

@@ -15,13 +15,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nemo_gpu_decoding.cuda.launch import Module, Signature
+from nemo_gpu_decoding.cuda.launch import Module, Signature, runtime
 from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton
 from nemo_gpu_decoding.search.transducer import records
 
 SCHEDULE = "search/transducer/schedule.cu"
 NODE_CAPACITY = 8192  # per utterance; when they are full, the host fetches them and the run goes on
 MOST_IDLE = 4  # workspaces that a decoder keeps
+
+# (source, from_rows, target, to_rows): without rows, row r is number r itself; where a row is below 0,
+# nothing is moved
+Part = tuple[Tensor, "Tensor | None", Tensor, "Tensor | None"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,7 @@ class WorkspaceShape:
     cache_entries: int  # of the prediction cache, per utterance
     frame: tuple[Any, ...]  # dtype and shape of a row of projected frames
     parts: tuple[tuple[Any, ...], ...]  # the same of predictions and of the parts of a state
+    durations: tuple[int, ...] = (0,)  # frames
 
 
 def bucket(size: int) -> int:
@@ -47,6 +52,7 @@ class Workspace:
 
     def __init__(self, shape: WorkspaceShape) -> None:
         self.shape = shape
+        self.kernels = runtime().load(SCHEDULE, shape.device)
         n, beam_size = shape.utterances, shape.beam_size
         self.rows = n * beam_size
         self.num_utterances, self.beam_size, self.cache_entries = n, beam_size, shape.cache_entries
@@ -68,13 +74,31 @@ class Workspace:
         self.cache = tuple(self._like(part, n * shape.cache_entries) for part in shape.parts)
         self.frames = self._like(shape.frame, 0)
         self.boosting = DeviceAutomaton(self._records(1, 0), self._records(1, 0))
-        self.constants: dict[Any, Tensor] = {}
+        self.durations = torch.tensor(shape.durations, dtype=torch.int32, device=shape.device)
         self._buffers: dict[Any, Tensor] = {}
         self.graphs: dict[Any, Any] = {}  # see cuda_graphs.py; they hold the addresses of all the above
 
-    def arguments(self, signature: Signature) -> dict[str, Any]:
-        """Those parameters of a kernel that the workspace holds."""
-        return {name: getattr(self, name) for name in signature.parameters if hasattr(self, name)}
+    def launch(
+        self, module: Module, signature: Signature, *, grid: int, block: int, shared_bytes: int = 0, **others: Any
+    ) -> None:
+        """Launch a kernel; `others` are those of its arguments that the workspace does not hold."""
+        own = {name: getattr(self, name) for name in signature.parameters if hasattr(self, name)}
+        module.launch(signature, grid=grid, block=block, shared_bytes=shared_bytes, **{**own, **others})
+
+    def move_rows(self, *parts: Part) -> None:
+        """Move rows: of each part, row from_rows[r] of the source becomes row to_rows[r] of the target.
+
+        Args:
+            parts: contiguous tensors [R, ...] whose rows are of one type and shape; rows int64.
+        """
+        for first in range(0, len(parts), records.MOVED_PARTS):
+            arguments: dict[str, Any] = dict.fromkeys(records.MOVE_ROWS.parameters)
+            arguments |= {f"bytes{i}": 0 for i in range(records.MOVED_PARTS)}
+            for i, (source, from_rows, target, to_rows) in enumerate(parts[first : first + records.MOVED_PARTS]):
+                given = _as_bytes(source)
+                arguments |= {f"from{i}": given, f"from_rows{i}": from_rows, f"bytes{i}": given.shape[1]}
+                arguments |= {f"to{i}": _as_bytes(target), f"to_rows{i}": to_rows}
+            self.kernels.launch(records.MOVE_ROWS, grid=self.rows, block=records.MOVE_THREADS, **arguments)
 
     def buffer(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
         """A buffer [*shape] under a name of its user's: zeros at first, the same one ever after."""
@@ -146,46 +170,6 @@ class WorkspacePool:
 def kind_of(rows: Tensor) -> tuple[Any, ...]:
     """Type and shape of a row, as in `WorkspaceShape`."""
     return rows.dtype, *rows.shape[1:]
-
-
-# (source, from_rows, target, to_rows): without rows, row r is number r itself; where a row is below 0,
-# nothing is moved
-Part = tuple[Tensor, "Tensor | None", Tensor, "Tensor | None"]
-
-
-def move_rows(schedule: Module, rows: int, *parts: Part) -> None:
-    """Move rows: of each part, row from_rows[r] of the source becomes row to_rows[r] of the target.
-
-    Args:
-        schedule: the kernels of schedule.cu.
-        rows: number of r.
-        parts: contiguous tensors [R, ...] whose rows are of one type and shape; rows int64.
-    """
-    for first in range(0, len(parts), records.MOVED_PARTS):
-        chosen = parts[first : first + records.MOVED_PARTS]
-        arguments: dict[str, Any] = {}
-        for i in range(records.MOVED_PARTS):
-            arguments |= _arguments(i, *chosen[i]) if i < len(chosen) else _no_arguments(i)
-        schedule.launch(records.MOVE_ROWS, grid=rows, block=records.MOVE_THREADS, **arguments)
-
-
-def _arguments(
-    i: int, source: Tensor, from_rows: Tensor | None, target: Tensor, to_rows: Tensor | None
-) -> dict[str, Any]:
-    """What the kernel is told of its i-th part."""
-    given = _as_bytes(source)
-    return {
-        f"from{i}": given,
-        f"from_rows{i}": from_rows,
-        f"to{i}": _as_bytes(target),
-        f"to_rows{i}": to_rows,
-        f"bytes{i}": given.shape[1],
-    }
-
-
-def _no_arguments(i: int) -> dict[str, Any]:
-    absent = dict.fromkeys((f"from{i}", f"from_rows{i}", f"to{i}", f"to_rows{i}"))
-    return {**absent, f"bytes{i}": 0}
 
 
 def _as_bytes(rows: Tensor) -> Tensor:

@@ -50,19 +50,21 @@ class TransducerDecoder(Decoder[C, NBest]):
     """
 
     input_name = "encoder_output"
+    config_type: ClassVar[type[Any]]  # the options of the strategy
     step: ClassVar[Callable[..., None]]  # of the strategy, compiled
     kernels: ClassVar[str]  # the source of the same step on the GPU
 
-    def __init__(self, networks: TransducerNetworks, config: C, fusion: Fusion | None) -> None:
+    def __init__(self, networks: TransducerNetworks, config: C | None = None, fusion: Fusion | None = None) -> None:
         self.networks = checked_networks(networks)
-        super().__init__(config, fusion, FusionLabels(networks.vocab_size))
+        super().__init__(config or self.config_type(), fusion, FusionLabels(networks.vocab_size))
+        config = self.config
         # an RNN-T is a TDT model that knows the duration 0 only, see `beam.py`
-        self._durations = np.array(networks.durations or (0,), np.int32)
-        zeros = np.flatnonzero(self._durations == 0)
+        durations = np.array(networks.durations or (0,), np.int32)
+        zeros = np.flatnonzero(durations == 0)
         self._params = SearchParams(
             beam_size=config.beam_size,
             vocab_size=networks.vocab_size,
-            num_durations=len(self._durations),
+            num_durations=len(durations),
             zero_duration=int(zeros[0]) if len(zeros) else -1,
             timed=bool(networks.durations),
             weighted_blank=BLANK_LM_SCORE_MODES[config.blank_lm_score_mode],
@@ -70,6 +72,7 @@ class TransducerDecoder(Decoder[C, NBest]):
             alignments=config.alignments,
             **self._own_params(),
         )
+        self._algorithm = Algorithm(networks, config, self._params, durations, self.step, self.kernels)
         self._graphs = GraphRunner(networks, allowed=config.allow_cuda_graphs)
         self._predictions = PredictionPaths(networks)
         self._workspaces = WorkspacePool()
@@ -98,15 +101,12 @@ class TransducerDecoder(Decoder[C, NBest]):
             raise ValueError(f"encoder_output has shape {shape}, expected [B, T, {size}], as the joint takes it{hint}")
         check_batch(inputs, "encoder_output", batch)
 
-    def _algorithm(self) -> Algorithm:
-        return Algorithm(self.networks, self.config, self._params, self._durations, self.step, self.kernels)
-
     def _cpu_engine(self, streams: Streams) -> Engine:
-        return CPUEngine(self._algorithm(), streams.fusion)
+        return CPUEngine(self._algorithm, streams.fusion)
 
     def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
         shared = cuda_engine.Shared(self._workspaces, self._graphs, self._predictions)
-        return cuda_engine.CUDAEngine(self._algorithm(), streams.fusion, shared)
+        return cuda_engine.CUDAEngine(self._algorithm, streams.fusion, shared)
 
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
         with torch.inference_mode(), self.networks.evaluation():

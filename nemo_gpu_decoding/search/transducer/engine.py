@@ -58,19 +58,15 @@ class StreamState:
         )
 
     def add_frames(self, projected: Tensor, lengths: np.ndarray) -> None:
-        """Take in new frames: projected [sum of lengths, H], of one utterance after the other."""
-        self.frames = self._frames_and(projected, lengths)
-        self.beams.ends[:] += lengths
+        """Take in new frames, and forget those that no hypothesis needs any more.
 
-    def forget_read(self) -> None:
-        """Free the memory of encoder frames that no hypothesis needs any more."""
-        nothing = self.frames.values.new_zeros(0, self.frames.values.shape[2])
-        self.frames = self._frames_and(nothing, np.zeros(len(self.nodes), np.int64))
-
-    def _frames_and(self, projected: Tensor, lengths: np.ndarray) -> Frames:
-        """The frames that are still needed, and new ones."""
+        Args:
+            projected: [sum of lengths, H], of one utterance after the other.
+            lengths: [n] number of new frames.
+        """
         needed = np.where(self.beams.live, self.beams.beam["frame"], np.iinfo(np.int32).max).min(axis=1)
-        return self.frames.extended(projected, lengths, self.beams.ends, needed)
+        self.frames = self.frames.extended(projected, lengths, self.beams.ends, needed)
+        self.beams.ends[:] += lengths
 
 
 class Found(NamedTuple):
@@ -123,11 +119,12 @@ class TransducerEngine(ABC):
             return
         networks = self._algorithm.networks
         with torch.inference_mode(), networks.evaluation():
-            self._state.add_frames(networks.project_encoder(new), lengths)
+            projected = networks.project_encoder(new)
+            self._state.add_frames(projected, lengths)
             self._lost = True  # for good, if the networks fail half-way
             self._run(self._state, ended=False)
             self._lost = False
-            self._state.forget_read()
+            self._state.add_frames(projected[:0], np.zeros_like(lengths))  # frees memory
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> Found:
         """See `engine.Engine.results`; what the streams remember stays as it is."""

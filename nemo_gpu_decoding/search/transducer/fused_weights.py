@@ -33,7 +33,7 @@ from nemo_gpu_decoding.search.transducer.networks import (
     StatelessNetworks,
     TransducerNetworks,
 )
-from nemo_gpu_decoding.search.transducer.onednn_linear import Versions, versions
+from nemo_gpu_decoding.search.transducer.onednn_linear import MadeOfWeights, versions
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,9 +67,7 @@ class FusedWeights:
     def __init__(self, networks: TransducerNetworks) -> None:
         self._networks = networks
         self._lock = threading.Lock()
-        self._seen: Versions | None = None
-        self._sources: list[Tensor] = []  # holds what was fused: its addresses are not given away
-        self._fused: Fused | None = None
+        self._fused: MadeOfWeights[Fused] = MadeOfWeights()
 
     def why_not(self, device: torch.device) -> str | None:
         """None if the networks can be fused for `device`, else why not, in one line."""
@@ -94,24 +92,19 @@ class FusedWeights:
 
     def current(self) -> Fused:
         """The weights as they are now; where `why_not` has nothing to say."""
-        networks = self._networks
         with self._lock:
-            sources = _sources(networks)
-            now = versions(sources)
-            if self._fused is None or now != self._seen:
-                self._fused = _fused(networks)
-                self._seen, self._sources = now, [source.detach() for source in sources]
-                device = sources[0].device
-                if device.type == "cuda":  # whatever stream the next user works on, they are there
-                    torch.cuda.current_stream(device).synchronize()
-            return self._fused
+            fused = self._fused.current(_sources(self._networks), self._make)
+        assert fused is not None
+        return fused
 
-
-def _fused(networks: TransducerNetworks) -> Fused:
-    if isinstance(networks, LSTMNetworks):
-        return _fused_lstm(networks)
-    assert isinstance(networks, StatelessNetworks)
-    return _fused_stateless(networks)
+    def _make(self) -> Fused:
+        networks = self._networks
+        assert isinstance(networks, (LSTMNetworks, StatelessNetworks))
+        fused = _fused_lstm(networks) if isinstance(networks, LSTMNetworks) else _fused_stateless(networks)
+        device = networks.prediction_projection.weight.device
+        if device.type == "cuda":  # whatever stream the next user works on, they are there
+            torch.cuda.current_stream(device).synchronize()
+        return fused
 
 
 def _why_no_lstm(networks: LSTMNetworks) -> str | None:
@@ -185,10 +178,9 @@ def _fused_stateless(networks: StatelessNetworks) -> FusedStateless:
     columns = weight.split([len(row[0]) for row in rows], dim=1)
     tables = [row @ part.t() for row, part in zip(rows, columns, strict=True)]
     sums = [torch.stack([row.sum(1), row.square().sum(1)], dim=1) for row in rows]
-    normalised = isinstance(norm, nn.LayerNorm)
     return FusedStateless(
         tables=torch.stack(tables).float(),
-        sums=torch.stack(sums) if normalised else None,
+        sums=torch.stack(sums) if isinstance(norm, nn.LayerNorm) else None,
         ones=weight.sum(1).float(),
         bias=bias.float(),
         size=projection.in_features,

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nemo_gpu_decoding.search.transducer.onednn_linear import OneDNNLinear, Versions, versions, whole_blocks
+from nemo_gpu_decoding.search.transducer.onednn_linear import MadeOfWeights, OneDNNLinear, whole_blocks
 
 MAX_TABLE_BYTES = 2**27  # of `LSTMNetworks`: 12,000 labels and 640 hidden values fit
 
@@ -167,7 +167,7 @@ class LSTMNetworks(ModuleNetworks):
             raise ValueError(f"lstm is {lstm}, expected an LSTM of one direction and without projection (proj_size=0)")
         self.embedding = embedding
         self.lstm = lstm
-        self._table: tuple[Versions, Tensor] = [], torch.empty(0)
+        self._table: MadeOfWeights[Tensor] = MadeOfWeights()
         self._input_linears = [OneDNNLinear() for _ in range(lstm.num_layers)]
         self._recurrent_linears = [OneDNNLinear() for _ in range(lstm.num_layers)]
 
@@ -204,16 +204,12 @@ class LSTMNetworks(ModuleNetworks):
         It saves half of the LSTM's work, and is made anew when a weight has changed. None if it would be
         too large, or if changes can't be seen.
         """
-        weight, _, *biases = self.lstm.all_weights[0]
-        now = versions([self.embedding.weight, weight, *biases])
-        if self.table_bytes() > MAX_TABLE_BYTES or now is None:
+        if self.table_bytes() > MAX_TABLE_BYTES:
             return None
-        seen, table = self._table
-        if seen != now:
-            bias = sum(biases) if biases else None
-            table = functional.linear(self.embedding.weight, weight, bias)
-            self._table = now, table
-        return table
+        rows = self.embedding.weight
+        weight, _, *biases = self.lstm.all_weights[0]
+        bias = sum(biases) if biases else None
+        return self._table.current([rows, weight, *biases], lambda: functional.linear(rows, weight, bias))
 
     def _first_gates(self, labels: Tensor) -> Tensor:
         """What labels contribute to the gates of the first layer, [N, 4 * hidden_size]."""

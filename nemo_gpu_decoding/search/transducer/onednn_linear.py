@@ -8,13 +8,16 @@ BLAS works on blocks of rows and rounds a remainder otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 ROW_BLOCK = 8  # rows in a block of the BLAS, at most; also what oneDNN's order is chosen for
+
+T = TypeVar("T")
 
 # (where it lies, how often it was written in place): another value, another weight
 Versions = list[tuple[int, int]]
@@ -38,31 +41,41 @@ def whole_blocks(rows: Tensor) -> Tensor:
     return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
 
 
+class MadeOfWeights(Generic[T]):
+    """A value that is made of weights, and made anew when one of them has changed."""
+
+    _seen: Versions | None = None
+    _sources: Sequence[Tensor] = ()  # what it was made of: those addresses are not given away
+    _value: T | None = None
+
+    def current(self, sources: Sequence[Tensor], make: Callable[[], T]) -> T | None:
+        """The value for these weights; None if changes of them can't be seen."""
+        now = versions(sources)
+        if now is not None and now != self._seen:
+            self._value = make()
+            self._seen, self._sources = now, [source.detach() for source in sources]
+        return None if now is None else self._value
+
+    def __getstate__(self) -> None:
+        """A copy makes the value itself: oneDNN's tensors can't be copied."""
+
+
 class OneDNNLinear:
     """`functional.linear` for one weight [outputs, inputs], packed on CPUs where oneDNN is at hand."""
 
     def __init__(self) -> None:
-        self._packed: tuple[Versions, Tensor] | None = None
+        self._packed: MadeOfWeights[Tensor] = MadeOfWeights()
 
     def __call__(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """rows [N, inputs] to [N, outputs]."""
-        packed = self._packed_weight(weight) if _can_pack(rows, weight) else None
+        packed = self._packed.current([weight], lambda: _packed(weight)) if _can_pack(rows, weight) else None
         if packed is None:
             return functional.linear(whole_blocks(rows), weight, bias)[: len(rows)]
         return torch.ops.mkldnn._linear_pointwise(rows, packed, bias, "none", [], "")
 
-    def _packed_weight(self, weight: Tensor) -> Tensor | None:
-        now = versions([weight])
-        if now is None:
-            return None
-        if self._packed is None or self._packed[0] != now:
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROW_BLOCK)
-            self._packed = now, packed
-            return packed
-        return self._packed[1]
 
-    def __getstate__(self) -> dict[str, None]:
-        return {"_packed": None}  # oneDNN's tensors can't be copied: a copy packs its weight itself
+def _packed(weight: Tensor) -> Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), ROW_BLOCK)
 
 
 def _can_pack(rows: Tensor, weight: Tensor) -> bool:

@@ -234,7 +234,7 @@ MOVE_ROWS = Signature(
 )
 
 # The prediction network, see prediction.cu. E entries of the cache, H hidden values, J joint inputs.
-_ROUTES = {name: Tensor(torch.int64, ("rows",)) for name in ("labels", "sources", "targets")}
+_ROUTES = {name: _rows(written=False) for name in ("labels", "sources", "targets")}
 LSTM_LAYER = Signature(
     "lstm_layer",
     {

@@ -54,18 +54,12 @@ def _drop_equal_texts(beam, score):
 
 
 @compiled
-def _depth(nodes, node):
-    count = 0
-    while node != ROOT:
-        count += 1
-        node = nodes[node].parent
-    return count
-
-
-@compiled
 def trace_back(nodes, node):
     """The nodes on the way from the root to `node`, in that order, [n] NODE."""
-    count = _depth(nodes, node)
+    count, before = 0, node
+    while before != ROOT:
+        count += 1
+        before = nodes[before].parent
     path = np.empty(count, NODE)
     for i in range(count - 1, -1, -1):
         path[i] = nodes[node]
