@@ -18,19 +18,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.fusion.batch import of_utterance
+from nemo_gpu_decoding.fusion.batch import UtteranceFusion, of_utterance
 from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, log_add
-from nemo_gpu_decoding.search.row_scan import next_label
 from nemo_gpu_decoding.search.text_hash import extended_hash
 from nemo_gpu_decoding.search.transducer.beam import extend, find_duplicate
 from nemo_gpu_decoding.search.transducer.config import AESConfig
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
 from nemo_gpu_decoding.search.transducer.expand import (
     count_within_gamma,
-    floor_of,
     insert,
-    least_log_prob,
     new_candidates,
     offer_blanks,
     offer_tokens,
@@ -42,7 +39,6 @@ from nemo_gpu_decoding.search.transducer.scoring import (
     duration_log_prob,
     forced_blank,
     fused_label,
-    longest_duration,
     token_offset,
 )
 
@@ -127,29 +123,19 @@ def _expand(b, k, data, params, fusion, best):
         lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
         return insert(best, 0, hypothesis.score, k, KEEP, lm_state, boosting_state)
     row = data.log_probs[data.row_of[b, k]]
+    none = np.float32(0.0)
+    ranked_by = fusion if params.late else UtteranceFusion(fusion.lm, fusion.boosting, none, none)
+    count = offer_blanks(row, hypothesis, k, params, ranked_by, best, 0)
+    count = offer_tokens(row, hypothesis, k, params, ranked_by, best, count)
+    count = count_within_gamma(best, count, params)
     if not params.late:
-        return _expand_early(row, hypothesis, k, params, fusion, best)
-    count = offer_blanks(row, hypothesis, k, params, fusion, best, 0)
-    count = offer_tokens(row, hypothesis, k, params, fusion, best, count)
-    return count_within_gamma(best, count, params)
+        _score_in_full(row, hypothesis, best, count, params, fusion)
+    return count
 
 
 @no_refcount
-def _expand_early(row, hypothesis, k, params, fusion, best):
-    """The extensions of hypothesis k by the joint alone, then scored in full; returns how many."""
-    count = 0
-    labels = row[: params.vocab_size + 1]
-    longest = duration_log_prob(row, params, longest_duration(row, params))
-    none = np.float32(0.0)
-    v = next_label(labels, 0, IMPOSSIBLE)
-    while v < labels.shape[0]:
-        for d in range(params.num_durations):
-            score = hypothesis.score + (row[v] + duration_log_prob(row, params, d))
-            choice = v * params.num_durations + d
-            count = insert(best, count, score, k, choice, hypothesis.lm_state, hypothesis.boosting_state)
-        floor = floor_of(best, count, params)
-        v = next_label(labels, v + 1, least_log_prob(floor, hypothesis.score, none, none, longest))
-    count = count_within_gamma(best, count, params)
+def _score_in_full(row, hypothesis, best, count, params, fusion):
+    """Add LM and boosting to extensions that were ranked by the joint alone."""
     offset = token_offset(row, params, fusion)
     for slot in best.rank[:count]:
         candidate = best.items[slot]
@@ -159,7 +145,6 @@ def _expand_early(row, hypothesis, k, params, fusion, best):
         candidate.score = hypothesis.score + (score + duration)
         candidate.lm_state = lm_state
         candidate.boosting_state = boosting_state
-    return count
 
 
 @no_refcount

@@ -109,22 +109,11 @@ class Workspace:
 
     def take_frames(self, values: Tensor) -> None:
         """Copy frames [n, C, H] in, one utterance after the other."""
-        rows = values.flatten(0, 1)
-        if len(rows) > len(self.frames):
-            self.frames = self._like(self.shape.frame, bucket(len(rows)))
-            self.graphs.clear()
-        self.frames[: len(rows)] = rows
+        self.frames = self._filled(self.frames, values.flatten(0, 1))
 
     def take_boosting(self, automaton: DeviceAutomaton) -> None:
         """Copy the trees of this run in: they differ from run to run."""
-        kept = []
-        for old, new in zip(self.boosting, automaton, strict=True):
-            if len(new) > len(old) or new.shape[1] != old.shape[1]:
-                old = self._records(new.shape[1], bucket(len(new)))
-                self.graphs.clear()
-            old[: len(new)] = new
-            kept.append(old)
-        self.boosting = DeviceAutomaton(*kept)
+        self.boosting = DeviceAutomaton(*map(self._filled, self.boosting, automaton))
 
     def take_predictions(self, parts: Sequence[Tensor]) -> None:
         """Copy the prediction cache of n utterances in."""
@@ -135,6 +124,14 @@ class Workspace:
         """Copy it out again."""
         for own, part in zip(self.cache, parts, strict=True):
             part.copy_(own[: len(part)])
+
+    def _filled(self, buffer: Tensor, rows: Tensor) -> Tensor:
+        """The buffer, or a larger one that no graph knows, with `rows` at its start."""
+        if len(rows) > len(buffer) or rows.shape[1:] != buffer.shape[1:]:
+            buffer = self._zeros(rows.dtype, bucket(len(rows)), *rows.shape[1:])
+            self.graphs.clear()
+        buffer[: len(rows)] = rows
+        return buffer
 
     def _zeros(self, dtype: torch.dtype, *shape: int) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=self.shape.device)

@@ -21,7 +21,6 @@ What is computed differs from torch's by rounding in float32 alone.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -72,14 +71,16 @@ class FusedWeights:
     def why_not(self, device: torch.device) -> str | None:
         """None if the networks can be fused for `device`, else why not, in one line."""
         networks = self._networks
-        if type(networks) is LSTMNetworks:
-            reason = _why_no_lstm(networks)
-        elif type(networks) is StatelessNetworks:
-            reason = _why_no_stateless(networks)
-        else:
+        if type(networks) is not LSTMNetworks and type(networks) is not StatelessNetworks:
             return f"{type(networks).__name__} are called through methods of their own"
-        if reason is not None:
-            return reason
+        for module, kind in _modules(networks):
+            if type(module) is not kind:
+                return f"a {type(module).__name__} stands where a plain {kind.__name__} is fused"
+        size = networks.prediction_projection.in_features
+        if isinstance(networks, StatelessNetworks) and not _is_known_norm(networks.norm, size):
+            return f"the norm is {networks.norm}, which is not fused"
+        if (size := _table_bytes(networks)) > MAX_TABLE_BYTES:
+            return f"tables of {size} bytes exceed {MAX_TABLE_BYTES}"
         sources = _sources(networks)
         kinds = sorted({f"{source.dtype} on {source.device}" for source in sources})
         if any(source.dtype != torch.float32 or source.device != device for source in sources):
@@ -92,67 +93,47 @@ class FusedWeights:
 
     def current(self) -> Fused:
         """The weights as they are now; where `why_not` has nothing to say."""
+        networks = self._networks
+        assert isinstance(networks, (LSTMNetworks, StatelessNetworks))
         with self._lock:
-            fused = self._fused.current(_sources(self._networks), self._make)
+            fused = self._fused.current(_sources(networks), lambda: _fused(networks))
         assert fused is not None
         return fused
 
-    def _make(self) -> Fused:
-        networks = self._networks
-        assert isinstance(networks, (LSTMNetworks, StatelessNetworks))
-        fused = _fused_lstm(networks) if isinstance(networks, LSTMNetworks) else _fused_stateless(networks)
-        device = networks.prediction_projection.weight.device
-        if device.type == "cuda":  # whatever stream the next user works on, they are there
-            torch.cuda.current_stream(device).synchronize()
-        return fused
+
+def _fused(networks: LSTMNetworks | StatelessNetworks) -> Fused:
+    fused = _fused_lstm(networks) if isinstance(networks, LSTMNetworks) else _fused_stateless(networks)
+    device = networks.prediction_projection.weight.device
+    if device.type == "cuda":  # whatever stream the next user works on, they are there
+        torch.cuda.current_stream(device).synchronize()
+    return fused
 
 
-def _why_no_lstm(networks: LSTMNetworks) -> str | None:
-    expected = (
-        (networks.embedding, nn.Embedding),
-        (networks.lstm, nn.LSTM),
-        (networks.prediction_projection, nn.Linear),
-    )
-    reason = _other_module(expected)
-    if reason is None and networks.table_bytes() > MAX_TABLE_BYTES:
-        return f"a table of {networks.table_bytes()} bytes exceeds {MAX_TABLE_BYTES}"
-    return reason
-
-
-def _why_no_stateless(networks: StatelessNetworks) -> str | None:
-    norm, projection = networks.norm, networks.prediction_projection
-    embeddings = [(embedding, nn.Embedding) for embedding in networks.embeddings]
-    reason = _other_module([*embeddings, (projection, nn.Linear)])
-    if reason is not None:
-        return reason
-    if type(norm) is not nn.Identity and (
-        type(norm) is not nn.LayerNorm or norm.normalized_shape != (projection.in_features,)
-    ):
-        return f"the norm is {norm}, which is not fused"
-    rows = sum(embedding.num_embeddings for embedding in networks.embeddings)
-    table = rows * projection.out_features * torch.float32.itemsize
-    if table > MAX_TABLE_BYTES:
-        return f"tables of {table} bytes exceed {MAX_TABLE_BYTES}"
-    return None
-
-
-def _other_module(expected: Sequence[tuple[nn.Module, type[nn.Module]]]) -> str | None:
-    """A module that is not just of the type whose arithmetic is known here."""
-    for module, kind in expected:
-        if type(module) is not kind:
-            return f"a {type(module).__name__} stands where a plain {kind.__name__} is fused"
-    return None
-
-
-def _sources(networks: TransducerNetworks) -> list[Tensor]:
-    """The weights that are fused."""
-    assert isinstance(networks, (LSTMNetworks, StatelessNetworks))
-    modules: list[nn.Module] = [networks.prediction_projection]
+def _modules(networks: LSTMNetworks | StatelessNetworks) -> list[tuple[nn.Module, type[nn.Module]]]:
+    """What is fused besides a norm, and the types whose arithmetic is known here."""
+    modules: list[tuple[nn.Module, type[nn.Module]]] = [(networks.prediction_projection, nn.Linear)]
     if isinstance(networks, LSTMNetworks):
-        modules += [networks.embedding, networks.lstm]
-    else:
-        modules += [*networks.embeddings, networks.norm]
-    return [weight for module in modules for weight in module.parameters()]
+        return [*modules, (networks.embedding, nn.Embedding), (networks.lstm, nn.LSTM)]
+    return [*modules, *((embedding, nn.Embedding) for embedding in networks.embeddings)]
+
+
+def _is_known_norm(norm: nn.Module, size: int) -> bool:
+    if type(norm) is nn.LayerNorm:
+        return norm.normalized_shape == (size,)
+    return type(norm) is nn.Identity
+
+
+def _table_bytes(networks: LSTMNetworks | StatelessNetworks) -> int:
+    if isinstance(networks, LSTMNetworks):
+        return networks.table_bytes()
+    rows = sum(embedding.num_embeddings for embedding in networks.embeddings)
+    return rows * networks.prediction_projection.out_features * torch.float32.itemsize
+
+
+def _sources(networks: LSTMNetworks | StatelessNetworks) -> list[Tensor]:
+    """The weights that are fused."""
+    norm = [networks.norm] if isinstance(networks, StatelessNetworks) else []
+    return [weight for module in [*(m for m, _ in _modules(networks)), *norm] for weight in module.parameters()]
 
 
 def _fused_lstm(networks: LSTMNetworks) -> FusedLSTM:
