@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -70,8 +70,7 @@ def capture_chunk(device: torch.device, body: Callable[[], None]) -> torch.cuda.
     Raises:
         RuntimeError: CUDA refuses; nothing has changed then.
     """
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.device(device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+    with _capturing(device) as (graph, _):
         body()
     return graph
 
@@ -96,19 +95,53 @@ def capture_while(
         GraphError, RuntimeError: CUDA refuses; nothing has changed then.
     """
     bindings = bindings or Bindings()
-    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.MemPool()
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.device(device), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        parent, _ = _captured(bindings, stream)
-        handle = bindings.call(bindings.runtime, "cudaGraphConditionalHandleCreate", parent, 0, 0)
-        decide(_number(handle))
-        inner = _add_while_node(bindings, stream, handle)
-        with _capturing_into(bindings, inner, device), torch.cuda.use_mem_pool(pool, device):
-            body()
+    with torch.cuda.device(device):
+        pool = torch.cuda.MemPool()  # belongs to the current device
+    try:
+        with _capturing(device) as (graph, stream):
+            parent, _ = _captured(bindings, stream)
+            handle = bindings.call(bindings.runtime, "cudaGraphConditionalHandleCreate", parent, 0, 0)
             decide(_number(handle))
-    torch.cuda.current_stream(device).wait_stream(stream)
+            inner = _add_while_node(bindings, stream, handle)
+            with _capturing_into(bindings, inner, device), torch.cuda.use_mem_pool(pool, device):
+                body()
+                decide(_number(handle))
+    except BaseException:
+        _abandoned.append(pool)
+        raise
     return WhileGraph(graph, pool)
+
+
+# Pools of captures that failed. To destroy one ends the process if torch believes that a capture goes on.
+_abandoned: list[Any] = []
+
+
+@contextmanager
+def _capturing(device: torch.device) -> Iterator[tuple[torch.cuda.CUDAGraph, torch.cuda.Stream]]:
+    """Capture what happens inside into a new graph on a new stream; torch is as it was if that fails.
+
+    torch.cuda.graph does not see to it: where CUDA refuses to end a capture, the capture's stream stays the
+    current one, and torch before 2.12 (its pull request 180395) goes on allocating for the graph.
+    """
+    with torch.cuda.device(device):  # graph and pool belong to the current device
+        graph, stream, pool = torch.cuda.CUDAGraph(), torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+        before = torch.cuda.current_stream(device)
+        stream.wait_stream(before)
+        try:
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                yield graph, stream
+        except BaseException:
+            torch.cuda.set_stream(before)
+            _end_allocation(torch.cuda.current_device(), pool)
+            raise
+        before.wait_stream(stream)
+
+
+def _end_allocation(device: int, pool: Any) -> None:
+    """Tell the allocator that a capture into this pool is over; newer versions of torch have done it."""
+    with suppress(RuntimeError, AttributeError):
+        torch._C._cuda_endAllocateToPool(device, pool)
+        torch._C._cuda_releasePool(device, pool)
 
 
 def _number(handle: Any) -> int:
@@ -159,5 +192,8 @@ def _capturing_into(bindings: Bindings, graph: Any, device: torch.device) -> Ite
     try:
         with torch.cuda.stream(stream):
             yield
-    finally:
-        bindings.call(runtime, "cudaStreamEndCapture", stream.cuda_stream)
+    except BaseException:
+        with suppress(GraphError):  # what was raised inside is the reason
+            bindings.call(runtime, "cudaStreamEndCapture", stream.cuda_stream)
+        raise
+    bindings.call(runtime, "cudaStreamEndCapture", stream.cuda_stream)

@@ -4,11 +4,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from nemo_gpu_decoding.cuda import nvrtc
 
@@ -137,6 +141,78 @@ class FakeDriver:
             )
         )
         return (Status.CUDA_SUCCESS,)
+
+
+class OldTorch:
+    """torch 2.11 on two GPUs, of which every capture fails at its end: what is current, what it believes.
+
+    `torch.cuda.graph` is torch's own. Put in place for the rest of the process: to destroy a pool while a
+    capture seems to go on ends the process, as there.
+    """
+
+    def __init__(self) -> None:
+        self.device, self.underway = 0, set()
+        self.current = {
+            index: SimpleNamespace(name=f"default {index}", wait_stream=lambda _: None) for index in (0, 1)
+        }
+        replacements = {
+            "CUDAGraph": lambda: SimpleNamespace(capture_begin=self._begin, capture_end=self._end),
+            "MemPool": lambda: _Pool(self),
+            "Stream": lambda device=None: SimpleNamespace(
+                name="capture", device=device, wait_stream=lambda _: None, cuda_stream=7
+            ),
+            "current_device": lambda: self.device,
+            "current_stream": lambda device=None: self.current[device.index],
+            "device": self._device,
+            "empty_cache": lambda: None,
+            "graph_pool_handle": lambda: (0, 1),
+            "is_current_stream_capturing": lambda: False,
+            "set_stream": lambda stream: self.current.update({self.device: stream}),
+            "stream": lambda stream: _StreamContext(self, stream),
+            "synchronize": lambda device=None: None,
+        }
+        for name, replacement in replacements.items():
+            setattr(torch.cuda, name, replacement)
+        torch._C._host_emptyCache = lambda: None
+        torch._C._cuda_endAllocateToPool = lambda device, pool: self.underway.remove((device, pool))
+        torch._C._cuda_releasePool = lambda device, pool: None
+
+    @contextmanager
+    def _device(self, device: torch.device) -> Iterator[None]:
+        before, self.device = self.device, device.index
+        try:
+            yield
+        finally:
+            self.device = before
+
+    def _begin(self, pool: Any, **options: Any) -> None:
+        self.underway.add((self.device, pool))
+
+    def _end(self) -> None:
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+class _Pool:
+    def __init__(self, torch: OldTorch) -> None:
+        self._torch = torch
+
+    def __del__(self) -> None:
+        if self._torch.underway:
+            os.abort()
+
+
+class _StreamContext:
+    """Not a generator: left without its exit, it stays entered."""
+
+    def __init__(self, torch: OldTorch, stream: Any) -> None:
+        self._torch, self._stream = torch, stream
+
+    def __enter__(self) -> None:
+        self._before = self._torch.current[self._torch.device]
+        self._torch.current[self._torch.device] = self._stream
+
+    def __exit__(self, *_: object) -> None:
+        self._torch.current[self._torch.device] = self._before
 
 
 # ---------------------------------------------- Marks for tests that need more than every machine has
