@@ -88,6 +88,9 @@ class CudaModule:
         self._lock = threading.Lock()
         self._kernels: dict[str, _Kernel] = {}
 
+    def find(self, signature: Signature) -> None:
+        self._kernel(signature)
+
     def launch(
         self, signature: Signature, /, *, grid: int, block: int, shared_bytes: int = 0, **arguments: Any
     ) -> None:

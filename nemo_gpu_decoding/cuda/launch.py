@@ -36,6 +36,10 @@ class Module(Protocol):
 
     device: torch.device
 
+    def find(self, signature: Signature) -> None:
+        """Look a kernel up before its first launch, which then may be captured into a CUDA graph."""
+        ...
+
     def launch(
         self, signature: Signature, /, *, grid: int, block: int, shared_bytes: int = 0, **arguments: Any
     ) -> None:

@@ -68,8 +68,9 @@ def test_contexts_and_capture_modes_are_put_back(module, fake):
     assert fake.capture_mode == "global"
 
 
-def test_a_later_launch_makes_no_call_that_a_capture_forbids(module, fake):
-    launch(module)
+@pytest.mark.parametrize("first", [launch, lambda module: module.find(AXPY)], ids=["launched", "found"])
+def test_a_later_launch_makes_no_call_that_a_capture_forbids(module, fake, first):
+    first(module)
     fake.calls.clear()
     launch(module)
     assert [call[0] for call in fake.calls] == ["cuCtxPushCurrent", "cuLaunchKernel", "cuCtxPopCurrent"]

@@ -106,6 +106,10 @@ class EmulatedModule:
         self.kernels = tuple(self._code.emulator_kernels().decode().split())
         self._lock = _lock_of(library)
 
+    def find(self, signature: Signature) -> None:
+        """As `Module.find`: compares the signature with the C++ declaration."""
+        self._check_parameters(signature)
+
     def launch(
         self, signature: Signature, /, *, grid: Size, block: Size, shared_bytes: int = 0, **arguments: Any
     ) -> None:

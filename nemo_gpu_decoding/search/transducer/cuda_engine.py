@@ -211,10 +211,15 @@ class _Step:
         work = self._work
         work.launch(work.kernels, records.COUNT_ACTIVE, grid=1, block=records.MERGE_THREADS)
 
+    def prepare_condition(self) -> None:
+        """Load the kernel of `set_condition`."""
+        self._condition = runtime().load("search/transducer/loop_condition.cu", self._work.shape.device)
+        self._condition.find(records.LOOP_CONDITION)
+
     def set_condition(self, handle: int) -> None:
         """Tell a WHILE node whether there is a next step."""
-        work, kernel = self._work, runtime().load("search/transducer/loop_condition.cu", self._work.shape.device)
-        work.launch(kernel, records.LOOP_CONDITION, grid=1, block=records.MERGE_THREADS, handle=np.uint64(handle))
+        signature = records.LOOP_CONDITION
+        self._work.launch(self._condition, signature, grid=1, block=records.MERGE_THREADS, handle=np.uint64(handle))
 
 
 def _put(device_records: Tensor, values: np.ndarray) -> None:

@@ -41,6 +41,9 @@ class Step(Protocol):
 
     def count_active(self) -> None: ...
 
+    def prepare_condition(self) -> None:
+        """Load what `set_condition` launches, which is captured."""
+
     def set_condition(self, handle: int) -> None: ...
 
 
@@ -57,18 +60,21 @@ class GraphRunner:
         device = work.shape.device
         if self.mode is None:
             self.mode = self._best_mode(device)
-        if self._num_active(step, work) == 0:
-            return
-        while self.mode != PLAIN:
-            graph = self._graph(step, work)
-            if graph is not None:
-                if self._num_active(step, work):
-                    self._replay(graph, step, work)
-                return
         while self._num_active(step, work):
-            # on the CPU a look costs nothing
-            for _ in range(1 if device.type == "cpu" else STEPS_PER_LOOK):
-                step.run()
+            graph = None if self.mode == PLAIN else self._graph(step, work)
+            if graph is not None:
+                self._replay(graph, step, work)
+            elif self.mode == PLAIN:
+                # on the CPU a look costs nothing
+                for _ in range(1 if device.type == "cpu" else STEPS_PER_LOOK):
+                    step.run()
+
+    def _replay(self, graph: Any, step: Step, work: Workspace) -> None:
+        before = work.beams.clone()
+        graph.replay()
+        if torch.equal(before, work.beams) and self._num_active(step, work):
+            work.graphs.clear()
+            self._fall_back("a replay changes nothing")
 
     def _best_mode(self, device: torch.device) -> str:
         if not self._allowed or device.type != "cuda":
@@ -85,19 +91,10 @@ class GraphRunner:
         step.count_active()
         return int(work.active)
 
-    def _replay(self, graph: Any, step: Step, work: Workspace) -> None:
-        if self.mode == LOOP:
-            graph.replay()
-            return
-        while True:
-            graph.replay()
-            if int(work.active) == 0:
-                return
-
     def _graph(self, step: Step, work: Workspace) -> Any | None:
         """The graph of this step, captured if it is new; None if the mode turned out not to work."""
         weights = tuple(_versions_of_weights(self._networks))
-        key = self.mode, step.key, weights
+        key = self.mode, step.key, weights, _arithmetic()
         if key in work.graphs:
             return work.graphs[key]
         if not weights:
@@ -105,11 +102,12 @@ class GraphRunner:
             return None
         # a real step, before capturing: kernels are compiled, and libraries get their workspaces
         step.run()
-        torch.cuda.synchronize(work.shape.device)
         try:
+            step.prepare_condition()
+            torch.cuda.synchronize(work.shape.device)
             graph = _captured(self.mode, step, work.shape.device)
-        except (RuntimeError, ImportError, AttributeError) as error:
-            self._fall_back(str(error).strip().split("\n", 1)[0])
+        except Exception as error:  # CUDA's libraries raise many types; plain launches need none of them
+            self._fall_back(f"{type(error).__name__}: {error}".split("\n", 1)[0])
             return None
         while len(work.graphs) >= MOST_GRAPHS:
             del work.graphs[next(iter(work.graphs))]
@@ -131,9 +129,21 @@ def _captured(mode: str | None, step: Step, device: torch.device) -> Any:
     def chunk() -> None:
         for _ in range(STEPS_PER_CHUNK):
             step.run()
-        step.count_active()
 
     return capture_chunk(device, chunk)
+
+
+def _arithmetic() -> tuple[Hashable, ...]:
+    """What torch's choice of kernels for products depends on besides their operands."""
+    matmul = torch.backends.cuda.matmul
+    precision = matmul.fp32_precision if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+    autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
+    return (
+        autocast,
+        precision,
+        matmul.allow_fp16_reduced_precision_reduction,
+        matmul.allow_bf16_reduced_precision_reduction,
+    )
 
 
 def _versions_of_weights(networks: object) -> Iterator[tuple[int, int]]:

@@ -36,14 +36,23 @@ class CountingStep:
     """`steps` steps are to be done; runs into `work.active` as the kernels do."""
 
     def __init__(self, work, steps: int, key: str = "step") -> None:
-        self.work, self.left, self.runs, self.key = work, steps, 0, key
+        self.work, self.runs, self.key = work, 0, key
+        work.left, self.is_prepared = steps, False
+
+    @property
+    def left(self):
+        return self.work.left
 
     def run(self):
         self.runs += 1
-        self.left = max(0, self.left - 1)
+        self.work.beams += self.left > 0
+        self.work.left = max(0, self.left - 1)
 
     def count_active(self):
         self.work.active.fill_(int(self.left > 0))
+
+    def prepare_condition(self):
+        self.is_prepared = True
 
     def set_condition(self, handle):
         raise AssertionError("only a graph decides")
@@ -62,7 +71,8 @@ class FakeGraph:
 
 @pytest.fixture
 def work():
-    return SimpleNamespace(shape=SimpleNamespace(device=GPU), active=torch.zeros(1, dtype=torch.int32), graphs={})
+    active, beams = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    return SimpleNamespace(shape=SimpleNamespace(device=GPU), active=active, beams=beams, graphs={})
 
 
 @pytest.fixture
@@ -71,6 +81,8 @@ def captures(monkeypatch):
     made: dict[str, list[FakeGraph]] = {LOOP: [], CHUNKS: []}
 
     def loop(device, decide, body):
+        assert body.__self__.is_prepared  # nothing may be loaded while capturing
+
         def replay():
             while body.__self__.left:
                 body()
@@ -111,12 +123,14 @@ def test_chunks_are_replayed_until_nobody_goes_on(work, captures, monkeypatch, c
     assert "the driver is old" in caplog.text
 
 
+@pytest.mark.parametrize("kind", [RuntimeError, TypeError, ValueError, OSError])
 @pytest.mark.parametrize("broken", [[LOOP], [LOOP, CHUNKS]])
-def test_what_does_not_work_is_said_once_and_replaced(work, captures, monkeypatch, caplog, broken):
+def test_what_does_not_work_is_said_once_and_replaced(work, captures, monkeypatch, caplog, broken, kind):
+    """cuda-python has a TypeError for a signature that has changed and a ValueError for a bad value."""
     caplog.set_level(logging.WARNING, "nemo_gpu_decoding")
 
     def fail(device, *work):
-        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+        raise kind("operation not permitted when stream is capturing\nmore")
 
     for mode in broken:
         monkeypatch.setattr(cuda_graphs, f"capture_{'while' if mode == LOOP else 'chunk'}", fail)
@@ -129,6 +143,46 @@ def test_what_does_not_work_is_said_once_and_replaced(work, captures, monkeypatc
     assert len(caplog.records) == len(broken)
     assert "operation not permitted when stream is capturing" in caplog.text
     assert "more" not in caplog.text
+
+
+@pytest.mark.parametrize("mode", [LOOP, CHUNKS])
+def test_a_graph_that_does_nothing_is_not_waited_for(work, captures, monkeypatch, caplog, mode):
+    """What is captured on a stream of another device is an empty graph."""
+    for name in ("capture_while", "capture_chunk"):
+        monkeypatch.setattr(cuda_graphs, name, lambda *_: FakeGraph(lambda: None))
+    runner, step = GraphRunner(networks_with_weights(), allowed=True), CountingStep(work, 40)
+    runner.mode = mode
+    with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
+        runner.run(step, work)
+    assert (step.left, runner.mode, work.graphs) == (0, PLAIN, {})
+    assert "a replay changes nothing" in caplog.text
+
+
+@pytest.fixture
+def arithmetic():
+    """Sets what products are computed in: autocast to a type or none, and whether in TF32."""
+
+    def choose(dtype=None, tf32=False):
+        torch.set_autocast_enabled("cuda", dtype is not None)
+        torch.set_autocast_dtype("cuda", dtype or torch.float16)
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+
+    yield choose
+    choose()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [({}, {"dtype": torch.float16}), ({"dtype": torch.float16}, {"dtype": torch.bfloat16}), ({}, {"tf32": True})],
+    ids=["autocast", "its type", "tf32"],
+)
+def test_a_graph_belongs_to_the_precision_it_was_captured_in(work, captures, arithmetic, first, second):
+    runner = GraphRunner(networks_with_weights(), allowed=True)
+    for _ in range(2):
+        for options in (first, second):
+            arithmetic(**options)
+            runner.run(CountingStep(work, 5), work)
+    assert len(captures[LOOP]) == 2
 
 
 def test_a_graph_is_used_again_until_something_changes(work, captures):
