@@ -37,7 +37,6 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
     def __init__(self, owner: Any, cfg: DictConfig) -> None:
         AbstractBeamCTCInfer.__init__(self, blank_id=owner.blank_id, beam_size=1)
         FusedInfer.__init__(self, owner, cfg)
-        self.strategy = str(cfg.strategy)
         self.beam_size = getattr(self.options.search, "beam_size", self.options.n_best)
 
     @abstractmethod

@@ -42,6 +42,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
     options: Options[Any]
 
     def __init__(self, owner: Any, cfg: DictConfig) -> None:
+        self.strategy = str(cfg.strategy)
         self.options = self.read(cfg)
         self.return_best_hypothesis = self.options.return_best
         self.preserve_alignments = bool(owner.preserve_alignments)

@@ -100,11 +100,13 @@ HOOKS = tuple(
         # where NeMo makes its decoding objects
         ("parts.submodules.ctc_decoding", "AbstractCTCDecoding", "__init__", "constructors:construct_ctc"),
         ("parts.submodules.rnnt_decoding", "AbstractRNNTDecoding", "__init__", "constructors:construct_rnnt"),
-        # where its streaming decodes CTC greedily
+        # where its streaming decodes CTC greedily, or takes it that a beam never changes its mind
         ("parts.mixins.mixins", "ASRModuleMixin", "conformer_stream_step", "streaming:stream_step"),
         ("inference.factory.base_builder", "BaseBuilder", "_build_asr", "streaming:build_asr"),
         ("inference.pipelines.buffered_ctc_pipeline", "BufferedCTCPipeline", "__init__", "streaming:construct"),
+        ("inference.pipelines.buffered_rnnt_pipeline", "BufferedRNNTPipeline", "__init__", "streaming:construct"),
         ("inference.pipelines.cache_aware_ctc_pipeline", "CacheAwareCTCPipeline", "__init__", "streaming:construct"),
+        ("inference.pipelines.cache_aware_rnnt_pipeline", "CacheAwareRNNTPipeline", "__init__", "streaming:construct"),
     )
 )
 

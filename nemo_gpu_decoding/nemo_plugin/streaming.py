@@ -1,9 +1,9 @@
-"""CTC in NeMo's streaming: `conformer_stream_step`, and the pipelines of `nemo.collections.asr.inference`.
+"""NeMo's streaming: `conformer_stream_step`, and the pipelines of `nemo.collections.asr.inference`.
 
-There NeMo takes the best label of every frame, whatever the decoding config says. With one of our strategies
-the same calls search the log-probs:
+For CTC models NeMo takes the best label of every frame there, whatever the decoding config says; of
+transducers it takes it that tokens, once found, stay. With one of our strategies the same calls search:
 
-    conformer_stream_step   for a model that decodes with our strategy; the running search travels with
+    conformer_stream_step   for a CTC model that decodes with our strategy; the running search travels with
                             `previous_pred_out`. Texts are what the search would return if the audio ended.
     pipelines               asr.decoding of the pipeline's config names the strategy, as it does for RNN-T:
                             +asr.decoding.strategy=flexctc_beam +asr.decoding.beam.beam_size=8
@@ -19,10 +19,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
+from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 from nemo.utils import logging
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
@@ -30,6 +31,7 @@ from torch import Tensor
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer, continued_streams
 from nemo_gpu_decoding.nemo_plugin.register import find_strategy, possible_strategies
 from nemo_gpu_decoding.nemo_plugin.requests import biasing_request
+from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 from nemo_gpu_decoding.search.decoder import Streams
 from nemo_gpu_decoding.search.result import Path
 
@@ -121,34 +123,50 @@ def _named(strategy: str) -> DictConfig:
 
 
 def construct(wrapped: Callable[..., None], pipeline: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Stands in for `__init__` of NeMo's CTC pipelines; one whose model decodes with our strategy searches.
+    """Stands in for `__init__` of NeMo's pipelines; one whose model decodes with our strategy searches.
 
     Raises:
-        ValueError: the tails of partial transcripts are asked for.
+        ValueError: an option of the pipeline cannot be had with the strategy; the message names it.
     """
-    wrapped(*args, **kwargs)
-    infer = ctc_search(pipeline.asr_model.asr_model)
-    if infer is None:
-        return
-    if pipeline.return_tail_result:
-        raise ValueError(
-            f"return_tail_result is true, expected false: what lies beyond the chunk is not searched by "
-            f"{infer.strategy}"
-        )
+    call = inspect.signature(wrapped).bind(*args, **kwargs)
     cls: Any = type(pipeline)
-    pipeline.__class__ = _searching(cls)
+    (kind,) = [KINDS[base.__name__] for base in cls.__mro__ if base.__name__ in KINDS]
+    infer = kind.search(call.arguments["asr_model"].asr_model)
+    if infer is None:
+        wrapped(*args, **kwargs)
+        return
+    if kind.refused and OmegaConf.select(call.arguments["cfg"], kind.refused):
+        raise ValueError(f"{kind.refused} is true, expected false with strategy {infer.strategy}: {kind.reason}")
+    if not infer.return_best_hypothesis:
+        key = f"asr.decoding.{infer.section}.return_best_hypothesis"
+        raise ValueError(f"{key} is false, expected true: a stream has one transcript")
+    wrapped(*args, **kwargs)
+    pipeline.__class__ = _adapted(cls, kind.adapt)
+
+
+def transducer_search(model: Any) -> TransducerInfer | None:
+    """Our decoder of a model's transducer head; None if it decodes with a strategy of NeMo's."""
+    infer = getattr(model.decoding, "decoding", None)
+    return infer if isinstance(infer, TransducerInfer) else None
 
 
 @cache
-def _searching(base: Any) -> type:
-    """The subclass of a CTC pipeline whose transcripts come from the search of the model's decoding config.
+def _adapted(cls: Any, adapt: Callable[[Any], type]) -> type:
+    """The subclass of a pipeline's class, the same one every time."""
+    subclass = adapt(cls)
+    subclass.__name__, subclass.__qualname__ = cls.__name__, cls.__qualname__
+    return subclass
 
-    Made within a function and with one base, since Python lets an object change its class only where the
-    memory layouts agree.
-    """
-    is_buffered = base.__name__ == "BufferedCTCPipeline"
 
-    class Searching(base):
+# They are made within functions and have one base each, since Python lets an object change its class only
+# where the memory layouts agree.
+
+
+def _searching_ctc(base: Any) -> type:
+    """A CTC pipeline whose transcripts come from the search of the model's decoding config."""
+    is_buffered = hasattr(base, "get_cut_off_range")
+
+    class Adapted(base):
         def run_greedy_decoder(self, state: Any, request: Any, log_probs: Tensor, *clip: int) -> bool:
             """Search the frames that NeMo reads in this step, and put the best hypothesis in place of the labels
             that it found; it decides whether the utterance ends here."""
@@ -176,8 +194,87 @@ def _searching(base: Any) -> type:
             state.current_step_tokens[known:] = state.tokens[new:]
             return is_end
 
-    Searching.__name__, Searching.__qualname__ = base.__name__, base.__qualname__
-    return Searching
+    return Adapted
+
+
+def _buffered_transducer(base: Any) -> type:
+    """A transducer pipeline that decodes every buffer anew, with the phrases of its stream."""
+
+    class Adapted(base):
+        def stateless_transcribe_step(
+            self, requests: list[Any], encs: Tensor, enc_lens: Tensor, ready_state_ids: set[int]
+        ) -> None:
+            states = [self.get_state(request.stream_id) for request in requests]
+            begin = [_beginning(getattr(state.options, "biasing_cfg", None)) for state in states]
+            hypotheses = self.asr_model.decode(encs, enc_lens, partial_hypotheses=begin)
+            ready_state_ids.update(self.decode_step(hypotheses, requests, states))
+
+    return Adapted
+
+
+def _cache_aware_transducer(base: Any) -> type:
+    """A transducer pipeline that lets the search go on from chunk to chunk until the utterance ends."""
+
+    class Adapted(base):
+        def create_state(self, options: Any) -> Any:
+            state = super().create_state(options)
+            state.phrases = getattr(state.options, "biasing_cfg", None)
+            if state.phrases is not None:
+                state.options.biasing_cfg = None  # or else NeMo would say that they are left out
+            self._begin(state, 0)
+            return state
+
+        def run_greedy_decoder(self, state: Any, request: Any, hyp: Any) -> bool:
+            """Let NeMo see the tokens of this step's frames, and put the best hypothesis in place of what earlier
+            steps took for it; NeMo decides whether the utterance ends here."""
+            known = len(state.current_step_tokens)
+            old = sum(frame < state.frames_read for frame in hyp.token_frames)
+            state.set_offset(old)
+            is_end = super().run_greedy_decoder(state, request, hyp)
+            state.tokens = hyp.y_sequence.tolist()
+            state.timesteps = [state.global_offset + frame for frame in hyp.token_frames]
+            state.confidences = list(hyp.step_confidence) or [0.0] * len(state.tokens)
+            state.current_step_tokens[known:] = state.tokens[old:]
+            state.frames_read = int(hyp.length)
+            if is_end:
+                self._begin(state, state.global_offset + state.frames_read)
+            return is_end
+
+        def _begin(self, state: Any, frame: int) -> None:
+            """Begin an utterance at a frame of the stream."""
+            state.frames_read = 0
+            state.set_offset(0)
+            state.set_global_offset(frame)
+            state.set_previous_hypothesis(_beginning(state.phrases))
+
+    return Adapted
+
+
+def _beginning(phrases: Any) -> Hypothesis | None:
+    """The partial hypothesis that begins an utterance with the phrases of its stream."""
+    if phrases is None or phrases.is_empty():
+        return None
+    return Hypothesis.empty_with_biasing_cfg(phrases)
+
+
+class Kind(NamedTuple):
+    """What becomes of a pipeline of NeMo's."""
+
+    search: Callable[[Any], CTCInfer | TransducerInfer | None]  # of its model
+    adapt: Callable[[Any], type]
+    refused: str = ""  # an option of the pipeline that must be off
+    reason: str = ""
+
+
+_TAIL = "return_tail_result", "what lies beyond the chunk is not searched"
+KINDS = {
+    "BufferedCTCPipeline": Kind(ctc_search, _searching_ctc, *_TAIL),
+    "CacheAwareCTCPipeline": Kind(ctc_search, _searching_ctc, *_TAIL),
+    "BufferedRNNTPipeline": Kind(
+        transducer_search, _buffered_transducer, "streaming.stateful", "NeMo's stateful decoding is greedy_batch's"
+    ),
+    "CacheAwareRNNTPipeline": Kind(transducer_search, _cache_aware_transducer),
+}
 
 
 class Utterance:

@@ -13,11 +13,12 @@ from nemo.utils import logging
 from omegaconf import DictConfig
 from torch import Tensor
 
+from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.nemo_plugin.beam_sections import read_aes, read_alsd
 from nemo_gpu_decoding.nemo_plugin.continuation import StreamState
 from nemo_gpu_decoding.nemo_plugin.hypotheses import TransducerHypothesis, from_path
 from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer, load_fusion
-from nemo_gpu_decoding.nemo_plugin.requests import next_requests
+from nemo_gpu_decoding.nemo_plugin.requests import biasing_request, next_requests
 from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
 from nemo_gpu_decoding.search.result import NBest, Path
 from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
@@ -72,10 +73,9 @@ class TransducerInfer(FusedInfer):
         """
         frames, lengths = encoder_output.transpose(1, 2), encoded_lengths.cpu()
         states = _states(partial_hypotheses, len(frames))
+        requests = self._requests(partial_hypotheses, states)
         aligned = self.preserve_alignments or self.preserve_frame_confidence
-        results = self._continuation.advance(
-            self.decoder(), frames, lengths, states, next_requests(self, states.count(None)), keep_history=aligned
-        )
+        results = self._continuation.advance(self.decoder(), frames, lengths, states, requests, keep_history=aligned)
         for nbest, _ in results:
             for note in nbest.notes:
                 logging.warning(note)
@@ -85,6 +85,18 @@ class TransducerInfer(FusedInfer):
         if self.return_best_hypothesis:
             return ([own[0] for own in hypotheses],)
         return ([NBestHypotheses(own) for own in hypotheses],)
+
+    def _requests(
+        self, partial_hypotheses: Sequence[Any] | None, states: Sequence[StreamState | None]
+    ) -> list[Request | None] | None:
+        """Requests of the utterances that begin: the phrases that NeMo's streaming puts into an empty partial
+        hypothesis, else those of `utterance_requests`."""
+        requests = next_requests(self, states.count(None))
+        begin = [partial for partial, state in zip(partial_hypotheses or [], states, strict=False) if state is None]
+        phrases = [biasing_request(self, getattr(partial, "biasing_cfg", None)) for partial in begin]
+        if not any(phrases):
+            return requests
+        return [own or request for own, request in zip(phrases, requests or [None] * len(phrases), strict=True)]
 
     def _variant(self) -> Hashable:
         aligned = self.preserve_alignments or self.preserve_frame_confidence
@@ -180,11 +192,6 @@ def _state(b: int, partial: Any) -> StreamState | None:
         return None
     if isinstance(partial.dec_state, StreamState):
         return partial.dec_state
-    if getattr(partial, "biasing_cfg", None) is not None and not partial.biasing_cfg.is_empty():
-        raise ValueError(
-            f"partial_hypotheses[{b}] has a biasing request, which is for NeMo's greedy_batch; "
-            "see nemo_gpu_decoding.utterance_requests for phrases per utterance"
-        )
     if len(partial.y_sequence) == 0 and partial.dec_state is None:
         return None
     raise ValueError(

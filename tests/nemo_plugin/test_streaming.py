@@ -55,8 +55,8 @@ def causal_file(tmp_path_factory) -> str:
     torch.manual_seed(1)
     connector = _MatchingWeights()
     model = restore(file, map_location="cpu", override_config_path=config, save_restore_connector=connector)
-    bias = model.ctc_decoder.decoder_layers[0].bias
-    bias.data[-1] -= 8.0  # of the blank
+    for layer in (model.ctc_decoder.decoder_layers[0], model.joint.joint_net[-1]):
+        layer.bias.data[-1] -= 8.0  # of the blank
     path = tmp_path_factory.mktemp("models") / "causal.nemo"
     model.save_to(str(path))
     return str(path)
@@ -69,7 +69,14 @@ def ctc_pipeline(request, causal_file):
     return lambda decoding, **options: pipeline(request.param, files[request.param], decoding, **options)
 
 
-def pipeline(kind, model, decoding, head="ctc", eou=-1, tail=False):
+@pytest.fixture(params=["buffered", "cache_aware"])
+def rnnt_pipeline(request, causal_file):
+    """Builds a transducer pipeline for a decoding config."""
+    files = {"buffered": str(SELF / "models" / "self_hybrid_rnnt.nemo"), "cache_aware": causal_file}
+    return lambda decoding, **options: pipeline(request.param, files[request.param], decoding, head="rnnt", **options)
+
+
+def pipeline(kind, model, decoding, head="ctc", eou=-1, tail=False, stateful=False):
     """One of NeMo's pipelines, from a config like those of its examples."""
     config = {
         "asr": {"model_name": model, "device": "cpu", "device_id": 0, "compute_dtype": "float32", "use_amp": False},
@@ -83,6 +90,7 @@ def pipeline(kind, model, decoding, head="ctc", eou=-1, tail=False):
             "sample_rate": 16000, "batch_size": 3, "left_padding_size": 1.6, "right_padding_size": 1.6,
             "chunk_size": 0.8, "word_boundary_tolerance": 4, "request_type": "frame", "padding_mode": "right",
             "att_context_size": None, "use_cache": True, "use_feat_cache": True, "num_slots": 6,
+            "stateful": stateful,
         },
         "matmul_precision": "high", "log_level": logging.ERROR, "pipeline_type": kind, "asr_decoding_type": head,
         "enable_itn": False, "enable_nmt": False, "asr_output_granularity": "word", "cache_dir": None, "lang": None,
@@ -165,14 +173,57 @@ def test_partial_transcripts_are_the_best_hypothesis_so_far(ctc_pipeline, files)
     assert any(output.current_step_transcript for output in outputs)
 
 
-def test_phrases_of_a_stream(ctc_pipeline, files):
+@pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp"])
+@pytest.mark.parametrize("kind", ["buffered", "cache_aware"])
+def test_phrases_of_a_stream(causal_file, kind, strategy, files):
     biasing = pytest.importorskip("nemo.collections.asr.parts.context_biasing.biasing_multi_model")
-    ours = ctc_pipeline({"strategy": "flexctc_beam", "beam": {"beam_size": 8}})
+    model = causal_file if kind == "cache_aware" else str(SELF / "models" / "self_hybrid_rnnt.nemo")
+    head = "ctc" if strategy == "flexctc_beam" else "rnnt"
+    ours = pipeline(kind, model, {"strategy": strategy, "beam": {"beam_size": 8}}, head=head)
     plain, _ = texts_of(ours.run(files[:2]))
     asked = biasing.BiasingRequestItemConfig({"key_phrases_list": ["zebra"]}, boosting_model_alpha=30.0)
     first, second = texts_of(ours.run(files[:2], [ASRRequestOptions(), ASRRequestOptions(biasing_cfg=asked)]))
     assert first == plain
     assert "zebra" in second
+
+
+@pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
+def test_a_transducer_stream_is_what_the_whole_gives(causal_file, strategy, files, monkeypatch):
+    beam = {"beam_size": 6, "ngram_lm_model": LM["ngram_lm_model"], "ngram_lm_alpha": 0.3}
+    ours = pipeline("cache_aware", causal_file, {"strategy": strategy, "beam": beam}, head="rnnt")
+    decoding, chunks = ours.asr_model.asr_model.decoding, []
+    decode = decoding.rnnt_decoder_predictions_tensor
+
+    def recorded(encoded, lengths, **kwargs):
+        chunks.append(encoded[:, :, : lengths[0]])
+        return decode(encoded, lengths, **kwargs)
+
+    monkeypatch.setattr(decoding, "rnnt_decoder_predictions_tensor", recorded)
+    (found,) = texts_of(ours.run(files[:1]))
+    whole = torch.cat(chunks, dim=2)
+    (expected,) = decode(whole, torch.tensor([whole.shape[2]]), return_hypotheses=True)
+    assert len(chunks) > 3
+    assert found == expected.text != ""
+
+
+@pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
+def test_utterances_of_a_transducer_stream(rnnt_pipeline, strategy, files):
+    found = rnnt_pipeline({"strategy": strategy}, eou=80).run(files[:2])
+    for row in found.values():
+        starts = [word.start for word in row["segments"]]
+        assert starts == sorted(starts)
+        assert len(starts) > 1
+
+
+def test_what_transducer_pipelines_cannot_do_is_said(rnnt_pipeline):
+    with pytest.raises(ValueError, match=r"asr\.decoding\.beam\.return_best_hypothesis is false, expected true"):
+        rnnt_pipeline({"strategy": "alsd_pp", "beam": {"return_best_hypothesis": False}})
+
+
+def test_stateful_buffers_are_refused():
+    model = str(SELF / "models" / "self_hybrid_rnnt.nemo")
+    with pytest.raises(ValueError, match=r"streaming\.stateful is true, expected false with strategy alsd_pp"):
+        pipeline("buffered", model, {"strategy": "alsd_pp"}, head="rnnt", stateful=True)
 
 
 def test_what_pipelines_cannot_do_is_said(ctc_pipeline, monkeypatch):

@@ -512,15 +512,19 @@ def test_what_cannot_be_continued_is_named(transducer, encoded_by, utterances):
         decode_chunk(transducer, *chunk, pickled)
 
 
-def test_a_biasing_request_is_not_ignored(transducer, encoded_by, utterances):
+def test_a_biasing_request_has_the_phrases_of_an_utterance(transducer, encoded_by, utterances):
     pytest.importorskip("nemo.collections.asr.parts.context_biasing.biasing_multi_model")
     from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
     from nemo.collections.asr.parts.context_biasing.boosting_graph_batched import BoostingTreeModelConfig
 
     use_for_chunks(transducer)
-    wish = BiasingRequestItemConfig(
-        boosting_model_cfg=BoostingTreeModelConfig(key_phrases_list=["graam"]), boosting_model_alpha=1.0
-    )
-    partial = [Hypothesis.empty_with_biasing_cfg(wish), *[None] * 5]
-    with pytest.raises(ValueError, match="utterance_requests"):
-        decode_chunk(transducer, *encoded_by(transducer, utterances), partial)
+    encoded = encoded_by(transducer, utterances)
+    plain = decode_chunk(transducer, *encoded)
+    phrases = BoostingTreeModelConfig(key_phrases_list=["zebra"])
+    biasing = BiasingRequestItemConfig(boosting_model_cfg=phrases, boosting_model_alpha=30.0)
+    boosted = decode_chunk(transducer, *encoded, [Hypothesis.empty_with_biasing_cfg(biasing), *[None] * 5])
+    assert "zebra" in boosted[0].text
+    assert [summary(h) for h in boosted[1:]] == [summary(h) for h in plain[1:]]
+    biasing = BiasingRequestItemConfig(multi_model_id=3)
+    with pytest.raises(ValueError, match="biasing_cfg holds a model that is compiled for NeMo's decoders"):
+        decode_chunk(transducer, *encoded, [Hypothesis.empty_with_biasing_cfg(biasing), *[None] * 5])
