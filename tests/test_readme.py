@@ -1,5 +1,6 @@
 """Every snippet of the README runs, and every tutorial; the figures are those of the records."""
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -7,7 +8,9 @@ import sys
 
 import pytest
 
+from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.cli.main import main
+from nemo_gpu_decoding.cli.options import parse_options
 from tests.assets import ROOT
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -55,92 +58,56 @@ def test_links_point_to_something(target):
 
 
 # ----------------- The figures of the README are those of the records, and of the command beside them
-RESULTS = ROOT / "docs" / "results"
-NEMO_TABLE = {  # what a row says -> peer, LM, phrases
-    "NeMo 3.0.0 `beam_batch`": ("nemo", False, 0),
-    "NeMo 3.0.0 `beam_batch` + LM": ("nemo", True, 0),
-    "NeMo 3.0.0 `beam_batch` + LM + 200 phrases": ("nemo", True, 200),
-    "flashlight-text 0.0.7, lexicon-free + LM": ("flashlight", True, 0),
-    "pyctcdecode 0.5.0 + word LM": ("pyctcdecode", True, 0),
-    "pyctcdecode 0.5.0 + word LM + 200 hotwords": ("pyctcdecode", True, 200),
-}
 
 
-def record(strategy):
-    """The one record that the README links."""
-    (name,) = re.findall(rf"\(docs/results/({strategy}-amd[^)]*\.json)\)", README)
-    return json.loads((RESULTS / name).read_text())
+@pytest.fixture
+def records():
+    spec = importlib.util.spec_from_file_location("records", ROOT / "docs" / "results" / "records.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_figures_are_those_of_the_records(records):
+    assert README.count("<!-- records: ") == len(records.WRITERS)
+    assert records.with_figures(README) == README, "python docs/results/records.py readme"
+
+
+def test_another_record_gives_other_figures(records, tmp_path, monkeypatch):
+    for path, _ in records.records().values():
+        record = records.read(path)
+        for row in [row for row in record["rows"] if row.get("ratio")]:
+            row["ratio"] *= 10
+            record["rows"].append({**row, "task": "speech" + row["task"].removeprefix("synthetic"), "ratio": 7.04})
+        (tmp_path / path.name).write_text(json.dumps(record))
+    monkeypatch.setattr(records, "HERE", tmp_path)
+    text = records.with_figures(README)
+    (line,) = re.findall(r"^\| NeMo \S+ `beam_batch` \| (.*) \|$", text, re.MULTILINE)
+    ratio = next(row for row in records.records()["flexctc_beam"][1]["rows"] if row["peer"] == "nemo")["ratio"]
+    cells = line.split(" | ")
+    assert cells[0] == f"{ratio:.0f}x"
+    assert cells[3:7] == ["7.0x", "7.0x", "7.0x", "equal hypotheses"]
+    assert "| hard, K=4 |" in text
+
+
+def test_rows_that_are_not_verified_give_no_figures(records, tmp_path, monkeypatch):
+    for path, record in records.records().values():
+        record["rows"][0]["verified"] = False
+        (tmp_path / path.name).write_text(json.dumps(record))
+    monkeypatch.setattr(records, "HERE", tmp_path)
+    with pytest.raises(ValueError, match="has a row that is not verified"):
+        records.with_figures(README)
+
+
+def test_runs_are_options_of_bench(records):
+    for options in records.RUNS.values():
+        parse_options(BenchOptions, options.split())
 
 
 def table_row(label):
     """The cells right of the first one; one row of all tables begins with it."""
     (line,) = [line for line in README.splitlines() if line.startswith(f"| {label} |")]
     return [cell.strip() for cell in line.strip("|").split("|")][1:]
-
-
-@pytest.mark.parametrize("label", NEMO_TABLE)
-def test_rows_of_flexctc_beam(label):
-    peer, lm, phrases = NEMO_TABLE[label]
-    rows = [
-        row
-        for row in record("flexctc_beam")["rows"]
-        if row["peer"] == peer and (row["peer_params"]["lm"], row["peer_params"]["phrases"]) == (lm, phrases)
-    ]
-    *ratios, how, wer = table_row(label)
-    assert [row["params"]["beam_size"] for row in rows] == [4, 8, 16]
-    assert all(row["verified"] for row in rows)
-    for ratio, row in zip(ratios, rows, strict=True):
-        assert float(ratio.rstrip("x")) == pytest.approx(row["ratio"], rel=0.02)
-    assert how == ("equal hypotheses" if peer == "nemo" else "WER not worse")
-    assert wer == " / ".join(f"{rows[-1]['wer'][who]:.1f}" for who in ("peer", "ours"))
-
-
-def test_sentences_about_flexctc_beam():
-    record_ = record("flexctc_beam")
-    ratios = {(row["peer"], row["params"]["phrases"]): row["ratio"] for row in record_["rows"]}
-    memory = record_["probes"]["memory"]["bytes_per_frame_and_slot"]
-    for said in (
-        f"takes {1 / ratios['nemo_greedy', 0]:.1f} times the CPU seconds of NeMo's `greedy_batch`",
-        f"phrases cost {1 / ratios['flexctc_beam', 20000]:.2f} times what 10 cost",
-        f"Memory is {memory:.1f} bytes per frame and hypothesis",
-    ):
-        assert said in README.replace("\n", " ")
-
-
-@pytest.mark.parametrize("beam", [10, 13, 17, 25])
-def test_rows_of_cuda_wfst(beam):
-    (row,) = [r for r in record("cuda_wfst")["rows"] if r["params"]["beam_size"] == beam]
-    ratio, how, rtfx, wer = table_row(str(beam))
-    assert row["verified"]
-    assert float(ratio.rstrip("x")) == pytest.approx(row["ratio"], abs=0.05)
-    assert how == "equal words and costs"
-    assert rtfx == f"{row['rtfx']['peer']:,.0f} / {row['rtfx']['ours']:,.0f}"
-    assert wer == f"{row['wer']['ours']:.1f}" == f"{row['wer']['peer']:.1f}"
-
-
-@pytest.mark.parametrize(("strategy", "peer"), [("alsd_pp", "nemo_malsd"), ("aes_pp", "nemo_maes")])
-def test_rows_of_transducers(strategy, peer):
-    shown = 0
-    for row in record(strategy)["rows"]:
-        params = row["params"]
-        if row["peer"] != peer or row["skipped"] or params["lm"] < bool(params["phrases"]):
-            continue  # not in the table: skipped ones, phrases without an LM
-        kind = {"rnnt": "RNN-T", "tdt": "TDT"}[row["networks"]]
-        fusion = " + LM" * params["lm"] + f" + {params['phrases']} phrases" * bool(params["phrases"])
-        name = peer.replace("nemo_", "") + "_batch"
-        cells = table_row(f"{kind} `{strategy}` / `{name}`{fusion}")
-        assert row["verified"]
-        assert cells[[4, 8].index(params["beam_size"])] == f"{row['ratio']:.1f}x"
-        shown += 1
-    assert shown == {"alsd_pp": 12, "aes_pp": 4}[strategy]
-
-
-def test_latencies_of_streams():
-    rows = [row for row in record("cuda_wfst-stream")["rows"] if row["streams"] == 256]
-    plain, with_texts = ([1000 * row["latency"]["total"][k] for k in ("mean", "p99")] for row in rows)
-    said = README.replace("\n", " ")
-    assert f"mean latency {plain[0]:.1f} ms, p99 {plain[1]:.1f} ms" in said
-    assert f"with each stream's partial text {with_texts[0]:.1f} and {with_texts[1]:.1f} ms" in said
 
 
 @pytest.mark.nemo

@@ -1,0 +1,408 @@
+"""Records of benchmarks: measured anew, written into the README, drawn.
+
+    python docs/results/records.py measure [NAME ...]      all records, or some of `RUNS`; then the two others
+    python docs/results/records.py readme                  figures and pictures of the README, from the records
+    python docs/results/records.py plot RECORD.json PICTURE.png
+
+A picture shows error rate against speed, on a GPU milliseconds per batch, of streams the latency.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+HERE = Path(__file__).resolve().parent
+README = HERE.parents[1] / "README.md"
+# 15 minutes on two cores; scale, which is not measured unless it is named, takes 7 more and 6 GB of disk
+RUNS = {
+    "flexctc_beam": "utterances=8 beams=[4,8,16] pair_seconds=10 probes=true",
+    "alsd_pp": "peers=[nemo] utterances=4 beams=[4,8] threads=2 pair_seconds=10",
+    "aes_pp": "peers=[nemo] utterances=4 beams=[4,8] threads=2 pair_seconds=10",
+    "cuda_wfst": "peers=[kaldi_decoder] utterances=32 repeats=7 pair_seconds=10",
+    "paged_biglm": "utterances=32 repeats=5 pair_seconds=10 group_sizes=[1,4,16]",
+    "stream": "strategy=cuda_wfst mode=stream streams=[16,64,256]",
+    "scale": "strategy=paged_biglm mode=scale tasks=[synthetic] utterances=32 graph_beams=[13] ngrams=100000000",
+}
+TASKS = {"synthetic": "peaked", "speech": "hard"}  # as the README calls them
+Record = dict[str, Any]
+Columns = list[tuple[str, int]]  # task and beam
+
+HEADROOM = 1.1  # above the largest error rate, for the numbers there
+TEXTS = {"none": "reading only", "own": "+ the stream's partial result", "all": "+ all partial results"}
+
+
+class Point(NamedTuple):
+    x: float
+    y: float
+    label: str = ""
+
+
+Lines = dict[str, list[Point]]
+Rows = Sequence[Mapping[str, Any]]
+
+
+def plot_rows(header: Mapping[str, Any], rows: Rows, path: str) -> None:
+    """Draw the measured rows, a panel for each task; the suffix of `path` chooses the format.
+
+    Raises:
+        ValueError: no row was measured.
+    """
+    from matplotlib.figure import Figure
+
+    measured = [row for row in rows if not row.get("skipped")]
+    if not measured:
+        raise ValueError("rows hold nothing to plot, expected at least one measured peer")
+    panels: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in measured:
+        part = f", {row['part']}" if "part" in row and row["batch"] else ""
+        panels[row["task"] + part].append(row)
+    figure = Figure(figsize=(8 * len(panels), 7), layout="constrained")
+    for i, (name, shown) in enumerate(panels.items()):
+        axes = figure.add_subplot(1, len(panels), i + 1)
+        if header["mode"] == "stream":
+            _latency(axes, shown)
+        elif "part" in shown[0] and shown[0]["batch"]:
+            _batches(axes, shown, header["strategy"])
+        else:
+            _errors(axes, shown, header["strategy"])
+        axes.set_title(name, fontsize=10)
+        axes.grid(True, which="both", alpha=0.25)
+        axes.legend(fontsize=8)
+    figure.suptitle(f"{header['strategy']} on {header['device']}, {header['threads']} thread(s)", fontsize=10)
+    figure.savefig(path, dpi=130)
+
+
+def lines_of(rows: Rows, *, by_beam: bool = False) -> Lines:
+    """Label -> points: (RTFx, WER, beam), or by batch (B, milliseconds, beam) a line for every beam.
+
+    Our decoder is measured beside every peer: its first measurement is shown. Rows that set our decoder
+    beside itself are about cost, not about errors, and stay out.
+    """
+    found: dict[str, dict[Any, Point]] = defaultdict(dict)
+    for row in rows:
+        if row["peer"] == row["strategy"]:
+            continue
+        for side, name, params in (
+            ("ours", row["strategy"], row["params"]), ("peer", row["peer"], row["peer_params"])
+        ):  # fmt: skip
+            beam, phrases = params["beam_size"], params["phrases"]
+            label = name + " + LM" * bool(params["lm"]) + f" + {phrases} phrases" * bool(phrases)
+            if by_beam:
+                label += f", {beam}" * bool(beam)
+                point = Point(row["batch"], 1e3 * row["seconds"][side])
+                found[label].setdefault(row["batch"], point)
+            else:
+                point = Point(row["rtfx"][side], row["wer"][side], str(beam) if beam else "")
+                found[label].setdefault(beam, point)
+    return {label: [points[key] for key in sorted(points)] for label, points in sorted(found.items())}
+
+
+def _draw(axes: Any, lines: Lines, strategy: str) -> None:
+    for index, (label, points) in enumerate(lines.items()):
+        ours, color = label.startswith(strategy), f"C{index % 10}"
+        axes.plot(
+            [point.x for point in points], [point.y for point in points], color=color, label=label,
+            marker="o" if ours else "s", linestyle="-" if ours else "--", linewidth=2.2 if ours else 1.3,
+        )  # fmt: skip
+        for point in points:
+            axes.annotate(
+                point.label, (point.x, point.y), xytext=(0, 6), textcoords="offset points", ha="center",
+                fontsize=8, color=color,
+            )  # fmt: skip
+
+
+def _errors(axes: Any, rows: Rows, strategy: str) -> None:
+    lines = lines_of(rows)
+    _draw(axes, lines, strategy)
+    axes.set_xscale("log")
+    axes.set_ylim(0, HEADROOM * max(point.y for points in lines.values() for point in points) or 1)
+    axes.set_xlabel("RTFx: seconds of audio decoded per second (right is faster); at the points: beam")
+    axes.set_ylabel("word error rate, % (lower is better)")
+
+
+def _batches(axes: Any, rows: Rows, strategy: str) -> None:
+    lines = lines_of(rows, by_beam=True)
+    roofline = {row["batch"]: 1e3 * row["roofline"]["seconds"] for row in rows if row["roofline"]}
+    if roofline:
+        lines["one read of the log-probs"] = [Point(*point) for point in sorted(roofline.items())]
+    _draw(axes, lines, strategy)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("batch size")
+    axes.set_ylabel("milliseconds per batch (lower is faster)")
+
+
+def _latency(axes: Any, rows: Rows) -> None:
+    lines: Lines = defaultdict(list)
+    for row in sorted(rows, key=lambda row: row["streams"]):
+        label = TEXTS[row["texts"]]
+        for name in ("p99", "mean"):
+            lines[f"{label}: {name}"].append(Point(row["streams"], 1e3 * row["latency"]["total"][name]))
+        if row["md1"]["alone"]["total"] is not None:
+            point = Point(row["streams"], 1e3 * row["md1"]["alone"]["total"])
+            lines[f"{label}: M/D/1 mean, one by one"].append(point)
+    _draw(axes, lines, "")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xlabel("live streams")
+    axes.set_ylabel(f"latency of a {1000 * rows[0]['chunk_seconds']:g} ms chunk, ms: waiting and decoding")
+
+
+# ------------------------------------------------------------------------------- measured anew
+
+
+def measure(names: Sequence[str]) -> None:
+    """Run benchmarks; a new record takes the place of the old one of the same strategy and mode."""
+    for name in names or [name for name in RUNS if name != "scale"]:
+        options = RUNS[name].split()
+        if "mode=" not in RUNS[name]:
+            options.insert(0, f"strategy={name}")
+        before = set(HERE.glob("*.json"))
+        command = [sys.executable, "-m", "nemo_gpu_decoding.cli.main", "bench", *options, f"out={HERE}"]
+        print(" ".join(command[2:]), flush=True)
+        subprocess.run(command, check=True)
+        latest = {path.name for path, _ in records().values()}
+        for path in before:
+            if path.name not in latest:
+                path.unlink()
+    readme()
+
+
+def records() -> dict[str, tuple[Path, Record]]:
+    """The latest record of each strategy, "cuda_wfst-stream" of other modes than batch."""
+    found: dict[str, tuple[Path, Record]] = {}
+    for path in HERE.glob("*.json"):
+        record = read(path)
+        name = record["strategy"] + f"-{record['mode']}" * (record["mode"] != "batch")
+        if name not in found or record["date"] > found[name][1]["date"]:
+            found[name] = path, record
+    return found
+
+
+def read(path: str | Path) -> Record:
+    """A record; those of before 2026-11-22 have one task, which their rows do not name."""
+    record: Record = {"mode": "batch", **json.loads(Path(path).read_text(encoding="utf-8"))}
+    if "task" in record:
+        record["tasks"] = [{**record.pop("task"), "name": "synthetic"}]
+        record["rows"] = [{"task": "synthetic", **row} for row in record["rows"]]
+        record["threads"] = record["threads"]["bench"]
+    return record
+
+
+# ------------------------------------------------------------------------- figures of the README
+
+
+def readme() -> None:
+    README.write_text(with_figures(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in ("flexctc_beam", "alsd_pp", "aes_pp", "cuda_wfst", "cuda_wfst-stream"):
+        record = records()[name][1]
+        plot_rows(record, record["rows"], str(HERE / f"{name.replace('-', '_')}_cpu.png"))
+
+
+def with_figures(text: str) -> str:
+    """The README with the figures of the latest records between its marks.
+
+    Raises:
+        ValueError: a row of a record is not verified.
+    """
+    found = records()
+
+    def replaced(match: re.Match[str]) -> str:
+        names = match[1].split()
+        for name in names:
+            check_verified(name, found[name][1])
+        links = [f"[rows](docs/results/{found[name][0].name})" for name in names]
+        written = WRITERS[names[0]](*(found[name][1] for name in names), *links)
+        return f"<!-- records: {match[1]} -->\n{written}\n<!-- end -->"
+
+    return re.sub(r"<!-- records: ([\w -]+?) -->\n.*?\n<!-- end -->", replaced, text, flags=re.DOTALL)
+
+
+def check_verified(name: str, record: Record) -> None:
+    for row in record["rows"]:
+        if not row.get("skipped") and row.get("verified") is False:
+            raise ValueError(f"the record of {name} has a row that is not verified: {row}")
+
+
+def task_of(row: Mapping[str, Any]) -> str:
+    return row["task"].partition("-")[0]
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def prose(text: str) -> str:
+    """A paragraph."""
+    return "\n\n" + textwrap.fill(" ".join(text.split()), 118, break_on_hyphens=False, break_long_words=False)
+
+
+def audio(record: Record) -> str:
+    """Of each task, how much of it there is."""
+    unique = {task["name"].partition("-")[0]: task for task in record["tasks"]}
+    return "; ".join(
+        f"{TASKS.get(name, name)}: {task['utterances']} utterances, {task['audio_seconds']:.0f} s of audio, "
+        f"V = {task['vocab_size']}"
+        for name, task in unique.items()
+    )
+
+
+def ratio_rows(record: Record, label: Callable[[Record], str | None]) -> tuple[Columns, dict[str, Record]]:
+    """(task, beam) of the columns; label -> (task, beam) -> row; rows without a label are left out."""
+    lines: dict[str, Record] = defaultdict(dict)
+    for row in record["rows"]:
+        name = None if row.get("skipped") else label(row)
+        if name is not None:
+            lines[name][task_of(row), row["params"]["beam_size"]] = row
+    columns = list(dict.fromkeys(key for cells in lines.values() for key in cells))
+    return sorted(columns, key=lambda key: (list(TASKS).index(key[0]), key[1])), lines
+
+
+def ratio_cells(columns: Columns, cells: Record) -> list[str]:
+    ratios = [cells[key]["ratio"] if key in cells else None for key in columns]
+    return ["" if ratio is None else f"{ratio:.{int(ratio < 20)}f}x" for ratio in ratios]
+
+
+def column_names(columns: Columns) -> list[str]:
+    return [f"{TASKS[task]}, K={beam}" for task, beam in columns]
+
+
+def fused(row: Record, lm: str = "LM", phrases: str = "phrases") -> str:
+    params = row["peer_params"]
+    return f" + {lm}" * bool(params["lm"]) + f" + {params['phrases']} {phrases}" * bool(params["phrases"])
+
+
+def both(row: Record, name: str, digits: int = 1) -> str:
+    return f"{row[name]['peer']:,.{digits}f} / {row[name]['ours']:,.{digits}f}"
+
+
+def flexctc_beam(record: Record, link: str) -> str:
+    versions = record["versions"]
+
+    def label(row: Record) -> str | None:
+        names = {
+            "nemo": f"NeMo {versions['nemo_toolkit']} `beam_batch`{fused(row)}",
+            "flashlight": f"flashlight-text {versions['flashlight-text']}, lexicon-free{fused(row)}",
+            "pyctcdecode": f"pyctcdecode {versions['pyctcdecode']}{fused(row, 'word LM', 'hotwords')}",
+        }
+        return names.get(row["peer"])
+
+    columns, lines = ratio_rows(record, label)
+    last = [max(key for key in columns if key[0] == task) for task in dict.fromkeys(task for task, _ in columns)]
+    shown = [
+        [name, *ratio_cells(columns, cells),
+         "equal hypotheses" if next(iter(cells.values()))["peer"] == "nemo" else "WER not worse",
+         "; ".join(both(cells[key], "wer") for key in last if key in cells)]
+        for name, cells in lines.items()
+    ]  # fmt: skip
+    errors = f"WER % at the largest beam, peer / ours ({'; '.join(TASKS[task] for task, _ in last)})"
+    own = {(row["peer"], task_of(row)): row for row in record["rows"] if not row.get("skipped")}
+    greedy, many = own["nemo_greedy", "synthetic"], own["flexctc_beam", "synthetic"]
+    few, lots = (many[side]["phrases"] for side in ("peer_params", "params"))
+    memory = record["probes"]["memory"]["bytes_per_frame_and_slot"]
+    starts = [record["probes"]["start"][when]["first_decode"] for when in ("first_ever", "later")]
+    return table(["ours against", *column_names(columns), "verified", errors], shown) + prose(f"""
+        ({audio(record)}; {link}.) On the peaked task beam {greedy["params"]["beam_size"]} with the LM takes
+        {1 / greedy["ratio"]:.1f} times the CPU seconds of NeMo's `greedy_batch`, and {lots:,} boosted phrases cost
+        {1 / many["ratio"]:.2f} times what {few} cost. Memory is {memory:.1f} bytes per
+        frame and hypothesis, whatever the vocabulary. The first decoding ever takes {starts[0]:.0f} s, which compiles;
+        in later processes the first one takes {starts[1]:.1f} s.""")
+
+
+def transducers(alsd: Record, aes: Record, alsd_link: str, aes_link: str) -> str:
+    kinds, searches = {"rnnt": "RNN-T", "tdt": "TDT"}, {"nemo_malsd": "malsd_batch", "nemo_maes": "maes_batch"}
+    columns: Columns = []
+    shown = []
+    for record in (alsd, aes):
+
+        def label(row: Record) -> str | None:
+            if row["peer"] not in searches:
+                return None
+            return f"{kinds[row['networks']]} `{row['strategy']}` / `{searches[row['peer']]}`{fused(row)}"
+
+        columns, lines = ratio_rows(record, label)
+        shown += [[name, *ratio_cells(columns, cells)] for name, cells in lines.items()]
+    header = [f"against NeMo {alsd['versions']['nemo_toolkit']}, ratio of seconds", *column_names(columns)]
+    return table(header, shown) + prose(f"({audio(alsd)}; {alsd_link} of alsd_pp, {aes_link} of aes_pp.)")
+
+
+def cuda_wfst(record: Record, link: str) -> str:
+    shown = [
+        [TASKS[task_of(row)], str(row["params"]["beam_size"]), f"{row['ratio']:.1f}x", "equal words and costs",
+         both(row, "rtfx", 0), both(row, "wer")]
+        for row in record["rows"] if row["peer"] == "kaldi_decoder" and not row.get("skipped")
+    ]  # fmt: skip
+    sizes = {task_of(row): row["graph"]["ngrams"] for row in record["rows"] if row.get("graph")}
+    graphs = "; ".join(f"{TASKS[task]}: {size / 1000:,.0f}k n-grams" for task, size in sizes.items())
+    header = ["task", "beam", "CPU seconds, peer / ours", "verified", "RTFx, peer / ours", "WER %, peer / ours"]
+    plot = "[plot](docs/results/cuda_wfst_cpu.png)"
+    return table(header, shown) + prose(f"({audio(record)}; word trigrams, {graphs}; {link}, {plot}.)")
+
+
+def streams(record: Record, link: str) -> str:
+    most = max(row["streams"] for row in record["rows"])
+    rows = [row for row in record["rows"] if row["streams"] == most and task_of(row) == "synthetic"]
+    reading, asked = ([f"{1000 * row['latency']['total'][k]:.1f}" for k in ("mean", "p99")] for row in rows)
+    return prose(f"""
+        {most} streams on one CPU core: mean latency {reading[0]} ms, p99 {reading[1]} ms; with each stream's partial
+        text {asked[0]} and {asked[1]} ms (decoding times are measured, the clock is simulated; {link}).""").strip()
+
+
+def paged_biglm(record: Record, link: str) -> str:
+    found = {(task_of(row), row["peer"], row["params"]["beam_size"]): row
+             for row in record["rows"] if not row.get("skipped") and not row["params"].get("group_size")}  # fmt: skip
+    shown = []
+    for (task, peer, beam), row in found.items():
+        if peer == "small_lm":
+            eager = found[task, "eager", beam]
+            asked = eager["work"]
+            shown.append([
+                TASKS[task], str(beam), f"{1 / row['ratio']:.2f}", f"{1 / eager['ratio']:.3f}",
+                f"{asked['ours']['look_ups']:.1f} / {asked['peer']['look_ups']:.0f}", both(row, "wer"),
+            ])  # fmt: skip
+    header = ["task", "beam", "CPU seconds / those of the small LM alone", "/ those of eager composition",
+              "large LM asked per frame, lazy / eager", "WER %, small LM alone / both"]  # fmt: skip
+    lms = {task_of(row): row["lms"] for row in found.values()}
+    sizes = [f"{TASKS[t]}: {n['small'] / 1000:,.0f}k n-grams under {n['large'] / 1000:,.0f}k" for t, n in lms.items()]
+    return table(header, shown) + prose(f"({audio(record)}; LMs, {'; '.join(sizes)}; {link}.)")
+
+
+def scale(record: Record, link: str) -> str:
+    by_stage = {(row["stage"], row.get("layout")): row for row in record["rows"]}
+    packed, quantised = (by_stage["pack", layout] for layout in ("exact", "quantised"))
+    small, both_lms = by_stage["small_lm", None], by_stage["paged_biglm", "exact"]
+    memory, per_million = both_lms["memory"], packed["seconds"]["cpu"] / packed["ngrams"] * 1e6
+    slower, ngrams = both_lms["decode"]["cpu"] / small["decode"]["cpu"], by_stage["graph", None]["graph"]["ngrams"]
+    return prose(f"""
+        The synthetic LM of {packed["ngrams"] / 1e6:.0f} million n-grams packs into {packed["bytes"] / 1e9:.2f} GB, or
+        {quantised["bytes"] / 1e9:.2f} GB with scores in 10 bits, at {per_million:.1f} CPU seconds per million. Over a
+        small one of {ngrams / 1e6:.1f} million it takes {slower:.2f} times the time of the small one alone at beam
+        {both_lms["beam"]}, with {memory["peak_rss"] / 1e9:.1f} GB of resident memory, of which
+        {memory["peak_anonymous"] / 1e9:.1f} GB are not the file ({link}).""").strip()
+
+
+WRITERS: dict[str, Callable[..., str]] = {
+    "flexctc_beam": flexctc_beam, "alsd_pp": transducers, "cuda_wfst": cuda_wfst, "cuda_wfst-stream": streams,
+    "paged_biglm": paged_biglm, "paged_biglm-scale": scale,
+}  # fmt: skip
+
+
+def main(verb: str, *arguments: str) -> None:
+    if verb == "plot":
+        record = read(arguments[0])
+        plot_rows(record, record["rows"], arguments[1])
+    else:
+        {"measure": measure, "readme": lambda _: readme()}[verb](arguments)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
