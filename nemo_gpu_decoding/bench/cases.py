@@ -9,13 +9,14 @@ from typing import NamedTuple
 from nemo_gpu_decoding.bench.options import GRAPH_STRATEGIES, BenchOptions
 from nemo_gpu_decoding.bench.ours import EAGER, SMALL_LM
 from nemo_gpu_decoding.bench.peers.base import Peer, Setting
-from nemo_gpu_decoding.bench.peers.nemo import BEAM_BATCH, GREEDY_BATCH
-from nemo_gpu_decoding.bench.peers.nemo_transducer import GREEDY, MAES, MALSD
+from nemo_gpu_decoding.bench.peers.nemo import BEAM_BATCH, GREEDY, GREEDY_BATCH, MAES, MALSD
 from nemo_gpu_decoding.bench.peers.text import FLASHLIGHT, PYCTCDECODE
 from nemo_gpu_decoding.bench.peers.word_graphs import KALDI_DECODER, RIVA
 from nemo_gpu_decoding.bench.tasks import Task
 
 FEW_PHRASES = 10
+# what both sides search with besides the log-probs: (LM, phrases)
+PLAIN, LM, PHRASES, BOTH = (False, False), (True, False), (False, True), (True, True)
 DECODER, END_TO_END = "decoder", "end to end"
 NO_TDT = "NeMo has no maes_batch for TDT"
 ONE_FUSION = "NeMo's maes_batch ignores boosting beside an LM"
@@ -29,18 +30,10 @@ class Check(Enum):
     COSTS = "equal costs"  # nearly always, or better ones
     SCORES = "scores recomputed"
     LM = "LM scores"  # of the large LM, asked word by word
+    GROUPS = "LM scores; costs beside groups without a limit"  # which may be better
     WER = "WER ours <= WER peer"
     ABOUT = "WER ours about WER peer"  # of a peer that searches the same
     ALONE = "equal to utterances alone"  # ours, to the bit; where the peer has other results
-
-
-class Added(Enum):
-    """What both sides search with besides the log-probs: (LM, phrases)."""
-
-    NOTHING = (False, False)
-    LM = (True, False)
-    PHRASES = (False, True)
-    BOTH = (True, True)
 
 
 class Line(NamedTuple):
@@ -51,31 +44,30 @@ class Line(NamedTuple):
     peer: Peer | None
     check: Check
     devices: tuple[str, ...] = ("cpu", "cuda")
-    added: tuple[Added, ...] = (Added.LM,)
+    added: tuple[tuple[bool, bool], ...] = (LM,)
     parts: tuple[str, ...] = (DECODER,)
     greedy: bool = False  # the peer has neither beam nor LM nor phrases
 
 
-CPU, GPU = ("cpu",), ("cuda",)
-PLAIN_LM_BOTH, PLAIN_BOTH = (Added.NOTHING, Added.LM, Added.BOTH), (Added.NOTHING, Added.BOTH)
-ALL_FOUR, ANYWHERE = (*PLAIN_LM_BOTH, Added.PHRASES), (DECODER, END_TO_END)
+CPU, GPU, ANYWHERE = ("cpu",), ("cuda",), (DECODER, END_TO_END)
 TABLE = (
-    Line("flexctc_beam", "nemo", BEAM_BATCH, Check.EQUAL, CPU, PLAIN_LM_BOTH),
-    Line("flexctc_beam", "nemo", BEAM_BATCH, Check.EQUAL, GPU, PLAIN_BOTH, ANYWHERE),
+    Line("flexctc_beam", "nemo", BEAM_BATCH, Check.EQUAL, CPU, (PLAIN, LM, BOTH)),
+    Line("flexctc_beam", "nemo", BEAM_BATCH, Check.EQUAL, GPU, (PLAIN, BOTH), ANYWHERE),
     Line("flexctc_beam", "nemo", GREEDY_BATCH, Check.SCORES, CPU, greedy=True),
-    Line("flexctc_beam", "nemo", GREEDY_BATCH, Check.SCORES, GPU, PLAIN_BOTH, ANYWHERE, greedy=True),
+    Line("flexctc_beam", "nemo", GREEDY_BATCH, Check.SCORES, GPU, (PLAIN, BOTH), ANYWHERE, greedy=True),
     Line("flexctc_beam", "flashlight", FLASHLIGHT, Check.WER, CPU),
-    Line("flexctc_beam", "pyctcdecode", PYCTCDECODE, Check.WER, CPU, (Added.LM, Added.BOTH)),
-    Line("flexctc_beam", "", None, Check.SCORES, CPU, (Added.BOTH,)),
-    Line("alsd_pp", "nemo", MALSD, Check.EQUAL, added=PLAIN_LM_BOTH),
+    Line("flexctc_beam", "pyctcdecode", PYCTCDECODE, Check.WER, CPU, (LM, BOTH)),
+    Line("flexctc_beam", "", None, Check.SCORES, CPU, (BOTH,)),
+    Line("alsd_pp", "nemo", MALSD, Check.EQUAL, added=(PLAIN, LM, BOTH)),
     Line("alsd_pp", "nemo", GREEDY, Check.ALONE, greedy=True),
-    Line("aes_pp", "nemo", MAES, Check.EQUAL, added=ALL_FOUR),
+    Line("aes_pp", "nemo", MAES, Check.EQUAL, added=(PLAIN, LM, BOTH, PHRASES)),
     Line("aes_pp", "nemo", GREEDY, Check.ALONE, greedy=True),
     Line("cuda_wfst", "riva", RIVA, Check.ABOUT, GPU),
     Line("cuda_wfst", "kaldi_decoder", KALDI_DECODER, Check.WORDS),
     Line("cuda_wfst", "nemo", GREEDY_BATCH, Check.ALONE, GPU, parts=(END_TO_END,), greedy=True),
     Line("paged_biglm", "small_lm", SMALL_LM, Check.LM),
     Line("paged_biglm", "eager", EAGER, Check.COSTS, CPU),
+    Line("paged_biglm", "", None, Check.GROUPS),
 )
 
 
@@ -115,15 +107,13 @@ def _cases(line: Line, options: BenchOptions, task: Task) -> Iterator[Case]:
     beams = task.weights.graph_beams if options.strategy in GRAPH_STRATEGIES else options.beams
     threads = options.threads
     if line.peer is None:
-        if options.many_phrases:
-            few, many = (Setting(max(beams), True, count, threads) for count in (FEW_PHRASES, options.many_phrases))
-            yield Case(task, None, few, many, line.check, skipped=missing(few, line, task))
+        for theirs, ours in _own_settings(options, max(beams)):
+            yield Case(task, None, theirs, ours, line.check, skipped=missing(ours, line, task))
         return
     everything = line.added
     if line.greedy and options.device == "cpu":  # one row: what a beam costs, and mends if there is an LM
-        beams, everything = (max(beams),), (Added.LM if task.lm else Added.NOTHING,)
-    for added in everything:
-        lm, boosted = added.value
+        beams, everything = (max(beams),), (LM if task.lm else PLAIN,)
+    for lm, boosted in everything:
         if boosted and not options.phrases:
             continue
         for beam in beams:
@@ -133,6 +123,16 @@ def _cases(line: Line, options: BenchOptions, task: Task) -> Iterator[Case]:
             yield Case(task, line.peer, theirs, ours, line.check, skipped=why_not)
             if why_not == NO_TDT:
                 return
+
+
+def _own_settings(options: BenchOptions, beam: int) -> Iterator[tuple[Setting, Setting]]:
+    """Pairs of settings of one strategy: few and many phrases; groups with and without a limit."""
+    usual = Setting(beam, True, threads=options.threads)
+    if options.strategy == "paged_biglm":
+        for size in options.group_sizes:
+            yield usual, usual._replace(group_size=size)
+    elif options.many_phrases:
+        yield usual._replace(phrases=FEW_PHRASES), usual._replace(phrases=options.many_phrases)
 
 
 def missing(setting: Setting, line: Line, task: Task) -> str | None:

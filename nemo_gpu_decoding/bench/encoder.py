@@ -1,4 +1,8 @@
-"""What stands before the decoders in end-to-end rows: from features or samples to log-probs."""
+"""What stands before the decoders in end-to-end rows: an encoder that takes its time.
+
+What it says is thrown away, and the decoders go on with the task's log-probs. So rows with and without it
+decode the same, and random weights do as well as trained ones.
+"""
 
 from __future__ import annotations
 
@@ -19,93 +23,44 @@ SUBSAMPLING = 8  # feature frames per encoder frame
 
 class Encoder(NamedTuple):
     name: str
-    # Given the utterances of a batch, what makes their log-probs, again and again; this is what gets
-    # timed.
-    prepare: Callable[[Task], Callable[[], Batch]]
+    encode: Callable[[torch.Tensor, torch.Tensor], object]  # inputs [B, ..., N] and lengths [B], to log-probs
+    inputs_per_frame: int  # N of an encoder frame
+    bands: tuple[int, ...] = ()  # of features
 
-
-def make_encoder(options: BenchOptions, place: Place, vocab_size: int) -> Encoder:
-    """That of `model`, with the speech of `manifest`; else one with random weights."""
-    wanted = getattr(torch, options.encoder_precision)
-    on = wanted != torch.float32
-
-    def precision() -> torch.autocast:
-        dtype = wanted if on else torch.bfloat16
-        return torch.autocast(place.device.type, dtype=dtype, enabled=on)
-
-    if options.model:
-        return model_encoder(options, place, precision)
-    return random_encoder(options, place, precision, vocab_size)
-
-
-def random_encoder(
-    options: BenchOptions, place: Place, precision: Callable[[], torch.autocast], vocab_size: int
-) -> Encoder:
-    """A FastConformer with random weights: it takes the time of a trained one, and says nothing.
-
-    So its output is thrown away, and the decoders go on with the task's log-probs.
-    """
-    from nemo_gpu_decoding.bench.peers.nemo import random_conformer
-
-    layers, width = options.encoder_layers, options.encoder_width
-    network = random_conformer(layers, width, vocab_size, MEL_BANDS, SUBSAMPLING).to(place.device)
-
-    def prepare(task: Task) -> Callable[[], Batch]:
-        frames = int(task.lengths.max()) * SUBSAMPLING
-        generator = torch.Generator().manual_seed(0)
-        features = torch.randn(len(task.texts), MEL_BANDS, frames, generator=generator).to(place.device)
-        lengths = task.lengths.to(place.device) * SUBSAMPLING
+    def prepare(self, task: Task, place: Place, precision: str) -> Callable[[], Batch]:
+        """What encodes as much noise as the task has audio, and then gives the task's batch; this gets timed."""
+        dtype, generator = getattr(torch, precision), torch.Generator().manual_seed(0)
+        lengths = (task.lengths * self.inputs_per_frame).to(place.device)
+        noise = torch.randn(len(task.texts), *self.bands, int(lengths.max()), generator=generator).to(place.device)
+        is_lower = dtype != torch.float32
 
         def encode() -> Batch:
-            with torch.inference_mode(), precision():
-                network(features, lengths)
+            lower = torch.autocast(place.device.type, dtype if is_lower else torch.bfloat16, is_lower)
+            with torch.inference_mode(), lower:
+                self.encode(noise, lengths)
             return task.inputs, task.lengths
 
         return encode
 
-    size = f"{layers} layers x {width}"
-    return Encoder(f"FastConformer, {size}, {options.encoder_precision}, random weights", prepare)
 
+def make_encoder(options: BenchOptions, place: Place, vocab_size: int) -> Encoder:
+    """That of `model`, from samples on; else a FastConformer with random weights, from features on."""
+    if not options.model:
+        from nemo_gpu_decoding.bench.peers.nemo import random_conformer
 
-def model_encoder(options: BenchOptions, place: Place, precision: Callable[[], torch.autocast]) -> Encoder:
-    """A trained model: the decoders get its log-probs of real speech.
-
-    Raises:
-        ValueError: a file of the manifest has another sample rate or several channels.
-    """
-    import soundfile
-
-    from nemo_gpu_decoding.manifest import read_manifest
+        layers, width = options.encoder_layers, options.encoder_width
+        network = random_conformer(layers, width, vocab_size, MEL_BANDS, SUBSAMPLING).to(place.device)
+        name = f"FastConformer, {layers} layers x {width}, {options.encoder_precision}, random weights"
+        return Encoder(name, network, SUBSAMPLING, (MEL_BANDS,))
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
-    assert options.model
     loaded = Model.load(options.model, device=options.device)
     model: Any = loaded.model
     head = model.ctc_decoder if loaded.is_hybrid else model.decoder
-    model.preprocessor.featurizer.dither = 0.0  # as NeMo's `transcribe`
-    model.preprocessor.featurizer.pad_to = 0
-    expected = int(model.cfg.preprocessor.sample_rate)
-    signals = []
-    for utterance in read_manifest(Path(options.manifest or "")):
-        signal, rate = soundfile.read(utterance.path, dtype="float32")
-        if rate != expected or signal.ndim != 1:
-            raise ValueError(
-                f"manifest is {options.manifest!r}, whose {utterance.name} has {rate} Hz and "
-                f"{signal.ndim} channel(s), expected {expected} Hz and one"
-            )
-        signals.append(torch.from_numpy(signal))
+    samples_per_frame = round(loaded.frame_seconds * model.cfg.preprocessor.sample_rate)
 
-    def prepare(task: Task) -> Callable[[], Batch]:
-        own = signals[: len(task.texts)]
-        samples = torch.nn.utils.rnn.pad_sequence(own, batch_first=True).to(place.device)
-        lengths = torch.tensor([len(signal) for signal in own], device=place.device)
+    def encode(samples: torch.Tensor, lengths: torch.Tensor) -> None:
+        features, frames = model.preprocessor(input_signal=samples, length=lengths)
+        head(encoder_output=model.encoder(audio_signal=features, length=frames)[0])
 
-        def encode() -> Batch:
-            with torch.inference_mode(), precision():
-                features, frames = model.preprocessor(input_signal=samples, length=lengths)
-                encoded, encoded_lengths = model.encoder(audio_signal=features, length=frames)
-                return head(encoder_output=encoded).float(), encoded_lengths.long()
-
-        return encode
-
-    return Encoder(Path(options.model).stem, prepare)
+    return Encoder(f"{Path(options.model).stem}, {options.encoder_precision}", encode, samples_per_frame)

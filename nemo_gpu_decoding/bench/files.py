@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ def cached(name: str, make: Callable[[Path], object]) -> Path:
     """Path of the cached file `name`; `make(path)` writes it (aside, then renamed) if missing."""
     path = cache_dir() / name
     if not path.exists():
+        print(f"making {name}, once; kept in {path.parent}", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             make(Path(folder) / name)
             (Path(folder) / name).replace(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number
@@ -29,9 +29,31 @@ _LEAST = {
     "vocab_size": 8, "min_frames": 1, "max_frames": 1, "sentences": 1, "lm_order": 1, "max_batch": 1,
     "ngrams": LEAST_NGRAMS,
 }  # fmt: skip
-_ABOVE_ZERO = ("pair_seconds", "acoustic_scale", "chunk_ms", "stream_seconds")
-_WEIGHTS = ("lm_weight", "beam_beta", "boosting_weight", "flashlight_lm_weight", "pyctcdecode_lm_weight",
-            "pyctcdecode_beta", "hotword_weight")  # fmt: skip
+_ABOVE_ZERO = ("pair_seconds", "chunk_ms", "stream_seconds")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Tuned for each decoder by a small grid on the task itself. Natural log, whatever the decoder takes."""
+
+    lm_weight: float = 0.2
+    beam_beta: float = 0.5
+    boosting_weight: float = 0.2
+    flashlight_lm_weight: float = 0.15
+    pyctcdecode_lm_weight: float = 0.2
+    pyctcdecode_beta: float = 0.5
+    hotword_weight: float = 5.0
+    # of log-probs against the costs of a word graph; its beams are in units of the scaled score
+    acoustic_scale: float = 8.0
+    # n-grams of the small LM / those of the word LM that it is pruned from; all words stay, so that it may be more
+    small_share: float = 0.02
+    graph_beams: tuple[int, ...] = (10, 13, 17, 25)
+
+
+SYNTHETIC_WEIGHTS, SPEECH_WEIGHTS = Weights(), Weights(
+    lm_weight=0.7, beam_beta=1.0, flashlight_lm_weight=0.7, pyctcdecode_lm_weight=0.7,
+    pyctcdecode_beta=1.0, acoustic_scale=1.5, small_share=0.3, graph_beams=(8, 12, 17),
+)  # fmt: skip
 
 
 @dataclass
@@ -86,6 +108,9 @@ class BenchOptions:
     probes: bool = False
     # For word graphs: hypotheses per frame at most.
     max_active: int = 10_000
+    # For paged_biglm: with the largest beam also rows in which so many hypotheses of a graph state are expanded at
+    # most, beside the same search without this limit.
+    group_sizes: list[int] = field(default_factory=lambda: [1, 4])
     # For word graphs: CTC topology; compact, normal or minimal.
     topology: str = "compact"
     # For transducers: tokens per frame at most, max_symbols of alsd_pp and NeMo's malsd_batch.
@@ -141,9 +166,6 @@ class BenchOptions:
     lm_order: int = 6
     # Synthetic: another seed, another language.
     seed: int = 1
-    # For paged_biglm: n-grams of the small LM / those of the word LM that it is pruned from, in (0, 1].
-    # All words stay, so that the share may come out larger. null: what suits the task.
-    small_share: float | None = None
 
     # For mode=stream: so many live streams at once, a row for each number, with the largest beam.
     streams: list[int] = field(default_factory=lambda: [16, 64, 128, 256])
@@ -163,24 +185,11 @@ class BenchOptions:
     # temporary files.
     folder: str | None = None
 
-    # For word graphs: factor of the log-probs against the graph's costs; beams are in units of the
-    # scaled score. This and the weights below are null for what was tuned for each decoder on each
-    # task. LM weights are in natural log, whatever unit the peer takes.
-    acoustic_scale: float | None = None
-    # Our LM weight, and NeMo's ngram_lm_alpha.
-    lm_weight: float | None = None
-    # Ours and NeMo's, per token; applied where an LM is.
-    beam_beta: float | None = None
-    # Ours, and NeMo's boosting_tree_alpha.
-    boosting_weight: float | None = None
-    # Of flashlight's token LM.
-    flashlight_lm_weight: float | None = None
-    # Of pyctcdecode's word LM.
-    pyctcdecode_lm_weight: float | None = None
-    # pyctcdecode's, per word.
-    pyctcdecode_beta: float | None = None
-    # pyctcdecode's.
-    hotword_weight: float | None = None
+    # In place of what was tuned for each decoder on each task: weights.lm_weight=0.3 and so on; see `Weights`.
+    # lm_weight, boosting_weight (ours, and NeMo's ngram_lm_alpha and boosting_tree_alpha), beam_beta (both, per
+    # token, where an LM is); flashlight_lm_weight; pyctcdecode_lm_weight, pyctcdecode_beta (per word),
+    # hotword_weight; acoustic_scale (of word graphs); small_share (of paged_biglm).
+    weights: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_choice("strategy", self.strategy, STRATEGIES)
@@ -192,20 +201,22 @@ class BenchOptions:
             if unknown or not (values or name == "peers"):
                 seen = ", ".join(unknown) or "nothing"
                 raise ValueError(f"{name} holds {seen}, expected any of {', '.join(choices)}")
-        for name in ("beams", "graph_beams", "batches", "streams"):
-            values = getattr(self, name)
-            if not (values or name == "graph_beams") or min(values, default=1) < 1:
-                raise FieldError(name, values, "one or more integers >= 1")
+        for name in ("beams", "graph_beams", "group_sizes", "batches", "streams"):
+            values, may_be_empty = getattr(self, name), name in ("graph_beams", "group_sizes")
+            if not (values or may_be_empty) or min(values, default=1) < 1:
+                raise FieldError(name, values, "integers >= 1" if may_be_empty else "one or more integers >= 1")
         for name, low in _LEAST.items():
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), low, MANY)
         check_int("max_frames", self.max_frames, self.min_frames, MANY)
-        for name in (*_ABOVE_ZERO, *_WEIGHTS):
-            if getattr(self, name) is not None:
-                is_weight = name in _WEIGHTS
-                check_number(name, getattr(self, name), above_zero=not is_weight, negative=is_weight)
-        if self.small_share is not None and not 0 < self.small_share <= 1:
-            raise FieldError("small_share", self.small_share, "a number in (0, 1]")
+        for name in _ABOVE_ZERO:
+            check_number(name, getattr(self, name), above_zero=True)
+        for name, value in self.weights.items():
+            check_choice("weights", name, [field.name for field in fields(Weights) if field.name != "graph_beams"])
+            is_factor = name in ("acoustic_scale", "small_share")
+            check_number(f"weights.{name}", value, above_zero=is_factor, negative=not is_factor)
+        if self.weights.get("small_share", 1) > 1:
+            raise FieldError("weights.small_share", self.weights["small_share"], "a number in (0, 1]")
         check_choice("topology", NEMO_NAMES.get(self.topology, self.topology), GRAPH_TOPOLOGIES)
         if self.encoder_width % 8:
             raise FieldError("encoder_width", self.encoder_width, "a multiple of 8")

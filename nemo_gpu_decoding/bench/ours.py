@@ -26,18 +26,19 @@ from nemo_gpu_decoding import (
     load_ngram_lm,
     load_packed_lm,
     pack_arpa,
-    pack_arpa_in_memory,
     prune_ngram_lm,
     write_arpa,
 )
 from nemo_gpu_decoding.bench.files import cache_dir, cached, content_key
 from nemo_gpu_decoding.bench.options import BenchOptions
-from nemo_gpu_decoding.bench.peers.base import Hypothesis, Peer, Ready, Setting
+from nemo_gpu_decoding.bench.peers.base import Hypothesis, Peer, Ready, Setting, device_of
 from nemo_gpu_decoding.bench.tasks import Task
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.lexicon import Lexicon
 from nemo_gpu_decoding.lm.arpa import read_arpa
 from nemo_gpu_decoding.lm.packed import PackedLM
+
+LARGE, SMALL = "large", "small"  # which LM: the task's, or the one that is pruned from it
 
 
 def flexctc_beam(options: BenchOptions, task: Task, setting: Setting) -> Ready:
@@ -58,28 +59,24 @@ def aes_pp(options: BenchOptions, task: Task, setting: Setting) -> Ready:
     return ready(AESPlusPlus(_networks(options, task), config, fusion_of(task, setting)))
 
 
-def cuda_wfst(options: BenchOptions, task: Task, setting: Setting) -> Ready:
+def cuda_wfst(which: str, options: BenchOptions, task: Task, setting: Setting) -> Ready:
+    """On the graph of the task's LM; on the small LM's it is what a search costs that knows no large LM."""
     config = WFSTConfig(**graph_search(options, task, setting))
-    return ready(CudaWFST(word_graph(task), task.vocab_size, task.vocab_size, config))
-
-
-def small_lm(options: BenchOptions, task: Task, setting: Setting) -> Ready:
-    """cuda_wfst on the small LM's graph: what a search costs that knows no large LM."""
-    config = WFSTConfig(**graph_search(options, task, setting))
-    return ready(CudaWFST(small_graph(task), task.vocab_size, task.vocab_size, config))
+    return ready(CudaWFST(word_graph(task, which), task.vocab_size, task.vocab_size, config))
 
 
 def paged_biglm(composition: str, options: BenchOptions, task: Task, setting: Setting) -> Ready:
-    config = PagedBigLMConfig(composition=composition, **graph_search(options, task, setting))
-    lms = large_lm(task), small_packed_lm(task)
-    return ready(PagedBigLM(small_graph(task), task.vocab_size, task.vocab_size, *lms, config))
+    search = graph_search(options, task, setting)
+    config = PagedBigLMConfig(composition=composition, group_size=setting.group_size, **search)
+    lms = packed_lm(task, LARGE), packed_lm(task, SMALL)
+    return ready(PagedBigLM(word_graph(task, SMALL), task.vocab_size, task.vocab_size, *lms, config))
 
 
 OURS: dict[str, Any] = {
-    "flexctc_beam": flexctc_beam, "alsd_pp": alsd_pp, "aes_pp": aes_pp, "cuda_wfst": cuda_wfst,
+    "flexctc_beam": flexctc_beam, "alsd_pp": alsd_pp, "aes_pp": aes_pp, "cuda_wfst": partial(cuda_wfst, LARGE),
     "paged_biglm": partial(paged_biglm, "lazy"),
 }  # fmt: skip
-SMALL_LM = Peer("small_lm", small_lm, multithreaded=True)
+SMALL_LM = Peer("small_lm", partial(cuda_wfst, SMALL), multithreaded=True)
 EAGER = Peer("eager", partial(paged_biglm, "eager"), multithreaded=True)  # the baseline of [LET]
 
 
@@ -131,36 +128,41 @@ def _networks(options: BenchOptions, task: Task) -> Any:
     networks = task.transducer.ours()
     for part in vars(networks).values():
         if isinstance(part, torch.nn.Module):
-            part.to(options.device)
+            part.to(device_of(options, task))
     return networks
 
 
 # ----------------------------------------------------------------------------------- graphs and LMs
 
 
-@lru_cache(maxsize=2)
-def word_graph(task: Task) -> WordGraph:
-    """L o G of the task's word LM; words are spelled by its lexicon, else by its tokenizer."""
-    return _graph(task, _word_lm(task))
+@lru_cache(maxsize=4)
+def word_lm(task: Task, which: str) -> Path:
+    """The task's word LM, or the small LM that is pruned from it."""
+    source, share = task.word_lm, task.weights.small_share
+    assert source is not None
+
+    def prune(target: Path) -> None:
+        arpa = read_arpa(source)
+        counts = [len(order.symbols) for order in arpa.orders]
+        write_arpa(prune_ngram_lm(arpa, size=max(counts[0] + 1, int(share * sum(counts)))), target)
+
+    return cached(f"{content_key(source)}-{share:g}.arpa", prune) if which == SMALL else source
 
 
-@lru_cache(maxsize=2)
-def small_graph(task: Task) -> WordGraph:
-    """L o G of the small LM."""
-    return _graph(task, _small_arpa(task))
+@lru_cache(maxsize=4)
+def word_graph(task: Task, which: str) -> WordGraph:
+    """L o G of one of these LMs; words are spelled by the task's lexicon, else by its tokenizer."""
+    lexicon: Any = task.vocabulary
+    if task.lexicon:
+        lexicon = Lexicon({word: (tuple(spelling),) for word, spelling in task.lexicon.items()}, task.vocab_size)
+    return build_graph(word_lm(task, which), lexicon, cache=cache_dir() / "graphs")
 
 
-@lru_cache(maxsize=2)
-def large_lm(task: Task) -> PackedLM:
-    """The task's word LM, packed."""
-    source = _word_lm(task)
+@lru_cache(maxsize=4)
+def packed_lm(task: Task, which: str) -> PackedLM:
+    """One of these LMs, packed."""
+    source = word_lm(task, which)
     return load_packed_lm(cached(f"{content_key(source)}.packed", lambda path: pack_arpa(source, path)))
-
-
-@lru_cache(maxsize=2)
-def small_packed_lm(task: Task) -> PackedLM:
-    """The small LM, with a share of the large one's n-grams."""
-    return pack_arpa_in_memory(_small_arpa(task))
 
 
 def describe_graph(graph: WordGraph) -> dict[str, int]:
@@ -179,26 +181,3 @@ def work_per_frame(results: Any) -> dict[str, float]:
     frames = max(1, sum(work.frames for work in works))
     names = [name for name in works[0]._fields if name != "frames"] if works else []
     return {name: round(sum(getattr(work, name) for work in works) / frames, 3) for name in names}
-
-
-def _graph(task: Task, arpa: Path) -> WordGraph:
-    lexicon: Any = task.vocabulary
-    if task.lexicon:
-        lexicon = Lexicon({word: (tuple(spelling),) for word, spelling in task.lexicon.items()}, task.vocab_size)
-    return build_graph(arpa, lexicon, cache=cache_dir() / "graphs")
-
-
-def _small_arpa(task: Task) -> Path:
-    source, share = _word_lm(task), task.weights.small_share
-
-    def prune(target: Path) -> None:
-        arpa = read_arpa(source)
-        counts = [len(order.symbols) for order in arpa.orders]
-        write_arpa(prune_ngram_lm(arpa, size=max(counts[0] + 1, int(share * sum(counts)))), target)
-
-    return cached(f"{content_key(source)}-{share:g}.arpa", prune)
-
-
-def _word_lm(task: Task) -> Path:
-    assert task.word_lm is not None
-    return task.word_lm

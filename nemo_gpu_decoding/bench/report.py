@@ -5,17 +5,32 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nemo_gpu_decoding.report import format_table
 
 Row = dict[str, Any]
-Column = tuple[str, Callable[[Row], str]]
 
 
-def _number(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
+class Column(NamedTuple):
+    """One column of a table of rows."""
+
+    title: str
+    value: str | Callable[[Row], Any]  # where it is in the row, "latency.total.p99"
+    digits: int | None = None  # after the point; None: as it is
+    factor: float = 1.0
+
+    def cell(self, row: Row) -> str:
+        value: Any = self.value(row) if callable(self.value) else reduce(_inner, self.value.split("."), row)
+        if value is None:
+            return "-"
+        return str(value) if self.digits is None else f"{value * self.factor:.{self.digits}f}"
+
+
+def _inner(row: Mapping[str, Any] | None, name: str) -> Any:
+    return None if row is None else row.get(name)
 
 
 def _both(name: str) -> Callable[[Row], str]:
@@ -30,58 +45,6 @@ def _both(name: str) -> Callable[[Row], str]:
 
 def _verified(row: Row) -> str:
     return f"skipped: {row['skipped']}" if row.get("skipped") else "yes" if row["verified"] else "NO"
-
-
-BATCH: tuple[Column, ...] = (
-    ("task", lambda row: row["task"]),
-    ("peer", lambda row: row["peer"]),
-    ("beam", _both("beam_size")),
-    ("LM", _both("lm")),
-    ("phrases", _both("phrases")),
-    ("threads", _both("threads")),
-    ("s peer", lambda row: _number(row["seconds"]["peer"], 4)),
-    ("s ours", lambda row: _number(row["seconds"]["ours"], 4)),
-    ("ratio", lambda row: _number(row["ratio"], 2)),
-    ("WER peer", lambda row: _number(row["wer"]["peer"], 2)),
-    ("WER ours", lambda row: _number(row["wer"]["ours"], 2)),
-)
-ON_GPU: tuple[Column, ...] = (
-    ("part", lambda row: row["part"]),
-    ("B", lambda row: str(row["batch"])),
-    ("x roofline", lambda row: _number(row["roofline"] and row["roofline"]["ours"], 1)),
-)
-
-
-def _ms(part: str, name: str) -> Callable[[Row], str]:
-    return lambda row: f"{1000 * row['latency'][part][name]:.2f}"
-
-
-def _md1(kind: str) -> Callable[[Row], str]:
-    def cell(row: Row) -> str:
-        total = row["md1"][kind]["total"]
-        return "no end" if total is None else f"{1000 * total:.2f}"
-
-    return cell
-
-
-STREAM: tuple[Column, ...] = (
-    ("task", lambda row: row["task"]),
-    ("streams", lambda row: str(row["streams"])),
-    ("texts", lambda row: row["texts"]),
-    ("load", lambda row: _number(row["utilisation"], 2)),
-    ("batch", lambda row: _number(row["batch"]["mean"], 1)),
-    *(
-        (f"{part} {name}", _ms(part, name))
-        for part in ("compute", "queue", "total")
-        for name in ("mean", "p50", "p99")
-    ),
-    ("M/D/1 alone", _md1("alone")),
-    ("M/D/1 batched", _md1("batched")),
-)
-
-
-def _gigabytes(name: str) -> Callable[[Row], str]:
-    return lambda row: _number(row["memory"][name] and row["memory"][name] / 1e9, 2)
 
 
 def _found(row: Row) -> str:
@@ -100,19 +63,31 @@ def _found(row: Row) -> str:
     return f"{speed}{asked}, verified: {'yes' if row['verified'] else 'NO'}"
 
 
-SCALE: tuple[Column, ...] = (
-    ("task", lambda row: row["task"]),
-    ("stage", lambda row: row["stage"]),
-    ("layout", lambda row: row.get("layout", "-")),
-    ("beam", lambda row: str(row.get("beam", "-"))),
-    ("CPU s", lambda row: _number(row["seconds"]["cpu"], 1)),
-    ("peak GB", _gigabytes("peak_rss")),
-    ("anonymous GB", _gigabytes("peak_anonymous")),
-    ("found", _found),
-)
+TASK, VERIFIED = Column("task", "task"), Column("verified", _verified)
+ON_GPU = (Column("part", "part"), Column("B", "batch"), Column("x roofline", "roofline.ours", 1))
+COLUMNS: dict[str, tuple[Column, ...]] = {
+    "batch": (
+        TASK, Column("peer", "peer"), Column("beam", _both("beam_size")), Column("LM", _both("lm")),
+        Column("phrases", _both("phrases")), Column("threads", _both("threads")),
+        Column("s peer", "seconds.peer", 4), Column("s ours", "seconds.ours", 4), Column("ratio", "ratio", 2),
+        Column("WER peer", "wer.peer", 2), Column("WER ours", "wer.ours", 2), VERIFIED,
+    ),
+    "stream": (
+        TASK, Column("streams", "streams"), Column("texts", "texts"), Column("load", "utilisation", 2),
+        Column("batch", "batch.mean", 1),
+        *(Column(f"{part} {name}", f"latency.{part}.{name}", 2, 1e3)
+          for part in ("compute", "queue", "total") for name in ("mean", "p50", "p99")),
+        *(Column(f"M/D/1 {kind}", f"md1.{kind}.total", 2, 1e3) for kind in ("alone", "batched")), VERIFIED,
+    ),
+    "scale": (
+        TASK, Column("stage", "stage"), Column("layout", "layout"), Column("beam", "beam"),
+        Column("CPU s", "seconds.cpu", 1), Column("peak GB", "memory.peak_rss", 2, 1e-9),
+        Column("anonymous GB", "memory.peak_anonymous", 2, 1e-9), Column("found", _found),
+    ),
+}  # fmt: skip
 CLOCKS = {
     "batch": "ratio = peer / ours, medians of {clock} over up to {repeats} repetitions, warm",
-    "stream": "latencies in ms, M/D/1: mean total; event-driven, fed with the {clock} of the decoder",
+    "stream": "latencies in ms, M/D/1: mean total (- has no end); event-driven, fed with the {clock} of the decoder",
     "scale": "every stage in a process of its own; CPU seconds",
 }
 
@@ -138,12 +113,10 @@ def format_rows(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
     lines.append(CLOCKS[mode].format(clock=header["clock"], repeats=header["options"]["repeats"]))
     graphs = {f"graph of {row['task']}: {json.dumps(row['graph'])}" for row in rows if row.get("graph")}
     lines += [*(sorted(graphs) if mode == "batch" else []), ""]
-    columns = {"batch": BATCH, "stream": STREAM, "scale": SCALE}[mode]
+    columns = COLUMNS[mode]
     if mode == "batch" and any(row["batch"] for row in rows):
         columns = ON_GPU + columns
-    if mode != "scale":
-        columns = (*columns, ("verified", _verified))
-    lines.append(format_table([name for name, _ in columns], [[cell(r) for _, cell in columns] for r in rows]))
+    lines.append(format_table([c.title for c in columns], [[c.cell(row) for c in columns] for row in rows]))
     probes = header.get("probes", {})
     lines += ["", *(f"{kind}: {json.dumps(result)}" for kind, result in probes.items())]
     return "\n".join(lines).rstrip()

@@ -7,12 +7,15 @@
 
 from __future__ import annotations
 
+import functools
+import gc
+import itertools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -21,12 +24,12 @@ from nemo_gpu_decoding.bench.cases import DECODER, END_TO_END, TABLE, Case, make
 from nemo_gpu_decoding.bench.clock import Place, describe_machine, find_place, summary, time_in_turn, torch_threads
 from nemo_gpu_decoding.bench.encoder import Encoder, make_encoder
 from nemo_gpu_decoding.bench.options import GRAPH_STRATEGIES, BenchOptions
-from nemo_gpu_decoding.bench.ours import OURS, describe_graph, large_lm, small_packed_lm, word_graph, work_per_frame
-from nemo_gpu_decoding.bench.peers.base import Peer, Ready, Setting
+from nemo_gpu_decoding.bench.ours import LARGE, OURS, SMALL, describe_graph, packed_lm, word_graph, work_per_frame
+from nemo_gpu_decoding.bench.peers.base import Batch, Peer, Ready, Setting
 from nemo_gpu_decoding.bench.report import Row, format_rows, line_of, result_path, write_result
 from nemo_gpu_decoding.bench.sources import make_tasks
 from nemo_gpu_decoding.bench.tasks import Task
-from nemo_gpu_decoding.bench.verify import Errors, Verdict, identical, verify
+from nemo_gpu_decoding.bench.verify import Errors, Verdict, beside_cpu, verify
 
 __all__ = ["BenchOptions", "run"]
 FILE_OPTIONS = (
@@ -75,7 +78,7 @@ def _plan(options: BenchOptions, place: Place) -> tuple[dict[str, Any], Iterator
         tasks = [scale.draw_task(options, name) for name in options.tasks]
         plan = list(scale.plan(options))
         return describe_run(options, place, tasks), scale.measure(options, plan), len(plan)
-    tasks = make_tasks(options)
+    tasks = [task.on(place.device) for task in make_tasks(options)]
     header = describe_run(options, place, tasks)
     if options.mode == "stream":
         from nemo_gpu_decoding.bench import streams
@@ -85,18 +88,18 @@ def _plan(options: BenchOptions, place: Place) -> tuple[dict[str, Any], Iterator
     absent = [peer for peer in options.peers if peer not in fit]
     if absent and options.peers != BenchOptions().peers:
         print(f"no row for {', '.join(absent)} with strategy={options.strategy}", file=sys.stderr)
-    bench, cases = Bench(options, place), list(make_cases(options, tasks))
+    cases, bandwidth, encoder = list(make_cases(options, tasks)), 0.0, None
     if place.on_gpu:
         fewest = min(len(task.texts) for task in tasks)
         if fewest < max(options.batches):
             raise ValueError(
                 f"batches holds {max(options.batches)}, expected at most {fewest}, the utterances that there are"
             )
-        header["copy_bandwidth"] = bench.bandwidth = place.copy_bandwidth()
+        header["copy_bandwidth"] = bandwidth = place.copy_bandwidth()
         if any(case.part == END_TO_END for case in cases):
-            bench.encoder = make_encoder(options, place, tasks[0].vocab_size)
-            header["encoder"] = bench.encoder.name
-    return header, map(bench.measure, cases), len(cases)
+            encoder = make_encoder(options, place, tasks[0].vocab_size)
+            header["encoder"] = encoder.name
+    return header, measure(cases, Setup(options, place, bandwidth, encoder)), len(cases)
 
 
 def describe_run(options: BenchOptions, place: Place, tasks: list[Task]) -> dict[str, Any]:
@@ -128,39 +131,60 @@ def describe_run(options: BenchOptions, place: Place, tasks: list[Task]) -> dict
     }
 
 
-class Bench:
-    """What the rows of a run share: decoders that are ready, and what they get wrong."""
+class Setup(NamedTuple):
+    """What all rows of a run share."""
 
-    def __init__(self, options: BenchOptions, place: Place) -> None:
-        self._options, self._place = options, place
-        self.bandwidth = 0.0
-        self.encoder: Encoder | None = None
-        self._task: Task | None = None  # of which the batch is
-        self._batch: Task | None = None
-        self._size: int | None = None
-        self._kept: dict[tuple[Any, ...], Any] = {}
+    options: BenchOptions
+    place: Place
+    bandwidth: float = 0.0  # bytes per second, of a copy on the GPU
+    encoder: Encoder | None = None
+
+
+def measure(cases: Iterable[Case], setup: Setup) -> Iterator[Row]:
+    """Rows, one batch after the other."""
+    for (task, size), own in itertools.groupby(cases, lambda case: (case.task, case.batch)):
+        bench = BatchBench(setup, task, size)
+        yield from map(bench.measure, own)
+        del bench
+        gc.collect()
+        if setup.place.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+class BatchBench:
+    """What the rows of one batch share: decoders that are ready, and what they get wrong.
+
+    Decoders are made anew for every batch: NeMo's keep the size of their largest one, and take the time of
+    it ever after.
+
+    Args:
+        size: B, the first so many utterances; None for all.
+    """
+
+    def __init__(self, setup: Setup, task: Task, size: int | None) -> None:
+        self._setup, self._task = setup, task
+        self._batch = task.first(size or len(task.texts))
+        self._ready, self._errors = functools.cache(self._prepared), functools.cache(self._counted)
+        self._encode = functools.cache(self._encoding)
 
     def measure(self, case: Case) -> Row:
         """One row: verify, then time."""
-        options = self._options
+        options, place, _, _ = self._setup
         ours = Peer(options.strategy, OURS[options.strategy], multithreaded=True)
         peer = case.peer or ours
         row = empty_row(options, case, peer)
         row["skipped"] = peer.unavailable() or case.skipped
         if row["skipped"]:
             return row
-        self._turn_to(case)
-        batch = self._batch
-        assert batch is not None
         theirs, mine = self._ready(peer, case.theirs), self._ready(ours, case.ours)
         errors = self._errors(peer, case.theirs), self._errors(ours, case.ours)
         verdict = self._verdict(case, peer, ours, errors)
-        calls = [self._call(case.part, decoder, batch) for decoder in (theirs, mine)]
+        calls = [self._call(case.part, decoder) for decoder in (theirs, mine)]
         if case.part == END_TO_END:  # the decoders are warm, but the encoder may not be
             calls[1]()
-        times = time_in_turn(calls, self._place.clock, options.repeats, options.pair_seconds)
+        times = time_in_turn(calls, place.clock, options.repeats, options.pair_seconds)
         timing = {side: summary(taken) for side, taken in zip(("peer", "ours"), times, strict=True)}
-        seconds = {side: timing[side][self._place.ratio_clock]["median"] for side in timing}
+        seconds = {side: timing[side][place.ratio_clock]["median"] for side in timing}
         return row | self._extras(case, theirs, mine, timing["ours"]["device"]["median"]) | {
             "verified": verdict.verified,
             "verified_by": verdict.how,
@@ -168,84 +192,57 @@ class Bench:
             "ratio": seconds["peer"] / seconds["ours"],
             "repetitions": len(times[1]),
             "timing": timing,
-            "rtfx": {side: batch.audio_seconds / value for side, value in seconds.items()},
+            "rtfx": {side: self._batch.audio_seconds / value for side, value in seconds.items()},
             "wer": {"peer": errors[0].wer, "ours": errors[1].wer},
             "ter": {"peer": errors[0].ter, "ours": errors[1].ter},
         }  # fmt: skip
 
-    def _turn_to(self, case: Case) -> None:
-        """Go on with another batch. Decoders are made anew: NeMo's keep the size of their largest batch,
-        and take the time of it ever after."""
-        if case.task is self._task and case.batch == self._size:
-            return
-        self._task, self._size = case.task, case.batch
-        self._batch = case.task.first(case.batch or len(case.task.texts)).on(self._place.device)
-        self._kept.clear()
-        if self._place.device.type == "cuda":
-            torch.cuda.empty_cache()
+    def _prepared(self, peer: Peer, setting: Setting, device: str | None = None) -> Ready:
+        """A decoder that has its models."""
+        options = self._setup.options
+        return peer.prepare(replace(options, device=device or options.device), self._task, setting)
 
-    def _ready(self, peer: Peer, setting: Setting, device: str | None = None) -> Ready:
-        """A decoder that has its models; on a GPU also kept, for rows share them."""
-        options, task = self._options, self._task
-        assert task is not None
-        if device is not None:
-            options = replace(options, device=device)
-        return self._keep((peer.name, setting, device), lambda: peer.prepare(options, task, setting))
-
-    def _errors(self, peer: Peer, setting: Setting) -> Errors:
+    def _counted(self, peer: Peer, setting: Setting) -> Errors:
         """Of a decoder on the batch, which makes it warm, too."""
-
-        def errors() -> Errors:
-            decoder, batch = self._ready(peer, setting), self._batch
-            assert batch is not None
-            return Errors.of(batch, decoder.read(decoder.run(batch.inputs, batch.lengths)))
-
-        return self._keep(("errors", peer.name, setting), errors)
-
-    def _keep(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]
+        decoder, batch = self._ready(peer, setting), self._batch
+        return Errors.of(batch, decoder.read(decoder.run(batch.inputs, batch.lengths)))
 
     def _verdict(self, case: Case, peer: Peer, ours: Peer, errors: tuple[Errors, Errors]) -> Verdict:
         batch, mine = self._batch, self._ready(ours, case.ours)
-        assert batch is not None
-        if not self._place.on_gpu:
+        if not self._setup.place.on_gpu:
             return verify(case, batch, self._ready(peer, case.theirs), mine, errors)
         # a peer of its own for utterances decoded alone, whose buffers fit one utterance
-        few = batch.first(self._options.check_utterances)
-        theirs = peer.prepare(self._options, case.task, case.theirs)
-        verdict = verify(case, few, theirs, mine, errors)
-        on_cpu = self._ready(ours, case.ours, "cpu").decoder.decode(batch.inputs.cpu(), batch.lengths.cpu())
-        found = mine.decoder.decode(batch.inputs, batch.lengths)
-        same = sum(identical(a.best, b.best) for a, b in zip(found, on_cpu, strict=True))
-        how = f"{verdict.how}; GPU = CPU to the bit: {same} of {len(found)}"
-        return Verdict(verdict.verified and same == len(found), how)
+        few = batch.first(self._setup.options.check_utterances)
+        verdict = verify(case, few, self._prepared(peer, case.theirs), mine, errors)
+        own = beside_cpu(batch, mine, self._ready(ours, case.ours, "cpu"))
+        return Verdict(verdict.verified and own.verified, f"{verdict.how}; {own.how}")
 
-    def _call(self, part: str, decoder: Ready, batch: Task) -> Callable[[], object]:
+    def _call(self, part: str, decoder: Ready) -> Callable[[], object]:
         """What is timed: a decoder, or an encoder and a decoder."""
         if part == DECODER:
-            return lambda: decoder.run(batch.inputs, batch.lengths)
-        assert self.encoder is not None
-        encode = self._keep(("encode",), lambda: self.encoder and self.encoder.prepare(batch))
+            return lambda: decoder.run(self._batch.inputs, self._batch.lengths)
+        encode = self._encode()
         return lambda: decoder.run(*encode())
+
+    def _encoding(self) -> Callable[[], Batch]:
+        options, place, _, encoder = self._setup
+        assert encoder is not None
+        return encoder.prepare(self._batch, place, options.encoder_precision)
 
     def _extras(self, case: Case, theirs: Ready, mine: Ready, device_seconds: float) -> Row:
         """What only rows of word graphs, or of a GPU, say."""
-        extras: Row = {"graphs": theirs.graphs}
-        batch, strategy = self._batch, self._options.strategy
-        assert batch is not None
+        batch, strategy, extras = self._batch, self._setup.options.strategy, Row(graphs=theirs.graphs)
         if strategy == "cuda_wfst":
-            extras["graph"] = describe_graph(word_graph(case.task))
+            extras["graph"] = describe_graph(word_graph(case.task, LARGE))
         if strategy == "paged_biglm":
             both = {"peer": theirs.decoder, "ours": mine.decoder}
             results = {side: decoder.decode(batch.inputs, batch.lengths) for side, decoder in both.items()}
             extras["work"] = {side: work_per_frame(found) for side, found in results.items()}
-            counts = large_lm(case.task).counts, small_packed_lm(case.task).counts
+            counts = packed_lm(case.task, LARGE).counts, packed_lm(case.task, SMALL).counts
             extras["lms"] = {"large": sum(counts[0]), "small": sum(counts[1])}
-        if self._place.on_gpu and case.part == DECODER and case.task.transducer is None:
+        if self._setup.place.on_gpu and case.part == DECODER and case.task.transducer is None:
             read = int(batch.lengths.sum()) * batch.inputs.shape[2] * batch.inputs.element_size()
-            at_best = read / self.bandwidth
+            at_best = read / self._setup.bandwidth
             extras["roofline"] = {"bytes": read, "seconds": at_best, "ours": device_seconds / at_best}
         return extras
 
@@ -267,6 +264,8 @@ def empty_row(options: BenchOptions, case: Case, peer: Peer) -> Row:
 def params(options: BenchOptions, task: Task, setting: Setting) -> Mapping[str, Any]:
     """A setting as rows show it."""
     shown = setting._asdict() | {"boosting": setting.phrases > 0}
+    if options.strategy != "paged_biglm":
+        del shown["group_size"]
     if options.strategy in GRAPH_STRATEGIES:
         shown |= {"max_active": options.max_active, "topology": options.topology}
         shown["acoustic_scale"] = task.weights.acoustic_scale

@@ -128,7 +128,7 @@ def graph(options: BenchOptions, folder: str, task: str) -> Row:
     with ArpaReader(large) as reader:
         total = sum(reader.counts.values())
     lower = read_arpa(large, max_order=2)
-    size = max(len(lower.symbols) + 1, int((options.small_share or SHARE) * total))
+    size = max(len(lower.symbols) + 1, int(options.weights.get("small_share", SHARE) * total))
     write_arpa(prune_ngram_lm(lower, size=size), small)
     pack_arpa(small, packed)
     lexicon = Lexicon({word: (spelling,) for word, spelling in language.lexicon.items()}, len(language.pieces))

@@ -11,7 +11,7 @@ import itertools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +28,14 @@ from nemo_gpu_decoding.bench.language import (
     draw_confusions,
     make_language,
 )
-from nemo_gpu_decoding.bench.options import GRAPH_STRATEGIES, TRANSDUCER_STRATEGIES, BenchOptions
+from nemo_gpu_decoding.bench.options import GRAPH_STRATEGIES, SPEECH_WEIGHTS, TRANSDUCER_STRATEGIES, BenchOptions
 from nemo_gpu_decoding.bench.synthetic_transducer import as_transducer
 from nemo_gpu_decoding.bench.tasks import (
-    SPEECH_WEIGHTS,
     Task,
     Transducer,
-    Weights,
-    padded,
     read_lexicon,
     spelled_by,
+    spelling_vocabulary,
     transducer_of,
     unigrams,
 )
@@ -69,9 +67,7 @@ def make_tasks(options: BenchOptions) -> list[Task]:
         tasks = [make[name](options, kind) for name in options.tasks for kind in kinds]
         if options.device != "cpu":
             tasks = [task.repeated(max(most, len(task.texts))) for task in tasks]
-    names = [field.name for field in fields(Weights) if field.name != "graph_beams"]
-    chosen: dict[str, Any] = {name: getattr(options, name) for name in names}
-    chosen = {name: value for name, value in chosen.items() if value is not None}
+    chosen: dict[str, Any] = {**options.weights}
     if options.graph_beams:
         chosen["graph_beams"] = tuple(options.graph_beams)
     return [replace(t.first(most), weights=replace(t.weights, **chosen)) for t in tasks]
@@ -84,24 +80,16 @@ def speech_task(options: BenchOptions, kind: str | None) -> Task:
     """Read English as a small checkpoint hears it: flat posteriors, greedy makes 51 % word errors."""
     tensors, metadata = read_speech("emissions" if kind is None else "transducers")
     rows = tensors["log_probs" if kind is None else "encoder_output"].float()
-    lexicon, texts = speech_lexicon(), json.loads(metadata["texts"])
-    transducer, weights = None, SPEECH_WEIGHTS
+    lexicon, transducer, weights = speech_lexicon(), None, SPEECH_WEIGHTS
     if kind is not None:
         own = {key.partition(".")[2]: t for key, t in tensors.items() if key.startswith(f"{kind}.")}
         transducer = transducer_of(own, tuple(json.loads(metadata[f"{kind}.durations"])), kind)
         weights = replace(weights, lm_weight=0.4)
-    task = Task(
-        name="speech" if kind is None else f"speech-{kind}",
-        inputs=padded(rows.split(tensors["lengths"].tolist()), log_probs=kind is None),
-        lengths=tensors["lengths"],
-        frame_seconds=json.loads(metadata["frame_seconds"]),
-        texts=texts,
-        tokens=[spelled_by(lexicon)(text) for text in texts],
-        vocabulary=Vocabulary(tuple(json.loads(metadata["pieces"])), "bpe", spelled_by(lexicon)),
-        lexicon=lexicon,
-        weights=weights,
-        transducer=transducer,
-    )
+    task = Task.of(
+        "speech" if kind is None else f"speech-{kind}", rows.split(tensors["lengths"].tolist()),
+        json.loads(metadata["texts"]), spelling_vocabulary(json.loads(metadata["pieces"]), lexicon),
+        lexicon=lexicon, frame_seconds=json.loads(metadata["frame_seconds"]), weights=weights, transducer=transducer,
+    )  # fmt: skip
     return _with_lms(task, options, f"speech-{content_key(speech_folder() / 'lm_text.txt.gz')}", speech_text)
 
 
@@ -201,16 +189,10 @@ def spoken_task(language: Language, options: BenchOptions, rng: np.random.Genera
             f"min_frames is {options.min_frames} and max_frames {options.max_frames}: hardly any "
             "utterance has such a length, expected a wider range"
         )
-    return Task(
-        name="synthetic",
-        inputs=padded(rows, log_probs=True),
-        lengths=torch.tensor([len(row) for row in rows]),
-        frame_seconds=FRAME_SECONDS,
-        texts=[" ".join(sentence) for sentence in spoken],
-        tokens=[language.spell(sentence) for sentence in spoken],
-        vocabulary=Vocabulary(tuple(language.pieces), "bpe", spelled_by(language.lexicon)),
-        lexicon=language.lexicon,
-    )
+    texts, vocabulary = map(" ".join, spoken), spelling_vocabulary(language.pieces, language.lexicon)
+    return Task.of(
+        "synthetic", rows, list(texts), vocabulary, lexicon=language.lexicon, frame_seconds=FRAME_SECONDS
+    )  # fmt: skip
 
 
 def _with_lms(task: Task, options: BenchOptions, key: str, text: Callable[[], list[list[str]]]) -> Task:
@@ -265,11 +247,11 @@ def read_task(options: BenchOptions) -> Task:
         name=Path(options.data).stem,
         inputs=torch.from_numpy(arrays["log_probs"].astype(np.float32)),
         lengths=torch.from_numpy(arrays["lengths"].astype(np.int64)),
-        frame_seconds=float(arrays["frame_seconds"]),
         texts=[str(text) for text in arrays["texts"]],
         tokens=[row[row >= 0].tolist() for row in arrays["tokens"]],
         vocabulary=vocabulary,
         lexicon=lexicon,
+        frame_seconds=float(arrays["frame_seconds"]),
         lm=plain_file(options.lm),
         word_lm=plain_file(options.word_lm),
     )
@@ -297,16 +279,8 @@ def model_task(options: BenchOptions) -> Task:
     word_lm = plain_file(options.word_lm)
     words = {word for text in texts for word in text.split()}
     words |= {word for word in unigrams(word_lm) if not word.startswith("<")} if word_lm else set()
-    return Task(
-        name=Path(options.model).stem,
-        inputs=padded([torch.from_numpy(row) for row in rows], log_probs=transducer is None),
-        lengths=torch.tensor([len(row) for row in rows]),
-        frame_seconds=model.frame_seconds,
-        texts=texts,
-        tokens=[vocabulary.tokenize(text) if text.strip() else [] for text in texts],
-        vocabulary=vocabulary,
-        lexicon={word: tuple(vocabulary.tokenize(word)) for word in sorted(words)},
-        lm=plain_file(options.lm),
-        word_lm=word_lm,
-        transducer=transducer,
-    )
+    return Task.of(
+        Path(options.model).stem, [torch.from_numpy(row) for row in rows], texts, vocabulary,
+        lexicon={word: tuple(vocabulary.tokenize(word)) for word in sorted(words)}, frame_seconds=model.frame_seconds,
+        lm=plain_file(options.lm), word_lm=word_lm, transducer=transducer,
+    )  # fmt: skip

@@ -60,7 +60,7 @@ def measure(options: BenchOptions, place: Place, tasks: Sequence[Task]) -> Itera
             for n in options.streams:
                 row: Row = {"strategy": options.strategy, "task": task.name, "networks": task.kind}
                 row["params"] = setting._asdict()
-                yield row | measure_streams(options, decoder, task.on(place.device), place, n, texts)
+                yield row | measure_streams(options, decoder, task, place, n, texts)
 
 
 def measure_streams(options: BenchOptions, decoder: Any, task: Task, place: Place, n: int, texts: str) -> Row:
@@ -73,10 +73,8 @@ def measure_streams(options: BenchOptions, decoder: Any, task: Task, place: Plac
     tape = Tape(task)
     gc.collect()
     single = Replay(decoder, tape, n, chunk, texts, place)
-    speaking = min(n, SPEAKING)
-    for number in range(WARM_UP):
-        single.serve([number % speaking])
-    alone = float(np.mean([single.serve([number % speaking]) for number in range(ALONE)]))
+    taken = [single.serve([number % min(n, SPEAKING)]) for number in range(WARM_UP + ALONE)]
+    alone = float(np.mean(taken[WARM_UP:]))
     single.close()
     live, chunk_seconds = Replay(decoder, tape, n, chunk, texts, place), chunk * task.frame_seconds
     rng = np.random.default_rng(options.seed)
@@ -84,13 +82,15 @@ def measure_streams(options: BenchOptions, decoder: Any, task: Task, place: Plac
     if not arrivals:
         raise ValueError(f"stream_seconds is {options.stream_seconds}, in which no chunk came: expected more")
     seen = simulate(arrivals, live.serve, options.max_batch)
-    pairs = zip(live.close(), live.in_one_piece(), strict=True)
     equal = [
         ours.best.tokens.tolist() == whole.best.tokens.tolist() and ours.best.score == whole.best.score
-        for ours, whole in pairs
+        for ours, whole in zip(live.close(), live.in_one_piece(), strict=True)
     ]
     rate, served = n / chunk_seconds, seen.busy / len(arrivals)
-    parts = {"compute": seen.compute, "queue": seen.queue, "total": seen.queue + seen.compute}
+    latency = {}
+    for name, seconds in (("compute", seen.compute), ("queue", seen.queue), ("total", seen.queue + seen.compute)):
+        p50, p99 = np.percentile(seconds, [50, 99]).tolist()
+        latency[name] = {"mean": float(seconds.mean()), "p50": p50, "p99": p99}
     return {
         "streams": n,
         "texts": texts,
@@ -100,14 +100,9 @@ def measure_streams(options: BenchOptions, decoder: Any, task: Task, place: Plac
         "verified_by": f"equal to decoding in one piece: {sum(equal)} of {len(equal)} streams",
         "utilisation": seen.busy / seen.span,
         "batch": {"mean": float(seen.batches.mean()), "max": int(seen.batches.max())},
-        "latency": {name: _spread(seconds) for name, seconds in parts.items()},
+        "latency": latency,
         "md1": {"alone": md1(rate, alone), "batched": md1(rate, served)},
     }
-
-
-def _spread(seconds: np.ndarray) -> dict[str, float]:
-    p50, p99 = np.percentile(seconds, [50, 99]).tolist()
-    return {"mean": float(seconds.mean()), "p50": p50, "p99": p99}
 
 
 def frames_of_chunk(chunk_ms: float, frame_seconds: float) -> int:
@@ -157,13 +152,11 @@ def simulate(
             waiting.append(arrivals[arrived])
             arrived += 1
         batch: dict[int, Chunk] = {}  # by stream; those that waited longest
-        rest: list[Chunk] = []
         for chunk in waiting:
-            if len(batch) < (max_batch or len(waiting)) and chunk.stream not in batch:
-                batch[chunk.stream] = chunk
-            else:
-                rest.append(chunk)
-        seconds, waiting = serve(list(batch)), rest
+            if len(batch) < (max_batch or len(waiting)):
+                batch.setdefault(chunk.stream, chunk)
+        waiting = [chunk for chunk in waiting if batch.get(chunk.stream) is not chunk]
+        seconds = serve(list(batch))
         queue += [now - chunk.time for chunk in batch.values()]
         compute += [seconds] * len(batch)
         batches.append(len(batch))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,31 +12,13 @@ import torch
 from torch import nn
 
 from nemo_gpu_decoding import LSTMNetworks, Vocabulary
+from nemo_gpu_decoding.bench.options import SYNTHETIC_WEIGHTS, Weights
+from nemo_gpu_decoding.graph.lexicon import Lexicon
+from nemo_gpu_decoding.lm.arpa import read_arpa
 
 SHORTEST_PHRASE = 5  # letters; shorter words are no use as phrases
+PARTS = ("embedding", "lstm", "encoder", "prediction", "output")  # of a transducer
 PADDED = -30.0  # log-prob of what is not blank in padded frames
-
-
-@dataclass(frozen=True)
-class Weights:
-    """Tuned for each decoder by a small grid on the task itself; see `BenchOptions`. Natural log."""
-
-    lm_weight: float = 0.2
-    beam_beta: float = 0.5
-    boosting_weight: float = 0.2
-    flashlight_lm_weight: float = 0.15
-    pyctcdecode_lm_weight: float = 0.2
-    pyctcdecode_beta: float = 0.5
-    hotword_weight: float = 5.0
-    acoustic_scale: float = 8.0
-    small_share: float = 0.02
-    graph_beams: tuple[int, ...] = (10, 13, 17, 25)
-
-
-SPEECH_WEIGHTS = Weights(
-    lm_weight=0.7, beam_beta=1.0, flashlight_lm_weight=0.7, pyctcdecode_lm_weight=0.7,
-    pyctcdecode_beta=1.0, acoustic_scale=1.5, small_share=0.3, graph_beams=(8, 12, 17),
-)  # fmt: skip
 
 
 class Transducer(NamedTuple):
@@ -55,15 +37,27 @@ class Task:
     name: str
     inputs: torch.Tensor  # [B, T, V + 1] float32 log-probs, natural log; transducers: encoder output [B, T, D]
     lengths: torch.Tensor  # [B] int64, valid frames
-    frame_seconds: float
     texts: list[str]  # [B] what was said
     tokens: list[list[int]]  # [B] the same as token ids
     vocabulary: Vocabulary  # the V tokens
     lexicon: Mapping[str, tuple[int, ...]]  # word -> its tokens
+    frame_seconds: float
     lm: Path | None = None  # token ARPA, plain text
     word_lm: Path | None = None  # word ARPA, plain text
-    weights: Weights = Weights()
+    weights: Weights = SYNTHETIC_WEIGHTS
     transducer: Transducer | None = None
+
+    @classmethod
+    def of(
+        cls, name: str, rows: Sequence[torch.Tensor], texts: Sequence[str], vocabulary: Vocabulary, **others: Any
+    ) -> Task:
+        """The task of utterances [T, ...]; padded frames of log-probs say blank, those of transducers are 0."""
+        padding = 0.0 if others.get("transducer") else PADDED
+        inputs = nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=padding).float()
+        lengths = torch.tensor([len(row) for row in rows])
+        inputs[..., -1][torch.arange(inputs.shape[1]) >= lengths[:, None]] = 0.0
+        tokens = [list(vocabulary.tokenize(text)) if text.strip() else [] for text in texts]
+        return cls(name, inputs, lengths, texts=list(texts), tokens=tokens, vocabulary=vocabulary, **others)
 
     @property
     def vocab_size(self) -> int:
@@ -79,20 +73,20 @@ class Task:
 
     def first(self, utterances: int) -> Task:
         """The task with its first `utterances` utterances only."""
-        if utterances >= len(self.texts):
-            return self
-        lengths = self.lengths[:utterances]
-        inputs = self.inputs[:utterances, : int(lengths.max())].contiguous()
-        texts, tokens = self.texts[:utterances], self.tokens[:utterances]
-        return replace(self, inputs=inputs, lengths=lengths, texts=texts, tokens=tokens)
+        return self._take(torch.arange(min(utterances, len(self.texts))))
 
     def repeated(self, utterances: int) -> Task:
         """The task with so many utterances, the same again and again."""
-        rows = torch.arange(utterances) % len(self.texts)
-        texts = [self.texts[row] for row in rows.tolist()]
-        tokens = [self.tokens[row] for row in rows.tolist()]
-        inputs, lengths = self.inputs[rows], self.lengths[rows]
-        return replace(self, inputs=inputs, lengths=lengths, texts=texts, tokens=tokens)
+        return self._take(torch.arange(utterances) % len(self.texts))
+
+    def _take(self, rows: torch.Tensor) -> Task:
+        lengths, chosen = self.lengths[rows], rows.tolist()
+        if chosen == list(range(len(self.texts))):
+            return self
+        return replace(
+            self, inputs=self.inputs[rows, : int(lengths.max())].contiguous(), lengths=lengths,
+            texts=[self.texts[row] for row in chosen], tokens=[self.tokens[row] for row in chosen],
+        )  # fmt: skip
 
     def on(self, device: torch.device | str) -> Task:
         """The task with what decoders read on a device."""
@@ -123,66 +117,42 @@ class Task:
 def transducer_of(weights: Mapping[str, torch.Tensor], durations: tuple[int, ...], kind: str) -> Transducer:
     """Networks of one LSTM layer and a ReLU joint, from their weights: "lstm.bias_hh_l0" and so on."""
 
-    def ours() -> LSTMNetworks:
-        def linear(name: str) -> nn.Linear:
-            rows, columns = weights[f"{name}.weight"].shape
-            return nn.Linear(columns, rows)
+    def module(name: str) -> Any:
+        own = {k.partition(".")[2]: w.float() for k, w in weights.items() if k.startswith(f"{name}.")}
+        kind = {"embedding": nn.Embedding, "lstm": nn.LSTM}.get(name, nn.Linear)
+        rows, columns = own["weight_ih_l0" if name == "lstm" else "weight"].shape
+        made = kind(*{nn.Embedding: (rows, columns), nn.LSTM: (columns, columns), nn.Linear: (columns, rows)}[kind])
+        made.load_state_dict(own)
+        return made
 
-        labels, hidden = weights["embedding.weight"].shape
-        output = linear("output")
-        parts: dict[str, Any] = {
-            "embedding": nn.Embedding(labels, hidden), "lstm": nn.LSTM(hidden, hidden),
-            "encoder": linear("encoder"), "prediction": linear("prediction"), "output": output,
-        }  # fmt: skip
-        for name, module in parts.items():
-            own = {k.partition(".")[2]: w.float() for k, w in weights.items() if k.startswith(f"{name}.")}
-            module.load_state_dict(own)
+    def ours() -> LSTMNetworks:
+        embedding, lstm, encoder, prediction, output = map(module, PARTS)
         joint = nn.Sequential(nn.ReLU(), output).eval()
-        return LSTMNetworks(
-            parts["embedding"], parts["lstm"], parts["encoder"], parts["prediction"], joint,
-            durations=durations,
-        )  # fmt: skip
+        return LSTMNetworks(embedding, lstm, encoder, prediction, joint, durations=durations)
 
     def nemo() -> tuple[Any, Any]:
-        from nemo_gpu_decoding.bench.peers.nemo_transducer import nemo_modules
+        from nemo_gpu_decoding.bench.peers.nemo import nemo_modules
 
         return nemo_modules(ours())
 
     return Transducer(kind, durations, ours, nemo)
 
 
-def padded(rows: Sequence[torch.Tensor], *, log_probs: bool) -> torch.Tensor:
-    """[B, T, ...] of B utterances; padded frames of log-probs say blank, others are 0."""
-    batch = nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=PADDED * log_probs)
-    for row, frames in zip(batch, rows, strict=True):
-        row[len(frames) :, -1] = 0.0
-    return batch
-
-
-def read_lexicon(path: str | Path | None, pieces: Iterable[str]) -> dict[str, tuple[int, ...]]:
+def read_lexicon(path: str | Path | None, pieces: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """The first spelling of each word of a lexicon file."""
     assert path is not None
-    ids = {piece: i for i, piece in enumerate(pieces)}
-    lexicon = {}
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        word, tab, spelling = line.partition("\t")
-        if not tab or any(piece not in ids for piece in spelling.split()):
-            expected = "word<TAB>piece piece ... with pieces of the tokenizer"
-            raise ValueError(f"lexicon is {path!r}, line {number} is {line!r}, expected {expected}")
-        lexicon[word] = tuple(ids[piece] for piece in spelling.split())
-    return lexicon
+    return {word: spellings[0] for word, spellings in Lexicon.from_file(path, pieces).spellings.items()}
 
 
 def unigrams(arpa: Path) -> dict[str, float]:
     """log10 probabilities of an ARPA's words."""
-    log_probs: dict[str, float] = {}
-    with arpa.open(encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("\\2-grams") or line.startswith("\\end"):
-                break
-            columns = line.split()
-            if len(columns) >= 2 and not line.startswith(("\\", "ngram")):
-                log_probs[columns[1]] = float(columns[0])
-    return log_probs
+    words = read_arpa(arpa, max_order=1)
+    return dict(zip(words.symbols, words.orders[0].log10_probs.tolist(), strict=True))
+
+
+def spelling_vocabulary(pieces: Sequence[str], lexicon: Mapping[str, tuple[int, ...]]) -> Vocabulary:
+    """Pieces that spell words as a lexicon does."""
+    return Vocabulary(tuple(pieces), "bpe", spelled_by(lexicon))
 
 
 def spelled_by(lexicon: Mapping[str, tuple[int, ...]]) -> Callable[[str], list[int]]:

@@ -12,7 +12,7 @@ import torch
 
 from nemo_gpu_decoding import Path
 from nemo_gpu_decoding.bench.cases import Case, Check
-from nemo_gpu_decoding.bench.ours import large_lm
+from nemo_gpu_decoding.bench.ours import LARGE, packed_lm
 from nemo_gpu_decoding.bench.peers.base import Batch, Hypothesis, Output, Ready, alone
 from nemo_gpu_decoding.bench.tasks import Task
 from nemo_gpu_decoding.lm.packed import PackedLM
@@ -20,8 +20,8 @@ from nemo_gpu_decoding.metrics import word_errors
 
 WER_TOLERANCE = 0.5  # percent
 # natural log: hundreds of float32 additions in another order, against those of a peer or one in double
-TOLERANCES = {Check.ALONE: 0.0, Check.EQUAL: 1e-3, Check.WORDS: 1e-2, Check.COSTS: 1e-2, Check.LM: 1e-2}
-TRANSDUCER_TOLERANCE = 5e-3
+TOLERANCES = {Check.ALONE: 0.0, Check.EQUAL: 1e-3}
+GRAPH_TOLERANCE, TRANSDUCER_TOLERANCE = 1e-2, 5e-3
 LEAST_SAME = 0.95  # share of utterances, of two searches that prune by different knowledge
 
 
@@ -61,8 +61,10 @@ def verify(case: Case, task: Task, theirs: Ready, ours: Ready, errors: tuple[Err
         return Verdict(abs(our_wer - peer_wer) <= WER_TOLERANCE, figures)
     if check is Check.SCORES:
         return recompute(task, ours)
-    if check is Check.LM:
-        return lm_scores(large_lm(case.task), ours.decoder.decode(task.inputs, task.lengths))
+    if check in (Check.LM, Check.GROUPS):
+        verdict = lm_scores(packed_lm(case.task, LARGE), ours.decoder.decode(task.inputs, task.lengths))
+        more = "" if check is Check.LM else f"; {compare(check, task, theirs, ours).how}"
+        return Verdict(verdict.verified, verdict.how + more)
     verdict = compare(check, task, ours if check is Check.ALONE else theirs, ours)
     if check is Check.EQUAL and task.transducer is None:  # a tie is one only if our score is true
         scores = recompute(task, ours)
@@ -83,7 +85,7 @@ def compare(check: Check, task: Task, theirs: Ready, ours: Ready) -> Verdict:
     expected = alone(theirs.hypotheses, batch) if is_alone else theirs.hypotheses(*batch)
     is_transducer = task.transducer is not None
     in_networks = is_transducer and check is Check.EQUAL
-    tolerance = TRANSDUCER_TOLERANCE if in_networks else TOLERANCES[check]
+    tolerance = TRANSDUCER_TOLERANCE if in_networks else TOLERANCES.get(check, GRAPH_TOLERANCE)
     seen: Counter[str] = Counter()
     largest = 0.0
     for n_best, (best, *_) in zip(expected, ours.hypotheses(*batch), strict=True):
@@ -98,6 +100,21 @@ def compare(check: Check, task: Task, theirs: Ready, ours: Ready) -> Verdict:
         return Verdict(seen["equal"] + seen["tied"] == count, how)
     allowed = (1 - LEAST_SAME) * count if check is Check.COSTS else 0
     return Verdict(seen["worse"] <= allowed, how)
+
+
+def beside_cpu(task: Task, ours: Ready, on_cpu: Ready) -> Verdict:
+    """Our GPU's results against our CPU's: to the bit, but for transducers, whose networks round otherwise."""
+    batch, on_host = (task.inputs, task.lengths), (task.inputs.cpu(), task.lengths.cpu())
+    if task.transducer is None:
+        paths = zip(ours.decoder.decode(*batch), on_cpu.decoder.decode(*on_host), strict=True)
+        same, how = [identical(mine.best, other.best) for mine, other in paths], "GPU = CPU to the bit"
+    else:
+        assert ours.hypotheses is not None
+        assert on_cpu.hypotheses is not None
+        lists = zip(on_cpu.hypotheses(*on_host), ours.hypotheses(*batch), strict=True)
+        kinds = [classify(n_best, best, TRANSDUCER_TOLERANCE, per_token=True)[0] for n_best, (best, *_) in lists]
+        same, how = [kind in ("equal", "tied") for kind in kinds], "GPU = CPU but for rounding"
+    return Verdict(all(same), f"{how}: {sum(same)} of {len(same)}")
 
 
 def classify(
@@ -153,9 +170,9 @@ def lm_scores(lm: PackedLM, results: Iterable[Any]) -> Verdict:
             continue
         words = [word.text for word in nbest.best.words]
         differences.append(abs(nbest.best.parts.lm + lm.score(words)))
-    right = sum(difference <= TOLERANCES[Check.LM] for difference in differences)  # NaN is not
+    right = sum(difference <= GRAPH_TOLERANCE for difference in differences)  # NaN is not
     verified = len(differences) > cut_off and right == len(differences)
-    how = f"LM scores of {right} of {len(differences)} texts off by at most {TOLERANCES[Check.LM]:.0e}"
+    how = f"LM scores of {right} of {len(differences)} texts off by at most {GRAPH_TOLERANCE:.0e}"
     return Verdict(verified, f"{how}; {cut_off} more end within a word" if cut_off else how)
 
 

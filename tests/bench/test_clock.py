@@ -15,7 +15,7 @@ from nemo_gpu_decoding.bench import cases as cases_module
 from nemo_gpu_decoding.bench import clock as clock_module
 from nemo_gpu_decoding.bench import run as run_module
 from nemo_gpu_decoding.bench import streams
-from nemo_gpu_decoding.bench.cases import DECODER, END_TO_END, Added, Check, Line
+from nemo_gpu_decoding.bench.cases import DECODER, END_TO_END, LM, Check, Line
 from nemo_gpu_decoding.bench.clock import HostClock, Place, Seconds, find_place, summary, time_in_turn, torch_threads
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.ours import flexctc_beam
@@ -25,6 +25,7 @@ from nemo_gpu_decoding.bench.run import run
 from nemo_gpu_decoding.bench.verify import identical
 from nemo_gpu_decoding.cuda.availability import why_unavailable
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
+from nemo_gpu_decoding.search.transducer import records as transducer_records
 from tests.assets import ASSETS, CTC_MODEL
 from tests.bench.test_run import TWIN, changed, first_token_only
 from tests.cuda_emulator.fixtures import emulated_runtime
@@ -142,6 +143,8 @@ def emulated(emulated_runtime, monkeypatch):
         monkeypatch.setattr(kernel_abi, name, size)
     for name in ("THREADS", "FINISH_THREADS"):
         monkeypatch.setattr(cuda_engine, name, 32)
+    for name in ("EXPAND_THREADS", "MERGE_THREADS", "MOVE_THREADS"):
+        monkeypatch.setattr(transducer_records, name, 32)
     return emulated_runtime
 
 
@@ -150,7 +153,7 @@ def measured(options, emulated, monkeypatch):
     """Rows of a table of one line."""
 
     def measure(check=Check.EQUAL, ours=flexctc_beam, peer=TWIN, **changes):
-        line = Line("flexctc_beam", "nemo", peer, check, ("cuda",), (Added.LM,))
+        line = Line("flexctc_beam", "nemo", peer, check, ("cuda",), (LM,))
         monkeypatch.setitem(run_module.OURS, "flexctc_beam", ours)
         monkeypatch.setattr(cases_module, "TABLE", (line,))
         return run(replace(options, **changes), PLACE)
@@ -384,6 +387,39 @@ def test_kaldi_hears_another_batch(graph_options):
     whole = words(task.inputs, task.lengths)
     assert words(task.inputs.flip(0).contiguous(), task.lengths.flip(0)) == whole[::-1]
     assert words(task.inputs, task.lengths) == whole
+
+
+def test_rows_of_paged_biglm(graph_options, emulated):
+    pytest.importorskip("kaldifst")
+    rows = run(replace(
+        graph_options, strategy="paged_biglm", peers=["small_lm", "eager"], batches=[2], group_sizes=[1],
+        weights={"small_share": 0.1}, graph_beams=[8],
+    ), PLACE)  # fmt: skip
+    assert [(row["peer"], row["params"]["group_size"]) for row in rows] == [("small_lm", 0), ("paged_biglm", 1)]
+    for row in rows:
+        assert row["verified"], row["verified_by"]
+        assert row["verified_by"].endswith("GPU = CPU to the bit: 2 of 2")
+        assert row["roofline"]["bytes"] > 0
+        assert row["work"]["ours"]["look_ups"] > 0
+    assert emulated.launches > 0
+
+
+@pytest.mark.nemo
+@pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
+def test_rows_of_transducers(options, emulated, strategy):
+    pytest.importorskip("nemo.collections.asr")
+    rows = run(replace(
+        options, strategy=strategy, encoder_width=16, prediction_width=16, batches=[2], phrases=0, max_frames=30,
+    ), PLACE)  # fmt: skip
+    measured = [row for row in rows if not row["skipped"]]
+    expected = {("alsd_pp", "rnnt"): 3, ("alsd_pp", "tdt"): 3, ("aes_pp", "rnnt"): 3, ("aes_pp", "tdt"): 1}
+    for kind in ("rnnt", "tdt"):
+        assert len([row for row in measured if row["networks"] == kind]) == expected[strategy, kind]
+    for row in measured:
+        assert row["verified"], row["verified_by"]
+        assert row["verified_by"].endswith("GPU = CPU but for rounding: 2 of 2")
+        assert (row["part"], row["batch"], row["roofline"]) == (DECODER, 2, None)
+    assert emulated.launches > 0
 
 
 # -------------------------------------------------------------------------------------- live streams

@@ -204,7 +204,7 @@ def test_rows_of_all_stages(tiny_options, tmp_path, monkeypatch, capsys):
 
     monkeypatch.setattr(scale, "in_process", in_this_process)
     out = tmp_path / "r.json"
-    changes = {"ngrams": 2000, "graph_beams": [20], "small_share": 0.05, "tasks": ["synthetic", "speech"]}
+    changes = {"ngrams": 2000, "graph_beams": [20], "weights": {"small_share": 0.05}, "tasks": ["synthetic", "speech"]}
     rows = run(replace(
         tiny_options, strategy="paged_biglm", mode="scale", folder=str(tmp_path), out=str(out), **changes
     ))  # fmt: skip

@@ -76,8 +76,8 @@ def measured(tiny_task, tiny_options, monkeypatch):
 
     def measure(peer, check, ours=flexctc_beam, setting=WITH_LM):
         monkeypatch.setitem(run_module.OURS, "flexctc_beam", ours)
-        bench = run_module.Bench(tiny_options, run_module.find_place("cpu", 1))
-        return bench.measure(Case(tiny_task, peer, setting, setting, check))
+        setup = run_module.Setup(tiny_options, run_module.find_place("cpu", 1))
+        return run_module.BatchBench(setup, tiny_task, None).measure(Case(tiny_task, peer, setting, setting, check))
 
     return measure
 
@@ -257,8 +257,11 @@ def test_rows_of_word_graphs():
     assert [(c.peer.name, c.ours.beam_size) for c in cases] == [("kaldi_decoder", b) for b in (10, 13, 17, 25)]
     assert all(case.ours == case.theirs for case in cases)
     cases = listed(BenchOptions(strategy="paged_biglm", peers=["eager"]))
-    assert [case.peer.name for case in cases] == ["eager"] * 4
-    cases = listed(BenchOptions(strategy="paged_biglm", peers=["small_lm"]))
+    assert [case.peer.name for case in cases if case.peer] == ["eager"] * 4
+    assert [(c.theirs.group_size, c.ours) for c in cases if c.peer is None] == [
+        (0, Setting(25, lm=True, group_size=size)) for size in (1, 4)
+    ]
+    cases = listed(BenchOptions(strategy="paged_biglm", peers=["small_lm"], group_sizes=[]))
     assert [case.check for case in cases] == [Check.LM] * 4
 
 
@@ -309,20 +312,20 @@ def test_a_run_prints_a_table_and_writes_header_and_rows(tmp_path, tiny_options,
     assert "target" not in printed.out
     assert "synthetic, decoder, twin" in printed.err  # as soon as it is measured
     assert str(tmp_path) not in out.read_text()  # no folder of this machine gets into a result
-    draw = [sys.executable, str(ROOT / "docs" / "results" / "plot.py"), str(out), str(tmp_path / "r.png")]
+    draw = [sys.executable, str(ROOT / "docs" / "results" / "records.py"), "plot", str(out), str(tmp_path / "r.png")]
     subprocess.run(draw, check=True)
     assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_run_that_is_cut_off_keeps_its_rows(tmp_path, tiny_options, few, monkeypatch):
-    measure = run_module.Bench.measure
+    measure = run_module.BatchBench.measure
 
     def cut_off(self, case):
         if case.peer is TWIN:
             return measure(self, case._replace(peer=ABSENT))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(run_module.Bench, "measure", cut_off)
+    monkeypatch.setattr(run_module.BatchBench, "measure", cut_off)
     with pytest.raises(KeyboardInterrupt):
         run(replace(tiny_options, peers=["nemo"], out=str(tmp_path)))
     (path,) = tmp_path.iterdir()  # out may be a folder
@@ -358,15 +361,20 @@ def test_large_lms_are_verified_beside_small_and_eager_ones(tiny_options):
     pytest.importorskip("kaldifst")
     options = replace(
         tiny_options, strategy="paged_biglm", peers=["small_lm", "eager"], graph_beams=[30],
-        sentences=300, small_share=0.1, pair_seconds=0.1,
+        sentences=300, weights={"small_share": 0.1}, pair_seconds=0.1, group_sizes=[1],
     )  # fmt: skip
     rows = run(options)
-    assert [row["peer"] for row in rows] == ["small_lm", "eager"]
+    assert [row["peer"] for row in rows] == ["small_lm", "eager", "paged_biglm"]
     for row in rows:
         assert row["verified"], row["verified_by"]
         assert row["lms"]["large"] > 5 * row["lms"]["small"]
     asked = {side: work["look_ups"] for side, work in rows[1]["work"].items()}
     assert 0 < asked["ours"] < asked["peer"] / 2
+    assert [rows[2][side]["group_size"] for side in ("params", "peer_params")] == [1, 0]
+    assert "costs beside groups without a limit: " in rows[2]["verified_by"]
+    assert "better" not in rows[2]["verified_by"].partition("; ")[2].partition(": ")[2]
+    asked = {side: work["look_ups"] for side, work in rows[2]["work"].items()}
+    assert 0 < asked["ours"] < asked["peer"]
 
 
 @pytest.mark.nemo

@@ -28,6 +28,7 @@ class Setting(NamedTuple):
     lm: bool = False  # n-gram LM fusion
     phrases: int = 0  # number of boosted phrases
     threads: int = 1
+    group_size: int = 0  # of paged_biglm; 0 = no limit
 
 
 class Ready(NamedTuple):
@@ -64,6 +65,11 @@ class Peer(NamedTuple):
             if found is None:
                 return f"{module} not installed: {self.install}{self.otherwise}"
         return None
+
+
+def device_of(options: BenchOptions, task: Task) -> torch.device:
+    """Where a decoder's networks and LMs belong: to what it decodes, unless the CPU is asked for."""
+    return torch.device("cpu") if options.device == "cpu" else task.inputs.device
 
 
 def alone(hypotheses: Callable[..., list[list[Hypothesis]]], batch: Batch) -> list[list[Hypothesis]]:

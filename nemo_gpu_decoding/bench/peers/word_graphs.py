@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.bench.options import BenchOptions
-from nemo_gpu_decoding.bench.ours import word_graph
+from nemo_gpu_decoding.bench.ours import LARGE, word_graph
 from nemo_gpu_decoding.bench.peers.base import Hypothesis, Output, Peer, Ready, Setting
 from nemo_gpu_decoding.bench.tasks import Task
 from nemo_gpu_decoding.graph.csr import WordGraph
@@ -38,7 +38,7 @@ def kaldi_decoder(options: BenchOptions, task: Task, setting: Setting) -> Ready:
     from kaldi_decoder import DecodableCtc, FasterDecoder, FasterDecoderOptions
     from kaldifst import get_linear_symbol_sequence
 
-    graph = word_graph(task)
+    graph = word_graph(task, LARGE)
     fst = _const_fst(graph, options.topology, task.vocab_size)
     search = FasterDecoderOptions(beam=setting.beam_size, max_active=options.max_active, min_active=0)
     scaled = _once(lambda log_probs: (log_probs * task.weights.acoustic_scale).cpu().numpy())
@@ -76,7 +76,7 @@ def riva(options: BenchOptions, task: Task, setting: Setting) -> Ready:
     online.frame_shift_seconds = 1
     online.lattice_postprocessor_opts.acoustic_scale = 1.0
     online.lattice_postprocessor_opts.nbest = 1
-    graph = word_graph(task)
+    graph = word_graph(task, LARGE)
     with tempfile.TemporaryDirectory(prefix="nemo-gpu-decoding-") as folder:
         words, tlg = Path(folder) / "words.txt", Path(folder) / "tlg.fst"
         lines = [f"{word}\t{label}\n" for label, word in enumerate(graph.words)]
