@@ -26,7 +26,7 @@ import numpy as np
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.graph.epsilon_closure import epsilon_closure
 from nemo_gpu_decoding.graph.openfst import Fst
-from nemo_gpu_decoding.jit import read_only
+from nemo_gpu_decoding.jit import inlined, read_only
 
 EPSILON_WORD = "<eps>"
 INFINITE = np.float32(np.inf)
@@ -65,7 +65,38 @@ class GraphArrays(NamedTuple):
     states: np.ndarray  # [S] GRAPH_STATE
     arcs: np.ndarray  # [A] GRAPH_ARC
     epsilons: np.ndarray  # [E] EPSILON
-    word_sequences: np.ndarray  # [C, 2] int32: the two labels of word-sequence label W + i, W words
+    word_sequences: np.ndarray  # [C, 2] int32: label W + i (W words) is label [i, 0], then word [i, 1]
+
+
+@inlined
+def first_arc(arcs, state, ilabel):
+    """The first arc of the state with an ilabel that is not smaller."""
+    low, high = state.arc_begin, state.arc_end
+    while low < high:
+        middle = (low + high) >> 1
+        if arcs[middle].ilabel < ilabel:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@inlined
+def count_words(olabel, graph, num_words):
+    """Number of words that an output label stands for."""
+    count = 1
+    while olabel >= num_words:
+        olabel = graph.word_sequences[olabel - num_words, 0]
+        count += 1
+    return count
+
+
+@inlined
+def word_from_end(olabel, n, graph, num_words):
+    """Of the words that an output label stands for, the one before the last n."""
+    for _ in range(n):
+        olabel = graph.word_sequences[olabel - num_words, 0]
+    return olabel if olabel < num_words else graph.word_sequences[olabel - num_words, 1]
 
 
 class Spellings(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.word_graph.candidates import boosted
 from nemo_gpu_decoding.search.word_graph.composition import difference_of_label, final_difference
-from nemo_gpu_decoding.search.word_graph.records import NONE, boost_of, context_of, is_first, state_of
+from nemo_gpu_decoding.search.word_graph.keys import NONE, boost_of, context_of, is_first, state_of
 
 END = np.dtype(
     [

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
+from nemo_gpu_decoding.graph.csr import count_words, word_from_end
 from nemo_gpu_decoding.jit import inlined, no_refcount
-from nemo_gpu_decoding.search.word_graph.records import (
+from nemo_gpu_decoding.search.word_graph.keys import (
     ANY_RANK,
-    DONE,
     LINKS_FULL,
     NONE,
     SLOT_SHIFT,
@@ -41,7 +43,7 @@ def lower_cutoff(total, frame, search):
 
 @inlined
 def offer(total, key, context, origin, search, lm, work):
-    """Note a candidate if it is not above the cutoff; there must be room for it."""
+    """List a candidate if it is not above the cutoff; there must be capacity for it."""
     frame = work.frame[0]
     if total <= frame.cutoff:
         lower_cutoff(total, frame, search)
@@ -58,7 +60,7 @@ def offer(total, key, context, origin, search, lm, work):
 @no_refcount
 def recombine(state, search, lm, work):
     """Enter the candidates among the tokens of the next frame; of equal keys the better one stays."""
-    counters, frame, next_tokens = state.counters[0], work.frame[0], work.next_tokens
+    frame, next_tokens = work.frame[0], work.next_tokens
     limited = frame.last_rank != ANY_RANK
     for c in range(frame.candidates):
         candidate = work.candidates[c]
@@ -67,7 +69,7 @@ def recombine(state, search, lm, work):
         context = context_of(candidate, lm)
         if limited and rank_of(candidate.cost, candidate.key, context) > frame.last_rank:
             continue
-        slot = find_token_slot(candidate.key, context, lm, work)
+        slot = find_slot(candidate.key, context, _token_table(work), lm)
         if work.token_slots[slot].stamp == work.stamps[0]:
             t = work.token_slots[slot].entry
             replaces = candidate.cost < next_tokens[t].cost or (
@@ -93,17 +95,23 @@ def recombine(state, search, lm, work):
             if 2 * frame.tokens > frame.token_mask + 1:
                 _widen_token_table(lm, work)
         if search.params.keeps_links:
-            at = counters.links + frame.links
-            if at == len(state.links):
-                return LINKS_FULL
-            link = state.links[at]
-            link.source, link.target, link.frame = candidate.source, t, counters.frames
-            link.arc, link.epsilon = candidate.arc, candidate.epsilon
-            link.cost = candidate.cost - work.current[candidate.source].cost
-            link.acoustic_cost = candidate.cost  # `prune` replaces it
-            frame.links += 1
+            _note_link(candidate, t, state, work)
     frame.candidates = 0
-    return DONE
+
+
+@inlined
+def _note_link(candidate, target, state, work):
+    """Note a candidate as a link of the frame."""
+    frame, counters = work.frame[0], state.counters[0]
+    if counters.links + frame.links == len(state.links):
+        frame.status = LINKS_FULL
+        return
+    link = state.links[counters.links + frame.links]
+    link.source, link.target, link.frame = candidate.source, target, counters.frames
+    link.arc, link.epsilon = candidate.arc, candidate.epsilon
+    link.cost = candidate.cost - work.current[candidate.source].cost
+    link.acoustic_cost = candidate.cost  # `prune` replaces it
+    frame.links += 1
 
 
 @no_refcount
@@ -149,37 +157,27 @@ def boosted(olabel, state, search):
     return bonus, np.int64(state)
 
 
-@inlined
-def count_words(olabel, graph, num_words):
-    """Number of words that an output label stands for."""
-    count = 1
-    while olabel >= num_words:
-        olabel = graph.word_sequences[olabel - num_words, 0]
-        count += 1
-    return count
+# ------------------------------------------------------------------------------------- hash tables
 
 
-@inlined
-def word_from_end(olabel, n, graph, num_words):
-    """Of the words that an output label stands for, the one before the last n."""
-    for _ in range(n):
-        olabel = graph.word_sequences[olabel - num_words, 0]
-    return olabel if olabel < num_words else graph.word_sequences[olabel - num_words, 1]
+class Table(NamedTuple):
+    """A hash table of records with a key, by linear probing.
 
-
-# -------------------------------------------------------------------------------------- hash table
-
-
-@inlined
-def find_token_slot(key, context, lm, work):
-    """The slot of a token of the next frame: its own, or the void one in which it would go.
-
-    Linear probing, in as much of the table as the frame needs: few tokens stay in few cache lines.
+    Only as much of it is in use as the frame needs: few entries stay in few cache lines.
     """
-    slots, entries, stamp = work.token_slots, work.next_tokens, work.stamps[0]
-    mask = np.uint64(work.frame[0].token_mask)
+
+    slots: np.ndarray  # [power of 2] SLOT
+    entries: np.ndarray
+    mask: int  # size of the part in use, less 1
+    stamp: int  # of slots that are not void
+
+
+@inlined
+def find_slot(key, context, table, lm):
+    """The slot of a key (and LM context): its own, or the void one in which it would go."""
+    slots, entries, mask = table.slots, table.entries, np.uint64(table.mask)
     at = (hash_of(key, context) >> SLOT_SHIFT) & mask
-    while slots[at].stamp == stamp and not (
+    while slots[at].stamp == table.stamp and not (
         entries[slots[at].entry].key == key and context_of(entries[slots[at].entry], lm) == context
     ):
         at = (at + np.uint64(1)) & mask
@@ -191,13 +189,22 @@ def fill_slot(slots, at, stamp, entry):
     slots[at].stamp, slots[at].entry = stamp, entry
 
 
+@inlined
+def fill_table(table, count, lm):
+    """Enter the first entries into a table that is void."""
+    for e in range(count):
+        key, context = table.entries[e].key, context_of(table.entries[e], lm)
+        fill_slot(table.slots, find_slot(key, context, table, lm), table.stamp, e)
+
+
+@inlined
+def _token_table(work):
+    return Table(work.token_slots, work.next_tokens, work.frame[0].token_mask, work.stamps[0])
+
+
 @no_refcount
 def _widen_token_table(lm, work):
     """Twice as much of the table."""
-    frame = work.frame[0]
-    frame.token_mask = 2 * frame.token_mask + 1
+    work.frame[0].token_mask = 2 * work.frame[0].token_mask + 1
     work.stamps[0] += 1
-    for t in range(frame.tokens):
-        token = work.next_tokens[t]
-        at = find_token_slot(token.key, context_of(token, lm), lm, work)
-        fill_slot(work.token_slots, at, work.stamps[0], t)
+    fill_table(_token_table(work), work.frame[0].tokens, lm)

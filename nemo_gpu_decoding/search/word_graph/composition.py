@@ -13,10 +13,23 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nemo_gpu_decoding.graph.csr import count_words, word_from_end
 from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
 from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, lookup
-from nemo_gpu_decoding.search.word_graph.candidates import count_words, word_from_end
-from nemo_gpu_decoding.search.word_graph.records import hash_of
+from nemo_gpu_decoding.search.word_graph.keys import hash_of
+from nemo_gpu_decoding.search.word_graph.records import COUNTERS, LM
+
+# An answer of the LMs, in the LM query cache
+CACHED_SCORE = np.dtype([LM, ("lm_after", np.int64), ("olabel", np.int32), ("cost", np.float32)], align=True)
+# What the search of an utterance took
+WORK_FIELDS = [
+    ("look_ups", np.int64),  # LM queries
+    ("query_hits", np.int64),  # of these, answered by the LM query cache
+    ("arc_visits", np.int64),
+    ("groups", np.int64),  # that were expanded
+    ("expanded", np.int64),  # LM contexts that were
+]
+LM_COUNTERS = np.dtype([*COUNTERS.descr, *WORK_FIELDS])
 
 
 class LmPair(NamedTuple):

@@ -10,31 +10,35 @@ import torch
 
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.threads import for_each_share
+from nemo_gpu_decoding.search.word_graph.composition import CACHED_SCORE
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.frame import FEWEST_SLOTS, advance
-from nemo_gpu_decoding.search.word_graph.records import (
+from nemo_gpu_decoding.search.word_graph.keys import (
     BACK_POINTERS_FULL,
     BAD_FRAME,
-    BINS,
-    CACHED_SCORE,
-    CANDIDATE,
     DONE,
-    FRAME_STATE,
-    GROUP,
-    GROUP_ARC,
-    GROUP_TOKEN,
     GROUPS_FULL,
     LINKS_FULL,
-    LM_CANDIDATE,
+    NO_TOKEN,
+)
+from nemo_gpu_decoding.search.word_graph.lm_contexts import (
+    GROUP_ARC,
     LM_CONTEXT,
     LM_FRAME_STATE,
     LM_GROUP,
-    LM_TOKEN,
-    NO_TOKEN,
     ORDERED,
+    LmWorkspace,
+)
+from nemo_gpu_decoding.search.word_graph.prune import BINS
+from nemo_gpu_decoding.search.word_graph.records import (
+    CANDIDATE,
+    FRAME_STATE,
+    GROUP,
+    GROUP_TOKEN,
+    LM_CANDIDATE,
+    LM_TOKEN,
     SLOT,
     TOKEN,
-    LmWorkspace,
     StreamArrays,
     Workspace,
     token_capacity,

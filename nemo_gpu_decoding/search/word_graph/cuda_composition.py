@@ -15,9 +15,10 @@ from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.graph.topology import NORMAL
 from nemo_gpu_decoding.lm.on_device import PlacedLM
 from nemo_gpu_decoding.search.word_graph import kernel_abi, records
-from nemo_gpu_decoding.search.word_graph.composition import LmPair
+from nemo_gpu_decoding.search.word_graph.composition import LM_COUNTERS, LmPair
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.kernel_abi import Capacity
+from nemo_gpu_decoding.search.word_graph.keys import NONE
 from nemo_gpu_decoding.search.word_graph.records import SearchParams
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 
@@ -28,7 +29,7 @@ class NoComposition:
     composes = False
     static_shared_bytes = 0
     token = kernel_abi.PLAIN_TOKEN
-    host_token, host_counters = records.TOKEN, records.COUNTERS
+    host_counters = records.COUNTERS
     advance, compact = kernel_abi.PLAIN_ADVANCE, kernel_abi.PLAIN_COMPACT
     buffers = kernel_abi.PLAIN_BUFFERS
 
@@ -41,15 +42,14 @@ class NoComposition:
         """[n, 1] tokens before the first frame."""
         tokens = np.zeros((len(models), 1), self.token)
         tokens["key"][:, 0] = [own.first_key for own in models]
-        tokens["back_pointer"] = records.NONE
+        tokens["back_pointer"] = NONE
         return tokens
 
     def tokens_on_host(self, tokens: np.ndarray) -> np.ndarray:
         """Tokens [n] as the CPU's search has them."""
-        same = np.zeros(len(tokens), self.host_token)
-        for name in ("key", "cost", "run", "probability"):
+        same = np.zeros(len(tokens), records.TOKEN)
+        for name, _ in (records.KEY, *records.TOKEN_FIELDS):
             same[name] = tokens[name]
-        same["back_pointer"] = tokens["back_pointer"]
         return same
 
     def weight(self, models: StreamModels) -> float:
@@ -80,7 +80,7 @@ class LmComposition:
     composes = True
     static_shared_bytes = kernel_abi.STATIC_SHARED_BYTES
     token = kernel_abi.LM_TOKEN
-    host_token, host_counters = records.LM_TOKEN, records.LM_COUNTERS
+    host_counters = LM_COUNTERS
     advance, compact = kernel_abi.LM_ADVANCE, kernel_abi.LM_COMPACT
     buffers = kernel_abi.LM_BUFFERS
 
@@ -101,16 +101,15 @@ class LmComposition:
         tokens = np.zeros((len(models), 1), self.token)
         tokens["key"]["key"][:, 0] = [own.first_key for own in models]
         tokens["key"]["lm"] = self._lms.start
-        tokens["back_pointer"] = records.NONE
+        tokens["back_pointer"] = NONE
         return tokens
 
     def tokens_on_host(self, tokens: np.ndarray) -> np.ndarray:
         """Tokens [n] as the CPU's search has them."""
-        same = np.zeros(len(tokens), self.host_token)
-        for name in ("cost", "run", "probability"):
-            same[name] = tokens[name]
+        same = np.zeros(len(tokens), records.LM_TOKEN)
         same["key"], same["lm"] = tokens["key"]["key"], tokens["key"]["lm"]
-        same["back_pointer"] = tokens["back_pointer"]
+        for name, _ in records.TOKEN_FIELDS:
+            same[name] = tokens[name]
         return same
 
     def weight(self, models: StreamModels) -> float:

@@ -26,10 +26,11 @@ from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton, on_device
 from nemo_gpu_decoding.lm.on_device import SECTOR_BYTES, LookupStatistics
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.word_graph import kernel_abi
+from nemo_gpu_decoding.search.word_graph.composition import WORK_FIELDS
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cuda_composition import NO_COMPOSITION, LmComposition, NoComposition
 from nemo_gpu_decoding.search.word_graph.kernel_abi import BACK_POINTER, BEST_PATH, LINK, PROGRESS, STREAM_PARAMS, WORK
-from nemo_gpu_decoding.search.word_graph.records import (
+from nemo_gpu_decoding.search.word_graph.keys import (
     BACK_POINTERS_FULL,
     BAD_FRAME,
     GROUPS_FULL,
@@ -37,6 +38,7 @@ from nemo_gpu_decoding.search.word_graph.records import (
     NO_TOKEN,
     NONE,
 )
+from nemo_gpu_decoding.search.word_graph.records import COUNTERS
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState, raise_stop
 
 # of a stream, at first; the arrays grow as more come
@@ -198,11 +200,11 @@ class CUDAEngine:
 
     def _counters_on_host(self, row: int, progress: np.void) -> np.ndarray:
         same = np.zeros(1, self._composition.host_counters)
-        for name in ("tokens", "back_pointers", "frames", "cost", "limited", "overflowed", "links"):
+        for name in COUNTERS.names or ():
             same[name] = progress[name]
         if self._state.work is not None:
             work = _on_host(self._state.work[row], WORK)
-            for name in ("look_ups", "query_hits", "arc_visits", "groups", "expanded"):
+            for name, _ in WORK_FIELDS:
                 same[name] = work[name]
         return same
 

@@ -26,6 +26,7 @@ from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTCon
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.word_graph.cuda_composition import LmComposition
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
+from nemo_gpu_decoding.search.word_graph.keys import NONE
 from nemo_gpu_decoding.search.word_graph.lattice import LatticePath, lattice_of
 from nemo_gpu_decoding.search.word_graph.lm_pair import shared_lm_pair
 from nemo_gpu_decoding.search.word_graph.mbr import with_confidence
@@ -33,7 +34,6 @@ from nemo_gpu_decoding.search.word_graph.records import (
     MAX_BOOST_STATES,
     MAX_EPSILONS,
     MAX_LABELS,
-    NONE,
     SearchParams,
     StreamParams,
 )

@@ -1,4 +1,7 @@
-"""Eager composition: each token takes each arc, and queries the LMs before it is pruned [BigLM]."""
+"""Eager composition: each token takes each arc of its state, and queries the LMs before it is pruned [BigLM].
+
+Where the beam is wide enough, the result is that of `lm_contexts.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,14 @@ from nemo_gpu_decoding.graph.topology import NORMAL
 from nemo_gpu_decoding.jit import no_refcount
 from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, offer, recombine
 from nemo_gpu_decoding.search.word_graph.composition import query
-from nemo_gpu_decoding.search.word_graph.records import DONE, NONE, Origin, boost_of, label_of, state_of
+from nemo_gpu_decoding.search.word_graph.keys import NONE, Origin, boost_of, label_of, state_of
 from nemo_gpu_decoding.search.word_graph.token_groups import target_key
 
 
 @no_refcount
 def expand_all_arcs(row, state, search, lm, work):
     """All arcs of all tokens, also by way of closure arcs."""
-    graph, weights, frame, status = search.graph, search.weights, work.frame[0], DONE
+    graph, weights, frame = search.graph, search.weights, work.frame[0]
     for i in range(state.counters[0].tokens):
         token = work.current[i]
         frame.expanded += 1
@@ -43,10 +46,7 @@ def expand_all_arcs(row, state, search, lm, work):
                     difference += more
                 acoustic_cost = cost_of(row, arc.ilabel, search)
                 total = cost + weights.lm_weight * arc.cost - bonus + acoustic_cost + difference
-                key, origin = target_key(arc, boost, search), Origin(i, a, epsilon)
+                key, origin = target_key(arc, boost, search), Origin(a, i, epsilon)
                 offer(total, key, context, origin, search, lm, work)
                 if frame.candidates == len(work.candidates):
-                    status = recombine(state, search, lm, work)
-                    if status != DONE:
-                        return status
-    return status
+                    recombine(state, search, lm, work)

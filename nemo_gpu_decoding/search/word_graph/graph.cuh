@@ -18,7 +18,7 @@ struct Search : SearchParams, StreamParams {};
 enum Topology { COMPACT, NORMAL, MINIMAL, GRAPH };  // graph/topology.py
 enum Move { BLANK_MOVE = -2, REPEAT_MOVE = -1, NEW_TOKEN = 0 };  // the former two in place of an arc
 // what a frame may end with
-enum Status { DONE, BAD_FRAME, NO_TOKEN, BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL = 100 };
+enum Status { DONE, BAD_FRAME, NO_TOKEN, BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL };
 constexpr int NONE = -1;
 constexpr int BINS = 256;  // of the histogram of costs
 

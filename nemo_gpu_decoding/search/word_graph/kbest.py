@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from nemo_gpu_decoding.graph.csr import count_words, word_from_end
 from nemo_gpu_decoding.jit import compiled, inlined
-from nemo_gpu_decoding.search.word_graph.candidates import count_words, word_from_end
-from nemo_gpu_decoding.search.word_graph.records import NONE
+from nemo_gpu_decoding.search.word_graph.keys import NONE
 
 HASH_MULTIPLIER = np.uint64(6364136223846793005)  # Knuth's MMIX generator
 

@@ -19,8 +19,9 @@ from nemo_gpu_decoding.fusion.automaton import ARC, STATE
 from nemo_gpu_decoding.graph.csr import EPSILON, GRAPH_ARC, GRAPH_STATE
 from nemo_gpu_decoding.lm.on_device import lm_parameters
 from nemo_gpu_decoding.lm.records import LM_STATE  # noqa: F401  of lm_parameters, to be printed
-from nemo_gpu_decoding.search.word_graph import records as host
-from nemo_gpu_decoding.search.word_graph.records import BINS, SearchParams, StreamParams, token_capacity
+from nemo_gpu_decoding.search.word_graph import composition, keys, lm_contexts, records
+from nemo_gpu_decoding.search.word_graph.prune import BINS
+from nemo_gpu_decoding.search.word_graph.records import SearchParams, StreamParams, token_capacity
 
 # The types of log-probs that the kernels read as they are, and their names in CUDA C++.
 LOG_PROB_TYPES = {torch.float32: "float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
@@ -49,26 +50,14 @@ STREAM_PARAMS = np.dtype(
 
 # ---------------------------------------------------------------------- what streams keep of frames
 
-# What tells tokens of paged_biglm apart
-LM_KEY = np.dtype(
-    [
-        ("key", np.int64),  # as that of cuda_wfst
-        ("lm", np.int64),  # LM context: state of the large LM in the upper half, of the small in the lower
-    ],
-    align=True,
-)
-_TOKEN = [
-    ("cost", np.float32),  # above that of the best token of the frame
-    ("back_pointer", np.int32),  # its newest, or NONE
-    ("run", np.int32),  # frames that its last label lasted
-    ("probability", np.float32),  # sum of the label's posteriors over these frames
-]
+# What a token of paged_biglm is known by
+LM_KEY = np.dtype([records.KEY, records.LM], align=True)
 # A token between two frames
-PLAIN_TOKEN = np.dtype([("key", np.int64), *_TOKEN], align=True)
-LM_TOKEN = np.dtype([("key", LM_KEY), *_TOKEN], align=True)
+PLAIN_TOKEN = np.dtype([records.KEY, *records.TOKEN_FIELDS], align=True)
+LM_TOKEN = np.dtype([("key", LM_KEY), *records.TOKEN_FIELDS], align=True)
 # as the CPU has them
-BACK_POINTER = host.BACK_POINTER
-LINK = host.LINK
+BACK_POINTER = records.BACK_POINTER
+LINK = records.LINK
 # How far an utterance has come
 PROGRESS = np.dtype(
     [
@@ -78,11 +67,7 @@ PROGRESS = np.dtype(
         ("status", np.int32),  # `Status` of graph.cuh
         ("needed", np.int32),  # BACK_POINTERS_FULL, LINKS_FULL: how many more the next frame may need
         ("begin", np.int32),  # frames of the chunk that were read
-        ("frames", np.int64),
-        ("cost", np.float64),  # of the best token; the tokens' own costs are above it
-        ("limited", np.int64),  # frames in which max_active left tokens out
-        ("overflowed", np.int64),  # frames in which a table was full
-        ("links", np.int64),
+        *records.TOTALS,
     ],
     align=True,
 )
@@ -99,11 +84,7 @@ BEST_PATH = np.dtype(
 # What the search of an utterance took so far (paged_biglm)
 WORK = np.dtype(
     [
-        ("look_ups", np.int64),  # LM queries
-        ("query_hits", np.int64),  # of these, answered by what was asked before or for another context
-        ("arc_visits", np.int64),
-        ("groups", np.int64),
-        ("expanded", np.int64),  # LM contexts that were expanded
+        *composition.WORK_FIELDS,
         ("cache_hits", np.int64),  # arcs of the LMs, see `lm/on_device.py`
         ("cache_misses", np.int64),
         ("cache_sectors", np.int64),
@@ -113,25 +94,18 @@ WORK = np.dtype(
 # -------------------------------------------------------------------------- a frame being worked on
 
 # Where a candidate comes from
-ORIGIN = np.dtype(
-    [
-        ("arc", np.int32),  # of the graph, or a `Move`
-        ("source", np.int32),  # token of the frame before
-        ("epsilon", np.int32),  # closure arc taken before the arc, or NONE
-    ],
-    align=True,
-)
+ORIGIN = dtype_of(keys.Origin)
 # A token of the next frame before it is known whether another one with its key is better
 _CANDIDATE = [
     ("cost", np.float32),
     ("origin", ORIGIN),
     ("entry", np.int32),  # of a table; while recombined: its slot, ~slot if it is to open it; or NO_ENTRY
 ]
-PLAIN_CANDIDATE = np.dtype([("key", np.int64), *_CANDIDATE], align=True)
+PLAIN_CANDIDATE = np.dtype([records.KEY, *_CANDIDATE], align=True)
 LM_CANDIDATE = np.dtype([("key", LM_KEY), *_CANDIDATE], align=True)
 # The best candidate with a key
 _ENTRY = [("best", np.uint64), ("cost", np.float32), ("origin", ORIGIN)]  # best: `Rank` of workspace.cuh
-PLAIN_ENTRY = np.dtype([("key", np.int64), *_ENTRY], align=True)
+PLAIN_ENTRY = np.dtype([records.KEY, *_ENTRY], align=True)
 LM_ENTRY = np.dtype([("key", LM_KEY), *_ENTRY], align=True)
 # The best way to a token group from a token with another last label than the best of all (normal)
 SECOND = np.dtype([*_ENTRY, ("unused", np.int32, 2)], align=True)
@@ -156,8 +130,8 @@ COUNTERS = np.dtype(
 # A token in a group: in its own state or after a closure arc
 GROUP_TOKEN = np.dtype(
     [
-        ("key", np.int64),  # of the group: graph state, boosting state
-        ("lm", np.int64),  # before `olabel`
+        records.KEY,  # of the group: graph state, boosting state
+        records.LM,  # before `olabel`
         ("olabel", np.int32),  # of the closure arc, or 0; the LMs were not queried for it
         ("cost", np.float32),  # by the small LM
         ("source", np.int32),  # token
@@ -182,7 +156,7 @@ LM_CONTEXT = np.dtype(
 # LM contexts in one graph state and boosting state: arcs are looked at once for all
 TOKEN_GROUP = np.dtype(
     [
-        ("key", np.int64),
+        records.KEY,
         ("best", np.uint32),  # ordered key of the cost of its best context
         ("cost", np.float32),  # the same
         ("begin", np.int32),  # its contexts in `order`
@@ -195,11 +169,11 @@ TOKEN_GROUP = np.dtype(
     align=True,
 )
 # An arc that may survive at the cost of the best context of a group
-GROUP_ARC = np.dtype([("group", np.int32), ("arc", np.int32)])
+GROUP_ARC = lm_contexts.GROUP_ARC
 # A deferred LM query: an arc and an LM context
 LM_QUERY = np.dtype(
     [
-        ("lm", np.int64),  # context before `olabel`
+        records.LM,  # before `olabel`
         ("olabel", np.int32),  # to be queried next, or 0
         ("slot", np.int32),  # of the answer; ~slot if it is to be looked up
         ("difference", np.float32),  # LM score difference of what was asked for so far, weighted
@@ -210,9 +184,7 @@ LM_QUERY = np.dtype(
     align=True,
 )
 # An answer of the LMs
-CACHED_SCORE = np.dtype(
-    [("lm", np.int64), ("lm_after", np.int64), ("olabel", np.int32), ("cost", np.float32)], align=True
-)
+CACHED_SCORE = composition.CACHED_SCORE
 # What the threads of a block count together, beside COUNTERS
 LM_COUNTERS = np.dtype(
     [

@@ -21,7 +21,7 @@ import numpy as np
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.search.word_graph.best_path import Steps, all_ends
 from nemo_gpu_decoding.search.word_graph.kbest import backward_costs, best_texts, forward_costs, name_links, path_links
-from nemo_gpu_decoding.search.word_graph.records import BLANK_MOVE, NEW_TOKEN, NONE
+from nemo_gpu_decoding.search.word_graph.keys import BLANK_MOVE, NEW_TOKEN, NONE
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamState
 
 

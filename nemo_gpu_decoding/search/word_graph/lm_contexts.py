@@ -1,18 +1,46 @@
-"""LM contexts of token groups, and the arcs that query the LMs; see `frame.py`, steps 2 and 3.
+"""LM contexts: what a frame of `frame.py` does in steps 2 and 3 with a large LM, composition "lazy" [LET].
+
+2. Tokens in one graph state and boosting state form a group, those of it with one LM context one of its
+   contexts. A closure arc with a word changes the LM context, but the LMs are not queried for it yet.
+   Example: three tokens in graph state 7 after "a b", "a c" (just read) and "a c" (with a blank since)
+   are one group with two contexts, the second with two tokens.
+3. Each group looks at the arcs of its state once, at the cost of its best context. Arcs without a word
+   are taken right away by all contexts that stay below the cutoff. For what is left and still below the
+   cutoff by the small LM's cost, the LMs are queried, and the arcs taken at the true cost ("prune before
+   the look-up"; [LET] calls it the expansion of a group).
+
+So a word is pruned twice: by the small LM's cost before the query, by the large LM's after it. Which
+queries are made does not depend on the order of work. The cutoff of step 2 is that after step 1 and
+after it was tightened; that of the queries is what these and all arcs without queries leave. An arc and
+a context that need the LMs (the arc has a word, or the context one that is not queried yet) query them
+if and only if their cost by the small LM, boosting included, is not above that cutoff, whatever other
+answers are. So tokens, their costs to the bit, queries and groups are the same in whatever order tokens,
+groups and arcs come; arc visits, expanded tokens and cache hits are not.
 
 A record of work.groups is an LM context here; those in one graph state are linked in work.expanding.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from nemo_gpu_decoding.graph.csr import first_arc
 from nemo_gpu_decoding.graph.topology import NORMAL
 from nemo_gpu_decoding.jit import inlined, no_refcount
-from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, fill_slot, least_total, offer
-from nemo_gpu_decoding.search.word_graph.composition import query
-from nemo_gpu_decoding.search.word_graph.labels import SORTED_LABELS
-from nemo_gpu_decoding.search.word_graph.records import (
+from nemo_gpu_decoding.search.word_graph.candidates import (
+    Table,
+    boosted,
+    cost_of,
+    fill_slot,
+    fill_table,
+    find_slot,
+    least_total,
+    offer,
+)
+from nemo_gpu_decoding.search.word_graph.composition import WORK_FIELDS, query
+from nemo_gpu_decoding.search.word_graph.keys import (
     DONE,
     GROUPS_FULL,
     NONE,
@@ -25,19 +53,70 @@ from nemo_gpu_decoding.search.word_graph.records import (
     label_of,
     state_of,
 )
+from nemo_gpu_decoding.search.word_graph.labels import SORTED_LABELS
+from nemo_gpu_decoding.search.word_graph.records import FRAME_FIELDS, GROUP_FIELDS, KEY, LM
 from nemo_gpu_decoding.search.word_graph.token_groups import (
     Step,
     add_group_token,
     begin_group,
-    first_arc,
     keep_best,
     offer_step,
     target_key,
 )
 
+LM_CONTEXT = np.dtype(
+    [
+        KEY,  # of the group
+        LM,  # before `olabel`
+        ("lm_after", np.int64),  # after it, once the LMs were queried
+        *GROUP_FIELDS,  # costs are by the small LM
+        ("olabel", np.int32),  # of the closure arc on the way here, or 0
+        ("difference", np.float32),  # LM score difference of `olabel`, weighted; NaN: not queried yet
+        ("group", np.int32),
+        ("next", np.int32),  # context of the group, or NONE
+    ],
+    align=True,
+)
+LM_GROUP = np.dtype(
+    [
+        KEY,
+        ("cost", np.float32),  # of its best context
+        ("newest", np.int32),  # of its LM_CONTEXTs
+        ("count", np.int32),  # of these
+        ("ordered", np.int32),  # where they stand in `order`, cheapest first; NONE: not sorted yet
+        ("queries", np.bool_),  # a context has a word for which the LMs were not queried
+    ],
+    align=True,
+)
+# A context in its group's list of them
+ORDERED = np.dtype([("cost", np.float32), ("context", np.int32)])
+# An arc that LM contexts of a group take once the LMs have answered: a deferred LM query
+GROUP_ARC = np.dtype([("group", np.int32), ("arc", np.int32)])
+LM_FRAME_STATE = np.dtype(
+    [
+        *FRAME_FIELDS,
+        ("lm_groups", np.int64),
+        ("deferred", np.int64),
+        ("ordered", np.int64),  # entries of `order` in use
+        ("lm_group_mask", np.int64),
+        *((f"tight_{name}", np.int32) for name in Origin._fields),  # of what has tightened the cutoff
+        *(work for work in WORK_FIELDS if work not in FRAME_FIELDS),
+    ],
+    align=True,
+)
+
+
+class LmWorkspace(NamedTuple):
+    """What the workspace has besides, with a large LM."""
+
+    group_slots: np.ndarray  # [power of 2] SLOT, of LM groups
+    order: np.ndarray  # [entries] ORDERED
+    deferred: np.ndarray  # [entries] GROUP_ARC
+    cache: np.ndarray  # [power of 2] CACHED_SCORE
+
 
 @inlined
-def begin_frame(lm, work):
+def begin_frame(work):
     frame = work.frame[0]
     frame.lm_groups = frame.deferred = frame.ordered = 0
     frame.look_ups = frame.query_hits = frame.arc_visits = frame.expanded = 0
@@ -96,7 +175,7 @@ def tighten_cutoff(row, state, search, lm, work):
         difference += more
         _, last_boost = boosted(arc.olabel, last_boost, search)
     frame.tight_source, frame.tight_arc, frame.tight_epsilon = best, last_arc, last_epsilon
-    key, origin = target_key(arc, last_boost, search), Origin(best, last_arc, last_epsilon)
+    key, origin = target_key(arc, last_boost, search), Origin(last_arc, best, last_epsilon)
     offer(least + difference, key, context, origin, search, lm, work)
 
 
@@ -130,7 +209,7 @@ def _likeliest_arc(row, reached, last_label, source, search, work):
 @inlined
 def join(key, olabel, cost, origin, search, lm, work):
     """Put a token into its LM context of a group; `olabel` is that of the closure arc, or 0."""
-    frame, contexts, status = work.frame[0], work.groups, DONE
+    frame, contexts = work.frame[0], work.groups
     context = work.current[origin.source].lm
     slot = _find_context_slot(key, context, olabel, work)
     if work.group_slots[slot].stamp == work.stamps[1]:
@@ -139,7 +218,8 @@ def join(key, olabel, cost, origin, search, lm, work):
         group = work.expanding[contexts[c].group]
         group.cost = min(group.cost, cost)
     elif frame.groups == len(contexts):
-        return GROUPS_FULL
+        frame.status = GROUPS_FULL
+        return
     else:
         c = np.int32(frame.groups)
         fill_slot(work.group_slots, slot, work.stamps[1], c)
@@ -148,17 +228,16 @@ def join(key, olabel, cost, origin, search, lm, work):
         contexts[c].difference = np.float32(np.nan) if olabel != 0 else np.float32(0.0)
         _add_context(c, work)
     if search.params.keeps_links:
-        status = add_group_token(contexts[c], cost, origin, work)
-    return status
+        add_group_token(contexts[c], cost, origin, work)
 
 
 @inlined
 def _add_context(c, work):
     """Put a new LM context into its group, which may be new as well."""
     frame, context, slots = work.frame[0], work.groups[c], work.lm.group_slots
-    slot = _find_lm_group_slot(context.key, work)
+    slot = find_slot(context.key, 0, _group_table(work), None)
     if slots[slot].stamp != work.stamps[2]:
-        g = np.int32(frame.lm_groups)  # there are no more groups than contexts, so there is room
+        g = np.int32(frame.lm_groups)  # there are no more groups than contexts, so there is capacity
         frame.lm_groups += 1
         fill_slot(slots, slot, work.stamps[2], g)
         group = work.expanding[g]
@@ -192,14 +271,8 @@ def _find_context_slot(key, context, olabel, work):
 
 
 @inlined
-def _find_lm_group_slot(key, work):
-    """The same for a group."""
-    slots, entries, stamp = work.lm.group_slots, work.expanding, work.stamps[2]
-    mask = np.uint64(work.frame[0].lm_group_mask)
-    at = (hash_of(key, 0) >> SLOT_SHIFT) & mask
-    while slots[at].stamp == stamp and entries[slots[at].entry].key != key:
-        at = (at + np.uint64(1)) & mask
-    return at
+def _group_table(work):
+    return Table(work.lm.group_slots, work.expanding, work.frame[0].lm_group_mask, work.stamps[2])
 
 
 @no_refcount
@@ -213,9 +286,7 @@ def _widen_tables(work):
         context = work.groups[c]
         at = _find_context_slot(context.key, context.lm, context.olabel, work)
         fill_slot(work.group_slots, at, work.stamps[1], c)
-    for g in range(frame.lm_groups):
-        at = _find_lm_group_slot(work.expanding[g].key, work)
-        fill_slot(work.lm.group_slots, at, work.stamps[2], g)
+    fill_table(_group_table(work), frame.lm_groups, None)
 
 
 # --------------------------------------------------------------------------------- expanding groups
@@ -224,20 +295,18 @@ def _widen_tables(work):
 @inlined
 def expand_arc(a, g, acoustic_cost, state, search, lm, work):
     """An arc that survives at the cost of a group's best context; put off where it needs the LMs."""
-    arc, group, frame, status = search.graph.arcs[a], work.expanding[g], work.frame[0], DONE
+    arc, group, frame = search.graph.arcs[a], work.expanding[g], work.frame[0]
     if group.ordered == NONE:
         _order(group, lm, work)
     if arc.olabel == 0:
-        status = _expand_without_lm(a, group, acoustic_cost, state, search, lm, work)
-        if status != DONE:
-            return status
+        _expand_without_lm(a, group, acoustic_cost, state, search, lm, work)
     if arc.olabel != 0 or group.queries:
         if frame.deferred == len(work.lm.deferred):
-            return GROUPS_FULL
+            frame.status = GROUPS_FULL
+            return
         work.lm.deferred[frame.deferred].group = g
         work.lm.deferred[frame.deferred].arc = a
         frame.deferred += 1
-    return status
 
 
 @inlined
@@ -290,7 +359,7 @@ def _is_cheaper(cost, c, ordered, contexts):
 @inlined
 def _expand_without_lm(a, group, acoustic_cost, state, search, lm, work):
     """An arc without a word, for all contexts of a group that have no word to query."""
-    arc, status, none = search.graph.arcs[a], DONE, np.float32(0.0)
+    arc, none = search.graph.arcs[a], np.float32(0.0)
     arc_cost, key = search.weights.lm_weight * arc.cost, target_key(arc, group.key & 0xFFFF, search)
     for n in range(group.ordered, group.ordered + group.count):
         if work.lm.order[n].cost + arc_cost + acoustic_cost > work.frame[0].cutoff:
@@ -298,10 +367,7 @@ def _expand_without_lm(a, group, acoustic_cost, state, search, lm, work):
         context = work.groups[work.lm.order[n].context]
         if context.olabel == 0:
             step = Step(a, key, context.lm, none, acoustic_cost, none)
-            status = offer_step(context, step, state, search, lm, work)
-            if status != DONE:
-                break
-    return status
+            offer_step(context, step, state, search, lm, work)
 
 
 @no_refcount
@@ -311,24 +377,22 @@ def expand_deferred(row, state, search, lm, work):
     The cutoff for that is the one that all other candidates have left; what the answers say comes after.
     So it does not matter in which order queries are made.
     """
-    frame, status = work.frame[0], DONE
+    frame, arcs = work.frame[0], search.graph.arcs
     cutoff = frame.cutoff
     for n in range(frame.deferred):
+        if frame.status != DONE:
+            break
         group, a = work.expanding[work.lm.deferred[n].group], work.lm.deferred[n].arc
-        acoustic_cost = cost_of(row, search.graph.arcs[a].ilabel, search)
-        if not least_total(group.cost, search.graph.arcs[a].cost, acoustic_cost, search) > cutoff:
-            status = _expand_with_lm(a, group, acoustic_cost, cutoff, state, (search, lm), work)
-            if status != DONE:
-                break
-    return status
+        acoustic_cost = cost_of(row, arcs[a].ilabel, search)
+        if not least_total(group.cost, arcs[a].cost, acoustic_cost, search) > cutoff:
+            _expand_with_lm(a, group, acoustic_cost, cutoff, state, (search, lm), work)
 
 
 @inlined
 def _expand_with_lm(a, group, acoustic_cost, cutoff, state, models, work):
     """One arc: for all contexts if it has a word, or else for those with a word to be queried."""
     search, lm = models
-    arc, status = search.graph.arcs[a], DONE
-    bonus, boost = np.float32(0.0), group.key & 0xFFFF
+    arc, bonus, boost = search.graph.arcs[a], np.float32(0.0), group.key & 0xFFFF
     if arc.olabel != 0 and search.weights.boosts:
         bonus, boost = boosted(arc.olabel, boost, search)
     arc_cost, key = search.weights.lm_weight * arc.cost, target_key(arc, boost, search)
@@ -345,7 +409,4 @@ def _expand_with_lm(a, group, acoustic_cost, cutoff, state, models, work):
             more, after = query(arc.olabel, after, search, lm, work)
             difference += more
         step = Step(a, key, after, bonus, acoustic_cost, difference)
-        status = offer_step(context, step, state, search, lm, work)
-        if status != DONE:
-            break
-    return status
+        offer_step(context, step, state, search, lm, work)

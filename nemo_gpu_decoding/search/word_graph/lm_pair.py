@@ -1,16 +1,26 @@
-"""`LmPair` of a word graph: both LMs and the graph's words in them; `composition.py` says what for."""
+"""The two LMs of paged_biglm: loading them, and their `LmPair` with the words of a graph (`composition.py`)."""
 
 from __future__ import annotations
 
+import logging
 import threading
+from functools import partial
+from pathlib import Path
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedLM
+from nemo_gpu_decoding.lm.packed_file import is_packed_lm, load_packed_lm
 from nemo_gpu_decoding.search.word_graph.composition import LmPair, lm_of
 from nemo_gpu_decoding.search.word_graph.difference import difference_of
+
+logger = logging.getLogger("nemo_gpu_decoding")
+
+_WORTH_PACKING = 1 << 28  # bytes of an ARPA file that takes many seconds to read
 
 MOST_STATES = 1 << 31  # of an LM, for a state to fit into half a key
 AUTO_NGRAMS = 10_000_000  # a larger LM is subtracted from only if it is asked for
@@ -86,3 +96,58 @@ def _agree(large: PackedLM, small: PackedLM, large_labels: np.ndarray, small_lab
     """Whether the small LM's label of each word is that of the large LM's label."""
     of_large = [small.label(large.words[label]) for label in large_labels.tolist()]
     return bool((np.array(of_large, np.int64) == small_labels).all())
+
+
+# ------------------------------------------------------------------------------------------ loading
+
+
+def load_large_lm(path: Path) -> PackedLM:
+    """The large LM: mapped if it is packed, else packed in memory.
+
+    Raises:
+        ValueError: the file is damaged, or no LM.
+    """
+    return cached(("large LM", file_key(path)), partial(_load_large, path))
+
+
+def load_small_lm(path: Path, graph: WordGraph) -> PackedLM:
+    """The LM that a graph was made of, with the words that were added to it for the graph.
+
+    Raises:
+        ValueError: the file is damaged, no LM, or packed without words that the graph has.
+    """
+    return cached(("small LM", file_key(path), graph.fingerprint), partial(_load_small, path, graph))
+
+
+def _load_large(path: Path) -> PackedLM:
+    if is_packed_lm(path):
+        return load_packed_lm(path)
+    if path.stat().st_size > _WORTH_PACKING:
+        logger.warning(
+            "`wfst.large_lm_path` is the ARPA file %s, which is read as a whole and kept in memory; "
+            "what `nemo-gpu-decoding pack-lm` makes of it loads at once.",
+            path,
+        )
+    return pack_arpa_in_memory(path)
+
+
+def _load_small(path: Path, graph: WordGraph) -> PackedLM:
+    words = _words_of(graph)
+    if not is_packed_lm(path):
+        # the graph's words that the file lacks were added by the same rule when the graph was built
+        return pack_arpa_in_memory(path, added_words=words)
+    lm = load_packed_lm(path)
+    lacking = [word for word in words if word not in lm.word_ids]
+    if lacking:
+        raise ValueError(
+            f"wfst.small_lm_path is {path}, which has not all words of the graph, such as "
+            f"{', '.join(map(repr, lacking[:3]))}, expected the LM that the graph was made of; words "
+            "that were added to the graph need the ARPA file"
+        )
+    return lm
+
+
+def _words_of(graph: WordGraph) -> list[str]:
+    """The words that the graph emits; what stands in <...> is no word."""
+    words = [graph.words[label] for label in graph.output_words.tolist()]
+    return [word for word in words if not (word.startswith("<") and word.endswith(">"))]

@@ -7,10 +7,9 @@ import numpy as np
 from nemo_gpu_decoding.graph.topology import GRAPH
 from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.search.word_graph.candidates import cost_of
-from nemo_gpu_decoding.search.word_graph.records import (
+from nemo_gpu_decoding.search.word_graph.keys import (
     ANY_RANK,
     BACK_POINTERS_FULL,
-    BINS,
     BLANK_MOVE,
     DONE,
     NEW_TOKEN,
@@ -19,6 +18,8 @@ from nemo_gpu_decoding.search.word_graph.records import (
     label_of,
     state_of,
 )
+
+BINS = 256  # of the histogram of costs
 
 
 @no_refcount

@@ -10,15 +10,13 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.inputs import raise_bad_frame
-from nemo_gpu_decoding.search.word_graph.composition import Composition
+from nemo_gpu_decoding.search.word_graph.composition import LM_COUNTERS, Composition
+from nemo_gpu_decoding.search.word_graph.keys import BAD_FRAME, NONE
 from nemo_gpu_decoding.search.word_graph.records import (
     BACK_POINTER,
-    BAD_FRAME,
     COUNTERS,
     LINK,
-    LM_COUNTERS,
     LM_TOKEN,
-    NONE,
     TOKEN,
     Search,
     SearchParams,

@@ -13,18 +13,16 @@ import numpy as np
 
 from nemo_gpu_decoding.graph.topology import COMPACT, NORMAL
 from nemo_gpu_decoding.jit import inlined, no_refcount
-from nemo_gpu_decoding.search.word_graph.candidates import boosted, fill_slot, offer, recombine
-from nemo_gpu_decoding.search.word_graph.records import (
-    DONE,
-    GROUPS_FULL,
-    NONE,
-    SLOT_SHIFT,
-    Origin,
-    hash_of,
-    is_first,
-    key_of,
-    label_of,
+from nemo_gpu_decoding.search.word_graph.candidates import (
+    Table,
+    boosted,
+    fill_slot,
+    fill_table,
+    find_slot,
+    offer,
+    recombine,
 )
+from nemo_gpu_decoding.search.word_graph.keys import GROUPS_FULL, NONE, Origin, is_first, key_of, label_of
 
 
 class Step(NamedTuple):
@@ -41,23 +39,23 @@ class Step(NamedTuple):
 @inlined
 def join(key, cost, origin, search, lm, work):
     """Put a token into a group: the best one of its key, or one more for a lattice."""
-    frame, status = work.frame[0], DONE
-    slot = find_group_slot(key, work)
+    frame = work.frame[0]
+    slot = find_slot(key, 0, _group_table(work), None)
     if work.group_slots[slot].stamp != work.stamps[1]:
         if frame.groups == len(work.groups):
-            return GROUPS_FULL
+            frame.status = GROUPS_FULL
+            return
         g = np.int32(frame.groups)
         fill_slot(work.group_slots, slot, work.stamps[1], g)
         frame.groups += 1
         begin_group(work.groups[g], key, cost, origin, search, work)
         if 2 * frame.groups > frame.group_mask + 1:
-            widen_group_table(work)
+            _widen_group_table(work)
     else:
         g = work.group_slots[slot].entry
         keep_best(work.groups[g], cost, origin, search, lm, work)
     if search.params.keeps_links:
-        status = add_group_token(work.groups[g], cost, origin, work)
-    return status
+        add_group_token(work.groups[g], cost, origin, work)
 
 
 @inlined
@@ -79,7 +77,7 @@ def _last_label(origin, search, work):
 @inlined
 def keep_best(group, cost, origin, search, lm, work):
     """Keep the best token and the best one with another last label."""
-    label, best = _last_label(origin, search, work), Origin(group.source, NONE, group.epsilon)
+    label, best = _last_label(origin, search, work), Origin(NONE, group.source, group.epsilon)
     if _is_before(cost, origin, group.cost, best, lm, work):
         if label != group.label:
             group.other_cost, group.other_source = group.cost, group.source
@@ -87,7 +85,7 @@ def keep_best(group, cost, origin, search, lm, work):
         group.cost, group.source, group.epsilon = cost, origin.source, origin.epsilon
         group.label = label
     elif label != group.label:
-        other = Origin(group.other_source, NONE, group.other_epsilon)
+        other = Origin(NONE, group.other_source, group.other_epsilon)
         if group.other_cost == np.inf or _is_before(cost, origin, group.other_cost, other, lm, work):
             group.other_cost, group.other_source = cost, origin.source
             group.other_epsilon = origin.epsilon
@@ -106,13 +104,13 @@ def _is_before(cost, origin, other_cost, other, lm, work):
 def add_group_token(group, cost, origin, work):
     frame = work.frame[0]
     if frame.group_tokens == len(work.group_tokens):
-        return GROUPS_FULL
+        frame.status = GROUPS_FULL
+        return
     token = work.group_tokens[frame.group_tokens]
     token.cost, token.source, token.epsilon = cost, origin.source, origin.epsilon
     token.next = group.newest
     group.newest = frame.group_tokens
     frame.group_tokens += 1
-    return DONE
 
 
 @inlined
@@ -123,7 +121,7 @@ def expand_arc(a, g, acoustic_cost, state, search, lm, work):
     if search.weights.boosts and arc.olabel != 0:
         bonus, boost = boosted(arc.olabel, boost, search)
     step = Step(a, target_key(arc, boost, search), np.int64(0), bonus, acoustic_cost, np.float32(0.0))
-    return offer_step(group, step, state, search, lm, work)
+    offer_step(group, step, state, search, lm, work)
 
 
 @inlined
@@ -137,31 +135,26 @@ def target_key(arc, boost, search):
 @inlined
 def offer_step(group, step, state, search, lm, work):
     """Offer what an arc makes of the best token of a group, or of all of them for a lattice."""
-    arc, frame, status = search.graph.arcs[step.arc], work.frame[0], DONE
-    label, is_normal = np.int64(arc.ilabel) + 1, search.params.topology == NORMAL
+    arc, is_normal = search.graph.arcs[step.arc], search.params.topology == NORMAL
+    label = np.int64(arc.ilabel) + 1
     if not search.params.keeps_links:
-        cost, origin = group.cost, Origin(group.source, step.arc, group.epsilon)
+        cost, origin = group.cost, Origin(step.arc, group.source, group.epsilon)
         if is_normal and label == group.label:  # the arc is closed to this one
-            cost, origin = group.other_cost, Origin(group.other_source, step.arc, group.other_epsilon)
-        _offer(cost, origin, step, search, lm, work)
-        if frame.candidates == len(work.candidates):
-            status = recombine(state, search, lm, work)
-        return status
+            cost, origin = group.other_cost, Origin(step.arc, group.other_source, group.other_epsilon)
+        _offer(cost, origin, step, state, search, lm, work)
+        return
     at = group.newest
-    while at != NONE and status == DONE:
+    while at != NONE:
         token = work.group_tokens[at]
-        origin = Origin(token.source, step.arc, token.epsilon)
+        origin = Origin(step.arc, token.source, token.epsilon)
         is_closed = is_normal and label == label_of(work.current[token.source].key)
-        if not is_closed and not _is_offered(origin, lm, frame):
-            _offer(token.cost, origin, step, search, lm, work)
-            if frame.candidates == len(work.candidates):
-                status = recombine(state, search, lm, work)
+        if not is_closed and not _is_offered(origin, lm, work.frame[0]):
+            _offer(token.cost, origin, step, state, search, lm, work)
         at = token.next
-    return status
 
 
 @inlined
-def _offer(cost, origin, step, search, lm, work):
+def _offer(cost, origin, step, state, search, lm, work):
     arc = search.graph.arcs[step.arc]
     total = cost + search.weights.lm_weight * arc.cost - step.bonus + step.acoustic_cost
     if lm is None:
@@ -169,6 +162,8 @@ def _offer(cost, origin, step, search, lm, work):
     else:
         total += step.difference
     offer(total, step.key, step.context, origin, search, lm, work)
+    if work.frame[0].candidates == len(work.candidates):
+        recombine(state, search, lm, work)
 
 
 @inlined
@@ -185,38 +180,13 @@ def _is_offered(origin, lm, frame):
 
 
 @inlined
-def first_arc(arcs, state, label):
-    """The first arc of the state with a label that is not smaller."""
-    low, high = state.arc_begin, state.arc_end
-    while low < high:
-        middle = (low + high) >> 1
-        if arcs[middle].ilabel < label:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-# -------------------------------------------------------------------------------------- hash table
-
-
-@inlined
-def find_group_slot(key, work):
-    """The slot of a group: its own, or the void one in which it would go."""
-    slots, entries, stamp = work.group_slots, work.groups, work.stamps[1]
-    mask = np.uint64(work.frame[0].group_mask)
-    at = (hash_of(key, 0) >> SLOT_SHIFT) & mask
-    while slots[at].stamp == stamp and entries[slots[at].entry].key != key:
-        at = (at + np.uint64(1)) & mask
-    return at
+def _group_table(work):
+    return Table(work.group_slots, work.groups, work.frame[0].group_mask, work.stamps[1])
 
 
 @no_refcount
-def widen_group_table(work):
+def _widen_group_table(work):
     """Twice as much of the table."""
-    frame = work.frame[0]
-    frame.group_mask = 2 * frame.group_mask + 1
+    work.frame[0].group_mask = 2 * work.frame[0].group_mask + 1
     work.stamps[1] += 1
-    for g in range(frame.groups):
-        at = find_group_slot(work.groups[g].key, work)
-        fill_slot(work.group_slots, at, work.stamps[1], g)
+    fill_table(_group_table(work), work.frame[0].groups, None)
