@@ -124,7 +124,7 @@ ONLY_CUDA = {
     "search/flexctc_beam": {"beam", "frame", "kernel", "select"},
     "search/transducer": {"loop_condition", "pool", "prediction"},
     "search/word_graph": {
-        "arc_ranges", "compact", "expand", "graph", "group_arcs", "kernel", "keys", "links", "lm_cache",
+        "arc_ranges", "compact", "expand", "graph", "group_arcs", "kernel", "links", "lm_cache",
         "lm_frame", "lm_queries", "lm_workspace", "sort", "tighten_cutoff", "workspace",
     },
 }  # fmt: skip
