@@ -25,7 +25,7 @@ from pathlib import Path
 
 from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.availability import install_advice
-from nemo_gpu_decoding.cuda.compile import compiler_options
+from nemo_gpu_decoding.cuda.compile import Architecture, compiler_options
 from nemo_gpu_decoding.cuda.sources import kernel_files, printed_header, read_source
 from nemo_gpu_decoding.report import format_table
 
@@ -101,9 +101,9 @@ def variants(name: str) -> list[dict[str, int | str]]:
 def check(name: str, arch: int, macros: dict[str, int | str]) -> list[Usage] | str:
     """Compile one variant of a file and read what its functions take; the compiler's errors else."""
     source = read_source(name)
-    command = [*compiler_options(arch, macros), "--ptxas-options=-v"]
+    command = [*compiler_options(Architecture(arch), macros), "--ptxas-options=-v"]
     try:
-        return usages(nvrtc.compile_cubin(source.name, source.text, source.headers, command).log)
+        return usages(nvrtc.compile_program(source.name, source.text, source.headers, command).log)
     except nvrtc.CompileError as error:
         return str(error)
 

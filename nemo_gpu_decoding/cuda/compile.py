@@ -1,4 +1,4 @@
-"""From a kernel file to a CUBIN, through a cache on disk that several processes may share."""
+"""From a kernel file to code for the driver, through a cache on disk that several processes may share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.sources import Source, read_source
@@ -23,12 +24,19 @@ OPTIONS = ("--std=c++17", "--fmad=false", "-lineinfo", "--device-as-default-exec
 Defines = Mapping[str, "int | str"]
 
 
-def cubin(source: str, arch: int, defines: Defines | None = None) -> bytes:
-    """The machine code of a kernel file, from the disk cache or compiled now.
+class Architecture(NamedTuple):
+    """What kernels are compiled for."""
+
+    number: int  # 90 for sm_90
+    ptx: bool = False  # the driver makes machine code of it, for whatever device there is
+
+
+def kernel_code(source: str, arch: Architecture, defines: Defines | None = None) -> bytes:
+    """A kernel file as CUBIN (or PTX), from the disk cache or compiled now.
 
     Args:
         source: path relative to the package, "search/flexctc_beam/kernel.cu".
-        arch: the GPU architecture, 90 for sm_90; `architecture` finds it.
+        arch: see `architecture`.
         defines: preprocessor macros.
 
     Raises:
@@ -42,29 +50,35 @@ def cubin(source: str, arch: int, defines: Defines | None = None) -> bytes:
     kept = _read_entry(path)
     if kept is not None:
         return kept
-    logger.info("compiling %s for sm_%d, once for this machine", source, arch)
-    compiled = nvrtc.compile_cubin(text.name, text.text, text.headers, options)
+    logger.info("compiling %s for %s, once for this machine", source, _target(arch))
+    compiled = nvrtc.compile_program(text.name, text.text, text.headers, options)
     if compiled.log:
         logger.debug("NVRTC on %s: %s", source, compiled.log)
-    _write_entry(path, compiled.cubin)
-    return compiled.cubin
+    _write_entry(path, compiled.code)
+    return compiled.code
 
 
-def compiler_options(arch: int, defines: Defines | None = None) -> list[str]:
+def compiler_options(arch: Architecture, defines: Defines | None = None) -> list[str]:
     """What NVRTC is told, in a fixed order."""
     macros = [f"--define-macro={name}={value}" for name, value in sorted((defines or {}).items())]
-    return [f"--gpu-architecture=sm_{arch}", *OPTIONS, *macros]
+    return [f"--gpu-architecture={_target(arch)}", *OPTIONS, *macros]
 
 
-def architecture(capability: tuple[int, int]) -> int | None:
+def architecture(capability: tuple[int, int]) -> Architecture | None:
     """The architecture to compile for on a device of this compute capability; None if there is none.
 
     Machine code runs on later minor versions of its major version. So a GPU that is newer than the
-    compiler gets the code of its nearest older sibling.
+    compiler gets the code of its nearest older sibling; without such a sibling, PTX.
     """
-    major, minor = capability
-    candidates = [arch for arch in nvrtc.architectures() if arch // 10 == major and arch % 10 <= minor]
-    return max(candidates, default=None)
+    older = [number for number in nvrtc.architectures() if divmod(number, 10) <= capability]
+    if not older:
+        return None
+    nearest = max(older)
+    return Architecture(nearest, ptx=nearest // 10 != capability[0])
+
+
+def _target(arch: Architecture) -> str:
+    return f"{'compute' if arch.ptx else 'sm'}_{arch.number}"
 
 
 def kernel_cache() -> Path:
@@ -72,16 +86,16 @@ def kernel_cache() -> Path:
     return cache_folder() / "cubin"
 
 
-def _file_name(source: Source, arch: int, options: list[str]) -> str:
+def _file_name(source: Source, arch: Architecture, options: list[str]) -> str:
     """Named by all that the machine code depends on, so an entry never gets stale."""
     parts = [nvrtc.version(), options, source.name, source.text, sorted(source.headers.items())]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     label = source.name.removesuffix(".cu").replace("/", "-")
-    return f"{label}-sm_{arch}-{key[:32]}.cubin"
+    return f"{label}-{_target(arch)}-{key[:32]}.{'ptx' if arch.ptx else 'cubin'}"
 
 
 def _read_entry(path: Path) -> bytes | None:
-    """The CUBIN of an entry; None if there is none or a crash or full disk has damaged it."""
+    """The code of an entry; None if there is none or a crash or full disk has damaged it."""
     try:
         entry = path.read_bytes()
     except OSError:

@@ -7,6 +7,7 @@ torch's own work, run on any device, and may be captured into a CUDA graph by a 
 from __future__ import annotations
 
 import importlib
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,8 +18,10 @@ from typing import Any
 import torch
 
 from nemo_gpu_decoding.cuda.availability import why_unavailable
-from nemo_gpu_decoding.cuda.compile import Defines, architecture, cubin
+from nemo_gpu_decoding.cuda.compile import Defines, architecture, kernel_code
 from nemo_gpu_decoding.cuda.signature import Signature, checked_arguments
+
+logger = logging.getLogger("nemo_gpu_decoding")
 
 WARP = 32
 
@@ -35,9 +38,10 @@ class CudaRuntime:
     def __init__(self, bindings: Any = None) -> None:
         """`bindings` stands in for `cuda.bindings.driver`."""
         self._driver = Driver(bindings)
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._reasons: dict[torch.device, str | None] = {}
         self._modules: dict[tuple, CudaModule] = {}
+        self._loading: dict[tuple, threading.Lock] = {}
 
     def why_not(self, device: torch.device) -> str | None:
         with self._lock:
@@ -60,15 +64,29 @@ class CudaRuntime:
     def load(self, source: str, device: torch.device, defines: Defines | None = None) -> CudaModule:
         device = self._usable(device)
         key = (device.index, source, tuple(sorted((defines or {}).items())))
-        with self._lock:
-            if key not in self._modules:
-                arch = architecture(torch.cuda.get_device_capability(device))
-                assert arch is not None, "why_not has looked at this"
-                image = cubin(source, arch, defines)
-                with self._driver.context(device.index), self._driver.outside_capture():
-                    handle = self._driver.call("cuModuleLoadData", image)
-                self._modules[key] = CudaModule(self._driver, handle, source, device)
-            return self._modules[key]
+        if key not in self._modules:
+            with self._lock:
+                loading = self._loading.setdefault(key, threading.Lock())
+            with loading:  # a compiler takes seconds: only those wait who want the same kernels
+                if key not in self._modules:
+                    handle = self._new_module(source, device, defines)
+                    self._modules[key] = CudaModule(self._driver, handle, source, device)
+        return self._modules[key]
+
+    def _new_module(self, source: str, device: torch.device, defines: Defines | None) -> Any:
+        arch = architecture(torch.cuda.get_device_capability(device))
+        assert arch is not None, "why_not has looked at this"
+        try:
+            return self._loaded(kernel_code(source, arch, defines), device)
+        except DriverError as error:
+            if arch.ptx:
+                raise
+            logger.warning("%s on %s: the driver compiles it from PTX, because %s", source, device, error)
+            return self._loaded(kernel_code(source, arch._replace(ptx=True), defines), device)
+
+    def _loaded(self, code: bytes, device: torch.device) -> Any:
+        with self._driver.context(device.index), self._driver.outside_capture():
+            return self._driver.call("cuModuleLoadData", code)
 
     def _usable(self, device: torch.device) -> torch.device:
         reason = self.why_not(device)

@@ -1,4 +1,4 @@
-"""NVRTC, the run-time compiler, through cuda-python: CUDA C++ in, CUBIN out, no driver or GPU needed."""
+"""NVRTC, the run-time compiler, through cuda-python: CUDA C++ in, CUBIN or PTX out, no driver or GPU needed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CompileError(RuntimeError):
 class Compiled:
     """What NVRTC gives back."""
 
-    cubin: bytes
+    code: bytes  # CUBIN or PTX
     log: str  # warnings, and whatever the options ask for
 
 
@@ -41,14 +41,14 @@ def architectures() -> tuple[int, ...]:
     return tuple(sorted(int(value) for value in values))
 
 
-def compile_cubin(name: str, text: str, headers: Mapping[str, str], options: Sequence[str]) -> Compiled:
+def compile_program(name: str, text: str, headers: Mapping[str, str], options: Sequence[str]) -> Compiled:
     """Compile one translation unit.
 
     Args:
         name: what messages call it.
         text: CUDA C++.
         headers: texts by the name under which they are included.
-        options: NVRTC's; one of them names a real architecture: "--gpu-architecture=sm_90".
+        options: NVRTC's; one names the architecture: "--gpu-architecture=sm_90" for CUBIN, "compute_90" for PTX.
 
     Raises:
         CompileError: with NVRTC's log.
@@ -65,6 +65,8 @@ def compile_cubin(name: str, text: str, headers: Mapping[str, str], options: Seq
         message = log.rstrip(b"\0 \n").decode(errors="replace")
         if int(status) != SUCCESS:
             raise CompileError(f"{name} does not compile with {' '.join(options)}:\n{message or status}")
+        if any(option.startswith("--gpu-architecture=compute_") for option in options):
+            return Compiled(_read(nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX, program), message)
         return Compiled(_read(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program), message)
     finally:
         nvrtc.nvrtcDestroyProgram(program)

@@ -29,12 +29,12 @@ def gpus(monkeypatch):
 
 @pytest.fixture
 def compiled(monkeypatch):
-    """What has been compiled: (source, arch, macros); the CUBINs are fakes."""
+    """What has been compiled: (source, arch, macros); the code is a fake."""
     calls = []
 
-    def fake_cubin(source, arch, defines=None):
+    def fake_code(source, arch, defines=None):
         calls.append((source, arch, dict(defines or {})))
-        return b"machine code"
+        return b"PTX" if arch.ptx else b"machine code"
 
-    monkeypatch.setattr(driver, "cubin", fake_cubin)
+    monkeypatch.setattr(driver, "kernel_code", fake_code)
     return calls

@@ -39,7 +39,7 @@ from nemo_gpu_decoding.cuda import driver, nvrtc
 from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, runtime
 nvrtc.version = lambda: (12, 9)
 nvrtc.architectures = lambda: (90,)
-driver.cubin = lambda *_: b"machine code\\0"
+driver.kernel_code = lambda *_: b"machine code\\0"
 device = torch.device("cuda", 1)
 AXPY = Signature("axpy", {
     "x": Tensor(torch.float32, ("N",), optional=True),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.cuda import nvrtc
-from nemo_gpu_decoding.cuda.compile import compiler_options
+from nemo_gpu_decoding.cuda.compile import Architecture, compiler_options
 from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, as_records
 from tests.cuda.fakes import needs_nvrtc
 from tests.cuda_emulator.build import PACKAGE
@@ -256,6 +256,6 @@ def test_nvrtc_compiles_every_primitive(arch):
         pytest.skip(f"this NVRTC does not compile for sm_{arch}")
     headers = {"cuda/common.cuh": (PACKAGE / "cuda" / "common.cuh").read_text()}
     text = Path(SOURCE).read_text()
-    compiled = nvrtc.compile_cubin("common_primitives.cu", text, headers, compiler_options(arch))
-    assert len(compiled.cubin) > 0
+    compiled = nvrtc.compile_program("common_primitives.cu", text, headers, compiler_options(Architecture(arch)))
+    assert len(compiled.code) > 0
     assert "warning" not in compiled.log

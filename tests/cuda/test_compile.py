@@ -13,7 +13,7 @@ import pytest
 
 from nemo_gpu_decoding.cuda import compile as compiling
 from nemo_gpu_decoding.cuda import nvrtc
-from nemo_gpu_decoding.cuda.compile import architecture, compiler_options, cubin
+from nemo_gpu_decoding.cuda.compile import Architecture, architecture, compiler_options, kernel_code
 from nemo_gpu_decoding.cuda.nvrtc import Compiled, CompileError
 from nemo_gpu_decoding.cuda.sources import kernel_files, read_source
 from tests.cuda.fakes import needs_nvrtc
@@ -48,7 +48,7 @@ def compiled(monkeypatch):
         runs.append(options)
         return Compiled(f"code {len(runs)}".encode(), "a warning")
 
-    monkeypatch.setattr(nvrtc, "compile_cubin", fake)
+    monkeypatch.setattr(nvrtc, "compile_program", fake)
     monkeypatch.setattr(nvrtc, "version", lambda: (99, 0))
     return runs
 
@@ -58,42 +58,42 @@ def entries(folder: Path) -> list[Path]:
 
 
 def test_the_second_time_comes_from_the_cache(package, compiled):
-    assert cubin("kernel.cu", 90) == cubin("kernel.cu", 90) == b"code 1"
+    assert kernel_code("kernel.cu", Architecture(90)) == kernel_code("kernel.cu", Architecture(90)) == b"code 1"
     assert len(compiled) == 1
     (entry,) = entries(package)
     assert entry.name.startswith("kernel-sm_90-")
 
 
 def test_everything_that_matters_makes_another_entry(package, compiled, monkeypatch):
-    cubin("kernel.cu", 90)
-    cubin("kernel.cu", 80)
-    cubin("kernel.cu", 90, {"WIDTH": 4})
-    cubin("kernel.cu", 90, {"WIDTH": 8})
+    kernel_code("kernel.cu", Architecture(90))
+    kernel_code("kernel.cu", Architecture(80))
+    kernel_code("kernel.cu", Architecture(90), {"WIDTH": 4})
+    kernel_code("kernel.cu", Architecture(90), {"WIDTH": 8})
     (package / "cuda" / "scale.cuh").write_text("inline float scale() { return 3.0f; }\n")
-    cubin("kernel.cu", 90)
+    kernel_code("kernel.cu", Architecture(90))
     (package / "kernel.cu").write_text(KERNEL + "// changed\n")
-    cubin("kernel.cu", 90)
+    kernel_code("kernel.cu", Architecture(90))
     monkeypatch.setattr(nvrtc, "version", lambda: (99, 1))
-    cubin("kernel.cu", 90)
+    kernel_code("kernel.cu", Architecture(90))
     assert len(compiled) == len(entries(package)) == 7
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[:-1], lambda b: b[:33] + b"?" + b[34:], lambda _: b""])
 def test_a_damaged_entry_is_replaced(damage, package, compiled, caplog):
-    cubin("kernel.cu", 90)
+    kernel_code("kernel.cu", Architecture(90))
     (entry,) = entries(package)
     entry.write_bytes(damage(entry.read_bytes()))
     with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
-        assert cubin("kernel.cu", 90) == b"code 2"
+        assert kernel_code("kernel.cu", Architecture(90)) == b"code 2"
     assert "is damaged, compiling the kernel anew" in caplog.text
-    assert cubin("kernel.cu", 90) == b"code 2"
+    assert kernel_code("kernel.cu", Architecture(90)) == b"code 2"
     assert entries(package) == [entry]
 
 
 def test_a_cache_that_cannot_be_written_does_not_stop_the_work(package, compiled, caplog):
     (package.parent / "cache").write_text("a file where the folder should be")
     with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
-        assert cubin("kernel.cu", 90) == b"code 1"
+        assert kernel_code("kernel.cu", Architecture(90)) == b"code 1"
     assert "can't keep a compiled kernel" in caplog.text
 
 
@@ -102,12 +102,12 @@ def test_a_full_disk_leaves_no_litter(package, compiled, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(compiling.os, "replace", full)
-    assert cubin("kernel.cu", 90) == b"code 1"
+    assert kernel_code("kernel.cu", Architecture(90)) == b"code 1"
     assert entries(package) == []
 
 
 def test_options_forbid_contraction_and_carry_macros():
-    options = compiler_options(90, {"B": 2, "A": "float"})
+    options = compiler_options(Architecture(90), {"B": 2, "A": "float"})
     assert options[0] == "--gpu-architecture=sm_90"
     assert "--fmad=false" in options
     assert options[-2:] == ["--define-macro=A=float", "--define-macro=B=2"]
@@ -115,25 +115,41 @@ def test_options_forbid_contraction_and_carry_macros():
 
 @pytest.mark.parametrize(
     ("capability", "expected"),
-    [((9, 0), 90), ((8, 6), 86), ((8, 7), 86), ((10, 3), 100), ((7, 0), None), ((13, 0), None)],
+    [
+        ((9, 0), Architecture(90)),
+        ((8, 6), Architecture(86)),
+        ((8, 7), Architecture(86)),
+        ((10, 3), Architecture(100)),
+        ((7, 0), None),
+        ((13, 0), Architecture(100, ptx=True)),
+    ],
 )
-def test_new_gpus_get_the_code_of_their_older_siblings(capability, expected, monkeypatch):
+def test_new_gpus_get_the_code_of_their_older_siblings_or_ptx(capability, expected, monkeypatch):
     monkeypatch.setattr(nvrtc, "architectures", lambda: (75, 80, 86, 90, 100))
     assert architecture(capability) == expected
 
 
 @needs_nvrtc
 def test_a_real_cubin(package):
-    code = cubin("kernel.cu", 90)
+    code = kernel_code("kernel.cu", Architecture(90))
     assert code[:4] == b"\x7fELF"
     assert b"axpy" in code
-    assert cubin("kernel.cu", 90) == code
+    assert kernel_code("kernel.cu", Architecture(90)) == code
+
+
+@needs_nvrtc
+def test_real_ptx(package):
+    code = kernel_code("kernel.cu", Architecture(90, ptx=True))
+    assert b".target sm_90" in code
+    assert b".entry axpy" in code
+    (entry,) = entries(package)
+    assert entry.name.startswith("kernel-compute_90-")
 
 
 @needs_nvrtc
 def test_macros_reach_the_kernel(package):
     (package / "kernel.cu").write_text('extern "C" __global__ void NAME(TYPE* x) { x[0] = 1; }')
-    code = cubin("kernel.cu", 90, {"NAME": "renamed", "TYPE": "double"})
+    code = kernel_code("kernel.cu", Architecture(90), {"NAME": "renamed", "TYPE": "double"})
     assert b"renamed" in code
 
 
@@ -141,24 +157,26 @@ def test_macros_reach_the_kernel(package):
 def test_an_error_names_file_and_line(package):
     (package / "kernel.cu").write_text(KERNEL.replace("+ a", "+ b"))
     with pytest.raises(CompileError, match=r'kernel.cu\(5\): error: identifier "b" is undefined'):
-        cubin("kernel.cu", 90)
+        kernel_code("kernel.cu", Architecture(90))
     (package / "kernel.cu").write_text(KERNEL)
     (package / "cuda" / "scale.cuh").write_text("\n\ninline float scale() { return y; }\n")
     with pytest.raises(CompileError, match=r'cuda/scale.cuh\(3\): error: identifier "y" is undefined'):
-        cubin("kernel.cu", 90)
+        kernel_code("kernel.cu", Architecture(90))
     assert not (package.parent / "cache").exists()
 
 
 @needs_nvrtc
 def test_an_unknown_option_is_an_error_and_not_ignored(package):
     with pytest.raises(CompileError, match="does not compile with"):
-        nvrtc.compile_cubin("k.cu", "", {}, ["--gpu-architecture=sm_90", "--no-such-option"])
+        nvrtc.compile_program("k.cu", "", {}, ["--gpu-architecture=sm_90", "--no-such-option"])
 
 
 @needs_nvrtc
 def test_threads_may_compile_at_once(package):
     codes: list[bytes] = []
-    threads = [threading.Thread(target=lambda: codes.append(cubin("kernel.cu", 90))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: codes.append(kernel_code("kernel.cu", Architecture(90)))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -173,8 +191,8 @@ def test_processes_may_compile_at_once(tmp_path):
     command = [
         sys.executable,
         "-c",
-        "from nemo_gpu_decoding.cuda.compile import cubin, kernel_cache\n"
-        "code = cubin('search/flexctc_beam/finish.cu', 80)\n"
+        "from nemo_gpu_decoding.cuda.compile import Architecture, kernel_cache, kernel_code\n"
+        "code = kernel_code('search/flexctc_beam/finish.cu', Architecture(80))\n"
         "print(len(code), [path.name for path in kernel_cache().iterdir()][0])",
     ]
     environment = {**os.environ, "NEMO_GPU_DECODING_CACHE": str(tmp_path)}
@@ -187,7 +205,7 @@ def test_processes_may_compile_at_once(tmp_path):
 
 def test_warnings_of_the_compiler_are_logged(package, compiled, caplog):
     with caplog.at_level(logging.DEBUG, "nemo_gpu_decoding"):
-        cubin("kernel.cu", 90)
+        kernel_code("kernel.cu", Architecture(90))
     assert "a warning" in caplog.text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import struct
 import sys
 import threading
@@ -145,7 +146,7 @@ def test_modules_are_kept_per_device_and_macros(gpus, compiled, fake):
     gpus.current = 1
     assert cuda.load("a/kernel.cu", torch.device("cuda"), {"WIDTH": 8}) is first
     assert cuda.load("a/kernel.cu", torch.device("cuda", 0)).device == torch.device("cuda", 0)
-    assert compiled == [("a/kernel.cu", 90, {"WIDTH": 8}), ("a/kernel.cu", 90, {}), ("a/kernel.cu", 90, {})]
+    assert compiled == [("a/kernel.cu", (90, False), macros) for macros in ({"WIDTH": 8}, {}, {})]
 
 
 def test_two_threads_load_a_module_once(gpus, compiled, fake):
@@ -160,11 +161,58 @@ def test_two_threads_load_a_module_once(gpus, compiled, fake):
     assert len(compiled) == 1
 
 
+def test_a_thread_that_compiles_keeps_no_other_waiting(gpus, fake, monkeypatch):
+    started, finished = threading.Event(), threading.Event()
+
+    def compile_slowly(source, arch, defines=None):
+        if source == "slow/kernel.cu":
+            started.set()
+            assert finished.wait(30)
+        return b"machine code"
+
+    monkeypatch.setattr(driver, "kernel_code", compile_slowly)
+    cuda = CudaRuntime(fake)
+    cuda.load("known/kernel.cu", SECOND)
+
+    def others():
+        for source in ("known/kernel.cu", "new/kernel.cu"):
+            cuda.load(source, SECOND)
+
+    slow = threading.Thread(target=lambda: cuda.load("slow/kernel.cu", SECOND))
+    slow.start()
+    assert started.wait(30)
+    other = threading.Thread(target=others, daemon=True)
+    other.start()
+    other.join(10)
+    is_done = not other.is_alive()
+    finished.set()
+    slow.join()
+    assert is_done
+
+
 def test_an_image_that_the_driver_refuses(gpus, compiled, fake):
     fake.failing["cuModuleLoadData"] = Status.CUDA_ERROR_INVALID_IMAGE
     with pytest.raises(DriverError, match="cuModuleLoadData fails with CUDA_ERROR_INVALID_IMAGE"):
         CudaRuntime(fake).load("a/kernel.cu", SECOND)
     assert fake.contexts == []
+
+
+def test_ptx_in_place_of_machine_code_that_the_driver_refuses(gpus, compiled, fake, caplog):
+    def load(image):
+        is_ptx = image == b"PTX"
+        return (Status.CUDA_SUCCESS, "module") if is_ptx else (Status.CUDA_ERROR_INVALID_IMAGE, None)
+
+    fake.do_cuModuleLoadData = load
+    with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
+        CudaRuntime(fake).load("a/kernel.cu", SECOND).find(AXPY)
+    assert [arch for _, arch, _ in compiled] == [(90, False), (90, True)]
+    assert "the driver compiles it from PTX" in caplog.text
+
+
+def test_ptx_for_a_gpu_that_is_newer_than_the_compiler(gpus, compiled, fake):
+    gpus.capability = (13, 0)
+    CudaRuntime(fake).load("a/kernel.cu", SECOND)
+    assert compiled == [("a/kernel.cu", (120, True), {})]
 
 
 def test_shared_memory_and_devices(gpus, fake):
@@ -222,9 +270,12 @@ def test_old_gpus(gpus, fake):
     assert reason(fake) == "cuda:0 is too old: compute capability 7.0, needed is 7.5 or newer"
 
 
-def test_a_gpu_that_the_compiler_does_not_know(gpus, fake):
+def test_gpus_that_the_compiler_does_not_know(gpus, fake, monkeypatch):
     gpus.capability = (13, 0)
-    assert reason(fake) == "NVRTC 13.1 can't compile for compute capability 13.0"
+    assert reason(fake) is None  # the driver compiles from PTX
+    monkeypatch.setattr(nvrtc, "architectures", lambda: (80, 90))
+    gpus.capability = (7, 5)
+    assert reason(fake) == "NVRTC 13.1 can't compile for compute capability 7.5"
 
 
 @pytest.mark.usefixtures("gpus")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.cuda import nvrtc
-from nemo_gpu_decoding.cuda.compile import compiler_options
+from nemo_gpu_decoding.cuda.compile import Architecture, compiler_options
 from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, as_records
 from nemo_gpu_decoding.cuda.sources import read_source
 from nemo_gpu_decoding.lm.on_device import LookupStatistics, PlacedLM
@@ -76,9 +76,9 @@ def test_every_lookup_is_that_of_the_cpu(emulated_runtime, tmp_path, layout, ord
 @needs_nvrtc
 def test_nvrtc_compiles_it_without_a_word():
     source = read_source(str(SOURCE))
-    options = compiler_options(nvrtc.architectures()[-1])
-    compiled = nvrtc.compile_cubin(SOURCE.name, source.text, source.headers, options)
-    assert len(compiled.cubin) > 0
+    options = compiler_options(Architecture(nvrtc.architectures()[-1]))
+    compiled = nvrtc.compile_program(SOURCE.name, source.text, source.headers, options)
+    assert len(compiled.code) > 0
     assert "warning" not in compiled.log
 
 
@@ -159,7 +159,7 @@ def test_a_slot_with_halves_of_two_arcs_would_be_noticed(emulated_runtime, lm, t
 def test_nvrtc_compiles_it_without_a_word_paged():
     source = read_source(str(PAGED_SOURCE))
     for arch in (nvrtc.architectures()[0], nvrtc.architectures()[-1]):
-        options = compiler_options(arch)
-        compiled = nvrtc.compile_cubin(PAGED_SOURCE.name, source.text, source.headers, options)
-        assert len(compiled.cubin) > 0
+        options = compiler_options(Architecture(arch))
+        compiled = nvrtc.compile_program(PAGED_SOURCE.name, source.text, source.headers, options)
+        assert len(compiled.code) > 0
         assert "warning" not in compiled.log
