@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -30,3 +30,20 @@ def arrays_on_device(owner: object, arrays: Sequence[np.ndarray], device: torch.
                 (as_records(array) if array.dtype.names else torch.tensor(array)).to(device) for array in arrays
             )
         return copies[device]
+
+
+def outlive_kernels(tensors: Iterable[torch.Tensor]) -> None:
+    """Keep the tensors' memory for the kernels of torch's current stream, also when nobody holds them any more.
+
+    Memory goes back to the stream that it was allocated on: without this, somebody there may write to it
+    while a kernel of another stream still reads.
+    """
+    for tensor in tensors:
+        if tensor.device.type == "cuda":
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
+def synchronize_unless_capturing(device: torch.device) -> None:
+    """Wait for all kernels on `device`; a stream that this thread captures forbids it."""
+    if not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize(device)

@@ -39,6 +39,7 @@ from tqdm import tqdm
 from nemo_gpu_decoding.checks import FieldError, check_choice
 from nemo_gpu_decoding.cuda.launch import Scalar, Tensor
 from nemo_gpu_decoding.cuda.pinned import HostTable, PinningError
+from nemo_gpu_decoding.cuda.upload import synchronize_unless_capturing
 from nemo_gpu_decoding.lm.packed import PackedArrays
 from nemo_gpu_decoding.lm.placement import (
     PLACEMENTS,
@@ -230,7 +231,7 @@ def _upload(
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()  # whatever stream the first user works on
         # and when nobody needs it any more, a kernel may still be reading
-        weakref.finalize(copy, torch.cuda.synchronize, device).atexit = False
+        weakref.finalize(copy, synchronize_unless_capturing, device).atexit = False
     return copy
 
 

@@ -28,6 +28,7 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.cuda.launch import Tensor, as_records, runtime
+from nemo_gpu_decoding.cuda.upload import outlive_kernels
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.fusion.on_device import on_device, trees_on_device
 from nemo_gpu_decoding.search.decoder import Streams
@@ -145,6 +146,8 @@ class CUDAEngine:
         if not in_place:
             beams, progress = torch.empty_like(beams), torch.empty_like(progress)
         self._launch_advance(values, counts, beams, progress)
+        if in_place:  # nobody waits for the kernel
+            outlive_kernels((*self._lm, *self._boosting))
         if capturing:
             self._captured = True
         elif deferred:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -55,6 +57,36 @@ def test_automata_are_uploaded_once_and_not_kept_longer_than_needed(log_probs, m
     del decoder
     uploads.clear()
     assert len(upload._uploaded) == kept
+
+
+def test_automata_are_kept_for_kernels_that_nobody_waits_for(log_probs, monkeypatch):
+    kept = []
+    monkeypatch.setattr(cuda_engine, "outlive_kernels", kept.extend)
+    decoder = on_cuda(V, V, random_fusion(V, seed=7))
+    streams = decoder.open(3)
+    decoder.push(streams, log_probs, LENGTHS)
+    assert not kept  # it has waited for the results
+    decoder.decode(log_probs, LENGTHS)
+    device = torch.device("cpu")
+    automata = on_device(decoder.fusion.lm, device), on_device(decoder.fusion.boosting, device)
+    assert [table.data_ptr() for table in kept] == [table.data_ptr() for parts in automata for table in parts]
+
+
+def test_memory_is_kept_for_the_stream_that_reads_it(monkeypatch):
+    streams = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    table = SimpleNamespace(device=torch.device("cuda", 1), record_stream=streams.append)
+    upload.outlive_kernels([table, torch.zeros(1)])
+    assert streams == ["stream of cuda:1"]
+
+
+@pytest.mark.parametrize("capturing", [False, True])
+def test_nobody_waits_for_a_device_while_capturing(monkeypatch, capturing):
+    waited = []
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    upload.synchronize_unless_capturing("cuda:1")
+    assert waited == ([] if capturing else ["cuda:1"])
 
 
 def test_an_uploaded_automaton_is_the_automaton():
