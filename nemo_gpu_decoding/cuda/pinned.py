@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nemo_gpu_decoding.cuda.driver import Driver
 from nemo_gpu_decoding.cuda.host_memory import free_host_bytes, lock_limit
 
 HUGE_PAGE = 1 << 21  # bytes; fewer and larger pages make pinning and the GPU's reads faster
@@ -55,14 +56,21 @@ class HostTable:
     def nbytes(self) -> int:
         return self._array.nbytes
 
-    def pin(self) -> HostTable:
-        """Lock the memory and let all GPUs read it; does nothing if that is done already.
+    def pin(self, device: torch.device) -> HostTable:
+        """Lock the memory and let all GPUs read it, if that is not done already, `device` among them.
 
         Raises:
-            PinningError: CUDA refuses.
+            PinningError: CUDA refuses, or kernels on `device` can't read it at the host's address.
         """
-        if self._unpin is not None or self.nbytes == 0:
+        if self.nbytes == 0:
             return self
+        with torch.cuda.device(device):  # CUDA is initialised on the current device
+            _check_addresses(device)
+            if self._unpin is None:
+                self._lock_pages()
+        return self
+
+    def _lock_pages(self) -> None:
         address = self._array.ctypes.data
         # a fork of the process would copy pinned pages at once, all of them
         _advise(self._memory, "MADV_DONTFORK")
@@ -79,7 +87,15 @@ class HostTable:
         self._unpin = weakref.finalize(self._array, _unregister, address)
         # at the end of the process the driver lets go of everything; a call then may come too late
         self._unpin.atexit = False
-        return self
+
+
+def _check_addresses(device: torch.device) -> None:
+    """Kernels are given the host's address of a table; not all systems have the device know it by that."""
+    driver = Driver()
+    attribute = driver.bindings.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+    driver.call("cuInit", 0)
+    if not driver.call("cuDeviceGetAttribute", attribute, driver.call("cuDeviceGet", device.index)):
+        raise PinningError(f"kernels on {device} can't read host memory at the host's address")
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:

@@ -85,9 +85,14 @@ class DeviceLM:
     states: torch.Tensor  # [S + 1, 12] uint8
     labels: torch.Tensor  # packed, int64
     arcs: torch.Tensor | None  # packed, int64; in the device's memory,
-    host_arcs: torch.Tensor | None  # or in pinned memory of the host
+    host_table: HostTable | None  # or in pinned memory of the host, one copy for all devices
     codebook: torch.Tensor  # float32
     cache: torch.Tensor | None  # [slots, 2] int64; kernels fill it
+
+    @property
+    def host_arcs(self) -> torch.Tensor | None:
+        """[packed] int64"""
+        return None if self.host_table is None else self.host_table.bytes.view(_WORD)
 
     def arguments(self, name: str) -> dict[str, Any]:
         """Arguments for `lm_parameters(name)`."""
@@ -110,8 +115,8 @@ class DeviceLM:
 
     @property
     def host_bytes(self) -> int:
-        """What it takes of the host's memory, pinned; the file that it was read from not counted."""
-        return 0 if self.host_arcs is None else self.host_arcs.nbytes
+        """What all devices together take of the host's memory, pinned; without the file that was read."""
+        return 0 if self.host_table is None else self.host_table.nbytes
 
 
 @dataclass(frozen=True)
@@ -188,6 +193,8 @@ class PlacedLM:
 
     def _new(self, device: torch.device) -> DeviceLM:
         need, free = footprint(self._arrays, self._cache_bytes), self._measure(device)
+        if id(self._arrays.arcs) in _host_tables:
+            free = free._replace(host_free=None)  # no more of it is needed
         placement = resolve_placement(self._placement, need, free, self._name, device)
         slots = cache_slots(self._arrays, self._cache_bytes)
         try:
@@ -205,6 +212,8 @@ class PlacedLM:
 
 _lock = threading.Lock()
 _copies: weakref.WeakValueDictionary[tuple[Any, ...], DeviceLM] = weakref.WeakValueDictionary()
+# by the id of the arcs that were copied, which live as long as a `DeviceLM` holds the table
+_host_tables: weakref.WeakValueDictionary[int, HostTable] = weakref.WeakValueDictionary()
 
 
 def _upload(
@@ -224,7 +233,7 @@ def _upload(
             states=uploaded(arrays.states).view(-1, LM_STATE.itemsize),
             labels=uploaded(arrays.labels).view(_WORD),
             arcs=None if paged else uploaded(arrays.arcs).view(_WORD),
-            host_arcs=_pinned(arrays.arcs, device, copier).view(_WORD) if paged else None,
+            host_table=_pinned(arrays.arcs, device, copier) if paged else None,
             codebook=uploaded(arrays.codebook).view(torch.float32),
             cache=cache,
         )
@@ -235,13 +244,16 @@ def _upload(
     return copy
 
 
-def _pinned(array: np.ndarray, device: torch.device, copier: Copier) -> torch.Tensor:
-    """The bytes of an array in memory of the host that kernels on `device` can read."""
-    table = HostTable(array.nbytes)
-    copier.copy(array, table.bytes)
+def _pinned(array: np.ndarray, device: torch.device, copier: Copier) -> HostTable:
+    """The bytes of an array in memory of the host that kernels on `device` can read; one copy for all."""
+    table = _host_tables.get(id(array))
+    if table is None:
+        table = HostTable(array.nbytes)
+        copier.copy(array, table.bytes)
     if device.type == "cuda":
-        table.pin()
-    return table.bytes
+        table.pin(device)
+    _host_tables[id(array)] = table
+    return table
 
 
 class Copier:

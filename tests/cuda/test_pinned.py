@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import gc
 import re
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from nemo_gpu_decoding.cuda import pinned
+from nemo_gpu_decoding.cuda.driver import Driver
 from nemo_gpu_decoding.cuda.host_memory import free_host_bytes, lock_limit
 from nemo_gpu_decoding.cuda.pinned import HostTable, PinningError
+from tests.cuda.fakes import FakeDriver
+
+GPU = torch.device("cuda", 1)
 
 
 def filled_table():
@@ -23,10 +29,21 @@ def filled_table():
 @pytest.fixture
 def cudart(monkeypatch):
     """CUDA's runtime, as far as pinning goes; `pinned` maps addresses to sizes."""
-    state = SimpleNamespace(pinned={}, flags=[], status=0)
+    state = SimpleNamespace(pinned={}, flags=[], status=0, current=[0], driver=FakeDriver())
+    state.driver.do_cuDeviceGetAttribute = lambda attribute, device: (0, int(device == "device 1"))
+    monkeypatch.setattr(pinned, "Driver", lambda: Driver(state.driver))
+
+    @contextmanager
+    def on_device(device):
+        state.current.append(device.index)
+        yield
+        state.current.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", on_device)
 
     def register(address, size, flags):
         assert address not in state.pinned
+        assert state.current[-1] == GPU.index
         if state.status == 0:
             state.pinned[address] = size
             state.flags.append(flags)
@@ -41,7 +58,7 @@ def cudart(monkeypatch):
 
 
 def test_an_empty_table(cudart):
-    table = HostTable(0).pin()
+    table = HostTable(0).pin(GPU)
     assert table.bytes.shape == (0,)
     assert not cudart.pinned
 
@@ -52,14 +69,14 @@ def test_negative_sizes():
 
 
 def test_a_table_is_pinned_in_its_exact_size_for_all_devices(cudart):
-    table = filled_table().pin()
-    assert table.pin() is table
+    table = filled_table().pin(GPU)
+    assert table.pin(GPU) is table
     assert cudart.pinned == {table.bytes.data_ptr(): 10240}
     assert cudart.flags == [1 | 2]
 
 
 def test_a_table_stays_pinned_as_long_as_a_tensor_of_it_lives(cudart):
-    table = filled_table().pin()
+    table = filled_table().pin(GPU)
     numbers = table.bytes.view(torch.int32)[5:]
     del table
     gc.collect()
@@ -73,11 +90,21 @@ def test_a_table_stays_pinned_as_long_as_a_tensor_of_it_lives(cudart):
 def test_memory_that_cuda_will_not_pin(cudart):
     cudart.status = 2
     with pytest.raises(RuntimeError, match=r"cudaHostRegister can't pin 0.00 GiB of host memory: 2"):
-        filled_table().pin()
+        filled_table().pin(GPU)
     table = filled_table()
     with pytest.raises(RuntimeError):
-        table.pin()
+        table.pin(GPU)
     assert not cudart.pinned
+
+
+def test_memory_that_a_device_does_not_know_by_the_hosts_address(cudart):
+    """On Windows, for example: a kernel would read from an address that means nothing there."""
+    with pytest.raises(PinningError, match="kernels on cuda:0 can't read host memory at the host's address"):
+        filled_table().pin(torch.device("cuda", 0))
+    assert not cudart.pinned
+    table = filled_table().pin(GPU)
+    with pytest.raises(PinningError, match="cuda:0"):
+        table.pin(torch.device("cuda", 0))
 
 
 def mapping_of(table):
@@ -101,7 +128,7 @@ def test_what_the_system_is_told_about_the_memory(cudart):
     assert permissions == "rw-p"
     assert "hg" in flags
     assert "dc" not in flags
-    table.pin()
+    table.pin(GPU)
     assert "dc" in mapping_of(table)[1]
 
 

@@ -38,7 +38,7 @@ def table(device):
     numbers = table.bytes.view(torch.int64)
     torch.arange(NUMBERS, out=numbers).mul_(3)
     if device.type == "cuda":
-        table.pin()
+        table.pin(device)
     return numbers
 
 

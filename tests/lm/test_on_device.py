@@ -119,6 +119,20 @@ def test_decoders_share_a_copy_with_equal_options_only(lm, mapped):
     assert PlacedLM(mapped.arrays, "paged", 160).on(CPU) is not copy
 
 
+def test_devices_share_one_copy_in_the_hosts_memory(lm):
+    first = PlacedLM(lm.arrays, "paged", 160, measure=plenty)
+    kept = weakref.ref(first.on(CPU).host_table)
+    full = PlacedLM(lm.arrays, "paged", 176, measure=lambda device: Memory(100 * GB, 100 * GB, 0))
+    assert full.on(CPU) is not first.on(CPU)
+    assert full.on(CPU).host_table is kept()
+    del first
+    gc.collect()
+    assert words(full.on(CPU).host_arcs).tolist() == lm.arrays.arcs.tolist()
+    del full
+    gc.collect()
+    assert kept() is None
+
+
 def test_auto_takes_the_copy_that_is_there(lm):
     """Also if there would be no room for another one."""
     for placement in ("device", "paged"):
