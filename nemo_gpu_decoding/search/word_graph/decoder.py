@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,6 +41,8 @@ from nemo_gpu_decoding.search.word_graph.records import (
 )
 from nemo_gpu_decoding.search.word_graph.result import WordPath, graph_score, relative_cost, traced_text, words_of
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
+
+logger = logging.getLogger("nemo_gpu_decoding")
 
 NO_END = "no hypothesis has reached a final state of the graph; the result may break off within a word"
 
@@ -188,7 +192,10 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         boosts = weight > 0
         boosting = fusion.trees[fusion.tree_of[i]] if boosts else self._nothing
         bonus = max(0.0, float(boosting.arrays.states["upper_bound"].max())) if boosts else 0.0
-        bonus *= weight * (1 + len(self.graph.arrays.word_sequences))
+        bonus *= weight
+        if round(bonus, 2) > self.config.beam / 2:  # bounds are rounded up
+            _warn_of_bonus(boosting.name, round(bonus, 1), self.config.beam)
+        bonus *= 1 + len(self.graph.arrays.word_sequences)
         weights = StreamParams(
             lm_weight=np.float32(lm_weight),
             least_cost=np.float32(lm_weight * self.graph.least_cost - 2 * bonus - 1e-3),
@@ -296,3 +303,12 @@ def _best_path(state: StreamState, final: bool) -> LatticePath | None:
 def _work(counters: np.ndarray) -> Work:
     names = ("look_ups", "query_hits", "arc_visits", "groups", "expanded", "frames")
     return Work(*(int(counters[name][0]) for name in names))
+
+
+@lru_cache(maxsize=64)  # once for each
+def _warn_of_bonus(name: str, bonus: float, beam: float) -> None:
+    logger.warning(
+        "%s: a word earns up to %s, expected at most half of the beam, which is %s: what is best without the "
+        "bonus is pruned before it can be compared. Take smaller weights, or a larger beam",
+        name, bonus, beam,
+    )  # fmt: skip
