@@ -154,6 +154,8 @@ class ScoredSequence:
     scores: np.ndarray  # [len(tokens)] float64, none < 0 or none > 0; their sum is the phrase's bonus
     context_score: float  # bonus of a token before depth scaling, which NeMo compares at shared nodes
     ends_in_word: bool = True  # its last character is one of a word, which the next token may continue
+    # [len(tokens)] what is paid in advance while it is unfinished; None: the partial sums of the scores
+    promised: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -258,8 +260,8 @@ def _full_refund(
     bonuses = np.array([sequence.scores.sum() for sequence in sequences])
     bonuses[in_word] = _few_values(bonuses[in_word])
     promised = np.zeros(len(trie))
-    partial_sums = np.concatenate([np.cumsum(sequence.scores) for sequence in sequences])
-    np.maximum.at(promised, np.concatenate(paths), partial_sums)
+    sums = [np.cumsum(s.scores) if s.promised is None else s.promised for s in sequences]
+    np.maximum.at(promised, np.concatenate(paths), np.concatenate(sums))
     is_continuation = continuations[trie.labels]  # that of the root means nothing
     committed, kept, earned, revocable = _committed(trie, links, ends, bonuses, in_word, is_continuation)
     advance, refunds = np.maximum(promised - committed, 0.0), committed - kept

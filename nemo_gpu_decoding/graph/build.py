@@ -32,6 +32,7 @@ from nemo_gpu_decoding.graph.grammar import Grammar, grammar_fst, read_grammar
 from nemo_gpu_decoding.graph.lexicon import Lexicon, LexiconFst, OpenVocabulary, lexicon_fst
 from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
 from nemo_gpu_decoding.graph.store import load_graph, save_graph
+from nemo_gpu_decoding.graph.unknown_words import PIECE_COST, WORD_COST
 from nemo_gpu_decoding.jit import CACHE_VARIABLE
 from nemo_gpu_decoding.lm.arpa import ArpaReader
 from nemo_gpu_decoding.vocabulary import CONTINUATION, WORD_START, Vocabulary
@@ -279,6 +280,11 @@ class _Recipe:
             np.array(self.open_vocabulary.beginning_tokens if self.open_vocabulary else (), np.int32),
         )
 
+    def _unknown_costs(self) -> dict[str, float]:
+        if self.open_vocabulary is None:
+            return {}
+        return {WORD_COST: self.open_vocabulary.word_cost, PIECE_COST: self.open_vocabulary.piece_cost}
+
     def _lm_report(self) -> dict[str, Any]:
         """What the LM holds, and what of it cannot be spelled."""
         unspoken = {
@@ -293,6 +299,7 @@ class _Recipe:
             "added words": self.grammar.num_added,
             "spellings": sum(len(self.lexicon.spellings.get(word, ())) for word in self.words),
             "open vocabulary": self.open_vocabulary is not None,
+            **self._unknown_costs(),
             "n-grams": self.grammar.num_ngrams,
             "n-grams by order": list(self.grammar.counts),
             "LM words without spelling": len(unspoken),

@@ -108,6 +108,15 @@ class Spellings(NamedTuple):
     beginning: np.ndarray  # int32, tokens that may begin an unknown word; none in a closed vocabulary
 
 
+class PieceLabels(NamedTuple):
+    """Olabels of the pieces of unknown words, which are no words (`unknown_words.py`)."""
+
+    first: int  # of the token 0
+    end: int  # of the end of an unknown word
+    word_cost: float  # natural log, of an unknown word
+    piece_cost: float  # and of each of its pieces
+
+
 @dataclass(frozen=True, eq=False)
 class WordGraph:
     """A graph that transduces labels to words.
@@ -123,6 +132,7 @@ class WordGraph:
     unknown: int = 0  # the label of <unk>, whose tokens spell a word of their own; 0: there is none
     report: Mapping[str, Any] = field(default_factory=dict)
     name: str = "graph"
+    pieces: PieceLabels | None = None  # labels from pieces.first on stand for no words; None: all do
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arrays", GraphArrays(*map(read_only, self.arrays)))
@@ -211,6 +221,11 @@ class WordGraph:
         return len(self.arrays.arcs)
 
     @property
+    def num_spoken(self) -> int:
+        """Labels of words, 0 included: those after them are no words."""
+        return len(self.words) if self.pieces is None else self.pieces.first
+
+    @property
     def largest_label(self) -> int:
         """The largest column of the log-probs that an arc reads, -1 without arcs."""
         return int(self.arrays.arcs["ilabel"].max(initial=-1))
@@ -218,7 +233,7 @@ class WordGraph:
     @cached_property
     def word_ids(self) -> dict[str, int]:
         """The label of each word."""
-        return {word: label for label, word in enumerate(self.words)}
+        return {word: label for label, word in enumerate(self.words[: self.num_spoken])}
 
     @cached_property
     def least_cost(self) -> float:
@@ -237,7 +252,7 @@ class WordGraph:
     def expanded(self, label: int) -> list[int]:
         """The words that an output label stands for."""
         if label < len(self.words):
-            return [label] if label else []
+            return [label] if 0 < label < self.num_spoken else []
         first, second = self.arrays.word_sequences[label - len(self.words)]
         return self.expanded(int(first)) + self.expanded(int(second))
 

@@ -26,7 +26,13 @@ _FACTS = ("start", "unknown", "report", "name")
 
 
 def save_graph(graph: WordGraph, path: str | PathLike[str]) -> None:
-    """Write a graph; the file appears whole or not at all."""
+    """Write a graph; the file appears whole or not at all.
+
+    Raises:
+        ValueError: the graph is one `with_piece_labels`, which is made of a saved one in no time.
+    """
+    if graph.pieces is not None:
+        raise ValueError(f"graph ({graph.name}) has labels of pieces, expected the graph that it was made of")
     arrays = {"words": encode_words(graph.words), **graph.arrays._asdict()}
     if graph.spellings is not None:
         arrays |= {f"spelling_{name}": array for name, array in graph.spellings._asdict().items()}

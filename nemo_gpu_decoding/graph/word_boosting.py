@@ -21,6 +21,7 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, read_phrases, weight_of
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.unknown_words import Speller
 from nemo_gpu_decoding.vocabulary import letter_cases
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -53,7 +54,13 @@ def words_of(phrases: Sequence[Phrase]) -> list[str]:
 
 
 def word_boosting(
-    phrases: Sequence[Phrase], config: BoostingConfig, graph: WordGraph, *, missing: str, name: str
+    phrases: Sequence[Phrase],
+    config: BoostingConfig,
+    graph: WordGraph,
+    *,
+    missing: str,
+    name: str,
+    speller: Speller | None = None,
 ) -> BackoffAutomaton:
     """The automaton of some phrases, with NeMo's formula for bonuses applied to words.
 
@@ -63,6 +70,7 @@ def word_boosting(
 
     Args:
         missing: "error", or "skip": phrases with words that the graph lacks are named in a warning.
+        speller: of words that the graph lacks, see `build_word_boosting`.
 
     Raises:
         ValueError: see `build_word_boosting`.
@@ -76,12 +84,12 @@ def word_boosting(
     if not worth:
         raise ValueError(f"{name} has no phrase with a bonus other than 0, expected at least one")
     lacking = [text for text in worth if not set(text.split()) <= graph.word_ids.keys()]
-    if lacking and missing == "error":
+    if lacking and missing == "error" and speller is None:
         raise ValueError(
             f"{name}: the graph has not all words of {', '.join(map(repr, lacking[:5]))}; "
             "wfst.added_words adds words to a graph that is built from wfst.arpa_lm_path"
         )
-    return build_word_boosting(worth, graph, missing=missing, name=name)
+    return build_word_boosting(worth, graph, missing=missing, name=name, speller=speller)
 
 
 def _bonus(phrase: Phrase, config: BoostingConfig) -> float:
@@ -104,7 +112,12 @@ def _spellings(text: str, config: BoostingConfig, graph: WordGraph) -> list[str]
 
 
 def build_word_boosting(
-    phrases: Mapping[str, float], graph: WordGraph, *, missing: str = "error", name: str = "phrases"
+    phrases: Mapping[str, float],
+    graph: WordGraph,
+    *,
+    missing: str = "error",
+    name: str = "phrases",
+    speller: Speller | None = None,
 ) -> BackoffAutomaton:
     """The boosting automaton of words and phrases.
 
@@ -115,6 +128,7 @@ def build_word_boosting(
         graph: knows the words.
         missing: what to do about phrases with words that the graph does not have: "error", or "skip",
             which names them in a warning.
+        speller: finds these words all the same, in a graph `with_piece_labels` (`unknown_words.py`).
 
     Raises:
         ValueError: an empty phrase, a bonus that is 0 or not finite, a word that the graph does not have,
@@ -122,20 +136,23 @@ def build_word_boosting(
     """
     if missing not in ("error", "skip"):
         raise FieldError("missing", missing, "'error' or 'skip'")
-    sequences, left_out = [], []
+    if speller is not None and graph.pieces is None:
+        raise FieldError("speller", speller, "None", f"for a graph ({graph.name}) that is not one with_piece_labels")
+    sequences: list[ScoredSequence] = []
+    left_out = []
     for phrase, bonus in phrases.items():
         words = phrase.split()
         if not words:
             raise ValueError("phrases has an empty phrase, expected at least one word")
         if bonus == 0 or not math.isfinite(bonus):
             raise FieldError(f"the bonus of {phrase!r}", bonus, "a finite number other than 0")
+        if graph.pieces is not None and graph.words[graph.unknown] in words[:-1]:
+            raise FieldError("a phrase", phrase, f"none that goes on after {graph.words[graph.unknown]}")
         unknown = [word for word in words if word not in graph.word_ids]
-        if unknown:
+        if unknown and speller is None:
             left_out.append(f"{phrase!r} ({unknown[0]!r})")
             continue
-        labels = [graph.word_ids[word] for word in words]
-        shares = np.full(len(labels), bonus / len(labels))
-        sequences.append(ScoredSequence(tokens=labels, scores=shares, context_score=bonus))
+        sequences += _sequences(words, bonus, graph, speller)
     if left_out and missing == "error":
         raise ValueError(f"{name}: the graph has not all words of {', '.join(left_out[:5])}")
     if left_out:
@@ -144,6 +161,41 @@ def build_word_boosting(
     if not sequences:
         raise ValueError(f"{name} has no phrase that the graph could find")
     return _without_dead_ends(build_context_graph(sequences, len(graph.words), name=name))
+
+
+def _sequences(words: list[str], bonus: float, graph: WordGraph, speller: Speller | None) -> list[ScoredSequence]:
+    """A phrase in output labels, and each of its words that the graph lacks.
+
+    What <unk> costs such a word is paid back wherever it occurs, which a sequence of its own does. Of
+    sequences that begin together only the best counts: so a phrase that begins with the word pays it back
+    as well. A word further on is paid back in advance while it is unfinished, as it is outside of phrases.
+    """
+    labels: list[int] = []
+    shares, promised, own = [], [], []
+    total = 0.0
+    for word in words:
+        if word in graph.word_ids:
+            labels.append(graph.word_ids[word])
+            shares.append(bonus / len(words))
+            total += max(0.0, shares[-1])
+            promised.append(total)
+            continue
+        assert speller is not None
+        spelled, refunds = speller.spelled(word, graph)
+        own.append(ScoredSequence(spelled, refunds, float(refunds.sum())))
+        share = np.zeros(len(spelled))
+        share[1:-1] = bonus / len(words) / (len(spelled) - 2)
+        if not labels and bonus > 0:
+            share += refunds
+            refunds = np.zeros(len(spelled))
+        pending = np.cumsum(refunds)
+        pending[-1] = 0.0  # the word is complete: its own sequence has paid
+        promised += (total + np.cumsum(np.maximum(share, 0.0)) + pending).tolist()
+        total += float(np.maximum(share, 0.0).sum())
+        labels += spelled
+        shares += share.tolist()
+    phrase = ScoredSequence(labels, np.array(shares), bonus, promised=np.array(promised))
+    return [phrase, *own]
 
 
 def _without_dead_ends(automaton: BackoffAutomaton) -> BackoffAutomaton:

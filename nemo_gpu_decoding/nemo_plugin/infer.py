@@ -78,8 +78,12 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         """The tokens of the model."""
         return nemo_vocabulary(self)
 
-    def phrase_tree(self, phrases: Sequence[str | Phrase]) -> BackoffAutomaton:
-        """A boosting tree of other phrases, with the options of the config's `boosting_tree`."""
+    def phrase_tree(self, phrases: Sequence[str | Phrase], weight: float) -> BackoffAutomaton:
+        """A boosting tree of other phrases, with the options of the config's `boosting_tree`.
+
+        Args:
+            weight: with which it will be used, > 0.
+        """
         config = replace(
             self.options.fusion.boosting,
             model_path=None,

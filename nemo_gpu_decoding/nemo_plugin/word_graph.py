@@ -14,7 +14,8 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.graph.load import load_word_graph
+from nemo_gpu_decoding.graph.load import in_language, load_word_graph
+from nemo_gpu_decoding.graph.unknown_words import Speller, with_piece_labels
 from nemo_gpu_decoding.graph.word_boosting import as_phrases, configured_phrases, word_boosting, words_of
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer
 from nemo_gpu_decoding.nemo_plugin.hypotheses import WordHypothesis, from_path
@@ -37,11 +38,15 @@ class WordGraphInfer(CTCInfer):
     section = "wfst"
     read = staticmethod(read_cuda_wfst)
     options: WordGraphOptions
+    finds_new_words = True  # requests may have words that an open-vocabulary graph lacks
 
-    def phrase_tree(self, phrases: Sequence[str | Phrase]) -> BackoffAutomaton:
-        """The boosting automaton of other phrases, all of whose words the graph must have."""
-        graph = self.decoder().graph
-        return _boosting(as_phrases(phrases), self.options.fusion.boosting, graph, "error", "requests")
+    def phrase_tree(self, phrases: Sequence[str | Phrase], weight: float) -> BackoffAutomaton:
+        """The boosting automaton of other phrases; a closed vocabulary must have all of their words."""
+        graph, fused, speller = self.decoder().graph, self.options.fusion, None
+        if graph.pieces is not None:
+            language = self.options.graph.source_lang
+            speller = Speller(in_language(self.vocabulary(), language), fused.lm_weight / weight)
+        return _boosting(as_phrases(phrases), fused.boosting, graph, "error", "requests", speller)
 
     def boosting_of(self, config: BoostingConfig) -> BackoffAutomaton:
         return _boosting(configured_phrases(config), config, self.decoder().graph, "error", "requests")
@@ -52,6 +57,9 @@ class WordGraphInfer(CTCInfer):
         graph, topology = load_word_graph(
             self.options.graph, vocabulary, self.blank_id, words_of(phrases), fused.boosting.ignore_case
         )
+        costs = self.options.graph.open_vocabulary
+        if costs is not None and self.finds_new_words:
+            graph = cached(("piece labels", graph.fingerprint, costs), partial(with_piece_labels, graph, costs))
         boosting = None
         if phrases:
             name = str(fused.boosting.key_phrases_file or "wfst.boosting_tree")
@@ -95,6 +103,7 @@ class PagedInfer(WordGraphInfer):
 
     read = staticmethod(read_paged_biglm)
     options: PagedOptions
+    finds_new_words = False  # each of their pieces would be an LM query
 
     def _search(self, graph: WordGraph, **others: Any) -> PagedBigLM:
         large, small = load_large_lm(self.options.large), load_small_lm(self.options.small, graph)
@@ -106,8 +115,13 @@ def _word_paths(nbest: NBest) -> list[WordPath]:
 
 
 def _boosting(
-    phrases: Sequence[Phrase], config: BoostingConfig, graph: WordGraph, missing: str, name: str
+    phrases: Sequence[Phrase],
+    config: BoostingConfig,
+    graph: WordGraph,
+    missing: str,
+    name: str,
+    speller: Speller | None = None,
 ) -> BackoffAutomaton:
     """Cached, since NeMo makes its decoding objects anew for every `transcribe(timestamps=True)`."""
-    key = ("word boosting", tuple(phrases), config, graph.fingerprint, missing)
-    return cached(key, partial(word_boosting, phrases, config, graph, missing=missing, name=name))
+    key = ("word boosting", tuple(phrases), config, graph.fingerprint, missing, speller)
+    return cached(key, partial(word_boosting, phrases, config, graph, missing=missing, name=name, speller=speller))

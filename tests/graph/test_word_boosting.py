@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from tempfile import mkdtemp
 
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.fusion.fusion import Fusion, Request
+from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
+from nemo_gpu_decoding.graph.store import save_graph
+from nemo_gpu_decoding.graph.unknown_words import Speller, with_piece_labels
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from tests.graph.toy import PIECES, WORDS
-from tests.oracles.ngram import earned
+from nemo_gpu_decoding.vocabulary import Vocabulary
+from tests.graph.toy import PIECES, WORDS, toy_lexicon, toy_table
+from tests.oracles.ngram import arpa_text, earned
 from tests.oracles.viterbi import viterbi
 from tests.random_models import random_log_probs
 from tests.search.word_graph.models import fst_of, make, toy_graph
@@ -148,3 +157,119 @@ def test_unknown_phrases_can_be_left_out_with_a_warning(caplog):
     boosting = build_word_boosting({"a": 1.0, "zebra": 2.0}, toy_graph(0), missing="skip")
     assert boosting.score([toy_graph(0).word_ids["a"]]) == pytest.approx(1.0)
     assert "'zebra'" in caplog.text
+
+
+def test_bonuses_beyond_half_the_beam_are_warned_of_once(caplog):
+    caplog.set_level(logging.WARNING, "nemo_gpu_decoding")
+    boosting = build_word_boosting({"a": 5.0, "bb cab": 8.0}, toy_graph(0), name="names.txt")
+    for beam, expected in ((10.0, 0), (9.0, 1), (9.0, 1)):
+        make(toy_graph(0), boosting=boosting, beam=beam).decode(log_probs_of(0)[:1, :2], [2])
+        assert sum("names.txt: a word earns up to 5.0, expected" in text for text in caplog.messages) == expected
+
+
+# -- Words that the graph lacks: as in a graph that is built with them, their bonuses included ---------
+
+UNKNOWN = OpenVocabulary(word_cost=0.5, piece_cost=0.75, beginning_tokens=(0, 1))
+NEW_WORDS = ("ad", "bcd", "add")
+VOCABULARY = Vocabulary.from_pieces(PIECES)
+
+
+@lru_cache(maxsize=8)
+def open_graphs(seed):
+    """An open-vocabulary graph, and the one of the same LM with more words.
+
+    No n-gram beyond <unk>'s 1-gram has it: added words have no longer ones either.
+    """
+    table = {
+        ngram: (log10_prob, 0.0 if ngram == ("<unk>",) else backoff)
+        for ngram, (log10_prob, backoff) in toy_table(seed=seed).items()
+        if len(ngram) == 1 or "<unk>" not in ngram
+    }
+    table["<unk>",] = (-0.7, 0.0)
+    path = Path(mkdtemp()) / "lm.arpa"
+    path.write_text(arpa_text(table))
+    lexicon = toy_lexicon()
+    more = {**lexicon.spellings, **{word: (tuple(VOCABULARY.tokenize(word)),) for word in NEW_WORDS}}
+    options = {"open_vocabulary": UNKNOWN, "cache": False}
+    return (
+        build_graph(path, lexicon, **options),
+        build_graph(path, Lexicon(more, len(PIECES)), added_words=NEW_WORDS, **options),
+    )
+
+
+PHRASES = {"ad": 2.0, "bb add": 3.0, "bcd ad": 2.5, "a bcd": -1.5, "add add a": 4.0, "cab": -0.5, "bcd": 0.75}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("lm_weight", "boosting_weight"), [(1.0, 1.0), (0.6, 1.5)])
+def test_words_that_the_graph_lacks_are_found_as_if_it_had_them(seed, lm_weight, boosting_weight):
+    graph, rebuilt = open_graphs(seed)
+    labelled = with_piece_labels(graph)
+    speller = Speller(VOCABULARY, lm_weight / boosting_weight)
+    ours = build_word_boosting(PHRASES, labelled, speller=speller)
+    theirs = build_word_boosting(PHRASES, rebuilt)
+    log_probs, frames = log_probs_of(seed), [FRAMES, FRAMES, 11, 7]
+
+    def decoded(graph, boosting):
+        fusion = Fusion(lm_weight=lm_weight, boosting=boosting, boosting_weight=boosting_weight)
+        decoder = make(graph, pieces=PIECES).with_options(make(graph).config, fusion)
+        return decoder.decode(log_probs, frames)
+
+    found, expected = decoded(labelled, ours), decoded(rebuilt, theirs)
+    for one, two in zip(found, expected, strict=True):
+        assert one.best.score == pytest.approx(two.best.score, abs=1e-3)
+        assert one.best.text == two.best.text
+        assert one.best.tokens.tolist() == two.best.tokens.tolist()
+    assert any(set(nbest.best.text.split()) & set(NEW_WORDS) for nbest in found)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_labels_of_pieces_change_nothing_by_themselves(seed):
+    graph, log_probs = open_graphs(seed)[0], log_probs_of(seed)
+    labelled = with_piece_labels(graph)
+    assert with_piece_labels(labelled) is labelled
+    options = {"n_best": 5, "lattice": True, "pieces": PIECES}
+    phrases = {"a bb": 2.0, "cab": 1.0, "bb <unk>": 1.5}
+    for boosting in (None, phrases):
+        both = [
+            make(g, boosting=boosting and build_word_boosting(boosting, g), **options).decode(log_probs, [FRAMES] * 4)
+            for g in (graph, labelled)
+        ]
+        for one, two in zip(*both, strict=True):
+            assert [(path.text, path.score) for path in one] == [(path.text, path.score) for path in two]
+    assert any("<unk>" in [graph.words[w.label] for w in nbest.best.words] for nbest in both[0])
+
+
+def test_the_loop_writes_what_it_reads():
+    plain = open_graphs(0)[0]
+    graph = with_piece_labels(plain)
+    pieces, arrays = graph.pieces, graph.arrays
+    spelled = arrays.arcs["olabel"] >= pieces.first
+    assert (arrays.arcs["olabel"][spelled] == pieces.first + arrays.arcs["ilabel"][spelled]).all()
+    assert arrays.arcs["cost"][spelled] == pytest.approx(UNKNOWN.piece_cost)
+    assert graph.expanded(pieces.first) == graph.expanded(pieces.end) == []
+    assert set(graph.output_words) == set(plain.output_words)
+    for before, after in ((plain.arrays.arcs, arrays.arcs), (plain.arrays.epsilons, arrays.epsilons)):
+        assert [plain.expanded(n) for n in before["olabel"]] == [graph.expanded(n) for n in after["olabel"]]
+
+
+def test_unknown_words_that_cannot_be_spelled_or_found(tmp_path):
+    graph = open_graphs(0)[0]
+    labelled, speller = with_piece_labels(graph), Speller(VOCABULARY)
+    for phrases, message in (
+        ({"zebra": 1.0}, "has the character 'z', which no piece covers"),
+        ({"<unk> a": 1.0}, "a phrase is '<unk> a', expected none that goes on after <unk>"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build_word_boosting(phrases, labelled, speller=speller)
+    with pytest.raises(ValueError, match="is not one with_piece_labels, expected None"):
+        build_word_boosting({"ad": 1.0}, graph, speller=speller)
+    with pytest.raises(ValueError, match="has a closed vocabulary"):
+        with_piece_labels(toy_graph(0))
+    with pytest.raises(ValueError, match="costs is None, expected the OpenVocabulary that"):
+        with_piece_labels(replace(graph, report={}))
+    assert with_piece_labels(replace(graph, report={}), UNKNOWN).pieces == labelled.pieces
+    with pytest.raises(ValueError, match="weight_ratio is -1"):
+        Speller(VOCABULARY, -1.0)
+    with pytest.raises(ValueError, match="expected the graph that it was made of"):
+        save_graph(labelled, tmp_path / "g.graph")

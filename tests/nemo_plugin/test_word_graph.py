@@ -32,7 +32,7 @@ from nemo_gpu_decoding.nemo_plugin.word_graph import PagedInfer, WordGraphInfer
 from nemo_gpu_decoding.search.word_graph.decoder import PagedBigLM
 from nemo_gpu_decoding.search.word_graph.mbr import minimum_bayes_risk
 from nemo_gpu_decoding.search.word_graph.result import Word
-from tests.nemo_plugin.usage import decoded, texts, transcribed, write_without_unknown
+from tests.nemo_plugin.usage import decoded, predicted, texts, transcribed, write_without_unknown
 
 
 @pytest.fixture
@@ -261,6 +261,18 @@ def test_an_open_vocabulary_spells_what_the_lm_does_not_list(ctc_model, cfg, man
     assert not any("unk" in text or "▁" in text for text in texts(opened))
 
 
+def test_requests_find_names_that_an_open_vocabulary_lacks(ctc_model, cfg, named_emissions, named_utterances, names):
+    references = [utterance["text"] for utterance in named_utterances]
+    options = {"beam_width": 30.0, "lm_weight": 0.5, "open_vocabulary_decoding": True, "boosting_tree_alpha": 30.0}
+    plain = texts(decoded(ctc_model, cfg(**options), named_emissions))
+    graph = ctc_model.decoding.decoding.decoder().graph
+    lacking = [name for name in names if name not in graph.word_ids]
+    with utterance_requests(ctc_model, [lacking] * len(references)):
+        found = texts(predicted(ctc_model.decoding, named_emissions))
+    assert phrase_score(references, plain, lacking).fscore == 0.0
+    assert phrase_score(references, found, lacking).fscore > 0.15
+
+
 # ------------------------------------------------------------------------- hybrids, save, restore
 
 
@@ -287,7 +299,7 @@ def test_transducers_refuse_it(hybrid_model, cfg):
 
 
 WORDS = ("<eps>", "new", "New", "york", "york's", "acme")
-GRAPH = SimpleNamespace(words=WORDS, word_ids={word: label for label, word in enumerate(WORDS)})
+GRAPH = SimpleNamespace(pieces=None, words=WORDS, word_ids={word: label for label, word in enumerate(WORDS)})
 
 
 def bonus(text, phrases, **options):

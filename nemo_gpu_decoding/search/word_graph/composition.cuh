@@ -38,8 +38,9 @@ inline int64 lm_of(int64 large, int64 small) { return large << 32 | small; }
 inline int64 large_of(int64 lm) { return lm >> 32; }
 inline int64 small_of(int64 lm) { return lm & 0xffffffff; }
 
-// cost_large - cost_small of a word, unweighted, and both states after it.
+// cost_large - cost_small of a word, unweighted, and both states after it; of no word nothing.
 inline LMStep difference(int word, int64 lm, const LmPair& lms, LookupCounters& counters) {
+  if (lms.large_labels[word] < 0) return {0.0f, lm};
   const LMStep large = lookup(lms.large, large_of(lm), lms.large_labels[word], counters);
   if (lms.is_difference) return {large.cost, lm_of(large.target, 0)};
   const LMStep small = lookup(lms.small, small_of(lm), lms.small_labels[word], counters);

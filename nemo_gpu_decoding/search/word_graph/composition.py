@@ -71,7 +71,9 @@ def small_of(context):
 
 @inlined
 def _difference(word, context, lms):
-    """cost_large - cost_small of one word, unweighted, and the LM context after it."""
+    """cost_large - cost_small of one word, unweighted, and the LM context after it; of no word nothing."""
+    if lms.large_labels[word] == NO_LABEL:
+        return np.float32(0.0), context
     cost, large = lookup(lms.large, large_of(context), lms.large_labels[word])
     if lms.is_difference:
         return cost, lm_of(large, 0)

@@ -68,8 +68,13 @@ def name_links(links, nodes, names):
 
 
 @compiled
-def best_texts(n, num_nodes, links, end_nodes, end_epsilons, end_costs, graph, num_words):
+def best_texts(n, num_nodes, links, ends, graph, num_words, num_spoken):
     """The n cheapest ways to an end with different words.
+
+    Args:
+        ends: [E] END.
+        num_words: labels from here on are sequences.
+        num_spoken: labels from here to `num_words` are no words.
 
     Returns:
         entries [M] ENTRY; for each of the ways, best first: its last entry, its end, its cost.
@@ -89,8 +94,8 @@ def best_texts(n, num_nodes, links, end_nodes, end_epsilons, end_costs, graph, n
         while i < len(links) and links[i].target == node:
             epsilon_word, arc_word = words_of_link(links[i].epsilon, links[i].arc, graph)
             for previous in range(begin[links[i].source], begin[links[i].source + 1]):
-                words = _hashed(entries[previous].words, epsilon_word, graph, num_words)
-                words = _hashed(words, arc_word, graph, num_words)
+                words = _hashed(entries[previous].words, epsilon_word, graph, num_words, num_spoken)
+                words = _hashed(words, arc_word, graph, num_words, num_spoken)
                 cost = entries[previous].cost + links[i].cost
                 size = _insert(entries, count, size, n, words, cost, previous, i)
             i += 1
@@ -98,11 +103,11 @@ def best_texts(n, num_nodes, links, end_nodes, end_epsilons, end_costs, graph, n
         begin[node + 1] = count
     last = np.empty(n, ENTRY)
     size = 0
-    for e in range(len(end_nodes)):
-        epsilon_word, _ = words_of_link(end_epsilons[e], NONE, graph)
-        for previous in range(begin[end_nodes[e]], begin[end_nodes[e] + 1]):
-            words = _hashed(entries[previous].words, epsilon_word, graph, num_words)
-            cost = entries[previous].cost + end_costs[e]
+    for e in range(len(ends)):
+        epsilon_word, _ = words_of_link(ends[e].epsilon, NONE, graph)
+        for previous in range(begin[ends[e].node], begin[ends[e].node + 1]):
+            words = _hashed(entries[previous].words, epsilon_word, graph, num_words, num_spoken)
+            cost = entries[previous].cost + ends[e].cost
             size = _insert(last, 0, size, n, words, cost, previous, e)
     return entries, last[:size].copy()
 
@@ -116,12 +121,14 @@ def words_of_link(epsilon, arc, graph):
 
 
 @compiled
-def _hashed(words, olabel, graph, num_words):
+def _hashed(words, olabel, graph, num_words, num_spoken):
     """The hash of words and the words that an output label stands for."""
     if olabel == 0:
         return words
     for n in range(count_words(olabel, graph, num_words) - 1, -1, -1):
-        words = words * HASH_MULTIPLIER + np.uint64(word_from_end(olabel, n, graph, num_words))
+        word = word_from_end(olabel, n, graph, num_words)
+        if word < num_spoken:
+            words = words * HASH_MULTIPLIER + np.uint64(word)
     return words
 
 

@@ -63,10 +63,10 @@ class Lattice:
         if n < 1:
             raise ValueError(f"n is {n}, expected at least 1")
         ends = self.ends
+        graph = self.graph
         entries, last = best_texts(
-            n, self.num_nodes, self.links, ends["node"].copy(), ends["epsilon"].copy(),
-            ends["cost"].copy(), self.graph.arrays, len(self.graph.words),
-        )  # fmt: skip
+            n, self.num_nodes, self.links, ends, graph.arrays, len(graph.words), graph.num_spoken
+        )
         return [
             LatticePath(
                 float(way["cost"]),

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
+from nemo_gpu_decoding.graph.unknown_words import Speller, with_piece_labels
+from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.decoder import NO_END, CudaWFST
-from tests.graph.toy import BLANK, LEXICON, PIECES, WORDS
+from nemo_gpu_decoding.vocabulary import Vocabulary
+from tests.graph.toy import BLANK, LEXICON, PIECES, WORDS, toy_lexicon
 from tests.oracles.ngram import rescored
 from tests.oracles.viterbi import all_texts, viterbi
 from tests.random_models import random_log_probs
@@ -23,6 +27,7 @@ from tests.search.word_graph.models import (
     VOCAB,
     WIDE,
     fst_of,
+    lm_table,
     make,
     make_paged,
     nested_pair,
@@ -378,3 +383,31 @@ def test_ready_made_graphs_are_rescored_too(tmp_path, topology, composition):
     for ours, theirs in zip(loaded.decode(log_probs, [15] * 4), expected, strict=True):
         assert ours.best.score == pytest.approx(theirs.best.score, abs=2e-4)
         assert ours.best.text == theirs.best.text
+
+
+# -------------------------------- Words for single utterances, spelled by <unk> (`graph/unknown_words.py`)
+
+
+def open_graph(lm):
+    unknown = OpenVocabulary(word_cost=0.5, piece_cost=0.5, beginning_tokens=(0, 1))
+    return build_graph(lm.path, toy_lexicon(), open_vocabulary=unknown, cache=False)
+
+
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_labels_of_pieces_are_no_words_of_lms(composition, backend, emulated_runtime):
+    """With one LM as both, words and phrases are found as without a large one; with two, as without labels."""
+    small, large = LM(lm_table(seed=1)), LM(lm_table(seed=2, order=2))
+    plain, log_probs = open_graph(small), random_log_probs(2, FRAMES, len(PIECES) + 1, seed=3)
+    graph = with_piece_labels(plain)
+    boosting = build_word_boosting({"ad": 15.0, "bb ad": 8.0}, graph, speller=Speller(Vocabulary.from_pieces(PIECES)))
+    options = {"graph": graph, "composition": composition, "backend": backend}
+    found = make_paged(small, small, boosting=boosting, **options).decode(log_probs, [FRAMES] * 2)
+    expected = make(graph, boosting=boosting).decode(log_probs, [FRAMES] * 2)
+    other = make_paged(small, large, **options).decode(log_probs, [FRAMES] * 2)
+    unlabelled = make_paged(small, large, **options | {"graph": plain}).decode(log_probs, [FRAMES] * 2)
+    for ours, theirs in (*zip(found, expected, strict=True), *zip(other, unlabelled, strict=True)):
+        assert ours.best.score == pytest.approx(theirs.best.score, abs=1e-3)
+        assert labels(ours.best) == labels(theirs.best)
+        assert ours.best.tokens.tolist() == theirs.best.tokens.tolist()
+    assert any(graph.unknown in labels(nbest.best) for nbest in found)
