@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -114,6 +117,44 @@ def test_the_loop_is_what_is_taken(gpu, strategy):
     plain, _ = both(strategy, gpu, allow_cuda_graphs=False)
     plain.decode(frames_of().to(gpu), LENGTHS)
     assert plain._graphs.mode == PLAIN
+
+
+def decode_what_cannot_be_captured(way):
+    """In a process of its own: the prediction network does in every step what no capture permits."""
+
+    class Forbidden(LSTMNetworks):
+        def predict(self, labels, state):
+            if way == "asks the host":
+                assert labels.max().item() >= 0
+            else:
+                torch.cuda.synchronize()
+            return super().predict(labels, state)
+
+    gpu = torch.device("cuda", torch.cuda.current_device())
+    before = torch.cuda.current_stream()
+    for strategy in STRATEGIES.values():
+        found, expected = both(strategy, gpu, fusion=random_fusion(VOCAB))
+        found.networks.__class__ = Forbidden
+        for _ in range(2):
+            assert_same(found.decode(frames_of().to(gpu), LENGTHS), expected.decode(frames_of(), LENGTHS))
+        assert found._graphs.mode == PLAIN
+        assert torch.cuda.current_stream() == before
+    del found
+    gc.collect()
+    torch.cuda.empty_cache()
+    graph = torch.cuda.CUDAGraph()
+    numbers = torch.zeros(4, device=gpu)
+    with torch.cuda.graph(graph):
+        numbers += 1  # torch's own captures still work
+    graph.replay()
+    assert numbers.tolist() == [1.0] * 4
+
+
+@pytest.mark.parametrize("way", ["asks the host", "synchronises"])
+def test_a_process_survives_captures_that_fail(gpu, way):
+    program = f"from tests.gpu import test_transducer_gpu as t; t.decode_what_cannot_be_captured({way!r})"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_graphs_survive_other_sizes(gpu, strategy):

@@ -6,7 +6,12 @@ plays: a loop and chunks find what plain launches find.
 
 from __future__ import annotations
 
+import gc
 import logging
+import subprocess
+import sys
+from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,6 +20,7 @@ import torch
 from torch import nn
 
 from nemo_gpu_decoding.cuda.launch import as_records, runtime
+from nemo_gpu_decoding.cuda.while_graph import Bindings
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.transducer import cuda_graphs, cuda_workspace, records
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
@@ -23,6 +29,8 @@ from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace, Worksp
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
 from nemo_gpu_decoding.search.transducer.records import ACTIVE, FULL, IDLE
 from tests.contract.subject import facts
+from tests.cuda.fakes import OldTorch
+from tests.cuda.test_while_graph import FakeCUDA
 from tests.cuda_emulator.graphs import captured_chunk, captured_while
 from tests.random_models import random_boosting
 from tests.search.transducer.table_networks import STRATEGIES, random_fusion
@@ -143,6 +151,35 @@ def test_what_does_not_work_is_said_once_and_replaced(work, captures, monkeypatc
     assert len(caplog.records) == len(broken)
     assert "operation not permitted when stream is capturing" in caplog.text
     assert "more" not in caplog.text
+
+
+def fail_every_capture():
+    """In a process of its own: a run on the second of two GPUs, where CUDA refuses to end any capture."""
+    old, cuda = OldTorch(), FakeCUDA([])
+    torch.cuda.use_mem_pool = lambda pool, device: nullcontext()
+    cuda_graphs.why_no_while_graphs = lambda device: None
+    cuda_graphs.capture_while = partial(cuda_graphs.capture_while, bindings=Bindings(cuda, cuda, "13.0.0"))
+    active, beams = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    shape = SimpleNamespace(device=torch.device("cuda", 1))
+    work = SimpleNamespace(shape=shape, active=active, beams=beams, graphs={})
+    runner, step = GraphRunner(networks_with_weights(), allowed=True), CountingStep(work, 40)
+    step.set_condition = lambda handle: None
+    runner.run(step, work)
+    gc.collect()
+    print(runner.mode, step.left, old.device, [stream.name for stream in old.current.values()], old.underway)
+
+
+def test_a_process_survives_captures_that_fail():
+    """It goes on with chunks, then plainly; on the stream that it was on."""
+    program = "from tests.search.transducer import test_cuda_graphs; test_cuda_graphs.fail_every_capture()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "plain 0 0 ['default 0', 'default 1'] set()\n"
+    assert [line for line in done.stderr.splitlines() if "CUDA graphs" in line] == [
+        f"CUDA graphs: '{mode}' does not work here, going on with '{worse}': RuntimeError: CUDA error: operation "
+        "failed due to a previous error during capture"
+        for mode, worse in ((LOOP, CHUNKS), (CHUNKS, PLAIN))
+    ]
 
 
 @pytest.mark.parametrize("mode", [LOOP, CHUNKS])
