@@ -17,6 +17,7 @@ in which it stands there:
                                      metadata={"align": 16} aligned to so many bytes
     UPPER_CASE = Signature("kernel", ...)
                                      struct UpperCaseArgs, the one argument of the kernel, by value
+    UPPER_CASE: Final = -1           constexpr int UPPER_CASE
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ def header_of(module_name: str) -> str:
             structs.append(_record(module, name, value))
         elif isinstance(value, Signature):
             structs.append(_arguments(module, name, value))
+        elif isinstance(value, int) and name in module.__annotations__:
+            structs.append(f"constexpr int {name} = {int(value)};")
     includes = ['#include "cuda/common.cuh"', *_includes(module)]
     head = ["#pragma once", f"// Printed from {module_name}.", *includes, ""]
     return "\n".join([*head, *structs, ""])
@@ -88,7 +91,7 @@ def _assigned_names(module: ModuleType) -> list[str]:
     """The module's own constants: what it imports is printed by the module that declares it."""
     names = []
     for node in ast.parse(inspect.getsource(module)).body:
-        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         names += [target.id for target in targets if isinstance(target, ast.Name)]
     return names
 

@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 from types import ModuleType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import pytest
@@ -51,6 +51,8 @@ MOVE = Signature(
     },
 )
 NOT_A_RECORD = np.dtype(np.int32)
+NO_POINT: Final = -1
+ON_THE_HOST = 7
 
 
 def module_of(source: str) -> str:
@@ -77,6 +79,8 @@ def test_the_header_of_this_module():
         "  Options options;\n  int count;\n};"
     ) in text
     assert "NotARecord" not in text
+    assert "constexpr int NO_POINT = -1;" in text
+    assert "ON_THE_HOST" not in text
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,7 @@
 #include "search/text_hash.cuh"
 #include "search/transducer/records.cuh"
 
-constexpr int KEEP = -1;  // the choice to leave a hypothesis as it is
-constexpr int BAD_INPUT = -1;  // instead of a beam's size or a number of extensions
-constexpr int NO_ROW = -1;  // instead of a row that is to be moved, or an entry of the prediction cache
 constexpr int MAX_THREADS = 256;  // of a block
-
-// StreamCounters.activity
-enum Activity {
-  IDLE = 0,  // every hypothesis waits for frames, is finished, or the input was bad
-  ACTIVE = 1,  // there is a next step
-  FULL = 2,  // the host has to fetch the nodes first
-};
 
 // Whether a choice emits a token.
 inline bool is_token(int choice, const SearchParams& params) {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -12,9 +12,9 @@ from nemo_gpu_decoding.cuda.records import dtype_of
 from nemo_gpu_decoding.fusion.automaton import ARC, STATE
 
 NO_LABEL = -1
-KEEP = -1  # the choice to leave a hypothesis as it is
-BAD_INPUT = -1  # instead of a beam's size or a number of extensions: the joint gave NaN or +inf
-NO_ROW = -1  # instead of a row that is to be moved, or an entry of the prediction cache
+KEEP: Final = -1  # the choice to leave a hypothesis as it is
+BAD_INPUT: Final = -1  # instead of a beam's size or a number of extensions: the joint gave NaN or +inf
+NO_ROW: Final = -1  # instead of a row that is to be moved, or an entry of the prediction cache
 ROOT = 0  # node of the empty text
 
 # One hypothesis; a batch is an array [B, K] of them. Scores are natural log.
@@ -66,9 +66,9 @@ STREAM_COUNTERS = np.dtype(
         ("activity", np.int32),  # kernels: one of those below
     ]
 )
-IDLE = 0  # every hypothesis waits for frames, is finished, or the input was bad
-ACTIVE = 1  # there is a next step
-FULL = 2  # the host has to fetch the nodes first
+IDLE: Final = 0  # every hypothesis waits for frames, is finished, or the input was bad
+ACTIVE: Final = 1  # there is a next step
+FULL: Final = 2  # the host has to fetch the nodes first
 
 
 class SearchParams(NamedTuple):
