@@ -66,6 +66,29 @@ class BatchFusion:
             boosting_weights=np.array(boosting_weights, np.float32),
         )
 
+    def replaced(self, rows: Sequence[int], own: BatchFusion) -> BatchFusion:
+        """These utterances, of which `rows` have now the fusion of those of `own`, one after the other."""
+        lm_weights, boosting_weights = self.lm_weights.copy(), self.boosting_weights.copy()
+        lm_weights[rows], boosting_weights[rows] = own.lm_weights, own.boosting_weights
+        trees = [self.trees[number] for number in self.tree_of]
+        for row, number in zip(rows, own.tree_of, strict=True):
+            trees[row] = own.trees[number]
+        # trees that nobody reads are let go
+        read = [tree for tree, weight in zip(trees, boosting_weights, strict=True) if weight] or trees[:1]
+        number_of = {tree: number for number, tree in enumerate(dict.fromkeys(read))}
+        return BatchFusion(
+            lm=self.lm,
+            lm_weights=lm_weights,
+            trees=tuple(number_of),
+            tree_of=np.array([number_of.get(tree, 0) for tree in trees], np.int64),
+            boosting_weights=boosting_weights,
+        )
+
+    def moved_states(self, after: BatchFusion) -> np.ndarray:
+        """[n] int32, by how much boosting states move where these utterances go on with `after`: its
+        `arrays` hold other trees before theirs."""
+        return after.arrays.boosting_starts - self.arrays.boosting_starts
+
     @cached_property
     def arrays(self) -> FusionArrays:
         """As compiled code takes it."""

@@ -11,6 +11,12 @@
 `decode` is open + push + close; there is no second path through the code. All state of a running
 utterance lives in the streams, none in the decoder: one decoder may serve many threads.
 
+A server opens as many streams as it has room for and lets utterances come and go in them, one by one:
+
+    results = decoder.close(streams, rows=[1])            # stream 1 is over, the others go on
+    decoder.reopen(streams, [1], requests)                # a new utterance in its place
+    errors = decoder.push(streams, log_probs, lengths, rows=[0, 1], isolate=True)
+
 A strategy adds what its methods below say: how inputs are checked, what a stream is decoded with, its
 engines (`engine.py`), and how an engine's results become hypotheses.
 """
@@ -32,7 +38,7 @@ from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.search.backend import choose_backend
 from nemo_gpu_decoding.search.config import SearchConfig
-from nemo_gpu_decoding.search.engine import Engine, StreamsLost
+from nemo_gpu_decoding.search.engine import BadRow, Engine, StreamsLost
 from nemo_gpu_decoding.search.inputs import checked_lengths
 from nemo_gpu_decoding.search.result import NBest
 
@@ -46,11 +52,21 @@ class Streams:
 
     fusion: BatchFusion  # LM, boosting tree and weights of each
     capacity: int  # frames to make room for at once
+    is_open: np.ndarray  # [n] bool
     engine: Engine | None = None  # made by the first push, on the backend that suits its inputs
-    closed: bool = False
 
     def __len__(self) -> int:
         return len(self.fusion)
+
+    @property
+    def closed(self) -> bool:
+        """Whether there are streams and all of them are closed."""
+        return len(self) > 0 and not self.is_open.any()
+
+    def set_open(self, rows: Sequence[int], is_open: bool) -> None:
+        """Mark streams as open or closed; copies of these streams keep what they know."""
+        self.is_open = self.is_open.copy()
+        self.is_open[list(rows)] = is_open
 
 
 class Decoder(ABC, Generic[C, R]):
@@ -119,22 +135,49 @@ class Decoder(ABC, Generic[C, R]):
             raise FieldError("n", n, "the number of streams, >= 0")
         if capacity < 0:
             raise FieldError("capacity", capacity, "a number of frames, >= 0")
-        streams = Streams(BatchFusion.resolve(self.fusion, n, requests, self._labels), capacity)
+        fusion = BatchFusion.resolve(self.fusion, n, requests, self._labels)
+        streams = Streams(fusion, capacity, np.ones(n, bool))
         if device is not None:
             self._engine(streams, torch.device(device))
         return streams
 
-    def push(self, streams: Streams, inputs: Tensor, lengths: Tensor | Sequence[int]) -> None:
-        """Read the next chunk of every stream: inputs [n, T, ...], lengths [n] (0 = nothing new).
+    def push(
+        self,
+        streams: Streams,
+        inputs: Tensor,
+        lengths: Tensor | Sequence[int],
+        *,
+        rows: Sequence[int] | None = None,
+        isolate: bool = False,
+    ) -> dict[int, ValueError]:
+        """Read the next chunk of streams.
+
+        Args:
+            streams: from `open`.
+            inputs: [R, T, ...] a chunk for each of `rows`.
+            lengths: [R] valid frames of it; 0: nothing new.
+            rows: [R] numbers of the streams that have new frames, in this order; None: all, of which
+                closed ones have length 0.
+            isolate: a frame that cannot be read costs its stream this chunk and no other stream
+                anything: its error is returned instead of raised.
+
+        Returns:
+            Number of a stream -> why its chunk was not read; that stream is as it was before the call.
+            Without `isolate` always empty.
 
         Raises:
-            ValueError: as `decode`; the streams are then as they were before the call. While a CUDA
-                graph is captured, errors wait for `partial` or `close`. If it is a transducer's
-                networks that fail or give NaN, the streams are closed.
+            ValueError: as `decode`; the streams are then as they were before the call. Errors in frames
+                name the number of the stream. While a CUDA graph is captured, errors wait for `partial`
+                or `close`. If it is a transducer's networks that fail or give NaN, all streams are closed.
         """
-        _check_open(streams)
-        self._check_inputs(inputs, batch=len(streams))
-        self._push(streams, inputs, lengths, deferred=False)
+        if rows is None:
+            _check_open(streams)
+            self._check_inputs(inputs, batch=len(streams))
+        else:
+            numbers = _numbers(streams, rows, expect_open=True)
+            self._check_inputs(inputs, batch=len(numbers))
+            inputs, lengths = self._spread(inputs, lengths, numbers, len(streams))
+        return self._push(streams, inputs, lengths, deferred=False, isolate=isolate)
 
     def partial(self, streams: Streams, n_best: int = 1, *, rows: Sequence[int] | None = None) -> list[R]:
         """The best hypotheses of streams so far; final weights are not in their scores.
@@ -142,23 +185,45 @@ class Decoder(ABC, Generic[C, R]):
         Args:
             streams: from `open`.
             n_best: hypotheses of each stream.
-            rows: numbers of the streams that are asked about, in this order; None: all.
+            rows: numbers of the streams that are asked about, in this order; None: all open ones.
         """
-        _check_open(streams)
+        numbers = _open_numbers(streams, rows)
         most, reason = self._most_partial()
         if not 1 <= n_best <= most:
             raise FieldError("n_best", n_best, f"{'1' if most == 1 else f'1 .. {most}'}{reason}")
-        asked = range(len(streams)) if rows is None else rows
-        for row in asked:
-            if not isinstance(row, (int, np.integer)) or not 0 <= row < len(streams):
-                raise ValueError(f"rows holds {row!r}, expected numbers of streams, 0 .. {len(streams) - 1}")
-        return self._hypotheses(streams, asked, n_best, final=False)
+        return self._hypotheses(streams, numbers, n_best, final=False)
 
-    def close(self, streams: Streams) -> list[R]:
-        """End the utterances and return their hypotheses."""
-        _check_open(streams)
-        streams.closed = True
-        return self._hypotheses(streams, range(len(streams)), self.config.n_best, final=True)
+    def close(self, streams: Streams, *, rows: Sequence[int] | None = None) -> list[R]:
+        """End utterances and return their hypotheses.
+
+        Args:
+            streams: from `open`.
+            rows: numbers of the streams that are over, in this order; None: all open ones.
+        """
+        numbers = _open_numbers(streams, rows)
+        streams.set_open(numbers, False)
+        return self._hypotheses(streams, numbers, self.config.n_best, final=True)
+
+    def reopen(self, streams: Streams, rows: Sequence[int], requests: Sequence[Request | None] | None = None) -> None:
+        """Begin new utterances in streams that were closed. What they give does not depend on who was
+        there before, nor on the other streams.
+
+        Args:
+            streams: from `open`.
+            rows: [R] numbers of closed streams.
+            requests: [R] weights and boosting tree of single utterances, in place of the decoder's.
+
+        Raises:
+            ValueError: a stream is open, wrong requests; or a CUDA graph was captured and the requests
+                have other boosting trees than it knows.
+        """
+        numbers = _numbers(streams, rows, expect_open=False)
+        own = BatchFusion.resolve(self.fusion, len(numbers), requests, self._labels)
+        fusion = streams.fusion.replaced(numbers, own)
+        if streams.engine is not None:
+            streams.engine.restart(numbers, fusion)
+        streams.fusion = fusion
+        streams.set_open(numbers, True)
 
     @abstractmethod
     def with_options(self, config: C, fusion: Fusion) -> Decoder[C, R]:
@@ -196,21 +261,53 @@ class Decoder(ABC, Generic[C, R]):
 
     # ------------------------------------------------------------------------------- inner rooms
 
-    def _push(self, streams: Streams, inputs: Tensor, lengths: Tensor | Sequence[int], *, deferred: bool) -> None:
+    def _spread(
+        self, inputs: Tensor, lengths: Tensor | Sequence[int], rows: list[int], n: int
+    ) -> tuple[Tensor, np.ndarray]:
+        """Inputs and lengths of some of n streams, as those of all: the others get no frames."""
+        counts = np.zeros(n, np.int64)
+        counts[rows] = checked_lengths(lengths, len(rows), inputs.shape[1], of=self.input_name)
+        if rows == list(range(n)):
+            return inputs, counts
+        spread = inputs.new_empty((n, *inputs.shape[1:]))
+        spread[rows] = inputs
+        return spread, counts
+
+    def _push(
+        self,
+        streams: Streams,
+        inputs: Tensor,
+        lengths: Tensor | np.ndarray | Sequence[int],
+        *,
+        deferred: bool,
+        isolate: bool = False,
+    ) -> dict[int, ValueError]:
         n, frames = inputs.shape[:2]
         if n == 0:
             checked_lengths(lengths, n, frames, of=self.input_name)
-            return
+            return {}
         engine = self._engine(streams, inputs.device)
         is_taken = isinstance(lengths, Tensor) and engine.takes(lengths) and len(lengths) == n
         counts: Any = lengths
-        if not is_taken:
+        if not is_taken or not streams.is_open.all():
             counts = checked_lengths(lengths, n, frames, of=self.input_name)
-        try:
-            engine.push(inputs, counts, deferred=deferred)
-        except StreamsLost:
-            streams.closed = True
-            raise
+            for row in np.flatnonzero((counts > 0) & ~streams.is_open)[:1]:
+                raise ValueError(f"lengths[{row}] is {counts[row]}, expected 0: stream {row} is closed")
+        errors: dict[int, ValueError] = {}
+        while True:
+            try:
+                engine.push(inputs, counts, deferred=deferred)
+                return errors
+            except StreamsLost:
+                streams.set_open(range(n), False)
+                streams.engine = None
+                raise
+            except BadRow as error:
+                if not isolate:
+                    raise
+                errors[error.row] = error
+                counts = counts.clone() if isinstance(counts, Tensor) else counts.copy()
+                counts[error.row] = 0
 
     def _engine(self, streams: Streams, device: torch.device) -> Engine:
         """The engine of the streams; chosen for inputs on `device` if there is none yet."""
@@ -233,3 +330,30 @@ class Decoder(ABC, Generic[C, R]):
 def _check_open(streams: Streams) -> None:
     if streams.closed:
         raise ValueError("streams is closed, expected streams from open() that were not closed yet")
+
+
+def _open_numbers(streams: Streams, rows: Sequence[int] | None) -> list[int]:
+    """The numbers of the streams that a caller asks about; None: all open ones."""
+    _check_open(streams)
+    if rows is None:
+        return np.flatnonzero(streams.is_open).tolist()
+    return _numbers(streams, rows, expect_open=True)
+
+
+def _numbers(streams: Streams, rows: Sequence[int], *, expect_open: bool) -> list[int]:
+    """The rows, if they are distinct numbers of streams that are open (or closed).
+
+    Raises:
+        ValueError: names the row.
+    """
+    seen: set[int] = set()
+    for row in rows:
+        if not isinstance(row, (int, np.integer)) or not 0 <= row < len(streams):
+            raise ValueError(f"rows holds {row!r}, expected numbers of streams, 0 .. {len(streams) - 1}")
+        if row in seen:
+            raise ValueError(f"rows holds {row} twice, expected each stream once")
+        if streams.is_open[row] != expect_open:
+            state, verb = ("closed", "reopen") if expect_open else ("open", "close")
+            raise ValueError(f"rows holds {row}, a stream that is {state}: {verb} it first")
+        seen.add(int(row))
+    return [int(row) for row in rows]

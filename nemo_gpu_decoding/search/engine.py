@@ -6,20 +6,24 @@ remember, so it belongs to one thread at a time.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
+from nemo_gpu_decoding.fusion.batch import BatchFusion
 
-class Engine(Protocol):
+
+class Engine(ABC):
     """The search of n utterances on one backend."""
 
     def takes(self, lengths: torch.Tensor) -> bool:
         """Whether `push` takes lengths in this form, and checks them where they lie."""
-        ...
+        return False
 
+    @abstractmethod
     def push(self, inputs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         """Read lengths[b] frames of inputs[b].
 
@@ -29,12 +33,12 @@ class Engine(Protocol):
             deferred: errors may wait for `results`; the streams are lost then.
 
         Raises:
-            ValueError: the search cannot read a valid frame, or a length that was checked here is
-                wrong; the streams are as they were before the call.
+            BadRow: the search cannot read a valid frame; the streams are as they were before the call.
+            ValueError: a length that was checked here is wrong; likewise.
             StreamsLost: the streams cannot go on.
         """
-        ...
 
+    @abstractmethod
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> Any:
         """What the decoder makes hypotheses of, in a form of the strategy's own. Changes nothing.
 
@@ -47,7 +51,31 @@ class Engine(Protocol):
             ValueError: an error that `push` deferred.
             StreamsLost: the streams cannot go on.
         """
-        ...
+
+    @abstractmethod
+    def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
+        """Forget these utterances and begin new ones in their place; the others go on.
+
+        Args:
+            rows: numbers of utterances.
+            fusion: of all n utterances from now on; new for `rows` only.
+
+        Raises:
+            ValueError: a CUDA graph knows tables that would have to change; nothing has changed.
+        """
+
+
+class BadRow(ValueError):  # noqa: N818 (it says what has happened)
+    """Raised by an engine that cannot read a frame; no stream has changed.
+
+    Args:
+        row: number of the stream.
+        message: names the frame, what was seen and what was expected.
+    """
+
+    def __init__(self, row: int, message: str) -> None:
+        super().__init__(message)
+        self.row = row
 
 
 class StreamsLost(ValueError):  # noqa: N818 (it says what has happened)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from nemo_gpu_decoding.search.engine import BadRow
+
 
 def check_log_probs(log_probs: torch.Tensor, *, batch: int | None, columns: int) -> None:
     """Check type and shape of log-probs [B, T, columns]; contents are checked where they are read.
@@ -72,11 +74,13 @@ def raise_bad_frame(log_probs: np.ndarray, utterance: int, frame: int) -> None:
     row = log_probs[utterance, frame]
     bad = np.flatnonzero(~(row <= np.finfo(np.float32).max))
     if len(bad):
-        raise ValueError(
+        raise BadRow(
+            utterance,
             f"log_probs[{utterance}, {frame}, {bad[0]}] is {row[bad[0]]}, expected a log-probability: "
-            "valid frames must hold no NaN and no +inf"
+            "valid frames must hold no NaN and no +inf",
         )
-    raise ValueError(
+    raise BadRow(
+        utterance,
         f"log_probs[{utterance}, {frame}] leaves no label possible, expected at least one finite "
-        "log-probability in every valid frame"
+        "log-probability in every valid frame",
     )

@@ -21,7 +21,18 @@ from nemo_gpu_decoding.cuda.launch import use_runtime
 from nemo_gpu_decoding.fusion.automaton import empty_automaton
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.search.decoder import Decoder
-from tests.contract.subject import BATCH, LENGTHS, VOCAB, LogProbs, Subject, TokenFusion, WordGraph, all_facts, facts
+from tests.contract.subject import (
+    BATCH,
+    FRAMES,
+    LENGTHS,
+    VOCAB,
+    LogProbs,
+    Subject,
+    TokenFusion,
+    WordGraph,
+    all_facts,
+    facts,
+)
 from tests.contract.subjects import TABLE, FlexCTC, Transducer  # noqa: F401 (read by name)
 from tests.cuda_emulator.build import why_no_compiler
 from tests.cuda_emulator.fixtures import new_runtime
@@ -109,7 +120,7 @@ def expected(subject, variant, decoder, inputs):
 def test_has_the_verbs_of_all_decoders(decoder):
     assert isinstance(decoder, Decoder)
     verbs = [name for name in vars(Decoder) if not name.startswith("_") and callable(vars(Decoder)[name])]
-    assert verbs == ["decode", "open", "push", "partial", "close", "with_options"]
+    assert verbs == ["decode", "open", "push", "partial", "close", "reopen", "with_options"]
 
 
 # ------------------------------------------------------------------ invariances
@@ -247,6 +258,96 @@ def test_partial_knows_its_limits(subject, decoder, over):
     wrong, valid = most + 1 if over else 0, "1" if most == 1 else rf"1 \.\. {most}"
     with pytest.raises(ValueError, match=rf"n_best is {wrong}, expected {valid}"):
         decoder.partial(decoder.open(1), n_best=wrong)
+
+
+# ------------------------------------------------------------------ streams that come and go
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_an_utterance_does_not_know_its_stream(subject, decoder, seed):
+    """Utterances begin and end at any time, in any stream, with or without requests of their own."""
+    rng, waiting, found = np.random.default_rng(seed), list(range(8)), {}
+    inputs = subject.random_inputs(8, FRAMES, seed=5).to(subject.device)
+    lengths = [*LENGTHS, 11, 3]
+    requests = [subject.request() if b % 3 == 1 else None for b in range(8)]
+    streams = decoder.open(3)
+    decoder.close(streams)
+    in_stream: dict[int, list[int]] = {}  # stream -> utterance, frames read
+    while waiting or in_stream:
+        for row in range(3):
+            if row not in in_stream and waiting:
+                in_stream[row] = [waiting.pop(0), 0]
+                decoder.reopen(streams, [row], [requests[in_stream[row][0]]])
+        rows = [row for row in in_stream if rng.random() < 0.7]
+        chunk = torch.full((len(rows), 8, subject.width), float("nan"), device=subject.device)
+        sizes = []
+        for i, row in enumerate(rows):
+            b, done = in_stream[row]
+            sizes.append(int(min(rng.integers(1, 9), lengths[b] - done)))
+            chunk[i, : sizes[-1]] = inputs[b, done : done + sizes[-1]]
+            in_stream[row][1] += sizes[-1]
+        assert decoder.push(streams, chunk, sizes, rows=rows) == {}
+        over = [row for row, (b, done) in in_stream.items() if done == lengths[b]][::-1]
+        for row, nbest in zip(over, decoder.close(streams, rows=over), strict=True):
+            found[in_stream.pop(row)[0]] = facts(nbest)
+    assert [found[b] for b in range(8)] == all_facts(decoder.decode(inputs, lengths, requests))
+
+
+def test_streams_that_are_used_again_take_no_more_memory(subject, decoder, inputs):
+    sizes = []
+    streams = decoder.open(3)
+    for turn in range(6):
+        decoder.push(streams, inputs[:3], LENGTHS[:3])
+        decoder.close(streams)
+        sizes.append(_bytes_of(streams))
+        decoder.reopen(streams, range(3), [subject.request(), None, None] if turn % 2 else None)
+    assert sizes[2:4] == sizes[4:]
+
+
+def _bytes_of(thing: Any, seen: set[int] | None = None) -> int:
+    """Of all arrays and tensors that something refers to, but for what a decoder shares."""
+    seen = set() if seen is None else seen
+    if id(thing) in seen or callable(thing):
+        return 0
+    seen.add(id(thing))
+    if isinstance(thing, (np.ndarray, torch.Tensor)):
+        return thing.nbytes
+    if isinstance(thing, (list, tuple, set)):
+        return sum(_bytes_of(part, seen) for part in thing)
+    if isinstance(thing, dict):
+        return sum(_bytes_of(part, seen) for part in thing.values())
+    return _bytes_of(vars(thing), seen) if hasattr(thing, "__dict__") else 0
+
+
+def test_a_bad_frame_costs_no_other_stream_anything(subject, decoder, inputs, expected):
+    streams = decoder.open(BATCH)
+    decoder.push(streams, inputs[:, :5], np.minimum(LENGTHS, 5).tolist())
+    bad, rest = inputs[:, 5:].clone(), [max(0, length - 5) for length in LENGTHS]
+    bad[1, 2, 3] = bad[4, 9, 0] = float("nan")
+    errors = decoder.push(streams, bad, rest, isolate=True)
+    assert sorted(errors) == [1, 4]
+    assert str(errors[4]).startswith(f"{subject.argument}[4, 9, 0] is nan")
+    assert [nbest.num_frames for nbest in decoder.partial(streams)] == [24, 5, 0, 1, 5, 8]
+    again = decoder.push(streams, inputs[[4, 1], 5:], [rest[4], rest[1]], rows=[4, 1])
+    assert (again, all_facts(decoder.close(streams))) == ({}, expected)
+
+
+def test_wrong_rows_are_named(subject, decoder, inputs):
+    streams = decoder.open(3)
+    decoder.close(streams, rows=[1])
+    chunk = inputs[:1, :4]
+    for message, call in {
+        "rows holds 3, expected numbers of streams": lambda: decoder.close(streams, rows=[3]),
+        "rows holds 0 twice": lambda: decoder.partial(streams, rows=[0, 0]),
+        "rows holds 1, a stream that is closed: reopen it": lambda: decoder.push(streams, chunk, [4], rows=[1]),
+        "rows holds 0, a stream that is open: close it": lambda: decoder.reopen(streams, [0]),
+        r"lengths\[1\] is 4, expected 0: stream 1 is closed": lambda: decoder.push(streams, inputs[:3], [0, 4, 0]),
+        f"{subject.argument} has 1 rows, expected 2": lambda: decoder.push(streams, chunk, [4], rows=[0, 2]),
+        "requests has 2 entries, expected 1": lambda: decoder.reopen(streams, [1], [None, None]),
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert len(decoder.partial(streams)) == len(decoder.close(streams)) == 2
 
 
 # ------------------------------------------------------------------ per-utterance requests

@@ -14,6 +14,7 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.config import SearchConfig
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
+from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32, check_log_probs, raise_bad_frame
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
 
@@ -44,7 +45,7 @@ class Hypothesis(NamedTuple):
     states: tuple[int, int]  # of LM and boosting tree
 
 
-class ToyEngine:
+class ToyEngine(Engine):
     """All that the streams remember: a beam and a number of frames each."""
 
     def __init__(self, config: ToyConfig, blank_id: int, fusion: BatchFusion) -> None:
@@ -53,9 +54,6 @@ class ToyEngine:
         starts = [(fusion.lm.start_state, tree.start_state) for tree in trees]
         self.beams = [[Hypothesis(0.0, (), blank_id, (), start)] for start in starts]
         self.frames = np.zeros(len(fusion), np.int64)
-
-    def takes(self, lengths: torch.Tensor) -> bool:
-        return False
 
     def push(self, inputs, lengths, *, deferred=False) -> None:
         values, beams = as_float32(inputs), list(self.beams)
@@ -74,6 +72,11 @@ class ToyEngine:
             texts = {h.text: h for h in reversed(ended)}  # the best of each text
             found.append(sorted(texts.values(), key=lambda h: (-h.score, h.text))[:n_best])
         return found
+
+    def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
+        self.fusion, fresh = fusion, ToyEngine(self.config, self.blank_id, fusion)
+        for b in rows:
+            self.beams[b], self.frames[b] = fresh.beams[b], 0
 
     def _advanced(self, beam: list[Hypothesis], row: np.ndarray, b: int, t: int) -> list[Hypothesis]:
         best: dict[tuple, Hypothesis] = {}

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.search.decoder import Streams
+from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import grown, new_traces, trace_alignment
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.cpu import advance, new_state, new_workspace
@@ -18,16 +20,13 @@ from nemo_gpu_decoding.search.inputs import as_float32, raise_bad_frame
 from nemo_gpu_decoding.search.threads import for_each_share
 
 
-class CPUEngine:
+class CPUEngine(Engine):
     """See `engine.Engine`. Errors are never deferred here."""
 
     def __init__(self, config: FlexCTCConfig, params: SearchParams, streams: Streams) -> None:
         self._config, self._params = config, params
-        self._fusions = streams.fusion.arrays
-        self._state = new_state(self._fusions, config.beam_size, streams.capacity)
-
-    def takes(self, lengths: torch.Tensor) -> bool:
-        return False
+        self._fusion = streams.fusion
+        self._state = new_state(streams.fusion.arrays, config.beam_size, streams.capacity)
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
@@ -38,11 +37,12 @@ class CPUEngine:
             beam=beam, sizes=sizes, frames_done=frames_done,
             back_pointers=grown(before.back_pointers, total),
         )  # fmt: skip
+        fusions = self._fusion.arrays
         step = advance_prefix if self._params.merge == MERGE_PREFIX else advance
 
         def advance_rows(rows: np.ndarray) -> None:
             workspace = new_workspace(self._config.beam_size)
-            step(rows, values, lengths, state, self._params, self._fusions, workspace)
+            step(rows, values, lengths, state, self._params, fusions, workspace)
 
         for_each_share(advance_rows, lengths, self._config.threads)
         for b in np.flatnonzero(sizes <= 0):  # the streams stay as they were
@@ -58,7 +58,7 @@ class CPUEngine:
         traces = new_traces(len(numbers), n_best, most)
 
         def finish_rows(which: np.ndarray, final: bool = final) -> None:
-            finish(which, numbers, state, self._params, self._fusions, final, order, scores, traces)
+            finish(which, numbers, state, self._params, self._fusion.arrays, final, order, scores, traces)
 
         for_each_share(finish_rows, frames + 1, self._config.threads)
         without_final = order[:, 0] < 0
@@ -74,3 +74,11 @@ class CPUEngine:
                     log_probs[r, n],
                 )  # fmt: skip
         return Found(numbers, frames, order, scores, without_final, traces, labels, log_probs)
+
+    def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
+        beam, sizes, frames_done = (part.copy() for part in self._state[:3])
+        beam["boosting_state"] += self._fusion.moved_states(fusion)[:, None]
+        fresh = new_state(fusion.arrays, self._config.beam_size, 0)
+        beam[rows], sizes[rows], frames_done[rows] = fresh.beam[rows], 1, 0
+        self._state = self._state._replace(beam=beam, sizes=sizes, frames_done=frames_done)
+        self._fusion = fusion

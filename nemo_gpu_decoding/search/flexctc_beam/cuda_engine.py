@@ -32,6 +32,7 @@ from nemo_gpu_decoding.cuda.upload import outlive_kernels
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.fusion.on_device import on_device, trees_on_device
 from nemo_gpu_decoding.search.decoder import Streams
+from nemo_gpu_decoding.search.engine import BadRow, Engine
 from nemo_gpu_decoding.search.flexctc_beam import records
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
@@ -95,7 +96,7 @@ def finish_sizes(beam_size: int, most_shared: int) -> tuple[int, int]:
     return tile_frames, hypotheses + tile_frames * per_frame
 
 
-class CUDAEngine:
+class CUDAEngine(Engine):
     """See `engine.Engine`. Tensors of any device are taken; the search runs on one.
 
     Args:
@@ -114,6 +115,7 @@ class CUDAEngine:
                 "streams that are pushed to while a CUDA graph is captured"
             )
         self._n, self._config, self._params = n, config, params
+        self._fusion = streams.fusion
         self._lm = on_device(streams.fusion.lm, self.device)
         self._boosting = trees_on_device(streams.fusion, self.device)
         utterances = as_records(_utterances(streams.fusion))
@@ -167,6 +169,26 @@ class CUDAEngine:
         found, reached = results.to_host(np.array(rows, np.int64))
         self._raise_errors(rows, reached, *(self._deferred or (None, None)))
         return found
+
+    def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
+        if self._captured and fusion.trees != self._fusion.trees:
+            raise ValueError(
+                "requests have other boosting trees than the CUDA graph that was captured knows, expected "
+                "the same trees in the same streams"
+            )
+        # all in place: a graph knows these buffers
+        moved = self._fusion.moved_states(fusion)
+        if moved.any():
+            beams = self._beams.cpu().numpy().view(HYPOTHESIS)[..., 0]
+            beams["boosting_state"] += moved[:, None]
+            self._beams.copy_(as_records(beams))
+        self._utterances.copy_(as_records(_utterances(fusion)))
+        self._progress[list(rows)] = 0
+        if fusion.trees != self._fusion.trees:
+            self._boosting = trees_on_device(fusion, self.device)
+        self._fusion = fusion
+        self._frames[rows] = 0
+        self._most_frames = int(self._frames.max())
 
     # ---------------------------------------------------------------------------------- launches
 
@@ -289,7 +311,7 @@ class CUDAEngine:
         b, status = int(rows[bad[0]]), int(reached["status"][bad[0]])
         frame = int(reached["frames"][bad[0]])
         if values is None or lengths is None or self._captured:
-            raise ValueError(_met_in_a_graph(b, status, frame, self._capacity))
+            raise BadRow(b, _met_in_a_graph(b, status, frame, self._capacity))
         if status == records.BAD_LENGTH:
             checked_lengths(lengths, self._n, values.shape[1])
         raise_bad_frame(as_float32(values), b, frame - int(self._frames[b]))

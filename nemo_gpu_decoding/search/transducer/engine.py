@@ -5,7 +5,7 @@ Between runs all backends keep the same things, in a `StreamState`; a subclass s
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionArrays
-from nemo_gpu_decoding.search.engine import StreamsLost
+from nemo_gpu_decoding.search.engine import BadRow, Engine, StreamsLost
 from nemo_gpu_decoding.search.transducer.beam import BeamState, new_beam_state, new_nodes
 from nemo_gpu_decoding.search.transducer.config import TransducerConfig
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
@@ -68,6 +68,16 @@ class StreamState:
         self.frames = self.frames.extended(projected, lengths, self.beams.ends, needed)
         self.beams.ends[:] += lengths
 
+    def restart(self, rows: list[int], fusions: FusionArrays, moved: np.ndarray, networks: TransducerNetworks) -> None:
+        """Begin new utterances in these rows; boosting states of the others move by `moved` [n]."""
+        n, beam_size = self.beams.beam.shape
+        self.fusions = fusions
+        self.beams.beam["boosting_state"] += moved[:, None]
+        for part, fresh in zip(self.beams, new_beam_state(fusions, beam_size), strict=True):
+            part[rows] = fresh[rows]
+        self.predictions.restart(networks, rows, n)
+        self.frames.first[rows] = 0
+
 
 class Found(NamedTuple):
     """The best hypotheses of R utterances, N of each."""
@@ -78,7 +88,7 @@ class Found(NamedTuple):
     rows: np.ndarray  # [R] numbers of the utterances in `state`
 
 
-class TransducerEngine(ABC):
+class TransducerEngine(Engine):
     """See `engine.Engine`; errors are never deferred.
 
     Args:
@@ -102,9 +112,6 @@ class TransducerEngine(ABC):
 
         Stops at once with a size <= 0 in its beam where the joint's output was unusable.
         """
-
-    def takes(self, lengths: Tensor) -> bool:
-        return False
 
     def push(self, inputs: Tensor, lengths: np.ndarray | Tensor, *, deferred: bool = False) -> None:
         """See `engine.Engine.push`.
@@ -141,6 +148,12 @@ class TransducerEngine(ABC):
         rank(numbers, state.beams, state.fusions, final, score_norm, order, scores)
         return Found(order, scores, state, numbers)
 
+    def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
+        networks = self._algorithm.networks
+        with torch.inference_mode(), networks.evaluation():
+            self._state.restart(list(rows), fusion.arrays, self._fusion.moved_states(fusion), networks)
+        self._fusion = fusion
+
     def _run(self, state: StreamState, *, ended: bool) -> None:
         self._advance(state, ended=ended)
         sizes = state.beams.counters["size"]
@@ -171,8 +184,9 @@ def valid_frames(encoder_output: Tensor, lengths: np.ndarray) -> Tensor:
         row, column = torch.nonzero(~torch.isfinite(frames))[0].tolist()
         b = int(np.searchsorted(np.cumsum(lengths), row, side="right"))
         frame = row - int(lengths[:b].sum())
-        raise ValueError(
+        raise BadRow(
+            b,
             f"encoder_output[{b}, {frame}, {column}] is {float(frames[row, column])}, expected a finite "
-            "number in every valid frame"
+            "number in every valid frame",
         )
     return frames

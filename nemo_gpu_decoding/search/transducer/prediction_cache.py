@@ -32,6 +32,13 @@ class Predictions:
 
         return cls(spread(output), tuple(spread(part) for part in state))
 
+    def restart(self, networks: TransducerNetworks, rows: list[int], n: int) -> None:
+        """Entry 0 of some of the n utterances holds the empty text again."""
+        output, state = networks.start()
+        first = torch.tensor(rows, device=self.outputs.device) * (len(self.outputs) // n)
+        for part, row in zip(self.parts, (output, *state), strict=True):
+            part[first] = row.to(part.dtype)
+
     @property
     def parts(self) -> tuple[Tensor, ...]:
         """Outputs, then the parts of the state."""

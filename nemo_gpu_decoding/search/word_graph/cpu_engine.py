@@ -8,6 +8,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from nemo_gpu_decoding.fusion.batch import BatchFusion
+from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.threads import for_each_share
 from nemo_gpu_decoding.search.word_graph.composition import CACHED_SCORE
@@ -44,7 +46,7 @@ from nemo_gpu_decoding.search.word_graph.records import (
     token_capacity,
 )
 from nemo_gpu_decoding.search.word_graph.stream_state import (
-    StreamModels,
+    ModelsOf,
     StreamState,
     grown,
     grown_back_pointers,
@@ -56,15 +58,12 @@ CACHED_SCORES = 1 << 14  # of the LM query cache, a power of 2
 NO_CONTEXT = -1
 
 
-class CPUEngine:
+class CPUEngine(Engine):
     """See `search/engine.py`. Errors are never deferred here."""
 
-    def __init__(self, models: Sequence[StreamModels], config: WFSTConfig) -> None:
-        self._config = config
-        self._streams = [own.new_stream() for own in models]
-
-    def takes(self, lengths: torch.Tensor) -> bool:
-        return False
+    def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
+        self._config, self._models_of = config, models_of
+        self._streams = [models_of(fusion, row).new_stream() for row in range(len(fusion))]
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
@@ -81,6 +80,10 @@ class CPUEngine:
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
         return [self._streams[row] for row in rows]
+
+    def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
+        for row in rows:
+            self._streams[row] = self._models_of(fusion, row).new_stream()
 
 
 def read_chunk(

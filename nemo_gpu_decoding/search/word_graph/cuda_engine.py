@@ -22,8 +22,10 @@ import torch
 
 from nemo_gpu_decoding.cuda.launch import Signature, as_records, runtime
 from nemo_gpu_decoding.cuda.upload import arrays_on_device
+from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton, on_device
 from nemo_gpu_decoding.lm.on_device import SECTOR_BYTES, LookupStatistics
+from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.word_graph import kernel_abi
 from nemo_gpu_decoding.search.word_graph.composition import WORK_FIELDS
@@ -39,7 +41,7 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     NONE,
 )
 from nemo_gpu_decoding.search.word_graph.records import COUNTERS
-from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState, raise_stop
+from nemo_gpu_decoding.search.word_graph.stream_state import ModelsOf, StreamModels, StreamState, raise_stop
 
 # of a stream, at first; the arrays grow as more come
 FIRST_BACK_POINTERS, BACK_POINTERS_PER_ACTIVE = 4096, 4
@@ -58,12 +60,13 @@ class State(NamedTuple):
     work: torch.Tensor | None  # [n] WORK, with composition
 
 
-class CUDAEngine:
+class CUDAEngine(Engine):
     """See `search/engine.py`. Tensors of any device are taken; the search runs on one; no error is
     deferred.
 
     Args:
-        models: what each utterance is decoded with; all with the same graph. At least one.
+        models_of: what utterance b of a batch is decoded with; all with the same graph.
+        fusion: of the batch, at least one utterance.
         config: options of the batch.
         device: of the first log-probs; on the CPU: the current GPU is taken.
         composition: with a large LM, whose models these are then.
@@ -74,24 +77,30 @@ class CUDAEngine:
 
     def __init__(
         self,
-        models: Sequence[StreamModels],
+        models_of: ModelsOf,
+        fusion: BatchFusion,
         config: WFSTConfig,
         device: torch.device,
         composition: NoComposition | LmComposition = NO_COMPOSITION,
     ) -> None:
         self.device = runtime().device_for(device)
-        self._models, self._config, self._composition = list(models), config, composition
-        graph = models[0].graph
+        self._models_of, self._config, self._composition = models_of, config, composition
+        self._models = [models_of(fusion, row) for row in range(len(fusion))]
+        graph = self._models[0].graph
         arrays = arrays_on_device(graph, graph.arrays, self.device)
         names = ("graph_states", "graph_arcs", "graph_epsilons", "graph_word_sequences")
         self._tables: dict[str, torch.Tensor] = dict(zip(names, arrays, strict=True))
         self._composed = composition.arguments(self._models, self.device)
-        boosting, utterances = _boosting_on_device(self._models, self.device)
-        utterances["difference_weight"] = [composition.weight(own) for own in models]
-        self._tables |= {"boosting_states": boosting.states, "boosting_arcs": boosting.arcs}
-        self._tables["utterances"] = as_records(utterances).to(self.device)
+        self._take_boosting()
         self._grown = 0  # times that there were more groups than expected
         self._state = self._first_state()
+
+    def _take_boosting(self) -> None:
+        """Boosting automata and weights of the utterances, as kernels read them."""
+        boosting, utterances = _boosting_on_device(self._models, self.device)
+        utterances["difference_weight"] = [self._composition.weight(own) for own in self._models]
+        self._tables |= {"boosting_states": boosting.states, "boosting_arcs": boosting.arcs}
+        self._tables["utterances"] = as_records(utterances).to(self.device)
 
     def _first_state(self) -> State:
         n, config = len(self._models), self._config
@@ -106,9 +115,6 @@ class CUDAEngine:
             progress,
             as_records(np.zeros(n, WORK)).to(self.device) if self._composition.composes else None,
         )
-
-    def takes(self, lengths: torch.Tensor) -> bool:
-        return False
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
@@ -137,6 +143,21 @@ class CUDAEngine:
             known = self.utterances()
             return [known[row] for row in rows]
         return self.best_paths(rows, final=final)
+
+    def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
+        numbers, state = torch.tensor(list(rows), device=self.device), self._state
+        for row in rows:
+            self._models[row] = self._models_of(fusion, row)
+        self._take_boosting()
+        first = as_records(self._composition.first_tokens([self._models[row] for row in rows])).to(self.device)
+        tokens, progress, work = state.tokens.clone(), state.progress.copy(), state.work
+        tokens[numbers, :1] = first
+        progress[rows] = np.zeros((), PROGRESS)
+        progress["tokens"][rows] = 1
+        if work is not None:
+            work = work.clone()
+            work[numbers] = 0
+        self._state = state._replace(tokens=tokens, progress=progress, work=work)
 
     def utterances(self) -> list[StreamState]:
         """All that is known of every utterance, in the host's memory."""

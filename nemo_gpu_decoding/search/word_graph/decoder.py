@@ -112,10 +112,10 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         check_log_probs(inputs, batch=batch, columns=self.vocab_size + 1)
 
     def _cpu_engine(self, streams: Streams) -> Engine:
-        return CPUEngine(self._models(streams), self.config)
+        return CPUEngine(self._models_of, streams.fusion, self.config)
 
     def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
-        return CUDAEngine(self._models(streams), self.config, device)
+        return CUDAEngine(self._models_of, streams.fusion, self.config, device)
 
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
         return None
@@ -183,11 +183,8 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
 
     # ------------------------------------------------------------------------------------ models
 
-    def _models(self, streams: Streams) -> list[StreamModels]:
-        """What each stream is decoded with."""
-        return [self._models_of(streams.fusion, i) for i in range(len(streams))]
-
     def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
+        """What utterance i of a batch is decoded with."""
         weight, lm_weight = float(fusion.boosting_weights[i]), float(fusion.lm_weights[i])
         boosts = weight > 0
         boosting = fusion.trees[fusion.tree_of[i]] if boosts else self._nothing
@@ -280,7 +277,7 @@ class PagedBigLM(CudaWFST):
         )  # fmt: skip
 
     def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
-        return CUDAEngine(self._models(streams), self.config, device, self._composition)
+        return CUDAEngine(self._models_of, streams.fusion, self.config, device, self._composition)
 
     def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
         models = super()._models_of(fusion, i)

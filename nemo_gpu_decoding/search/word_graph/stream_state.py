@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.jit import compiled
+from nemo_gpu_decoding.search.engine import BadRow
 from nemo_gpu_decoding.search.inputs import raise_bad_frame
 from nemo_gpu_decoding.search.word_graph.composition import LM_COUNTERS, Composition
 from nemo_gpu_decoding.search.word_graph.keys import BAD_FRAME, NONE
@@ -56,6 +59,9 @@ class StreamModels:
         return StreamState(self, tokens, np.empty(1024, BACK_POINTER), links, counters)
 
 
+ModelsOf = Callable[[BatchFusion, int], StreamModels]  # what utterance b of a batch is decoded with
+
+
 @dataclass(frozen=True, eq=False)
 class StreamState:
     """One utterance after some frames. Never changed in place below the counts of `counters`."""
@@ -76,9 +82,10 @@ def raise_stop(log_probs: np.ndarray, b: int, frame: int, status: int) -> None:
     row = log_probs[b, frame]
     if status == BAD_FRAME or not np.isfinite(row).any():
         raise_bad_frame(log_probs, b, frame)
-    raise ValueError(
+    raise BadRow(
+        b,
         f"log_probs[{b}, {frame}] makes every path through the graph impossible, expected a finite "
-        "log-probability for the blank or for a label that the graph allows there"
+        "log-probability for the blank or for a label that the graph allows there",
     )
 
 
