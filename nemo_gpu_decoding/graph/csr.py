@@ -257,6 +257,14 @@ class WordGraph:
         return self.expanded(int(first)) + self.expanded(int(second))
 
     @cached_property
+    def most_words(self) -> int:
+        """The most words, or pieces of unknown words, that one output label stands for."""
+        counts = [1] * len(self.words)
+        for first, second in self.arrays.word_sequences.tolist():  # of labels before their own
+            counts.append(counts[first] + counts[second])
+        return max(counts)
+
+    @cached_property
     def output_words(self) -> np.ndarray:
         """The words that arcs and epsilons write, alone or in word sequences; ascending, int64."""
         arrays = self.arrays
@@ -268,6 +276,11 @@ class WordGraph:
         """[words + 1] int64: the spellings of word w are those from index[w] to index[w + 1]."""
         own = self.spellings.words if self.spellings is not None else np.zeros(0, np.int32)
         return np.searchsorted(own, np.arange(len(self.words) + 1))
+
+
+def arc_sources(states: np.ndarray, kind: str) -> np.ndarray:
+    """The state that each arc leaves, [A], or with kind "epsilon" each closure arc, [E]."""
+    return np.repeat(np.arange(len(states)), states[f"{kind}_end"] - states[f"{kind}_begin"])
 
 
 def _check_labels(fst: Fst, num_words: int, name: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.graph.csr import WordGraph, arc_sources
 from nemo_gpu_decoding.graph.openfst import Fst, write_fst
 from nemo_gpu_decoding.graph.topology import COMPACT, MINIMAL, NORMAL, topology_number
 
@@ -72,14 +72,12 @@ def as_transducer(graph: WordGraph) -> Fst:
     are the arcs that chains are made of.
     """
     states, arcs, closures, _ = graph.arrays
-    own = np.repeat(np.arange(len(states)), states["arc_end"] - states["arc_begin"])
-    sources = np.repeat(np.arange(len(states)), states["epsilon_end"] - states["epsilon_begin"])
-    single = ~_is_chain(graph, sources)
-    sources, closures = sources[single], closures[single]
+    single = ~_is_chain(graph)
+    own, closures = arc_sources(states, "epsilon")[single], closures[single]
     return Fst.from_arcs(
         graph.start,
         states["final_cost"],
-        np.append(own, sources),
+        np.append(arc_sources(states, "arc"), own),
         np.append(arcs["ilabel"] + 1, np.zeros(len(closures), np.int64)),
         np.append(arcs["olabel"], closures["olabel"]),
         np.append(arcs["cost"], closures["cost"]),
@@ -87,13 +85,10 @@ def as_transducer(graph: WordGraph) -> Fst:
     )
 
 
-def _is_chain(graph: WordGraph, sources: np.ndarray) -> np.ndarray:
-    """[number of epsilon closures] whether two other closures together give it.
-
-    Args:
-        sources: [number of epsilon closures] the state that each belongs to.
-    """
+def _is_chain(graph: WordGraph) -> np.ndarray:
+    """[number of epsilon closures] whether two other closures together give it."""
     states, _, closures, word_sequences = graph.arrays
+    own = arc_sources(states, "epsilon")
     num_states, labels = len(states), len(graph.words) + len(word_sequences)
 
     def key(source: np.ndarray, target: np.ndarray, word: np.ndarray) -> np.ndarray:
@@ -107,8 +102,8 @@ def _is_chain(graph: WordGraph, sources: np.ndarray) -> np.ndarray:
     one_word = (closures["olabel"][first] == 0) | (closures["olabel"][second] == 0)
     first, second = first[one_word], second[one_word]
     word = closures["olabel"][first] + closures["olabel"][second]
-    joined = key(sources[first], closures["target"][second], word)
-    keys = key(sources, closures["target"], closures["olabel"])
+    joined = key(own[first], closures["target"][second], word)
+    keys = key(own, closures["target"], closures["olabel"])
     order = np.argsort(keys)
     found = order[np.searchsorted(keys[order], joined)]
     cost = closures["cost"].astype(np.float64)

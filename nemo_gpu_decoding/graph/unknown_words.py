@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, check_number
-from nemo_gpu_decoding.graph.csr import GraphArrays, PieceLabels, WordGraph
+from nemo_gpu_decoding.graph.csr import GraphArrays, PieceLabels, WordGraph, arc_sources
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
@@ -57,14 +57,12 @@ def with_piece_labels(graph: WordGraph, costs: OpenVocabulary | None = None) -> 
     arcs, epsilons, sequences = (array.copy() for array in graph.arrays[1:])
     for table in (arcs["olabel"], epsilons["olabel"], sequences):  # sequences are numbered after the words
         table[table >= num_words] += len(words) - num_words
-    sources = np.repeat(np.arange(len(states)), states["arc_end"] - states["arc_begin"])
-    spells = (begins | inside)[sources]
+    spells = (begins | inside)[arc_sources(states, "arc")]
     if arcs["olabel"][spells].any() or (inside[arcs["target"]] != spells).any():
         raise ValueError(f"graph ({graph.name}) has arcs between words and the pieces of <unk>, expected none")
     arcs["olabel"][spells] = labels.first + arcs["ilabel"][spells]
     more = {tuple(pair): len(words) + n for n, pair in enumerate(sequences.tolist())}
-    sources = np.repeat(np.arange(len(states)), states["epsilon_end"] - states["epsilon_begin"])
-    leaving = np.flatnonzero(inside[sources])
+    leaving = np.flatnonzero(inside[arc_sources(states, "epsilon")])
     for olabel in np.unique(epsilons["olabel"][leaving]).tolist():
         own = leaving[epsilons["olabel"][leaving] == olabel]
         epsilons["olabel"][own] = _behind(labels.end, olabel, len(words), more)
@@ -114,9 +112,9 @@ def _loop(graph: WordGraph) -> tuple[np.ndarray, np.ndarray]:
     into = [label for label in np.unique(epsilons["olabel"]).tolist() if graph.expanded(label)[-1:] == [graph.unknown]]
     begins, inside = np.zeros(len(states), bool), np.zeros(len(states), bool)
     begins[epsilons["target"][np.isin(epsilons["olabel"], into)]] = True
-    sources = np.repeat(np.arange(len(states)), states["arc_end"] - states["arc_begin"])
+    from_states = arc_sources(states, "arc")
     while True:
-        found = arcs["target"][(begins | inside)[sources]]
+        found = arcs["target"][(begins | inside)[from_states]]
         if inside[found].all():
             return begins, inside
         inside[found] = True

@@ -129,6 +129,7 @@ def test_word_sequence_labels_are_boosted():
     arcs = [(0, 1, 1, 0.1, 1), (1, 0, 2, 0.2, 2), (2, 0, 3, 0.3, 3), (3, 2, 0, 0.0, 4)]
     graph = WordGraph.from_fst(fst(arcs, 5, [4]), words)
     assert len(graph.arrays.word_sequences) == 1
+    assert graph.most_words == 2
     log_probs = random_log_probs(1, 6, 4, seed=0)
     plain = make(graph, vocab_size=3, blank_id=3).decode(log_probs, [6])[0].best
     for phrases, bonus in (({"one": 1.0}, 1.0), ({"one two": 2.0}, 2.0), ({"zero one two": 2.5, "two": 1.0}, 3.5)):
@@ -249,6 +250,7 @@ def test_the_loop_writes_what_it_reads():
     assert arrays.arcs["cost"][spelled] == pytest.approx(UNKNOWN.piece_cost)
     assert graph.expanded(pieces.first) == graph.expanded(pieces.end) == []
     assert set(graph.output_words) == set(plain.output_words)
+    assert graph.most_words == plain.most_words == 2
     for before, after in ((plain.arrays.arcs, arrays.arcs), (plain.arrays.epsilons, arrays.epsilons)):
         assert [plain.expanded(n) for n in before["olabel"]] == [graph.expanded(n) for n in after["olabel"]]
 

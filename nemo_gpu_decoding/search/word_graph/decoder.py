@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.fusion.automaton import empty_automaton
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
@@ -188,11 +188,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         weight, lm_weight = float(fusion.boosting_weights[i]), float(fusion.lm_weights[i])
         boosts = weight > 0
         boosting = fusion.trees[fusion.tree_of[i]] if boosts else self._nothing
-        bonus = max(0.0, float(boosting.arrays.states["upper_bound"].max())) if boosts else 0.0
-        bonus *= weight
-        if round(bonus, 2) > self.config.beam / 2:  # bounds are rounded up
-            _warn_of_bonus(boosting.name, round(bonus, 1), self.config.beam)
-        bonus *= 1 + len(self.graph.arrays.word_sequences)
+        bonus = self._most_bonus(boosting, weight) if boosts else 0.0
         weights = StreamParams(
             lm_weight=np.float32(lm_weight),
             least_cost=np.float32(lm_weight * self.graph.least_cost - 2 * bonus - 1e-3),
@@ -201,6 +197,13 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             most_bonus=np.float32(bonus),
         )
         return StreamModels(self._params, weights, self.graph, boosting)
+
+    def _most_bonus(self, boosting: BackoffAutomaton, weight: float) -> float:
+        """No output label earns more; warns where a word earns more than half of the beam."""
+        bonus = weight * max(0.0, float(boosting.arrays.states["upper_bound"].max()))
+        if round(bonus, 2) > self.config.beam / 2:  # bounds are rounded up
+            _warn_of_bonus(boosting.name, round(bonus, 1), self.config.beam)
+        return bonus * self.graph.most_words
 
     def _check_graph(self, config: WFSTConfig) -> None:
         graph = self.graph
