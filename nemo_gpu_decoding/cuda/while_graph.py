@@ -12,6 +12,7 @@ WHILE nodes need CUDA 12.4 and a driver for 12.6, as NeMo asks for too.
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -112,6 +113,8 @@ def capture_while(
     return WhileGraph(graph, pool)
 
 
+# torch captures one graph at a time: before each it frees memory, which it refuses while another goes on.
+_capture_lock = threading.Lock()
 # Pools of captures that failed. To destroy one ends the process if torch believes that a capture goes on.
 _abandoned: list[Any] = []
 
@@ -123,7 +126,7 @@ def _capturing(device: torch.device) -> Iterator[tuple[torch.cuda.CUDAGraph, tor
     torch.cuda.graph does not see to it: where CUDA refuses to end a capture, the capture's stream stays the
     current one, and torch before 2.12 (its pull request 180395) goes on allocating for the graph.
     """
-    with torch.cuda.device(device):  # graph and pool belong to the current device
+    with _capture_lock, torch.cuda.device(device):  # graph and pool belong to the current device
         graph, stream, pool = torch.cuda.CUDAGraph(), torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
         before = torch.cuda.current_stream(device)
         stream.wait_stream(before)

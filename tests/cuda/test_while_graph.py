@@ -7,6 +7,8 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+import threading
+import time
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -87,7 +89,7 @@ def torch_cuda(monkeypatch, log):
         yield
         log.append((f"leave {name}",))
 
-    streams, current = iter(("outer", "inner")), [0]
+    streams, current = iter(("outer", "inner", "third")), [0]
 
     def stream(device=None):
         log.append(("stream on", current[-1]))
@@ -163,6 +165,23 @@ def test_a_chunk_is_captured_on_a_stream_of_the_device(log, torch_cuda):
     """torch's own capture stream belongs to whatever device captured first: the graph would be empty."""
     capture_chunk(GPU, lambda: log.append(("body",)))
     assert log == [("graph on", 1), ("stream on", 1), ("enter graph",), ("body",), ("leave graph",)]
+
+
+def test_one_graph_is_captured_at_a_time(log, torch_cuda):
+    inside, threads = [], []
+
+    def body():
+        inside.append(1)
+        time.sleep(0.02)
+        assert len(inside) == 1
+        inside.pop()
+
+    for _ in range(3):
+        threads.append(threading.Thread(target=lambda: log.append(capture_chunk(GPU, body))))
+        threads[-1].start()
+    for thread in threads:
+        thread.join()
+    assert sum(hasattr(entry, "replay") for entry in log) == 3  # none has raised
 
 
 @pytest.mark.parametrize(("version", "data"), [("12.9.1", ()), ("13.4.4", (None,))])

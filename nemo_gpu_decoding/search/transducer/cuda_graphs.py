@@ -61,20 +61,17 @@ class GraphRunner:
         if self.mode is None:
             self.mode = self._best_mode(device)
         while self._num_active(step, work):
-            graph = None if self.mode == PLAIN else self._graph(step, work)
-            if graph is not None:
-                self._replay(graph, step, work)
-            elif self.mode == PLAIN:
+            mode = self.mode  # of the decoder: another thread may find that it does not work
+            if mode == PLAIN:
                 # on the CPU a look costs nothing
                 for _ in range(1 if device.type == "cpu" else STEPS_PER_LOOK):
                     step.run()
-
-    def _replay(self, graph: Any, step: Step, work: Workspace) -> None:
-        before = work.beams.clone()
-        graph.replay()
-        if torch.equal(before, work.beams) and self._num_active(step, work):
-            work.graphs.clear()
-            self._fall_back("a replay changes nothing")
+            elif (graph := self._graph(mode, step, work)) is not None:
+                before = work.beams.clone()
+                graph.replay()
+                if torch.equal(before, work.beams) and self._num_active(step, work):
+                    work.graphs.clear()
+                    self._fall_back(mode, "a replay changes nothing")
 
     def _best_mode(self, device: torch.device) -> str:
         if not self._allowed or device.type != "cuda":
@@ -91,37 +88,38 @@ class GraphRunner:
         step.count_active()
         return int(work.active)
 
-    def _graph(self, step: Step, work: Workspace) -> Any | None:
+    def _graph(self, mode: str, step: Step, work: Workspace) -> Any | None:
         """The graph of this step, captured if it is new; None if the mode turned out not to work."""
         weights = tuple(_versions_of_weights(self._networks))
-        key = self.mode, step.key, weights, _arithmetic()
+        key = mode, step.key, weights, _arithmetic()
         if key in work.graphs:
             return work.graphs[key]
         if not weights:
-            self._fall_back("the networks show no weights, so changes of them can't be noticed")
+            self._fall_back(mode, "the networks show no weights, so changes of them can't be noticed")
             return None
         # a real step, before capturing: kernels are compiled, and libraries get their workspaces
         step.run()
         try:
             step.prepare_condition()
             torch.cuda.synchronize(work.shape.device)
-            graph = _captured(self.mode, step, work.shape.device)
+            graph = _captured(mode, step, work.shape.device)
         except Exception as error:  # CUDA's libraries raise many types; plain launches need none of them
-            self._fall_back(f"{type(error).__name__}: {error}".split("\n", 1)[0])
+            self._fall_back(mode, f"{type(error).__name__}: {error}".split("\n", 1)[0])
             return None
         while len(work.graphs) >= MOST_GRAPHS:
             del work.graphs[next(iter(work.graphs))]
         work.graphs[key] = graph
         return graph
 
-    def _fall_back(self, reason: str) -> None:
-        worse = CHUNKS if self.mode == LOOP else PLAIN
-        logger.warning("CUDA graphs: '%s' does not work here, going on with '%s': %s",
-                       self.mode, worse, reason)  # fmt: skip
+    def _fall_back(self, mode: str, reason: str) -> None:
+        if self.mode != mode:
+            return  # another thread has said so
+        worse = CHUNKS if mode == LOOP else PLAIN
+        logger.warning("CUDA graphs: '%s' does not work here, going on with '%s': %s", mode, worse, reason)
         self.mode = worse
 
 
-def _captured(mode: str | None, step: Step, device: torch.device) -> Any:
+def _captured(mode: str, step: Step, device: torch.device) -> Any:
     """The graph of LOOP or of CHUNKS."""
     if mode == LOOP:
         return capture_while(device, step.set_condition, step.run)
@@ -135,15 +133,12 @@ def _captured(mode: str | None, step: Step, device: torch.device) -> Any:
 
 def _arithmetic() -> tuple[Hashable, ...]:
     """What torch's choice of kernels for products depends on besides their operands."""
-    matmul = torch.backends.cuda.matmul
-    precision = matmul.fp32_precision if hasattr(matmul, "fp32_precision") else matmul.allow_tf32
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    backends = matmul, getattr(cudnn, "rnn", cudnn)
+    tf32 = [b.fp32_precision if hasattr(b, "fp32_precision") else b.allow_tf32 for b in backends]  # torch < 2.9
     autocast = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None
-    return (
-        autocast,
-        precision,
-        matmul.allow_fp16_reduced_precision_reduction,
-        matmul.allow_bf16_reduced_precision_reduction,
-    )
+    sums = matmul.allow_fp16_reduced_precision_reduction, matmul.allow_bf16_reduced_precision_reduction
+    return autocast, *tf32, *sums
 
 
 def _versions_of_weights(networks: object) -> Iterator[tuple[int, int]]:

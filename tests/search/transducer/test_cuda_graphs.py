@@ -6,10 +6,12 @@ plays: a loop and chunks find what plain launches find.
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import subprocess
 import sys
+import threading
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -151,6 +153,24 @@ def test_what_does_not_work_is_said_once_and_replaced(work, captures, monkeypatc
     assert len(caplog.records) == len(broken)
     assert "operation not permitted when stream is capturing" in caplog.text
     assert "more" not in caplog.text
+
+
+def test_threads_that_fail_at_once_fall_back_by_one_step(work, captures, monkeypatch):
+    barrier = threading.Barrier(2)
+
+    def fail(device, *work):
+        barrier.wait(30)
+        raise RuntimeError("not permitted")
+
+    monkeypatch.setattr(cuda_graphs, "capture_while", fail)
+    runner, works = GraphRunner(networks_with_weights(), allowed=True), [copy.deepcopy(work) for _ in range(2)]
+    threads = [threading.Thread(target=lambda w=w: runner.run(CountingStep(w, 20), w)) for w in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [w.left for w in works] == [0, 0]
+    assert runner.mode == CHUNKS
 
 
 def fail_every_capture():
