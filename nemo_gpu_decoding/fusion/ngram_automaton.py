@@ -27,7 +27,7 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.lm.arpa import NGramBlock
 from nemo_gpu_decoding.lm.automaton import BackoffArcs
 from nemo_gpu_decoding.lm.packed import NO_LABEL, ROOT
-from nemo_gpu_decoding.lm.trie import NGramTrie, Scratch
+from nemo_gpu_decoding.lm.trie import NGramTrie
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -75,7 +75,7 @@ def build_ngram_automaton(
     if len(inner) and not any((block.symbols[:, :-1] == unk).any() for block in orders[1:]):
         inner[unk] = 0  # as NeMo has it: unlisted labels lead to the root
     start = bos if is_listed[bos] else NO_LABEL
-    linked = BackoffArcs(trie, start, Scratch(), lambda ngrams: None)
+    linked = BackoffArcs(trie, start)
     states = linked.states[:-1]
     all_arcs = _Arcs(
         np.repeat(np.arange(len(states)), np.diff(linked.states["arc_begin"])),
@@ -133,7 +133,7 @@ def _reachable(block: NGramBlock, vocab_size: int) -> NGramBlock:
 
 def _trie_of(orders: Sequence[NGramBlock], num_labels: int, name: str) -> NGramTrie:
     """The trie of the n-grams, and of those that others extend though the file does not list them."""
-    trie = NGramTrie([num_labels, *(len(block.symbols) for block in orders[1:])], Scratch())
+    trie = NGramTrie([num_labels, *(len(block.symbols) for block in orders[1:])])
     for block in orders:
         if len(block.symbols) and trie.add(block) >= 0:
             return _trie_of(_with_contexts(orders), num_labels, name)

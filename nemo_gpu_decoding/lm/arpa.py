@@ -31,8 +31,7 @@ from typing import BinaryIO, cast
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.lm.arpa_scan import FAULT, MARKER, Scan, new_scan, scan_ngrams
-from nemo_gpu_decoding.lm.symbols import SymbolTable
+from nemo_gpu_decoding.lm.arpa_scan import FAULT, MARKER, Scan, SymbolTable, new_scan, scan_ngrams
 
 _BLOCK_BYTES = 1 << 22
 _COUNT_LINE = re.compile(rb"ngram\s+(\d+)\s*=\s*(\d+)$")

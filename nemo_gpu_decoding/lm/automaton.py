@@ -20,7 +20,7 @@ import numpy as np
 from nemo_gpu_decoding.jit import compiled, inlined
 from nemo_gpu_decoding.lm.packed import NO_LABEL, ROOT
 from nemo_gpu_decoding.lm.records import LM_STATE
-from nemo_gpu_decoding.lm.trie import NGramTrie, Scratch, find_label
+from nemo_gpu_decoding.lm.trie import NGramTrie, find_label
 
 NO_STATE = 0  # in `state_of`: state 0 is the root, which is no n-gram
 _CHUNK = 1 << 20  # contexts at a time, to show progress
@@ -42,14 +42,14 @@ class BackoffArcs:
         progress: called with the number of n-grams linked since the last call, of all possible contexts.
     """
 
-    def __init__(self, trie: NGramTrie, start: int, scratch: Scratch, progress: Callable[[int], None]) -> None:
+    def __init__(self, trie: NGramTrie, start: int, progress: Callable[[int], None] = lambda ngrams: None) -> None:
         self.counts = trie.counts
         self.labels = trie.labels  # [A] uint32; those of a state ascending
         self.costs = trie.costs  # [A] float32
-        self.targets = scratch.zeros(len(self.labels), np.uint32)  # [A]
-        state_of = scratch.zeros(trie.num_inner, np.uint32)  # of each n-gram that may be a context
+        self.targets = trie.zeros(len(self.labels), np.uint32)  # [A]
+        state_of = trie.zeros(trie.num_inner, np.uint32)  # of each n-gram that may be a context
         num_states = number_states(trie.children, trie.backoff_costs, start, state_of)
-        self.states = scratch.zeros(num_states + 1, LM_STATE)  # as in `PackedArrays`
+        self.states = trie.zeros(num_states + 1, LM_STATE)  # as in `PackedArrays`
         enter_states(trie.children, trie.backoff_costs, state_of, self.states, len(self.labels))
         has_start = NO_LABEL != start < len(state_of)  # an LM of 1-grams has no contexts
         self.start_state = int(state_of[start]) if has_start else ROOT

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from nemo_gpu_decoding.lm.packed import (
     write_bits,
 )
 from nemo_gpu_decoding.lm.packed_file import DTYPES, PACKED_LM, assemble
-from nemo_gpu_decoding.lm.trie import Scratch, read_trie
+from nemo_gpu_decoding.lm.trie import Zeros, mapped_zeros, read_trie
 
 DEFAULT_COST_BITS = 10
 _CHUNK = 1 << 20  # n-grams at a time
@@ -99,9 +100,9 @@ def pack_arpa(
     target = Path(target)
     _check_options(layout, cost_bits)
     target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Scratch(target.parent if temporary is None else Path(temporary))
+    zeros = partial(mapped_zeros, target.parent if temporary is None else Path(temporary))
     with ArpaReader(source) as reader:
-        packing = _Packing(reader, scratch, layout, cost_bits, progress)
+        packing = _Packing(reader, zeros, layout, cost_bits, progress)
     shapes = {name: (length,) for name, length in packing.lengths.items()}
     num_bytes = write_container(target, PACKED_LM, packing.facts, shapes, packing.fill)
     return PackReport(
@@ -130,7 +131,7 @@ def pack_arpa_in_memory(
     """
     _check_options(layout, cost_bits)
     with ArpaReader(source, added_words) as reader:
-        packing = _Packing(reader, Scratch(), layout, cost_bits, progress=False)
+        packing = _Packing(reader, np.zeros, layout, cost_bits, progress=False)
     arrays = {name: np.zeros(length, DTYPES[name]) for name, length in packing.lengths.items()}
     packing.fill(arrays)
     return assemble(arrays, packing.facts, str(source))
@@ -153,9 +154,9 @@ def _check_options(layout: str, cost_bits: int) -> None:
 class _Packing:
     """An LM ready to be written: its automaton, and what the file will say about it."""
 
-    def __init__(self, reader: ArpaReader, scratch: Scratch, layout: str, cost_bits: int, progress: bool) -> None:
+    def __init__(self, reader: ArpaReader, zeros: Zeros, layout: str, cost_bits: int, progress: bool) -> None:
         self.progress = progress
-        self.automaton = self._read(reader, scratch)
+        self.automaton = self._read(reader, zeros)
         words = reader.symbols
         self.words = encode_words(words)
         self.codebook = Codebook.of(self.automaton.costs, cost_bits) if layout != "exact" else None
@@ -197,15 +198,15 @@ class _Packing:
                 write_bits(arrays["arcs"], self.arc_bits, begin, arcs)
                 bar.update(len(labels))
 
-    def _read(self, reader: ArpaReader, scratch: Scratch) -> BackoffArcs:
+    def _read(self, reader: ArpaReader, zeros: Zeros) -> BackoffArcs:
         with self._bar("reading", reader.num_bytes, "B") as bar:
-            trie = read_trie(reader, scratch, lambda: bar.update(reader.bytes_read - bar.n))
+            trie = read_trie(reader, zeros, lambda: bar.update(reader.bytes_read - bar.n))
         words = reader.symbols
         if not words:
             raise ValueError(f"{reader.path} has no 1-grams")
         start = words.index(_START) if _START in words else NO_LABEL
         with self._bar("linking", trie.num_inner) as bar:
-            return BackoffArcs(trie, start, scratch, bar.update)
+            return BackoffArcs(trie, start, bar.update)
 
     def _codes(self, costs: np.ndarray) -> np.ndarray:
         if self.codebook:

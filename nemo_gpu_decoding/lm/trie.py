@@ -31,25 +31,21 @@ MAX_NGRAMS = (1 << 32) - 1
 STAGED = np.dtype([("context", np.uint32), ("label", np.uint32), ("cost", np.float32), ("backoff_cost", np.float32)])
 
 
-class Scratch:
-    """Arrays that the system can move out to a folder's disk; without a folder they are in memory.
+Zeros = Callable[[int, Any], np.ndarray]  # length and type: np.zeros, or `mapped_zeros` of a folder
 
-    Their files have no name: nothing is left of them when the program ends, however it ends.
+
+def mapped_zeros(folder: Path, length: int, dtype: Any) -> np.ndarray:
+    """Zeros, [length], that the system can move out to a folder's disk.
+
+    Their file has no name: nothing is left of it when the program ends, however it ends.
+
+    Raises:
+        OSError: there is not enough space on the disk; names the folder and the size.
     """
-
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder
-
-    def zeros(self, length: int, dtype: Any) -> np.ndarray:
-        """A new array of zeros, [length].
-
-        Raises:
-            OSError: there is not enough space on the disk; names the folder and the size.
-        """
-        if self.folder is None or length == 0:
-            return np.zeros(length, dtype)
-        with tempfile.TemporaryFile(dir=self.folder) as file:
-            return map_zeros(file, length * np.dtype(dtype).itemsize, self.folder).view(dtype)
+    if length == 0:
+        return np.zeros(length, dtype)
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return map_zeros(file, length * np.dtype(dtype).itemsize, folder).view(dtype)
 
 
 class NGramTrie:
@@ -61,20 +57,21 @@ class NGramTrie:
     Args:
         counts: number of n-grams of each order. That of order 1 is the number of labels: node i of
             order 1 has the label i, with infinite cost unless it is added.
+        zeros: makes all arrays.
     """
 
-    def __init__(self, counts: Iterable[int], scratch: Scratch) -> None:
+    def __init__(self, counts: Iterable[int], zeros: Zeros = np.zeros) -> None:
         self.counts = tuple(counts)
         self.first = np.append(0, np.cumsum(self.counts)).tolist()  # nodes of order n: first[n - 1] on
-        self.labels = scratch.zeros(self.first[-1], np.uint32)
-        self.costs = scratch.zeros(self.first[-1], np.float32)
-        self.backoff_costs = scratch.zeros(self.num_inner, np.float32)
-        self.children = scratch.zeros(self.num_inner + 1, np.uint32)
+        self.labels = zeros(self.first[-1], np.uint32)
+        self.costs = zeros(self.first[-1], np.float32)
+        self.backoff_costs = zeros(self.num_inner, np.float32)
+        self.children = zeros(self.num_inner + 1, np.uint32)
         self.labels[: self.counts[0]] = np.arange(self.counts[0], dtype=np.uint32)
         self.costs[: self.counts[0]] = np.inf
         for order in range(2, self.order + 1):  # as if the order were empty
             self.children[self.first[order - 2] : self.first[order - 1] + 1] = self.first[order - 1]
-        self._scratch = scratch
+        self.zeros = zeros
         self._staged = np.zeros(0, STAGED)  # [n-grams of the order that is being added]
         self._extensions = np.zeros(0, np.uint32)  # [contexts] n-grams of that order with each context
         self._added = 0
@@ -103,8 +100,8 @@ class NGramTrie:
             return -1
         begin, end = self._contexts(block.order)
         if not self._added:
-            self._staged = self._scratch.zeros(self.counts[block.order - 1], STAGED)
-            self._extensions = self._scratch.zeros(end - begin, np.uint32)
+            self._staged = self.zeros(self.counts[block.order - 1], STAGED)
+            self._extensions = self.zeros(end - begin, np.uint32)
         rows = self._staged[self._added : self._added + len(block.symbols)]
         rows["cost"], rows["backoff_cost"] = costs, backoff_costs
         self._added += len(rows)
@@ -141,10 +138,11 @@ class NGramTrie:
         return self.first[order - 2], self.first[order - 1]
 
 
-def read_trie(reader: ArpaReader, scratch: Scratch, progress: Callable[[], None]) -> NGramTrie:
+def read_trie(reader: ArpaReader, zeros: Zeros, progress: Callable[[], None]) -> NGramTrie:
     """All n-grams of an ARPA file.
 
     Args:
+        zeros: makes the arrays.
         progress: called after each block.
 
     Raises:
@@ -155,7 +153,7 @@ def read_trie(reader: ArpaReader, scratch: Scratch, progress: Callable[[], None]
     if total > MAX_NGRAMS:
         raise ValueError(f"{reader.path} has {total} n-grams, expected at most {MAX_NGRAMS}")
     _check_size(reader)
-    trie = NGramTrie(reader.counts.values(), scratch)
+    trie = NGramTrie(reader.counts.values(), zeros)
     for order, blocks in groupby(reader.blocks(), attrgetter("order")):
         for block in blocks:
             orphan = trie.add(block)

@@ -10,9 +10,9 @@ import pytest
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.lm import arpa as arpa_module
-from nemo_gpu_decoding.lm import symbols as symbols_module
+from nemo_gpu_decoding.lm import arpa_scan
 from nemo_gpu_decoding.lm.arpa import ArpaReader, read_arpa
-from nemo_gpu_decoding.lm.symbols import SymbolTable, find_symbol, hashed
+from nemo_gpu_decoding.lm.arpa_scan import SymbolTable, find_symbol, hashed
 from tests.oracles.ngram import arpa_text, random_table
 
 BIGRAM = r"""some text of the writer
@@ -298,4 +298,4 @@ def test_membership():
     assert b"a" not in table
     table.add([b"a"])
     assert b"a" in table
-    assert symbols_module._FIRST_SLOTS >= 2
+    assert arpa_scan._FIRST_SLOTS >= 2
