@@ -100,11 +100,11 @@ def end_cost(token, epsilon, search, lm):
     if lm is None:
         return cost
     else:
-        return cost + _end_difference(olabel, context_of(token, lm), search, lm)
+        return cost + end_difference(olabel, context_of(token, lm), search, lm)
 
 
 @compiled
-def _end_difference(olabel, context, search, lm):
+def end_difference(olabel, context, search, lm):
     """LM score difference of the word of a closure arc, if there is one, and of the end after it."""
     difference = 0.0
     if lm.difference_weight == 0:

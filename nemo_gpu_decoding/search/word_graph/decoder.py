@@ -29,7 +29,8 @@ from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.word_graph.cuda_composition import LmComposition
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
 from nemo_gpu_decoding.search.word_graph.keys import NONE
-from nemo_gpu_decoding.search.word_graph.lattice import LatticePath, lattice_of
+from nemo_gpu_decoding.search.word_graph.lattice import Lattice, LatticePath, lattice_of
+from nemo_gpu_decoding.search.word_graph.lattice_rescoring import SecondLM
 from nemo_gpu_decoding.search.word_graph.lm_pair import shared_lm_pair
 from nemo_gpu_decoding.search.word_graph.mbr import with_confidence
 from nemo_gpu_decoding.search.word_graph.records import (
@@ -142,8 +143,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             relative = relative_cost(found, _best_path(state, final=True))
         elif self.config.keeps_links:
             lattice = lattice_of(state, ended)
-            best = lattice.n_best(self.config.n_best)
-            paths = with_confidence([self._path(state.models, path, ended) for path in best])
+            paths = self._paths(lattice, self.config.n_best)
         return NBest(
             paths,
             state.frames,
@@ -153,7 +153,21 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             work=None if state.models.composition is None else _work(state.counters),
         )
 
-    def _path(self, models: StreamModels, found: LatticePath, ended: bool) -> WordPath:
+    def n_best(self, lattice: Lattice, n: int = 1) -> NBest[WordPath]:
+        """The best hypotheses of a lattice that this decoder found, such as a rescored one.
+
+        Raises:
+            ValueError: n < 1.
+        """
+        paths = self._paths(lattice, n)
+        return NBest(paths, int(lattice.node_frames[-1]), () if lattice.reaches_end else (NO_END,), lattice=lattice)
+
+    def _paths(self, lattice: Lattice, n: int) -> tuple[WordPath, ...]:
+        """The n best paths with different words, with the confidence of each word among all of them."""
+        found, ended = lattice.n_best(n), lattice.reaches_end
+        return with_confidence([self._path(lattice.models, path, ended, lattice.second) for path in found])
+
+    def _path(self, models: StreamModels, found: LatticePath, ended: bool, second: SecondLM | None = None) -> WordPath:
         graph, weights, composition = self.graph, models.weights, models.composition
         traced = traced_text(found.steps, graph, self.blank_id)
         lm, state = graph_score(found.steps, graph), found.state
@@ -166,7 +180,10 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         lm *= float(weights.lm_weight)
         if composition is not None:
             lm -= difference_of_words(np.array(traced.words, np.int64), ended, composition)
-        boosting = 0.0
+        boosting = second_pass = 0.0
+        if second is not None:
+            lm *= second.lm_share
+            second_pass = -second.cost(np.array(traced.words, np.int64), final=ended)
         if weights.boosts:
             bonus = models.boosting.score(traced.words, final=ended)
             boosting = float(weights.boosting_weight) * bonus
@@ -177,7 +194,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             repeats=traced.repeats,
             token_confidence=traced.confidence,
             score=score,
-            parts=ScoreParts(score - lm - boosting, lm, boosting),
+            parts=ScoreParts(score - lm - boosting - second_pass, lm, boosting, second_pass=second_pass),
             words=words_of(traced, graph, self.pieces),
         )
 

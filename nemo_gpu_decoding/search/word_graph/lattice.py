@@ -13,16 +13,20 @@ costs at most `lattice_beam` more than the best one is there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from nemo_gpu_decoding.checks import check_number
 from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.word_graph.best_path import Steps, all_ends
 from nemo_gpu_decoding.search.word_graph.kbest import backward_costs, best_texts, forward_costs, name_links, path_links
 from nemo_gpu_decoding.search.word_graph.keys import BLANK_MOVE, NEW_TOKEN, NONE
-from nemo_gpu_decoding.search.word_graph.stream_state import StreamState
+from nemo_gpu_decoding.search.word_graph.lattice_rescoring import SecondLM, rescored_links
+from nemo_gpu_decoding.search.word_graph.lm_pair import lm_labels
+from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,12 +43,20 @@ class LatticePath:
 class Lattice:
     """The lattice of one utterance: N nodes, L links, E ends."""
 
-    graph: WordGraph
-    acoustic_scale: float
+    models: StreamModels  # of the search
     node_frames: np.ndarray  # [N] int64, frames read at each node, ascending
     links: np.ndarray  # [L] LINK; source and target are nodes; sorted by target
     ends: np.ndarray  # [E] END
     reaches_end: bool  # False: no path ends in a final state, so that all tokens count as ends
+    second: SecondLM | None = None  # what it was rescored with
+
+    @property
+    def graph(self) -> WordGraph:
+        return self.models.graph
+
+    @property
+    def acoustic_scale(self) -> float:
+        return float(self.models.params.acoustic_scale)
 
     @property
     def num_nodes(self) -> int:
@@ -76,6 +88,48 @@ class Lattice:
             )
             for way in last
         ]
+
+    def pruned(self, beam: float) -> Lattice:
+        """The lattice with those paths only that cost at most `beam` more than the best one.
+
+        Raises:
+            FieldError: beam is not above 0.
+        """
+        check_number("beam", beam, above_zero=True)
+        frames, links, ends = _pruned(self.node_frames, self.links.copy(), self.ends.copy(), beam)
+        return replace(self, node_frames=frames, links=links, ends=ends)
+
+    def rescored(self, lm: PackedLM, weight: float, *, lm_share: float = 0.0) -> Lattice:
+        """The lattice with another LM's costs in place of those of the graph and of its LM; exact.
+
+        A path costs what it cost before, less (1 - lm_share) times what the graph, and with paged_biglm the
+        large LM, have added, plus weight times the LM's cost of its words and of </s>. Boosting stays. With
+        lm_share 0 all costs of the graph go, those of pronunciations and of unknown words' pieces, too; what a request for
+        unknown words has paid back of these stays with the boosting, so keep lm_share 1 there.
+
+        Args:
+            lm: from `load_packed_lm` or `pack_arpa_in_memory`; words that it does not list are its <unk>.
+            weight: of its natural log-probabilities, >= 0.
+            lm_share: what stays of the search's own LM costs, >= 0; 0 replaces them, 1 keeps them.
+
+        Returns:
+            a lattice with as many paths, which holds the best ones only if they were within the lattice
+            beam by the first LM. It may be much larger: a node for each LM state that leads there. Where
+            it becomes too large, rescore `pruned(beam)`.
+
+        Raises:
+            ValueError: a weight is out of range; a word of the graph is in neither the LM nor its <unk>;
+                the lattice is a rescored one.
+        """
+        check_number("weight", weight)
+        check_number("lm_share", lm_share)
+        if self.second is not None:
+            raise ValueError(f"the lattice was rescored with {self.second.lm.name}, expected the search's own")
+        second = SecondLM(lm, lm_labels(self.graph, lm, "lm"), float(weight), float(lm_share))
+        links, ends, nodes = rescored_links(
+            self.links, self.ends, self.num_nodes, self.models, second, self.reaches_end
+        )
+        return replace(self, node_frames=self.node_frames[nodes], links=links, ends=ends, second=second)
 
     def _steps(self, links: np.ndarray) -> Steps:
         """The links of a path as the back-pointers that the search would have kept of it."""
@@ -205,7 +259,7 @@ def lattice_of(state: StreamState, reaches_end: bool) -> Lattice:
     frames = np.repeat(np.arange(len(sizes)), sizes)
     frames, links, ends = _pruned(frames, links, ends, float(params.lattice_beam))
     links, ends = _in_order(frames, links, ends)
-    return Lattice(models.graph, float(params.acoustic_scale), frames, links, ends, reaches_end)
+    return Lattice(models, frames, links, ends, reaches_end)
 
 
 def _pruned(

@@ -50,16 +50,14 @@ def make_lm_pair(graph: WordGraph, large: PackedLM, small: PackedLM, difference:
         ValueError: a word that the graph emits is in neither the LM nor its <unk>; too many states;
             difference "always" but the small LM is no part of the large one.
     """
-    emitted = graph.output_words
-    large_labels = _labels(graph, emitted, large, "large")
-    small_labels = _labels(graph, emitted, small, "small")
+    large_labels, small_labels = lm_labels(graph, large, "large"), lm_labels(graph, small, "small")
     for name, lm in (("large", large), ("small", small)):
         if lm.num_states >= MOST_STATES:
             raise ValueError(f"{name} ({lm.name}) has {lm.num_states} states, expected fewer than {MOST_STATES}")
     merged = None
     if difference == "always" or (difference == "auto" and sum(large.counts) <= AUTO_NGRAMS):
         merged = difference_of(large, small)
-        if merged is not None and not _agree(large, small, large_labels[emitted], small_labels[emitted]):
+        if merged is not None and not _agree(large, small, large_labels, small_labels):
             merged = None
     if difference == "always" and merged is None:
         raise ValueError(
@@ -78,8 +76,13 @@ def make_lm_pair(graph: WordGraph, large: PackedLM, small: PackedLM, difference:
     )
 
 
-def _labels(graph: WordGraph, emitted: np.ndarray, lm: PackedLM, name: str) -> np.ndarray:
-    """The LM's label of each emitted word of the graph; that of <unk> for words it does not list."""
+def lm_labels(graph: WordGraph, lm: PackedLM, name: str) -> np.ndarray:
+    """The LM's label of each word that a graph emits, [W] int64; that of <unk> for words it does not list.
+
+    Raises:
+        ValueError: a word is in neither the LM nor its <unk>; `name` is the argument to be named.
+    """
+    emitted = graph.output_words
     labels = np.full(len(graph.words), NO_LABEL, np.int64)
     labels[emitted] = [lm.label(graph.words[word]) for word in emitted.tolist()]
     unlisted = emitted[labels[emitted] == NO_LABEL]
@@ -94,8 +97,9 @@ def _labels(graph: WordGraph, emitted: np.ndarray, lm: PackedLM, name: str) -> n
 
 def _agree(large: PackedLM, small: PackedLM, large_labels: np.ndarray, small_labels: np.ndarray) -> bool:
     """Whether the small LM's label of each word is that of the large LM's label."""
-    of_large = [small.label(large.words[label]) for label in large_labels.tolist()]
-    return bool((np.array(of_large, np.int64) == small_labels).all())
+    emitted = large_labels != NO_LABEL
+    of_large = [small.label(large.words[label]) for label in large_labels[emitted].tolist()]
+    return bool((np.array(of_large, np.int64) == small_labels[emitted]).all())
 
 
 # ------------------------------------------------------------------------------------------ loading

@@ -1,0 +1,196 @@
+"""Second pass over a lattice: another LM's costs in place of what the LMs of the search have added.
+
+The lattice is composed with the LM on the fly: a node of the result is a node of the lattice and a state of
+the LM. A link that emits words leads to the states that these words lead to; all others leave the state
+as it is. Example: node 5 is reached over "the cat" and "a cat"; with a 2-gram LM it stays one node, as
+both end in the state "cat"; with a 3-gram LM it becomes two.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.graph.csr import count_words, word_from_end
+from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, PackedLM, lookup
+from nemo_gpu_decoding.search.word_graph.best_path import end_difference
+from nemo_gpu_decoding.search.word_graph.composition import difference_of_label
+from nemo_gpu_decoding.search.word_graph.kbest import words_of_link
+from nemo_gpu_decoding.search.word_graph.keys import NONE
+from nemo_gpu_decoding.search.word_graph.records import LINK
+from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
+
+
+class SecondLM(NamedTuple):
+    """What a lattice was rescored with."""
+
+    lm: PackedLM
+    labels: np.ndarray  # [W] int64, the LM's label of each word of the graph; NO_LABEL for what is no word
+    weight: float
+    lm_share: float  # what stays of the LM costs of the search
+
+    def cost(self, words: np.ndarray, *, final: bool) -> float:
+        """The weighted cost of words [N] int64 of the graph, with that of </s> if `final`."""
+        arrays, state, total = self.lm.arrays, self.lm.start_state, 0.0
+        labels = self.labels[words].tolist()
+        if final and self.lm.sentence_end != NO_LABEL:
+            labels.append(self.lm.sentence_end)
+        for label in labels:
+            cost, state = lookup(arrays, state, label)
+            total += float(cost)
+        return self.weight * total
+
+
+class _ComposedLM(NamedTuple):
+    """A `SecondLM` as compiled code sees it."""
+
+    arrays: PackedArrays
+    labels: np.ndarray
+    start: int
+    end: int  # label of </s>, or NO_LABEL
+    weight: float
+
+
+def rescored_links(
+    links: np.ndarray, ends: np.ndarray, num_nodes: int, models: StreamModels, second: SecondLM, reaches_end: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A lattice of N nodes, L links and E ends, composed with an LM.
+
+    Args:
+        links: [L] LINK, sorted by target.
+        ends: [E] END.
+        num_nodes: N.
+        models: of the search.
+        second: the LM.
+        reaches_end: final costs are part of the ends' costs.
+
+    Returns:
+        links, sorted by target; ends; the node of the lattice that each new node comes from, ascending.
+    """
+    link_costs, end_costs, contexts = np.zeros(len(links)), np.zeros(len(ends)), np.zeros(num_nodes, np.int64)
+    first_lm_costs(links, ends, reaches_end, contexts, models.search, models.composition, link_costs, end_costs)
+    links, ends = links.copy(), ends.copy()
+    links["cost"] -= (1.0 - second.lm_share) * link_costs
+    ends["cost"] -= (1.0 - second.lm_share) * end_costs
+    sentence_end = second.lm.sentence_end if reaches_end else NO_LABEL
+    lm = _ComposedLM(second.lm.arrays, second.labels, second.lm.start_state, sentence_end, second.weight)
+    begin, states, links = composed_links(num_nodes, links, models.graph.arrays, lm)
+    links = links[np.argsort(links["target"], kind="stable")]
+    pairs = np.diff(begin)  # of each node
+    counts = pairs[ends["node"]]
+    ends = np.repeat(ends, counts)
+    ends["node"] = begin[ends["node"]] + np.arange(len(ends)) - np.repeat(np.cumsum(counts) - counts, counts)
+    add_end_costs(ends, states, models.graph.arrays, lm)
+    return links, ends, np.repeat(np.arange(num_nodes), pairs)
+
+
+@compiled
+def first_lm_costs(links, ends, reaches_end, contexts, search, lm, link_costs, end_costs):
+    """What the graph and the large LM have added to each link and each end, weighted.
+
+    Args:
+        contexts: [N] int64, filled: the LM context of each node.
+        lm: `Composition` of the search, or None.
+    """
+    graph, weights = search.graph, search.weights
+    if lm is not None:
+        contexts[0] = lm.lms.start
+    for i in range(len(links)):
+        labels = words_of_link(links[i].epsilon, links[i].arc, graph)
+        total = 0.0
+        if links[i].epsilon >= 0:
+            total += weights.lm_weight * graph.epsilons[links[i].epsilon].cost
+        if links[i].arc >= 0:
+            total += weights.lm_weight * graph.arcs[links[i].arc].cost
+        if lm is not None:
+            context = contexts[links[i].source]
+            for olabel in labels:
+                if olabel != 0:
+                    cost, context = difference_of_label(olabel, context, search, lm)
+                    total += lm.difference_weight * cost if lm.difference_weight != 0 else 0.0
+            contexts[links[i].target] = context
+        link_costs[i] = total
+    for e in range(len(ends) if reaches_end else 0):
+        state, olabel = ends[e].state, np.int32(0)
+        if ends[e].epsilon != NONE:
+            closure = graph.epsilons[ends[e].epsilon]
+            state, olabel = closure.target, closure.olabel
+            end_costs[e] += weights.lm_weight * closure.cost
+        end_costs[e] += weights.lm_weight * graph.states[state].final_cost
+        if lm is not None:
+            end_costs[e] += end_difference(olabel, contexts[ends[e].node], search, lm)
+
+
+@compiled
+def composed_links(num_nodes, links, graph, lm):
+    """Links between pairs (node, LM state), numbered node by node.
+
+    Args:
+        links: sorted by target.
+        lm: `_ComposedLM`.
+
+    Returns:
+        begin [N + 1], where the pairs of each node begin; the LM state of each pair; [M] LINK.
+    """
+    composed = np.empty(2 * len(links) + 64, LINK)
+    begin = np.zeros(num_nodes + 1, np.int64)
+    states = np.empty(max(1024, 2 * num_nodes), np.int64)
+    states[0], begin[1], count, size, i = lm.start, 1, 1, 0, 0
+    for node in range(1, num_nodes):
+        pairs: Any = {np.int64(NONE): np.int64(NONE)}  # LM state -> pair, of this node
+        while i < len(links) and links[i].target == node:
+            for pair in range(begin[links[i].source], begin[links[i].source + 1]):
+                cost, state = 0.0, states[pair]
+                for olabel in words_of_link(links[i].epsilon, links[i].arc, graph):
+                    more, state = _cost_of_label(olabel, state, graph, lm)
+                    cost += more
+                if state not in pairs:
+                    if count == len(states):
+                        states = np.append(states, np.empty(count, np.int64))
+                    pairs[state], states[count] = count, state
+                    count += 1
+                if size == len(composed):
+                    larger = np.empty(2 * size, LINK)
+                    for k in range(size):
+                        larger[k] = composed[k]
+                    composed = larger
+                composed[size] = links[i]
+                composed[size].source, composed[size].target = pair, pairs[state]
+                composed[size].cost = links[i].cost + cost
+                size += 1
+            i += 1
+        begin[node + 1] = count
+    return begin, states[:count].copy(), composed[:size]
+
+
+@compiled
+def add_end_costs(ends, states, graph, lm):
+    """Add to the cost of each end [E] END, whose node is a pair, what its words and </s> cost.
+
+    Args:
+        ends: changed.
+        states: the LM state of each pair.
+    """
+    for e in range(len(ends)):
+        state, olabel = states[ends[e].node], np.int32(0)
+        if ends[e].epsilon != NONE:
+            olabel = graph.epsilons[ends[e].epsilon].olabel
+        cost, state = _cost_of_label(olabel, state, graph, lm)
+        if lm.end != NO_LABEL:
+            cost += lm.weight * lookup(lm.arrays, state, lm.end)[0]
+        ends[e].cost += cost
+
+
+@inlined
+def _cost_of_label(olabel, state, graph, lm):
+    """The weighted cost of the word or words of an output label, and the LM state after them."""
+    total, num_words = 0.0, len(lm.labels)
+    if olabel != 0:
+        for n in range(count_words(olabel, graph, num_words) - 1, -1, -1):
+            label = lm.labels[word_from_end(olabel, n, graph, num_words)]
+            if label != NO_LABEL:  # of a piece of an unknown word
+                cost, state = lookup(lm.arrays, state, label)
+                total += cost
+    return lm.weight * total, state
