@@ -11,6 +11,7 @@ from nemo_gpu_decoding.search.config import SearchConfig
 
 MAX_ACTIVE_LIMIT = 1 << 22
 COMPOSITIONS = ("lazy", "eager")
+POSTERIORS = ("n_best", "lattice")
 DIFFERENCES = ("auto", "always", "never")
 
 
@@ -39,6 +40,9 @@ class WFSTConfig(SearchConfig):
     lattice_beam: float = 8.0
     # Keep the lattice of each utterance in its result.
     lattice: bool = False
+    # Where alternatives are kept, confidence and risk of words are taken over the n_best different texts
+    # (n_best), or over all texts of the lattice (lattice), determinised to 50,000 states at most.
+    posteriors: str = "n_best"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -46,6 +50,7 @@ class WFSTConfig(SearchConfig):
         for name in ("beam", "acoustic_scale", "lattice_beam"):
             check_number(name, getattr(self, name), above_zero=True)
         check_int("max_active", self.max_active, 1, MAX_ACTIVE_LIMIT)
+        check_choice("posteriors", self.posteriors, POSTERIORS)
 
     @property
     def keeps_links(self) -> bool:

@@ -163,9 +163,10 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         return NBest(paths, int(lattice.node_frames[-1]), () if lattice.reaches_end else (NO_END,), lattice=lattice)
 
     def _paths(self, lattice: Lattice, n: int) -> tuple[WordPath, ...]:
-        """The n best paths with different words, with the confidence of each word among all of them."""
+        """The n best paths with different words, with the confidence of each word."""
         found, ended = lattice.n_best(n), lattice.reaches_end
-        return with_confidence([self._path(lattice.models, path, ended, lattice.second) for path in found])
+        paths = [self._path(lattice.models, path, ended, lattice.second) for path in found]
+        return with_confidence(paths, lattice.determinized() if self.config.posteriors == "lattice" else None)
 
     def _path(self, models: StreamModels, found: LatticePath, ended: bool, second: SecondLM | None = None) -> WordPath:
         graph, weights, composition = self.graph, models.weights, models.composition

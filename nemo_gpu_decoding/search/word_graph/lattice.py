@@ -18,15 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import check_number
+from nemo_gpu_decoding.checks import check_int, check_number
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.word_graph.best_path import Steps, all_ends
 from nemo_gpu_decoding.search.word_graph.kbest import backward_costs, best_texts, forward_costs, name_links, path_links
-from nemo_gpu_decoding.search.word_graph.keys import BLANK_MOVE, NEW_TOKEN, NONE
+from nemo_gpu_decoding.search.word_graph.keys import BLANK_MOVE, NEW_TOKEN
 from nemo_gpu_decoding.search.word_graph.lattice_rescoring import SecondLM, rescored_links
 from nemo_gpu_decoding.search.word_graph.lm_pair import lm_labels
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
+from nemo_gpu_decoding.search.word_graph.word_lattice import WordLattice, determinized_lattice, word_arcs
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +105,8 @@ class Lattice:
 
         A path costs what it cost before, less (1 - lm_share) times what the graph, and with paged_biglm the
         large LM, have added, plus weight times the LM's cost of its words and of </s>. Boosting stays. With
-        lm_share 0 all costs of the graph go, those of pronunciations and of unknown words' pieces, too; what a request for
-        unknown words has paid back of these stays with the boosting, so keep lm_share 1 there.
+        lm_share 0 all costs of the graph go, those of pronunciations and of unknown words' pieces, too. What a request
+        for unknown words has paid back of these stays with the boosting, so keep lm_share 1 there.
 
         Args:
             lm: from `load_packed_lm` or `pack_arpa_in_memory`; words that it does not list are its <unk>.
@@ -145,40 +146,35 @@ class Lattice:
 
     # ---------------------------------------------------------------------------------- exports
 
-    def arcs(self) -> list[tuple[int, int, int, int, float, float]]:
-        """(source, target, label + 1, word, graph cost, acoustic cost) with at most one word each.
+    def arcs(self) -> np.ndarray:
+        """[A] ARC with at most one word each, sorted by source; states are numbered in topological order.
 
-        A link with several words becomes several arcs over nodes of their own, numbered from
-        `num_nodes` on; ends are arcs to the last node. Boosting is part of the graph cost.
+        State 0 is the start; ends are arcs to the last state. A link with several words becomes several arcs over
+        states of their own. Boosting is part of the graph cost.
         """
-        rows: list[tuple[int, int, int, int, float, float]] = []
-        fresh = self.num_nodes
-        names = self.links.dtype.names or ()
-        for link in self.links.tolist():
-            named = dict(zip(names, link, strict=True))
-            acoustic = named["acoustic_cost"]
-            words = self._words(named["epsilon"], named["arc"])
-            row = (named["ilabel"] + 1, named["cost"] - acoustic, acoustic)
-            fresh = _append(rows, named["source"], named["target"], words, row, fresh)
-        final = fresh + sum(max(0, len(self._words(int(e["epsilon"]), NONE)) - 1) for e in self.ends)
-        for end in self.ends:
-            words = self._words(int(end["epsilon"]), NONE)
-            fresh = _append(rows, int(end["node"]), final, words, (0, float(end["cost"]), 0.0), fresh)
-        return rows
+        return word_arcs(self.links, self.ends, self.node_frames, self.graph)
 
-    def _words(self, epsilon: int, arc: int) -> list[int]:
-        arrays, words = self.graph.arrays, []
-        if epsilon >= 0:
-            words += self.graph.expanded(int(arrays.epsilons["olabel"][epsilon]))
-        if arc >= 0:
-            words += self.graph.expanded(int(arrays.arcs["olabel"][arc]))
-        return words
+    def determinized(self, beam: float | None = None, *, max_states: int = 50_000) -> WordLattice:
+        """One path for each sequence of words, the cheapest: Kaldi's compact lattice.
+
+        Args:
+            beam: sequences that cost at most so much more than the best one, > 0; None: the lattice beam.
+            max_states: where more states would be needed, the beam is narrowed to what they hold, which
+                `WordLattice.beam` tells; 1 .. 2**24.
+
+        Raises:
+            FieldError: an argument is out of range.
+        """
+        beam = float(self.models.params.lattice_beam) if beam is None else beam
+        check_number("beam", beam, above_zero=True)
+        check_int("max_states", max_states, 1, 1 << 24)
+        return determinized_lattice(self.arcs(), self.graph.words, beam, max_states)
 
     def to_kaldi_text(self, key: str = "utterance") -> str:
         """Kaldi's text form (`lattice-copy ark:... ark,t:-`): words, graph and acoustic costs."""
         rows = self.arcs()
-        lines = [f"{s} {t} {label} {word} {g:.6g},{a:.6g}" for s, t, label, word, g, a in rows]
-        return "\n".join([key, *lines, str(max((row[1] for row in rows), default=0)), "", ""])
+        lines = [f"{s} {t} {label} {word} {g:.6g},{a:.6g}" for s, t, label, word, g, a in rows.tolist()]
+        return "\n".join([key, *lines, str(rows["target"].max()), "", ""])
 
     def to_fst(self) -> Any:
         """As `kaldifst.Lattice`.
@@ -190,12 +186,12 @@ class Lattice:
 
         rows = self.arcs()
         lattice = kaldifst.Lattice()
-        final = max((row[1] for row in rows), default=0)
+        final = int(rows["target"].max())
         for _ in range(final + 1):
             lattice.add_state()
         lattice.start = 0
         lattice.set_final(final, kaldifst.LatticeWeight(0.0, 0.0))
-        for source, target, label, word, graph_cost, acoustic_cost in rows:
+        for source, target, label, word, graph_cost, acoustic_cost in rows.tolist():
             weight = kaldifst.LatticeWeight(graph_cost, acoustic_cost)
             lattice.add_arc(source, kaldifst.LatticeArc(label, word, weight, target))
         return lattice
@@ -210,32 +206,13 @@ class Lattice:
         if len(rows) > max_arcs:
             raise ValueError(f"the lattice has {len(rows)} arcs, expected at most {max_arcs} (max_arcs)")
         lines = ["digraph lattice {", "  rankdir = LR;", "  node [shape = circle];"]
-        lines.append(f"  {max((row[1] for row in rows), default=0)} [shape = doublecircle];")
-        for source, target, _, word, graph_cost, acoustic_cost in rows:
+        lines.append(f"  {rows['target'].max()} [shape = doublecircle];")
+        for source, target, _, word, graph_cost, acoustic_cost in rows.tolist():
             text = self.graph.words[word] if word else "-"
             quoted = text.replace("\\", "\\\\").replace('"', '\\"')
             cost = graph_cost + acoustic_cost
             lines.append(f'  {source} -> {target} [label = "{quoted} / {cost:.2f}"];')
         return "\n".join([*lines, "}", ""])
-
-
-def _append(
-    rows: list[tuple[int, int, int, int, float, float]],
-    source: int,
-    target: int,
-    words: list[int],
-    row: tuple[int, float, float],
-    fresh: int,
-) -> int:
-    """Add a link's arcs, one for each word; the label and the costs are on the first."""
-    label, graph_cost, acoustic_cost = row
-    for n, word in enumerate(words or [0]):
-        is_last = n >= len(words) - 1
-        end = target if is_last else fresh
-        fresh += not is_last
-        rows.append((source, end, label, word, graph_cost, acoustic_cost))
-        source, label, graph_cost, acoustic_cost = end, 0, 0.0, 0.0
-    return fresh
 
 
 def lattice_of(state: StreamState, reaches_end: bool) -> Lattice:

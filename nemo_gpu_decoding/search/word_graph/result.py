@@ -35,6 +35,7 @@ class WordPath(Path):
     """A `Path` whose words come from a graph. `score` includes the graph's costs (`parts.lm`)."""
 
     words: tuple[Word, ...] = ()
+    risk: float | None = None  # expected number of word errors against the lattice; with posteriors "lattice"
 
     @property
     def text(self) -> str:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
+from nemo_gpu_decoding.search.word_graph.determinize import WORD_ARC
+from nemo_gpu_decoding.search.word_graph.mbr import align, matches, minimum_bayes_risk, posteriors, with_confidence
+from nemo_gpu_decoding.search.word_graph.word_lattice import WordLattice
 from tests.graph.toy import PIECES
 from tests.oracles.ngram import sentence_cost
 from tests.random_models import random_log_probs
-from tests.search.word_graph.models import make, make_paged, random_lm, toy_graph
+from tests.search.word_graph.models import make, make_paged, random_graph, random_lm, toy_graph
 
 
 class Whole(NamedTuple):
@@ -155,3 +159,191 @@ def test_what_cannot_be_rescored():
         nbest.lattice.rescored(lm, 1.0).rescored(lm, 1.0)
     with pytest.raises(ValueError, match="beam is 0"):
         nbest.lattice.pruned(0.0)
+
+
+# ----------------------------------------------------------------------------- determinisation
+def by_text(lattice, n=5000):
+    found = lattice.n_best(n)
+    assert len({sequence.words for sequence in found}) == len(found)
+    assert [sequence.cost for sequence in found] == sorted(sequence.cost for sequence in found)
+    return {sequence.words: sequence for sequence in found}
+
+
+@pytest.mark.parametrize("topology", ["compact", "normal", "minimal"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_determinised_lattice_has_each_text_once_at_its_least_cost(topology, seed):
+    _, nbest = small_lattice(seed, topology=topology, beam=5.0, lm_weight=0.8)
+    paths = all_paths(nbest.lattice)
+    expected, beam = least(paths, lambda path: path.cost), 3.5
+    found = by_text(nbest.lattice.determinized(beam))
+    inside = {words for words, cost in expected.items() if cost <= min(expected.values()) + beam - 1e-4}
+    assert inside <= set(found) < set(expected)
+    for words, sequence in found.items():
+        same = [path for path in paths if path.words == words and path.labels == tuple(sequence.ilabels.tolist())]
+        best = min(same, key=lambda path: path.cost)
+        assert sequence.cost == pytest.approx(expected[words], abs=1e-4) == pytest.approx(best.cost, abs=1e-4)
+        assert sequence.acoustic_cost == pytest.approx(best.acoustic_cost, abs=1e-4)
+    everything = by_text(nbest.lattice.determinized())
+    assert set(everything) >= {words for words, cost in expected.items() if cost <= min(expected.values()) + 5 - 1e-4}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_determinised_as_by_openfst(seed):
+    """Costs of texts, and numbers of states and arcs, with links of several words and costs below zero."""
+    kaldifst = pytest.importorskip("kaldifst")
+    graph = random_graph(seed, columns=6, states=12)
+    decoder = make(graph, vocab_size=5, blank_id=5, lattice=True, lattice_beam=1.5)
+    lattice = decoder.decode(random_log_probs(1, 6, 6, seed=seed), [6])[0].lattice
+    assert (lattice.links["epsilon"] >= 0).any()
+    ours = lattice.determinized(50.0)
+    assert ours.beam == 50.0
+    rows = lattice.arcs()
+    acceptor = kaldifst.compile(
+        "\n".join(f"{a['source']} {a['target']} {a['word']} {a['graph_cost'] + a['acoustic_cost']}" for a in rows)
+        + f"\n{rows['target'].max()}\n", acceptor=True,
+    )  # fmt: skip
+    kaldifst.rmepsilon(acceptor)
+    theirs = kaldifst.determinize(acceptor)
+
+    def texts_of(fst, state, words, cost, texts):
+        final = float(fst.final(state).value)
+        if final < math.inf:
+            assert words not in texts
+            texts[words] = cost + final
+        for arc in kaldifst.ArcIterator(fst, state):
+            own = (graph.words[arc.ilabel],) if arc.ilabel else ()
+            texts_of(fst, arc.nextstate, words + own, cost + float(arc.weight.value), texts)
+        return texts
+
+    expected = texts_of(theirs, theirs.start, (), 0.0, {})
+    assert {words: s.cost for words, s in by_text(ours, 10**6).items()} == pytest.approx(expected, abs=1e-3)
+    written = kaldifst.compile(ours.to_openfst_text(), acceptor=True)
+    assert texts_of(written, written.start, (), 0.0, {}) == pytest.approx(expected, abs=1e-3)
+
+
+def test_with_few_states_the_beam_is_what_they_hold():
+    _, nbest = small_lattice(1, beam=9.0)
+    all_of_it = nbest.lattice.determinized()
+    whole = by_text(all_of_it)
+    least_cost = min(sequence.cost for sequence in whole.values())
+    seen = set()
+    for share in (0.1, 0.4, 0.6, 0.8, 0.95):
+        max_states = max(1, int(share * (all_of_it.num_states - 1)))
+        lattice = nbest.lattice.determinized(max_states=max_states)
+        assert 0 <= lattice.beam < 9.0
+        assert lattice.num_states <= max(max_states, 6) + 1
+        found = by_text(lattice)
+        inside = {words for words, sequence in whole.items() if sequence.cost <= least_cost + lattice.beam}
+        assert set(found) == inside
+        seen.add(len(found))
+    assert len(seen) > 2
+    with pytest.raises(ValueError, match="max_states is 0"):
+        nbest.lattice.determinized(max_states=0)
+
+
+def test_kaldis_compact_lattice_reads_as_written():
+    _, nbest = small_lattice(2)
+    lattice = nbest.lattice.determinized()
+    key, *lines = lattice.to_kaldi_text("utt7").split("\n")
+    assert (key, lines[-2:]) == ("utt7", ["", ""])
+    arcs, finals = {}, {}
+    for line in lines[:-2]:
+        *fields, weight = line.split()
+        graph_cost, acoustic_cost, labels = weight.split(",")
+        own = float(graph_cost) + float(acoustic_cost), tuple(map(int, labels.split("_"))) if labels else ()
+        if len(fields) == 1:
+            finals[int(fields[0])] = own
+        else:
+            arcs.setdefault(int(fields[0]), []).append((int(fields[1]), int(fields[2]), own))
+    texts = {}
+
+    def walk(state, words, cost, labels):
+        if state in finals:
+            texts[words] = cost + finals[state][0], labels + finals[state][1]
+        for target, word, own in arcs.get(state, ()):
+            walk(target, (*words, nbest.lattice.graph.words[word]), cost + own[0], labels + own[1])
+
+    walk(0, (), 0.0, ())
+    for words, sequence in by_text(lattice).items():
+        cost, labels = texts.pop(words)
+        assert cost == pytest.approx(sequence.cost, abs=1e-3)
+        assert labels == tuple(label + 1 for label in sequence.ilabels.tolist())
+        assert len(labels) == 7
+    assert not texts
+
+
+def test_frames_of_states_are_what_was_read_on_the_way():
+    _, nbest = small_lattice(0, frames=9)
+    lattice = nbest.lattice.determinized()
+    for arc in lattice.arcs:
+        frames = lattice.state_frames[[arc["source"], arc["target"]]]
+        assert frames[1] - frames[0] == arc["end"] - arc["begin"]
+    assert lattice.state_frames[-1] == 9
+
+
+def test_without_frames_there_is_the_empty_text():
+    decoder = make(toy_graph(0), lattice=True)
+    lattice = decoder.decode(random_log_probs(1, 3, len(PIECES) + 1, seed=0), [0])[0].lattice.determinized()
+    assert [sequence.words for sequence in lattice.n_best(3)][:1] == [()]
+
+
+# ------------------------------------------------------------------- posteriors over all of it
+def tree_of(lattice):
+    """The same texts with a state for each beginning of one."""
+    texts = lattice.n_best(10**6)
+    rows, states = [], {(): 0}
+    for sequence in texts:
+        words = [lattice.words.index(word) for word in sequence.words]
+        for n in range(len(words)):
+            if tuple(words[: n + 1]) not in states:
+                states[tuple(words[: n + 1])] = len(states)
+                rows.append((states[tuple(words[:n])], len(states) - 1, words[n], 0.0))
+        rows.append((states[tuple(words)], -1, 0, sequence.cost))
+    arcs = np.zeros(len(rows), WORD_ARC)
+    for arc, (source, target, word, cost) in zip(arcs, rows, strict=True):
+        arc["source"], arc["target"] = source, target if target >= 0 else len(states)
+        arc["word"], arc["graph_cost"] = word, cost
+    arcs = arcs[np.argsort(arcs["source"], kind="stable")]
+    return WordLattice(lattice.words, np.zeros(len(states) + 1, np.int32), arcs, np.zeros(0, np.int32), lattice.beam)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_risk_and_confidence_are_those_over_all_texts(seed):
+    _, nbest = small_lattice(seed, n_best=10, beam=5.0)
+    lattice = nbest.lattice.determinized()
+    texts = lattice.n_best(10**6)
+    shares = posteriors([-sequence.cost for sequence in texts])
+    ids = [[lattice.words.index(word) for word in sequence.words] for sequence in texts]
+    for path, rated, bound in zip(
+        nbest, with_confidence(nbest.paths, tree_of(lattice)), with_confidence(nbest.paths, lattice), strict=True
+    ):
+        own = [word.label for word in path.words]
+        risk = sum(
+            share * align(np.array(own, np.int64), np.array(other, np.int64), np.zeros(len(own), np.bool_))
+            for share, other in zip(shares, ids, strict=True)
+        )
+        assert rated.risk == pytest.approx(risk)
+        assert bound.risk >= risk - 1e-9
+        assert bound.risk == pytest.approx(risk, rel=0.5)
+        for n, word in enumerate(rated.words):
+            same = [matches(own, other)[n] for other in ids]
+            assert word.confidence == pytest.approx(float(shares @ np.array(same)), abs=0.15)  # ties of alignments
+            assert 0 <= word.confidence <= 1
+
+
+def test_confidence_over_the_lattice_if_asked_for():
+    log_probs = random_log_probs(2, 8, len(PIECES) + 1, seed=3)
+    options = {"n_best": 3, "lattice_beam": 6.0, "lattice": True}
+    plain, whole = (
+        make(toy_graph(0), posteriors=over, **options).decode(log_probs, [8, 5]) for over in ("n_best", "lattice")
+    )
+    for one, other in zip(plain, whole, strict=True):
+        assert [path.text for path in one] == [path.text for path in other]
+        assert all(path.risk is None for path in one)
+        lattice = other.lattice.determinized()
+        again = with_confidence(one.paths, lattice)
+        assert [(path.words, path.risk) for path in again] == [(path.words, path.risk) for path in other]
+        assert other.best.words[0].confidence < one.best.words[0].confidence  # more texts than three
+        assert minimum_bayes_risk(other.paths).risk == min(path.risk for path in other)
+    with pytest.raises(ValueError, match="posteriors is 'all', expected one of n_best, lattice"):
+        make(toy_graph(0), posteriors="all")

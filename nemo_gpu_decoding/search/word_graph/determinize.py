@@ -1,0 +1,262 @@
+"""Determinisation of an acyclic lattice: of all paths with the same words, the cheapest one [Povey et al. 2012].
+
+A state of the result is a subset: nodes of the lattice that the same words lead to, each with what it costs more
+than the cheapest of them and with the labels read since the labels that all have in common. Example: "a" leads to
+node 4 at cost 2.0 over the labels 1 1 2, and to node 5 at cost 2.5 over 1 2. An arc with the word "a", the cost 2.0
+and the label 1 leads to the subset {(4, 0.0, 1 2), (5, 0.5, 2)}; where the same subset is reached after other
+words, it is the same state.
+
+States are expanded in the order of the cost of the best path through them, which is known: costs to the end are
+those of the lattice. So every state has its final cost when its turn comes, nothing beyond the beam is ever made,
+and what stands when the search ends early is all that is within a narrower beam. Costs are integers, in units of
+2**-24: sums do not depend on their order, and equal subsets are equal.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any
+
+import numpy as np
+
+from nemo_gpu_decoding.jit import compiled
+
+COST_UNIT = 1.0 / (1 << 24)
+FAR = np.int64(1) << 60
+_MIX = np.int64(0x1E3779B97F4A7C15)
+
+# An arc of an acyclic lattice with one final state, the last
+ARC = np.dtype(
+    [
+        ("source", np.int32),
+        ("target", np.int32),  # > source
+        ("label", np.int32),  # column of the log-probs + 1; 0: no frame is read
+        ("word", np.int32),  # 0 for none
+        ("graph_cost", np.float64),  # with LM and boosting
+        ("acoustic_cost", np.float64),
+    ]
+)
+# The same with a word (0 on arcs to the final state) and all labels that are read meanwhile
+WORD_ARC = np.dtype(
+    [
+        ("source", np.int32),
+        ("target", np.int32),
+        ("word", np.int32),
+        ("graph_cost", np.float64),
+        ("acoustic_cost", np.float64),
+        ("begin", np.int64),  # of its labels
+        ("end", np.int64),
+    ]
+)
+
+
+@compiled
+def costs_to_end(arcs, num_states, costs):
+    """costs [A] int64, of each arc; least cost from each state to the final one, [N] int64."""
+    least = np.full(num_states, FAR)
+    least[num_states - 1] = 0
+    for i in range(len(arcs) - 1, -1, -1):
+        least[arcs[i].source] = min(least[arcs[i].source], costs[i] + least[arcs[i].target])
+    return least
+
+
+@compiled
+def determinized(arcs, begin, costs, graph_costs, to_end, beam, max_states):
+    """All word sequences within a beam of the best, each once.
+
+    Args:
+        arcs: [A] ARC, sorted by source.
+        begin: [N + 1], where the arcs of each state begin.
+        costs: [A] int64, of each arc.
+        graph_costs: [A] int64, part of these.
+        to_end: [N] int64, see `costs_to_end`.
+        beam: int64.
+        max_states: to expand.
+
+    Returns:
+        rows [M, 6] int64: state (by order of discovery), next state or -1 for the final one, word, cost, graph
+        cost, string; the first node of each state; parents, labels and lengths of strings, each a label after
+        another string, 0 being the empty one; the beam within which all is there.
+    """
+    strings = {np.int64(0): np.int64(0)}  # parent << 32 | label -> string
+    parents, labels, lengths = [np.int64(0)], [np.int64(0)], [np.int64(0)]
+    nodes, residuals = [np.int64(0)], [np.int64(0)]  # of all subsets, one after the other
+    graph_residuals, pasts = [np.int64(0)], [np.int64(0)]
+    subset_begin = [np.int64(0), np.int64(1)]
+    known = {np.int64(0): np.int64(-1)}  # hash -> the newest state with it
+    older = [np.int64(-1)]  # of each state, the one before with its hash
+    reached, ahead, is_done = [np.int64(0)], [to_end[0]], [False]
+    heap = [(to_end[0], np.int64(0))]
+    rows = [(np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0))]
+    limit, expanded = to_end[0] + beam, 0
+    least = np.full(len(to_end), FAR)
+    least_graph, past = np.zeros(len(to_end), np.int64), np.zeros(len(to_end), np.int64)
+    while len(heap) > 0:
+        total, state = heapq.heappop(heap)
+        if is_done[state]:
+            continue
+        if expanded >= max_states and total > to_end[0]:  # never before the best text is there
+            limit = total - 1
+            break
+        is_done[state] = True
+        expanded += 1
+        within = limit - reached[state]
+        # the subset and what it leads to without words
+        pending = [np.int64(-1)]
+        for e in range(subset_begin[state], subset_begin[state + 1]):
+            node = nodes[e]
+            least[node], least_graph[node], past[node] = residuals[e], graph_residuals[e], pasts[e]
+            heapq.heappush(pending, node)
+        heapq.heappop(pending)
+        found = [(np.int64(0), np.int64(0), np.int64(0), np.int64(0))]  # target, cost, graph cost, string
+        keys = [np.int64(-1)]
+        last = np.int64(-1)
+        while len(pending) > 0:
+            node = heapq.heappop(pending)
+            if node == last:
+                continue
+            last = node
+            if node == len(to_end) - 1:
+                rows.append((state, np.int64(-1), np.int64(0), least[node], least_graph[node], past[node]))
+            for i in range(begin[node], begin[node + 1]):
+                target, cost = np.int64(arcs[i].target), least[node] + costs[i]
+                graph_cost = least_graph[node] + graph_costs[i]
+                if cost + to_end[target] > within:
+                    continue
+                if arcs[i].word == 0 and (
+                    cost > least[target] or (cost == least[target] and graph_cost >= least_graph[target])
+                ):
+                    continue
+                string = past[node]
+                if arcs[i].label != 0:
+                    string = _longer(string, np.int64(arcs[i].label), strings, parents, labels, lengths)
+                if arcs[i].word != 0:
+                    keys.append((np.int64(arcs[i].word) << 32) | target)
+                    found.append((target, cost, graph_cost, string))
+                    continue
+                if least[target] == FAR:
+                    heapq.heappush(pending, target)
+                least[target], least_graph[target], past[target] = cost, graph_cost, string
+            least[node] = FAR
+        # one subset for each word
+        order, first = np.argsort(np.array(keys), kind="mergesort"), 1
+        while first < len(order):
+            word, end = keys[order[first]] >> 32, first
+            subset = [found[0]]
+            subset.pop()
+            while end < len(order) and keys[order[end]] >> 32 == word:
+                entry = found[order[end]]
+                if len(subset) == 0 or subset[-1][0] != entry[0]:
+                    subset.append(entry)
+                elif (entry[1], entry[2]) < (subset[-1][1], subset[-1][2]):
+                    subset[-1] = entry
+                end += 1
+            first = end
+            best = subset[0][1] + to_end[subset[0][0]]
+            for entry in subset:
+                best = min(best, entry[1] + to_end[entry[0]])
+            subset = [entry for entry in subset if entry[1] + to_end[entry[0]] <= best + beam]
+            cost, graph_cost, prefix = subset[0][1], subset[0][2], subset[0][3]
+            for entry in subset:
+                if (entry[1], entry[2]) < (cost, graph_cost):
+                    cost, graph_cost = entry[1], entry[2]
+                prefix = _common_prefix(prefix, entry[3], parents, lengths)
+            value, size = np.int64(word * 0), len(nodes)
+            for entry in subset:
+                string = _without_prefix(entry[3], lengths[prefix], strings, parents, labels, lengths)
+                nodes.append(entry[0])
+                residuals.append(entry[1] - cost)
+                graph_residuals.append(entry[2] - graph_cost)
+                pasts.append(string)
+                for part in (entry[0], entry[1] - cost, entry[2] - graph_cost, string):
+                    value = (value ^ part) * _MIX
+                    value ^= value >> 29
+            other = known[value] if value in known else np.int64(-1)
+            while other >= 0:
+                begin_other, same = subset_begin[other], subset_begin[other + 1] - subset_begin[other] == len(subset)
+                for k in range(len(subset) if same else 0):
+                    a, b = begin_other + k, size + k
+                    same = same and nodes[a] == nodes[b] and pasts[a] == pasts[b]
+                    same = same and residuals[a] == residuals[b] and graph_residuals[a] == graph_residuals[b]
+                if same:
+                    break
+                other = older[other]
+            if other >= 0:
+                for _ in range(len(subset)):
+                    nodes.pop()
+                    residuals.pop()
+                    graph_residuals.pop()
+                    pasts.pop()
+            else:
+                other = np.int64(len(reached))
+                older.append(known[value] if value in known else np.int64(-1))
+                known[value] = other
+                subset_begin.append(np.int64(len(nodes)))
+                reached.append(FAR)
+                ahead.append(best - cost)
+                is_done.append(False)
+            rows.append((state, other, word, cost, graph_cost, prefix))
+            if reached[state] + cost < reached[other]:
+                reached[other] = reached[state] + cost
+                heapq.heappush(heap, (reached[other] + ahead[other], other))
+    kept = np.empty((len(rows), 6), np.int64)
+    count = 0
+    for i in range(1, len(rows)):
+        state, other, word, cost, graph_cost, string = rows[i]
+        rest = ahead[other] if other >= 0 else np.int64(0)
+        if reached[state] + cost + rest <= limit:
+            kept[count, 0], kept[count, 1], kept[count, 2] = state, other, word
+            kept[count, 3], kept[count, 4], kept[count, 5] = cost, graph_cost, string
+            count += 1
+    first_nodes = np.empty(len(reached), np.int64)
+    for s in range(len(reached)):
+        first_nodes[s] = nodes[subset_begin[s]]
+    return (
+        kept[:count].copy(), first_nodes, np.array(parents), np.array(labels), np.array(lengths), limit - to_end[0],
+    )  # fmt: skip
+
+
+@compiled
+def _longer(string, label, strings, parents, labels, lengths):
+    """The number of a string and one label more."""
+    key = (string << 32) | label
+    if key not in strings:
+        strings[key] = np.int64(len(parents))
+        parents.append(string)
+        labels.append(label)
+        lengths.append(lengths[string] + 1)
+    return strings[key]
+
+
+@compiled
+def _common_prefix(first, second, parents, lengths):
+    while first != second:
+        if lengths[first] >= lengths[second]:
+            first = parents[first]
+        else:
+            second = parents[second]
+    return first
+
+
+@compiled
+def _without_prefix(string, length, strings, parents, labels, lengths):
+    """A string without its first labels."""
+    rest, size = np.empty(lengths[string] - length, np.int64), lengths[string] - length
+    while size > 0:
+        size -= 1
+        rest[size] = labels[string]
+        string = parents[string]
+    shorter: Any = np.int64(0)
+    for label in rest:
+        shorter = _longer(shorter, label, strings, parents, labels, lengths)
+    return shorter
+
+
+@compiled
+def spelled(string, parents, labels, lengths):
+    """The labels of a string."""
+    found = np.empty(lengths[string], np.int32)
+    for n in range(len(found) - 1, -1, -1):
+        found[n] = labels[string]
+        string = parents[string]
+    return found
