@@ -14,6 +14,7 @@ from nemo_gpu_decoding import (
     Request,
     build_word_boosting,
 )
+from nemo_gpu_decoding.search.word_graph.decoder import MOST_PARTIAL
 from tests.contract.subject import VOCAB, LogProbs, Subject, TokenFusion, WordGraph
 from tests.search.transducer.table_networks import WIDTH, TableNetworks, random_frames
 
@@ -125,7 +126,7 @@ class CudaWFSTSubject(WordGraph):
 
 class Lattices(CudaWFSTSubject):
     variants = ("normal",)
-    n_best = 3
+    n_best, most_partial = 3, MOST_PARTIAL
 
 
 class PagedBigLMSubject(CudaWFSTSubject):

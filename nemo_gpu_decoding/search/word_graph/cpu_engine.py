@@ -48,8 +48,8 @@ from nemo_gpu_decoding.search.word_graph.records import (
 from nemo_gpu_decoding.search.word_graph.stream_state import (
     ModelsOf,
     StreamState,
-    grown,
     grown_back_pointers,
+    grown_links,
     raise_stop,
 )
 
@@ -108,7 +108,7 @@ def read_chunk(
             kept = grown_back_pointers(state.back_pointers, counters, tokens, more)
             state = state._replace(back_pointers=kept)
         elif status == LINKS_FULL:
-            state = state._replace(links=grown(state.links, int(counters["links"][0])))
+            state = state._replace(links=grown_links(state.links, counters, float(models.params.lattice_beam)))
         elif status == GROUPS_FULL:
             work = with_more_groups(work, models.params.max_active)
         elif status in (BAD_FRAME, NO_TOKEN):

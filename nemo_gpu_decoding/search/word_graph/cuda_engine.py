@@ -139,7 +139,7 @@ class CUDAEngine(Engine):
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
         """Of the utterances `rows` what their results need: all for a lattice, else see `best_paths`."""
-        if self._composition.composes or (final and self._config.keeps_links):
+        if self._composition.composes or (self._config.keeps_links and (final or n_best > 1)):
             known = self.utterances()
             return [known[row] for row in rows]
         return self.best_paths(rows, final=final)

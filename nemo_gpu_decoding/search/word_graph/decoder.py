@@ -45,6 +45,7 @@ from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, Strea
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
+MOST_PARTIAL = 100  # alternatives of a running stream; each is aligned with all others
 NO_END = "no hypothesis has reached a final state of the graph; the result may break off within a word"
 
 
@@ -124,11 +125,16 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
     def _results(
         self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
     ) -> list[NBest[WordPath]]:
-        return [self._result(known, final) for known in engine.results(rows, n_best, final=final)]
+        return [self._result(known, n_best, final) for known in engine.results(rows, n_best, final=final)]
+
+    def _most_partial(self) -> tuple[int, str]:
+        if self.config.keeps_links:
+            return MOST_PARTIAL, ""
+        return 1, ": alternatives are kept where the config has n_best > 1 or lattice"
 
     # ----------------------------------------------------------------------------------- results
 
-    def _result(self, state: StreamState, final: bool) -> NBest[WordPath]:
+    def _result(self, state: StreamState, n_best: int, final: bool) -> NBest[WordPath]:
         notes, found, ended = [], _best_path(state, final), final
         if found is None:
             notes.append(NO_END)
@@ -141,9 +147,9 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         lattice = relative = None
         if not final:
             relative = relative_cost(found, _best_path(state, final=True))
-        elif self.config.keeps_links:
+        if self.config.keeps_links and (final or n_best > 1):
             lattice = lattice_of(state, ended)
-            paths = self._paths(lattice, self.config.n_best)
+            paths = self._paths(lattice, n_best)
         return NBest(
             paths,
             state.frames,

@@ -26,7 +26,7 @@ from nemo_gpu_decoding.search.word_graph.kbest import backward_costs, best_texts
 from nemo_gpu_decoding.search.word_graph.keys import BLANK_MOVE, NEW_TOKEN
 from nemo_gpu_decoding.search.word_graph.lattice_rescoring import SecondLM, rescored_links
 from nemo_gpu_decoding.search.word_graph.lm_pair import lm_labels
-from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
+from nemo_gpu_decoding.search.word_graph.stream_state import BEAM_SLACK, StreamModels, StreamState
 from nemo_gpu_decoding.search.word_graph.word_lattice import WordLattice, determinized_lattice, word_arcs
 
 
@@ -247,7 +247,7 @@ def _pruned(
     before, after = np.empty(nodes), np.empty(nodes)
     forward_costs(nodes, links, before)
     backward_costs(nodes, links, ends["node"].copy(), ends["cost"].copy(), after)
-    limit = after[0] + beam + 1e-4  # rounding: the best path itself must stay
+    limit = after[0] + beam + BEAM_SLACK
     links = links[before[links["source"]] + links["cost"] + after[links["target"]] <= limit]
     ends = ends[before[ends["node"]] + ends["cost"] <= limit]
     kept = np.zeros(nodes, bool)

@@ -10,13 +10,17 @@ import pytest
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
+from nemo_gpu_decoding.search.word_graph import cpu_engine
 from nemo_gpu_decoding.search.word_graph.determinize import WORD_ARC
 from nemo_gpu_decoding.search.word_graph.mbr import align, matches, minimum_bayes_risk, posteriors, with_confidence
+from nemo_gpu_decoding.search.word_graph.stream_state import grown
 from nemo_gpu_decoding.search.word_graph.word_lattice import WordLattice
+from tests.contract.subject import all_facts
 from tests.graph.toy import PIECES
 from tests.oracles.ngram import sentence_cost
 from tests.random_models import random_log_probs
-from tests.search.word_graph.models import make, make_paged, random_graph, random_lm, toy_graph
+from tests.search.word_graph.both import assert_same_lattice
+from tests.search.word_graph.models import make, make_paged, nested_pair, random_graph, random_lm, toy_graph
 
 
 class Whole(NamedTuple):
@@ -347,3 +351,45 @@ def test_confidence_over_the_lattice_if_asked_for():
         assert minimum_bayes_risk(other.paths).risk == min(path.risk for path in other)
     with pytest.raises(ValueError, match="posteriors is 'all', expected one of n_best, lattice"):
         make(toy_graph(0), posteriors="all")
+
+
+# -------------------------------------------------------------------------------- long streams
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize("chunk", [7, 300])
+def test_links_that_are_dropped_on_the_way_are_in_no_lattice(monkeypatch, chunk, paged):
+    frames, options = 300, {"beam": 12.0, "lattice": True, "lattice_beam": 3.0}
+    decoder = make_paged(*nested_pair(1), **options) if paged else make(toy_graph(1), **options)
+    log_probs = 2 * random_log_probs(1, frames, len(PIECES) + 1, seed=5)
+
+    def streamed():
+        streams, sizes = decoder.open(1), []
+        for begin in range(0, frames, chunk):
+            decoder.push(streams, log_probs[:, begin : begin + chunk], [min(chunk, frames - begin)])
+            sizes.append(len(streams.engine.results([0], 1, final=False)[0].links))
+        return decoder.close(streams)[0].lattice, sizes
+
+    lattice, sizes = streamed()
+    monkeypatch.setattr(
+        cpu_engine, "grown_links", lambda links, counters, beam: grown(links, int(counters["links"][0]))
+    )
+    everything, unpruned = streamed()
+    assert_same_lattice(lattice, everything)
+    assert sizes[-1] <= unpruned[-1] / 4
+
+
+def test_a_running_stream_has_alternatives():
+    log_probs = random_log_probs(2, 14, len(PIECES) + 1, seed=5)
+    decoder = make(toy_graph(1), n_best=5, lattice_beam=8.0)
+    streams = decoder.open(2)
+    decoder.push(streams, log_probs[:, :8], [8, 5])
+    for one, many in zip(decoder.partial(streams), decoder.partial(streams, n_best=4), strict=True):
+        assert [path.text for path in many][:1] == [one.best.text]
+        assert many.best.score == pytest.approx(one.best.score, abs=1e-4)
+        assert many.relative_cost == one.relative_cost
+        assert len({path.text for path in many}) == len(many) == 4
+        assert [path.score for path in many] == sorted((path.score for path in many), reverse=True)
+    decoder.push(streams, log_probs[:, 8:], [6, 0])
+    whole = decoder.decode(log_probs, [14, 5])
+    assert all_facts(decoder.close(streams)) == all_facts(whole)
+    with pytest.raises(ValueError, match="n_best is 2, expected 1: alternatives are kept where the config has"):
+        make(toy_graph(1)).partial(make(toy_graph(1)).open(1), n_best=2)
