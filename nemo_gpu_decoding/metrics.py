@@ -76,6 +76,11 @@ def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> WordErr
     return WordErrors(words, substitutions, deletions, insertions)
 
 
+def oracle_text(reference: str, texts: Iterable[str]) -> str:
+    """The text with the fewest word errors, the first of several."""
+    return min(texts, key=lambda text: word_errors([reference], [text]).total)
+
+
 def phrase_score(references: Sequence[str], hypotheses: Sequence[str], phrases: Iterable[str]) -> PhraseScore:
     """Count every phrase in every utterance, as a sequence of whole words, case ignored.
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, phrase_score, word_errors
+from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, oracle_text, phrase_score, word_errors
 from nemo_gpu_decoding.report import format_table
 
 
@@ -37,6 +37,10 @@ def test_missing_kaldialign_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "kaldialign", None)
     with pytest.raises(ImportError, match="pip install kaldialign"):
         word_errors(["a"], ["a"])
+
+
+def test_the_oracle_is_the_text_with_the_fewest_errors():
+    assert oracle_text("a b c", ["a x", "a b x", "x b c", "a"]) == "a b x"
 
 
 def test_phrases_match_whole_words_and_ignore_case():

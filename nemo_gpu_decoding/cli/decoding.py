@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from nemo_gpu_decoding.checks import check_number
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES, find_strategy
 from nemo_gpu_decoding.presets import load_preset, preset_names
 
@@ -91,6 +92,21 @@ def check_counts(options: Any, *names: str) -> None:
     for name in names:
         if getattr(options, name) < 1:
             raise ValueError(f"{name} is {getattr(options, name)}, expected an integer >= 1")
+
+
+def check_rescoring(options: Any) -> None:
+    """Raise a ValueError for a second pass (`rescore`) that has nothing to order, or with weights below 0."""
+    weights = options.rescore_weight
+    for name, values in (
+        ("rescore_weight", weights if isinstance(weights, list) else [weights]),
+        ("rescore_lm_share", [options.rescore_lm_share]),
+    ):
+        for value in values:
+            check_number(name, value)
+    if options.rescore and options.n_best < 2:
+        raise ValueError(
+            f"rescore={options.rescore} orders n_best hypotheses; n_best is {options.n_best}, expected >= 2"
+        )
 
 
 def section_of(strategy: str) -> str:

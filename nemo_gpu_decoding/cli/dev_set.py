@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.manifest import Utterance, references_of
-from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, phrase_score, word_errors
+from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, oracle_text, phrase_score, word_errors
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from nemo_gpu_decoding.nemo_plugin.model import Head
     from nemo_gpu_decoding.search.decoder import Decoder
-    from nemo_gpu_decoding.search.result import Path
+    from nemo_gpu_decoding.search.rescoring import Rescoring
+    from nemo_gpu_decoding.search.result import NBest, Path
 
     Search = Decoder[Any, Any]
 
@@ -43,19 +44,29 @@ class DevSet:
     audio_seconds: float
     encoder_seconds: float  # what computing the inputs took
 
-    def decode(self, decoder: Search, text_of: Callable[[Path], str]) -> Decoded:
-        """Best text of every utterance, and the seconds of the search itself."""
-        paths, seconds = [], 0.0
+    def decode(self, decoder: Search, text_of: Callable[[Path], str], second: Rescoring | None = None) -> Decoded:
+        """Best text of every utterance, oracle texts where there are more, and the seconds of the search itself."""
+        results: list[NBest] = []
+        seconds = 0.0
         for batch in self.batches:
             started = time.perf_counter()
-            results = decoder.decode(batch.inputs, batch.lengths)
+            results += decoder.decode(batch.inputs, batch.lengths)
             seconds += time.perf_counter() - started
-            paths += [nbest.best for nbest in results]
-        return Decoded(tuple(map(text_of, paths)), seconds)
+        if second is not None:
+            from nemo_gpu_decoding.search.rescoring import rescored
 
-    def score(self, texts: Sequence[str], phrases: Sequence[str]) -> Score:
+            results = rescored(results, second.scorer, text_of, weight=second.weight, lm_share=second.lm_share)
+        oracles: tuple[str, ...] = ()
+        if any(len(nbest) > 1 or nbest.lattice is not None for nbest in results):
+            pairs = zip(self.references, results, strict=True)
+            oracles = tuple(_oracle(reference, nbest, text_of) for reference, nbest in pairs)
+        return Decoded(tuple(text_of(nbest.best) for nbest in results), seconds, oracles)
+
+    def score(self, texts: Sequence[str], phrases: Sequence[str], oracles: Sequence[str] = ()) -> Score:
         return Score(
-            word_errors(self.references, texts), phrase_score(self.references, texts, phrases) if phrases else None
+            word_errors(self.references, texts),
+            phrase_score(self.references, texts, phrases) if phrases else None,
+            word_errors(self.references, oracles) if oracles else None,
         )
 
 
@@ -65,6 +76,7 @@ class Decoded:
 
     texts: tuple[str, ...]
     seconds: float  # of the decoder alone
+    oracles: tuple[str, ...] = ()  # the best texts of lattices or n-best lists, if there are any
 
 
 @dataclass(frozen=True)
@@ -73,6 +85,14 @@ class Score:
 
     errors: WordErrors
     phrases: PhraseScore | None
+    oracle: WordErrors | None = None  # of the best texts of lattices or n-best lists
+
+
+def _oracle(reference: str, nbest: NBest, text_of: Callable[[Path], str]) -> str:
+    """The text of the lattice, or of the n-best list, with the fewest word errors."""
+    if nbest.lattice is not None:
+        return nbest.lattice.oracle(reference)
+    return oracle_text(reference, map(text_of, nbest))
 
 
 def encode(head: Head, utterances: Sequence[Utterance], *, batch_size: int = 8, dtype: str = "float32") -> DevSet:

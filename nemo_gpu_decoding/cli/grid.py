@@ -24,6 +24,7 @@ class Point(NamedTuple):
     beam_width: float | None = None
     large_lm_weight: float | None = None
     pruning_mode: str | None = None
+    rescore_weight: float | None = None
 
     def __str__(self) -> str:
         """As one would type it."""
@@ -38,6 +39,7 @@ class Point(NamedTuple):
             self.large_lm_weight or 0.0,
             self.boosting_weight or 0.0,
             abs(self.beam_beta or 0.0),
+            self.rescore_weight or 0.0,
         )
         return (self.beam_size or 0, self.beam_width or 0.0, *weights)
 
@@ -52,11 +54,12 @@ def varied(points: Sequence[Point]) -> list[str]:
     return [name for name in Point._fields if any(getattr(point, name) is not None for point in points)]
 
 
-def at_point(decoder: Decoder[Any, Any], point: Point) -> Decoder[Any, Any]:
+def at_point(decoder: Decoder[Any, Any], point: Point, n_best: int | None = None) -> Decoder[Any, Any]:
     """The same decoder with other weights; LM or graph and phrases are shared, not loaded again.
 
     The LM of a word graph is the graph itself: None keeps its weight. Without a weight for them there
-    are no phrases, and no LM that is not part of a graph.
+    are no phrases, and no LM that is not part of a graph. `n_best` hypotheses are returned, as many as the decoder's
+    config says if it is None, at most beam_size.
     """
     from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 
@@ -69,8 +72,9 @@ def at_point(decoder: Decoder[Any, Any], point: Point) -> Decoder[Any, Any]:
         "large_lm_weight": point.large_lm_weight,
     }
     changes: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    changes["n_best"] = n_best or decoder.config.n_best
     if point.beam_size is not None:
-        changes["n_best"] = min(decoder.config.n_best, point.beam_size)
+        changes["n_best"] = min(changes["n_best"], point.beam_size)
     fusion, lm_weight = decoder.fusion, point.lm_weight
     if lm_weight is None and isinstance(decoder, CudaWFST):
         lm_weight = fusion.lm_weight

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -16,12 +16,13 @@ from nemo_gpu_decoding.cli.decoding import (
     DEFAULT_STRATEGY,
     ModelOptions,
     check_counts,
+    check_rescoring,
     decoding_config,
     section_of,
     writable_file,
 )
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
-from nemo_gpu_decoding.metrics import word_errors
+from nemo_gpu_decoding.metrics import oracle_text, word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class TranscribeOptions(ModelOptions):
     # with `text` are scored: word error rate per line in `out` and in total at the end.
     manifest: str | None = None
     # Write one JSON object per utterance here: audio_filepath, duration, pred_text, score, and where
-    # they apply n_best, words (with start, end and confidence), text and wer.
+    # they apply n_best, words (with start, end and confidence), text, wer and oracle_wer: that of the best
+    # of the n_best hypotheses, or of the lattice with decoding.wfst.decoding_mode=lattice.
     out: str | None = None
     # Hypotheses kept per frame, 1 .. 4096. More is slower and seldom better beyond 16.
     beam_size: int | None = None
@@ -65,6 +67,13 @@ class TranscribeOptions(ModelOptions):
     boosting_weight: float | None = None
     # Hypotheses returned per utterance (in `out`); by beam searches at most beam_size.
     n_best: int = 1
+    # Second pass: an LM that orders the n_best hypotheses: a word n-gram LM (a file of pack-lm, or ARPA), or the
+    # name or folder of a causal LM of Hugging Face.
+    rescore: str | None = None
+    # Weight of its log-probabilities, natural log, >= 0.
+    rescore_weight: float = 0.5
+    # What stays of the first LM's scores, >= 0; 0 replaces them.
+    rescore_lm_share: float = 1.0
     # Start and end of every word in seconds, and its confidence in [0, 1], in `out`.
     timestamps: bool = False
     # The head of a hybrid model: ctc or rnnt. null: the one that the strategy is for; else ctc if the
@@ -75,6 +84,7 @@ class TranscribeOptions(ModelOptions):
 
     def __post_init__(self) -> None:
         check_counts(self, "n_best", "batch_size")
+        check_rescoring(self)
         if self.head not in (None, "ctc", "rnnt"):
             raise ValueError(f"head is {self.head!r}, expected ctc or rnnt")
 
@@ -95,8 +105,8 @@ def run(options: TranscribeOptions) -> int:
     started = time.perf_counter()
     with ExitStack() as stack:
         sink = stack.enter_context(out.open("w", encoding="utf-8")) if out else None
-        texts = list(emit(utterances, _transcripts(model, utterances, options), sink))
-    report(utterances, texts, time.perf_counter() - started, model.device_name)
+        emitted = list(emit(utterances, _transcripts(model, utterances, options), sink))
+    report(utterances, emitted, time.perf_counter() - started, model.device_name)
     return 0
 
 
@@ -123,18 +133,26 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
     return cast(DictConfig, OmegaConf.merge(config, options.decoding))
 
 
-def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript], sink: TextIO | None) -> Iterator[str]:
+class Emitted(NamedTuple):
+    """What is left of a transcript for the totals."""
+
+    text: str
+    oracle: str | None  # the text with the fewest errors of several, where there are any and a reference
+
+
+def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript], sink: TextIO | None) -> Iterator[Emitted]:
     """Print each text and write its JSON line as soon as it is there."""
     from tqdm import tqdm
 
     for utterance, transcript in zip(utterances, transcripts, strict=True):
         tqdm.write(transcript.text, file=sys.stdout)
+        oracle = oracle_of(utterance.text, transcript)
         if sink:
-            sink.write(json.dumps(json_row(utterance, transcript), ensure_ascii=False) + "\n")
-        yield transcript.text
+            sink.write(json.dumps(json_row(utterance, transcript, oracle), ensure_ascii=False) + "\n")
+        yield Emitted(transcript.text, oracle)
 
 
-def json_row(utterance: Utterance, transcript: Transcript) -> dict[str, Any]:
+def json_row(utterance: Utterance, transcript: Transcript, oracle: str | None) -> dict[str, Any]:
     """One line of `out`."""
     row: dict[str, Any] = {
         "audio_filepath": utterance.name,
@@ -149,32 +167,52 @@ def json_row(utterance: Utterance, transcript: Transcript) -> dict[str, Any]:
     if utterance.text is not None:
         row["text"] = utterance.text
         row["wer"] = round(word_errors([utterance.text], [transcript.text]).wer, 4)
+        if oracle is not None:
+            row["oracle_wer"] = round(word_errors([utterance.text], [oracle]).wer, 4)
     return row
 
 
-def report(utterances: list[Utterance], texts: list[str], seconds: float, device: str) -> None:
+def oracle_of(reference: str | None, transcript: Transcript) -> str | None:
+    """The text of the lattice, or of the n-best list, with the fewest word errors; None if there is neither."""
+    if reference is None or (transcript.lattice is None and not transcript.n_best):
+        return None
+    if transcript.lattice is not None:
+        return transcript.lattice.oracle(reference)
+    return oracle_text(reference, [text for text, _ in transcript.n_best])
+
+
+def report(utterances: list[Utterance], emitted: list[Emitted], seconds: float, device: str) -> None:
     """Totals on stderr: RTFx (seconds of audio per second of work) and the word error rate."""
     audio = sum(utterance.duration for utterance in utterances)
     print(
-        f"{len(texts)} utterances, {audio:.1f} s of audio in {seconds:.2f} s on {device}: "
+        f"{len(emitted)} utterances, {audio:.1f} s of audio in {seconds:.2f} s on {device}: "
         f"RTFx {audio / max(seconds, 1e-9):.1f}",
         file=sys.stderr,
     )
-    scored = [(u.text, text) for u, text in zip(utterances, texts, strict=True) if u.text is not None]
+    scored = [(u.text, found) for u, found in zip(utterances, emitted, strict=True) if u.text is not None]
     if scored:
-        errors = word_errors(*map(list, zip(*scored, strict=True)))
+        references = [reference for reference, _ in scored]
+        errors = word_errors(references, [found.text for _, found in scored])
         print(
             f"WER {100 * errors.wer:.2f} % of {errors.words} words "
             f"(sub {errors.substitutions}, del {errors.deletions}, ins {errors.insertions})",
             file=sys.stderr,
         )
+        oracles = [found.oracle for _, found in scored if found.oracle is not None]
+        if len(oracles) == len(scored):
+            print(f"oracle WER {100 * word_errors(references, oracles).wer:.2f} %", file=sys.stderr)
 
 
 def _transcripts(model: Model, utterances: list[Utterance], options: TranscribeOptions) -> Iterator[Transcript]:
     from tqdm import tqdm
 
+    from nemo_gpu_decoding.search.rescoring import Rescoring, load_scorer
+
     files = [utterance.path for utterance in utterances]
+    second = None
+    if options.rescore:
+        second = Rescoring(load_scorer(options.rescore), options.rescore_weight, options.rescore_lm_share)
     with tqdm(total=len(files), unit="utt", desc="transcribing", disable=None, file=sys.stderr) as bar:
-        for transcript in model.transcribe(files, batch_size=options.batch_size):
+        for transcript in model.transcribe(files, batch_size=options.batch_size, second=second):
             yield transcript
             bar.update()

@@ -14,6 +14,8 @@ from nemo_gpu_decoding.cli.decoding import (
     DEFAULT_STRATEGY,
     LARGE_LM_STRATEGY,
     ModelOptions,
+    check_counts,
+    check_rescoring,
     decoding_config,
     load_phrase_file,
     section_of,
@@ -76,6 +78,16 @@ class TuneOptions(ModelOptions):
     objective: str = "wer"
     # Write the best combination here, as a preset for `transcribe preset=...`.
     out: str | None = None
+    # Hypotheses of each utterance, at most beam_size; with more than 1 a column shows the oracle WER, that of the
+    # best of them (of the whole lattice with wfst.decoding_mode lattice in the preset).
+    n_best: int = 1
+    # Second pass: an LM that orders the n_best hypotheses: a word n-gram LM (a file of pack-lm, or ARPA), or the
+    # name or folder of a causal LM of Hugging Face.
+    rescore: str | None = None
+    # Weights of its log-probabilities to try, natural log, >= 0.
+    rescore_weight: list[float] = field(default_factory=lambda: [0.2, 0.5, 1.0])
+    # What stays of the first LM's scores in the second pass, >= 0; 0 replaces them.
+    rescore_lm_share: float = 1.0
     # Combinations shown, best first.
     show: int = 20
     # How the encoder's output is kept between decodings: float32, or float16 for half the memory.
@@ -83,6 +95,8 @@ class TuneOptions(ModelOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_counts(self, "n_best")
+        check_rescoring(self)
         for name in Point.__annotations__:
             if getattr(self, name) == []:
                 raise ValueError(f"{name} is empty, expected values to try, such as {name}=[1,2]")
@@ -137,7 +151,9 @@ def run(options: TuneOptions) -> int:
     dev = encode(head, utterances, batch_size=options.batch_size, dtype=options.store)
     decoder = head.search(config)
     points = points_of(options, strategy, has_lm=options.lm is not None, has_phrases=bool(phrases))
-    trials = ranked(try_points(head, dev, decoder, points, phrases), options.objective)
+    if options.rescore:
+        points = [point._replace(rescore_weight=weight) for point in points for weight in options.rescore_weight]
+    trials = ranked(try_points(head, dev, decoder, points, phrases, options), options.objective)
     print(report(dev, trials, phrases, options.show))
     if head.name == "rnnt" and options.lm:
         print(f"\n{lm_weight_table(trials)}\n")
@@ -204,15 +220,20 @@ def points_of(options: TuneOptions, strategy: str, *, has_lm: bool, has_phrases:
 
 
 def try_points(
-    head: Head, dev: DevSet, decoder: Search, points: Sequence[Point], phrases: Sequence[str]
+    head: Head, dev: DevSet, decoder: Search, points: Sequence[Point], phrases: Sequence[str], options: TuneOptions
 ) -> list[Trial]:
     """Decode the dev set once per point, with the LM and the tree that `decoder` has."""
+    from nemo_gpu_decoding.search.rescoring import Rescoring, load_scorer
+
+    scorer = load_scorer(options.rescore) if options.rescore else None
+    n_best = options.n_best if options.n_best > 1 else None
     from tqdm import tqdm
 
     trials = []
     for point in tqdm(points, unit="point", desc="grid", disable=None, file=sys.stderr):
-        decoded = dev.decode(at_point(decoder, point), head.text_of)
-        trials.append(Trial(point, decoded, dev.score(decoded.texts, phrases)))
+        second = Rescoring(scorer, point.rescore_weight or 0.0, options.rescore_lm_share) if scorer else None
+        decoded = dev.decode(at_point(decoder, point, n_best), head.text_of, second)
+        trials.append(Trial(point, decoded, dev.score(decoded.texts, phrases, decoded.oracles)))
     return trials
 
 
@@ -233,7 +254,9 @@ def report(dev: DevSet, trials: Sequence[Trial], phrases: Sequence[str], show: i
     names = varied([trial.point for trial in trials])
     header = ["decoder", *names, "WER %", "sub", "del", "ins"]
     header += ["precision", "recall", "F-score"] if phrases else []
-    rows = [["greedy", *[""] * len(names), *score_cells(dev.score(dev.greedy_texts, phrases))]]
+    has_oracle = any(trial.score.oracle for trial in trials)
+    header += ["oracle WER %"] if has_oracle else []
+    rows = [["greedy", *[""] * len(names), *score_cells(dev.score(dev.greedy_texts, phrases)), *[""] * has_oracle]]
     for trial in trials[:show]:
         values = [getattr(trial.point, name) for name in names]
         rows.append(["beam", *values, *score_cells(trial.score)])
@@ -263,7 +286,8 @@ def lm_weight_table(trials: Sequence[Trial]) -> str:
 def score_cells(score: Score) -> list[Any]:
     errors, found = score.errors, score.phrases
     cells = [f"{100 * errors.wer:.2f}", errors.substitutions, errors.deletions, errors.insertions]
-    return cells + ([f"{v:.3f}" for v in (found.precision, found.recall, found.fscore)] if found else [])
+    cells += [f"{v:.3f}" for v in (found.precision, found.recall, found.fscore)] if found else []
+    return cells + ([f"{100 * score.oracle.wer:.2f}"] if score.oracle else [])
 
 
 def preset_comment(options: TuneOptions, trial: Trial) -> str:

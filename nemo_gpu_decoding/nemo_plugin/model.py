@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from nemo.collections.asr.models import ASRModel
     from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 
+    from nemo_gpu_decoding.search.rescoring import Rescoring
     from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
+    from nemo_gpu_decoding.search.word_graph.lattice import Lattice
 
 NO_NEMO = "this command needs NeMo: pip install 'nemo_toolkit[asr]'"
 
@@ -48,6 +50,7 @@ class Transcript:
     score: float | None  # natural log, as the strategy defines it
     words: tuple[Word, ...] = ()  # if timestamps were asked for
     n_best: tuple[tuple[str, float], ...] = ()  # (text, score), if more than one was asked for
+    lattice: Lattice | None = None  # of a word graph, with decoding_mode lattice
 
 
 @dataclass(frozen=True)
@@ -123,10 +126,19 @@ class Model:
         device = next(self.model.parameters()).device
         return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
-    def transcribe(self, files: Sequence[str | Path], *, batch_size: int = 8) -> Iterator[Transcript]:
-        """Transcribe with the present strategy, in the order of `files`, yielding batch by batch."""
+    def transcribe(
+        self, files: Sequence[str | Path], *, batch_size: int = 8, second: Rescoring | None = None
+    ) -> Iterator[Transcript]:
+        """Transcribe with the present strategy, in the order of `files`, yielding batch by batch.
+
+        `second` orders n-best lists anew.
+
+        Raises:
+            ValueError: scores of the strategy have no parts, of which `second` is to replace one.
+        """
         for hypothesis in self.hypotheses(files, batch_size):
-            yield self._transcript(hypothesis)
+            found = _as_list(hypothesis)
+            yield self._transcript(found if second is None else _rescored(found, second))
 
     def hypotheses(self, files: Sequence[str | Path], batch_size: int) -> Iterator[Any]:
         """One `Hypothesis` of NeMo's, or a list of them (n-best), per file."""
@@ -141,12 +153,15 @@ class Model:
                 # transducers of some NeMo versions give (best, all)
                 yield from batch[0] if isinstance(batch, tuple) else batch
 
-    def _transcript(self, result: Hypothesis | Sequence[Hypothesis]) -> Transcript:
-        hypotheses = _as_list(result)
+    def _transcript(self, hypotheses: Sequence[Hypothesis]) -> Transcript:
         best = hypotheses[0]
         ranked = tuple((hypothesis.text, _score(hypothesis)) for hypothesis in hypotheses)
         return Transcript(
-            text=best.text, score=ranked[0][1], words=self._words(best), n_best=ranked if len(ranked) > 1 else ()
+            text=best.text,
+            score=ranked[0][1],
+            words=self._words(best),
+            n_best=ranked if len(ranked) > 1 else (),
+            lattice=getattr(best, "lattice", None),
         )
 
     def _words(self, hypothesis: Hypothesis) -> tuple[Word, ...]:
@@ -334,6 +349,20 @@ def _as_list(result: Any) -> list[Any]:
         return list(result)
     n_best = getattr(result, "n_best_hypotheses", None)
     return list(n_best) if n_best else [result]
+
+
+def _rescored(hypotheses: Sequence[Hypothesis], second: Rescoring) -> list[Hypothesis]:
+    """The hypotheses with their new scores, best first."""
+    parts = [getattr(hypothesis, "score_parts", None) for hypothesis in hypotheses]
+    if second.lm_share != 1 and None in parts:
+        raise ValueError(
+            f"rescore_lm_share is {second.lm_share}, expected 1 with a strategy whose scores are not known by parts"
+        )
+    lm_scores = [0.0 if known is None else known.lm for known in parts]
+    changes = second.changes([hypothesis.text for hypothesis in hypotheses], lm_scores)
+    for hypothesis, change in zip(hypotheses, changes, strict=True):
+        hypothesis.score = float(hypothesis.score) + change
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
 
 
 def _score(hypothesis: Hypothesis) -> float:

@@ -13,12 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from pathlib import Path as FilePath
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 
 from nemo_gpu_decoding.checks import FieldError, check_int, check_number
+from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
+from nemo_gpu_decoding.lm.packed import PackedLM
+from nemo_gpu_decoding.lm.packed_file import is_packed_lm, load_packed_lm
 from nemo_gpu_decoding.search.result import NBest, Path
 
 P = TypeVar("P", bound=Path)
@@ -78,6 +82,61 @@ def _scores(scorer: TextScorer, texts: list[str]) -> dict[str, float]:
         if np.isnan(value):
             raise FieldError("scorer", value, "a log-probability", f"for the text {text!r}")
     return dict(zip(texts, values, strict=True))
+
+
+class Rescoring(NamedTuple):
+    """A second pass as the command line has it; the fields are those of `rescored`."""
+
+    scorer: TextScorer
+    weight: float
+    lm_share: float = 1.0
+
+    def changes(self, texts: Sequence[str], lm_scores: Sequence[float]) -> list[float]:
+        """What is added to the scores of texts, given the first LM's parts of them."""
+        log_probs = _scores(self.scorer, list(dict.fromkeys(texts)))
+        return [
+            self.weight * log_probs[text] + (self.lm_share - 1.0) * lm_score
+            for text, lm_score in zip(texts, lm_scores, strict=True)
+        ]
+
+
+def load_scorer(name: str) -> TextScorer:
+    """An n-gram LM over words (a file of `pack-lm`, or ARPA), or a causal LM (name or folder) of Hugging Face.
+
+    Texts are scored once: the answers are kept.
+
+    Raises:
+        ValueError: the file is damaged, or no LM.
+        ImportError: transformers is not installed.
+    """
+    path = FilePath(name).expanduser()
+    if path.is_file():
+        scorer: TextScorer = NgramLM(load_packed_lm(path) if is_packed_lm(path) else pack_arpa_in_memory(path))
+    else:
+        scorer = CausalLM(name)
+    known: dict[str, float] = {}
+
+    def scores(texts: Sequence[str]) -> list[float]:
+        new = [text for text in dict.fromkeys(texts) if text not in known]
+        known.update(_scores(scorer, new))
+        return [known[text] for text in texts]
+
+    return scores
+
+
+class NgramLM:
+    """log P(text) by an n-gram LM over words, </s> included.
+
+    Args:
+        lm: from `load_packed_lm` or `pack_arpa_in_memory`; words that it does not list are its <unk>.
+    """
+
+    def __init__(self, lm: PackedLM) -> None:
+        self.lm = lm
+
+    def __call__(self, texts: Sequence[str]) -> list[float]:
+        """[n] log P of each text, natural log."""
+        return [-self.lm.score(text.split(), final=self.lm.sentence_end >= 0) for text in texts]
 
 
 class CausalLM:

@@ -10,6 +10,7 @@ import pytest
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.transcribe import TranscribeOptions, build_decoding
+from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from tests.nemo_plugin.usage import write_lower_orders
 
 pytestmark = pytest.mark.nemo
@@ -105,7 +106,14 @@ def test_a_missing_folder_for_out_is_found_before_the_model_is_loaded(manifest, 
 
 @pytest.mark.parametrize(
     ("argument", "problem"),
-    [("n_best=0", "n_best is 0"), ("batch_size=0", "batch_size is 0"), ("head=x", "head is 'x'")],
+    [
+        ("n_best=0", "n_best is 0"),
+        ("batch_size=0", "batch_size is 0"),
+        ("head=x", "head is 'x'"),
+        ("rescore=lm.arpa", "rescore=lm.arpa orders n_best hypotheses; n_best is 1, expected >= 2"),
+        ("rescore_weight=-1", "rescore_weight is -1"),
+        ("rescore_lm_share=-1", "rescore_lm_share is -1"),
+    ],
 )
 def test_values_out_of_range(argument, problem, capsys):
     assert main(["transcribe", "model=m.nemo", argument]) == 2
@@ -131,6 +139,25 @@ def test_a_word_graph_finds_words_with_times_and_alternatives(assets, manifest, 
         assert [word["word"] for word in row["words"]] == row["pred_text"].split()
         assert all(0 <= word["start"] < word["end"] <= row["duration"] + 0.1 for word in row["words"])
         assert all(0 <= word["confidence"] <= 1 for word in row["words"])
+        assert 0 <= row["oracle_wer"] <= row["wer"]
+
+
+def test_a_second_pass_orders_the_hypotheses(assets, manifest, tmp_path, capsys):
+    pytest.importorskip("kaldifst")
+    lm = assets / "lm" / "word3.arpa"
+    arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", "strategy=cuda_wfst", f"lm={lm}"]
+    arguments += ["n_best=5", "lm_weight=0.1", f"out={tmp_path}/hyps.jsonl"]
+    scores, packed = [], pack_arpa_in_memory(lm)
+    for second in ([], [f"rescore={lm}", "rescore_weight=0.9", "rescore_lm_share=0"]):
+        assert main(["transcribe", *arguments, *second, "decoding.wfst.decoding_mode=lattice"]) == 0
+        assert "oracle WER" in capsys.readouterr().err
+        scores.append([{h["text"]: h["score"] for h in row["n_best"]} for row in rows_of(tmp_path / "hyps.jsonl")])
+    for before, after in zip(*scores, strict=True):
+        assert before.keys() == after.keys()
+        assert list(after.values()) == sorted(after.values(), reverse=True)
+        for text, score in after.items():  # of the graph's LM a tenth was in the score
+            replaced = 0.9 * packed.score(text.split()) - 0.1 * packed.score(text.split())
+            assert score == pytest.approx(before[text] - replaced, abs=1e-2)
 
 
 def test_a_large_lm_beside_a_small_one(assets, manifest, tmp_path, capsys):

@@ -67,6 +67,9 @@ def test_the_f_score_can_be_the_objective():
         ("objective=fscore", "needs phrases=FILE"),
         ("strategy=beam", "strategy is 'beam', expected one of flexctc_beam, cuda_wfst, paged_biglm, alsd_pp, aes_pp"),
         ("beam_width=[]", "beam_width is empty"),
+        ("rescore_weight=[]", "rescore_weight is empty"),
+        ("rescore=gpt2", "rescore=gpt2 orders n_best hypotheses; n_best is 1, expected >= 2"),
+        ("n_best=0", "n_best is 0"),
         ("large_lm_weight=[]", "large_lm_weight is empty"),
         ("blank_lm_score_mode=[half]", "blank_lm_score_mode holds half"),
         ("pruning_mode=[soon,late]", "pruning_mode holds soon, expected any of late, early"),
@@ -175,11 +178,15 @@ def test_a_word_graph_is_tuned_in_the_same_way(assets, manifest, tmp_path, capsy
     pytest.importorskip("kaldifst")
     model, best = f"model={assets}/models/self_ctc.nemo", tmp_path / "best.yaml"
     arguments = [model, f"manifest={manifest}", "strategy=cuda_wfst", f"lm={assets}/lm/word3.arpa"]
-    arguments += [f"phrases={assets}/phrases.txt", "lm_weight=[0.7,1]", "boosting_weight=[0,10]"]
+    arguments += [f"phrases={assets}/phrases.txt", "lm_weight=[0.7,1]", "boosting_weight=[0,10]", "n_best=4"]
+    arguments += [f"rescore={assets}/lm/word_small.arpa", "rescore_weight=[0,0.3]"]
     assert main(["tune", *arguments, "beam_width=[20]", f"out={best}"]) == 0
     out = capsys.readouterr().out
-    assert out.count("\nbeam") == 4
-    assert "lm_weight  boosting_weight  beam_width" in out
+    assert out.count("\nbeam") == 8
+    assert "lm_weight  boosting_weight  beam_width  rescore_weight" in out
+    for line in out.splitlines():
+        if line.startswith("beam"):
+            assert float(line.split()[-1]) <= float(line.split()[5])  # oracle WER
     preset = load_preset(str(best))
     assert preset.strategy == "cuda_wfst"
     assert preset.wfst.arpa_lm_path == str(assets / "lm" / "word3.arpa")

@@ -8,7 +8,10 @@ import pytest
 import torch
 
 from nemo_gpu_decoding import FlexCTCBeam, FlexCTCConfig
-from nemo_gpu_decoding.search.rescoring import CausalLM, rescored
+from nemo_gpu_decoding.lm.pack import pack_arpa
+from nemo_gpu_decoding.search.rescoring import CausalLM, Rescoring, load_scorer, rescored
+from tests.oracles.ngram import sentence_cost
+from tests.search.word_graph.models import random_lm
 
 WORDS = ["a", "b", "c"]
 
@@ -63,6 +66,23 @@ def test_the_first_lm_can_be_replaced(nbests):
 def test_bad_arguments(nbests, options, message):
     with pytest.raises(ValueError, match=message):
         rescored(nbests, options.pop("scorer", counting_scorer), text_of, **options)
+
+
+def test_changes_of_scores_are_those_of_rescored_lists(nbests):
+    second = Rescoring(counting_scorer, 0.7, 0.5)
+    for nbest, after in zip(nbests, rescored(nbests, counting_scorer, text_of, weight=0.7, lm_share=0.5), strict=True):
+        changes = second.changes([text_of(path) for path in nbest], [path.parts.lm for path in nbest])
+        scores = {text_of(path): path.score + change for path, change in zip(nbest, changes, strict=True)}
+        assert {text_of(path): path.score for path in after} == pytest.approx(scores)
+
+
+def test_an_ngram_lm_gives_the_log_probabilities_of_texts(tmp_path):
+    lm = random_lm(3)
+    texts = ["a ab", "", "cab", "a ab"]
+    expected = [-sentence_cost(lm.table, text.split()) for text in texts]
+    assert load_scorer(str(lm.path))(texts) == pytest.approx(expected, abs=1e-4)
+    pack_arpa(lm.path, tmp_path / "lm.packed")
+    assert load_scorer(str(tmp_path / "lm.packed"))(texts) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -61,6 +61,49 @@ def costs_to_end(arcs, num_states, costs):
 
 
 @compiled
+def closest_words(arcs, num_states, reference):
+    """The words of the path with the fewest word errors against a reference.
+
+    Args:
+        arcs: [A] ARC, sorted by source.
+        num_states: N.
+        reference: [Q] int32 words; those that the lattice does not know are below 0.
+    """
+    size, skip = len(reference) + 1, np.int32(-2)
+    errors, last = np.full((num_states, size), np.int32(1 << 30)), np.full((num_states, size), skip)
+    errors[0] = np.arange(size)  # against the first q words of the reference
+    for i in range(len(arcs) + 1):
+        source = arcs[i].source if i < len(arcs) else num_states - 1
+        if i == 0 or i == len(arcs) or source != arcs[i - 1].source:
+            for q in range(1, size):  # all arcs to this state are done: a word of the reference may be left out
+                if errors[source, q - 1] + 1 < errors[source, q]:
+                    errors[source, q], last[source, q] = errors[source, q - 1] + 1, skip
+        if i == len(arcs):
+            break
+        target, word = arcs[i].target, arcs[i].word
+        for q in range(size):
+            count = errors[source, q] + (word != 0)
+            if word != 0 and q > 0:
+                count = min(count, errors[source, q - 1] + (word != reference[q - 1]))
+            if count < errors[target, q]:
+                errors[target, q], last[target, q] = count, i
+    words = [np.int32(0)]
+    state, q = np.int64(num_states - 1), size - 1
+    while state != 0 or q != 0:
+        i = last[state, q]
+        if i == skip:
+            q -= 1
+            continue
+        word, source = arcs[i].word, arcs[i].source
+        if word != 0:
+            words.append(word)
+            if q > 0 and errors[state, q] == errors[source, q - 1] + (word != reference[q - 1]):
+                q -= 1
+        state = np.int64(source)
+    return np.array(words)[:0:-1].copy()
+
+
+@compiled
 def determinized(arcs, begin, costs, graph_costs, to_end, beam, max_states):
     """All word sequences within a beam of the best, each once.
 

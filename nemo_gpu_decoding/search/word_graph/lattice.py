@@ -22,8 +22,9 @@ from nemo_gpu_decoding.checks import check_int, check_number
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.word_graph.best_path import Steps, all_ends
+from nemo_gpu_decoding.search.word_graph.determinize import closest_words
 from nemo_gpu_decoding.search.word_graph.kbest import backward_costs, best_texts, forward_costs, name_links, path_links
-from nemo_gpu_decoding.search.word_graph.keys import BLANK_MOVE, NEW_TOKEN
+from nemo_gpu_decoding.search.word_graph.keys import BLANK_MOVE, NEW_TOKEN, NONE
 from nemo_gpu_decoding.search.word_graph.lattice_rescoring import SecondLM, rescored_links
 from nemo_gpu_decoding.search.word_graph.lm_pair import lm_labels
 from nemo_gpu_decoding.search.word_graph.stream_state import BEAM_SLACK, StreamModels, StreamState
@@ -153,6 +154,13 @@ class Lattice:
         states of their own. Boosting is part of the graph cost.
         """
         return word_arcs(self.links, self.ends, self.node_frames, self.graph)
+
+    def oracle(self, reference: str) -> str:
+        """The text of the lattice with the fewest word errors against a reference; any of several."""
+        arcs, ids = self.arcs(), self.graph.word_ids
+        words = np.array([ids.get(word, NONE) for word in reference.split()], np.int32)
+        found = closest_words(arcs, int(arcs["target"].max()) + 1, words)
+        return " ".join(self.graph.words[word] for word in found.tolist())
 
     def determinized(self, beam: float | None = None, *, max_states: int = 50_000) -> WordLattice:
         """One path for each sequence of words, the cheapest: Kaldi's compact lattice.

@@ -10,6 +10,7 @@ import pytest
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
+from nemo_gpu_decoding.metrics import oracle_text, word_errors
 from nemo_gpu_decoding.search.word_graph import cpu_engine
 from nemo_gpu_decoding.search.word_graph.determinize import WORD_ARC
 from nemo_gpu_decoding.search.word_graph.mbr import align, matches, minimum_bayes_risk, posteriors, with_confidence
@@ -393,3 +394,15 @@ def test_a_running_stream_has_alternatives():
     assert all_facts(decoder.close(streams)) == all_facts(whole)
     with pytest.raises(ValueError, match="n_best is 2, expected 1: alternatives are kept where the config has"):
         make(toy_graph(1)).partial(make(toy_graph(1)).open(1), n_best=2)
+
+
+# ---------------------------------------------------------------------------------- oracle texts
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("reference", ["a ab cab", "", "bb unheard a a abc", "AB"])
+def test_the_oracle_has_the_fewest_errors_of_all_texts(seed, reference):
+    _, nbest = small_lattice(seed)
+    texts = [" ".join(path.words) for path in all_paths(nbest.lattice)]
+    found = nbest.lattice.oracle(reference)
+    assert found in texts
+    best = oracle_text(reference, texts)
+    assert word_errors([reference], [found]).total == word_errors([reference], [best]).total
