@@ -102,6 +102,7 @@ HOOKS = tuple(
         ("parts.submodules.rnnt_decoding", "AbstractRNNTDecoding", "__init__", "constructors:construct_rnnt"),
         # where its streaming decodes CTC greedily, or takes it that a beam never changes its mind
         ("parts.mixins.mixins", "ASRModuleMixin", "conformer_stream_step", "streaming:stream_step"),
+        ("parts.utils.streaming_utils", "FrameBatchASR", "transcribe", "streaming:transcribe_labels"),
         ("inference.factory.base_builder", "BaseBuilder", "_build_asr", "streaming:build_asr"),
         ("inference.pipelines.buffered_ctc_pipeline", "BufferedCTCPipeline", "__init__", "streaming:construct"),
         ("inference.pipelines.buffered_rnnt_pipeline", "BufferedRNNTPipeline", "__init__", "streaming:construct"),

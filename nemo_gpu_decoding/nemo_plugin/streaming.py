@@ -40,7 +40,7 @@ GREEDY = ("greedy", "greedy_batch")
 
 def ctc_search(model: Any) -> CTCInfer | None:
     """Our decoder of a model's CTC head; None if it decodes with a strategy of NeMo's."""
-    decoding = model.ctc_decoding if hasattr(model, "ctc_decoder") else model.decoding
+    decoding = model.ctc_decoding if hasattr(model, "ctc_decoder") else getattr(model, "decoding", None)
     infer = getattr(decoding, "decoding", None)
     return infer if isinstance(infer, CTCInfer) else None
 
@@ -90,6 +90,18 @@ def _state_of(row: Tensor, b: int, strategy: str) -> Any:
             "returned, the same tensor"
         )
     return row.search_state
+
+
+def transcribe_labels(wrapped: Callable[..., Any], batcher: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Stands in for `FrameBatchASR.transcribe`, which merges labels: says so where a search is asked for."""
+    infer = ctc_search(batcher.asr_model)
+    if infer is not None:
+        logging.warning(
+            f"the model decodes with strategy {infer.strategy}, but {type(batcher).__name__} takes the best label of "
+            "every frame: the text is greedy. FrameBatchChunkedCTC and the buffered pipeline of "
+            "nemo.collections.asr.inference search."
+        )
+    return wrapped(*args, **kwargs)
 
 
 # ---------------------------------------------------------------------------------------- pipelines

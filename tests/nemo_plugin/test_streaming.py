@@ -12,7 +12,7 @@ import torch
 from nemo.collections.asr.inference.factory.pipeline_builder import PipelineBuilder
 from nemo.collections.asr.inference.streaming.framing.request_options import ASRRequestOptions
 from nemo.collections.asr.models import ASRModel
-from nemo.collections.asr.parts.utils.streaming_utils import CacheAwareStreamingAudioBuffer
+from nemo.collections.asr.parts.utils.streaming_utils import CacheAwareStreamingAudioBuffer, FrameBatchASR
 from nemo.core.connectors.save_restore_connector import SaveRestoreConnector
 from nemo.utils import logging
 from omegaconf import OmegaConf, open_dict
@@ -93,6 +93,7 @@ def pipeline(kind, model, decoding, head="ctc", eou=-1, tail=False, stateful=Fal
             "stateful": stateful,
         },
         "matmul_precision": "high", "log_level": logging.ERROR, "pipeline_type": kind, "asr_decoding_type": head,
+        "enable_pnc": False,  # of NeMo 2.7
         "enable_itn": False, "enable_nmt": False, "asr_output_granularity": "word", "cache_dir": None, "lang": None,
         "return_tail_result": tail,
     }  # fmt: skip
@@ -176,12 +177,15 @@ def test_partial_transcripts_are_the_best_hypothesis_so_far(ctc_pipeline, files)
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp"])
 @pytest.mark.parametrize("kind", ["buffered", "cache_aware"])
 def test_phrases_of_a_stream(causal_file, kind, strategy, files):
-    biasing = pytest.importorskip("nemo.collections.asr.parts.context_biasing.biasing_multi_model")
+    if not hasattr(ASRRequestOptions, "has_biasing_request"):
+        pytest.skip("this NeMo has no phrases of a stream")
+    from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
+
     model = causal_file if kind == "cache_aware" else str(SELF / "models" / "self_hybrid_rnnt.nemo")
     head = "ctc" if strategy == "flexctc_beam" else "rnnt"
     ours = pipeline(kind, model, {"strategy": strategy, "beam": {"beam_size": 8}}, head=head)
     plain, _ = texts_of(ours.run(files[:2]))
-    asked = biasing.BiasingRequestItemConfig({"key_phrases_list": ["zebra"]}, boosting_model_alpha=30.0)
+    asked = BiasingRequestItemConfig({"key_phrases_list": ["zebra"]}, boosting_model_alpha=30.0)
     first, second = texts_of(ours.run(files[:2], [ASRRequestOptions(), ASRRequestOptions(biasing_cfg=asked)]))
     assert first == plain
     assert "zebra" in second
@@ -297,3 +301,14 @@ def test_a_stream_step_goes_on_with_what_the_last_one_returned(causal_model, fil
 def test_greedy_stream_steps_are_nemos_own(causal_model, files):
     causal_model.change_decoding_strategy({"strategy": "greedy_batch"}, decoder_type="ctc", verbose=False)
     assert all(not hasattr(row, "search_state") for row in stream(causal_model, files[:1])[-1][0])
+
+
+def test_buffers_of_labels_say_that_they_are_greedy(ctc_model, files, monkeypatch):
+    ctc_model.change_decoding_strategy({"strategy": "flexctc_beam"}, verbose=False)
+    batcher = FrameBatchASR(ctc_model, frame_len=0.8, total_buffer=2.4, batch_size=1)
+    batcher.read_audio_file(files[0], delay=20, model_stride_in_secs=0.08)
+    warnings: list[str] = []
+    monkeypatch.setattr(streaming.logging, "warning", lambda message, **_: warnings.append(message))
+    assert batcher.transcribe(tokens_per_chunk=10, delay=20)
+    (warning,) = warnings
+    assert "flexctc_beam, but FrameBatchASR takes the best label of every frame" in warning
