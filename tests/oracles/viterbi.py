@@ -45,7 +45,7 @@ def all_texts(fst, log_probs, blank_id, topology, *, lm_weight=1.0, acoustic_sca
             state, last, words = pending.pop()
             for arc in arcs[state]:
                 if arc["input"] == 0:
-                    key = int(arc["target"]), last, words + _told(int(arc["output"]))
+                    key = int(arc["target"]), last, words + _emitted(int(arc["output"]))
                     total = table[state, last, words] + lm_weight * float(arc["cost"])
                     if total < table.get(key, math.inf):
                         table[key] = total
@@ -59,7 +59,7 @@ def all_texts(fst, log_probs, blank_id, topology, *, lm_weight=1.0, acoustic_sca
             for label, target, arc_cost, word in _steps(state, last, arcs, blank_id, topology):
                 total = cost - acoustic_scale * float(row[label - 1]) + lm_weight * arc_cost
                 remembered = 0 if topology in ("minimal", "graph") or label == blank_id + 1 else label
-                key = target, remembered, words + _told(word)
+                key = target, remembered, words + _emitted(word)
                 following[key] = min(total, following.get(key, math.inf))
         frontier = closed(following)
     texts: dict = {}
@@ -70,7 +70,7 @@ def all_texts(fst, log_probs, blank_id, topology, *, lm_weight=1.0, acoustic_sca
     return texts
 
 
-def _told(word):
+def _emitted(word):
     return (word,) if word else ()
 
 

@@ -1,7 +1,7 @@
 // Best-path trace-back: the tokens that a best path ends in and its back-pointers, so that no more than
 // these are copied to the host.
 //
-// One block per utterance that is asked about: all threads look for the best token, and for the one
+// One block per utterance that a result is wanted of: all threads look for the best token, and for the one
 // with which the utterance ends best; one thread follows the back-pointers.
 #include "search/word_graph/candidates.cuh"
 
@@ -86,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) best_path(const Tra
 
   const double infinity = -negative_infinity();
   Choice best{infinity, NO_KEY, NONE}, ending{infinity, NO_KEY, NONE};
-  for (int i = thread(); i < args.progress[b].tokens; i += threads()) {
+  for (int i = thread(); i < args.counters[b].tokens; i += threads()) {
     const Token token = tokens[i];
     best.offer(token.cost, token.key, i);
     const double cost = cost_with_end(token, work);

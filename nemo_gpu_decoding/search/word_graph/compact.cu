@@ -48,7 +48,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) compact(const Compa
   const BackPointer* back_pointers = args.back_pointers + b * args.max_back_pointers;
   BackPointer* kept = args.kept + b * args.capacity;
   int* numbers = args.numbers + b * args.max_back_pointers;
-  const int num_tokens = args.progress[b].tokens, count = args.progress[b].back_pointers;
+  const int num_tokens = args.counters[b].tokens, count = args.counters[b].back_pointers;
   for (int i = thread(); i < count; i += threads()) numbers[i] = NONE;
   __syncthreads();
   mark(tokens, num_tokens, back_pointers, numbers);
@@ -63,5 +63,5 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) compact(const Compa
   for (int i = thread(); i < num_tokens; i += threads()) {
     if (tokens[i].back_pointer >= 0) tokens[i].back_pointer = numbers[tokens[i].back_pointer];
   }
-  if (thread() == 0) args.progress[b].back_pointers = size;
+  if (thread() == 0) args.counters[b].back_pointers = size;
 }

@@ -19,7 +19,7 @@ from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, lookup
 from nemo_gpu_decoding.search.word_graph.keys import hash_of
 from nemo_gpu_decoding.search.word_graph.records import COUNTERS, LM
 
-# An answer of the LMs, in the LM query cache
+# A score of the LMs, in the LM query cache
 CACHED_SCORE = np.dtype([LM, ("lm_after", np.int64), ("olabel", np.int32), ("cost", np.float32)], align=True)
 # What the search of an utterance took
 WORK_FIELDS = [
@@ -85,20 +85,20 @@ def _difference(word, context, lms):
 def query(olabel, context, search, lm, work):
     """LM score difference of an output label, weighted, and the LM context after it.
 
-    Answers are kept in the LM query cache, one for each slot: the same query comes again and again.
+    Scores are kept in the LM query cache, one for each slot: the same query comes again and again.
     """
     frame, cache = work.frame[0], work.lm.cache
     frame.look_ups += 1
     slot = np.int64((hash_of(olabel, context) >> np.uint64(32)) & np.uint64(len(cache) - 1))
-    answer = cache[slot]
-    if answer.lm != context or answer.olabel != olabel:
-        answer.lm, answer.olabel = context, olabel
-        answer.cost, answer.lm_after = difference_of_label(olabel, context, search, lm)
+    cached = cache[slot]
+    if cached.lm != context or cached.olabel != olabel:
+        cached.lm, cached.olabel = context, olabel
+        cached.cost, cached.lm_after = difference_of_label(olabel, context, search, lm)
     else:
         frame.query_hits += 1
     if lm.difference_weight == 0:  # an infinite difference would make it NaN
-        return np.float32(0.0), answer.lm_after
-    return lm.difference_weight * answer.cost, answer.lm_after
+        return np.float32(0.0), cached.lm_after
+    return lm.difference_weight * cached.cost, cached.lm_after
 
 
 @no_refcount

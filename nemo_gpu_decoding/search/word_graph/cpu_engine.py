@@ -123,11 +123,11 @@ def new_workspace(
     """Buffers for one utterance at a time.
 
     Args:
-        max_active: of the config; there is room for four times as many tokens.
+        max_active: of the config; there is capacity for four times as many tokens.
         columns: of the log-probs, V + 1.
         keeps_links: tokens of groups are kept, for lattices.
         composes: there is a large LM.
-        entries: groups that there is room for, and LM contexts; None: twice as many as tokens.
+        entries: capacity for groups and LM contexts; None: twice as many as tokens.
     """
     capacity = token_capacity(max_active)
     entries = entries or 2 * capacity
@@ -162,7 +162,7 @@ def _lm_workspace(entries: int) -> LmWorkspace:
 
 
 def with_more_groups(work: Workspace, max_active: int) -> Workspace:
-    """Twice the room for groups; the tokens and the LM query cache stay."""
+    """Twice the capacity for groups; the tokens and the LM query cache stay."""
     keeps_links, composes = len(work.group_tokens) > 1, work.lm is not None
     larger = new_workspace(
         max_active, len(work.labels), keeps_links=keeps_links, composes=composes, entries=2 * len(work.groups)

@@ -69,7 +69,7 @@ NO_COMPOSITION = NoComposition()
 
 
 class LmComposition:
-    """Costs of words are corrected by the LM score difference. Keep it as long as it is decoded with.
+    """The LM score difference is added to the costs of words. Keep it as long as it is decoded with.
 
     Args:
         lms: both LMs, as the CPU's search has them.
@@ -87,7 +87,7 @@ class LmComposition:
     def __init__(self, lms: LmPair, config: PagedBigLMConfig, name: str) -> None:
         self._lms = lms
         self._large = PlacedLM(lms.large, config.placement, config.cache_mb * 10**6, name)
-        self._small = self._large  # a difference asks nothing else
+        self._small = self._large  # a difference needs no other
         if not lms.is_difference:
             cache_bytes = config.cache_mb * 10**6  # if even the small one does not fit
             self._small = PlacedLM(lms.small, "auto", cache_bytes, "the small LM")

@@ -31,7 +31,14 @@ from nemo_gpu_decoding.search.word_graph import kernel_abi
 from nemo_gpu_decoding.search.word_graph.composition import WORK_FIELDS
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cuda_composition import NO_COMPOSITION, LmComposition, NoComposition
-from nemo_gpu_decoding.search.word_graph.kernel_abi import BACK_POINTER, BEST_PATH, LINK, PROGRESS, STREAM_PARAMS, WORK
+from nemo_gpu_decoding.search.word_graph.kernel_abi import (
+    BACK_POINTER,
+    BEST_PATH,
+    LINK,
+    STREAM_COUNTERS,
+    STREAM_PARAMS,
+    WORK,
+)
 from nemo_gpu_decoding.search.word_graph.keys import (
     BACK_POINTERS_FULL,
     BAD_FRAME,
@@ -53,10 +60,10 @@ _FULL = (BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL)
 class State(NamedTuple):
     """What streams keep between pushes; never changed in place."""
 
-    tokens: torch.Tensor  # [n, held] of the composition's token; of each as many as its progress says
+    tokens: torch.Tensor  # [n, held] of the composition's token; of each as many as its counters say
     back_pointers: torch.Tensor  # [n, R] BACK_POINTER
     links: torch.Tensor | None  # [n, L] LINK, if links are kept
-    progress: np.ndarray  # [n] PROGRESS
+    counters: np.ndarray  # [n] STREAM_COUNTERS
     work: torch.Tensor | None  # [n] WORK, with composition
 
 
@@ -104,15 +111,15 @@ class CUDAEngine(Engine):
 
     def _first_state(self) -> State:
         n, config = len(self._models), self._config
-        progress = np.zeros(n, PROGRESS)
-        progress["tokens"] = 1
+        counters = np.zeros(n, STREAM_COUNTERS)
+        counters["tokens"] = 1
         tokens = self._composition.first_tokens(self._models)
         count = max(BACK_POINTERS_PER_ACTIVE * config.max_active, FIRST_BACK_POINTERS)
         return State(
             as_records(tokens).to(self.device),
             self._empty(n, count, BACK_POINTER.itemsize),
             self._empty(n, FIRST_LINKS, LINK.itemsize) if config.keeps_links else None,
-            progress,
+            counters,
             as_records(np.zeros(n, WORK)).to(self.device) if self._composition.composes else None,
         )
 
@@ -121,13 +128,13 @@ class CUDAEngine(Engine):
         dtype = log_probs.dtype if log_probs.dtype in kernel_abi.LOG_PROB_TYPES else torch.float32
         values = log_probs.detach().to(self.device, dtype, non_blocking=True).contiguous()
         counts = torch.from_numpy(lengths).to(self.device)
-        state = self._state._replace(progress=self._state.progress.copy())
-        state.progress["begin"] = 0
+        state = self._state._replace(counters=self._state.counters.copy())
+        state.counters["begin"] = 0
         while True:
             state = self._advanced(state, values, counts)
-            status = state.progress["status"]
+            status = state.counters["status"]
             for b in np.flatnonzero((status == BAD_FRAME) | (status == NO_TOKEN)).tolist():
-                raise_stop(as_float32(values), b, int(state.progress["begin"][b]), int(status[b]))
+                raise_stop(as_float32(values), b, int(state.counters["begin"][b]), int(status[b]))
             if not np.isin(status, _FULL).any():
                 break
             if (status == LINKS_FULL).any():
@@ -162,19 +169,19 @@ class CUDAEngine(Engine):
     def utterances(self) -> list[StreamState]:
         """All that is known of every utterance, in the host's memory."""
         state = self._compacted(self._state, self._state.back_pointers.shape[1])
-        counts = state.progress["back_pointers"]
+        counts = state.counters["back_pointers"]
         back_pointers = _on_host(state.back_pointers[:, : counts.max()], BACK_POINTER)
         tokens = _on_host(state.tokens, self._composition.token)
         links = np.empty((len(counts), 0), LINK)
         if state.links is not None:
-            links = _on_host(state.links[:, : state.progress["links"].max()], LINK)
+            links = _on_host(state.links[:, : state.counters["links"].max()], LINK)
         return [
             StreamState(
                 own,
-                self._composition.tokens_on_host(tokens[b, : state.progress["tokens"][b]]),
+                self._composition.tokens_on_host(tokens[b, : state.counters["tokens"][b]]),
                 back_pointers[b, : counts[b]],
-                links[b, : state.progress["links"][b]],
-                self._counters_on_host(b, state.progress[b]),
+                links[b, : state.counters["links"][b]],
+                self._counters_on_host(b, state.counters[b]),
             )
             for b, own in enumerate(self._models)
         ]
@@ -190,10 +197,10 @@ class CUDAEngine(Engine):
         """
         if len(rows) == 0:
             return []
-        asked = torch.tensor(rows, dtype=torch.int32).to(self.device)
+        wanted = torch.tensor(rows, dtype=torch.int32).to(self.device)
         capacity = FIRST_PATH
         while True:
-            found, paths = self._launch_best_path(asked, capacity, final)
+            found, paths = self._launch_best_path(wanted, capacity, final)
             most = int(found["back_pointers"].max())
             if most <= capacity:
                 break
@@ -216,13 +223,13 @@ class CUDAEngine(Engine):
             self._composition.tokens_on_host(tokens[: 1 + is_other]),
             back_pointers,
             np.empty(0, LINK),
-            self._counters_on_host(row, self._state.progress[row]),
+            self._counters_on_host(row, self._state.counters[row]),
         )
 
-    def _counters_on_host(self, row: int, progress: np.void) -> np.ndarray:
+    def _counters_on_host(self, row: int, counters: np.void) -> np.ndarray:
         same = np.zeros(1, self._composition.host_counters)
         for name in COUNTERS.names or ():
-            same[name] = progress[name]
+            same[name] = counters[name]
         if self._state.work is not None:
             work = _on_host(self._state.work[row], WORK)
             for name, _ in WORK_FIELDS:
@@ -256,7 +263,7 @@ class CUDAEngine(Engine):
         most_shared = runtime().shared_bytes(self.device) - composition.static_shared_bytes
         shared_bytes, row_bytes = kernel_abi.shared_bytes(columns, values.element_size(), most_shared)
         next_tokens = self._empty(n, 2, capacity.tokens, composition.token.itemsize)
-        next_progress = self._empty(n, PROGRESS.itemsize)
+        next_counters = self._empty(n, STREAM_COUNTERS.itemsize)
         composed, next_work = self._composed, None
         if state.work is not None:
             next_work = torch.empty_like(state.work)
@@ -273,9 +280,9 @@ class CUDAEngine(Engine):
             log_probs=values,
             lengths=lengths,
             tokens=state.tokens,
-            progress=as_records(state.progress).to(self.device),
+            counters=as_records(state.counters).to(self.device),
             next_tokens=next_tokens,
-            next_progress=next_progress,
+            next_counters=next_counters,
             back_pointers=state.back_pointers,
             links=state.links,
             **composed,
@@ -288,24 +295,24 @@ class CUDAEngine(Engine):
             max_links=0 if state.links is None else state.links.shape[1],
             row_bytes=row_bytes,
         )
-        progress = _on_host(next_progress, PROGRESS)
-        halves = torch.from_numpy(progress["half"].astype(np.int64)).to(self.device)
+        counters = _on_host(next_counters, STREAM_COUNTERS)
+        halves = torch.from_numpy(counters["half"].astype(np.int64)).to(self.device)
         rows = torch.arange(n, device=self.device)
-        kept = next_tokens[:, :, : progress["tokens"].max()][rows, halves].contiguous()
-        return state._replace(tokens=kept, progress=progress, work=next_work)
+        kept = next_tokens[:, :, : counters["tokens"].max()][rows, halves].contiguous()
+        return state._replace(tokens=kept, counters=counters, work=next_work)
 
-    def _launch_best_path(self, asked: torch.Tensor, capacity: int, final: bool) -> tuple[np.ndarray, torch.Tensor]:
-        """[A] BEST_PATH of the utterances asked about, and [A, capacity] BACK_POINTER, still there."""
+    def _launch_best_path(self, wanted: torch.Tensor, capacity: int, final: bool) -> tuple[np.ndarray, torch.Tensor]:
+        """[A] BEST_PATH of the utterances wanted, and [A, capacity] BACK_POINTER, still there."""
         state = self._state
-        found = self._empty(len(asked), BEST_PATH.itemsize)
-        paths = self._empty(len(asked), capacity, BACK_POINTER.itemsize)
+        found = self._empty(len(wanted), BEST_PATH.itemsize)
+        paths = self._empty(len(wanted), capacity, BACK_POINTER.itemsize)
         self._launch(
             "best_path",
             kernel_abi.TRACE_BACK,
-            len(asked),
-            rows=asked,
+            len(wanted),
+            rows=wanted,
             tokens=state.tokens,
-            progress=as_records(state.progress).to(self.device),
+            counters=as_records(state.counters).to(self.device),
             back_pointers=state.back_pointers,
             found=found,
             paths=paths,
@@ -321,7 +328,7 @@ class CUDAEngine(Engine):
         """The streams with no more back-pointers than needed, in arrays for `capacity` of them."""
         n, max_back_pointers = state.back_pointers.shape[:2]
         tokens = state.tokens.clone()
-        progress = as_records(state.progress.copy()).to(self.device)
+        counters = as_records(state.counters.copy()).to(self.device)
         kept = self._empty(n, capacity, BACK_POINTER.itemsize)
         self._launch(
             "compact",
@@ -329,7 +336,7 @@ class CUDAEngine(Engine):
             n,
             defines={"COMPOSE": int(self._composition.composes)},
             tokens=tokens,
-            progress=progress,
+            counters=counters,
             back_pointers=state.back_pointers,
             kept=kept,
             numbers=torch.empty((n, max_back_pointers), dtype=torch.int32, device=self.device),
@@ -337,7 +344,7 @@ class CUDAEngine(Engine):
             max_back_pointers=max_back_pointers,
             capacity=capacity,
         )
-        return state._replace(tokens=tokens, back_pointers=kept, progress=_on_host(progress, PROGRESS))
+        return state._replace(tokens=tokens, back_pointers=kept, counters=_on_host(counters, STREAM_COUNTERS))
 
     # ----------------------------------------------------------------------------------- buffers
 
@@ -356,8 +363,8 @@ class CUDAEngine(Engine):
     def _with_more_back_pointers(self, state: State, stopped: np.ndarray) -> State:
         """Those that lead to no token are dropped; their array grows if need be."""
         compacted = self._compacted(state, state.back_pointers.shape[1])
-        capacity, live = state.back_pointers.shape[1], compacted.progress["back_pointers"]
-        needed = int((live + state.progress["needed"])[stopped].max())
+        capacity, live = state.back_pointers.shape[1], compacted.counters["back_pointers"]
+        needed = int((live + state.counters["needed"])[stopped].max())
         if 2 * needed <= capacity:
             return compacted
         larger = self._empty(len(live), 2 * max(capacity, needed), BACK_POINTER.itemsize)
@@ -367,8 +374,8 @@ class CUDAEngine(Engine):
     def _with_more_links(self, state: State, stopped: np.ndarray) -> State:
         """With at least twice the capacity for links; those that are there are copied."""
         assert state.links is not None
-        held, capacity = state.progress["links"], state.links.shape[1]
-        needed = int((held + state.progress["needed"])[stopped].max())
+        held, capacity = state.counters["links"], state.links.shape[1]
+        needed = int((held + state.counters["needed"])[stopped].max())
         larger = self._empty(len(held), 2 * max(capacity, needed), LINK.itemsize)
         used = int(held.max())
         larger[:, :used] = state.links[:, :used]

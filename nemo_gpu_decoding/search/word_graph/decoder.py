@@ -253,7 +253,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
 
 
 class PagedBigLM(CudaWFST):
-    """Word-graph decoding with a small LM in the graph and a large one asked on the fly [LET], [XLLM].
+    """Word-graph decoding with a small LM in the graph and a large one queried on the fly [LET], [XLLM].
 
     It finds what `CudaWFST` would find in a graph of the large LM, which may be far too large to be
     built. The verbs, requests and results are those of `CudaWFST`; `NBest.work` says what it took.

@@ -78,7 +78,7 @@ def _next_small(small, state, label):
 
 @compiled
 def _follow(large, small, labels, small_states):
-    """Find the small state of every large one; False if ways to a state disagree about it."""
+    """Find the small state of every large one; False if paths to a state disagree about it."""
     small_states[ROOT] = ROOT
     pending, count = np.empty(len(small_states), np.int64), 1
     pending[0] = ROOT

@@ -1,7 +1,7 @@
 """Passes over a lattice, compiled: costs from the start and to the end, names, and the best texts.
 
-**Best texts.** Every node keeps its n cheapest ways from the start with different words. That is exact:
-a way that is not among them is beaten by n others, whatever comes after. Words are compared by a hash.
+**Best texts.** Every node keeps its n cheapest paths from the start with different words. That is exact:
+a path that is not among them is beaten by n others, whatever comes after. Words are compared by a hash.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nemo_gpu_decoding.search.word_graph.keys import NONE
 
 HASH_MULTIPLIER = np.uint64(6364136223846793005)  # Knuth's MMIX generator
 
-# One way from the start to a node
+# One path from the start to a node
 ENTRY = np.dtype(
     [
         ("words", np.uint64),  # hash of its words
@@ -27,7 +27,7 @@ ENTRY = np.dtype(
 
 @compiled
 def forward_costs(num_nodes, links, costs):
-    """costs[node]: of the best way from node 0. Links are sorted by target."""
+    """costs[node]: of the best path from node 0. Links are sorted by target."""
     costs[:] = np.inf
     costs[0] = 0.0
     for i in range(len(links)):
@@ -37,7 +37,7 @@ def forward_costs(num_nodes, links, costs):
 
 @compiled
 def backward_costs(num_nodes, links, end_nodes, end_costs, costs):
-    """costs[node]: of the best way to an end."""
+    """costs[node]: of the best path to an end."""
     costs[:] = np.inf
     for e in range(len(end_nodes)):
         costs[end_nodes[e]] = min(costs[end_nodes[e]], end_costs[e])
@@ -69,7 +69,7 @@ def name_links(links, nodes, names):
 
 @compiled
 def best_texts(n, num_nodes, links, ends, graph, num_words, num_spoken):
-    """The n cheapest ways to an end with different words.
+    """The n cheapest paths to an end with different words.
 
     Args:
         ends: [E] END.
@@ -77,7 +77,7 @@ def best_texts(n, num_nodes, links, ends, graph, num_words, num_spoken):
         num_spoken: labels from here to `num_words` are no words.
 
     Returns:
-        entries [M] ENTRY; for each of the ways, best first: its last entry, its end, its cost.
+        entries [M] ENTRY; for each of the paths, best first: its last entry, its end, its cost.
     """
     entries = np.empty(max(1024, 2 * num_nodes), ENTRY)
     begin = np.zeros(num_nodes + 1, np.int64)
@@ -134,7 +134,7 @@ def _hashed(words, olabel, graph, num_words, num_spoken):
 
 @compiled
 def _insert(entries, begin, size, n, words, cost, previous, link):
-    """Insert a way into entries[begin : begin + size], sorted and with different words; the new size."""
+    """Insert a path into entries[begin : begin + size], sorted and with different words; the new size."""
     for k in range(begin, begin + size):
         if entries[k].words == words:
             if not cost < entries[k].cost:
@@ -146,18 +146,18 @@ def _insert(entries, begin, size, n, words, cost, previous, link):
     if size == n and not cost < entries[begin + size - 1].cost:
         return size
     size = min(size + 1, n)
-    place = begin + size - 1
-    while place > begin and cost < entries[place - 1].cost:
-        entries[place] = entries[place - 1]
-        place -= 1
-    entries[place].words, entries[place].cost = words, cost
-    entries[place].previous, entries[place].link = previous, link
+    at = begin + size - 1
+    while at > begin and cost < entries[at - 1].cost:
+        entries[at] = entries[at - 1]
+        at -= 1
+    entries[at].words, entries[at].cost = words, cost
+    entries[at].previous, entries[at].link = previous, link
     return size
 
 
 @compiled
 def path_links(entries, entry):
-    """The links of a way, first to last."""
+    """The links of a path, first to last."""
     count, at = 0, entry
     while entries[at].link != NONE:
         at = entries[at].previous

@@ -32,7 +32,7 @@
 //
 // Surviving tokens, their costs and their back-pointers are those of the CPU to the bit: candidates
 // with one key have a total order, sums are formed in the same order, and what bounds leave out cannot
-// survive. Only the places of tokens, back-pointers and links depend on the order in which threads
+// survive. Only the indices of tokens, back-pointers and links depend on the order in which threads
 // arrive.
 //
 // Compiled once per type of log-prob, with LINKS=1 for lattices, with EAGER=1 for eager composition.
@@ -113,16 +113,16 @@ inline void open_workspace(
   }
 }
 
-// Read the frames progress[b].begin .. lengths[b] of every utterance b = blockIdx.x.
+// Read the frames counters[b].begin .. lengths[b] of every utterance b = blockIdx.x.
 //
-// Reads what the utterances had come to from `tokens` and `progress`, and leaves what they have come to
-// in `next_tokens`, `next_progress` and in new back-pointers and links. An utterance that cannot go on
+// Reads what the utterances had come to from `tokens` and `counters`, and leaves what they have come to
+// in `next_tokens`, `next_counters` and in new back-pointers and links. An utterance that cannot go on
 // says why in its status, and stands before the frame at fault.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(const AdvanceArgs args) {
   extern __shared__ __align__(16) unsigned char smem[];
   const int64 b = blockIdx.x;
   const int columns = args.capacity.columns;
-  Progress now = args.progress[b];
+  StreamCounters now = args.counters[b];
 #if COMPOSE
   __shared__ LmShared shared;
   LmWorkspace work;
@@ -162,5 +162,5 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(const Advan
 #else
   work.next_tokens.clear();
 #endif
-  if (thread() == 0) args.next_progress[b] = now;
+  if (thread() == 0) args.next_counters[b] = now;
 }

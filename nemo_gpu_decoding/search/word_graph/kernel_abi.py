@@ -32,7 +32,7 @@ LEAST_GROUPS = 1024
 SORTED_BY_WARP = 64  # LM contexts of a group; of sort.cuh
 STATIC_SHARED_BYTES = 1024  # what the kernel takes for itself with COMPOSE, at most
 LM_QUERIES = 4096  # that are answered together
-CACHED_SCORES = 8192  # answers that are kept, at least LM_QUERIES
+CACHED_SCORES = 8192  # scores that are kept, at least LM_QUERIES
 
 # -------------------------------------------------------------------------------------- parameters
 
@@ -59,7 +59,7 @@ LM_TOKEN = np.dtype([("key", LM_KEY), *records.TOKEN_FIELDS], align=True)
 BACK_POINTER = records.BACK_POINTER
 LINK = records.LINK
 # How far an utterance has come
-PROGRESS = np.dtype(
+STREAM_COUNTERS = np.dtype(
     [
         ("tokens", np.int32),
         ("back_pointers", np.int32),
@@ -107,7 +107,7 @@ LM_CANDIDATE = np.dtype([("key", LM_KEY), *_CANDIDATE], align=True)
 _ENTRY = [("best", np.uint64), ("cost", np.float32), ("origin", ORIGIN)]  # best: `Rank` of workspace.cuh
 PLAIN_ENTRY = np.dtype([records.KEY, *_ENTRY], align=True)
 LM_ENTRY = np.dtype([("key", LM_KEY), *_ENTRY], align=True)
-# The best way to a token group from a token with another last label than the best of all (normal)
+# The best arc into a token group from a token with another last label than the best of all (normal)
 SECOND = np.dtype([*_ENTRY, ("unused", np.int32, 2)], align=True)
 # What the threads of a block count together
 COUNTERS = np.dtype(
@@ -148,7 +148,7 @@ LM_CONTEXT = np.dtype(
         ("second", np.int32),  # best with another last label, or NONE (topology normal)
         ("newest", np.int32),  # only if links are kept
         ("group", np.int32),  # ~c: that of context c
-        ("queried", np.int32),  # its pending word was asked for in this frame
+        ("queried", np.int32),  # its pending word was queried in this frame
         ("slot", np.int32),
         ("group_slot", np.int32),  # NONE: another context's
     ]
@@ -176,14 +176,14 @@ LM_QUERY = np.dtype(
         records.LM,  # before `olabel`
         ("olabel", np.int32),  # to be queried next, or 0
         ("slot", np.int32),  # of the answer; ~slot if it is to be looked up
-        ("difference", np.float32),  # LM score difference of what was asked for so far, weighted
+        ("difference", np.float32),  # LM score difference of what was queried so far, weighted
         ("arc", np.int32),
         ("context", np.int32),
         ("unused", np.int32),
     ],
     align=True,
 )
-# An answer of the LMs
+# A score of the LMs
 CACHED_SCORE = composition.CACHED_SCORE
 # What the threads of a block count together, beside COUNTERS
 LM_COUNTERS = np.dtype(
@@ -193,8 +193,8 @@ LM_COUNTERS = np.dtype(
         ("num_groups", np.int32),
         ("num_group_arcs", np.int32),
         ("num_queries", np.int32),
-        ("num_cached", np.int32),  # answers, those of former frames included
-        ("num_unanswered", np.int32),  # queries to which nobody has an answer yet
+        ("num_cached", np.int32),  # scores, those of former frames included
+        ("num_unanswered", np.int32),  # queries whose score is not cached
         ("num_large_groups", np.int32),  # that all threads sort together
         ("tightened_by", ORIGIN),  # the candidate that has tightened the cutoff; its source may be NONE
         # of this frame
@@ -342,9 +342,9 @@ def _advance(token: np.dtype, buffers: Mapping[str, Tensor], **more: Tensor | Sc
             "lengths": Tensor(torch.int64, ("B",)),
             "utterances": Tensor(STREAM_PARAMS, ("B",)),
             "tokens": Tensor(token, ("B", "held")),
-            "progress": Tensor(PROGRESS, ("B",)),
+            "counters": Tensor(STREAM_COUNTERS, ("B",)),
             "next_tokens": Tensor(token, ("B", 2, "tokens"), written=True),
-            "next_progress": Tensor(PROGRESS, ("B",), written=True),
+            "next_counters": Tensor(STREAM_COUNTERS, ("B",), written=True),
             "back_pointers": Tensor(BACK_POINTER, ("B", "R"), written=True),
             "links": Tensor(LINK, ("B", "L"), written=True, optional=True),  # with LINKS=1
             **_GRAPH,
@@ -362,7 +362,7 @@ def _advance(token: np.dtype, buffers: Mapping[str, Tensor], **more: Tensor | Sc
     )
 
 
-# Reads the frames progress[b].begin .. lengths[b] of every utterance b.
+# Reads the frames counters[b].begin .. lengths[b] of every utterance b.
 PLAIN_ADVANCE = _advance(PLAIN_TOKEN, PLAIN_BUFFERS)
 LM_ADVANCE = _advance(
     LM_TOKEN,
@@ -383,7 +383,7 @@ def _compact(token: np.dtype) -> Signature:
         "compact",
         {
             "tokens": Tensor(token, ("B", "held"), written=True),
-            "progress": Tensor(PROGRESS, ("B",), written=True),
+            "counters": Tensor(STREAM_COUNTERS, ("B",), written=True),
             "back_pointers": Tensor(BACK_POINTER, ("B", "R")),
             "kept": Tensor(BACK_POINTER, ("B", "capacity"), written=True),
             "numbers": Tensor(torch.int32, ("B", "R"), written=True),
@@ -402,10 +402,10 @@ LM_COMPACT = _compact(LM_TOKEN)
 TRACE_BACK = Signature(
     "best_path",
     {
-        "rows": Tensor(torch.int32, ("A",)),  # utterances that are asked about
+        "rows": Tensor(torch.int32, ("A",)),  # utterances that results are wanted of
         "utterances": Tensor(STREAM_PARAMS, ("B",)),
         "tokens": Tensor(PLAIN_TOKEN, ("B", "held")),
-        "progress": Tensor(PROGRESS, ("B",)),
+        "counters": Tensor(STREAM_COUNTERS, ("B",)),
         "back_pointers": Tensor(BACK_POINTER, ("B", "R")),
         **_GRAPH,
         "found": Tensor(BEST_PATH, ("A",), written=True),

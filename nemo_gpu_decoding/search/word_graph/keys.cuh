@@ -1,4 +1,4 @@
-// Token keys: what tells tokens apart, and the records that hold a key. Counterpart of key_of and
+// Token keys: what a token is known by, and the records that hold a key. Counterpart of key_of and
 // hash_of on the CPU.
 //
 //   COMPOSE=0  int64  graph state, boosting state, last label + 1 (0 after a blank)

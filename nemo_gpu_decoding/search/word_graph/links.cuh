@@ -54,7 +54,7 @@ inline void one_group_each(Workspace& work) {
 }
 
 // Whether the links of the frame were within the capacity. Call with all threads after a barrier.
-inline bool has_capacity_for_links(Progress& now, const Workspace& work) {
+inline bool has_capacity_for_links(StreamCounters& now, const Workspace& work) {
   now.needed = work.counters->num_links;
   return now.needed <= work.max_links;
 }

@@ -103,7 +103,7 @@ inline int expand_within_limits(
 
 // The same, with little in registers until the frame is expanded.
 inline int expand_within_capacity(
-  const Row& row, int columns, Progress& now, LmShared& shared, LmWorkspace& work
+  const Row& row, int columns, StreamCounters& now, LmShared& shared, LmWorkspace& work
 ) {
   if (thread() == 0) shared.before = now;
   bool overflowed = false;

@@ -5,8 +5,8 @@
 //   contexts       group tokens of one group with one LM context and one pending word; the best counts
 //   groups         contexts in one graph state and boosting state; arcs are looked at once for all
 //   group_arcs     arcs of groups that stay below the cutoff at the cost of the group's best context
-//   queries        an arc and a context for which the LMs have to be asked
-//   cached_scores  answers of the LMs, kept until their number is beyond the capacity
+//   queries        an arc and a context for which the LMs have to be queried
+//   cached_scores  scores of the LMs, kept until their number is beyond the capacity
 //
 // A pending word is that of a closure arc for which the LMs have not been queried. Example: three
 // tokens in graph state 7 after "a b", "a c" (just read) and "a c" (with a blank since) are three group
@@ -79,7 +79,7 @@ struct LmShared {
   LmBuffers buffers;
   LmWorkspace workspace;
   Work work;
-  Progress before;  // the frame
+  StreamCounters before;  // the frame
   RankLimits limits;
 };
 

@@ -98,7 +98,7 @@ inline bool complete(const Row& row, const Steps& steps, int64 frame, Link& link
 
 // Keep the frame's links between kept tokens; those of the next frame go behind them. Call with all
 // threads after a barrier.
-inline void keep_links(const Row& row, const Steps& steps, Progress& now, Workspace& work) {
+inline void keep_links(const Row& row, const Steps& steps, StreamCounters& now, Workspace& work) {
   const int count = work.counters->num_links;
   int kept = 0;
   for (int first = 0; first < count; first += threads()) {
@@ -118,7 +118,7 @@ inline void keep_links(const Row& row, const Steps& steps, Progress& now, Worksp
 
 // What survives becomes `current`. False if its back-pointers may be beyond the capacity: nothing has
 // happened then. Call with all threads after a barrier; ends with one.
-inline bool prune(const Row& row, Progress& now, Workspace& work) {
+inline bool prune(const Row& row, StreamCounters& now, Workspace& work) {
   Table& next_tokens = work.next_tokens;
   Counters& counters = *work.counters;
   const int count = next_tokens.size();

@@ -49,34 +49,34 @@ def relative_cost(best: LatticePath, ended: LatticePath | None) -> float:
 
 @dataclass(frozen=True)
 class TracedText:
-    """The tokens of a path, and at which of them each word was told by the graph."""
+    """The tokens of a path, and at which of them the graph emitted each word."""
 
     tokens: np.ndarray  # [n] int32
     frames: np.ndarray  # [n] int32
     repeats: np.ndarray  # [n] int32
     confidence: np.ndarray  # [n] float32
     words: tuple[int, ...]  # labels
-    told_at: tuple[int, ...]  # per word the number of tokens before the one with whose arc it came
+    emitted_at: tuple[int, ...]  # per word the number of tokens before the one with whose arc it came
 
     def followed_by(self, words: Sequence[int]) -> TracedText:
-        """With words that are told after the last frame."""
-        told_at = (*self.told_at, *[len(self.tokens)] * len(words))
-        return replace(self, words=(*self.words, *words), told_at=told_at)
+        """With words that are emitted after the last frame."""
+        emitted_at = (*self.emitted_at, *[len(self.tokens)] * len(words))
+        return replace(self, words=(*self.words, *words), emitted_at=emitted_at)
 
 
 def traced_text(steps: Steps, graph: WordGraph, blank_id: int) -> TracedText:
     """Split the steps of a path into tokens and words."""
     labels = graph.arrays.arcs["ilabel"][steps.arcs]
-    is_token = labels != blank_id  # a ready-made graph may tell a word with a blank
+    is_token = labels != blank_id  # a ready-made graph may emit a word with a blank
     before = np.cumsum(is_token) - is_token  # tokens before each step
-    told = graph.arrays.arcs["olabel"][steps.arcs]
-    silent, jumps = np.zeros_like(told), np.flatnonzero(steps.epsilons >= 0)
+    olabels = graph.arrays.arcs["olabel"][steps.arcs]
+    silent, jumps = np.zeros_like(olabels), np.flatnonzero(steps.epsilons >= 0)
     silent[jumps] = graph.arrays.epsilons["olabel"][steps.epsilons[jumps]]
-    words, told_at = [], []
-    for n in np.flatnonzero((told != 0) | (silent != 0)).tolist():
-        more = graph.expanded(int(silent[n])) + graph.expanded(int(told[n]))
+    words, emitted_at = [], []
+    for n in np.flatnonzero((olabels != 0) | (silent != 0)).tolist():
+        more = graph.expanded(int(silent[n])) + graph.expanded(int(olabels[n]))
         words += more
-        told_at += [int(before[n])] * len(more)
+        emitted_at += [int(before[n])] * len(more)
     runs = steps.runs[is_token]
     return TracedText(
         labels[is_token].astype(np.int32),
@@ -84,19 +84,19 @@ def traced_text(steps: Steps, graph: WordGraph, blank_id: int) -> TracedText:
         runs,
         np.minimum(steps.probabilities[is_token] / np.maximum(runs, 1), 1.0).astype(np.float32),
         tuple(words),
-        tuple(told_at),
+        tuple(emitted_at),
     )
 
 
 def words_of(traced: TracedText, graph: WordGraph, pieces: Sequence[str] | None) -> tuple[Word, ...]:
     """The words of a path with their tokens and frames.
 
-    With a lexicon in the graph the tokens of each word are exact. A ready-made graph only tells at
-    which token a word became known: there a word's tokens are those up to the next word's. `pieces`
+    With a lexicon in the graph the tokens of each word are exact. A ready-made graph only emits a
+    word at some token: there a word's tokens are those up to the next word's. `pieces`
     spell words that only <unk> stands for.
     """
     if graph.spellings is None:
-        spans = _told_spans(traced)
+        spans = _emitted_spans(traced)
     else:
         spans = _spelled_spans(traced, graph, graph.spellings)
     tokens, frames = traced.tokens.tolist(), traced.frames.tolist()
@@ -124,14 +124,14 @@ def _spelled_spans(traced: TracedText, graph: WordGraph, spellings: Spellings) -
         spellings.beginning, ends,
     )  # fmt: skip
     if not found:  # cannot be, unless the spellings are not those that the graph was made of
-        return _told_spans(traced)
+        return _emitted_spans(traced)
     stops = ends.tolist()
     return list(zip([0, *stops], stops, strict=False))
 
 
-def _told_spans(traced: TracedText) -> list[tuple[int, int]]:
-    """From the token with which each word was told to that of the next."""
-    return list(zip(traced.told_at, [*traced.told_at[1:], len(traced.tokens)], strict=False))
+def _emitted_spans(traced: TracedText) -> list[tuple[int, int]]:
+    """From the token with which each word was emitted to that of the next."""
+    return list(zip(traced.emitted_at, [*traced.emitted_at[1:], len(traced.tokens)], strict=False))
 
 
 @compiled

@@ -92,7 +92,7 @@ def raise_stop(log_probs: np.ndarray, b: int, frame: int, status: int) -> None:
 
 
 def grown_back_pointers(back_pointers: np.ndarray, counters: np.ndarray, tokens: np.ndarray, more: int) -> np.ndarray:
-    """Those that no token leads to are dropped; more room is made if that is not enough for `more`."""
+    """Those that no token leads to are dropped; the array grows if that is not enough for `more`."""
     kept = np.empty(len(back_pointers), BACK_POINTER)
     size = compact_back_pointers(back_pointers, int(counters["back_pointers"][0]), tokens, kept)
     counters["back_pointers"] = size
@@ -110,7 +110,7 @@ def grown_links(links: np.ndarray, counters: np.ndarray, lattice_beam: float) ->
 
 
 def grown(array: np.ndarray, used: int, more: int = 0) -> np.ndarray:
-    """A copy of what is used, with room for as much again and for `more`."""
+    """A copy of what is used, with capacity for as much again and for `more`."""
     larger = np.empty(2 * max(len(array), used + more), array.dtype)
     larger[:used] = array[:used]
     return larger

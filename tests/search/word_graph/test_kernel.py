@@ -134,7 +134,7 @@ def test_max_active(max_active):
 @pytest.mark.parametrize("topology", ["compact", "normal"])
 def test_tables_that_are_too_small(monkeypatch, capacity, coarse, topology):
     limit_tokens(monkeypatch, capacity)
-    told = 0
+    overflows = 0
     for seed in range(3):
         log_probs = log_probs_of(seed, 2, 8, 12, 0.5)
         found = assert_equal(
@@ -142,8 +142,8 @@ def test_tables_that_are_too_small(monkeypatch, capacity, coarse, topology):
             torch.round(log_probs) if coarse else log_probs,
             [8, 5], vocab_size=11, blank_id=11, max_active=capacity // 4, beam=12.0, topology=topology,
         )  # fmt: skip
-        told += sum("a table was full" in note for nbest in found for note in nbest.notes)
-    assert told > 0
+        overflows += sum("a table was full" in note for nbest in found for note in nbest.notes)
+    assert overflows > 0
 
 
 @pytest.mark.parametrize("topology", ["compact", "normal"])

@@ -194,14 +194,14 @@ def test_ties_are_broken_alike(topology):
 def test_tables_that_are_too_small(monkeypatch, capacity, topology):
     limit_tokens(monkeypatch, capacity)
     monkeypatch.setattr(kernel_abi, "LEAST_GROUPS", 32)
-    told = 0
+    overflows = 0
     for seed in range(2):
         found = assert_equal_lattices(
             graph_of(seed), inputs_of(seed, sharpness=0.5), [8, 5], topology=topology,
             max_active=capacity // 4, **{**SEARCH, "beam": 12.0},
         )  # fmt: skip
-        told += sum("a table was full" in note for nbest in found for note in nbest.notes)
-    assert told > 0
+        overflows += sum("a table was full" in note for nbest in found for note in nbest.notes)
+    assert overflows > 0
 
 
 @in_small_blocks

@@ -343,7 +343,7 @@ def test_lattices_hold_every_text_within_their_beam_at_its_true_cost():
 
 
 def test_words_told_by_one_epsilon_after_the_other():
-    """a, then the words one and two told without a frame: one look-up each, in their order."""
+    """a, then the words one and two emitted without a frame: one look-up each, in their order."""
     from nemo_gpu_decoding.graph.csr import WordGraph
     from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig
     from nemo_gpu_decoding.search.word_graph.decoder import PagedBigLM

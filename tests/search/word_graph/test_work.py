@@ -77,15 +77,15 @@ def test_room_is_made_where_groups_need_more(monkeypatch):
     lms = random_lm(1), random_lm(20, keep=0.8)
     log_probs = log_probs_of(3)
     expected = make_paged(*lms, beam=9.0, n_best=4).decode(log_probs, [FRAMES] * 3)
-    rooms, new_workspace = [], cpu_engine.new_workspace
+    workspaces, new_workspace = [], cpu_engine.new_workspace
 
     def tight(*sizes, **options):
-        rooms.append(new_workspace(*sizes, **{"entries": 2, **options}))
-        return rooms[-1]
+        workspaces.append(new_workspace(*sizes, **{"entries": 2, **options}))
+        return workspaces[-1]
 
     monkeypatch.setattr(cpu_engine, "new_workspace", tight)
     results = make_paged(*lms, beam=9.0, n_best=4).decode(log_probs, [FRAMES] * 3)
-    assert rooms
+    assert workspaces
     for ours, theirs in zip(results, expected, strict=True):
         assert [(p.text, p.score) for p in ours] == [(p.text, p.score) for p in theirs]
         assert ours.work._replace(cache_hits=0) == theirs.work._replace(cache_hits=0)
@@ -178,10 +178,10 @@ def read(decoder, log_probs, request, rng=None):
     config, all_facts = decoder.config, []
     (models,) = decoder._models(decoder.open(1, [request]))
     utterance = models.new_stream()
-    space = new_workspace(config.max_active, VOCAB + 1, keeps_links=config.keeps_links, composes=True)
+    work = new_workspace(config.max_active, VOCAB + 1, keeps_links=config.keeps_links, composes=True)
     for t in range(log_probs.shape[1]):
         before = utterance if rng is None else with_shuffled_tokens(utterance, rng)
-        utterance, space = read_chunk(before, log_probs[:, t : t + 1].numpy(), 1, 0, space)
+        utterance, work = read_chunk(before, log_probs[:, t : t + 1].numpy(), 1, 0, work)
         all_facts.append(facts(before, utterance))
     return all_facts
 
@@ -221,10 +221,10 @@ def test_a_small_table_of_candidates_changes_nothing_and_is_kept_to(monkeypatch,
     guards = []
 
     def tight(*sizes, **options):
-        space = new_workspace(*sizes, **options)
-        space.candidates["source"] = 77
-        guards.append(space.candidates[size:])
-        return space._replace(candidates=space.candidates[:size])
+        work = new_workspace(*sizes, **options)
+        work.candidates["source"] = 77
+        guards.append(work.candidates[size:])
+        return work._replace(candidates=work.candidates[:size])
 
     for options in ({}, {"n_best": 5}, {"composition": "eager"}):
         decoder = make_paged(small, large, beam=9.0, **options)
