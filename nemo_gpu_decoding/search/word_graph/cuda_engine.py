@@ -157,14 +157,14 @@ class CUDAEngine(Engine):
             self._models[row] = self._models_of(fusion, row)
         self._take_boosting()
         first = as_records(self._composition.first_tokens([self._models[row] for row in rows])).to(self.device)
-        tokens, progress, work = state.tokens.clone(), state.progress.copy(), state.work
+        tokens, counters, work = state.tokens.clone(), state.counters.copy(), state.work
         tokens[numbers, :1] = first
-        progress[rows] = np.zeros((), PROGRESS)
-        progress["tokens"][rows] = 1
+        counters[rows] = np.zeros((), STREAM_COUNTERS)
+        counters["tokens"][rows] = 1
         if work is not None:
             work = work.clone()
             work[numbers] = 0
-        self._state = state._replace(tokens=tokens, progress=progress, work=work)
+        self._state = state._replace(tokens=tokens, counters=counters, work=work)
 
     def utterances(self) -> list[StreamState]:
         """All that is known of every utterance, in the host's memory."""
