@@ -193,12 +193,12 @@ def existing_file(option: str, value: str) -> str:
 
 
 def load_phrase_file(option: str, path: str | None) -> list[str]:
-    """Phrases of the list file that an option names; none if there is no such option."""
+    """Phrases to be found of the list file that an option names; none if there is no such option."""
     if path is None:
         return []
-    from nemo_gpu_decoding.fusion.boosting import read_phrases  # what the decoder itself reads them with
+    from nemo_gpu_decoding.fusion.boosting import read_phrases, weight_of  # what the decoder itself reads them with
 
-    return [phrase.text for phrase in read_phrases(existing_file(option, path))]
+    return [phrase.text for phrase in read_phrases(existing_file(option, path)) if weight_of(phrase) >= 0]
 
 
 def writable_file(option: str, value: str) -> Path:

@@ -49,8 +49,9 @@ def as_phrases(items: Sequence[str | Phrase]) -> list[Phrase]:
 
 
 def words_of(phrases: Sequence[Phrase]) -> list[str]:
-    """All words of some phrases, as they are written there."""
-    return list(dict.fromkeys(word for phrase in phrases for word in phrase.text.split()))
+    """All words of some phrases, as they are written there; not of phrases to be avoided."""
+    found = [phrase for phrase in phrases if weight_of(phrase) >= 0]
+    return list(dict.fromkeys(word for phrase in found for word in phrase.text.split()))
 
 
 def word_boosting(

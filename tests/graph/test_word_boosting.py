@@ -11,13 +11,14 @@ from tempfile import mkdtemp
 import numpy as np
 import pytest
 
+from nemo_gpu_decoding.fusion.boosting import Phrase
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
 from nemo_gpu_decoding.graph.store import save_graph
 from nemo_gpu_decoding.graph.unknown_words import Speller, with_piece_labels
-from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
+from nemo_gpu_decoding.graph.word_boosting import build_word_boosting, words_of
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.graph.toy import PIECES, WORDS, toy_lexicon, toy_table
 from tests.oracles.ngram import arpa_text, earned
@@ -137,6 +138,10 @@ def test_word_sequence_labels_are_boosted():
         best = make(graph, vocab_size=3, blank_id=3, boosting=boosting).decode(log_probs, [6])[0].best
         assert best.text == plain.text == "zero one two"
         assert best.score == pytest.approx(plain.score + bonus, abs=1e-4)
+
+
+def test_words_of_phrases_to_be_avoided_are_not_added_to_a_graph():
+    assert words_of([Phrase("a bb"), Phrase("bb cab", 0.5), Phrase("d", -1.0)]) == ["a", "bb", "cab"]
 
 
 def test_bad_phrases_are_named():
