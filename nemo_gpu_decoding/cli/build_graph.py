@@ -94,15 +94,11 @@ def run(options: BuildGraphOptions) -> int:
     """Build and write the graph; progress to stderr, the report to stdout."""
     lm, out = existing_file("lm", options.lm), writable_file("out", options.out)
     oov = writable_file("oov", options.oov) if options.oov else None
-    source = Source(
-        lm=lm,
-        lexicon=existing_file("lexicon", options.lexicon) if options.lexicon else None,
-        added=added_words(options.added_words),
-        segmentations=options.segmentations,
-        open_vocabulary=open_vocabulary(options),
-    )
+    lexicon_file = existing_file("lexicon", options.lexicon) if options.lexicon else None
+    added, unknown = added_words(options.added_words), open_vocabulary(options)
 
-    from nemo_gpu_decoding.graph.build import listed_words
+    from nemo_gpu_decoding.graph.build import listed_words, spell_words
+    from nemo_gpu_decoding.graph.lexicon import Lexicon
     from nemo_gpu_decoding.graph.store import save_graph
 
     began = time.perf_counter()
@@ -111,7 +107,11 @@ def run(options: BuildGraphOptions) -> int:
         vocabulary = vocabulary_of_model(str(options.model), options.source_lang, verbose=options.verbose)
     else:
         vocabulary = vocabulary_of_file(options.tokenizer)
-    graph = build(source, vocabulary)
+    if lexicon_file is None:
+        lexicon = spell_words(lm, vocabulary, options.segmentations, added, track_words)
+    else:
+        lexicon = Lexicon.from_file(lexicon_file, vocabulary.pieces)
+    graph = build(lm, lexicon, added, unknown and unknown.of(vocabulary))
     save_graph(graph, out)
     if oov:
         left_out = (word for word in listed if word not in graph.word_ids)
@@ -121,17 +121,6 @@ def run(options: BuildGraphOptions) -> int:
     print(json.dumps(facts, ensure_ascii=False, indent=2) if options.json else report(facts))
     print(f"written to {out}; use it with  transcribe strategy=cuda_wfst lm={out}", file=sys.stderr)
     return 0
-
-
-@dataclass(frozen=True)
-class Source:
-    """What a graph is made of, beside the model's tokens."""
-
-    lm: str
-    lexicon: str | None  # None: words are spelled by the tokenizer
-    added: Sequence[str]  # words that the LM may lack
-    segmentations: int
-    open_vocabulary: OpenVocabulary | None
 
 
 def open_vocabulary(options: BuildGraphOptions) -> OpenVocabulary | None:
@@ -209,8 +198,8 @@ def added_words(file: str | None) -> list[str]:
     return list(dict.fromkeys(word for phrase in phrases for word in phrase.split()))
 
 
-def build(source: Source, vocabulary: Vocabulary) -> WordGraph:
-    """Spell the words and build their graph, with progress bars on stderr.
+def build(lm: str, lexicon: Lexicon, added: Sequence[str], unknown: OpenVocabulary | None) -> WordGraph:
+    """The graph of the words of an LM and of added ones, with a progress bar on stderr.
 
     Raises:
         ValueError: an added word cannot be spelled.
@@ -219,25 +208,11 @@ def build(source: Source, vocabulary: Vocabulary) -> WordGraph:
     from nemo_gpu_decoding.graph.build import build_graph
     from nemo_gpu_decoding.lm.arpa import ArpaReader
 
-    lexicon = spelled(source, vocabulary)
-    with ArpaReader(source.lm, source.added) as reader:
+    with ArpaReader(lm, added) as reader:
         if unspelled := [word for word in reader.added if word not in lexicon.spellings]:
             raise ValueError(f"added_words: {unspelled[0]!r} cannot be spelled with the model's tokens")
-    unknown = source.open_vocabulary and source.open_vocabulary.of(vocabulary)
     with step_bar() as progress:
-        return build_graph(
-            source.lm, lexicon, open_vocabulary=unknown, added_words=source.added, cache=False, progress=progress
-        )
-
-
-def spelled(source: Source, vocabulary: Vocabulary) -> Lexicon:
-    """The spellings of the LM's words, with a progress bar, or those of the lexicon."""
-    from nemo_gpu_decoding.graph.build import spell_words
-    from nemo_gpu_decoding.graph.lexicon import Lexicon
-
-    if source.lexicon is None:
-        return spell_words(source.lm, vocabulary, source.segmentations, source.added, track_words)
-    return Lexicon.from_file(source.lexicon, vocabulary.pieces)
+        return build_graph(lm, lexicon, open_vocabulary=unknown, added_words=added, cache=False, progress=progress)
 
 
 def track_words(words: Sequence[str]) -> Iterable[str]:

@@ -115,12 +115,13 @@ class Continuation:
                 assert first.batch is not None
                 owner, batch = first.decoder, first.batch
                 slots = [state.row for b in rows if (state := states[b]) is not None]
-            nbests = _push(owner, batch.streams, frames[rows], lengths[rows], slots)
-            batch.num_frames = [nbest.num_frames for nbest in nbests]
-            for b, slot in zip(rows, slots, strict=True):
+            owner.push(batch.streams, frames[rows], lengths[rows], rows=slots)
+            nbests = owner.close(replace(batch.streams), rows=slots)  # of a copy: these stay open
+            for b, slot, nbest in zip(rows, slots, nbests, strict=True):
+                batch.num_frames[slot] = nbest.num_frames
                 history = _history(states[b], frames[b, : lengths[b]]) if keep_history else None
                 state = StreamState(owner, batch, slot, batch.num_frames[slot], history)
-                results[b] = nbests[slot], state
+                results[b] = nbest, state
         self._remember([results[b][1] for b, state in enumerate(states) if state is None])
         return [results[b] for b in range(len(states))]
 
@@ -144,20 +145,6 @@ class Continuation:
         while len(self._recent) > RECENT_BATCHES:
             for state in self._recent.popleft():
                 state.release()
-
-
-def _push(
-    decoder: Decoder[Any, Any], streams: Streams, frames: Tensor, lengths: Tensor, slots: list[int]
-) -> list[NBest]:
-    """Push a chunk to these streams (to the others nothing); results as if all ended."""
-    if slots != list(range(len(streams))):
-        spread = frames.new_zeros(len(streams), *frames.shape[1:])
-        spread[slots] = frames
-        counts = lengths.new_zeros(len(streams))
-        counts[slots] = lengths
-        frames, lengths = spread, counts
-    decoder.push(streams, frames, lengths)
-    return decoder.close(replace(streams))  # an engine's results change nothing: these stay open
 
 
 def _history(state: StreamState | None, frames: Tensor) -> Tensor:

@@ -25,11 +25,11 @@ import torch
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 from nemo.utils import logging
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer, continued_streams
-from nemo_gpu_decoding.nemo_plugin.register import find_strategy, possible_strategies
+from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, find_strategy
 from nemo_gpu_decoding.nemo_plugin.requests import biasing_request
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 from nemo_gpu_decoding.search.decoder import Streams
@@ -122,16 +122,12 @@ def build_asr(wrapped: Callable[..., Any], builder: Any, args: tuple[Any, ...], 
         defaults: Any = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig))
         call.arguments["decoding_cfg"] = OmegaConf.merge(OmegaConf.create(defaults), given)
     elif given.get("strategy", "greedy") not in GREEDY:
-        ours = ", ".join(name for name in possible_strategies("ctc") if find_strategy(_named(name)))
+        ours = ", ".join(spec.name for spec in STRATEGIES.values() if spec.family == "ctc")
         logging.warning(
             f"asr.decoding.strategy is '{given.strategy}', which NeMo's {cfg.pipeline_type} CTC pipeline does not "
             f"run: it decodes greedily. Strategies that it runs: {ours}."
         )
     return wrapped(*call.args, **call.kwargs)
-
-
-def _named(strategy: str) -> DictConfig:
-    return OmegaConf.create({"strategy": strategy})
 
 
 def construct(wrapped: Callable[..., None], pipeline: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
