@@ -29,8 +29,7 @@ import torch
 
 from nemo_gpu_decoding.cuda.launch import Tensor, as_records, runtime
 from nemo_gpu_decoding.cuda.upload import outlive_kernels
-from nemo_gpu_decoding.fusion.batch import BatchFusion
-from nemo_gpu_decoding.fusion.on_device import on_device, trees_on_device
+from nemo_gpu_decoding.fusion.batch import BatchFusion, on_device, trees_on_device
 from nemo_gpu_decoding.search.decoder import Streams
 from nemo_gpu_decoding.search.engine import BadRow, Engine
 from nemo_gpu_decoding.search.flexctc_beam import records

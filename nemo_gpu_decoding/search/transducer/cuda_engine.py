@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.cuda.launch import Module, as_records, runtime
-from nemo_gpu_decoding.fusion.batch import BatchFusion
-from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton, on_device, trees_on_device
+from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_device, trees_on_device
 from nemo_gpu_decoding.search.transducer import records
 from nemo_gpu_decoding.search.transducer.beam import BeamState, grown_nodes
 from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner

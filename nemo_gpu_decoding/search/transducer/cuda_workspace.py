@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.cuda.launch import Module, Signature, runtime
-from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton
+from nemo_gpu_decoding.fusion.batch import DeviceAutomaton
 from nemo_gpu_decoding.search.transducer import records
 
 SCHEDULE = "search/transducer/schedule.cu"

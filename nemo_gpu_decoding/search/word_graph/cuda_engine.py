@@ -22,8 +22,7 @@ import torch
 
 from nemo_gpu_decoding.cuda.launch import Signature, as_records, runtime
 from nemo_gpu_decoding.cuda.upload import arrays_on_device
-from nemo_gpu_decoding.fusion.batch import BatchFusion
-from nemo_gpu_decoding.fusion.on_device import DeviceAutomaton, on_device
+from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_device
 from nemo_gpu_decoding.lm.on_device import SECTOR_BYTES, LookupStatistics
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.cuda import upload
+from nemo_gpu_decoding.fusion.batch import on_device
 from nemo_gpu_decoding.fusion.fusion import Request
-from nemo_gpu_decoding.fusion.on_device import on_device
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from tests.contract.subject import facts
 from tests.cuda_emulator.emulator import EmulatedModule
