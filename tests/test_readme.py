@@ -99,6 +99,27 @@ def test_rows_that_are_not_verified_give_no_figures(records, tmp_path, monkeypat
         records.with_figures(README)
 
 
+def test_a_new_record_takes_the_place_of_the_old_one(records, tmp_path, monkeypatch):
+    for path, record in records.records().values():
+        (tmp_path / path.name).write_text(json.dumps(record))
+    readme = tmp_path / "README.md"
+    readme.write_text(README)
+    monkeypatch.setattr(records, "HERE", tmp_path)
+    monkeypatch.setattr(records, "README", readme)
+    monkeypatch.setattr(records, "plot_rows", lambda *given: None)
+    old, record = records.records()["aes_pp"]
+
+    def bench(command, check):
+        options = parse_options(BenchOptions, command[command.index("bench") + 1 :])
+        assert (options.strategy, options.mode, options.out) == ("aes_pp", "batch", str(tmp_path))
+        (tmp_path / "new.json").write_text(json.dumps({**record, "date": "2099-01-01"}))
+
+    monkeypatch.setattr(records.subprocess, "run", bench)
+    records.main("measure", "aes_pp")
+    assert not old.exists()
+    assert "[rows](docs/results/new.json) of aes_pp" in readme.read_text()
+
+
 def test_runs_are_options_of_bench(records):
     for options in records.RUNS.values():
         parse_options(BenchOptions, options.split())

@@ -23,9 +23,9 @@ HERE = Path(__file__).resolve().parent
 README = HERE.parents[1] / "README.md"
 # 15 minutes on two cores; scale, which is not measured unless it is named, takes 7 more and 6 GB of disk
 RUNS = {
-    "flexctc_beam": "utterances=8 beams=[4,8,16] pair_seconds=10 probes=true",
-    "alsd_pp": "peers=[nemo] utterances=4 beams=[4,8] threads=2 pair_seconds=10",
-    "aes_pp": "peers=[nemo] utterances=4 beams=[4,8] threads=2 pair_seconds=10",
+    "flexctc_beam": "utterances=8 beams=[4,8,16] pair_seconds=5 probes=true",
+    "alsd_pp": "peers=[nemo] utterances=4 beams=[4,8] threads=2 pair_seconds=5",
+    "aes_pp": "peers=[nemo] utterances=4 beams=[4,8] threads=2 pair_seconds=5",
     "cuda_wfst": "peers=[kaldi_decoder] utterances=32 repeats=7 pair_seconds=10",
     "paged_biglm": "utterances=32 repeats=5 pair_seconds=10 group_sizes=[1,4,16]",
     "stream": "strategy=cuda_wfst mode=stream streams=[16,64,256]",
@@ -165,22 +165,22 @@ def measure(names: Sequence[str]) -> None:
         options = RUNS[name].split()
         if "mode=" not in RUNS[name]:
             options.insert(0, f"strategy={name}")
-        before = set(HERE.glob("*.json"))
+        before = {path for path, _ in records().values()}
         command = [sys.executable, "-m", "nemo_gpu_decoding.cli.main", "bench", *options, f"out={HERE}"]
         print(" ".join(command[2:]), flush=True)
         subprocess.run(command, check=True)
-        latest = {path.name for path, _ in records().values()}
-        for path in before:
-            if path.name not in latest:
-                path.unlink()
+        for path in before - {path for path, _ in records().values()}:
+            path.unlink()
     readme()
 
 
 def records() -> dict[str, tuple[Path, Record]]:
-    """The latest record of each strategy, "cuda_wfst-stream" of other modes than batch."""
+    """The latest record of each strategy on a CPU, "cuda_wfst-stream" of other modes than batch."""
     found: dict[str, tuple[Path, Record]] = {}
     for path in HERE.glob("*.json"):
         record = read(path)
+        if record["options"]["device"] != "cpu":
+            continue
         name = record["strategy"] + f"-{record['mode']}" * (record["mode"] != "batch")
         if name not in found or record["date"] > found[name][1]["date"]:
             found[name] = path, record

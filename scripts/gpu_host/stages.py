@@ -3,7 +3,7 @@
     python scripts/gpu_host/stages.py --out FOLDER [--dry-run] [--only NAME ...] [--limit SECONDS]
 
 A stage that fails or takes too long does not keep the others from running. Leaves in FOLDER
-summary.json, log.txt (all output), tests.xml and what the benchmarks write: six files.
+summary.json, log.txt (all output), tests.xml and what the benchmarks write: eight files.
 """
 
 from __future__ import annotations
@@ -81,6 +81,21 @@ STAGES = (
             "beams=[16]", "batches=[1,8,32]", "probes=false", "phrases=50", "out={out}/model.json",
             f"model={_SELF}/models/self_ctc.nemo", f"manifest={_SELF}/speech/test.json",
             f"lm={_SELF}/lm/tok6.arpa", f"word_lm={_SELF}/lm/word3.arpa",
+        ),
+    ),
+    Stage(
+        "bench transducers",
+        60,
+        _bench(
+            "strategy=alsd_pp", "tasks=[speech]", "beams=[4]", "batches=[1,8]", "out={out}/alsd_pp.json"
+        ),
+    ),
+    Stage(
+        "bench word graphs",
+        60,
+        _bench(
+            "strategy=paged_biglm", "tasks=[speech]", "peers=[small_lm]", "batches=[8,32]", "graph_beams=[12]",
+            "out={out}/paged_biglm.json",
         ),
     ),
     Stage("sanitizer", 160, _pytest(_SANITIZER, "--durations=0")),

@@ -191,7 +191,7 @@ def test_a_narrow_prediction_network_is_refused(tiny_options):
 
 
 # ------------------------------------------------------------------------------------------- speech
-def test_speech_is_hard_and_an_lm_mends_it(tiny_options):
+def test_speech_is_hard_and_an_lm_mends_it(tiny_options, whole_speech_text):
     options = replace(tiny_options, tasks=["speech"], utterances=20)
     (task,) = make_tasks(options)
     assert len(task.texts) == 20
