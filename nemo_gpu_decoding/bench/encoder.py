@@ -49,7 +49,7 @@ def make_encoder(options: BenchOptions, place: Place, vocab_size: int) -> Encode
         from nemo_gpu_decoding.bench.peers.nemo import random_conformer
 
         layers, width = options.encoder_layers, options.encoder_width
-        network = random_conformer(layers, width, vocab_size, MEL_BANDS, SUBSAMPLING).to(place.device)
+        network = random_conformer(layers, width, vocab_size, MEL_BANDS, SUBSAMPLING, place.device)
         name = f"FastConformer, {layers} layers x {width}, {options.encoder_precision}, random weights"
         return Encoder(name, network, SUBSAMPLING, (MEL_BANDS,))
     from nemo_gpu_decoding.nemo_plugin.model import Model

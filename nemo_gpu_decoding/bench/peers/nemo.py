@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -21,15 +22,6 @@ from nemo_gpu_decoding.bench.files import cached, content_key
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.peers.base import Hypothesis, Peer, Ready, Setting, collapse, device_of
 from nemo_gpu_decoding.bench.tasks import Task
-from nemo_gpu_decoding.vocabulary import Vocabulary
-
-
-class NemoTokenizer:
-    """The two members of a tokenizer that NeMo's boosting tree asks for."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self.vocab_size = len(vocabulary)
-        self.text_to_ids = vocabulary.tokenize
 
 
 def ctc_beam(options: BenchOptions, task: Task, setting: Setting) -> Ready:
@@ -47,7 +39,7 @@ def ctc_beam(options: BenchOptions, task: Task, setting: Setting) -> Ready:
         fusion |= {
             "boosting_tree": _phrases(task, setting),
             "boosting_tree_alpha": task.weights.boosting_weight,
-            "tokenizer": NemoTokenizer(task.vocabulary),
+            "tokenizer": _tokenizer(task),
         }
     decoder = BeamBatchedCTCInfer(
         blank_index=task.vocab_size, beam_size=setting.beam_size, allow_cuda_graphs=options.device != "cpu", **fusion
@@ -138,8 +130,7 @@ def _fusion_models(options: BenchOptions, task: Task, setting: Setting) -> dict[
     if setting.phrases:
         from nemo.collections.asr.parts.context_biasing import GPUBoostingTreeModel
 
-        tokenizer = NemoTokenizer(task.vocabulary)
-        models.append(GPUBoostingTreeModel.from_config(_phrases(task, setting), tokenizer=tokenizer))
+        models.append(GPUBoostingTreeModel.from_config(_phrases(task, setting), tokenizer=_tokenizer(task)))
         weights.append(task.weights.boosting_weight)
     models = [model.to(device_of(options, task)) for model in models]
     return {"fusion_models": models, "fusion_models_alpha": weights} if models else {}
@@ -149,6 +140,11 @@ def _phrases(task: Task, setting: Setting) -> Any:
     from nemo.collections.asr.parts.context_biasing import BoostingTreeModelConfig
 
     return BoostingTreeModelConfig(key_phrases_list=task.phrases(setting.phrases))
+
+
+def _tokenizer(task: Task) -> Any:
+    """The two members of a tokenizer that NeMo's boosting tree asks for."""
+    return SimpleNamespace(vocab_size=task.vocab_size, text_to_ids=task.vocabulary.tokenize)
 
 
 def _runner(decoder: Any, task: Task) -> Callable[[torch.Tensor, torch.Tensor], Any]:
@@ -214,28 +210,24 @@ def nemo_modules(networks: LSTMNetworks) -> tuple[Any, Any]:
     return decoder.eval(), joint.eval()
 
 
-class _ConformerCTC(torch.nn.Module):
-    def __init__(self, encoder: torch.nn.Module, head: torch.nn.Module) -> None:
-        super().__init__()
-        self.encoder = encoder
-        self.head = head
+def random_conformer(
+    layers: int, width: int, vocab_size: int, bands: int, subsampling: int, device: torch.device
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """A FastConformer with a CTC head, as NeMo's published ones are built, untrained.
 
-    def forward(self, features: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """Log-probs [B, T, V + 1] of features [B, mel bands, frames]."""
-        encoded, _ = self.encoder(audio_signal=features, length=lengths)
-        return self.head(encoder_output=encoded)
-
-
-def random_conformer(layers: int, width: int, vocab_size: int, mel_bands: int, subsampling: int) -> torch.nn.Module:
-    """A FastConformer with a CTC head, as NeMo's published ones are built, untrained."""
+    Returns:
+        what makes log-probs [B, T, V + 1] of features [B, mel bands, frames] and their lengths [B].
+    """
     from nemo.collections.asr.modules import ConformerEncoder, ConvASRDecoder
 
     encoder = ConformerEncoder(
-        feat_in=mel_bands, feat_out=-1, n_layers=layers, d_model=width, subsampling="dw_striding",
+        feat_in=bands, feat_out=-1, n_layers=layers, d_model=width, subsampling="dw_striding",
         subsampling_factor=subsampling, subsampling_conv_channels=min(256, width),
         self_attention_model="rel_pos", n_heads=8, conv_kernel_size=9, xscaling=False,
     )  # fmt: skip
-    return _ConformerCTC(encoder, ConvASRDecoder(feat_in=width, num_classes=vocab_size)).eval()
+    head = ConvASRDecoder(feat_in=width, num_classes=vocab_size).eval().to(device)
+    encoder = encoder.eval().to(device)
+    return lambda features, lengths: head(encoder_output=encoder(audio_signal=features, length=lengths)[0])
 
 
 NEMO: dict[str, Any] = {
