@@ -27,11 +27,11 @@ STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 def in_process(
     name: str, options: BenchOptions, environment: dict[str, str] | None = None, **arguments: Any
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """What a function of this folder, "module:function", says in a fresh process.
 
     Returns:
-        its dict, and `took`: {"seconds": {"cpu", "wall"}, imports and compiled code included, "memory":
+        its dict, and what it took: {"seconds": {"cpu", "wall"}, imports and compiled code included, "memory":
         {"peak_rss": mapped files included, "peak_anonymous": without what the system can drop or write
         out at any time}, bytes; None where there is no /proc}.
 
@@ -51,9 +51,9 @@ def in_process(
             output, errors = child.communicate(timeout=POLL_SECONDS)
     if child.returncode:
         raise RuntimeError(f"{name} failed in a process of its own:\n{errors}")
-    result = json.loads(output.splitlines()[-1])
-    result["took"]["memory"]["peak_anonymous"] = peak
-    return result
+    answer, took = json.loads(output.splitlines()[-1])
+    took["memory"]["peak_anonymous"] = peak
+    return answer, took
 
 
 def main() -> None:
@@ -65,19 +65,16 @@ def main() -> None:
     answer = call(BenchOptions(**request["options"]), **request["arguments"])
     memory = {"peak_rss": status_bytes("VmHWM") if STATUS.exists() else None}
     seconds = {"cpu": time.process_time(), "wall": time.perf_counter() - began}
-    print(json.dumps(answer | {"took": {"seconds": seconds, "memory": memory}}))
+    print(json.dumps([answer, {"seconds": seconds, "memory": memory}]))
 
 
 def probe_process(kind: str, options: BenchOptions) -> dict[str, Any]:
     """Run a probe, "memory" or "start", in fresh processes; a dict for the header of a result."""
     if kind == "memory":
-        found = in_process("probe:measure_memory", options, GIVE_BACK_FREED_MEMORY)
-        return {name: value for name, value in found.items() if name != "took"}
+        return in_process("probe:measure_memory", options, GIVE_BACK_FREED_MEMORY)[0]
     with tempfile.TemporaryDirectory() as folder:
-        environment = {CACHE_VARIABLE: folder}
-        first, later = (in_process("probe:measure_start", options, environment) for _ in range(2))
-    return {name: {k: v for k, v in found.items() if k != "took"}
-            for name, found in (("first_ever", first), ("later", later))}  # fmt: skip
+        runs = [in_process("probe:measure_start", options, {CACHE_VARIABLE: folder})[0] for _ in range(2)]
+    return {"first_ever": runs[0], "later": runs[1]}
 
 
 def measure_memory(options: BenchOptions) -> dict[str, Any]:

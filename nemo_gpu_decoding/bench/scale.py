@@ -70,8 +70,8 @@ def measure(options: BenchOptions, stages: Iterable[dict[str, Any]]) -> Iterator
         for asked in stages:
             stage = "decode" if "beam" in asked else asked["stage"]
             arguments = {name: value for name, value in asked.items() if name != "stage"}
-            answer = in_process(f"scale:{stage}", options, folder=folder, **arguments)
-            yield {"strategy": options.strategy, **asked, **answer.pop("took"), **answer}
+            answer, took = in_process(f"scale:{stage}", options, folder=folder, **arguments)
+            yield {"strategy": options.strategy, **asked, **took, **answer}
 
 
 def draw_language(options: BenchOptions, task: str) -> tuple[Language, np.random.Generator]:

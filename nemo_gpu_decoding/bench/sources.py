@@ -47,7 +47,8 @@ FRAMES_PER_WORD = 5.5  # of the synthetic language, on average
 MOST_DRAWS = 100  # batches drawn before giving up on utterances of the wanted length
 GENERATOR_VERSION = 3  # part of the names of cached LMs; raise it when another text is drawn
 PACKAGE = Path(__file__).resolve().parents[1]
-SPEECH_FOLDERS = (PACKAGE / "bench" / "hard_speech", PACKAGE.parent / "assets" / "hard_speech")
+IN_WHEEL, IN_CLONE = PACKAGE / "bench" / "hard_speech", PACKAGE.parent / "assets" / "hard_speech"
+SPEECH = IN_WHEEL if IN_WHEEL.is_dir() else IN_CLONE
 
 
 def make_tasks(options: BenchOptions) -> list[Task]:
@@ -80,44 +81,37 @@ def speech_task(options: BenchOptions, kind: str | None) -> Task:
     """Read English as a small checkpoint hears it: flat posteriors, greedy makes 51 % word errors."""
     tensors, metadata = read_speech("emissions" if kind is None else "transducers")
     rows = tensors["log_probs" if kind is None else "encoder_output"].float()
-    lexicon, transducer, weights = speech_lexicon(), None, SPEECH_WEIGHTS
+    (pieces, lexicon), transducer, weights = speech_lexicon(), None, SPEECH_WEIGHTS
     if kind is not None:
         own = {key.partition(".")[2]: t for key, t in tensors.items() if key.startswith(f"{kind}.")}
         transducer = transducer_of(own, tuple(json.loads(metadata[f"{kind}.durations"])), kind)
         weights = replace(weights, lm_weight=0.4)
     task = Task.of(
         "speech" if kind is None else f"speech-{kind}", rows.split(tensors["lengths"].tolist()),
-        json.loads(metadata["texts"]), spelling_vocabulary(json.loads(metadata["pieces"]), lexicon),
-        lexicon=lexicon, frame_seconds=json.loads(metadata["frame_seconds"]), weights=weights, transducer=transducer,
+        json.loads(metadata["texts"]), spelling_vocabulary(pieces, lexicon), lexicon=lexicon,
+        frame_seconds=json.loads(metadata["frame_seconds"]), weights=weights, transducer=transducer,
     )  # fmt: skip
-    return _with_lms(task, options, f"speech-{content_key(speech_folder() / 'lm_text.txt.gz')}", speech_text)
+    return _with_lms(task, options, f"speech-{content_key(SPEECH / 'lm_text.txt.gz')}", speech_text)
 
 
 def read_speech(name: str) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     """Tensors and metadata of a file of `assets/hard_speech`."""
     from safetensors import safe_open
 
-    with safe_open(speech_folder() / f"{name}.safetensors", "pt") as file:
+    with safe_open(SPEECH / f"{name}.safetensors", "pt") as file:
         return {key: file.get_tensor(key) for key in file.keys()}, file.metadata()  # noqa: SIM118
-
-
-def speech_folder() -> Path:
-    """Where the emissions of speech are: in the installed package, or in the repository beside it."""
-    for folder in SPEECH_FOLDERS:
-        if (folder / "emissions.safetensors").is_file():
-            return folder
-    raise FileNotFoundError(f"the emissions of speech are neither in {SPEECH_FOLDERS[0]} nor beside it")
 
 
 def speech_text() -> list[list[str]]:
     """Sentences of the speech's books that are not among its utterances."""
-    text = gzip.decompress((speech_folder() / "lm_text.txt.gz").read_bytes()).decode()
+    text = gzip.decompress((SPEECH / "lm_text.txt.gz").read_bytes()).decode()
     return [line.split() for line in text.splitlines()]
 
 
-def speech_lexicon() -> dict[str, tuple[int, ...]]:
+def speech_lexicon() -> tuple[list[str], dict[str, tuple[int, ...]]]:
+    """Pieces, and the words that they spell."""
     pieces = json.loads(read_speech("emissions")[1]["pieces"])
-    return read_lexicon(plain_file(speech_folder() / "lexicon.txt.gz"), pieces)
+    return pieces, read_lexicon(plain_file(SPEECH / "lexicon.txt.gz"), pieces)
 
 
 def speech_language(rng: np.random.Generator) -> Language:
@@ -135,8 +129,7 @@ def speech_language(rng: np.random.Generator) -> Language:
     for i, word in enumerate(words):
         likely = [index[successor] for successor, _ in after[word].most_common(SUCCESSORS)]
         successors[i, : len(likely)] = likely
-    lexicon = speech_lexicon()
-    pieces = json.loads(read_speech("emissions")[1]["pieces"])
+    pieces, lexicon = speech_lexicon()
     return Language(pieces, {word: lexicon[word] for word in words}, probabilities, successors)
 
 
