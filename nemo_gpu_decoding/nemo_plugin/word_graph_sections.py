@@ -52,7 +52,9 @@ BUILD_KEYS: dict[str, Any] = {
 MORE: dict[str, Any] = BUILD_KEYS | {
     "topology": None,  # compact, normal or minimal; None: compact, or the one inside a ready-made graph
     "lattice_beam": None,  # natural log; None: beam_width, as NeMo's Riva decoder has it
-    "posterior_paths": 20,  # best texts over which confidence and minimum Bayes risk are taken
+    # best texts over which confidence and minimum Bayes risk are taken; with posteriors: lattice, over all of the
+    # lattice, these are the texts that minimum Bayes risk chooses from
+    "posterior_paths": 20,
     "n_best": None,  # None: beam_size
     "words_path": None,  # words.txt of an OpenFst file without symbols
     # phrases, as in the `beam` section

@@ -17,7 +17,8 @@ DIFFERENCES = ("auto", "always", "never")
 
 @dataclass(frozen=True)
 class WFSTConfig(SearchConfig):
-    """Options of `CudaWFST`; the rest is in `SearchConfig`. More than one of `n_best` keeps a lattice.
+    """Options of `CudaWFST`; the rest is in `SearchConfig`. The search keeps a lattice for `n_best` > 1, `lattice`
+    and `posteriors` "lattice".
 
     Scores are natural log; a cost is a negative score.
 
@@ -40,8 +41,8 @@ class WFSTConfig(SearchConfig):
     lattice_beam: float = 8.0
     # Keep the lattice of each utterance in its result.
     lattice: bool = False
-    # Where alternatives are kept, confidence and risk of words are taken over the n_best different texts
-    # (n_best), or over all texts of the lattice (lattice), determinised to 50,000 states at most.
+    # Confidence of words: over the n_best different texts, if there are more than one (n_best); or over all texts
+    # of the lattice, determinised to 50,000 states at most, with the risk of each path (lattice).
     posteriors: str = "n_best"
 
     def __post_init__(self) -> None:
@@ -55,7 +56,7 @@ class WFSTConfig(SearchConfig):
     @property
     def keeps_links(self) -> bool:
         """Whether the search keeps the links between its tokens, for a lattice."""
-        return self.lattice or self.n_best > 1
+        return self.lattice or self.n_best > 1 or self.posteriors == "lattice"
 
     @property
     def is_ready_made(self) -> bool:

@@ -350,6 +350,8 @@ def test_confidence_over_the_lattice_if_asked_for():
         assert [(path.words, path.risk) for path in again] == [(path.words, path.risk) for path in other]
         assert other.best.words[0].confidence < one.best.words[0].confidence  # more texts than three
         assert minimum_bayes_risk(other.paths).risk == min(path.risk for path in other)
+    alone = make(toy_graph(0), posteriors="lattice", lattice_beam=6.0).decode(log_probs, [8, 5])
+    assert [path.best.risk for path in alone] == [path.best.risk for path in whole]
     with pytest.raises(ValueError, match="posteriors is 'all', expected one of n_best, lattice"):
         make(toy_graph(0), posteriors="all")
 
