@@ -19,7 +19,7 @@ from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaGraphs
 
 from nemo_gpu_decoding import Request, cache, register, unregister, utterance_requests
-from nemo_gpu_decoding.nemo_plugin import loading
+from nemo_gpu_decoding.nemo_plugin import infer
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
@@ -215,8 +215,8 @@ def test_a_decoding_made_before_unregister_keeps_working(case):
 def test_lm_and_phrases_are_loaded_once_and_only_when_needed(case, files, monkeypatch):
     cache.clear()
     calls = []
-    original = loading.load_ngram_lm
-    monkeypatch.setattr(loading, "load_ngram_lm", lambda *a, **k: calls.append(a) or original(*a, **k))
+    original = infer.load_ngram_lm
+    monkeypatch.setattr(infer, "load_ngram_lm", lambda *a, **k: calls.append(a) or original(*a, **k))
     case.use(**case.phrases("graham"), **case.lm)
     assert calls == []
     case.model.transcribe(files[:2], batch_size=1, verbose=False)
