@@ -158,6 +158,15 @@ class Eager(PagedBigLMSubject):
         return super().make(composition="eager", **options)
 
 
+class Let(PagedBigLMSubject):
+    """Best paths only."""
+
+    n_best = 1
+
+    def make(self, **options):
+        return super().make(composition="let", **options)
+
+
 class DifferenceAutomaton(PagedBigLMSubject):
     """A small LM that is part of the large one, both in one automaton."""
 
@@ -181,5 +190,6 @@ TABLE: list[tuple[str, type[Subject], tuple[str, ...]]] = [
     ("cuda_wfst lattices", Lattices, ("cpu",)),
     ("paged_biglm", PagedBigLMSubject, ("cpu", "cuda")),
     ("paged_biglm eager", Eager, ("cpu",)),
+    ("paged_biglm let", Let, ("cpu",)),
     ("paged_biglm difference", DifferenceAutomaton, ("cpu",)),
 ]

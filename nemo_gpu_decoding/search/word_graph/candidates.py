@@ -69,7 +69,7 @@ def recombine(state, search, lm, work):
         context = context_of(candidate, lm)
         if limited and rank_of(candidate.cost, candidate.key, context) > frame.last_rank:
             continue
-        slot = find_slot(candidate.key, context, _token_table(work), lm)
+        slot = find_slot(candidate.key, context, token_table(work), lm)
         if work.token_slots[slot].stamp == work.stamps[0]:
             t = work.token_slots[slot].entry
             replaces = candidate.cost < next_tokens[t].cost or (
@@ -93,7 +93,7 @@ def recombine(state, search, lm, work):
             else:
                 token.lm = candidate.lm
             if 2 * frame.tokens > frame.token_mask + 1:
-                _widen_token_table(lm, work)
+                widen_token_table(lm, work)
         if search.params.keeps_links:
             _note_link(candidate, t, state, work)
     frame.candidates = 0
@@ -198,13 +198,13 @@ def fill_table(table, count, lm):
 
 
 @inlined
-def _token_table(work):
+def token_table(work):
     return Table(work.token_slots, work.next_tokens, work.frame[0].token_mask, work.stamps[0])
 
 
 @no_refcount
-def _widen_token_table(lm, work):
+def widen_token_table(lm, work):
     """Twice as much of the table."""
     work.frame[0].token_mask = 2 * work.frame[0].token_mask + 1
     work.stamps[0] += 1
-    fill_table(_token_table(work), work.frame[0].tokens, lm)
+    fill_table(token_table(work), work.frame[0].tokens, lm)

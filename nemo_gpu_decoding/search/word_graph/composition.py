@@ -50,7 +50,7 @@ class Composition(NamedTuple):
 
     lms: LmPair
     difference_weight: np.float32  # lm_weight * large_lm_weight
-    lazy: bool
+    lazy: bool  # with composition "let", too
     group_size: int  # LM contexts of a group that are expanded
 
 

@@ -12,7 +12,8 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.threads import for_each_share
-from nemo_gpu_decoding.search.word_graph.composition import CACHED_SCORE
+from nemo_gpu_decoding.search.word_graph import let
+from nemo_gpu_decoding.search.word_graph.composition import CACHED_SCORE, LM_COUNTERS
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.frame import FEWEST_SLOTS, advance
 from nemo_gpu_decoding.search.word_graph.keys import (
@@ -23,6 +24,8 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     LINKS_FULL,
     NO_TOKEN,
 )
+from nemo_gpu_decoding.search.word_graph.let_groups import LET_CANDIDATE, LET_GROUP
+from nemo_gpu_decoding.search.word_graph.let_nodes import ARENA_FULL
 from nemo_gpu_decoding.search.word_graph.lm_contexts import (
     GROUP_ARC,
     LM_CONTEXT,
@@ -37,6 +40,7 @@ from nemo_gpu_decoding.search.word_graph.records import (
     FRAME_STATE,
     GROUP,
     GROUP_TOKEN,
+    LINK,
     LM_CANDIDATE,
     LM_TOKEN,
     SLOT,
@@ -46,10 +50,15 @@ from nemo_gpu_decoding.search.word_graph.records import (
     token_capacity,
 )
 from nemo_gpu_decoding.search.word_graph.stream_state import (
+    LetStream,
     ModelsOf,
     StreamState,
+    collected,
+    expand_ends,
     grown_back_pointers,
     grown_links,
+    list_contexts,
+    new_let_stream,
     raise_stop,
 )
 
@@ -151,14 +160,18 @@ def new_workspace(
 
 
 def _lm_workspace(entries: int) -> LmWorkspace:
-    cache = np.zeros(CACHED_SCORES, CACHED_SCORE)
-    cache["lm"] = NO_CONTEXT
     return LmWorkspace(
         group_slots=_slots(entries),
         order=np.empty(entries, ORDERED),
         deferred=np.empty(entries, GROUP_ARC),
-        cache=cache,
+        cache=_query_cache(),
     )
+
+
+def _query_cache() -> np.ndarray:
+    cache = np.zeros(CACHED_SCORES, CACHED_SCORE)
+    cache["lm"] = NO_CONTEXT
+    return cache
 
 
 def with_more_groups(work: Workspace, max_active: int) -> Workspace:
@@ -174,3 +187,107 @@ def with_more_groups(work: Workspace, max_active: int) -> Workspace:
 
 def _slots(entries: int) -> np.ndarray:
     return np.zeros(max(FEWEST_SLOTS, 1 << (2 * entries - 1).bit_length()), SLOT)
+
+
+# ------------------------------------------------------------------------------ composition "let"
+
+
+class LetEngine(CPUEngine):
+    """The engine of `let.py`; its results are streams of LM tokens, as those of `CPUEngine`."""
+
+    def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
+        self._config, self._models_of = config, models_of
+        self._let_streams = [new_let_stream(models_of(fusion, row)) for row in range(len(fusion))]
+
+    def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
+        assert isinstance(lengths, np.ndarray)
+        values, streams, config = as_float32(log_probs), list(self._let_streams), self._config
+
+        def read(rows: np.ndarray) -> None:
+            work = new_let_workspace(config.max_active, values.shape[2])
+            for b in rows.tolist():
+                streams[b], work = read_let_chunk(streams[b], values, int(lengths[b]), b, work)
+
+        for_each_share(read, lengths, config.threads)
+        self._let_streams = streams
+
+    def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
+        work = new_let_workspace(self._config.max_active, 1)
+        return [listed_stream(self._let_streams[row], work) for row in rows]
+
+    def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
+        for row in rows:
+            self._let_streams[row] = new_let_stream(self._models_of(fusion, row))
+
+
+def read_let_chunk(
+    stream: LetStream, log_probs: np.ndarray, length: int, b: int, work: Workspace
+) -> tuple[LetStream, Workspace]:
+    """As `read_chunk`. Nodes are filled in place, so a copy is worked on."""
+    models, count = stream.models, len(stream.tokens)
+    if length == 0:
+        return stream, work
+    work.current[:count] = stream.tokens
+    state, search, frame, stopped = collected(stream.arrays, work.current[:count]), models.search, 0, -1
+    while frame < length:
+        frame, status = let.advance(log_probs[b], frame, length, state, search, models.composition, work)
+        tokens = work.current[: int(state.counters["tokens"][0])]
+        if status == ARENA_FULL:
+            state, stopped = collected(state, tokens, more=frame == stopped), frame
+        elif status == GROUPS_FULL:
+            work = with_more_let_groups(work, models.params.max_active)
+        elif status != DONE:
+            raise_stop(log_probs, b, frame, status)
+    tokens = work.current[: int(state.counters["tokens"][0])]
+    return LetStream(models, tokens.copy(), state), work
+
+
+def listed_stream(stream: LetStream, work: Workspace) -> StreamState:
+    """The stream as `CPUEngine` would have it: with the contexts of the best token and of all that may end."""
+    models, tokens, status, count = stream.models, stream.tokens.copy(), ARENA_FULL, 0
+    state, search, more = stream.arrays, models.search, False
+    while status != DONE:
+        if status == GROUPS_FULL:
+            work = with_more_let_groups(work, models.params.max_active)
+        else:
+            state, more = collected(state, tokens, more=more), True
+        status, count = expand_ends(tokens, state, search, models.composition, work)
+    listed, counters = np.zeros(count, LM_TOKEN), np.zeros(1, LM_COUNTERS)
+    list_contexts(tokens, state, search, listed)
+    for name in LM_COUNTERS.names or ():
+        counters[name] = stream.arrays.counters[name]
+    return StreamState(models, listed, state.back_pointers, np.empty(0, LINK), counters)
+
+
+def new_let_workspace(max_active: int, columns: int, *, entries: int | None = None) -> Workspace:
+    """Buffers for one utterance at a time, as `new_workspace`."""
+    capacity = token_capacity(max_active)
+    entries = entries or 2 * capacity
+    groups = np.empty(entries, LET_GROUP)
+    return Workspace(
+        current=np.empty(capacity, TOKEN),
+        next_tokens=np.empty(capacity, TOKEN),
+        token_slots=_slots(capacity),
+        candidates=np.empty(max(CANDIDATES, 2 * entries), LET_CANDIDATE),
+        groups=groups,
+        expanding=groups,
+        group_slots=_slots(entries),
+        group_tokens=np.empty(2 * entries, GROUP_TOKEN),
+        labels=np.empty(columns, np.int32),
+        histogram=np.empty(BINS, np.int64),
+        renumbered=np.empty(capacity, np.int32),
+        frame=np.zeros(1, LM_FRAME_STATE),
+        stamps=np.zeros(3, np.int32),
+        lm=let.LetWorkspace(
+            deferred=np.empty(entries, GROUP_ARC),
+            cache=_query_cache(),
+            stack=np.empty(4 * entries, np.int32),
+            context_slots=_slots(entries),
+        ),
+    )
+
+
+def with_more_let_groups(work: Workspace, max_active: int) -> Workspace:
+    """Twice the room for groups and what is found in a frame; the tokens and the LM query cache stay."""
+    larger = new_let_workspace(max_active, len(work.labels), entries=2 * len(work.groups))
+    return larger._replace(current=work.current, lm=larger.lm._replace(cache=work.lm.cache))

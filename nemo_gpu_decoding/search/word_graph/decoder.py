@@ -25,7 +25,7 @@ from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work
 from nemo_gpu_decoding.search.word_graph.best_path import best_end, steps_of
 from nemo_gpu_decoding.search.word_graph.composition import Composition, difference_of_words
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
-from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
+from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine, LetEngine
 from nemo_gpu_decoding.search.word_graph.cuda_composition import LmComposition
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
 from nemo_gpu_decoding.search.word_graph.keys import NONE
@@ -303,13 +303,23 @@ class PagedBigLM(CudaWFST):
             self.pieces,
         )  # fmt: skip
 
+    def _cpu_engine(self, streams: Streams) -> Engine:
+        if self.config.composition == "let":
+            return LetEngine(self._models_of, streams.fusion, self.config)
+        return super()._cpu_engine(streams)
+
     def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
         return CUDAEngine(self._models_of, streams.fusion, self.config, device, self._composition)
+
+    def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
+        if self.config.composition == "let":
+            return "composition 'let' has no CUDA kernels, expected 'lazy' or 'eager'"
+        return super()._why_not_cuda(streams, device)
 
     def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
         models = super()._models_of(fusion, i)
         weight = np.float32(float(models.weights.lm_weight) * self.config.large_lm_weight)
-        lazy, group_size = self.config.composition == "lazy", self.config.group_size or 1 << 30
+        lazy, group_size = self.config.composition != "eager", self.config.group_size or 1 << 30
         return replace(models, composition=Composition(self._lms, weight, lazy, group_size))
 
 

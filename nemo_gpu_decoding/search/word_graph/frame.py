@@ -129,7 +129,7 @@ def _expand(best, row, state, search, lm, work):
     Sets frame.status. `best`: cost of the best candidate, if it is known, or LARGEST.
     """
     frame = work.frame[0]
-    _begin_frame(best, state.counters[0].tokens, search, work)
+    begin_frame(best, state.counters[0].tokens, search, work)
     if search.params.topology != GRAPH:
         _offer_blanks_and_repeats(row, state, search, lm, work)
     if frame.status == DONE and not choose_labels(row, search, work):
@@ -150,7 +150,7 @@ def _expand(best, row, state, search, lm, work):
 
 
 @inlined
-def _begin_frame(best, tokens, search, work):
+def begin_frame(best, tokens, search, work):
     """Begin with empty tables, of a size for twice as many tokens as the last frame has."""
     frame = work.frame[0]
     frame.status, frame.full = DONE, False

@@ -161,7 +161,7 @@ def tighten_cutoff(row, state, search, lm, work):
             cost -= bonus
             source = graph.states[closure.target]
         reached = least, cost, boost
-        total, a = _likeliest_arc(row, reached, label_of(token.key), source, search, work)
+        total, a = likeliest_arc(row, reached, label_of(token.key), source, search, work)
         if total < least:
             least, last_epsilon, last_arc, last_boost = total, epsilon, a, boost
     if last_arc == NONE:
@@ -180,7 +180,7 @@ def tighten_cutoff(row, state, search, lm, work):
 
 
 @inlined
-def _likeliest_arc(row, reached, last_label, source, search, work):
+def likeliest_arc(row, reached, last_label, source, search, work):
     """The arc of a state with the least cost by the small LM below `least`, and that cost."""
     least, cost, boost = reached
     frame, arcs, weights, best = work.frame[0], search.graph.arcs, search.weights, NONE

@@ -92,7 +92,7 @@ def _bin(cost, best, scale):
 
 
 @inlined
-def _move_of(arc, epsilon, source, state, search):
+def move_of(arc, epsilon, source, state, search):
     """What reading an arc means: a blank, the last label again, or something new.
 
     The arcs of a ready-made graph contain its topology: an arc that reads the blank emits nothing new
@@ -125,7 +125,7 @@ def _extend_past(token, row, state, search, current):
     source, counters = current[token.source], state.counters[0]
     token.back_pointer, token.run = source.back_pointer, source.run
     token.probability = source.probability
-    move = _move_of(token.arc, token.epsilon, source, state, search)
+    move = move_of(token.arc, token.epsilon, source, state, search)
     if move == BLANK_MOVE:
         return
     label = _label_read(token.arc, token.key, search)
@@ -162,6 +162,6 @@ def _keep_links(row, state, search, work):
         label = _label_read(link.arc, target.key, search)
         link.target, link.ilabel = index, label
         link.acoustic_cost = cost_of(row, label, search)
-        link.move = _move_of(link.arc, link.epsilon, source, state, search)
+        link.move = move_of(link.arc, link.epsilon, source, state, search)
         kept += 1
     counters.links = kept

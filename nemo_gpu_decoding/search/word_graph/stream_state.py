@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,11 +10,19 @@ import numpy as np
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.jit import compiled
+from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
 from nemo_gpu_decoding.search.engine import BadRow
 from nemo_gpu_decoding.search.inputs import raise_bad_frame
 from nemo_gpu_decoding.search.word_graph.composition import LM_COUNTERS, Composition
-from nemo_gpu_decoding.search.word_graph.keys import BAD_FRAME, NONE
+from nemo_gpu_decoding.search.word_graph.keys import BAD_FRAME, DONE, NONE, state_of
+from nemo_gpu_decoding.search.word_graph.let_nodes import (
+    LET_COUNTERS,
+    NODE,
+    NODE_CONTEXT,
+    NODE_LINK,
+    NodeArrays,
+    expand,
+)
 from nemo_gpu_decoding.search.word_graph.records import (
     BACK_POINTER,
     COUNTERS,
@@ -177,3 +185,172 @@ def prune_links(links, count, frames, beam, kept):
             kept[size] = links[i]
             size += 1
     return size
+
+
+# ------------------------------------------------------------------------------ composition "let"
+
+LET_NODES = 4096  # that there is room for at first, and as many links, contexts and back-pointers
+
+
+@dataclass(frozen=True, eq=False)
+class LetStream:
+    """One utterance after some frames, with `composition: let`."""
+
+    models: StreamModels
+    tokens: np.ndarray  # [n] TOKEN; `back_pointer` is a node
+    arrays: NodeArrays
+
+
+def new_let_stream(models: StreamModels) -> LetStream:
+    """Nothing read: one token, whose node has one context, the LMs' start."""
+    assert models.composition is not None
+    tokens, counters = np.zeros(1, TOKEN), np.zeros(1, LET_COUNTERS)
+    tokens["key"] = models.first_key
+    for name in ("tokens", "nodes", "contexts"):
+        counters[name] = 1
+    arrays = _node_arrays(counters, (LET_NODES,) * 4)
+    for name, value in (("key", models.first_key), ("cost", 0), ("newest", NONE), ("begin", 0), ("count", 1)):
+        arrays.nodes[name][0] = value
+    start = models.composition.lms.start
+    for name, value in (("lm", start), ("cost", 0), ("back_pointer", NONE), ("run", 0), ("epsilon", NONE)):
+        arrays.contexts[name][0] = value
+    arrays.contexts["probability"][0] = 0
+    return LetStream(models, tokens, arrays)
+
+
+def _node_arrays(counters: np.ndarray, sizes: Sequence[int]) -> NodeArrays:
+    kinds = (BACK_POINTER, NODE_LINK, NODE, NODE_CONTEXT)
+    return NodeArrays(counters, *(np.empty(size, kind) for size, kind in zip(sizes, kinds, strict=True)))
+
+
+def collected(arrays: NodeArrays, tokens: np.ndarray, *, more: bool = False) -> NodeArrays:
+    """What the tokens lead to, in arrays of its own with as much room again, `more`: at least twice
+    that of before. The tokens get new numbers."""
+    sizes = [len(array) for array in arrays[1:]]
+    new = _node_arrays(arrays.counters.copy(), sizes)
+    numbers, past = np.zeros(len(arrays.nodes), np.int32), np.zeros(len(arrays.back_pointers), np.int32)
+    collect(tokens, arrays, new, numbers, past)
+    counters = new.counters[0]
+    used = [int(counters[name]) for name in ("back_pointers", "links", "nodes", "contexts")]
+    kept = [grown(array, n) if more or 2 * n > len(array) else array for array, n in zip(new[1:], used, strict=True)]
+    return NodeArrays(new.counters, *kept)
+
+
+@no_refcount
+def collect(tokens, state, new, numbers, past):
+    """Copy to `new` what the tokens lead to; they get new numbers. Ways to expanded nodes are forgotten.
+
+    Args:
+        tokens: [n] TOKEN.
+        numbers: [nodes] int32, zeros.
+        past: [back-pointers] int32, zeros.
+    """
+    old, fresh, nodes, links = state.counters[0], new.counters[0], state.nodes, state.links
+    for i in range(len(tokens)):
+        numbers[tokens[i].back_pointer] = 1
+    for n in range(old.nodes - 1, -1, -1):
+        if numbers[n] == 1 and nodes[n].begin == NONE:
+            at = nodes[n].newest
+            while at != NONE:
+                numbers[links[at].node] = 1
+                at = links[at].next
+    fresh.nodes = fresh.links = fresh.contexts = 0
+    for n in range(old.nodes):
+        if numbers[n] == 1:
+            _copy_node(n, state, new, numbers, past)
+            numbers[n] = fresh.nodes
+            fresh.nodes += 1
+    _collect_back_pointers(state, new, past)
+    for i in range(len(tokens)):
+        tokens[i].back_pointer = numbers[tokens[i].back_pointer]
+
+
+@inlined
+def _copy_node(n, state, new, numbers, past):
+    fresh, node = new.counters[0], state.nodes[n]
+    copy = new.nodes[fresh.nodes]
+    new.nodes[fresh.nodes] = node
+    copy.newest = NONE
+    if node.begin != NONE:
+        copy.begin = fresh.contexts
+        for c in range(node.begin, node.begin + node.count):
+            new.contexts[fresh.contexts] = state.contexts[c]
+            fresh.contexts += 1
+            if state.contexts[c].back_pointer != NONE:
+                past[state.contexts[c].back_pointer] = 1
+        return
+    at = node.newest
+    while at != NONE:
+        link = new.links[fresh.links]
+        new.links[fresh.links] = state.links[at]
+        link.node, link.next = numbers[state.links[at].node], copy.newest
+        copy.newest = fresh.links
+        fresh.links += 1
+        at = state.links[at].next
+
+
+@no_refcount
+def _collect_back_pointers(state, new, past):
+    old, fresh = state.counters[0], new.counters[0]
+    fresh.back_pointers = 0
+    for b in range(old.back_pointers - 1, -1, -1):
+        previous = state.back_pointers[b].previous
+        if past[b] == 1 and previous != NONE:
+            past[previous] = 1
+    for b in range(old.back_pointers):
+        if past[b] == 1:
+            copy = new.back_pointers[fresh.back_pointers]
+            new.back_pointers[fresh.back_pointers] = state.back_pointers[b]
+            if copy.previous != NONE:
+                copy.previous = past[copy.previous]
+            past[b] = fresh.back_pointers
+            fresh.back_pointers += 1
+    for c in range(fresh.contexts):
+        if new.contexts[c].back_pointer != NONE:
+            new.contexts[c].back_pointer = past[new.contexts[c].back_pointer]
+
+
+@no_refcount
+def expand_ends(tokens, state, search, lm, work):
+    """Expand the best token and those that may end.
+
+    Returns:
+        a status, and the number of their contexts.
+    """
+    total, least = 0, tokens[0].cost
+    for i in range(len(tokens)):
+        least = min(least, tokens[i].cost)
+    for i in range(len(tokens)):
+        if tokens[i].cost == least or _may_end(tokens[i], search):
+            status = expand(tokens[i].back_pointer, state, search, lm, work)
+            if status != DONE:
+                return status, 0
+            total += state.nodes[tokens[i].back_pointer].count
+    return DONE, total
+
+
+@inlined
+def _may_end(token, search):
+    states = search.graph.states
+    state = states[state_of(token.key)]
+    ends = state.final_cost < np.inf
+    for e in range(state.epsilon_begin, state.epsilon_end):
+        ends = ends or states[search.graph.epsilons[e].target].final_cost < np.inf
+    return ends
+
+
+@no_refcount
+def list_contexts(tokens, state, search, listed):
+    """Fill `listed` [contexts] LM_TOKEN with the contexts that `expand_ends` has counted."""
+    at, least = 0, tokens[0].cost
+    for i in range(len(tokens)):
+        least = min(least, tokens[i].cost)
+    for i in range(len(tokens)):
+        if tokens[i].cost == least or _may_end(tokens[i], search):
+            node = state.nodes[tokens[i].back_pointer]
+            for n in range(node.begin, node.begin + node.count):
+                token, context = listed[at], state.contexts[n]
+                token.key, token.lm, token.cost = tokens[i].key, context.lm, tokens[i].cost + context.cost
+                token.back_pointer, token.run = context.back_pointer, context.run
+                token.probability = context.probability
+                at += 1

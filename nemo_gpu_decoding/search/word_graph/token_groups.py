@@ -40,7 +40,7 @@ class Step(NamedTuple):
 def join(key, cost, origin, search, lm, work):
     """Put a token into a group: the best one of its key, or one more for a lattice."""
     frame = work.frame[0]
-    slot = find_slot(key, 0, _group_table(work), None)
+    slot = find_slot(key, 0, group_table(work), None)
     if work.group_slots[slot].stamp != work.stamps[1]:
         if frame.groups == len(work.groups):
             frame.status = GROUPS_FULL
@@ -50,7 +50,7 @@ def join(key, cost, origin, search, lm, work):
         frame.groups += 1
         begin_group(work.groups[g], key, cost, origin, search, work)
         if 2 * frame.groups > frame.group_mask + 1:
-            _widen_group_table(work)
+            widen_group_table(work)
     else:
         g = work.group_slots[slot].entry
         keep_best(work.groups[g], cost, origin, search, lm, work)
@@ -180,13 +180,13 @@ def _is_offered(origin, lm, frame):
 
 
 @inlined
-def _group_table(work):
+def group_table(work):
     return Table(work.group_slots, work.groups, work.frame[0].group_mask, work.stamps[1])
 
 
 @no_refcount
-def _widen_group_table(work):
+def widen_group_table(work):
     """Twice as much of the table."""
     work.frame[0].group_mask = 2 * work.frame[0].group_mask + 1
     work.stamps[1] += 1
-    fill_table(_group_table(work), work.frame[0].groups, None)
+    fill_table(group_table(work), work.frame[0].groups, None)

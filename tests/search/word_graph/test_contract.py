@@ -115,6 +115,8 @@ def test_the_search_without_a_large_lm_is_compiled_for_records_without_its_field
         ({"large_lm_weight": float("nan")}, "large_lm_weight is nan"),
         ({"composition": "static"}, "composition is 'static', expected one of lazy, eager"),
         ({"group_size": -1}, "group_size is -1"),
+        ({"n_best": 2, "composition": "let"}, "composition is 'let' with a lattice or n_best > 1"),
+        ({"lattice": True, "composition": "let"}, "composition is 'let' with a lattice or n_best > 1"),
         ({"group_size": 4, "composition": "eager"}, "group_size is 4 with composition 'eager'"),
         ({"difference": "maybe"}, "difference is 'maybe', expected one of auto, always, never"),
         ({"placement": "disk"}, "placement is 'disk', expected one of auto, device, paged"),

@@ -13,7 +13,7 @@ from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.unknown_words import Speller, with_piece_labels
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
+from nemo_gpu_decoding.search.word_graph.config import COMPOSITIONS, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.decoder import NO_END, CudaWFST
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.graph.toy import BLANK, LEXICON, PIECES, WORDS, toy_lexicon
@@ -209,7 +209,6 @@ def test_open_graphs_are_searched_exactly(topology):
 
 # ----------- The search against all texts rescored by definition, and against a graph of the large LM
 
-COMPOSITIONS = ("lazy", "eager")
 FRAMES = 6
 
 
@@ -253,7 +252,7 @@ def test_nested_lms_are_one_automaton_or_two(difference, composition):
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("large_seed", [20, 21])
-def test_static_eager_and_lazy_composition_agree(topology, large_seed):
+def test_static_graph_and_all_compositions_agree(topology, large_seed):
     small, large = random_lm(1), random_lm(large_seed, keep=0.8)
     log_probs = random_log_probs(16, 25, VOCAB + 1, seed=large_seed)
     config = WFSTConfig(topology=topology, beam=WIDE, max_active=ALL, threads=1)
@@ -345,7 +344,7 @@ def test_lattices_hold_every_text_within_their_beam_at_its_true_cost():
 def test_words_told_by_one_epsilon_after_the_other():
     """a, then the words one and two emitted without a frame: one look-up each, in their order."""
     from nemo_gpu_decoding.graph.csr import WordGraph
-    from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig
+    from nemo_gpu_decoding.search.word_graph.config import COMPOSITIONS, PagedBigLMConfig
     from nemo_gpu_decoding.search.word_graph.decoder import PagedBigLM
     from tests.graph.test_store import fst
     from tests.oracles.ngram import sentence_cost
@@ -393,8 +392,15 @@ def open_graph(lm):
     return build_graph(lm.path, toy_lexicon(), open_vocabulary=unknown, cache=False)
 
 
-@pytest.mark.parametrize("composition", COMPOSITIONS)
-@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_let_composition_has_no_kernels(emulated_runtime):
+    decoder = make_paged(random_lm(1), random_lm(20), composition="let", backend="cuda")
+    with pytest.raises(ValueError, match="composition 'let' has no CUDA kernels, expected 'lazy' or 'eager'"):
+        decoder.decode(random_log_probs(1, 3, VOCAB + 1, seed=1), [3])
+
+
+@pytest.mark.parametrize(
+    ("backend", "composition"), [("cuda", "lazy"), ("cuda", "eager"), *(("cpu", name) for name in COMPOSITIONS)]
+)
 def test_labels_of_pieces_are_no_words_of_lms(composition, backend, emulated_runtime):
     """With one LM as both, words and phrases are found as without a large one; with two, as without labels."""
     small, large = LM(lm_table(seed=1)), LM(lm_table(seed=2, order=2))

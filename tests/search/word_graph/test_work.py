@@ -6,11 +6,21 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph import cpu_engine
-from nemo_gpu_decoding.search.word_graph.cpu_engine import new_workspace, read_chunk
+from nemo_gpu_decoding.search.word_graph import cpu_engine, stream_state
+from nemo_gpu_decoding.search.word_graph.best_path import steps_of
+from nemo_gpu_decoding.search.word_graph.config import COMPOSITIONS
+from nemo_gpu_decoding.search.word_graph.cpu_engine import (
+    listed_stream,
+    new_let_workspace,
+    new_workspace,
+    read_chunk,
+    read_let_chunk,
+)
+from nemo_gpu_decoding.search.word_graph.stream_state import LET_NODES, new_let_stream
 from tests.graph.toy import BLANK
 from tests.oracles.ngram import earned, rescored
 from tests.oracles.viterbi import all_texts
@@ -47,8 +57,9 @@ def test_lazy_composition_asks_and_looks_far_less():
     assert frames == by_eager[5] == 3 * FRAMES
 
 
-def test_work_does_not_depend_on_chunks():
-    decoder = make_paged(random_lm(1), random_lm(20, keep=0.8), beam=9.0)
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+def test_work_does_not_depend_on_chunks(composition):
+    decoder = make_paged(random_lm(1), random_lm(20, keep=0.8), beam=9.0, composition=composition)
     log_probs = log_probs_of(5, batch=1)
     streams = decoder.open(1)
     for begin in range(0, FRAMES, 7):
@@ -58,11 +69,13 @@ def test_work_does_not_depend_on_chunks():
     assert decoder.close(streams)[0].work._replace(cache_hits=0) == whole._replace(cache_hits=0)
 
 
-def test_group_size_limits_what_is_prolonged():
+@pytest.mark.parametrize("composition", ["lazy", "let"])
+def test_group_size_limits_what_is_prolonged(composition):
     small, large = random_lm(1, keep=0.1), random_lm(20, keep=0.8)
     log_probs = log_probs_of(7, batch=8, sharpness=0.8)
     full, one, many = (
-        make_paged(small, large, beam=12.0, group_size=size).decode(log_probs, [FRAMES] * 8) for size in (0, 1, 10000)
+        make_paged(small, large, beam=12.0, group_size=size, composition=composition).decode(log_probs, [FRAMES] * 8)
+        for size in (0, 1, 10000)
     )
     assert [n.best.score for n in many] == [n.best.score for n in full]
     assert [n.work for n in many] == [n.work for n in full]
@@ -91,6 +104,57 @@ def test_room_is_made_where_groups_need_more(monkeypatch):
         assert ours.work._replace(cache_hits=0) == theirs.work._replace(cache_hits=0)
 
 
+def test_nodes_are_made_room_for_where_there_are_more(monkeypatch):
+    """With room for two nodes, links and groups at first."""
+    lms, log_probs = (random_lm(1), random_lm(20, keep=0.8)), log_probs_of(3)
+    decoder = make_paged(*lms, beam=9.0, composition="let")
+    expected, grown, collected = decoder.decode(log_probs, [FRAMES] * 3), [], stream_state.collected
+    new_workspace = cpu_engine.new_let_workspace
+
+    def counted(*arguments, **options):
+        grown.append(options)
+        return collected(*arguments, **options)
+
+    monkeypatch.setattr(stream_state, "LET_NODES", 2)
+    monkeypatch.setattr(cpu_engine, "collected", counted)
+    monkeypatch.setattr(
+        cpu_engine, "new_let_workspace", lambda *sizes, **options: new_workspace(*sizes, **{"entries": 2, **options})
+    )
+    results = decoder.decode(log_probs, [FRAMES] * 3)
+    assert any(options.get("more") for options in grown)
+    for ours, theirs in zip(results, expected, strict=True):
+        assert (ours.best.text, ours.best.score) == (theirs.best.text, theirs.best.score)
+        assert ours.work._replace(cache_hits=0) == theirs.work._replace(cache_hits=0)
+
+
+def test_nodes_of_a_long_stream_take_no_more_memory_and_silence_takes_none():
+    decoder = make_paged(random_lm(1), random_lm(20, keep=0.8), beam=9.0, composition="let")
+    streams = decoder.open(1)
+    sizes = []
+    for seed in range(12):
+        decoder.push(streams, log_probs_of(seed, batch=1, frames=200, sharpness=2.0), [200])
+        (stream,) = streams.engine._let_streams
+        sizes.append([len(array) for array in stream.arrays[1:]])
+    assert int(stream.arrays.counters["groups"][0]) > 4 * LET_NODES
+    assert max(max(size) for size in sizes) <= 4 * LET_NODES
+    silence = np.full((1, 400, VOCAB + 1), -1e4, np.float32)
+    silence[:, :, BLANK] = 0
+    decoder.push(streams, torch.from_numpy(silence), [400])
+    (silent,) = streams.engine._let_streams
+    assert int(silent.arrays.counters["nodes"][0]) <= int(stream.arrays.counters["nodes"][0]) + 1
+
+
+def test_let_composition_expands_fewer_contexts_than_there_are():
+    """A word-graph token is expanded only if a word is emitted after it, and then once."""
+    small, large = random_lm(1), random_lm(20, keep=0.8)
+    log_probs = log_probs_of(2, sharpness=4.0)
+    lazy, let = (
+        work_of(make_paged(small, large, composition=name, beam=8.0).decode(log_probs, [FRAMES] * 3))
+        for name in ("lazy", "let")
+    )
+    assert 0 < let[4] < lazy[4]
+
+
 def test_a_full_table_is_told_and_loses_nothing_that_max_active_keeps(monkeypatch):
     lms = random_lm(1), random_lm(20, keep=0.8)
     log_probs = log_probs_of(8, batch=2, sharpness=0.3)
@@ -103,7 +167,7 @@ def test_a_full_table_is_told_and_loses_nothing_that_max_active_keeps(monkeypatc
     assert [n.best.score for n in tight] == [n.best.score for n in expected]
 
 
-@pytest.mark.parametrize("composition", ["lazy", "eager"])
+@pytest.mark.parametrize("composition", COMPOSITIONS)
 def test_phrases_are_boosted_beside_the_large_lm(composition):
     small, large = random_lm(2), random_lm(23, keep=0.7)
     bonuses = {"a bb": 4.0, "cab": 1.5, "bb a a": 3.0}
@@ -176,13 +240,34 @@ def facts(before, after):
 def read(decoder, log_probs, request, rng=None):
     """What each frame brings; with `rng`, the tokens are shuffled before it."""
     config, all_facts = decoder.config, []
-    (models,) = decoder._models(decoder.open(1, [request]))
+    models = decoder._models_of(decoder.open(1, [request]).fusion, 0)
+    if config.composition == "let":
+        return read_groups(models, config, log_probs, rng)
     utterance = models.new_stream()
     work = new_workspace(config.max_active, VOCAB + 1, keeps_links=config.keeps_links, composes=True)
     for t in range(log_probs.shape[1]):
         before = utterance if rng is None else with_shuffled_tokens(utterance, rng)
         utterance, work = read_chunk(before, log_probs[:, t : t + 1].numpy(), 1, 0, work)
         all_facts.append(facts(before, utterance))
+    return all_facts
+
+
+def read_groups(models, config, log_probs, rng):
+    """The same with composition "let": the groups, and the contexts of those that matter for results."""
+    utterance, all_facts = new_let_stream(models), []
+    space = new_let_workspace(config.max_active, VOCAB + 1)
+    for t in range(log_probs.shape[1]):
+        if rng is not None:
+            utterance = replace(utterance, tokens=rng.permutation(utterance.tokens))
+        utterance, space = read_let_chunk(utterance, log_probs[:, t : t + 1].numpy(), 1, 0, space)
+        listed, counters = listed_stream(utterance, space), utterance.arrays.counters
+        contexts = sorted(listed.tokens[["key", "lm", "cost", "run", "probability"]].tolist())
+        paths = sorted(
+            (token[["key", "lm"]].tolist(), [part.tolist() for part in steps_of(listed.back_pointers, token)])
+            for token in listed.tokens
+        )
+        groups = sorted(utterance.tokens[["key", "cost"]].tolist())
+        all_facts.append((groups, (contexts, paths), counters[[*LASTING, "expanded"]].tolist()))
     return all_facts
 
 
@@ -196,6 +281,10 @@ OPTIONS = {
     "lattice": {"n_best": 2, "lattice_beam": 5.0},
     "lattice, normal": {"n_best": 2, "lattice_beam": 5.0, "topology": "normal"},
     "eager": {"composition": "eager"},
+    "let": {"composition": "let"},
+    "let, normal": {"composition": "let", "topology": "normal"},
+    "let, groups of 2": {"composition": "let", "group_size": 2},
+    "let, max_active": {"composition": "let", "max_active": 30},
 }
 
 

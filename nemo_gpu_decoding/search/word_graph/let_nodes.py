@@ -1,0 +1,395 @@
+"""Nodes: what `composition: let` remembers of token groups of earlier frames [LET, III-A].
+
+A node is a token of the base search (graph state, boosting state, last label) in one frame: a token group
+of [LET]. Its LM contexts are not there until somebody asks. What is kept in their place are links to the
+nodes that it can come from. Example, with two contexts after the words "a" and "b" at node 0:
+
+    node  0 (expanded)       1 (blank)    2 ("hel")    3 ("hel" again, or from 1)
+    links -                  to 0         to 0         to 2 at cost 0, to 1 at cost 0.7
+    contexts a 0.0, b 1.5    -            -            -
+
+When "hello" is emitted at 3, `expand` follows the links back to expanded nodes (0), and fills 1, 2 and 3
+with the contexts a and b: their costs, and back-pointers for "hel". Costs of contexts are relative to the
+best one of their node, and those of links to the best way to theirs, so that filling a node never changes
+its forward cost (the alpha-stable property), and never depends on when it is done. Contexts that were
+above the beam in the frame of a node are left out.
+
+Two more kinds of nodes serve within a frame: of the tokens that meet in a graph state by way of closure
+arcs (links with JOIN_MOVE), and of contexts after a word, which are expanded from the start. Nodes stand
+after those that they link to. What no live token leads to is dropped by `collect`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.search.word_graph.candidates import fill_slot
+from nemo_gpu_decoding.search.word_graph.composition import LM_COUNTERS, query
+from nemo_gpu_decoding.search.word_graph.keys import (
+    BLANK_MOVE,
+    DONE,
+    GROUPS_FULL,
+    NONE,
+    REPEAT_MOVE,
+    SLOT_SHIFT,
+    hash_of,
+)
+from nemo_gpu_decoding.search.word_graph.prune import move_of
+
+ARENA_FULL = 101  # a frame may end with it: collect nodes, or make room, and go on there
+JOIN_MOVE = -3  # in place of an arc: a token meets others in a graph state
+FEW = 16  # contexts that are compared one by one
+
+NODE = np.dtype(
+    [
+        ("key", np.int64),
+        ("cost", np.float32),  # of its best context, above the best token of the frame
+        ("frame", np.int32),
+        ("newest", np.int32),  # of its links, or NONE
+        ("begin", np.int32),  # of its contexts; NONE: it is not expanded
+        ("count", np.int32),  # of these
+    ],
+    align=True,
+)
+NODE_LINK = np.dtype(
+    [
+        ("node", np.int32),  # before it
+        ("next", np.int32),  # link of the same node, or NONE
+        ("arc", np.int32),  # of the graph, or BLANK_MOVE, REPEAT_MOVE, JOIN_MOVE
+        ("epsilon", np.int32),  # closure arc taken before the arc, or NONE: what the context says
+        ("cost", np.float32),  # above that of the best way to the node
+        ("log_prob", np.float32),  # of the label that the arc reads
+    ]
+)
+NODE_CONTEXT = np.dtype(
+    [
+        ("lm", np.int64),
+        ("cost", np.float32),  # above that of the node
+        ("back_pointer", np.int32),  # while a node is filled: the link, or the context before a word
+        ("run", np.int32),  # while it is filled: the context before the link, or the token group's member
+        ("probability", np.float32),
+        ("epsilon", np.int32),  # closure arc taken since the last frame, or NONE
+    ],
+    align=True,
+)
+LET_COUNTERS = np.dtype([*LM_COUNTERS.descr, ("nodes", np.int64), ("contexts", np.int64)])
+
+
+class NodeArrays(NamedTuple):
+    """What the search of an utterance goes on with, beside its tokens (their back_pointer is a node)."""
+
+    counters: np.ndarray  # [1] LET_COUNTERS
+    back_pointers: np.ndarray  # [capacity] BACK_POINTER
+    links: np.ndarray  # [capacity] NODE_LINK
+    nodes: np.ndarray  # [capacity] NODE
+    contexts: np.ndarray  # [capacity] NODE_CONTEXT
+
+
+class Past(NamedTuple):
+    """What `move_of` looks at of the token before a step."""
+
+    key: np.int64
+    back_pointer: np.int32
+
+
+@inlined
+def has_room(nodes, links, contexts, state):
+    counters = state.counters[0]
+    return (
+        counters.nodes + nodes <= len(state.nodes)
+        and counters.links + links <= len(state.links)
+        and counters.contexts + contexts < len(state.contexts)  # one more to exchange two
+    )
+
+
+@inlined
+def new_node(key, cost, state):
+    counters = state.counters[0]
+    n = np.int32(counters.nodes)
+    counters.nodes += 1
+    node = state.nodes[n]
+    node.key, node.cost, node.frame, node.newest, node.begin = key, cost, counters.frames, NONE, NONE
+    return n
+
+
+@inlined
+def add_link(n, source, arc, epsilon, cost, log_prob, state):
+    counters = state.counters[0]
+    link = state.links[counters.links]
+    link.node, link.next, link.arc, link.epsilon = source, state.nodes[n].newest, arc, epsilon
+    link.cost, link.log_prob = cost, log_prob
+    state.nodes[n].newest = counters.links
+    counters.links += 1
+
+
+# --------------------------------------------------------------------------------------- expansion
+
+
+@no_refcount
+def expand(root, state, search, lm, work):
+    """Fill a node, and all that it leads back to, with contexts; those that are filled end the way back."""
+    nodes, links, stack = state.nodes, state.links, work.lm.stack
+    if nodes[root].begin != NONE:
+        return DONE
+    stack[0], depth = root, 1
+    while depth > 0:
+        n = stack[depth - 1]
+        if nodes[n].begin != NONE:
+            depth -= 1
+            continue
+        total, ready, at = 0, True, nodes[n].newest
+        while at != NONE:
+            source = links[at].node
+            if nodes[source].begin != NONE:
+                total += nodes[source].count
+            elif depth == len(stack):
+                return GROUPS_FULL
+            else:
+                stack[depth], ready = source, False
+                depth += 1
+            at = links[at].next
+        if ready:
+            status = _fill(n, total, state, search, lm, work)
+            if status != DONE:
+                return status
+            depth -= 1
+    return DONE
+
+
+@no_refcount
+def _fill(n, total, state, search, lm, work):
+    """The contexts of all nodes before a node, `total` of them, recombined."""
+    counters, contexts, links, node = state.counters[0], state.contexts, state.links, state.nodes[n]
+    if not has_room(0, 0, total, state) or counters.back_pointers + total > len(state.back_pointers):
+        return ARENA_FULL
+    if not _begin_merge(total, work):
+        return GROUPS_FULL
+    begin, count, at = counters.contexts, 0, node.newest
+    is_joined, single = links[at].arc == JOIN_MOVE, links[at].next == NONE
+    most = np.float32(np.inf) if is_joined else search.params.beam - node.cost
+    while at != NONE:
+        link = links[at]
+        source = state.nodes[link.node]
+        for c in range(source.begin, source.begin + source.count):
+            cost = contexts[c].cost + link.cost
+            if cost > most and cost > 0:
+                continue
+            found = count if single else _number_of(contexts[c].lm, begin, count, total, state, work)
+            context = contexts[begin + found]
+            if (
+                found == count
+                or cost < context.cost
+                or (cost == context.cost and _is_before(at, c, context.back_pointer, context.run, state))
+            ):
+                context.lm, context.cost, context.back_pointer, context.run = contexts[c].lm, cost, at, c
+            count += found == count
+        at = link.next
+    count = _limit(begin, count, lm, state)
+    for i in range(begin, begin + count):
+        _extend_past(contexts[i], node, state, search)
+    node.begin, node.count = begin, count
+    counters.contexts += count
+    if not is_joined:
+        counters.expanded += count
+    return DONE
+
+
+@no_refcount
+def _is_before(at, c, other_at, other_c, state):
+    """Of two ways to one context at the same cost, whether the first is the better one.
+
+    By arc, key and frame of the source, closure arcs: nothing that depends on the order of work.
+    """
+    link, other = state.links[at], state.links[other_at]
+    if link.arc != other.arc:
+        return link.arc < other.arc
+    key, other_key = state.nodes[link.node].key, state.nodes[other.node].key
+    if key != other_key:
+        return key < other_key
+    frame, other_frame = state.nodes[link.node].frame, state.nodes[other.node].frame
+    if frame != other_frame:  # a blank since does not show in the key, see `let.py`
+        return frame < other_frame
+    if link.epsilon != other.epsilon:
+        return link.epsilon < other.epsilon
+    return state.contexts[c].epsilon < state.contexts[other_c].epsilon
+
+
+@inlined
+def _extend_past(context, node, state, search):
+    """Give a context the past of the one before it, and a new back-pointer if it has a new label."""
+    link, source, counters = state.links[context.back_pointer], state.contexts[context.run], state.counters[0]
+    context.back_pointer, context.run, context.probability = source.back_pointer, source.run, source.probability
+    epsilon = link.epsilon if link.epsilon != NONE else source.epsilon
+    context.epsilon = NONE
+    if link.arc == JOIN_MOVE:
+        context.epsilon = epsilon
+        return
+    past = Past(state.nodes[link.node].key, source.back_pointer)
+    move = move_of(link.arc, epsilon, past, state, search)
+    if move == BLANK_MOVE:
+        return
+    is_blank = link.arc >= 0 and search.graph.arcs[link.arc].ilabel == search.params.blank_id
+    probability = np.float32(0.0)
+    if not is_blank:  # in double, libraries and devices agree to the last bit
+        probability = np.float32(np.exp(np.float64(link.log_prob)))
+    if move == REPEAT_MOVE:
+        context.run += 1
+        context.probability += probability
+        return
+    new = state.back_pointers[counters.back_pointers]
+    new.previous, new.arc, new.epsilon = source.back_pointer, link.arc, epsilon
+    new.frame, new.run, new.probability = node.frame, source.run, source.probability
+    context.back_pointer = counters.back_pointers
+    counters.back_pointers += 1
+    context.run, context.probability = 0 if is_blank else 1, probability
+
+
+# ----------------------------------------------------------------------------------- after a word
+
+
+@inlined
+def enter_word(begin, count, total, way, models, state, work):
+    """Enter what a context becomes after a word; of equal LM contexts the cheaper one stays.
+
+    Args:
+        begin: where the contexts of the new node stand, `count` of them so far, `total` at most.
+        way: the context before the word; the member of its token group, or NONE; its cost by the small
+            LM, and that above which it is dropped, before and after the query; the word, and the closure
+            arc with it, or NONE.
+
+    Returns:
+        how many contexts there are now.
+    """
+    source, member, cost, most, olabel, epsilon = way
+    search, lm = models
+    if cost > most:
+        return count
+    difference, after = query(olabel, state.contexts[source].lm, search, lm, work)
+    total_cost = cost + difference
+    if total_cost > most:
+        return count
+    n = _number_of(after, begin, count, total, state, work)
+    context = state.contexts[begin + n]
+    replaces = n == count or total_cost < context.cost
+    if not replaces and total_cost == context.cost:
+        replaces = _word_is_before(source, member, epsilon, context, state, work)
+    if replaces:
+        context.lm, context.cost, context.back_pointer = after, total_cost, source
+        context.run, context.epsilon = member, epsilon
+    return count + (n == count)
+
+
+@no_refcount
+def _word_is_before(source, member, epsilon, other, state, work):
+    """The same as `_is_before`, for ways to a context after a word."""
+    if epsilon != other.epsilon:
+        return epsilon < other.epsilon
+    if member != other.run:  # of the same group
+        joins = work.group_tokens
+        key, other_key = work.current[joins[member].source].key, work.current[joins[other.run].source].key
+        return key < other_key
+    return state.contexts[source].lm < state.contexts[other.back_pointer].lm
+
+
+@no_refcount
+def node_after_words(key, begin, count, state, lm):
+    """The node of contexts that stand from `begin` on, with their costs; NONE if there are none."""
+    if count == 0:
+        return np.int32(NONE)
+    least = state.contexts[begin].cost
+    for n in range(begin + 1, begin + count):
+        least = min(least, state.contexts[n].cost)
+    count = _limit(begin, count, lm, state)
+    for n in range(begin, begin + count):
+        state.contexts[n].cost -= least
+        copy_past(state.contexts[n], state.contexts[state.contexts[n].back_pointer])
+    node = new_node(key, least, state)
+    state.nodes[node].begin, state.nodes[node].count = begin, count
+    state.counters[0].contexts += count
+    return node
+
+
+@inlined
+def copy_past(context, source):
+    context.back_pointer, context.run, context.probability = source.back_pointer, source.run, source.probability
+    if context.epsilon == NONE:
+        context.epsilon = source.epsilon
+
+
+@no_refcount
+def begin_words(total, state, work):
+    """Make sure that `total` contexts can be entered."""
+    if not has_room(1, 0, total, state):
+        return ARENA_FULL
+    return DONE if _begin_merge(total, work) else GROUPS_FULL
+
+
+@no_refcount
+def best_context(node, contexts):
+    best = node.begin
+    for n in range(node.begin + 1, node.begin + node.count):
+        if _is_cheaper(contexts[n], contexts[best]):
+            best = n
+    return best
+
+
+@inlined
+def _is_cheaper(context, other):
+    return context.cost < other.cost or (context.cost == other.cost and context.lm < other.lm)
+
+
+@no_refcount
+def _limit(begin, count, lm, state):
+    """Keep `group_size` contexts of those that stand from `begin` on, the cheapest."""
+    contexts, spare = state.contexts, len(state.contexts) - 1
+    if count <= lm.group_size:
+        return count
+    for first in range(begin, begin + lm.group_size):
+        best = first
+        for n in range(first + 1, begin + count):
+            if _is_cheaper(contexts[n], contexts[best]):
+                best = n
+        contexts[spare] = contexts[first]
+        contexts[first] = contexts[best]
+        contexts[best] = contexts[spare]
+    return lm.group_size
+
+
+# -------------------------------------------------------------------------------------- hash table
+
+
+@inlined
+def _begin_merge(total, work):
+    """Begin with an empty table of contexts, as large as `total` of them need; False: there is no room."""
+    size: Any = 4 * FEW
+    if total > FEW:
+        while size < 2 * total:
+            size *= 2
+        work.stamps[2] += 1
+    if size > len(work.lm.context_slots):
+        return False
+    work.frame[0].lm_group_mask = size - 1
+    return True
+
+
+@inlined
+def _number_of(lm, begin, count, total, state, work):
+    """The number of the context with this LM context after `begin`, or `count`, where it would go."""
+    contexts, found = state.contexts, count
+    if total <= FEW:
+        for n in range(count):
+            if contexts[begin + n].lm == lm:
+                found = n
+                break
+        return found
+    slots, stamp, mask = work.lm.context_slots, work.stamps[2], np.uint64(work.frame[0].lm_group_mask)
+    at = (hash_of(0, lm) >> SLOT_SHIFT) & mask
+    while slots[at].stamp == stamp and contexts[begin + slots[at].entry].lm != lm:
+        at = (at + np.uint64(1)) & mask
+    if slots[at].stamp == stamp:
+        return np.int64(slots[at].entry)
+    fill_slot(slots, at, stamp, count)
+    return found
