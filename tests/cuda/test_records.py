@@ -129,7 +129,7 @@ ONLY_CUDA = {
     "search/transducer": {"loop_condition", "pool", "prediction"},
     "search/word_graph": {
         "arc_ranges", "compact", "expand", "graph", "group_arcs", "kernel", "links", "lm_cache",
-        "lm_frame", "lm_queries", "lm_workspace", "sort", "tighten_cutoff", "workspace",
+        "lm_frame", "lm_queries", "lm_workspace", "tighten_cutoff", "workspace",
     },
 }  # fmt: skip
 
