@@ -15,11 +15,31 @@ and what stands when the search ends early is all that is within a narrower beam
 from __future__ import annotations
 
 import heapq
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled
+
+
+class Strings(NamedTuple):
+    """Sequences of labels, each a label after another string; string 0 is the empty one."""
+
+    numbers: Any  # parent << 32 | label -> string
+    parents: Any  # lists of int64
+    labels: Any
+    lengths: Any
+
+
+class Subsets(NamedTuple):
+    """The nodes of all states, one state after the other; lists of int64."""
+
+    begin: Any  # where the nodes of each state begin
+    nodes: Any
+    costs: Any  # above those of the cheapest node of the state
+    graph_costs: Any
+    strings: Any  # labels that the nodes of the state have not in common
+
 
 COST_UNIT = 1.0 / (1 << 24)
 FAR = np.int64(1) << 60
@@ -121,11 +141,9 @@ def determinized(arcs, begin, costs, graph_costs, to_end, beam, max_states):
         cost, string; the first node of each state; parents, labels and lengths of strings, each a label after
         another string, 0 being the empty one; the beam within which all is there.
     """
-    strings = {np.int64(0): np.int64(0)}  # parent << 32 | label -> string
-    parents, labels, lengths = [np.int64(0)], [np.int64(0)], [np.int64(0)]
-    nodes, residuals = [np.int64(0)], [np.int64(0)]  # of all subsets, one after the other
-    graph_residuals, pasts = [np.int64(0)], [np.int64(0)]
-    subset_begin = [np.int64(0), np.int64(1)]
+    strings = Strings({np.int64(0): np.int64(0)}, [np.int64(0)], [np.int64(0)], [np.int64(0)])
+    zero = np.int64(0)
+    subsets = Subsets([zero, np.int64(1)], [zero], [zero], [zero], [zero])
     known = {np.int64(0): np.int64(-1)}  # hash -> the newest state with it
     older = [np.int64(-1)]  # of each state, the one before with its hash
     reached, ahead, is_done = [np.int64(0)], [to_end[0]], [False]
@@ -146,9 +164,10 @@ def determinized(arcs, begin, costs, graph_costs, to_end, beam, max_states):
         within = limit - reached[state]
         # the subset and what it leads to without words
         pending = [np.int64(-1)]
-        for e in range(subset_begin[state], subset_begin[state + 1]):
-            node = nodes[e]
-            least[node], least_graph[node], past[node] = residuals[e], graph_residuals[e], pasts[e]
+        for e in range(subsets.begin[state], subsets.begin[state + 1]):
+            node = subsets.nodes[e]
+            least[node], least_graph[node] = subsets.costs[e], subsets.graph_costs[e]
+            past[node] = subsets.strings[e]
             heapq.heappush(pending, node)
         heapq.heappop(pending)
         found = [(np.int64(0), np.int64(0), np.int64(0), np.int64(0))]  # target, cost, graph cost, string
@@ -172,7 +191,7 @@ def determinized(arcs, begin, costs, graph_costs, to_end, beam, max_states):
                     continue
                 string = past[node]
                 if arcs[i].label != 0:
-                    string = _longer(string, np.int64(arcs[i].label), strings, parents, labels, lengths)
+                    string = _longer(string, np.int64(arcs[i].label), strings)
                 if arcs[i].word != 0:
                     keys.append((np.int64(arcs[i].word) << 32) | target)
                     found.append((target, cost, graph_cost, string))
@@ -199,42 +218,9 @@ def determinized(arcs, begin, costs, graph_costs, to_end, beam, max_states):
             for entry in subset:
                 best = min(best, entry[1] + to_end[entry[0]])
             subset = [entry for entry in subset if entry[1] + to_end[entry[0]] <= best + beam]
-            cost, graph_cost, prefix = subset[0][1], subset[0][2], subset[0][3]
-            for entry in subset:
-                if (entry[1], entry[2]) < (cost, graph_cost):
-                    cost, graph_cost = entry[1], entry[2]
-                prefix = _common_prefix(prefix, entry[3], parents, lengths)
-            value, size = np.int64(word * 0), len(nodes)
-            for entry in subset:
-                string = _without_prefix(entry[3], lengths[prefix], strings, parents, labels, lengths)
-                nodes.append(entry[0])
-                residuals.append(entry[1] - cost)
-                graph_residuals.append(entry[2] - graph_cost)
-                pasts.append(string)
-                for part in (entry[0], entry[1] - cost, entry[2] - graph_cost, string):
-                    value = (value ^ part) * _MIX
-                    value ^= value >> 29
-            other = known[value] if value in known else np.int64(-1)
-            while other >= 0:
-                begin_other, same = subset_begin[other], subset_begin[other + 1] - subset_begin[other] == len(subset)
-                for k in range(len(subset) if same else 0):
-                    a, b = begin_other + k, size + k
-                    same = same and nodes[a] == nodes[b] and pasts[a] == pasts[b]
-                    same = same and residuals[a] == residuals[b] and graph_residuals[a] == graph_residuals[b]
-                if same:
-                    break
-                other = older[other]
-            if other >= 0:
-                for _ in range(len(subset)):
-                    nodes.pop()
-                    residuals.pop()
-                    graph_residuals.pop()
-                    pasts.pop()
-            else:
-                other = np.int64(len(reached))
-                older.append(known[value] if value in known else np.int64(-1))
-                known[value] = other
-                subset_begin.append(np.int64(len(nodes)))
+            cost, graph_cost, prefix = _append_subset(subset, subsets, strings)
+            other, is_new = _known_state(subsets, known, older)
+            if is_new:
                 reached.append(FAR)
                 ahead.append(best - cost)
                 is_done.append(False)
@@ -253,45 +239,107 @@ def determinized(arcs, begin, costs, graph_costs, to_end, beam, max_states):
             count += 1
     first_nodes = np.empty(len(reached), np.int64)
     for s in range(len(reached)):
-        first_nodes[s] = nodes[subset_begin[s]]
-    return (
-        kept[:count].copy(), first_nodes, np.array(parents), np.array(labels), np.array(lengths), limit - to_end[0],
-    )  # fmt: skip
+        first_nodes[s] = subsets.nodes[subsets.begin[s]]
+    parents, labels, lengths = np.array(strings.parents), np.array(strings.labels), np.array(strings.lengths)
+    return kept[:count].copy(), first_nodes, parents, labels, lengths, limit - to_end[0]
 
 
 @compiled
-def _longer(string, label, strings, parents, labels, lengths):
+def _append_subset(entries, subsets, strings):
+    """Append nodes (node, cost, graph cost, string) to the subsets, less what all have in common: that is returned."""
+    cost, graph_cost, prefix = entries[0][1], entries[0][2], entries[0][3]
+    for entry in entries:
+        if (entry[1], entry[2]) < (cost, graph_cost):
+            cost, graph_cost = entry[1], entry[2]
+        prefix = _common_prefix(prefix, entry[3], strings)
+    for entry in entries:
+        subsets.nodes.append(entry[0])
+        subsets.costs.append(entry[1] - cost)
+        subsets.graph_costs.append(entry[2] - graph_cost)
+        subsets.strings.append(_without_prefix(entry[3], strings.lengths[prefix], strings))
+    subsets.begin.append(np.int64(len(subsets.nodes)))
+    return cost, graph_cost, prefix
+
+
+@compiled
+def _known_state(subsets, known, older):
+    """The state with the last subset, which is taken away where an older one is the same; and whether it is new.
+
+    Args:
+        known: hash -> the newest state with it.
+        older: of each state, the one before with its hash, or -1.
+    """
+    last = np.int64(len(subsets.begin) - 2)
+    begin, end = subsets.begin[last], subsets.begin[last + 1]
+    value = np.int64(0)
+    for e in range(begin, end):
+        for part in (subsets.nodes[e], subsets.costs[e], subsets.graph_costs[e], subsets.strings[e]):
+            value = (value ^ part) * _MIX
+            value ^= value >> 29
+    newest = known[value] if value in known else np.int64(-1)
+    other = newest
+    while other >= 0 and not _is_same(subsets, other, last):
+        other = older[other]
+    if other < 0:
+        older.append(newest)
+        known[value] = last
+        return last, True
+    subsets.begin.pop()
+    for _ in range(begin, end):
+        subsets.nodes.pop()
+        subsets.costs.pop()
+        subsets.graph_costs.pop()
+        subsets.strings.pop()
+    return other, False
+
+
+@compiled
+def _is_same(subsets, state, other):
+    """Whether two states have the same subset."""
+    a, b = subsets.begin[state], subsets.begin[other]
+    count = subsets.begin[state + 1] - a
+    same = subsets.begin[other + 1] - b == count
+    for k in range(count if same else 0):
+        same = same and subsets.nodes[a + k] == subsets.nodes[b + k] and subsets.costs[a + k] == subsets.costs[b + k]
+        same = same and subsets.graph_costs[a + k] == subsets.graph_costs[b + k]
+        same = same and subsets.strings[a + k] == subsets.strings[b + k]
+    return same
+
+
+@compiled
+def _longer(string, label, strings):
     """The number of a string and one label more."""
     key = (string << 32) | label
-    if key not in strings:
-        strings[key] = np.int64(len(parents))
-        parents.append(string)
-        labels.append(label)
-        lengths.append(lengths[string] + 1)
-    return strings[key]
+    if key not in strings.numbers:
+        strings.numbers[key] = np.int64(len(strings.parents))
+        strings.parents.append(string)
+        strings.labels.append(label)
+        strings.lengths.append(strings.lengths[string] + 1)
+    return strings.numbers[key]
 
 
 @compiled
-def _common_prefix(first, second, parents, lengths):
+def _common_prefix(first, second, strings):
     while first != second:
-        if lengths[first] >= lengths[second]:
-            first = parents[first]
+        if strings.lengths[first] >= strings.lengths[second]:
+            first = strings.parents[first]
         else:
-            second = parents[second]
+            second = strings.parents[second]
     return first
 
 
 @compiled
-def _without_prefix(string, length, strings, parents, labels, lengths):
+def _without_prefix(string, length, strings):
     """A string without its first labels."""
-    rest, size = np.empty(lengths[string] - length, np.int64), lengths[string] - length
+    size = strings.lengths[string] - length
+    rest = np.empty(size, np.int64)
     while size > 0:
         size -= 1
-        rest[size] = labels[string]
-        string = parents[string]
+        rest[size] = strings.labels[string]
+        string = strings.parents[string]
     shorter: Any = np.int64(0)
     for label in rest:
-        shorter = _longer(shorter, label, strings, parents, labels, lengths)
+        shorter = _longer(shorter, label, strings)
     return shorter
 
 
