@@ -284,12 +284,8 @@ def test_frames_of_states_are_what_was_read_on_the_way():
         frames = lattice.state_frames[[arc["source"], arc["target"]]]
         assert frames[1] - frames[0] == arc["end"] - arc["begin"]
     assert lattice.state_frames[-1] == 9
-
-
-def test_without_frames_there_is_the_empty_text():
-    decoder = make(toy_graph(0), lattice=True)
-    lattice = decoder.decode(random_log_probs(1, 3, len(PIECES) + 1, seed=0), [0])[0].lattice.determinized()
-    assert [sequence.words for sequence in lattice.n_best(3)][:1] == [()]
+    nothing = make(toy_graph(0), lattice=True).decode(random_log_probs(1, 3, len(PIECES) + 1, seed=0), [0])[0]
+    assert [sequence.words for sequence in nothing.lattice.determinized().n_best(3)][:1] == [()]
 
 
 # ------------------------------------------------------------------- posteriors over all of it
