@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -21,57 +20,16 @@ from tests.graph.toy import PIECES
 from tests.oracles.ngram import sentence_cost
 from tests.random_models import random_log_probs
 from tests.search.word_graph.both import assert_same_lattice
-from tests.search.word_graph.models import make, make_paged, nested_pair, random_graph, random_lm, toy_graph
-
-
-class Whole(NamedTuple):
-    """One path through a lattice, as it is written there."""
-
-    words: tuple[str, ...]
-    labels: tuple[int, ...]  # column read in each frame
-    cost: float
-    acoustic_cost: float
-    graph_cost: float  # of arcs, closure arcs and the final state, unweighted
-
-
-def all_paths(lattice):
-    """Every path: of small lattices only."""
-    graph = lattice.graph
-    arcs, epsilons, finals = graph.arrays.arcs, graph.arrays.epsilons, graph.arrays.states["final_cost"]
-    found = []
-
-    def texts(*labels):
-        return tuple(graph.words[word] for label in labels for word in graph.expanded(int(label)))
-
-    def walk(node, words, labels, cost, acoustic, graph_cost):
-        for end in lattice.ends[lattice.ends["node"] == node]:
-            e, state, own, last = end["epsilon"], end["state"], 0.0, ()
-            if e >= 0:
-                state, own, last = epsilons[e]["target"], epsilons[e]["cost"], texts(epsilons[e]["olabel"])
-            if lattice.reaches_end:
-                own += finals[state]
-            found.append(Whole(words + last, labels, cost + end["cost"], acoustic, graph_cost + own))
-        for link in lattice.links[lattice.links["source"] == node]:
-            own, emitted = 0.0, []
-            for table, n in ((epsilons, link["epsilon"]), (arcs, link["arc"])):
-                if n >= 0:
-                    own += table[n]["cost"]
-                    emitted.append(table[n]["olabel"])
-            walk(
-                link["target"], words + texts(*emitted), (*labels, int(link["ilabel"])), cost + link["cost"],
-                acoustic + link["acoustic_cost"], graph_cost + own,
-            )  # fmt: skip
-
-    walk(0, (), (), 0.0, 0.0, 0.0)
-    return found
-
-
-def least(paths, cost):
-    """{words: least cost}."""
-    texts: dict = {}
-    for path in paths:
-        texts[path.words] = min(texts.get(path.words, math.inf), cost(path))
-    return texts
+from tests.search.word_graph.models import (
+    all_paths,
+    least,
+    make,
+    make_paged,
+    nested_pair,
+    random_graph,
+    random_lm,
+    toy_graph,
+)
 
 
 def small_lattice(seed, *, topology="compact", frames=7, beam=4.0, requests=None, **options):
