@@ -56,8 +56,8 @@ class Work(NamedTuple):
     look_ups: int  # words that the LMs were queried for
     cache_hits: int  # of these, answered by the LM query cache
     arc_visits: int  # arcs of the graph that were looked at
-    groups: int  # groups of tokens in one graph state; 0 with eager composition
-    expanded: int  # tokens that took arcs; of a group those with one LM context count as one
+    groups: int  # groups of tokens in one graph state; 0 with eager composition, tokens of the base search with let
+    expanded: int  # tokens that took arcs; of a group those with one LM context count as one; with let, contexts
     frames: int
 
 
