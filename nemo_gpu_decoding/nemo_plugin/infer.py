@@ -78,7 +78,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         """The tokens of the model."""
         return nemo_vocabulary(self)
 
-    def phrase_tree(self, phrases: Sequence[str | Phrase], weight: float) -> BackoffAutomaton:
+    def boosting_tree_of(self, phrases: Sequence[str | Phrase], weight: float) -> BackoffAutomaton:
         """A boosting tree of other phrases, with the options of the config's `boosting_tree`.
 
         Args:

@@ -132,4 +132,4 @@ def _as_request(infer: FusedInfer, wanted: Wanted, boosting_weight: float | None
     weight = infer.options.fusion.boosting_weight if boosting_weight is None else boosting_weight
     if weight == 0.0:
         raise ValueError(f"boosting_weight is 0, expected a number > 0 (or set {infer.section}.boosting_tree_alpha)")
-    return Request(boosting=infer.phrase_tree(wanted, weight), boosting_weight=weight)
+    return Request(boosting=infer.boosting_tree_of(wanted, weight), boosting_weight=weight)

@@ -40,7 +40,7 @@ class WordGraphInfer(CTCInfer):
     options: WordGraphOptions
     finds_new_words = True  # requests may have words that an open-vocabulary graph lacks
 
-    def phrase_tree(self, phrases: Sequence[str | Phrase], weight: float) -> BackoffAutomaton:
+    def boosting_tree_of(self, phrases: Sequence[str | Phrase], weight: float) -> BackoffAutomaton:
         """The boosting automaton of other phrases; a closed vocabulary must have all of their words."""
         graph, fused, speller = self.decoder().graph, self.options.fusion, None
         if graph.pieces is not None:

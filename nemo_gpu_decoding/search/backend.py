@@ -35,8 +35,8 @@ def choose_backend(wanted: str, device: torch.device, obstacle: Obstacle = no_ke
     if wanted == "cpu" or (wanted == "auto" and device.type != "cuda"):
         _say_once(f"backend cpu for tensors on {device}, as {_because(wanted)}")
         return "cpu"
-    place = runtime().device_for(device)
-    why_not = runtime().why_not(place) or obstacle(place)
+    gpu = runtime().device_for(device)
+    why_not = runtime().why_not(gpu) or obstacle(gpu)
     if why_not is None:
         _say_once(f"backend cuda for tensors on {device}, as {_because(wanted)}")
         return "cuda"

@@ -83,12 +83,12 @@ class Lattice:
         )
         return [
             LatticePath(
-                float(way["cost"]),
-                self._steps(self.links[path_links(entries, int(way["previous"]))]),
-                int(ends["state"][way["link"]]),
-                int(ends["epsilon"][way["link"]]),
+                float(path["cost"]),
+                self._steps(self.links[path_links(entries, int(path["previous"]))]),
+                int(ends["state"][path["link"]]),
+                int(ends["epsilon"][path["link"]]),
             )
-            for way in last
+            for path in last
         ]
 
     def pruned(self, beam: float) -> Lattice:

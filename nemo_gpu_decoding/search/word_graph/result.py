@@ -142,11 +142,11 @@ def find_spans(words, tokens, unknown, index, begin, spelled, beginning, ends):
     partial result); <unk> takes a token that may begin a word and all that may not after it.
 
     Returns:
-        whether there is a way to do so.
+        whether that is possible.
     """
     count, size = len(words), len(tokens)
     choice = np.zeros(count + 1, np.int64)  # spellings of each word that were tried
-    dead = np.zeros((count + 1, size + 1), np.bool_)  # (word, first token) from which there is no way
+    dead = np.zeros((count + 1, size + 1), np.bool_)  # (word, first token) from which that is impossible
     n, at = 0, 0
     while n < count:
         end = _next_end(words[n], n == count - 1, tokens, at, choice, n, unknown, index, begin, spelled, beginning)
