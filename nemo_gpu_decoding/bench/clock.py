@@ -82,7 +82,7 @@ class CudaClock:
         return Seconds(cpu, wall, begin.elapsed_time(end) / 1e3)
 
 
-class Place(NamedTuple):
+class Hardware(NamedTuple):
     """Where decoders are measured."""
 
     device: torch.device
@@ -101,21 +101,21 @@ class Place(NamedTuple):
         return 2 * self.copy_buffer_bytes / statistics.median(times)
 
 
-def find_place(device: str, threads: int) -> Place:
+def find_hardware(device: str, threads: int) -> Hardware:
     """The CPU, or the GPU that the user names.
 
     Raises:
         ValueError: there is no such GPU, or kernels don't run there; says why.
     """
     if device == "cpu":
-        return Place(torch.device("cpu"), cpu_name(), HostClock(), "cpu" if threads == 1 else "wall")
+        return Hardware(torch.device("cpu"), cpu_name(), HostClock(), "cpu" if threads == 1 else "wall")
     gpu = runtime().device_for(torch.device(device))
     why_not = runtime().why_not(gpu)
     if why_not is not None:
         raise FieldError("device", device, f"cpu or a GPU that runs kernels: {why_not}")
     free, _ = torch.cuda.mem_get_info(gpu)
     name = torch.cuda.get_device_name(gpu)
-    return Place(gpu, name, CudaClock(gpu), "wall", True, min(1 << 30, free // 8))
+    return Hardware(gpu, name, CudaClock(gpu), "wall", True, min(1 << 30, free // 8))
 
 
 def time_in_turn(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nemo_gpu_decoding.bench.clock import Place
+from nemo_gpu_decoding.bench.clock import Hardware
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.peers.base import Batch
 from nemo_gpu_decoding.bench.tasks import Task
@@ -27,15 +27,15 @@ class Encoder(NamedTuple):
     inputs_per_frame: int  # N of an encoder frame
     bands: tuple[int, ...] = ()  # of features
 
-    def prepare(self, task: Task, place: Place, precision: str) -> Callable[[], Batch]:
+    def prepare(self, task: Task, hardware: Hardware, precision: str) -> Callable[[], Batch]:
         """What encodes as much noise as the task has audio, and then gives the task's batch; this gets timed."""
         dtype, generator = getattr(torch, precision), torch.Generator().manual_seed(0)
-        lengths = (task.lengths * self.inputs_per_frame).to(place.device)
-        noise = torch.randn(len(task.texts), *self.bands, int(lengths.max()), generator=generator).to(place.device)
+        lengths = (task.lengths * self.inputs_per_frame).to(hardware.device)
+        noise = torch.randn(len(task.texts), *self.bands, int(lengths.max()), generator=generator).to(hardware.device)
         is_lower = dtype != torch.float32
 
         def encode() -> Batch:
-            lower = torch.autocast(place.device.type, dtype if is_lower else torch.bfloat16, is_lower)
+            lower = torch.autocast(hardware.device.type, dtype if is_lower else torch.bfloat16, is_lower)
             with torch.inference_mode(), lower:
                 self.encode(noise, lengths)
             return task.inputs, task.lengths
@@ -43,13 +43,13 @@ class Encoder(NamedTuple):
         return encode
 
 
-def make_encoder(options: BenchOptions, place: Place, vocab_size: int) -> Encoder:
+def make_encoder(options: BenchOptions, hardware: Hardware, vocab_size: int) -> Encoder:
     """That of `model`, from samples on; else a FastConformer with random weights, from features on."""
     if not options.model:
         from nemo_gpu_decoding.bench.peers.nemo import random_conformer
 
         layers, width = options.encoder_layers, options.encoder_width
-        network = random_conformer(layers, width, vocab_size, MEL_BANDS, SUBSAMPLING, place.device)
+        network = random_conformer(layers, width, vocab_size, MEL_BANDS, SUBSAMPLING, hardware.device)
         name = f"FastConformer, {layers} layers x {width}, {options.encoder_precision}, random weights"
         return Encoder(name, network, SUBSAMPLING, (MEL_BANDS,))
     from nemo_gpu_decoding.nemo_plugin.model import Model

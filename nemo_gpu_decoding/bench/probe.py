@@ -138,7 +138,7 @@ def measure_start(options: BenchOptions) -> dict[str, float]:
 
     import torch
 
-    from nemo_gpu_decoding.bench.clock import find_place
+    from nemo_gpu_decoding.bench.clock import find_hardware
     from nemo_gpu_decoding.bench.ours import flexctc_beam
     from nemo_gpu_decoding.bench.peers.base import Setting
     from nemo_gpu_decoding.bench.sources import make_tasks
@@ -152,7 +152,7 @@ def measure_start(options: BenchOptions) -> dict[str, float]:
         task = task.on(options.device)
         torch.cuda.synchronize()
         lap("context")
-        find_place(options.device, options.threads)
+        find_hardware(options.device, options.threads)
         lap("libraries")
     for name in ("first_decode", "next_decode"):
         decoder.run(task.inputs, task.lengths)

@@ -21,7 +21,14 @@ import torch
 from tqdm import tqdm
 
 from nemo_gpu_decoding.bench.cases import DECODER, END_TO_END, TABLE, Case, make_cases
-from nemo_gpu_decoding.bench.clock import Place, describe_machine, find_place, summary, time_in_turn, torch_threads
+from nemo_gpu_decoding.bench.clock import (
+    Hardware,
+    describe_machine,
+    find_hardware,
+    summary,
+    time_in_turn,
+    torch_threads,
+)
 from nemo_gpu_decoding.bench.encoder import Encoder, make_encoder
 from nemo_gpu_decoding.bench.options import GRAPH_STRATEGIES, BenchOptions
 from nemo_gpu_decoding.bench.ours import LARGE, OURS, SMALL, describe_graph, packed_lm, word_graph, work_per_frame
@@ -37,17 +44,17 @@ FILE_OPTIONS = (
 )  # fmt: skip
 
 
-def run(options: BenchOptions, place: Place | None = None) -> list[Row]:
+def run(options: BenchOptions, hardware: Hardware | None = None) -> list[Row]:
     """Measure; print a table; write `options.out` if it is given.
 
     Args:
-        place: stands in for what `options.device` names.
+        hardware: stands in for what `options.device` names.
 
     Raises:
         ValueError: files do not fit each other, the task is too small, or there is no such GPU.
     """
-    place = place or find_place(options.device, options.threads)
-    header, measured, total = _plan(options, place)
+    hardware = hardware or find_hardware(options.device, options.threads)
+    header, measured, total = _plan(options, hardware)
     out = result_path(options.out, header) if options.out else None
     rows: list[Row] = []
     with torch_threads(options.threads), tqdm(
@@ -62,7 +69,7 @@ def run(options: BenchOptions, place: Place | None = None) -> list[Row]:
     if options.probes and options.strategy == "flexctc_beam":
         from nemo_gpu_decoding.bench.probe import probe_process
 
-        kinds = ("start",) if place.on_gpu else ("memory", "start")
+        kinds = ("start",) if hardware.on_gpu else ("memory", "start")
         header["probes"] = {kind: probe_process(kind, options) for kind in kinds}
     print(format_rows(header, rows))
     if out:
@@ -70,39 +77,39 @@ def run(options: BenchOptions, place: Place | None = None) -> list[Row]:
     return rows
 
 
-def _plan(options: BenchOptions, place: Place) -> tuple[dict[str, Any], Iterator[Row], int]:
+def _plan(options: BenchOptions, hardware: Hardware) -> tuple[dict[str, Any], Iterator[Row], int]:
     """Header, rows as they are measured, and how many there will be."""
     if options.mode == "scale":
         from nemo_gpu_decoding.bench import scale
 
         tasks = [scale.draw_task(options, name) for name in options.tasks]
         plan = list(scale.plan(options))
-        return describe_run(options, place, tasks), scale.measure(options, plan), len(plan)
-    tasks = [task.on(place.device) for task in make_tasks(options)]
-    header = describe_run(options, place, tasks)
+        return describe_run(options, hardware, tasks), scale.measure(options, plan), len(plan)
+    tasks = [task.on(hardware.device) for task in make_tasks(options)]
+    header = describe_run(options, hardware, tasks)
     if options.mode == "stream":
         from nemo_gpu_decoding.bench import streams
 
-        return header, streams.measure(options, place, tasks), streams.count(options, tasks)
+        return header, streams.measure(options, hardware, tasks), streams.count(options, tasks)
     fit = {line.family for line in TABLE if line.strategy == options.strategy}
     absent = [peer for peer in options.peers if peer not in fit]
     if absent and options.peers != BenchOptions().peers:
         print(f"no row for {', '.join(absent)} with strategy={options.strategy}", file=sys.stderr)
     cases, bandwidth, encoder = list(make_cases(options, tasks)), 0.0, None
-    if place.on_gpu:
+    if hardware.on_gpu:
         fewest = min(len(task.texts) for task in tasks)
         if fewest < max(options.batches):
             raise ValueError(
                 f"batches holds {max(options.batches)}, expected at most {fewest}, the utterances that there are"
             )
-        header["copy_bandwidth"] = bandwidth = place.copy_bandwidth()
+        header["copy_bandwidth"] = bandwidth = hardware.copy_bandwidth()
         if any(case.part == END_TO_END for case in cases):
-            encoder = make_encoder(options, place, tasks[0].vocab_size)
+            encoder = make_encoder(options, hardware, tasks[0].vocab_size)
             header["encoder"] = encoder.name
-    return header, measure(cases, Setup(options, place, bandwidth, encoder)), len(cases)
+    return header, measure(cases, Setup(options, hardware, bandwidth, encoder)), len(cases)
 
 
-def describe_run(options: BenchOptions, place: Place, tasks: list[Task]) -> dict[str, Any]:
+def describe_run(options: BenchOptions, hardware: Hardware, tasks: list[Task]) -> dict[str, Any]:
     """The header of a result file. Files are named without their folders."""
     asked = asdict(options)
     for name in FILE_OPTIONS:
@@ -121,11 +128,11 @@ def describe_run(options: BenchOptions, place: Place, tasks: list[Task]) -> dict
     return {
         "strategy": options.strategy,
         "mode": options.mode,
-        "device": place.name,
+        "device": hardware.name,
         **describe_machine(),
         "threads": options.threads,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "clock": f"{place.ratio_clock} seconds" + ", from an idle to an idle GPU" * place.on_gpu,
+        "clock": f"{hardware.ratio_clock} seconds" + ", from an idle to an idle GPU" * hardware.on_gpu,
         "tasks": described,
         "options": asked,
     }
@@ -135,7 +142,7 @@ class Setup(NamedTuple):
     """What all rows of a run share."""
 
     options: BenchOptions
-    place: Place
+    hardware: Hardware
     bandwidth: float = 0.0  # bytes per second, of a copy on the GPU
     encoder: Encoder | None = None
 
@@ -147,7 +154,7 @@ def measure(cases: Iterable[Case], setup: Setup) -> Iterator[Row]:
         yield from map(bench.measure, own)
         del bench
         gc.collect()
-        if setup.place.device.type == "cuda":
+        if setup.hardware.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
@@ -169,7 +176,7 @@ class BatchBench:
 
     def measure(self, case: Case) -> Row:
         """One row: verify, then time."""
-        options, place, _, _ = self._setup
+        options, hardware, _, _ = self._setup
         ours = Peer(options.strategy, OURS[options.strategy], multithreaded=True)
         peer = case.peer or ours
         row = empty_row(options, case, peer)
@@ -182,9 +189,9 @@ class BatchBench:
         calls = [self._call(case.part, decoder) for decoder in (theirs, mine)]
         if case.part == END_TO_END:  # the decoders are warm, but the encoder may not be
             calls[1]()
-        times = time_in_turn(calls, place.clock, options.repeats, options.pair_seconds)
+        times = time_in_turn(calls, hardware.clock, options.repeats, options.pair_seconds)
         timing = {side: summary(taken) for side, taken in zip(("peer", "ours"), times, strict=True)}
-        seconds = {side: timing[side][place.ratio_clock]["median"] for side in timing}
+        seconds = {side: timing[side][hardware.ratio_clock]["median"] for side in timing}
         return row | self._extras(case, theirs, mine, timing["ours"]["device"]["median"]) | {
             "verified": verdict.verified,
             "verified_by": verdict.how,
@@ -209,7 +216,7 @@ class BatchBench:
 
     def _verdict(self, case: Case, peer: Peer, ours: Peer, errors: tuple[Errors, Errors]) -> Verdict:
         batch, mine = self._batch, self._ready(ours, case.ours)
-        if not self._setup.place.on_gpu:
+        if not self._setup.hardware.on_gpu:
             return verify(case, batch, self._ready(peer, case.theirs), mine, errors)
         # a peer of its own for utterances decoded alone, whose buffers fit one utterance
         few = batch.first(self._setup.options.check_utterances)
@@ -225,9 +232,9 @@ class BatchBench:
         return lambda: decoder.run(*encode())
 
     def _encoding(self) -> Callable[[], Batch]:
-        options, place, _, encoder = self._setup
+        options, hardware, _, encoder = self._setup
         assert encoder is not None
-        return encoder.prepare(self._batch, place, options.encoder_precision)
+        return encoder.prepare(self._batch, hardware, options.encoder_precision)
 
     def _extras(self, case: Case, theirs: Ready, mine: Ready, device_seconds: float) -> Row:
         """What only rows of word graphs, or of a GPU, say."""
@@ -240,7 +247,7 @@ class BatchBench:
             extras["work"] = {side: work_per_frame(found) for side, found in results.items()}
             counts = packed_lm(case.task, LARGE).counts, packed_lm(case.task, SMALL).counts
             extras["lms"] = {"large": sum(counts[0]), "small": sum(counts[1])}
-        if self._setup.place.on_gpu and case.part == DECODER and case.task.transducer is None:
+        if self._setup.hardware.on_gpu and case.part == DECODER and case.task.transducer is None:
             read = int(batch.lengths.sum()) * batch.inputs.shape[2] * batch.inputs.element_size()
             at_best = read / self._setup.bandwidth
             extras["roofline"] = {"bytes": read, "seconds": at_best, "ours": device_seconds / at_best}

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.bench.clock import Place
+from nemo_gpu_decoding.bench.clock import Hardware
 from nemo_gpu_decoding.bench.options import GRAPH_STRATEGIES, BenchOptions
 from nemo_gpu_decoding.bench.ours import OURS
 from nemo_gpu_decoding.bench.peers.base import Setting
@@ -49,7 +49,7 @@ def count(options: BenchOptions, tasks: Sequence[Task]) -> int:
     return len(tasks) * len(options.texts) * len(options.streams)
 
 
-def measure(options: BenchOptions, place: Place, tasks: Sequence[Task]) -> Iterator[Row]:
+def measure(options: BenchOptions, hardware: Hardware, tasks: Sequence[Task]) -> Iterator[Row]:
     """A row for every task, kind of texts and number of streams."""
     for task in tasks:
         in_graph = options.strategy in GRAPH_STRATEGIES
@@ -60,23 +60,23 @@ def measure(options: BenchOptions, place: Place, tasks: Sequence[Task]) -> Itera
             for n in options.streams:
                 row: Row = {"strategy": options.strategy, "task": task.name, "networks": task.kind}
                 row["params"] = setting._asdict()
-                yield row | measure_streams(options, decoder, task, place, n, texts)
+                yield row | measure_streams(options, decoder, task, hardware, n, texts)
 
 
-def measure_streams(options: BenchOptions, decoder: Any, task: Task, place: Place, n: int, texts: str) -> Row:
+def measure_streams(options: BenchOptions, decoder: Any, task: Task, hardware: Hardware, n: int, texts: str) -> Row:
     """Simulate, then verify that no stream was harmed.
 
     Raises:
         ValueError: a chunk is no whole number of frames, or none came.
     """
     chunk = frames_of_chunk(options.chunk_ms, task.frame_seconds)
-    tape = Tape(task)
+    recording = Recording(task)
     gc.collect()
-    single = Replay(decoder, tape, n, chunk, texts, place)
+    single = Replay(decoder, recording, n, chunk, texts, hardware)
     taken = [single.serve([number % min(n, SPEAKING)]) for number in range(WARM_UP + ALONE)]
     alone = float(np.mean(taken[WARM_UP:]))
     single.close()
-    live, chunk_seconds = Replay(decoder, tape, n, chunk, texts, place), chunk * task.frame_seconds
+    live, chunk_seconds = Replay(decoder, recording, n, chunk, texts, hardware), chunk * task.frame_seconds
     rng = np.random.default_rng(options.seed)
     arrivals = draw_arrivals(n, chunk_seconds, options.stream_seconds, rng)
     if not arrivals:
@@ -188,7 +188,7 @@ def md1(rate: float, service: float) -> dict[str, float | None]:
 # --------------------------------------------------------------------------------------- the streams
 
 
-class Tape:
+class Recording:
     """The utterances of a task, one after the other, without end. Stream i begins with utterance i."""
 
     def __init__(self, task: Task) -> None:
@@ -203,18 +203,18 @@ class Tape:
 
 
 class Replay:
-    """One decoder with `n` open streams that hear a tape, `chunk` frames at a time.
+    """One decoder with `n` open streams that hear a recording, `chunk` frames at a time.
 
     Args:
-        tape: on the device where decoders get their log-probs.
+        recording: on the device where decoders get their log-probs.
         texts: none, own or all; see `BenchOptions.texts`.
     """
 
-    def __init__(self, decoder: Any, tape: Tape, n: int, chunk: int, texts: str, place: Place) -> None:
-        self._decoder, self._tape, self._texts, self._place = decoder, tape, texts, place
+    def __init__(self, decoder: Any, recording: Recording, n: int, chunk: int, texts: str, hardware: Hardware) -> None:
+        self._decoder, self._recording, self._texts, self._hardware = decoder, recording, texts, hardware
         self._streams = decoder.open(n)
         # where an encoder would put its output
-        self._inputs = torch.zeros(n, chunk, tape.frames.shape[1], device=tape.frames.device)
+        self._inputs = torch.zeros(n, chunk, recording.frames.shape[1], device=recording.frames.device)
         self._lengths = torch.zeros(n, dtype=torch.int64)
         self._heard = np.zeros(n, np.int64)  # frames
 
@@ -226,7 +226,7 @@ class Replay:
         chunk = self._inputs.shape[1]
         self._lengths.zero_()
         for stream in streams:
-            self._inputs[stream] = self._tape.read(stream, int(self._heard[stream]), chunk)
+            self._inputs[stream] = self._recording.read(stream, int(self._heard[stream]), chunk)
             self._lengths[stream] = chunk
             self._heard[stream] += chunk
 
@@ -237,7 +237,7 @@ class Replay:
             elif self._texts == "all":
                 self._decoder.partial(self._streams)
 
-        return float(getattr(self._place.clock.measure(decode, 1), self._place.ratio_clock))
+        return float(getattr(self._hardware.clock.measure(decode, 1), self._hardware.ratio_clock))
 
     def close(self) -> list[Any]:
         """End all streams; their results."""
@@ -245,10 +245,10 @@ class Replay:
 
     def in_one_piece(self) -> Iterator[Any]:
         """What the decoder makes of the same audio when it gets all of it at once."""
-        frames = self._tape.frames
+        frames = self._recording.frames
         for first in range(0, len(self._heard), CHECKED_AT_ONCE):
             heard = self._heard[first : first + CHECKED_AT_ONCE]
             inputs = torch.zeros(len(heard), int(heard.max()), frames.shape[1], device=frames.device)
             for row, heard_frames in enumerate(heard.tolist()):
-                inputs[row, :heard_frames] = self._tape.read(first + row, 0, heard_frames)
+                inputs[row, :heard_frames] = self._recording.read(first + row, 0, heard_frames)
             yield from self._decoder.decode(inputs, heard.tolist())

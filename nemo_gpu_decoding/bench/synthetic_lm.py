@@ -62,8 +62,8 @@ class SyntheticLM:
         for chunk in self._chunks():
             counts = self._continuations(chunk)
             contexts = np.repeat(np.arange(len(self._seconds))[chunk], counts)  # the 2-gram that each goes on from
-            place = np.arange(len(contexts)) - np.repeat(np.cumsum(counts) - counts, counts)
-            suffixes = self._begin[self._seconds[contexts]] + place  # its last two words are a 2-gram, too
+            offset = np.arange(len(contexts)) - np.repeat(np.cumsum(counts) - counts, counts)
+            suffixes = self._begin[self._seconds[contexts]] + offset  # its last two words are a 2-gram, too
             grams = np.stack([self._firsts[contexts], self._seconds[contexts], self._seconds[suffixes]], 1)
             noise = self._rng.normal(0.0, NOISE, len(contexts))
             log10_probs = np.minimum(self._log10_probs[suffixes] + noise, 0.0)

@@ -16,7 +16,15 @@ from nemo_gpu_decoding.bench import clock as clock_module
 from nemo_gpu_decoding.bench import run as run_module
 from nemo_gpu_decoding.bench import streams
 from nemo_gpu_decoding.bench.cases import DECODER, END_TO_END, LM, Check, Line
-from nemo_gpu_decoding.bench.clock import HostClock, Place, Seconds, find_place, summary, time_in_turn, torch_threads
+from nemo_gpu_decoding.bench.clock import (
+    Hardware,
+    HostClock,
+    Seconds,
+    find_hardware,
+    summary,
+    time_in_turn,
+    torch_threads,
+)
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.ours import flexctc_beam
 from nemo_gpu_decoding.bench.peers.base import Peer
@@ -33,7 +41,7 @@ from tests.cuda_emulator.fixtures import emulated_runtime
 pytest.importorskip("kaldialign")
 __all__ = ["emulated_runtime"]
 NO_GPU = why_unavailable(torch.device("cuda"))
-PLACE = Place(torch.device("cpu"), "Emulated GPU", HostClock(), "wall", True, copy_buffer_bytes=1 << 20)
+HARDWARE = Hardware(torch.device("cpu"), "Emulated GPU", HostClock(), "wall", True, copy_buffer_bytes=1 << 20)
 
 
 class ScriptedClock:
@@ -82,8 +90,8 @@ def test_seconds_are_those_of_one_call(monkeypatch):
 
 
 def test_ratios_come_from_cpu_time_on_one_thread_and_from_wall_time_on_more():
-    assert (find_place("cpu", 1).ratio_clock, find_place("cpu", 2).ratio_clock) == ("cpu", "wall")
-    assert find_place("cpu", 1).name == clock_module.cpu_name()
+    assert (find_hardware("cpu", 1).ratio_clock, find_hardware("cpu", 2).ratio_clock) == ("cpu", "wall")
+    assert find_hardware("cpu", 1).name == clock_module.cpu_name()
 
 
 def test_threads_of_torch_are_put_back():
@@ -94,14 +102,14 @@ def test_threads_of_torch_are_put_back():
 
 
 def test_bandwidth_counts_what_is_read_and_written():
-    place = Place(torch.device("cpu"), "host", ScriptedClock(*[2.0] * 20), copy_buffer_bytes=1000)
-    assert place.copy_bandwidth() == 2000  # the clock's device time is half of it
+    hardware = Hardware(torch.device("cpu"), "host", ScriptedClock(*[2.0] * 20), copy_buffer_bytes=1000)
+    assert hardware.copy_bandwidth() == 2000  # the clock's device time is half of it
 
 
 @pytest.mark.skipif(NO_GPU is None, reason="there is a GPU here")
 def test_without_a_gpu_the_reason_is_given():
     with pytest.raises(ValueError, match="device is 'cuda', expected cpu or a GPU that runs kernels: "):
-        find_place("cuda", 1)
+        find_hardware("cuda", 1)
     with pytest.raises(ValueError, match="device is 'cuda:3', expected cpu or a GPU"):
         run(BenchOptions(device="cuda:3"))
 
@@ -109,14 +117,14 @@ def test_without_a_gpu_the_reason_is_given():
 @pytest.mark.gpu
 @pytest.mark.skipif(NO_GPU is not None, reason=NO_GPU or "")
 def test_a_gpu_is_measured():
-    place = find_place("cuda", 1)
-    assert place.name == torch.cuda.get_device_name(place.device)
-    assert 1e10 < place.copy_bandwidth() < 1e14
-    seconds = place.clock.measure(lambda: torch.cuda._sleep(10_000_000), 1)
+    hardware = find_hardware("cuda", 1)
+    assert hardware.name == torch.cuda.get_device_name(hardware.device)
+    assert 1e10 < hardware.copy_bandwidth() < 1e14
+    seconds = hardware.clock.measure(lambda: torch.cuda._sleep(10_000_000), 1)
     assert 1e-3 < seconds.device <= seconds.wall < 1
 
 
-# ------------------------------------------------------------------------------------- on a GPU's place
+# ------------------------------------------------------------------------------------- on a GPU
 
 
 @pytest.fixture
@@ -156,7 +164,7 @@ def measured(options, emulated, monkeypatch):
         line = Line("flexctc_beam", "nemo", peer, check, ("cuda",), (LM,))
         monkeypatch.setitem(run_module.OURS, "flexctc_beam", ours)
         monkeypatch.setattr(cases_module, "TABLE", (line,))
-        return run(replace(options, **changes), PLACE)
+        return run(replace(options, **changes), HARDWARE)
 
     return measure
 
@@ -221,11 +229,11 @@ def test_batches_need_utterances(tmp_path, options, tiny_task):
     (tmp_path / "pieces.txt").write_text("\n".join(tiny_task.vocabulary.pieces))
     own = {"data": str(tmp_path / "t.npz"), "tokenizer": str(tmp_path / "pieces.txt"), "batches": [3]}
     with pytest.raises(ValueError, match="batches holds 3, expected at most 2, the utterances"):
-        run(replace(options, **own), PLACE)
+        run(replace(options, **own), HARDWARE)
 
 
 def test_other_peers_are_said_to_stay_on_the_cpu(options, emulated, capsys):
-    assert run(replace(options, peers=["kaldi_decoder"]), PLACE) == []
+    assert run(replace(options, peers=["kaldi_decoder"]), HARDWARE) == []
     assert "no row for kaldi_decoder with strategy=flexctc_beam" in capsys.readouterr().err
 
 
@@ -234,7 +242,7 @@ def test_everything_beside_nemo(options, emulated, tmp_path):
     """Both parts, both peers, with and without LM and phrases; an encoder with random weights."""
     pytest.importorskip("nemo.collections.asr")
     out = tmp_path / "r.json"
-    rows = run(replace(options, out=str(out), end_to_end=True, batches=[2]), PLACE)
+    rows = run(replace(options, out=str(out), end_to_end=True, batches=[2]), HARDWARE)
     assert [(row["part"], row["batch"], row["peer"], row["params"]["phrases"]) for row in rows] == [
         (part, 2, peer, phrases)
         for part in (DECODER, END_TO_END)
@@ -259,7 +267,7 @@ def test_a_model_behind_its_own_encoder(options, emulated, monkeypatch):
         phrases=0,
         lm=str(ASSETS / "lm" / "tok3.arpa"), word_lm=str(ASSETS / "lm" / "word3.arpa"), end_to_end=True,
         encoder_precision="float32",
-    ), PLACE)  # fmt: skip
+    ), HARDWARE)  # fmt: skip
     assert {row["part"] for row in rows} == {DECODER, END_TO_END}
     assert [row["verified_by"] for row in rows if not row["verified"]] == []
     assert all(row["wer"]["ours"] < 60 for row in rows)
@@ -340,7 +348,7 @@ def riva(monkeypatch):
 def test_rows_beside_kaldi_and_a_riva_that_cannot_be_had(graph_options, emulated, monkeypatch, capsys):
     pytest.importorskip("kaldi_decoder")
     monkeypatch.setitem(sys.modules, "riva", None)  # not found, even if it is installed
-    rows = run(graph_options, PLACE)
+    rows = run(graph_options, HARDWARE)
     assert [(row["batch"], row["peer"]) for row in rows] == [
         (batch, peer) for batch in (1, 2) for peer in ("riva", "kaldi_decoder")
     ]
@@ -360,7 +368,7 @@ def test_rows_beside_kaldi_and_a_riva_that_cannot_be_had(graph_options, emulated
 
 
 def test_rows_beside_riva(graph_options, emulated, riva):
-    (row,) = run(replace(graph_options, batches=[2], peers=["riva"]), PLACE)
+    (row,) = run(replace(graph_options, batches=[2], peers=["riva"]), HARDWARE)
     assert row["verified"], row["verified_by"]
     assert row["verified_by"].startswith("WER ours about WER peer")
     assert row["skipped"] is None
@@ -394,7 +402,7 @@ def test_rows_of_paged_biglm(graph_options, emulated):
     rows = run(replace(
         graph_options, strategy="paged_biglm", peers=["small_lm", "eager"], batches=[2], group_sizes=[1],
         weights={"small_share": 0.1}, graph_beams=[8],
-    ), PLACE)  # fmt: skip
+    ), HARDWARE)  # fmt: skip
     assert [(row["peer"], row["params"]["group_size"]) for row in rows] == [("small_lm", 0), ("paged_biglm", 1)]
     for row in rows:
         assert row["verified"], row["verified_by"]
@@ -410,7 +418,7 @@ def test_rows_of_transducers(options, emulated, strategy):
     pytest.importorskip("nemo.collections.asr")
     rows = run(replace(
         options, strategy=strategy, encoder_width=16, prediction_width=16, batches=[2], phrases=0, max_frames=30,
-    ), PLACE)  # fmt: skip
+    ), HARDWARE)  # fmt: skip
     measured = [row for row in rows if not row["skipped"]]
     expected = {("alsd_pp", "rnnt"): 3, ("alsd_pp", "tdt"): 3, ("aes_pp", "rnnt"): 3, ("aes_pp", "tdt"): 1}
     for kind in ("rnnt", "tdt"):
@@ -431,7 +439,7 @@ def test_live_streams_on_a_gpu(graph_options, strategy, tmp_path, monkeypatch, e
     monkeypatch.setattr(streams, "ALONE", 2)
     out = tmp_path / "r.json"
     live = {"strategy": strategy, "mode": "stream", "streams": [3], "stream_seconds": 1.5, "out": str(out)}
-    rows = run(replace(graph_options, **live), PLACE)
+    rows = run(replace(graph_options, **live), HARDWARE)
     assert [(row["streams"], row["texts"]) for row in rows] == [(3, "none"), (3, "own")]
     assert [row["verified_by"] for row in rows if not row["verified"]] == []
     assert emulated.launches > 0

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.bench import probe, scale, streams
-from nemo_gpu_decoding.bench.clock import find_place
+from nemo_gpu_decoding.bench.clock import find_hardware
 from nemo_gpu_decoding.bench.ours import flexctc_beam
 from nemo_gpu_decoding.bench.peers.base import Setting
 from nemo_gpu_decoding.bench.probe import STATUS, in_process, measure_memory, measure_start, probe_process
 from nemo_gpu_decoding.bench.run import run
 from nemo_gpu_decoding.bench.streams import (
     Chunk,
+    Recording,
     Replay,
-    Tape,
     draw_arrivals,
     frames_of_chunk,
     md1,
@@ -28,7 +28,7 @@ from nemo_gpu_decoding.bench.streams import (
 )
 
 FIXED = 0.01  # seconds
-CPU = find_place("cpu", 1)
+CPU = find_hardware("cpu", 1)
 needs_proc = pytest.mark.skipif(not probe.CLEAR_REFS.exists(), reason="reads Linux's /proc")
 
 
@@ -110,8 +110,8 @@ class Counting:
 
 
 def test_streams_hear_the_tape_from_their_own_utterance_on(tiny_task):
-    tape, decoder = Tape(tiny_task), Counting()
-    replay = Replay(decoder, tape, 3, 5, "none", CPU)
+    recording, decoder = Recording(tiny_task), Counting()
+    replay = Replay(decoder, recording, 3, 5, "none", CPU)
     for speaking in ([0, 1], [1], [2, 1]):
         assert replay.serve(speaking) >= 0
     assert [lengths for _, lengths in decoder.pushed] == [[5, 5, 0], [0, 5, 0], [0, 5, 5]]
@@ -120,15 +120,15 @@ def test_streams_hear_the_tape_from_their_own_utterance_on(tiny_task):
     assert torch.equal(torch.cat([chunk[1] for chunk, _ in decoder.pushed]), second[:15])
     assert torch.equal(decoder.pushed[2][0][2], first[:5])  # of two utterances stream 2 has the first
     begin, end = tiny_task.lengths.tolist()
-    assert torch.equal(tape.read(1, end - 1, 2), torch.stack([second[end - 1], first[0]]))
-    assert torch.equal(tape.read(0, begin, 1), second[:1])
+    assert torch.equal(recording.read(1, end - 1, 2), torch.stack([second[end - 1], first[0]]))
+    assert torch.equal(recording.read(0, begin, 1), second[:1])
     assert decoder.asked == []
 
 
 @pytest.mark.parametrize(("texts", "asked"), [("none", []), ("all", [None, None]), ("own", [[1], [0, 1]])])
 def test_partial_results_are_asked_for_after_each_batch(tiny_task, texts, asked):
     decoder = Counting()
-    replay = Replay(decoder, Tape(tiny_task), 2, 5, texts, CPU)
+    replay = Replay(decoder, Recording(tiny_task), 2, 5, texts, CPU)
     replay.serve([1])
     replay.serve([0, 1])
     assert [lengths for _, lengths in decoder.pushed] == [[0, 5], [5, 5]]

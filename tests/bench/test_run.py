@@ -76,7 +76,7 @@ def measured(tiny_task, tiny_options, monkeypatch):
 
     def measure(peer, check, ours=flexctc_beam, setting=WITH_LM):
         monkeypatch.setitem(run_module.OURS, "flexctc_beam", ours)
-        setup = run_module.Setup(tiny_options, run_module.find_place("cpu", 1))
+        setup = run_module.Setup(tiny_options, run_module.find_hardware("cpu", 1))
         return run_module.BatchBench(setup, tiny_task, None).measure(Case(tiny_task, peer, setting, setting, check))
 
     return measure

@@ -67,7 +67,7 @@ class EmulatedRuntime:
     # what kernels have set the conditions of CUDA graphs to, by handle; any number is a handle
     conditions: dict[int, int] = field(default_factory=dict, init=False)
     # where launches are written down instead of being run, while something is captured; see graphs.py
-    tape: list[Callable[[], None]] | None = field(default=None, init=False)
+    recording: list[Callable[[], None]] | None = field(default=None, init=False)
     switches: int = field(default=0, init=False)  # between fibers in the last launch
 
     def why_not(self, device: torch.device) -> str | None:
@@ -119,9 +119,9 @@ class EmulatedModule:
             ValueError: an argument, or the launch's own sizes, are not what is expected.
             EmulatorError: the kernel did what it may not do.
         """
-        if self._runtime.tape is not None:
+        if self._runtime.recording is not None:
             sizes: dict[str, Any] = {"grid": grid, "block": block, "shared_bytes": shared_bytes}
-            self._runtime.tape.append(partial(self.launch, signature, **sizes, **arguments))
+            self._runtime.recording.append(partial(self.launch, signature, **sizes, **arguments))
             return
         values = checked_arguments(signature, self.device, arguments)
         grid, block = _three(grid), _three(block)

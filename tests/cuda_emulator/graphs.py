@@ -24,26 +24,26 @@ from torch.utils._pytree import tree_leaves
 from nemo_gpu_decoding.cuda.launch import runtime
 from tests.cuda_emulator.emulator import EmulatedRuntime
 
-Tape = list[Callable[[], None]]
+Recording = list[Callable[[], None]]
 _handles = itertools.count(1)
 
 
 class CapturedChunk:
-    """A graph without nodes of its own: the tape from beginning to end."""
+    """A graph without nodes of its own: the recording from beginning to end."""
 
-    def __init__(self, tape: Tape) -> None:
-        self._tape = tape
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
         self.replays = 0
 
     def replay(self) -> None:
         self.replays += 1
-        _play(self._tape)
+        _play(self._recording)
 
 
 class CapturedWhile:
     """A graph with a WHILE node, whose condition the emulator notes."""
 
-    def __init__(self, handle: int, before: Tape, body: Tape) -> None:
+    def __init__(self, handle: int, before: Recording, body: Recording) -> None:
         self._handle, self._before, self._body = handle, before, body
         self.replays = self.rounds = 0
 
@@ -57,17 +57,17 @@ class CapturedWhile:
 
 def captured_chunk(device: torch.device, body: Callable[[], None]) -> CapturedChunk:
     """In the place of `capture_chunk`."""
-    with _taping() as tape:
+    with _recording_of() as recording:
         body()
-    return CapturedChunk(tape)
+    return CapturedChunk(recording)
 
 
 def captured_while(device: torch.device, decide: Callable[[int], None], body: Callable[[], None]) -> CapturedWhile:
     """In the place of `capture_while`."""
     handle = next(_handles)
-    with _taping() as before:
+    with _recording_of() as before:
         decide(handle)
-    with _taping() as inner:
+    with _recording_of() as inner:
         body()
         decide(handle)
     return CapturedWhile(handle, before, inner)
@@ -79,34 +79,34 @@ def _emulator() -> EmulatedRuntime:
     return emulator
 
 
-def _play(tape: Tape) -> None:
-    for act in tape:
+def _play(recording: Recording) -> None:
+    for act in recording:
         act()
 
 
 @contextmanager
-def _taping() -> Iterator[Tape]:
+def _recording_of() -> Iterator[Recording]:
     """Write launches and operators down, in their order."""
-    tape: Tape = []
+    recording: Recording = []
     emulator = _emulator()
-    emulator.tape = tape
+    emulator.recording = recording
     try:
-        with _Operators(tape):
-            yield tape
+        with _Operators(recording):
+            yield recording
     finally:
-        emulator.tape = None
+        emulator.recording = None
 
 
 class _Operators(TorchDispatchMode):
-    def __init__(self, tape: Tape) -> None:
+    def __init__(self, recording: Recording) -> None:
         super().__init__()
-        self._tape = tape
+        self._recording = recording
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if not all(isinstance(part, Tensor) for part in tree_leaves(result)):
             raise RuntimeError(f"{func} gives the host a value, which a captured graph can't do")
-        self._tape.append(partial(_repeat, func, args, kwargs or {}, result))
+        self._recording.append(partial(_repeat, func, args, kwargs or {}, result))
         return result
 
 

@@ -32,7 +32,7 @@ TWICE = (
 FAULTS = {"batched_modified_adaptive_expansion_search_torch": (MASK,), "topk_lm": TWICE}
 
 
-def mended_class(kind: type) -> type:
+def patched_class(kind: type) -> type:
     """NeMo's `ModifiedAESBatchedRNNTComputer` with the faults mended in the source of its methods.
 
     Raises:
@@ -54,15 +54,15 @@ def mended_class(kind: type) -> type:
 
 
 @contextmanager
-def mended(infer: Any) -> Iterator[None]:
+def patched(infer: Any) -> Iterator[None]:
     """Inside the block the `BeamBatchedRNNTInfer` with `maes_batch` is without the faults.
 
     Raises:
-        RuntimeError: see `mended_class`.
+        RuntimeError: see `patched_class`.
     """
     computer = infer.decoding_computer
     kind = type(computer)
-    computer.__class__ = mended_class(kind)
+    computer.__class__ = patched_class(kind)
     try:
         yield
     finally:

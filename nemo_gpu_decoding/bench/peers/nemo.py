@@ -90,10 +90,10 @@ def transducer_beam(search: str, options: BenchOptions, task: Task, setting: Set
 def _patched_maes() -> tuple[Any, str]:
     """What makes NeMo's `maes_batch` right where it is not, for comparing; it is timed as it is."""
     try:
-        from tests.oracles.nemo_patched import mended
+        from tests.oracles.nemo_patched import patched
     except ImportError:  # an installed package has no tests
         return nullcontext, "; compared with maes_batch as it is, whose mask of hypotheses is wrong"
-    return mended, "; compared with maes_batch after mending its mask of hypotheses to expand"
+    return patched, "; compared with maes_batch after mending its mask of hypotheses to expand"
 
 
 def transducer_greedy(options: BenchOptions, task: Task, setting: Setting) -> Ready:

@@ -10,7 +10,7 @@ import torch
 from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
-from tests.oracles.nemo_patched import mended_class as corrected
+from tests.oracles.nemo_patched import patched_class as corrected
 from tests.oracles.transducer import Scorer, alsd
 from tests.search.transducer.nemo_models import (
     DURATIONS,
