@@ -136,6 +136,7 @@ class EmulatedModule:
             message = self._code.emulator_message().decode() if failed else ""
             self._runtime.switches = self._code.emulator_switches()
             self._runtime.conditions |= self._conditions()
+        _free_stacks_of_others(self._library, self._code)
         if failed:
             raise EmulatorError(f"kernel {signature.name}: {self._with_lines(message)}")
 
@@ -243,6 +244,24 @@ _locks: dict[Path, threading.Lock] = {}
 def _lock_of(library: Path) -> threading.Lock:
     """One per library, however many modules were made of it."""
     return _locks.setdefault(library, threading.Lock())
+
+
+MOST_WITH_STACKS = 6  # libraries, those used last
+_with_stacks: dict[Path, ctypes.CDLL] = {}  # by their last use
+_with_stacks_lock = threading.Lock()
+
+
+def _free_stacks_of_others(library: Path, code: ctypes.CDLL) -> None:
+    """A library keeps the stacks of its threads between launches, unless many others were used since."""
+    with _with_stacks_lock:
+        _with_stacks.pop(library, None)
+        _with_stacks[library] = code
+        others = list(_with_stacks.items())[:-MOST_WITH_STACKS]
+        for other, _ in others:
+            del _with_stacks[other]
+    for other, its_code in others:
+        with _lock_of(other):
+            its_code.emulator_free_stacks()
 
 
 def _start_of(library: Path) -> int:
