@@ -187,7 +187,7 @@ class Decoder(ABC, Generic[C, R]):
             n_best: hypotheses of each stream.
             rows: numbers of the streams that are asked about, in this order; None: all open ones.
         """
-        numbers = _open_numbers(streams, rows)
+        numbers = _open_numbers(streams, rows, distinct=False)
         most, reason = self._most_partial()
         if not 1 <= n_best <= most:
             raise FieldError("n_best", n_best, f"{'1' if most == 1 else f'1 .. {most}'}{reason}")
@@ -332,16 +332,16 @@ def _check_open(streams: Streams) -> None:
         raise ValueError("streams is closed, expected streams from open() that were not closed yet")
 
 
-def _open_numbers(streams: Streams, rows: Sequence[int] | None) -> list[int]:
+def _open_numbers(streams: Streams, rows: Sequence[int] | None, *, distinct: bool = True) -> list[int]:
     """The numbers of the streams that a caller asks about; None: all open ones."""
     _check_open(streams)
     if rows is None:
         return np.flatnonzero(streams.is_open).tolist()
-    return _numbers(streams, rows, expect_open=True)
+    return _numbers(streams, rows, expect_open=True, distinct=distinct)
 
 
-def _numbers(streams: Streams, rows: Sequence[int], *, expect_open: bool) -> list[int]:
-    """The rows, if they are distinct numbers of streams that are open (or closed).
+def _numbers(streams: Streams, rows: Sequence[int], *, expect_open: bool, distinct: bool = True) -> list[int]:
+    """The rows, if they are numbers of streams that are open (or closed).
 
     Raises:
         ValueError: names the row.
@@ -350,7 +350,7 @@ def _numbers(streams: Streams, rows: Sequence[int], *, expect_open: bool) -> lis
     for row in rows:
         if not isinstance(row, (int, np.integer)) or not 0 <= row < len(streams):
             raise ValueError(f"rows holds {row!r}, expected numbers of streams, 0 .. {len(streams) - 1}")
-        if row in seen:
+        if distinct and row in seen:
             raise ValueError(f"rows holds {row} twice, expected each stream once")
         if streams.is_open[row] != expect_open:
             state, verb = ("closed", "reopen") if expect_open else ("open", "close")

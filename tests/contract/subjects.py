@@ -170,7 +170,7 @@ class Let(PagedBigLMSubject):
 class DifferenceAutomaton(PagedBigLMSubject):
     """A small LM that is part of the large one, both in one automaton."""
 
-    n_best = 3
+    n_best, most_partial = 3, MOST_PARTIAL
 
     def lms(self):
         from tests.search.word_graph.models import nested_pair

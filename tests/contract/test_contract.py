@@ -338,7 +338,7 @@ def test_wrong_rows_are_named(subject, decoder, inputs):
     chunk = inputs[:1, :4]
     for message, call in {
         "rows holds 3, expected numbers of streams": lambda: decoder.close(streams, rows=[3]),
-        "rows holds 0 twice": lambda: decoder.partial(streams, rows=[0, 0]),
+        "rows holds 0 twice": lambda: decoder.close(streams, rows=[0, 0]),
         "rows holds 1, a stream that is closed: reopen it": lambda: decoder.push(streams, chunk, [4], rows=[1]),
         "rows holds 0, a stream that is open: close it": lambda: decoder.reopen(streams, [0]),
         r"lengths\[1\] is 4, expected 0: stream 1 is closed": lambda: decoder.push(streams, inputs[:3], [0, 4, 0]),

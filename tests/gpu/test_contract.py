@@ -22,8 +22,8 @@ class InType:
     def decode(self, log_probs: Any, *others: Any):
         return self._decoder.decode(self._converted(log_probs), *others)
 
-    def push(self, streams: Any, log_probs: Any, lengths: Any) -> None:
-        self._decoder.push(streams, self._converted(log_probs), lengths)
+    def push(self, streams: Any, log_probs: Any, lengths: Any, **options: Any) -> dict[int, ValueError]:
+        return self._decoder.push(streams, self._converted(log_probs), lengths, **options)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._decoder, name)

@@ -228,11 +228,11 @@ def facts(before, after):
     """All that a frame has brought, but not where it is stored."""
     names = ["key", "lm", "cost", "run", "probability", "arc", "epsilon"]
     key = ["key", "lm"]
-    first, last = int(before.counters["links"][0]), int(after.counters["links"][0])
+    known = after.links[: int(after.counters["links"][0])]  # those of earlier frames may have been dropped
     links = [
         (*before.tokens[key][link["source"]].tolist(), *after.tokens[key][link["target"]].tolist(),
          *link[["arc", "epsilon", "cost", "acoustic_cost", "ilabel", "move"]].tolist())
-        for link in after.links[first:last]
+        for link in known[known["frame"] == after.frames - 1]
     ]  # fmt: skip
     return sorted(after.tokens[names].tolist()), sorted(links), after.counters[LASTING].tolist()
 
