@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.cuda.launch import Signature, Tensor, runtime, use_runtime
-from tests.cuda_emulator import build
+from tests.cuda_emulator import build, emulator
 from tests.cuda_emulator.build import CompileError
 from tests.cuda_emulator.emulator import CPU, SHARED_BYTES_MAX, EmulatedRuntime
 from tests.cuda_emulator.kernels import HERE, launch
@@ -34,6 +34,22 @@ def copied(emulated_runtime, source):
     numbers, out = torch.arange(32, dtype=torch.int32), torch.zeros(32, dtype=torch.int32)
     launch(emulated_runtime, source, "copy", block=32, numbers=numbers, out=out)
     return out.tolist()
+
+
+def maps() -> int:
+    with open("/proc/self/maps") as listed:
+        return sum(1 for _ in listed)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="the system does not list a process's maps")
+def test_stacks_of_kernels_that_were_not_launched_for_long_are_freed(emulated_runtime, source, monkeypatch):
+    monkeypatch.setattr(emulator, "MOST_WITH_STACKS", 1)
+    copied(emulated_runtime, source)
+    before = maps()
+    for factor in (3, 4, 5, 3):
+        (source.parent / "factor.h").write_text(f"#define FACTOR {factor}\n")
+        assert copied(emulated_runtime, source)[1] == factor
+    assert maps() < before + 2 * 32  # a stack is two maps, a library some five
 
 
 def test_the_fixture_puts_the_emulator_in_place(emulated_runtime):
