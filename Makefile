@@ -14,7 +14,7 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 # A file of tests stays in one process, which keeps its models. Each process has one thread (below): with
 # more threads than cores, OpenMP's wait for each other.
-ALL_TESTS := -n $(PYTEST_PROCESSES) --dist loadgroup --cov-fail-under=85
+ALL_TESTS := -n $(PYTEST_PROCESSES) --dist loadgroup --cov-fail-under=90
 BENCH_OUT := build/bench.json
 # what an environment is made from; it is brought up to date when one of these changes
 RECIPE := pyproject.toml scripts/make_venv.sh scripts/choose_torch.py
