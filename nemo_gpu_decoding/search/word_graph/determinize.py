@@ -228,6 +228,22 @@ def determinized(arcs, begin, costs, graph_costs, to_end, beam, max_states):
             if reached[state] + cost < reached[other]:
                 reached[other] = reached[state] + cost
                 heapq.heappush(heap, (reached[other] + ahead[other], other))
+    kept = _rows_within(limit, rows, reached, ahead)
+    first_nodes = np.empty(len(reached), np.int64)
+    for s in range(len(reached)):
+        first_nodes[s] = subsets.nodes[subsets.begin[s]]
+    parents, labels, lengths = np.array(strings.parents), np.array(strings.labels), np.array(strings.lengths)
+    return kept, first_nodes, parents, labels, lengths, limit - to_end[0]
+
+
+@compiled
+def _rows_within(limit, rows, reached, ahead):
+    """[M, 6] int64, see `determinized`: the arcs on paths that cost `limit` at most; rows[0] is none.
+
+    Args:
+        reached: cost of the best path to each state.
+        ahead: cost of the best one from there to the end.
+    """
     kept = np.empty((len(rows), 6), np.int64)
     count = 0
     for i in range(1, len(rows)):
@@ -237,11 +253,7 @@ def determinized(arcs, begin, costs, graph_costs, to_end, beam, max_states):
             kept[count, 0], kept[count, 1], kept[count, 2] = state, other, word
             kept[count, 3], kept[count, 4], kept[count, 5] = cost, graph_cost, string
             count += 1
-    first_nodes = np.empty(len(reached), np.int64)
-    for s in range(len(reached)):
-        first_nodes[s] = subsets.nodes[subsets.begin[s]]
-    parents, labels, lengths = np.array(strings.parents), np.array(strings.labels), np.array(strings.lengths)
-    return kept[:count].copy(), first_nodes, parents, labels, lengths, limit - to_end[0]
+    return kept[:count].copy()
 
 
 @compiled

@@ -403,8 +403,8 @@ def _node_after_closure(group, closed, cutoff, state, models, work):
         if not _is_closed(member, closed, work) and member.cost <= most:
             node, olabel = state.nodes[work.current[member.source].back_pointer], epsilons[member.epsilon].olabel
             for c in range(node.begin, node.begin + node.count):
-                way = c, at, member.cost + state.contexts[c].cost, most, olabel, member.epsilon
-                count = enter_word(begin, count, total, way, models, state, work)
+                candidate = c, at, member.cost + state.contexts[c].cost, most, olabel, member.epsilon
+                count = enter_word(begin, count, total, candidate, models, state, work)
         at = member.next
     node_after = node_after_words(group.key << 16, begin, count, state, lm)
     if is_whole:
@@ -424,6 +424,6 @@ def _node_after_arc(before, olabel, state, models, work):
         return status, np.int32(NONE)
     source, begin, count = state.nodes[node], state.counters[0].contexts, 0
     for c in range(source.begin, source.begin + source.count):
-        way = c, NONE, base + state.contexts[c].cost, most, olabel, epsilon
-        count = enter_word(begin, count, source.count, way, models, state, work)
+        candidate = c, NONE, base + state.contexts[c].cost, most, olabel, epsilon
+        count = enter_word(begin, count, source.count, candidate, models, state, work)
     return DONE, node_after_words(source.key, begin, count, state, lm)

@@ -251,19 +251,19 @@ def _extend_past(context, node, state, search):
 
 
 @inlined
-def enter_word(begin, count, total, way, models, state, work):
+def enter_word(begin, count, total, candidate, models, state, work):
     """Enter what a context becomes after a word; of equal LM contexts the cheaper one stays.
 
     Args:
         begin: where the contexts of the new node stand, `count` of them so far, `total` at most.
-        way: the context before the word; the member of its token group, or NONE; its cost by the small
+        candidate: the context before the word; the member of its token group, or NONE; its cost by the small
             LM, and that above which it is dropped, before and after the query; the word, and the closure
             arc with it, or NONE.
 
     Returns:
         how many contexts there are now.
     """
-    source, member, cost, most, olabel, epsilon = way
+    source, member, cost, most, olabel, epsilon = candidate
     search, lm = models
     if cost > most:
         return count
