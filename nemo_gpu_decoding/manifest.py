@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import glob
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from nemo_gpu_decoding.text_file import read_lines
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a")
 
@@ -46,20 +49,22 @@ def read_manifest(manifest: Path) -> list[Utterance]:
     if not manifest.is_file():
         raise ValueError(f"manifest={manifest} is no file here")
     utterances = []
-    for number, line in enumerate(manifest.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(read_lines(manifest, f"manifest={manifest}"), 1):
         if not line.strip():
             continue
         where = f"manifest={manifest}, line {number}"
         try:
             row = json.loads(line)
-        except json.JSONDecodeError as error:
+        except ValueError as error:  # of numbers with too many digits, too
             raise ValueError(f"{where}: not JSON: {error}") from error
-        if not isinstance(row, dict) or "audio_filepath" not in row:
+        if not isinstance(row, dict) or not isinstance(row.get("audio_filepath"), str):
             raise ValueError(f"{where}: has no audio_filepath")
+        if not isinstance(row.get("text"), (str, type(None))):
+            raise ValueError(f"{where}: text is {row['text']!r}, expected a text")
         if row.get("offset"):
             raise ValueError(f"{where}: offset is {row['offset']}; segments are not read, cut the file first")
         path = manifest.parent / row["audio_filepath"]  # an absolute path stays as it is
-        if not path.is_file():
+        if not os.path.isfile(path):  # False for names that are too long, where Path.is_file() raises
             raise ValueError(f"{where}: there is no file {path}")
         utterances.append(Utterance(row["audio_filepath"], path, audio_seconds(path), row.get("text")))
     if not utterances:

@@ -27,6 +27,8 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from nemo_gpu_decoding.text_file import read_lines
+
 GROUPS = ("ctc_decoding", "rnnt_decoding")  # as NeMo's scripts name their sections
 # paths in preset files are relative to the file, so that a folder with preset and LM can be moved
 PATH_KEYS = (
@@ -69,11 +71,12 @@ def load_preset(name: str) -> DictConfig:
             ours = ", ".join(preset_names())
             raise ValueError(f"preset={name} is no file here and none of the shipped ones ({ours})")
         (file,) = conf_folder().glob(f"*/{name}.yaml")
+    text = "\n".join(read_lines(file, f"preset={name}"))
     try:
-        config = OmegaConf.create(yaml.safe_load(file.read_text(encoding="utf-8")))
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        config = OmegaConf.create(yaml.safe_load(text))
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:  # of numbers with too many digits, too
         raise ValueError(f"preset={name} is not valid YAML: {error}") from error
-    if not isinstance(config, DictConfig) or "strategy" not in config:
+    if not isinstance(config, DictConfig) or not config or "strategy" not in config:
         raise ValueError(f"preset={name}: expected a mapping with the key `strategy`")
     for key in PATH_KEYS:
         value = OmegaConf.select(config, key)

@@ -16,6 +16,7 @@ from omegaconf import MISSING
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cli.decoding import existing_file, load_phrase_file, writable_file
 from nemo_gpu_decoding.report import format_table
+from nemo_gpu_decoding.text_file import read_lines
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.graph.csr import WordGraph
@@ -178,12 +179,8 @@ def _listed_pieces(file: Path) -> Vocabulary:
             f"tokenizer={file}: the vocab.txt that NeMo writes beside a SentencePiece model leaves out "
             f"<unk>, so that its lines are not the ids; give tokenizer={sibling}"
         )
-    try:
-        # not splitlines(), which splits at characters that are pieces, such as U+2028
-        lines = file.read_text(encoding="utf-8").rstrip("\r\n").split("\n")
-        pieces = [line.rstrip("\r").split("\t")[0] for line in lines]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"tokenizer={file} is neither *.model nor text with a piece per line") from error
+    name = f"tokenizer={file}, which is no *.model, expected text with a piece per line"
+    pieces = [line.split("\t")[0] for line in read_lines(file, name)]
     if "" in pieces:
         raise ValueError(f"tokenizer={file}, line {pieces.index('') + 1}: no piece, expected one per line")
     try:

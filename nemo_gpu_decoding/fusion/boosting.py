@@ -26,6 +26,7 @@ from nemo_gpu_decoding.checks import FieldError, check_choice, check_number
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.fusion.nemo_archive import load_nemo_automaton
+from nemo_gpu_decoding.text_file import read_lines
 from nemo_gpu_decoding.vocabulary import CONTINUATION, Vocabulary
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -211,14 +212,8 @@ def read_phrases(path: str | PathLike[str]) -> list[Phrase]:
         ValueError: a weight is no finite number, or the file is not UTF-8; names file and line.
         FileNotFoundError: there is no such file.
     """
-    try:
-        lines = Path(path).read_text("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not a UTF-8 text file: {error}") from error
-    if not lines[-1]:
-        lines.pop()  # the text after the last newline is no line
     phrases = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_lines(path), 1):
         text, _, weight = line.partition("\t")
         try:
             phrases.append(Phrase(text.strip(), float(weight) if weight.strip() else None))

@@ -15,7 +15,6 @@ configuration says `separate_bos_state`, else in state 0.
 from __future__ import annotations
 
 import io
-import pickle
 import tarfile
 from os import PathLike
 from typing import Any
@@ -48,23 +47,19 @@ def load_nemo_automaton(path: str | PathLike[str], vocab_size: int, *, with_fina
         ValueError: no .nemo archive, another kind of model, or another vocabulary size.
     """
     config, tensors = _read_archive(path)
-    if int(config["vocab_size"]) != vocab_size:
+    if config["vocab_size"] != vocab_size:
         raise ValueError(
             f"{path} was made for vocab_size {config['vocab_size']}, expected {vocab_size}: "
             "it belongs to another tokenizer"
         )
-    num_arcs = int(config["num_arcs"])
-    backoff_to, backoff_weights = tensors["backoff_to_states"], tensors["backoff_weights"]
-    final_weights = np.zeros(len(backoff_to), np.float32)
-    if with_final_weights:
-        final_weights = resolve_final_weights(tensors["final_weights"], backoff_to, backoff_weights)
-    return BackoffAutomaton.from_columns(
+    num_arcs, num_states = config["num_arcs"], len(tensors["backoff_to_states"])
+    automaton = BackoffAutomaton.from_columns(
         Columns(
             arc_begin=tensors["start_end_arcs"][:, 0],
             arc_end=tensors["start_end_arcs"][:, 1],
-            backoff_to=backoff_to,
-            backoff_weights=backoff_weights,
-            final_weights=final_weights,
+            backoff_to=tensors["backoff_to_states"],
+            backoff_weights=tensors["backoff_weights"],
+            final_weights=tensors["final_weights"] if with_final_weights else np.zeros(num_states, np.float32),
             arc_labels=tensors["ilabels"][:num_arcs],
             arc_weights=tensors["arcs_weights"][:num_arcs],
             arc_targets=tensors["to_states"][:num_arcs],
@@ -73,6 +68,12 @@ def load_nemo_automaton(path: str | PathLike[str], vocab_size: int, *, with_fina
         start_state=1 if config.get("separate_bos_state", True) else 0,
         name=str(path),
     )
+    if with_final_weights:
+        states = automaton.arrays.states
+        states["final_weight"] = resolve_final_weights(
+            tensors["final_weights"], states["backoff_to"], states["backoff_weight"]
+        )
+    return automaton
 
 
 def _read_archive(path: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -82,14 +83,21 @@ def _read_archive(path: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, 
             config = yaml.safe_load(_content(archive, members, "model_config.yaml"))
             weights = _content(archive, members, "model_weights.ckpt")
         state = torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True)
-    except (tarfile.TarError, EOFError, KeyError, yaml.YAMLError, pickle.UnpicklingError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # over a damaged file, torch raises whatever its unpickler ran into
         raise ValueError(f"{path} is not a readable .nemo archive: {error}") from error
+    if not isinstance(config, dict) or not isinstance(state, dict):
+        raise ValueError(f"{path} is not a readable .nemo archive: its configuration or weights are no mapping")
     missing = [name for name in _TENSORS if name not in state]
     if missing:
         raise ValueError(
             f"{path} holds a {config.get('target', 'model')!r} without {missing[0]}, "
             "expected an n-gram LM or a boosting tree"
         )
+    for name in ("vocab_size", "num_arcs"):
+        if not isinstance(config.get(name), int):
+            raise ValueError(f"{path} is damaged: {name} is {config.get(name)!r}, expected an integer")
     return config, {name: state[name].numpy() for name in _TENSORS}
 
 

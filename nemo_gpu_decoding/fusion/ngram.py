@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from nemo_gpu_decoding.vocabulary import Vocabulary
 ENCODINGS = ("auto", "nemo", "ids", "pieces")
 _NEMO_OFFSET = 100
 _SPECIAL = {"<unk>": UNKNOWN, "<UNK>": UNKNOWN, "<s>": SENTENCE_START, "</s>": SENTENCE_END}
+_NUMBER = re.compile("[0-9]{1,9}")
 _NO_TOKEN = -100
 _SHOWN = 5  # unknown symbols listed in messages
 
@@ -115,7 +117,7 @@ def _read_nemo(symbol: str) -> int:
 
 
 def _read_decimal(symbol: str) -> int:
-    return int(symbol) if symbol.isascii() and symbol.isdigit() else _NO_TOKEN
+    return int(symbol) if _NUMBER.fullmatch(symbol) else _NO_TOKEN
 
 
 def _fits(ids: np.ndarray, vocab_size: int) -> bool:

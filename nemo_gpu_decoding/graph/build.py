@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +36,7 @@ from nemo_gpu_decoding.graph.store import load_graph, save_graph
 from nemo_gpu_decoding.graph.unknown_words import PIECE_COST, WORD_COST
 from nemo_gpu_decoding.jit import CACHE_VARIABLE
 from nemo_gpu_decoding.lm.arpa import ArpaReader
+from nemo_gpu_decoding.text_file import read_lines
 from nemo_gpu_decoding.vocabulary import CONTINUATION, WORD_START, Vocabulary
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -170,7 +172,8 @@ def load_fst_graph(path: str | PathLike[str], words: str | PathLike[str] | Seque
     table = fst.output_symbols if words is None else words
     if isinstance(table, (str, PathLike)):
         table = _read_symbols(Path(table))
-    return WordGraph.from_fst(fst, _dense(table or {}), name=str(path))
+    most = int(fst.arcs["output"].max(initial=0))
+    return WordGraph.from_fst(fst, _dense(table or {}, most), name=str(path))
 
 
 def graph_cache_folder() -> Path:
@@ -350,24 +353,25 @@ def _are_tokens(words: Sequence[str], vocabulary: Vocabulary) -> bool:
     return all(len(word) == 1 and 0 <= ord(word) - 100 < len(vocabulary) for word in words)
 
 
+_NUMBER = re.compile("[0-9]{1,9}")
+
+
 def _read_symbols(path: Path) -> dict[int, str]:
     """words.txt: a symbol and its number in each line."""
     symbols = {}
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            fields = line.split()
-            if len(fields) != 2 or not fields[1].isdigit():
-                if fields:
-                    raise ValueError(f"{path}, line {number}: expected a word and its number")
-                continue
-            symbols[int(fields[1])] = fields[0]
+    for number, line in enumerate(read_lines(path), 1):
+        fields = line.split()
+        if not fields:
+            continue
+        if len(fields) != 2 or not _NUMBER.fullmatch(fields[1]):
+            raise ValueError(f"{path}, line {number}: expected a word and its number")
+        symbols[int(fields[1])] = fields[0]
     return symbols
 
 
-def _dense(table: dict[int, str] | Sequence[str]) -> list[str]:
+def _dense(table: dict[int, str] | Sequence[str], most: int) -> list[str]:
+    """The word of each label up to `most`, the largest of any arc, or up to the last that there is."""
     if not isinstance(table, dict):
         return list(table)
-    words = [EPSILON_WORD] * (max(table, default=-1) + 1)
-    for label, word in table.items():
-        words[label] = word
-    return words
+    last = max((label for label in table if label <= most), default=-1)
+    return [table.get(label, EPSILON_WORD) for label in range(last + 1)]

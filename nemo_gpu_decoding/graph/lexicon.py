@@ -20,6 +20,7 @@ import numpy as np
 
 from nemo_gpu_decoding.checks import check_number
 from nemo_gpu_decoding.graph.openfst import Fst
+from nemo_gpu_decoding.text_file import read_lines
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 Spelling = tuple[int, ...]
@@ -111,13 +112,12 @@ class Lexicon:
             OSError: the file cannot be read.
         """
         entries = []
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                fields = line.split()
-                if len(fields) == 1:
-                    raise ValueError(f"{path}, line {number}: the word {fields[0]!r} has no pieces")
-                if fields:
-                    entries.append((fields[0], fields[1:]))
+        for number, line in enumerate(read_lines(path), 1):
+            fields = line.split()
+            if len(fields) == 1:
+                raise ValueError(f"{path}, line {number}: the word {fields[0]!r} has no pieces")
+            if fields:
+                entries.append((fields[0], fields[1:]))
         return cls.from_pieces(entries, pieces, str(Path(path)))
 
 

@@ -18,6 +18,7 @@ from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.openfst import read_input_symbols
 from nemo_gpu_decoding.graph.store import WORD_GRAPH, load_graph, save_graph
 from nemo_gpu_decoding.graph.topology import DEFAULT_TOPOLOGY, GRAPH, TOPOLOGIES
+from nemo_gpu_decoding.text_file import read_lines
 from nemo_gpu_decoding.vocabulary import Vocabulary, letter_cases
 
 _BLANKS = ("<blk>", "<blank>")  # as NeMo and k2 name it
@@ -232,5 +233,4 @@ def _words_of(added: tuple[str, ...] | Path) -> list[str]:
     """The words of a list, or of a text file; a tab and what follows it are a phrase's weight."""
     if not isinstance(added, Path):
         return [word for entry in added for word in entry.split()]
-    lines = added.read_text(encoding="utf-8-sig").splitlines()
-    return [word for line in lines for word in line.partition("\t")[0].split()]
+    return [word for line in read_lines(added) for word in line.partition("\t")[0].split()]

@@ -34,8 +34,8 @@ from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.lm.arpa_scan import FAULT, MARKER, Scan, SymbolTable, new_scan, scan_ngrams
 
 _BLOCK_BYTES = 1 << 22
-_COUNT_LINE = re.compile(rb"ngram\s+(\d+)\s*=\s*(\d+)$")
-_SECTION_LINE = re.compile(rb"\\(\d+)-grams:$")
+_COUNT_LINE = re.compile(rb"ngram\s+(\d{1,3})\s*=\s*(\d{1,15})$")
+_SECTION_LINE = re.compile(rb"\\(\d{1,3})-grams:$")
 _GZIP_MAGIC = b"\x1f\x8b"
 _KENLM_MAGIC = b"mmap lm http://kheafield.com/code"
 _DATA, _END = b"\\data\\", b"\\end\\"

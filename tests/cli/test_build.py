@@ -168,7 +168,7 @@ TOKENS = ["lm=lm.arpa", "tokenizer=pieces.txt", "out=out.graph"]
         (["lm=lm.arpa", "tokenizer=gap.txt", "out=x"], "gap.txt, line 2: no piece"),
         (["lm=lm.arpa", "tokenizer=odd.txt", "out=x"], "odd.txt: pieces have no marks"),
         (["lm=lm.arpa", "tokenizer=broken.model", "out=x"], "cannot be read as a SentencePiece model"),
-        (["lm=lm.arpa", "tokenizer=broken.model.txt", "out=x"], "is neither *.model nor text"),
+        (["lm=lm.arpa", "tokenizer=broken.model.txt", "out=x"], "text with a piece per line, line 1: byte 0xff"),
         (["lm=lm.arpa", "tokenizer=nemo/vocab.txt", "out=x"], "give tokenizer="),
     ],
 )

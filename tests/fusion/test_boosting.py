@@ -224,7 +224,7 @@ def test_the_shipped_phrase_file_is_clean(caplog):
         (b"abc\tnan\n", "line 1: weight of phrase 'abc' is nan"),
         (b"\n\n", "has no phrases"),
         (b"", "has no phrases"),
-        (b"\xff\xfe", "not a UTF-8 text file"),
+        (b"\xff\xfe", "line 1: byte 0xff at 1, expected UTF-8 text"),
     ],
 )
 def test_bad_phrase_files(tmp_path, content, message):
