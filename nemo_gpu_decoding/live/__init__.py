@@ -1,1 +1,1 @@
-"""Live streams: when an utterance has ended."""
+"""Live streams: places for utterances that come and go, and when an utterance has ended."""

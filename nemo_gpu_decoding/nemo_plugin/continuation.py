@@ -11,19 +11,25 @@ NeMo's streaming code gives the hypotheses of one call to the next one, and any 
 NeMo never says which call is the last. So every call returns what the search would return if the audio
 ended there: a copy of the streams is closed, the streams themselves stay open. After the last chunk
 that is the result of the whole utterance, whatever the chunks were.
+
+NeMo's pipelines do say where an utterance ends. They put all their utterances into one `Slots`, see `using_slots`.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.live.slots import Slot, Slots
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.result import NBest
 
@@ -49,6 +55,8 @@ class StreamState:
     row: int
     num_frames: int  # read when this state was handed out
     history: Tensor | None = None  # [num_frames, ...] input frames, where confidence or alignments want them
+    slot: Slot | None = None  # in place of batch and row, of an utterance in `Slots`
+    error: ValueError | None = None  # why the last chunk was not read, of an utterance in `Slots`
 
     def release(self) -> None:
         """Free the memory; the utterance cannot be continued any more."""
@@ -56,7 +64,7 @@ class StreamState:
 
     def __getstate__(self) -> dict[str, Any]:
         """A hypothesis that is pickled takes its text along, not the search."""
-        return self.__dict__ | {"decoder": None, "batch": None, "history": None}
+        return self.__dict__ | {"decoder": None, "batch": None, "history": None, "slot": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StreamState:
         return self  # there is one search; who continues it first has it
@@ -97,8 +105,12 @@ class Continuation:
             Per utterance: what the search would return if the audio ended here, and its new state.
 
         Raises:
-            ValueError: see `Decoder.push`; a state cannot be continued.
+            ValueError: see `Decoder.push`; a state cannot be continued. In `Slots` an utterance whose chunk cannot
+                be read has the error in its state, and the others go on.
         """
+        shared = _slots.get()
+        if shared is not None:
+            return _advance_in(shared, frames, lengths, states, requests, keep_history=keep_history)
         self._check(states)
         groups: dict[int, list[int]] = {}  # utterances by the streams that they are part of
         for b, state in enumerate(states):
@@ -145,6 +157,42 @@ class Continuation:
         while len(self._recent) > RECENT_BATCHES:
             for state in self._recent.popleft():
                 state.release()
+
+
+_slots: ContextVar[Slots | None] = ContextVar("slots", default=None)
+
+
+@contextlib.contextmanager
+def using_slots(slots: Slots) -> Iterator[None]:
+    """Inside this block utterances begin in these slots; who continues them knows when to end them."""
+    token = _slots.set(slots)
+    try:
+        yield
+    finally:
+        _slots.reset(token)
+
+
+def _advance_in(
+    slots: Slots,
+    frames: Tensor,
+    lengths: Tensor,
+    states: Sequence[StreamState | None],
+    requests: Sequence[Request | None] | None,
+    *,
+    keep_history: bool,
+) -> list[tuple[NBest, StreamState]]:
+    """As `Continuation.advance`, of utterances in slots: all of them in one push."""
+    request = iter(requests or repeat(None))
+    own = [slots.begin(next(request)) if state is None or state.slot is None else state.slot for state in states]
+    counts = lengths.tolist()
+    errors = slots.push({slot: frames[b, :n] for b, (slot, n) in enumerate(zip(own, counts, strict=True)) if n})
+    results = []
+    for b, (slot, nbest) in enumerate(zip(own, slots.final(own), strict=True)):
+        read = 0 if slot in errors else counts[b]
+        history = _history(states[b], frames[b, :read]) if keep_history else None
+        state = StreamState(slots.decoder, None, 0, nbest.num_frames, history, slot, errors.get(slot))
+        results.append((nbest, state))
+    return results
 
 
 def _history(state: StreamState | None, frames: Tensor) -> Tensor:

@@ -28,14 +28,16 @@ from nemo.utils import logging
 from omegaconf import OmegaConf
 from torch import Tensor
 
+from nemo_gpu_decoding.live.slots import Slots
+from nemo_gpu_decoding.nemo_plugin.continuation import using_slots
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer, continued_streams
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, find_strategy
 from nemo_gpu_decoding.nemo_plugin.requests import biasing_request
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
-from nemo_gpu_decoding.search.decoder import Streams
 from nemo_gpu_decoding.search.result import Path
 
 GREEDY = ("greedy", "greedy_batch")
+MOST_AT_FIRST = 64  # utterances that a pipeline makes room for at once, if its batches are as large
 
 
 def ctc_search(model: Any) -> CTCInfer | None:
@@ -139,17 +141,19 @@ def construct(wrapped: Callable[..., None], pipeline: Any, args: tuple[Any, ...]
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     cls: Any = type(pipeline)
     (kind,) = [KINDS[base.__name__] for base in cls.__mro__ if base.__name__ in KINDS]
-    infer = kind.search(call.arguments["asr_model"].asr_model)
+    infer, cfg = kind.search(call.arguments["asr_model"].asr_model), call.arguments["cfg"]
     if infer is None:
         wrapped(*args, **kwargs)
         return
-    if kind.refused and OmegaConf.select(call.arguments["cfg"], kind.refused):
+    if kind.refused and OmegaConf.select(cfg, kind.refused):
         raise ValueError(f"{kind.refused} is true, expected false with strategy {infer.strategy}: {kind.reason}")
     if not infer.return_best_hypothesis:
         key = f"asr.decoding.{infer.section}.return_best_hypothesis"
         raise ValueError(f"{key} is false, expected true: a stream has one transcript")
     wrapped(*args, **kwargs)
     pipeline.__class__ = _adapted(cls, kind.adapt)
+    pipeline.infer = infer
+    pipeline.reset_session()
 
 
 def transducer_search(model: Any) -> TransducerInfer | None:
@@ -170,52 +174,194 @@ def _adapted(cls: Any, adapt: Callable[[Any], type]) -> type:
 # where the memory layouts agree.
 
 
+def _in_slots(base: Any) -> type:
+    """A pipeline whose utterances are searched in one `Slots`, which is its `slots`.
+
+    A stream whose frames cannot be read (NaN) ends there, with the text that it has. The `error` of this step's
+    output is a ValueError that names the stream, it is None in all others; and what follows of the stream is empty.
+    """
+
+    class InSlots(base):
+        def create_state(self, options: Any) -> Any:
+            state = super().create_state(options)
+            state.slot = state.error = None
+            return state
+
+        def delete_state(self, stream_id: int) -> None:
+            state = self.get_state(stream_id)
+            if state is not None and state.slot is not None:
+                self.slots.abandon([state.slot])
+            super().delete_state(stream_id)
+
+        def reset_session(self) -> None:
+            super().reset_session()
+            self.slots = Slots(self.infer.decoder(), first=min(int(self.batch_size), MOST_AT_FIRST))
+            self.errors: dict[int, ValueError] = {}  # of this step, by stream
+
+        def transcribe_step(self, requests: list[Any]) -> list[Any]:
+            self.errors = {}
+            outputs = super().transcribe_step(requests)
+            for output in outputs:
+                output.error = self.errors.get(output.stream_id)
+            return outputs
+
+        def fail(self, stream_id: int, state: Any, error: ValueError) -> None:
+            """Note that the stream ends by an error of the search."""
+            row = f" ({self.infer.decoder().input_name}[{error.row}] is this stream)" if hasattr(error, "row") else ""
+            state.error = ValueError(f"stream {stream_id} ends here: {error}{row}")
+            self.errors[stream_id] = state.error
+            logging.error(str(state.error))
+
+    return InSlots
+
+
+class Chunk(NamedTuple):
+    """What a step of a CTC stream reads."""
+
+    stream_id: int
+    state: Any
+    frames: Tensor  # [T, V + 1] log-probs
+    known: int  # tokens of this step before
+    is_end: bool  # the utterance ends with it
+
+    @property
+    def is_read(self) -> bool:
+        return self.state.error is None
+
+
 def _searching_ctc(base: Any) -> type:
     """A CTC pipeline whose transcripts come from the search of the model's decoding config."""
     is_buffered = hasattr(base, "get_cut_off_range")
 
-    class Adapted(base):
-        def run_greedy_decoder(self, state: Any, request: Any, log_probs: Tensor, *clip: int) -> bool:
-            """Search the frames that NeMo reads in this step, and put the best hypothesis in place of the labels
-            that it found; it decides whether the utterance ends here."""
+    class Adapted(_in_slots(base)):  # type: ignore[misc]
+        def decode_log_probs(
+            self, requests: list[Any], log_probs: Tensor, tail_log_probs: None, ready_state_ids: set[int]
+        ) -> None:
+            """Of cache-aware streams."""
+            for turn in _turns(requests):
+                ready_state_ids.update(self.search([requests[i] for i in turn], [(log_probs[i],) for i in turn]))
+
+        def shared_transcribe_step(self, requests: list[Any], log_probs: Tensor) -> None:
+            """Of buffered streams."""
+            rows = log_probs.cpu()
+            for turn in _turns(requests):
+                own = [requests[i] for i in turn]
+                clips = [self.get_cut_off_range(rows.shape[1], request.is_last) for request in own]
+                ready = self.search(own, [(rows[i], *clip) for i, clip in zip(turn, clips, strict=True)])
+                if ready:
+                    self.text_processor.process(self.get_states(ready))
+            self.update_partial_transcript(requests, self.tokenizer, self.leading_regex_pattern)
+
+        def search(self, requests: list[Any], inputs: list[tuple[Any, ...]]) -> list[int]:
+            """Read a step of different streams, all in one push.
+
+            Args:
+                requests: one of each stream.
+                inputs: what `run_greedy_decoder` takes after the request: log-probs [T, V + 1], and of buffers
+                    where NeMo clips them.
+
+            Returns:
+                The streams that are at the end of an utterance.
+            """
+            chunks = [self.read(request, *own) for request, own in zip(requests, inputs, strict=True)]
+            self.push([chunk for chunk in chunks if chunk.is_read and len(chunk.frames)])
+            going = [chunk for chunk in chunks if chunk.is_read and not chunk.is_end]
+            for chunk, nbest in zip(going, self.slots.partial([c.state.slot for c in going]), strict=True):
+                _show(chunk, nbest.best)
+            over = [chunk for chunk in chunks if chunk.is_end or not chunk.is_read]
+            ended = [chunk for chunk in over if chunk.state.slot is not None]
+            for chunk, nbest in zip(ended, self.slots.end([c.state.slot for c in ended]), strict=True):
+                for note in nbest.notes:
+                    logging.warning(note)
+                chunk.state.slot = None
+                _show(chunk, self.infer.chosen(nbest)[0])
+            for chunk in over:
+                if chunk not in ended:
+                    _clear(chunk)
+                self.bpe_decoder.decode_bpe_tokens(chunk.state)
+                chunk.state.cleanup_after_eou()
+            return [chunk.stream_id for chunk in over]
+
+        def read(self, request: Any, log_probs: Tensor, *clip: int) -> Chunk:
+            """The frames that NeMo reads in this step; it decides whether the utterance ends with them."""
+            state = self.get_state(request.stream_id)
             offset, known = state.global_offset, len(state.current_step_tokens)
-            is_end = super().run_greedy_decoder(state, request, log_probs, *clip)
+            is_end = self.run_greedy_decoder(state, request, log_probs, *clip)
             begin, end = 0, len(log_probs)
             if is_buffered:  # buffers overlap; where strides do not divide chunks, so do NeMo's clips
                 begin, end = state.decoder_start_idx, state.decoder_end_idx
                 begin = max(begin, round(getattr(state, "frames_read", begin + offset) - offset))
                 state.frames_read = offset + end
-            search = getattr(state, "search", None)
-            if search is None:
-                infer: Any = ctc_search(self.asr_model.asr_model)
-                phrases = biasing_request(infer, getattr(state.options, "biasing_cfg", None))
-                state.search = search = Utterance(infer, offset + begin, phrases)
-            before = search.push(log_probs[begin:end], self.conf_func)
-            path = search.best(is_end=is_end)
-            if is_end:
-                state.search = None
-            frames = path.frames.tolist()
-            state.tokens = path.tokens.tolist()
-            state.timesteps = [search.begin + frame for frame in frames]
-            state.confidences = [search.confidences[frame] for frame in frames]
-            new = sum(frame < before for frame in frames)
-            state.current_step_tokens[known:] = state.tokens[new:]
-            return is_end
+            if state.slot is None and state.error is None:
+                phrases = biasing_request(self.infer, getattr(state.options, "biasing_cfg", None))
+                state.slot, state.begin = self.slots.begin(phrases), offset + begin
+                state.frame_confidences, state.frames_before = [], 0
+            return Chunk(request.stream_id, state, log_probs[begin:end], known, is_end)
+
+        def push(self, chunks: list[Chunk]) -> None:
+            """Let the search read the frames of these streams."""
+            errors = self.slots.push({chunk.state.slot: chunk.frames for chunk in chunks})
+            for chunk in chunks:
+                state, frames = chunk.state, chunk.frames
+                state.frames_before = len(state.frame_confidences)
+                if state.slot in errors:
+                    self.fail(chunk.stream_id, state, errors[state.slot])
+                else:
+                    state.frame_confidences += self.conf_func(frames, v=frames.shape[1]).tolist()
 
     return Adapted
+
+
+def _turns(requests: list[Any]) -> list[list[int]]:
+    """Numbers of the requests, in turns in which no stream has two."""
+    turns: list[list[int]] = []
+    count: dict[int, int] = {}
+    for i, request in enumerate(requests):
+        turn = count[request.stream_id] = count.get(request.stream_id, -1) + 1
+        if turn == len(turns):
+            turns.append([])
+        turns[turn].append(i)
+    return turns
+
+
+def _show(chunk: Chunk, path: Path) -> None:
+    """Put a hypothesis in place of the labels that NeMo has found in an utterance."""
+    state, frames = chunk.state, path.frames.tolist()
+    state.tokens = path.tokens.tolist()
+    state.timesteps = [state.begin + frame for frame in frames]
+    state.confidences = [state.frame_confidences[frame] for frame in frames]
+    new = sum(frame < state.frames_before for frame in frames)
+    state.current_step_tokens[chunk.known :] = state.tokens[new:]
+
+
+def _clear(chunk: Chunk) -> None:
+    """Leave out what NeMo finds in a stream that has ended."""
+    chunk.state.tokens, chunk.state.timesteps, chunk.state.confidences = [], [], []
+    chunk.state.current_step_tokens[chunk.known :] = []
 
 
 def _buffered_transducer(base: Any) -> type:
     """A transducer pipeline that decodes every buffer anew, with the phrases of its stream."""
 
-    class Adapted(base):
+    class Adapted(_in_slots(base)):  # type: ignore[misc]
         def stateless_transcribe_step(
             self, requests: list[Any], encs: Tensor, enc_lens: Tensor, ready_state_ids: set[int]
         ) -> None:
             states = [self.get_state(request.stream_id) for request in requests]
             begin = [_beginning(getattr(state.options, "biasing_cfg", None)) for state in states]
-            hypotheses = self.asr_model.decode(encs, enc_lens, partial_hypotheses=begin)
+            with using_slots(self.slots):
+                hypotheses = self.asr_model.decode(encs, enc_lens, partial_hypotheses=begin)
+            self.slots.abandon([hypothesis.dec_state.slot for hypothesis in hypotheses])
+            for request, state, hypothesis in zip(requests, states, hypotheses, strict=True):
+                error = hypothesis.dec_state.error
+                if error is not None and state.error is None:
+                    self.fail(request.stream_id, state, error)
             ready_state_ids.update(self.decode_step(hypotheses, requests, states))
+
+        def run_greedy_decoder(self, state: Any, request: Any, **found: Any) -> bool:
+            if state.error is None:
+                return super().run_greedy_decoder(state, request, **found)
+            return request.is_last or request.stream_id in self.errors
 
     return Adapted
 
@@ -223,7 +369,7 @@ def _buffered_transducer(base: Any) -> type:
 def _cache_aware_transducer(base: Any) -> type:
     """A transducer pipeline that lets the search go on from chunk to chunk until the utterance ends."""
 
-    class Adapted(base):
+    class Adapted(_in_slots(base)):  # type: ignore[misc]
         def create_state(self, options: Any) -> Any:
             state = super().create_state(options)
             state.phrases = getattr(state.options, "biasing_cfg", None)
@@ -232,9 +378,21 @@ def _cache_aware_transducer(base: Any) -> type:
             self._begin(state, 0)
             return state
 
+        def cache_aware_transcribe_step(self, *args: Any, **kwargs: Any) -> None:
+            with using_slots(self.slots):
+                super().cache_aware_transcribe_step(*args, **kwargs)
+
         def run_greedy_decoder(self, state: Any, request: Any, hyp: Any) -> bool:
             """Let NeMo see the tokens of this step's frames, and put the best hypothesis in place of what earlier
             steps took for it; NeMo decides whether the utterance ends here."""
+            state.slot = hyp.dec_state.slot
+            if state.error is None and hyp.dec_state.error is not None:
+                self.fail(request.stream_id, state, hyp.dec_state.error)
+                self._begin(state, state.global_offset + state.frames_read)
+                return True
+            if state.error is not None:
+                self._begin(state, state.global_offset)
+                return bool(request.is_last)
             known = len(state.current_step_tokens)
             old = sum(frame < state.frames_read for frame in hyp.token_frames)
             state.set_offset(old)
@@ -250,7 +408,9 @@ def _cache_aware_transducer(base: Any) -> type:
 
         def _begin(self, state: Any, frame: int) -> None:
             """Begin an utterance at a frame of the stream."""
-            state.frames_read = 0
+            if state.slot is not None:
+                self.slots.abandon([state.slot])
+            state.slot, state.frames_read = None, 0
             state.set_offset(0)
             state.set_global_offset(frame)
             state.set_previous_hypothesis(_beginning(state.phrases))
@@ -283,36 +443,3 @@ KINDS = {
     ),
     "CacheAwareRNNTPipeline": Kind(transducer_search, _cache_aware_transducer),
 }
-
-
-class Utterance:
-    """One utterance of a stream.
-
-    Args:
-        infer: our decoder.
-        begin: number of its first frame in the stream.
-        request: phrases of the stream.
-    """
-
-    def __init__(self, infer: CTCInfer, begin: float, request: Any) -> None:
-        self.infer, self.begin = infer, begin
-        self.confidences: list[float] = []  # of each frame
-        self._decoder = infer.decoder()
-        self._streams: Streams = self._decoder.open(1, [request])
-
-    def push(self, log_probs: Tensor, confidence: Callable[..., Tensor]) -> int:
-        """Read frames [T, V + 1]; returns how many there were before."""
-        before = len(self.confidences)
-        if len(log_probs):
-            self._decoder.push(self._streams, log_probs[None], [len(log_probs)])
-            self.confidences += confidence(log_probs, v=log_probs.shape[1]).tolist()
-        return before
-
-    def best(self, *, is_end: bool) -> Path:
-        """The best hypothesis; at the end of the utterance with all final weights."""
-        if not is_end:
-            return self._decoder.partial(self._streams)[0].best
-        (nbest,) = self._decoder.close(self._streams)
-        for note in nbest.notes:
-            logging.warning(note)
-        return self.infer.chosen(nbest)[0]

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 pytestmark = pytest.mark.nemo
@@ -18,6 +20,7 @@ from nemo.utils import logging
 from omegaconf import OmegaConf, open_dict
 
 from nemo_gpu_decoding import register
+from nemo_gpu_decoding.live.slots import Slot, Slots
 from nemo_gpu_decoding.nemo_plugin import streaming
 from tests.nemo_plugin.conftest import SELF
 from tests.nemo_plugin.usage import texts
@@ -105,16 +108,15 @@ def pipeline(kind, model, decoding, head="ctc", eou=-1, tail=False, stateful=Fal
 @pytest.fixture
 def pushed(monkeypatch):
     """Log-probs of all utterances, as they are pushed."""
-    utterances: dict[int, list[torch.Tensor]] = {}
-    push = streaming.Utterance.push
+    utterances: dict[Slot, list[torch.Tensor]] = {}
+    push = Slots.push
 
-    def recorded(self, log_probs, confidence):
-        utterances.setdefault(id(self), []).append(log_probs.clone())
-        kept.append(self)
-        return push(self, log_probs, confidence)
+    def recorded(self, chunks):
+        for slot, log_probs in chunks.items():
+            utterances.setdefault(slot, []).append(log_probs.clone())
+        return push(self, chunks)
 
-    kept: list[streaming.Utterance] = []  # so that no number is given twice
-    monkeypatch.setattr(streaming.Utterance, "push", recorded)
+    monkeypatch.setattr(Slots, "push", recorded)
     return utterances
 
 
@@ -217,6 +219,42 @@ def test_utterances_of_a_transducer_stream(rnnt_pipeline, strategy, files):
         starts = [word.start for word in row["segments"]]
         assert starts == sorted(starts)
         assert len(starts) > 1
+
+
+@pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp"])
+@pytest.mark.parametrize("kind", ["buffered", "cache_aware"])
+def test_a_stream_that_cannot_be_read_ends_alone(causal_file, kind, strategy, files, monkeypatch):
+    model = causal_file if kind == "cache_aware" else str(SELF / "models" / "self_hybrid_rnnt.nemo")
+    head = "ctc" if strategy == "flexctc_beam" else "rnnt"
+    ours = pipeline(kind, model, {"strategy": strategy, "beam": {"beam_size": 4}}, head=head)
+    expected = texts_of(ours.run(files[:3]))
+    push, steps = Slots.push, []
+
+    def broken(self, chunks):
+        steps.append(len(chunks))
+        slot = next((slot for slot in chunks if slot.row == 1), None)
+        if len(steps) == 3 and slot is not None:
+            chunks[slot] = chunks[slot].clone()
+            chunks[slot][0, 0] = torch.nan
+        return push(self, chunks)
+
+    monkeypatch.setattr(Slots, "push", broken)
+    generator = ours.get_request_generator()
+    generator.set_audio_filepaths(files[:3], [ASRRequestOptions() for _ in range(3)])
+    ours.open_session()
+    outputs = [output for requests in generator for output in ours.transcribe_step(requests)]
+    found = dict.fromkeys(range(3), "")
+    for output in outputs:
+        found[output.stream_id] += output.final_transcript
+    (failed,) = [output for output in outputs if output.error is not None]
+    assert re.match(rf"stream {failed.stream_id} ends here: (log_probs|encoder_output)\[1, 0", str(failed.error))
+    assert [found[number].strip() for number in range(3) if number != failed.stream_id] == [
+        text for number, text in enumerate(expected) if number != failed.stream_id
+    ]
+    after = [output for output in outputs[outputs.index(failed) + 1 :] if output.stream_id == failed.stream_id]
+    assert after
+    assert not any(output.final_transcript or output.partial_transcript for output in after)
+    assert not len(ours.slots)
 
 
 def test_what_transducer_pipelines_cannot_do_is_said(rnnt_pipeline):

@@ -1,0 +1,139 @@
+"""`Slots`: live utterances of one decoder, which come and go one by one, searched together.
+
+    slots = Slots(decoder)
+    here, there = slots.begin(), slots.begin(request)     # whenever somebody speaks
+    errors = slots.push({here: chunk, there: other})      # whoever has new frames, in one call
+    slots.partial([here, there])                          # what is best so far
+    (result,) = slots.end([here])                         # the utterance is over, its place is free
+
+The places are rows of `Streams`. Where all are taken, a group as large as all before it is added, so a step
+of n utterances is one `push` and one `partial`, or a few of each for a while after their number has grown:
+utterances begin in the largest group, and groups beside it are dropped as soon as they are empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.search.decoder import Decoder, Streams
+from nemo_gpu_decoding.search.result import NBest
+
+FIRST = 8  # places at first
+
+
+@dataclass(frozen=True, eq=False)
+class Slot:
+    """The place of one utterance, from `begin` to `end`."""
+
+    streams: Streams
+    row: int
+
+
+class Slots:
+    """Live utterances of a decoder. Belongs to one thread at a time.
+
+    What an utterance gives does not depend on the others, nor on who had its place before.
+
+    Args:
+        decoder: any.
+        first: places to begin with, at least 1; there will be more as they are needed.
+    """
+
+    def __init__(self, decoder: Decoder[Any, Any], first: int = FIRST) -> None:
+        if first < 1:
+            raise FieldError("first", first, "a number of utterances, >= 1")
+        self.decoder, self._first = decoder, first
+        self._groups: list[Streams] = []
+
+    def __len__(self) -> int:
+        """Utterances that are running."""
+        return sum(int(streams.is_open.sum()) for streams in self._groups)
+
+    @property
+    def places(self) -> int:
+        """Utterances that there is room for."""
+        return sum(map(len, self._groups))
+
+    def begin(self, request: Request | None = None) -> Slot:
+        """Begin an utterance.
+
+        Args:
+            request: its own weights and boosting tree, in place of the decoder's.
+
+        Raises:
+            ValueError: the request does not fit the decoder.
+        """
+        streams = max((group for group in self._groups if not group.is_open.all()), key=len, default=None)
+        if streams is None:
+            streams = self.decoder.open(max(self._first, self.places))
+            streams.set_open(range(len(streams)), False)
+            self._groups.append(streams)
+        row = int(streams.is_open.argmin())
+        self.decoder.reopen(streams, [row], None if request is None else [request])
+        return Slot(streams, row)
+
+    def push(self, chunks: Mapping[Slot, Tensor]) -> dict[Slot, ValueError]:
+        """Read the next chunk of utterances.
+
+        Args:
+            chunks: [T, ...] valid frames of each utterance that has new ones; T may differ.
+
+        Returns:
+            Why an utterance's chunk was not read; the utterance is as it was, and the others have read theirs.
+
+        Raises:
+            ValueError: chunks have the wrong shape; all utterances are as they were.
+        """
+        errors: dict[Slot, ValueError] = {}
+        for streams, slots in self._by_group(chunks):
+            frames = [chunks[slot] for slot in slots]
+            rows = [slot.row for slot in slots]
+            inputs, lengths = pad_sequence(frames, batch_first=True), [len(own) for own in frames]
+            found = self.decoder.push(streams, inputs, lengths, rows=rows, isolate=True)
+            errors |= {slot: found[slot.row] for slot in slots if slot.row in found}
+        return errors
+
+    def partial(self, slots: Sequence[Slot], n_best: int = 1) -> list[Any]:
+        """The best hypotheses so far, an `NBest` for each of these utterances; see `Decoder.partial`."""
+        return self._asked(slots, lambda streams, rows: self.decoder.partial(streams, n_best, rows=rows))
+
+    def final(self, slots: Sequence[Slot]) -> list[Any]:
+        """What `end` would return; the utterances go on."""
+        return self._asked(
+            slots, lambda streams, rows: self.decoder.close(replace(streams), rows=rows)
+        )  # a copy is closed
+
+    def end(self, slots: Sequence[Slot]) -> list[Any]:
+        """End these utterances; an `NBest` for each. Their places are free."""
+        results = self._asked(slots, lambda streams, rows: self.decoder.close(streams, rows=rows))
+        self._drop_empty()
+        return results
+
+    def abandon(self, slots: Sequence[Slot]) -> None:
+        """End these utterances without a result."""
+        for slot in slots:
+            slot.streams.set_open([slot.row], False)
+        self._drop_empty()
+
+    def _drop_empty(self) -> None:
+        largest = max(map(len, self._groups), default=0)
+        self._groups = [group for group in self._groups if group.is_open.any() or len(group) == largest]
+
+    def _by_group(self, slots: Any) -> list[tuple[Streams, list[Slot]]]:
+        groups: dict[int, tuple[Streams, list[Slot]]] = {}
+        for slot in slots:
+            groups.setdefault(id(slot.streams), (slot.streams, []))[1].append(slot)
+        return list(groups.values())
+
+    def _asked(self, slots: Sequence[Slot], ask: Any) -> list[NBest]:
+        results: dict[Slot, NBest] = {}
+        for streams, own in self._by_group(slots):
+            results |= dict(zip(own, ask(streams, [slot.row for slot in own]), strict=True))
+        return [results[slot] for slot in slots]

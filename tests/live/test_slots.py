@@ -1,0 +1,92 @@
+"""`Slots`: utterances that come and go give what they give alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_gpu_decoding.live.slots import Slots
+from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
+from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+
+V = 6
+
+
+@pytest.fixture
+def decoder():
+    return FlexCTCBeam(V, blank_id=V, config=FlexCTCConfig(beam_size=4))
+
+
+def utterance(seed: int, frames: int) -> torch.Tensor:
+    return torch.randn(frames, V + 1, generator=torch.Generator().manual_seed(seed)).log_softmax(-1)
+
+
+def same(found, expected) -> bool:
+    return [(path.tokens.tolist(), path.score) for path in found] == [
+        (path.tokens.tolist(), path.score) for path in expected
+    ]
+
+
+def alone(decoder, log_probs):
+    return decoder.decode(log_probs[None], [len(log_probs)])[0]
+
+
+def test_utterances_that_come_and_go_give_what_they_give_alone(decoder):
+    slots, rng = Slots(decoder, first=2), np.random.default_rng(1)
+    running, whole, done, most = {}, {}, 0, 0
+    for step in range(60):
+        if len(running) < 7 and rng.random() < 0.7:
+            slot = slots.begin()
+            running[slot], whole[slot] = 0, utterance(step, int(rng.integers(1, 30)))
+        most = max(most, len(running))
+        chunks = {}
+        for slot in running:
+            if rng.random() < 0.8:
+                n = int(rng.integers(1, 5))
+                chunks[slot] = whole[slot][running[slot] : running[slot] + n]
+                running[slot] += len(chunks[slot])
+        assert slots.push({slot: chunk for slot, chunk in chunks.items() if len(chunk)}) == {}
+        asked = list(reversed(running))
+        for slot, partial, final in zip(asked, slots.partial(asked), slots.final(asked), strict=True):
+            read = whole[slot][: running[slot]]
+            assert partial.num_frames == len(read)
+            assert same(final, alone(decoder, read))
+        over = [slot for slot in asked if running[slot] == len(whole[slot])]
+        for slot, result in zip(over, slots.end(over), strict=True):
+            assert same(result, alone(decoder, whole[slot]))
+            del running[slot]
+            done += 1
+        assert len(slots) == len(running)
+    assert done > 15
+    assert most > 4
+
+
+def test_places_grow_and_empty_groups_are_dropped(decoder):
+    slots = Slots(decoder, first=2)
+    first = [slots.begin() for _ in range(2)]
+    assert slots.places == 2
+    more = [slots.begin() for _ in range(3)]
+    assert slots.places == 8  # 2 + 2 + 4
+    slots.abandon(first)
+    slots.end(more[:2])
+    assert (len(slots), slots.places) == (1, 4)
+    assert [slots.begin().streams is more[2].streams for _ in range(3)] == [True] * 3
+
+
+def test_what_cannot_be_read_costs_nobody_else_anything(decoder):
+    slots = Slots(decoder)
+    good, bad = slots.begin(), slots.begin()
+    chunk = utterance(1, 5)
+    broken = chunk.clone()
+    broken[3, 2] = torch.nan
+    errors = slots.push({good: chunk, bad: broken})
+    assert list(errors) == [bad]
+    assert "log_probs[1, 3" in str(errors[bad])
+    assert [nbest.num_frames for nbest in slots.partial([good, bad])] == [5, 0]
+    assert same(slots.end([good])[0], alone(decoder, chunk))
+
+
+def test_there_is_a_place_at_least(decoder):
+    with pytest.raises(ValueError, match="first is 0, expected a number of utterances, >= 1"):
+        Slots(decoder, first=0)
