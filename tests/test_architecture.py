@@ -146,8 +146,9 @@ def test_the_docs_list_every_name_once():
     assert sorted(listed) == sorted(NAMES)
 
 
-def test_readme_and_tutorials_import_nothing_else():
-    sources = re.findall(r"^```python\n(.*?)^```", (REPOSITORY / "README.md").read_text(), re.M | re.S)
+def test_docs_and_tutorials_import_nothing_else():
+    pages = [REPOSITORY / "README.md", *REPOSITORY.glob("docs/*.md")]
+    sources = [code for page in pages for code in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)]
     for notebook in REPOSITORY.glob("tutorials/*.ipynb"):
         cells = json.loads(notebook.read_text())["cells"]
         code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]

@@ -1,76 +1,191 @@
-"""Every snippet of the README runs, and every tutorial; the figures are those of the records."""
+"""README and docs: every snippet and every tutorial runs, links lead somewhere, options are those of the dataclasses,
+figures those of the records."""
 
 import importlib.util
 import json
 import re
 import subprocess
 import sys
+from dataclasses import astuple, fields
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
+from omegaconf import OmegaConf
 
+import nemo_gpu_decoding
+from nemo_gpu_decoding import EndpointConfig
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options
 from tests.assets import ROOT
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-SNIPPETS = re.findall(r"^```(\w+)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-COMMANDS = [line.split("#")[0].strip() for kind, text in SNIPPETS if kind == "bash" for line in text.split("\n")]
-QUICK_COMMANDS = [c for c in COMMANDS if " tune " not in c]  # the other is below
+
+class Page(NamedTuple):
+    path: Path
+    text: str
+    snippets: list[tuple[str, str]]  # language, text
+
+    def blocks(self, language):
+        return [text for kind, text in self.snippets if kind == language]
+
+    @property
+    def commands(self):
+        """Lines of the bash blocks, without comments."""
+        lines = "\n".join(self.blocks("bash")).split("\n")
+        return [line.split("  #")[0].strip() for line in lines if line.strip()]
 
 
-def test_all_kinds_of_snippets_are_known():
-    assert {kind for kind, _ in SNIPPETS} <= {"python", "bash"}
+def read_page(path):
+    text = path.read_text(encoding="utf-8")
+    return Page(path, text, re.findall(r"^```(\w*)\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
 
 
-@pytest.mark.nemo
-@pytest.mark.parametrize("code", [text for kind, text in SNIPPETS if kind == "python"])
-def test_python_snippet(code, monkeypatch, capsys):
-    if "nemo.collections" in code:
-        pytest.importorskip("nemo.collections.asr")
-    monkeypatch.chdir(ROOT)
-    exec(compile(code, "README.md", "exec"), {})
-    assert capsys.readouterr().out.strip()
+PAGES = [read_page(path) for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))]
+MEASURED = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
+# what a page may import though an environment for tests lacks it
+OPTIONAL_PEERS = ("torchaudio",)
 
 
-@pytest.mark.nemo
-@pytest.mark.parametrize("command", [c for c in QUICK_COMMANDS if c.startswith("nemo-gpu-decoding ")])
-def test_command(command, monkeypatch, capsys):
-    pytest.importorskip("nemo.collections.asr")
-    monkeypatch.chdir(ROOT)
-    (ROOT / "build").mkdir(exist_ok=True)  # as `make demo` leaves it
-    assert main(command.split()[1:]) == 0
-    assert capsys.readouterr().out.strip()
+def pages_with(wanted):
+    """One test for each page of which `wanted` finds something."""
+    return pytest.mark.parametrize("page", [p for p in PAGES if wanted(p)], ids=lambda page: page.path.stem)
 
 
-@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("make ")])
-def test_make_target_exists(command):
-    subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
-
-
-def test_no_other_commands():
-    assert all(c.startswith(("make ", "nemo-gpu-decoding ")) for c in COMMANDS if c)
-
-
-@pytest.mark.parametrize("target", re.findall(r"\]\(([^)#]+)\)", README))
-def test_links_point_to_something(target):
-    assert (ROOT / target).exists()
-
-
-# ----------------- The figures of the README are those of the records, and of the command beside them
-
-
-@pytest.fixture
-def records():
-    spec = importlib.util.spec_from_file_location("records", ROOT / "docs" / "results" / "records.py")
+def script(path):
+    """A module of docs/."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
+# ------------------------------------------------------------------------------------------- snippets
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+@pages_with(lambda page: page.snippets)
+def test_all_kinds_of_snippets_are_known(page):
+    assert {kind for kind, _ in page.snippets} <= {"python", "bash", "yaml"}
+
+
+@pytest.mark.nemo
+@pages_with(lambda page: page.blocks("python"))
+def test_python_of_a_page(page, monkeypatch, capsys):
+    """The blocks of a page run one after the other, as they are read."""
+    if "nemo.collections" in page.text:
+        pytest.importorskip("nemo.collections.asr")
+    monkeypatch.chdir(ROOT)
+    (ROOT / "build").mkdir(exist_ok=True)  # as `make demo` leaves it
+    names = {}
+    for code in page.blocks("python"):
+        try:
+            exec(compile(code, page.path.name, "exec"), names)
+        except ModuleNotFoundError as error:
+            if error.name not in OPTIONAL_PEERS:
+                raise
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.nemo
+@pages_with(lambda page: page.blocks("yaml"))
+def test_decoding_sections_of_a_page(page, monkeypatch):
+    pytest.importorskip("nemo.collections.asr")
+    from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
+    from nemo_gpu_decoding.nemo_plugin.word_graph_sections import read_cuda_wfst
+
+    monkeypatch.chdir(ROOT)
+    for text in page.blocks("yaml"):
+        section = OmegaConf.create(text)
+        if section.strategy in STRATEGIES:
+            assert read_cuda_wfst(section)
+        else:
+            assert section.strategy == "wfst"  # NeMo's own, before the migration
+
+
+@pytest.mark.nemo
+@pages_with(lambda page: any(c.startswith("nemo-gpu-decoding ") for c in page.commands))
+def test_commands_of_a_page(page, monkeypatch, capsys):
+    pytest.importorskip("nemo.collections.asr")
+    monkeypatch.chdir(ROOT)
+    (ROOT / "build").mkdir(exist_ok=True)
+    for command in page.commands:
+        # the table of deleted words is compared with what its command prints, below
+        if command.startswith("nemo-gpu-decoding ") and page.path.stem != "measured":
+            assert main(command.split()[1:]) == 0, command
+            shown = capsys.readouterr()
+            assert (shown.out + shown.err).strip(), command
+
+
+@pytest.mark.parametrize("command", sorted({c for page in PAGES for c in page.commands if c.startswith("make ")}))
+def test_make_target_exists(command):
+    subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
+
+
+@pages_with(lambda page: page.commands)
+def test_other_commands_install_what_there_is(page):
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for command in page.commands:
+        if command.startswith("pip install ."):
+            continue
+        extras = re.fullmatch(r'pip install "\.\[([\w,]+)\]"', command)
+        if extras is None:
+            assert command.startswith(("make ", "nemo-gpu-decoding ")), command
+        else:
+            assert all(re.search(rf"^{extra} = \[", project, re.M) for extra in extras[1].split(",")), command
+
+
+@pages_with(lambda page: True)
+def test_links_point_to_something(page):
+    for target, anchor in re.findall(r"\]\(([^)#:\s]*)(?:#([^)]*))?\)", page.text):
+        path = page.path.parent / target if target else page.path
+        assert path.exists(), target
+        if anchor:
+            titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
+            anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+            assert anchor in anchors, f"{target}#{anchor}"
+
+
+# -------------------------------------------------------------------------------------------- options
+
+
+@pages_with(lambda page: "<!-- options: " in page.text)
+def test_option_tables_are_those_of_the_dataclasses(page):
+    tables = script(ROOT / "docs" / "pages.py")
+    assert tables.with_options(page.text) == page.text, "python docs/pages.py"
+    for name in re.findall(r"<!-- options: (\w+) -->", page.text):
+        rows = [row.split(" | ") for row in tables.option_table(name).split("\n")[2:]]
+        assert [row[0] for row in rows] == [f"| `{f.name}`" for f in fields(getattr(nemo_gpu_decoding, name))]
+        assert all(len(row[2]) > 10 for row in rows), f"{name}: an option that no comment explains"
+
+
+def test_every_options_dataclass_has_its_table():
+    shown = re.findall(r"<!-- options: (\w+) -->", "".join(page.text for page in PAGES))
+    configs = {name for name in nemo_gpu_decoding.__all__ if name.endswith("Config")}
+    assert sorted(shown) == sorted(configs - {"EndpointConfig"})  # its table is tested below
+
+
+def test_endpoint_rules():
+    text = (ROOT / "docs" / "streaming.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(rule\d)` \| (\w+) \| (\S+) \| (\S+) \| (\S+) \|$", text, re.M)
+    shown = {name: (spoken == "yes", *map(float, numbers)) for name, spoken, *numbers in rows}
+    assert shown == {name: astuple(rule) for name, rule in EndpointConfig().rules()}
+
+
+# ----------------- The figures of docs/measured.md are those of the records, and of the command beside them
+
+
+@pytest.fixture
+def records():
+    return script(ROOT / "docs" / "results" / "records.py")
+
+
 def test_figures_are_those_of_the_records(records):
-    assert README.count("<!-- records: ") == len(records.WRITERS)
-    assert records.with_figures(README) == README, "python docs/results/records.py readme"
+    assert MEASURED.count("<!-- records: ") == len(records.WRITERS)
+    assert records.with_figures(MEASURED) == MEASURED, "python docs/results/records.py write"
 
 
 def test_another_record_gives_other_figures(records, tmp_path, monkeypatch):
@@ -81,7 +196,7 @@ def test_another_record_gives_other_figures(records, tmp_path, monkeypatch):
             record["rows"].append({**row, "task": "speech" + row["task"].removeprefix("synthetic"), "ratio": 7.04})
         (tmp_path / path.name).write_text(json.dumps(record))
     monkeypatch.setattr(records, "HERE", tmp_path)
-    text = records.with_figures(README)
+    text = records.with_figures(MEASURED)
     (line,) = re.findall(r"^\| NeMo \S+ `beam_batch` \| (.*) \|$", text, re.MULTILINE)
     ratio = next(row for row in records.records()["flexctc_beam"][1]["rows"] if row["peer"] == "nemo")["ratio"]
     cells = line.split(" | ")
@@ -96,16 +211,16 @@ def test_rows_that_are_not_verified_give_no_figures(records, tmp_path, monkeypat
         (tmp_path / path.name).write_text(json.dumps(record))
     monkeypatch.setattr(records, "HERE", tmp_path)
     with pytest.raises(ValueError, match="has a row that is not verified"):
-        records.with_figures(README)
+        records.with_figures(MEASURED)
 
 
 def test_a_new_record_takes_the_place_of_the_old_one(records, tmp_path, monkeypatch):
     for path, record in records.records().values():
         (tmp_path / path.name).write_text(json.dumps(record))
-    readme = tmp_path / "README.md"
-    readme.write_text(README)
+    page = tmp_path / "measured.md"
+    page.write_text(MEASURED)
     monkeypatch.setattr(records, "HERE", tmp_path)
-    monkeypatch.setattr(records, "README", readme)
+    monkeypatch.setattr(records, "PAGE", page)
     monkeypatch.setattr(records, "plot_rows", lambda *given: None)
     old, record = records.records()["aes_pp"]
 
@@ -117,7 +232,7 @@ def test_a_new_record_takes_the_place_of_the_old_one(records, tmp_path, monkeypa
     monkeypatch.setattr(records.subprocess, "run", bench)
     records.main("measure", "aes_pp")
     assert not old.exists()
-    assert "[rows](docs/results/new.json) of aes_pp" in readme.read_text()
+    assert "[rows](results/new.json) of aes_pp" in page.read_text()
 
 
 def test_runs_are_options_of_bench(records):
@@ -127,7 +242,7 @@ def test_runs_are_options_of_bench(records):
 
 def table_row(label):
     """The cells right of the first one; one row of all tables begins with it."""
-    (line,) = [line for line in README.splitlines() if line.startswith(f"| {label} |")]
+    (line,) = [line for line in MEASURED.splitlines() if line.startswith(f"| {label} |")]
     return [cell.strip() for cell in line.strip("|").split("|")][1:]
 
 
@@ -135,7 +250,7 @@ def table_row(label):
 def test_the_deletion_table_is_what_its_command_prints(monkeypatch, capsys):
     pytest.importorskip("nemo.collections.asr")
     monkeypatch.chdir(ROOT)
-    (command,) = re.findall(r"^nemo-gpu-decoding (tune .*)$", README, re.MULTILINE)
+    (command,) = re.findall(r"^nemo-gpu-decoding (tune .*)$", MEASURED, re.MULTILINE)
     assert main(command.split()) == 0
     out = capsys.readouterr().out
     for mode, label in (("lm_weighted_full", "RNN-T `alsd_pp`"), ("no_score", "RNN-T `alsd_pp`, `no_score`")):

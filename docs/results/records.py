@@ -1,7 +1,7 @@
-"""Records of benchmarks: measured anew, written into the README, drawn.
+"""Records of benchmarks: measured anew, written into docs/measured.md, drawn.
 
     python docs/results/records.py measure [NAME ...]      all records, or some of `RUNS`; then the two others
-    python docs/results/records.py readme                  figures and pictures of the README, from the records
+    python docs/results/records.py write                   figures and pictures of docs/measured.md, from the records
     python docs/results/records.py plot RECORD.json PICTURE.png
 
 A picture shows error rate against speed, on a GPU milliseconds per batch, of streams the latency.
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
-README = HERE.parents[1] / "README.md"
+PAGE = HERE.parent / "measured.md"
 # 15 minutes on two cores; scale, which is not measured unless it is named, takes 7 more and 6 GB of disk
 RUNS = {
     "flexctc_beam": "utterances=8 beams=[4,8,16] pair_seconds=5 probes=true",
@@ -31,7 +31,7 @@ RUNS = {
     "stream": "strategy=cuda_wfst mode=stream streams=[16,64,256]",
     "scale": "strategy=paged_biglm mode=scale tasks=[synthetic] utterances=32 graph_beams=[13] ngrams=100000000",
 }
-TASKS = {"synthetic": "peaked", "speech": "hard"}  # as the README calls them
+TASKS = {"synthetic": "peaked", "speech": "hard"}  # as the page calls them
 Record = dict[str, Any]
 Columns = list[tuple[str, int]]  # task and beam
 
@@ -171,7 +171,7 @@ def measure(names: Sequence[str]) -> None:
         subprocess.run(command, check=True)
         for path in before - {path for path, _ in records().values()}:
             path.unlink()
-    readme()
+    write()
 
 
 def records() -> dict[str, tuple[Path, Record]]:
@@ -197,18 +197,18 @@ def read(path: str | Path) -> Record:
     return record
 
 
-# ------------------------------------------------------------------------- figures of the README
+# ------------------------------------------------------------------------- figures of the page
 
 
-def readme() -> None:
-    README.write_text(with_figures(README.read_text(encoding="utf-8")), encoding="utf-8")
+def write() -> None:
+    PAGE.write_text(with_figures(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
     for name in ("flexctc_beam", "alsd_pp", "aes_pp", "cuda_wfst", "cuda_wfst-stream"):
         record = records()[name][1]
         plot_rows(record, record["rows"], str(HERE / f"{name.replace('-', '_')}_cpu.png"))
 
 
 def with_figures(text: str) -> str:
-    """The README with the figures of the latest records between its marks.
+    """The page with the figures of the latest records between its marks.
 
     Raises:
         ValueError: a row of a record is not verified.
@@ -219,7 +219,7 @@ def with_figures(text: str) -> str:
         names = match[1].split()
         for name in names:
             check_verified(name, found[name][1])
-        links = [f"[rows](docs/results/{found[name][0].name})" for name in names]
+        links = [f"[rows](results/{found[name][0].name})" for name in names]
         written = WRITERS[names[0]](*(found[name][1] for name in names), *links)
         return f"<!-- records: {match[1]} -->\n{written}\n<!-- end -->"
 
@@ -344,7 +344,7 @@ def cuda_wfst(record: Record, link: str) -> str:
     sizes = {task_of(row): row["graph"]["ngrams"] for row in record["rows"] if row.get("graph")}
     graphs = "; ".join(f"{TASKS[task]}: {size / 1000:,.0f}k n-grams" for task, size in sizes.items())
     header = ["task", "beam", "CPU seconds, peer / ours", "verified", "RTFx, peer / ours", "WER %, peer / ours"]
-    plot = "[plot](docs/results/cuda_wfst_cpu.png)"
+    plot = "[plot](results/cuda_wfst_cpu.png)"
     return table(header, shown) + prose(f"({audio(record)}; word trigrams, {graphs}; {link}, {plot}.)")
 
 
@@ -401,7 +401,7 @@ def main(verb: str, *arguments: str) -> None:
         record = read(arguments[0])
         plot_rows(record, record["rows"], arguments[1])
     else:
-        {"measure": measure, "readme": lambda _: readme()}[verb](arguments)
+        {"measure": measure, "write": lambda _: write()}[verb](arguments)
 
 
 if __name__ == "__main__":

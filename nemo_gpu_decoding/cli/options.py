@@ -96,16 +96,21 @@ def options_of(options_class: type) -> tuple[Option, ...]:
     """The options of a dataclass in the order of their definition, comments included."""
     if not is_dataclass(options_class):
         raise TypeError(f"{options_class.__name__} is no dataclass")
-    comments = {}
-    for base in reversed(options_class.__mro__[:-1]):
-        comments.update(_field_comments(base))
+    comments = field_comments(options_class)
     defaults = OmegaConf.to_container(OmegaConf.structured(options_class), enum_to_str=True)
     assert isinstance(defaults, dict)
     return tuple(Option(f.name, defaults[f.name], comments.get(f.name, "")) for f in fields(options_class))
 
 
-def _field_comments(options_class: type) -> dict[str, str]:
-    """Field name -> the comment lines right above it and behind it."""
+def field_comments(options_class: type) -> dict[str, str]:
+    """Field name -> the comment lines right above it and behind it; inherited fields included."""
+    found = {}
+    for base in reversed(options_class.__mro__[:-1]):
+        found.update(_own_comments(base))
+    return found
+
+
+def _own_comments(options_class: type) -> dict[str, str]:
     try:
         source = textwrap.dedent(inspect.getsource(options_class))
     except (OSError, TypeError):

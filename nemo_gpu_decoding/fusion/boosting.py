@@ -66,12 +66,14 @@ class BoostingConfig:
         ValueError: a value is out of range, or set to something that has no effect here.
     """
 
-    # Phrases come from one of: a NeMo boosting tree, a text file (one phrase per line, optionally with
-    # a tab and a weight), or the two lists.
+    # Phrases come from one of: a boosting tree that NeMo made,
     model_path: str | None = None
+    # ... a text file: one phrase per line, optionally with a tab and its weight,
     key_phrases_file: str | None = None
+    # ... or the two lists: phrases,
     key_phrases_list: Sequence[str | Phrase] | None = None
-    key_phrase_items_list: Sequence[Any] | None = None  # Phrase, or anything with phrase, lang[, weight]
+    # ... and items: Phrase, or anything with phrase, lang and, if need be, weight.
+    key_phrase_items_list: Sequence[Any] | None = None
     # Bonus of the first token of a phrase, >= 0.
     context_score: float = 1.0
     # Token n > 1 of a phrase gets context_score * depth_scaling + log(n); >= 0.
@@ -88,10 +90,11 @@ class BoostingConfig:
     use_triton: bool | None = True
     # Every token gets context_score, without depth scaling (as in Icefall).
     uniform_weights: bool = False
-    # Boost num_of_transcriptions segmentations of a phrase: the same as segmentations=5. They are
-    # enumerated, fewest pieces first, where NeMo samples them with bpe_alpha.
+    # Boost num_of_transcriptions segmentations of a phrase: the same as segmentations=5.
     use_bpe_dropout: bool = False
+    # How many these are, the tokenizer's own among them. They are enumerated, fewest pieces first.
     num_of_transcriptions: int = 5
+    # NeMo samples segmentations with it; no meaning here, where they are enumerated.
     bpe_alpha: float = 0.3
     # Token sequences boosted per phrase and spelling. With refund "full" each earns what the
     # tokenizer's own segmentation earns in total: more pieces are no more valuable.

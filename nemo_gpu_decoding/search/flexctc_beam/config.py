@@ -26,9 +26,9 @@ class FlexCTCConfig(SearchConfig):
     # theta: hypotheses this far below the best of the frame are dropped, natural log, > 0 or inf.
     beam_threshold: float = 20.0
     # What becomes of hypotheses with equal text:
-    #   max    keep the better one, after the top K were taken (NeMo's beam_batch)
-    #   sum    add their probabilities, after the top K were taken
-    #   prefix one slot per text with blank and token scores apart: textbook CTC prefix search
+    #   max     keep the better one, after the top K were taken (NeMo's beam_batch)
+    #   sum     add their probabilities, after the top K were taken
+    #   prefix  one slot per text with blank and token scores apart: textbook CTC prefix search
     merge: str = "max"
     # Keep the label of every frame in `Path.alignment`.
     alignments: bool = False

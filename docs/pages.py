@@ -1,0 +1,74 @@
+"""Pages of the documentation: option tables written from the dataclasses, and hooks of the site (mkdocs.yml).
+
+    python docs/pages.py        write the option tables into docs/*.md
+
+A table stands between `<!-- options: CLASS -->` and `<!-- end -->`. Its rows are the fields of the dataclass, with
+their defaults and the comments above them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+REPOSITORY = HERE.parent
+
+
+def write_tables() -> None:
+    for page in sorted(HERE.glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        page.write_text(with_options(text), encoding="utf-8")
+
+
+def with_options(text: str) -> str:
+    """A page with the tables of today's options between its marks."""
+    return re.sub(
+        r"<!-- options: (\w+) -->\n.*?<!-- end -->",
+        lambda match: f"<!-- options: {match[1]} -->\n{option_table(match[1])}\n<!-- end -->",
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def option_table(name: str) -> str:
+    """The fields of a public options dataclass: name, default, meaning."""
+    import nemo_gpu_decoding
+    from nemo_gpu_decoding.cli.options import field_comments, show_value
+
+    options = getattr(nemo_gpu_decoding, name)
+    comments = field_comments(options)
+    rows = [f"| `{f.name}` | {show_value(f.default)} | {_cell(comments[f.name])} |" for f in fields(options)]
+    return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows])
+
+
+def _cell(comment: str) -> str:
+    """A comment as Markdown: values that it explains, two spaces before their meaning, as code."""
+    text = re.sub(r" *\b([\w-]+) {2,}", r"<br>`\1`: ", comment)
+    return text.replace("|", "\\|").replace("*", "\\*")
+
+
+# ---------------------------------------------------------------------------------- hooks of the site
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links to files outside of docs/ become their paths; the API page gets the docstrings."""
+    if page.file.src_path == "api.md":
+        names = re.findall(r"`(\w+)`", "".join(re.findall(r"^\|([^|]+)\|", markdown, re.M)))
+        markdown += "\n## Docstrings\n\n" + "\n\n".join(f"::: nemo_gpu_decoding.{name}" for name in names) + "\n"
+    folder = Path(page.file.src_path).parent
+
+    def outside(match: re.Match[str]) -> str:
+        target = (HERE / folder / match[2]).resolve()
+        if HERE in target.parents:
+            return match[0]
+        path = target.relative_to(REPOSITORY)
+        return f"`{path}`" if match[1].strip("`") == path.name else f"{match[1]} (`{path}`)"
+
+    return re.sub(r"\[([^\]]+)\]\(((?:\.\./)+[^)#]+)\)", outside, markdown)
+
+
+if __name__ == "__main__":
+    write_tables()
