@@ -20,7 +20,7 @@ BENCH_OUT := build/bench.json
 RECIPE := pyproject.toml scripts/make_venv.sh scripts/choose_torch.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint kernels fix pytest bench test-nemo27 clean
+.PHONY: help setup demo test lint kernels fix pytest bench test-nemo27 docs clean
 
 help:  ## this list
 	@echo "make <target>, and what it does (each target that needs the environment makes it first):"
@@ -65,6 +65,9 @@ test-nemo27: .venv-nemo27/.setup-done  ## the plugin's tests on NeMo 2.7.3, in a
 .venv-nemo27/.setup-done: $(RECIPE)
 	@VENV=.venv-nemo27 PYTHON="$(PYTHON)" TORCH="$(TORCH)" NEMO="nemo_toolkit[asr]==2.7.3" bash scripts/make_venv.sh
 	@touch $@
+
+docs: $(STAMP)  ## the site of docs/ in build/site; warnings are errors
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict && echo "open build/site/index.html"
 
 clean:  ## remove environments, caches and build outputs
 	rm -rf $(VENV) .venv-nemo27 build dist .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis

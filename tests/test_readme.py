@@ -3,6 +3,7 @@ figures those of the records."""
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -147,6 +148,22 @@ def test_links_point_to_something(page):
             titles = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.M)
             anchors = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
             assert anchor in anchors, f"{target}#{anchor}"
+
+
+def test_the_site_builds_without_a_warning(tmp_path):
+    """mkdocs checks links and anchors, mkdocstrings the docstrings' arguments against the signatures."""
+    for module in ("mkdocs", "material", "mkdocstrings_handlers.python"):
+        pytest.importorskip(module, reason='the site needs pip install ".[docs]"')
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = {path.stem: path.read_text(encoding="utf-8") for path in tmp_path.glob("*.html")}
+    assert {page.path.stem for page in PAGES[1:]} <= set(pages)
+    for name in nemo_gpu_decoding.__all__[1:]:  # all but __version__
+        assert f'id="nemo_gpu_decoding.{name}"' in pages["api"]
+    loaded = re.findall(r'<(?:script|link|img)[^>]* (?:src|href)="(https?:[^"]*)"', "".join(pages.values()))
+    assert not loaded, "the site needs something from elsewhere"
 
 
 # -------------------------------------------------------------------------------------------- options
