@@ -7,7 +7,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from nemo_gpu_decoding.bench.options import GRAPH_STRATEGIES, BenchOptions
-from nemo_gpu_decoding.bench.ours import EAGER, SMALL_LM
+from nemo_gpu_decoding.bench.ours import BOUNDED_EAGER, EAGER, EAGER_GROUPS, LARGE_LM, LET, SMALL_LM
 from nemo_gpu_decoding.bench.peers.base import Peer, Setting
 from nemo_gpu_decoding.bench.peers.nemo import BEAM_BATCH, GREEDY, GREEDY_BATCH, MAES, MALSD
 from nemo_gpu_decoding.bench.peers.text import FLASHLIGHT, PYCTCDECODE
@@ -66,7 +66,8 @@ TABLE = (
     Line("cuda_wfst", "kaldi_decoder", KALDI_DECODER, Check.WORDS),
     Line("cuda_wfst", "nemo", GREEDY_BATCH, Check.ALONE, GPU, parts=(END_TO_END,), greedy=True),
     Line("paged_biglm", "small_lm", SMALL_LM, Check.LM),
-    Line("paged_biglm", "eager", EAGER, Check.COSTS, CPU),
+    Line("paged_biglm", "large_lm", LARGE_LM, Check.LM),
+    *(Line("paged_biglm", peer.name, peer, Check.COSTS, CPU) for peer in (LET, EAGER, BOUNDED_EAGER, EAGER_GROUPS)),
     Line("paged_biglm", "", None, Check.GROUPS),
 )
 

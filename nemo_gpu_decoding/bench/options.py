@@ -12,6 +12,7 @@ from nemo_gpu_decoding.graph.topology import NEMO_NAMES
 STRATEGIES = ("flexctc_beam", "alsd_pp", "aes_pp", "cuda_wfst", "paged_biglm")
 TRANSDUCER_STRATEGIES, GRAPH_STRATEGIES = STRATEGIES[1:3], STRATEGIES[3:]
 PEERS = ("nemo", "flashlight", "pyctcdecode", "kaldi_decoder", "riva", "small_lm", "eager")
+ASKED_PEERS = ("large_lm", "let", "bounded_eager", "eager_groups")  # of paged_biglm, measured where they are named
 TASKS = ("synthetic", "speech")
 TRANSDUCERS = ("rnnt", "tdt")
 TEXTS = ("none", "own", "all")
@@ -21,7 +22,7 @@ GRAPH_TOPOLOGIES = ("compact", "normal", "minimal")
 LEAST_NGRAMS = 1000  # below it a synthetic LM would have no 3-grams
 MANY = 10**9
 _CHOICES = {
-    "peers": PEERS, "tasks": TASKS, "transducers": TRANSDUCERS, "texts": TEXTS
+    "peers": PEERS + ASKED_PEERS, "tasks": TASKS, "transducers": TRANSDUCERS, "texts": TEXTS
 }  # fmt: skip
 _LEAST = {
     "threads": 1, "repeats": 1, "utterances": 1, "phrases": 0, "many_phrases": 0, "check_utterances": 1,
@@ -67,7 +68,9 @@ class BenchOptions:
     # The strategy under test: flexctc_beam (beside NeMo's beam_batch and greedy_batch, flashlight and
     # pyctcdecode), alsd_pp or aes_pp (beside NeMo's malsd_batch or maes_batch, and greedy_batch),
     # cuda_wfst (beside kaldi_decoder and Riva's decoder, on the same graph), paged_biglm (beside the
-    # search of its small LM alone and eager composition).
+    # search of its small LM alone and eager composition; if peers names them, also beside large_lm, the
+    # graph of the large LM; let, the other composition [LET]; bounded_eager, eager composition with the
+    # bounds of lazy; eager_groups, that with token groups).
     strategy: str = "flexctc_beam"
     # batch: whole utterances, beside peers. stream: the latency of our strategy when many live streams
     # share one decoder, see `streams`. scale: time, memory and disk space that paged_biglm takes with

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,12 @@ from nemo_gpu_decoding.bench.files import cache_dir, cached, content_key
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.bench.peers.base import Hypothesis, Peer, Ready, Setting, device_of
 from nemo_gpu_decoding.bench.tasks import Task
+from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.lexicon import Lexicon
 from nemo_gpu_decoding.lm.arpa import read_arpa
 from nemo_gpu_decoding.lm.packed import PackedLM
+from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 
 LARGE, SMALL = "large", "small"  # which LM: the task's, or the one that is pruned from it
 
@@ -66,18 +69,41 @@ def cuda_wfst(which: str, options: BenchOptions, task: Task, setting: Setting) -
 
 
 def paged_biglm(composition: str, options: BenchOptions, task: Task, setting: Setting) -> Ready:
-    search = graph_search(options, task, setting)
-    config = PagedBigLMConfig(composition=composition, group_size=setting.group_size, **search)
+    """One of the compositions that users may choose, or of `ABLATIONS`."""
+    search, decoder = graph_search(options, task, setting), ABLATIONS.get(composition, PagedBigLM)
+    named = "lazy" if composition in ABLATIONS else composition
+    config = PagedBigLMConfig(composition=named, group_size=setting.group_size, **search)
     lms = packed_lm(task, LARGE), packed_lm(task, SMALL)
-    return ready(PagedBigLM(word_graph(task, SMALL), task.vocab_size, task.vocab_size, *lms, config))
+    return ready(decoder(word_graph(task, SMALL), task.vocab_size, task.vocab_size, *lms, config))
+
+
+class EagerGroups(PagedBigLM):
+    """Token groups without laziness, on a CPU [LET, IV-C]: LMs are queried before words are pruned."""
+
+    grouped = True
+
+    def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
+        models = super()._models_of(fusion, i)
+        assert models.composition is not None
+        return replace(models, composition=models.composition._replace(lazy=False, grouped=self.grouped))
+
+
+class BoundedEager(EagerGroups):
+    """Eager composition of which arcs and bounds are those of lazy, on a CPU: the fair baseline."""
+
+    grouped = False
 
 
 OURS: dict[str, Any] = {
     "flexctc_beam": flexctc_beam, "alsd_pp": alsd_pp, "aes_pp": aes_pp, "cuda_wfst": partial(cuda_wfst, LARGE),
     "paged_biglm": partial(paged_biglm, "lazy"),
 }  # fmt: skip
-SMALL_LM = Peer("small_lm", partial(cuda_wfst, SMALL), multithreaded=True)
-EAGER = Peer("eager", partial(paged_biglm, "eager"), multithreaded=True)  # the baseline of [LET]
+ABLATIONS: dict[str, type[PagedBigLM]] = {"bounded_eager": BoundedEager, "eager_groups": EagerGroups}
+# Peers of paged_biglm: the graph of the large LM, that of the small LM alone, and other compositions
+LARGE_LM, SMALL_LM = (Peer(f"{lm}_lm", partial(cuda_wfst, lm), multithreaded=True) for lm in (LARGE, SMALL))
+LET, EAGER, BOUNDED_EAGER, EAGER_GROUPS = (
+    Peer(name, partial(paged_biglm, name), multithreaded=True) for name in ("let", "eager", *ABLATIONS)
+)
 
 
 def ready(decoder: Any) -> Ready:

@@ -31,12 +31,21 @@ from nemo_gpu_decoding.bench.clock import (
 )
 from nemo_gpu_decoding.bench.encoder import Encoder, make_encoder
 from nemo_gpu_decoding.bench.options import GRAPH_STRATEGIES, BenchOptions
-from nemo_gpu_decoding.bench.ours import LARGE, OURS, SMALL, describe_graph, packed_lm, word_graph, work_per_frame
+from nemo_gpu_decoding.bench.ours import (
+    LARGE,
+    LARGE_LM,
+    OURS,
+    SMALL,
+    describe_graph,
+    packed_lm,
+    word_graph,
+    work_per_frame,
+)
 from nemo_gpu_decoding.bench.peers.base import Batch, Peer, Ready, Setting
 from nemo_gpu_decoding.bench.report import Row, format_rows, line_of, result_path, write_result
 from nemo_gpu_decoding.bench.sources import make_tasks
 from nemo_gpu_decoding.bench.tasks import Task
-from nemo_gpu_decoding.bench.verify import Errors, Verdict, beside_cpu, verify
+from nemo_gpu_decoding.bench.verify import Errors, Verdict, beside, beside_cpu, verify
 
 __all__ = ["BenchOptions", "run"]
 FILE_OPTIONS = (
@@ -247,6 +256,9 @@ class BatchBench:
             extras["work"] = {side: work_per_frame(found) for side, found in results.items()}
             counts = packed_lm(case.task, LARGE).counts, packed_lm(case.task, SMALL).counts
             extras["lms"] = {"large": sum(counts[0]), "small": sum(counts[1])}
+            if LARGE_LM.name in self._setup.options.peers:
+                static = self._ready(LARGE_LM, case.theirs).decoder.decode(batch.inputs, batch.lengths)
+                extras["beside_large_lm"] = {side: beside(static, found) for side, found in results.items()}
         if self._setup.hardware.on_gpu and case.part == DECODER and case.task.transducer is None:
             read = int(batch.lengths.sum()) * batch.inputs.shape[2] * batch.inputs.element_size()
             at_best = read / self._setup.bandwidth

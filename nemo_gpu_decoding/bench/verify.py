@@ -102,6 +102,15 @@ def compare(check: Check, task: Task, theirs: Ready, ours: Ready) -> Verdict:
     return Verdict(seen["worse"] <= allowed, how)
 
 
+def beside(static: Iterable[Any], results: Iterable[Any]) -> dict[str, int]:
+    """How many utterances have the text that the graph of the large LM gives, or another that scores more or less."""
+    seen = {"same": 0, "better": 0, "worse": 0}
+    for theirs, ours in zip(static, results, strict=True):
+        is_better = ours.best.score > theirs.best.score
+        seen["same" if ours.best.text == theirs.best.text else "better" if is_better else "worse"] += 1
+    return seen
+
+
 def beside_cpu(task: Task, ours: Ready, on_cpu: Ready) -> Verdict:
     """Our GPU's results against our CPU's: to the bit, but for transducers, whose networks round otherwise."""
     batch, on_host = (task.inputs, task.lengths), (task.inputs.cpu(), task.lengths.cpu())

@@ -15,12 +15,12 @@ from nemo_gpu_decoding import pack_arpa_in_memory
 from nemo_gpu_decoding.bench import cases as cases_module
 from nemo_gpu_decoding.bench import run as run_module
 from nemo_gpu_decoding.bench.cases import DECODER, END_TO_END, NO_TDT, ONE_FUSION, Case, Check, Line, make_cases
-from nemo_gpu_decoding.bench.options import BenchOptions
+from nemo_gpu_decoding.bench.options import ASKED_PEERS, BenchOptions
 from nemo_gpu_decoding.bench.ours import flexctc_beam
 from nemo_gpu_decoding.bench.peers.base import Hypothesis, Peer, Ready, Setting
 from nemo_gpu_decoding.bench.run import run
 from nemo_gpu_decoding.bench.tasks import Weights
-from nemo_gpu_decoding.bench.verify import Errors, classify, compare, lm_scores, recompute
+from nemo_gpu_decoding.bench.verify import Errors, beside, classify, compare, lm_scores, recompute
 from nemo_gpu_decoding.metrics import word_errors
 from tests.assets import ASSETS, CTC_MODEL, ROOT
 
@@ -263,6 +263,10 @@ def test_rows_of_word_graphs():
     ]
     cases = listed(BenchOptions(strategy="paged_biglm", peers=["small_lm"], group_sizes=[]))
     assert [case.check for case in cases] == [Check.LM] * 4
+    usual = listed(BenchOptions(strategy="paged_biglm"))
+    assert {case.peer.name for case in usual if case.peer} == {"small_lm", "eager"}
+    asked = listed(BenchOptions(strategy="paged_biglm", peers=list(ASKED_PEERS), group_sizes=[]))
+    assert {case.peer.name for case in asked} == set(ASKED_PEERS)
 
 
 def test_a_greedy_row_needs_no_lm():
@@ -360,21 +364,37 @@ def test_word_graphs_are_verified_beside_kaldi(tiny_options, capsys):
 def test_large_lms_are_verified_beside_small_and_eager_ones(tiny_options):
     pytest.importorskip("kaldifst")
     options = replace(
-        tiny_options, strategy="paged_biglm", peers=["small_lm", "eager"], graph_beams=[30],
+        tiny_options, strategy="paged_biglm", peers=["small_lm", "eager", *ASKED_PEERS], graph_beams=[30],
         sentences=300, weights={"small_share": 0.1}, pair_seconds=0.1, group_sizes=[1],
     )  # fmt: skip
     rows = run(options)
-    assert [row["peer"] for row in rows] == ["small_lm", "eager", "paged_biglm"]
+    names = ["small_lm", "large_lm", "let", "eager", "bounded_eager", "eager_groups", "paged_biglm"]
+    assert [row["peer"] for row in rows] == names
     for row in rows:
         assert row["verified"], row["verified_by"]
         assert row["lms"]["large"] > 5 * row["lms"]["small"]
-    asked = {side: work["look_ups"] for side, work in rows[1]["work"].items()}
-    assert 0 < asked["ours"] < asked["peer"] / 2
-    assert [rows[2][side]["group_size"] for side in ("params", "peer_params")] == [1, 0]
-    assert "costs beside groups without a limit: " in rows[2]["verified_by"]
-    assert "better" not in rows[2]["verified_by"].partition("; ")[2].partition(": ")[2]
-    asked = {side: work["look_ups"] for side, work in rows[2]["work"].items()}
+        assert row["beside_large_lm"] == {side: {"same": 2, "better": 0, "worse": 0} for side in ("ours", "peer")}
+    by_name = dict(zip(names, rows, strict=True))
+    work = {name: row["work"]["peer"] for name, row in by_name.items() if row["work"]["peer"]}
+    lazy = rows[0]["work"]["ours"]
+    assert 0 < 2 * lazy["look_ups"] < work["eager_groups"]["look_ups"] < work["eager"]["look_ups"]
+    assert work["eager_groups"]["look_ups"] == pytest.approx(work["bounded_eager"]["look_ups"], rel=0.01)
+    assert work["eager_groups"]["arc_visits"] < work["bounded_eager"]["arc_visits"] < work["eager"]["arc_visits"]
+    limited = by_name["paged_biglm"]
+    assert [limited[side]["group_size"] for side in ("params", "peer_params")] == [1, 0]
+    assert "costs beside groups without a limit: " in limited["verified_by"]
+    assert "better" not in limited["verified_by"].partition("; ")[2].partition(": ")[2]
+    asked = {side: work["look_ups"] for side, work in limited["work"].items()}
     assert 0 < asked["ours"] < asked["peer"]
+
+
+def test_texts_beside_those_of_the_large_graph():
+    def results(*paths):
+        return [SimpleNamespace(best=SimpleNamespace(text=text, score=score)) for text, score in paths]
+
+    static = results(("a", -1.0), ("b", -1.0), ("c", -1.0), ("d", -1.0))
+    ours = results(("a", -1.5), ("x", -0.5), ("y", -1.5), ("z", -1.0))
+    assert beside(static, ours) == {"same": 1, "better": 1, "worse": 2}
 
 
 @pytest.mark.nemo

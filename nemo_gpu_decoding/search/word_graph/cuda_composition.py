@@ -140,4 +140,4 @@ class LmComposition:
         """Macros of `advance`."""
         composition = models[0].composition
         assert composition is not None
-        return {"COMPOSE": 1} if composition.lazy else {"COMPOSE": 1, "EAGER": 1}
+        return {"COMPOSE": 1} if composition.bounded else {"COMPOSE": 1, "EAGER": 1}

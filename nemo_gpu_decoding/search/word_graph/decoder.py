@@ -319,8 +319,8 @@ class PagedBigLM(CudaWFST):
     def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
         models = super()._models_of(fusion, i)
         weight = np.float32(float(models.weights.lm_weight) * self.config.large_lm_weight)
-        lazy, group_size = self.config.composition != "eager", self.config.group_size or 1 << 30
-        return replace(models, composition=Composition(self._lms, weight, lazy, group_size))
+        size, bounded = self.config.group_size or 1 << 30, self.config.composition != "eager"
+        return replace(models, composition=Composition(self._lms, weight, size, bounded))
 
 
 def _best_path(state: StreamState, final: bool) -> LatticePath | None:

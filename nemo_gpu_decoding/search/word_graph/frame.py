@@ -139,7 +139,7 @@ def _expand(best, row, state, search, lm, work):
             _expand_groups(row, state, search, lm, work)
         else:
             lm_contexts.begin_frame(work)
-            if lm.lazy:
+            if lm.bounded:
                 _expand_groups(row, state, search, lm, work)
             else:
                 eager.expand_all_arcs(row, state, search, lm, work)
@@ -313,7 +313,11 @@ def _expand_group(group, g, row, state, search, lm, work):
                 frame.arc_visits += 1
             acoustic_cost = cost_of(row, arcs[a].ilabel, search)
             if least_total(group.cost, arcs[a].cost, acoustic_cost, search) > frame.cutoff:
-                continue
+                if lm is None:
+                    continue
+                else:
+                    if lm.lazy or arcs[a].olabel == 0:
+                        continue
             if lm is None:
                 token_groups.expand_arc(a, g, acoustic_cost, state, search, lm, work)
             else:

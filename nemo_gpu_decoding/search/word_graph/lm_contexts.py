@@ -29,6 +29,7 @@ import numpy as np
 from nemo_gpu_decoding.graph.csr import first_arc
 from nemo_gpu_decoding.graph.topology import NORMAL
 from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.search.log_space import LARGEST
 from nemo_gpu_decoding.search.word_graph.candidates import (
     Table,
     boosted,
@@ -211,6 +212,9 @@ def join(key, olabel, cost, origin, search, lm, work):
     """Put a token into its LM context of a group; `olabel` is that of the closure arc, or 0."""
     frame, contexts = work.frame[0], work.groups
     context = work.current[origin.source].lm
+    if olabel != 0 and not lm.lazy:
+        difference, context = query(olabel, context, search, lm, work)
+        cost, olabel = cost + difference, np.int32(0)
     slot = _find_context_slot(key, context, olabel, work)
     if work.group_slots[slot].stamp == work.stamps[1]:
         c = work.group_slots[slot].entry
@@ -226,17 +230,17 @@ def join(key, olabel, cost, origin, search, lm, work):
         begin_group(contexts[c], key, cost, origin, search, work)
         contexts[c].lm, contexts[c].lm_after, contexts[c].olabel = context, context, olabel
         contexts[c].difference = np.float32(np.nan) if olabel != 0 else np.float32(0.0)
-        _add_context(c, work)
+        _add_context(c, lm, work)
     if search.params.keeps_links:
         add_group_token(contexts[c], cost, origin, work)
 
 
 @inlined
-def _add_context(c, work):
+def _add_context(c, lm, work):
     """Put a new LM context into its group, which may be new as well."""
     frame, context, slots = work.frame[0], work.groups[c], work.lm.group_slots
     slot = find_slot(context.key, 0, _group_table(work), None)
-    if slots[slot].stamp != work.stamps[2]:
+    if slots[slot].stamp != work.stamps[2] or not lm.grouped:
         g = np.int32(frame.lm_groups)  # there are no more groups than contexts, so there is capacity
         frame.lm_groups += 1
         fill_slot(slots, slot, work.stamps[2], g)
@@ -378,7 +382,7 @@ def expand_deferred(row, state, search, lm, work):
     So it does not matter in which order queries are made.
     """
     frame, arcs = work.frame[0], search.graph.arcs
-    cutoff = frame.cutoff
+    cutoff = frame.cutoff if lm.lazy else LARGEST
     for n in range(frame.deferred):
         if frame.status != DONE:
             break

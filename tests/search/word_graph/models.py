@@ -173,9 +173,11 @@ def nested_pair(seed: int) -> tuple[LM, LM]:
     return LM(part_of(large.table, seed=seed + 100)), large
 
 
-def make_paged(small: LM, large: LM, *, graph=None, lm_weight=1.0, boosting=None, **options) -> PagedBigLM:
+def make_paged(
+    small: LM, large: LM, *, graph=None, lm_weight=1.0, boosting=None, kind=PagedBigLM, **options
+) -> PagedBigLM:
     config = PagedBigLMConfig(**{"beam": WIDE, "max_active": ALL, "threads": 1, **options})
-    return PagedBigLM(
+    return kind(
         graph or small.graph, VOCAB, BLANK, large.packed, small.packed, config,
         Fusion(lm_weight=lm_weight, boosting=boosting),
     )  # fmt: skip

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from nemo_gpu_decoding.bench.ours import ABLATIONS
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
@@ -257,8 +258,9 @@ def test_static_graph_and_all_compositions_agree(topology, large_seed):
     log_probs = random_log_probs(16, 25, VOCAB + 1, seed=large_seed)
     config = WFSTConfig(topology=topology, beam=WIDE, max_active=ALL, threads=1)
     static = CudaWFST(large.graph, VOCAB, BLANK, config).decode(log_probs, [25] * 16)
-    for composition in COMPOSITIONS:
-        decoder = make_paged(small, large, topology=topology, composition=composition)
+    decoders = [make_paged(small, large, topology=topology, composition=name) for name in COMPOSITIONS]
+    decoders += [make_paged(small, large, topology=topology, kind=kind) for kind in ABLATIONS.values()]
+    for decoder in decoders:
         results = decoder.decode(log_probs, [25] * 16)
         for ours, theirs in zip(results, static, strict=True):
             assert ours.best.score == pytest.approx(theirs.best.score, abs=2e-4)
