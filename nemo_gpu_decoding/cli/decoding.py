@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,26 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         check_counts(self, "batch_size")
+
+
+@dataclass
+class DecodingOptions(ModelOptions):
+    """Options of the commands that decode with one setting. What is null keeps the value of the preset, or of NeMo."""
+
+    # Hypotheses kept per frame, 1 .. 4096. More is slower and seldom better beyond 16.
+    beam_size: int | None = None
+    # For word graphs: hypotheses that cost so much more than the best one are dropped, natural log, > 0.
+    beam_width: float | None = None
+    # Weight of the LM (paged_biglm: of both), natural log, >= 0; 0.3 .. 1 is usual. Find it with `tune`.
+    lm_weight: float | None = None
+    # For paged_biglm: share of the large LM in that, >= 0; with 1 the small LM's scores count no more.
+    large_lm_weight: float | None = None
+    # For flexctc_beam: added per token, natural log; > 0 makes up for the words that an LM swallows.
+    beam_beta: float | None = None
+    # Weight of the boosting, natural log, >= 0; 0.5 .. 3 is usual, for word graphs (per word) 5 .. 40.
+    boosting_weight: float | None = None
+    # Any key of NeMo's decoding section, as decoding.KEY=VALUE; wins over everything else.
+    decoding: dict[str, Any] = field(default_factory=dict)
 
 
 def check_counts(options: Any, *names: str) -> None:

@@ -29,6 +29,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "transcribe": Command("transcribe", "audio files to text, with a beam, an LM and boosted phrases"),
+    "serve": Command("serve", "live streams to text: a WebSocket server with a page to try it on"),
     "tune": Command("tune", "find LM, insertion and boosting weights on a dev manifest"),
     "build-graph": Command("build_graph", "a word LM to the graph that cuda_wfst searches, with a report"),
     "build-lm": Command("build_lm", "text to an n-gram LM over words, or over the tokens of a model"),

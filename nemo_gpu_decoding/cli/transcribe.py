@@ -7,14 +7,14 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
 
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.cli.decoding import (
     DEFAULT_STRATEGY,
-    ModelOptions,
+    DecodingOptions,
     check_counts,
     check_rescoring,
     decoding_config,
@@ -41,7 +41,7 @@ EXAMPLES = (
 
 
 @dataclass
-class TranscribeOptions(ModelOptions):
+class TranscribeOptions(DecodingOptions):
     """Options of `transcribe`. What is null keeps the value of the preset, or of NeMo."""
 
     # What to transcribe: a file, a folder, a pattern in quotes ('*.wav') or a list [a.wav,b.flac].
@@ -53,18 +53,6 @@ class TranscribeOptions(ModelOptions):
     # they apply n_best, words (with start, end and confidence), text, wer and oracle_wer: that of the best
     # of the n_best hypotheses, or of the lattice with decoding.wfst.decoding_mode=lattice.
     out: str | None = None
-    # Hypotheses kept per frame, 1 .. 4096. More is slower and seldom better beyond 16.
-    beam_size: int | None = None
-    # For word graphs: hypotheses that cost so much more than the best one are dropped, natural log, > 0.
-    beam_width: float | None = None
-    # Weight of the LM (paged_biglm: of both), natural log, >= 0; 0.3 .. 1 is usual. Find it with `tune`.
-    lm_weight: float | None = None
-    # For paged_biglm: share of the large LM in that, >= 0; with 1 the small LM's scores count no more.
-    large_lm_weight: float | None = None
-    # For flexctc_beam: added per token, natural log; > 0 makes up for the words that an LM swallows.
-    beam_beta: float | None = None
-    # Weight of the boosting, natural log, >= 0; 0.5 .. 3 is usual, for word graphs (per word) 5 .. 40.
-    boosting_weight: float | None = None
     # Hypotheses returned per utterance (in `out`); by beam searches at most beam_size.
     n_best: int = 1
     # Second pass: an LM that orders the n_best hypotheses: a word n-gram LM (a file of pack-lm, or ARPA), or the
@@ -79,8 +67,6 @@ class TranscribeOptions(ModelOptions):
     # The head of a hybrid model: ctc or rnnt. null: the one that the strategy is for; else ctc if the
     # model has it.
     head: str | None = None
-    # Any key of NeMo's decoding section, as decoding.KEY=VALUE; wins over everything else.
-    decoding: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_counts(self, "n_best", "batch_size")

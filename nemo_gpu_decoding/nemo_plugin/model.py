@@ -83,13 +83,9 @@ class Model:
     @classmethod
     def load(cls, name: str, *, device: str = "auto", verbose: bool = False) -> Model:
         """Restore a `.nemo` file, or fetch a pretrained model by its name."""
-        is_file = Path(name).is_file()
-        if name.endswith(".nemo") and not is_file:
-            raise ValueError(f"model={name} is no file here")
-        if is_file and not tarfile.is_tarfile(name):
-            raise ValueError(f"model={name} is no NeMo model: a .nemo file is a tar archive")
-        where = _usable_device(device)
-        asr_model = _import_nemo(verbose)
+        is_file = check_model_file(name)
+        where = usable_device(device)
+        asr_model = import_nemo(verbose)
         if is_file:
             return cls(asr_model.restore_from(name, map_location=where).eval())
         try:
@@ -301,7 +297,22 @@ class TransducerHead(Head):
         return networks_of(nemo.decoder, nemo.joint, self.decoding.durations or ())
 
 
-def _usable_device(name: str) -> torch.device:
+def check_model_file(name: str) -> bool:
+    """Whether a model's name is that of a file.
+
+    Raises:
+        ValueError: it should be one and is not, or is no archive.
+    """
+    is_file = Path(name).is_file()
+    if name.endswith(".nemo") and not is_file:
+        raise ValueError(f"model={name} is no file here")
+    if is_file and not tarfile.is_tarfile(name):
+        raise ValueError(f"model={name} is no NeMo model: a .nemo file is a tar archive")
+    return is_file
+
+
+def usable_device(name: str) -> torch.device:
+    """The device that an option names; auto: a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -313,7 +324,7 @@ def _usable_device(name: str) -> torch.device:
     return device
 
 
-def _import_nemo(verbose: bool) -> type[ASRModel]:
+def import_nemo(verbose: bool) -> type[ASRModel]:
     """Import NeMo (about ten seconds) and register our strategies."""
     if not verbose:
         _silence()

@@ -1,0 +1,146 @@
+"""`nemo-gpu-decoding serve`: live streams through one model, over WebSockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from nemo_gpu_decoding.cli.decoding import DEFAULT_STRATEGY, DecodingOptions, check_counts, decoding_config
+
+if TYPE_CHECKING:
+    from nemo_gpu_decoding.live.server import LiveServer
+
+TOKEN_VARIABLE = "NEMO_GPU_DECODING_TOKEN"
+NO_SERVER = "serve needs Starlette and uvicorn: pip install 'nemo-gpu-decoding[serve]'"
+EXAMPLES = (
+    "model=model.nemo",
+    "model=model.nemo lm=lm.arpa phrases=names.txt port=9000",
+    "model=cache_aware.nemo strategy=alsd_pp max_streams=200 end_silence=0.6",
+    "model=model.nemo host=0.0.0.0 token=...",
+)
+T = TypeVar("T")
+
+
+@dataclass
+class ServeOptions(DecodingOptions):
+    """Options of `serve`."""
+
+    # Streams in one step of encoder and decoder, at most.
+    batch_size: int = 64
+    # Address to listen on. One that other machines reach needs a token, or open_to_all=true.
+    host: str = "127.0.0.1"
+    # 0: any that is free.
+    port: int = 8765
+    # Wanted of every stream, in the header "Authorization: Bearer TOKEN" or as ?token=TOKEN; null: that of
+    # the environment variable NEMO_GPU_DECODING_TOKEN, or none.
+    token: str | None = None
+    # No token is wanted, on whatever address.
+    open_to_all: bool = False
+    # NeMo's pipeline: buffered for offline checkpoints, cache_aware for those trained to stream; auto: as
+    # the encoder's config says.
+    pipeline: str = "auto"
+    # Buffered: seconds of new audio in a step.
+    chunk_seconds: float = 0.4
+    # Buffered: seconds of audio before them that the encoder sees again.
+    left_seconds: float = 1.6
+    # Buffered: seconds of audio behind them that the encoder waits for. Less is faster and worse.
+    right_seconds: float = 0.8
+    # So many seconds of silence end an utterance; below 0: only the end of the stream does.
+    end_silence: float = 0.8
+    # Seconds to wait for chunks of other streams when there is one.
+    tick_seconds: float = 0.02
+    # Streams that are open at a time, at most.
+    max_streams: int = 64
+    # Bytes of one message, at most.
+    max_message_bytes: int = 1_000_000
+    # Phrases of one stream, at most.
+    max_phrases: int = 1000
+    # boosting_weight of one stream, at most, natural log.
+    max_boosting_weight: float = 100.0
+    # A stream without a message for so many seconds ends.
+    idle_seconds: float = 30.0
+    # An utterance is cut where it gets longer than so many seconds.
+    utterance_seconds: float = 60.0
+    # Seconds of audio that wait to be decoded; a client that is further ahead is not read from.
+    pending_seconds: float = 2.0
+    # A client that does not take a message for so many seconds is dropped.
+    send_seconds: float = 10.0
+    # On shutdown: seconds for open utterances to be finished.
+    shutdown_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        check_counts(self, "batch_size")
+
+
+OPTIONS = ServeOptions
+
+
+def run(options: ServeOptions) -> int:
+    """Serve until interrupted; the address on stdout."""
+    server = build_server(options)
+    asyncio.run(_serve(server))
+    return 0
+
+
+def build_server(options: ServeOptions) -> LiveServer:
+    """The server, its model loaded.
+
+    Raises:
+        ValueError: an option is out of range, a public address has no token, the model cannot do it.
+    """
+    try:
+        from nemo_gpu_decoding.live.server import Address, LiveServer
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] not in ("starlette", "uvicorn"):
+            raise
+        raise ImportError(NO_SERVER) from error
+    from nemo_gpu_decoding.live.batcher import Batcher
+    from nemo_gpu_decoding.live.session import Limits
+
+    token = options.token or os.environ.get(TOKEN_VARIABLE)
+    address = Address(options.host, options.port, token, options.open_to_all, options.shutdown_seconds).checked()
+    limits = _fields_of(Limits, options)
+    batcher = Batcher(
+        build_recognizer(options), limits, batch_size=options.batch_size, tick_seconds=options.tick_seconds
+    )
+    return LiveServer(batcher, address)
+
+
+def build_recognizer(options: ServeOptions) -> Any:
+    """The model in NeMo's pipeline, with the strategy."""
+    from nemo_gpu_decoding.nemo_plugin.recognizer import PipelineOptions, PipelineRecognizer, default_head
+
+    strategy = options.strategy
+    if strategy is None and options.preset is None:
+        strategy = DEFAULT_STRATEGY[default_head(options.model, verbose=options.verbose)]
+    config = decoding_config(strategy, options.preset, vars(options))
+    decoding = cast(DictConfig, OmegaConf.merge(config, options.decoding))
+    return PipelineRecognizer.build(
+        options.model, decoding, _fields_of(PipelineOptions, options), device=options.device, verbose=options.verbose
+    )
+
+
+def _fields_of(cls: type[T], options: ServeOptions) -> T:
+    """A dataclass from the options that its fields name."""
+    return cls(
+        **{
+            field.name: getattr(options, field.name)
+            for field in fields(cast(Any, cls))
+            if hasattr(options, field.name)
+        }
+    )
+
+
+async def _serve(server: LiveServer) -> None:
+    serving = asyncio.create_task(server.serve())
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.05)
+    if server.started:
+        print(f"serving {server.batcher.recognizer.strategy} on {server.url}", flush=True)
+        print("stop it with Ctrl+C; open utterances are finished", file=sys.stderr)
+    await serving

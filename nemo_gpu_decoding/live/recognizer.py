@@ -1,0 +1,72 @@
+"""What a live server asks of the model behind it: one step reads a chunk of each stream that has one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+
+class StreamOptions(NamedTuple):
+    """What a client wants for its stream; None: as the server has it."""
+
+    phrases: tuple[str, ...] = ()  # in place of the server's; empty: the server's
+    boosting_weight: float | None = None  # of these phrases, natural log
+    end_silence: float | None = None  # seconds of silence that end an utterance; < 0: none does
+    language: str | None = None  # of models that are told
+
+
+class Chunk(NamedTuple):
+    """Audio of one stream."""
+
+    stream: int  # number; each is used once
+    samples: np.ndarray  # [n] float32 in -1 .. 1; `chunk_samples` of them, up to that many in the last chunk
+    is_first: bool = False
+    is_last: bool = False
+    options: Any = None  # from `prepare`, with the first chunk
+
+
+class Word(NamedTuple):
+    """A word, its times in seconds since the stream began, its confidence in [0, 1]."""
+
+    word: str
+    start: float
+    end: float
+    confidence: float
+
+
+class Words(NamedTuple):
+    """A transcript."""
+
+    text: str
+    words: tuple[Word, ...] = ()
+    is_joined: bool = False  # begins inside a word whose beginning was in the transcript before
+
+
+class Step(NamedTuple):
+    """What a chunk gave."""
+
+    partial: Words | None = None  # of the utterance that goes on; None behind the last chunk
+    final: Words | None = None  # of the utterance that ended in this chunk, if one did
+    error: str | None = None  # why the stream cannot go on
+
+
+class Recognizer(Protocol):
+    """A model that reads many streams at once. All but `prepare` is called from one thread."""
+
+    strategy: str
+    sample_rate: int  # hertz
+    chunk_samples: int
+
+    @property
+    def languages(self) -> list[str]: ...
+
+    def prepare(self, wanted: StreamOptions) -> Any:
+        """`Chunk.options` for what a client wants. Raises a FieldError for what cannot be had."""
+
+    def step(self, chunks: Sequence[Chunk]) -> list[Step]:
+        """Read chunks of different streams, any number of them."""
+
+    def drop(self, streams: Iterable[int]) -> None:
+        """Forget streams without their results, after a step raised an error."""

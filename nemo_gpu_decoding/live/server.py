@@ -1,0 +1,296 @@
+"""The WebSocket server of live streams: connections in, `batcher.py` behind them.
+
+    GET /          a page that transcribes the microphone or a file
+    WS  /stream    one stream; `session.py` says what goes back and forth
+    GET /healthz   200, or 503 where no stream would be taken
+    GET /metrics   counters for Prometheus
+
+With a token, /stream and /metrics want it: "Authorization: Bearer TOKEN", or ?token=TOKEN where a browser cannot set
+headers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import ipaddress
+import json
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from nemo_gpu_decoding.checks import FieldError, check_int, check_number
+from nemo_gpu_decoding.live.batcher import Batcher, ServerFullError
+from nemo_gpu_decoding.live.session import Session, read_start
+
+logger = logging.getLogger("nemo_gpu_decoding")
+
+DONE, RESTART, REFUSED, FULL, FAILED = 1000, 1012, 1008, 1013, 1011  # codes of RFC 6455 and its registry
+PAGE_RULES = (
+    "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+
+
+class Address(NamedTuple):
+    """Where the server listens, and who may come in."""
+
+    host: str = "127.0.0.1"
+    port: int = 8765  # 0: any that is free
+    token: str | None = None
+    open_to_all: bool = False  # no token is wanted, on whatever address
+    shutdown_seconds: float = 10.0  # for open utterances to be finished
+
+    def checked(self) -> Address:
+        """Itself.
+
+        Raises:
+            FieldError: names the field that is out of range, or a public address without a token.
+        """
+        check_int("port", self.port, 0, 65535)
+        check_number("shutdown_seconds", self.shutdown_seconds)
+        if self.token is not None and not self.token.strip():
+            raise FieldError("token", self.token, "a text that is not blank")
+        if not (self.token or self.open_to_all or self._is_loopback):
+            raise FieldError("host", self.host, "127.0.0.1 or ::1, or a token, or open_to_all=true")
+        return self
+
+    @property
+    def _is_loopback(self) -> bool:
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+
+class LiveServer(uvicorn.Server):
+    """Serves a recognizer until it is told to stop; then open utterances are finished.
+
+    Args:
+        batcher: the streams.
+        address: where to listen.
+    """
+
+    def __init__(self, batcher: Batcher, address: Address) -> None:
+        self.batcher, self.address = batcher, address.checked()
+        self.is_draining = False
+        self.handlers: set[asyncio.Task[Any]] = set()
+        routes = [
+            Route("/", self._page),
+            Route("/healthz", self._health),
+            Route("/metrics", self._metrics),
+            WebSocketRoute("/stream", self._stream),
+        ]
+        limits = batcher.limits
+        app = Starlette(routes=routes, lifespan=self._life)
+        super().__init__(
+            uvicorn.Config(
+                app, host=address.host, port=address.port, log_level="warning", access_log=False, server_header=False,
+                ws_max_size=limits.max_message_bytes, ws_per_message_deflate=False,
+                ws_ping_interval=limits.idle_seconds, ws_ping_timeout=limits.idle_seconds,
+                timeout_graceful_shutdown=1,
+            )
+        )  # fmt: skip
+
+    @property
+    def url(self) -> str:
+        """Of the page, once the server runs."""
+        host, port, *_ = self.servers[0].sockets[0].getsockname()
+        return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Take no more streams, finish open utterances, close."""
+        self.is_draining = True
+        for session in self.batcher.sessions.values():
+            session.end()
+        self.batcher.wake()
+        if self.handlers:
+            await asyncio.wait(self.handlers, timeout=self.address.shutdown_seconds)
+        await super().shutdown(sockets)
+
+    @contextlib.asynccontextmanager
+    async def _life(self, app: Starlette) -> AsyncIterator[None]:
+        self._running = asyncio.create_task(self.batcher.run())
+        yield
+        self._running.cancel()
+        await asyncio.to_thread(self.batcher.close)
+
+    # ------------------------------------------------------------------------------------- routes
+
+    async def _page(self, request: Request) -> Response:
+        page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+        return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_RULES})
+
+    async def _health(self, request: Request) -> Response:
+        is_well = not (self.is_draining or self._running.done())
+        status = "ok" if is_well else "stopping"
+        return JSONResponse({"status": status, "streams": len(self.batcher.sessions)}, 200 if is_well else 503)
+
+    async def _metrics(self, request: Request) -> Response:
+        if not self._knows_token(request):
+            return PlainTextResponse("token is missing or wrong\n", 401)
+        text = self.batcher.metrics.text(len(self.batcher.sessions))
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    def _knows_token(self, request: HTTPConnection) -> bool:
+        if self.address.token is None:
+            return True
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() != "bearer":
+            given = request.query_params.get("token", "")
+        return hmac.compare_digest(given.strip().encode(), self.address.token.encode())
+
+    # ------------------------------------------------------------------------------------ streams
+
+    async def _stream(self, socket: WebSocket) -> None:
+        if not self._knows_token(socket):
+            await socket.send_denial_response(PlainTextResponse("token is missing or wrong\n", 401))
+            return
+        if not _is_same_origin(socket):
+            await socket.send_denial_response(PlainTextResponse("pages of other servers are not let in\n", 403))
+            return
+        await socket.accept()
+        task = asyncio.current_task()
+        assert task is not None
+        self.handlers.add(task)
+        outcome = "disconnect"
+        try:
+            outcome = await self._converse(socket)
+        except (WebSocketDisconnect, RuntimeError):  # a RuntimeError: sent to a client that was gone
+            pass
+        except asyncio.TimeoutError:
+            outcome = "send_seconds"
+            logger.warning("a client is dropped: it does not read what it is sent")
+            self._abort(socket)
+        finally:
+            self.handlers.discard(task)
+            self.batcher.metrics.streams[outcome] += 1
+
+    async def _converse(self, socket: WebSocket) -> str:
+        """A connection from its first message to its close; returns how it ended."""
+        limits = self.batcher.limits
+        try:
+            if self.is_draining or self.batcher.is_full:
+                raise ServerFullError
+            first = await asyncio.wait_for(_receive(socket), limits.idle_seconds)
+            if not isinstance(first, str):
+                raise FieldError("message", f"{len(first)} bytes", "a JSON object before any audio")
+            session = await self.batcher.open(read_start(first, limits))
+        except ServerFullError:
+            return await self._refuse(
+                socket, "streams", f"no more than {limits.max_streams} are served at a time", FULL
+            )
+        except asyncio.TimeoutError:
+            return await self._refuse(socket, "idle_seconds", "there was no first message", REFUSED)
+        except ValueError as error:
+            return await self._refuse(socket, getattr(error, "field", "message"), str(error), REFUSED)
+        reading = asyncio.create_task(self._read(socket, session))
+        try:
+            await self._send(socket, self._ready())
+            await self._write(socket, session)
+            reading.cancel()
+            if session.error is not None:
+                return await self._refuse(socket, *session.error, FAILED if session.error[0] == "server" else REFUSED)
+            await self._timely(socket.close(RESTART if self.is_draining else DONE))
+            return "restart" if self.is_draining else "end"
+        finally:
+            reading.cancel()
+            session.kill()
+            self.batcher.wake()
+
+    def _ready(self) -> dict[str, Any]:
+        recognizer, limits = self.batcher.recognizer, self.batcher.limits
+        seconds = recognizer.chunk_samples / recognizer.sample_rate
+        return {
+            "type": "ready", "strategy": recognizer.strategy, "sample_rate": recognizer.sample_rate,
+            "chunk_seconds": seconds, "languages": recognizer.languages, "limits": vars(limits),
+        }  # fmt: skip
+
+    async def _read(self, socket: WebSocket, session: Session) -> None:
+        """Audio of a client, until it ends, leaves, errs, or says nothing for too long."""
+        limits = self.batcher.limits
+        try:
+            while not session.is_ending:
+                await session.read_on.wait()
+                message = await asyncio.wait_for(_receive(socket), limits.idle_seconds)
+                if isinstance(message, bytes):
+                    session.feed(message)
+                elif json.loads(message) == {"type": "end"}:
+                    session.end()
+                else:
+                    raise FieldError("message", message[:80], 'audio, or {"type": "end"}')
+                self.batcher.wake()
+        except asyncio.TimeoutError:
+            session.fail("idle_seconds", f"there was no message for {limits.idle_seconds:g} seconds")
+        except WebSocketDisconnect:
+            session.leave()
+        except ValueError as error:
+            session.fail(getattr(error, "field", "message"), str(error))
+        self.batcher.wake()
+
+    async def _write(self, socket: WebSocket, session: Session) -> None:
+        """Transcripts to a client, until its stream is over.
+
+        Raises:
+            WebSocketDisconnect: the client has left.
+            TimeoutError: it does not read.
+        """
+        while True:
+            await session.changed.wait()
+            if session.is_stuck:
+                raise asyncio.TimeoutError
+            if session.has_left:
+                raise WebSocketDisconnect
+            is_over = session.is_over or session.is_dead
+            for message in session.messages():
+                await self._send(socket, message)
+            if is_over:
+                return
+
+    async def _refuse(self, socket: WebSocket, field: str, message: str, code: int) -> str:
+        """Say what is wrong, close; returns the field."""
+        await self._send(socket, {"type": "error", "field": field, "message": message})
+        await self._timely(socket.close(code, f"{field}: see the message before"[:100]))
+        return field
+
+    async def _send(self, socket: WebSocket, message: dict[str, Any]) -> None:
+        await self._timely(socket.send_text(json.dumps(message, ensure_ascii=False)))
+
+    async def _timely(self, sending: Any) -> None:
+        await asyncio.wait_for(sending, self.batcher.limits.send_seconds)
+
+    def _abort(self, socket: WebSocket) -> None:
+        """Cut the connection: what was sent will never be read, and a close would wait behind it."""
+        for connection in list(self.server_state.connections):
+            transport = getattr(connection, "transport", None)
+            if transport is not None and getattr(connection, "client", None) == socket.scope["client"]:
+                transport.abort()
+
+
+async def _receive(socket: WebSocket) -> str | bytes:
+    """The next message of a client.
+
+    Raises:
+        WebSocketDisconnect: it has left.
+    """
+    message = await socket.receive()
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message.get("code", 1006))
+    text = message.get("text")
+    return message["bytes"] if text is None else text
+
+
+def _is_same_origin(socket: WebSocket) -> bool:
+    """Whether it is a program, or our own page: browsers let any page open WebSockets, and say which it was."""
+    origin = socket.headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == socket.headers.get("host")

@@ -1,0 +1,297 @@
+"""One client's stream: what its messages may say, its audio on the way in, its transcripts on the way out.
+
+    client                                             server
+    {"sample_rate": 48000, "phrases": ["Castellano"]}  {"type": "ready", ...}
+    PCM, int16, little-endian, one channel             {"type": "partial", "text": ..., "words": [...], ...}
+    ...                                                {"type": "final", ...}      an utterance is over
+    {"type": "end"}                                    {"type": "final", ...}      and the connection closes
+
+What is wrong with a message is said as {"type": "error", "field": ..., "message": ...}, and that stream ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.checks import FieldError, check_bool, check_int, check_number
+from nemo_gpu_decoding.live.recognizer import Chunk, Step, StreamOptions, Word, Words
+
+RATES = 8000, 192_000  # hertz, lowest and highest sample rate
+PHRASE_CHARACTERS = 200  # in one phrase
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What clients may ask for and for how long they may be silent.
+
+    Raises:
+        ValueError: a limit is out of range.
+    """
+
+    max_streams: int = 64
+    max_message_bytes: int = 1_000_000
+    max_phrases: int = 1000
+    max_boosting_weight: float = 100.0
+    idle_seconds: float = 30.0  # without a message
+    utterance_seconds: float = 60.0  # an utterance is cut where it gets longer
+    pending_seconds: float = 2.0  # audio not decoded yet; a client that is further ahead is not read from
+    send_seconds: float = 10.0  # for a client to take a message
+    pending_finals: int = 100  # not taken yet
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, int):
+                check_int(field.name, value, 1, 1 << 31)
+            else:
+                check_number(field.name, value, above_zero=True)
+
+
+class Start(NamedTuple):
+    """The first message of a client."""
+
+    sample_rate: int = 16000  # hertz
+    phrases: tuple[str, ...] = ()
+    boosting_weight: float | None = None
+    end_silence: float | None = None
+    language: str | None = None
+    partials: bool = True  # false: finals only
+
+    @property
+    def options(self) -> StreamOptions:
+        return StreamOptions(self.phrases, self.boosting_weight, self.end_silence, self.language)
+
+
+def read_start(text: str, limits: Limits) -> Start:
+    """The first message of a client.
+
+    Raises:
+        FieldError: names the key at fault.
+    """
+    given = _json_object(text)
+    given.pop("type", None)
+    for key in given:
+        if key not in Start._fields:
+            raise FieldError(key, given[key], f"none; the keys are {', '.join(Start._fields)}")
+    start = Start(**given)
+    check_int("sample_rate", start.sample_rate, *RATES)
+    check_bool("partials", start.partials)
+    _check_phrases(start.phrases, limits)
+    if start.boosting_weight is not None:
+        if not start.phrases:
+            raise FieldError("boosting_weight", start.boosting_weight, "phrases that it is for")
+        check_number("boosting_weight", start.boosting_weight, above_zero=True)
+        if start.boosting_weight > limits.max_boosting_weight:
+            raise FieldError("boosting_weight", start.boosting_weight, f"at most {limits.max_boosting_weight:g}")
+    if start.end_silence is not None:
+        check_number("end_silence", start.end_silence, negative=True)
+    if not isinstance(start.language, str | None):
+        raise FieldError("language", start.language, "a text")
+    return start._replace(phrases=tuple(start.phrases))
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise FieldError("message", text[:80], "a JSON object")
+    return given
+
+
+def _check_phrases(phrases: Any, limits: Limits) -> None:
+    if not isinstance(phrases, list | tuple):
+        raise FieldError("phrases", phrases, "a list of texts")
+    if len(phrases) > limits.max_phrases:
+        raise FieldError("phrases", f"a list of {len(phrases)}", f"at most {limits.max_phrases} phrases")
+    for number, phrase in enumerate(phrases):
+        if not isinstance(phrase, str) or not phrase.strip() or len(phrase) > PHRASE_CHARACTERS:
+            shown = phrase[:80] if isinstance(phrase, str) else phrase
+            raise FieldError(f"phrases[{number}]", shown, f"a text of 1 .. {PHRASE_CHARACTERS} characters")
+
+
+class Resampler:
+    """int16 PCM of any rate to float32 samples, the same whatever the messages it arrives in."""
+
+    def __init__(self, rate: int, target: int) -> None:
+        self._stream = None
+        if rate != target:
+            import soxr
+
+            self._stream = soxr.ResampleStream(rate, target, 1, dtype="float32")
+
+    def __call__(self, pcm: bytes, *, is_last: bool = False) -> np.ndarray:
+        """Samples [n] in -1 .. 1."""
+        samples = np.frombuffer(pcm, "<i2").astype(np.float32) / 32768
+        return samples if self._stream is None else self._stream.resample_chunk(samples, last=is_last)
+
+
+class Session:
+    """A stream that is being served. All but the chunks it gives stays in the event loop's thread.
+
+    Args:
+        start: what the client wants.
+        options: that, as `Recognizer.prepare` has it.
+        shape: sample rate of the model in hertz, samples of a chunk.
+        limits: of the server.
+        new_stream: gives numbers for the recognizer's streams.
+    """
+
+    def __init__(
+        self, start: Start, options: Any, shape: tuple[int, int], limits: Limits, new_stream: Callable[[], int]
+    ) -> None:
+        self.start, self.limits = start, limits
+        self.rate, self.chunk_samples = shape
+        self.is_ending = False  # no audio will follow
+        self.is_dead = False  # nobody wants the results
+        self.has_left = self.is_stuck = False  # the client is gone, or does not take what it is sent
+        self.is_over = False  # all is decoded
+        self.error: tuple[str, str] | None = None  # field and message
+        self.read_on = asyncio.Event()  # there is room for more audio
+        self.read_on.set()
+        self.changed = asyncio.Event()  # there is something to send
+        self.audio_seconds = 0.0  # decoded
+        self._options, self._new_stream = options, new_stream
+        self._stream: int | None = None  # of the recognizer, if it knows us
+        self._resample = Resampler(start.sample_rate, self.rate)
+        self._audio: list[np.ndarray] = []  # not decoded
+        self._pending = 0  # samples of it
+        self._utterance_samples = 0  # decoded, of the utterance that goes on
+        self._offset = 0.0  # seconds of the client's audio before the recognizer's stream began
+        self._arrivals: deque[tuple[int, float]] = deque()  # samples so far and when they came, by message
+        self._arrived = self._taken = 0  # samples
+        self._finals: deque[dict[str, Any]] = deque()
+        self._partial: dict[str, Any] | None = None
+
+    # ------------------------------------------------------------------------------------ audio in
+
+    def feed(self, pcm: bytes) -> None:
+        """Audio of one message.
+
+        Raises:
+            FieldError: it is no int16 PCM.
+        """
+        if len(pcm) % 2:
+            raise FieldError("audio", f"{len(pcm)} bytes", "int16 samples, two bytes each")
+        self._append(self._resample(pcm))
+        if self._pending > self.limits.pending_seconds * self.rate + self.chunk_samples:
+            self.read_on.clear()
+
+    def end(self) -> None:
+        """No audio will follow: what is there is decoded."""
+        if not self.is_ending:
+            self._append(self._resample(b"", is_last=True))
+            self.is_ending = True
+            self.read_on.set()
+
+    def leave(self) -> None:
+        """The client is gone."""
+        self.has_left = True
+        self.kill()
+        self.changed.set()
+
+    def kill(self) -> None:
+        """Nobody wants the results: audio that is not decoded is thrown away."""
+        self.is_ending = self.is_dead = True
+        self._audio, self._pending = [], 0
+        self.read_on.set()
+
+    def _append(self, samples: np.ndarray) -> None:
+        if len(samples):
+            self._audio.append(samples)
+            self._pending += len(samples)
+            self._arrived += len(samples)
+            self._arrivals.append((self._arrived, time.perf_counter()))
+
+    @property
+    def is_ready(self) -> bool:
+        """There is a chunk to decode, or the end."""
+        return not self.is_over and (self.is_ending or self._pending >= self.chunk_samples)
+
+    def take(self) -> Chunk | None:
+        """The next chunk; None where the stream is over without one."""
+        is_end = self.is_ending and self._pending <= self.chunk_samples
+        if is_end and not self._pending and self._stream is None:
+            self.is_over = True
+            self.changed.set()
+            return None
+        is_first = self._stream is None
+        if self._stream is None:
+            self._stream = self._new_stream()
+        samples, rest = np.split(np.concatenate([np.zeros(0, np.float32), *self._audio]), [self.chunk_samples])
+        self._audio, self._pending = [rest], len(rest)
+        if self._pending <= self.limits.pending_seconds * self.rate:
+            self.read_on.set()
+        self._taken += len(samples)
+        self._utterance_samples += len(samples)
+        is_cut = self._utterance_samples + self.chunk_samples > self.limits.utterance_seconds * self.rate
+        return Chunk(self._stream, samples, is_first, is_end or is_cut, self._options)
+
+    # ------------------------------------------------------------------------------ transcripts out
+
+    def receive(self, chunk: Chunk, step: Step) -> float:
+        """What a chunk gave; returns the seconds since its last sample arrived."""
+        if step.error:
+            self.fail("audio", step.error)
+            self.kill()
+        self.audio_seconds = self._taken / self.rate
+        self._partial = None
+        if step.final is not None:
+            self._finals.append(self._message("final", step.final))
+            if len(self._finals) > self.limits.pending_finals:
+                self.is_stuck = True
+                self.kill()
+            self._utterance_samples = 0
+        elif step.partial is not None and self.start.partials:
+            self._partial = self._message("partial", step.partial)
+        if chunk.is_last:
+            self._stream, self._utterance_samples, self._offset = None, 0, self.audio_seconds
+            self.is_over = self.is_ending and not self._pending
+        self.changed.set()
+        return time.perf_counter() - self._arrival()
+
+    def fail(self, field: str, message: str) -> None:
+        """The stream ends: what came is decoded, and the last thing that the client is told is this error."""
+        if self.error is None:
+            self.error = field, message
+        self.end()
+
+    def messages(self) -> list[dict[str, Any]]:
+        """What is to be sent; a partial transcript that came too late is none of it."""
+        self.changed.clear()
+        out = list(self._finals)
+        self._finals.clear()
+        if self._partial is not None:
+            out.append(self._partial)
+            self._partial = None
+        return out
+
+    def _message(self, kind: str, found: Words) -> dict[str, Any]:
+        words = [self._shifted(word) for word in found.words]
+        joined = {"is_joined": True} if found.is_joined else {}
+        return {
+            "type": kind,
+            "text": found.text,
+            "words": words,
+            "audio_seconds": round(self.audio_seconds, 3),
+        } | joined
+
+    def _shifted(self, word: Word) -> dict[str, Any]:
+        """A word, its times counted from the beginning of the client's audio."""
+        start, end = (round(self._offset + seconds, 3) for seconds in (word.start, word.end))
+        return word._replace(start=start, end=end)._asdict()
+
+    def _arrival(self) -> float:
+        """When the last sample that was decoded arrived."""
+        while len(self._arrivals) > 1 and self._arrivals[0][0] < self._taken:
+            self._arrivals.popleft()
+        return self._arrivals[0][1] if self._arrivals else time.perf_counter()

@@ -1,0 +1,275 @@
+"""NeMo's inference pipelines as the recognizer of a live server: every step reads one chunk of many streams.
+
+    recognizer = PipelineRecognizer.build("model.nemo", decoding, PipelineOptions(max_streams=64))
+    steps = recognizer.step([Chunk(0, samples, is_first=True), Chunk(7, other)])
+
+Offline checkpoints run in NeMo's buffered pipelines, which encode each chunk with audio on both sides of it,
+cache-aware ones in its cache-aware pipelines. `streaming.py` lets both search with the strategy of the config.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number
+from nemo_gpu_decoding.live.recognizer import Chunk, Step, StreamOptions, Word, Words
+from nemo_gpu_decoding.nemo_plugin.model import check_model_file, import_nemo, usable_device
+from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
+
+KINDS = ("auto", "buffered", "cache_aware")
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """How audio is cut, in seconds; what cache-aware models read is given by their encoder.
+
+    Raises:
+        ValueError: a value is out of range.
+    """
+
+    pipeline: str = "auto"  # which of NeMo's; auto: as the encoder was trained
+    chunk_seconds: float = 0.4  # new audio of a step
+    left_seconds: float = 1.6  # audio before it that the encoder sees again
+    right_seconds: float = 0.8  # audio behind it that the encoder waits for
+    end_silence: float = 0.8  # so much silence ends an utterance; < 0: only the end of the stream does
+    max_streams: int = 64
+
+    def __post_init__(self) -> None:
+        check_choice("pipeline", self.pipeline, KINDS)
+        check_number("chunk_seconds", self.chunk_seconds, above_zero=True)
+        check_number("left_seconds", self.left_seconds)
+        check_number("right_seconds", self.right_seconds)
+        check_number("end_silence", self.end_silence, negative=True)
+        check_int("max_streams", self.max_streams, 1, 100_000)
+
+
+class PipelineRecognizer:
+    """A pipeline of NeMo's that many live streams share. Belongs to one thread at a time, but for `prepare`.
+
+    Args:
+        pipeline: from NeMo's `PipelineBuilder`.
+        strategy: name of its decoding strategy.
+    """
+
+    def __init__(self, pipeline: Any, strategy: str) -> None:
+        self.pipeline, self.strategy = pipeline, strategy
+        self.sample_rate = int(pipeline.sample_rate)
+        self.is_cache_aware = hasattr(pipeline, "context_manager")
+        seconds = pipeline.chunk_size_in_secs if self.is_cache_aware else pipeline.chunk_size
+        self.chunk_samples = int(seconds * self.sample_rate)
+        pipeline.open_session()
+
+    @classmethod
+    def build(
+        cls, model: str, decoding: DictConfig, options: PipelineOptions, *, device: str = "auto", verbose: bool = False
+    ) -> PipelineRecognizer:
+        """Load a model into the pipeline that suits it.
+
+        Args:
+            model: a .nemo file or the name of a pretrained model.
+            decoding: NeMo's decoding section.
+            options: how audio is cut.
+
+        Raises:
+            ValueError: the model cannot be found, or does not go with the strategy or the pipeline.
+        """
+        check_model_file(model)
+        where = usable_device(device)
+        import_nemo(verbose)
+        from nemo.collections.asr.inference.factory.pipeline_builder import PipelineBuilder
+
+        config = model_config(model)
+        head, strategy = head_of(config, str(decoding.strategy)), str(decoding.strategy)
+        kind = _kind_of(config, options.pipeline)
+        pipeline = PipelineBuilder.build_pipeline(
+            _pipeline_config(model, decoding, options, kind=kind, head=head, device=where)
+        )
+        return cls(pipeline, strategy)
+
+    def prepare(self, wanted: StreamOptions) -> Any:
+        """NeMo's options of a stream; its phrases are compiled here and not between the chunks of others.
+
+        Raises:
+            ValueError: names the field at fault.
+        """
+        from nemo.collections.asr.inference.streaming.framing.request_options import ASRRequestOptions
+
+        options: dict[str, Any] = {"biasing_cfg": self._biasing(wanted)}
+        if wanted.end_silence is not None:
+            options["stop_history_eou"] = milliseconds(wanted.end_silence)
+        if wanted.language is not None:
+            languages = self.languages
+            if wanted.language not in languages:
+                known = f"one of {', '.join(languages)}" if languages else "none: this model takes no language"
+                raise FieldError("language", wanted.language, known)
+            options["language_code"] = wanted.language
+        return ASRRequestOptions(**options)
+
+    @property
+    def languages(self) -> list[str]:
+        """The languages that a stream may name; empty where the model does not ask."""
+        config = getattr(self.pipeline, "_prompt_config", None) or {}
+        return sorted(config.get("prompt_dict") or ())
+
+    def step(self, chunks: Sequence[Chunk]) -> list[Step]:
+        """Read one chunk of each of several streams; a stream whose numbers go bad costs no other anything."""
+        from nemo.collections.asr.inference.streaming.framing.request import Frame
+
+        frames = [self._frame(chunk, Frame) for chunk in chunks]
+        with torch.inference_mode():
+            outputs = self.pipeline.transcribe_step(frames)
+        return [self._step(chunk, output) for chunk, output in zip(chunks, outputs, strict=True)]
+
+    def drop(self, streams: Iterable[int]) -> None:
+        """Forget streams without their results."""
+        for stream in streams:
+            self.pipeline.delete_state(stream)
+            bufferer = self.pipeline.bufferer
+            if not self.is_cache_aware:
+                bufferer.rm_bufferer(stream)
+                continue
+            if stream in bufferer.streamidx2slotidx:
+                bufferer.free_slots([bufferer.streamidx2slotidx[stream]])
+            context = self.pipeline.context_manager
+            if stream in context.streamidx2slotidx:
+                context.reset_slots([stream], [True])
+
+    def _frame(self, chunk: Chunk, cls: Any) -> Any:
+        samples = torch.zeros(self.chunk_samples)
+        samples[: len(chunk.samples)] = torch.from_numpy(chunk.samples)
+        return cls(
+            samples, chunk.stream, is_first=chunk.is_first, is_last=chunk.is_last, length=len(chunk.samples),
+            options=chunk.options if chunk.is_first else None,
+        )  # fmt: skip
+
+    def _step(self, chunk: Chunk, output: Any) -> Step:
+        final = None
+        if output.final_transcript:
+            separator = self.pipeline.get_sep()
+            text = output.final_transcript
+            is_joined = not chunk.is_first and not text.startswith(separator)
+            final = Words(text.strip(), _words(output.final_segments), is_joined)
+        error = getattr(output, "error", None)  # of pipelines that search
+        if error is not None or chunk.is_last:
+            return Step(final=final, error=error and str(error))
+        state = self.pipeline.get_state(chunk.stream)
+        words, _ = self.pipeline.bpe_decoder.group_tokens_into_words(state.tokens, state.timesteps, state.confidences)
+        return Step(final=final, partial=Words(output.partial_transcript.strip(), _words(words)))
+
+    def _biasing(self, wanted: StreamOptions) -> Any:
+        """The stream's phrases in NeMo's form; None: those of the decoding config."""
+        if not wanted.phrases:
+            return None
+        model = self.pipeline.asr_model.asr_model
+        from nemo_gpu_decoding.nemo_plugin.requests import biasing_request
+        from nemo_gpu_decoding.nemo_plugin.streaming import ctc_search, transducer_search
+
+        infer = ctc_search(model) or transducer_search(model)
+        if infer is None:
+            raise FieldError("phrases", list(wanted.phrases), f"none: strategy {self.strategy} boosts no phrases")
+        from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
+
+        weight = wanted.boosting_weight
+        if weight is None:
+            weight = infer.options.fusion.boosting_weight
+        cfg = BiasingRequestItemConfig({"key_phrases_list": list(wanted.phrases)}, boosting_model_alpha=weight)
+        biasing_request(infer, cfg)  # compiled and cached
+        return cfg
+
+
+def default_head(model: str, *, verbose: bool = False) -> str:
+    """The head that is used where no strategy says which: ctc if the model has it."""
+    check_model_file(model)
+    import_nemo(verbose)
+    return heads_of(model_config(model))[0]
+
+
+def model_config(model: str) -> DictConfig:
+    """The config of a .nemo file or of a pretrained model."""
+    from nemo.collections.asr.models import ASRModel
+
+    if Path(model).is_file():
+        return ASRModel.restore_from(model, return_config=True)
+    return ASRModel.from_pretrained(model, return_config=True)
+
+
+def heads_of(config: DictConfig) -> list[str]:
+    """The heads of a model, "ctc", "rnnt" (RNN-T and TDT) or both."""
+    if "aux_ctc" in config:
+        return ["ctc", "rnnt"]
+    return ["rnnt"] if "joint" in config else ["ctc"]
+
+
+def head_of(config: DictConfig, strategy: str) -> str:
+    """The head that a strategy decodes; NeMo's greedy ones take the CTC head if there is one.
+
+    Raises:
+        ValueError: the model has no such head.
+    """
+    heads = heads_of(config)
+    if strategy in STRATEGIES:
+        family = STRATEGIES[strategy].family
+        if family not in heads:
+            raise ValueError(f"strategy is {strategy!r}, which decodes {family} heads, but the model's is {heads[0]}")
+        return family
+    check_choice("strategy", strategy, [*NATIVE["ctc"]["greedy"], *STRATEGIES])
+    return heads[0]
+
+
+def milliseconds(seconds: float) -> int:
+    """As NeMo's `stop_history_eou`: -1 for never."""
+    return -1 if seconds < 0 else round(1000 * seconds)
+
+
+def _kind_of(config: DictConfig, kind: str) -> str:
+    if kind != "auto":
+        return kind
+    encoder = config.encoder
+    causal = encoder.get("att_context_style") == "chunked_limited" or encoder.get("causal_downsampling", False)
+    return "cache_aware" if causal else "buffered"
+
+
+def _pipeline_config(
+    model: str, decoding: DictConfig, options: PipelineOptions, *, kind: str, head: str, device: torch.device
+) -> DictConfig:
+    """What NeMo's YAML files of streaming inference hold."""
+    streaming: dict[str, Any] = {
+        "sample_rate": 16000, "batch_size": options.max_streams, "num_slots": options.max_streams,
+        "request_type": "frame", "word_boundary_tolerance": 4, "padding_mode": "right", "att_context_size": None,
+        "use_cache": True, "use_feat_cache": True, "stateful": False, "left_padding_size": options.left_seconds,
+        "right_padding_size": options.right_seconds, "chunk_size": options.chunk_seconds,
+    }  # fmt: skip
+    confidence = {"name": "entropy", "entropy_type": "tsallis", "alpha": 0.5, "entropy_norm": "exp"}
+    return OmegaConf.create(
+        {
+            "asr": {
+                "model_name": model, "device": device.type, "device_id": device.index or 0, "decoding": decoding,
+                "compute_dtype": "float32", "use_amp": False,
+            },
+            "pipeline_type": kind, "asr_decoding_type": head, "streaming": streaming,
+            "confidence": {"exclude_blank": True, "aggregation": "mean", "method_cfg": confidence},
+            "endpointing": {"stop_history_eou": milliseconds(options.end_silence), "residue_tokens_at_end": 2},
+            "itn": {"left_padding_size": 4, "batch_size": 32, "n_jobs": 1},
+            "enable_pnc": False, "enable_itn": False, "enable_nmt": False, "asr_output_granularity": "word",
+            "cache_dir": None, "lang": None, "return_tail_result": False, "matmul_precision": "high",
+            "log_level": logging.ERROR,
+        }
+    )  # fmt: skip
+
+
+def _words(segments: Sequence[Any] | None) -> tuple[Word, ...]:
+    return tuple(
+        Word(
+            segment.text.strip(), max(round(float(segment.start), 3), 0.0), round(float(segment.end), 3),
+            round(float(np.clip(float(segment.conf), 0.0, 1.0)), 4),
+        )
+        for segment in segments or ()
+    )  # fmt: skip

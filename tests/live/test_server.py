@@ -1,0 +1,479 @@
+"""The server of live streams, over real sockets, before a recognizer that reads numbers out of the audio."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import threading
+import time
+import urllib.error
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("websockets")
+
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.live.batcher import Batcher
+from nemo_gpu_decoding.live.recognizer import Step, Word, Words
+from nemo_gpu_decoding.live.server import Address, LiveServer
+from nemo_gpu_decoding.live.session import Limits, Resampler
+
+RATE, CHUNK = 16000, 160
+BAD, FATAL, LONG = 30000, 30001, 30002  # values of chunks that fail, fail the step, or give a long transcript
+
+
+class NumberReader:
+    """Hears the value of a chunk's samples as a word; zeros end an utterance."""
+
+    strategy, sample_rate, chunk_samples, languages = "numbers", RATE, CHUNK, ("en",)
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.streams: dict[int, tuple[list[Word], int]] = {}  # words of the utterance, chunks so far
+        self.batches: list[int] = []
+        self.seconds = seconds
+
+    def prepare(self, wanted):
+        if wanted.language not in (None, "en"):
+            raise FieldError("language", wanted.language, "one of en")
+        return wanted
+
+    def step(self, chunks):
+        self.batches.append(len(chunks))
+        time.sleep(self.seconds)
+        if any(self._value(chunk) == FATAL for chunk in chunks):
+            raise RuntimeError("the model is broken")
+        return [self._step(chunk) for chunk in chunks]
+
+    def drop(self, streams):
+        for stream in streams:
+            self.streams.pop(stream, None)
+
+    def _value(self, chunk):
+        return round(float(chunk.samples[0]) * 32768) if len(chunk.samples) else 0
+
+    def _step(self, chunk):
+        assert chunk.is_first == (chunk.stream not in self.streams)
+        words, n = self.streams.pop(chunk.stream, ([], 0))
+        value, seconds = self._value(chunk), CHUNK / RATE
+        if value == BAD and not chunk.is_last:
+            self.streams[chunk.stream] = words, n + 1
+            return Step(error="not finite")
+        if value:
+            text = "x" * 100_000 if value == LONG else str(value)
+            words = [*words, Word(text, n * seconds, (n + 1) * seconds, 0.5)]
+        found = Words(" ".join(word.word for word in words), tuple(words))
+        if chunk.is_last:
+            return Step(final=found if words else None)
+        is_end = value == 0 and bool(words)
+        self.streams[chunk.stream] = ([] if is_end else words, n + 1)
+        return Step(final=found) if is_end else Step(partial=found)
+
+
+def audio(*values):
+    """PCM of one chunk for each value."""
+    return np.repeat(np.array(values, "<i2"), CHUNK).tobytes()
+
+
+@contextlib.contextmanager
+def running(reader=None, *, limits=None, batch_size=64, tick_seconds=0.002, **address):
+    """A server before a reader of numbers."""
+    reader = reader or NumberReader()
+    batcher = Batcher(reader, limits or Limits(), batch_size=batch_size, tick_seconds=tick_seconds)
+    with served(LiveServer(batcher, Address(port=0, **address))) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def served(server):
+    """A server in a thread; it is stopped at the end and has to stop."""
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.005)
+    try:
+        yield server
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def stream(server, first=None, query="", **options):
+    """A connection whose stream has begun."""
+    url = server.url.replace("http", "ws") + "stream" + query
+    with connect(url, compression=None, max_size=None, **options) as socket:
+        with contextlib.suppress(ConnectionClosed):  # a server that is full does not wait for it
+            socket.send(json.dumps(first or {}))
+        yield socket
+
+
+def messages(socket):
+    """All messages to the end, and the code of the close."""
+    found = []
+    try:
+        while True:
+            found.append(json.loads(socket.recv(10)))
+    except ConnectionClosed as closed:
+        return found, closed.rcvd and closed.rcvd.code
+
+
+def conversation(server, *sent, first=None):
+    """Messages, but for `ready`, and the code of the close, of a client that sends all this and the end."""
+    with stream(server, first) as socket:
+        with contextlib.suppress(ConnectionClosed):
+            for message in (*sent, '{"type": "end"}'):
+                socket.send(message)
+        found, code = messages(socket)
+    assert found[0]["type"] in ("ready", "error")
+    return [message for message in found if message["type"] != "ready"], code
+
+
+def finals(found):
+    return [message["text"] for message in found if message["type"] == "final"]
+
+
+def get(server, path, **headers):
+    """Status and text of a page."""
+    try:
+        with urllib.request.urlopen(urllib.request.Request(server.url + path, headers=headers), timeout=10) as reply:
+            return reply.status, reply.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+# ------------------------------------------------------------------------------------- protocol
+
+
+def test_utterances_of_a_stream():
+    with running() as server:
+        found, code = conversation(server, audio(1, 2), audio(3, 0, 4)[:400], audio(3, 0, 4)[400:])
+    assert code == 1000
+    assert finals(found) == ["1 2 3", "4"]
+    words = [word for message in found if message["type"] == "final" for word in message["words"]]
+    assert words[2] == {"word": "3", "start": 0.02, "end": 0.03, "confidence": 0.5}
+    assert words[3]["start"] == 0.04  # counted from the beginning of the stream
+
+
+def test_partial_transcripts_come_as_the_audio_does():
+    with running() as server, stream(server) as socket:
+        ready = json.loads(socket.recv(10))
+        assert ready["type"] == "ready"
+        assert ready["chunk_seconds"] == CHUNK / RATE
+        assert ready["limits"]["max_streams"] == 64
+        for n in range(1, 4):
+            socket.send(audio(7))
+            partial = json.loads(socket.recv(10))
+            assert (partial["type"], partial["text"]) == ("partial", " ".join(["7"] * n))
+            assert partial["audio_seconds"] == n * CHUNK / RATE
+        socket.send('{"type": "end"}')
+        assert finals(messages(socket)[0]) == ["7 7 7"]
+
+
+def test_a_client_may_do_without_partial_transcripts():
+    with running() as server:
+        found, _ = conversation(server, audio(1, 2, 3), first={"partials": False})
+    assert [message["type"] for message in found] == ["final"]
+
+
+@pytest.mark.parametrize("samples", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK])
+def test_audio_of_any_length(samples):
+    with running() as server:
+        found, code = conversation(server, audio(*[5] * 6)[: 2 * samples])
+    assert code == 1000
+    assert finals(found) == ([" ".join(["5"] * -(-samples // CHUNK))] if samples else [])
+
+
+@pytest.mark.parametrize("cut", [2, 998, 4096])
+def test_resampled_audio_does_not_depend_on_messages(cut):
+    pytest.importorskip("soxr")
+    rate = 44100
+    pcm = (8000 * np.sin(np.arange(rate) / 20)).astype("<i2").tobytes()
+    whole = Resampler(rate, RATE)(pcm, is_last=True)
+    resample = Resampler(rate, RATE)
+    parts = [resample(pcm[at : at + cut]) for at in range(0, len(pcm), cut)] + [resample(b"", is_last=True)]
+    assert len(whole) == pytest.approx(RATE, abs=2)
+    np.testing.assert_array_equal(np.concatenate(parts), whole)
+
+
+def test_other_rates_reach_the_model_in_its_own():
+    pytest.importorskip("soxr")
+    with running() as server:
+        pcm = np.full(48000, 1000, "<i2").tobytes()
+        found, _ = conversation(server, pcm, first={"sample_rate": 48000})
+    (text,) = finals(found)
+    assert len(text.split()) == pytest.approx(RATE / CHUNK, abs=1)
+    assert text.split()[50] == "1000"
+
+
+@pytest.mark.parametrize(
+    ("first", "field"),
+    [
+        ({"beam": 8}, "beam"),
+        ({"sample_rate": 100}, "sample_rate"),
+        ({"sample_rate": "16000"}, "sample_rate"),
+        ({"phrases": "a"}, "phrases"),
+        ({"phrases": ["a"] * 6}, "phrases"),
+        ({"phrases": ["a", ""]}, "phrases[1]"),
+        ({"phrases": ["a" * 201]}, "phrases[0]"),
+        ({"boosting_weight": 3}, "boosting_weight"),
+        ({"phrases": ["a"], "boosting_weight": 1000}, "boosting_weight"),
+        ({"end_silence": "long"}, "end_silence"),
+        ({"language": "fr"}, "language"),
+        ({"language": 3}, "language"),
+        ({"partials": 1}, "partials"),
+        ([], "message"),
+    ],
+)
+def test_what_is_wrong_with_the_first_message_is_named(first, field):
+    with running(limits=Limits(max_phrases=5)) as server:
+        with connect(server.url.replace("http", "ws") + "stream") as socket:
+            socket.send(json.dumps(first))
+            (error,), code = messages(socket)
+        assert (error["type"], error["field"], code) == ("error", field, 1008)
+        assert error["message"].startswith(field)
+        assert finals(conversation(server, audio(1))[0]) == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("message", "field"), [(b"abc", "audio"), ("nonsense", "message"), ('{"type": "stop"}', "message")]
+)
+def test_a_wrong_message_ends_the_stream_behind_what_was_heard(message, field):
+    with running() as server:
+        found, code = conversation(server, audio(1, 2), message)
+    assert code == 1008
+    assert finals(found) == ["1 2"]
+    assert found[-1]["field"] == field
+
+
+def test_audio_before_the_first_message():
+    with running() as server, connect(server.url.replace("http", "ws") + "stream") as socket:
+        socket.send(audio(1))
+        (error,), _ = messages(socket)
+    assert "expected a JSON object before any audio" in error["message"]
+
+
+# ---------------------------------------------------------------------------------- many streams
+
+
+def test_streams_share_steps():
+    reader = NumberReader(seconds=0.01)
+    with running(reader, batch_size=8) as server, ThreadPoolExecutor(20) as pool:
+        spoken = [random.Random(i).choices(range(1, 100), k=20) for i in range(20)]
+        found = list(pool.map(lambda values: conversation(server, *[audio(v) for v in values])[0], spoken))
+    assert [finals(own) for own in found] == [[" ".join(map(str, values))] for values in spoken]
+    assert max(reader.batches) == 8
+    assert len(reader.batches) < 20 * 20 / 2
+    assert not reader.streams
+
+
+def test_clients_that_are_killed_leave_the_others_alone():
+    reader, deaths = NumberReader(seconds=0.002), random.Random(1)
+
+    def client(i):
+        values = random.Random(i).choices(range(1, 100), k=30)
+        with stream(server) as socket:
+            for n, value in enumerate(values):
+                socket.send(audio(value))
+                if i % 2 and n == 10 + i:
+                    socket.socket.close()  # without a word
+                    return None
+            socket.send('{"type": "end"}')
+            return finals(messages(socket)[0]) == [" ".join(map(str, values))]
+
+    with running(reader) as server:
+        with ThreadPoolExecutor(16) as pool:
+            found = list(pool.map(client, deaths.sample(range(16), 16)))
+        assert found.count(None) == 8
+        assert found.count(True) == 8
+        wait_for(lambda: not server.batcher.sessions and not reader.streams)
+
+
+def test_a_stream_that_fails_leaves_the_others_alone():
+    with running(tick_seconds=0.05) as server, stream(server) as first, stream(server) as second:
+        for value in (1, BAD, 3):
+            first.send(audio(value))
+            second.send(audio(2))
+        second.send('{"type": "end"}')
+        failed, code = messages(first)
+        assert failed[-1] == {"type": "error", "field": "audio", "message": "not finite"}
+        assert code == 1008
+        assert finals(messages(second)[0]) == ["2 2 2"]
+
+
+def test_a_broken_step_ends_its_streams_and_no_later_ones(caplog):
+    reader = NumberReader()
+    with running(reader) as server:
+        found, code = conversation(server, audio(1, FATAL))
+        assert code == 1011
+        assert found[-1]["field"] == "server"
+        assert "the model is broken" in caplog.text
+        assert not reader.streams
+        assert finals(conversation(server, audio(1))[0]) == ["1"]
+
+
+# ---------------------------------------------------------------------------------------- limits
+
+
+def test_more_streams_than_there_is_room_for():
+    with running(limits=Limits(max_streams=2)) as server, stream(server) as first, stream(server) as second:
+        for socket in (first, second):
+            assert json.loads(socket.recv(10))["type"] == "ready"
+        (error,), code = conversation(server)
+        assert (error["field"], code) == ("streams", 1013)
+        first.send('{"type": "end"}')
+        messages(first)
+        assert finals(conversation(server, audio(1))[0]) == ["1"]
+
+
+def test_messages_that_are_too_long():
+    with running(limits=Limits(max_message_bytes=1000)) as server, stream(server) as socket:
+        with contextlib.suppress(ConnectionClosed):
+            socket.send(bytes(2000))
+        assert messages(socket)[1] == 1009
+
+
+def test_a_silent_client_is_let_go():
+    with running(limits=Limits(idle_seconds=0.1)) as server:
+        with stream(server) as socket:
+            socket.send(audio(1))
+            found, code = messages(socket)
+        assert finals(found) == ["1"]
+        assert (found[-1]["field"], code) == ("idle_seconds", 1008)
+        with connect(server.url.replace("http", "ws") + "stream") as socket:
+            (error,), _ = messages(socket)
+        assert error["field"] == "idle_seconds"
+
+
+def test_long_utterances_are_cut():
+    with running(limits=Limits(utterance_seconds=0.05)) as server:
+        found, _ = conversation(server, audio(*range(1, 13)))
+    assert finals(found) == ["1 2 3 4 5", "6 7 8 9 10", "11 12"]
+    starts = [word["start"] for message in found if message["type"] == "final" for word in message["words"]]
+    assert starts == [round(n * CHUNK / RATE, 3) for n in range(12)]
+
+
+def test_a_client_that_is_too_fast_is_slowed():
+    limits, reader = Limits(pending_seconds=0.1), NumberReader(seconds=0.02)
+    with running(reader, limits=limits, tick_seconds=0.0) as server, stream(server) as socket:
+        values = range(1, 101)
+        for value in values:
+            socket.send(audio(value))
+        socket.send('{"type": "end"}')
+        wait_for(lambda: server.batcher.sessions)
+        (session,) = server.batcher.sessions.values()
+        most = 0
+        while not session.is_over:
+            most = max(most, session._pending)
+            time.sleep(0.002)
+        found, _ = messages(socket)
+    assert finals(found) == [" ".join(map(str, values))]
+    assert limits.pending_seconds * RATE <= most <= limits.pending_seconds * RATE + 2 * CHUNK
+
+
+def test_a_client_that_does_not_read_is_dropped(caplog):
+    limits = Limits(send_seconds=0.2)
+    with running(limits=limits) as server:
+        with stream(server, max_queue=1, close_timeout=0.1) as socket:
+            with contextlib.suppress(ConnectionClosed):
+                for _ in range(500):
+                    socket.send(audio(LONG, 0))
+            wait_for(lambda: server.batcher.metrics.streams["send_seconds"] == 1)
+        assert "does not read" in caplog.text
+        assert finals(conversation(server, audio(1))[0]) == ["1"]
+
+
+def wait_for(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+# ------------------------------------------------------------------------- who may come in; the rest
+
+
+def test_a_token():
+    with running(token="secret") as server:
+        for query, headers in (("?token=secret", {}), ("", {"Authorization": "Bearer secret"})):
+            with stream(server, query=query, additional_headers=headers) as socket:
+                assert json.loads(socket.recv(10))["type"] == "ready"
+        for query, headers in (("", {}), ("?token=secre", {}), ("?token=secret", {"Authorization": "Bearer no"})):
+            with pytest.raises(InvalidStatus, match="401"), stream(server, query=query, additional_headers=headers):
+                pass
+        assert get(server, "metrics")[0] == 401
+        assert get(server, "metrics", Authorization="Bearer secret")[0] == 200
+        assert get(server, "healthz")[0] == get(server, "")[0] == 200
+
+
+def test_pages_of_other_servers_are_not_let_in():
+    with running() as server:
+        with pytest.raises(InvalidStatus, match="403"), stream(server, origin="https://example.org"):
+            pass
+        with stream(server, origin=server.url.rstrip("/")) as socket:
+            assert json.loads(socket.recv(10))["type"] == "ready"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org"])
+def test_public_addresses_want_a_token(host):
+    with pytest.raises(ValueError, match=rf"host is '{host}', expected 127\.0\.0\.1"):
+        Address(host).checked()
+    for more in ({"token": "secret"}, {"open_to_all": True}):
+        assert Address(host, **more).checked().host == host
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Address(port=70000).checked(),
+        lambda: Address(token=" ").checked(),
+        lambda: Limits(max_streams=0),
+        lambda: Limits(idle_seconds=0.0),
+    ],
+)
+def test_options_out_of_range(make):
+    with pytest.raises(FieldError):
+        make()
+
+
+def test_metrics_and_health():
+    with running() as server:
+        conversation(server, audio(1, 0, 2))
+        conversation(server, first={"beam": 1})
+        assert json.loads(get(server, "healthz")[1]) == {"status": "ok", "streams": 0}
+        status, text = get(server, "metrics")
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    name = "nemo_gpu_decoding_"
+    assert status == 200
+    assert values[name + "streams_open"] == "0"
+    assert values[name + 'streams_total{outcome="end"}'] == "1"
+    assert values[name + 'streams_total{outcome="beam"}'] == "1"
+    assert values[name + "finals_total"] == "2"
+    assert float(values[name + "audio_seconds_total"]) == pytest.approx(0.03)
+    assert float(values[name + "resident_bytes"]) > 1e6
+    assert values[name + 'partial_seconds_bucket{le="+Inf"}'] == values[name + "partial_seconds_count"]
+    assert float(values[name + "step_seconds_sum"]) > 0
+
+
+def test_shutdown_finishes_open_utterances():
+    with running() as server, contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(stream(server)) for _ in range(3)]
+        for n, socket in enumerate(sockets):
+            socket.send(audio(n + 1, n + 1)[:-10])
+            assert json.loads(socket.recv(10))["type"] == "ready"
+            assert json.loads(socket.recv(10))["type"] == "partial"
+        server.should_exit = True
+        for n, socket in enumerate(sockets):
+            found, code = messages(socket)
+            assert finals(found) == [f"{n + 1} {n + 1}"]
+            assert code == 1012

@@ -1,0 +1,186 @@
+"""Live streams through NeMo's pipelines, and through the server before them."""
+# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+pytestmark = pytest.mark.nemo
+pytest.importorskip("nemo.collections.asr.inference")
+
+import soundfile
+import torch
+
+from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.cli.decoding import decoding_config
+from nemo_gpu_decoding.cli.options import parse_options
+from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer, build_server
+from nemo_gpu_decoding.live.recognizer import Chunk, StreamOptions
+from tests.nemo_plugin.conftest import SELF
+from tests.nemo_plugin.test_streaming import causal_file  # noqa: F401 (a fixture)
+
+CTC, HYBRID = (str(SELF / "models" / f"{name}.nemo") for name in ("self_ctc", "self_hybrid_rnnt"))
+LM = f"lm={SELF / 'lm' / 'tok3.arpa'}"
+
+
+def recognizer(*arguments):
+    return build_recognizer(parse_options(ServeOptions, arguments))
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """flexctc_beam with an LM."""
+    return recognizer(f"model={CTC}", LM)
+
+
+@pytest.fixture(scope="module")
+def speech(files):
+    return [soundfile.read(file, dtype="float32")[0] for file in files]
+
+
+def streamed(own, speech, options=None):
+    """(partial texts, final text, words) of utterances, all in the same steps."""
+    n, found = own.chunk_samples, [([], "", []) for _ in speech]
+    wanted = [own.prepare(option) for option in options or [StreamOptions()] * len(speech)]
+    live = dict.fromkeys(range(len(speech)), 0)
+    while live:
+        chunks = [
+            Chunk(i, speech[i][at : at + n], at == 0, at + n >= len(speech[i]), wanted[i]) for i, at in live.items()
+        ]
+        for chunk, step in zip(chunks, own.step(chunks), strict=True):
+            assert step.error is None
+            partials, text, words = found[chunk.stream]
+            if step.partial is not None:
+                partials.append(step.partial.text)
+            if step.final is not None:
+                text = f"{text} {step.final.text}".strip()
+                found[chunk.stream] = partials, text, words + list(step.final.words)
+            live[chunk.stream] += n
+            if chunk.is_last:
+                del live[chunk.stream]
+    return found
+
+
+def test_what_nemos_own_loop_gives(shared, files, speech):
+    expected = [row["text"] for row in shared.pipeline.run(files[:4]).values()]
+    found = streamed(shared, speech[:4])
+    assert [text for _, text, _ in found] == expected
+    for partials, text, words in found:
+        assert len(set(partials)) > 2
+        assert [word.word for word in words] == text.split()
+        assert all(0 <= word.start < word.end and 0 < word.confidence <= 1 for word in words)
+
+
+@pytest.mark.parametrize(
+    "arguments", [[f"model={HYBRID}", "strategy=alsd_pp"], ["model=causal"], ["model=causal", "strategy=aes_pp"]]
+)
+def test_pipelines_of_all_kinds(arguments, causal_file, files, speech):  # noqa: F811
+    arguments = [argument.replace("=causal", f"={causal_file}") for argument in arguments]
+    own = recognizer(*arguments, "end_silence=-1", "max_streams=4")
+    assert own.is_cache_aware == (str(causal_file) in arguments[0])
+    expected = [row["text"] for row in own.pipeline.run(files[:3]).values()]
+    assert [text for _, text, _ in streamed(own, speech[:3])] == expected
+    alone = [streamed(own, [samples])[0][1] for samples in speech[:3]]
+    assert alone == expected
+
+
+def test_phrases_of_a_stream(shared, speech):
+    wanted = [StreamOptions(), StreamOptions(phrases=("zebra",), boosting_weight=30.0)]
+    (_, plain, _), (_, boosted, _) = streamed(shared, [speech[0], speech[0]], wanted)
+    assert "zebra" in boosted
+    assert "zebra" not in plain
+
+
+def test_what_a_stream_cannot_have(shared):
+    with pytest.raises(FieldError, match="language is 'de', expected none: this model takes no language"):
+        shared.prepare(StreamOptions(language="de"))
+    greedy = recognizer(f"model={CTC}", "strategy=greedy")
+    with pytest.raises(FieldError, match=r"phrases is \['a'\], expected none: strategy greedy boosts no phrases"):
+        greedy.prepare(StreamOptions(phrases=("a",)))
+
+
+@pytest.mark.parametrize("model", ["buffered", "cache_aware"])
+def test_numbers_that_go_bad_cost_one_stream(shared, model, request, speech, monkeypatch):
+    own = shared
+    if model == "cache_aware":
+        own = recognizer(f"model={request.getfixturevalue('causal_file')}", "max_streams=3")
+    expected = streamed(own, speech[:1])[0][1]
+    update, n = own.pipeline.bufferer.update, own.chunk_samples
+
+    def damaged(frames):
+        features, paddings = update(frames)
+        row = [frame.stream_id for frame in frames].index(7)
+        features[row] = torch.full_like(features[row], torch.nan)
+        return features, paddings
+
+    good, bad = speech[0], speech[1]
+    options, text = own.prepare(StreamOptions()), ""
+    for number, at in enumerate(range(0, len(good), n)):
+        chunks = [Chunk(8, good[at : at + n], at == 0, at + n >= len(good), options)]
+        if number < 4:
+            chunks.append(Chunk(7, bad[at : at + n], at == 0, False, options))
+        with monkeypatch.context() as patch:
+            if number == 3:
+                patch.setattr(own.pipeline.bufferer, "update", damaged)
+            fine, *others = own.step(chunks)
+        text += fine.final.text if fine.final else ""
+        assert fine.error is None
+        assert [other.error is not None for other in others] == [number == 3] * len(others)
+    assert text == expected
+    own.step([Chunk(7, bad[:0], is_last=True)])
+    if model == "cache_aware":
+        assert not own.pipeline.context_manager.streamidx2slotidx
+        assert not own.pipeline.bufferer.streamidx2slotidx
+
+
+def test_dropped_streams_leave_nothing(shared, causal_file, speech):  # noqa: F811
+    for own in (shared, recognizer(f"model={causal_file}", "max_streams=1")):
+        for stream in range(3):  # in one slot
+            own.step([Chunk(stream, speech[0][: own.chunk_samples], True, False, own.prepare(StreamOptions()))])
+            own.drop([stream])
+        assert not own.pipeline._state_pool
+        assert not getattr(own.pipeline.bufferer, "bufferers", None)
+
+
+def test_strategies_and_heads_that_do_not_go_together():
+    with pytest.raises(ValueError, match="strategy is 'alsd_pp', which decodes rnnt heads, but the model's is ctc"):
+        recognizer(f"model={CTC}", "strategy=alsd_pp")
+    with pytest.raises(FieldError, match="strategy is 'beam_batch', expected one of greedy, greedy_batch, flexctc"):
+        recognizer(f"model={CTC}", "strategy=beam_batch")
+    with pytest.raises(ValueError, match=r"model=none\.nemo is no file here"):
+        recognizer("model=none.nemo")
+    with pytest.raises(FieldError, match="chunk_seconds is 0"):
+        recognizer(f"model={CTC}", "chunk_seconds=0")
+
+
+def test_served_streams_are_those_of_the_pipeline(shared, speech, monkeypatch):
+    """Several clients at once, messages of any length, other rates: the texts of the chunks alone."""
+    pytest.importorskip("starlette")
+    pytest.importorskip("websockets")
+    from nemo_gpu_decoding.cli import serve
+    from tests.live.test_server import conversation, served
+
+    monkeypatch.setattr(serve, "build_recognizer", lambda options: shared)
+    server = build_server(parse_options(ServeOptions, [f"model={CTC}", "port=0"]))
+    expected = [text for _, text, _ in streamed(shared, speech)]
+
+    def client(i):
+        pcm = (speech[i] * 32768).astype("<i2").tobytes()
+        sizes = range(0, len(pcm), 2 * (997 + 500 * i))
+        return conversation(server, *[pcm[at : at + sizes.step] for at in sizes])
+
+    with served(server), ThreadPoolExecutor(len(speech)) as pool:
+        found = list(pool.map(client, range(len(speech))))
+    for (messages, code), text in zip(found, expected, strict=True):
+        assert code == 1000
+        assert " ".join(m["text"] for m in messages if m["type"] == "final") == text
+        assert any(m["type"] == "partial" and m["words"] for m in messages)
+
+
+def test_the_decoding_is_that_of_transcribe(shared):
+    config = decoding_config("flexctc_beam", None, {"lm": str(SELF / "lm" / "tok3.arpa")})
+    assert shared.pipeline.asr_model.decoding_cfg.beam.beam_size == config.beam.beam_size == 16
+    assert json.loads(json.dumps(shared.languages)) == []
