@@ -23,9 +23,11 @@ last frame of the last token, all of which the best hypothesis calls blank.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
+from nemo_gpu_decoding.checks import FieldError, check_bool
 from nemo_gpu_decoding.search.result import NBest
 
 
@@ -113,6 +115,46 @@ class EndpointConfig:
 KALDI_RULES = EndpointConfig()
 
 
+def read_rules(options: Any, name: str = "rules") -> EndpointConfig:
+    """Rules as a config file has them.
+
+    Args:
+        options: "kaldi", or values by rule and condition, {"rule2": {"min_trailing_silence": 0.8}, "rule1": None};
+            None turns a rule off, and what is left out is Kaldi's.
+        name: of the options, for messages.
+
+    Raises:
+        FieldError: names the rule or condition that there is not, or whose value is wrong.
+    """
+    if options == "kaldi":
+        return KALDI_RULES
+    if not isinstance(options, Mapping):
+        raise FieldError(name, options, "kaldi, or conditions of rule1 .. rule5")
+    _check_keys(name, options, KALDI_RULES)
+    rules = {}
+    for rule, own in options.items():
+        default = getattr(KALDI_RULES, rule)
+        if own is not None:
+            if not isinstance(own, Mapping):
+                raise FieldError(f"{name}.{rule}", own, "conditions, or null")
+            _check_keys(f"{name}.{rule}", own, default)
+            for condition, value in own.items():
+                if condition == "must_contain_speech":
+                    check_bool(f"{name}.{rule}.{condition}", value)
+                elif isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+                    raise FieldError(f"{name}.{rule}.{condition}", value, "a number >= 0")
+            default = replace(default, **own)
+        rules[rule] = None if own is None else default
+    return replace(KALDI_RULES, **rules)
+
+
+def _check_keys(name: str, options: Mapping[str, Any], known: Any) -> None:
+    names = [field.name for field in fields(known)]
+    for key in options:
+        if key not in names:
+            raise FieldError(f"{name}.{key}", options[key], f"a key of {', '.join(names)}")
+
+
 def find_endpoint(progress: StreamProgress, config: EndpointConfig = KALDI_RULES) -> str | None:
     """The name of the first rule that says that the utterance has ended, None if none does."""
     return next((name for name, rule in config.rules() if rule.holds(progress)), None)
@@ -141,8 +183,9 @@ def progress_of(partial: NBest, frame_seconds: float, relative_cost: float | Non
 
 
 def trailing_blank_frames(partial: NBest) -> int:
-    """Frames since the last one of the last token of the best hypothesis; all frames without tokens."""
+    """Frames since the last one of the last token of the best hypothesis; all frames without tokens. 0 where a TDT
+    token lasts longer than what was read."""
     best = partial.best
     if not len(best):
         return partial.num_frames
-    return partial.num_frames - int(best.frames[-1] + best.repeats[-1])
+    return max(0, partial.num_frames - int(best.frames[-1] + best.repeats[-1]))

@@ -2,7 +2,7 @@
 
 Every decoding object of NeMo is made by `AbstractCTCDecoding.__init__` or
 `AbstractRNNTDecoding.__init__`. These two are wrapped (`constructors.py`), and where NeMo's streaming
-decodes CTC greedily, whatever the config says, what it calls there (`streaming.py`); `HOOKS` lists all
+decodes CTC greedily, whatever the config says, what it calls there (`streaming.py`, `pipelines.py`); `HOOKS` lists all
 that is touched. Importing this module does not import NeMo: the wrapping waits until NeMo is imported.
 
 A `.nemo` file that was saved with one of our strategies names it in its config, and NeMo alone refuses
@@ -103,11 +103,11 @@ HOOKS = tuple(
         # where its streaming decodes CTC greedily, or takes it that a beam never changes its mind
         ("parts.mixins.mixins", "ASRModuleMixin", "conformer_stream_step", "streaming:stream_step"),
         ("parts.utils.streaming_utils", "FrameBatchASR", "transcribe", "streaming:transcribe_labels"),
-        ("inference.factory.base_builder", "BaseBuilder", "_build_asr", "streaming:build_asr"),
-        ("inference.pipelines.buffered_ctc_pipeline", "BufferedCTCPipeline", "__init__", "streaming:construct"),
-        ("inference.pipelines.buffered_rnnt_pipeline", "BufferedRNNTPipeline", "__init__", "streaming:construct"),
-        ("inference.pipelines.cache_aware_ctc_pipeline", "CacheAwareCTCPipeline", "__init__", "streaming:construct"),
-        ("inference.pipelines.cache_aware_rnnt_pipeline", "CacheAwareRNNTPipeline", "__init__", "streaming:construct"),
+        ("inference.factory.base_builder", "BaseBuilder", "_build_asr", "pipelines:build_asr"),
+        ("inference.pipelines.buffered_ctc_pipeline", "BufferedCTCPipeline", "__init__", "pipelines:construct"),
+        ("inference.pipelines.buffered_rnnt_pipeline", "BufferedRNNTPipeline", "__init__", "pipelines:construct"),
+        ("inference.pipelines.cache_aware_ctc_pipeline", "CacheAwareCTCPipeline", "__init__", "pipelines:construct"),
+        ("inference.pipelines.cache_aware_rnnt_pipeline", "CacheAwareRNNTPipeline", "__init__", "pipelines:construct"),
     )
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from nemo_gpu_decoding.live.endpointing import (
     StreamProgress,
     find_endpoint,
     progress_of,
+    read_rules,
     trailing_blank_frames,
 )
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
@@ -147,3 +149,26 @@ def test_a_stream_that_heard_nothing_goes_on():
 def test_bad_numbers_are_named(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_rules_of_a_config_file():
+    assert read_rules("kaldi") == KALDI_RULES
+    rules = read_rules({"rule1": None, "rule2": {"min_trailing_silence": 0.8}})
+    assert rules == replace(KALDI_RULES, rule1=None, rule2=replace(KALDI_RULES.rule2, min_trailing_silence=0.8))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("nemo", "rules is 'nemo', expected kaldi, or conditions of rule1 .. rule5"),
+        ({"rule6": {}}, "rules.rule6 is {}, expected a key of rule1, rule2"),
+        ({"rule1": 5.0}, "rules.rule1 is 5.0, expected conditions, or null"),
+        ({"rule1": {"silence": 1}}, "rules.rule1.silence is 1, expected a key of must_contain_speech"),
+        ({"rule1": {"min_trailing_silence": -1}}, "rules.rule1.min_trailing_silence is -1, expected a number >= 0"),
+        ({"rule1": {"max_relative_cost": "x"}}, "rules.rule1.max_relative_cost is 'x', expected a number >= 0"),
+        ({"rule1": {"must_contain_speech": 1}}, "rules.rule1.must_contain_speech is 1, expected True or False"),
+    ],
+)
+def test_wrong_rules_of_a_config_file_are_named(options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_rules(options)

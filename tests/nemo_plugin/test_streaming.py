@@ -10,6 +10,8 @@ import pytest
 pytestmark = pytest.mark.nemo
 pytest.importorskip("nemo.collections.asr.inference")
 
+import numpy as np
+import soundfile
 import torch
 from nemo.collections.asr.inference.factory.pipeline_builder import PipelineBuilder
 from nemo.collections.asr.inference.streaming.framing.request_options import ASRRequestOptions
@@ -21,7 +23,7 @@ from omegaconf import OmegaConf, open_dict
 
 from nemo_gpu_decoding import register
 from nemo_gpu_decoding.live.slots import Slot, Slots
-from nemo_gpu_decoding.nemo_plugin import streaming
+from nemo_gpu_decoding.nemo_plugin import pipelines, streaming
 from tests.nemo_plugin.conftest import SELF
 from tests.nemo_plugin.usage import texts
 
@@ -79,7 +81,7 @@ def rnnt_pipeline(request, causal_file):
     return lambda decoding, **options: pipeline(request.param, files[request.param], decoding, head="rnnt", **options)
 
 
-def pipeline(kind, model, decoding, head="ctc", eou=-1, tail=False, stateful=False):
+def pipeline(kind, model, decoding, head="ctc", eou=-1, tail=False, stateful=False, rules=None):
     """One of NeMo's pipelines, from a config like those of its examples."""
     config = {
         "asr": {"model_name": model, "device": "cpu", "device_id": 0, "compute_dtype": "float32", "use_amp": False},
@@ -102,6 +104,8 @@ def pipeline(kind, model, decoding, head="ctc", eou=-1, tail=False, stateful=Fal
     }  # fmt: skip
     if decoding is not None:
         config["asr"]["decoding"] = decoding
+    if rules is not None:
+        config["endpointing"]["rules"] = rules
     return PipelineBuilder.build_pipeline(OmegaConf.create(config))
 
 
@@ -161,6 +165,78 @@ def test_an_utterance_ends_with_its_best_hypothesis_and_the_next_one_begins(ctc_
         starts = [word.start for word in row["segments"]]
         assert starts == sorted(starts)
         assert all(0 < word.conf <= 1 for word in row["segments"])
+
+
+RULES = {"rule1": None, "rule2": {"min_trailing_silence": 0.4, "max_relative_cost": 1e9}}
+
+
+@pytest.fixture
+def pauses(files, tmp_path) -> list[str]:
+    """Two recordings of three sentences, with pauses between them."""
+    quiet, paths = np.zeros(32000, np.float32), []
+    for n in range(2):
+        said = [soundfile.read(file, dtype="float32")[0] for file in files[3 * n : 3 * n + 3]]
+        paths.append(str(tmp_path / f"{n}.wav"))
+        soundfile.write(paths[-1], np.concatenate([said[0], quiet, said[1], quiet, said[2]]), 16000)
+    return paths
+
+
+@pytest.mark.parametrize("decoding", [FLEXCTC, WORD_GRAPH], ids=["flexctc_beam", "cuda_wfst"])
+def test_utterances_end_by_kaldis_rules(ctc_pipeline, decoding, pauses, pushed, monkeypatch):
+    if decoding is WORD_GRAPH:
+        pytest.importorskip("kaldifst")
+    ours = ctc_pipeline(decoding, eou=1, rules=RULES)
+    found, ends = [], pipelines.find_endpoint
+
+    def recorded(progress, rules):
+        found.append((progress, ends(progress, rules)))
+        return found[-1][1]
+
+    monkeypatch.setattr(pipelines, "find_endpoint", recorded)
+    transcripts = ours.run(pauses)
+    ended = [progress for progress, rule in found if rule]
+    assert len(ended) > 2
+    assert all(progress.contains_speech and progress.trailing_silence >= 0.4 for progress in ended)
+    assert len(pushed) == len(ended) + 2  # and those that end with the files
+    expected = one_shot(streaming.ctc_search(ours.asr_model.asr_model), pushed)
+    words = [word for tokens in expected for word in ours.tokenizer.ids_to_text(tokens).split()]
+    assert sorted("".join(words)) == sorted("".join(texts_of(transcripts)).replace(" ", ""))
+
+
+@pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
+def test_utterances_of_transducers_end_by_kaldis_rules(rnnt_pipeline, strategy, pauses, monkeypatch):
+    ours = rnnt_pipeline({"strategy": strategy}, eou=1, rules=RULES)
+    plain = rnnt_pipeline({"strategy": strategy}).run(pauses)
+    found, ends = [], pipelines.find_endpoint
+
+    def recorded(progress, rules):
+        found.append((progress, ends(progress, rules)))
+        return found[-1][1]
+
+    monkeypatch.setattr(pipelines, "find_endpoint", recorded)
+    transcripts = ours.run(pauses)
+    ended = [progress for progress, rule in found if rule]
+    assert len(ended) > 2
+    assert all(progress.contains_speech and progress.trailing_silence >= 0.4 for progress in ended)
+    assert all(
+        len(text) > 0.5 * len(whole) for text, whole in zip(texts_of(transcripts), texts_of(plain), strict=True)
+    )
+
+
+def test_a_wrong_rule_is_named(ctc_pipeline):
+    with pytest.raises(ValueError, match=r"endpointing\.rules\.rule6 is None, expected a key of rule1, rule2"):
+        ctc_pipeline(FLEXCTC, rules={"rule6": None})
+
+
+def test_a_model_that_was_saved_with_a_strategy_searches(ctc_model, files, tmp_path, pushed):
+    ctc_model.change_decoding_strategy(FLEXCTC, verbose=False)
+    ctc_model.save_to(str(tmp_path / "saved.nemo"))
+    ours = pipeline("buffered", str(tmp_path / "saved.nemo"), None)
+    found = texts_of(ours.run(files[:2]))
+    expected = one_shot(streaming.ctc_search(ours.asr_model.asr_model), pushed)
+    assert sorted(found) == sorted(ours.tokenizer.ids_to_text(tokens).strip() for tokens in expected)
+    greedy = pipeline("buffered", str(tmp_path / "saved.nemo"), {"strategy": "greedy"})
+    assert streaming.ctc_search(greedy.asr_model.asr_model) is None
 
 
 def test_partial_transcripts_are_the_best_hypothesis_so_far(ctc_pipeline, files):
