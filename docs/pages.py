@@ -2,8 +2,9 @@
 
     python docs/pages.py        write the option tables into docs/*.md
 
-A table stands between `<!-- options: CLASS -->` and `<!-- end -->`. Its rows are the fields of the dataclass, with
-their defaults and the comments above them.
+A table stands between `<!-- options: CLASS -->`, or `<!-- options: CLASS STRATEGY -->`, and `<!-- end -->`. Its rows
+are the fields of the dataclass, with their defaults and the comments above them; with a strategy also the key of
+NeMo's config, and what it is there if nobody sets it.
 """
 
 from __future__ import annotations
@@ -26,22 +27,43 @@ def write_tables() -> None:
 def with_options(text: str) -> str:
     """A page with the tables of today's options between its marks."""
     return re.sub(
-        r"<!-- options: (\w+) -->\n.*?<!-- end -->",
-        lambda match: f"<!-- options: {match[1]} -->\n{option_table(match[1])}\n<!-- end -->",
+        r"(<!-- options: (\w+) ?(\w*) -->\n).*?<!-- end -->",
+        lambda match: f"{match[1]}{option_table(match[2], match[3])}\n<!-- end -->",
         text,
         flags=re.DOTALL,
     )
 
 
-def option_table(name: str) -> str:
-    """The fields of a public options dataclass: name, default, meaning."""
+def option_table(name: str, strategy: str = "") -> str:
+    """The fields of a public options dataclass: name, default, with a strategy NeMo's key and default, meaning."""
     import nemo_gpu_decoding
     from nemo_gpu_decoding.cli.options import field_comments, show_value
 
     options = getattr(nemo_gpu_decoding, name)
     comments = field_comments(options)
-    rows = [f"| `{f.name}` | {show_value(f.default)} | {_cell(comments[f.name])} |" for f in fields(options)]
-    return "\n".join(["| option | default | meaning |", "|---|---|---|", *rows])
+    section = section_of(strategy) if strategy else None
+    header = ["field", "default", f"key of `{section.name}`", "default", "meaning"] if section else [
+        "option", "default", "meaning"
+    ]  # fmt: skip
+    rows = [header, ["---"] * len(header)]
+    for option in fields(options):
+        in_nemo = []
+        if section:
+            key = section.renamed.get(option.name, option.name)
+            hidden = key in section.hidden
+            default = (section.defaults | section.own).get(key, option.default)
+            in_nemo = ["-", "-"] if hidden else [f"`{key}`", show_value(default)]
+        rows.append([f"`{option.name}`", show_value(option.default), *in_nemo, _cell(comments[option.name])])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def section_of(strategy: str) -> Any:
+    """What a strategy reads of NeMo's config; needs NeMo."""
+    from nemo_gpu_decoding.nemo_plugin import beam_sections, word_graph_sections
+
+    graphs = {"cuda_wfst": word_graph_sections.CUDA_WFST, "paged_biglm": word_graph_sections.PAGED_BIGLM}
+    sections = {"flexctc_beam": beam_sections.FLEXCTC, **beam_sections.TRANSDUCERS, **graphs}
+    return sections[strategy]
 
 
 def _cell(comment: str) -> str:

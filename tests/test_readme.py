@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from dataclasses import astuple, fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ import nemo_gpu_decoding
 from nemo_gpu_decoding import EndpointConfig
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.cli.main import main
-from nemo_gpu_decoding.cli.options import parse_options
+from nemo_gpu_decoding.cli.options import parse_options, show_value
 from tests.assets import ROOT
 
 
@@ -169,18 +170,49 @@ def test_the_site_builds_without_a_warning(tmp_path):
 # -------------------------------------------------------------------------------------------- options
 
 
+@pytest.fixture
+def tables():
+    return script(ROOT / "docs" / "pages.py")
+
+
 @pages_with(lambda page: "<!-- options: " in page.text)
-def test_option_tables_are_those_of_the_dataclasses(page):
-    tables = script(ROOT / "docs" / "pages.py")
-    assert tables.with_options(page.text) == page.text, "python docs/pages.py"
-    for name in re.findall(r"<!-- options: (\w+) -->", page.text):
+def test_option_tables_have_every_field(page, tables):
+    for name in re.findall(r"<!-- options: (\w+)", page.text):
         rows = [row.split(" | ") for row in tables.option_table(name).split("\n")[2:]]
         assert [row[0] for row in rows] == [f"| `{f.name}`" for f in fields(getattr(nemo_gpu_decoding, name))]
         assert all(len(row[2]) > 10 for row in rows), f"{name}: an option that no comment explains"
 
 
+@pytest.fixture
+def nemo3():
+    pytest.importorskip("nemo.collections.asr")
+    if not version("nemo_toolkit").startswith("3."):
+        pytest.skip("other versions of NeMo have other defaults")
+
+
+@pytest.mark.nemo
+@pages_with(lambda page: "<!-- options: " in page.text)
+def test_option_tables_are_those_of_today(page, tables, nemo3):
+    assert tables.with_options(page.text) == page.text, "python docs/pages.py"
+
+
+@pytest.mark.nemo
+@pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp", "aes_pp", "cuda_wfst", "paged_biglm"])
+def test_the_page_of_a_strategy_has_every_key_with_its_default(strategy, tables, nemo3):
+    names = {"paged_biglm": ("cuda_wfst", "paged_biglm")}.get(strategy, (strategy,))
+    text = "".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in names)
+    section = tables.section_of(strategy)
+    defaults = section.defaults | section.own
+    keys = section.keys()[section.name]
+    assert [key for key in keys if f"`{key}`" not in text] == []
+    by_hand = re.sub(r"<!-- options: .*?<!-- end -->", "", text, flags=re.DOTALL)
+    for key, default in re.findall(r"^\| `(\w+)` \| (\S+) \|", by_hand, re.M):
+        if key in keys and default != "-":
+            assert default == show_value(defaults[key]), key
+
+
 def test_every_options_dataclass_has_its_table():
-    shown = re.findall(r"<!-- options: (\w+) -->", "".join(page.text for page in PAGES))
+    shown = re.findall(r"<!-- options: (\w+)", "".join(page.text for page in PAGES))
     configs = {name for name in nemo_gpu_decoding.__all__ if name.endswith("Config")}
     assert sorted(shown) == sorted(configs - {"EndpointConfig"})  # its table is tested below
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import sys
 
 import pytest
@@ -69,6 +70,22 @@ def test_each_step_of_the_demo_helps(run, tmp_path, capsys, timed_once):
             assert large_boosted["fscore"] > large["fscore"]
         assert all(f"\n{decoder}" in printed for decoder in decoders)
     assert "reference" in printed
+    check_the_table_of_the_docs({row["decoder"]: row for row in rows if row["model"] == "ctc"})
+
+
+def check_the_table_of_the_docs(rows):
+    """docs/measured.md, "On real mistakes"; sums of floats differ between machines, and may turn a word."""
+    page = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
+    for strategy, lm in (("flexctc_beam", "LM"), ("cuda_wfst", "LM"), ("paged_biglm", "large LM")):
+        (line,) = re.findall(rf"^\| `{strategy}`, (?:token|word|that) trigram.* \|$", page, re.M)
+        cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
+        decoders = ["greedy", strategy, f"{strategy} + {lm}", f"{strategy} + {lm} + phrases"]
+        for decoder, cell in zip(decoders, cells, strict=False):
+            if cell:
+                assert 100 * rows[decoder]["wer"] == pytest.approx(float(cell), abs=0.5)
+        said = [float(fscore) for fscore in cells[4].split(" / ")]
+        for decoder, fscore in zip([decoders[0], *decoders[2:]], said, strict=True):
+            assert rows[decoder]["fscore"] == pytest.approx(fscore, abs=0.03)
 
 
 def test_transcripts_are_shown_where_decoders_differ():
