@@ -1,6 +1,7 @@
 """README and docs: every snippet and every tutorial runs, links lead somewhere, options are those of the dataclasses,
 figures those of the records."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -74,6 +75,21 @@ def test_all_kinds_of_snippets_are_known(page):
     assert {kind for kind, _ in page.snippets} <= {"python", "bash", "yaml"}
 
 
+def is_server(command):
+    """A command that does not end by itself."""
+    return command.startswith("nemo-gpu-decoding serve ")
+
+
+def server_of(command):
+    """The server that a command starts, in a thread."""
+    for module in ("starlette", "uvicorn", "websockets"):
+        pytest.importorskip(module)
+    from nemo_gpu_decoding.cli.serve import ServeOptions, build_server
+    from tests.live.test_server import served
+
+    return served(build_server(parse_options(ServeOptions, command.split()[2:])))
+
+
 @pytest.mark.nemo
 @pages_with(lambda page: page.blocks("python"))
 def test_python_of_a_page(page, monkeypatch, capsys):
@@ -83,12 +99,16 @@ def test_python_of_a_page(page, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     (ROOT / "build").mkdir(exist_ok=True)  # as `make demo` leaves it
     names = {}
-    for code in page.blocks("python"):
-        try:
-            exec(compile(code, page.path.name, "exec"), names)
-        except ModuleNotFoundError as error:
-            if error.name not in OPTIONAL_PEERS:
-                raise
+    with contextlib.ExitStack() as stack:
+        for command in page.commands:
+            if is_server(command):  # the blocks are its clients
+                stack.enter_context(server_of(command))
+        for code in page.blocks("python"):
+            try:
+                exec(compile(code, page.path.name, "exec"), names)
+            except ModuleNotFoundError as error:
+                if error.name not in OPTIONAL_PEERS:
+                    raise
     assert capsys.readouterr().out.strip()
 
 
@@ -116,7 +136,7 @@ def test_commands_of_a_page(page, monkeypatch, capsys):
     (ROOT / "build").mkdir(exist_ok=True)
     for command in page.commands:
         # the table of deleted words is compared with what its command prints, below
-        if command.startswith("nemo-gpu-decoding ") and page.path.stem != "measured":
+        if command.startswith("nemo-gpu-decoding ") and page.path.stem != "measured" and not is_server(command):
             assert main(command.split()[1:]) == 0, command
             shown = capsys.readouterr()
             assert (shown.out + shown.err).strip(), command

@@ -213,7 +213,8 @@ class LiveServer(uvicorn.Server):
         seconds = recognizer.chunk_samples / recognizer.sample_rate
         return {
             "type": "ready", "strategy": recognizer.strategy, "sample_rate": recognizer.sample_rate,
-            "chunk_seconds": seconds, "languages": recognizer.languages, "limits": vars(limits),
+            "chunk_seconds": seconds, "look_ahead_seconds": recognizer.look_ahead_seconds,
+            "languages": recognizer.languages, "limits": vars(limits),
         }  # fmt: skip
 
     async def _read(self, socket: WebSocket, session: Session) -> None:

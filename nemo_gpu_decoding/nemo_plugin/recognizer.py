@@ -65,6 +65,8 @@ class PipelineRecognizer:
         self.is_cache_aware = hasattr(pipeline, "context_manager")
         seconds = pipeline.chunk_size_in_secs if self.is_cache_aware else pipeline.chunk_size
         self.chunk_samples = int(seconds * self.sample_rate)
+        # cache-aware encoders see no more than their chunk
+        self.look_ahead_seconds = 0.0 if self.is_cache_aware else float(pipeline.right_padding_size)
         pipeline.open_session()
 
     @classmethod
@@ -180,8 +182,13 @@ class PipelineRecognizer:
         weight = wanted.boosting_weight
         if weight is None:
             weight = infer.options.fusion.boosting_weight
+        if weight == 0:
+            raise FieldError("boosting_weight", wanted.boosting_weight, "a number > 0: the server's is 0")
         cfg = BiasingRequestItemConfig({"key_phrases_list": list(wanted.phrases)}, boosting_model_alpha=weight)
-        biasing_request(infer, cfg)  # compiled and cached
+        try:
+            biasing_request(infer, cfg)  # compiled and cached
+        except ValueError as error:
+            raise FieldError("phrases", list(wanted.phrases), "phrases that can be boosted", f"({error})") from error
         return cfg
 
 

@@ -34,7 +34,7 @@ BAD, FATAL, LONG = 30000, 30001, 30002  # values of chunks that fail, fail the s
 class NumberReader:
     """Hears the value of a chunk's samples as a word; zeros end an utterance."""
 
-    strategy, sample_rate, chunk_samples, languages = "numbers", RATE, CHUNK, ("en",)
+    strategy, sample_rate, chunk_samples, look_ahead_seconds, languages = "numbers", RATE, CHUNK, 0.0, ("en",)
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.streams: dict[int, tuple[list[Word], int]] = {}  # words of the utterance, chunks so far

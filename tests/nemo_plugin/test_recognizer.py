@@ -97,6 +97,8 @@ def test_phrases_of_a_stream(shared, speech):
 def test_what_a_stream_cannot_have(shared):
     with pytest.raises(FieldError, match="language is 'de', expected none: this model takes no language"):
         shared.prepare(StreamOptions(language="de"))
+    with pytest.raises(FieldError, match=r"phrases is \['\u4f60'\] \(.*expected phrases that can be boosted"):
+        shared.prepare(StreamOptions(phrases=("\u4f60",), boosting_weight=1.0))
     greedy = recognizer(f"model={CTC}", "strategy=greedy")
     with pytest.raises(FieldError, match=r"phrases is \['a'\], expected none: strategy greedy boosts no phrases"):
         greedy.prepare(StreamOptions(phrases=("a",)))

@@ -1,0 +1,125 @@
+"""The page of the live server, in a real Chromium whose microphone is a file.
+
+    python -m tests.live.test_page docs/live.png
+
+makes the screenshot of the docs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.assets import ASSETS, CTC_MODEL
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium")
+SPEECH = ASSETS / "speech" / "test" / "test_000.flac"
+WAIT = 30_000  # milliseconds
+
+
+def fake_microphone(folder: Path) -> Path:
+    """The speech as a WAV file, with silence behind it: Chromium plays it again and again."""
+    import numpy as np
+    import soundfile
+
+    samples, rate = soundfile.read(SPEECH, dtype="int16")
+    silence = np.random.default_rng(1).normal(0, 30, 3 * rate).astype("int16")
+    soundfile.write(folder / "speech.wav", np.concatenate([samples, silence]), rate)
+    return folder / "speech.wav"
+
+
+def open_page(playwright, wav: Path, url: str):
+    """A browser and its tab."""
+    flags = ["--use-fake-ui-for-media-stream", "--use-fake-device-for-media-stream", "--no-sandbox"]
+    flags.append(f"--use-file-for-fake-audio-capture={wav}")
+    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+    page = browser.new_page(viewport={"width": 1000, "height": 700}, permissions=["microphone"], color_scheme="light")
+    page.set_default_timeout(WAIT)
+    page.goto(url)
+    return browser, page
+
+
+@needs_chromium
+def test_microphone_file_and_errors(tmp_path):
+    from playwright.sync_api import expect, sync_playwright
+
+    from nemo_gpu_decoding.live.session import Limits
+    from tests.live.test_server import NumberReader, running
+
+    reader = NumberReader()
+    reader.step = lambda chunks, step=reader.step: [hide_numbers(own) for own in step(chunks)]
+    with running(reader, limits=Limits(max_phrases=2)) as server, sync_playwright() as playwright:
+        browser, page = open_page(playwright, fake_microphone(tmp_path), server.url)
+        problems: list[str] = []
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on("request", lambda request: problems.append(request.url) if server.url not in request.url else None)
+
+        page.get_by_role("button", name="Microphone").click()
+        expect(page.get_by_role("status")).to_have_text("Listening to the microphone.")
+        expect(page.locator("#partial")).to_contain_text("word")
+        expect(page.locator("#latency")).to_contain_text("ms")
+        page.get_by_role("button", name="Stop").click()
+        expect(page.get_by_role("status")).to_have_text("Done.")
+        spoken = page.locator("#transcript p:not([id]) span")
+        expect(spoken.first).to_have_text("word")
+        assert "confidence 0.50" in str(spoken.first.get_attribute("title"))
+        assert page.locator("#partial").inner_text() == ""
+
+        page.locator("#file").set_input_files(SPEECH)
+        expect(page.get_by_role("status")).to_have_text("Listening to test_000.flac.")
+        expect(page.get_by_role("status")).to_have_text("Done.")
+        assert page.locator("#seconds").inner_text() == f"{3.6854:.1f} s"
+
+        assert problems == []
+        page.get_by_label("Phrases, one per line").fill("a\n b \n\nc")
+        page.get_by_role("button", name="Microphone").click()
+        expect(page.get_by_role("alert")).to_contain_text("phrases is 'a list of 3', expected at most 2 phrases")
+        expect(page.get_by_role("button", name="Microphone")).to_be_enabled()
+        assert not server.batcher.sessions
+        browser.close()
+
+
+def hide_numbers(step):
+    """The same words, whatever was heard: of a microphone they change with every run."""
+    shown = {
+        kind: found and found._replace(text="word", words=tuple(word._replace(word="word") for word in found.words))
+        for kind, found in (("final", step.final), ("partial", step.partial))
+    }
+    return step._replace(**shown)
+
+
+def make_screenshot(target: str) -> None:
+    """The page while it hears the shipped speech, with the shipped checkpoint, LM and phrases."""
+    from tempfile import TemporaryDirectory
+
+    from playwright.sync_api import expect, sync_playwright
+
+    from nemo_gpu_decoding.cli.options import parse_options
+    from nemo_gpu_decoding.cli.serve import ServeOptions, build_server
+    from tests.live.test_server import served
+
+    arguments = [f"model={CTC_MODEL}", f"lm={ASSETS / 'lm' / 'tok3.arpa'}", "port=0"]
+    server = build_server(parse_options(ServeOptions, arguments))
+    with TemporaryDirectory() as folder, served(server), sync_playwright() as playwright:
+        browser, page = open_page(playwright, fake_microphone(Path(folder)), server.url)
+        page.get_by_label("Phrases, one per line").fill("teresa\ncarla graham\ncastellano")
+        page.get_by_label("Weight").fill("1")
+        page.get_by_role("button", name="Microphone").click()
+        expect(page.locator("#transcript p:not([id])")).to_have_count(1, timeout=WAIT)
+        expect(page.locator("#partial")).to_contain_text("contract", timeout=WAIT)
+        page.screenshot(path=target)
+        browser.close()
+    print(f"{target}: {os.path.getsize(target)} bytes")
+
+
+if __name__ == "__main__":
+    make_screenshot(sys.argv[1])
