@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import runpy
 
 import pytest
 
@@ -23,9 +25,10 @@ from omegaconf import OmegaConf, open_dict
 
 from nemo_gpu_decoding import register
 from nemo_gpu_decoding.live.slots import Slot, Slots
+from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin import pipelines, streaming
 from tests.nemo_plugin.conftest import SELF
-from tests.nemo_plugin.usage import texts
+from tests.nemo_plugin.usage import texts, write_manifest
 
 LM = {"ngram_lm_model": str(SELF / "lm" / "tok3.arpa"), "ngram_lm_alpha": 0.5, "beam_size": 16, "beam_beta": 1.0}
 FLEXCTC = {"strategy": "flexctc_beam", "beam": LM}
@@ -81,8 +84,13 @@ def rnnt_pipeline(request, causal_file):
     return lambda decoding, **options: pipeline(request.param, files[request.param], decoding, head="rnnt", **options)
 
 
-def pipeline(kind, model, decoding, head="ctc", eou=-1, tail=False, stateful=False, rules=None):
-    """One of NeMo's pipelines, from a config like those of its examples."""
+def pipeline(kind, model, decoding, **options):
+    """One of NeMo's pipelines."""
+    return PipelineBuilder.build_pipeline(OmegaConf.create(config_of(kind, model, decoding, **options)))
+
+
+def config_of(kind, model, decoding=None, head="ctc", eou=-1, tail=False, stateful=False, rules=None):
+    """The config of a pipeline, like those of NeMo's examples."""
     config = {
         "asr": {"model_name": model, "device": "cpu", "device_id": 0, "compute_dtype": "float32", "use_amp": False},
         "confidence": {
@@ -106,7 +114,7 @@ def pipeline(kind, model, decoding, head="ctc", eou=-1, tail=False, stateful=Fal
         config["asr"]["decoding"] = decoding
     if rules is not None:
         config["endpointing"]["rules"] = rules
-    return PipelineBuilder.build_pipeline(OmegaConf.create(config))
+    return config
 
 
 @pytest.fixture
@@ -165,6 +173,63 @@ def test_an_utterance_ends_with_its_best_hypothesis_and_the_next_one_begins(ctc_
         starts = [word.start for word in row["segments"]]
         assert starts == sorted(starts)
         assert all(0 < word.conf <= 1 for word in row["segments"])
+
+
+# What examples/asr/asr_streaming_inference/asr_streaming_infer.py of NeMo does; the wheel does not have it.
+SCRIPT = """
+import hydra
+from nemo.collections.asr.inference.factory.pipeline_builder import PipelineBuilder
+from nemo.collections.asr.inference.utils.manifest_io import dump_output, prepare_audio_data
+
+
+@hydra.main(version_base=None)
+def main(cfg):
+    files, manifest, options, order = prepare_audio_data(cfg.audio_file, sort_by_duration=True)
+    output = PipelineBuilder.build_pipeline(cfg).run(files, options=options)
+    dump_output(output, cfg.output_filename, cfg.output_dir, manifest, order)
+
+
+main()
+"""
+
+
+def script_texts(folder, monkeypatch, manifest, *overrides) -> list[str]:
+    """Transcripts of a manifest by the script, with overrides alone."""
+    output, config = folder / "output.json", config_of("buffered", str(SELF / "models" / "self_ctc.nemo"))
+    (folder / "script.py").write_text(SCRIPT)
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(config))
+    where = f"--config-path={folder}", "--config-name=config", f"hydra.run.dir={folder}"
+    paths = f"+audio_file={manifest}", f"+output_filename={output}", f"+output_dir={folder / 'out'}"
+    monkeypatch.setattr("sys.argv", ["script.py", *where, *paths, "streaming.batch_size=16", *overrides])
+    runpy.run_path(str(folder / "script.py"), run_name="__main__")
+    return [json.loads(line)["pred_text"] for line in output.read_text().splitlines()]
+
+
+def test_a_streaming_script_searches_by_overrides_alone(tmp_path, monkeypatch, pushed):
+    lines = (SELF / "speech" / "test.json").read_text().splitlines()
+    entries = [json.loads(line) for line in lines]
+    for entry in entries:
+        entry["audio_filepath"] = str(SELF / "speech" / entry["audio_filepath"])
+    manifest = write_manifest(tmp_path / "test.json", entries)
+    greedy = script_texts(tmp_path, monkeypatch, manifest)
+    assert not pushed
+    pipelines_built, build = [], PipelineBuilder.build_pipeline
+    monkeypatch.setattr(
+        PipelineBuilder, "build_pipeline", lambda cfg: pipelines_built.append(build(cfg)) or pipelines_built[0]
+    )
+    ours = script_texts(
+        tmp_path, monkeypatch, manifest, "+asr.decoding.strategy=flexctc_beam", "+asr.decoding.beam.beam_size=64",
+        f"+asr.decoding.beam.ngram_lm_model={SELF / 'lm' / 'tok3.arpa'}", "+asr.decoding.beam.ngram_lm_alpha=0.8",
+        "+asr.decoding.beam.beam_beta=1.0", "+asr.decoding.beam.beam_threshold=30.0",
+        f"+asr.decoding.beam.boosting_tree.key_phrases_file={SELF / 'phrases.txt'}",
+        "+asr.decoding.beam.boosting_tree_alpha=3.5",
+    )  # fmt: skip
+    references = [entry["text"] for entry in entries]
+    assert word_errors(references, ours).wer < 0.7 * word_errors(references, greedy).wer
+    (searching,) = pipelines_built
+    whole = one_shot(searching.infer, pushed)
+    expected = [searching.tokenizer.ids_to_text(tokens).split() for tokens in whole]
+    assert sorted(text.split() for text in ours) == sorted(expected)
 
 
 RULES = {"rule1": None, "rule2": {"min_trailing_silence": 0.4, "max_relative_cost": 1e9}}
