@@ -19,7 +19,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import nemo_gpu_decoding
-from nemo_gpu_decoding.cuda.sources import printed_header
+from nemo_gpu_decoding.cuda import nvrtc
+from nemo_gpu_decoding.cuda.compile import Architecture, compiler_options
+from nemo_gpu_decoding.cuda.sources import printed_header, read_source
+from tests.cuda_emulator.ptx import translate
 
 HERE = Path(__file__).parent
 PACKAGE = Path(nemo_gpu_decoding.__file__).parent
@@ -33,6 +36,8 @@ KERNEL_FLAGS = [*COMMON_FLAGS, "-O1", "-ffp-contract=off"]
 ENGINE_FLAGS = [*COMMON_FLAGS, "-O2"]
 # volatile accesses get hooks of their own, since they count as atomic
 CHECK_FLAGS = ["-fsanitize=thread", "--param=tsan-distinguish-volatile=1"]
+
+PTX_ARCHITECTURE = Architecture(90, ptx=True)
 
 INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
 KERNEL = re.compile(
@@ -54,7 +59,7 @@ def why_no_compiler() -> str | None:
     return None
 
 
-def build(source: Path, cache: Path, *, check: bool, defines: Mapping[str, int | str]) -> Path:
+def build(source: Path, cache: Path, *, check: bool, defines: Mapping[str, int | str], by_nvrtc: bool = False) -> Path:
     """The library of a .cu file; compiled at first use.
 
     Args:
@@ -62,6 +67,8 @@ def build(source: Path, cache: Path, *, check: bool, defines: Mapping[str, int |
         cache: where libraries are kept.
         check: instrument memory accesses for the race and bounds checker.
         defines: preprocessor macros.
+        by_nvrtc: compile the file as for a GPU, and translate the PTX that comes out; `check` is then a
+            matter of launches alone.
 
     Raises:
         FileNotFoundError: the source, or a header that it includes, is not there.
@@ -69,8 +76,13 @@ def build(source: Path, cache: Path, *, check: bool, defines: Mapping[str, int |
     """
     texts = _texts(source)
     macros = [f"-D{name}={value}" for name, value in sorted(defines.items())]
-    flags = [*KERNEL_FLAGS, *macros, *(CHECK_FLAGS if check else [])]
-    key = _key([*texts.values(), *_emulator_texts(), *flags])
+    flags = [*KERNEL_FLAGS, *macros, *(CHECK_FLAGS if check and not by_nvrtc else [])]
+    options = compiler_options(PTX_ARCHITECTURE, defines) if by_nvrtc else []  # NVRTC's
+    own_texts, how = _emulator_texts(), [*flags, *options]
+    if by_nvrtc:
+        own_texts.append((HERE / "ptx.py").read_text())
+        how.insert(len(flags), str(nvrtc.version()))
+    key = _key([*texts.values(), *own_texts, *how])
     library = cache / f"{source.stem}-{key}.so"
     if library.exists():
         os.utime(library)
@@ -78,8 +90,11 @@ def build(source: Path, cache: Path, *, check: bool, defines: Mapping[str, int |
         cache.mkdir(parents=True, exist_ok=True)
         _forget_oldest(cache)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
-            _write_printed(texts, Path(folder))
-            built = _link(source, flags, _engine(cache), Path(folder))
+            if by_nvrtc:
+                built = link_ptx(_ptx(source, options), cache, Path(folder))
+            else:
+                _write_printed(texts, Path(folder))
+                built = _link(source, flags, _engine(cache), Path(folder))
             os.replace(built, library)  # in one step: another process may do the same
     return library
 
@@ -99,9 +114,27 @@ def _link(source: Path, flags: list[str], engine: Path, folder: Path) -> Path:
     wrapper = folder / "wrapper.cpp"
     entries = "".join(f"EMULATOR_ENTRY({kernel})\n" for kernel in kernels)
     wrapper.write_text(f'#include "{source}"\n{entries}EMULATOR_KERNELS("{" ".join(kernels)}")\n')
-    header = ["-include", "cuda_emulator.h"]
-    kernel_object, library = folder / "kernel.o", folder / "kernel.so"
-    _run([COMPILER, *flags, *places, *header, "-c", str(wrapper), "-o", str(kernel_object)])
+    return _library(wrapper, [*flags, *places, "-include", "cuda_emulator.h"], engine)
+
+
+def _ptx(source: Path, options: list[str]) -> str:
+    """What NVRTC makes of a file: the text that a driver would compile further."""
+    found = read_source(str(source))
+    compiled = nvrtc.compile_program(str(source), found.text, found.headers, options)
+    return compiled.code.rstrip(b"\0").decode()
+
+
+def link_ptx(ptx: str, cache: Path, folder: Path) -> Path:
+    """The library of a PTX module, made in `folder`."""
+    translated = folder / "translated.cpp"
+    translated.write_text(translate(ptx))
+    return _library(translated, [*KERNEL_FLAGS, "-I", str(HERE / "include")], _engine(cache))
+
+
+def _library(text: Path, flags: list[str], engine: Path) -> Path:
+    """The kernels of a C++ file and the engine, beside the file."""
+    kernel_object, library = text.with_suffix(".o"), text.with_suffix(".so")
+    _run([COMPILER, *flags, "-c", str(text), "-o", str(kernel_object)])
     # -Bsymbolic: a kernel may be named like a function of the C library
     _run([COMPILER, "-shared", "-Wl,-Bsymbolic", str(kernel_object), str(engine), "-o", str(library)])
     return library

@@ -54,6 +54,8 @@ class EmulatedRuntime:
     order: Order = "random"
     # find races and stray accesses; about a hundred times slower
     check: bool = False
+    # run what NVRTC makes of the kernels, see ptx.py, in the place of what g++ makes of them
+    by_nvrtc: bool = False
     # blocks that are under way at once
     resident: int = 4
     # how often a thread gives way at an atomic or (checker on) a memory access, in percent
@@ -81,7 +83,8 @@ class EmulatedRuntime:
         """Compile `source` (relative to the package, or absolute) for the emulator."""
         if device.type != "cpu":
             raise ValueError(f"device: is {device}, expected cpu, where the emulator runs")
-        library = build(PACKAGE / source, Path(self.cache), check=self.check, defines=defines or {})
+        options = {"check": self.check, "defines": defines or {}, "by_nvrtc": self.by_nvrtc}
+        library = build(PACKAGE / source, Path(self.cache), **options)
         return EmulatedModule(self, library, self.check)
 
     def shared_bytes(self, device: torch.device) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -28,5 +29,6 @@ def emulated_runtime(request: pytest.FixtureRequest) -> Iterator[EmulatedRuntime
 
 
 def new_runtime(request: pytest.FixtureRequest, **options) -> EmulatedRuntime:
-    """An emulator that keeps what it compiles in pytest's cache."""
+    """An emulator that keeps what it compiles in pytest's cache; EMULATOR=nvrtc says what compiles kernels."""
+    options = {"by_nvrtc": os.environ.get("EMULATOR") == "nvrtc", **options}
     return EmulatedRuntime(cache=request.config.cache.mkdir("cuda_emulator"), **options)

@@ -1,0 +1,284 @@
+"""The kernels as NVRTC compiles them, executed on the CPU: they find what the CPU finds, and faults are named.
+
+The whole contract, and any other test of kernels, runs so with
+
+    EMULATOR=nvrtc python -m pytest tests/contract -k cuda
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from nemo_gpu_decoding.cuda.launch import Signature, Tensor
+from nemo_gpu_decoding.search.flexctc_beam import cuda_engine as flexctc
+from nemo_gpu_decoding.search.transducer import records as transducer
+from nemo_gpu_decoding.search.word_graph import kernel_abi
+from tests.contract.subjects import AES, CudaWFSTSubject, FlexCTC, PagedBigLMSubject, Transducer
+from tests.contract.test_contract import (  # noqa: F401 (a part of the battery, that runs here too)
+    decoder,
+    expected,
+    inputs,
+    networks,
+    pytest_generate_tests,
+    subject,
+    test_batch_does_not_matter,
+    test_partial_follows_the_stream,
+    test_requests_change_only_their_utterance,
+    variant,
+)
+from tests.cuda.fakes import needs_nvrtc
+from tests.cuda_emulator.build import link_ptx
+from tests.cuda_emulator.emulator import EmulatedModule, EmulatedRuntime, EmulatorError
+from tests.cuda_emulator.kernels import launch
+from tests.cuda_emulator.ptx import UnknownPTXError, translate
+from tests.random_models import random_log_probs
+from tests.search.flexctc_beam import both as ctc
+from tests.search.transducer import table_networks as tables
+from tests.search.word_graph import both as word_graph
+from tests.search.word_graph.models import random_graph
+
+pytestmark = needs_nvrtc
+TABLE = [
+    ("flexctc_beam", FlexCTC, ("cuda",)),
+    ("alsd_pp", Transducer, ("cuda",)),
+    ("aes_pp", AES, ("cuda",)),
+    ("cuda_wfst", CudaWFSTSubject, ("cuda",)),
+    ("paged_biglm", PagedBigLMSubject, ("cuda",)),
+]
+
+
+@pytest.fixture(autouse=True)
+def compiled_by_nvrtc(monkeypatch):
+    monkeypatch.setenv("EMULATOR", "nvrtc")
+    monkeypatch.setattr(flexctc, "THREADS", 64)
+    monkeypatch.setattr(kernel_abi, "THREADS", 64)
+    for name in ("EXPAND_THREADS", "MERGE_THREADS", "MOVE_THREADS"):
+        monkeypatch.setattr(transducer, name, 64)
+
+
+# ----------------------------------------------------------------- to the bit what the CPU finds
+
+CHECKED = pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True, ids=["checked"])
+
+
+@CHECKED
+@pytest.mark.parametrize("merge", ["max", "prefix"])
+def test_flexctc_beam(emulated_runtime, merge):
+    log_probs = random_log_probs(2, 8, 31, seed=1, sharpness=1.0)
+    ctc.assert_equal(log_probs, [8, 5], fusion=ctc.random_fusion(30), merge=merge, beam_size=5, n_best=5)
+
+
+@CHECKED
+@pytest.mark.parametrize("strategy", list(tables.STRATEGIES))
+def test_transducers(emulated_runtime, strategy):
+    make, config = tables.STRATEGIES[strategy]
+    for pruning, durations in itertools.product(("late", "early"), ((), (0, 1, 2))):
+        own = tables.TableNetworks(20, durations, seed=1, sharpness=1.0, blank_bias=0.0)
+        options = config(beam_size=4, n_best=4, pruning_mode=pruning, alignments=True)
+        frames, fusion = tables.random_frames(2, 4, seed=1), tables.random_fusion(20)
+        tables.assert_equal(make, own, options, frames, [4, 2], fusion)
+
+
+@CHECKED
+def test_word_graphs_and_lattices(emulated_runtime):
+    graph = random_graph(1, columns=20, states=20)
+    log_probs = random_log_probs(2, 5, 20, seed=1, sharpness=0.7)
+    options = {"vocab_size": 19, "blank_id": 19, "max_active": 30, "beam": 6.0, "topology": "normal"}
+    word_graph.assert_equal(graph, log_probs, [5, 3], **options)
+    word_graph.assert_equal_lattices(graph, log_probs, [5, 3], n_best=3, **options)
+
+
+@CHECKED
+@pytest.mark.parametrize("composition", ["lazy", "eager"])
+def test_composition_with_a_large_lm(emulated_runtime, composition):
+    graph, lms = word_graph.random_case(1)
+    log_probs = random_log_probs(2, 5, word_graph.RANDOM_COLUMNS, seed=1, sharpness=0.7)
+    word_graph.assert_equal_paged(
+        graph, lms, log_probs, [5, 3], topology="normal", beam=8.0, composition=composition, chunk=3
+    )
+
+
+# ------------------------------------------------------------------------- what a GPU would stop at
+
+SHARED = "extern __shared__ unsigned char smem[];"
+# body of a kernel that gets `in` and `out`, pointers to 64 floats -> the message
+FAULTS = {
+    "float2 pair = *(const float2*)(in + threadIdx.x + 1); out[threadIdx.x] = pair.x + pair.y;":
+        "misaligned access of 8 bytes",
+    f"{SHARED} *(float4*)(smem + 8) = make_float4(0, 0, 0, 0);": "misaligned access of 16 bytes",
+    f"{SHARED} out[0] = __ldcg((float*)smem);": "which is no address of global memory",
+    "out[0] = float(__cvta_generic_to_shared(in));": "cvta.to.shared",
+    "*(volatile float*)0 = 1;": "no address of global memory",
+    f"{SHARED} ((volatile float*)smem)[64 + threadIdx.x] = 1;": r"4 bytes at \d+ of 2064 \+ 256 bytes",
+    "static __shared__ float a[4]; ((volatile float*)a)[threadIdx.x + 500] = 1;": "out-of-bounds access of 4 bytes",
+}  # fmt: skip
+CHECKED_FAULTS = {
+    "out[64 + threadIdx.x] = 1;": "out-of-bounds write of 4 bytes",
+    "static __shared__ float a[64]; a[threadIdx.x] = in[threadIdx.x]; out[threadIdx.x] = a[63 - threadIdx.x];":
+        r"(race on shared memory|nothing was written to).*kernels.cu:10\b",
+    f"{SHARED} out[threadIdx.x] = ((volatile float*)smem)[threadIdx.x];": "nothing was written to",
+}  # fmt: skip
+
+
+CLEAN = "float2 pair = *(const float2*)(in + threadIdx.x / 2 * 2); out[threadIdx.x] = pair.x + pair.y;"
+BODIES = [*FAULTS, *CHECKED_FAULTS, CLEAN]
+
+
+@pytest.fixture(scope="module")
+def kernels_cu(tmp_path_factory):
+    """A file with all of these kernels."""
+    file = tmp_path_factory.mktemp("ptx") / "kernels.cu"
+    kernels = [
+        f'extern "C" __global__ void kernel_{n}(const Args args) {{ auto [in, out] = args; {body} }}\n'
+        for n, body in enumerate(BODIES)
+    ]
+    file.write_text("struct Args { const float* in; float* out; };\n" + "".join(kernels))
+    return file
+
+
+def run_cuda(runtime, file: Path, body: str) -> torch.Tensor:
+    """`out` of the kernel with this body."""
+    out, numbers = torch.zeros(64), torch.arange(64.0)
+    launch(runtime, file, f"kernel_{BODIES.index(body)}", shared_bytes=256, **{"in": numbers, "out": out})
+    return out
+
+
+@pytest.mark.parametrize("body", FAULTS)
+def test_faults_are_named(emulated_runtime, kernels_cu, body):
+    with pytest.raises(EmulatorError, match=FAULTS[body]):
+        run_cuda(emulated_runtime, kernels_cu, body)
+
+
+@CHECKED
+@pytest.mark.parametrize("body", CHECKED_FAULTS)
+def test_the_checker_looks_at_ptx_too(emulated_runtime, kernels_cu, body):
+    with pytest.raises(EmulatorError, match=CHECKED_FAULTS[body]):
+        run_cuda(emulated_runtime, kernels_cu, body)
+
+
+def test_a_clean_kernel(emulated_runtime, kernels_cu):
+    found = run_cuda(emulated_runtime, kernels_cu, CLEAN)
+    assert found.tolist() == [4.0 * (i // 2) + 1 for i in range(64)]
+
+
+# --------------------------------------------------------------------------- what instructions mean
+
+KERNEL = """
+.visible .entry kernel_{n}(
+	.param .align 8 .b8 kernel_{n}_param_0[8]
+)
+{{
+	.reg .pred %p<9>;
+	.reg .b16 %rs<9>;
+	.reg .b32 %r<9>;
+	.reg .b64 %rd<9>;
+	.reg .f32 %f<9>;
+	.reg .f64 %fd<9>;
+	ld.param.u64 %rd8, [kernel_{n}_param_0];
+	mov.u32 %r8, %tid.x;
+	mul.wide.u32 %rd7, %r8, 4;
+	add.s64 %rd8, %rd8, %rd7;
+	{body}
+	st.global.u32 [%rd8], %r1;
+	ret;
+}}
+"""
+
+
+def module_of(*bodies: str) -> str:
+    """PTX: a kernel for each of these instructions; it stores %r1 for each thread, whose number is in %r8."""
+    kernels = [KERNEL.format(n=n, body=body.replace("THIS", f"kernel_{n}")) for n, body in enumerate(bodies)]
+    return ".version 9.5\n.target sm_90\n.address_size 64\n" + "".join(kernels)
+
+
+@pytest.fixture(scope="module")
+def run_ptx(tmp_path_factory):
+    """Runs the instructions in 32 threads; returns %r1 of each."""
+    bodies = [*MEANINGS, RECIPROCAL, STRAY_PARAMETER]
+    folder = tmp_path_factory.mktemp("ptx")
+    library = link_ptx(module_of(*bodies), folder, folder)
+
+    def run(body: str) -> np.ndarray:
+        out = torch.zeros(32, dtype=torch.int32)
+        signature = Signature(f"kernel_{bodies.index(body)}", {"out": Tensor(torch.int32, (32,), written=True)})
+        EmulatedModule(EmulatedRuntime(), library, False).launch(signature, grid=1, block=32, out=out)
+        return out.numpy().view(np.uint32)
+
+    return run
+
+
+def bits(value: float) -> int:
+    return struct.unpack("I", struct.pack("f", value))[0]
+
+
+LANES = np.arange(32)
+# instructions -> what is in %r1 then
+MEANINGS = {
+    "mov.u32 %r2, -8; shr.s32 %r1, %r2, 40;": 0xFFFFFFFF,
+    "mov.u32 %r2, -8; shr.u32 %r1, %r2, 32;": 0,
+    "mov.u32 %r2, 5; shl.b32 %r1, %r2, 32;": 0,
+    "mov.u32 %r2, -7; div.s32 %r1, %r2, 2;": 0xFFFFFFFD,
+    "mov.u32 %r2, -7; div.u32 %r1, %r2, 2;": 0x7FFFFFFC,
+    "mov.u32 %r2, -2147483648; div.s32 %r1, %r2, -1;": 0x80000000,
+    "mov.u32 %r2, 2; bfind.shiftamt.u32 %r1, %r2;": 30,
+    "mov.u32 %r2, 0; bfind.shiftamt.u32 %r1, %r2;": 0xFFFFFFFF,
+    "mov.u64 %rd1, 7; mov.u64 %rd2, 255; bfi.b64 %rd3, %rd1, %rd2, 4, 8; cvt.u32.u64 %r1, %rd3;": 0x7F,
+    "mov.u32 %r2, 200; cvt.u16.u32 %rs1, %r2; cvt.s32.s8 %r1, %rs1;": 0xFFFFFFC8,
+    "mov.f32 %f1, 0fBF800000; mov.f32 %f2, 0f40000000; copysign.f32 %f3, %f1, %f2; mov.b32 %r1, %f3;": bits(-2.0),
+    "mov.f32 %f1, 0f7FC00000; mov.f32 %f2, 0f40000000; min.f32 %f3, %f1, %f2; mov.b32 %r1, %f3;": bits(2.0),
+    "mov.f32 %f1, 0f80000000; mov.f32 %f2, 0f00000000; max.f32 %f3, %f1, %f2; mov.b32 %r1, %f3;": 0,
+    "mov.f32 %f1, 0f7FC00000; setp.geu.f32 %p1, %f1, %f1; selp.u32 %r1, 1, 0, %p1;": 1,
+    "mov.f32 %f1, 0f7FC00000; setp.ge.f32 %p1, %f1, %f1; selp.u32 %r1, 1, 0, %p1;": 0,
+    "mov.f32 %f1, 0f7FC00000; cvt.sat.f32.f32 %f2, %f1; mov.b32 %r1, %f2;": 0,
+    # (1 + 2^-12)^2 - 1 - 2^-11 is 2^-24 if rounded once, 0 if twice
+    "mov.f32 %f1, 0f3F800800; mov.f32 %f2, 0fBF801000; fma.rn.f32 %f3, %f1, %f1, %f2; mov.b32 %r1, %f3;":
+        bits(2.0**-24),
+    "mov.f32 %f1, 0f3F800800; mul.rn.f32 %f2, %f1, %f1; add.rn.f32 %f3, %f2, 0fBF801000; mov.b32 %r1, %f3;": 0,
+    # a little more than 1/3, and 1, rounded down; 0x3FAAAAAB is nearer
+    "mov.f32 %f1, 0f3EAAAAAB; mov.f32 %f2, 0f3F800000; fma.rm.f32 %f3, %f1, %f2, %f2; mov.b32 %r1, %f3;":
+        0x3FAAAAAA,
+    "mov.b64 %rd1, {%r8, 7}; shr.u64 %rd2, %rd1, 32; cvt.u32.u64 %r1, %rd2;": 7,
+    "shfl.sync.up.b32 %r1|%p1, %r8, 3, 0, -1;": np.where(LANES < 3, LANES, LANES - 3),
+    "shfl.sync.up.b32 %r2|%p1, %r8, 3, 0, -1; selp.u32 %r1, 1, 0, %p1;": LANES >= 3,
+    "shfl.sync.bfly.b32 %r1|%p1, %r8, 5, 31, -1;": LANES ^ 5,
+    "shfl.sync.idx.b32 %r1|%p1, %r8, 3, 6175, -1;": LANES // 8 * 8 + 3,  # segments of eight lanes
+    "setp.gt.u32 %p1, %r8, 29; vote.sync.ballot.b32 %r1, %p1, -1;": 0xC0000000,
+    "setp.gt.u32 %p1, %r8, 29; bar.red.popc.u32 %r1, 0, %p1;": 2,
+    "mov.u32 %r1, 9; setp.eq.s32 %p1, %r8, 4; @!%p1 bra $L__BB0_1; mov.u32 %r1, 5;\n$L__BB0_1:":
+        np.where(LANES == 4, 5, 9),
+}  # fmt: skip
+
+
+# of 3.0, of which 20 bits are right
+RECIPROCAL = (
+    "mov.f64 %fd1, 0d4008000000000000; rcp.approx.ftz.f64 %fd2, %fd1; cvt.rn.f32.f64 %f1, %fd2; mov.b32 %r1, %f1;"
+)
+STRAY_PARAMETER = "ld.param.u64 %rd1, [THIS_param_0+8]; cvt.u32.u64 %r1, %rd1;"
+
+
+@pytest.mark.parametrize("body", MEANINGS)
+def test_meanings(run_ptx, body):
+    assert (run_ptx(body) == MEANINGS[body]).all()
+
+
+def test_the_reciprocal_that_divisions_start_from(run_ptx):
+    (found,) = struct.unpack("f", struct.pack("I", run_ptx(RECIPROCAL)[0]))
+    assert math.isclose(found, 1 / 3, rel_tol=2**-19)
+
+
+def test_parameters_end_where_they_end(run_ptx):
+    with pytest.raises(EmulatorError, match=r"ld\.param of 8 bytes at 8 of 8 bytes"):
+        run_ptx(STRAY_PARAMETER)
+
+
+@pytest.mark.parametrize("line", ["mul.hi.u32 %r1, %r8, 3;", "bar.sync 1;", "tex.1d.v4.f32.s32 {%f1}, [a, {%r1}];"])
+def test_what_is_not_known_is_refused(line):
+    with pytest.raises(UnknownPTXError, match=line.split()[0]):
+        translate(module_of(line))
