@@ -19,6 +19,7 @@ from __future__ import annotations
 import gzip
 import io
 import itertools
+import logging
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -32,6 +33,8 @@ import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.lm.arpa_scan import FAULT, MARKER, Scan, SymbolTable, new_scan, scan_ngrams
+
+logger = logging.getLogger("nemo_gpu_decoding")
 
 _BLOCK_BYTES = 1 << 22
 _COUNT_LINE = re.compile(rb"ngram\s+(\d{1,3})\s*=\s*(\d{1,15})$")
@@ -115,6 +118,7 @@ class ArpaReader:
         self._position = 0  # in the text: what lies before is consumed
         self._line_number = 0  # lines consumed so far
         self._block = (0, 0)  # position in the text, and lines before it, of the block last yielded
+        self._is_above_one = False  # a probability was
         self.num_bytes = self.path.stat().st_size  # of the file, as it lies there
         self._raw, self._file = self._open()
         try:
@@ -310,6 +314,9 @@ class ArpaReader:
             if number_fault := _number_fault(field):
                 raise self.fault(row, number_fault)
             (scan.log10_backoffs if is_backoff else scan.log10_probs)[row] = float(field)
+        if not self._is_above_one and len(above := np.flatnonzero(scan.log10_probs[:rows] > 0)):
+            self._is_above_one = True  # said once for a file
+            logger.warning("%s", self.fault(int(above[0]), "a probability above 1"))
         symbols = scan.symbols[:rows]
         if order == 1:
             symbols = np.arange(len(self.symbols), len(self.symbols) + rows, dtype=np.int32)[:, None]

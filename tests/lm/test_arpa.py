@@ -125,6 +125,13 @@ def test_what_is_no_number(write, number):
         read_arpa(write(BIGRAM.replace("-0.5 a -0.25", f"{number} a -0.25")))
 
 
+def test_probabilities_above_1_are_said_once(write, caplog):
+    lm = read_arpa(write(BIGRAM.replace("-0.25 a </s>", "0.25 a </s>").replace("-0.125 <s> a", "0.125 <s> a")))
+    assert lm.orders[1].log10_probs.tolist() == [0.125, 0.25]
+    (record,) = caplog.records
+    assert "line 14: a probability above 1 in '0.125 <s> a'" in record.message
+
+
 def test_rows_of_a_block_are_found_in_the_file(write):
     text = BIGRAM.replace("-0.5 a -0.25", "\n-0.5 a -0.25").replace("-0.25 a </s>", " \n-0.25 a </s>")
     with ArpaReader(write(text)) as arpa:
