@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.cache import cached, file_key
-from nemo_gpu_decoding.checks import FieldError, check_choice, check_number
+from nemo_gpu_decoding.checks import FieldError, check_bool, check_choice, check_number
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.fusion.nemo_archive import load_nemo_automaton
@@ -103,6 +103,11 @@ class BoostingConfig:
     ignore_case: bool = False
     # full: bonuses of unfinished phrases are taken back exactly; nemo: NeMo's weights to the bit, none < 0.
     refund: str = "full"
+    # Whether phrases that overlap in the text are all paid. False: no token is paid for twice, and what
+    # begins inside a complete phrase and goes on after it counts for nothing. With True one more digit
+    # after a listed number often completes another number and earns all of its bonus: words are put in,
+    # at the ends of utterances above all. NeMo's refunds know nothing of it.
+    overlapping: bool = False
     # A phrase earns its bonus only where the word ends with it: "ann" nothing in "anna", but something
     # in "ann's". Of "char" vocabularies the word must begin with it as well; other pieces are marked
     # where words begin. More than 64 different bonuses are rounded, by at most 0.2 % of their median.
@@ -125,6 +130,7 @@ class BoostingConfig:
         check_choice("refund", self.refund, REFUNDS)
         if self.whole_words is not None and not isinstance(self.whole_words, bool):
             raise FieldError("whole_words", self.whole_words, "True, False or None")
+        check_bool("overlapping", self.overlapping)
         self._check_without_effect()
 
     def _check_without_effect(self) -> None:
@@ -142,6 +148,9 @@ class BoostingConfig:
         if self.whole_words and (self.refund == "nemo" or self.model_path):
             note = ", which has no effect with refund 'nemo' and on trees made by NeMo (model_path)"
             raise FieldError("whole_words", True, "None or False", note)
+        if self.overlapping and (self.refund == "nemo" or self.model_path):
+            note = ", which has no effect with refund 'nemo' and on trees made by NeMo (model_path)"
+            raise FieldError("overlapping", True, "False", note)
 
     @property
     def is_empty(self) -> bool:
@@ -277,6 +286,7 @@ def _build(phrases: tuple[Any, ...], vocabulary: Vocabulary, config: BoostingCon
         len(vocabulary),
         unk_score=config.unk_score,
         refund=config.refund,
+        overlapping=config.overlapping,
         uniform_weights=config.uniform_weights,
         is_continuation=word_continuations(vocabulary) if config.checks_word_boundary else None,
         label_before=space,

@@ -1,42 +1,58 @@
 """Context graph of boosted phrases: a trie of token sequences with failure links and weights.
 
 What a text earns (refund "full")
-    A phrase occurs wherever its tokens do, overlapping and nested occurrences included. With
-    `is_continuation` an occurrence counts only if the word ends with it: the text is over, or the next
-    token does not continue the word. A phrase whose last character is part of no word ("c++") counts
-    anyway, as do all without `is_continuation`. A bonus may be negative: a penalty. Of the occurrences
-    that begin at the same token, only the one with the largest bonus and the one with the largest penalty
-    count. Bonuses and penalties add up. Nothing else is left at the end of an utterance: the sum does not
-    depend on what the other phrases look like or on how far an unfinished phrase got.
+    A phrase occurs wherever its tokens do. With `is_continuation` an occurrence counts only if the word
+    ends with it: the text is over, or the next token does not continue the word. A phrase whose last
+    character is part of no word ("c++") counts anyway, as do all without `is_continuation`. Nothing is
+    left of unfinished phrases at the end of an utterance: the sum does not depend on how far they got.
+
+    No token is paid for twice. The text is matched as by Aho & Corasick (1975): the longest suffix that
+    begins a phrase. Within such a match those occurrences count that do not overlap and earn most
+    together. Where the match breaks off they are paid for good, and matching goes on behind the last of
+    them (also where the next token takes its bonus away, since its word goes on).
+
+    With `overlapping` every occurrence counts, nested ones included, but of those that begin at the same
+    token only the one with the largest bonus. In lists whose phrases end as others begin, such as digit
+    strings, a token or two more then complete another phrase, and earn the whole of it.
+
+    A bonus may be negative: a penalty. Of the penalties that begin at the same token the largest counts,
+    even within phrases; not those that begin inside a phrase that is paid for good and go on after it.
 
 How it is paid out
     A phrase must be helped before it is complete, so the tokens of an unfinished one are paid in
     advance; what a complete one earns is paid at once, and taken back if the word goes on. For a node t
-    of the trie, with parent p, label l and failure link f (its longest proper suffix):
+    of the trie, with parent p, label l and suffix link s (its longest proper suffix):
 
         base(t)       = committed(p), or kept(p) if l continues a word
-        kept(t)       = largest of base(t) and the bonuses of phrases that end with t, but in no word
-        committed(t)  = largest of kept(t) and the bonuses of phrases that end with t
+        kept(t)       = largest of base(t) and before(t, b) + b for the bonuses b of phrases that t ends
+                        with, but in no word
+        committed(t)  = largest of kept(t) and before(t, b) + b for all phrases that t ends with
+        before(t, b)  = what the tokens before that phrase are worth, as base(t)
         advance(t)    = largest partial sum of a phrase through t, less committed(t); at least 0
-        earned(t)     = committed(t) - base(t) + earned(f)         phrases that end with t
-        refund(t)     = committed(t) - kept(t)                     taken back if the word goes on
-        revocable(t)  = refund(t) + revocable(f)
+        earned(t)     = committed(t) - base(t)
+        revocable(t)  = refund(t) = committed(t) - kept(t)         taken back if the word goes on
+        failure link f(t) = longest suffix that begins behind the last phrase in committed(t)
 
         arc p -> t    earned(t) + advance(t) - advance(p), less revocable(p) if l is a continuation
         back-off t->f advance(f) - advance(t), less refund(t) for continuations (see refunds.py)
         final t       -advance(t)
 
+    With `overlapping` only phrases that are the whole of t are looked at, before(t, b) is 0, f = s, and
+    earned(s) and revocable(s) are added to those of t.
+
     The advances cancel along every path, whatever is read; only what was earned remains. Penalties are
-    subtracted: the same numbers of their sizes, without advances, since an unfinished phrase costs nothing.
+    subtracted: the numbers of overlapping phrases, without advances, as an unfinished one costs nothing.
 
 An example, token bonuses 1 each, phrases "a b" and "b c" and "a b c d" (committed in brackets), where
 no token is a continuation:
 
-    text "a b x":   a +1   b +1 [2]   x: the advance is 0, "a b" is kept             total 2
-    text "a b c x": c +3: 1 in advance for "a b c d", 2 for "b c"; x takes back 1    total 4
-    text "a":       +1, final weight -1                                              total 0
+    text "a b x":     a +1   b +1 [2]   x: the advance is 0, "a b" is kept           total 2
+    text "a b c x":   c +1: in advance for "a b c d"; x takes it back                total 2
+    text "a b c d":   c +1   d +1 [4]                                                total 4
+    text "a":         +1, final weight -1                                            total 0
 
-    If x continues a word: text "a b x" loses the 2 of "a b" with x                        total 0
+    Overlapping: "a b c x": c +3: 1 in advance, 2 for "b c"; x takes back 1          total 4
+    If x continues a word: "a b x" loses the 2 of "a b" with x                       total 0
 
 NeMo's boosting tree (refund "nemo", `GPUBoostingTreeModel`, TurboBias arXiv 2508.07014, after
 Icefall's context graph) differs: an utterance that ends inside a phrase keeps the advance; leaving a
@@ -120,6 +136,14 @@ class Trie:
         self._keys = merged[order]
         self._nodes = np.append(self._nodes, np.arange(first, len(self)))[order]
 
+    def ancestors(self, nodes: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """For each node the one so many steps nearer to the root."""
+        nodes = nodes.copy()
+        for step in range(steps.max(initial=0)):
+            climbing = steps > step
+            nodes[climbing] = self.parents[nodes[climbing]]
+        return nodes
+
     def levels(self) -> list[np.ndarray]:
         """The nodes of depth 1, of depth 2, and so on."""
         order = np.argsort(self.depths, kind="stable")
@@ -163,6 +187,7 @@ class _NodeWeights:
     """Per node; entry 0 belongs to the root and has no arc."""
 
     arcs: np.ndarray  # weight of the arc that leads to the node
+    backoff_to: np.ndarray  # failure links
     backoffs: np.ndarray
     finals: np.ndarray
     refunds: np.ndarray  # taken back from labels that continue a word and leave by the back-off arc
@@ -182,6 +207,7 @@ def build_context_graph(
     *,
     unk_score: float = 0.0,
     refund: str = "full",
+    overlapping: bool = False,
     uniform_weights: bool = False,
     is_continuation: np.ndarray | None = None,
     label_before: int | None = None,
@@ -192,6 +218,7 @@ def build_context_graph(
     Args:
         unk_score: weight of a token that neither goes on with a phrase nor begins one.
         refund: "full" or "nemo", see above.
+        overlapping: for "full" only, pay for all occurrences of phrases, though they overlap.
         uniform_weights: for "nemo" only, Icefall's way of paying: a completed phrase shows its bonus
             twice until it is left.
         is_continuation: for "full" only, [V] bool, which labels continue the word before them; None if
@@ -204,7 +231,7 @@ def build_context_graph(
     links = trie.suffix_links()
     continuations = np.zeros(vocab_size, bool) if is_continuation is None else is_continuation
     if refund == "full":
-        weights = _full_refund(trie, links, sequences, paths, continuations)
+        weights = _full_refund(trie, links, sequences, paths, continuations, overlapping)
     else:
         weights = _nemo_refund(trie, links, sequences, paths, uniform_weights)
     weights.backoffs[ROOT] = unk_score
@@ -212,11 +239,11 @@ def build_context_graph(
     if label_before is not None:
         start = max(ROOT, int(trie.find(np.array([ROOT]), np.array([label_before]))[0]))
         weights.arcs[start] += unk_score
-    columns = with_refunds(_columns(trie, links, weights), ROOT, weights.refunds, continuations)
+    columns = with_refunds(_columns(trie, weights), ROOT, weights.refunds, continuations)
     return BackoffAutomaton.from_columns(columns, vocab_size, start, name)
 
 
-def _columns(trie: Trie, links: np.ndarray, weights: _NodeWeights) -> Columns:
+def _columns(trie: Trie, weights: _NodeWeights) -> Columns:
     """The nodes as states, the edges as arcs."""
     nodes = np.arange(1, len(trie))
     nodes = nodes[np.argsort(trie.parents[1:] * trie.radix + trie.labels[1:])]
@@ -224,7 +251,7 @@ def _columns(trie: Trie, links: np.ndarray, weights: _NodeWeights) -> Columns:
     return Columns(
         arc_begin=np.searchsorted(sources, states),
         arc_end=np.searchsorted(sources, states, side="right"),
-        backoff_to=links,
+        backoff_to=weights.backoff_to,
         backoff_weights=weights.backoffs,
         final_weights=weights.finals,
         arc_labels=trie.labels[nodes],
@@ -253,6 +280,7 @@ def _full_refund(
     sequences: Sequence[ScoredSequence],
     paths: list[np.ndarray],
     continuations: np.ndarray,
+    overlapping: bool,
 ) -> _NodeWeights:
     """The weights of the module's docstring, under its names."""
     ends = np.array([path[-1] for path in paths])
@@ -263,38 +291,74 @@ def _full_refund(
     sums = [np.cumsum(s.scores) if s.promised is None else s.promised for s in sequences]
     np.maximum.at(promised, np.concatenate(paths), np.concatenate(sums))
     is_continuation = continuations[trie.labels]  # that of the root means nothing
-    committed, kept, earned, revocable = _committed(trie, links, ends, bonuses, in_word, is_continuation)
+    last = _LastNodes(len(trie), ends, bonuses, in_word)
+    if overlapping:
+        backoff_to = links
+        committed, kept, earned, revocable = _overlapping(trie, links, last, is_continuation)
+    else:
+        committed, kept, backoff_to = _apart(trie, links, last, is_continuation)
+        revocable = committed - kept
+        earned = committed - np.where(is_continuation, kept[trie.parents], committed[trie.parents])
     advance, refunds = np.maximum(promised - committed, 0.0), committed - kept
     if (bonuses < 0).any():
-        committed, kept, cost, own = _committed(trie, links, ends, -bonuses, in_word, is_continuation)
-        earned, revocable, refunds = earned - cost, revocable - own, refunds - (committed - kept)
+        penalties = _LastNodes(len(trie), ends, -bonuses, in_word)
+        _, _, cost, own = _overlapping(trie, links, penalties, is_continuation)
+        earned, revocable, refunds = earned - cost, revocable - own, refunds - (own - own[backoff_to])
     arcs = earned + advance - advance[trie.parents]
     arcs -= np.where(is_continuation, revocable[trie.parents], 0.0)
-    return _NodeWeights(arcs, advance[links] - advance, -advance, refunds)
+    return _NodeWeights(arcs, backoff_to, advance[backoff_to] - advance, -advance, refunds)
 
 
-def _committed(
-    trie: Trie,
-    links: np.ndarray,
-    ends: np.ndarray,
-    bonuses: np.ndarray,
-    in_word: np.ndarray,
-    is_continuation: np.ndarray,
+class _LastNodes:
+    """The largest bonus > 0 of the phrases that end in each node, and of those that end in no word."""
+
+    def __init__(self, nodes: int, ends: np.ndarray, bonuses: np.ndarray, in_word: np.ndarray) -> None:
+        self.bonus, self.sure = np.zeros(nodes), np.zeros(nodes)
+        np.maximum.at(self.bonus, ends, bonuses)
+        np.maximum.at(self.sure, ends[~in_word], bonuses[~in_word])
+
+
+def _apart(
+    trie: Trie, links: np.ndarray, last: _LastNodes, is_continuation: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """committed, kept and failure link of every node, where no token is paid for twice."""
+    committed, kept = np.zeros(len(trie)), np.zeros(len(trie))
+    committed_end, kept_end = np.zeros(len(trie), np.int64), np.zeros(len(trie), np.int64)  # in tokens
+    ending = np.zeros(len(trie), np.int64)  # the longest suffix, or the node itself, with a bonus
+    for level in trie.levels():
+        ending[level] = np.where(last.bonus[level] > 0, level, ending[links[level]])
+        parents, goes_on, depths = trie.parents[level], is_continuation[level], trie.depths[level]
+        sure = np.where(goes_on, kept[parents], committed[parents])
+        sure_end = np.where(goes_on, kept_end[parents], committed_end[parents])
+        best, phrases = sure.copy(), ending[level]
+        while phrases.any():
+            first = trie.ancestors(level, np.maximum(trie.depths[phrases] - 1, 0))
+            outside = trie.parents[first]
+            before = np.where(is_continuation[first], kept[outside], committed[outside])
+            is_better = (last.sure[phrases] > 0) & (before + last.sure[phrases] > sure)
+            sure = np.where(is_better, before + last.sure[phrases], sure)
+            sure_end = np.where(is_better, depths, sure_end)
+            best = np.maximum(best, np.where(phrases > 0, before + last.bonus[phrases], 0.0))
+            phrases = ending[links[phrases]]
+        kept[level], kept_end[level] = sure, sure_end
+        committed[level] = np.maximum(best, sure)
+        committed_end[level] = np.where(committed[level] > sure, depths, sure_end)
+    backoff_to, left = links.copy(), trie.depths - committed_end
+    while (overlaps := trie.depths[backoff_to] > left).any():
+        backoff_to[overlaps] = links[backoff_to[overlaps]]
+    return committed, kept, backoff_to
+
+
+def _overlapping(
+    trie: Trie, links: np.ndarray, last: _LastNodes, is_continuation: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """committed, kept, earned and revocable of every node, for those of the bonuses that are above 0.
-
-    Args:
-        ends, bonuses, in_word: [sequences] their last nodes, bonuses, and whether they end in a word.
-    """
-    bonus, sure = np.zeros(len(trie)), np.zeros(len(trie))
-    np.maximum.at(bonus, ends, bonuses)
-    np.maximum.at(sure, ends[~in_word], bonuses[~in_word])
+    """committed, kept, earned and revocable of every node, where all occurrences are paid."""
     committed, kept, earned, revocable = (np.zeros(len(trie)) for _ in range(4))
     for level in trie.levels():
         parents = trie.parents[level]
         base = np.where(is_continuation[level], kept[parents], committed[parents])
-        kept[level] = np.maximum(base, sure[level])
-        committed[level] = np.maximum(kept[level], bonus[level])
+        kept[level] = np.maximum(base, last.sure[level])
+        committed[level] = np.maximum(kept[level], last.bonus[level])
         earned[level] = committed[level] - base + earned[links[level]]
         revocable[level] = committed[level] - kept[level] + revocable[links[level]]
     return committed, kept, earned, revocable
@@ -333,4 +397,4 @@ def _nemo_refund(
     if uniform_weights:
         arcs += np.where(is_end & (trie.depths > 1), node_score, 0.0)
     backoffs = np.where(keeps_bonus, 0.0, node_score[links] - node_score)
-    return _NodeWeights(arcs, backoffs, np.zeros(len(trie)), np.zeros(len(trie)))
+    return _NodeWeights(arcs, links, backoffs, np.zeros(len(trie)), np.zeros(len(trie)))

@@ -125,7 +125,13 @@ def test_saved_boosting_tree_loads(tokenizer_model, tmp_path):
 def test_our_config_has_nemos_keys_and_defaults():
     nemo, ours = BoostingTreeModelConfig(), BoostingConfig()
     assert {key: getattr(ours, key, None) for key in vars(nemo)} == vars(nemo)
-    assert set(vars(ours)) - set(vars(nemo)) == {"segmentations", "ignore_case", "refund", "whole_words"}
+    assert set(vars(ours)) - set(vars(nemo)) == {
+        "segmentations",
+        "ignore_case",
+        "refund",
+        "overlapping",
+        "whole_words",
+    }
 
 
 def test_vocabulary_text_is_the_nemo_tokenizers(tokenizer_model):

@@ -20,7 +20,7 @@ from nemo_gpu_decoding.fusion.context_graph import (
 )
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.fusion.refunds import with_refunds
-from tests.oracles.ngram import earned, phrase_bonus
+from tests.oracles.ngram import earned, earned_apart, phrase_bonus
 
 V = 4
 A, B, C, D = range(V)
@@ -30,6 +30,9 @@ PHRASES = st.dictionaries(
     st.floats(-4, 4).map(lambda weight: round(weight, 2)),
     min_size=1,
     max_size=10,
+)
+WHOLE_WEIGHTS = st.dictionaries(
+    st.lists(TOKENS, min_size=1, max_size=5).map(tuple), st.integers(-4, 4), min_size=1, max_size=10
 )
 TEXTS = st.lists(TOKENS, max_size=14)
 CONTINUATIONS = st.sets(TOKENS)  # labels that continue the word before them
@@ -44,13 +47,25 @@ def sequences(weights):
 
 
 def build(phrases, refund="full", unk_score=0.0):
+    """All occurrences are paid, overlapping or not."""
     weights = phrases if isinstance(phrases, dict) else dict.fromkeys(phrases, 1.0)
-    return build_context_graph(sequences(weights), V, refund=refund, unk_score=unk_score)
+    return build_context_graph(sequences(weights), V, refund=refund, unk_score=unk_score, overlapping=True)
 
 
 def build_with_word_boundaries(weights, continuations, outside=(), **options):
+    """All occurrences are paid, overlapping or not."""
     own = [replace(s, ends_in_word=s.tokens not in outside) for s in sequences(weights)]
-    return build_context_graph(own, V, is_continuation=np.isin(np.arange(V), list(continuations)), **options)
+    labels = np.isin(np.arange(V), list(continuations))
+    return build_context_graph(own, V, is_continuation=labels, overlapping=True, **options)
+
+
+def build_apart(weights, continuations=(), outside=()):
+    """No token is paid for twice; every token of a phrase is worth its weight, so that sums are exact."""
+    own = [
+        ScoredSequence(tokens, weight * np.ones(len(tokens)), weight, tokens not in outside)
+        for tokens, weight in weights.items()
+    ]
+    return build_context_graph(own, V, is_continuation=np.isin(np.arange(V), list(continuations)))
 
 
 def bonuses(weights):
@@ -64,6 +79,26 @@ def bonuses(weights):
 @given(PHRASES, TEXTS)
 def test_a_text_ends_with_exactly_what_its_phrases_earn(weights, text):
     assert build(weights).score(text) == pytest.approx(earned(text, bonuses(weights)), abs=1e-4)
+
+
+@settings(max_examples=500, deadline=None)
+@given(WHOLE_WEIGHTS, TEXTS, CONTINUATIONS, OUTSIDE)
+def test_no_token_is_paid_for_twice(weights, text, continuations, outside):
+    outside = [phrase for phrase, is_outside in zip(weights, outside, strict=False) if is_outside]
+    tree = build_apart(weights, continuations, outside)
+    expected = earned_apart(text, {p: w * len(p) for p, w in weights.items()}, continuations, outside)
+    assert tree.score(text) == expected
+    assert tree.score(text, final=False) >= expected
+
+
+@settings(max_examples=100, deadline=None)
+@given(WHOLE_WEIGHTS, TEXTS, CONTINUATIONS)
+def test_overlapping_phrases_earn_more_and_lists_without_overlaps_the_same(weights, text, continuations):
+    bonuses = {p: abs(w) * len(p) for p, w in weights.items()}
+    assert earned_apart(text, bonuses, continuations) <= earned(text, bonuses, continuations)
+    (phrase, bonus), *_ = bonuses.items()
+    if len(set(phrase)) == len(phrase):  # it overlaps no other occurrence of itself
+        assert earned_apart(text, {phrase: bonus}, continuations) == earned(text, {phrase: bonus}, continuations)
 
 
 @settings(max_examples=50, deadline=None)
@@ -208,10 +243,10 @@ def test_a_penalty_is_taken_back_where_the_word_goes_on():
 
 def test_the_example_of_the_module():
     ones = [ScoredSequence(tokens, np.ones(len(tokens)), 1.0) for tokens in ([A, B], [B, C], [A, B, C, D])]
-    tree = build_context_graph(ones, 5, name="example")
     x = 4
 
-    def weights(text):
+    def weights(text, overlapping=False):
+        tree = build_context_graph(ones, 5, overlapping=overlapping, name="example")
         state, seen = tree.start_state, []
         for label in text:
             weight, state = tree.advance(state, label)
@@ -219,8 +254,40 @@ def test_the_example_of_the_module():
         return [*seen, tree.arrays.states["final_weight"][state]]
 
     assert weights([A, B, x]) == [1, 1, 0, 0]
-    assert weights([A, B, C, x]) == [1, 1, 3, -1, 0]
+    assert weights([A, B, C, x]) == [1, 1, 1, -1, 0]
+    assert weights([A, B, C, D]) == [1, 1, 1, 1, 0]
     assert weights([A]) == [1, -1]
+    assert weights([A, B, C, x], overlapping=True) == [1, 1, 3, -1, 0]
+
+
+# -- phrases that overlap ------------------------------------------------------------------------------
+
+
+def test_one_more_token_completes_no_phrase_that_begins_in_another():
+    tree = build_apart({(A, B): 1, (B, C): 1, (C, D): 1})
+    assert tree.score([A, B]) == tree.score([A, B, C]) == 2
+    assert tree.score([A, B, C, D]) == 4  # "A B" and "C D"
+
+
+def test_within_a_match_the_occurrences_that_earn_most_are_paid():
+    weights = {(A, B, C, D): 1, (B, C): 5, (C,): 2}
+    tree = build_apart(weights)
+    assert tree.score([A, B, C, D]) == tree.score([A, B, C]) == 10
+    assert tree.score([A, C]) == 2
+
+
+def test_a_phrase_that_a_longer_one_goes_on_from_is_kept():
+    tree = build_apart({(A, B): 1, (A, B, C, D): 1})
+    assert tree.score([A, B, C, A]) == 2
+    assert tree.score([A, B, C, A, B]) == 4  # "A B" twice: the last one begins anew
+    assert tree.score([A, B, C, D]) == 4
+
+
+def test_a_penalty_that_begins_inside_a_paid_phrase_counts_only_within_it():
+    tree = build_apart({(A, B): 3, (B,): -1, (B, C): -4})
+    assert tree.score([A, B]) == 5
+    assert tree.score([A, B, C]) == 5
+    assert tree.score([B, C]) == -8
 
 
 # -- word ends -----------------------------------------------------------------------------------------

@@ -181,7 +181,7 @@ def test_the_valid_keys_are_nemos_and_ours():
     nemo = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig()))["beam"]
     assert set(keys["beam"]) == {*nemo, "merge", "n_best", "backend", "threads", "lm_encoding"}
     assert set(keys["beam.boosting_tree"]) == {
-        *nemo["boosting_tree"], "segmentations", "ignore_case", "refund", "whole_words",
+        *nemo["boosting_tree"], "segmentations", "ignore_case", "refund", "overlapping", "whole_words",
     }  # fmt: skip
 
 

@@ -154,6 +154,10 @@ def test_boosting_as_in_the_beam_section(read, assets):
             {"boosting_tree": {"key_phrases_list": ["a"], "whole_words": False}},
             r"wfst\.boosting_tree\.whole_words is False",
         ),
+        (
+            {"boosting_tree": {"key_phrases_list": ["a"], "overlapping": True}},
+            r"wfst\.boosting_tree\.overlapping is True.*it pays for every phrase",
+        ),
     ],
 )
 def test_bad_keys_are_named(read, wfst, message):
