@@ -23,6 +23,7 @@ class Utterance:
     path: Path
     duration: float  # seconds
     text: str | None = None
+    phrases: tuple[str, ...] | None = None  # to be boosted in this utterance alone; None = as the config says
 
 
 def find_utterances(audio: Any, manifest: str | None) -> list[Utterance]:
@@ -53,23 +54,43 @@ def read_manifest(manifest: Path) -> list[Utterance]:
         if not line.strip():
             continue
         where = f"manifest={manifest}, line {number}"
-        try:
-            row = json.loads(line)
-        except ValueError as error:  # of numbers with too many digits, too
-            raise ValueError(f"{where}: not JSON: {error}") from error
-        if not isinstance(row, dict) or not isinstance(row.get("audio_filepath"), str):
-            raise ValueError(f"{where}: has no audio_filepath")
-        if not isinstance(row.get("text"), (str, type(None))):
-            raise ValueError(f"{where}: text is {row['text']!r}, expected a text")
-        if row.get("offset"):
-            raise ValueError(f"{where}: offset is {row['offset']}; segments are not read, cut the file first")
+        row = parse_row(line, where)
         path = manifest.parent / row["audio_filepath"]  # an absolute path stays as it is
         if not os.path.isfile(path):  # False for names that are too long, where Path.is_file() raises
             raise ValueError(f"{where}: there is no file {path}")
-        utterances.append(Utterance(row["audio_filepath"], path, audio_seconds(path), row.get("text")))
+        utterances.append(
+            Utterance(row["audio_filepath"], path, audio_seconds(path), row.get("text"), phrases_of(row))
+        )
     if not utterances:
         raise ValueError(f"manifest={manifest} has no lines")
     return utterances
+
+
+def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
+    """One line of a NeMo manifest.
+
+    Raises:
+        ValueError: it is not what it should be; `where` begins the message.
+    """
+    try:
+        row = json.loads(line)
+    except ValueError as error:  # of numbers with too many digits, too, and of text that is not UTF-8
+        raise ValueError(f"{where}: not JSON: {error}") from error
+    if not isinstance(row, dict) or not isinstance(row.get("audio_filepath"), str):
+        raise ValueError(f"{where}: has no audio_filepath")
+    if not isinstance(row.get("text"), (str, type(None))):
+        raise ValueError(f"{where}: text is {row['text']!r}, expected a text")
+    if row.get("offset"):
+        raise ValueError(f"{where}: offset is {row['offset']}; segments are not read, cut the file first")
+    phrases = row.get("phrases")
+    if phrases is not None and not (isinstance(phrases, list) and all(isinstance(p, str) for p in phrases)):
+        raise ValueError(f"{where}: phrases is {phrases!r}, expected a list of texts")
+    return row
+
+
+def phrases_of(row: dict[str, Any]) -> tuple[str, ...] | None:
+    """The phrases of a manifest's row: an empty list means none, no list those of the decoding config."""
+    return None if row.get("phrases") is None else tuple(row["phrases"])
 
 
 def references_of(utterances: Sequence[Utterance]) -> list[str]:
@@ -96,6 +117,19 @@ def audio_seconds(path: Path) -> float:
         return float(soundfile.info(str(path)).duration)
     except (RuntimeError, OSError) as error:
         raise ValueError(f"{path} cannot be read as audio: {error}") from error
+
+
+def unreadable(files: Sequence[str | Path]) -> list[str]:
+    """Those of these files whose samples cannot be read; a damaged file may well have a header."""
+    import soundfile
+
+    found = []
+    for file in files:
+        try:
+            soundfile.read(file)
+        except (RuntimeError, OSError):
+            found.append(str(file))
+    return found
 
 
 def _expand(pattern: str) -> list[Path]:

@@ -26,6 +26,7 @@ ORDER = [
     {"search"},
     {"live"},
     {"nemo_plugin"},
+    {"cluster"},
     {"cli", "bench"},
 ]
 ROOT = PACKAGE.name

@@ -7,11 +7,15 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
 
 from omegaconf import DictConfig, OmegaConf
 
+from nemo_gpu_decoding import __version__
+from nemo_gpu_decoding.checks import check_number
 from nemo_gpu_decoding.cli.decoding import (
     DEFAULT_STRATEGY,
     DecodingOptions,
@@ -22,11 +26,13 @@ from nemo_gpu_decoding.cli.decoding import (
     writable_file,
 )
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
-from nemo_gpu_decoding.metrics import oracle_text, word_errors
+from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.nemo_plugin.model import Model, Transcript
+    from nemo_gpu_decoding.cluster.run import Workers
+    from nemo_gpu_decoding.cluster.workers import Loaded
+    from nemo_gpu_decoding.nemo_plugin.model import Transcript
 
 EXAMPLES = (
     "model=model.nemo audio=talk.wav",
@@ -37,7 +43,15 @@ EXAMPLES = (
     "model=model.nemo audio=talk.wav strategy=paged_biglm lm=small.arpa large_lm=large.packed",
     "model=model.nemo audio='*.flac' strategy=greedy_batch",
     "model=model.nemo audio=talk.wav decoding.beam.beam_threshold=12",
+    "model=model.nemo manifest='corpus/*.jsonl.gz' out=transcripts/ workers=16 ray=auto",
+    "model=model.nemo manifest=s3://corpus/dev.json out=s3://corpus/transcripts/ batch_seconds=120",
 )
+FILE_OPTIONS = ("model", "preset", "lm", "large_lm", "phrases", "rescore")
+# what a run may change when it goes on; the corpus and partition_seconds are compared elsewhere
+NOT_IN_TRANSCRIPTS = {
+    *("audio", "manifest", "tarred_audio", "out", "partition_seconds"),
+    *("device", "verbose", "workers", "ray", "gpus_per_worker", "max_errors", "retry_errors"),
+}
 
 
 @dataclass
@@ -47,11 +61,15 @@ class TranscribeOptions(DecodingOptions):
     # What to transcribe: a file, a folder, a pattern in quotes ('*.wav') or a list [a.wav,b.flac].
     audio: Any = None
     # Instead of audio: a NeMo manifest, JSON lines with audio_filepath (relative to the manifest). Lines
-    # with `text` are scored: word error rate per line in `out` and in total at the end.
-    manifest: str | None = None
+    # with `text` are scored: word error rate per line in `out` and in total at the end. `phrases`, a list, are
+    # boosted in that utterance alone, in place of those of the option. With a folder as `out` also a list, a
+    # pattern, compressed files and URLs, as s3://corpus/*.jsonl.gz.
+    manifest: Any = None
     # Write one JSON object per utterance here: audio_filepath, duration, pred_text, score, and where
     # they apply n_best, words (with start, end and confidence), text, wer and oracle_wer: that of the best
-    # of the n_best hypotheses, or of the lattice with decoding.wfst.decoding_mode=lattice.
+    # of the n_best hypotheses, or of the lattice with decoding.wfst.decoding_mode=lattice. A folder or URL that
+    # ends with / gets partitions: the same command again goes on where a run ended, however it ended, and an
+    # utterance that fails has `error` in its line.
     out: str | None = None
     # Hypotheses returned per utterance (in `out`); by beam searches at most beam_size.
     n_best: int = 1
@@ -67,33 +85,150 @@ class TranscribeOptions(DecodingOptions):
     # The head of a hybrid model: ctc or rnnt. null: the one that the strategy is for; else ctc if the
     # model has it.
     head: str | None = None
+    # Processes that decode partitions into the folder `out`, each with the model; [2,64] lets Ray choose. More
+    # than one need Ray: pip install 'nemo-gpu-decoding[cluster]'.
+    workers: Any = 1
+    # Where they run: local (this machine), auto (the Ray cluster that this machine belongs to), or an address,
+    # as ray://head:10001. null: local if there are several workers, else this process without Ray.
+    ray: str | None = None
+    # GPUs of each worker, 0.5 for two on one. null: one where the cluster has GPUs.
+    gpus_per_worker: float | None = None
+    # Seconds of audio in a partition, > 0: what is decoded anew after a death.
+    partition_seconds: float = 600.0
+    # In place of batch_size, for partitions: seconds of audio in a batch, padding included, > 0.
+    batch_seconds: float | None = None
+    # For partitions: stop when more utterances than this have failed; null: never.
+    max_errors: int | None = 100
+    # Decode partitions again in which utterances failed.
+    retry_errors: bool = False
+    # The tar files of a tarred data set, as in NeMo: a pattern, a list or shards/audio_{0..127}.tar. Rows of the
+    # manifest name their tar by shard_id; else the k-th manifest belongs to the k-th tar.
+    tarred_audio: Any = None
 
     def __post_init__(self) -> None:
         check_counts(self, "n_best", "batch_size")
         check_rescoring(self)
         if self.head not in (None, "ctc", "rnnt"):
             raise ValueError(f"head is {self.head!r}, expected ctc or rnnt")
+        check_number("partition_seconds", self.partition_seconds, above_zero=True)
+        if self.batch_seconds is not None:
+            check_number("batch_seconds", self.batch_seconds, above_zero=True)
+        if self.gpus_per_worker is not None:
+            check_number("gpus_per_worker", self.gpus_per_worker)
+        if self.max_errors is not None and self.max_errors < 0:
+            raise ValueError(f"max_errors is {self.max_errors}, expected an integer >= 0 or null")
+        self._check_workers()
+
+    def _check_workers(self) -> None:
+        """Raise a ValueError for workers that are no numbers, or options of partitions without any."""
+        ends = self.workers if isinstance(self.workers, list) else [self.workers] * 2
+        whole = all(isinstance(end, int) and not isinstance(end, bool) for end in ends)
+        if len(ends) != 2 or not whole or not 1 <= ends[0] <= ends[1]:
+            raise ValueError(f"workers is {self.workers!r}, expected an integer >= 1, or [FEWEST,MOST]")
+        if self.is_partitioned:
+            return
+        plain = {each.name: each.default for each in fields(TranscribeOptions)}
+        for name in PARTITION_OPTIONS:
+            if getattr(self, name) != plain[name]:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is for partitions, out is {self.out!r}, expected a folder or URL "
+                    "that ends with /"
+                )
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether `out` is a folder."""
+        return self.out is not None and (self.out.endswith("/") or Path(self.out).expanduser().is_dir())
 
 
+PARTITION_OPTIONS = (
+    "workers",
+    "ray",
+    "gpus_per_worker",
+    "partition_seconds",
+    "batch_seconds",
+    "max_errors",
+    "retry_errors",
+    "tarred_audio",
+)
 OPTIONS = TranscribeOptions
 
 
 def run(options: TranscribeOptions) -> int:
-    """Transcribe; text to stdout, JSON lines to `out`, progress and totals to stderr."""
+    """Transcribe; text to stdout, JSON lines to `out`, progress and totals to stderr.
+
+    With a folder as `out` the texts are there alone, and a table of totals goes to stdout.
+    """
+    if options.is_partitioned:
+        return run_partitions(options)
+    if options.manifest is not None and not isinstance(options.manifest, str):
+        raise ValueError(f"manifest={options.manifest} needs a folder as out, one that ends with /")
     utterances = find_utterances(options.audio, options.manifest)
     out = writable_file("out", options.out) if options.out else None
+    loaded = load(options)
+    started = time.perf_counter()
+    with ExitStack() as stack:
+        sink = stack.enter_context(out.open("w", encoding="utf-8")) if out else None
+        emitted = list(emit(utterances, _transcripts(loaded, utterances, options), sink))
+    report(utterances, emitted, time.perf_counter() - started, loaded.model.device_name)
+    return 0
 
+
+def load(options: TranscribeOptions) -> Loaded:
+    """The model with its decoding, and the second pass."""
+    from nemo_gpu_decoding.cluster.workers import Loaded
     from nemo_gpu_decoding.nemo_plugin.model import Model
+    from nemo_gpu_decoding.search.rescoring import Rescoring, load_scorer
 
     model = Model.load(options.model, device=options.device, verbose=options.verbose)
     config = build_decoding(options, model.default_head)
     model.head(head_of(options, str(config.strategy), model.default_head)).use(config)
+    second = None
+    if options.rescore:
+        second = Rescoring(load_scorer(options.rescore), options.rescore_weight, options.rescore_lm_share)
+    return Loaded(model, second)
+
+
+def run_partitions(options: TranscribeOptions) -> int:
+    """Transcribe into a folder, or go on with what was begun there."""
+    from nemo_gpu_decoding.cluster.corpus import find_corpus
+    from nemo_gpu_decoding.cluster.folder import Folder, open_run
+    from nemo_gpu_decoding.cluster.run import summary, transcribe_corpus
+    from nemo_gpu_decoding.cluster.workers import Job
+
+    out = str(options.out).rstrip("/")
+    if "://" not in out:
+        out = str(Path(out).expanduser().absolute())
+    corpus = find_corpus(options.audio, options.manifest, options.tarred_audio)
+    plan = open_run(Folder(out), corpus, options.partition_seconds, options_of_transcripts(options))
+    job = Job(out, partial(load, options), tuple(plan.shards), options.batch_size, options.batch_seconds)
     started = time.perf_counter()
-    with ExitStack() as stack:
-        sink = stack.enter_context(out.open("w", encoding="utf-8")) if out else None
-        emitted = list(emit(utterances, _transcripts(model, utterances, options), sink))
-    report(utterances, emitted, time.perf_counter() - started, model.device_name)
+    found = transcribe_corpus(
+        job, plan, workers_of(options), max_errors=options.max_errors, retry_errors=options.retry_errors
+    )
+    print(summary(found, plan.shards))
+    print(f"{plan.rows} utterances in {out}/part-*.jsonl; {time.perf_counter() - started:.1f} s", file=sys.stderr)
     return 0
+
+
+def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
+    """The options that transcripts depend on, files by their content."""
+    from nemo_gpu_decoding.cluster.folder import content_of
+
+    given = {name: value for name, value in vars(options).items() if name not in NOT_IN_TRANSCRIPTS}
+    for name in FILE_OPTIONS:
+        if given[name] is not None:
+            given[name] = content_of(str(given[name]))
+    return {**given, "version": __version__}
+
+
+def workers_of(options: TranscribeOptions) -> Workers:
+    """How many workers, and where."""
+    from nemo_gpu_decoding.cluster.run import Workers
+
+    least, most = options.workers if isinstance(options.workers, list) else [options.workers] * 2
+    address = options.ray or ("local" if most > 1 else None)
+    return Workers(address, least, most, options.gpus_per_worker, options.verbose)
 
 
 def head_of(options: TranscribeOptions, strategy: str, default: str) -> str:
@@ -130,41 +265,14 @@ def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript], sin
     """Print each text and write its JSON line as soon as it is there."""
     from tqdm import tqdm
 
+    from nemo_gpu_decoding.cluster.workers import json_row, oracle_of
+
     for utterance, transcript in zip(utterances, transcripts, strict=True):
         tqdm.write(transcript.text, file=sys.stdout)
         oracle = oracle_of(utterance.text, transcript)
         if sink:
             sink.write(json.dumps(json_row(utterance, transcript, oracle), ensure_ascii=False) + "\n")
         yield Emitted(transcript.text, oracle)
-
-
-def json_row(utterance: Utterance, transcript: Transcript, oracle: str | None) -> dict[str, Any]:
-    """One line of `out`."""
-    row: dict[str, Any] = {
-        "audio_filepath": utterance.name,
-        "duration": round(utterance.duration, 3),
-        "pred_text": transcript.text,
-        "score": transcript.score,
-    }
-    if transcript.n_best:
-        row["n_best"] = [{"text": text, "score": score} for text, score in transcript.n_best]
-    if transcript.words:
-        row["words"] = [vars(word) for word in transcript.words]
-    if utterance.text is not None:
-        row["text"] = utterance.text
-        row["wer"] = round(word_errors([utterance.text], [transcript.text]).wer, 4)
-        if oracle is not None:
-            row["oracle_wer"] = round(word_errors([utterance.text], [oracle]).wer, 4)
-    return row
-
-
-def oracle_of(reference: str | None, transcript: Transcript) -> str | None:
-    """The text of the lattice, or of the n-best list, with the fewest word errors; None if there is neither."""
-    if reference is None or (transcript.lattice is None and not transcript.n_best):
-        return None
-    if transcript.lattice is not None:
-        return transcript.lattice.oracle(reference)
-    return oracle_text(reference, [text for text, _ in transcript.n_best])
 
 
 def report(utterances: list[Utterance], emitted: list[Emitted], seconds: float, device: str) -> None:
@@ -189,16 +297,13 @@ def report(utterances: list[Utterance], emitted: list[Emitted], seconds: float, 
             print(f"oracle WER {100 * word_errors(references, oracles).wer:.2f} %", file=sys.stderr)
 
 
-def _transcripts(model: Model, utterances: list[Utterance], options: TranscribeOptions) -> Iterator[Transcript]:
+def _transcripts(loaded: Loaded, utterances: list[Utterance], options: TranscribeOptions) -> Iterator[Transcript]:
     from tqdm import tqdm
 
-    from nemo_gpu_decoding.search.rescoring import Rescoring, load_scorer
-
     files = [utterance.path for utterance in utterances]
-    second = None
-    if options.rescore:
-        second = Rescoring(load_scorer(options.rescore), options.rescore_weight, options.rescore_lm_share)
+    phrases = [utterance.phrases for utterance in utterances]
+    found = loaded.model.transcribe(files, batch_size=options.batch_size, second=loaded.second, phrases=phrases)
     with tqdm(total=len(files), unit="utt", desc="transcribing", disable=None, file=sys.stderr) as bar:
-        for transcript in model.transcribe(files, batch_size=options.batch_size, second=second):
+        for transcript in found:
             yield transcript
             bar.update()

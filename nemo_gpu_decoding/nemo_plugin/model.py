@@ -6,6 +6,7 @@ import logging
 import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from nemo_gpu_decoding.manifest import unreadable
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.result import Path as SearchPath
@@ -123,31 +125,57 @@ class Model:
         return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
     def transcribe(
-        self, files: Sequence[str | Path], *, batch_size: int = 8, second: Rescoring | None = None
+        self,
+        files: Sequence[str | Path],
+        *,
+        batch_size: int = 8,
+        second: Rescoring | None = None,
+        phrases: Sequence[Sequence[str] | None] = (),
     ) -> Iterator[Transcript]:
         """Transcribe with the present strategy, in the order of `files`, yielding batch by batch.
 
-        `second` orders n-best lists anew.
+        `second` orders n-best lists anew. `phrases` are per file, None for those of the decoding config.
 
         Raises:
-            ValueError: scores of the strategy have no parts, of which `second` is to replace one.
+            ValueError: a file cannot be read, scores of the strategy have no parts, of which `second` is to
+                replace one, or it does not take phrases per utterance.
         """
-        for hypothesis in self.hypotheses(files, batch_size):
+        hypotheses = self.hypotheses(files, batch_size)
+        if any(own is not None for own in phrases):
+            hypotheses = self._with_phrases(hypotheses, phrases)
+        for hypothesis in hypotheses:
             found = _as_list(hypothesis)
             yield self._transcript(found if second is None else _rescored(found, second))
 
+    def _with_phrases(self, hypotheses: Iterator[Any], phrases: Sequence[Sequence[str] | None]) -> Iterator[Any]:
+        from nemo_gpu_decoding.nemo_plugin.requests import utterance_requests
+
+        with utterance_requests(self.model, phrases):
+            yield from hypotheses
+
     def hypotheses(self, files: Sequence[str | Path], batch_size: int) -> Iterator[Any]:
-        """One `Hypothesis` of NeMo's, or a list of them (n-best), per file."""
+        """One `Hypothesis` of NeMo's, or a list of them (n-best), per file.
+
+        Raises:
+            ValueError: a file cannot be read. NeMo's data loader leaves such files out, and all that follows
+                would stand beside the wrong file.
+        """
         config = self.model.get_transcribe_config()
         config.batch_size = batch_size
         config.return_hypotheses = True
         config.num_workers = 0
         config.verbose = False
         paths = [str(file) for file in files]
-        with torch.inference_mode():
-            for batch in self.model.transcribe_generator(paths, override_config=config):
+        batches = [paths[begin : begin + batch_size] for begin in range(0, len(paths), batch_size)]
+        generator = self.model.transcribe_generator(paths, override_config=config)
+        with torch.inference_mode(), closing(generator) as found:
+            for expected in batches:
+                batch = next(found, ())
                 # transducers of some NeMo versions give (best, all)
-                yield from batch[0] if isinstance(batch, tuple) else batch
+                hypotheses = batch[0] if isinstance(batch, tuple) and batch else batch
+                if len(hypotheses) != len(expected):
+                    raise ValueError(f"{', '.join(unreadable(expected) or expected)} cannot be read as audio")
+                yield from hypotheses
 
     def _transcript(self, hypotheses: Sequence[Hypothesis]) -> Transcript:
         best = hypotheses[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -182,3 +183,80 @@ def test_raw_keys_win_over_options():
     assert config.beam.return_best_hypothesis is False
     assert config.compute_timestamps is True
     assert config.confidence_cfg.preserve_word_confidence is True
+
+
+# ------------------------------------------------------------------------------------- partitions in a folder
+
+
+def test_a_folder_gets_partitions_and_a_run_goes_on(assets, manifest, tmp_path, capsys):
+    arguments = [f"model={assets}/models/self_ctc.nemo", "beam_size=8", "n_best=3", "timestamps=true"]
+    rows = rows_of(manifest)
+    (tmp_path / "bad.flac").write_bytes(Path(rows[1]["audio_filepath"]).read_bytes()[:20000])
+    manifest.write_text("\n".join(map(json.dumps, [rows[0], {**rows[1], "audio_filepath": "bad.flac"}, rows[1]])))
+    out = tmp_path / "parts"
+    partitioned = ["transcribe", *arguments, f"manifest={manifest}", f"out={out}/", "partition_seconds=4"]
+    assert main(partitioned) == 0
+    table = capsys.readouterr().out
+    assert "slowest" in table
+    found = [row for part in sorted(out.glob("part-*.jsonl")) for row in rows_of(part)]
+    assert found[1]["error"] == f"{tmp_path}/bad.flac cannot be read as audio"
+    assert [row["line"] for row in found] == [1, 2, 3]
+    manifest.write_text("\n".join(map(json.dumps, rows)))
+    assert main(["transcribe", *arguments, f"manifest={manifest}", f"out={tmp_path}/one.jsonl"]) == 0
+    for row, single in zip([found[0], found[2]], rows_of(tmp_path / "one.jsonl"), strict=True):
+        assert row.pop("manifest") == str(manifest)
+        row.pop("line")
+        scores = [[hypothesis.pop("score") for hypothesis in each["n_best"]] for each in (row, single)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-3)  # batches differ, and so sums of floats
+        row.pop("score"), single.pop("score")
+        assert row == single
+    capsys.readouterr()
+    assert main([*partitioned, "beam_size=4"]) == 2
+    assert "holds a run with beam_size=8, this one has beam_size=4" in capsys.readouterr().err
+
+
+def test_a_damaged_file_is_named_in_place_of_wrong_transcripts(assets, manifest, tmp_path, capsys):
+    rows = rows_of(manifest)
+    (tmp_path / "bad.flac").write_bytes(Path(rows[0]["audio_filepath"]).read_bytes()[:20000])
+    manifest.write_text("\n".join(map(json.dumps, [{**rows[0], "audio_filepath": "bad.flac"}, rows[1]])))
+    assert main(["transcribe", f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}"]) == 2
+    out, err = capsys.readouterr()
+    assert f"{tmp_path}/bad.flac cannot be read as audio" in err
+    assert not out
+
+
+@pytest.mark.parametrize("model", ["self_ctc", "self_hybrid_rnnt"])
+def test_phrases_of_a_manifest_are_those_of_its_utterances(model, assets, manifest, capsys):
+    head = ["head=rnnt"] if model == "self_hybrid_rnnt" else []
+    arguments = ["transcribe", f"model={assets}/models/{model}.nemo", f"manifest={manifest}", "boosting_weight=9"]
+    arguments += head
+    assert main(arguments) == 0
+    plain = capsys.readouterr().out.splitlines()
+    rows = rows_of(manifest)
+    rows[1]["phrases"] = ["zeppelin"]
+    manifest.write_text("\n".join(map(json.dumps, rows)))
+    assert main(arguments) == 0
+    boosted = capsys.readouterr().out.splitlines()
+    assert boosted[0] == plain[0]
+    assert "zeppelin" in boosted[1]
+    assert "zeppelin" not in plain[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["workers=0"], "workers is 0, expected an integer >= 1, or [FEWEST,MOST]"),
+        (["workers=[4,2]"], "workers is [4, 2]"),
+        (["workers=2"], "workers=2 is for partitions, out is None, expected a folder or URL that ends with /"),
+        (["ray=auto", "out=x.jsonl"], "ray=auto is for partitions, out is 'x.jsonl'"),
+        (["partition_seconds=0", "out=x/"], "partition_seconds is 0.0, expected a finite number > 0"),
+        (["max_errors=-1", "out=x/"], "max_errors is -1"),
+        (["manifest=[a.json,b.json]"], "needs a folder as out"),
+        (["tarred_audio=a.tar", "audio=x.wav", "out=x/"], "tarred_audio=a.tar needs manifest"),
+        (["manifest=a.json", "audio=x.wav", "out=x/"], "give either audio"),
+    ],
+)
+def test_options_of_partitions(arguments, problem, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["transcribe", "model=m.nemo", *arguments]) == 2
+    assert problem in capsys.readouterr().err

@@ -1,0 +1,175 @@
+"""The folder of a run: its description, a file and a marker per finished partition, and the totals of all of them.
+
+    run.json           what the run was asked for; a run with other options does not mix into it
+    rows.jsonl         the corpus, see `corpus`
+    plan.json          its partitions
+    part-00000.jsonl   transcripts of a partition, in the order of the manifest
+    part-00000.done    marker: the partition is finished; its totals
+
+A file is there as a whole or not at all, and a marker is written after its partition. So it is safe to die anywhere,
+and to write a partition twice: both times the same is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from fsspec.core import url_to_fs
+
+from nemo_gpu_decoding.cluster.corpus import Corpus, Partition, shards_of, write_rows
+from nemo_gpu_decoding.container import written_whole
+
+_PARTIAL = {"rows.jsonl", "plan.json"}  # what a death before run.json leaves
+_END = 1 << 20  # bytes of a large file's beginning and end that stand for its content
+
+
+class Folder(NamedTuple):
+    """A folder at a path or URL."""
+
+    url: str
+
+    def partition_file(self, partition: Partition) -> str:
+        return f"part-{partition.number:05d}.jsonl"
+
+    def marker_file(self, partition: Partition) -> str:
+        return f"part-{partition.number:05d}.done"
+
+    def names(self) -> set[str]:
+        """What lies in it; nothing if it is not there."""
+        fs, path = url_to_fs(self.url)
+        fs.invalidate_cache()
+        if not fs.exists(path):
+            return set()
+        return {str(name).rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(path, detail=False)}
+
+    def read(self, name: str, begin: int = 0, num_bytes: int | None = None) -> bytes:
+        """A file, or a range of its bytes."""
+        fs, path = url_to_fs(self.url)
+        end = None if num_bytes is None else begin + num_bytes
+        return fs.cat_file(f"{path}/{name}", start=begin, end=end)
+
+    def has(self, name: str) -> bool:
+        fs, path = url_to_fs(self.url)
+        return bool(fs.exists(f"{path}/{name}"))
+
+    def remove(self, name: str) -> None:
+        fs, path = url_to_fs(self.url)
+        fs.rm_file(f"{path}/{name}")
+
+    def read_json(self, name: str) -> Any:
+        return json.loads(self.read(name))
+
+    @contextmanager
+    def open_whole(self, name: str) -> Iterator[IO[bytes]]:
+        """A file to be written, which appears when it is closed, in one step.
+
+        On this machine's disks it is renamed into its place; object stores show an object when all of it is there.
+        """
+        fs, path = url_to_fs(self.url)
+        if "file" in (fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,)):
+            with written_whole(Path(path) / name) as temporary, temporary.open("wb") as file:
+                yield file
+                file.flush()
+        else:
+            fs.makedirs(path, exist_ok=True)
+            with fs.open(f"{path}/{name}", "wb") as file:
+                yield file
+
+    def write(self, name: str, content: bytes) -> None:
+        with self.open_whole(name) as file:
+            file.write(content)
+
+    def write_json(self, name: str, value: Any) -> None:
+        self.write(name, json.dumps(value, ensure_ascii=False, indent=1).encode())
+
+
+class Plan(NamedTuple):
+    """A run: its partitions, and the names of its manifests."""
+
+    partitions: list[Partition]
+    shards: list[str]
+
+    @property
+    def rows(self) -> int:
+        return sum(partition.rows for partition in self.partitions)
+
+    @property
+    def seconds(self) -> float:
+        return sum(partition.seconds for partition in self.partitions)
+
+
+def open_run(folder: Folder, corpus: Corpus, partition_seconds: float, options: Mapping[str, Any]) -> Plan:
+    """Begin a run in a folder, or find the one that was begun there.
+
+    `options` are those that transcripts depend on; values are plain (text, numbers, lists, mappings).
+
+    Raises:
+        ValueError: the folder holds a run with another corpus or other options, or something else; a row of the
+            corpus is not what it should be.
+    """
+    names = folder.names()
+    shards = shards_of(corpus)
+    given = {**options, "partition_seconds": partition_seconds}
+    if "run.json" in names:
+        run = folder.read_json("run.json")
+        _check_same(folder, run, given, [list(shard) for shard in shards])
+    elif names - _PARTIAL:
+        example = sorted(names - _PARTIAL)[0]
+        raise ValueError(
+            f"out={folder.url} holds {example} and no run.json, expected a new or empty folder, or that of a run"
+        )
+    else:
+        with folder.open_whole("rows.jsonl") as sink:
+            partitions = write_rows(corpus, sink, partition_seconds)
+        folder.write_json("plan.json", partitions)
+        folder.write_json("run.json", {"options": given, "shards": shards})
+    plan = [Partition(*entry) for entry in folder.read_json("plan.json")]
+    return Plan(plan, [shard.name for shard in shards])
+
+
+def _check_same(folder: Folder, run: Mapping[str, Any], given: dict[str, Any], shards: list[list[str]]) -> None:
+    """Raise a ValueError that names the first option that is not what it was."""
+    found = json.loads(json.dumps(given))  # as it would come back from the file
+    for name in sorted(found.keys() | run["options"].keys()):
+        old, new = run["options"].get(name), found.get(name)
+        if old != new:
+            raise ValueError(
+                f"out={folder.url} holds a run with {name}={_shown(old)}, this one has {name}={_shown(new)}; "
+                "expected the same, or another folder"
+            )
+    for old, new in zip(run["shards"], shards, strict=False):
+        if old != new:
+            changed = "its content has changed" if old[0] == new[0] else f"this one has {new[0]}"
+            raise ValueError(f"out={folder.url} holds a run of {old[0]}, {changed}; expected the same corpus")
+    if len(run["shards"]) != len(shards):
+        raise ValueError(
+            f"out={folder.url} holds a run of {len(run['shards'])} manifests, this one has {len(shards)}; "
+            "expected the same corpus"
+        )
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def content_of(path: str) -> str:
+    """A file by its name, size and content, of a large one its beginning and end; what is no file, as it is.
+
+    >>> content_of("no_such_file")
+    'no_such_file'
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        return path
+    size = file.stat().st_size
+    digest = hashlib.sha256()
+    with file.open("rb") as content:
+        digest.update(content.read(_END))
+        content.seek(max(_END, size - _END))
+        digest.update(content.read(_END))
+    return f"{file.name} ({size} bytes, sha256 {digest.hexdigest()[:12]})"

@@ -1,0 +1,252 @@
+"""A run: partitions that are not finished yet go to workers, here or on Ray; progress, and totals of all of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from nemo_gpu_decoding.cluster.corpus import Partition
+from nemo_gpu_decoding.cluster.folder import Folder, Plan
+from nemo_gpu_decoding.cluster.workers import Job, Totals, Transcriber
+from nemo_gpu_decoding.metrics import WordErrors
+from nemo_gpu_decoding.report import format_table
+
+MAX_DEATHS = 3  # of workers, which a partition may cost: Ray would give it to new ones for ever
+SLOWEST = 5  # files that the summary names
+
+
+class Workers(NamedTuple):
+    """Where partitions are decoded.
+
+    Args:
+        address: of Ray: "auto" (the cluster that this machine belongs to), "local" (one is started for the run) or
+            an address; None for no Ray, in this process.
+        most: workers; `least` of them are waited for.
+        gpus: of each worker; None for one where the cluster has some.
+    """
+
+    address: str | None = None
+    least: int = 1
+    most: int = 1
+    gpus: float | None = None
+    verbose: bool = False
+
+
+def transcribe_corpus(
+    job: Job, plan: Plan, workers: Workers, *, max_errors: int | None = None, retry_errors: bool = False
+) -> list[Totals]:
+    """Decode the partitions that have no marker yet; totals of all partitions, by number.
+
+    Args:
+        max_errors: utterances that may fail; None for any number.
+        retry_errors: also decode partitions in which utterances failed.
+
+    Raises:
+        ValueError: more utterances failed; the model or its decoding is not what it should be.
+    """
+    folder = Folder(job.out)
+    totals = {each.number: each for each in finished(folder, plan.partitions)}
+    if retry_errors:
+        totals = {number: each for number, each in totals.items() if not each.errors}
+    todo = [partition for partition in plan.partitions if partition.number not in totals]
+    by_number = {partition.number: partition for partition in plan.partitions}
+    progress = Progress(plan, [by_number[number] for number in totals])
+    with progress.bar:
+        _check_errors(totals.values(), max_errors)
+        decoded = _here(job, todo) if workers.address is None else _on_ray(job, todo, workers)
+        for each in decoded if todo else ():
+            totals[each.number] = each
+            progress.add(by_number[each.number], sum(found.errors for found in totals.values()))
+            _check_errors(totals.values(), max_errors)
+    return [totals[number] for number in sorted(totals)]
+
+
+def finished(folder: Folder, partitions: Sequence[Partition]) -> list[Totals]:
+    """The totals of partitions that have a marker."""
+    names = folder.names()
+    markers = [folder.marker_file(partition) for partition in partitions]
+    return [Totals(**folder.read_json(marker)) for marker in markers if marker in names]
+
+
+def _check_errors(totals: Any, max_errors: int | None) -> None:
+    failed = [each for each in totals if each.errors]
+    count = sum(each.errors for each in failed)
+    if max_errors is not None and count > max_errors:
+        raise ValueError(
+            f"max_errors={max_errors}, but {count} utterances failed, the last one with: {failed[-1].last_error}; "
+            "mend that and run again with retry_errors=true, or allow more"
+        )
+
+
+class Progress:
+    """One line: hours of audio done and in all, times real time, errors, time to go."""
+
+    def __init__(self, plan: Plan, done: Sequence[Partition]) -> None:
+        from tqdm import tqdm
+
+        hours = sum(partition.seconds for partition in done) / 3600
+        self.bar: Any = tqdm(
+            total=plan.seconds / 3600,
+            initial=hours,
+            desc="transcribing",
+            bar_format="{desc}: {percentage:3.0f}% |{bar:20}| {n:.2f}/{total:.2f} h{postfix}, {remaining} to go",
+            disable=None,
+            file=sys.stderr,
+            dynamic_ncols=True,
+        )
+        self.begun = hours
+
+    def add(self, partition: Partition, errors: int) -> None:
+        self.bar.update(partition.seconds / 3600)
+        elapsed = max(float(self.bar.format_dict["elapsed"] or 0), 1e-9) if not self.bar.disable else 1.0
+        pace = (self.bar.n - self.begun) * 3600 / elapsed
+        self.bar.set_postfix_str(f"{pace:.1f} x real time, {errors} errors")
+
+
+def _here(job: Job, todo: Sequence[Partition]) -> Iterator[Totals]:
+    """Decode in this process."""
+    transcriber = Transcriber(job)
+    for partition in todo:
+        yield transcriber.transcribe(partition)
+
+
+# ------------------------------------------------------------------------------------------------- Ray
+
+
+class RayWorker:
+    """A transcriber as an actor of Ray Data: batches of one partition in, batches of its totals out.
+
+    What ends the run is returned as `fault`, to be told by the driver in one line; Ray would retry.
+    """
+
+    def __init__(self, job: Job, run: str) -> None:
+        self.run, self.job, self.fault = run, job, ""
+        try:
+            self.transcriber = Transcriber(job)
+        except (ValueError, OSError, ImportError) as error:
+            self.fault = str(error)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        partition = Partition(*(batch[name][0].item() for name in Partition._fields))
+        fault = self.fault or self._begun(partition)
+        if fault:
+            return {"fault": [fault], "totals": [""]}
+        totals = self.transcriber.transcribe(partition)
+        self.transcriber.folder.remove(_tries(partition))
+        return {"fault": [""], "totals": [json.dumps(vars(totals))]}
+
+    def _begun(self, partition: Partition) -> str:
+        """Note that a worker of this run begins a partition; why it is better not to, if that is so."""
+        folder, name = self.transcriber.folder, _tries(partition)
+        before = folder.read_json(name) if folder.has(name) else {}
+        deaths = before.get("count", 0) if before.get("run") == self.run else 0
+        if deaths >= MAX_DEATHS:
+            first = json.loads(folder.read("rows.jsonl", partition.begin, partition.num_bytes).splitlines()[0])["line"]
+            return (
+                f"lines {first} .. {first + partition.rows - 1} of {self.job.shards[partition.shard]} have cost "
+                f"{deaths} workers, which died while they were at it; look for an audio file there that takes too "
+                "much memory"
+            )
+        folder.write_json(name, {"run": self.run, "count": deaths + 1})
+        return ""
+
+
+def _tries(partition: Partition) -> str:
+    return f"part-{partition.number:05d}.tries"
+
+
+def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[Totals]:
+    """Decode in actors of Ray. Totals come in the order in which partitions finish.
+
+    Raises:
+        ValueError: no worker could load the model or its decoding, or there is no such cluster.
+        ImportError: Ray is not installed.
+    """
+    ray = _connected(workers)
+    try:
+        items = [partition._asdict() for partition in todo]
+        dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
+            RayWorker,
+            fn_constructor_args=(job, uuid4().hex),
+            batch_size=1,
+            compute=ray.data.ActorPoolStrategy(min_size=workers.least, max_size=workers.most),
+            num_cpus=1,
+            num_gpus=_gpus(ray, workers),
+        )  # dead actors are restarted, and their partitions decoded anew: Ray Data's default
+        for row in dataset.iter_rows():
+            if row["fault"]:
+                raise ValueError(row["fault"])
+            yield Totals(**json.loads(row["totals"]))
+    finally:
+        if workers.address == "local":
+            ray.shutdown()
+
+
+def _connected(workers: Workers) -> Any:
+    """Ray, connected to the cluster."""
+    if not workers.verbose:
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # remarks on actors that may restart
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # of Ray: leave CUDA_VISIBLE_DEVICES alone
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise ImportError("ray=... needs Ray: pip install 'nemo-gpu-decoding[cluster]'") from error
+    level = logging.INFO if workers.verbose else logging.ERROR
+    if not ray.is_initialized():
+        where: dict[str, Any] = {"address": workers.address}
+        if workers.address == "local":
+            where |= {"num_cpus": max(workers.most, os.cpu_count() or 1), "include_dashboard": workers.verbose}
+        try:
+            ray.init(**where, log_to_driver=workers.verbose, logging_level=level)
+        except ConnectionError as error:
+            raise ValueError(f"ray={workers.address}: there is no such cluster: {error}") from error
+    for name in ("ray.data", "ray"):
+        logging.getLogger(name).setLevel(level)
+    ray.data.DataContext.get_current().enable_progress_bars = workers.verbose
+    return ray
+
+
+def _gpus(ray: Any, workers: Workers) -> float:
+    if workers.gpus is not None:
+        return workers.gpus
+    return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
+
+
+# --------------------------------------------------------------------------------------------- summary
+
+
+def summary(totals: Sequence[Totals], shards: Sequence[str]) -> str:
+    """A table with a row per manifest and one for all, the slowest files, and the errors."""
+    header = ["manifest", "utterances", "hours", "errors", "WER %", "words", "sub", "del", "ins", "oracle WER %"]
+    named = [(name, [each for each in totals if each.shard == n]) for n, name in enumerate(shards)]
+    rows = [_summary_row(name, found) for name, found in named]
+    if len(rows) > 1:
+        rows.append(_summary_row("all", totals))
+    shown = [n for n in range(len(header)) if any(row[n] != "" for row in rows)]
+    text = format_table([header[n] for n in shown], [[row[n] for n in shown] for row in rows])
+    slowest = sorted((entry for each in totals for entry in map(tuple, each.slowest)), reverse=True)[:SLOWEST]
+    if slowest:
+        lines = [[name, f"{pace:.3f}"] for pace, name in slowest]
+        text += "\n\n" + format_table(["slowest batches, by their longest file", "s of work per s of audio"], lines)
+    return text
+
+
+def _summary_row(name: str, totals: Sequence[Totals]) -> list[Any]:
+    def total(field: str) -> Any:
+        return sum(getattr(each, field) for each in totals)
+
+    row = [name, total("rows"), f"{total('audio') / 3600:.3f}", total("errors")]
+    if not total("scored"):
+        return [*row, "", "", "", "", "", ""]
+    errors = WordErrors(total("words"), total("substitutions"), total("deletions"), total("insertions"))
+    oracle = ""
+    if total("with_oracle") == total("scored"):
+        oracle = f"{100 * total('oracle_errors') / max(errors.words, 1):.2f}"
+    counts = [errors.words, errors.substitutions, errors.deletions, errors.insertions]
+    return [*row, f"{100 * errors.wer:.2f}", *counts, oracle]

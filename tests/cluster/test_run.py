@@ -1,0 +1,343 @@
+"""Runs with a model that needs no NeMo: resumed, damaged, killed; here and on a Ray of two workers."""
+
+from __future__ import annotations
+
+import functools
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+
+from nemo_gpu_decoding.cluster.corpus import MAX_ROWS, find_corpus
+from nemo_gpu_decoding.cluster.folder import Folder, open_run
+from nemo_gpu_decoding.cluster.run import MAX_DEATHS, RayWorker, Workers, summary, transcribe_corpus
+from nemo_gpu_decoding.cluster.workers import Job, Ready, batches
+from nemo_gpu_decoding.manifest import Utterance
+from tests.assets import ROOT
+from tests.cluster import fake
+
+soundfile = pytest.importorskip("soundfile")
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A function that writes n files of 1, 2, 3, 1, 2, 3 ... seconds and a manifest of them."""
+
+    def write(count, name="corpus.json", **more):
+        (tmp_path / "audio").mkdir(exist_ok=True)
+        rows = []
+        for n in range(count):
+            seconds = 1 + n % 3
+            file = tmp_path / "audio" / f"{name.split('.')[0]}_{n:03d}.wav"
+            soundfile.write(file, np.zeros(4000 * seconds), 4000)
+            row = {"audio_filepath": f"audio/{file.name}", "duration": seconds, "text": file.stem}
+            rows.append({**row, **more.get(str(n), {})})
+        text = "\n".join(map(json.dumps, rows))
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+        return str(path)
+
+    return write
+
+
+class Run:
+    """A folder, and what it takes to go on with it."""
+
+    def __init__(self, tmp_path, manifest, *, tars=None, partition_seconds=10, load=None, out="out", **options):
+        self.out = out if "://" in out else str(tmp_path / out)
+        (tmp_path / "pids").mkdir(exist_ok=True)
+        self.plan = open_run(Folder(self.out), find_corpus(None, manifest, tars), partition_seconds, options)
+        load = load or functools.partial(fake.load, str(tmp_path / "pids"))
+        self.job = Job(self.out, load, tuple(self.plan.shards), batch_size=4)
+
+    def go(self, workers=Workers(), **options):  # noqa: B008  (a NamedTuple)
+        return transcribe_corpus(self.job, self.plan, workers, **options)
+
+    def rows(self):
+        fs, path = fsspec.core.url_to_fs(self.out)
+        parts = sorted(fs.glob(f"{path}/part-*.jsonl"))
+        return [json.loads(line) for part in parts for line in fs.cat_file(part).splitlines()]
+
+
+def expected(*counts):
+    return [f"{name}_{n:03d}" for name, count in counts for n in range(count)]
+
+
+def test_every_utterance_is_there_once_in_order(tmp_path, corpus):
+    manifests = [corpus(20, "first.json"), corpus(7, "second.json.gz")]
+    run = Run(tmp_path, manifests)
+    totals = run.go()
+    assert [row["pred_text"] for row in run.rows()] == expected(("first", 20), ("second", 7))
+    assert [row["manifest"] for row in run.rows()] == [manifests[0]] * 20 + [manifests[1]] * 7
+    assert [row["line"] for row in run.rows()] == [*range(1, 21), *range(1, 8)]
+    assert [partition.seconds for partition in run.plan.partitions] == [12, 12, 12, 3, 12, 1]
+    table = summary(totals, run.plan.shards)
+    assert [line.split()[1] for line in table.splitlines()[2:5]] == ["20", "7", "27"]
+    assert "slowest" in table
+
+
+def test_finished_partitions_stay_as_they_are(tmp_path, corpus):
+    run = Run(tmp_path, corpus(20))
+    run.go()
+    before = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in Folder(run.out).names()}
+    rows = run.rows()
+    lost = tmp_path / "out" / "part-00002.done"
+    lost.unlink()
+    (tmp_path / "out" / "part-00001.jsonl.tmp").write_text("half a li")
+    again = Run(tmp_path, str(tmp_path / "corpus.json"))
+    assert sum(totals.rows for totals in again.go()) == 20
+    assert again.rows() == rows
+    changed = {name for name, when in before.items() if (tmp_path / "out" / name).stat().st_mtime_ns != when}
+    assert changed == {"part-00002.done", "part-00002.jsonl"}
+    assert Run(tmp_path, str(tmp_path / "corpus.json"), load=fake.broken).go()  # no worker is needed any more
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"lm_weight": 0.7}, "holds a run with lm_weight=0.5, this one has lm_weight=0.7"),
+        ({"lm_weight": 0.5, "head": "ctc"}, "holds a run with head=null, this one has head=ctc"),
+        ({"lm_weight": 0.5, "partition_seconds": 20}, "with partition_seconds=10, this one has partition_seconds=20"),
+    ],
+)
+def test_a_run_with_other_options_is_refused(options, problem, tmp_path, corpus):
+    manifest = corpus(3)
+    Run(tmp_path, manifest, lm_weight=0.5)
+    with pytest.raises(ValueError, match=problem):
+        Run(tmp_path, manifest, **options)
+
+
+def test_another_corpus_is_refused(tmp_path, corpus):
+    manifest = corpus(3)
+    Run(tmp_path, manifest)
+    with pytest.raises(ValueError, match=r"holds a run of .*corpus.json, this one has .*other.json"):
+        Run(tmp_path, corpus(3, "other.json"))
+    with pytest.raises(ValueError, match="holds a run of 1 manifests, this one has 2"):
+        Run(tmp_path, [manifest, manifest])
+    corpus(4)
+    with pytest.raises(ValueError, match="its content has changed"):
+        Run(tmp_path, manifest)
+    with pytest.raises(ValueError, match=r"holds .* and no run.json, expected a new or empty folder"):
+        Run(tmp_path, manifest, out="audio")
+
+
+def test_bad_audio_costs_its_own_row(tmp_path, corpus):
+    manifest = corpus(8)
+    (tmp_path / "audio" / "corpus_001.wav").write_bytes(b"RIFF")
+    (tmp_path / "audio" / "corpus_003.wav").unlink()
+    soundfile.write(tmp_path / "audio" / "corpus_004.wav", np.zeros(0), 4000)
+    (tmp_path / "audio" / "corpus_005.wav").rename(tmp_path / "audio" / "fail.wav")
+    text = (tmp_path / "corpus.json").read_text().replace("audio/corpus_005", "audio/fail")
+    (tmp_path / "corpus.json").write_text(text)
+    run = Run(tmp_path, manifest)
+    totals = run.go()
+    assert sum(each.errors for each in totals) == 4
+    errors = {row["audio_filepath"]: row["error"] for row in run.rows() if "error" in row}
+    assert list(errors) == [f"audio/{name}.wav" for name in ("corpus_001", "corpus_003", "corpus_004", "fail")]
+    assert [text.split(": ")[-1] for text in list(errors.values())[2:]] == [
+        "audio/corpus_004.wav has no samples",
+        "this audio is no good",
+    ]
+    assert all("cannot be read as audio" in text for text in list(errors.values())[:2])
+    assert [row.get("pred_text") for row in run.rows()][6:] == ["corpus_006", "corpus_007"]
+    with pytest.raises(ValueError, match=r"max_errors=3, but 4 utterances failed, .*: this audio is no good"):
+        run.go(max_errors=3)
+    (tmp_path / "audio" / "fail.wav").rename(tmp_path / "audio" / "good.wav")
+    assert sum(each.errors for each in run.go(retry_errors=True)) == 4
+
+
+def test_phrases_are_per_utterance(tmp_path, corpus):
+    run = Run(tmp_path, corpus(5, **{"1": {"phrases": ["Castellano"]}, "3": {"phrases": []}}))
+    run.go()
+    assert [row["pred_text"] for row in run.rows()][:2] == ["corpus_000", "corpus_001 Castellano"]
+    with pytest.raises(ValueError, match=r"line 3: phrases is 'x', expected a list of texts"):
+        Run(tmp_path, corpus(5, "other.json", **{"2": {"phrases": "x"}}), out="other")
+
+
+def test_any_file_system(tmp_path, corpus):
+    fs = fsspec.filesystem("memory")
+    for line in (tmp_path / "x", tmp_path / "y"):
+        line.touch()
+    corpus(4, "a.json")
+    fs.pipe("/corpus/a.json", (tmp_path / "a.json").read_bytes())
+    for file in (tmp_path / "audio").iterdir():
+        fs.pipe(f"/corpus/audio/{file.name}", file.read_bytes())
+    try:
+        run = Run(tmp_path, "memory://corpus/*.json", out="memory://corpus/out")
+        run.go()
+        assert [row["pred_text"] for row in run.rows()] == expected(("a", 4))
+        assert (
+            sum(totals.rows for totals in Run(tmp_path, "memory://corpus/*.json", out="memory://corpus/out").go()) == 4
+        )
+    finally:
+        fs.rm("/corpus", recursive=True)
+
+
+def test_tarred_audio_as_nemo_writes_it(tmp_path, corpus):
+    corpus(6, **{str(n): {"shard_id": n // 4} for n in range(6)})
+    rows = [json.loads(line) for line in (tmp_path / "corpus.json").read_text().splitlines()]
+    for row in rows:
+        row["audio_filepath"] = row["audio_filepath"].removeprefix("audio/")
+        if row["audio_filepath"] != "corpus_002.wav":
+            with tarfile.open(tmp_path / f"audio_{row['shard_id']}.tar", "a") as archive:
+                archive.add(tmp_path / "audio" / row["audio_filepath"], row["audio_filepath"])
+    (tmp_path / "corpus.json").write_text("\n".join(map(json.dumps, rows)))
+    run = Run(tmp_path, str(tmp_path / "corpus.json"), tars=f"{tmp_path}/audio__OP_0..1_CL_.tar", partition_seconds=1)
+    run.go()
+    assert [partition.rows for partition in run.plan.partitions] == [4, 2]  # a partition per tar
+    lost = f"{tmp_path}/audio_0.tar has no such member"
+    assert [row.get("error", row.get("audio_filepath")) for row in run.rows()][:4] == [
+        "corpus_000.wav",
+        "corpus_001.wav",
+        lost,
+        "corpus_003.wav",
+    ]
+    with pytest.raises(ValueError, match=r"shard_id is 1, expected 0 .. 0, a file of tarred_audio"):
+        Run(tmp_path, str(tmp_path / "corpus.json"), tars=f"{tmp_path}/audio_0.tar", out="other")
+
+
+@pytest.mark.parametrize(
+    ("manifest", "problem"),
+    [
+        ("nowhere.json", "manifest=.*nowhere.json is no file here"),
+        ("*.nothing", "matches no file"),
+        ("empty.json", "has no lines"),
+        ("broken.json", "broken.json, line 2: not JSON"),
+        ("duration.json", "line 1: duration is -1, expected seconds >= 0"),
+    ],
+)
+def test_manifests_that_cannot_be_read(manifest, problem, tmp_path):
+    (tmp_path / "empty.json").touch()
+    (tmp_path / "broken.json").write_text('{"audio_filepath": "a.wav", "duration": 1}\n{')
+    (tmp_path / "duration.json").write_text('{"audio_filepath": "a.wav", "duration": -1}\n')
+    with pytest.raises(ValueError, match=problem):
+        Run(tmp_path, str(tmp_path / manifest))
+
+
+def test_rows_without_durations_fill_partitions_too(tmp_path):
+    row = json.dumps({"audio_filepath": "nowhere.wav"})
+    (tmp_path / "many.json").write_text(f"{row}\n" * (MAX_ROWS + 1))
+    assert [partition.rows for partition in Run(tmp_path, str(tmp_path / "many.json")).plan.partitions] == [
+        MAX_ROWS,
+        1,
+    ]
+
+
+def test_batches_have_similar_durations():
+    durations = [1.0, 9.0, 2.0, 8.0, 30.0, 1.5]
+    ready = {n: Ready({}, Utterance("", ROOT, seconds)) for n, seconds in enumerate(durations)}
+    assert list(batches(ready, 2, None)) == [[4, 1], [3, 2], [5, 0]]
+    assert list(batches(ready, 2, 20.0)) == [[4], [1, 3], [2, 5, 0]]  # 30; 2 * 9; 3 * 2 seconds
+
+
+# ---------------------------------------------------------------------------------- on a Ray of two workers
+
+DRIVER = """
+import sys
+from pathlib import Path
+from nemo_gpu_decoding.cluster.run import Workers
+from tests.cluster.test_run import Run
+
+Run(Path(sys.argv[1]), sys.argv[2], partition_seconds=2).go(Workers("local", 2, 2))
+"""
+
+
+def state_of(pid):
+    """State and parent of a process; None if there is none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[:2]
+    except OSError:
+        return None
+
+
+def is_alive(pid):
+    state = state_of(pid)
+    return state is not None and state[0] != "Z"
+
+
+def children(pid):
+    """Processes of a driver and all below them."""
+    states = {int(name): state_of(name) for name in os.listdir("/proc") if name.isdigit()}
+    parents = {child: int(state[1]) for child, state in states.items() if state is not None}
+    found = {pid}
+    while more := {child for child, parent in parents.items() if parent in found} - found:
+        found |= more
+    return found
+
+
+def wait_for(what, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.isdir("/proc"), reason="looks for processes in /proc")
+def test_nothing_is_lost_and_nothing_is_there_twice_whoever_dies(tmp_path, corpus):
+    pytest.importorskip("ray.data")
+    manifest = corpus(240)
+    environment = {**os.environ, "RAY_worker_niceness": "0", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", DRIVER, str(tmp_path), manifest]
+
+    def done():
+        return len(list((tmp_path / "out").glob("part-*.done")))
+
+    driver = subprocess.Popen(command, env=environment, cwd=ROOT)
+    wait_for(lambda: done() >= 3 or driver.poll() is not None)
+    worker = int(os.listdir(tmp_path / "pids")[0])
+    os.kill(worker, signal.SIGKILL)
+    wait_for(lambda: len(os.listdir(tmp_path / "pids")) >= 3)  # another one has taken its place
+    family = children(driver.pid)
+    driver.kill()
+    assert driver.wait() == -signal.SIGKILL
+    before = done()
+    assert 3 <= before < 120
+    wait_for(lambda: not any(map(is_alive, family)))  # Ray's processes went with it
+    assert subprocess.run(command, env=environment, cwd=ROOT, check=False).returncode == 0
+    run = Run(tmp_path, manifest, partition_seconds=2, load=fake.broken)
+    assert [row["pred_text"] for row in run.rows()] == expected(("corpus", 240))
+    assert sum(totals.rows for totals in run.go()) == 240
+
+
+@pytest.mark.slow
+def test_what_a_worker_finds_wrong_with_its_model_is_one_line(tmp_path, corpus, monkeypatch):
+    pytest.importorskip("ray.data")
+    monkeypatch.setenv("RAY_worker_niceness", "0")
+    run = Run(tmp_path, corpus(2), load=fake.broken)
+    with pytest.raises(ValueError, match=r"beam\.beam_size is 0"):
+        run.go()
+    with pytest.raises(ValueError, match=r"beam\.beam_size is 0"):
+        run.go(Workers("local", 2, 2))
+
+
+def test_a_partition_that_kills_every_worker_is_named(tmp_path, corpus):
+    run = Run(tmp_path, corpus(3))
+    batch = {name: np.array([value]) for name, value in run.plan.partitions[0]._asdict().items()}
+    worker = RayWorker(run.job, "this run")
+    worker.transcriber.transcribe = lambda partition: 1 / 0
+    for _ in range(MAX_DEATHS):
+        with pytest.raises(ZeroDivisionError):
+            worker(batch)
+    assert worker(batch)["fault"] == [
+        f"lines 1 .. 3 of {tmp_path}/corpus.json have cost 3 workers, which died while they were at it; look for an "
+        "audio file there that takes too much memory"
+    ]
+    again = RayWorker(run.job, "another run")
+    assert again(batch)["fault"] == [""]
+    assert not [name for name in Folder(run.out).names() if "tries" in name]
+
+
+def test_without_ray_the_command_says_what_to_install(tmp_path, corpus, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ImportError, match=r"pip install 'nemo-gpu-decoding\[cluster\]'"):
+        Run(tmp_path, corpus(2)).go(Workers("local", 2, 2))
