@@ -41,7 +41,7 @@ constraints="$VENV/torch-constraint.txt"
 cuda="$("$python" -c 'import torch; print("cuda12" if (torch.version.cuda or "").startswith("12") else "cuda13")')"
 
 echo "make setup: installing NeMo and the tools for tests and benchmarks (a few minutes)"
-requirements=(--editable ".[nemo,wfst,serve,dev,bench,docs,$cuda]")
+requirements=(--editable ".[nemo,wfst,serve,cluster,dev,bench,docs,$cuda]")
 if [ -n "$NEMO" ]; then requirements+=("$NEMO"); fi
 "$python" -m pip install --quiet --constraint "$constraints" "${requirements[@]}" \
   || fail "pip failed, see above. A broken environment is repaired by: rm -rf $VENV && make setup"
