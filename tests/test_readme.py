@@ -21,6 +21,8 @@ from nemo_gpu_decoding import EndpointConfig
 from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options, show_value
+from nemo_gpu_decoding.graph.csr import GRAPH_ARC, GRAPH_STATE
+from nemo_gpu_decoding.search.word_graph import kernel_abi
 from tests.assets import ROOT
 
 
@@ -302,6 +304,24 @@ def test_a_new_record_takes_the_place_of_the_old_one(records, tmp_path, monkeypa
     records.main("measure", "aes_pp")
     assert not old.exists()
     assert "[rows](results/new.json) of aes_pp" in page.read_text()
+
+
+def test_sizes_and_speed_that_pages_name(records):
+    """Figures outside of docs/measured.md."""
+    pages = {page.path.stem: page.text for page in PAGES}
+    plain = kernel_abi.working_bytes(
+        kernel_abi.PLAIN_TOKEN, kernel_abi.PLAIN_BUFFERS, kernel_abi.capacity_for(10_000, 1025, seconds=False)
+    )
+    with_lm = kernel_abi.working_bytes(
+        kernel_abi.LM_TOKEN, kernel_abi.LM_BUFFERS, kernel_abi.lm_capacity_for(10_000, 1025)
+    )
+    assert f"| {plain / 1e6:.1f} MB at `max_active` 10,000 |" in pages["gpus"]
+    assert f"| {with_lm / 1e6:.1f} MB, and" in pages["gpus"]
+    assert f"{GRAPH_STATE.itemsize} bytes per state, {GRAPH_ARC.itemsize} per arc" in pages["cuda_wfst"]
+    rows = records.records()["flexctc_beam"][1]["rows"]
+    ratios = [row["ratio"] for row in rows if row["peer"] == "nemo" and row["params"]["lm"] and row["ratio"]]
+    assert "tens to hundreds of times faster" in pages["README"]
+    assert 20 < min(ratios) < max(ratios) < 2000
 
 
 def test_runs_are_options_of_bench(records):

@@ -33,10 +33,11 @@ def test_a_wheel_built_from_the_sdist_has_the_hydra_plugin_and_the_presets(tmp_p
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
-    for name in ("nemo_gpu_decoding", "hydra_plugins", "conf", "assets/hard_speech"):
+    for name in ("nemo_gpu_decoding", "hydra_plugins", "conf", "docs", "assets/hard_speech"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     sdist = build(source, "sdist", tmp_path)
     with tarfile.open(sdist) as archive:
+        assert not [name for name in archive.getnames() if "/docs/" in name and name.endswith((".png", ".svg"))]
         archive.extractall(tmp_path / "unpacked")
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     installed = tmp_path / "installed"
