@@ -62,6 +62,8 @@ class DemoOptions:
     models: list[str] = field(default_factory=lambda: list(MODELS))
     # Use the first so many utterances only; null: all.
     utterances: int | None = None
+    # At the end show an utterance as a live stream, with all that ctc's first preset has.
+    live: bool = True
 
     def __post_init__(self) -> None:
         unknown = [model for model in self.models if model not in MODELS]
@@ -98,6 +100,8 @@ def run(options: DemoOptions) -> int:
         print(report(model, test, own))
         print(differences(test, own, options.show if model == options.models[0] else 0))
         rows += own
+    if options.live and "ctc" in options.models:
+        print(live_stream(data, utterances[0]))
     if options.out:
         out = Path(options.out)
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -213,6 +217,32 @@ def differences(test: DevSet, rows: Sequence[Row], show: int) -> str:
     for i in sorted(disputed, key=lambda i: -gains[i])[:show]:
         lines += ["", f"  {'reference':{width}}  {test.references[i]}"]
         lines += [f"  {row.decoder:{width}}  {row.decoded.texts[i]}" for row in rows]
+    return "\n".join(lines)
+
+
+def live_stream(data: Path, utterance: Utterance) -> str:
+    """What a client of `nemo-gpu-decoding serve` sees of an utterance: partial transcripts, then the final one."""
+    import soundfile
+
+    from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer
+    from nemo_gpu_decoding.live.recognizer import Chunk, StreamOptions
+
+    say("a live stream: the same model in NeMo's streaming pipeline")
+    file, (preset, *_) = MODELS["ctc"]
+    model = data / "models" / file
+    recognizer = build_recognizer(ServeOptions(model=str(model), preset=str(data / preset), device="cpu"))
+    samples, _ = soundfile.read(utterance.path, dtype="float32")
+    options, n = recognizer.prepare(StreamOptions()), recognizer.chunk_samples
+    lines = [f"\n{Path(utterance.path).name} as a live stream, {recognizer.strategy} + LM + phrases:\n"]
+    shown = ""
+    for at in range(0, len(samples), n):
+        is_last = at + n >= len(samples)
+        (step,) = recognizer.step([Chunk(0, samples[at : at + n], at == 0, is_last, options)])
+        found, kind = (step.final, "final  ") if step.final is not None else (step.partial, "partial")
+        if found is not None and (found.text != shown or step.final is not None):
+            shown = found.text
+            lines.append(f"  {min(at + n, len(samples)) / recognizer.sample_rate:4.1f} s  {kind}  {shown}")
+    lines.append(f"\nwith your microphone: nemo-gpu-decoding serve model={model} preset={data / preset}")
     return "\n".join(lines)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -62,6 +63,7 @@ class Metrics:
         add("streams_total", "counter", "Streams that ended, by how.", ended)
         value("finals_total", "counter", "Utterances that ended.", self.finals)
         value("audio_seconds_total", "counter", "Audio decoded, seconds.", self.audio_seconds)
+        value("cpu_seconds_total", "counter", "CPU time of the process, seconds.", time.process_time())
         value("resident_bytes", "gauge", "Memory of the process, bytes.", resident_bytes())
         histogram("step_seconds", "Time of one step of encoder and decoder.", self.step_seconds)
         histogram("step_streams", "Streams in one step.", self.batch_streams)

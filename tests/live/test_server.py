@@ -461,6 +461,7 @@ def test_metrics_and_health():
     assert values[name + "finals_total"] == "2"
     assert float(values[name + "audio_seconds_total"]) == pytest.approx(0.03)
     assert float(values[name + "resident_bytes"]) > 1e6
+    assert float(values[name + "cpu_seconds_total"]) > 0
     assert values[name + 'partial_seconds_bucket{le="+Inf"}'] == values[name + "partial_seconds_count"]
     assert float(values[name + "step_seconds_sum"]) > 0
 

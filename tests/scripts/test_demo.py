@@ -70,7 +70,18 @@ def test_each_step_of_the_demo_helps(run, tmp_path, capsys, timed_once):
             assert large_boosted["fscore"] > large["fscore"]
         assert all(f"\n{decoder}" in printed for decoder in decoders)
     assert "reference" in printed
+    check_the_live_stream(printed)
     check_the_table_of_the_docs({row["decoder"]: row for row in rows if row["model"] == "ctc"})
+
+
+def check_the_live_stream(printed):
+    """Transcripts on the way to the text that the speech has."""
+    lines = re.findall(r"^ +([\d.]+) s  (partial|final) +(.*)$", printed, re.M)
+    texts = [text for _, _, text in lines]
+    assert [kind for _, kind, _ in lines] == ["partial"] * (len(lines) - 1) + ["final"]
+    assert len(set(texts[:-1])) > 4
+    assert texts[-1].startswith("page two of the contract mentions teresa and")
+    assert [float(seconds) for seconds, _, _ in lines] == sorted(float(seconds) for seconds, _, _ in lines)
 
 
 def check_the_table_of_the_docs(rows):
