@@ -6,6 +6,7 @@ torch's own work, run on any device, and may be captured into a CUDA graph by a 
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import logging
 import threading
@@ -126,7 +127,7 @@ class CudaModule:
                     *(block, 1, 1),
                     shared_bytes,
                     self._driver.bindings.CUstream(stream),
-                    addresses.ctypes.data,
+                    ctypes.addressof(addresses),
                     0,
                 )
         except DriverError as error:

@@ -6,12 +6,13 @@ of memory and take the whole process down. So every launch goes through `checked
 
 from __future__ import annotations
 
+import ctypes
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -19,6 +20,8 @@ import torch
 DType: TypeAlias = "torch.dtype | np.dtype | tuple[torch.dtype, ...]"
 Axis: TypeAlias = "str | int"
 
+# of arguments, that a signature remembers
+MOST_FORMS = 256
 # `Module.launch` has these names for itself
 RESERVED = frozenset({"signature", "grid", "block", "shared_bytes"})
 
@@ -62,9 +65,11 @@ class Tensor:
     pinned: bool = False
     # What `dtype` means, found out once, because every launch asks for it.
     layout: Layout = field(init=False, repr=False, compare=False)
+    alignment: int = field(init=False, repr=False, compare=False)  # the layout's, in bytes
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layout", Layout.of(self.dtype))
+        object.__setattr__(self, "alignment", self.layout.alignment)
 
 
 @dataclass(frozen=True)
@@ -95,25 +100,43 @@ class Signature:
 
     name: str
     parameters: Mapping[str, Tensor | Scalar]
+    # Forms of arguments that have been checked: a launch that differs in addresses and numbers alone costs
+    # some microseconds, where looking at every axis would take longer than the kernel.
+    checked_forms: set[tuple[Any, ...]] = field(default_factory=set, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         taken = sorted(RESERVED & set(self.parameters))
         if taken:
             raise ValueError(f"{self.name}: parameters may not be called {', '.join(taken)}")
 
+    @cached_property
+    def tensors(self) -> tuple[tuple[str, Tensor], ...]:
+        """The pointer parameters."""
+        return tuple((name, given) for name, given in self.parameters.items() if isinstance(given, Tensor))
+
+    @cached_property
+    def pinned(self) -> tuple[tuple[str, Tensor], ...]:
+        """Those that point to pinned memory."""
+        return tuple((name, given) for name, given in self.tensors if given.pinned)
+
+    @cached_property
+    def readers(self) -> tuple[tuple[str, Tensor | Scalar, Callable[[Any, Any], Any]], ...]:
+        """Every parameter, with the function that makes of an argument what a kernel gets."""
+        return tuple((name, parameter, _reader(parameter)) for name, parameter in self.parameters.items())
+
     @property
     def size(self) -> int:
         """Bytes of the struct."""
         return self._layout.size
 
-    def packed(self, values: Sequence[Any]) -> tuple[np.ndarray, np.ndarray]:
+    def packed(self, values: Sequence[Any]) -> tuple[ctypes.Array[Any], ctypes.Array[Any]]:
         """Checked arguments as a launch reads them.
 
         Returns:
             the struct's bytes, and [1] their address. Both must live until the launch returns.
         """
-        packed = np.frombuffer(self._layout.pack(*values), np.uint8)
-        return packed, np.array([packed.ctypes.data], np.uint64)
+        packed = ctypes.create_string_buffer(self._layout.pack(*values), self._layout.size)
+        return packed, (ctypes.c_uint64 * 1)(ctypes.addressof(packed))
 
     @cached_property
     def _layout(self) -> struct.Struct:
@@ -138,7 +161,7 @@ def _scalar_type(parameter: Tensor | Scalar) -> np.dtype:
 
 
 def checked_arguments(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> list[Any]:
-    """The arguments in the kernel's order, as numpy scalars; pointers are np.uint64, records bytes.
+    """The arguments in the kernel's order: pointers as int, numbers as numpy scalars, records as bytes.
 
     Args:
         signature: what is expected.
@@ -152,19 +175,50 @@ def checked_arguments(signature: Signature, device: torch.device, arguments: Map
     parameters = signature.parameters
     if parameters.keys() != arguments.keys():
         _raise_names(signature, arguments)
-    axes: dict[str, tuple[int, str]] = {}
+    form = _form(signature, device, arguments)
+    if form not in signature.checked_forms:
+        _check_forms(signature, device, arguments)
+        if len(signature.checked_forms) >= MOST_FORMS:  # every batch has other sizes
+            signature.checked_forms.clear()
+        signature.checked_forms.add(form)
     values: list[Any] = []
-    for name, parameter in parameters.items():
+    name = ""
+    try:
+        for name, parameter, read in signature.readers:
+            values.append(read(parameter, arguments[name]))
+        for name, expected in signature.pinned:  # of which no form tells
+            if arguments[name] is not None:
+                _check_place(arguments[name], expected, device)
+    except ValueError as error:
+        raise ValueError(f"kernel {signature.name}, argument {name}: {error}") from None
+    return values
+
+
+def _check_forms(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> None:
+    axes: dict[str, tuple[int, str]] = {}
+    for name, expected in signature.tensors:
         try:
-            if isinstance(parameter, Tensor):
-                values.append(_pointer(name, parameter, device, arguments[name], axes))
-            elif parameter.is_record:
-                values.append(_record_bytes(parameter, arguments[name]))
-            else:
-                values.append(_number(parameter, arguments[name]))
+            _check_form(name, expected, device, arguments[name], axes)
         except ValueError as error:
             raise ValueError(f"kernel {signature.name}, argument {name}: {error}") from None
-    return values
+
+
+def _reader(parameter: Tensor | Scalar) -> Callable[[Any, Any], Any]:
+    if isinstance(parameter, Tensor):
+        return _pointer
+    return _record_bytes if parameter.is_record else _number
+
+
+def _form(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+    """All of the arguments that decides whether they fit, but for addresses and numbers."""
+    form: list[Any] = [device]
+    for name, _ in signature.tensors:
+        value = arguments[name]
+        if isinstance(value, torch.Tensor):
+            form += value.shape, value.dtype, value.device, value.is_contiguous()
+        else:
+            form.append(type(value))
+    return tuple(form)
 
 
 def as_records(array: np.ndarray, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -188,11 +242,11 @@ def _raise_names(signature: Signature, arguments: Mapping[str, Any]) -> None:
     )
 
 
-def _pointer(
+def _check_form(
     name: str, expected: Tensor, device: torch.device, tensor: Any, axes: dict[str, tuple[int, str]]
-) -> np.uint64:
+) -> None:
     if tensor is None and expected.optional:
-        return np.uint64(0)
+        return
     if not isinstance(tensor, torch.Tensor):
         raise ValueError(f"is a {type(tensor).__name__}, expected a torch.Tensor")
     _check_place(tensor, expected, device)
@@ -205,10 +259,16 @@ def _pointer(
             raise ValueError(f"has shape {tuple(shape)}, expected {_sizes(expected, axes)}")
     if not tensor.is_contiguous():
         raise ValueError(f"is not contiguous: shape {tuple(tensor.shape)}, strides {tensor.stride()}")
+
+
+def _pointer(expected: Tensor, tensor: torch.Tensor | None) -> int:
+    """The address of a tensor whose form fits."""
+    if tensor is None:
+        return 0
     address = tensor.data_ptr()
-    if address % expected.layout.alignment:
-        raise ValueError(f"starts at address {address:#x}, expected a multiple of {expected.layout.alignment}")
-    return np.uint64(address)
+    if address % expected.alignment:
+        raise ValueError(f"starts at address {address:#x}, expected a multiple of {expected.alignment}")
+    return address
 
 
 def _check_place(tensor: torch.Tensor, expected: Tensor, device: torch.device) -> None:
@@ -261,7 +321,9 @@ def _record_bytes(expected: Scalar, value: Any) -> bytes:
 
 
 def _number(expected: Scalar, value: Any) -> np.generic:
-    dtype: Any = expected.dtype
+    limits, dtype = expected.limits, cast("Any", expected.dtype)
+    if limits is not None and (type(value) is int or type(value) is bool) and limits[0] <= value <= limits[1]:
+        return dtype(value)
     if type(value) is dtype:
         return value
     if not isinstance(value, (bool, int, float, np.bool_, np.integer, np.floating)):

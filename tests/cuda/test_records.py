@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import re
 import shutil
@@ -25,6 +26,7 @@ from nemo_gpu_decoding.cuda.launch import (
     use_runtime,
 )
 from nemo_gpu_decoding.cuda.records import dtype_of, header_of, struct_name
+from nemo_gpu_decoding.cuda.signature import MOST_FORMS
 from nemo_gpu_decoding.cuda.sources import PACKAGE, kernel_files, read_source
 from tests.cuda_emulator.emulator import EmulatedRuntime
 
@@ -172,12 +174,11 @@ def test_a_compiler_puts_every_field_where_numpy_does(tmp_path):
 def test_a_struct_is_packed_as_its_declaration_says():
     values = [np.uint64(1), np.uint64(2), np.array([(3, 0.5, True)], OPTIONS).tobytes(), np.int32(4)]
     slots, addresses = MOVE.packed(values)
-    record = slots.view(
-        np.dtype([("points", "u8"), ("inputs", "u8"), ("options", OPTIONS), ("count", "i4")], align=True)
-    )[0]
+    fields = [("points", "u8"), ("inputs", "u8"), ("options", OPTIONS), ("count", "i4")]
+    record = np.frombuffer(slots, np.dtype(fields, align=True))[0]
     assert (record["points"], record["inputs"], record["count"]) == (1, 2, 4)
     assert record["options"].tolist() == (3, 0.5, True)
-    assert addresses.tolist() == [slots.ctypes.data]
+    assert list(addresses) == [ctypes.addressof(slots)]
     assert MOVE.size == len(slots)
 
 
@@ -219,9 +220,30 @@ def refusal(**changes):
 def test_arguments_come_in_the_kernels_order_as_numpy_scalars():
     given = arguments()
     values = checked_arguments(SEARCH, CPU, dict(reversed(given.items())))
-    assert [type(value) for value in values] == [np.uint64] * 4 + [np.int32, np.float32]
+    assert [type(value) for value in values] == [int] * 4 + [np.int32, np.float32]
     assert int(values[0]) == given["log_probs"].data_ptr()
     assert values[4:] == [8, np.float32(0.1)]
+
+
+def test_what_was_launched_before_is_checked_again_where_it_differs():
+    checked_arguments(SEARCH, CPU, arguments())
+    checked_arguments(SEARCH, CPU, arguments())
+    assert "argument lengths: has shape (4,)" in refusal(lengths=torch.zeros(4, dtype=torch.int64))
+    assert "argument log_probs: is not contiguous" in refusal(log_probs=torch.zeros(3, 7, 5).transpose(1, 2))
+    bytes_ = torch.zeros(64 * 4, dtype=torch.uint8)
+    start = 1 + -bytes_.data_ptr() % 16
+    odd = bytes_[start : start + 4 * ARC.itemsize].view(4, ARC.itemsize)
+    assert "argument arcs: starts at address" in refusal(arcs=odd)  # of the same form
+    assert "argument beam" in refusal(beam=2**31)
+    with pytest.raises(ValueError, match="expected cuda:0"):
+        checked_arguments(SEARCH, torch.device("cuda", 0), arguments())
+
+
+def test_signatures_remember_few_forms():
+    signature = Signature("k", {"x": Tensor(torch.float32, ("N",))})
+    for n in range(3 * MOST_FORMS):
+        checked_arguments(signature, CPU, {"x": torch.zeros(n)})
+    assert len(signature.checked_forms) <= MOST_FORMS
 
 
 def test_none_becomes_a_null_pointer_where_that_is_allowed():

@@ -131,7 +131,7 @@ class EmulatedModule:
         self._check_sizes(signature, math.prod(grid), math.prod(block), shared_bytes)
         self._check_parameters(signature)
         _slots, addresses = signature.packed(values)
-        pointers = (ctypes.c_void_p * len(addresses))(*addresses.tolist())
+        pointers = (ctypes.c_void_p * len(addresses))(*addresses)
         options, _memory = self._options(grid, block, shared_bytes, arguments)
         entry = getattr(self._code, f"emulator_launch_{signature.name}")
         with self._lock:  # the engine's state is global; another thread may launch too
