@@ -207,7 +207,7 @@ def build_context_graph(
     *,
     unk_score: float = 0.0,
     refund: str = "full",
-    overlapping: bool = False,
+    overlapping: bool = True,
     uniform_weights: bool = False,
     is_continuation: np.ndarray | None = None,
     label_before: int | None = None,

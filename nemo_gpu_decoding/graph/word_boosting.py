@@ -161,8 +161,7 @@ def build_word_boosting(
                        name, len(left_out), ", ".join(left_out[:5]))  # fmt: skip
     if not sequences:
         raise ValueError(f"{name} has no phrase that the graph could find")
-    # what is paid back for words that the graph lacks counts besides the phrases that they are in
-    return _without_dead_ends(build_context_graph(sequences, len(graph.words), overlapping=True, name=name))
+    return _without_dead_ends(build_context_graph(sequences, len(graph.words), name=name))
 
 
 def _sequences(words: list[str], bonus: float, graph: WordGraph, speller: Speller | None) -> list[ScoredSequence]:

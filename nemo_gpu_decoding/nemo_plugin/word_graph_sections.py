@@ -104,7 +104,7 @@ ABOUT_TOKENS = {  # keys of `boosting_tree` that are about tokens
         ("segmentations", (1,), _SPELLINGS),
         ("source_lang", ("en",), "see wfst.source_lang for the language of the graph's words"),
         ("refund", ("full",), "NeMo's refunds are made for tokens"),
-        ("overlapping", (False,), "it pays for every phrase that occurs, overlapping or not"),
+        ("overlapping", (True,), "it pays for every phrase that occurs, overlapping or not"),
         ("whole_words", (None, True), "a word graph knows nothing but whole words"),
     )
 }

@@ -49,14 +49,13 @@ def sequences(weights):
 def build(phrases, refund="full", unk_score=0.0):
     """All occurrences are paid, overlapping or not."""
     weights = phrases if isinstance(phrases, dict) else dict.fromkeys(phrases, 1.0)
-    return build_context_graph(sequences(weights), V, refund=refund, unk_score=unk_score, overlapping=True)
+    return build_context_graph(sequences(weights), V, refund=refund, unk_score=unk_score)
 
 
 def build_with_word_boundaries(weights, continuations, outside=(), **options):
     """All occurrences are paid, overlapping or not."""
     own = [replace(s, ends_in_word=s.tokens not in outside) for s in sequences(weights)]
-    labels = np.isin(np.arange(V), list(continuations))
-    return build_context_graph(own, V, is_continuation=labels, overlapping=True, **options)
+    return build_context_graph(own, V, is_continuation=np.isin(np.arange(V), list(continuations)), **options)
 
 
 def build_apart(weights, continuations=(), outside=()):
@@ -65,7 +64,8 @@ def build_apart(weights, continuations=(), outside=()):
         ScoredSequence(tokens, weight * np.ones(len(tokens)), weight, tokens not in outside)
         for tokens, weight in weights.items()
     ]
-    return build_context_graph(own, V, is_continuation=np.isin(np.arange(V), list(continuations)))
+    labels = np.isin(np.arange(V), list(continuations))
+    return build_context_graph(own, V, is_continuation=labels, overlapping=False)
 
 
 def bonuses(weights):
@@ -245,7 +245,7 @@ def test_the_example_of_the_module():
     ones = [ScoredSequence(tokens, np.ones(len(tokens)), 1.0) for tokens in ([A, B], [B, C], [A, B, C, D])]
     x = 4
 
-    def weights(text, overlapping=False):
+    def weights(text, overlapping):
         tree = build_context_graph(ones, 5, overlapping=overlapping, name="example")
         state, seen = tree.start_state, []
         for label in text:
@@ -253,10 +253,11 @@ def test_the_example_of_the_module():
             seen.append(weight)
         return [*seen, tree.arrays.states["final_weight"][state]]
 
-    assert weights([A, B, x]) == [1, 1, 0, 0]
-    assert weights([A, B, C, x]) == [1, 1, 1, -1, 0]
-    assert weights([A, B, C, D]) == [1, 1, 1, 1, 0]
-    assert weights([A]) == [1, -1]
+    for overlapping in (False, True):
+        assert weights([A, B, x], overlapping) == [1, 1, 0, 0]
+        assert weights([A], overlapping) == [1, -1]
+    assert weights([A, B, C, x], overlapping=False) == [1, 1, 1, -1, 0]
+    assert weights([A, B, C, D], overlapping=False) == [1, 1, 1, 1, 0]
     assert weights([A, B, C, x], overlapping=True) == [1, 1, 3, -1, 0]
 
 

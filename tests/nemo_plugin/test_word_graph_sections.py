@@ -155,8 +155,8 @@ def test_boosting_as_in_the_beam_section(read, assets):
             r"wfst\.boosting_tree\.whole_words is False",
         ),
         (
-            {"boosting_tree": {"key_phrases_list": ["a"], "overlapping": True}},
-            r"wfst\.boosting_tree\.overlapping is True.*it pays for every phrase",
+            {"boosting_tree": {"key_phrases_list": ["a"], "overlapping": False}},
+            r"wfst\.boosting_tree\.overlapping is False.*it pays for every phrase",
         ),
     ],
 )
