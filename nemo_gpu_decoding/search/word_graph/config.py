@@ -77,12 +77,10 @@ class PagedBigLMConfig(WFSTConfig):
     # lambda, the share of the large LM, >= 0: with 1 its costs take the place of the small LM's; between
     # 0 and 1 both are interpolated (log-linearly).
     large_lm_weight: float = 1.0
-    # lazy: the large LM is queried only for words within the beam by the small LM's costs [LET].
-    # eager: for every word that a hypothesis could go on with, before anything is pruned (BigLM); slow,
-    # the baseline of benchmarks.
-    # let: token groups are linked from frame to frame, and expanded where a word is emitted [LET, III]. On a
-    # CPU, best paths only. It expands fewer hypotheses than lazy and still takes longer: 1.1 to 1.4 times on
-    # hard speech.
+    # When the large LM is queried; with a wide beam the results are the same. lazy, the fastest: for words within
+    # the beam by the small LM's costs. let: the same, and hypotheses get their LM contexts only where a word is
+    # emitted [LET, III]; on a CPU, best paths only, 1.1 to 1.5 times the time of lazy. eager: for every word
+    # that a hypothesis could go on with, before anything is pruned (BigLM); slow, the baseline of benchmarks.
     composition: str = "lazy"
     # Of the hypotheses in one graph state that differ by LM context, so many at most are expanded by
     # new tokens, the cheapest (the heap of a token group in [LET]); 0 = all. Not with eager composition.

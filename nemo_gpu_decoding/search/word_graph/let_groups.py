@@ -1,13 +1,13 @@
 """Token groups of composition "let", and their arcs; see `let.py`.
 
 A record of work.groups is what tokens in one graph state and boosting state have in common, whatever their
-last label: arcs are looked at once for all. Those behind closure arcs with words are groups of their own,
-since all that they lead to needs the LMs.
+last label: arcs are looked at once for all. Those behind closure arcs with words are groups of their own, since
+all that they lead to needs the LMs.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +15,14 @@ from nemo_gpu_decoding.graph.csr import first_arc
 from nemo_gpu_decoding.graph.topology import NORMAL
 from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.search.log_space import LARGEST
-from nemo_gpu_decoding.search.word_graph import lm_contexts
+from nemo_gpu_decoding.search.word_graph import candidates
 from nemo_gpu_decoding.search.word_graph.candidates import (
     boosted,
     cost_of,
     fill_slot,
     find_slot,
     least_total,
+    likeliest_step,
     lower_cutoff,
 )
 from nemo_gpu_decoding.search.word_graph.composition import query
@@ -30,8 +31,8 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     DONE,
     GROUPS_FULL,
     NONE,
+    Origin,
     boost_of,
-    is_first,
     key_of,
     label_of,
     state_of,
@@ -50,6 +51,7 @@ from nemo_gpu_decoding.search.word_graph.let_nodes import (
     new_node,
     node_after_words,
 )
+from nemo_gpu_decoding.search.word_graph.records import KEY
 from nemo_gpu_decoding.search.word_graph.token_groups import group_table, target_key, widen_group_table
 
 AFTER_WORD = np.int64(1) << 48  # in the key of a group whose tokens have taken closure arcs with words
@@ -66,40 +68,19 @@ LET_GROUP = np.dtype(
     ],
     align=True,
 )
-LET_CANDIDATE = np.dtype(
-    [
-        ("key", np.int64),
-        ("cost", np.float32),
-        ("source", np.int32),  # node, or ~g: that of group g
-        ("arc", np.int32),
-        ("epsilon", np.int32),
-        ("token", np.int32),  # of the next frame, or NONE
-    ],
-    align=True,
+LET_CANDIDATE = np.dtype(  # `token`: of the next frame, or NONE
+    [KEY, ("cost", np.float32), *((name, np.int32) for name in (*Origin._fields, "token"))], align=True
 )
 
 
-class Source(NamedTuple):
-    """Where a candidate comes from."""
-
-    node: int  # or ~g: that of group g
-    arc: int  # of the graph, or BLANK_MOVE, REPEAT_MOVE
-    epsilon: int  # closure arc before it, or NONE
-
-
 @inlined
-def offer(total, key, source, search, work):
-    """Note a candidate if it is not above the cutoff."""
-    frame, status = work.frame[0], DONE
-    if total <= frame.cutoff:
-        lower_cutoff(total, frame, search)
-        if frame.candidates == len(work.candidates):
-            status = _drop_hopeless(work)
-        if status == DONE:
-            candidate = work.candidates[frame.candidates]
-            candidate.key, candidate.cost, candidate.source = key, total, source.node
-            candidate.arc, candidate.epsilon = source.arc, source.epsilon
-            frame.candidates += 1
+def offer(total, key, origin, search, work):
+    """List a candidate if it is not above the cutoff; the source is a node, or ~g: that of group g."""
+    status = DONE
+    if work.frame[0].candidates == len(work.candidates):
+        status = _drop_hopeless(work)
+    if status == DONE:
+        candidates.offer(total, key, np.int64(0), origin, search, None, work)
     return status
 
 
@@ -121,41 +102,24 @@ def _drop_hopeless(work):
 @no_refcount
 def tighten_cutoff(row, state, search, lm, work):
     """Lower the cutoff by the best token's best arc; at its true cost if it has a word, see `lm_contexts`."""
-    graph, frame, best = search.graph, work.frame[0], 0
-    for i in range(1, state.counters[0].tokens):
-        token, other = work.current[i], work.current[best]
-        if token.cost < other.cost or (token.cost == other.cost and is_first(token, other, None)):
-            best = i
-    token = work.current[best]
-    own, least = graph.states[state_of(token.key)], frame.best
-    last_epsilon, last_arc, last_boost, olabel = NONE, NONE, boost_of(token.key), np.int32(0)
-    for e in range(own.epsilon_begin - 1, own.epsilon_end):
-        cost, boost, source, epsilon, word = token.cost, boost_of(token.key), own, NONE, np.int32(0)
-        if e >= own.epsilon_begin:
-            closure, epsilon = graph.epsilons[e], e
-            word = closure.olabel
-            bonus, boost = boosted(word, boost, search)
-            cost += search.weights.lm_weight * closure.cost
-            cost -= bonus
-            source = graph.states[closure.target]
-        reached = least, cost, boost
-        total, a = lm_contexts.likeliest_arc(row, reached, label_of(token.key), source, search, work)
-        if total < least:
-            least, last_epsilon, last_arc, last_boost, olabel = total, epsilon, a, boost, word
+    graph = search.graph
+    best, last_epsilon, last_arc, boost, least = likeliest_step(row, state, search, None, work)
     if last_arc == NONE:
         return DONE
-    if olabel == 0 and graph.arcs[last_arc].olabel == 0:
-        lower_cutoff(least, frame, search)
+    token, olabel = work.current[best], np.int32(0)
+    if last_epsilon != NONE:
+        olabel = graph.epsilons[last_epsilon].olabel
+    words = olabel, graph.arcs[last_arc].olabel
+    if words[0] == 0 and words[1] == 0:
+        lower_cutoff(least, work.frame[0], search)
         return DONE
     status = expand(token.back_pointer, state, search, lm, work)
     if status != DONE:
         return status
-    words = olabel, graph.arcs[last_arc].olabel
     status, node, difference = _best_after_words(token, words, last_epsilon, state, (search, lm), work)
     if status == DONE:
-        _, last_boost = boosted(words[1], last_boost, search)
-        key = target_key(graph.arcs[last_arc], last_boost, search)
-        status = offer(least + difference, key, Source(node, last_arc, NONE), search, work)
+        key = target_key(graph.arcs[last_arc], boost, search)
+        status = offer(least + difference, key, Origin(last_arc, node, NONE), search, work)
     return status
 
 
@@ -285,7 +249,7 @@ def _expand_arc(a, group, g, acoustic_cost, search, work):
         if search.params.topology == NORMAL and arc.ilabel + 1 == group.label:  # closed to the best token
             cost = group.other_cost
         total = cost + search.weights.lm_weight * arc.cost + acoustic_cost
-        return offer(total, target_key(arc, group.key & 0xFFFF, search), Source(~g, a, NONE), search, work)
+        return offer(total, target_key(arc, group.key & 0xFFFF, search), Origin(a, ~g, NONE), search, work)
     if frame.deferred == len(work.lm.deferred):
         return GROUPS_FULL
     work.lm.deferred[frame.deferred].group = g
@@ -328,8 +292,8 @@ def expand_with_lm(group_arc, row, cutoff, state, search, lm, work):
     if status != DONE or node == NONE:
         return status
     total = cost + weights.lm_weight * arc.cost - bonus + acoustic_cost
-    source = Source(node, group_arc.arc, epsilon)
-    return offer(total, target_key(arc, boost, search), source, search, work)
+    origin = Origin(group_arc.arc, node, epsilon)
+    return offer(total, target_key(arc, boost, search), origin, search, work)
 
 
 @inlined

@@ -26,8 +26,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.csr import first_arc
-from nemo_gpu_decoding.graph.topology import NORMAL
 from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.search.log_space import LARGEST
 from nemo_gpu_decoding.search.word_graph.candidates import (
@@ -38,23 +36,11 @@ from nemo_gpu_decoding.search.word_graph.candidates import (
     fill_table,
     find_slot,
     least_total,
+    likeliest_step,
     offer,
 )
 from nemo_gpu_decoding.search.word_graph.composition import WORK_FIELDS, query
-from nemo_gpu_decoding.search.word_graph.keys import (
-    DONE,
-    GROUPS_FULL,
-    NONE,
-    OTHER_HASH,
-    SLOT_SHIFT,
-    Origin,
-    boost_of,
-    hash_of,
-    is_first,
-    label_of,
-    state_of,
-)
-from nemo_gpu_decoding.search.word_graph.labels import SORTED_LABELS
+from nemo_gpu_decoding.search.word_graph.keys import DONE, GROUPS_FULL, NONE, OTHER_HASH, SLOT_SHIFT, Origin, hash_of
 from nemo_gpu_decoding.search.word_graph.records import FRAME_FIELDS, GROUP_FIELDS, KEY, LM
 from nemo_gpu_decoding.search.word_graph.token_groups import (
     Step,
@@ -145,63 +131,20 @@ def tighten_cutoff(row, state, search, lm, work):
     Of equal ones, the first by closure arc and arc. The LMs are queried for it, so that it lowers the
     cutoff by its true cost; as it is taken at once, there is a token below that cutoff.
     """
-    graph, frame, best = search.graph, work.frame[0], 0
-    for i in range(1, state.counters[0].tokens):
-        token, other = work.current[i], work.current[best]
-        if token.cost < other.cost or (token.cost == other.cost and is_first(token, other, lm)):
-            best = i
-    token = work.current[best]
-    own, least = graph.states[state_of(token.key)], frame.best
-    last_epsilon, last_arc, last_boost = NONE, NONE, boost_of(token.key)
-    for e in range(own.epsilon_begin - 1, own.epsilon_end):
-        cost, boost, source, epsilon = token.cost, boost_of(token.key), own, NONE
-        if e >= own.epsilon_begin:
-            closure, epsilon = graph.epsilons[e], e
-            bonus, boost = boosted(closure.olabel, boost, search)
-            cost += search.weights.lm_weight * closure.cost
-            cost -= bonus
-            source = graph.states[closure.target]
-        reached = least, cost, boost
-        total, a = likeliest_arc(row, reached, label_of(token.key), source, search, work)
-        if total < least:
-            least, last_epsilon, last_arc, last_boost = total, epsilon, a, boost
+    best, last_epsilon, last_arc, boost, least = likeliest_step(row, state, search, lm, work)
     if last_arc == NONE:
         return
-    difference, context, arc = np.float32(0.0), token.lm, graph.arcs[last_arc]
+    frame, graph = work.frame[0], search.graph
+    difference, context, arc = np.float32(0.0), work.current[best].lm, graph.arcs[last_arc]
     if last_epsilon != NONE and graph.epsilons[last_epsilon].olabel != 0:
         olabel = graph.epsilons[last_epsilon].olabel
         difference, context = query(olabel, context, search, lm, work)
     if arc.olabel != 0:
         more, context = query(arc.olabel, context, search, lm, work)
         difference += more
-        _, last_boost = boosted(arc.olabel, last_boost, search)
     frame.tight_source, frame.tight_arc, frame.tight_epsilon = best, last_arc, last_epsilon
-    key, origin = target_key(arc, last_boost, search), Origin(last_arc, best, last_epsilon)
+    key, origin = target_key(arc, boost, search), Origin(last_arc, best, last_epsilon)
     offer(least + difference, key, context, origin, search, lm, work)
-
-
-@inlined
-def likeliest_arc(row, reached, last_label, source, search, work):
-    """The arc of a state with the least cost by the small LM below `least`, and that cost."""
-    least, cost, boost = reached
-    frame, arcs, weights, best = work.frame[0], search.graph.arcs, search.weights, NONE
-    for i in range(frame.labels):
-        label = work.labels[i]
-        acoustic_cost = cost_of(row, label, search)
-        if least_total(cost, source.least_cost, acoustic_cost, search) > least:
-            if frame.labels <= SORTED_LABELS:
-                break
-            continue
-        if search.params.topology == NORMAL and label == np.int32(last_label) - 1:
-            continue
-        a = first_arc(arcs, source, label)
-        while a < source.arc_end and arcs[a].ilabel == label:
-            bonus, _ = boosted(arcs[a].olabel, boost, search)
-            total = cost + weights.lm_weight * arcs[a].cost - bonus + acoustic_cost
-            if total < least or (total == least and a < best):  # no arc is before NONE
-                least, best = total, a
-            a += 1
-    return least, best
 
 
 # --------------------------------------------------------------------------------- epsilon closure
