@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -78,3 +80,57 @@ def test_file_key_changes_with_the_file(tmp_path):
     assert file_key(path) != second
     with pytest.raises(FileNotFoundError):
         file_key(tmp_path / "none")
+
+
+# ------------------------------------------------------------------------ shared by processes of a machine
+
+
+def written(value, path):
+    path.write_text(value)
+
+
+def test_the_second_process_loads_what_the_first_one_built(tmp_path):
+    built = []
+
+    def get(name):
+        return cache.on_disk(name, lambda: built.append(name) or f"built {name}", written, lambda p: p.read_text())
+
+    assert get("a") == "built a"
+    assert built == ["a"]  # and nothing is saved: it is not shared
+    cache.share_on_disk(tmp_path / "shared")
+    try:
+        assert [get("a"), get("a")] == ["built a"] * 2
+        assert built == ["a", "a"]
+        for n, name in enumerate("bcdef"):
+            get(name)
+            os.utime(tmp_path / "shared" / name, (n, n))
+        assert len(list((tmp_path / "shared").iterdir())) == cache.MAX_FILES
+    finally:
+        cache.share_on_disk(None)
+
+
+def test_processes_wait_for_each_other_and_not_for_the_dead(tmp_path):
+    code = """
+import sys, time
+from pathlib import Path
+from nemo_gpu_decoding.cache import one_process_at_a_time
+with one_process_at_a_time(Path(sys.argv[1])):
+    print("here", flush=True)
+    time.sleep(60)
+"""
+    pytest.importorskip("fcntl")
+    lock = tmp_path / "lock"
+    with subprocess.Popen([sys.executable, "-c", code, str(lock)], stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"here\n"
+        entered = threading.Event()
+
+        def enter():
+            with cache.one_process_at_a_time(lock):
+                entered.set()
+
+        waiting = threading.Thread(target=enter)
+        waiting.start()
+        assert not entered.wait(0.3)
+        other.kill()
+        assert entered.wait(10)
+        waiting.join()

@@ -155,13 +155,14 @@ def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, name in enumerate(corpus.audio, 1):
         yield 0, {"audio_filepath": name, "audio": name, "line": number, "duration": _seconds(name)}
     for shard, url in enumerate(corpus.manifests):
+        folder = url.rsplit("/", 1)[0] if "://" in url else str(Path(url).absolute().parent)
         with fsspec.open(url, "rb", compression="infer") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
                 where = f"manifest={url}, line {number}"
                 row = parse_row(line, where)
-                row |= _place(row, url, shard, corpus.tars, where)
+                row |= _place(row, folder, shard, corpus.tars, where)
                 row["line"] = number
                 duration = row.get("duration")
                 if duration is None:
@@ -171,19 +172,16 @@ def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
                 yield shard, row
 
 
-def _place(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], where: str) -> dict[str, str]:
-    """Where the audio of a row is: a path or URL, or a tar file and the name in it."""
+def _place(row: dict[str, Any], folder: str, shard: int, tars: Sequence[str], where: str) -> dict[str, str]:
+    """Where the audio of a row is: a path or URL, from the manifest's `folder`, or a tar file and the name in it."""
     name = str(row["audio_filepath"])
     if tars:
         index = row.get("shard_id", shard)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tars):
             raise ValueError(f"{where}: shard_id is {index!r}, expected 0 .. {len(tars) - 1}, a file of tarred_audio")
         return {"audio": tars[index], "member": name}
-    if "://" in name:
-        return {"audio": name}
-    if "://" in url:
-        return {"audio": name if name.startswith("/") else f"{url.rsplit('/', 1)[0]}/{name}"}
-    return {"audio": str(Path(url).absolute().parent / name)}
+    is_absolute = "://" in name or name.startswith("/") or Path(name).is_absolute()
+    return {"audio": name if is_absolute else f"{folder}/{name}"}
 
 
 def _seconds(audio: str) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from uuid import uuid4
 
+from nemo_gpu_decoding.cache import share_on_disk
 from nemo_gpu_decoding.cluster.corpus import Partition
 from nemo_gpu_decoding.cluster.folder import Folder, Plan
 from nemo_gpu_decoding.cluster.workers import Job, Totals, Transcriber
@@ -110,9 +111,12 @@ class Progress:
 
 def _here(job: Job, todo: Sequence[Partition]) -> Iterator[Totals]:
     """Decode in this process."""
-    transcriber = Transcriber(job)
-    for partition in todo:
-        yield transcriber.transcribe(partition)
+    try:
+        transcriber = Transcriber(job)
+        for partition in todo:
+            yield transcriber.transcribe(partition)
+    finally:
+        share_on_disk(None)  # this process may have other work
 
 
 # ------------------------------------------------------------------------------------------------- Ray

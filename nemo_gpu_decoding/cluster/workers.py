@@ -13,9 +13,12 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import fsspec
+import numpy as np
 
+from nemo_gpu_decoding.cache import one_process_at_a_time, share_on_disk
 from nemo_gpu_decoding.cluster.corpus import Partition, local_copy
 from nemo_gpu_decoding.cluster.folder import Folder
+from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import Utterance, audio_seconds, phrases_of, unreadable
 from nemo_gpu_decoding.metrics import oracle_text, word_errors
 from nemo_gpu_decoding.nemo_plugin.model import Model, Transcript
@@ -86,6 +89,20 @@ class Transcriber:
         self.job = job
         self.folder = Folder(job.out)
         self.model, self.second = job.load()
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Decode a second of silence: kernels are compiled and a graph is built by one worker of a machine.
+
+        The others wait for it, and load what it has left on disk. What is wrong with the decoding is found here.
+        """
+        import soundfile
+
+        share_on_disk(cache_folder() / "graphs")
+        with one_process_at_a_time(cache_folder() / "workers.lock"), TemporaryDirectory() as folder:
+            silence = Path(folder) / "silence.wav"
+            soundfile.write(silence, np.zeros(16000), 16000)
+            list(self.model.transcribe([silence], batch_size=1, second=self.second))
 
     def transcribe(self, partition: Partition) -> Totals:
         """Decode a partition, write it and its marker. An utterance that fails costs its own row."""

@@ -13,7 +13,7 @@ SECONDS = 0.05  # of a batch
 
 
 class FakeModel:
-    def transcribe(self, files, *, batch_size, second, phrases):
+    def transcribe(self, files, *, batch_size, second, phrases=(None,)):
         assert batch_size == len(files)
         time.sleep(SECONDS)
         if any("fail" in str(file) for file in files):
