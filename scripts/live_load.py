@@ -66,6 +66,7 @@ def run(options: LoadOptions) -> int:
                 rows.append(asyncio.run(load(url_of(process), options, speech, expected)) | {"strategy": strategy})
             finally:
                 process.terminate()
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     shown = ["strategy", *(key for key in rows[0] if key != "strategy")]
     print(format_table(shown, [[row[key] for key in shown] for row in rows]))
     if options.out:

@@ -52,6 +52,8 @@ class ServeOptions(DecodingOptions):
     right_seconds: float = 0.8
     # So many seconds of silence end an utterance; below 0: only the end of the stream does.
     end_silence: float = 0.8
+    # In place of that, Kaldi's rules: kaldi, or values of them, as {rule2: {min_trailing_silence: 0.8}}.
+    rules: Any = None
     # Seconds to wait for chunks of other streams when there is one.
     tick_seconds: float = 0.02
     # Streams that are open at a time, at most.

@@ -40,6 +40,7 @@ class PipelineOptions:
     left_seconds: float = 1.6  # audio before it that the encoder sees again
     right_seconds: float = 0.8  # audio behind it that the encoder waits for
     end_silence: float = 0.8  # so much silence ends an utterance; < 0: only the end of the stream does
+    rules: Any = None  # Kaldi's, that end an utterance in place of `end_silence`; see `endpointing.read_rules`
     max_streams: int = 64
 
     def __post_init__(self) -> None:
@@ -89,6 +90,10 @@ class PipelineRecognizer:
         from nemo.collections.asr.inference.factory.pipeline_builder import PipelineBuilder
 
         config = model_config(model)
+        if options.rules is not None and str(decoding.strategy) not in STRATEGIES:
+            raise FieldError(
+                "rules", options.rules, f"null with strategy {decoding.strategy}, which knows end_silence"
+            )
         head, strategy = head_of(config, str(decoding.strategy)), str(decoding.strategy)
         kind = _kind_of(config, options.pipeline)
         pipeline = PipelineBuilder.build_pipeline(
@@ -263,7 +268,10 @@ def _pipeline_config(
             },
             "pipeline_type": kind, "asr_decoding_type": head, "streaming": streaming,
             "confidence": {"exclude_blank": True, "aggregation": "mean", "method_cfg": confidence},
-            "endpointing": {"stop_history_eou": milliseconds(options.end_silence), "residue_tokens_at_end": 2},
+            "endpointing": {
+                "stop_history_eou": milliseconds(options.end_silence), "residue_tokens_at_end": 2,
+                "rules": options.rules,
+            },
             "itn": {"left_padding_size": 4, "batch_size": 32, "n_jobs": 1},
             "enable_pnc": False, "enable_itn": False, "enable_nmt": False, "asr_output_granularity": "word",
             "cache_dir": None, "lang": None, "return_tail_result": False, "matmul_precision": "high",

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor
 
@@ -87,6 +88,19 @@ def test_pipelines_of_all_kinds(arguments, causal_file, files, speech):  # noqa:
     assert alone == expected
 
 
+def test_rules_end_utterances_and_their_texts_add_up(speech):
+    own = recognizer(f"model={CTC}", LM, "rules={rule5: {min_utterance_length: 1.5}}")
+    n, samples, finals = own.chunk_samples, speech[0], []
+    for at in range(0, len(samples), n):
+        chunk = Chunk(0, samples[at : at + n], at == 0, at + n >= len(samples), own.prepare(StreamOptions()))
+        (step,) = own.step([chunk])
+        finals += [step.final] if step.final else []
+    words = [word for final in finals for word in final.words]
+    assert len(finals) > 1
+    assert words[0].start < 0.5 < 3 < words[-1].end
+    assert all(before.start <= after.start for before, after in itertools.pairwise(words))
+
+
 def test_phrases_of_a_stream(shared, speech):
     wanted = [StreamOptions(), StreamOptions(phrases=("zebra",), boosting_weight=30.0)]
     (_, plain, _), (_, boosted, _) = streamed(shared, [speech[0], speech[0]], wanted)
@@ -154,6 +168,8 @@ def test_strategies_and_heads_that_do_not_go_together():
         recognizer(f"model={CTC}", "strategy=beam_batch")
     with pytest.raises(ValueError, match=r"model=none\.nemo is no file here"):
         recognizer("model=none.nemo")
+    with pytest.raises(FieldError, match="rules is 'kaldi', expected null with strategy greedy"):
+        recognizer(f"model={CTC}", "strategy=greedy", "rules=kaldi")
     with pytest.raises(FieldError, match="chunk_seconds is 0"):
         recognizer(f"model={CTC}", "chunk_seconds=0")
 
