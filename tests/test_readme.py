@@ -118,14 +118,20 @@ def test_python_of_a_page(page, monkeypatch, capsys):
 @pages_with(lambda page: page.blocks("yaml"))
 def test_decoding_sections_of_a_page(page, monkeypatch):
     pytest.importorskip("nemo.collections.asr")
-    from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
-    from nemo_gpu_decoding.nemo_plugin.word_graph_sections import read_cuda_wfst
+    from nemo_gpu_decoding.nemo_plugin import beam_sections, word_graph_sections
 
+    readers = {
+        "flexctc_beam": beam_sections.read_flexctc,
+        "alsd_pp": beam_sections.read_alsd,
+        "aes_pp": beam_sections.read_aes,
+        "cuda_wfst": word_graph_sections.read_cuda_wfst,
+        "paged_biglm": word_graph_sections.read_paged_biglm,
+    }
     monkeypatch.chdir(ROOT)
     for text in page.blocks("yaml"):
         section = OmegaConf.create(text)
-        if section.strategy in STRATEGIES:
-            assert read_cuda_wfst(section)
+        if section.strategy in readers:
+            assert readers[section.strategy](section)
         else:
             assert section.strategy == "wfst"  # NeMo's own, before the migration
 
