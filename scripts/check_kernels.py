@@ -9,6 +9,7 @@ preprocessor macros lists them, one line per set:
 
     // variants: WIDTH=32 NAME=value
 
+With --keep they are compiled for this machine's GPU alone and kept where decoders look for them.
 With --headers nothing is compiled: the headers that are printed from numpy records are written to a
 folder, for readers and editors.
 """
@@ -20,12 +21,13 @@ import multiprocessing
 import os
 import re
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.availability import install_advice
-from nemo_gpu_decoding.cuda.compile import Architecture, compiler_options
+from nemo_gpu_decoding.cuda.compile import Architecture, architecture, compiler_options, kernel_code
 from nemo_gpu_decoding.cuda.sources import kernel_files, printed_header, read_source
 from nemo_gpu_decoding.report import format_table
 
@@ -56,10 +58,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("files", nargs="*", help="relative to the package; all kernels if none is named")
     parser.add_argument("--arch", type=int, nargs="+", default=ARCHITECTURES)
+    parser.add_argument("--keep", action="store_true", help="compile for this machine's GPU, into the cache")
     parser.add_argument("--headers", type=Path, metavar="FOLDER", help="write printed headers there")
     options = parser.parse_args(arguments)
     if options.headers is not None:
         return write_headers(options.headers, options.files or kernel_files())
+    if options.keep:
+        return fill_cache(options.files or kernel_files())
     try:
         known = [arch for arch in options.arch if arch in nvrtc.architectures()]
     except (ImportError, RuntimeError) as error:  # the loader's errors are RuntimeErrors
@@ -89,6 +94,25 @@ def write_headers(folder: Path, files: list[str]) -> int:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8")
         print(folder / name)
+    return 0
+
+
+def fill_cache(files: list[str]) -> int:
+    """Compile what decoders will load on the first GPU here, all variants at once, and say how long it took."""
+    import torch
+
+    if not torch.cuda.is_available():
+        print("torch sees no GPU: nothing to compile for")
+        return 1
+    arch = architecture(torch.cuda.get_device_capability(0))
+    if arch is None:
+        print(f"NVRTC {'.'.join(map(str, nvrtc.version()))} compiles for no GPU as old as this one")
+        return 1
+    jobs = [(name, arch, macros) for name in files for macros in variants(name)]
+    began = time.monotonic()
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:  # torch may have started CUDA
+        sizes = [len(code) for code in pool.starmap(kernel_code, jobs, chunksize=1)]
+    print(f"{len(jobs)} variants for {arch}, {sum(sizes)} bytes, in {time.monotonic() - began:.0f} s")
     return 0
 
 

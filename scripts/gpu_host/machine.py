@@ -29,6 +29,7 @@ def main() -> int:
     if shutil.which("nvidia-smi"):
         query = "name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,power.limit"
         subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv"], check=False)
+        subprocess.run(["nvidia-smi", "-q", "-d", "CLOCK,ECC"], check=False)
     import torch
 
     if not torch.cuda.is_available():

@@ -1,9 +1,9 @@
 """Run the stages of a GPU session one after the other, each with a time limit; sum up at the end.
 
-    python scripts/gpu_host/stages.py --out FOLDER [--dry-run] [--only NAME ...] [--limit SECONDS]
+    python scripts/gpu_host/stages.py --out FOLDER [--part PART] [--dry-run] [--only NAME ...] [--limit SECONDS]
 
 A stage that fails or takes too long does not keep the others from running. Leaves in FOLDER
-summary.json, log.txt (all output), tests.xml and what the benchmarks write: eight files.
+summary.json (written after every stage), log.txt (all output) and what benchmarks and profiles write.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -34,10 +35,12 @@ class Stage:
     name: str
     seconds: int  # time limit
     command: tuple[str, ...]
+    parts: tuple[str, ...]  # of PARTS: the calls that it belongs to
 
 
 def _pytest(*arguments: str) -> tuple[str, ...]:
-    return ("{python}", "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", "-rs", *arguments)
+    # -v: the log names each test as it ends, so that a process that is cut off has said how far it came
+    return ("{python}", "-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider", "-rs", *arguments)
 
 
 def _bench(*arguments: str) -> tuple[str, ...]:
@@ -45,35 +48,65 @@ def _bench(*arguments: str) -> tuple[str, ...]:
     return ("{python}", "-m", "nemo_gpu_decoding.cli.main", "bench", *common, *arguments)
 
 
+def _profile(name: str, kernels: str, *command: str) -> tuple[str, ...]:
+    """ncu on a few launches of some kernels, past the first ones: its report, and the figures in the log."""
+    report = f"{{out}}/{name}"
+    profiled = f"ncu --clock-control none --set full -k 'regex:{kernels}' -s 2 -c 4 -f -o {report}"
+    shown = f"ncu --import {report}.ncu-rep --csv --page details"
+    return ("bash", "-c", f"{profiled} {shlex.join(command)} && {shown}")
+
+
 _SELF = "assets/self"
 _SANITIZER = "tests/gpu/test_sanitizer.py"
+_TRANSDUCERS = ("tasks=[speech]", "beams=[4]", "batches=[1,8,32,128]")
+_GRAPHS = ("tasks=[speech]", "batches=[8,32]", "graph_beams=[12]")
+PARTS = TESTS, BENCHMARKS, PROFILES = ("tests", "benchmarks", "profiles")
+# file of tests/gpu -> seconds; each in a process of its own, since after one fault on a GPU everything fails
+TEST_FILES = {
+    "test_common_cuh": 20, "test_launch": 40, "test_equals_cpu": 50, "test_transducer_gpu": 50,
+    "test_word_graph_gpu": 50, "test_contract": 70, "test_concurrency": 45,
+}  # fmt: skip
 
 STAGES = (
-    Stage("machine", 30, ("{python}", "scripts/gpu_host/machine.py")),
-    Stage("doctor", 30, ("{python}", "-m", "nemo_gpu_decoding.cli.main", "doctor")),
-    Stage("kernels", 60, ("{python}", "scripts/check_kernels.py")),
+    Stage("machine", 20, ("{python}", "scripts/gpu_host/machine.py"), PARTS),
+    Stage("warm-up", 45, ("{python}", "scripts/check_kernels.py", "--keep"), PARTS),
     Stage(
-        "tests",
-        190,
+        "smoke",
+        45,
         _pytest(
-            "tests/gpu", "tests/bench/test_clock.py", f"--ignore={_SANITIZER}", "--durations=15",
-            "--junitxml={out}/tests.xml",
+            "-x", "tests/gpu/test_contract.py", "tests/gpu/test_transducer_gpu.py",
+            "-k", "test_batch_does_not_matter and not float16 or test_the_loop_is_what_is_taken",
         ),
+        (TESTS,),
     ),
+    Stage("doctor", 20, ("{python}", "-m", "nemo_gpu_decoding.cli.main", "doctor"), (TESTS,)),
+    *(
+        Stage(name, seconds, _pytest(f"tests/gpu/{name}.py", "--durations=5"), (TESTS,))
+        for name, seconds in TEST_FILES.items()
+    ),
+    Stage("test_clock", 15, _pytest("tests/bench/test_clock.py"), (TESTS,)),
+    Stage("sanitizer", 110, _pytest(_SANITIZER, "--durations=0"), (TESTS,)),
     Stage(
         "bench decoders",
-        190,
-        _bench(
-            "beams=[4,16,64]", "end_to_end=false", "out={out}/decoders.json"
-        ),
+        140,
+        _bench("beams=[4,16,64]", "end_to_end=false", "out={out}/decoders.json"),
+        (BENCHMARKS,),
+    ),
+    Stage("bench alsd_pp", 60, _bench("strategy=alsd_pp", *_TRANSDUCERS, "out={out}/alsd_pp.json"), (BENCHMARKS,)),
+    Stage("bench aes_pp", 60, _bench("strategy=aes_pp", *_TRANSDUCERS, "out={out}/aes_pp.json"), (BENCHMARKS,)),
+    Stage(
+        "bench cuda_wfst",
+        60,
+        _bench("strategy=cuda_wfst", *_GRAPHS, "peers=[riva]", "out={out}/cuda_wfst.json"),
+        (BENCHMARKS,),
     ),
     Stage(
-        "bench end to end",
-        100,
-        _bench(
-            "beams=[16]", "probes=false", "out={out}/end_to_end.json"
-        ),
+        "bench paged_biglm",
+        60,
+        _bench("strategy=paged_biglm", *_GRAPHS, "peers=[small_lm]", "out={out}/paged_biglm.json"),
+        (BENCHMARKS,),
     ),
+    Stage("bench end to end", 80, _bench("beams=[16]", "probes=false", "out={out}/end_to_end.json"), (BENCHMARKS,)),
     Stage(
         "bench a model",
         50,
@@ -82,23 +115,29 @@ STAGES = (
             f"model={_SELF}/models/self_ctc.nemo", f"manifest={_SELF}/speech/test.json",
             f"lm={_SELF}/lm/tok6.arpa", f"word_lm={_SELF}/lm/word3.arpa",
         ),
+        (PROFILES,),
     ),
     Stage(
-        "bench transducers",
-        60,
-        _bench(
-            "strategy=alsd_pp", "tasks=[speech]", "beams=[4]", "batches=[1,8]", "out={out}/alsd_pp.json"
-        ),
+        "profile flexctc_beam",
+        120,
+        _profile("flexctc_beam", "advance|finish", *_bench("beams=[16]", "batches=[32]", "end_to_end=false")),
+        (PROFILES,),
     ),
     Stage(
-        "bench word graphs",
-        60,
-        _bench(
-            "strategy=paged_biglm", "tasks=[speech]", "peers=[small_lm]", "batches=[8,32]", "graph_beams=[12]",
-            "out={out}/paged_biglm.json",
-        ),
+        "profile cuda_wfst",
+        120,
+        _profile("cuda_wfst", "advance", *_bench("strategy=cuda_wfst", *_GRAPHS, "peers=[]")),
+        (PROFILES,),
     ),
-    Stage("sanitizer", 160, _pytest(_SANITIZER, "--durations=0")),
+    Stage(
+        "profile transducers",
+        120,
+        _profile(
+            "transducers", "expand|merge|lstm",
+            *_pytest("tests/gpu/test_transducer_gpu.py", "-k", "test_chunks_of_frames"),
+        ),
+        (PROFILES,),
+    ),
 )  # fmt: skip
 
 
@@ -119,11 +158,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, default=Path("build/gpu_host"))
     parser.add_argument("--dry-run", action="store_true", help="list the stages and stop")
+    parser.add_argument(
+        "--part", choices=PARTS, help="one of the three calls; all of them, as far as time goes, if not"
+    )
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--limit", type=int, default=TOTAL_SECONDS, help="seconds for everything")
     parser.add_argument("--started", type=float, default=None, help="when the clock began, as in time()")
     options = parser.parse_args(arguments)
-    stages = [stage for stage in STAGES if stage.name in options.only]
+    parts = {options.part} if options.part else set(PARTS)
+    stages = [stage for stage in STAGES if stage.name in options.only and parts & set(stage.parts)]
     values = {"python": sys.executable, "out": str(options.out)}
     if options.dry_run:
         for stage in stages:
@@ -133,7 +176,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end = (options.started or time.time()) + options.limit
     with (options.out / "log.txt").open("w", encoding="utf-8") as log:
         results = run_all(stages, values, end, log)
-    write_summary(options.out / "summary.json", results)
     print_summary(results, options.out / "log.txt")
     return 0 if all(result.outcome == PASSED for result in results) else 1
 
@@ -145,11 +187,12 @@ def run_all(stages: Sequence[Stage], values: Mapping[str, str], end: float, log:
         left = end - time.time()
         if left < 5:
             results.append(Result(stage.name, NO_TIME, 0.0, None, shown(stage, values)))
-            continue
-        print(f"== {stage.name}", flush=True)
-        result = run_stage(stage, values, min(stage.seconds, left), log)
-        print(f"   {result.outcome} after {result.seconds:.0f} s", flush=True)
-        results.append(result)
+        else:
+            print(f"== {stage.name}", flush=True)
+            result = run_stage(stage, values, min(stage.seconds, left), log)
+            print(f"   {result.outcome} after {result.seconds:.0f} s", flush=True)
+            results.append(result)
+        write_summary(Path(values["out"]) / "summary.json", results)  # whoever is cut off leaves what there is
     return results
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +27,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.gpu)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+# after these the device's context answers everything with the same error
+_LOST = re.compile("illegal memory access|unspecified launch failure|misaligned address|illegal instruction")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Stop after the test that lost the context: all others would fail for its fault."""
+    report = yield
+    if call.excinfo is not None and (found := _LOST.search(str(call.excinfo.value))):
+        item.session.shouldstop = f"{item.name}: {found[0]}"
+    return report
 
 
 def _why_not() -> str | None:

@@ -6,10 +6,13 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from nemo_gpu_decoding.cuda import nvrtc
+from nemo_gpu_decoding.cuda.compile import Architecture
 from nemo_gpu_decoding.cuda.sources import read_source
 from tests.cuda.fakes import needs_nvrtc
 
@@ -127,6 +130,38 @@ def test_a_missing_compiler_fails_with_advice(check_kernels, monkeypatch, capsys
     monkeypatch.setattr(nvrtc, "architectures", missing)
     assert check_kernels.main([]) == 1
     assert "NVRTC can't be loaded: pip install 'nemo-gpu-decoding[cuda" in capsys.readouterr().out
+
+
+@needs_nvrtc
+def test_keeping_compiles_all_variants_for_the_gpu_here(check_kernels, tmp_path, monkeypatch, capsys):
+    (tmp_path / "good.cu").write_text(GOOD)
+    assert check_kernels.main(["--keep"]) == 1
+    assert "torch sees no GPU" in capsys.readouterr().out
+    compiled = []
+
+    class Pool:
+        def __init__(self, processes):
+            assert processes > 0
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            return None
+
+        def starmap(self, function, jobs, chunksize):
+            compiled.extend(jobs)
+            return [b"code" for _ in jobs]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(check_kernels.multiprocessing, "get_context", lambda _: SimpleNamespace(Pool=Pool))
+    assert check_kernels.main(["--keep"]) == 0
+    assert compiled == [
+        ("good.cu", Architecture(90), {"SIZE": "32"}),
+        ("good.cu", Architecture(90), {"SIZE": "64", "TYPE": "int"}),
+    ]
+    assert "2 variants" in capsys.readouterr().out
 
 
 def test_printed_headers_are_written(tmp_path, capsys):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from nemo_gpu_decoding.bench.options import BenchOptions
+from nemo_gpu_decoding.bench.options import STRATEGIES, BenchOptions
 from nemo_gpu_decoding.cli.options import parse_options
 
 ROOT = Path(__file__).parents[2]
@@ -27,11 +30,12 @@ def load(name):
     return module
 
 
+pytest_plugins = ("pytester",)
 pack, stages = load("pack"), load("stages")
 
 
 def python(code, seconds=30, name="a stage"):
-    return stages.Stage(name, seconds, ("{python}", "-c", code))
+    return stages.Stage(name, seconds, ("{python}", "-c", code), (stages.TESTS,))
 
 
 @pytest.fixture
@@ -107,16 +111,65 @@ def test_stages_can_be_chosen(run, monkeypatch):
     assert [row["name"] for row in summary] == ["two"]
 
 
-def test_a_run_leaves_eight_files_at_most():
-    words = " ".join(word for stage in stages.STAGES for word in stage.command)
-    assert words.count("{out}") + len(("summary.json", "log.txt")) <= 8
+def of(part):
+    return [stage for stage in stages.STAGES if part in stage.parts]
+
+
+@pytest.mark.parametrize("part", stages.PARTS)
+def test_a_call_leaves_eight_files_at_most(part):
+    words = " ".join(word for stage in of(part) for word in stage.command)
+    files = set(re.findall(r"\{out\}/\w+", words)) | {"summary.json", "log.txt"}
+    assert len(files) <= 8
+
+
+@pytest.mark.parametrize("part", stages.PARTS)
+def test_a_call_has_time_for_all_its_stages(part):
+    assert sum(stage.seconds for stage in of(part)) <= stages.TOTAL_SECONDS
+
+
+def test_every_file_of_gpu_tests_has_a_process():
+    files = {path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
+    assert files == {*stages.TEST_FILES, "test_sanitizer"}
+
+
+def test_every_strategy_is_measured():
+    words = " ".join(word for stage in of(stages.BENCHMARKS) for word in stage.command)
+    assert all(f"strategy={name}" in words for name in STRATEGIES[1:])
+    assert "decoders.json" in words  # flexctc_beam, which is the default
+
+
+def test_parts_can_be_chosen(run):
+    tests = python("pass", name="one")
+    _, summary = run(tests, replace(tests, name="two", parts=(stages.PROFILES,)), part="profiles")
+    assert [row["name"] for row in summary] == ["two"]
+
+
+def test_the_summary_is_written_as_stages_end(run):
+    code = "import json, os, pathlib; print(json.loads(pathlib.Path('{out}/summary.json').read_text())[0]['name'])"
+    assert run(python("pass", name="first"), python(code, name="second"))[0] == 0
+
+
+def test_one_lost_context_fails_one_test(pytester):
+    """A GPU that made an illegal access answers everything with the same error."""
+    pytester.makeconftest("from tests.gpu.conftest import pytest_runtest_makereport")
+    pytester.makepyfile(
+        "def test_a(): raise RuntimeError('CUDA error: an illegal memory access was encountered')\ndef test_b(): pass"
+    )
+    result = pytester.runpytest_inprocess()
+    result.assert_outcomes(failed=1)
+    assert "test_a: illegal memory access" in result.stdout.str()
 
 
 @pytest.mark.parametrize("stage", stages.STAGES, ids=lambda stage: stage.name)
 def test_stages_name_what_there_is(stage, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = [word.format(python=sys.executable, out=tmp_path) for word in stage.command]
-    if "bench" in words:
+    if words[0] == "bash":
+        words = shlex.split(words[-1].split("&&")[0])
+        assert words[:2] == ["ncu", "--clock-control"]
+    if "bench" in words and stages.PROFILES in stage.parts and "ncu" in words:
+        assert parse_options(BenchOptions, words[words.index("bench") + 1 :]).device == "cuda"
+    elif "bench" in words:
         options = parse_options(BenchOptions, words[words.index("bench") + 1 :])
         assert options.device == "cuda"
         assert Path(options.out).parent == tmp_path
