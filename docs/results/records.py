@@ -28,7 +28,7 @@ RUNS = {
     "aes_pp": "peers=[nemo] utterances=4 beams=[4,8] threads=2 pair_seconds=5",
     "cuda_wfst": "peers=[kaldi_decoder] utterances=32 repeats=7 pair_seconds=10",
     "paged_biglm": "peers=[large_lm,small_lm,let,eager,bounded_eager,eager_groups] "
-    "utterances=32 repeats=5 pair_seconds=6 group_sizes=[4,16]",
+    "utterances=32 repeats=5 pair_seconds=6 group_sizes=[1,4,16]",
     "stream": "strategy=cuda_wfst mode=stream streams=[16,64,256]",
     "scale": "strategy=paged_biglm mode=scale tasks=[synthetic] utterances=32 graph_beams=[13] ngrams=100000000",
 }

@@ -174,6 +174,10 @@ def test_scores_of_another_lm_are_no_success(tmp_path):
     assert not lm_scores(lm, [found(score), found(score + 0.1)]).verified
     assert not lm_scores(lm, [found(score), found(float("nan"))]).verified
     assert not lm_scores(lm, [found(score), cut_off]).verified
+    limited = lm_scores(lm, [found(score), found(score - 0.1)], limited=True)
+    assert (limited.verified, limited.how.partition("1e-02")[2]) == (True, ", 1 found by dearer paths")
+    assert not lm_scores(lm, [found(score), found(score - 0.1)]).verified
+    assert not lm_scores(lm, [found(score), found(score + 0.1)], limited=True).verified
     assert not lm_scores(lm, []).verified
 
 
