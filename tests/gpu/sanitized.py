@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from nemo_gpu_decoding.cuda.launch import Signature, Tensor, runtime
 from nemo_gpu_decoding.search.result import NBest
 from tests.contract.subject import facts
+from tests.gpu import test_transducer_gpu
 from tests.random_models import random_log_probs
 from tests.search.flexctc_beam.both import on_cuda, random_fusion
+from tests.search.word_graph import both as word_graph
 
 V, T = 70, 9
 LENGTHS = [9, 0, 5]
@@ -41,7 +45,32 @@ def everything(device: torch.device) -> str:
             add(digest, decoder.decode(log_probs.to(device, dtype), LENGTHS))
         add(digest, in_chunks(merge, device))
         add(digest, long_rows(merge, device))
+    for results in (*word_graphs(device), *transducers(device)):
+        add(digest, results)
     return digest.hexdigest()
+
+
+def word_graphs(device: torch.device) -> Iterator[list[NBest]]:
+    """Best paths, lattices, and composition with a large LM on the device."""
+    columns = word_graph.RANDOM_COLUMNS
+    log_probs = random_log_probs(2, 5, columns, seed=4, sharpness=0.7).to(device)
+    graph, lms = word_graph.random_case(1)
+    options = {"vocab_size": columns - 1, "blank_id": columns - 1, "max_active": 60, "beam": 8.0}
+    for lattice in (False, True):
+        yield word_graph.on_cuda(graph, lattice=lattice, **options).decode(log_probs, [5, 3])
+    for composition in ("lazy", "eager"):
+        yield word_graph.on("cuda", graph, lms, composition=composition, max_active=60).decode(log_probs, [5, 3])
+
+
+def transducers(device: torch.device) -> Iterator[list[tuple[int, ...]]]:
+    """Tokens alone: the library's products may round differently with the memory that it finds.
+
+    Launched one by one: in a graph the tool's allocations would break the capture.
+    """
+    frames = test_transducer_gpu.frames_of(2, 4).to(device)
+    for strategy in test_transducer_gpu.STRATEGIES.values():
+        decoder, _ = test_transducer_gpu.both(strategy, device, (0, 1, 2), allow_cuda_graphs=False)
+        yield [tuple(nbest.best.tokens.tolist()) for nbest in decoder.decode(frames, [4, 2])]
 
 
 def in_chunks(merge: str, device: torch.device) -> list[NBest]:
@@ -64,8 +93,8 @@ def long_rows(merge: str, device: torch.device) -> list[NBest]:
     return on_cuda(columns - 1, columns - 1, merge=merge, beam_size=4).decode(log_probs, [2])
 
 
-def add(digest, results: list[NBest]) -> None:
-    digest.update(repr([facts(nbest) for nbest in results]).encode())
+def add(digest, results: list[Any]) -> None:
+    digest.update(repr([facts(found) if isinstance(found, NBest) else found for found in results]).encode())
 
 
 def faulty(kernel: str, device: torch.device) -> None:

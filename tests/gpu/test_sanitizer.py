@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.gpu import sanitized
+from nemo_gpu_decoding.search.word_graph import kernel_abi
+from tests.gpu import REHEARSAL, sanitized
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 120  # for one check
@@ -19,7 +20,11 @@ FOUND = 99  # exit status if something is found
 # the tool's own words for GPUs and containers in which it can't work
 CAN_NOT_WORK = ("Device not supported", "Unable to find the driver", "requires elevated privileges")
 # Ours; torch's kernels are others' affair, and would take most of the time.
-KERNELS = ("--kernel-name", "kns=advance", "--kernel-name", "kns=finish")
+NAMES = (
+    "advance", "finish", "compact", "best_path", "expand", "merge", "schedule", "count_active", "move_rows",
+    "lstm_layer", "lstm_output",
+)  # fmt: skip
+KERNELS = tuple(word for name in NAMES for word in ("--kernel-name", f"kns={name}"))
 CHECKS = {
     # Calls of the driver may fail, and some are made to find out whether they do. A gap behind every
     # allocation, so that a step beyond its end does not meet the next one.
@@ -28,7 +33,14 @@ CHECKS = {
     "synccheck": (),
 }
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("small_blocks")]
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    if REHEARSAL:
+        for name, size in {"THREADS": 32, "CANDIDATES": 128, "LEAST_GROUPS": 64}.items():
+            monkeypatch.setattr(kernel_abi, name, size)
 
 
 def find_tool() -> str | None:
