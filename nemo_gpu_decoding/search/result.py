@@ -76,6 +76,10 @@ class NBest(Sequence[P]):
     # the best of all, in units of the score; inf if none may. Endpointing asks for it.
     relative_cost: float | None = None
     work: Work | None = None  # of paged_biglm
+    # Of partial results: so many tokens at the beginning of the best hypothesis will not change any more, for all
+    # live hypotheses have them from one common ancestor (alternatives in a lattice may differ). It never falls while
+    # a stream goes on. None where it is not known: word graphs on a GPU that keep no lattice.
+    committed: int | None = None
 
     @property
     def best(self) -> P:

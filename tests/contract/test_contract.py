@@ -241,6 +241,29 @@ def test_partial_follows_the_stream(subject, decoder, inputs, expected):
     assert all_facts(decoder.close(streams)) == expected
 
 
+def test_what_is_committed_stays(subject, decoder, inputs, expected):
+    """A prefix of the tokens of all live hypotheses, now and in all that follows; it never gets shorter."""
+    streams, before = decoder.open(BATCH), [[] for _ in range(BATCH)]
+    has_lattice = getattr(decoder.config, "keeps_links", False)  # whose alternatives are not alive
+    for first in range(0, inputs.shape[1], 3):
+        chunk = inputs[:, first : first + 3]
+        decoder.push(streams, chunk, [min(max(n - first, 0), chunk.shape[1]) for n in LENGTHS])
+        for b, nbest in enumerate(decoder.partial(streams, n_best=subject.most_partial)):
+            if nbest.committed is None:
+                assert subject.device != "cpu" or subject.backend == "cuda"
+                return
+            known = nbest.best.tokens[: nbest.committed].tolist()
+            assert len(known) == nbest.committed
+            assert known[: len(before[b])] == before[b]
+            alive = [nbest.best] if has_lattice else nbest
+            assert all(path.tokens[: len(known)].tolist() == known for path in alive)
+            before[b] = known
+    for known, nbest in zip(before, decoder.close(streams), strict=True):
+        assert nbest.committed is None
+        alive = [nbest.best] if has_lattice else nbest
+        assert all(path.tokens[: len(known)].tolist() == known for path in alive)
+
+
 def test_partial_may_be_asked_about_some_streams(subject, decoder, inputs):
     streams = decoder.open(BATCH)
     decoder.push(streams, inputs[:, :12], np.minimum(LENGTHS, 12).tolist())

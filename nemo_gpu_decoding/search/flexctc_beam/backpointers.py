@@ -92,6 +92,20 @@ def trace_back(back_pointers, b, num_frames, slot, blank_id, traces, r, n):
 
 
 @compiled
+def shared_frames(back_pointers, b, num_frames, size):
+    """Frames at the beginning of utterance b that its `size` hypotheses share, from one common ancestor.
+
+    Looks at the frames after those only, whatever the length of the utterance.
+    """
+    slots, t = np.arange(size), num_frames
+    while t > 0 and (slots != slots[0]).any():
+        t -= 1
+        for k in range(size):
+            slots[k] = back_pointers.parents[b, t, slots[k]]
+    return t
+
+
+@compiled
 def _reverse(values, count):
     for i in range(count // 2):
         values[i], values[count - 1 - i] = values[count - 1 - i], values[i]

@@ -10,7 +10,7 @@ import torch
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.search.decoder import Streams
 from nemo_gpu_decoding.search.engine import Engine
-from nemo_gpu_decoding.search.flexctc_beam.backpointers import grown, new_traces, trace_alignment
+from nemo_gpu_decoding.search.flexctc_beam.backpointers import grown, new_traces, shared_frames, trace_alignment
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.cpu import advance, new_state, new_workspace
 from nemo_gpu_decoding.search.flexctc_beam.finish import Found, finish
@@ -64,6 +64,10 @@ class CPUEngine(Engine):
         without_final = order[:, 0] < 0
         if without_final.any():  # an LM may forbid the end everywhere: better a result than none
             finish_rows(np.flatnonzero(without_final), final=False)
+        shared = frames.copy()
+        if not final:
+            for r, b in enumerate(rows):
+                shared[r] = shared_frames(state.back_pointers, b, int(frames[r]), int(state.sizes[b]))
         labels = log_probs = None
         if self._config.alignments:
             labels = np.empty((len(numbers), n_best, most), np.int32)
@@ -73,7 +77,7 @@ class CPUEngine(Engine):
                     state.back_pointers, numbers[r], int(frames[r]), order[r, n], labels[r, n],
                     log_probs[r, n],
                 )  # fmt: skip
-        return Found(numbers, frames, order, scores, without_final, traces, labels, log_probs)
+        return Found(numbers, frames, order, scores, without_final, traces, shared, labels, log_probs)
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
         beam, sizes, frames_done = (part.copy() for part in self._state[:3])

@@ -378,6 +378,7 @@ class _DeviceResults:
             got["scores"],
             got["without_final"].astype(bool),
             Traces(*(got[name] for name in Traces._fields)),
+            got["shared"],
             got.get("alignment"),
             got.get("alignment_log_probs"),
         )

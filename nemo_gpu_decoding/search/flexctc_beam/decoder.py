@@ -84,18 +84,22 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
     ) -> list[NBest]:
         found: Found = engine.results(rows, n_best, final=final)
         lm, boosting = fusion_scores(found, self._params, streams.fusion.arrays, final)
-        return [
-            NBest(
-                tuple(
-                    self._path(found, r, n, float(lm[r, n]), float(boosting[r, n]))
-                    for n in range(n_best)
-                    if found.order[r, n] >= 0
-                ),
-                num_frames=int(found.frames[r]),
-                notes=(NO_END,) if final and found.without_final[r] else (),
+        results = []
+        for r in range(len(rows)):
+            paths = tuple(
+                self._path(found, r, n, float(lm[r, n]), float(boosting[r, n]))
+                for n in range(n_best)
+                if found.order[r, n] >= 0
             )
-            for r in range(len(rows))
-        ]
+            results.append(
+                NBest(
+                    paths,
+                    num_frames=int(found.frames[r]),
+                    notes=(NO_END,) if final and found.without_final[r] else (),
+                    committed=None if final else int(np.searchsorted(paths[0].frames, found.shared[r])),
+                )
+            )
+        return results
 
     def _path(self, found: Found, r: int, n: int, lm: float, boosting: float) -> Path:
         count, frames = int(found.traces.lengths[r, n]), int(found.frames[r])

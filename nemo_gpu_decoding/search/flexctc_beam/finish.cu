@@ -73,6 +73,33 @@ struct Ending {
   }
 };
 
+// Frames at the beginning of utterance b that its hypotheses share, from one common ancestor. Call with all threads
+// behind a barrier; overwrites the order. Ends with a barrier.
+inline int64 shared_frames(
+  const BackPointers& back_pointers, BackPointerTile& tile, int b, int64 frames, const Ending& ending
+) {
+  int* slots = ending.order;
+  for (int k = thread(); k < ending.size; k += threads()) slots[k] = k;
+  __syncthreads();
+  int64 t = frames, begin = frames;
+  while (t > 0) {
+    bool differs = false;
+    for (int k = thread(); k < ending.size; k += threads()) differs |= slots[k] != slots[0];
+    if (!__syncthreads_or(differs)) break;
+    if (t == begin) {
+      begin = t > tile.frames ? t - tile.frames : 0;
+      tile.fetch(back_pointers, b, begin, t);
+      __syncthreads();
+    }
+    t--;
+    for (int k = thread(); k < ending.size; k += threads()) {
+      slots[k] = tile.parents[(int)(t - begin) * back_pointers.beam_size + slots[k]];
+    }
+    __syncthreads();
+  }
+  return t;
+}
+
 // Sort the hypotheses of utterance rows[r], r = blockIdx.x, and trace back the N best with different texts.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) finish(const FinishArgs args) {
   extern __shared__ __align__(16) unsigned char smem[];
@@ -127,6 +154,8 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) finish(const FinishArg
     if (n < n_best) args.lengths[r * n_best + n] = back.count;
   }
   __syncthreads();
+  int64 shared = args.final ? now.frames : shared_frames(back_pointers, tile, b, now.frames, ending);
+  if (thread() == 0) args.shared[r] = shared;
   for (int n = 0; n < n_best; n++) {
     reverse(all.of(r * n_best + n, args.max_tokens), args.lengths[r * n_best + n]);
   }

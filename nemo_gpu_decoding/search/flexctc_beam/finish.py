@@ -27,6 +27,7 @@ class Found(NamedTuple):
     scores: np.ndarray  # [R, N] float32
     without_final: np.ndarray  # [R] bool: the LM forbids the end, so final weights were left out
     traces: Traces
+    shared: np.ndarray  # [R] int64, frames at the beginning that all live hypotheses share
     alignment: np.ndarray | None = None  # [R, N, T] int32, if the config asks for it
     alignment_log_probs: np.ndarray | None = None  # [R, N, T] float32
 

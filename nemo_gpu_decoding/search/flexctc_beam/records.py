@@ -156,6 +156,7 @@ FINISH = Signature(
         "lm_states": Tensor(STATE, ("S",)),
         "boosting_states": Tensor(STATE, ("S'",)),
         "reached": Tensor(PROGRESS, ("R",), written=True),  # a copy, so that all results lie together
+        "shared": Tensor(torch.int64, ("R",), written=True),  # frames that all live hypotheses share
         # 1: the LM forbids the end everywhere, so final weights were left out
         "without_final": Tensor(torch.int32, ("R",), written=True),
         "order": Tensor(torch.int32, ("R", "N"), written=True),  # slots, best first; -1: fewer

@@ -26,7 +26,7 @@ from nemo_gpu_decoding.search.transducer.cuda_workspace import WorkspacePool
 from nemo_gpu_decoding.search.transducer.engine import Algorithm, Found
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks, checked_networks
 from nemo_gpu_decoding.search.transducer.records import SearchParams
-from nemo_gpu_decoding.search.transducer.trace_back import fusion_parts, trace_back
+from nemo_gpu_decoding.search.transducer.trace_back import fusion_parts, tokens_since_common, trace_back
 
 C = TypeVar("C", bound=TransducerConfig)
 
@@ -122,13 +122,19 @@ class TransducerDecoder(Decoder[C, NBest]):
         self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
     ) -> list[NBest]:
         found: Found = engine.results(rows, n_best, final=final)
-        return [
-            NBest(
-                tuple(self._path(streams, b, found, r, n, final) for n in range(n_best) if found.order[r, n] >= 0),
-                num_frames=int(found.state.beams.ends[found.rows[r]]),
-            )
-            for r, b in enumerate(rows)
-        ]
+        results = []
+        for r, b in enumerate(rows):
+            paths = tuple(self._path(streams, b, found, r, n, final) for n in range(n_best) if found.order[r, n] >= 0)
+            committed = None if final else len(paths[0]) - self._open_tokens(found, r)
+            results.append(NBest(paths, num_frames=int(found.state.beams.ends[found.rows[r]]), committed=committed))
+        return results
+
+    def _open_tokens(self, found: Found, r: int) -> int:
+        """Tokens of the best hypothesis that not all live ones share."""
+        own, beams = int(found.rows[r]), found.state.beams
+        ends = beams.beam[own]["node"][beams.live[own]]
+        best = beams.beam[own, found.order[r, 0]]["node"]
+        return int(tokens_since_common(found.state.nodes[own], ends, best, self.networks.vocab_size))
 
     def _path(self, streams: Streams, b: int, found: Found, r: int, n: int, final: bool) -> Path:
         own, score = int(found.rows[r]), float(found.scores[r, n])

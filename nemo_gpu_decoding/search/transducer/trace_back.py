@@ -68,6 +68,25 @@ def trace_back(nodes, node):
 
 
 @compiled
+def tokens_since_common(nodes, ends, node, vocab_size):
+    """Tokens on the way to `node` after the last one that all nodes `ends` [n] have on theirs.
+
+    Parents have lower numbers. Looks at the nodes after the common one only.
+    """
+    ends, most = ends.copy(), ends.max()
+    while most != ends.min():
+        for i in range(len(ends)):
+            if ends[i] == most:
+                ends[i] = nodes[most].parent
+        most = ends.max()
+    count = 0
+    while node != most:
+        count += nodes[node].label < vocab_size
+        node = nodes[node].parent
+    return count
+
+
+@compiled
 def fusion_parts(tokens, params, fusion, lm_state, boosting_state, final):
     """What LM and boosting contributed to a text, weighted; with `final` the refunds at its end too.
 

@@ -88,7 +88,8 @@ class CPUEngine(Engine):
         self._streams = streams
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
-        return [self._streams[row] for row in rows]
+        streams = [self._streams[row] for row in rows]
+        return [replace(stream, pasts=stream.tokens["back_pointer"]) for stream in streams]
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
         for row in rows:
@@ -251,12 +252,13 @@ def listed_stream(stream: LetStream, work: Workspace) -> StreamState:
             work = with_more_let_groups(work, models.params.max_active)
         else:
             state, more = collected(state, tokens, more=more), True
+            pasts = state.contexts["back_pointer"][: int(state.counters["contexts"][0])].copy()
         status, count = expand_ends(tokens, state, search, models.composition, work)
     listed, counters = np.zeros(count, LM_TOKEN), np.zeros(1, LM_COUNTERS)
     list_contexts(tokens, state, search, listed)
     for name in LM_COUNTERS.names or ():
         counters[name] = stream.arrays.counters[name]
-    return StreamState(models, listed, state.back_pointers, np.empty(0, LINK), counters)
+    return StreamState(models, listed, state.back_pointers, np.empty(0, LINK), counters, pasts)
 
 
 def new_let_workspace(max_active: int, columns: int, *, entries: int | None = None) -> Workspace:

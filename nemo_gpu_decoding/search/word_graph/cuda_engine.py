@@ -181,6 +181,7 @@ class CUDAEngine(Engine):
                 back_pointers[b, : counts[b]],
                 links[b, : state.counters["links"][b]],
                 self._counters_on_host(b, state.counters[b]),
+                pasts=tokens["back_pointer"][b, : state.counters["tokens"][b]],
             )
             for b, own in enumerate(self._models)
         ]

@@ -22,7 +22,7 @@ from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work
-from nemo_gpu_decoding.search.word_graph.best_path import best_end, steps_of
+from nemo_gpu_decoding.search.word_graph.best_path import best_end, common_back_pointer, count_back_pointers, steps_of
 from nemo_gpu_decoding.search.word_graph.composition import Composition, difference_of_words
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine, LetEngine
@@ -156,8 +156,17 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             tuple(notes),
             lattice=lattice if self.config.lattice else None,
             relative_cost=relative,
+            committed=None if final else self._committed(state, found),
             work=None if state.models.composition is None else _work(state.counters),
         )
+
+    def _committed(self, state: StreamState, found: LatticePath) -> int | None:
+        """Tokens of the best hypothesis that all live ones share; None where those are not known."""
+        if state.pasts is None:
+            return None
+        common = common_back_pointer(state.back_pointers, state.pasts)
+        arcs = found.steps.arcs[: count_back_pointers(state.back_pointers, common)]
+        return int((self.graph.arrays.arcs["ilabel"][arcs] != self.blank_id).sum())
 
     def n_best(self, lattice: Lattice, n: int = 1) -> NBest[WordPath]:
         """The best hypotheses of a lattice that this decoder found, such as a rescored one.

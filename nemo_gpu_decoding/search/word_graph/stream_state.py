@@ -81,6 +81,7 @@ class StreamState:
     back_pointers: np.ndarray  # [capacity] BACK_POINTER
     links: np.ndarray  # [capacity] LINK
     counters: np.ndarray  # [1] COUNTERS
+    pasts: np.ndarray | None = None  # newest back-pointer of every live hypothesis, or NONE; None: not known
 
     @property
     def frames(self) -> int:
