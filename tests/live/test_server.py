@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import random
+import sys
 import threading
 import time
 import urllib.error
@@ -22,6 +23,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.cli import serve
+from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.live.batcher import Batcher
 from nemo_gpu_decoding.live.recognizer import Step, Word, Words
 from nemo_gpu_decoding.live.server import Address, LiveServer
@@ -478,3 +481,47 @@ def test_shutdown_finishes_open_utterances():
             found, code = messages(socket)
             assert finals(found) == [f"{n + 1} {n + 1}"]
             assert code == 1012
+
+
+def test_the_command(monkeypatch, capsys):
+    build, built, codes = serve.build_server, [], []
+    monkeypatch.setattr(serve, "build_recognizer", lambda options: NumberReader())
+    monkeypatch.setattr(serve, "build_server", lambda options: built.append(build(options)) or built[0])
+    monkeypatch.setenv(serve.TOKEN_VARIABLE, "secret")
+    arguments = ["serve", "model=a.nemo", "port=0", "max_phrases=7", "shutdown_seconds=3"]
+    thread = threading.Thread(target=lambda: codes.append(main(arguments)), daemon=True)
+    thread.start()
+    wait_for(lambda: built and built[0].started)
+    (server,) = built
+    assert server.address == Address(port=0, token="secret", shutdown_seconds=3.0)
+    assert server.batcher.limits == Limits(max_phrases=7)
+    with stream(server, query="?token=secret") as socket:
+        assert json.loads(socket.recv(10))["type"] == "ready"
+    server.should_exit = True
+    thread.join(20)
+    assert codes == [0]
+    assert "serving numbers on http://127.0.0.1:" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("host=0.0.0.0", "host is '0.0.0.0', expected 127.0.0.1 or ::1, or a token, or open_to_all=true"),
+        ("port=-1", "port is -1, expected an integer 0 .. 65535"),
+        ("send_seconds=0", "send_seconds is 0.0, expected a finite number > 0"),
+        ("batch_size=0", "batch_size is 0, expected an integer >= 1"),
+    ],
+)
+def test_options_of_the_command_that_are_wrong(argument, message, capsys, monkeypatch):
+    monkeypatch.delenv(serve.TOKEN_VARIABLE, raising=False)
+    assert main(["serve", "model=a.nemo", argument]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_without_the_extra_the_command_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "starlette", None)
+    monkeypatch.delitem(sys.modules, "nemo_gpu_decoding.live.server")
+    for name in [name for name in sys.modules if name.startswith("starlette.")]:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main(["serve", "model=a.nemo"]) == 2
+    assert "pip install 'nemo-gpu-decoding[serve]'" in capsys.readouterr().err
