@@ -6,17 +6,17 @@ What a text earns (refund "full")
     character is part of no word ("c++") counts anyway, as do all without `is_continuation`. Nothing is
     left of unfinished phrases at the end of an utterance: the sum does not depend on how far they got.
 
-    No token is paid for twice. The text is matched as by Aho & Corasick (1975): the longest suffix that
-    begins a phrase. Within such a match those occurrences count that do not overlap and earn most
-    together. Where the match breaks off they are paid for good, and matching goes on behind the last of
-    them (also where the next token takes its bonus away, since its word goes on).
+    With `overlapping`, the default, every occurrence counts, nested ones included, but of those that begin
+    at the same token only the one with the largest bonus. In lists whose phrases end as others begin, such
+    as digit strings, a token or two more then complete another phrase, and earn the whole of it.
 
-    With `overlapping` every occurrence counts, nested ones included, but of those that begin at the same
-    token only the one with the largest bonus. In lists whose phrases end as others begin, such as digit
-    strings, a token or two more then complete another phrase, and earn the whole of it.
+    Without it no token is paid for twice. The text is matched as by Aho & Corasick (1975): the longest
+    suffix that begins a phrase. Within such a match those occurrences count that do not overlap and earn
+    most together. Where the match breaks off they are paid for good, and matching goes on behind the last
+    of them (also where the next token takes its bonus away, since its word goes on).
 
-    A bonus may be negative: a penalty. Of the penalties that begin at the same token the largest counts,
-    even within phrases; not those that begin inside a phrase that is paid for good and go on after it.
+    A bonus may be negative: a penalty. Of the penalties that begin at the same token the largest counts;
+    without `overlapping` not those that begin inside a phrase that is paid for good and go on after it.
 
 How it is paid out
     A phrase must be helped before it is complete, so the tokens of an unfinished one are paid in

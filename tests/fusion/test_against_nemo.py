@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
 import re
+from collections import Counter
 
 import pytest
 
@@ -17,8 +20,13 @@ from nemo.collections.asr.parts.context_biasing.boosting_graph_batched import (
 from nemo.collections.asr.parts.submodules.ngram_lm import NGramGPULanguageModel
 from nemo.collections.common.tokenizers import SentencePieceTokenizer
 
+from nemo_gpu_decoding.bench.sources import read_speech, speech_lexicon, speech_text, spelling_vocabulary
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, build_boosting_tree, load_boosting_tree
+from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
+from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, phrase_score, word_errors
+from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
+from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.assets import ASSETS, sentencepiece_processor
 from tests.oracles.ngram import arpa_text
@@ -143,3 +151,33 @@ def test_vocabulary_text_is_the_nemo_tokenizers(tokenizer_model):
         assert vocabulary.text(ids) == tokenizer.ids_to_text(ids)
     for line in (ASSETS / "phrases.txt").read_text().split("\n")[:20]:
         assert vocabulary.tokenize(line) == tokenizer.text_to_ids(re.sub(r"\s+", " ", line))
+
+
+# -- phrases that overlap by chance, on the shipped hard speech ----------------------------------------
+
+
+def hard_speech_with(phrases: list[str], weight: float, **options) -> tuple[WordErrors, PhraseScore]:
+    tensors, metadata = read_speech("emissions")
+    references, vocabulary = json.loads(metadata["texts"]), spelling_vocabulary(*speech_lexicon())
+    rows = tensors["log_probs"].float().split(tensors["lengths"].tolist())
+    tree = build_boosting_tree(phrases, vocabulary, BoostingConfig(**options))
+    decoder = FlexCTCBeam(
+        len(vocabulary), len(vocabulary), FlexCTCConfig(beam_size=8), Fusion(boosting=tree, boosting_weight=weight)
+    )
+    found = decoder.decode(torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), tensors["lengths"])
+    texts = [vocabulary.text(nbest.best.tokens.tolist()) for nbest in found]
+    return word_errors(references, texts), phrase_score(references, texts, phrases)
+
+
+@pytest.mark.parametrize("length", [2, 3])
+def test_phrases_that_end_as_others_begin_put_fewer_words_in_where_no_token_is_paid_for_twice(length):
+    """All pairs (or triples) of frequent words: every word more completes another phrase."""
+    common = [word for word, _ in Counter(itertools.chain(*speech_text())).most_common(12 if length == 2 else 6)]
+    phrases = [" ".join(words) for words in itertools.product(common, repeat=length)]
+    every, every_phrase = hard_speech_with(phrases, 1.5)
+    once, once_phrase = hard_speech_with(phrases, 1.5, overlapping=False)
+    nemo, nemo_phrase = hard_speech_with(phrases, 1.5, refund="nemo")
+    assert once.wer < nemo.wer < every.wer
+    assert once.insertions < nemo.insertions < every.insertions
+    assert once_phrase.false_positives < nemo_phrase.false_positives < every_phrase.false_positives
+    assert once.insertions < every.insertions / 2
