@@ -82,7 +82,7 @@ def test_no_import_circles():
     assert not graph, f"a circle among {sorted(graph)}"
 
 
-def test_only_the_plugin_and_peers_import_nemo():
+def test_only_the_plugin_and_peers_import_nemo_and_only_cluster_imports_ray():
     for module, path in MODULES.items():
         names = {
             name.split(".")[0]
@@ -97,6 +97,7 @@ def test_only_the_plugin_and_peers_import_nemo():
         }
         allowed = module.startswith((f"{ROOT}.nemo_plugin", f"{ROOT}.bench.peers"))
         assert allowed or not names & {"nemo", "lightning", "pytorch_lightning"}, module
+        assert module.startswith(f"{ROOT}.cluster") or "ray" not in names, module
 
 
 # ---------------------- The names of the package: loaded on first use, and what the docs say they are
