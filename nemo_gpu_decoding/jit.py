@@ -45,7 +45,7 @@ def no_refcount(function: F) -> F:
     search that looks at a few elements of many arrays these were half of its time (measured). A function
     that makes no arrays of its own needs no counting: the caller holds all of them until it returns.
     """
-    return _njit(function, inline="never", _nrt=False)
+    return _njit(function, inline="never", _nrt=False, forceinline=True)
 
 
 def _njit(function: F, inline: Literal["never", "always"], **options: Any) -> Any:

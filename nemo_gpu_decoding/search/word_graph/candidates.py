@@ -23,7 +23,6 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     rank_of,
     state_of,
 )
-from nemo_gpu_decoding.search.word_graph.labels import SORTED_LABELS
 
 
 @inlined
@@ -202,8 +201,8 @@ def _likeliest_arc(row, reached, last_label, source, search, work):
         label = work.labels[i]
         acoustic_cost = cost_of(row, label, search)
         if least_total(cost, source.least_cost, acoustic_cost, search) > least:
-            if frame.labels <= SORTED_LABELS:
-                break
+            if i == 0:
+                break  # nor is any other as likely
             continue
         if search.params.topology == NORMAL and label == np.int32(last_label) - 1:
             continue

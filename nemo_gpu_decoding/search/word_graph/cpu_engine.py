@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -64,7 +63,6 @@ from nemo_gpu_decoding.search.word_graph.stream_state import (
 
 CANDIDATES = 4096  # collected before they are recombined
 CACHED_SCORES = 1 << 14  # of the LM query cache, a power of 2
-NO_CONTEXT = -1
 
 
 class CPUEngine(Engine):
@@ -124,7 +122,7 @@ def read_chunk(
         elif status in (BAD_FRAME, NO_TOKEN):
             raise_stop(log_probs, b, frame, status)
     tokens = work.current[: int(counters["tokens"][0])].copy()
-    return replace(stream, tokens=tokens, **state._asdict()), work
+    return StreamState(models, tokens, state.back_pointers, state.links, counters), work
 
 
 def new_workspace(
@@ -170,9 +168,7 @@ def _lm_workspace(entries: int) -> LmWorkspace:
 
 
 def _query_cache() -> np.ndarray:
-    cache = np.zeros(CACHED_SCORES, CACHED_SCORE)
-    cache["lm"] = NO_CONTEXT
-    return cache
+    return np.zeros(CACHED_SCORES, CACHED_SCORE)  # void: nobody queries the LMs for olabel 0
 
 
 def with_more_groups(work: Workspace, max_active: int) -> Workspace:

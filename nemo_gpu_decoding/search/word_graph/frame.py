@@ -41,6 +41,7 @@ from nemo_gpu_decoding.search.word_graph.candidates import (
 )
 from nemo_gpu_decoding.search.word_graph.keys import (
     ANY_RANK,
+    BACK_POINTERS_FULL,
     BAD_FRAME,
     BLANK_MOVE,
     DONE,
@@ -56,7 +57,7 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     rank_of,
     state_of,
 )
-from nemo_gpu_decoding.search.word_graph.labels import SORTED_LABELS, choose_labels, narrow_labels
+from nemo_gpu_decoding.search.word_graph.labels import choose_labels, labels_within, rank_labels
 from nemo_gpu_decoding.search.word_graph.prune import prune
 
 SMALL_STATE = 8  # arcs; a state with no more is walked through whatever the labels
@@ -72,7 +73,10 @@ def advance(log_probs, begin, end, state, search, lm, work):
         is possible); BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL: grow these and go on there.
     """
     for t in range(begin, end):
-        status = _expand_within_capacity(log_probs[t], state, search, lm, work)
+        if work.frame[0].status == BACK_POINTERS_FULL:  # expanded before, and now there is capacity for the past
+            status = work.frame[0].status = DONE
+        else:
+            status = _expand_within_capacity(log_probs[t], state, search, lm, work)
         if status == DONE:
             status = prune(log_probs[t], state, search, work)
         if status != DONE:
@@ -188,14 +192,12 @@ def _offer_blanks_and_repeats(row, state, search, lm, work):
 def _expand_groups(row, state, search, lm, work):
     """Steps 2 and 3."""
     frame = work.frame[0]
-    cutoff = frame.cutoff
     if frame.labels > 0:
         if lm is None:
             _tighten_cutoff(row, state, search, work)
         else:
             lm_contexts.tighten_cutoff(row, state, search, lm, work)
-    if frame.cutoff < cutoff:
-        narrow_labels(row, search, work)
+    rank_labels(row, search, work)
     if frame.labels > 0:
         _epsilon_closure(row, state.counters[0].tokens, search, lm, work)
         if frame.status == DONE:
@@ -226,8 +228,8 @@ def _tighten_cutoff(row, state, search, work):
             label = work.labels[i]
             acoustic_cost = cost_of(row, label, search)
             if not cost + weights.lm_weight * source.least_cost + acoustic_cost < frame.best:
-                if frame.labels <= SORTED_LABELS:
-                    break
+                if i == 0:
+                    break  # nor is any other as likely
                 continue
             if search.params.topology == NORMAL and label == last_label:
                 continue
@@ -243,8 +245,6 @@ def _epsilon_closure(row, count, search, lm, work):
     """Step 2: each token joins the group of its state, and those of all states that its closure arcs lead to."""
     graph, weights, frame = search.graph, search.weights, work.frame[0]
     cutoff, least = frame.cutoff, cost_of(row, work.labels[0], search)
-    for i in range(1, frame.labels):
-        least = min(least, cost_of(row, work.labels[i], search))
     for i in range(count):
         token = work.current[i]
         source = graph.states[state_of(token.key)]
@@ -265,9 +265,21 @@ def _epsilon_closure(row, count, search, lm, work):
             if least_total(cost, least_arc, least, search) <= cutoff:
                 key, origin = key_of(target, boost, 0) >> 16, Origin(NONE, i, epsilon)
                 if lm is None:
-                    token_groups.join(key, cost, origin, search, lm, work)
+                    if _may_expand(graph.states[target], cost, row, search, cutoff):
+                        token_groups.join(key, cost, origin, search, lm, work)
                 else:
                     lm_contexts.join(key, olabel, cost, origin, search, lm, work)
+
+
+@inlined
+def _may_expand(source, cost, row, search, cutoff):
+    """Whether an arc of a small state stays below the cutoff: most groups have none. Of large states nobody knows."""
+    arcs, may = search.graph.arcs, source.arc_end - source.arc_begin > SMALL_STATE
+    for a in range(source.arc_begin, source.arc_begin if may else source.arc_end):
+        if not least_total(cost, arcs[a].cost, cost_of(row, arcs[a].ilabel, search), search) > cutoff:
+            may = True
+            break
+    return may
 
 
 @no_refcount
@@ -292,16 +304,13 @@ def _expand_group(group, g, row, state, search, lm, work):
     frame, arcs = work.frame[0], search.graph.arcs
     source = search.graph.states[group.key >> 16]
     count = source.arc_end - source.arc_begin
-    walks = count <= SMALL_STATE or count <= 4 * frame.labels
-    rounds = 1 if walks else frame.labels  # all arcs in one, or one for each label
-    for n in range(rounds):
+    rounds = 1 if count <= SMALL_STATE else labels_within(group.cost, source, row, search, work)
+    walks = count <= SMALL_STATE * rounds
+    for n in range(1 if walks else rounds):  # all arcs in one, or one for each label
         label, first = NONE, source.arc_begin
         if not walks:
             label = work.labels[n]
-            acoustic_cost = cost_of(row, label, search)
-            if least_total(group.cost, source.least_cost, acoustic_cost, search) > frame.cutoff:
-                if frame.labels <= SORTED_LABELS:
-                    break
+            if least_total(group.cost, source.least_cost, cost_of(row, label, search), search) > frame.cutoff:
                 continue
             first = first_arc(arcs, source, label)
         for a in range(first, source.arc_end):

@@ -7,44 +7,71 @@ import numpy as np
 from nemo_gpu_decoding.graph.topology import GRAPH
 from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.search.log_space import LARGEST
-from nemo_gpu_decoding.search.row_scan import next_label
+from nemo_gpu_decoding.search.word_graph.candidates import cost_of, least_total
+from nemo_gpu_decoding.search.word_graph.keys import NONE
 
-SORTED_LABELS = 64  # up to so many labels in play are sorted, likely ones first
+BLOCK = 16  # labels looked at together
+SORTED_LABELS = 128  # up to so many labels in play are sorted, likely ones first
 
 
 @no_refcount
 def choose_labels(row, search, work):
-    """Fill work.labels with those that can stay below the cutoff, likely ones first if they are few.
+    """Fill work.labels with those that can stay below the cutoff, the likeliest one first.
 
     Returns:
         False if the frame holds NaN or +inf.
     """
-    frame, count, least = work.frame[0], 0, _least_likely(work.frame[0], search)
-    v = next_label(row, 0, least)
-    while v < len(row):
-        if not row[v] <= LARGEST:
+    frame, labels, least = work.frame[0], work.labels, _least_likely(work.frame[0], search)
+    count, likeliest, unread = 0, 0, NONE if search.params.topology == GRAPH else search.params.blank_id
+    for begin in range(0, len(row), BLOCK):
+        end, hits = min(begin + BLOCK, len(row)), np.int32(begin + BLOCK > len(row))
+        if hits == 0:
+            for i in range(BLOCK):  # unsigned: an index that may be negative keeps the loop from SIMD
+                hits += np.int32(not row[np.uintp(begin) + np.uintp(i)] < least)
+        for v in range(begin, end if hits > 0 else begin):
+            labels[count] = v
+            count += not row[v] < least and v != unread  # NaN is not below anything
+    for i in range(count):
+        if not row[labels[i]] <= LARGEST:
             return False
-        if v != search.params.blank_id or search.params.topology == GRAPH:
-            work.labels[count] = v
-            count += 1
-        v = next_label(row, v + 1, least)
+        likeliest = i if row[labels[i]] > row[labels[likeliest]] else likeliest
+    if count > 0:
+        labels[0], labels[likeliest] = labels[likeliest], labels[0]
     frame.labels = count
-    _sort_if_few(row, work)
     return True
 
 
-@no_refcount
-def narrow_labels(row, search, work):
-    """Keep of work.labels those that can stay below the cutoff, which has become lower."""
-    frame, count, least = work.frame[0], 0, _least_likely(work.frame[0], search)
+@inlined
+def rank_labels(row, search, work):
+    """Keep of work.labels those that stay below the cutoff once it was tightened; sort them if they are few."""
+    frame, labels, count = work.frame[0], work.labels, 0
+    least = _least_likely(frame, search)
     for i in range(frame.labels):
-        if not row[work.labels[i]] < least:
-            work.labels[count] = work.labels[i]
-            count += 1
-    was_sorted = frame.labels <= SORTED_LABELS
+        labels[count] = labels[i]
+        count += not row[labels[i]] < least
     frame.labels = count
-    if not was_sorted:
-        _sort_if_few(row, work)
+    if count <= SORTED_LABELS:
+        for gap in (8, 1):  # a Shell sort
+            for i in range(gap, count):
+                v, at = labels[i], i
+                while at >= gap and row[labels[at - gap]] < row[v]:
+                    labels[at] = labels[at - gap]
+                    at -= gap
+                labels[at] = v
+
+
+@inlined
+def labels_within(cost, source, row, search, work):
+    """How many of work.labels, from the first on, may keep an arc of a state below the cutoff."""
+    frame, count = work.frame[0], 0
+    if frame.labels > SORTED_LABELS:
+        return frame.labels
+    while count < frame.labels:
+        acoustic_cost = cost_of(row, work.labels[count], search)
+        if least_total(cost, source.least_cost, acoustic_cost, search) > frame.cutoff:
+            break
+        count += 1
+    return count
 
 
 @inlined
@@ -53,15 +80,3 @@ def _least_likely(frame, search):
     most = np.float64(frame.cutoff) - search.weights.least_cost
     slack = 1e-6 * abs(most) + 1e-5  # for rounding
     return np.float32(max(-(most + slack) / search.params.acoustic_scale, -np.float64(LARGEST)))
-
-
-@inlined
-def _sort_if_few(row, work):
-    count, labels = work.frame[0].labels, work.labels
-    if count <= SORTED_LABELS:
-        for i in range(1, count):
-            v, index = labels[i], i
-            while index > 0 and row[labels[index - 1]] < row[v]:
-                labels[index] = labels[index - 1]
-                index -= 1
-            labels[index] = v

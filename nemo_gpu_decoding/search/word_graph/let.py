@@ -51,7 +51,7 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     label_of,
     rank_of,
 )
-from nemo_gpu_decoding.search.word_graph.labels import choose_labels, narrow_labels
+from nemo_gpu_decoding.search.word_graph.labels import choose_labels, rank_labels
 from nemo_gpu_decoding.search.word_graph.let_groups import (
     expand_group,
     expand_with_lm,
@@ -132,15 +132,12 @@ def _offer_blanks_and_repeats(row, state, search, work):
 @no_refcount
 def _expand_groups(row, state, search, lm, work):
     """Steps 2 and 3."""
-    frame, groups, cutoff = work.frame[0], work.groups, work.frame[0].cutoff
+    frame, groups = work.frame[0], work.groups
     status = tighten_cutoff(row, state, search, lm, work)
-    if frame.cutoff < cutoff:
-        narrow_labels(row, search, work)
+    rank_labels(row, search, work)
     if frame.labels == 0 or status != DONE:
         return status
     least = cost_of(row, work.labels[0], search)
-    for i in range(1, frame.labels):
-        least = min(least, cost_of(row, work.labels[i], search))
     for i in range(state.counters[0].tokens):
         status = join_groups(i, least, search, work)
         if status != DONE:

@@ -28,6 +28,7 @@ def prune(row, state, search, work):
     counters, frame, next_tokens = state.counters[0], work.frame[0], work.next_tokens
     kept, limited = choose_tokens(next_tokens, frame, search.params, work)
     if counters.back_pointers + kept > len(state.back_pointers):
+        frame.status = BACK_POINTERS_FULL
         return BACK_POINTERS_FULL
     counters.limited += limited or frame.last_rank != ANY_RANK
     for i in range(frame.tokens):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.csr import Spellings, WordGraph
+from nemo_gpu_decoding.graph.csr import Spellings, WordGraph, count_words, word_from_end
 from nemo_gpu_decoding.jit import compiled, inlined
 from nemo_gpu_decoding.search.result import Path
 from nemo_gpu_decoding.search.word_graph.best_path import Steps
@@ -66,26 +66,44 @@ class TracedText:
 
 def traced_text(steps: Steps, graph: WordGraph, blank_id: int) -> TracedText:
     """Split the steps of a path into tokens and words."""
-    labels = graph.arrays.arcs["ilabel"][steps.arcs]
-    is_token = labels != blank_id  # a ready-made graph may emit a word with a blank
-    before = np.cumsum(is_token) - is_token  # tokens before each step
-    olabels = graph.arrays.arcs["olabel"][steps.arcs]
-    silent, jumps = np.zeros_like(olabels), np.flatnonzero(steps.epsilons >= 0)
-    silent[jumps] = graph.arrays.epsilons["olabel"][steps.epsilons[jumps]]
-    words, emitted_at = [], []
-    for n in np.flatnonzero((olabels != 0) | (silent != 0)).tolist():
-        more = graph.expanded(int(silent[n])) + graph.expanded(int(olabels[n]))
-        words += more
-        emitted_at += [int(before[n])] * len(more)
-    runs = steps.runs[is_token]
-    return TracedText(
-        labels[is_token].astype(np.int32),
-        steps.frames[is_token],
-        runs,
-        np.minimum(steps.probabilities[is_token] / np.maximum(runs, 1), 1.0).astype(np.float32),
-        tuple(words),
-        tuple(emitted_at),
-    )
+    tokens, confidence, words = split_steps(steps, graph.arrays, blank_id, len(graph.words), graph.num_spoken)
+    labels, emitted_at = words.tolist()
+    return TracedText(*tokens, confidence, tuple(labels), tuple(emitted_at))
+
+
+@compiled
+def split_steps(steps, graph, blank_id, num_words, num_spoken):
+    """The tokens and words of a path.
+
+    Returns:
+        [3, n] int32: label, frame and run of each token; [n] float32, its confidence; [2, w] int64: label of each
+        word, and the number of tokens before the one with whose arc it came.
+    """
+    most = 0
+    for n in range(len(steps.arcs)):
+        most += count_words(_silent(steps.epsilons[n], graph), graph, num_words)
+        most += count_words(graph.arcs[steps.arcs[n]].olabel, graph, num_words)
+    tokens, words = np.empty((3, len(steps.arcs)), np.int32), np.empty((2, most), np.int64)
+    confidence, count, size = np.empty(len(steps.arcs), np.float32), 0, 0
+    for n in range(len(steps.arcs)):
+        arc = graph.arcs[steps.arcs[n]]
+        for olabel in (_silent(steps.epsilons[n], graph), arc.olabel):
+            for k in range(count_words(olabel, graph, num_words) - 1, -1, -1):
+                word = word_from_end(olabel, k, graph, num_words)
+                if 0 < word < num_spoken:  # no piece of an unknown word
+                    words[0, size], words[1, size] = word, count
+                    size += 1
+        if arc.ilabel != blank_id:  # a ready-made graph may emit a word with a blank
+            tokens[0, count], tokens[1, count], tokens[2, count] = arc.ilabel, steps.frames[n], steps.runs[n]
+            confidence[count] = min(np.float64(steps.probabilities[n]) / max(steps.runs[n], 1), 1.0)
+            count += 1
+    return tokens[:, :count], confidence[:count], words[:, :size]
+
+
+@inlined
+def _silent(epsilon, graph):
+    """The olabel of a closure arc, or of none."""
+    return graph.epsilons[epsilon].olabel if epsilon >= 0 else np.int32(0)
 
 
 def words_of(traced: TracedText, graph: WordGraph, pieces: Sequence[str] | None) -> tuple[Word, ...]:

@@ -66,7 +66,7 @@ class StreamModels:
         if self.composition is not None:
             tokens["lm"] = self.composition.lms.start
         links = np.empty(1024 if self.params.keeps_links else 0, LINK)
-        return StreamState(self, tokens, np.empty(1024, BACK_POINTER), links, counters)
+        return StreamState(self, tokens, np.empty(2048, BACK_POINTER), links, counters)
 
 
 ModelsOf = Callable[[BatchFusion, int], StreamModels]  # what utterance b of a batch is decoded with
