@@ -276,9 +276,8 @@ def _may_expand(source, cost, row, search, cutoff):
     """Whether an arc of a small state stays below the cutoff: most groups have none. Of large states nobody knows."""
     arcs, may = search.graph.arcs, source.arc_end - source.arc_begin > SMALL_STATE
     for a in range(source.arc_begin, source.arc_begin if may else source.arc_end):
-        if not least_total(cost, arcs[a].cost, cost_of(row, arcs[a].ilabel, search), search) > cutoff:
-            may = True
-            break
+        total = least_total(cost, arcs[a].cost, cost_of(row, arcs[a].ilabel, search), search)
+        may = may | (not total > cutoff)  # without a branch, which would be guessed wrong often
     return may
 
 

@@ -71,12 +71,16 @@ def hash_of(key, context):
 
 
 @inlined
+def ordered_bits(value):
+    """An int64 of 32 bits that orders values as float32 does."""
+    bits = np.int64(np.float32(value + np.float32(0.0)).view(np.int32))  # -0 becomes +0
+    return -(bits & 0x7FFFFFFF) if bits < 0 else bits  # floats below 0 are ordered the other way round
+
+
+@inlined
 def rank_of(cost, key, context):
     """A number that orders candidates by cost, and keys of equal cost somehow, but always alike."""
-    bits = np.int64(np.float32(cost + np.float32(0.0)).view(np.int32))  # -0 becomes +0
-    if bits < 0:
-        bits = -(bits & 0x7FFFFFFF)  # floats below 0 are ordered the other way round
-    return (bits << HASH_BITS) + np.int64(hash_of(key, context) >> np.uint64(64 - HASH_BITS))
+    return (ordered_bits(cost) << HASH_BITS) + np.int64(hash_of(key, context) >> np.uint64(64 - HASH_BITS))
 
 
 @inlined

@@ -8,10 +8,10 @@ from nemo_gpu_decoding.graph.topology import GRAPH
 from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.search.log_space import LARGEST
 from nemo_gpu_decoding.search.word_graph.candidates import cost_of, least_total
-from nemo_gpu_decoding.search.word_graph.keys import NONE
+from nemo_gpu_decoding.search.word_graph.keys import NONE, ordered_bits
 
 BLOCK = 16  # labels looked at together
-SORTED_LABELS = 128  # up to so many labels in play are sorted, likely ones first
+SORTED_LABELS = 128  # up to so many labels in play are sorted, likely ones first; not more than BINS
 
 
 @no_refcount
@@ -51,13 +51,14 @@ def rank_labels(row, search, work):
         count += not row[labels[i]] < least
     frame.labels = count
     if count <= SORTED_LABELS:
-        for gap in (8, 1):  # a Shell sort
-            for i in range(gap, count):
-                v, at = labels[i], i
-                while at >= gap and row[labels[at - gap]] < row[v]:
-                    labels[at] = labels[at - gap]
-                    at -= gap
-                labels[at] = v
+        keys = work.histogram
+        for i in range(count):
+            keys[i] = -(ordered_bits(row[labels[i]]) << 32) + labels[i]
+        for i in range(count):
+            index = 0
+            for j in range(count):  # all pairs: there is no branch to guess, and SIMD compares eight at once
+                index += np.int64(keys[np.uintp(j)] < keys[np.uintp(i)])
+            labels[index] = keys[i] & 0xFFFFFFFF
 
 
 @inlined
