@@ -57,7 +57,7 @@ def rank_labels(row, search, work):
         for i in range(count):
             index = 0
             for j in range(count):  # all pairs: there is no branch to guess, and SIMD compares eight at once
-                index += np.int64(keys[np.uintp(j)] < keys[np.uintp(i)])
+                index += int(keys[np.uintp(j)] < keys[np.uintp(i)])
             labels[index] = keys[i] & 0xFFFFFFFF
 
 

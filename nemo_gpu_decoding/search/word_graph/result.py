@@ -66,9 +66,10 @@ class TracedText:
 
 def traced_text(steps: Steps, graph: WordGraph, blank_id: int) -> TracedText:
     """Split the steps of a path into tokens and words."""
-    tokens, confidence, words = split_steps(steps, graph.arrays, blank_id, len(graph.words), graph.num_spoken)
+    found, confidence, words = split_steps(steps, graph.arrays, blank_id, len(graph.words), graph.num_spoken)
+    tokens, frames, repeats = found
     labels, emitted_at = words.tolist()
-    return TracedText(*tokens, confidence, tuple(labels), tuple(emitted_at))
+    return TracedText(tokens, frames, repeats, confidence, tuple(labels), tuple(emitted_at))
 
 
 @compiled
