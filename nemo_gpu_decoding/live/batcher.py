@@ -7,6 +7,7 @@ arrives while it works is the next batch.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -109,7 +110,8 @@ class Batcher:
         except Exception:
             # nobody knows how far it came: these streams are lost, others and later ones are not
             logger.exception("a step of %d streams failed", len(chunks))
-            self.recognizer.drop(chunk.stream for chunk in chunks)
+            with contextlib.suppress(Exception):  # whatever state it is in, the server goes on
+                self.recognizer.drop([chunk.stream for chunk in chunks])
             for session, _ in batch:
                 session.fail("server", "the recognizer failed; its log says why")
                 session.kill()

@@ -116,6 +116,8 @@ class LiveServer(uvicorn.Server):
         self.batcher.wake()
         if self.handlers:
             await asyncio.wait(self.handlers, timeout=self.address.shutdown_seconds)
+        for session in self.batcher.sessions.values():
+            session.leave()  # there was no time for these
         await super().shutdown(sockets)
 
     @contextlib.asynccontextmanager
@@ -231,6 +233,8 @@ class LiveServer(uvicorn.Server):
                 else:
                     raise FieldError("message", message[:80], 'audio, or {"type": "end"}')
                 self.batcher.wake()
+            while True:  # all that may still come is that the client leaves
+                await _receive(socket)
         except asyncio.TimeoutError:
             session.fail("idle_seconds", f"there was no message for {limits.idle_seconds:g} seconds")
         except WebSocketDisconnect:

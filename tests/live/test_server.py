@@ -525,3 +525,20 @@ def test_without_the_extra_the_command_says_what_to_install(monkeypatch, capsys)
         monkeypatch.setitem(sys.modules, name, None)
     assert main(["serve", "model=a.nemo"]) == 2
     assert "pip install 'nemo-gpu-decoding[serve]'" in capsys.readouterr().err
+
+
+def test_a_client_that_leaves_behind_its_end_is_noticed():
+    with running(NumberReader(seconds=0.05)) as server:
+        with stream(server) as socket:
+            socket.send(audio(*range(1, 101)))
+            socket.send('{"type": "end"}')
+        wait_for(lambda: server.batcher.metrics.streams["disconnect"] == 1, seconds=2.0)
+
+
+def test_shutdown_does_not_wait_for_ever():
+    with running(NumberReader(seconds=0.2), shutdown_seconds=0.1) as server, stream(server) as socket:
+        socket.send(audio(*range(1, 100)))
+        assert json.loads(socket.recv(10))["type"] == "ready"
+        server.should_exit = True
+        _, code = messages(socket)
+        assert code != 1000
