@@ -265,7 +265,7 @@ def family_of(pid):
     return found
 
 
-def wait_for(what, seconds=60):
+def wait_for(what, seconds=180):  # busy machines start Ray slowly
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline, "it did not happen in time"
