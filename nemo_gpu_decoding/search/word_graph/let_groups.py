@@ -22,10 +22,9 @@ from nemo_gpu_decoding.search.word_graph.candidates import (
     fill_slot,
     find_slot,
     least_total,
-    likeliest_step,
     lower_cutoff,
 )
-from nemo_gpu_decoding.search.word_graph.composition import query
+from nemo_gpu_decoding.search.word_graph.composition import likeliest_step, query
 from nemo_gpu_decoding.search.word_graph.frame import SMALL_STATE
 from nemo_gpu_decoding.search.word_graph.keys import (
     DONE,

@@ -36,10 +36,9 @@ from nemo_gpu_decoding.search.word_graph.candidates import (
     fill_table,
     find_slot,
     least_total,
-    likeliest_step,
     offer,
 )
-from nemo_gpu_decoding.search.word_graph.composition import WORK_FIELDS, query
+from nemo_gpu_decoding.search.word_graph.composition import WORK_FIELDS, likeliest_step, query
 from nemo_gpu_decoding.search.word_graph.keys import DONE, GROUPS_FULL, NONE, OTHER_HASH, SLOT_SHIFT, Origin, hash_of
 from nemo_gpu_decoding.search.word_graph.records import FRAME_FIELDS, GROUP_FIELDS, KEY, LM
 from nemo_gpu_decoding.search.word_graph.token_groups import (
