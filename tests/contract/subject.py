@@ -50,6 +50,8 @@ class Subject:
     tolerance: float = 1e-3
     # decodings by each of several threads that share a decoder
     calls_per_thread: int = 5
+    # whether partial results on the CPU say how many tokens are committed
+    tells_committed: bool = True
 
     def __init__(self, backend: str = "cpu", device: str = "cpu") -> None:
         self.backend, self.device = backend, device

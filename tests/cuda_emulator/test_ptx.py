@@ -116,7 +116,7 @@ FAULTS = {
     f"{SHARED} out[0] = __ldcg((float*)smem);": "which is no address of global memory",
     "out[0] = float(__cvta_generic_to_shared(in));": "cvta.to.shared",
     "*(volatile float*)0 = 1;": "no address of global memory",
-    f"{SHARED} ((volatile float*)smem)[64 + threadIdx.x] = 1;": r"4 bytes at \d+ of 2064 \+ 256 bytes",
+    f"{SHARED} ((volatile float*)smem)[64 + threadIdx.x] = 1;": r"4 bytes at \d+ of \d+ \+ 256 bytes",
     "static __shared__ float a[4]; ((volatile float*)a)[threadIdx.x + 500] = 1;": "out-of-bounds access of 4 bytes",
 }  # fmt: skip
 CHECKED_FAULTS = {

@@ -385,6 +385,7 @@ def test_a_client_that_is_too_fast_is_slowed():
 
 
 def test_a_client_that_does_not_read_is_dropped(caplog):
+    caplog.set_level("WARNING", "nemo_gpu_decoding")
     limits = Limits(send_seconds=0.2)
     with running(limits=limits) as server:
         with stream(server, max_queue=1, close_timeout=0.1) as socket:

@@ -39,6 +39,7 @@ def search_in_chunks() -> None:
         log_probs = random_log_probs(2, 7, V + 1, seed=1, sharpness=sharpness)
         streams = decoder.open(2)
         decoder.push(streams, log_probs[:, :5], [5, 4])
+        decoder.partial(streams)
         decoder.push(streams, log_probs[:, 5:], [2, 0])
         decoder.close(streams)
 
