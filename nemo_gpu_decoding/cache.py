@@ -20,9 +20,6 @@ T = TypeVar("T")
 
 MAX_ENTRIES = 16  # least recently used entries beyond this are dropped
 
-MAX_FILES = 4  # oldest files of a shared folder beyond this are removed
-
-_shared: Path | None = None  # folder of what processes of this machine share
 _entries: OrderedDict[Hashable, Future[Any]] = OrderedDict()
 _lock = threading.Lock()
 
@@ -74,33 +71,6 @@ def clear() -> None:
 
 
 # ------------------------------------------------------------------------ shared by processes of a machine
-
-
-def share_on_disk(folder: Path | None) -> None:
-    """Keep what `on_disk` builds in this folder from now on; None for nowhere, as at the beginning.
-
-    For processes that all load the same: a second one maps what the first one built.
-    """
-    global _shared
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-    _shared = folder
-
-
-def on_disk(name: str, build: Callable[[], T], save: Callable[[T, Path], None], load: Callable[[Path], T]) -> T:
-    """What was saved under this file name in the shared folder; else what `build` returns, saved and loaded.
-
-    `save` must write a whole file or none. Without a shared folder nothing is saved.
-    """
-    if _shared is None:
-        return build()
-    path = _shared / name
-    if not path.exists():
-        save(build(), path)
-        kept = sorted(_shared.iterdir(), key=lambda file: file.stat().st_mtime)
-        for old in kept[:-MAX_FILES]:  # a process that has mapped one keeps it until it ends
-            old.unlink(missing_ok=True)
-    return load(path)
 
 
 @contextmanager

@@ -85,30 +85,6 @@ def test_file_key_changes_with_the_file(tmp_path):
 # ------------------------------------------------------------------------ shared by processes of a machine
 
 
-def written(value, path):
-    path.write_text(value)
-
-
-def test_the_second_process_loads_what_the_first_one_built(tmp_path):
-    built = []
-
-    def get(name):
-        return cache.on_disk(name, lambda: built.append(name) or f"built {name}", written, lambda p: p.read_text())
-
-    assert get("a") == "built a"
-    assert built == ["a"]  # and nothing is saved: it is not shared
-    cache.share_on_disk(tmp_path / "shared")
-    try:
-        assert [get("a"), get("a")] == ["built a"] * 2
-        assert built == ["a", "a"]
-        for n, name in enumerate("bcdef"):
-            get(name)
-            os.utime(tmp_path / "shared" / name, (n, n))
-        assert len(list((tmp_path / "shared").iterdir())) == cache.MAX_FILES
-    finally:
-        cache.share_on_disk(None)
-
-
 def test_processes_wait_for_each_other_and_not_for_the_dead(tmp_path):
     code = """
 import sys, time

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from nemo_gpu_decoding.cache import share_on_disk
 from nemo_gpu_decoding.cluster.corpus import Partition
 from nemo_gpu_decoding.cluster.folder import Folder, Plan
 from nemo_gpu_decoding.cluster.workers import Job, Totals, Transcriber
@@ -111,12 +110,9 @@ class Progress:
 
 def _here(job: Job, todo: Sequence[Partition]) -> Iterator[Totals]:
     """Decode in this process."""
-    try:
-        transcriber = Transcriber(job)
-        for partition in todo:
-            yield transcriber.transcribe(partition)
-    finally:
-        share_on_disk(None)  # this process may have other work
+    transcriber = Transcriber(job)
+    for partition in todo:
+        yield transcriber.transcribe(partition)
 
 
 # ------------------------------------------------------------------------------------------------- Ray

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import fsspec
 import numpy as np
 
-from nemo_gpu_decoding.cache import one_process_at_a_time, share_on_disk
+from nemo_gpu_decoding.cache import one_process_at_a_time
 from nemo_gpu_decoding.cluster.corpus import Partition, local_copy
 from nemo_gpu_decoding.cluster.folder import Folder
 from nemo_gpu_decoding.jit import cache_folder
@@ -98,7 +98,7 @@ class Transcriber:
         """
         import soundfile
 
-        share_on_disk(cache_folder() / "graphs")
+        cache_folder().mkdir(parents=True, exist_ok=True)
         with one_process_at_a_time(cache_folder() / "workers.lock"), TemporaryDirectory() as folder:
             silence = Path(folder) / "silence.wav"
             soundfile.write(silence, np.zeros(16000), 16000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -11,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
-from nemo_gpu_decoding.cache import cached, file_key, on_disk
+from nemo_gpu_decoding.cache import cached, file_key
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.graph.build import build_graph, listed_words, load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
@@ -94,17 +93,13 @@ def _build(
         words += [_to_add(w, vocabulary, ignore_case) for w in boosted if not _has(listed, w, ignore_case)]
     for word in words:
         vocabulary.tokenize(word)  # an LM may list words that cannot be spelled, a user's list may not
-    build = partial(
-        build_graph,
+    graph = build_graph(
         options.arpa,
         vocabulary,
         segmentations=options.segmentations,
         open_vocabulary=options.open_vocabulary,
         added_words=words,
     )
-    sources = file_key(options.arpa), vocabulary.pieces, options, words
-    digest = hashlib.sha256(repr(sources).encode()).hexdigest()[:32]
-    graph = on_disk(f"{digest}.graph", build, save_graph, load_graph)
     graph = replace(graph, name=str(options.arpa))  # a kept one has the name of the file at that time
     if options.keep_at is not None:
         save_graph(graph, options.keep_at)
