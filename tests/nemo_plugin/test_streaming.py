@@ -246,20 +246,27 @@ def pauses(files, tmp_path) -> list[str]:
     return paths
 
 
+@pytest.fixture
+def ended(monkeypatch):
+    """Where the rules have ended utterances."""
+    progresses, find = [], pipelines.find_endpoint
+
+    def recorded(progress, rules):
+        rule = find(progress, rules)
+        if rule is not None:
+            progresses.append(progress)
+        return rule
+
+    monkeypatch.setattr(pipelines, "find_endpoint", recorded)
+    return progresses
+
+
 @pytest.mark.parametrize("decoding", [FLEXCTC, WORD_GRAPH], ids=["flexctc_beam", "cuda_wfst"])
-def test_utterances_end_by_kaldis_rules(ctc_pipeline, decoding, pauses, pushed, monkeypatch):
+def test_utterances_end_by_kaldis_rules(ctc_pipeline, decoding, pauses, pushed, ended):
     if decoding is WORD_GRAPH:
         pytest.importorskip("kaldifst")
     ours = ctc_pipeline(decoding, eou=1, rules=RULES)
-    found, ends = [], pipelines.find_endpoint
-
-    def recorded(progress, rules):
-        found.append((progress, ends(progress, rules)))
-        return found[-1][1]
-
-    monkeypatch.setattr(pipelines, "find_endpoint", recorded)
     transcripts = ours.run(pauses)
-    ended = [progress for progress, rule in found if rule]
     assert len(ended) > 2
     assert all(progress.contains_speech and progress.trailing_silence >= 0.4 for progress in ended)
     assert len(pushed) == len(ended) + 2  # and those that end with the files
@@ -269,18 +276,10 @@ def test_utterances_end_by_kaldis_rules(ctc_pipeline, decoding, pauses, pushed, 
 
 
 @pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
-def test_utterances_of_transducers_end_by_kaldis_rules(rnnt_pipeline, strategy, pauses, monkeypatch):
+def test_utterances_of_transducers_end_by_kaldis_rules(rnnt_pipeline, strategy, pauses, ended):
     ours = rnnt_pipeline({"strategy": strategy}, eou=1, rules=RULES)
     plain = rnnt_pipeline({"strategy": strategy}).run(pauses)
-    found, ends = [], pipelines.find_endpoint
-
-    def recorded(progress, rules):
-        found.append((progress, ends(progress, rules)))
-        return found[-1][1]
-
-    monkeypatch.setattr(pipelines, "find_endpoint", recorded)
     transcripts = ours.run(pauses)
-    ended = [progress for progress, rule in found if rule]
     assert len(ended) > 2
     assert all(progress.contains_speech and progress.trailing_silence >= 0.4 for progress in ended)
     assert all(

@@ -13,6 +13,7 @@ from torch import Tensor
 from nemo_gpu_decoding.cuda.launch import runtime
 from nemo_gpu_decoding.fusion.batch import FusionLabels, UtteranceFusion
 from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.search.common_ancestor import common_ancestor
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import check_batch, check_rows
@@ -26,7 +27,7 @@ from nemo_gpu_decoding.search.transducer.cuda_workspace import WorkspacePool
 from nemo_gpu_decoding.search.transducer.engine import Algorithm, Found
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks, checked_networks
 from nemo_gpu_decoding.search.transducer.records import SearchParams
-from nemo_gpu_decoding.search.transducer.trace_back import fusion_parts, tokens_since_common, trace_back
+from nemo_gpu_decoding.search.transducer.trace_back import fusion_parts, tokens_between, trace_back
 
 C = TypeVar("C", bound=TransducerConfig)
 
@@ -134,7 +135,8 @@ class TransducerDecoder(Decoder[C, NBest]):
         own, beams = int(found.rows[r]), found.state.beams
         ends = beams.beam[own]["node"][beams.live[own]]
         best = beams.beam[own, found.order[r, 0]]["node"]
-        return int(tokens_since_common(found.state.nodes[own], ends, best, self.networks.vocab_size))
+        nodes = found.state.nodes[own]
+        return int(tokens_between(nodes, common_ancestor(nodes["parent"], ends), best, self.networks.vocab_size))
 
     def _path(self, streams: Streams, b: int, found: Found, r: int, n: int, final: bool) -> Path:
         own, score = int(found.rows[r]), float(found.scores[r, n])

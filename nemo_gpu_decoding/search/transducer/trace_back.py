@@ -68,19 +68,10 @@ def trace_back(nodes, node):
 
 
 @compiled
-def tokens_since_common(nodes, ends, node, vocab_size):
-    """Tokens on the way to `node` after the last one that all nodes `ends` [n] have on theirs.
-
-    Parents have lower numbers. Looks at the nodes after the common one only.
-    """
-    ends, most = ends.copy(), ends.max()
-    while most != ends.min():
-        for i in range(len(ends)):
-            if ends[i] == most:
-                ends[i] = nodes[most].parent
-        most = ends.max()
+def tokens_between(nodes, ancestor, node, vocab_size):
+    """Tokens on the way from an ancestor to a node."""
     count = 0
-    while node != most:
+    while node != ancestor:
         count += nodes[node].label < vocab_size
         node = nodes[node].parent
     return count

@@ -125,24 +125,6 @@ def count_back_pointers(back_pointers, at):
 
 
 @compiled
-def common_back_pointer(back_pointers, pasts):
-    """The newest back-pointer that all live hypotheses have in their past, or NONE.
-
-    Those before it have lower numbers. Looks at the back-pointers after it only.
-
-    Args:
-        pasts: newest back-pointer of every live hypothesis, or NONE.
-    """
-    pasts, newest = pasts.copy(), pasts.max()
-    while newest != pasts.min():
-        for i in range(len(pasts)):
-            if pasts[i] == newest:
-                pasts[i] = back_pointers[newest].previous
-        newest = pasts.max()
-    return newest
-
-
-@compiled
 def trace_back(back_pointers, token, steps):
     """Fill `steps` (as long as the chain) with the back-pointers that `token` points to."""
     at, run, probability = token.back_pointer, token.run, token.probability

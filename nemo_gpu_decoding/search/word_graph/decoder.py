@@ -18,11 +18,12 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.topology import topology_number
 from nemo_gpu_decoding.lm.packed import PackedLM
+from nemo_gpu_decoding.search.common_ancestor import common_ancestor
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work
-from nemo_gpu_decoding.search.word_graph.best_path import best_end, common_back_pointer, count_back_pointers, steps_of
+from nemo_gpu_decoding.search.word_graph.best_path import best_end, count_back_pointers, steps_of
 from nemo_gpu_decoding.search.word_graph.composition import Composition, difference_of_words
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine, LetEngine
@@ -164,7 +165,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         """Tokens of the best hypothesis that all live ones share; None where those are not known."""
         if state.pasts is None:
             return None
-        common = common_back_pointer(state.back_pointers, state.pasts)
+        common = common_ancestor(state.back_pointers["previous"], state.pasts)
         arcs = found.steps.arcs[: count_back_pointers(state.back_pointers, common)]
         return int((self.graph.arrays.arcs["ilabel"][arcs] != self.blank_id).sum())
 
