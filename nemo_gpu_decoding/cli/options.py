@@ -57,7 +57,8 @@ def show_value(value: Any) -> str:
 def parse_options(options_class: type[T], arguments: Sequence[str]) -> T:
     """Build `options_class` from `["key=value", ...]`.
 
-    Values of text fields are taken as they are; others are read as YAML (`8`, `[4,8]`, `null`).
+    Values of text fields are taken as they are; others are read as YAML (`8`, `[4,8]`, `null`). For a
+    list a single value will do, and the brackets, which some shells want quoted, may be missing (`4,8`).
     Dotted keys reach into mappings (`decoding.beam.beam_size=8`).
 
     Raises:
@@ -147,8 +148,8 @@ def _split(argument: str, options: dict[str, Option]) -> tuple[str, str]:
 
 
 def _read_value(options_class: type, key: str, value: str) -> Any:
-    """Text stays text for fields that hold text (so that `audio=*.wav` needs no quotes); a single value
-    will do for a list."""
+    """Text stays text for fields that hold text (so that `audio=*.wav` needs no quotes); a list needs neither
+    brackets nor a second value."""
     hint = get_type_hints(options_class).get(key)
     if hint is str:
         return value
@@ -162,7 +163,9 @@ def _read_value(options_class: type, key: str, value: str) -> Any:
         problem = f"{key}={value} cannot be read: brackets or quotes do not match"
         raise ValueError(problem) from None
     is_list = any(get_origin(kind) is list for kind in (hint, *get_args(hint)))
-    return [read] if is_list and read is not None and not isinstance(read, list) else read
+    if not is_list or read is None or isinstance(read, list):
+        return read
+    return [yaml.safe_load(part) for part in read.split(",")] if isinstance(read, str) else [read]
 
 
 def _set(config: DictConfig, key: str, value: Any, option: Option) -> None:

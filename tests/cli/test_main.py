@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
 from omegaconf import MISSING
@@ -154,10 +154,27 @@ def test_a_field_of_any_type_takes_lists_and_patterns(text, value):
 
 
 @pytest.mark.parametrize(
-    ("argument", "expected"), [("weights=0.7", [0.7]), ("weights=[0.7]", [0.7]), ("weights=3", [3.0])]
+    ("argument", "expected"),
+    [("weights=0.7", [0.7]), ("weights=[0.7]", [0.7]), ("weights=3", [3.0]), ("weights=3,0.5", [3.0, 0.5])],
 )
-def test_a_single_value_will_do_for_a_list(argument, expected):
+def test_a_list_needs_no_brackets_and_no_second_value(argument, expected):
     assert parse_options(Sample, ["model=m", argument]).weights == expected
+    assert parse_options(Sample, ["model=m", "names=a, b"]).names == ["a", "b"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_single_value_will_do_for_every_list_of_a_command(name):
+    options_class = load_command(name).OPTIONS
+    options = options_of(options_class)
+    required = [f"{option.name}=x" for option in options if option.required]
+    hints = get_type_hints(options_class)
+    for option in options:
+        kinds = [kind for kind in (hints[option.name], *get_args(hints[option.name])) if get_origin(kind) is list]
+        if kinds:
+            values = {(int,): 16, (float,): 0.5}
+            value = values.get(get_args(kinds[0])) or (option.default or ["early"])[0]
+            parsed = parse_options(options_class, [*required, f"{option.name}={value}"])
+            assert getattr(parsed, option.name) == [value]
 
 
 def test_null_unsets_an_optional_value():
