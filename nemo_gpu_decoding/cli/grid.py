@@ -12,6 +12,9 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.decoder import Decoder
 
+# the options that are weights: more of them can be tried between two values
+WEIGHTS = ("lm_weight", "large_lm_weight", "boosting_weight", "beam_beta", "rescore_weight")
+
 
 class Point(NamedTuple):
     """One combination. None: the strategy has no such option, or there is nothing to weight."""
@@ -52,6 +55,40 @@ def combinations(**values: Sequence[Any]) -> list[Point]:
 def varied(points: Sequence[Point]) -> list[str]:
     """The options that the points have, in their order."""
     return [name for name in Point._fields if any(getattr(point, name) is not None for point in points)]
+
+
+def finer(points: Sequence[Point], best: Point) -> dict[str, tuple[float, ...]]:
+    """Values closer around the best, for each weight of which several were tried: half way to its neighbours;
+    where it is the smallest or the largest of them, one step beyond it.
+
+    >>> finer([Point(lm_weight=w) for w in (0.2, 0.6, 1.0)], Point(lm_weight=0.6))
+    {'lm_weight': (0.4, 0.6, 0.8)}
+    """
+    found = {}
+    for name in WEIGHTS:
+        tried = sorted({getattr(point, name) for point in points} - {None})
+        if len(tried) < 2:
+            continue
+        middle = getattr(best, name)
+        at = tried.index(middle)
+        below = (tried[at - 1] + middle) / 2 if at > 0 else 2 * middle - tried[1]
+        above = (middle + tried[at + 1]) / 2 if at + 1 < len(tried) else 2 * middle - tried[at - 1]
+        if name != "beam_beta":  # the only one that may be below 0
+            below = max(below, 0.0)
+        rounded = {float(f"{value:.3g}") for value in (below, above)}
+        found[name] = tuple(sorted(rounded | {middle}))
+    return found
+
+
+def at_edge(points: Sequence[Point], best: Point) -> list[str]:
+    """The weights of which the best value is the smallest or the largest that was tried, and could go on."""
+    found = []
+    for name in WEIGHTS:
+        tried = {getattr(point, name) for point in points} - {None}
+        value = getattr(best, name)
+        if len(tried) > 1 and (value == max(tried) or (value == min(tried) and (value > 0 or name == "beam_beta"))):
+            found.append(name)
+    return found
 
 
 def at_point(decoder: Decoder[Any, Any], point: Point, n_best: int | None = None) -> Decoder[Any, Any]:

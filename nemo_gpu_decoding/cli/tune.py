@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +21,12 @@ from nemo_gpu_decoding.cli.decoding import (
     decoding_config,
     load_phrase_file,
     section_of,
+    writable_file,
 )
 from nemo_gpu_decoding.cli.dev_set import Score
-from nemo_gpu_decoding.cli.grid import Point, at_point, combinations, varied
+from nemo_gpu_decoding.cli.grid import Point, at_edge, at_point, combinations, finer, varied
+from nemo_gpu_decoding.cli.options import show_value
+from nemo_gpu_decoding.cli.tune_plot import FORMATS, draw, options_of_panels
 from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.presets import load_preset, write_preset
@@ -89,6 +94,11 @@ class TuneOptions(ModelOptions):
     rescore_weight: list[float] = field(default_factory=lambda: [0.2, 0.5, 1.0])
     # What stays of the first LM's scores in the second pass, >= 0; 0 replaces them.
     rescore_lm_share: float = 1.0
+    # Write a picture of the error rates over the weights here (.png, .svg or .pdf). null: beside `out`, with
+    # the ending .png, if matplotlib is installed.
+    plot: str | None = None
+    # Then decode with finer weights around the best, too; without it the command that does so is printed.
+    refine: bool = False
     # Combinations shown, best first.
     show: int = 20
     # How the encoder's output is kept between decodings: float32, or float16 for half the memory.
@@ -98,6 +108,8 @@ class TuneOptions(ModelOptions):
         super().__post_init__()
         check_counts(self, "n_best")
         check_rescoring(self)
+        if self.plot is not None and Path(self.plot).suffix not in FORMATS:
+            raise ValueError(f"plot is {self.plot!r}, expected a file that ends in {', '.join(FORMATS)}")
         for name in Point.__annotations__:
             if getattr(self, name) == []:
                 raise ValueError(f"{name} is empty, expected values to try, such as {name}=[1,2]")
@@ -136,6 +148,7 @@ class Trial:
 
 def run(options: TuneOptions) -> int:
     """Decode the dev set with every combination; table to stdout, best preset to `out`."""
+    plot = plot_file(options)
     utterances = read_manifest(Path(options.manifest))
     phrases = load_phrase_file("phrases", options.phrases)
     files = {"lm": options.lm, "large_lm": options.large_lm, "phrases": options.phrases}
@@ -155,6 +168,11 @@ def run(options: TuneOptions) -> int:
     if options.rescore:
         points = [point._replace(rescore_weight=weight) for point in points for weight in options.rescore_weight]
     trials = ranked(try_points(head, dev, decoder, points, phrases, options), options.objective)
+    if options.refine:
+        around = {**trials[0].point._asdict(), **finer(points, trials[0].point)}
+        more = combinations(**{n: v if isinstance(v, tuple) else (v,) for n, v in around.items() if v is not None})
+        more = [point for point in more if point not in points]
+        trials = ranked([*trials, *try_points(head, dev, decoder, more, phrases, options)], options.objective)
     print(report(dev, trials, phrases, options.show))
     if head.name == "rnnt" and options.lm:
         print(f"\n{lm_weight_table(trials)}\n")
@@ -164,7 +182,45 @@ def run(options: TuneOptions) -> int:
         preset = decoding_config(strategy, options.preset, {**files, **best._asdict()})
         write_preset(Path(options.out), preset, preset_comment(options, trials[0]))
         print(f"written to {options.out}; use it with  transcribe preset={options.out}")
+    if plot is not None and options_of_panels(trials):
+        draw(trials, dev.score(dev.greedy_texts, phrases), plot)
+        print(f"word error rates over the weights: {plot}")
+    print(next_step(options, [trial.point for trial in trials]))
     return 0
+
+
+def plot_file(options: TuneOptions) -> Path | None:
+    """Where the picture goes, if there is to be one.
+
+    Raises:
+        ValueError: there is no such folder.
+        ImportError: it is asked for and matplotlib is not installed.
+    """
+    if options.plot is None and options.out is None:
+        return None
+    if find_spec("matplotlib") is None:
+        if options.plot is not None:
+            raise ImportError(f"plot={options.plot} needs matplotlib: pip install matplotlib")
+        print("no picture of the error rates: it needs matplotlib (pip install matplotlib)", file=sys.stderr)
+        return None
+    return writable_file("plot", options.plot) if options.plot else Path(str(options.out)).with_suffix(".png")
+
+
+def next_step(options: TuneOptions, points: Sequence[Point]) -> str:
+    """The command that tries finer weights around the best point, which is the first."""
+    weights = finer(points, points[0])
+    if not weights:
+        return "one value of each weight was tried: nothing to refine"
+    given = {each.name: getattr(options, each.name) for each in fields(options) if each.name != "refine"}
+    plain = {each.name: each.default_factory() if callable(each.default_factory) else each.default
+             for each in fields(options)}  # fmt: skip
+    given |= {name: [value] for name, value in points[0]._asdict().items() if value is not None}
+    given |= {name: list(values) for name, values in weights.items()}
+    typed = [f"{name}={shown}" for name, value in given.items() if value != plain[name]
+             for shown in [",".join(map(str, value)) if isinstance(value, list) else show_value(value)]]  # fmt: skip
+    edges = [f"{name}={getattr(points[0], name)}" for name in at_edge(points, points[0])]
+    why = f" ({', '.join(edges)} is at the edge of what was tried)" if edges else ""
+    return f"finer weights around it{why}:\n  nemo-gpu-decoding tune {shlex.join(typed)}"
 
 
 def choose_strategy(options: TuneOptions, default_head: str) -> str:

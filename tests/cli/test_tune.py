@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from importlib.util import find_spec
 
 import pytest
 
+from nemo_gpu_decoding.cli import tune
 from nemo_gpu_decoding.cli.dev_set import Decoded, Score
-from nemo_gpu_decoding.cli.grid import Point, at_point, varied
+from nemo_gpu_decoding.cli.grid import Point, at_edge, at_point, finer, varied
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options
-from nemo_gpu_decoding.cli.tune import Trial, TuneOptions, points_of, ranked
+from nemo_gpu_decoding.cli.tune import Trial, TuneOptions, next_step, points_of, ranked
+from nemo_gpu_decoding.cli.tune_plot import best_by, draw, options_of_panels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.metrics import PhraseScore, WordErrors
@@ -73,6 +77,8 @@ def test_the_f_score_can_be_the_objective():
         ("large_lm_weight=[]", "large_lm_weight is empty"),
         ("blank_lm_score_mode=[half]", "blank_lm_score_mode holds half"),
         ("pruning_mode=[soon,late]", "pruning_mode holds soon, expected any of late, early"),
+        ("plot=best.gif", "plot is 'best.gif', expected a file that ends in .png, .svg, .pdf"),
+        ("plot=no/such/best.png", "plot=no/such/best.png: there is no folder no/such"),
     ],
 )
 def test_bad_options_are_refused(argument, problem, capsys):
@@ -105,10 +111,95 @@ def test_a_run_prints_a_table_and_writes_a_preset(assets, manifest, tmp_path, ca
     point = Point(beam.beam_size, beam.beam_beta, beam.ngram_lm_alpha, beam.boosting_tree_alpha)
     assert f"\nbest: {point}\n" in out
     assert point in grid(options(*arguments[4:]))
+    assert f"\nword error rates over the weights: {tmp_path}/best.png\n" in out
+    assert (tmp_path / "best.png").read_bytes().startswith(b"\x89PNG")
+
+    coarse = float(re.findall(r"^beam(?: +[\d.]+){4} +([\d.]+)", out, re.M)[0])
+    (command,) = re.findall(r"^finer weights around it.*:\n  nemo-gpu-decoding tune (.*)$", out, re.M)
+    proposed = parse_options(TuneOptions, shlex.split(command))
+    assert main(["tune", *arguments, "refine=true", "show=99", f"plot={tmp_path}/fine.svg"]) == 0
+    out = capsys.readouterr().out
+    tried = set(grid(options(*arguments[4:]))) | set(grid(proposed))
+    assert out.count("\nbeam") == len(tried) > 4
+    assert float(re.findall(r"^beam(?: +[\d.]+){4} +([\d.]+)", out, re.M)[0]) <= coarse
+    assert (tmp_path / "fine.svg").read_text().startswith("<?xml")
 
     transcribe = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", f"preset={best}"]
     assert main(["transcribe", *transcribe]) == 0
     assert "WER" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------ finer weights, and the picture of the grid
+
+
+def test_finer_weights_lie_half_way_to_the_neighbours_or_beyond_the_edge():
+    points = grid(options("lm_weight=[0,0.5,1]", "beam_beta=[0,1]", "boosting_weight=[2]", "beam_size=[4,8]"))
+    best = Point(8, 0.0, 0.5, 2.0)
+    assert finer(points, best) == {"lm_weight": (0.25, 0.5, 0.75), "beam_beta": (-1.0, 0.0, 0.5)}
+    assert at_edge(points, best) == ["beam_beta"]
+    assert finer(points, best._replace(lm_weight=1.0))["lm_weight"] == (0.75, 1.0, 1.5)
+    none = best._replace(lm_weight=0.0)
+    assert finer(points, none)["lm_weight"] == (0.0, 0.25)
+    assert at_edge(points, none) == ["beam_beta"]  # there is nothing below an LM weight of 0
+
+
+def test_the_next_command_tries_the_finer_weights_and_keeps_the_rest():
+    given = options("lm=my lm.arpa", "phrases=p.txt", "boosting_weight=1", "beam_size=[4,8]", "out=best.yaml")
+    points = grid(given)
+    best = next(point for point in points if point[:4] == (4, 0.5, 1.0, 1.0))
+    said, command = next_step(given, [best, *points]).splitlines()
+    assert said == "finer weights around it (lm_weight=1.0 is at the edge of what was tried):"
+    program, name, *arguments = shlex.split(command)
+    assert (program, name) == ("nemo-gpu-decoding", "tune")
+    again = parse_options(TuneOptions, arguments)
+    assert vars(again) == vars(given) | {
+        "lm_weight": [0.9, 1.0, 1.2], "beam_beta": [0.25, 0.5, 0.75], "boosting_weight": [1.0], "beam_size": [4]
+    }  # fmt: skip
+    assert next_step(given, [best]) == "one value of each weight was tried: nothing to refine"
+
+
+def test_the_picture_shows_the_best_trial_of_each_value_whatever_the_others(tmp_path):
+    pytest.importorskip("matplotlib")
+    trials = ranked(
+        [
+            trial(round(3 + 2 * abs(weight - 0.5) + (beta == 0)), 2, lm_weight=weight, beam_beta=beta, beam_size=size)
+            for weight in (0.0, 0.5, 1.5)
+            for beta in (0.0, 1.0)
+            for size in (4, 8)
+        ],
+        "wer",
+    )  # fmt: skip
+    assert options_of_panels(trials) == ["lm_weight", "beam_beta", "beam_size"]
+    by_weight = best_by(trials, "lm_weight")
+    assert {value: best.score.errors.total for value, best in by_weight.items()} == {0.5: 3, 0.0: 4, 1.5: 5}
+    assert best_by(trials, "beam_beta", "lm_weight")[0.0, 1.5].score.errors.total == 6
+    for greedy in (trials[-1].score, Score(WordErrors(10, 9, 0, 0), None)):
+        draw(trials, greedy, tmp_path / "grid.svg")
+        picture = (tmp_path / "grid.svg").read_text()
+        assert picture.count('id="axes_') >= 4  # the map and three curves
+        assert picture.count("<!-- 40.0 -->") >= 1  # WER in a cell
+        assert f"<!-- best: {trials[0].point} -->" in picture
+    with pytest.raises(ValueError, match="trials hold 1 points alike"):
+        draw(trials[:1], trials[0].score, tmp_path / "grid.svg")
+
+
+def test_words_have_a_place_on_a_curve_and_a_refined_grid_has_holes_in_its_map(tmp_path):
+    pytest.importorskip("matplotlib")
+    trials = [trial(wrong, lm_weight=0.1 * wrong, beam_beta=float(wrong), pruning_mode=mode)
+              for wrong, mode in ((1, "late"), (2, "early"))]  # fmt: skip
+    draw(trials, trials[-1].score, tmp_path / "grid.png")
+    assert (tmp_path / "grid.png").stat().st_size > 5000
+
+
+def test_without_matplotlib_tune_says_so(monkeypatch, manifest, capsys):
+    monkeypatch.setattr(tune, "find_spec", lambda name: None)
+    arguments = ["tune", "model=nowhere.nemo", f"manifest={manifest}"]
+    assert main([*arguments, "plot=best.png"]) == 2
+    assert "plot=best.png needs matplotlib: pip install matplotlib" in capsys.readouterr().err
+    assert tune.plot_file(options("out=best.yaml")) is None
+    assert "no picture of the error rates" in capsys.readouterr().err
+    assert tune.plot_file(options()) is None
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.nemo
