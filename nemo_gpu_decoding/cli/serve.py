@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.live.server import LiveServer
 
 TOKEN_VARIABLE = "NEMO_GPU_DECODING_TOKEN"
-NO_SERVER = "serve needs Starlette and uvicorn: pip install 'nemo-gpu-decoding[serve]'"
+NO_SERVER = "serve needs Starlette, uvicorn and prometheus_client: pip install 'nemo-gpu-decoding[serve]'"
 EXAMPLES = (
     "model=model.nemo",
     "model=model.nemo lm=lm.arpa phrases=names.txt port=9000",
@@ -98,7 +98,7 @@ def build_server(options: ServeOptions) -> LiveServer:
     try:
         from nemo_gpu_decoding.live.server import Address, LiveServer
     except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("starlette", "uvicorn"):
+        if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "prometheus_client"):
             raise
         raise ImportError(NO_SERVER) from error
     from nemo_gpu_decoding.live.batcher import Batcher

@@ -39,12 +39,12 @@ class Batcher:
     ) -> None:
         self.recognizer, self.limits = recognizer, limits
         self.batch_size, self.tick_seconds = batch_size, tick_seconds
-        self.metrics = Metrics()
         self.sessions: dict[int, Session] = {}  # by number, those that were served last at the end
+        self.metrics = Metrics(lambda: len(self.sessions))
         self._numbers, self._streams = itertools.count(), itertools.count()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recognizer")
         self._ready = asyncio.Event()
-        self._reserved = 0  # places of clients whose phrases are being prepared
+        self._reserved = 0  # slots of clients whose phrases are being prepared
 
     @property
     def is_full(self) -> bool:
@@ -119,13 +119,13 @@ class Batcher:
                 session.changed.set()
             self._forget()
             return
-        self.metrics.step_seconds.add(time.perf_counter() - started)
-        self.metrics.batch_streams.add(len(batch))
+        self.metrics.step_seconds.observe(time.perf_counter() - started)
+        self.metrics.step_streams.observe(len(batch))
         for (session, chunk), step in zip(batch, steps, strict=True):
             seconds = session.receive(chunk, step)
-            self.metrics.audio_seconds += len(chunk.samples) / self.recognizer.sample_rate
+            self.metrics.audio_seconds.inc(len(chunk.samples) / self.recognizer.sample_rate)
             if step.final is not None:
-                self.metrics.finals += 1
+                self.metrics.finals.inc()
             if step.partial is not None:
-                self.metrics.partial_seconds.add(seconds)
+                self.metrics.partial_seconds.observe(seconds)
         self._forget()

@@ -58,7 +58,7 @@ class Recognizer(Protocol):
     strategy: str
     sample_rate: int  # hertz
     chunk_samples: int
-    look_ahead_seconds: float  # audio behind a chunk that is heard before it is decoded
+    right_context_seconds: float  # audio behind a chunk that is heard before it is decoded
 
     @property
     def languages(self) -> list[str]: ...

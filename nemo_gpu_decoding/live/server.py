@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import uvicorn
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
@@ -31,11 +32,15 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from nemo_gpu_decoding.checks import FieldError, check_int, check_number
 from nemo_gpu_decoding.live.batcher import Batcher, ServerFullError
-from nemo_gpu_decoding.live.session import Session, read_start
+from nemo_gpu_decoding.live.session import Session, Start, read_start
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
 DONE, RESTART, REFUSED, FULL, FAILED = 1000, 1012, 1008, 1013, 1011  # codes of RFC 6455 and its registry
+# How streams end in the metrics: fields of errors among them, but no names that clients make up.
+OUTCOMES = frozenset(
+    ("end", "restart", "disconnect", "send_seconds", "streams", "idle_seconds", "audio", "server", *Start._fields)
+)
 PAGE_RULES = (
     "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -141,8 +146,8 @@ class LiveServer(uvicorn.Server):
     async def _metrics(self, request: Request) -> Response:
         if not self._knows_token(request):
             return PlainTextResponse("token is missing or wrong\n", 401)
-        text = self.batcher.metrics.text(len(self.batcher.sessions))
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(self.batcher.metrics.registry), headers={"Content-Type": content_type})
 
     def _knows_token(self, request: HTTPConnection) -> bool:
         if self.address.token is None:
@@ -176,7 +181,8 @@ class LiveServer(uvicorn.Server):
             self._abort(socket)
         finally:
             self.handlers.discard(task)
-            self.batcher.metrics.streams[outcome] += 1
+            field = outcome.partition("[")[0]  # phrases, of phrases[3]
+            self.batcher.metrics.streams.labels(field if field in OUTCOMES else "message").inc()
 
     async def _converse(self, socket: WebSocket) -> str:
         """A connection from its first message to its close; returns how it ended."""
@@ -215,7 +221,7 @@ class LiveServer(uvicorn.Server):
         seconds = recognizer.chunk_samples / recognizer.sample_rate
         return {
             "type": "ready", "strategy": recognizer.strategy, "sample_rate": recognizer.sample_rate,
-            "chunk_seconds": seconds, "look_ahead_seconds": recognizer.look_ahead_seconds,
+            "chunk_seconds": seconds, "right_context_seconds": recognizer.right_context_seconds,
             "languages": recognizer.languages, "limits": vars(limits),
         }  # fmt: skip
 

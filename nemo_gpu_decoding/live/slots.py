@@ -4,9 +4,9 @@
     here, there = slots.begin(), slots.begin(request)     # whenever somebody speaks
     errors = slots.push({here: chunk, there: other})      # whoever has new frames, in one call
     slots.partial([here, there])                          # what is best so far
-    (result,) = slots.end([here])                         # the utterance is over, its place is free
+    (result,) = slots.end([here])                         # the utterance is over, its slot is free
 
-The places are rows of `Streams`. Where all are taken, a group as large as all before it is added, so a step
+Slots are rows of `Streams`. Where all are taken, a group as large as all before it is added, so a step
 of n utterances is one `push` and one `partial`, or a few of each for a while after their number has grown:
 utterances begin in the largest group, and groups beside it are dropped as soon as they are empty.
 """
@@ -25,12 +25,12 @@ from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.result import NBest
 
-FIRST = 8  # places at first
+FIRST = 8  # slots at first
 
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """The place of one utterance, from `begin` to `end`."""
+    """The row that one utterance is searched in, from `begin` to `end`."""
 
     streams: Streams
     row: int
@@ -39,11 +39,11 @@ class Slot:
 class Slots:
     """Live utterances of a decoder. Belongs to one thread at a time.
 
-    What an utterance gives does not depend on the others, nor on who had its place before.
+    What an utterance gives does not depend on the others, nor on who had its slot before.
 
     Args:
         decoder: any.
-        first: places to begin with, at least 1; there will be more as they are needed.
+        first: slots to begin with, at least 1; there will be more as they are needed.
     """
 
     def __init__(self, decoder: Decoder[Any, Any], first: int = FIRST) -> None:
@@ -57,7 +57,7 @@ class Slots:
         return sum(int(streams.is_open.sum()) for streams in self._groups)
 
     @property
-    def places(self) -> int:
+    def capacity(self) -> int:
         """Utterances that there is room for."""
         return sum(map(len, self._groups))
 
@@ -72,7 +72,7 @@ class Slots:
         """
         streams = max((group for group in self._groups if not group.is_open.all()), key=len, default=None)
         if streams is None:
-            streams = self.decoder.open(max(self._first, self.places))
+            streams = self.decoder.open(max(self._first, self.capacity))
             streams.set_open(range(len(streams)), False)
             self._groups.append(streams)
         row = int(streams.is_open.argmin())
@@ -111,7 +111,7 @@ class Slots:
         )  # a copy is closed
 
     def end(self, slots: Sequence[Slot]) -> list[Any]:
-        """End these utterances; an `NBest` for each. Their places are free."""
+        """End these utterances; an `NBest` for each. Their slots are free."""
         results = self._asked(slots, lambda streams, rows: self.decoder.close(streams, rows=rows))
         self._drop_empty()
         return results

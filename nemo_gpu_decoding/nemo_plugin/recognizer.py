@@ -67,7 +67,7 @@ class PipelineRecognizer:
         seconds = pipeline.chunk_size_in_secs if self.is_cache_aware else pipeline.chunk_size
         self.chunk_samples = int(seconds * self.sample_rate)
         # cache-aware encoders see no more than their chunk
-        self.look_ahead_seconds = 0.0 if self.is_cache_aware else float(pipeline.right_padding_size)
+        self.right_context_seconds = 0.0 if self.is_cache_aware else float(pipeline.right_padding_size)
         pipeline.open_session()
 
     @classmethod

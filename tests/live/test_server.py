@@ -18,7 +18,9 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 pytest.importorskip("websockets")
+pytest.importorskip("prometheus_client")
 
+from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
@@ -37,7 +39,7 @@ BAD, FATAL, LONG = 30000, 30001, 30002  # values of chunks that fail, fail the s
 class NumberReader:
     """Hears the value of a chunk's samples as a word; zeros end an utterance."""
 
-    strategy, sample_rate, chunk_samples, look_ahead_seconds, languages = "numbers", RATE, CHUNK, 0.0, ("en",)
+    strategy, sample_rate, chunk_samples, right_context_seconds, languages = "numbers", RATE, CHUNK, 0.0, ("en",)
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.streams: dict[int, tuple[list[Word], int]] = {}  # words of the utterance, chunks so far
@@ -392,7 +394,7 @@ def test_a_client_that_does_not_read_is_dropped(caplog):
             with contextlib.suppress(ConnectionClosed):
                 for _ in range(500):
                     socket.send(audio(LONG, 0))
-            wait_for(lambda: server.batcher.metrics.streams["send_seconds"] == 1)
+            wait_for(lambda: server.batcher.metrics.value("streams_total", outcome="send_seconds") == 1)
         assert "does not read" in caplog.text
         assert finals(conversation(server, audio(1))[0]) == ["1"]
 
@@ -451,23 +453,31 @@ def test_options_out_of_range(make):
 
 
 def test_metrics_and_health():
-    with running() as server:
+    with running() as server, running() as other:
         conversation(server, audio(1, 0, 2))
-        conversation(server, first={"beam": 1})
+        for first in ({"phrases": [""]}, {"beam": 1}, {"lattice": 1}):
+            conversation(server, first=first)
         assert json.loads(get(server, "healthz")[1]) == {"status": "ok", "streams": 0}
         status, text = get(server, "metrics")
-    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
-    name = "nemo_gpu_decoding_"
+        openmetrics = get(server, "metrics", Accept="application/openmetrics-text; version=1.0.0")[1]
+        assert 'outcome="' not in get(other, "metrics")[1]
     assert status == 200
-    assert values[name + "streams_open"] == "0"
-    assert values[name + 'streams_total{outcome="end"}'] == "1"
-    assert values[name + 'streams_total{outcome="beam"}'] == "1"
-    assert values[name + "finals_total"] == "2"
-    assert float(values[name + "audio_seconds_total"]) == pytest.approx(0.03)
-    assert float(values[name + "resident_bytes"]) > 1e6
-    assert float(values[name + "cpu_seconds_total"]) > 0
-    assert values[name + 'partial_seconds_bucket{le="+Inf"}'] == values[name + "partial_seconds_count"]
-    assert float(values[name + "step_seconds_sum"]) > 0
+    assert openmetrics.endswith("# EOF\n")
+    families = {family.name: family.type for family in text_string_to_metric_families(text)}
+    assert families["nemo_gpu_decoding_cpu_seconds"] == families["nemo_gpu_decoding_finals"] == "counter"
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    values = {key.removeprefix("nemo_gpu_decoding_"): float(value) for key, value in lines.items()}
+    assert values["streams_open"] == 0
+    assert values['streams_total{outcome="end"}'] == 1
+    assert values['streams_total{outcome="phrases"}'] == 1
+    assert values['streams_total{outcome="message"}'] == 2  # clients cannot make up outcomes
+    assert values["finals_total"] == 2
+    assert values["audio_seconds_total"] == pytest.approx(0.03)
+    assert values["resident_bytes"] > 1e6
+    assert values["cpu_seconds_total"] > 0
+    assert values['partial_seconds_bucket{le="+Inf"}'] == values["partial_seconds_count"]
+    assert values["step_seconds_sum"] > 0
+    assert values["step_streams_sum"] == 3
 
 
 def test_shutdown_finishes_open_utterances():
@@ -533,7 +543,7 @@ def test_a_client_that_leaves_behind_its_end_is_noticed():
         with stream(server) as socket:
             socket.send(audio(*range(1, 101)))
             socket.send('{"type": "end"}')
-        wait_for(lambda: server.batcher.metrics.streams["disconnect"] == 1, seconds=2.0)
+        wait_for(lambda: server.batcher.metrics.value("streams_total", outcome="disconnect") == 1, seconds=2.0)
 
 
 def test_shutdown_does_not_wait_for_ever():

@@ -65,12 +65,12 @@ def test_utterances_that_come_and_go_give_what_they_give_alone(decoder):
 def test_places_grow_and_empty_groups_are_dropped(decoder):
     slots = Slots(decoder, first=2)
     first = [slots.begin() for _ in range(2)]
-    assert slots.places == 2
+    assert slots.capacity == 2
     more = [slots.begin() for _ in range(3)]
-    assert slots.places == 8  # 2 + 2 + 4
+    assert slots.capacity == 8  # 2 + 2 + 4
     slots.abandon(first)
     slots.end(more[:2])
-    assert (len(slots), slots.places) == (1, 4)
+    assert (len(slots), slots.capacity) == (1, 4)
     assert [slots.begin().streams is more[2].streams for _ in range(3)] == [True] * 3
 
 
