@@ -53,6 +53,11 @@ def patched_class(kind: type) -> type:
     return type(f"Mended{kind.__name__}", (kind,), methods)
 
 
+def computer_of(infer: Any) -> Any:
+    """What searches for a `BeamBatchedRNNTInfer`, whose name for it is private in NeMo 2."""
+    return infer.decoding_computer if hasattr(infer, "decoding_computer") else infer._decoding_computer
+
+
 @contextmanager
 def patched(infer: Any) -> Iterator[None]:
     """Inside the block the `BeamBatchedRNNTInfer` with `maes_batch` is without the faults.
@@ -60,7 +65,7 @@ def patched(infer: Any) -> Iterator[None]:
     Raises:
         RuntimeError: see `patched_class`.
     """
-    computer = infer.decoding_computer
+    computer = computer_of(infer)
     kind = type(computer)
     computer.__class__ = patched_class(kind)
     try:
