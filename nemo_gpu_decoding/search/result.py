@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.word_graph.lattice import Lattice
+
+
+S = TypeVar("S", bound="Path")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,28 @@ class Path:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def after(self: S, n: int) -> S:
+        """What comes after the first n tokens, without alignment; of word paths with the words that end there, whose
+        tokens count from the start of the stream. Of partial results it takes no time for what is committed:
+
+            new = nbest.best.after(shown)  # shown: what nbest.committed was the last time
+        """
+        return self._cut(n, n)
+
+    def _cut(self: S, begin: int, n: int) -> S:
+        """The path without its first `begin` tokens, which are n of the whole path."""
+        return replace(
+            self,
+            tokens=self.tokens[begin:],
+            frames=self.frames[begin:],
+            repeats=self.repeats[begin:],
+            token_confidence=self.token_confidence[begin:],
+            durations=None if self.durations is None else self.durations[begin:],
+            alignment=None,
+            alignment_log_probs=None,
+            alignment_frames=None,
+        )
 
 
 P = TypeVar("P", bound=Path, covariant=True)

@@ -9,6 +9,7 @@ A strategy of another folder runs all of it by a test file with a table of its o
 
 from __future__ import annotations
 
+import pickle
 import re
 import threading
 from typing import Any
@@ -21,6 +22,7 @@ from nemo_gpu_decoding.cuda.launch import use_runtime
 from nemo_gpu_decoding.fusion.automaton import empty_automaton
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.search.decoder import Decoder
+from nemo_gpu_decoding.search.result import NBest
 from tests.contract.subject import (
     BATCH,
     FRAMES,
@@ -262,6 +264,39 @@ def test_what_is_committed_stays(subject, decoder, inputs, expected):
         assert nbest.committed is None
         alive = [nbest.best] if has_lattice else nbest
         assert all(path.tokens[: len(known)].tolist() == known for path in alive)
+
+
+def test_partial_results_of_long_streams_trace_back_what_is_not_committed(subject, variant, monkeypatch):
+    """The same to the bit as if nothing were ever committed, from the first chunk to the end."""
+    frames = 400 if subject.backend == "cpu" else 100
+    inputs = 3 * subject.random_inputs(2, frames, seed=8).to(subject.device)  # peaked: hypotheses meet again
+    decoder, requests = subject.fused(variant), [subject.request(), None]
+    tails, before = [], None
+    for fewest in (10**9, 8):
+        monkeypatch.setattr("nemo_gpu_decoding.search.committed.FEWEST", fewest)
+        rng, streams, seen, first = np.random.default_rng(1), decoder.open(2, requests), [], 0
+        while first < frames:
+            size = int(rng.integers(1, 12))
+            chunk = inputs[:, first : first + size]
+            decoder.push(streams, chunk, [chunk.shape[1], max(0, min(chunk.shape[1], frames - 30 - first))])
+            if first > frames // 2:
+                partials = decoder.partial(streams, n_best=int(rng.integers(1, subject.most_partial + 1)))
+                seen.append(all_facts(partials))
+                seen.append([nbest.committed for nbest in partials])
+                news = [nbest.best.after(min(len(nbest.best), nbest.committed or 0)) for nbest in partials]
+                seen.append(all_facts([NBest((news[0],)), NBest((news[1],))]))
+                tails.append(len(getattr(partials[1].best, "_tail", partials[1].best)))
+                assert all(len(nbest.best) == len(nbest.best.tokens) for nbest in partials)
+                copied = [pickle.loads(pickle.dumps(nbest)) for nbest in partials]
+                assert all_facts(copied) == seen[-3]
+            first += size
+        seen.append(all_facts(decoder.close(streams)))
+        before = before or seen
+    for now, then in zip(seen, before, strict=True):
+        assert now == then
+    if subject.tells_committed and subject.backend == "cpu":
+        whole, tail = np.split(np.array(tails), 2)
+        assert 3 * tail.min() < whole.min()
 
 
 def test_partial_may_be_asked_about_some_streams(subject, decoder, inputs):

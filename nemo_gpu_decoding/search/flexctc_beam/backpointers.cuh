@@ -69,9 +69,10 @@ struct Trace {
   }
 };
 
-// One thread's way back along a path: tokens come out last first.
+// One thread's way back along a path, to frame `first`: tokens come out last first.
 struct TraceBack {
   int slot;
+  int64 first;
   int count = 0;  // tokens met
   int run = 0;  // frames that repeat the next token on the way back
   double run_probability = 0.0;
@@ -86,8 +87,8 @@ struct TraceBack {
       float log_prob = tile.log_probs[i];
       slot = tile.parents[i];
       if (trace.alignment) {
-        trace.alignment[t] = label >= 0 ? label : ~label;
-        trace.alignment_log_probs[t] = log_prob;
+        trace.alignment[t - first] = label >= 0 ? label : ~label;
+        trace.alignment_log_probs[t - first] = log_prob;
       }
       if (label == blank_id) {
         run = 0;

@@ -29,7 +29,7 @@ class BackPointers(NamedTuple):
 
 
 class Traces(NamedTuple):
-    """N paths of each of R utterances, each in the first `lengths` of T entries."""
+    """N paths of each of R utterances, each in the first `lengths` of T entries; without committed tokens."""
 
     lengths: np.ndarray  # [R, N] int32, tokens of the path
     tokens: np.ndarray  # [R, N, T] int32
@@ -41,6 +41,13 @@ class Traces(NamedTuple):
 def new_back_pointers(batch: int, frames: int, beam_size: int) -> BackPointers:
     shape = (batch, frames, beam_size)
     return BackPointers(np.empty(shape, np.int32), np.empty(shape, np.int16), np.empty(shape, np.float32))
+
+
+def without_first(back_pointers: BackPointers, dropped: np.ndarray, counts: np.ndarray) -> None:
+    """Drop the first dropped[b] of counts[b] frames of each utterance, in place."""
+    for b in np.flatnonzero(dropped):
+        for values in back_pointers:
+            values[b, : counts[b] - dropped[b]] = values[b, dropped[b] : counts[b]]
 
 
 def grown(back_pointers: BackPointers, frames: int) -> BackPointers:
@@ -62,14 +69,18 @@ def new_traces(rows: int, n_best: int, frames: int) -> Traces:
 
 
 @compiled
-def trace_back(back_pointers, b, num_frames, slot, blank_id, traces, r, n):
-    """Fill traces[r, n] with the path of utterance b that ends in `slot` after `num_frames` frames."""
+def trace_back(back_pointers, b, frames_of, slot, blank_id, traces, r, n):
+    """Fill traces[r, n] with the path of utterance b that ends in `slot`.
+
+    Args:
+        frames_of: the frames of the path in the back-pointers, first and one past the last one.
+    """
     tokens, frames = traces.tokens[r, n], traces.frames[r, n]
     repeats, confidence = traces.repeats[r, n], traces.confidence[r, n]
     count = 0
     run = 0  # frames that repeat the next token on the way back
     run_probability = 0.0
-    for t in range(num_frames - 1, -1, -1):
+    for t in range(frames_of[1] - 1, frames_of[0] - 1, -1):
         entry = back_pointers.labels[b, t, slot]
         probability = np.exp(np.float64(back_pointers.log_probs[b, t, slot]))
         slot = back_pointers.parents[b, t, slot]
@@ -112,10 +123,11 @@ def _reverse(values, count):
 
 
 @compiled
-def trace_alignment(back_pointers, b, num_frames, slot, labels, log_probs):
-    """Fill labels[:num_frames] and log_probs[:num_frames] with what the path emits in every frame."""
-    for t in range(num_frames - 1, -1, -1):
+def trace_alignment(back_pointers, b, frames_of, slot, labels, log_probs):
+    """Fill labels and log_probs with what the path emits in every frame; arguments as of `trace_back`."""
+    first = frames_of[0]
+    for t in range(frames_of[1] - 1, first - 1, -1):
         entry = back_pointers.labels[b, t, slot]
-        labels[t] = entry if entry >= 0 else ~entry
-        log_probs[t] = back_pointers.log_probs[b, t, slot]
+        labels[t - first] = entry if entry >= 0 else ~entry
+        log_probs[t - first] = back_pointers.log_probs[b, t, slot]
         slot = back_pointers.parents[b, t, slot]

@@ -30,12 +30,13 @@ import torch
 from nemo_gpu_decoding.cuda.launch import Tensor, as_records, runtime
 from nemo_gpu_decoding.cuda.upload import outlive_kernels
 from nemo_gpu_decoding.fusion.batch import BatchFusion, on_device, trees_on_device
+from nemo_gpu_decoding.search.committed import is_worth
 from nemo_gpu_decoding.search.decoder import Streams
 from nemo_gpu_decoding.search.engine import BadRow, Engine
 from nemo_gpu_decoding.search.flexctc_beam import records
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
-from nemo_gpu_decoding.search.flexctc_beam.finish import Found
+from nemo_gpu_decoding.search.flexctc_beam.finish import Committed, Found, Heads
 from nemo_gpu_decoding.search.flexctc_beam.records import HYPOTHESIS, PROGRESS, ListSizes, SearchParams
 from nemo_gpu_decoding.search.inputs import as_float32, checked_lengths, raise_bad_frame
 
@@ -126,6 +127,8 @@ class CUDAEngine(Engine):
         self._capacity = 0
         self._back_pointers: dict[str, torch.Tensor] = {}
         self._grow(streams.capacity)
+        self._committed = Committed(n, config.alignments)
+        self._dropped = np.zeros(n, np.int64)  # first frames, committed, that back-pointers do not hold
         self._captured = False  # a graph knows the addresses of our buffers
         self._deferred: tuple[torch.Tensor, torch.Tensor] | None = None  # log-probs and lengths
 
@@ -160,13 +163,18 @@ class CUDAEngine(Engine):
             self._most_frames = int(self._frames.max())
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> Found:
+        numbers = np.array(rows, np.int64)
+        committed, dropped = self._committed.heads(numbers), self._dropped[numbers]
         most = self._capacity if self._captured else self._most_frames
+        if self._deferred is None and not self._captured:
+            most = int((self._frames[numbers] + dropped - committed.frames).max(initial=0))
         shape = (len(rows), n_best, most)
         results = _DeviceResults(*shape, self._config.alignments, self.device)
-        asked = torch.tensor(list(rows), dtype=torch.int32, device=self.device)
-        self._launch_finish(results, asked, shape, final)
-        found, reached = results.to_host(np.array(rows, np.int64))
+        self._launch_finish(results, numbers, committed.frames - dropped, shape, final)
+        found, reached = results.to_host(numbers, committed, dropped)
         self._raise_errors(rows, reached, *(self._deferred or (None, None)))
+        if not final and not self._captured:
+            self._committed.extend(found, self._params, self._fusion.arrays)
         return found
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
@@ -186,7 +194,8 @@ class CUDAEngine(Engine):
         if fusion.trees != self._fusion.trees:
             self._boosting = trees_on_device(fusion, self.device)
         self._fusion = fusion
-        self._frames[rows] = 0
+        self._committed.forget(rows)
+        self._frames[rows] = self._dropped[rows] = 0
         self._most_frames = int(self._frames.max())
 
     # ---------------------------------------------------------------------------------- launches
@@ -227,7 +236,7 @@ class CUDAEngine(Engine):
         )
 
     def _launch_finish(
-        self, results: _DeviceResults, rows: torch.Tensor, shape: tuple[int, int, int], final: bool
+        self, results: _DeviceResults, rows: np.ndarray, first: np.ndarray, shape: tuple[int, int, int], final: bool
     ) -> None:
         beam_size, most_shared = self._config.beam_size, runtime().shared_bytes(self.device)
         tile_frames, needed = finish_sizes(beam_size, most_shared)
@@ -236,7 +245,8 @@ class CUDAEngine(Engine):
             grid=shape[0],
             block=FINISH_THREADS,
             shared_bytes=needed,
-            rows=rows,
+            rows=torch.from_numpy(rows.astype(np.int32)).to(self.device),
+            first=torch.from_numpy(first).to(self.device),
             utterances=self._utterances,
             beams=self._beams,
             progress=self._progress,
@@ -266,8 +276,26 @@ class CUDAEngine(Engine):
             self._most_frames += frames
         else:
             self._most_frames = max(self._most_frames, int((self._frames + lengths).max()))
+        if self._most_frames > self._capacity and is_worth(self._capacity) and isinstance(lengths, np.ndarray):
+            self._drop_committed()
+            self._most_frames = int((self._frames + lengths).max())
+            if 2 * self._most_frames > self._capacity:  # too few for what it takes
+                self._most_frames = max(self._most_frames, self._capacity + 1)
         if self._most_frames > self._capacity:
             self._grow(max(self._most_frames, 2 * self._capacity))
+
+    def _drop_committed(self) -> None:
+        """Commit what can be, and forget the back-pointers of committed frames."""
+        self.results(range(self._n), 1, final=False)
+        dropped = self._committed.frames - self._dropped
+        for b in np.flatnonzero(dropped).tolist():
+            for values in self._back_pointers.values():
+                values[b, : self._frames[b] - dropped[b]] = values[b, dropped[b] : self._frames[b]].clone()
+        progress = self._progress.cpu().numpy().view(PROGRESS)
+        progress["frames"] -= dropped[:, None]
+        self._progress.copy_(as_records(progress[:, 0]))
+        self._dropped += dropped
+        self._frames = self._frames - dropped
 
     def _grow(self, capacity: int) -> None:
         old = self._back_pointers
@@ -310,7 +338,7 @@ class CUDAEngine(Engine):
         b, status = int(rows[bad[0]]), int(reached["status"][bad[0]])
         frame = int(reached["frames"][bad[0]])
         if values is None or lengths is None or self._captured:
-            raise BadRow(b, _met_in_a_graph(b, status, frame, self._capacity))
+            raise BadRow(b, _met_in_a_graph(b, status, frame + int(self._dropped[b]), self._capacity))
         if status == records.BAD_LENGTH:
             checked_lengths(lengths, self._n, values.shape[1])
         raise_bad_frame(as_float32(values), b, frame - int(self._frames[b]))
@@ -366,19 +394,26 @@ class _DeviceResults:
             record = _RESULTS[name].layout.record_bytes
             self.arrays[name] = self._bytes[part].view(dtype).view(*shape, *([record] * bool(record)))
 
-    def to_host(self, rows: np.ndarray) -> tuple[Found, np.ndarray]:
-        """Wait for the results, which are those of `rows`; also returns `reached`, [R] PROGRESS."""
+    def to_host(self, rows: np.ndarray, committed: Heads, dropped: np.ndarray) -> tuple[Found, np.ndarray]:
+        """Wait for the results, which are those of `rows`; also returns `reached`, [R] PROGRESS.
+
+        Args:
+            committed: of these rows.
+            dropped: [R] frames that the device does not count.
+        """
         host = self._copied().numpy()
         got = {name: host[part].view(dtype).reshape(shape) for name, (part, dtype, shape) in self._slices.items()}
         reached = got["reached"]
+        got["frames"] += dropped[:, None, None].astype(np.int32)
         found = Found(
             rows,
-            reached["frames"],
+            reached["frames"] + dropped,
             got["order"],
             got["scores"],
             got["without_final"].astype(bool),
             Traces(*(got[name] for name in Traces._fields)),
-            got["shared"],
+            got["shared"] + dropped,
+            committed,
             got.get("alignment"),
             got.get("alignment_log_probs"),
         )

@@ -10,6 +10,7 @@ import torch
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.fusion.batch import FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.search.committed import joined
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
@@ -83,11 +84,11 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
     ) -> list[NBest]:
         found: Found = engine.results(rows, n_best, final=final)
-        lm, boosting = fusion_scores(found, self._params, streams.fusion.arrays, final)
+        fused = fusion_scores(found, self._params, streams.fusion.arrays, final)
         results = []
         for r in range(len(rows)):
             paths = tuple(
-                self._path(found, r, n, float(lm[r, n]), float(boosting[r, n]))
+                self._path(found, r, n, float(fused[r, n]["lm"]), float(fused[r, n]["boosting"]))
                 for n in range(n_best)
                 if found.order[r, n] >= 0
             )
@@ -96,19 +97,26 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
                     paths,
                     num_frames=int(found.frames[r]),
                     notes=(NO_END,) if final and found.without_final[r] else (),
-                    committed=None if final else int(np.searchsorted(paths[0].frames, found.shared[r])),
+                    committed=None if final else self._committed(found, r),
                 )
             )
         return results
 
+    def _committed(self, found: Found, r: int) -> int:
+        """Tokens of the best hypothesis that all live ones share."""
+        head, frames = found.committed.columns[r], found.traces.frames[r, 0, : found.traces.lengths[r, 0]]
+        return (0 if head is None else len(head["tokens"])) + int(np.searchsorted(frames, found.shared[r]))
+
     def _path(self, found: Found, r: int, n: int, lm: float, boosting: float) -> Path:
-        count, frames = int(found.traces.lengths[r, n]), int(found.frames[r])
-        score, insertion = float(found.scores[r, n]), self.config.beam_beta * count
+        head, count = found.committed.columns[r], int(found.traces.lengths[r, n])
+        frames = int(found.frames[r] - found.committed.frames[r])
+        length = count if head is None else count + len(head["tokens"])
+        score, insertion = float(found.scores[r, n]), self.config.beam_beta * length
         alignment = alignment_log_probs = None
         if found.alignment is not None and found.alignment_log_probs is not None:
             alignment = found.alignment[r, n, :frames].copy()
             alignment_log_probs = found.alignment_log_probs[r, n, :frames].copy()
-        return Path(
+        path = Path(
             tokens=found.traces.tokens[r, n, :count].copy(),
             frames=found.traces.frames[r, n, :count].copy(),
             repeats=found.traces.repeats[r, n, :count].copy(),
@@ -118,3 +126,4 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
             alignment=alignment,
             alignment_log_probs=alignment_log_probs,
         )
+        return joined(head, path)

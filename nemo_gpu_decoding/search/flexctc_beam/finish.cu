@@ -103,7 +103,7 @@ inline int64 shared_frames(
 // Sort the hypotheses of utterance rows[r], r = blockIdx.x, and trace back the N best with different texts.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) finish(const FinishArgs args) {
   extern __shared__ __align__(16) unsigned char smem[];
-  const int64 r = blockIdx.x;
+  const int64 r = blockIdx.x, first_frame = args.first[r];
   const int b = args.rows[r], beam_size = args.beam_size, n_best = args.n_best;
   const Progress now = args.progress[b];
   const BackPointers back_pointers{
@@ -142,10 +142,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) finish(const FinishArg
   };
   for (int first = 0; first < n_best; first += threads()) {  // one thread per path
     int n = first + thread();
-    TraceBack back{n < n_best ? ending.order[n] : -1};
+    TraceBack back{n < n_best ? ending.order[n] : -1, first_frame};
     const Trace trace = all.of(r * n_best + n, args.max_tokens);
-    for (int64 end = now.frames; end > 0; end -= tile.frames) {
-      int64 begin = end > tile.frames ? end - tile.frames : 0;
+    for (int64 end = now.frames; end > first_frame; end -= tile.frames) {
+      int64 begin = end - first_frame > tile.frames ? end - tile.frames : first_frame;
       __syncthreads();
       tile.fetch(back_pointers, b, begin, end);
       __syncthreads();

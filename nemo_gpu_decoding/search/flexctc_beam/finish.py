@@ -5,6 +5,7 @@ Also splits scores by source: what LM and boosting gave to every hypothesis that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,14 +13,23 @@ import numpy as np
 from nemo_gpu_decoding.fusion.batch import FusionArrays, of_utterance
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import compiled
+from nemo_gpu_decoding.search.committed import GrowingColumns, Head, is_worth
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces, trace_back
 from nemo_gpu_decoding.search.flexctc_beam.cpu import label_of
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE_SUM, SearchParams
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, log_add
 
+# What LM and boosting gave to a text, weighted, and how far they are from the states that they began in
+TEXT_SCORES = np.dtype(
+    [("lm", np.float64), ("boosting", np.float64), ("lm_state", np.int32), ("boosting_state", np.int32)]
+)
+
 
 class Found(NamedTuple):
-    """The N best hypotheses of R utterances as bare numbers, best first."""
+    """The N best hypotheses of R utterances as bare numbers, best first.
+
+    Traces and alignments begin behind the frames that are committed.
+    """
 
     rows: np.ndarray  # [R] int64, numbers of the utterances
     frames: np.ndarray  # [R] int64, frames read
@@ -28,16 +38,65 @@ class Found(NamedTuple):
     without_final: np.ndarray  # [R] bool: the LM forbids the end, so final weights were left out
     traces: Traces
     shared: np.ndarray  # [R] int64, frames at the beginning that all live hypotheses share
+    committed: Heads  # what comes before the traces
     alignment: np.ndarray | None = None  # [R, N, T] int32, if the config asks for it
     alignment_log_probs: np.ndarray | None = None  # [R, N, T] float32
 
 
+class Heads(NamedTuple):
+    """What is committed of R utterances."""
+
+    frames: np.ndarray  # [R] int64, so many of the first frames
+    scores: np.ndarray  # [R] TEXT_SCORES of their tokens
+    columns: list[Head | None]  # their tokens; None: none
+
+
+class Committed:
+    """What is committed of the n streams of an engine."""
+
+    def __init__(self, n: int, alignments: bool) -> None:
+        self.frames, self._scores = np.zeros(n, np.int64), np.zeros(n, TEXT_SCORES)
+        self._columns: list[GrowingColumns | None] = [None] * n
+        types = {"tokens": np.int32, "frames": np.int32, "repeats": np.int32, "token_confidence": np.float32}
+        self._types = types | ({"alignment": np.int32, "alignment_log_probs": np.float32} if alignments else {})
+
+    def heads(self, rows: np.ndarray) -> Heads:
+        columns = [self._columns[b] for b in rows.tolist()]
+        return Heads(self.frames[rows], self._scores[rows], [own and own.head() for own in columns])
+
+    def forget(self, rows: Sequence[int]) -> None:
+        for b in rows:
+            self.frames[b], self._scores[b], self._columns[b] = 0, 0, None
+
+    def extend(self, found: Found, params: SearchParams, fusions: FusionArrays) -> None:
+        """Commit what the partial results of streams have in common, where it is worth it."""
+        for r, b in enumerate(found.rows.tolist()):
+            begin, end = int(self.frames[b]), int(found.shared[r])
+            if begin != found.committed.frames[r] or not is_worth(end - begin) or found.order[r, 0] < 0:
+                continue
+            tokens, frames, repeats, confidence = (
+                values[r, 0, : found.traces.lengths[r, 0]] for values in found.traces[1:]
+            )
+            count = int(np.searchsorted(frames, end))
+            if count and frames[count - 1] + repeats[count - 1] >= end:  # may last longer
+                count -= 1
+                end = int(frames[count])
+            columns = self._columns[b] = self._columns[b] or GrowingColumns(self._types)
+            columns.extend(tokens=tokens[:count], frames=frames[:count])
+            columns.extend(repeats=repeats[:count], token_confidence=confidence[:count])
+            if found.alignment is not None and found.alignment_log_probs is not None:
+                columns.extend(alignment=found.alignment[r, 0, : end - begin])
+                columns.extend(alignment_log_probs=found.alignment_log_probs[r, 0, : end - begin])
+            add_text_scores(tokens[:count], params, fusions, b, self._scores[b : b + 1])
+            self.frames[b] = end
+
+
 @compiled
-def finish(which, rows, state, params, fusions, final, order, scores, traces):
+def finish(which, rows, first, state, params, fusions, final, order, scores, traces):
     """Sort the hypotheses of every b = rows[r], r in `which`; trace back the N best with other texts.
 
-    Fills order [R, N] with their slots (-1 where there are fewer), scores [R, N] and traces. `final`:
-    add the final weights of LM and boosting (the utterance is over).
+    Fills order [R, N] with their slots (-1 where there are fewer), scores [R, N] and traces, back to the frames
+    first [R]. `final`: add the final weights of LM and boosting (the utterance is over).
     """
     for r in which:
         b = rows[r]
@@ -61,7 +120,7 @@ def finish(which, rows, state, params, fusions, final, order, scores, traces):
                 break
             scores[r, n] = score[best]
             score[best] = IMPOSSIBLE
-            trace_back(state.back_pointers, b, state.frames_done[b], best, params.blank_id, traces, r, n)
+            trace_back(state.back_pointers, b, (first[r], state.frames_done[b]), best, params.blank_id, traces, r, n)
 
 
 @compiled
@@ -77,40 +136,38 @@ def _merge_equal_texts(beam, score, merge):
             score[drop] = IMPOSSIBLE
 
 
-def fusion_scores(
-    found: Found, params: SearchParams, fusions: FusionArrays, final: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Weighted LM and boosting scores of all hypotheses, two arrays [R, N] float64.
+def fusion_scores(found: Found, params: SearchParams, fusions: FusionArrays, final: bool) -> np.ndarray:
+    """What LM and boosting gave to all hypotheses, [R, N] TEXT_SCORES.
 
     Args:
         found: the hypotheses.
         params, fusions: what they were decoded with.
         final: whether final weights are in their scores, where `found` doesn't say otherwise.
     """
-    lm, boosting = np.zeros(found.order.shape), np.zeros(found.order.shape)
+    scores = np.repeat(found.committed.scores[:, None], found.order.shape[1], axis=1)
     if fusions.lm_weights.any() or fusions.boosting_weights.any():
         ended = final & ~found.without_final
-        _add_scores(found.rows, found.order, found.traces, params, fusions, ended, lm, boosting)
-    return lm, boosting
+        _add_scores(found.rows, found.order, found.traces, params, fusions, ended, scores)
+    return scores
 
 
 @compiled
-def _add_scores(rows, order, traces, params, fusions, ended, lm_scores, boosting_scores):
+def _add_scores(rows, order, traces, params, fusions, ended, scores):
     for r in range(order.shape[0]):
-        b = rows[r]
         for n in range(order.shape[1]):
             if order[r, n] >= 0:
-                tokens = traces.tokens[r, n, : traces.lengths[r, n]]
-                lm_scores[r, n], boosting_scores[r, n] = _text_scores(
-                    tokens, params, of_utterance(fusions, b), fusions.lm_starts[b],
-                    fusions.boosting_starts[b], ended[r],
-                )  # fmt: skip
+                tokens, own = traces.tokens[r, n, : traces.lengths[r, n]], scores[r, n : n + 1]
+                add_text_scores(tokens, params, fusions, rows[r], own)
+                if ended[r]:
+                    _add_final_weights(of_utterance(fusions, rows[r]), fusions, rows[r], own[0])
 
 
 @compiled
-def _text_scores(tokens, params, fusion, lm_state, boosting_state, ended):
-    """What LM and boosting gave to a text, weighted; if it has `ended` with their final weights."""
-    lm_score, boosting_score = np.float64(0.0), np.float64(0.0)
+def add_text_scores(tokens, params, fusions, b, scores):
+    """Add to scores [1] what LM and boosting give to tokens that follow in utterance b, weighted."""
+    own, fusion = scores[0], of_utterance(fusions, b)
+    lm_score, lm_state = own.lm, fusions.lm_starts[b] + own.lm_state
+    boosting_score, boosting_state = own.boosting, fusions.boosting_starts[b] + own.boosting_state
     for column in tokens:
         label = label_of(column, params.blank_id)
         if fusion.lm_weight > 0:
@@ -119,9 +176,14 @@ def _text_scores(tokens, params, fusion, lm_state, boosting_state, ended):
         if fusion.boosting_weight > 0:
             weight, boosting_state = lookup(fusion.boosting, params.vocab_size, boosting_state, label, ANY_WEIGHT)
             boosting_score += fusion.boosting_weight * weight
-    if ended and fusion.lm_weight > 0:
-        lm_score += fusion.lm_weight * fusion.lm.states[lm_state].final_weight
-    if ended and fusion.boosting_weight > 0:
-        final_weight = fusion.boosting.states[boosting_state].final_weight
-        boosting_score += fusion.boosting_weight * final_weight
-    return lm_score, boosting_score
+    own.lm, own.lm_state = lm_score, lm_state - fusions.lm_starts[b]
+    own.boosting, own.boosting_state = boosting_score, boosting_state - fusions.boosting_starts[b]
+
+
+@compiled
+def _add_final_weights(fusion, fusions, b, own):
+    if fusion.lm_weight > 0:
+        own.lm += fusion.lm_weight * fusion.lm.states[fusions.lm_starts[b] + own.lm_state].final_weight
+    if fusion.boosting_weight > 0:
+        end = fusion.boosting.states[fusions.boosting_starts[b] + own.boosting_state]
+        own.boosting += fusion.boosting_weight * end.final_weight

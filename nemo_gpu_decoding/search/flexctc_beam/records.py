@@ -144,11 +144,12 @@ ADVANCE = Signature(
     },
 )
 
-# Puts together the N best hypotheses of R utterances, of up to T tokens each.
+# Puts together the N best hypotheses of R utterances, of up to T tokens each behind those that are committed.
 FINISH = Signature(
     "finish",
     {
         "rows": Tensor(torch.int32, ("R",)),  # numbers of the utterances
+        "first": Tensor(torch.int64, ("R",)),  # frames before it are committed
         "utterances": Tensor(UTTERANCE, ("B",)),
         "beams": Tensor(HYPOTHESIS, ("B", "K")),
         "progress": Tensor(PROGRESS, ("B",)),

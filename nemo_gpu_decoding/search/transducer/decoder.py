@@ -13,7 +13,7 @@ from torch import Tensor
 from nemo_gpu_decoding.cuda.launch import runtime
 from nemo_gpu_decoding.fusion.batch import FusionLabels, UtteranceFusion
 from nemo_gpu_decoding.fusion.fusion import Fusion
-from nemo_gpu_decoding.search.common_ancestor import common_ancestor
+from nemo_gpu_decoding.search.committed import common_ancestor
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import check_batch, check_rows

@@ -18,7 +18,7 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.topology import topology_number
 from nemo_gpu_decoding.lm.packed import PackedLM
-from nemo_gpu_decoding.search.common_ancestor import common_ancestor
+from nemo_gpu_decoding.search.committed import common_ancestor
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import check_log_probs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from nemo_gpu_decoding.search.word_graph.best_path import Steps
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.word_graph.lattice import LatticePath
+
+
+W = TypeVar("W", bound="WordPath")
 
 
 class Word(NamedTuple):
@@ -40,6 +43,10 @@ class WordPath(Path):
     @property
     def text(self) -> str:
         return " ".join(word.text for word in self.words)
+
+    def _cut(self: W, begin: int, n: int) -> W:
+        words = tuple(word for word in self.words if word.end_token > n or word.first_token >= n)
+        return replace(super()._cut(begin, n), words=words)
 
 
 def relative_cost(best: LatticePath, ended: LatticePath | None) -> float:
