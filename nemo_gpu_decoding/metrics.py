@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -88,29 +89,46 @@ def phrase_score(references: Sequence[str], hypotheses: Sequence[str], phrases: 
         ValueError: the two lists differ in length.
     """
     _check_pairs(references, hypotheses)
-    wanted = {words for phrase in phrases if (words := tuple(phrase.casefold().split()))}
-    lengths = {len(words) for words in wanted}
+    wanted = PhraseWords.of(phrases)
     right = spurious = missed = 0
     for reference, hypothesis in zip(references, hypotheses, strict=True):
-        said = _occurrences(reference, wanted, lengths)
-        found = _occurrences(hypothesis, wanted, lengths)
+        said = Counter(words for _, words in wanted.found_in(reference.split()))
+        found = Counter(words for _, words in wanted.found_in(hypothesis.split()))
         for words in said.keys() | found.keys():
-            both = min(said.get(words, 0), found.get(words, 0))
+            both = min(said[words], found[words])
             right += both
-            missed += said.get(words, 0) - both
-            spurious += found.get(words, 0) - both
+            missed += said[words] - both
+            spurious += found[words] - both
     return PhraseScore(right, spurious, missed)
 
 
-def _occurrences(text: str, wanted: set[tuple[str, ...]], lengths: set[int]) -> dict[tuple[str, ...], int]:
-    words = text.casefold().split()
-    counts: dict[tuple[str, ...], int] = {}
-    for length in lengths:
-        for start in range(len(words) - length + 1):
-            candidate = tuple(words[start : start + length])
-            if candidate in wanted:
-                counts[candidate] = counts.get(candidate, 0) + 1
-    return counts
+@dataclass(frozen=True)
+class PhraseWords:
+    """A list of phrases to look for in texts, as sequences of whole words, case ignored."""
+
+    phrases: frozenset[tuple[str, ...]]
+    lengths: frozenset[int]  # of the phrases, in words
+
+    @classmethod
+    def of(cls, phrases: Iterable[str]) -> PhraseWords:
+        wanted = frozenset(words for phrase in phrases if (words := tuple(phrase.casefold().split())))
+        return cls(wanted, frozenset(map(len, wanted)))
+
+    def found_in(self, words: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
+        """Where a phrase begins, and the phrase; they may overlap."""
+        folded = [word.casefold() for word in words]
+        for length in self.lengths:
+            for start in range(len(folded) - length + 1):
+                candidate = tuple(folded[start : start + length])
+                if candidate in self.phrases:
+                    yield start, candidate
+
+    def covered(self, words: Sequence[str]) -> list[bool]:
+        """For each word whether it is part of a phrase."""
+        found = [False] * len(words)
+        for start, phrase in self.found_in(words):
+            found[start : start + len(phrase)] = [True] * len(phrase)
+        return found
 
 
 def _check_pairs(references: Sequence[str], hypotheses: Sequence[str]) -> None:

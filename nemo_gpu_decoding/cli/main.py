@@ -18,7 +18,8 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
 
 class Command(NamedTuple):
-    """A module with `OPTIONS` (a dataclass), `EXAMPLES` (argument strings) and `run(options) -> int`.
+    """A module with `OPTIONS` (a dataclass), `EXAMPLES` (argument strings) and `run(options) -> int`; `POSITIONAL`
+    names the option that is meant where no `key=` is written, if there is one.
 
     It is imported only when its command is called: most of them pull in torch or NeMo.
     """
@@ -31,6 +32,7 @@ COMMANDS = {
     "transcribe": Command("transcribe", "audio files to text, with a beam, an LM and boosted phrases"),
     "serve": Command("serve", "live streams to text: a WebSocket server with a page to try it on"),
     "tune": Command("tune", "find LM, insertion and boosting weights on a dev manifest"),
+    "compare": Command("compare", "several transcripts of the same audio as one HTML page, word by word"),
     "build-graph": Command("build_graph", "a word LM to the graph that cuda_wfst searches, with a report"),
     "build-lm": Command("build_lm", "text to an n-gram LM over words, or over the tokens of a model"),
     "prune-lm": Command("prune_lm", "an n-gram LM to a small one that is part of it"),
@@ -105,11 +107,12 @@ def _dispatch(name: str, arguments: list[str]) -> int:
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ValueError(f"unknown command{hint}\n{overview()}")
     module = load_command(name)
+    positional = getattr(module, "POSITIONAL", None)
     if any(argument in ("-h", "--help") for argument in arguments):
         program = f"nemo-gpu-decoding {name}"
-        print(help_text(program, COMMANDS[name].summary, module.OPTIONS, module.EXAMPLES))
+        print(help_text(program, COMMANDS[name].summary, module.OPTIONS, module.EXAMPLES, positional))
         return EXIT_OK
-    return int(module.run(parse_options(module.OPTIONS, arguments)))
+    return int(module.run(parse_options(module.OPTIONS, arguments, positional)))
 
 
 def load_command(name: str) -> ModuleType:

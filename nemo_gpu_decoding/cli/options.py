@@ -54,8 +54,8 @@ def show_value(value: Any) -> str:
     return str(value)
 
 
-def parse_options(options_class: type[T], arguments: Sequence[str]) -> T:
-    """Build `options_class` from `["key=value", ...]`.
+def parse_options(options_class: type[T], arguments: Sequence[str], positional: str | None = None) -> T:
+    """Build `options_class` from `["key=value", ...]`; what has no `=` becomes part of the list `positional`.
 
     Values of text fields are taken as they are; others are read as YAML (`8`, `[4,8]`, `null`). For a
     list a single value will do, and the brackets, which some shells want quoted, may be missing (`4,8`).
@@ -66,7 +66,12 @@ def parse_options(options_class: type[T], arguments: Sequence[str]) -> T:
     """
     config = OmegaConf.structured(options_class)
     options = {option.name: option for option in options_of(options_class)}
+    rest = [argument for argument in arguments if positional and "=" not in argument and not argument.startswith("-")]
+    if positional and rest:
+        _set(config, positional, rest, options[positional])
     for argument in arguments:
+        if argument in rest:
+            continue
         key, value = _split(argument, options)
         top = key.split(".", 1)[0]
         if top not in options or (key != top and not isinstance(config._get_node(top), DictConfig)):
@@ -82,9 +87,12 @@ def parse_options(options_class: type[T], arguments: Sequence[str]) -> T:
         raise ValueError(_first_line(error)) from error
 
 
-def help_text(program: str, summary: str, options_class: type, examples: Sequence[str]) -> str:
+def help_text(
+    program: str, summary: str, options_class: type, examples: Sequence[str], positional: str | None = None
+) -> str:
     """What `PROGRAM --help` prints: every option with default and meaning, examples."""
-    required = [f"{option.name}=..." for option in options_of(options_class) if option.required]
+    names = [option.name for option in options_of(options_class) if option.required]
+    required = [f"{name.upper()} ..." if name == positional else f"{name}=..." for name in names]
     usage = " ".join([program, *required, "[key=value ...]"])
     described = "\n".join(option.describe() for option in options_of(options_class))
     shown = "\n".join(f"  {program} {example}".rstrip() for example in examples)

@@ -65,11 +65,11 @@ class TranscribeOptions(DecodingOptions):
     # boosted in that utterance alone, in place of those of the option. With a folder as `out` also a list, a
     # pattern, compressed files and URLs, as s3://corpus/*.jsonl.gz.
     manifest: Any = None
-    # Write one JSON object per utterance here: audio_filepath, duration, pred_text, score, and where
-    # they apply n_best, words (with start, end and confidence), text, wer and oracle_wer: that of the best
-    # of the n_best hypotheses, or of the lattice with decoding.wfst.decoding_mode=lattice. A folder or URL that
-    # ends with / gets partitions: the same command again goes on where a run ended, however it ended, and an
-    # utterance that fails has `error` in its line.
+    # Write one JSON object per utterance here: audio_filepath, duration, pred_text, score, seconds (of work since
+    # the line before: those of a batch stand in its first line), and where they apply n_best, words (with start, end
+    # and confidence), text, wer and oracle_wer: that of the best of the n_best hypotheses, or of the lattice with
+    # decoding.wfst.decoding_mode=lattice. A folder or URL that ends with / gets partitions: the same command again
+    # goes on where a run ended, however it ended, and an utterance that fails has `error` in its line.
     out: str | None = None
     # Hypotheses returned per utterance (in `out`); by beam searches at most beam_size.
     n_best: int = 1
@@ -267,11 +267,15 @@ def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript], sin
 
     from nemo_gpu_decoding.cluster.workers import json_row, oracle_of
 
+    before = time.perf_counter()
     for utterance, transcript in zip(utterances, transcripts, strict=True):
         tqdm.write(transcript.text, file=sys.stdout)
         oracle = oracle_of(utterance.text, transcript)
+        now = time.perf_counter()
         if sink:
-            sink.write(json.dumps(json_row(utterance, transcript, oracle), ensure_ascii=False) + "\n")
+            row = {**json_row(utterance, transcript, oracle), "seconds": round(now - before, 4)}
+            sink.write(json.dumps(row, ensure_ascii=False) + "\n")
+        before = now
         yield Emitted(transcript.text, oracle)
 
 

@@ -50,7 +50,10 @@ def test_examples_parse(name):
     """The keys and types in the examples exist; files in them need not."""
     module = load_command(name)
     known = {option.name for option in options_of(module.OPTIONS)}
-    keys = {part.split("=")[0].split(".")[0] for example in module.EXAMPLES for part in example.split()}
+    parts = [part for example in module.EXAMPLES for part in example.split()]
+    if hasattr(module, "POSITIONAL"):
+        parts = [part for part in parts if "=" in part]
+    keys = {part.split("=")[0].split(".")[0] for part in parts}
     assert keys <= known
 
 
@@ -172,9 +175,19 @@ def test_a_single_value_will_do_for_every_list_of_a_command(name):
         kinds = [kind for kind in (hints[option.name], *get_args(hints[option.name])) if get_origin(kind) is list]
         if kinds:
             values = {(int,): 16, (float,): 0.5}
-            value = values.get(get_args(kinds[0])) or (option.default or ["early"])[0]
+            default = ["early"] if option.required else option.default or ["early"]
+            value = values.get(get_args(kinds[0])) or default[0]
             parsed = parse_options(options_class, [*required, f"{option.name}={value}"])
             assert getattr(parsed, option.name) == [value]
+
+
+def test_one_list_may_be_written_without_its_key():
+    options = parse_options(Sample, ["a.json", "model=m", "b,c.json"], "names")
+    assert (options.model, options.names) == ("m", ["a.json", "b,c.json"])
+    with pytest.raises(ValueError, match="'--x' is not of the form"):
+        parse_options(Sample, ["--x"], "names")
+    usage = help_text("program", "does things", Sample, [], "model").splitlines()[2]
+    assert usage == "usage: program MODEL ... [key=value ...]"
 
 
 def test_null_unsets_an_optional_value():

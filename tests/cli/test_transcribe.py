@@ -211,6 +211,7 @@ def test_a_folder_gets_partitions_and_a_run_goes_on(assets, manifest, tmp_path, 
         scores = [[hypothesis.pop("score") for hypothesis in each["n_best"]] for each in (row, single)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-3)  # batches differ, and so sums of floats
         row.pop("score"), single.pop("score")
+        assert single.pop("seconds") >= 0
         assert row == single
     capsys.readouterr()
     assert main([*partitioned, "beam_size=4"]) == 2
