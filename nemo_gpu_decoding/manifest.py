@@ -54,7 +54,8 @@ def read_manifest(manifest: Path) -> list[Utterance]:
         if not line.strip():
             continue
         where = f"manifest={manifest}, line {number}"
-        row = parse_row(line, where)
+        row = parse_json(line, where)
+        check_row(row, where)
         path = manifest.parent / row["audio_filepath"]  # an absolute path stays as it is
         if not os.path.isfile(path):  # False for names that are too long, where Path.is_file() raises
             raise ValueError(f"{where}: there is no file {path}")
@@ -66,16 +67,16 @@ def read_manifest(manifest: Path) -> list[Utterance]:
     return utterances
 
 
-def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
-    """One line of a NeMo manifest.
-
-    Raises:
-        ValueError: it is not what it should be; `where` begins the message.
-    """
+def parse_json(line: str | bytes, where: str) -> Any:
+    """One line of JSON; a ValueError, which begins with `where`, if it is none."""
     try:
-        row = json.loads(line)
+        return json.loads(line)
     except ValueError as error:  # of numbers with too many digits, too, and of text that is not UTF-8
         raise ValueError(f"{where}: not JSON: {error}") from error
+
+
+def check_row(row: Any, where: str) -> None:
+    """Raise a ValueError, which begins with `where`, unless this is a row of a NeMo manifest."""
     if not isinstance(row, dict) or not isinstance(row.get("audio_filepath"), str):
         raise ValueError(f"{where}: has no audio_filepath")
     if not isinstance(row.get("text"), (str, type(None))):
@@ -85,7 +86,6 @@ def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
     phrases = row.get("phrases")
     if phrases is not None and not (isinstance(phrases, list) and all(isinstance(p, str) for p in phrases)):
         raise ValueError(f"{where}: phrases is {phrases!r}, expected a list of texts")
-    return row
 
 
 def phrases_of(row: dict[str, Any]) -> tuple[str, ...] | None:

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding import __version__
-from nemo_gpu_decoding.checks import check_number
+from nemo_gpu_decoding.checks import check_choice, check_number
 from nemo_gpu_decoding.cli.decoding import (
     DEFAULT_STRATEGY,
     DecodingOptions,
@@ -25,6 +25,7 @@ from nemo_gpu_decoding.cli.decoding import (
     section_of,
     writable_file,
 )
+from nemo_gpu_decoding.cluster.transcripts import FORMATS, check_format, json_row, oracle_of
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
 from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
@@ -50,7 +51,7 @@ FILE_OPTIONS = ("model", "preset", "lm", "large_lm", "phrases", "rescore")
 # what a run may change when it goes on; the corpus and partition_seconds are compared elsewhere
 NOT_IN_TRANSCRIPTS = {
     *("audio", "manifest", "tarred_audio", "out", "partition_seconds"),
-    *("device", "verbose", "workers", "ray", "gpus_per_worker", "max_errors", "retry_errors"),
+    *("device", "verbose", "workers", "decoders", "ray", "gpus_per_worker", "max_errors", "retry_errors"),
 }
 
 
@@ -63,7 +64,8 @@ class TranscribeOptions(DecodingOptions):
     # Instead of audio: a NeMo manifest, JSON lines with audio_filepath (relative to the manifest). Lines
     # with `text` are scored: word error rate per line in `out` and in total at the end. `phrases`, a list, are
     # boosted in that utterance alone, in place of those of the option. With a folder as `out` also a list, a
-    # pattern, compressed files and URLs, as s3://corpus/*.jsonl.gz.
+    # pattern, compressed files and URLs, as s3://corpus/*.jsonl.gz, and cuts of a Lhotse Shar, cuts.*.jsonl.gz with
+    # recording.*.tar beside them.
     manifest: Any = None
     # Write one JSON object per utterance here: audio_filepath, duration, pred_text, score, seconds (of work since
     # the line before: those of a batch stand in its first line), and where they apply n_best, words (with start, end
@@ -88,11 +90,16 @@ class TranscribeOptions(DecodingOptions):
     # Processes that decode partitions into the folder `out`, each with the model; [2,64] lets Ray choose. More
     # than one need Ray: pip install 'nemo-gpu-decoding[cluster]'.
     workers: Any = 1
+    # Processes that search on CPU cores what the workers encode, for encoders on GPUs; [8,64] lets Ray choose.
+    # null: workers do both.
+    decoders: Any = None
     # Where they run: local (this machine), auto (the Ray cluster that this machine belongs to), or an address,
     # as ray://head:10001. null: local if there are several workers, else this process without Ray.
     ray: str | None = None
     # GPUs of each worker, 0.5 for two on one. null: one where the cluster has GPUs.
     gpus_per_worker: float | None = None
+    # Of the files in the folder `out`: jsonl or parquet. null: parquet if the folder's name ends with .parquet.
+    out_format: str | None = None
     # Seconds of audio in a partition, > 0: what is decoded anew after a death.
     partition_seconds: float = 600.0
     # In place of batch_size, for partitions: seconds of audio in a batch, padding included, > 0.
@@ -102,7 +109,8 @@ class TranscribeOptions(DecodingOptions):
     # Decode partitions again in which utterances failed.
     retry_errors: bool = False
     # The tar files of a tarred data set, as in NeMo: a pattern, a list or shards/audio_{0..127}.tar. Rows of the
-    # manifest name their tar by shard_id; else the k-th manifest belongs to the k-th tar.
+    # manifest name their tar by shard_id; else the k-th manifest belongs to the k-th tar. Without manifest: tars of
+    # a WebDataset, KEY.wav (or .flac ...) and KEY.txt or KEY.json, with the fields of a manifest.
     tarred_audio: Any = None
 
     def __post_init__(self) -> None:
@@ -117,14 +125,15 @@ class TranscribeOptions(DecodingOptions):
             check_number("gpus_per_worker", self.gpus_per_worker)
         if self.max_errors is not None and self.max_errors < 0:
             raise ValueError(f"max_errors is {self.max_errors}, expected an integer >= 0 or null")
-        self._check_workers()
+        if self.out_format is not None:
+            check_choice("out_format", self.out_format, FORMATS)
+        fewest_and_most("workers", self.workers)
+        if self.decoders is not None:
+            fewest_and_most("decoders", self.decoders)
+        self._check_partitioned()
 
-    def _check_workers(self) -> None:
-        """Raise a ValueError for workers that are no numbers, or options of partitions without any."""
-        ends = self.workers if isinstance(self.workers, list) else [self.workers] * 2
-        whole = all(isinstance(end, int) and not isinstance(end, bool) for end in ends)
-        if len(ends) != 2 or not whole or not 1 <= ends[0] <= ends[1]:
-            raise ValueError(f"workers is {self.workers!r}, expected an integer >= 1, or [FEWEST,MOST]")
+    def _check_partitioned(self) -> None:
+        """Raise a ValueError for options of partitions without any."""
         if self.is_partitioned:
             return
         plain = {each.name: each.default for each in fields(TranscribeOptions)}
@@ -140,11 +149,27 @@ class TranscribeOptions(DecodingOptions):
         """Whether `out` is a folder."""
         return self.out is not None and (self.out.endswith("/") or Path(self.out).expanduser().is_dir())
 
+    @property
+    def format_of_parts(self) -> str:
+        """The format of the files in the folder `out`."""
+        return self.out_format or ("parquet" if str(self.out).rstrip("/").endswith(".parquet") else "jsonl")
+
+
+def fewest_and_most(name: str, value: Any) -> tuple[int, int]:
+    """The numbers of processes that an option allows, N or [FEWEST,MOST]; a ValueError for anything else."""
+    ends = value if isinstance(value, list) else [value] * 2
+    whole = all(isinstance(end, int) and not isinstance(end, bool) for end in ends)
+    if len(ends) != 2 or not whole or not 1 <= ends[0] <= ends[1]:
+        raise ValueError(f"{name} is {value!r}, expected an integer >= 1, or [FEWEST,MOST]")
+    return ends[0], ends[1]
+
 
 PARTITION_OPTIONS = (
     "workers",
+    "decoders",
     "ray",
     "gpus_per_worker",
+    "out_format",
     "partition_seconds",
     "batch_seconds",
     "max_errors",
@@ -200,14 +225,24 @@ def run_partitions(options: TranscribeOptions) -> int:
     if "://" not in out:
         out = str(Path(out).expanduser().absolute())
     corpus = find_corpus(options.audio, options.manifest, options.tarred_audio)
+    check_format(options.format_of_parts)
     plan = open_run(Folder(out), corpus, options.partition_seconds, options_of_transcripts(options))
-    job = Job(out, partial(load, options), tuple(plan.shards), options.batch_size, options.batch_seconds)
+    job = Job(
+        out,
+        partial(load, options),
+        tuple(plan.shards),
+        batch_size=options.batch_size,
+        batch_seconds=options.batch_seconds,
+        out_format=options.format_of_parts,
+        load_decoder=partial(load, replace(options, device="cpu")),
+    )
     started = time.perf_counter()
     found = transcribe_corpus(
         job, plan, workers_of(options), max_errors=options.max_errors, retry_errors=options.retry_errors
     )
     print(summary(found, plan.shards))
-    print(f"{plan.rows} utterances in {out}/part-*.jsonl; {time.perf_counter() - started:.1f} s", file=sys.stderr)
+    count, files = sum(each.rows for each in found), f"{out}/part-*.{job.out_format}"
+    print(f"{count} utterances in {files}; {time.perf_counter() - started:.1f} s", file=sys.stderr)
     return 0
 
 
@@ -219,16 +254,17 @@ def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
     for name in FILE_OPTIONS:
         if given[name] is not None:
             given[name] = content_of(str(given[name]))
-    return {**given, "version": __version__}
+    return {**given, "out_format": options.format_of_parts, "version": __version__}
 
 
 def workers_of(options: TranscribeOptions) -> Workers:
     """How many workers, and where."""
     from nemo_gpu_decoding.cluster.run import Workers
 
-    least, most = options.workers if isinstance(options.workers, list) else [options.workers] * 2
-    address = options.ray or ("local" if most > 1 else None)
-    return Workers(address, least, most, options.gpus_per_worker, options.verbose)
+    least, most = fewest_and_most("workers", options.workers)
+    decoders = None if options.decoders is None else fewest_and_most("decoders", options.decoders)
+    address = options.ray or ("local" if most > 1 or decoders is not None else None)
+    return Workers(address, least, most, options.gpus_per_worker, options.verbose, decoders)
 
 
 def head_of(options: TranscribeOptions, strategy: str, default: str) -> str:
@@ -264,8 +300,6 @@ class Emitted(NamedTuple):
 def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript], sink: TextIO | None) -> Iterator[Emitted]:
     """Print each text and write its JSON line as soon as it is there."""
     from tqdm import tqdm
-
-    from nemo_gpu_decoding.cluster.workers import json_row, oracle_of
 
     before = time.perf_counter()
     for utterance, transcript in zip(utterances, transcripts, strict=True):

@@ -1,8 +1,8 @@
 """A corpus: the rows of manifests of any size, one after the other in one file, cut into partitions.
 
 Manifests may be compressed, lie at any URL that fsspec reads, and be many. A worker must reach its partition without
-reading what is before it; so the rows are copied once into the folder of the run, with the place of their audio, and
-a partition is a range of bytes in that file.
+reading what is before it; so the rows are copied once into the folder of the run, with the path or URL of their
+audio, and a partition is a range of bytes in that file.
 """
 
 from __future__ import annotations
@@ -12,38 +12,40 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import fsspec
 from fsspec.core import url_to_fs
 
-from nemo_gpu_decoding.manifest import audio_seconds, find_utterances, parse_row
+from nemo_gpu_decoding.cluster.audio import LHOTSE_SHAR, NEMO_TAR, WEBDATASET, local_copy
+from nemo_gpu_decoding.manifest import audio_seconds, check_row, find_utterances, parse_json
 
 MAX_ROWS = 2000  # of a partition: rows without duration would fill it for ever
+_END = 1 << 20  # bytes of a large file's beginning and end that stand for its content
 
 
 class Partition(NamedTuple):
     """Consecutive rows of one manifest: what a worker decodes at once, and what a death costs at most."""
 
     number: int  # from 0
-    shard: int  # which manifest
+    shard: int  # which manifest, or which tar of a WebDataset
     begin: int  # first byte in the file of rows
     num_bytes: int
-    rows: int
-    seconds: float  # of audio, as the manifest says
+    rows: int  # 1 for a tar of a WebDataset
+    seconds: float  # of audio, as the manifest says; 0 where it does not
 
 
 class Shard(NamedTuple):
-    """One manifest, or the files of `audio`."""
+    """One manifest, one tar of a WebDataset, or the files of `audio`."""
 
     name: str  # as the user wrote it
     digest: str  # of its content
 
 
 class Corpus(NamedTuple):
-    """What is to be transcribed. `name` of a source is a manifest's URL, or None for `audio`."""
+    """What is to be transcribed: manifests, tars without manifests (WebDataset), or audio files."""
 
     manifests: tuple[str, ...] = ()
     audio: tuple[str, ...] = ()  # files, where there is no manifest
@@ -53,17 +55,18 @@ class Corpus(NamedTuple):
 def find_corpus(audio: Any, manifest: Any, tarred_audio: str | None = None) -> Corpus:
     """The manifests that `manifest` names (a path or URL, a pattern, or a list of them), or the files of `audio`.
 
+    `tarred_audio` are tar files with the audio of manifests, or alone: WebDatasets, which need none.
+
     Raises:
-        ValueError: neither or both are given, or nothing is found.
+        ValueError: none or two of them are given, or nothing is found.
     """
-    if manifest is None:
-        if tarred_audio is not None:
-            raise ValueError(f"tarred_audio={tarred_audio} needs manifest=..., the rows of the tar files")
-        return Corpus(audio=tuple(str(utterance.path.absolute()) for utterance in find_utterances(audio, None)))
-    if audio is not None:
+    if audio is not None and (manifest is not None or tarred_audio is not None):
         raise ValueError("give either audio=FILES (a file, folder, pattern or [list]) or manifest=FILE")
+    if manifest is None and tarred_audio is None:
+        return Corpus(audio=tuple(str(utterance.path.absolute()) for utterance in find_utterances(audio, None)))
     tars = _expand("tarred_audio", tarred_audio) if tarred_audio is not None else []
-    return Corpus(tuple(_expand("manifest", manifest)), (), tuple(tars))
+    manifests = _expand("manifest", manifest) if manifest is not None else []
+    return Corpus(tuple(manifests), (), tuple(tars))
 
 
 def _expand(option: str, value: Any) -> list[str]:
@@ -99,13 +102,23 @@ def _ranges(pattern: str) -> list[str]:
 
 def shards_of(corpus: Corpus) -> list[Shard]:
     """The manifests with digests of their content; of `audio`, of the list of its files."""
-    if not corpus.manifests:
+    if corpus.audio:
         return [Shard("audio", _digest(["\n".join(corpus.audio).encode()]))]
+    if not corpus.manifests:
+        return [Shard(url, digest_of_ends(url)) for url in corpus.tars]
     shards = []
     for url in corpus.manifests:
         with fsspec.open(url, "rb") as file:
             shards.append(Shard(url, _digest(iter(lambda file=file: file.read(1 << 20), b""))))  # type: ignore[misc]
     return shards
+
+
+def digest_of_ends(url: str) -> str:
+    """A digest of a file's size and content, of a large one its beginning and end."""
+    fs, path = url_to_fs(url)
+    size = fs.size(path)
+    ends = [fs.cat_file(path, start=begin, end=begin + _END) for begin in (0, max(_END, size - _END)) if begin < size]
+    return f"{size} bytes, sha256 {_digest(ends)}"
 
 
 def _digest(chunks: Iterable[bytes]) -> str:
@@ -116,7 +129,7 @@ def _digest(chunks: Iterable[bytes]) -> str:
 
 
 def write_rows(corpus: Corpus, sink: IO[bytes], partition_seconds: float) -> list[Partition]:
-    """Write the rows of a corpus with the places of their audio (`audio`, and `member` of a tar), and cut them.
+    """Write the rows of a corpus with the paths or URLs of their audio (`audio`, `member` of a tar), and cut them.
 
     A partition ends where it has `partition_seconds` of audio, and at the end of its manifest or tar file.
 
@@ -136,7 +149,7 @@ def write_rows(corpus: Corpus, sink: IO[bytes], partition_seconds: float) -> lis
         begin, rows, seconds = position, 0, 0.0
 
     for shard, row in _rows(corpus):
-        tar = row["audio"] if "member" in row else None
+        tar = row["audio"] if "archive" in row else None
         is_full = tar is None and (seconds >= partition_seconds or rows >= MAX_ROWS)
         if before != (shard, tar) or is_full:
             cut()
@@ -155,33 +168,80 @@ def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, name in enumerate(corpus.audio, 1):
         yield 0, {"audio_filepath": name, "audio": name, "line": number, "duration": _seconds(name)}
     for shard, url in enumerate(corpus.manifests):
-        folder = url.rsplit("/", 1)[0] if "://" in url else str(Path(url).absolute().parent)
-        with fsspec.open(url, "rb", compression="infer") as file:
-            for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
-                where = f"manifest={url}, line {number}"
-                row = parse_row(line, where)
-                row |= _place(row, folder, shard, corpus.tars, where)
-                row["line"] = number
-                duration = row.get("duration")
-                if duration is None:
-                    row["duration"] = 0.0 if "member" in row else _seconds(row["audio"])
-                elif isinstance(duration, bool) or not isinstance(duration, (int, float)) or not duration >= 0:
-                    raise ValueError(f"{where}: duration is {duration!r}, expected seconds >= 0")
-                yield shard, row
+        for number, line in _lines(url):
+            where = f"manifest={url}, line {number}"
+            row = _parsed(line, url, where)
+            row |= _location(row, url, shard, corpus.tars, where)
+            row["line"] = number
+            duration = row.get("duration")
+            if duration is None:
+                row["duration"] = 0.0 if "archive" in row else _seconds(row["audio"])
+            elif isinstance(duration, bool) or not isinstance(duration, (int, float)) or not duration >= 0:
+                raise ValueError(f"{where}: duration is {duration!r}, expected seconds >= 0")
+            yield shard, row
+    for shard, url in enumerate(() if corpus.manifests else corpus.tars):  # what is in them, their workers will find
+        tar = {"audio_filepath": url, "audio": _absolute(url), "archive": WEBDATASET}
+        yield shard, {**tar, "line": 1, "duration": 0.0}
 
 
-def _place(row: dict[str, Any], folder: str, shard: int, tars: Sequence[str], where: str) -> dict[str, str]:
-    """Where the audio of a row is: a path or URL, from the manifest's `folder`, or a tar file and the name in it."""
+def _lines(url: str) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not empty, and their numbers, from 1."""
+    with fsspec.open(url, "rb", compression="infer") as file:
+        yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
+
+
+def _parsed(line: bytes, url: str, where: str) -> dict[str, Any]:
+    """A row of a NeMo manifest; a cut of Lhotse becomes one."""
+    row = parse_json(line, where)
+    if isinstance(row, dict) and str(row.get("type", "")).endswith("Cut"):
+        row = _row_of_cut(row, url, where)
+    check_row(row, where)
+    return row
+
+
+def _row_of_cut(content: dict[str, Any], url: str, where: str) -> dict[str, Any]:
+    from lhotse.serialization import deserialize_item
+
+    try:
+        cut = deserialize_item(content)
+    except Exception as error:  # of many kinds
+        raise ValueError(f"{where}: Lhotse cannot read this cut: {type(error).__name__}: {error}") from error
+    row = {"audio_filepath": cut.id, "duration": cut.duration, "archive": LHOTSE_SHAR, "cuts": _absolute(url)}
+    texts = [each.text for each in cut.supervisions if each.text is not None]
+    custom = getattr(cut, "custom", None) or {}
+    return {**row, "text": " ".join(texts) if texts else None, "phrases": custom.get("phrases")}
+
+
+def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], where: str) -> dict[str, str]:
+    """Where the audio of a row is: its path or URL, which the manifest may give from its folder, or that of a tar."""
     name = str(row["audio_filepath"])
+    archive = row.get("archive", NEMO_TAR)
     if tars:
         index = row.get("shard_id", shard)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tars):
             raise ValueError(f"{where}: shard_id is {index!r}, expected 0 .. {len(tars) - 1}, a file of tarred_audio")
-        return {"audio": tars[index], "member": name}
+        return {"audio": _absolute(tars[index]), "archive": archive, "member": name}
+    if archive == LHOTSE_SHAR:
+        return {"audio": _recordings(_absolute(url)), "member": name}
     is_absolute = "://" in name or name.startswith("/") or Path(name).is_absolute()
-    return {"audio": name if is_absolute else f"{folder}/{name}"}
+    return {"audio": name if is_absolute else f"{_absolute(url).rsplit('/', 1)[0]}/{name}"}
+
+
+def _absolute(url: str) -> str:
+    """A path as workers in other folders find it."""
+    return url if "://" in url else str(Path(url).absolute())
+
+
+def _recordings(cuts: str) -> str:
+    """The tar file beside a Shar's manifest of cuts: recording.000000.tar beside cuts.000000.jsonl.gz."""
+    folder, slash, name = cuts.rpartition("/")
+    found = re.fullmatch(r"cuts(.*)\.jsonl(\.\w+)?", name)
+    if found is None:
+        raise ValueError(
+            f"manifest={cuts} holds cuts of Lhotse, but its name is not cuts.NUMBER.jsonl.gz; give the tar files of "
+            "their recordings as tarred_audio"
+        )
+    return f"{folder}{slash}recording{found[1]}.tar"
 
 
 def _seconds(audio: str) -> float:
@@ -189,18 +249,3 @@ def _seconds(audio: str) -> float:
     with suppress(ValueError, OSError), local_copy(audio) as path:
         return audio_seconds(path)
     return 0.0
-
-
-@contextmanager
-def local_copy(url: str) -> Iterator[Path]:
-    """A file of this machine with what lies at a path or URL; a copy is removed afterwards."""
-    if "://" not in url:
-        yield Path(url)
-        return
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="nemo-gpu-decoding-") as folder:
-        fs, path = url_to_fs(url)
-        copy = Path(folder) / Path(path).name
-        fs.get_file(path, str(copy))
-        yield copy

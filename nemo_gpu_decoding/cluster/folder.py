@@ -3,7 +3,7 @@
     run.json           what the run was asked for; a run with other options does not mix into it
     rows.jsonl         the corpus, see `corpus`
     plan.json          its partitions
-    part-00000.jsonl   transcripts of a partition, in the order of the manifest
+    part-00000.jsonl   transcripts of a partition, in the order of the manifest; or part-00000.parquet
     part-00000.done    marker: the partition is finished; its totals
 
 A file is there as a whole or not at all, and a marker is written after its partition. So it is safe to die anywhere,
@@ -12,7 +12,6 @@ and to write a partition twice: both times the same is written.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,11 +20,10 @@ from typing import IO, Any, NamedTuple
 
 from fsspec.core import url_to_fs
 
-from nemo_gpu_decoding.cluster.corpus import Corpus, Partition, shards_of, write_rows
+from nemo_gpu_decoding.cluster.corpus import Corpus, Partition, digest_of_ends, shards_of, write_rows
 from nemo_gpu_decoding.container import written_whole
 
 _PARTIAL = {"rows.jsonl", "plan.json"}  # what a death before run.json leaves
-_END = 1 << 20  # bytes of a large file's beginning and end that stand for its content
 
 
 class Folder(NamedTuple):
@@ -33,8 +31,8 @@ class Folder(NamedTuple):
 
     url: str
 
-    def partition_file(self, partition: Partition) -> str:
-        return f"part-{partition.number:05d}.jsonl"
+    def partition_file(self, partition: Partition, out_format: str) -> str:
+        return f"part-{partition.number:05d}.{out_format}"
 
     def marker_file(self, partition: Partition) -> str:
         return f"part-{partition.number:05d}.done"
@@ -93,10 +91,6 @@ class Plan(NamedTuple):
 
     partitions: list[Partition]
     shards: list[str]
-
-    @property
-    def rows(self) -> int:
-        return sum(partition.rows for partition in self.partitions)
 
     @property
     def seconds(self) -> float:
@@ -166,10 +160,4 @@ def content_of(path: str) -> str:
     file = Path(path).expanduser()
     if not file.is_file():
         return path
-    size = file.stat().st_size
-    digest = hashlib.sha256()
-    with file.open("rb") as content:
-        digest.update(content.read(_END))
-        content.seek(max(_END, size - _END))
-        digest.update(content.read(_END))
-    return f"{file.name} ({size} bytes, sha256 {digest.hexdigest()[:12]})"
+    return f"{file.name} ({digest_of_ends(str(file))})"

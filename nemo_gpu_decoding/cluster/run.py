@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 from uuid import uuid4
+
+import numpy as np
 
 from nemo_gpu_decoding.cluster.corpus import Partition
 from nemo_gpu_decoding.cluster.folder import Folder, Plan
@@ -28,6 +32,8 @@ class Workers(NamedTuple):
             an address; None for no Ray, in this process.
         most: workers; `least` of them are waited for.
         gpus: of each worker; None for one where the cluster has some.
+        decoders: fewest and most of the workers that only search, on CPU cores, what the others encode; None if all
+            do both.
     """
 
     address: str | None = None
@@ -35,6 +41,7 @@ class Workers(NamedTuple):
     most: int = 1
     gpus: float | None = None
     verbose: bool = False
+    decoders: tuple[int, int] | None = None
 
 
 def transcribe_corpus(
@@ -54,14 +61,13 @@ def transcribe_corpus(
     if retry_errors:
         totals = {number: each for number, each in totals.items() if not each.errors}
     todo = [partition for partition in plan.partitions if partition.number not in totals]
-    by_number = {partition.number: partition for partition in plan.partitions}
-    progress = Progress(plan, [by_number[number] for number in totals])
+    progress = Progress(plan, list(totals.values()))
     with progress.bar:
         _check_errors(totals.values(), max_errors)
         decoded = _here(job, todo) if workers.address is None else _on_ray(job, todo, workers)
         for each in decoded if todo else ():
             totals[each.number] = each
-            progress.add(by_number[each.number], sum(found.errors for found in totals.values()))
+            progress.add(each)
             _check_errors(totals.values(), max_errors)
     return [totals[number] for number in sorted(totals)]
 
@@ -84,28 +90,36 @@ def _check_errors(totals: Any, max_errors: int | None) -> None:
 
 
 class Progress:
-    """One line: hours of audio done and in all, times real time, errors, time to go."""
+    """One line: hours of audio done and in all, times real time, errors, time to go.
 
-    def __init__(self, plan: Plan, done: Sequence[Partition]) -> None:
+    Of a WebDataset nobody knows the hours before; there the bar counts partitions.
+    """
+
+    def __init__(self, plan: Plan, done: Sequence[Totals]) -> None:
         from tqdm import tqdm
 
-        hours = sum(partition.seconds for partition in done) / 3600
+        in_hours = all(partition.seconds for partition in plan.partitions)
+        self.parts = {each.number: each.seconds / 3600 if in_hours else 1 for each in plan.partitions}
+        self.hours = 0.0
         self.bar: Any = tqdm(
-            total=plan.seconds / 3600,
-            initial=hours,
+            total=sum(self.parts.values()),
+            initial=sum(self.parts[each.number] for each in done),
             desc="transcribing",
-            bar_format="{desc}: {percentage:3.0f}% |{bar:20}| {n:.2f}/{total:.2f} h{postfix}, {remaining} to go",
+            bar_format="{desc}: {percentage:3.0f}% |{bar:20}| "
+            + ("{n:.2f}/{total:.2f} h" if in_hours else "{n_fmt}/{total_fmt} partitions")
+            + "{postfix}, {remaining} to go",
             disable=None,
             file=sys.stderr,
             dynamic_ncols=True,
         )
-        self.begun = hours
+        self.errors = sum(each.errors for each in done)
 
-    def add(self, partition: Partition, errors: int) -> None:
-        self.bar.update(partition.seconds / 3600)
+    def add(self, totals: Totals) -> None:
+        self.bar.update(self.parts[totals.number])
+        self.hours += totals.audio / 3600
+        self.errors += totals.errors
         elapsed = max(float(self.bar.format_dict["elapsed"] or 0), 1e-9) if not self.bar.disable else 1.0
-        pace = (self.bar.n - self.begun) * 3600 / elapsed
-        self.bar.set_postfix_str(f"{pace:.1f} x real time, {errors} errors")
+        self.bar.set_postfix_str(f"{3600 * self.hours / elapsed:.1f} x real time, {self.errors} errors")
 
 
 def _here(job: Job, todo: Sequence[Partition]) -> Iterator[Totals]:
@@ -121,28 +135,45 @@ def _here(job: Job, todo: Sequence[Partition]) -> Iterator[Totals]:
 class RayWorker:
     """A transcriber as an actor of Ray Data: batches of one partition in, batches of its totals out.
 
-    What ends the run is returned as `fault`, to be told by the driver in one line; Ray would retry.
+    With `stage` encode, batches of the partition's encoder outputs instead, in pickled form, which are what comes
+    in with `stage` decode. What ends the run is returned as `fault`, to be told by the driver in one line; Ray would
+    retry.
     """
 
-    def __init__(self, job: Job, run: str) -> None:
-        self.run, self.job, self.fault = run, job, ""
+    def __init__(self, job: Job, run: str, stage: str | None = None) -> None:
+        self.run, self.job, self.stage, self.fault = run, job, stage, ""
         try:
-            self.transcriber = Transcriber(job)
+            self.transcriber = Transcriber(job, stage)
         except (ValueError, OSError, ImportError) as error:
             self.fault = str(error)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         partition = Partition(*(batch[name][0].item() for name in Partition._fields))
-        fault = self.fault or self._begun(partition)
-        if fault:
-            return {"fault": [fault], "totals": [""]}
-        totals = self.transcriber.transcribe(partition)
-        self.transcriber.folder.remove(_tries(partition))
-        return {"fault": [""], "totals": [json.dumps(vars(totals))]}
+        fault = str(batch["fault"][0]) if "fault" in batch else ""
+        fault = fault or self.fault or self._begun(partition)
+        found = {"fault": [fault], **{name: batch[name] for name in Partition._fields}}
+        if self.stage == "encode":
+            started = time.perf_counter()
+            encoded = [] if fault else [each.on_cpu() for each in self.transcriber.encode(partition)]
+            content = pickle.dumps((encoded, time.perf_counter() - started), protocol=pickle.HIGHEST_PROTOCOL)
+            found["encoded"] = np.frombuffer(content, np.uint8)[None]
+        elif fault:
+            found["totals"] = [""]
+        else:
+            found["totals"] = [json.dumps(vars(self._decoded(partition, batch)))]
+        if not fault:
+            self.transcriber.folder.remove(self._tries(partition))
+        return found
+
+    def _decoded(self, partition: Partition, batch: dict[str, Any]) -> Totals:
+        if self.stage is None:
+            return self.transcriber.transcribe(partition)
+        encoded, work = pickle.loads(batch["encoded"][0].tobytes())
+        return self.transcriber.decode(partition, encoded, work)
 
     def _begun(self, partition: Partition) -> str:
         """Note that a worker of this run begins a partition; why it is better not to, if that is so."""
-        folder, name = self.transcriber.folder, _tries(partition)
+        folder, name = self.transcriber.folder, self._tries(partition)
         before = folder.read_json(name) if folder.has(name) else {}
         deaths = before.get("count", 0) if before.get("run") == self.run else 0
         if deaths >= MAX_DEATHS:
@@ -155,9 +186,8 @@ class RayWorker:
         folder.write_json(name, {"run": self.run, "count": deaths + 1})
         return ""
 
-
-def _tries(partition: Partition) -> str:
-    return f"part-{partition.number:05d}.tries"
+    def _tries(self, partition: Partition) -> str:
+        return f"part-{partition.number:05d}.{self.stage or 'transcribe'}.tries"
 
 
 def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[Totals]:
@@ -170,14 +200,19 @@ def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[T
     ray = _connected(workers)
     try:
         items = [partition._asdict() for partition in todo]
-        dataset = ray.data.from_items(items, override_num_blocks=len(items)).map_batches(
-            RayWorker,
-            fn_constructor_args=(job, uuid4().hex),
-            batch_size=1,
-            compute=ray.data.ActorPoolStrategy(min_size=workers.least, max_size=workers.most),
-            num_cpus=1,
-            num_gpus=_gpus(ray, workers),
-        )  # dead actors are restarted, and their partitions decoded anew: Ray Data's default
+        dataset = ray.data.from_items(items, override_num_blocks=len(items))
+        cores: dict[str, Any] = {"batch_size": 1, "num_cpus": 1}
+        pool = ray.data.ActorPoolStrategy(min_size=workers.least, max_size=workers.most)
+        stage = None if workers.decoders is None else "encode"
+        run = uuid4().hex
+        # dead actors are restarted, and their partitions decoded anew: Ray Data's default
+        dataset = dataset.map_batches(
+            RayWorker, fn_constructor_args=(job, run, stage), compute=pool, num_gpus=_gpus(ray, workers), **cores
+        )
+        if workers.decoders is not None:
+            least, most = workers.decoders
+            pool = ray.data.ActorPoolStrategy(min_size=least, max_size=most)
+            dataset = dataset.map_batches(RayWorker, fn_constructor_args=(job, run, "decode"), compute=pool, **cores)
         for row in dataset.iter_rows():
             if row["fault"]:
                 raise ValueError(row["fault"])
@@ -201,7 +236,8 @@ def _connected(workers: Workers) -> Any:
     if not ray.is_initialized():
         where: dict[str, Any] = {"address": workers.address}
         if workers.address == "local":
-            where |= {"num_cpus": max(workers.most, os.cpu_count() or 1), "include_dashboard": workers.verbose}
+            processes = workers.most + (workers.decoders or (0, 0))[1]
+            where |= {"num_cpus": max(processes, os.cpu_count() or 1), "include_dashboard": workers.verbose}
         try:
             ray.init(**where, log_to_driver=workers.verbose, logging_level=level)
         except ConnectionError as error:

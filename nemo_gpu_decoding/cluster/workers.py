@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import json
-import tarfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import fsspec
 import numpy as np
 
 from nemo_gpu_decoding.cache import one_process_at_a_time
-from nemo_gpu_decoding.cluster.corpus import Partition, local_copy
+from nemo_gpu_decoding.cluster.audio import Audio, local_audio, one_line
+from nemo_gpu_decoding.cluster.corpus import Partition
 from nemo_gpu_decoding.cluster.folder import Folder
+from nemo_gpu_decoding.cluster.transcripts import error_row, file_of, json_row, oracle_of
 from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import Utterance, audio_seconds, phrases_of, unreadable
-from nemo_gpu_decoding.metrics import oracle_text, word_errors
-from nemo_gpu_decoding.nemo_plugin.model import Model, Transcript
+from nemo_gpu_decoding.metrics import word_errors
+from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs, Transcript
 from nemo_gpu_decoding.search.rescoring import Rescoring
 
 SLOWEST = 3  # files of a partition that its marker names
-_SHOWN = 300  # letters of an error
 
 
 class Loaded(NamedTuple):
@@ -45,6 +43,8 @@ class Job:
         shards: names of the manifests.
         batch_size: utterances per batch of the encoder.
         batch_seconds: a batch has as many utterances as have so many seconds with their padding, in place of that.
+        out_format: of the files of transcripts, "jsonl" or "parquet".
+        load_decoder: loads the model of workers that only decode; None for `load`.
     """
 
     out: str
@@ -52,13 +52,30 @@ class Job:
     shards: tuple[str, ...]
     batch_size: int = 8
     batch_seconds: float | None = None
+    out_format: str = "jsonl"
+    load_decoder: Callable[[], Loaded] | None = None
 
 
-class Ready(NamedTuple):
-    """An utterance whose audio is at hand, and its row of the manifest."""
+class Item(NamedTuple):
+    """An utterance of a partition."""
 
-    row: dict[str, Any]
+    position: int  # from 0
+    row: dict[str, Any]  # of the manifest
     utterance: Utterance
+
+
+class Batch(NamedTuple):
+    """Utterances that went through the encoder together."""
+
+    items: list[Item]
+    outputs: Outputs | str  # of NeMo's forward pass, or why there are none
+    work: float = 0.0  # seconds that it took
+
+    def on_cpu(self) -> Batch:
+        """The same with its outputs in the memory of the CPU."""
+        if isinstance(self.outputs, str):
+            return self
+        return self._replace(outputs={name: tensor.cpu() for name, tensor in self.outputs.items()})
 
 
 @dataclass
@@ -83,15 +100,20 @@ class Totals:
 
 
 class Transcriber:
-    """Decodes partitions and writes them into the folder of the run."""
+    """Decodes partitions and writes them into the folder of the run: `decode` reads what `encode` gives.
 
-    def __init__(self, job: Job) -> None:
+    Args:
+        stage: the part of it that this worker does, "encode" or "decode"; None for both.
+    """
+
+    def __init__(self, job: Job, stage: str | None = None) -> None:
         self.job = job
         self.folder = Folder(job.out)
-        self.model, self.second = job.load()
-        self._prepare()
+        load = job.load_decoder if stage == "decode" and job.load_decoder is not None else job.load
+        self.model, self.second = load()
+        self._prepare(stage)
 
-    def _prepare(self) -> None:
+    def _prepare(self, stage: str | None) -> None:
         """Decode a second of silence: kernels are compiled and a graph is built by one worker of a machine.
 
         The others wait for it, and load what it has left on disk. What is wrong with the decoding is found here.
@@ -102,70 +124,96 @@ class Transcriber:
         with one_process_at_a_time(cache_folder() / "workers.lock"), TemporaryDirectory() as folder:
             silence = Path(folder) / "silence.wav"
             soundfile.write(silence, np.zeros(16000), 16000)
-            list(self.model.transcribe([silence], batch_size=1, second=self.second))
+            for outputs in self.model.encode([silence], batch_size=1):
+                if stage != "encode":
+                    list(self.model.decode(outputs, second=self.second))
 
     def transcribe(self, partition: Partition) -> Totals:
-        """Decode a partition, write it and its marker. An utterance that fails costs its own row."""
-        started = time.perf_counter()
+        """Encode and decode a partition, batch by batch; write it and its marker."""
+        return self.decode(partition, self.encode(partition))
+
+    def encode(self, partition: Partition) -> Iterator[Batch]:
+        """The batches of a partition, longest utterances first. What cannot be read costs its own row."""
         lines = self.folder.read("rows.jsonl", partition.begin, partition.num_bytes).splitlines()
-        rows = [json.loads(line) for line in lines]
-        totals = Totals(partition.number, partition.shard, rows=len(rows))
-        written: dict[int, dict[str, Any]] = {}  # by position in the partition
-        with local_audio(rows) as places:
-            ready: dict[int, Ready] = {}
-            for position, (row, place) in enumerate(zip(rows, places, strict=True)):
-                found = _look(row, place)
-                if isinstance(found, Ready):
-                    ready[position] = found
+        with local_audio([json.loads(line) for line in lines]) as found:
+            ready = []
+            for position, audio in enumerate(found):
+                item, fault = _opened(position, audio)
+                if fault:
+                    yield Batch([item], fault)
                 else:
-                    written[position] = _error_row(row, found)
-            for batch in batches(ready, self.job.batch_size, self.job.batch_seconds):
-                written.update(self._batch(batch, ready, totals))
-        shard = self.job.shards[partition.shard]
-        content = b"".join(
-            json.dumps({**written[n], "manifest": shard, "line": row["line"]}, ensure_ascii=False).encode() + b"\n"
-            for n, row in enumerate(rows)
-        )
-        failed = [row["error"] for row in written.values() if "error" in row]
-        totals.errors, totals.last_error = len(failed), failed[-1] if failed else ""
-        totals.work = round(time.perf_counter() - started, 3)
-        self.folder.write(self.folder.partition_file(partition), content)
-        self.folder.write_json(self.folder.marker_file(partition), vars(totals))
-        return totals
+                    ready.append(item)
+            for items in batches(ready, self.job.batch_size, self.job.batch_seconds):
+                yield from self._encoded(items)
 
-    def _batch(self, batch: Sequence[int], ready: dict[int, Ready], totals: Totals) -> dict[int, dict[str, Any]]:
-        """The rows of a batch's utterances."""
+    def _encoded(self, items: list[Item]) -> list[Batch]:
+        """A batch through the encoder; where that fails each utterance alone."""
         started = time.perf_counter()
-        found = self._decode([ready[position] for position in batch])
-        audio = sum(ready[position].utterance.duration for position in batch)
-        pace = (time.perf_counter() - started) / max(audio, 1e-9)
-        longest = max(batch, key=lambda position: ready[position].utterance.duration)
-        slowest = [*totals.slowest, (round(pace, 4), ready[longest].utterance.name)]
-        totals.slowest = tuple(sorted(slowest, reverse=True)[:SLOWEST])
-        rows = {}
-        for position, transcript in zip(batch, found, strict=True):
-            row, utterance = ready[position]
-            if isinstance(transcript, str):
-                rows[position] = _error_row(row, transcript)
-                continue
-            oracle = oracle_of(utterance.text, transcript)
-            rows[position] = json_row(utterance, transcript, oracle)
-            _count(totals, utterance, transcript, oracle)
-        return rows
-
-    def _decode(self, batch: Sequence[Ready]) -> list[Transcript | str]:
-        """Transcripts of a batch; where that fails of each utterance alone, or why it has none."""
-        files = [ready.utterance.path for ready in batch]
-        phrases = [ready.utterance.phrases for ready in batch]
+        files = [item.utterance.path for item in items]
         try:
-            found = self.model.transcribe(files, batch_size=len(files), second=self.second, phrases=phrases)
-            return list(found)
+            (outputs,) = self.model.encode(files, batch_size=len(files))
+            return [Batch(items, outputs, time.perf_counter() - started)]
         except Exception as error:
             if _is_fatal(error):
                 raise
-            if len(batch) == 1:
-                return [f"{files[0]} cannot be read as audio" if unreadable(files) else _told(error)]
-        return [found for ready in batch for found in self._decode([ready])]
+            if len(items) == 1:
+                fault = f"{files[0]} cannot be read as audio" if unreadable(files) else one_line(error)
+                return [Batch(items, fault)]
+        return [batch for item in items for batch in self._encoded([item])]
+
+    def decode(self, partition: Partition, encoded: Iterable[Batch], work: float = 0.0) -> Totals:
+        """Decode the batches of a partition; write its rows in their order, and its marker.
+
+        `work` are seconds that have gone into `encoded` so far.
+        """
+        started = time.perf_counter() - work
+        totals = Totals(partition.number, partition.shard)
+        written: dict[int, dict[str, Any]] = {}  # by position in the partition
+        shard = self.job.shards[partition.shard]
+        for batch in encoded:
+            for item, row in self._rows(batch, totals):
+                written[item.position] = {**row, "manifest": shard, "line": item.row["line"]}
+        rows = [written[position] for position in sorted(written)]
+        failed = [row["error"] for row in rows if "error" in row]
+        totals.rows, totals.errors, totals.last_error = len(rows), len(failed), failed[-1] if failed else ""
+        totals.work = round(time.perf_counter() - started, 3)
+        name = self.folder.partition_file(partition, self.job.out_format)
+        self.folder.write(name, file_of(rows, self.job.out_format))
+        self.folder.write_json(self.folder.marker_file(partition), vars(totals))
+        return totals
+
+    def _rows(self, batch: Batch, totals: Totals) -> Iterator[tuple[Item, dict[str, Any]]]:
+        """The rows of a batch's utterances."""
+        started = time.perf_counter() - batch.work
+        found = self._decoded(batch)
+        if not isinstance(batch.outputs, str):
+            durations = {item.utterance.name: item.utterance.duration for item in batch.items}
+            pace = (time.perf_counter() - started) / max(sum(durations.values()), 1e-9)
+            slowest = [*totals.slowest, (round(pace, 4), max(durations, key=lambda name: durations[name]))]
+            totals.slowest = tuple(sorted(slowest, reverse=True)[:SLOWEST])
+        for item, transcript in zip(batch.items, found, strict=True):
+            if isinstance(transcript, str):
+                yield item, error_row(item.row, transcript)
+                continue
+            oracle = oracle_of(item.utterance.text, transcript)
+            _count(totals, item.utterance, transcript, oracle)
+            yield item, json_row(item.utterance, transcript, oracle)
+
+    def _decoded(self, batch: Batch) -> list[Transcript | str]:
+        """Transcripts of a batch, where that fails of each utterance alone; or why it has none."""
+        items, outputs, _ = batch
+        if isinstance(outputs, str):
+            return [outputs] * len(items)
+        phrases = [item.utterance.phrases for item in items]
+        try:
+            return list(self.model.decode(outputs, second=self.second, phrases=phrases))
+        except Exception as error:
+            if _is_fatal(error):
+                raise
+            if len(items) == 1:
+                return [one_line(error)]
+        alone = ({name: rows[n : n + 1] for name, rows in outputs.items()} for n in range(len(items)))
+        return [found for item, own in zip(items, alone, strict=True) for found in self._decoded(Batch([item], own))]
 
 
 def _is_fatal(error: Exception) -> bool:
@@ -173,112 +221,33 @@ def _is_fatal(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "CUDA error" in str(error)
 
 
-def _told(error: Exception) -> str:
-    lines = str(error).strip().splitlines() or [""]
-    text = lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
-    return text[:_SHOWN]
+def _opened(position: int, audio: Audio) -> tuple[Item, str]:
+    """An utterance, and what is wrong with its audio, if anything is."""
+    row, file = audio
+    seconds, fault = 0.0, ""
+    if isinstance(file, str):
+        fault = file
+    else:
+        try:
+            seconds = audio_seconds(file)
+            fault = "" if seconds else f"{row['audio_filepath']} has no samples"
+        except ValueError as error:
+            fault = one_line(error)
+    utterance = Utterance(row["audio_filepath"], Path(file), seconds, row.get("text"), phrases_of(row))
+    return Item(position, row, utterance), fault
 
 
-def batches(ready: dict[int, Ready], batch_size: int, batch_seconds: float | None) -> Iterator[list[int]]:
-    """Positions by falling duration, in batches of similar ones: little padding, and no memory asked for later.
+def batches(items: Sequence[Item], batch_size: int, batch_seconds: float | None) -> Iterator[list[Item]]:
+    """Utterances by falling duration, in batches of similar ones: little padding, and no memory asked for later.
 
     With `batch_seconds` a batch has as many as have so many seconds with their padding, one at least.
     """
-    ordered = sorted(ready, key=lambda position: (-ready[position].utterance.duration, position))
+    ordered = sorted(items, key=lambda item: (-item.utterance.duration, item.position))
     while ordered:
-        longest = ready[ordered[0]].utterance.duration
+        longest = ordered[0].utterance.duration
         count = batch_size if batch_seconds is None else max(1, int(batch_seconds / max(longest, 1e-3)))
         yield ordered[:count]
         ordered = ordered[count:]
-
-
-# ------------------------------------------------------------------------------------------------ audio
-
-
-@contextmanager
-def local_audio(rows: Sequence[dict[str, Any]]) -> Iterator[list[Path | str]]:
-    """A file of this machine with the audio of each row, or why there is none; copies are removed afterwards."""
-    with ExitStack() as stack:
-        if rows and "member" in rows[0]:  # a partition does not cross the end of a tar file
-            yield stack.enter_context(_tar_members(rows))
-            return
-        places: list[Path | str] = []
-        for row in rows:
-            try:
-                places.append(stack.enter_context(local_copy(row["audio"])))
-            except Exception as error:  # of whichever file system lies behind the URL
-                places.append(_told(error))
-        yield places
-
-
-@contextmanager
-def _tar_members(rows: Sequence[dict[str, Any]]) -> Iterator[list[Path | str]]:
-    """Files of a tar at any URL, which is read once from its beginning to its end."""
-    url, wanted = rows[0]["audio"], {row["member"] for row in rows}
-    found: dict[str, Path] = {}
-    fault = f"{url} has no such member"
-    with TemporaryDirectory(prefix="nemo-gpu-decoding-") as folder:
-        try:
-            with fsspec.open(url, "rb") as stream, tarfile.open(fileobj=stream, mode="r|*") as archive:
-                for member in archive:
-                    source = archive.extractfile(member) if member.name in wanted else None
-                    if source is not None:
-                        path = Path(folder) / f"{len(found)}{Path(member.name).suffix}"
-                        path.write_bytes(source.read())
-                        found[member.name] = path
-        except Exception as error:  # what came before the damage is there
-            fault = f"{url}: {_told(error)}"
-        yield [found.get(row["member"], fault) for row in rows]
-
-
-def _look(row: dict[str, Any], place: Path | str) -> Ready | str:
-    """An utterance, or what is wrong with its audio."""
-    if isinstance(place, str):
-        return place
-    try:
-        seconds = audio_seconds(place)
-    except ValueError as error:
-        return _told(error)
-    if seconds == 0:
-        return f"{row['audio_filepath']} has no samples"
-    return Ready(row, Utterance(row["audio_filepath"], place, seconds, row.get("text"), phrases_of(row)))
-
-
-# ------------------------------------------------------------------------------------- rows of transcripts
-
-
-def json_row(utterance: Utterance, transcript: Transcript, oracle: str | None) -> dict[str, Any]:
-    """One line of `out`."""
-    row: dict[str, Any] = {
-        "audio_filepath": utterance.name,
-        "duration": round(utterance.duration, 3),
-        "pred_text": transcript.text,
-        "score": transcript.score,
-    }
-    if transcript.n_best:
-        row["n_best"] = [{"text": text, "score": score} for text, score in transcript.n_best]
-    if transcript.words:
-        row["words"] = [vars(word) for word in transcript.words]
-    if utterance.text is not None:
-        row["text"] = utterance.text
-        row["wer"] = round(word_errors([utterance.text], [transcript.text]).wer, 4)
-        if oracle is not None:
-            row["oracle_wer"] = round(word_errors([utterance.text], [oracle]).wer, 4)
-    return row
-
-
-def _error_row(row: dict[str, Any], error: str) -> dict[str, Any]:
-    kept: dict[str, Any] = {name: row[name] for name in ("audio_filepath", "duration", "text") if name in row}
-    return {**kept, "error": error}
-
-
-def oracle_of(reference: str | None, transcript: Transcript) -> str | None:
-    """The text of the lattice, or of the n-best list, with the fewest word errors; None if there is neither."""
-    if reference is None or (transcript.lattice is None and not transcript.n_best):
-        return None
-    if transcript.lattice is not None:
-        return transcript.lattice.oracle(reference)
-    return oracle_text(reference, [text for text, _ in transcript.n_best])
 
 
 def _count(totals: Totals, utterance: Utterance, transcript: Transcript, oracle: str | None) -> None:

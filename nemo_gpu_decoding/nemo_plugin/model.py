@@ -6,9 +6,10 @@ import logging
 import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.search.rescoring import Rescoring
     from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
     from nemo_gpu_decoding.search.word_graph.lattice import Lattice
+
+# what NeMo's forward pass gives for a batch: log-probs [B, T, V + 1] or encoder output [B, D, T], and lengths [B]
+Outputs = dict[str, Tensor]
 
 NO_NEMO = "this command needs NeMo: pip install 'nemo_toolkit[asr]'"
 
@@ -140,42 +144,73 @@ class Model:
             ValueError: a file cannot be read, scores of the strategy have no parts, of which `second` is to
                 replace one, or it does not take phrases per utterance.
         """
-        hypotheses = self.hypotheses(files, batch_size)
-        if any(own is not None for own in phrases):
-            hypotheses = self._with_phrases(hypotheses, phrases)
-        for hypothesis in hypotheses:
-            found = _as_list(hypothesis)
-            yield self._transcript(found if second is None else _rescored(found, second))
+        done = 0
+        for outputs in self.encode(files, batch_size):
+            count = len(next(iter(outputs.values())))
+            yield from self.decode(outputs, second=second, phrases=phrases[done : done + count])
+            done += count
 
-    def _with_phrases(self, hypotheses: Iterator[Any], phrases: Sequence[Sequence[str] | None]) -> Iterator[Any]:
-        from nemo_gpu_decoding.nemo_plugin.requests import utterance_requests
-
-        with utterance_requests(self.model, phrases):
-            yield from hypotheses
-
-    def hypotheses(self, files: Sequence[str | Path], batch_size: int) -> Iterator[Any]:
-        """One `Hypothesis` of NeMo's, or a list of them (n-best), per file.
+    def encode(self, files: Sequence[str | Path], batch_size: int) -> Iterator[Outputs]:
+        """What NeMo's forward pass makes of each batch of files.
 
         Raises:
             ValueError: a file cannot be read. NeMo's data loader leaves such files out, and all that follows
                 would stand beside the wrong file.
         """
+        from nemo.collections.asr.parts.mixins.transcription import InternalTranscribeConfig
+        from nemo.collections.common.data.utils import move_data_to_device
+
+        nemo: Any = self.model
+        paths = [str(file) for file in files]
+        config = self._transcribe_config(batch_size)
+        config._internal = InternalTranscribeConfig()
+        with ExitStack() as stack:
+            nemo._transcribe_on_begin(paths, config)
+            stack.callback(nemo._transcribe_on_end, config)
+            config._internal.temp_dir = stack.enter_context(TemporaryDirectory())
+            stack.enter_context(torch.inference_mode())
+            batches = iter(nemo._transcribe_input_processing(paths, config) if paths else ())
+            for begin in range(0, len(paths), batch_size):
+                expected = paths[begin : begin + batch_size]
+                batch = next(batches, None)
+                if batch is None or len(batch[0]) != len(expected):
+                    raise ValueError(f"{', '.join(unreadable(expected) or expected)} cannot be read as audio")
+                yield nemo._transcribe_forward(move_data_to_device(batch, config._internal.device), config)
+
+    def decode(
+        self, outputs: Outputs, *, second: Rescoring | None = None, phrases: Sequence[Sequence[str] | None] = ()
+    ) -> Iterator[Transcript]:
+        """Transcripts of a batch of `encode`, with the present strategy; the model may be another with equal weights.
+
+        Raises:
+            ValueError: as `transcribe`, but for files.
+        """
+        with ExitStack() as stack:
+            if any(own is not None for own in phrases):
+                from nemo_gpu_decoding.nemo_plugin.requests import utterance_requests
+
+                stack.enter_context(utterance_requests(self.model, phrases))
+            hypotheses = self.hypotheses(outputs)
+        for hypothesis in hypotheses:
+            found = _as_list(hypothesis)
+            yield self._transcript(found if second is None else _rescored(found, second))
+
+    def hypotheses(self, outputs: Outputs) -> list[Any]:
+        """A `Hypothesis` of NeMo's, or a list of them (n-best), for each utterance of a batch of `encode`."""
+        device = next(self.model.parameters()).device
+        with torch.inference_mode():
+            moved = {name: tensor.to(device) for name, tensor in outputs.items()}
+            found = self.model._transcribe_output_processing(moved, self._transcribe_config())
+        # transducers of some NeMo versions give (best, all)
+        return found[0] if isinstance(found, tuple) else found
+
+    def _transcribe_config(self, batch_size: int = 1) -> Any:
         config = self.model.get_transcribe_config()
         config.batch_size = batch_size
         config.return_hypotheses = True
         config.num_workers = 0
         config.verbose = False
-        paths = [str(file) for file in files]
-        batches = [paths[begin : begin + batch_size] for begin in range(0, len(paths), batch_size)]
-        generator = self.model.transcribe_generator(paths, override_config=config)
-        with torch.inference_mode(), closing(generator) as found:
-            for expected in batches:
-                batch = next(found, ())
-                # transducers of some NeMo versions give (best, all)
-                hypotheses = batch[0] if isinstance(batch, tuple) and batch else batch
-                if len(hypotheses) != len(expected):
-                    raise ValueError(f"{', '.join(unreadable(expected) or expected)} cannot be read as audio")
-                yield from hypotheses
+        return config
 
     def _transcript(self, hypotheses: Sequence[Hypothesis]) -> Transcript:
         best = hypotheses[0]
@@ -277,9 +312,10 @@ class CTCHead(Head):
 
     def encoded(self, files: Sequence[str | Path], *, batch_size: int = 8) -> Iterator[Encoded]:
         self._use_greedy()
-        for hypothesis in self.model.hypotheses(files, batch_size):
-            log_probs = hypothesis.y_sequence.detach().float().cpu().numpy()
-            yield Encoded(np.ascontiguousarray(log_probs), hypothesis.text)
+        for outputs in self.model.encode(files, batch_size):
+            for hypothesis in self.model.hypotheses(outputs):
+                log_probs = hypothesis.y_sequence.detach().float().cpu().numpy()
+                yield Encoded(np.ascontiguousarray(log_probs), hypothesis.text)
 
     def texts(self, inputs: Tensor, lengths: Tensor) -> list[str]:
         decode = self.decoding.ctc_decoder_predictions_tensor
@@ -297,19 +333,11 @@ class TransducerHead(Head):
 
     def encoded(self, files: Sequence[str | Path], *, batch_size: int = 8) -> Iterator[Encoded]:
         self._use_greedy()
-        waiting: list[np.ndarray] = []  # encoded, but their texts have not come yet
-
-        def keep(module: Any, arguments: Any, output: Any) -> None:
-            encoded, lengths = output[:2]
-            rows = encoded.transpose(1, 2).detach().float().cpu().numpy()
-            waiting.extend(row[:n].copy() for row, n in zip(rows, lengths.tolist(), strict=True))
-
-        hook = self.model.model.encoder.register_forward_hook(keep)
-        try:
-            for hypothesis in self.model.hypotheses(files, batch_size):
-                yield Encoded(waiting.pop(0), hypothesis.text)
-        finally:
-            hook.remove()
+        for outputs in self.model.encode(files, batch_size):
+            rows = outputs["encoded"].transpose(1, 2).float().cpu().numpy()
+            lengths = outputs["encoded_len"].tolist()
+            for row, length, found in zip(rows, lengths, self.model.hypotheses(outputs), strict=True):
+                yield Encoded(row[:length].copy(), found.text)
 
     def texts(self, inputs: Tensor, lengths: Tensor) -> list[str]:
         decode = self.decoding.rnnt_decoder_predictions_tensor

@@ -6,6 +6,8 @@ import os
 import time
 from pathlib import Path
 
+import torch
+
 from nemo_gpu_decoding.cluster.workers import Loaded
 from nemo_gpu_decoding.nemo_plugin.model import Transcript
 
@@ -13,13 +15,23 @@ SECONDS = 0.05  # of a batch
 
 
 class FakeModel:
-    def transcribe(self, files, *, batch_size, second, phrases=(None,)):
+    def encode(self, files, batch_size):
         assert batch_size == len(files)
         time.sleep(SECONDS)
-        if any("fail" in str(file) for file in files):
+        if any("encoder_fails" in str(file) for file in files):
             raise ValueError("this audio is no good")
-        for file, own in zip(files, phrases, strict=True):
-            yield Transcript(" ".join([file.stem, *(own or ())]), -1.0)
+        stems = [list(file.stem.encode().ljust(64)) for file in files]
+        yield {
+            "names": torch.tensor(stems, dtype=torch.uint8),
+            "sizes": torch.tensor([os.path.getsize(f) for f in files]),
+        }
+
+    def decode(self, outputs, *, second=None, phrases=()):
+        names = [bytes(row.tolist()).decode().rstrip() for row in outputs["names"]]
+        if any("search_fails" in name for name in names):
+            raise RuntimeError("no such state")
+        for name, own in zip(names, phrases or [None] * len(names), strict=True):
+            yield Transcript(" ".join([name, *(own or ())]), -1.0)
 
 
 def load(pids: str) -> Loaded:

@@ -22,7 +22,7 @@ import pytest
 from nemo_gpu_decoding.cluster.corpus import MAX_ROWS, find_corpus
 from nemo_gpu_decoding.cluster.folder import Folder, open_run
 from nemo_gpu_decoding.cluster.run import MAX_DEATHS, RayWorker, Workers, summary, transcribe_corpus
-from nemo_gpu_decoding.cluster.workers import Job, Ready, batches
+from nemo_gpu_decoding.cluster.workers import Item, Job, batches
 from nemo_gpu_decoding.manifest import Utterance
 from tests.assets import ROOT
 from tests.cluster import fake
@@ -54,12 +54,23 @@ def corpus(tmp_path):
 class Run:
     """A folder, and what it takes to go on with it."""
 
-    def __init__(self, tmp_path, manifest, *, tars=None, partition_seconds=10, load=None, out="out", **options):
+    def __init__(
+        self,
+        tmp_path,
+        manifest,
+        *,
+        tars=None,
+        partition_seconds=10,
+        load=None,
+        out="out",
+        out_format="jsonl",
+        **options,
+    ):
         self.out = out if "://" in out else str(tmp_path / out)
         (tmp_path / "pids").mkdir(exist_ok=True)
         self.plan = open_run(Folder(self.out), find_corpus(None, manifest, tars), partition_seconds, options)
         load = load or functools.partial(fake.load, str(tmp_path / "pids"))
-        self.job = Job(self.out, load, tuple(self.plan.shards), batch_size=4)
+        self.job = Job(self.out, load, tuple(self.plan.shards), batch_size=4, out_format=out_format)
 
     def go(self, workers=Workers(), **options):  # noqa: B008  (a NamedTuple)
         return transcribe_corpus(self.job, self.plan, workers, **options)
@@ -137,23 +148,26 @@ def test_bad_audio_costs_its_own_row(tmp_path, corpus):
     (tmp_path / "audio" / "corpus_001.wav").write_bytes(b"RIFF")
     (tmp_path / "audio" / "corpus_003.wav").unlink()
     soundfile.write(tmp_path / "audio" / "corpus_004.wav", np.zeros(0), 4000)
-    (tmp_path / "audio" / "corpus_005.wav").rename(tmp_path / "audio" / "fail.wav")
-    text = (tmp_path / "corpus.json").read_text().replace("audio/corpus_005", "audio/fail")
-    (tmp_path / "corpus.json").write_text(text)
+    (tmp_path / "audio" / "corpus_005.wav").rename(tmp_path / "audio" / "encoder_fails.wav")
+    (tmp_path / "audio" / "corpus_006.wav").rename(tmp_path / "audio" / "search_fails.wav")
+    text = (tmp_path / "corpus.json").read_text().replace("audio/corpus_005", "audio/encoder_fails")
+    (tmp_path / "corpus.json").write_text(text.replace("audio/corpus_006", "audio/search_fails"))
     run = Run(tmp_path, manifest)
     totals = run.go()
-    assert sum(each.errors for each in totals) == 4
+    assert sum(each.errors for each in totals) == 5
     errors = {row["audio_filepath"]: row["error"] for row in run.rows() if "error" in row}
-    assert list(errors) == [f"audio/{name}.wav" for name in ("corpus_001", "corpus_003", "corpus_004", "fail")]
+    names = ("corpus_001", "corpus_003", "corpus_004", "encoder_fails", "search_fails")
+    assert list(errors) == [f"audio/{name}.wav" for name in names]
     assert [text.split(": ")[-1] for text in list(errors.values())[2:]] == [
         "audio/corpus_004.wav has no samples",
         "this audio is no good",
+        "no such state",
     ]
     assert all("cannot be read as audio" in text for text in list(errors.values())[:2])
-    assert [row.get("pred_text") for row in run.rows()][6:] == ["corpus_006", "corpus_007"]
-    with pytest.raises(ValueError, match=r"max_errors=3, but 4 utterances failed, .*: this audio is no good"):
-        run.go(max_errors=3)
-    (tmp_path / "audio" / "fail.wav").rename(tmp_path / "audio" / "good.wav")
+    assert [row.get("pred_text") for row in run.rows() if "error" not in row] == [f"corpus_00{n}" for n in (0, 2, 7)]
+    with pytest.raises(ValueError, match=r"max_errors=4, but 5 utterances failed, .*: RuntimeError: no such state"):
+        run.go(max_errors=4)
+    soundfile.write(tmp_path / "audio" / "corpus_001.wav", np.zeros(4000), 4000)
     assert sum(each.errors for each in run.go(retry_errors=True)) == 4
 
 
@@ -207,6 +221,104 @@ def test_tarred_audio_as_nemo_writes_it(tmp_path, corpus):
         Run(tmp_path, str(tmp_path / "corpus.json"), tars=f"{tmp_path}/audio_0.tar", out="other")
 
 
+@pytest.mark.parametrize("prefix", ["", "memory://shar/"])
+def test_lhotse_shar(prefix, tmp_path, corpus):
+    lhotse = pytest.importorskip("lhotse")
+    corpus(6)
+    cuts = []
+    for n in range(6):
+        recording = lhotse.Recording.from_file(tmp_path / "audio" / f"corpus_{n:03d}.wav")
+        cut = recording.to_cut().with_id(f"sp0.9-{n}")
+        cut.supervisions = [lhotse.SupervisionSegment(f"{n}", recording.id, 0, cut.duration, text=f"text {n}")]
+        cut.custom = {"phrases": ["Gdansk"]} if n == 3 else {}
+        cuts.append(cut)
+    cuts[1] = cuts[1].truncate(offset=0.5, duration=1).with_id("sp0.9-1")
+    shar = tmp_path / "shar"
+    shar.mkdir()
+    lhotse.CutSet.from_cuts(cuts).to_shar(shar, fields={"recording": "flac"}, shard_size=4)
+    manifest, out = f"{shar}/cuts.*.jsonl.gz", "out"
+    fs = fsspec.filesystem("memory")
+    try:
+        if prefix:
+            fs.put(f"{shar}/", "/shar/", recursive=True)
+            manifest, out = f"{prefix}cuts.*.jsonl.gz", f"{prefix}out"
+        run = Run(tmp_path, manifest, out=out, partition_seconds=1)
+        totals = run.go()
+        assert [(each.rows, each.errors, each.audio) for each in totals] == [(4, 0, 6.0), (2, 0, 5.0)]
+        assert [row["audio_filepath"] for row in run.rows()] == [f"sp0.9-{n}" for n in range(6)]
+        assert [row["text"] for row in run.rows()] == [f"text {n}" for n in range(6)]
+        assert run.rows()[3]["pred_text"] == "3 Gdansk"
+        assert [partition.seconds for partition in run.plan.partitions] == [6, 5]
+    finally:
+        if fs.exists("/shar"):
+            fs.rm("/shar", recursive=True)
+
+
+def test_a_damaged_shar_costs_what_comes_after_the_damage(tmp_path, corpus):
+    lhotse = pytest.importorskip("lhotse")
+    corpus(6)
+    files = sorted((tmp_path / "audio").iterdir())
+    cuts = lhotse.CutSet.from_cuts(lhotse.Recording.from_file(file).to_cut().with_id(file.stem) for file in files)
+    (tmp_path / "shar").mkdir()
+    cuts.to_shar(tmp_path / "shar", fields={"recording": "wav"}, shard_size=6)
+    tar = tmp_path / "shar" / "recording.000000.tar"
+    tar.write_bytes(tar.read_bytes()[:30000])
+    run = Run(tmp_path, f"{tmp_path}/shar/cuts.000000.jsonl.gz")
+    (totals,) = run.go()
+    assert 1 <= totals.errors <= 5
+    assert [row["audio_filepath"] for row in run.rows()] == expected(("corpus", 6))
+    assert all(str(tar) in row["error"] for row in run.rows() if "error" in row)
+    other = tmp_path / "shar" / "train.jsonl.gz"
+    (tmp_path / "shar" / "cuts.000000.jsonl.gz").rename(other)
+    with pytest.raises(ValueError, match=r"its name is not cuts.NUMBER.jsonl.gz; give the tar files .* tarred_audio"):
+        Run(tmp_path, str(other), out="other")
+
+
+def test_webdataset_needs_no_manifest(tmp_path, corpus):
+    corpus(6)
+    for n in range(6):
+        with tarfile.open(tmp_path / f"shard-{n // 4}.tar", "a") as archive:
+            archive.add(tmp_path / "audio" / f"corpus_{n:03d}.wav", f"{n}.wav" if n != 2 else f"{n}.mp4")
+            (tmp_path / "text").write_text(
+                f"text {n}" if n % 2 else json.dumps({"text": f"text {n}", "phrases": ["Ulm"]})
+            )
+            archive.add(tmp_path / "text", f"{n}.txt" if n % 2 else f"{n}.json")
+    run = Run(tmp_path, None, tars=f"{tmp_path}/shard-{{0..1}}.tar")
+    totals = run.go()
+    assert [(each.rows, each.errors, each.audio) for each in totals] == [(4, 1, 4.0), (2, 0, 5.0)]
+    assert [row.get("text") for row in run.rows() if "error" not in row] == [f"text {n}" for n in (0, 1, 3, 4, 5)]
+    assert [row["pred_text"] for row in run.rows()[:2]] == ["0 Ulm", "1"]
+    assert run.rows()[2]["error"] == "2 has no .wav, .flac, .mp3, .ogg, .opus, .m4a"
+    assert [row["line"] for row in run.rows()] == [1, 2, 3, 4, 1, 2]
+    assert run.rows()[5]["manifest"] == f"{tmp_path}/shard-1.tar"
+    with (tmp_path / "shard-1.tar").open("r+b") as file:
+        file.truncate(9000)
+    with pytest.raises(ValueError, match=r"holds a run of .*shard-1.tar, its content has changed"):
+        Run(tmp_path, None, tars=f"{tmp_path}/shard-{{0..1}}.tar")
+    damaged = Run(tmp_path, None, tars=f"{tmp_path}/shard-1.tar", out="damaged")
+    damaged.go()
+    assert "shard-1.tar cannot be read further" in damaged.rows()[-1]["error"]
+
+
+def test_parquet(tmp_path, corpus):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    manifest = corpus(8)
+    (tmp_path / "audio" / "corpus_001.wav").unlink()
+    lines = Run(tmp_path, manifest, partition_seconds=3)
+    lines.go()
+    run = Run(tmp_path, manifest, partition_seconds=3, out="table", out_format="parquet")
+    run.go()
+    parts = sorted((tmp_path / "table").glob("part-*.parquet"))
+    assert len(parts) == len(lines.plan.partitions) == len(list((tmp_path / "table").glob("part-*.done")))
+    assert len({str(parquet.read_schema(part)) for part in parts}) == 1
+    rows = [row for part in parts for row in parquet.read_table(part).to_pylist()]
+    assert [{name: value for name, value in row.items() if value is not None} for row in rows] == lines.rows()
+    before = [part.stat().st_mtime_ns for part in parts]
+    (tmp_path / "table" / "part-00001.done").unlink()
+    Run(tmp_path, manifest, partition_seconds=3, out="table", out_format="parquet").go()
+    assert [part.stat().st_mtime_ns == when for part, when in zip(parts, before, strict=True)].count(False) == 1
+
+
 @pytest.mark.parametrize(
     ("manifest", "problem"),
     [
@@ -236,9 +348,13 @@ def test_rows_without_durations_fill_partitions_too(tmp_path):
 
 def test_batches_have_similar_durations():
     durations = [1.0, 9.0, 2.0, 8.0, 30.0, 1.5]
-    ready = {n: Ready({}, Utterance("", ROOT, seconds)) for n, seconds in enumerate(durations)}
-    assert list(batches(ready, 2, None)) == [[4, 1], [3, 2], [5, 0]]
-    assert list(batches(ready, 2, 20.0)) == [[4], [1, 3], [2, 5, 0]]  # 30; 2 * 9; 3 * 2 seconds
+    items = [Item(n, {}, Utterance("", ROOT, seconds)) for n, seconds in enumerate(durations)]
+
+    def positions(*options):
+        return [[item.position for item in batch] for batch in batches(items, *options)]
+
+    assert positions(2, None) == [[4, 1], [3, 2], [5, 0]]
+    assert positions(2, 20.0) == [[4], [1, 3], [2, 5, 0]]  # 30; 2 * 9; 3 * 2 seconds
 
 
 # ---------------------------------------------------------------------------------- on a Ray of two workers
@@ -249,7 +365,8 @@ from pathlib import Path
 from nemo_gpu_decoding.cluster.run import Workers
 from tests.cluster.test_run import Run
 
-Run(Path(sys.argv[1]), sys.argv[2], partition_seconds=2).go(Workers("local", 2, 2))
+decoders = (1, 1) if sys.argv[3] == "two stages" else None
+Run(Path(sys.argv[1]), sys.argv[2], partition_seconds=2).go(Workers("local", 2, 2, decoders=decoders))
 """
 
 
@@ -274,20 +391,21 @@ def wait_for(what, seconds=180):  # busy machines start Ray slowly
 
 @pytest.mark.slow
 @pytest.mark.skipif(not os.path.isdir("/proc"), reason="looks for processes in /proc")
-def test_nothing_is_lost_and_nothing_is_there_twice_whoever_dies(tmp_path, corpus):
+@pytest.mark.parametrize("stages", ["one stage", "two stages"])
+def test_nothing_is_lost_and_nothing_is_there_twice_whoever_dies(stages, tmp_path, corpus):
     pytest.importorskip("ray.data")
     manifest = corpus(240)
     environment = {**os.environ, "RAY_worker_niceness": "0", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", DRIVER, str(tmp_path), manifest]
+    command = [sys.executable, "-c", DRIVER, str(tmp_path), manifest, stages]
 
     def done():
         return len(list((tmp_path / "out").glob("part-*.done")))
 
     driver = subprocess.Popen(command, env=environment, cwd=ROOT)
     wait_for(lambda: done() >= 3 or driver.poll() is not None)
-    worker = int(os.listdir(tmp_path / "pids")[0])
+    worker, *others = map(int, os.listdir(tmp_path / "pids"))
     os.kill(worker, signal.SIGKILL)
-    wait_for(lambda: len(os.listdir(tmp_path / "pids")) >= 3)  # another one has taken its place
+    wait_for(lambda: len(os.listdir(tmp_path / "pids")) >= 2 + len(others))  # another one has taken its place
     family = family_of(driver.pid)
     for pid in [driver.pid, *(family - {driver.pid})]:  # the driver, and Ray's processes: the machine is gone
         with contextlib.suppress(ProcessLookupError):

@@ -1,0 +1,149 @@
+"""Audio of a partition as files of this machine: from any URL, from tar files of NeMo, Lhotse Shar and WebDataset.
+
+Archives are read once, from beginning to end, by the libraries whose formats they are. What cannot be read costs the
+utterances that are in it, each with its reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import fsspec
+from fsspec.core import url_to_fs
+
+from nemo_gpu_decoding.manifest import AUDIO_SUFFIXES, check_row
+
+NEMO_TAR, LHOTSE_SHAR, WEBDATASET = "nemo_tar", "lhotse_shar", "webdataset"  # `archive` of a row
+_SHOWN = 300  # letters of an error
+
+
+class Audio(NamedTuple):
+    """An utterance's row of the manifest, and its audio."""
+
+    row: dict[str, Any]
+    file: Path | str  # a file of this machine, or why there is none
+
+
+@contextmanager
+def local_copy(url: str) -> Iterator[Path]:
+    """A file of this machine with what lies at a path or URL; a copy is removed afterwards."""
+    if "://" not in url:
+        yield Path(url)
+        return
+    with TemporaryDirectory(prefix="nemo-gpu-decoding-") as folder:
+        fs, path = url_to_fs(url)
+        copy = Path(folder) / Path(path).name
+        fs.get_file(path, str(copy))
+        yield copy
+
+
+@contextmanager
+def local_audio(rows: Sequence[dict[str, Any]]) -> Iterator[list[Audio]]:
+    """The utterances of a partition, in order; copies of their audio are removed afterwards.
+
+    `rows` are those of `corpus.write_rows`: of single files, or of one archive. WebDataset has one row for all of
+    an archive, which becomes those that are in it.
+    """
+    archive = rows[0].get("archive") if rows else None
+    with ExitStack() as stack:
+        if archive is not None:
+            folder = Path(stack.enter_context(TemporaryDirectory(prefix="nemo-gpu-decoding-")))
+            yield _READERS[archive](rows, folder)
+            return
+        found = []
+        for row in rows:
+            try:
+                found.append(Audio(row, stack.enter_context(local_copy(row["audio"]))))
+            except Exception as error:  # of whichever file system lies behind the URL
+                found.append(Audio(row, one_line(error)))
+        yield found
+
+
+def one_line(error: Exception) -> str:
+    """The first line of an error's message, as rows have it in their `error`."""
+    lines = str(error).strip().splitlines() or [""]
+    text = lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
+    return text[:_SHOWN]
+
+
+def _nemo_tar(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
+    """Members of a tarred NeMo data set, which the manifest names."""
+    from webdataset.tariterators import tar_file_iterator
+
+    url, wanted = rows[0]["audio"], {row["member"] for row in rows}
+    found: dict[str, Path] = {}
+    fault = f"{url} has no such member"
+    try:
+        with fsspec.open(url, "rb") as stream:
+            for member in tar_file_iterator(stream, skip_meta=None, select_files=wanted.__contains__):
+                path = folder / f"{len(found)}{Path(member['fname']).suffix}"
+                path.write_bytes(member["data"])
+                found[member["fname"]] = path
+    except Exception as error:  # what came before the damage is there
+        fault = f"{url}: {one_line(error)}"
+    return [Audio(row, found.get(row["member"], fault)) for row in rows]
+
+
+def _lhotse_shar(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
+    """Cuts of a Lhotse Shar: a manifest of cuts, and their recordings in a tar file, in the same order."""
+    import soundfile
+    from lhotse.shar.readers.lazy import LazySharIterator
+
+    url = rows[0]["audio"]
+    found: dict[str, Path | str] = {}
+    fault = f"{url} has no such recording"
+    try:
+        with local_copy(rows[0]["cuts"]) as cuts, local_copy(url) as recordings:
+            for cut in LazySharIterator({"cuts": [str(cuts)], "recording": [str(recordings)]}):
+                path = folder / f"{len(found)}.wav"
+                try:
+                    soundfile.write(path, cut.load_audio().T, cut.sampling_rate, subtype="FLOAT")
+                    found[cut.id] = path
+                except Exception as error:
+                    found[cut.id] = one_line(error)
+    except Exception as error:
+        fault = f"{url}: {one_line(error)}"
+    return [Audio(row, found.get(row["member"], fault)) for row in rows]
+
+
+def _webdataset(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
+    """Samples of a WebDataset tar: KEY.wav (or .flac ...), and KEY.txt or KEY.json with what a manifest would say."""
+    from webdataset.tariterators import group_by_keys, tar_file_expander
+
+    url = rows[0]["audio"]
+    found: list[Audio] = []
+    try:
+        with fsspec.open(url, "rb") as stream:
+            for sample in group_by_keys(tar_file_expander([{"url": url, "stream": stream}])):
+                found.append(_sample(sample, folder / str(len(found)), len(found) + 1))
+    except Exception as error:  # how many samples come after the damage is not known
+        row = {"audio_filepath": url, "duration": 0.0, "line": len(found) + 1}
+        found.append(Audio(row, f"{url} cannot be read further: {one_line(error)}"))
+    return found
+
+
+def _sample(sample: dict[str, Any], path: Path, number: int) -> Audio:
+    """A sample of a WebDataset as a row of a manifest, and its audio, written to `path` with its suffix."""
+    key = sample["__key__"]
+    suffix = next((suffix for suffix in AUDIO_SUFFIXES if suffix[1:] in sample), "")
+    row = {"audio_filepath": f"{key}{suffix}", "duration": 0.0, "line": number}
+    if not suffix:
+        return Audio(row, f"{key} has no {', '.join(AUDIO_SUFFIXES)}")
+    try:
+        more = json.loads(sample["json"]) if "json" in sample else {}
+        if "txt" in sample:
+            more["text"] = sample["txt"].decode("utf-8").strip()
+        check_row({**more, **row}, f"{key}.json")
+    except (ValueError, TypeError) as error:
+        return Audio(row, one_line(error))
+    file = path.with_suffix(suffix)
+    file.write_bytes(sample[suffix[1:]])
+    return Audio({**more, **row}, file)
+
+
+_READERS = {NEMO_TAR: _nemo_tar, LHOTSE_SHAR: _lhotse_shar, WEBDATASET: _webdataset}

@@ -1,0 +1,81 @@
+"""Rows of transcripts, one per utterance, and files of them: JSON lines or Parquet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from nemo_gpu_decoding.manifest import Utterance
+from nemo_gpu_decoding.metrics import oracle_text, word_errors
+
+if TYPE_CHECKING:
+    from nemo_gpu_decoding.nemo_plugin.model import Transcript
+
+FORMATS = ("jsonl", "parquet")
+_KEPT = ("audio_filepath", "duration", "text")  # of the manifest, where an utterance has no transcript
+
+
+def json_row(utterance: Utterance, transcript: Transcript, oracle: str | None) -> dict[str, Any]:
+    """The row of an utterance."""
+    row: dict[str, Any] = {
+        "audio_filepath": utterance.name,
+        "duration": round(utterance.duration, 3),
+        "pred_text": transcript.text,
+        "score": transcript.score,
+    }
+    if transcript.n_best:
+        row["n_best"] = [{"text": text, "score": score} for text, score in transcript.n_best]
+    if transcript.words:
+        row["words"] = [vars(word) for word in transcript.words]
+    if utterance.text is not None:
+        row["text"] = utterance.text
+        row["wer"] = round(word_errors([utterance.text], [transcript.text]).wer, 4)
+        if oracle is not None:
+            row["oracle_wer"] = round(word_errors([utterance.text], [oracle]).wer, 4)
+    return row
+
+
+def error_row(row: dict[str, Any], error: str) -> dict[str, Any]:
+    """The row of an utterance that has no transcript, from its row of the manifest."""
+    kept: dict[str, Any] = {name: row[name] for name in _KEPT if name in row}
+    return {**kept, "error": error}
+
+
+def oracle_of(reference: str | None, transcript: Transcript) -> str | None:
+    """The text of the lattice, or of the n-best list, with the fewest word errors; None if there is neither."""
+    if reference is None or (transcript.lattice is None and not transcript.n_best):
+        return None
+    if transcript.lattice is not None:
+        return transcript.lattice.oracle(reference)
+    return oracle_text(reference, [text for text, _ in transcript.n_best])
+
+
+def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
+    """The content of a file of rows. Parquet files all have one schema; what a row lacks is null there."""
+    if out_format == "jsonl":
+        return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    text, number = pa.string(), pa.float64()
+    n_best = pa.struct([("text", text), ("score", number)])
+    word = pa.struct([("word", text), ("start", number), ("end", number), ("confidence", number)])
+    columns = {
+        **{"audio_filepath": text, "duration": number, "pred_text": text, "score": number},
+        **{"n_best": pa.list_(n_best), "words": pa.list_(word)},
+        **{"text": text, "wer": number, "oracle_wer": number, "error": text, "manifest": text, "line": pa.int64()},
+    }
+    sink = BytesIO()
+    parquet.write_table(pa.Table.from_pylist(list(rows), pa.schema(columns)), sink, compression="zstd")
+    return sink.getvalue()
+
+
+def check_format(out_format: str) -> None:
+    """Raise an ImportError if files of this format cannot be written here."""
+    if out_format == "parquet":
+        try:
+            import pyarrow.parquet  # noqa: F401
+        except ImportError as error:
+            raise ImportError("out_format=parquet needs PyArrow: pip install 'nemo-gpu-decoding[cluster]'") from error
