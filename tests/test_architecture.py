@@ -28,6 +28,7 @@ ORDER = [
     {"nemo_plugin"},
     {"cluster"},
     {"cli", "bench"},
+    {"curator"},
 ]
 ROOT = PACKAGE.name
 

@@ -19,22 +19,24 @@ _KEPT = ("audio_filepath", "duration", "text")  # of the manifest, where an utte
 
 def json_row(utterance: Utterance, transcript: Transcript, oracle: str | None) -> dict[str, Any]:
     """The row of an utterance."""
-    row: dict[str, Any] = {
-        "audio_filepath": utterance.name,
-        "duration": round(utterance.duration, 3),
-        "pred_text": transcript.text,
-        "score": transcript.score,
-    }
-    if transcript.n_best:
-        row["n_best"] = [{"text": text, "score": score} for text, score in transcript.n_best]
-    if transcript.words:
-        row["words"] = [vars(word) for word in transcript.words]
+    row: dict[str, Any] = {"audio_filepath": utterance.name, "duration": round(utterance.duration, 3)}
+    row |= {"pred_text": transcript.text, **details_of(transcript)}
     if utterance.text is not None:
         row["text"] = utterance.text
         row["wer"] = round(word_errors([utterance.text], [transcript.text]).wer, 4)
         if oracle is not None:
             row["oracle_wer"] = round(word_errors([utterance.text], [oracle]).wer, 4)
     return row
+
+
+def details_of(transcript: Transcript) -> dict[str, Any]:
+    """What a row has of a transcript besides its text: score, and n_best and words if they were asked for."""
+    details: dict[str, Any] = {"score": transcript.score}
+    if transcript.n_best:
+        details["n_best"] = [{"text": text, "score": score} for text, score in transcript.n_best]
+    if transcript.words:
+        details["words"] = [vars(word) for word in transcript.words]
+    return details
 
 
 def error_row(row: dict[str, Any], error: str) -> dict[str, Any]:

@@ -130,7 +130,7 @@ class Model:
 
     def transcribe(
         self,
-        files: Sequence[str | Path],
+        files: Sequence[str | Path | np.ndarray],
         *,
         batch_size: int = 8,
         second: Rescoring | None = None,
@@ -138,6 +138,7 @@ class Model:
     ) -> Iterator[Transcript]:
         """Transcribe with the present strategy, in the order of `files`, yielding batch by batch.
 
+        `files` may also be samples, [N] float32 at the model's rate.
         `second` orders n-best lists anew. `phrases` are per file, None for those of the decoding config.
 
         Raises:
@@ -150,8 +151,8 @@ class Model:
             yield from self.decode(outputs, second=second, phrases=phrases[done : done + count])
             done += count
 
-    def encode(self, files: Sequence[str | Path], batch_size: int) -> Iterator[Outputs]:
-        """What NeMo's forward pass makes of each batch of files.
+    def encode(self, files: Sequence[str | Path | np.ndarray], batch_size: int) -> Iterator[Outputs]:
+        """What NeMo's forward pass makes of each batch of files, or of samples, [N] float32 at the model's rate.
 
         Raises:
             ValueError: a file cannot be read. NeMo's data loader leaves such files out, and all that follows
@@ -161,20 +162,21 @@ class Model:
         from nemo.collections.common.data.utils import move_data_to_device
 
         nemo: Any = self.model
-        paths = [str(file) for file in files]
+        audio = [file if isinstance(file, np.ndarray) else str(file) for file in files]
         config = self._transcribe_config(batch_size)
         config._internal = InternalTranscribeConfig()
         with ExitStack() as stack:
-            nemo._transcribe_on_begin(paths, config)
+            nemo._transcribe_on_begin(audio, config)
             stack.callback(nemo._transcribe_on_end, config)
             config._internal.temp_dir = stack.enter_context(TemporaryDirectory())
             stack.enter_context(torch.inference_mode())
-            batches = iter(nemo._transcribe_input_processing(paths, config) if paths else ())
-            for begin in range(0, len(paths), batch_size):
-                expected = paths[begin : begin + batch_size]
+            batches = iter(nemo._transcribe_input_processing(audio, config) if audio else ())
+            for begin in range(0, len(audio), batch_size):
+                expected = audio[begin : begin + batch_size]
                 batch = next(batches, None)
                 if batch is None or len(batch[0]) != len(expected):
-                    raise ValueError(f"{', '.join(unreadable(expected) or expected)} cannot be read as audio")
+                    paths = [str(file) for file in expected]
+                    raise ValueError(f"{', '.join(unreadable(paths) or paths)} cannot be read as audio")
                 yield nemo._transcribe_forward(move_data_to_device(batch, config._internal.device), config)
 
     def decode(
