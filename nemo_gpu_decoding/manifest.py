@@ -54,8 +54,7 @@ def read_manifest(manifest: Path) -> list[Utterance]:
         if not line.strip():
             continue
         where = f"manifest={manifest}, line {number}"
-        row = parse_json(line, where)
-        check_row(row, where)
+        row = parse_row(line, where)
         path = manifest.parent / row["audio_filepath"]  # an absolute path stays as it is
         if not os.path.isfile(path):  # False for names that are too long, where Path.is_file() raises
             raise ValueError(f"{where}: there is no file {path}")
@@ -65,6 +64,17 @@ def read_manifest(manifest: Path) -> list[Utterance]:
     if not utterances:
         raise ValueError(f"manifest={manifest} has no lines")
     return utterances
+
+
+def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
+    """One line of a NeMo manifest.
+
+    Raises:
+        ValueError: it is not what it should be; `where` begins the message.
+    """
+    row = parse_json(line, where)
+    check_row(row, where)
+    return row
 
 
 def parse_json(line: str | bytes, where: str) -> Any:
