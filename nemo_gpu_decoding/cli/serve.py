@@ -64,6 +64,9 @@ class ServeOptions(DecodingOptions):
     max_phrases: int = 1000
     # boosting_weight of one stream, at most, natural log.
     max_boosting_weight: float = 100.0
+    # Hypotheses that one stream may ask for; null: 5 of beam searches, 1 of word graphs, which keep
+    # lattices where it is more.
+    max_n_best: int | None = None
     # A stream without a message for so many seconds ends.
     idle_seconds: float = 30.0
     # An utterance is cut where it gets longer than so many seconds.

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+MAX_N_BEST = 1000  # hypotheses of a transcript; each recognizer has a limit of its own
+
 
 class StreamOptions(NamedTuple):
     """What a client wants for its stream; None: as the server has it."""
@@ -15,6 +17,7 @@ class StreamOptions(NamedTuple):
     boosting_weight: float | None = None  # of these phrases, natural log
     end_silence: float | None = None  # seconds of silence that end an utterance; < 0: none does
     language: str | None = None  # of models that are told
+    n_best: int = 1  # hypotheses of each transcript
 
 
 class Chunk(NamedTuple):
@@ -36,12 +39,21 @@ class Word(NamedTuple):
     confidence: float
 
 
+class Alternative(NamedTuple):
+    """One of the best hypotheses."""
+
+    text: str
+    score: float  # natural log, as `Path.score`
+
+
 class Words(NamedTuple):
     """A transcript."""
 
     text: str
     words: tuple[Word, ...] = ()
     is_joined: bool = False  # begins inside a word whose beginning was in the transcript before
+    committed: str = ""  # of a partial transcript: the beginning of `text` that will not change
+    n_best: tuple[Alternative, ...] = ()  # if more than one was asked for: best first, of the audio that was decoded
 
 
 class Step(NamedTuple):
@@ -59,6 +71,7 @@ class Recognizer(Protocol):
     sample_rate: int  # hertz
     chunk_samples: int
     right_context_seconds: float  # audio behind a chunk that is heard before it is decoded
+    max_n_best: int  # hypotheses that a stream may ask for
 
     @property
     def languages(self) -> list[str]: ...

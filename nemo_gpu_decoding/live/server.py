@@ -222,7 +222,7 @@ class LiveServer(uvicorn.Server):
         return {
             "type": "ready", "strategy": recognizer.strategy, "sample_rate": recognizer.sample_rate,
             "chunk_seconds": seconds, "right_context_seconds": recognizer.right_context_seconds,
-            "languages": recognizer.languages, "limits": vars(limits),
+            "languages": recognizer.languages, "limits": vars(limits) | {"max_n_best": recognizer.max_n_best},
         }  # fmt: skip
 
     async def _read(self, socket: WebSocket, session: Session) -> None:

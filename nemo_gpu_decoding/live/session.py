@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, check_bool, check_int, check_number
-from nemo_gpu_decoding.live.recognizer import Chunk, Step, StreamOptions, Word, Words
+from nemo_gpu_decoding.live.recognizer import MAX_N_BEST, Chunk, Step, StreamOptions, Word, Words
 
 RATES = 8000, 192_000  # hertz, lowest and highest sample rate
 PHRASE_CHARACTERS = 200  # in one phrase
@@ -64,10 +64,11 @@ class Start(NamedTuple):
     end_silence: float | None = None
     language: str | None = None
     partials: bool = True  # false: finals only
+    n_best: int = 1  # hypotheses in each message
 
     @property
     def options(self) -> StreamOptions:
-        return StreamOptions(self.phrases, self.boosting_weight, self.end_silence, self.language)
+        return StreamOptions(self.phrases, self.boosting_weight, self.end_silence, self.language, self.n_best)
 
 
 def read_start(text: str, limits: Limits) -> Start:
@@ -84,6 +85,7 @@ def read_start(text: str, limits: Limits) -> Start:
     start = Start(**given)
     check_int("sample_rate", start.sample_rate, *RATES)
     check_bool("partials", start.partials)
+    check_int("n_best", start.n_best, 1, MAX_N_BEST)
     _check_phrases(start.phrases, limits)
     if start.boosting_weight is not None:
         if not start.phrases:
@@ -276,14 +278,16 @@ class Session:
         return out
 
     def _message(self, kind: str, found: Words) -> dict[str, Any]:
-        words = [self._shifted(word) for word in found.words]
-        joined = {"is_joined": True} if found.is_joined else {}
-        return {
-            "type": kind,
-            "text": found.text,
-            "words": words,
-            "audio_seconds": round(self.audio_seconds, 3),
-        } | joined
+        message: dict[str, Any] = {"type": kind, "text": found.text}
+        if kind == "partial":
+            message["committed"] = found.committed
+        message["words"] = [self._shifted(word) for word in found.words]
+        message["audio_seconds"] = round(self.audio_seconds, 3)
+        if self.start.n_best > 1:
+            message["n_best"] = [alternative._asdict() for alternative in found.n_best]
+        if found.is_joined:
+            message["is_joined"] = True
+        return message
 
     def _shifted(self, word: Word) -> dict[str, Any]:
         """A word, its times counted from the beginning of the client's audio."""

@@ -57,6 +57,7 @@ class StreamState:
     history: Tensor | None = None  # [num_frames, ...] input frames, where confidence or alignments want them
     slot: Slot | None = None  # in place of batch and row, of an utterance in `Slots`
     error: ValueError | None = None  # why the last chunk was not read, of an utterance in `Slots`
+    nbest: NBest | None = None  # what it would be if it ended here, of an utterance in `Slots`
 
     def release(self) -> None:
         """Free the memory; the utterance cannot be continued any more."""
@@ -190,7 +191,7 @@ def _advance_in(
     for b, (slot, nbest) in enumerate(zip(own, slots.final(own), strict=True)):
         read = 0 if slot in errors else counts[b]
         history = _history(states[b], frames[b, :read]) if keep_history else None
-        state = StreamState(slots.decoder, None, 0, nbest.num_frames, history, slot, errors.get(slot))
+        state = StreamState(slots.decoder, None, 0, nbest.num_frames, history, slot, errors.get(slot), nbest)
         results.append((nbest, state))
     return results
 

@@ -74,6 +74,11 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
             self._decoders[variant] = self._load()
         return self._decoders[variant]
 
+    @property
+    def why_one_best(self) -> str:
+        """Why a stream's transcript is not the best path of an n-best list; empty: it is."""
+        return ""
+
     def vocabulary(self) -> Vocabulary:
         """The tokens of the model."""
         return nemo_vocabulary(self)

@@ -10,10 +10,12 @@ that tokens, once found, stay. With one of our strategies the same pipelines sea
                              +endpointing.rules.rule2.min_trailing_silence=0.8 +endpointing.rules.rule1=null
                              Without it NeMo decides, by endpointing.stop_history_eou, as for greedy: the configs that
                              it ships set that, and so may the options of a single stream. Rules stand in its place.
+    streaming.n_best         hypotheses of each utterance that ended, in `n_best` of the step's output; 1 if not given
 
-Partial transcripts are the best hypothesis so far; at the end of an utterance the best hypothesis is committed and the
-next utterance begins. `ASRRequestOptions.biasing_cfg` has phrases of a stream. A stream whose frames cannot be read
-(NaN) ends there with the text that it has: `error` of that step's output is a ValueError that names it.
+Partial transcripts are the best hypothesis so far; `committed_transcript` of a step's output is the part of it that
+all live hypotheses share, which will not change. At the end of an utterance the best hypothesis is its transcript, and
+the next utterance begins. `ASRRequestOptions.biasing_cfg` has phrases of a stream. A stream whose frames cannot be
+read (NaN) ends there with the text that it has: `error` of that step's output is a ValueError that names it.
 
 `register.py` lists the methods of NeMo's that are wrapped.
 """
@@ -27,23 +29,23 @@ from typing import Any, NamedTuple
 
 from nemo.collections.asr.models import ASRModel
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
-from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 from nemo.utils import logging
 from omegaconf import OmegaConf
-from torch import Tensor
 
-from nemo_gpu_decoding.live.endpointing import StreamProgress, find_endpoint, progress_of, read_rules
-from nemo_gpu_decoding.live.slots import Slots
-from nemo_gpu_decoding.nemo_plugin.continuation import using_slots
+from nemo_gpu_decoding.checks import FieldError, check_int
+from nemo_gpu_decoding.live.endpointing import read_rules
+from nemo_gpu_decoding.live.recognizer import MAX_N_BEST
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, find_strategy
-from nemo_gpu_decoding.nemo_plugin.requests import biasing_request
+from nemo_gpu_decoding.nemo_plugin.searching_pipelines import (
+    buffered_transducer,
+    cache_aware_transducer,
+    searching_ctc,
+)
 from nemo_gpu_decoding.nemo_plugin.streaming import ctc_search, transducer_search
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
-from nemo_gpu_decoding.search.result import NBest, Path
 
 GREEDY = ("greedy", "greedy_batch")
-MOST_AT_FIRST = 64  # utterances that a pipeline makes room for at once, if its batches are as large
 
 
 def build_asr(wrapped: Callable[..., Any], builder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -100,13 +102,17 @@ def construct(wrapped: Callable[..., None], pipeline: Any, args: tuple[Any, ...]
     if not infer.return_best_hypothesis:
         key = f"asr.decoding.{infer.section}.return_best_hypothesis"
         raise ValueError(f"{key} is false, expected true: a stream has one transcript")
+    n_best = OmegaConf.select(cfg, "streaming.n_best", default=1)
+    check_int("streaming.n_best", n_best, 1, MAX_N_BEST)
+    if n_best > 1 and (reason := kind.why_one_best or infer.why_one_best):
+        raise FieldError("streaming.n_best", n_best, f"1 with strategy {infer.strategy}", f"({reason})")
     rules = OmegaConf.select(cfg, "endpointing.rules")
     if OmegaConf.is_config(rules):
         rules = OmegaConf.to_container(rules, resolve=True)
     rules = None if rules is None else read_rules(rules, "endpointing.rules")
     wrapped(*args, **kwargs)
     pipeline.__class__ = _adapted(cls, kind.adapt)
-    pipeline.infer, pipeline.rules = infer, rules
+    pipeline.infer, pipeline.rules, pipeline.n_best = infer, rules, n_best
     pipeline.reset_session()
 
 
@@ -118,296 +124,6 @@ def _adapted(cls: Any, adapt: Callable[[Any], type]) -> type:
     return subclass
 
 
-# They are made within functions and have one base each, since Python lets an object change its class only
-# where the memory layouts agree.
-
-
-def _in_slots(base: Any) -> type:
-    """A pipeline whose utterances are searched in one `Slots`, which is its `slots`.
-
-    A stream whose frames cannot be read (NaN) ends there, with the text that it has. The `error` of this step's
-    output is a ValueError that names the stream, it is None in all others; and what follows of the stream is empty.
-    """
-
-    class InSlots(base):
-        def create_state(self, options: Any) -> Any:
-            state = super().create_state(options)
-            state.slot = state.error = None
-            if self.rules is not None:
-                state.options.stop_history_eou = -1
-            return state
-
-        def delete_state(self, stream_id: int) -> None:
-            state = self.get_state(stream_id)
-            if state is not None and state.slot is not None:
-                self.slots.abandon([state.slot])
-            super().delete_state(stream_id)
-
-        def reset_session(self) -> None:
-            super().reset_session()
-            self.slots = Slots(self.infer.decoder(), first=min(int(self.batch_size), MOST_AT_FIRST))
-            self.errors: dict[int, ValueError] = {}  # of this step, by stream
-
-        def transcribe_step(self, requests: list[Any]) -> list[Any]:
-            self.errors = {}
-            outputs = super().transcribe_step(requests)
-            for output in outputs:
-                output.error = self.errors.get(output.stream_id)
-            return outputs
-
-        def ends(self, progress: StreamProgress) -> bool:
-            """Whether an utterance ends here by the rules of `endpointing.rules`."""
-            return self.rules is not None and find_endpoint(progress, self.rules) is not None
-
-        def fail(self, stream_id: int, state: Any, error: ValueError) -> None:
-            """Note that the stream ends by an error of the search."""
-            row = f" ({self.infer.decoder().input_name}[{error.row}] is this stream)" if hasattr(error, "row") else ""
-            state.error = ValueError(f"stream {stream_id} ends here: {error}{row}")
-            self.errors[stream_id] = state.error
-            logging.error(str(state.error))
-
-    return InSlots
-
-
-class Chunk(NamedTuple):
-    """What a step of a CTC stream reads."""
-
-    stream_id: int
-    state: Any
-    frames: Tensor  # [T, V + 1] log-probs
-    known: int  # tokens of this step before
-    is_end: bool  # the utterance ends with it
-
-    @property
-    def is_read(self) -> bool:
-        return self.state.error is None
-
-
-def _searching_ctc(base: Any) -> type:
-    """A CTC pipeline whose transcripts come from the search of the model's decoding config."""
-    is_buffered = hasattr(base, "get_cut_off_range")
-
-    class Adapted(_in_slots(base)):  # type: ignore[misc]
-        def decode_log_probs(
-            self, requests: list[Any], log_probs: Tensor, tail_log_probs: None, ready_state_ids: set[int]
-        ) -> None:
-            """Of cache-aware streams."""
-            for turn in _turns(requests):
-                ready_state_ids.update(self.search([requests[i] for i in turn], [(log_probs[i],) for i in turn]))
-
-        def shared_transcribe_step(self, requests: list[Any], log_probs: Tensor) -> None:
-            """Of buffered streams."""
-            rows = log_probs.cpu()
-            for turn in _turns(requests):
-                own = [requests[i] for i in turn]
-                clips = [self.get_cut_off_range(rows.shape[1], request.is_last) for request in own]
-                ready = self.search(own, [(rows[i], *clip) for i, clip in zip(turn, clips, strict=True)])
-                if ready:
-                    self.text_processor.process(self.get_states(ready))
-            self.update_partial_transcript(requests, self.tokenizer, self.leading_regex_pattern)
-
-        def search(self, requests: list[Any], inputs: list[tuple[Any, ...]]) -> list[int]:
-            """Read a step of different streams, all in one push.
-
-            Args:
-                requests: one of each stream.
-                inputs: what `run_greedy_decoder` takes after the request: log-probs [T, V + 1], and of buffers
-                    where NeMo clips them.
-
-            Returns:
-                The streams that are at the end of an utterance.
-            """
-            chunks = [self.read(request, *own) for request, own in zip(requests, inputs, strict=True)]
-            self.push([chunk for chunk in chunks if chunk.is_read and len(chunk.frames)])
-            over = [chunk for chunk in chunks if chunk.is_end or not chunk.is_read]
-            going = [chunk for chunk in chunks if chunk.is_read and not chunk.is_end]
-            for chunk, nbest in zip(going, self.slots.partial([c.state.slot for c in going]), strict=True):
-                if self.ends(_progress(nbest, self.model_stride_in_secs)):
-                    over.append(chunk)
-                else:
-                    _show(chunk, nbest.best)
-            ended = [chunk for chunk in over if chunk.state.slot is not None]
-            for chunk, nbest in zip(ended, self.slots.end([c.state.slot for c in ended]), strict=True):
-                for note in nbest.notes:
-                    logging.warning(note)
-                chunk.state.slot = None
-                _show(chunk, self.infer.chosen(nbest)[0])
-            for chunk in over:
-                if chunk not in ended:
-                    _clear(chunk)
-                self.bpe_decoder.decode_bpe_tokens(chunk.state)
-                chunk.state.cleanup_after_eou()
-            return [chunk.stream_id for chunk in over]
-
-        def read(self, request: Any, log_probs: Tensor, *clip: int) -> Chunk:
-            """The frames that NeMo reads in this step; it decides whether the utterance ends with them."""
-            state = self.get_state(request.stream_id)
-            offset, known = state.global_offset, len(state.current_step_tokens)
-            is_end = self.run_greedy_decoder(state, request, log_probs, *clip)
-            begin, end = 0, len(log_probs)
-            if is_buffered:  # buffers overlap; where strides do not divide chunks, so do NeMo's clips
-                begin, end = state.decoder_start_idx, state.decoder_end_idx
-                begin = max(begin, round(getattr(state, "frames_read", begin + offset) - offset))
-                state.frames_read = offset + end
-            if state.slot is None and state.error is None:
-                phrases = biasing_request(self.infer, getattr(state.options, "biasing_cfg", None))
-                state.slot, state.begin = self.slots.begin(phrases), offset + begin
-                state.frame_confidences, state.frames_before = [], 0
-            return Chunk(request.stream_id, state, log_probs[begin:end], known, is_end)
-
-        def push(self, chunks: list[Chunk]) -> None:
-            """Let the search read the frames of these streams."""
-            errors = self.slots.push({chunk.state.slot: chunk.frames for chunk in chunks})
-            for chunk in chunks:
-                state, frames = chunk.state, chunk.frames
-                state.frames_before = len(state.frame_confidences)
-                if state.slot in errors:
-                    self.fail(chunk.stream_id, state, errors[state.slot])
-                else:
-                    state.frame_confidences += self.conf_func(frames, v=frames.shape[1]).tolist()
-
-    return Adapted
-
-
-def _progress(partial: NBest, frame_seconds: float) -> StreamProgress:
-    """What the rules ask. Where the search cannot tell what an end costs, any hypothesis may end at no cost."""
-    return progress_of(partial, frame_seconds, 0.0 if partial.relative_cost is None else None)
-
-
-def _turns(requests: list[Any]) -> list[list[int]]:
-    """Numbers of the requests, in turns in which no stream has two."""
-    turns: list[list[int]] = []
-    count: dict[int, int] = {}
-    for i, request in enumerate(requests):
-        turn = count[request.stream_id] = count.get(request.stream_id, -1) + 1
-        if turn == len(turns):
-            turns.append([])
-        turns[turn].append(i)
-    return turns
-
-
-def _show(chunk: Chunk, path: Path) -> None:
-    """Put a hypothesis in place of the labels that NeMo has found in an utterance."""
-    state, frames = chunk.state, path.frames.tolist()
-    state.tokens = path.tokens.tolist()
-    state.timesteps = [state.begin + frame for frame in frames]
-    state.confidences = [state.frame_confidences[frame] for frame in frames]
-    new = sum(frame < state.frames_before for frame in frames)
-    state.current_step_tokens[chunk.known :] = state.tokens[new:]
-
-
-def _clear(chunk: Chunk) -> None:
-    """Leave out what NeMo finds in a stream that has ended."""
-    chunk.state.tokens, chunk.state.timesteps, chunk.state.confidences = [], [], []
-    chunk.state.current_step_tokens[chunk.known :] = []
-
-
-def _buffered_transducer(base: Any) -> type:
-    """A transducer pipeline that decodes every buffer anew, with the phrases of its stream."""
-
-    class Adapted(_in_slots(base)):  # type: ignore[misc]
-        def stateless_transcribe_step(
-            self, requests: list[Any], encs: Tensor, enc_lens: Tensor, ready_state_ids: set[int]
-        ) -> None:
-            states = [self.get_state(request.stream_id) for request in requests]
-            begin = [_beginning(getattr(state.options, "biasing_cfg", None)) for state in states]
-            with using_slots(self.slots):
-                hypotheses = self.asr_model.decode(encs, enc_lens, partial_hypotheses=begin)
-            self.slots.abandon([hypothesis.dec_state.slot for hypothesis in hypotheses])
-            for request, state, hypothesis in zip(requests, states, hypotheses, strict=True):
-                error = hypothesis.dec_state.error
-                if error is not None and state.error is None:
-                    self.fail(request.stream_id, state, error)
-            ready_state_ids.update(self.decode_step(hypotheses, requests, states))
-
-        def run_greedy_decoder(self, state: Any, request: Any, **found: Any) -> bool:
-            """NeMo takes the tokens of this step's frames, and decides whether the utterance ends here."""
-            if state.error is not None:
-                return request.is_last or request.stream_id in self.errors
-            offset = state.global_offset
-            is_end = super().run_greedy_decoder(state, request, **found)
-            if self.rules is None or is_end:
-                state.begin = offset + state.decoder_end_idx
-                return is_end
-            state.begin = getattr(state, "begin", offset + state.decoder_start_idx)
-            last = state.timesteps[-1] + 1 - state.begin if state.timesteps else 0
-            frames = offset + state.decoder_end_idx - state.begin
-            is_end = self.ends(_since(last, frames, self.model_stride_in_secs))
-            if is_end:
-                state.eou_detected_before, state.begin = True, offset + state.decoder_end_idx
-            return is_end
-
-    return Adapted
-
-
-def _cache_aware_transducer(base: Any) -> type:
-    """A transducer pipeline that lets the search go on from chunk to chunk until the utterance ends."""
-
-    class Adapted(_in_slots(base)):  # type: ignore[misc]
-        def create_state(self, options: Any) -> Any:
-            state = super().create_state(options)
-            state.phrases = getattr(state.options, "biasing_cfg", None)
-            if state.phrases is not None:
-                state.options.biasing_cfg = None  # or else NeMo would say that they are left out
-            self._begin(state, 0)
-            return state
-
-        def cache_aware_transcribe_step(self, *args: Any, **kwargs: Any) -> None:
-            with using_slots(self.slots):
-                super().cache_aware_transcribe_step(*args, **kwargs)
-
-        def run_greedy_decoder(self, state: Any, request: Any, hyp: Any) -> bool:
-            """Let NeMo see the tokens of this step's frames, and put the best hypothesis in place of what earlier
-            steps took for it; NeMo decides whether the utterance ends here."""
-            state.slot = hyp.dec_state.slot
-            if state.error is None and hyp.dec_state.error is not None:
-                self.fail(request.stream_id, state, hyp.dec_state.error)
-                self._begin(state, state.global_offset + state.frames_read)
-                return True
-            if state.error is not None:
-                self._begin(state, state.global_offset)
-                return bool(request.is_last)
-            known = len(state.current_step_tokens)
-            old = sum(frame < state.frames_read for frame in hyp.token_frames)
-            state.set_offset(old)
-            is_end = super().run_greedy_decoder(state, request, hyp)
-            state.tokens = hyp.y_sequence.tolist()
-            state.timesteps = [state.global_offset + frame for frame in hyp.token_frames]
-            state.confidences = list(hyp.step_confidence) or [0.0] * len(state.tokens)
-            state.current_step_tokens[known:] = state.tokens[old:]
-            state.frames_read = int(hyp.length)
-            last = hyp.token_frames[-1] + hyp.token_repeats[-1] if len(hyp.token_frames) else 0
-            is_end = is_end or self.ends(_since(last, state.frames_read, self.model_stride_in_secs))
-            if is_end:
-                self._begin(state, state.global_offset + state.frames_read)
-            return is_end
-
-        def _begin(self, state: Any, frame: int) -> None:
-            """Begin an utterance at a frame of the stream."""
-            if state.slot is not None:
-                self.slots.abandon([state.slot])
-            state.slot, state.frames_read = None, 0
-            state.set_offset(0)
-            state.set_global_offset(frame)
-            state.set_previous_hypothesis(_beginning(state.phrases))
-
-    return Adapted
-
-
-def _since(last: float, frames: float, frame_seconds: float) -> StreamProgress:
-    """What the rules ask of a transducer's utterance of so many frames, whose last token ends in frame `last` (0: it
-    has none). Its hypotheses may all end, at no cost."""
-    frames = max(frames, last)
-    return StreamProgress(frames * frame_seconds, (frames - last) * frame_seconds, 0.0)
-
-
-def _beginning(phrases: Any) -> Hypothesis | None:
-    """The partial hypothesis that begins an utterance with the phrases of its stream."""
-    if phrases is None or phrases.is_empty():
-        return None
-    return Hypothesis.empty_with_biasing_cfg(phrases)
-
-
 class Kind(NamedTuple):
     """What becomes of a pipeline of NeMo's."""
 
@@ -415,14 +131,19 @@ class Kind(NamedTuple):
     adapt: Callable[[Any], type]
     refused: str = ""  # an option of the pipeline that must be off
     reason: str = ""
+    why_one_best: str = ""  # why it gives no n-best lists; empty: it does
 
 
 _TAIL = "return_tail_result", "what lies beyond the chunk is not searched"
 KINDS = {
-    "BufferedCTCPipeline": Kind(ctc_search, _searching_ctc, *_TAIL),
-    "CacheAwareCTCPipeline": Kind(ctc_search, _searching_ctc, *_TAIL),
+    "BufferedCTCPipeline": Kind(ctc_search, searching_ctc, *_TAIL),
+    "CacheAwareCTCPipeline": Kind(ctc_search, searching_ctc, *_TAIL),
     "BufferedRNNTPipeline": Kind(
-        transducer_search, _buffered_transducer, "streaming.stateful", "NeMo's stateful decoding is greedy_batch's"
+        transducer_search,
+        buffered_transducer,
+        "streaming.stateful",
+        "NeMo's stateful decoding is greedy_batch's",
+        why_one_best="every buffer is decoded anew, and only the tokens of a chunk are taken",
     ),
-    "CacheAwareRNNTPipeline": Kind(transducer_search, _cache_aware_transducer),
+    "CacheAwareRNNTPipeline": Kind(transducer_search, cache_aware_transducer),
 }

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number
-from nemo_gpu_decoding.live.recognizer import Chunk, Step, StreamOptions, Word, Words
+from nemo_gpu_decoding.live.recognizer import MAX_N_BEST, Alternative, Chunk, Step, StreamOptions, Word, Words
 from nemo_gpu_decoding.nemo_plugin.model import check_model_file, import_nemo, usable_device
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
+from nemo_gpu_decoding.search.result import NBest
 
+N_BEST = 5  # of searches that have it anyway
 KINDS = ("auto", "buffered", "cache_aware")
 
 
@@ -42,6 +45,7 @@ class PipelineOptions:
     end_silence: float = 0.8  # so much silence ends an utterance; < 0: only the end of the stream does
     rules: Any = None  # Kaldi's, that end an utterance in place of `end_silence`; see `endpointing.read_rules`
     max_streams: int = 64
+    max_n_best: int | None = None  # hypotheses that a stream may ask for; None: 5 of beams, else 1
 
     def __post_init__(self) -> None:
         check_choice("pipeline", self.pipeline, KINDS)
@@ -50,6 +54,8 @@ class PipelineOptions:
         check_number("right_seconds", self.right_seconds)
         check_number("end_silence", self.end_silence, negative=True)
         check_int("max_streams", self.max_streams, 1, 100_000)
+        if self.max_n_best is not None:
+            check_int("max_n_best", self.max_n_best, 1, MAX_N_BEST)
 
 
 class PipelineRecognizer:
@@ -61,13 +67,18 @@ class PipelineRecognizer:
     """
 
     def __init__(self, pipeline: Any, strategy: str) -> None:
+        from nemo_gpu_decoding.nemo_plugin.searching_pipelines import transcript
+
         self.pipeline, self.strategy = pipeline, strategy
+        self._transcript = partial(transcript, pipeline)
         self.sample_rate = int(pipeline.sample_rate)
         self.is_cache_aware = hasattr(pipeline, "context_manager")
         seconds = pipeline.chunk_size_in_secs if self.is_cache_aware else pipeline.chunk_size
         self.chunk_samples = int(seconds * self.sample_rate)
         # cache-aware encoders see no more than their chunk
         self.right_context_seconds = 0.0 if self.is_cache_aware else float(pipeline.right_padding_size)
+        self.max_n_best = int(getattr(pipeline, "n_best", 1))
+        self._n_best: dict[int, int] = {}  # of streams that want more than one
         pipeline.open_session()
 
     @classmethod
@@ -96,13 +107,23 @@ class PipelineRecognizer:
             )
         head, strategy = head_of(config, str(decoding.strategy)), str(decoding.strategy)
         kind = _kind_of(config, options.pipeline)
-        pipeline = PipelineBuilder.build_pipeline(
-            _pipeline_config(model, decoding, options, kind=kind, head=head, device=where)
-        )
+        if options.max_n_best is None:
+            options = replace(options, max_n_best=_cheap_n_best(decoding, f"{kind} {head}"))
+        elif options.max_n_best > 1 and strategy not in STRATEGIES:
+            raise FieldError(
+                "max_n_best", options.max_n_best, f"1 with strategy {strategy}, which knows one hypothesis"
+            )
+        try:
+            pipeline = PipelineBuilder.build_pipeline(
+                _pipeline_config(model, decoding, options, kind=kind, head=head, device=where)
+            )
+        except FieldError as error:
+            raise error.named("max_n_best") if error.field == "streaming.n_best" else error from None
         return cls(pipeline, strategy)
 
-    def prepare(self, wanted: StreamOptions) -> Any:
-        """NeMo's options of a stream; its phrases are compiled here and not between the chunks of others.
+    def prepare(self, wanted: StreamOptions) -> tuple[Any, int]:
+        """NeMo's options of a stream, and its number of hypotheses. Its phrases are compiled here and not between the
+        chunks of others.
 
         Raises:
             ValueError: names the field at fault.
@@ -118,7 +139,8 @@ class PipelineRecognizer:
                 known = f"one of {', '.join(languages)}" if languages else "none: this model takes no language"
                 raise FieldError("language", wanted.language, known)
             options["language_code"] = wanted.language
-        return ASRRequestOptions(**options)
+        check_int("n_best", wanted.n_best, 1, self.max_n_best)
+        return ASRRequestOptions(**options), wanted.n_best
 
     @property
     def languages(self) -> list[str]:
@@ -130,14 +152,22 @@ class PipelineRecognizer:
         """Read one chunk of each of several streams; a stream whose numbers go bad costs no other anything."""
         from nemo.collections.asr.inference.streaming.framing.request import Frame
 
+        for chunk in chunks:
+            if chunk.is_first and chunk.options[1] > 1:
+                self._n_best[chunk.stream] = chunk.options[1]
         frames = [self._frame(chunk, Frame) for chunk in chunks]
         with torch.inference_mode():
             outputs = self.pipeline.transcribe_step(frames)
-        return [self._step(chunk, output) for chunk, output in zip(chunks, outputs, strict=True)]
+        steps = [self._step(chunk, output) for chunk, output in zip(chunks, outputs, strict=True)]
+        for chunk in chunks:
+            if chunk.is_last:
+                self._n_best.pop(chunk.stream, None)
+        return steps
 
     def drop(self, streams: Iterable[int]) -> None:
         """Forget streams without their results."""
         for stream in streams:
+            self._n_best.pop(stream, None)
             self.pipeline.delete_state(stream)
             bufferer = self.pipeline.bufferer
             if not self.is_cache_aware:
@@ -154,22 +184,36 @@ class PipelineRecognizer:
         samples[: len(chunk.samples)] = torch.from_numpy(chunk.samples)
         return cls(
             samples, chunk.stream, is_first=chunk.is_first, is_last=chunk.is_last, length=len(chunk.samples),
-            options=chunk.options if chunk.is_first else None,
+            options=chunk.options[0] if chunk.is_first else None,
         )  # fmt: skip
 
     def _step(self, chunk: Chunk, output: Any) -> Step:
-        final = None
+        final, wanted = None, self._n_best.get(chunk.stream, 1)
         if output.final_transcript:
             separator = self.pipeline.get_sep()
             text = output.final_transcript
             is_joined = not chunk.is_first and not text.startswith(separator)
-            final = Words(text.strip(), _words(output.final_segments), is_joined)
+            alternatives = self._alternatives(output.n_best, wanted) if wanted > 1 else ()
+            final = Words(text.strip(), _words(output.final_segments), is_joined, n_best=alternatives)
         error = getattr(output, "error", None)  # of pipelines that search
         if error is not None or chunk.is_last:
             return Step(final=final, error=error and str(error))
         state = self.pipeline.get_state(chunk.stream)
         words, _ = self.pipeline.bpe_decoder.group_tokens_into_words(state.tokens, state.timesteps, state.confidences)
-        return Step(final=final, partial=Words(output.partial_transcript.strip(), _words(words)))
+        committed = getattr(output, "committed_transcript", None)
+        if committed is None:  # greedy tokens stay
+            committed = self._transcript(state.tokens)
+        alternatives = ()
+        if wanted > 1 and state.slot is not None:
+            (nbest,) = self.pipeline.slots.partial([state.slot], wanted)
+            alternatives = self._alternatives(nbest, wanted)
+        text = output.partial_transcript.strip()
+        return Step(final=final, partial=Words(text, _words(words), committed=committed.strip(), n_best=alternatives))
+
+    def _alternatives(self, nbest: NBest | None, n: int) -> tuple[Alternative, ...]:
+        """The n best hypotheses with different texts; none of a stream that could not be read to its end."""
+        texts = [(self._transcript(path.tokens.tolist()).strip(), path.score) for path in nbest or ()]
+        return tuple(Alternative(text, round(float(score), 4)) for text, score in texts[:n])
 
     def _biasing(self, wanted: StreamOptions) -> Any:
         """The stream's phrases in NeMo's form; None: those of the decoding config."""
@@ -249,6 +293,16 @@ def _kind_of(config: DictConfig, kind: str) -> str:
     return "cache_aware" if causal else "buffered"
 
 
+def _cheap_n_best(decoding: DictConfig, pipeline: str) -> int:
+    """Hypotheses that a search has anyway: word graphs would keep lattices for them, and a pipeline that decodes every
+    buffer anew has one."""
+    if decoding.strategy not in STRATEGIES or pipeline == "buffered rnnt":
+        return 1
+    if STRATEGIES[str(decoding.strategy)].section != "beam":
+        return 1
+    return min(N_BEST, int(OmegaConf.select(decoding, "beam.beam_size", default=1)))
+
+
 def _pipeline_config(
     model: str, decoding: DictConfig, options: PipelineOptions, *, kind: str, head: str, device: torch.device
 ) -> DictConfig:
@@ -258,6 +312,7 @@ def _pipeline_config(
         "request_type": "frame", "word_boundary_tolerance": 4, "padding_mode": "right", "att_context_size": None,
         "use_cache": True, "use_feat_cache": True, "stateful": False, "left_padding_size": options.left_seconds,
         "right_padding_size": options.right_seconds, "chunk_size": options.chunk_seconds,
+        "n_best": options.max_n_best or 1,
     }  # fmt: skip
     confidence = {"name": "entropy", "entropy_type": "tsallis", "alpha": 0.5, "entropy_norm": "exp"}
     return OmegaConf.create(

@@ -40,6 +40,10 @@ class WordGraphInfer(CTCInfer):
     options: WordGraphOptions
     finds_new_words = True  # requests may have words that an open-vocabulary graph lacks
 
+    @property
+    def why_one_best(self) -> str:
+        return "decoding_mode mbr has one result" if self.options.decoding_mode == "mbr" else ""
+
     def boosting_tree_of(self, phrases: Sequence[str | Phrase], weight: float) -> BackoffAutomaton:
         """The boosting automaton of other phrases; a closed vocabulary must have all of their words."""
         graph, fused, speller = self.decoder().graph, self.options.fusion, None

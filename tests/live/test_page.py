@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from nemo_gpu_decoding.live.recognizer import Alternative, Words
 from tests.assets import ASSETS, CTC_MODEL
 
 pytest.importorskip("starlette")
@@ -24,6 +25,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium")
 SPEECH = ASSETS / "speech" / "test" / "test_000.flac"
 WAIT = 30_000  # milliseconds
+COLOR = "element => getComputedStyle(element).color"
 
 
 def fake_microphone(folder: Path) -> Path:
@@ -64,9 +66,13 @@ def test_microphone_file_and_errors(tmp_path):
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
         page.on("request", lambda request: problems.append(request.url) if server.url not in request.url else None)
 
+        page.get_by_label("Alternatives to show").fill("2")
         page.get_by_role("button", name="Microphone").click()
         expect(page.get_by_role("status")).to_have_text("Listening to the microphone.")
-        expect(page.locator("#partial")).to_contain_text("word")
+        expect(page.locator("#committed")).to_have_text("word and")
+        expect(page.locator("#tail")).to_have_text(" more")
+        assert page.locator("#committed").evaluate(COLOR) != page.locator("#tail").evaluate(COLOR)
+        expect(page.locator("#alternatives li")).to_have_text(["word and more", "word and moor"])
         expect(page.locator("#latency")).to_contain_text("ms")
         page.get_by_role("button", name="Stop").click()
         expect(page.get_by_role("status")).to_have_text("Done.")
@@ -74,6 +80,7 @@ def test_microphone_file_and_errors(tmp_path):
         expect(spoken.first).to_have_text("word")
         assert "confidence 0.50" in str(spoken.first.get_attribute("title"))
         assert page.locator("#partial").inner_text() == ""
+        expect(page.locator("#alternatives li")).to_have_text(["word and more", "word and moor"])
 
         page.locator("#file").set_input_files(SPEECH)
         expect(page.get_by_role("status")).to_have_text("Listening to test_000.flac.")
@@ -91,10 +98,12 @@ def test_microphone_file_and_errors(tmp_path):
 
 def hide_numbers(step):
     """The same words, whatever was heard: of a microphone they change with every run."""
-    shown = {
-        kind: found and found._replace(text="word", words=tuple(word._replace(word="word") for word in found.words))
-        for kind, found in (("final", step.final), ("partial", step.partial))
-    }
+    shown = {}
+    for kind, found in (("final", step.final), ("partial", step.partial)):
+        if found is not None:
+            words = tuple(word._replace(word="word") for word in found.words)
+            n_best = (Alternative("word and more", -1.0), Alternative("word and moor", -2.0))[: len(found.n_best)]
+            shown[kind] = Words("word and more", words, committed="word and", n_best=n_best)
     return step._replace(**shown)
 
 

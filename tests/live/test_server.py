@@ -24,11 +24,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, check_int
 from nemo_gpu_decoding.cli import serve
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.live.batcher import Batcher
-from nemo_gpu_decoding.live.recognizer import Step, Word, Words
+from nemo_gpu_decoding.live.recognizer import Alternative, Step, Word, Words
 from nemo_gpu_decoding.live.server import Address, LiveServer
 from nemo_gpu_decoding.live.session import Limits, Resampler
 
@@ -40,6 +40,7 @@ class NumberReader:
     """Hears the value of a chunk's samples as a word; zeros end an utterance."""
 
     strategy, sample_rate, chunk_samples, right_context_seconds, languages = "numbers", RATE, CHUNK, 0.0, ("en",)
+    max_n_best = 3
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.streams: dict[int, tuple[list[Word], int]] = {}  # words of the utterance, chunks so far
@@ -49,6 +50,7 @@ class NumberReader:
     def prepare(self, wanted):
         if wanted.language not in (None, "en"):
             raise FieldError("language", wanted.language, "one of en")
+        check_int("n_best", wanted.n_best, 1, self.max_n_best)
         return wanted
 
     def step(self, chunks):
@@ -75,7 +77,9 @@ class NumberReader:
         if value:
             text = "x" * 100_000 if value == LONG else str(value)
             words = [*words, Word(text, n * seconds, (n + 1) * seconds, 0.5)]
-        found = Words(" ".join(word.word for word in words), tuple(words))
+        text, known = (" ".join(word.word for word in own) for own in (words, words[:-1]))
+        n_best = [Alternative(f"{text}{'?' * n}", -float(n)) for n in range(chunk.options.n_best)]
+        found = Words(text, tuple(words), committed=known, n_best=tuple(n_best) if len(n_best) > 1 else ())
         if chunk.is_last:
             return Step(final=found if words else None)
         is_end = value == 0 and bool(words)
@@ -176,6 +180,7 @@ def test_partial_transcripts_come_as_the_audio_does():
         assert ready["type"] == "ready"
         assert ready["chunk_seconds"] == CHUNK / RATE
         assert ready["limits"]["max_streams"] == 64
+        assert ready["limits"]["max_n_best"] == 3
         for n in range(1, 4):
             socket.send(audio(7))
             partial = json.loads(socket.recv(10))
@@ -189,6 +194,20 @@ def test_a_client_may_do_without_partial_transcripts():
     with running() as server:
         found, _ = conversation(server, audio(1, 2, 3), first={"partials": False})
     assert [message["type"] for message in found] == ["final"]
+
+
+def test_what_is_committed_and_alternatives():
+    with running() as server:
+        found, _ = conversation(server, audio(1, 2, 0, 3, 4)[:-10], first={"n_best": 2})
+        plain, _ = conversation(server, audio(1, 2), first={})
+    partials = [message for message in found if message["type"] == "partial"]
+    assert all(message["committed"] == " ".join(message["text"].split()[:-1]) for message in partials)
+    assert [message["n_best"] for message in found if message["type"] == "final"] == [
+        [{"text": text, "score": 0.0}, {"text": f"{text}?", "score": -1.0}] for text in ("1 2", "3 4")
+    ]
+    assert all(len(message["n_best"]) == 2 for message in partials)
+    assert not any("n_best" in message for message in plain)
+    assert "committed" not in plain[-1]
 
 
 @pytest.mark.parametrize("samples", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 5 * CHUNK])
@@ -237,6 +256,9 @@ def test_other_rates_reach_the_model_in_its_own():
         ({"language": "fr"}, "language"),
         ({"language": 3}, "language"),
         ({"partials": 1}, "partials"),
+        ({"n_best": 0}, "n_best"),
+        ({"n_best": 4}, "n_best"),
+        ({"n_best": "2"}, "n_best"),
         ([], "message"),
     ],
 )

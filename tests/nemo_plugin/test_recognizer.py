@@ -42,11 +42,12 @@ def speech(files):
     return [soundfile.read(file, dtype="float32")[0] for file in files]
 
 
-def streamed(own, speech, options=None):
-    """(partial texts, final text, words) of utterances, all in the same steps."""
-    n, found = own.chunk_samples, [([], "", []) for _ in speech]
+def streamed(own, speech, options=None, *, commits=False):
+    """(partial texts, final text, words) of utterances, all in the same steps. What is committed is no more taken
+    back; with `commits` there was some of it."""
+    n, found, committed = own.chunk_samples, [([], "", []) for _ in speech], [""] * len(speech)
     wanted = [own.prepare(option) for option in options or [StreamOptions()] * len(speech)]
-    live = dict.fromkeys(range(len(speech)), 0)
+    live, known = dict.fromkeys(range(len(speech)), 0), [0] * len(speech)
     while live:
         chunks = [
             Chunk(i, speech[i][at : at + n], at == 0, at + n >= len(speech[i]), wanted[i]) for i, at in live.items()
@@ -54,20 +55,28 @@ def streamed(own, speech, options=None):
         for chunk, step in zip(chunks, own.step(chunks), strict=True):
             assert step.error is None
             partials, text, words = found[chunk.stream]
+            if step.final is not None:
+                assert step.final.text.startswith(committed[chunk.stream])
+                committed[chunk.stream] = ""
             if step.partial is not None:
                 partials.append(step.partial.text)
+                assert step.partial.text.startswith(step.partial.committed)
+                assert step.partial.committed.startswith(committed[chunk.stream])
+                committed[chunk.stream] = step.partial.committed
+                known[chunk.stream] = max(known[chunk.stream], len(step.partial.committed))
             if step.final is not None:
                 text = f"{text} {step.final.text}".strip()
                 found[chunk.stream] = partials, text, words + list(step.final.words)
             live[chunk.stream] += n
             if chunk.is_last:
                 del live[chunk.stream]
+    assert any(known) or not commits
     return found
 
 
 def test_what_nemos_own_loop_gives(shared, files, speech):
     expected = [row["text"] for row in shared.pipeline.run(files[:4]).values()]
-    found = streamed(shared, speech[:4])
+    found = streamed(shared, speech[:4], commits=True)
     assert [text for _, text, _ in found] == expected
     for partials, text, words in found:
         assert len(set(partials)) > 2
@@ -75,15 +84,29 @@ def test_what_nemos_own_loop_gives(shared, files, speech):
         assert all(0 <= word.start < word.end and 0 < word.confidence <= 1 for word in words)
 
 
+WORD_LM = f"lm={SELF / 'lm' / 'word3.arpa'}"
+SMALL_LM = [f"lm={SELF / 'lm' / 'word_small.arpa'}", f"large_{WORD_LM}"]
+
+
 @pytest.mark.parametrize(
-    "arguments", [[f"model={HYBRID}", "strategy=alsd_pp"], ["model=causal"], ["model=causal", "strategy=aes_pp"]]
+    "arguments",
+    [
+        [f"model={CTC}", "strategy=greedy"],
+        [f"model={CTC}", "strategy=cuda_wfst", WORD_LM],
+        [f"model={CTC}", "strategy=paged_biglm", *SMALL_LM],
+        [f"model={HYBRID}", "strategy=alsd_pp"],
+        ["model=causal"],
+        ["model=causal", "strategy=aes_pp"],
+    ],
 )
 def test_pipelines_of_all_kinds(arguments, causal_file, files, speech):  # noqa: F811
+    if "lm=" in arguments[-1]:
+        pytest.importorskip("kaldifst")
     arguments = [argument.replace("=causal", f"={causal_file}") for argument in arguments]
     own = recognizer(*arguments, "end_silence=-1", "max_streams=4")
     assert own.is_cache_aware == (str(causal_file) in arguments[0])
     expected = [row["text"] for row in own.pipeline.run(files[:3]).values()]
-    assert [text for _, text, _ in streamed(own, speech[:3])] == expected
+    assert [text for _, text, _ in streamed(own, speech[:3], commits=True)] == expected
     alone = [streamed(own, [samples])[0][1] for samples in speech[:3]]
     assert alone == expected
 
@@ -106,6 +129,44 @@ def test_phrases_of_a_stream(shared, speech):
     (_, plain, _), (_, boosted, _) = streamed(shared, [speech[0], speech[0]], wanted)
     assert "zebra" in boosted
     assert "zebra" not in plain
+
+
+@pytest.mark.parametrize("arguments", [[], ["model=causal", "strategy=alsd_pp"], ["strategy=cuda_wfst", WORD_LM]])
+def test_alternatives_of_those_who_ask(arguments, shared, causal_file, speech):  # noqa: F811
+    own = shared
+    if arguments:
+        given = [f"model={CTC}", *(argument.replace("=causal", f"={causal_file}") for argument in arguments)]
+        own = recognizer(*given, "end_silence=-1", "max_n_best=3")
+    n, samples, wanted = own.chunk_samples, speech[0], own.prepare(StreamOptions(n_best=3))
+    partials = 0
+    for at in range(0, len(samples), n):
+        place = at == 0, at + n >= len(samples)
+        chunks = [Chunk(0, samples[at : at + n], *place, wanted)]
+        chunks.append(Chunk(1, samples[at : at + n], *place, own.prepare(StreamOptions())))
+        step, other = own.step(chunks)
+        assert not (other.partial or other.final).n_best
+        for found in filter(None, (step.partial, step.final)):
+            scores = [alternative.score for alternative in found.n_best]
+            assert scores == sorted(scores, reverse=True) or own.strategy == "alsd_pp"  # it ranks by score per token
+            assert len({alternative.text for alternative in found.n_best}) == len(scores)
+            partials += found is step.partial and len(scores) == 3
+    assert partials > 1
+    assert len(step.final.n_best) == 3
+    assert step.final.n_best[0].text == step.final.text
+    assert own._n_best == {}
+
+
+def test_more_alternatives_than_there_are(shared):
+    with pytest.raises(FieldError, match=r"n_best is 6, expected an integer 1 \.\. 5"):
+        shared.prepare(StreamOptions(n_best=6))
+    with pytest.raises(FieldError, match="max_n_best is 2, expected 1 with strategy greedy"):
+        recognizer(f"model={CTC}", "strategy=greedy", "max_n_best=2")
+    with pytest.raises(
+        FieldError, match=r"max_n_best is 2 \(every buffer is decoded anew.*expected 1 with strategy alsd"
+    ):
+        recognizer(f"model={HYBRID}", "strategy=alsd_pp", "max_n_best=2")
+    with pytest.raises(FieldError, match="max_n_best is 0"):
+        recognizer(f"model={CTC}", "max_n_best=0")
 
 
 def test_what_a_stream_cannot_have(shared):

@@ -26,7 +26,7 @@ from omegaconf import OmegaConf, open_dict
 from nemo_gpu_decoding import register
 from nemo_gpu_decoding.live.slots import Slot, Slots
 from nemo_gpu_decoding.metrics import word_errors
-from nemo_gpu_decoding.nemo_plugin import pipelines, streaming
+from nemo_gpu_decoding.nemo_plugin import searching_pipelines, streaming
 from tests.nemo_plugin.conftest import SELF
 from tests.nemo_plugin.usage import texts, write_manifest
 
@@ -249,7 +249,7 @@ def pauses(files, tmp_path) -> list[str]:
 @pytest.fixture
 def ended(monkeypatch):
     """Where the rules have ended utterances."""
-    progresses, find = [], pipelines.find_endpoint
+    progresses, find = [], searching_pipelines.find_endpoint
 
     def recorded(progress, rules):
         rule = find(progress, rules)
@@ -257,7 +257,7 @@ def ended(monkeypatch):
             progresses.append(progress)
         return rule
 
-    monkeypatch.setattr(pipelines, "find_endpoint", recorded)
+    monkeypatch.setattr(searching_pipelines, "find_endpoint", recorded)
     return progresses
 
 
