@@ -16,7 +16,8 @@ EXAMPLES = ("lm=large.arpa.gz out=small.arpa size=100000", "lm=large.arpa.gz out
 class PruneLMOptions:
     """Options of `prune-lm`."""
 
-    # n-gram LM over words or tokens: ARPA, plain or gzipped. About 150 bytes of memory per n-gram.
+    # n-gram LM over words or tokens: ARPA, plain or gzipped. It need not fit into memory: what does not waits
+    # on disk, beside out, 80 bytes per n-gram.
     lm: str = MISSING
     # The ARPA file to write, gzipped if it ends in .gz. paged_biglm with both needs one look-up for two.
     out: str = MISSING
@@ -41,9 +42,11 @@ def run(options: PruneLMOptions) -> int:
     from nemo_gpu_decoding.lm.arpa import read_arpa
     from nemo_gpu_decoding.lm.estimate import write_arpa
     from nemo_gpu_decoding.lm.prune import prune_ngram_lm
+    from nemo_gpu_decoding.lm.scratch import Scratch
 
-    source = read_arpa(lm)
-    small = prune_ngram_lm(source, size=options.size, threshold=options.threshold)
+    scratch = Scratch(out.parent)
+    source = read_arpa(lm, scratch=scratch)
+    small = prune_ngram_lm(source, size=options.size, threshold=options.threshold, scratch=scratch)
     write_arpa(small, out)
     sizes = [" + ".join(str(len(block.symbols)) for block in arpa.orders) for arpa in (source, small)]
     print(f"{sizes[1]} of {sizes[0]} n-grams written to {out}", file=sys.stderr)

@@ -34,6 +34,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"
 _UNK, _BOS, _EOS = range(3)
+_LINES = 1 << 18  # of an ARPA file: so many are made at a time
 _NEVER = -99.0  # log10 probability of <s>, which nothing predicts
 # Discounts of the counts 1, 2 and 3 or more where the counts of counts give none; lmplz has the same.
 _FALLBACK = (0.5, 1.0, 1.5)
@@ -154,10 +155,12 @@ def write_ngrams(
 
 def _arpa_lines(block: NGramBlock, symbols: Sequence[str], *, is_last: bool) -> Iterator[str]:
     """Column by column, which takes half the time of line by line. The highest order has no back-off weights."""
-    columns = [[symbols[i] for i in ids] for ids in block.symbols.T.tolist()]
-    backoffs = [] if is_last else [block.log10_backoffs.tolist()]
-    line = "%.7g\t" + " ".join(["%s"] * block.order) + "\t%.7g" * len(backoffs) + "\n"
-    return map(line.__mod__, zip(block.log10_probs.tolist(), *columns, *backoffs, strict=True))
+    for begin in range(0, len(block.symbols), _LINES):
+        rows = slice(begin, begin + _LINES)
+        columns = [[symbols[i] for i in ids] for ids in block.symbols[rows].T.tolist()]
+        backoffs = [] if is_last else [block.log10_backoffs[rows].tolist()]
+        line = "%.7g\t" + " ".join(["%s"] * block.order) + "\t%.7g" * len(backoffs) + "\n"
+        yield from map(line.__mod__, zip(block.log10_probs[rows].tolist(), *columns, *backoffs, strict=True))
 
 
 def _least_counts(min_counts: Sequence[int], order: int) -> list[int]:

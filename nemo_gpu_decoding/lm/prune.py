@@ -16,36 +16,55 @@ anew. So the small LM is part of the large one: paged_biglm then serves both wit
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.lm.arpa import Arpa, NGramBlock
+from nemo_gpu_decoding.lm.arpa import Arpa, NGramBlock, join_blocks
+from nemo_gpu_decoding.lm.scratch import Scratch
 
 BOS, EOS = "<s>", "</s>"
 # The least probability that a context leaves to what it does not list: LMs are written with some digits.
 _LEAST_MASS = 1e-6
+# So many n-grams are worked on at a time: what is made of them on the way stays below 100 MB.
+_ROWS = 1 << 20
 
 
 class _Order(NamedTuple):
     """The M n-grams of one order, and where their parts stand in the order below."""
 
-    symbols: np.ndarray  # [M, order]
-    log_probs: np.ndarray  # [M] natural log
-    context: np.ndarray  # [M] without the last symbol
-    suffix: np.ndarray  # [M] without the first symbol; -1 if the LM does not list it
+    block: NGramBlock
+    context: np.ndarray  # [M] int32: without the last symbol
+    suffix: np.ndarray  # [M] int32: without the first symbol; -1 if the LM does not list it
+
+    def log_probs(self, rows: slice | np.ndarray) -> np.ndarray:
+        """[rows] natural log."""
+        return self.block.log10_probs[rows] * math.log(10)
 
 
-def prune_ngram_lm(arpa: Arpa, *, size: int | None = None, threshold: float | None = None) -> Arpa:
+_Kept = list[np.ndarray] | None  # by order: which n-grams stay; None: all
+
+
+def _parts(count: int) -> Iterator[slice]:
+    for begin in range(0, count, _ROWS):
+        yield slice(begin, min(begin + _ROWS, count))
+
+
+def prune_ngram_lm(
+    arpa: Arpa, *, size: int | None = None, threshold: float | None = None, scratch: Scratch | None = None
+) -> Arpa:
     """The LM without the n-grams that are worth least; all 1-grams stay.
 
     Args:
-        arpa: from `read_arpa` or `estimate_ngram_lm`; needs 130 bytes of memory per n-gram beside it.
+        arpa: from `read_arpa` or `estimate_ngram_lm`.
         size: as many n-grams stay at most, of all orders together.
         threshold: n-grams stay if the LM's perplexity would grow by this share without them, as
             with SRILM's `ngram -prune`; 1e-8 is usual.
+        scratch: where 40 bytes per n-gram go, beside the LM itself; without it, into memory. In memory at
+            any rate: 1 byte per n-gram, and 24 per n-gram of the largest order below the highest.
 
     Raises:
         ValueError: not one of `size` and `threshold` is given; one is out of range; the LM lists an
@@ -58,152 +77,199 @@ def prune_ngram_lm(arpa: Arpa, *, size: int | None = None, threshold: float | No
         raise FieldError("size", size, f"an integer >= {unigrams}, the number of 1-grams")
     if threshold is not None and not 0 <= threshold < math.inf:
         raise FieldError("threshold", threshold, "a finite number >= 0")
-    orders = _linked(arpa)
-    changes = _entropy_changes(arpa, orders)
+    scratch = scratch or Scratch()
+    model = _Model(arpa, scratch)
+    changes = _perplexity_changes(arpa, model, scratch)
     if size is not None:
-        threshold = _threshold_for(size, orders, changes)
+        threshold = _threshold_for(size, model.orders, changes)
     assert threshold is not None
-    return _rest(arpa, orders, _kept(orders, changes, threshold))
+    return _rest(arpa, model, _kept(model.orders, changes, threshold), scratch)
 
 
-def _linked(arpa: Arpa) -> list[_Order]:
-    """The n-grams of each order with the numbers of their contexts and suffixes."""
-    size = len(arpa.symbols)
-    numbers = np.full(size, -1)
-    numbers[arpa.orders[0].symbols[:, 0]] = np.arange(len(arpa.orders[0].symbols))
-    nothing = np.zeros(len(arpa.orders[0].symbols), np.int64)
-    keys: list[tuple[np.ndarray, np.ndarray]] = []  # of each order: sorted context * size + symbol, numbers
+class _Model:
+    """The n-grams of an LM by number, order by order.
 
-    def number_of(grams: np.ndarray) -> np.ndarray:
-        """The numbers of n-grams [M, order] in their order; -1 for those that are not listed."""
-        found = numbers[grams[:, 0]]
+    Raises:
+        ValueError: an n-gram is listed without its context.
+    """
+
+    def __init__(self, arpa: Arpa, scratch: Scratch) -> None:
+        self._size = len(arpa.symbols)
+        words = arpa.orders[0].symbols[:, 0]
+        self._words = np.full(self._size, -1)
+        self._words[words] = np.arange(len(words))
+        self._keys: list[tuple[np.ndarray, np.ndarray]] = []  # by order: sorted context * size + symbol, numbers
+        nothing = np.zeros(len(words), np.int32)
+        self.orders = [_Order(arpa.orders[0], nothing, nothing)]
+        for block in arpa.orders[1:]:
+            self.orders.append(self._linked(block, arpa.symbols, scratch))
+            if block.order < len(arpa.orders):
+                own = self.orders[-1].context * np.int64(self._size) + block.symbols[:, -1]
+                numbers = np.argsort(own, kind="stable")
+                own.sort()
+                self._keys.append((scratch.zeros(len(own), np.int64), scratch.zeros(len(own), np.int32)))
+                self._keys[-1][0][:], self._keys[-1][1][:] = own, numbers
+
+    def _linked(self, block: NGramBlock, symbols: Sequence[str], scratch: Scratch) -> _Order:
+        count = len(block.symbols)
+        order = _Order(block, scratch.zeros(count, np.int32), scratch.zeros(count, np.int32))
+        for part in _parts(count):
+            grams = block.symbols[part].astype(np.int64)
+            order.context[part] = self.number_of(grams[:, :-1])
+            order.suffix[part] = self.number_of(grams[:, 1:])
+            if (order.context[part] < 0).any():
+                gram = [symbols[i] for i in grams[np.argmax(order.context[part] < 0)]]
+                raise ValueError(
+                    f"the LM lists {' '.join(gram)!r} without {' '.join(gram[:-1])!r}, expected the "
+                    "context of every n-gram, as KenLM and SRILM write it"
+                )
+        return order
+
+    def number_of(self, grams: np.ndarray) -> np.ndarray:
+        """[M] the numbers of n-grams [M, order] in their order; -1 for those that are not listed."""
+        found = self._words[grams[:, 0]]
         for n in range(1, grams.shape[1]):
-            sorted_keys, order_of = keys[n - 1]
-            wanted = found * size + grams[:, n]
+            sorted_keys, numbers = self._keys[n - 1]
+            if not len(sorted_keys):
+                return np.full(len(grams), -1)
+            wanted = found * self._size + grams[:, n]
             at = np.minimum(np.searchsorted(sorted_keys, wanted), len(sorted_keys) - 1)
-            is_listed = (found >= 0) & (sorted_keys[at] == wanted) if len(sorted_keys) else found < -1
-            found = np.where(is_listed, order_of[at] if len(sorted_keys) else -1, -1)
+            found = np.where((found >= 0) & (sorted_keys[at] == wanted), numbers[at], -1).astype(np.int64)
         return found
 
-    linked: list[_Order] = []
-    for block in arpa.orders:
-        grams = block.symbols.astype(np.int64)
-        log_probs = block.log10_probs * math.log(10)
-        if block.order == 1:
-            linked.append(_Order(grams, log_probs, nothing, nothing))
-            continue
-        context = number_of(grams[:, :-1])
-        if (context < 0).any():
-            gram = [arpa.symbols[i] for i in grams[np.argmax(context < 0)]]
-            raise ValueError(
-                f"the LM lists {' '.join(gram)!r} without {' '.join(gram[:-1])!r}, expected the "
-                "context of every n-gram, as KenLM and SRILM write it"
-            )
-        linked.append(_Order(grams, log_probs, context, number_of(grams[:, 1:])))
-        own = context * size + grams[:, -1]
-        by_key = np.argsort(own, kind="stable")
-        keys.append((own[by_key], by_key))
-    return linked
+    def backed_off(self, n: int, rows: slice | np.ndarray, backoffs: list[np.ndarray], kept: _Kept) -> np.ndarray:
+        """[rows] log p(w|h') of n-grams of order n + 1, natural log, by the n-grams that are kept.
+
+        Args:
+            backoffs: by order, of all n-grams, log10.
+        """
+        suffixes = self.orders[n].suffix[rows]
+        scores = np.where(suffixes >= 0, self.orders[n - 1].log_probs(suffixes), np.nan)
+        missing = np.flatnonzero(suffixes < 0)
+        if len(missing):  # LMs that were pruned by others
+            grams = self.orders[n].block.symbols[rows][missing].astype(np.int64)
+            scores[missing] = self._log_probs(grams[:, 1:], backoffs, kept)
+        return scores
+
+    def _log_probs(self, grams: np.ndarray, backoffs: list[np.ndarray], kept: _Kept) -> np.ndarray:
+        """[M] log p of the last symbol of n-grams [M, order] after the others, natural log."""
+        n = grams.shape[1] - 1
+        found = self.number_of(grams)
+        is_kept = (found >= 0) & (kept is None or kept[n][found])
+        scores = self.orders[n].log_probs(found)
+        if not is_kept.all():
+            rest = grams[~is_kept]
+            context = self.number_of(rest[:, :-1])
+            weights = np.where(context >= 0, backoffs[n - 1][context] * math.log(10), 0.0)
+            scores[~is_kept] = weights + self._log_probs(rest[:, 1:], backoffs, kept)
+        return scores
 
 
-def _backed_off(orders: list[_Order], backoffs: list[np.ndarray], n: int) -> np.ndarray:
-    """[M] log p(w|h') of the n-grams of order n + 1, with these back-off weights (natural log)."""
-    order = orders[n]
-    scores = np.where(order.suffix >= 0, orders[n - 1].log_probs[order.suffix], np.nan)
-    for i in np.flatnonzero(order.suffix < 0):  # rare: LMs that were pruned by others
-        scores[i] = _score(orders, backoffs, tuple(order.symbols[i, 1:]))
-    return scores
+class _Masses(NamedTuple):
+    """What p(.|h) and p(.|h') leave to what is not listed after h, for each context h."""
+
+    left: np.ndarray  # [contexts]
+    left_below: np.ndarray  # [contexts]
+
+    @classmethod
+    def of(cls, contexts: int, scratch: Scratch) -> _Masses:
+        return cls(scratch.zeros(contexts), scratch.zeros(contexts))
+
+    def add(self, context: np.ndarray, log_probs: np.ndarray, backed_off: np.ndarray) -> None:
+        """Some n-grams; until `finish` the masses are those of what is listed."""
+        np.add.at(self.left, context, np.exp(log_probs))
+        np.add.at(self.left_below, context, np.exp(backed_off))
+
+    def finish(self) -> None:
+        """From what is listed to what is left."""
+        for mass in self:
+            for part in _parts(len(mass)):
+                mass[part] = np.maximum(1 - mass[part], _LEAST_MASS)
 
 
-def _score(orders: list[_Order], backoffs: list[np.ndarray], gram: tuple[int, ...]) -> float:
-    """log p of the last symbol after the others; slow, for single n-grams."""
-    n = len(gram)
-    listed = np.flatnonzero((orders[n - 1].symbols == gram).all(axis=1))
-    if len(listed):
-        return float(orders[n - 1].log_probs[listed[0]])
-    context = np.flatnonzero((orders[n - 2].symbols == gram[:-1]).all(axis=1))
-    weight = float(backoffs[n - 2][context[0]]) if len(context) else 0.0
-    return weight + _score(orders, backoffs, gram[1:])
-
-
-def _masses(order: _Order, backed_off: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """[size] for each context: what p(.|h) and p(.|h') leave to what is not listed after h."""
-    left = 1 - np.bincount(order.context, np.exp(order.log_probs), minlength=size)
-    left_below = 1 - np.bincount(order.context, np.exp(backed_off), minlength=size)
-    return np.maximum(left, _LEAST_MASS), np.maximum(left_below, _LEAST_MASS)
-
-
-def _entropy_changes(arpa: Arpa, orders: list[_Order]) -> list[np.ndarray]:
-    """D(h, w) of each n-gram, by order; infinite for 1-grams."""
-    backoffs = [block.log10_backoffs * math.log(10) for block in arpa.orders]
-    context_log_probs = orders[0].log_probs.copy()
-    row = {symbol: i for i, (symbol,) in enumerate(orders[0].symbols)}
+def _perplexity_changes(arpa: Arpa, model: _Model, scratch: Scratch) -> list[np.ndarray]:
+    """exp D(h, w) - 1 of each n-gram, by order; infinite for 1-grams."""
+    orders, backoffs = model.orders, [block.log10_backoffs for block in arpa.orders]
+    context_log_probs = orders[0].log_probs(slice(None))
+    row = {symbol: i for i, (symbol,) in enumerate(orders[0].block.symbols)}
     bos, eos = (row.get(arpa.symbols.index(s)) if s in arpa.symbols else None for s in (BOS, EOS))
     if bos is not None and eos is not None:  # sentences begin as often as they end
         context_log_probs[bos] = context_log_probs[eos]
-    changes = [np.full(len(orders[0].symbols), np.inf)]
+    changes = [np.full(len(orders[0].context), np.inf)]
     for n, order in enumerate(orders[1:], 1):
-        log_below = _backed_off(orders, backoffs, n)
-        probs, below = np.exp(order.log_probs), np.exp(log_below)
-        masses = _masses(order, log_below, len(orders[n - 1].symbols))
-        left, left_below = (mass[order.context] for mass in masses)
-        weight = np.log(left) - np.log(left_below)
-        without = np.log(left + probs) - np.log(left_below + below)
-        gain = probs * (log_below + without - order.log_probs) + left * (without - weight)
-        changes.append(-np.exp(context_log_probs[order.context]) * gain)
-        context_log_probs = context_log_probs[order.context] + order.log_probs
+        count = len(order.context)
+        masses = _Masses.of(len(orders[n - 1].context), scratch)
+        for rows in _parts(count):
+            masses.add(order.context[rows], order.log_probs(rows), model.backed_off(n, rows, backoffs, None))
+        masses.finish()
+        change, own_log_probs = scratch.zeros(count), scratch.zeros(count)
+        for rows in _parts(count):
+            context, log_probs = order.context[rows], order.log_probs(rows)
+            log_below = model.backed_off(n, rows, backoffs, None)
+            probs, below = np.exp(log_probs), np.exp(log_below)
+            left, left_below = (mass[context] for mass in masses)
+            weight = np.log(left) - np.log(left_below)
+            without = np.log(left + probs) - np.log(left_below + below)
+            gain = probs * (log_below + without - log_probs) + left * (without - weight)
+            change[rows] = np.expm1(-np.exp(context_log_probs[context]) * gain)
+            own_log_probs[rows] = context_log_probs[context] + log_probs
+        changes.append(change)
+        context_log_probs = own_log_probs
     return changes
 
 
 def _kept(orders: list[_Order], changes: list[np.ndarray], threshold: float) -> list[np.ndarray]:
     """Which n-grams stay: those worth it, and the contexts and suffixes of longer ones that stay."""
-    kept = [np.expm1(change) >= threshold for change in changes]
+    kept = [change >= threshold for change in changes]
     for n in range(len(orders) - 1, 0, -1):
-        order, is_kept = orders[n], kept[n]
-        kept[n - 1][order.context[is_kept]] = True
-        suffixes = order.suffix[is_kept]
-        kept[n - 1][suffixes[suffixes >= 0]] = True
+        order = orders[n]
+        for rows in _parts(len(order.context)):
+            is_kept = kept[n][rows]
+            kept[n - 1][order.context[rows][is_kept]] = True
+            suffixes = order.suffix[rows][is_kept]
+            kept[n - 1][suffixes[suffixes >= 0]] = True
     return kept
 
 
 def _threshold_for(size: int, orders: list[_Order], changes: list[np.ndarray]) -> float:
-    """The smallest of the n-grams' own thresholds with which at most `size` of them stay."""
-    candidates = np.unique(np.expm1(np.concatenate(changes[1:]))) if len(changes) > 1 else np.zeros(0)
-    candidates = np.append(np.maximum(candidates, 0.0), np.inf)
-    low, high = 0, len(candidates) - 1
+    """The smallest threshold with which at most `size` n-grams stay.
+
+    Floats >= 0 are in the order of their bits read as integers, so halving these ends after 63 steps.
+    """
+    low, high = 0, int(np.float64(np.inf).view(np.int64))
     while low < high:
         middle = (low + high) // 2
-        if sum(map(np.count_nonzero, _kept(orders, changes, candidates[middle]))) <= size:
+        threshold = float(np.int64(middle).view(np.float64))
+        if sum(map(np.count_nonzero, _kept(orders, changes, threshold))) <= size:
             high = middle
         else:
             low = middle + 1
-    return float(candidates[low])
+    return float(np.int64(low).view(np.float64))
 
 
-def _rest(arpa: Arpa, orders: list[_Order], kept: list[np.ndarray]) -> Arpa:
+def _rest(arpa: Arpa, model: _Model, kept: list[np.ndarray], scratch: Scratch) -> Arpa:
     """The LM of the n-grams that stay, with back-off weights of their own."""
     blocks: list[NGramBlock] = []
-    backoffs: list[np.ndarray] = []
+    backoffs: list[np.ndarray] = []  # log10, of all n-grams
     for n, block in enumerate(arpa.orders):
-        is_kept = kept[n]
-        weights = np.zeros(len(is_kept))
-        if n + 1 < len(orders):
-            above = orders[n + 1]
-            rows = np.flatnonzero(kept[n + 1])
-            stays = _Order(*(column[rows] for column in above))
-            log_below = _backed_off([*orders[: n + 1], stays], backoffs, n + 1)
-            left, left_below = _masses(stays, log_below, len(is_kept))
-            has_arcs = np.bincount(stays.context, minlength=len(is_kept)) > 0
-            weights = np.where(has_arcs, np.log(left) - np.log(left_below), 0.0)
+        is_kept, weights = kept[n], scratch.zeros(len(kept[n]))
+        if n + 1 < len(arpa.orders):
+            above, masses = model.orders[n + 1], _Masses.of(len(is_kept), scratch)
+            has_arcs = np.zeros(len(is_kept), bool)
+            for part in _parts(len(above.context)):
+                rows = part.start + np.flatnonzero(kept[n + 1][part])
+                masses.add(above.context[rows], above.log_probs(rows), model.backed_off(n + 1, rows, backoffs, kept))
+                has_arcs[above.context[rows]] = True
+            masses.finish()
+            for part in _parts(len(is_kept)):
+                left, left_below = (mass[part] for mass in masses)
+                weights[part] = np.where(has_arcs[part], np.log(left) - np.log(left_below), 0.0) / math.log(10)
         backoffs.append(weights)
-        blocks.append(
-            replace(
-                block,
-                symbols=block.symbols[is_kept],
-                log10_probs=block.log10_probs[is_kept],
-                log10_backoffs=weights[is_kept] / math.log(10),
-            )
+        rest = (
+            NGramBlock(n + 1, *(column[part][is_kept[part]] for column in (block.symbols, block.log10_probs, weights)))
+            for part in _parts(len(is_kept))
         )
+        blocks.append(join_blocks(n + 1, rest, scratch))
     while len(blocks) > 1 and not len(blocks[-1].symbols):
         blocks.pop()
     return replace(arpa, orders=tuple(blocks))
