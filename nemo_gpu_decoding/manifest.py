@@ -36,9 +36,17 @@ def find_utterances(audio: Any, manifest: str | None) -> list[Utterance]:
         raise ValueError("give either audio=FILES (a file, folder, pattern or [list]) or manifest=FILE")
     if manifest is not None:
         return read_manifest(Path(manifest))
+    return [Utterance(str(path), path, audio_seconds(path)) for path in find_audio(audio)]
+
+
+def find_audio(audio: Any) -> list[Path]:
+    """The files of a file, folder, glob or a list of them; nobody has looked into them yet.
+
+    Raises:
+        ValueError: nothing is found.
+    """
     patterns = audio if isinstance(audio, (list, tuple)) else [audio]
-    paths = [path for pattern in patterns for path in _expand(str(pattern))]
-    return [Utterance(str(path), path, audio_seconds(path)) for path in paths]
+    return [path for pattern in patterns for path in _expand(str(pattern))]
 
 
 def read_manifest(manifest: Path) -> list[Utterance]:

@@ -20,7 +20,7 @@ import fsspec
 from fsspec.core import url_to_fs
 
 from nemo_gpu_decoding.cluster.audio import LHOTSE_SHAR, NEMO_TAR, WEBDATASET, local_copy
-from nemo_gpu_decoding.manifest import audio_seconds, check_row, find_utterances, parse_json
+from nemo_gpu_decoding.manifest import audio_seconds, check_row, find_audio, parse_json
 
 MAX_ROWS = 2000  # of a partition: rows without duration would fill it for ever
 _END = 1 << 20  # bytes of a large file's beginning and end that stand for its content
@@ -60,10 +60,11 @@ def find_corpus(audio: Any, manifest: Any, tarred_audio: str | None = None) -> C
     Raises:
         ValueError: none or two of them are given, or nothing is found.
     """
-    if audio is not None and (manifest is not None or tarred_audio is not None):
+    others = manifest is not None or tarred_audio is not None
+    if (audio is None) != others:
         raise ValueError("give either audio=FILES (a file, folder, pattern or [list]) or manifest=FILE")
-    if manifest is None and tarred_audio is None:
-        return Corpus(audio=tuple(str(utterance.path.absolute()) for utterance in find_utterances(audio, None)))
+    if audio is not None:
+        return Corpus(audio=tuple(str(path.absolute()) for path in find_audio(audio)))
     tars = _expand("tarred_audio", tarred_audio) if tarred_audio is not None else []
     manifests = _expand("manifest", manifest) if manifest is not None else []
     return Corpus(tuple(manifests), (), tuple(tars))

@@ -59,6 +59,7 @@ class Run:
         tmp_path,
         manifest,
         *,
+        audio=None,
         tars=None,
         partition_seconds=10,
         load=None,
@@ -68,7 +69,7 @@ class Run:
     ):
         self.out = out if "://" in out else str(tmp_path / out)
         (tmp_path / "pids").mkdir(exist_ok=True)
-        self.plan = open_run(Folder(self.out), find_corpus(None, manifest, tars), partition_seconds, options)
+        self.plan = open_run(Folder(self.out), find_corpus(audio, manifest, tars), partition_seconds, options)
         load = load or functools.partial(fake.load, str(tmp_path / "pids"))
         self.job = Job(self.out, load, tuple(self.plan.shards), batch_size=4, out_format=out_format)
 
@@ -169,6 +170,31 @@ def test_bad_audio_costs_its_own_row(tmp_path, corpus):
         run.go(max_errors=4)
     soundfile.write(tmp_path / "audio" / "corpus_001.wav", np.zeros(4000), 4000)
     assert sum(each.errors for each in run.go(retry_errors=True)) == 4
+
+
+@pytest.mark.parametrize("audio", ["audio", "audio/*.wav", ["audio/c*_00[0-3].wav", "audio/c*_00[4-7].wav"]])
+def test_folders_and_patterns_go_on_too_and_bad_audio_among_them_costs_its_own_row(
+    audio, tmp_path, corpus, monkeypatch
+):
+    corpus(8)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "audio" / "corpus_001.wav").write_bytes(b"RIFF")
+    run = Run(tmp_path, None, audio=audio)
+    run.go()
+    rows = run.rows()
+    assert [Path(row["audio_filepath"]).stem for row in rows] == expected(("corpus", 8))
+    assert [row.get("pred_text") for row in rows] == ["corpus_000", None, *expected(("corpus", 8))[2:]]
+    assert rows[1]["error"].startswith(f"{tmp_path}/audio/corpus_001.wav cannot be read as audio")
+    (tmp_path / "out" / "part-00001.done").unlink()
+    again = Run(tmp_path, None, audio=audio)
+    again.go()
+    assert again.rows() == rows
+    assert {row["manifest"] for row in rows} == {"audio"}
+    (tmp_path / "audio" / "corpus_007.wav").unlink()
+    with pytest.raises(ValueError, match="its content has changed"):
+        Run(tmp_path, None, audio=audio)
+    with pytest.raises(ValueError, match="give either audio"):
+        Run(tmp_path, None)
 
 
 def test_phrases_are_per_utterance(tmp_path, corpus):
