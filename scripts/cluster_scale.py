@@ -106,7 +106,7 @@ def measure_partition(workers: Workers, partitions: int) -> float:
 class NoModel:
     """Decodes nothing: partitions are empty."""
 
-    def transcribe(self, files: Any, **options: Any) -> list[Any]:
+    def encode(self, files: Any, batch_size: int) -> list[Any]:
         return []
 
 

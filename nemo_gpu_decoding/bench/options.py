@@ -16,7 +16,7 @@ ASKED_PEERS = ("large_lm", "let", "bounded_eager", "eager_groups")  # of paged_b
 TASKS = ("synthetic", "speech")
 TRANSDUCERS = ("rnnt", "tdt")
 TEXTS = ("none", "own", "all")
-MODES = ("batch", "stream", "scale")
+MODES = ("batch", "stream", "scale", "cluster")
 PRECISIONS = ("bfloat16", "float16", "float32")
 GRAPH_TOPOLOGIES = ("compact", "normal", "minimal")
 LEAST_NGRAMS = 1000  # below it a synthetic LM would have no 3-grams
@@ -28,7 +28,7 @@ _LEAST = {
     "threads": 1, "repeats": 1, "utterances": 1, "phrases": 0, "many_phrases": 0, "check_utterances": 1,
     "encoder_layers": 1, "encoder_width": 8, "prediction_width": 8, "max_symbols": 1, "max_active": 1,
     "vocab_size": 8, "min_frames": 1, "max_frames": 1, "sentences": 1, "lm_order": 1, "max_batch": 1,
-    "ngrams": LEAST_NGRAMS,
+    "ngrams": LEAST_NGRAMS, "partitions": 10, "partition_size": 1,
 }  # fmt: skip
 _ABOVE_ZERO = ("pair_seconds", "chunk_ms", "stream_seconds")
 
@@ -74,7 +74,7 @@ class BenchOptions:
     strategy: str = "flexctc_beam"
     # batch: whole utterances, beside peers. stream: the latency of our strategy when many live streams
     # share one decoder, see `streams`. scale: time, memory and disk space that paged_biglm takes with
-    # an LM of any size, see `ngrams`.
+    # an LM of any size, see `ngrams`. cluster: what Ray costs `transcribe` per utterance, see `partitions`.
     mode: str = "batch"
     # cpu, cuda or cuda:N. The GPU is measured for several batch sizes, decoders alone and behind an
     # encoder.
@@ -184,9 +184,15 @@ class BenchOptions:
 
     # For mode=scale: n-grams of the made-up LM, about; it takes 80 bytes per n-gram on the disk.
     ngrams: int = 100_000_000
-    # For mode=scale: where these files go; they are deleted at the end. null: the system's folder for
-    # temporary files.
+    # For mode=scale and mode=cluster: where their files go; they are deleted at the end. null: the system's folder
+    # for temporary files.
     folder: str | None = None
+
+    # For mode=cluster: partitions of a run, decoded without Ray, by one worker and by two, and by one that encodes
+    # with one that searches. Each run is repeated `repeats` times, the quickest one counts.
+    partitions: int = 60
+    # For mode=cluster: utterances in a partition.
+    partition_size: int = 100
 
     # In place of what was tuned for each decoder on each task: weights.lm_weight=0.3 and so on; see `Weights`.
     # lm_weight, boosting_weight (ours, and NeMo's ngram_lm_alpha and boosting_tree_alpha), beam_beta (both, per
@@ -242,6 +248,8 @@ class BenchOptions:
                 if getattr(self, name):
                     expected = "none: its LM is made up"
                     raise FieldError(name, getattr(self, name), expected, "with mode=scale")
+        if self.mode == "cluster" and (self.strategy, self.device, len(self.tasks)) != ("flexctc_beam", "cpu", 1):
+            raise FieldError("mode", self.mode, "strategy=flexctc_beam, device=cpu and one of tasks with it")
         if self.strategy in TRANSDUCER_STRATEGIES and self.data:
             raise FieldError("data", self.data, "model= and manifest=", f"with strategy={self.strategy}")
         if self.model and self.data:

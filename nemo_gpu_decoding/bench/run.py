@@ -2,7 +2,8 @@
 
     rows = run(BenchOptions(peers=["nemo"], beams=[4], out="r.json"))
 
-`docs/results/README.md` explains the rows. `streams.py` has mode=stream, `scale.py` mode=scale.
+`docs/results/README.md` explains the rows. `streams.py` has mode=stream, `scale.py` mode=scale,
+`cluster.py` mode=cluster.
 """
 
 from __future__ import annotations
@@ -96,6 +97,10 @@ def _plan(options: BenchOptions, hardware: Hardware) -> tuple[dict[str, Any], It
         return describe_run(options, hardware, tasks), scale.measure(options, plan), len(plan)
     tasks = [task.on(hardware.device) for task in make_tasks(options)]
     header = describe_run(options, hardware, tasks)
+    if options.mode == "cluster":
+        from nemo_gpu_decoding.bench import cluster
+
+        return header, cluster.measure(options, tasks), len(cluster.RUNS)
     if options.mode == "stream":
         from nemo_gpu_decoding.bench import streams
 

@@ -168,11 +168,13 @@ def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
     """Manifest's number and row; `duration` is that of the manifest, else of the file's header, 0 if unreadable."""
     for number, name in enumerate(corpus.audio, 1):
         yield 0, {"audio_filepath": name, "audio": name, "line": number, "duration": _seconds(name)}
-    for shard, url in enumerate(corpus.manifests):
+    tars = [_absolute(tar) for tar in corpus.tars]
+    for shard, name in enumerate(corpus.manifests):
+        url = _absolute(name)
         for number, line in _lines(url):
-            where = f"manifest={url}, line {number}"
+            where = f"manifest={name}, line {number}"
             row = _parsed(line, url, where)
-            row |= _location(row, url, shard, corpus.tars, where)
+            row |= _location(row, url, shard, tars, where)
             row["line"] = number
             duration = row.get("duration")
             if duration is None:
@@ -180,8 +182,8 @@ def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
             elif isinstance(duration, bool) or not isinstance(duration, (int, float)) or not duration >= 0:
                 raise ValueError(f"{where}: duration is {duration!r}, expected seconds >= 0")
             yield shard, row
-    for shard, url in enumerate(() if corpus.manifests else corpus.tars):  # what is in them, their workers will find
-        tar = {"audio_filepath": url, "audio": _absolute(url), "archive": WEBDATASET}
+    for shard, url in enumerate(() if corpus.manifests else tars):  # what is in them, their workers will find
+        tar = {"audio_filepath": url, "audio": url, "archive": WEBDATASET}
         yield shard, {**tar, "line": 1, "duration": 0.0}
 
 
@@ -207,7 +209,7 @@ def _row_of_cut(content: dict[str, Any], url: str, where: str) -> dict[str, Any]
         cut = deserialize_item(content)
     except Exception as error:  # of many kinds
         raise ValueError(f"{where}: Lhotse cannot read this cut: {type(error).__name__}: {error}") from error
-    row = {"audio_filepath": cut.id, "duration": cut.duration, "archive": LHOTSE_SHAR, "cuts": _absolute(url)}
+    row = {"audio_filepath": cut.id, "duration": cut.duration, "archive": LHOTSE_SHAR, "cuts": url}
     texts = [each.text for each in cut.supervisions if each.text is not None]
     custom = getattr(cut, "custom", None) or {}
     return {**row, "text": " ".join(texts) if texts else None, "phrases": custom.get("phrases")}
@@ -221,11 +223,11 @@ def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], wh
         index = row.get("shard_id", shard)
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(tars):
             raise ValueError(f"{where}: shard_id is {index!r}, expected 0 .. {len(tars) - 1}, a file of tarred_audio")
-        return {"audio": _absolute(tars[index]), "archive": archive, "member": name}
+        return {"audio": tars[index], "archive": archive, "member": name}
     if archive == LHOTSE_SHAR:
-        return {"audio": _recordings(_absolute(url)), "member": name}
+        return {"audio": _recordings(url), "member": name}
     is_absolute = "://" in name or name.startswith("/") or Path(name).is_absolute()
-    return {"audio": name if is_absolute else f"{_absolute(url).rsplit('/', 1)[0]}/{name}"}
+    return {"audio": name if is_absolute else f"{url.rsplit('/', 1)[0]}/{name}"}
 
 
 def _absolute(url: str) -> str:

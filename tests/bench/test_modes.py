@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding.bench import probe, scale, streams
+from nemo_gpu_decoding.bench import cluster, probe, scale, streams
 from nemo_gpu_decoding.bench.clock import find_hardware
 from nemo_gpu_decoding.bench.ours import flexctc_beam
 from nemo_gpu_decoding.bench.peers.base import Setting
@@ -236,6 +236,40 @@ def test_rows_of_all_stages(tiny_options, tmp_path, monkeypatch, capsys):
 
 
 # ------------------------------------------------------------------------- processes of their own
+
+
+@pytest.fixture
+def runs(tiny_options, tmp_path, monkeypatch):
+    """mode=cluster with two runs, neither of which needs Ray."""
+    monkeypatch.setattr(cluster, "RUNS", dict.fromkeys(("alone", "again"), cluster.Workers()))
+    changes = {"partitions": 10, "partition_size": 3, "repeats": 1, "tasks": tiny_options.tasks[:1]}
+    return replace(
+        tiny_options, mode="cluster", beams=[4], folder=str(tmp_path), out=str(tmp_path / "r.json"), **changes
+    )
+
+
+def test_what_an_engine_costs_beside_one_process(runs, tmp_path, capsys):
+    run(runs)
+    assert "ms per utterance, all processes" in capsys.readouterr().out
+    rows = json.loads((tmp_path / "r.json").read_text())["rows"]
+    assert [(row["run"], row["utterances"], row["verified"]) for row in rows] == [
+        ("alone", 30, True),
+        ("again", 30, True),
+    ]
+    assert all(0 < row["work"] < row["per_utterance"] and row["start"] > 0 for row in rows)
+
+
+def test_runs_that_differ_are_no_benchmark(runs, monkeypatch):
+    decode, seen = cluster.EmissionModel.decode, []
+
+    def decoded(model, outputs, **others):
+        for transcript in decode(model, outputs, **others):
+            seen.append(transcript)
+            yield replace(transcript, text="x") if len(seen) == 50 else transcript
+
+    monkeypatch.setattr(cluster.EmissionModel, "decode", decoded)
+    with pytest.raises(ValueError, match="again has written other transcripts than alone"):
+        run(runs)
 
 
 def test_a_stage_has_a_process_of_its_own(tiny_options, tmp_path):

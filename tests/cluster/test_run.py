@@ -23,6 +23,7 @@ from nemo_gpu_decoding.cluster.corpus import MAX_ROWS, find_corpus
 from nemo_gpu_decoding.cluster.folder import Folder, open_run
 from nemo_gpu_decoding.cluster.run import MAX_DEATHS, RayWorker, Workers, summary, transcribe_corpus
 from nemo_gpu_decoding.cluster.workers import Item, Job, batches
+from nemo_gpu_decoding.lm.pack import pack_arpa
 from nemo_gpu_decoding.manifest import Utterance
 from tests.assets import ROOT
 from tests.cluster import fake
@@ -476,6 +477,47 @@ def test_without_ray_the_command_says_what_to_install(tmp_path, corpus, monkeypa
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ImportError, match=r"pip install 'nemo-gpu-decoding\[cluster\]'"):
         Run(tmp_path, corpus(2)).go(Workers("local", 2, 2))
+
+
+MAPS_AN_LM = """
+import sys
+from nemo_gpu_decoding.lm.packed_file import load_packed_lm
+
+lm = load_packed_lm(sys.argv[1])
+print("ready", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="reads Linux's /proc")
+def test_a_packed_lm_is_in_memory_once_however_many_workers_map_it(tmp_path):
+    lm = tmp_path / "word3.packed"
+    pack_arpa(ROOT / "assets" / "self" / "lm" / "word3.arpa", lm)
+    command = [sys.executable, "-c", MAPS_AN_LM, str(lm)]
+    workers = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) for _ in range(2)]
+    try:
+        for worker in workers:
+            assert worker.stdout.readline() == b"ready\n"
+        shares = [share_of(worker.pid, lm.name) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.communicate(b"\n")
+    size = lm.stat().st_size
+    assert sum(shares) <= 1.1 * size  # bytes, each page divided by the processes that have it
+    assert min(shares) > 0.3 * size
+
+
+def share_of(pid, name):
+    """Bytes of a file that a process has in memory: pages of several processes count in part (Pss)."""
+    total, counts = 0, False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        field, _, value = line.partition(" ")
+        if not field.endswith(":"):
+            counts = name in line
+        elif counts and field == "Pss:":
+            total += 1024 * int(value.split()[0])
+    return total
 
 
 def test_simulated_clusters_are_as_fast_as_their_workers_until_something_saturates():
