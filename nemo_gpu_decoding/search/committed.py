@@ -48,32 +48,35 @@ def common_ancestor(parents, ends):
     return newest
 
 
+# What LM and boosting gave to a text, weighted, and how far their states are from those that they began in
+TEXT_SCORES = np.dtype(
+    [("lm", np.float64), ("boosting", np.float64), ("lm_state", np.int32), ("boosting_state", np.int32)]
+)
+
+
 class GrowingColumns:
-    """Arrays that values are appended to. What was seen of them before never changes.
+    """Arrays that values are appended to. What was seen of them before never changes."""
 
-    Args:
-        types: of the values, by name; object for Python objects.
-    """
+    def __init__(self) -> None:
+        self._values: dict[str, np.ndarray] = {}
+        self._counts: dict[str, int] = {}
 
-    def __init__(self, types: Mapping[str, Any]) -> None:
-        self._values = {name: np.empty(0, dtype) for name, dtype in types.items()}
-        self._counts = dict.fromkeys(types, 0)
-
-    def extend(self, **new: Any) -> None:
-        """Append values to some of the columns."""
-        for name, values in new.items():
-            begin, end = self._counts[name], self._counts[name] + len(values)
-            if end > len(self._values[name]):
-                larger = np.empty(2 * end, self._values[name].dtype)
-                larger[:begin] = self._values[name][:begin]
-                self._values[name] = larger
-            column = self._values[name]
-            if column.dtype == object:
-                for n, value in enumerate(values):  # one by one: numpy would take a tuple apart
-                    column[begin + n] = value
-            else:
-                column[begin:end] = values
-            self._counts[name] = end
+    def extend(self, columns: Mapping[str, Any]) -> None:
+        """Append arrays, or lists of objects, to the columns of these names."""
+        for name, new in columns.items():
+            is_array = isinstance(new, np.ndarray)
+            values = self._values.get(name, np.empty(0, new.dtype if is_array else object))
+            begin = self._counts.get(name, 0)
+            end = begin + len(new)
+            if end > len(values):
+                larger = np.empty(2 * end, values.dtype)
+                larger[:begin] = values[:begin]
+                values = larger
+            if is_array:
+                values[begin:end] = new
+            for n, value in enumerate(() if is_array else new):  # one by one: numpy would take a tuple apart
+                values[begin + n] = value
+            self._values[name], self._counts[name] = values, end
 
     def head(self) -> Head:
         return {name: values[: self._counts[name]] for name, values in self._values.items()}

@@ -35,7 +35,7 @@ class CPUEngine(Engine):
         self._config, self._params = config, params
         self._fusion = streams.fusion
         self._state = new_state(streams.fusion.arrays, config.beam_size, streams.capacity)
-        self._committed = Committed(len(streams), config.alignments)
+        self._committed = Committed(len(streams))
         self._dropped = np.zeros(len(streams), np.int64)  # first frames, committed, that back-pointers do not hold
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:

@@ -127,7 +127,7 @@ class CUDAEngine(Engine):
         self._capacity = 0
         self._back_pointers: dict[str, torch.Tensor] = {}
         self._grow(streams.capacity)
-        self._committed = Committed(n, config.alignments)
+        self._committed = Committed(n)
         self._dropped = np.zeros(n, np.int64)  # first frames, committed, that back-pointers do not hold
         self._captured = False  # a graph knows the addresses of our buffers
         self._deferred: tuple[torch.Tensor, torch.Tensor] | None = None  # log-probs and lengths

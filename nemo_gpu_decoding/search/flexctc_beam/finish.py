@@ -13,16 +13,11 @@ import numpy as np
 from nemo_gpu_decoding.fusion.batch import FusionArrays, of_utterance
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import compiled
-from nemo_gpu_decoding.search.committed import GrowingColumns, Head, is_worth
+from nemo_gpu_decoding.search.committed import TEXT_SCORES, GrowingColumns, Head, is_worth
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces, trace_back
 from nemo_gpu_decoding.search.flexctc_beam.cpu import label_of
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE_SUM, SearchParams
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, log_add
-
-# What LM and boosting gave to a text, weighted, and how far they are from the states that they began in
-TEXT_SCORES = np.dtype(
-    [("lm", np.float64), ("boosting", np.float64), ("lm_state", np.int32), ("boosting_state", np.int32)]
-)
 
 
 class Found(NamedTuple):
@@ -54,11 +49,9 @@ class Heads(NamedTuple):
 class Committed:
     """What is committed of the n streams of an engine."""
 
-    def __init__(self, n: int, alignments: bool) -> None:
+    def __init__(self, n: int) -> None:
         self.frames, self._scores = np.zeros(n, np.int64), np.zeros(n, TEXT_SCORES)
         self._columns: list[GrowingColumns | None] = [None] * n
-        types = {"tokens": np.int32, "frames": np.int32, "repeats": np.int32, "token_confidence": np.float32}
-        self._types = types | ({"alignment": np.int32, "alignment_log_probs": np.float32} if alignments else {})
 
     def heads(self, rows: np.ndarray) -> Heads:
         columns = [self._columns[b] for b in rows.tolist()]
@@ -81,12 +74,12 @@ class Committed:
             if count and frames[count - 1] + repeats[count - 1] >= end:  # may last longer
                 count -= 1
                 end = int(frames[count])
-            columns = self._columns[b] = self._columns[b] or GrowingColumns(self._types)
-            columns.extend(tokens=tokens[:count], frames=frames[:count])
-            columns.extend(repeats=repeats[:count], token_confidence=confidence[:count])
+            new = {"tokens": tokens, "frames": frames, "repeats": repeats, "token_confidence": confidence}
+            columns = self._columns[b] = self._columns[b] or GrowingColumns()
+            columns.extend({name: values[:count] for name, values in new.items()})
             if found.alignment is not None and found.alignment_log_probs is not None:
-                columns.extend(alignment=found.alignment[r, 0, : end - begin])
-                columns.extend(alignment_log_probs=found.alignment_log_probs[r, 0, : end - begin])
+                aligned = {"alignment": found.alignment, "alignment_log_probs": found.alignment_log_probs}
+                columns.extend({name: values[r, 0, : end - begin] for name, values in aligned.items()})
             add_text_scores(tokens[:count], params, fusions, b, self._scores[b : b + 1])
             self.frames[b] = end
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.cuda.launch import runtime
-from nemo_gpu_decoding.fusion.batch import FusionLabels, UtteranceFusion
+from nemo_gpu_decoding.fusion.batch import FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
-from nemo_gpu_decoding.search.committed import common_ancestor
+from nemo_gpu_decoding.search.committed import common_ancestor, joined
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import check_batch, check_rows
@@ -27,7 +27,7 @@ from nemo_gpu_decoding.search.transducer.cuda_workspace import WorkspacePool
 from nemo_gpu_decoding.search.transducer.engine import Algorithm, Found
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks, checked_networks
 from nemo_gpu_decoding.search.transducer.records import SearchParams
-from nemo_gpu_decoding.search.transducer.trace_back import fusion_parts, tokens_between, trace_back
+from nemo_gpu_decoding.search.transducer.trace_back import add_scores, path_fields, tokens_between, trace_back
 
 C = TypeVar("C", bound=TransducerConfig)
 
@@ -124,8 +124,8 @@ class TransducerDecoder(Decoder[C, NBest]):
     ) -> list[NBest]:
         found: Found = engine.results(rows, n_best, final=final)
         results = []
-        for r, b in enumerate(rows):
-            paths = tuple(self._path(streams, b, found, r, n, final) for n in range(n_best) if found.order[r, n] >= 0)
+        for r in range(len(rows)):
+            paths = tuple(self._path(found, r, n, final) for n in range(n_best) if found.order[r, n] >= 0)
             committed = None if final else len(paths[0]) - self._open_tokens(found, r)
             results.append(NBest(paths, num_frames=int(found.state.beams.ends[found.rows[r]]), committed=committed))
         return results
@@ -138,28 +138,12 @@ class TransducerDecoder(Decoder[C, NBest]):
         nodes = found.state.nodes[own]
         return int(tokens_between(nodes, common_ancestor(nodes["parent"], ends), best, self.networks.vocab_size))
 
-    def _path(self, streams: Streams, b: int, found: Found, r: int, n: int, final: bool) -> Path:
+    def _path(self, found: Found, r: int, n: int, final: bool) -> Path:
         own, score = int(found.rows[r]), float(found.scores[r, n])
         node = found.state.beams.beam[own, found.order[r, n]]["node"]
-        steps = trace_back(found.state.nodes[own], node)
-        emitted = steps[steps["label"] < self.networks.vocab_size]
-        tokens, durations = emitted["label"].copy(), emitted["duration"].copy()
-        arrays = streams.fusion.arrays
-        weights: Any = float(arrays.lm_weights[b]), float(arrays.boosting_weights[b])  # sums in double
-        fusion = UtteranceFusion(arrays.lm, arrays.boosting, *weights)
-        lm, boosting = fusion_parts(
-            tokens, self._params, fusion, arrays.lm_starts[b], arrays.boosting_starts[b], final
-        )
-        timed, aligned = self._params.timed, self.config.alignments
-        return Path(
-            tokens=tokens,
-            frames=emitted["frame"].copy(),
-            repeats=np.maximum(durations, 1),
-            token_confidence=np.exp(emitted["log_prob"]),
-            score=score,
-            parts=ScoreParts(score - lm - boosting, lm, boosting),
-            alignment=steps["label"].copy() if aligned else None,
-            alignment_log_probs=steps["log_prob"].copy() if aligned else None,
-            durations=durations if timed else None,
-            alignment_frames=steps["frame"].copy() if aligned else None,
-        )
+        columns = path_fields(trace_back(found.state.nodes[own], node), self._params)
+        fused = found.committed[r].scores.copy()
+        add_scores(columns["tokens"], self._params, found.state.fusions, own, fused, final)
+        lm, boosting = float(fused["lm"][0]), float(fused["boosting"][0])
+        path = Path(**columns, score=score, parts=ScoreParts(score - lm - boosting, lm, boosting))
+        return joined(found.committed[r].head, path)

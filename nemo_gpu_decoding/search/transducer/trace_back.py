@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from nemo_gpu_decoding.fusion.batch import FusionArrays, UtteranceFusion
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE
-from nemo_gpu_decoding.search.transducer.records import NODE, ROOT
+from nemo_gpu_decoding.search.transducer.records import NODE, ROOT, SearchParams
 
 
 @compiled
@@ -77,13 +80,73 @@ def tokens_between(nodes, ancestor, node, vocab_size):
     return count
 
 
-@compiled
-def fusion_parts(tokens, params, fusion, lm_state, boosting_state, final):
-    """What LM and boosting contributed to a text, weighted; with `final` the refunds at its end too.
+def path_fields(steps: np.ndarray, params: SearchParams) -> dict[str, np.ndarray]:
+    """What a `Path` tells of NODEs on its way, by the names of its fields."""
+    emitted = steps[steps["label"] < params.vocab_size]
+    durations = emitted["duration"].copy()
+    found = {
+        "tokens": emitted["label"].copy(),
+        "frames": emitted["frame"].copy(),
+        "repeats": np.maximum(durations, 1),
+        "token_confidence": np.exp(emitted["log_prob"]),
+    }
+    if params.timed:
+        found["durations"] = durations
+    if params.alignments:
+        names = {"alignment": "label", "alignment_log_probs": "log_prob", "alignment_frames": "frame"}
+        found |= {name: steps[field].copy() for name, field in names.items()}
+    return found
 
-    Before the text the automata are in `lm_state` and `boosting_state`.
+
+@compiled
+def drop_nodes(nodes, ancestor, beam):
+    """Let an ancestor of all hypotheses be the root, and drop the nodes that lead to none of them, in place.
+
+    Args:
+        nodes: [N] NODE, those that there are.
+        beam: [size] HYPOTHESIS, which get the new numbers.
+
+    Returns:
+        how many nodes are left.
     """
-    lm_score, boosting_score = np.float64(0.0), np.float64(0.0)
+    numbers = np.zeros(len(nodes), np.int32)  # 1: leads to a hypothesis
+    for k in range(len(beam)):
+        node = beam[k].node
+        while node != ancestor and numbers[node] == 0:
+            numbers[node] = 1
+            node = nodes[node].parent
+    numbers[ancestor], count = ROOT, ROOT + 1
+    for node in range(ancestor + 1, len(nodes)):
+        if numbers[node] == 1:
+            numbers[node] = count
+            nodes[count] = nodes[node]
+            nodes[count].parent = numbers[nodes[count].parent]
+            count += 1
+    for k in range(len(beam)):
+        beam[k].node = numbers[beam[k].node]
+    return count
+
+
+def add_scores(
+    tokens: np.ndarray, params: SearchParams, fusions: FusionArrays, b: int, scores: np.ndarray, final: bool
+) -> None:
+    """`add_fusion_scores` of utterance b; sums in double."""
+    weights: Any = float(fusions.lm_weights[b]), float(fusions.boosting_weights[b])
+    starts = fusions.lm_starts[b], fusions.boosting_starts[b]
+    add_fusion_scores(tokens, params, UtteranceFusion(fusions.lm, fusions.boosting, *weights), starts, scores, final)
+
+
+@compiled
+def add_fusion_scores(tokens, params, fusion, starts, scores, final):
+    """Add to scores [1] TEXT_SCORES what LM and boosting give to tokens that follow, weighted.
+
+    Args:
+        starts: states of the automata before the whole text.
+        final: the text is over; refunds at its end count as well.
+    """
+    own = scores[0]
+    lm_score, lm_state = own.lm, starts[0] + own.lm_state
+    boosting_score, boosting_state = own.boosting, starts[1] + own.boosting_state
     for label in tokens:
         if fusion.lm_weight > 0:
             weight, lm_state = lookup(fusion.lm, params.vocab_size, lm_state, label, ANY_WEIGHT)
@@ -93,4 +156,5 @@ def fusion_parts(tokens, params, fusion, lm_state, boosting_state, final):
             boosting_score += fusion.boosting_weight * weight
     if final and fusion.boosting_weight > 0:
         boosting_score += fusion.boosting_weight * fusion.boosting.states[boosting_state].final_weight
-    return lm_score, boosting_score
+    own.lm, own.lm_state = lm_score, lm_state - starts[0]
+    own.boosting, own.boosting_state = boosting_score, boosting_state - starts[1]
