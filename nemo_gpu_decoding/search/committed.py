@@ -78,8 +78,14 @@ class GrowingColumns:
                 values[begin + n] = value
             self._values[name], self._counts[name] = values, end
 
-    def head(self) -> Head:
-        return {name: values[: self._counts[name]] for name, values in self._values.items()}
+    @property
+    def counts(self) -> dict[str, int]:
+        return dict(self._counts)
+
+    def head(self, counts: Mapping[str, int] | None = None) -> Head:
+        """What there is, or was when there were so many values."""
+        counts = self._counts if counts is None else counts
+        return {name: values[: counts[name]] for name, values in self._values.items()}
 
 
 def joined(head: Head | None, tail: P) -> P:

@@ -104,12 +104,16 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
 
     def _committed(self, found: Found, r: int) -> int:
         """Tokens of the best hypothesis that all live ones share."""
-        head, frames = found.committed.columns[r], found.traces.frames[r, 0, : found.traces.lengths[r, 0]]
-        return (0 if head is None else len(head["tokens"])) + int(np.searchsorted(frames, found.shared[r]))
+        head, frames = found.heads.columns[r][0], found.traces.frames[r, 0, : found.traces.lengths[r, 0]]
+        if head is None:
+            return int(np.searchsorted(frames, found.shared[r]))
+        if found.shared[r] <= found.heads.frames[r, 0]:
+            return int(np.searchsorted(head["frames"], found.shared[r]))
+        return len(head["tokens"]) + int(np.searchsorted(frames, found.shared[r]))
 
     def _path(self, found: Found, r: int, n: int, lm: float, boosting: float) -> Path:
-        head, count = found.committed.columns[r], int(found.traces.lengths[r, n])
-        frames = int(found.frames[r] - found.committed.frames[r])
+        head, count = found.heads.columns[r][n], int(found.traces.lengths[r, n])
+        frames = int(found.frames[r] - found.heads.frames[r, n])
         length = count if head is None else count + len(head["tokens"])
         score, insertion = float(found.scores[r, n]), self.config.beam_beta * length
         alignment = alignment_log_probs = None

@@ -5,7 +5,6 @@ Also splits scores by source: what LM and boosting gave to every hypothesis that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,11 +18,30 @@ from nemo_gpu_decoding.search.flexctc_beam.cpu import label_of
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE_SUM, SearchParams
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, log_add
 
+NO_SLOT = -1  # a mark that all live hypotheses go through
+
+
+class Heads(NamedTuple):
+    """What was traced back before, of N paths of each of R utterances."""
+
+    frames: np.ndarray  # [R, N] int64, so many of the first frames
+    scores: np.ndarray  # [R, N] TEXT_SCORES of their tokens
+    columns: list[list[Head | None]]  # [R][N] their tokens; None: none
+
+    @classmethod
+    def none(cls, rows: int, n_best: int) -> Heads:
+        shape = (rows, n_best)
+        return cls(np.zeros(shape, np.int64), np.zeros(shape, TEXT_SCORES), [[None] * n_best for _ in range(rows)])
+
+    def put(self, r: int, n: int, trunk: Trunk, mark: Mark) -> None:
+        self.frames[r, n], self.scores[r, n] = mark.frame, mark.scores[0]
+        self.columns[r][n] = trunk.columns.head(mark.counts) if mark.counts else None
+
 
 class Found(NamedTuple):
     """The N best hypotheses of R utterances as bare numbers, best first.
 
-    Traces and alignments begin behind the frames that are committed.
+    Traces and alignments begin behind the frames of their heads.
     """
 
     rows: np.ndarray  # [R] int64, numbers of the utterances
@@ -33,63 +51,71 @@ class Found(NamedTuple):
     without_final: np.ndarray  # [R] bool: the LM forbids the end, so final weights were left out
     traces: Traces
     shared: np.ndarray  # [R] int64, frames at the beginning that all live hypotheses share
-    committed: Heads  # what comes before the traces
+    heads: Heads
     alignment: np.ndarray | None = None  # [R, N, T] int32, if the config asks for it
     alignment_log_probs: np.ndarray | None = None  # [R, N, T] float32
 
 
-class Heads(NamedTuple):
-    """What is committed of R utterances."""
+class Mark(NamedTuple):
+    """A frame up to which a path was traced back."""
 
-    frames: np.ndarray  # [R] int64, so many of the first frames
-    scores: np.ndarray  # [R] TEXT_SCORES of their tokens
-    columns: list[Head | None]  # their tokens; None: none
+    frame: int  # so many frames
+    slot: int  # of the path in the beam after them
+    counts: dict[str, int]  # values of the columns before it; no token before it lasts longer
+    scores: np.ndarray  # [1] TEXT_SCORES of the tokens before it
 
 
-class Committed:
-    """What is committed of the n streams of an engine."""
+class Trunk:
+    """What was traced back of the best hypothesis of a stream, with marks where other paths may have left it.
 
-    def __init__(self, n: int) -> None:
-        self.frames, self._scores = np.zeros(n, np.int64), np.zeros(n, TEXT_SCORES)
-        self._columns: list[GrowingColumns | None] = [None] * n
+    A path that was in the slot of a mark after its frames is the trunk's before it.
+    """
 
-    def heads(self, rows: np.ndarray) -> Heads:
-        columns = [self._columns[b] for b in rows.tolist()]
-        return Heads(self.frames[rows], self._scores[rows], [own and own.head() for own in columns])
+    def __init__(self) -> None:
+        self.columns = GrowingColumns()  # fields of `Path`
+        self.marks = [Mark(0, 0, {}, np.zeros(1, TEXT_SCORES))]
 
-    def forget(self, rows: Sequence[int]) -> None:
-        for b in rows:
-            self.frames[b], self._scores[b], self._columns[b] = 0, 0, None
+    def cut(self, mark: Mark) -> None:
+        """Forget what comes after a mark."""
+        if mark is not self.marks[-1]:
+            kept = self.columns.head(mark.counts) if mark.counts else {}
+            self.columns = GrowingColumns()
+            self.columns.extend(kept)
+            self.marks = [own for own in self.marks if own.frame <= mark.frame]
 
-    def extend(self, found: Found, params: SearchParams, fusions: FusionArrays) -> None:
-        """Commit what the partial results of streams have in common, where it is worth it."""
-        for r, b in enumerate(found.rows.tolist()):
-            begin, end = int(self.frames[b]), int(found.shared[r])
-            if begin != found.committed.frames[r] or not is_worth(end - begin) or found.order[r, 0] < 0:
-                continue
-            tokens, frames, repeats, confidence = (
-                values[r, 0, : found.traces.lengths[r, 0]] for values in found.traces[1:]
-            )
-            count = int(np.searchsorted(frames, end))
-            if count and frames[count - 1] + repeats[count - 1] >= end:  # may last longer
-                count -= 1
-                end = int(frames[count])
-            new = {"tokens": tokens, "frames": frames, "repeats": repeats, "token_confidence": confidence}
-            columns = self._columns[b] = self._columns[b] or GrowingColumns()
-            columns.extend({name: values[:count] for name, values in new.items()})
-            if found.alignment is not None and found.alignment_log_probs is not None:
-                aligned = {"alignment": found.alignment, "alignment_log_probs": found.alignment_log_probs}
-                columns.extend({name: values[r, 0, : end - begin] for name, values in aligned.items()})
-            add_text_scores(tokens[:count], params, fusions, b, self._scores[b : b + 1])
-            self.frames[b] = end
+    def extend(self, found: Found, r: int, end: int, params: SearchParams, fusions: FusionArrays) -> int:
+        """Take in what the best hypothesis found in row r has before frame `end`, where it is worth it.
+
+        Returns:
+            the frame that the trunk reaches to now.
+        """
+        last = self.marks[-1]
+        if not is_worth(end - last.frame):
+            return last.frame
+        own = [values[r, 0, : found.traces.lengths[r, 0]] for values in found.traces[1:]]
+        frames, repeats = own[1], own[2]
+        begin, count = (int(n) for n in np.searchsorted(frames, [last.frame, end]))
+        if count > begin and frames[count - 1] + repeats[count - 1] >= end:  # may last longer
+            count -= 1
+            end = int(frames[count])
+        names = ("tokens", "frames", "repeats", "token_confidence")
+        self.columns.extend({name: values[begin:count] for name, values in zip(names, own, strict=True)})
+        if found.alignment is not None and found.alignment_log_probs is not None:
+            part = slice(last.frame - found.heads.frames[r, 0], end - found.heads.frames[r, 0])
+            self.columns.extend({"alignment": found.alignment[r, 0, part]})
+            self.columns.extend({"alignment_log_probs": found.alignment_log_probs[r, 0, part]})
+        scores = last.scores.copy()
+        add_text_scores(own[0][begin:count], params, fusions, found.rows[r], scores)
+        self.marks.append(Mark(end, NO_SLOT, self.columns.counts, scores))
+        return end
 
 
 @compiled
-def finish(which, rows, first, state, params, fusions, final, order, scores, traces):
-    """Sort the hypotheses of every b = rows[r], r in `which`; trace back the N best with other texts.
+def rank(which, rows, state, params, fusions, final, order, scores):
+    """Sort the hypotheses of every b = rows[r], r in `which`; the N best with other texts.
 
-    Fills order [R, N] with their slots (-1 where there are fewer), scores [R, N] and traces, back to the frames
-    first [R]. `final`: add the final weights of LM and boosting (the utterance is over).
+    Fills order [R, N] with their slots (-1 where there are fewer) and scores [R, N]. `final`: add the final
+    weights of LM and boosting (the utterance is over).
     """
     for r in which:
         b = rows[r]
@@ -113,7 +139,16 @@ def finish(which, rows, first, state, params, fusions, final, order, scores, tra
                 break
             scores[r, n] = score[best]
             score[best] = IMPOSSIBLE
-            trace_back(state.back_pointers, b, (first[r], state.frames_done[b]), best, params.blank_id, traces, r, n)
+
+
+@compiled
+def trace_back_all(which, rows, first, state, params, order, traces):
+    """Trace back the hypotheses order [R, N] of utterances rows[r], r in `which`, to their frames first [R, N]."""
+    for r in which:
+        for n in range(order.shape[1]):
+            if order[r, n] >= 0:
+                frames_of = first[r, n], state.frames_done[rows[r]]
+                trace_back(state.back_pointers, rows[r], frames_of, order[r, n], params.blank_id, traces, r, n)
 
 
 @compiled
@@ -137,7 +172,7 @@ def fusion_scores(found: Found, params: SearchParams, fusions: FusionArrays, fin
         params, fusions: what they were decoded with.
         final: whether final weights are in their scores, where `found` doesn't say otherwise.
     """
-    scores = np.repeat(found.committed.scores[:, None], found.order.shape[1], axis=1)
+    scores = found.heads.scores.copy()
     if fusions.lm_weights.any() or fusions.boosting_weights.any():
         ended = final & ~found.without_final
         _add_scores(found.rows, found.order, found.traces, params, fusions, ended, scores)
