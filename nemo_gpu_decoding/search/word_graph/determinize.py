@@ -41,6 +41,24 @@ class Subsets(NamedTuple):
     strings: Any  # labels that the nodes of the state have not in common
 
 
+class CostLattice(NamedTuple):
+    """A lattice with the costs of its arcs."""
+
+    arcs: Any  # [A] ARC, sorted by source
+    begin: Any  # [N + 1], where the arcs of each state begin
+    costs: Any  # [A] int64
+    graph_costs: Any  # [A] int64, part of these
+    to_end: Any  # [N] int64, see `costs_to_end`
+
+
+class Ways(NamedTuple):
+    """The cheapest way to each of the N nodes of a lattice; int64."""
+
+    costs: Any  # FAR where there is none
+    graph_costs: Any
+    strings: Any
+
+
 COST_UNIT = 1.0 / (1 << 24)
 FAR = np.int64(1) << 60
 _MIX = np.int64(0x1E3779B97F4A7C15)
@@ -124,15 +142,11 @@ def closest_words(arcs, num_states, reference):
 
 
 @compiled
-def determinized(arcs, begin, costs, graph_costs, to_end, beam, max_states):
+def determinized(lattice, beam, max_states):
     """All word sequences within a beam of the best, each once.
 
     Args:
-        arcs: [A] ARC, sorted by source.
-        begin: [N + 1], where the arcs of each state begin.
-        costs: [A] int64, of each arc.
-        graph_costs: [A] int64, part of these.
-        to_end: [N] int64, see `costs_to_end`.
+        lattice: CostLattice.
         beam: int64.
         max_states: to expand.
 
@@ -142,16 +156,15 @@ def determinized(arcs, begin, costs, graph_costs, to_end, beam, max_states):
         another string, 0 being the empty one; the beam within which all is there.
     """
     strings = Strings({np.int64(0): np.int64(0)}, [np.int64(0)], [np.int64(0)], [np.int64(0)])
-    zero = np.int64(0)
+    zero, to_end = np.int64(0), lattice.to_end
     subsets = Subsets([zero, np.int64(1)], [zero], [zero], [zero], [zero])
     known = {np.int64(0): np.int64(-1)}  # hash -> the newest state with it
     older = [np.int64(-1)]  # of each state, the one before with its hash
-    reached, ahead, is_done = [np.int64(0)], [to_end[0]], [False]
-    heap = [(to_end[0], np.int64(0))]
-    rows = [(np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0), np.int64(0))]
+    reached, ahead, is_done = [zero], [to_end[0]], [False]
+    heap = [(to_end[0], zero)]
+    rows = [(zero, zero, zero, zero, zero, zero)]
     limit, expanded = to_end[0] + beam, 0
-    least = np.full(len(to_end), FAR)
-    least_graph, past = np.zeros(len(to_end), np.int64), np.zeros(len(to_end), np.int64)
+    ways = Ways(np.full(len(to_end), FAR), np.zeros(len(to_end), np.int64), np.zeros(len(to_end), np.int64))
     while len(heap) > 0:
         total, state = heapq.heappop(heap)
         if is_done[state]:
@@ -161,59 +174,14 @@ def determinized(arcs, begin, costs, graph_costs, to_end, beam, max_states):
             break
         is_done[state] = True
         expanded += 1
-        within = limit - reached[state]
-        # the subset and what it leads to without words
-        pending = [np.int64(-1)]
-        for e in range(subsets.begin[state], subsets.begin[state + 1]):
-            node = subsets.nodes[e]
-            least[node], least_graph[node] = subsets.costs[e], subsets.graph_costs[e]
-            past[node] = subsets.strings[e]
-            heapq.heappush(pending, node)
-        heapq.heappop(pending)
-        found = [(np.int64(0), np.int64(0), np.int64(0), np.int64(0))]  # target, cost, graph cost, string
-        keys = [np.int64(-1)]
-        last = np.int64(-1)
-        while len(pending) > 0:
-            node = heapq.heappop(pending)
-            if node == last:
-                continue
-            last = node
-            if node == len(to_end) - 1:
-                rows.append((state, np.int64(-1), np.int64(0), least[node], least_graph[node], past[node]))
-            for i in range(begin[node], begin[node + 1]):
-                target, cost = np.int64(arcs[i].target), least[node] + costs[i]
-                graph_cost = least_graph[node] + graph_costs[i]
-                if cost + to_end[target] > within:
-                    continue
-                if arcs[i].word == 0 and (
-                    cost > least[target] or (cost == least[target] and graph_cost >= least_graph[target])
-                ):
-                    continue
-                string = past[node]
-                if arcs[i].label != 0:
-                    string = _longer(string, np.int64(arcs[i].label), strings)
-                if arcs[i].word != 0:
-                    keys.append((np.int64(arcs[i].word) << 32) | target)
-                    found.append((target, cost, graph_cost, string))
-                    continue
-                if least[target] == FAR:
-                    heapq.heappush(pending, target)
-                least[target], least_graph[target], past[target] = cost, graph_cost, string
-            least[node] = FAR
-        # one subset for each word
+        keys, found = _next_words(lattice, subsets, state, limit - reached[state], ways, strings)
         order, first = np.argsort(np.array(keys), kind="mergesort"), 1
         while first < len(order):
-            word, end = keys[order[first]] >> 32, first
-            subset = [found[0]]
-            subset.pop()
-            while end < len(order) and keys[order[end]] >> 32 == word:
-                entry = found[order[end]]
-                if len(subset) == 0 or subset[-1][0] != entry[0]:
-                    subset.append(entry)
-                elif (entry[1], entry[2]) < (subset[-1][1], subset[-1][2]):
-                    subset[-1] = entry
-                end += 1
-            first = end
+            word = keys[order[first]] >> 32
+            subset, first = _cheapest_ways(keys, found, order, first)
+            if word == 0:  # the final node
+                rows.append((state, np.int64(-1), word, subset[0][1], subset[0][2], subset[0][3]))
+                continue
             best = subset[0][1] + to_end[subset[0][0]]
             for entry in subset:
                 best = min(best, entry[1] + to_end[entry[0]])
@@ -234,6 +202,77 @@ def determinized(arcs, begin, costs, graph_costs, to_end, beam, max_states):
         first_nodes[s] = subsets.nodes[subsets.begin[s]]
     parents, labels, lengths = np.array(strings.parents), np.array(strings.labels), np.array(strings.lengths)
     return kept, first_nodes, parents, labels, lengths, limit - to_end[0]
+
+
+@compiled
+def _next_words(lattice, subsets, state, within, ways, strings):
+    """The arcs with a word that follow a state, after any number of arcs without one.
+
+    Args:
+        within: the most that a path may cost from the state to the end.
+        ways: all FAR; left so.
+
+    Returns:
+        keys, word << 32 | node, with the word 0 for the final node if it is reached without a word; and
+        (node, cost, graph cost, string) for each. The first of both is none.
+    """
+    pending = [np.int64(-1)]
+    for e in range(subsets.begin[state], subsets.begin[state + 1]):
+        node = subsets.nodes[e]
+        ways.costs[node], ways.graph_costs[node] = subsets.costs[e], subsets.graph_costs[e]
+        ways.strings[node] = subsets.strings[e]
+        heapq.heappush(pending, node)
+    heapq.heappop(pending)
+    keys, found = [np.int64(-1)], [(np.int64(0), np.int64(0), np.int64(0), np.int64(0))]
+    last = np.int64(-1)
+    while len(pending) > 0:
+        node = heapq.heappop(pending)
+        if node == last:
+            continue
+        last = node
+        if node == len(lattice.to_end) - 1:
+            keys.append(node)
+            found.append((node, ways.costs[node], ways.graph_costs[node], ways.strings[node]))
+        for i in range(lattice.begin[node], lattice.begin[node + 1]):
+            arc = lattice.arcs[i]
+            target, cost = np.int64(arc.target), ways.costs[node] + lattice.costs[i]
+            graph_cost = ways.graph_costs[node] + lattice.graph_costs[i]
+            if cost + lattice.to_end[target] > within:
+                continue
+            if arc.word == 0 and (cost, graph_cost) >= (ways.costs[target], ways.graph_costs[target]):
+                continue
+            string = ways.strings[node]
+            if arc.label != 0:
+                string = _longer(string, np.int64(arc.label), strings)
+            if arc.word != 0:
+                keys.append((np.int64(arc.word) << 32) | target)
+                found.append((target, cost, graph_cost, string))
+                continue
+            if ways.costs[target] == FAR:
+                heapq.heappush(pending, target)
+            ways.costs[target], ways.graph_costs[target], ways.strings[target] = cost, graph_cost, string
+        ways.costs[node] = FAR
+    return keys, found
+
+
+@compiled
+def _cheapest_ways(keys, found, order, first):
+    """Of what follows with one word, the cheapest way to each node; and where the next word begins.
+
+    Args:
+        order: of the keys.
+        first: where the word begins in it.
+    """
+    word, end = keys[order[first]] >> 32, first + 1
+    subset = [found[order[first]]]
+    while end < len(order) and keys[order[end]] >> 32 == word:
+        entry = found[order[end]]
+        if subset[-1][0] != entry[0]:
+            subset.append(entry)
+        elif (entry[1], entry[2]) < (subset[-1][1], subset[-1][2]):
+            subset[-1] = entry
+        end += 1
+    return subset, end
 
 
 @compiled

@@ -13,6 +13,7 @@ from nemo_gpu_decoding.search.word_graph.determinize import (
     ARC,
     COST_UNIT,
     WORD_ARC,
+    CostLattice,
     costs_to_end,
     determinized,
     spelled,
@@ -177,10 +178,8 @@ def determinized_lattice(arcs: np.ndarray, words: tuple[str, ...], beam: float, 
     graph_costs = np.rint(arcs["graph_cost"] / COST_UNIT).astype(np.int64)
     costs = graph_costs + np.rint(arcs["acoustic_cost"] / COST_UNIT).astype(np.int64)
     begin = np.searchsorted(arcs["source"], np.arange(num_states + 1))
-    to_end = costs_to_end(arcs, num_states, costs)
-    rows, first_nodes, *strings, within = determinized(
-        arcs, begin, costs, graph_costs, to_end, np.int64(beam / COST_UNIT), max_states
-    )
+    lattice = CostLattice(arcs, begin, costs, graph_costs, costs_to_end(arcs, num_states, costs))
+    rows, first_nodes, *strings, within = determinized(lattice, np.int64(beam / COST_UNIT), max_states)
     # the first node of a subset comes before those of the subsets that it leads to
     states = np.unique(np.append(rows[:, 0], 0))
     states = states[np.argsort(first_nodes[states], kind="stable")]
