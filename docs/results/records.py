@@ -4,7 +4,7 @@
     python docs/results/records.py write                   figures and pictures of docs/measured.md, from the records
     python docs/results/records.py plot RECORD.json PICTURE.png
 
-A picture shows error rate against speed, on a GPU milliseconds per batch, of streams the latency.
+A picture shows error rate against speed, on a GPU milliseconds per batch.
 """
 
 from __future__ import annotations
@@ -29,15 +29,17 @@ RUNS = {
     "cuda_wfst": "peers=[kaldi_decoder] utterances=32 repeats=7 pair_seconds=10",
     "paged_biglm": "peers=[large_lm,small_lm,let,eager,bounded_eager,eager_groups] "
     "utterances=32 repeats=5 pair_seconds=6 group_sizes=[1,4,16]",
-    "stream": "strategy=cuda_wfst mode=stream streams=[16,64,256]",
+    "flexctc_beam-live": "strategy=flexctc_beam mode=live",
+    "cuda_wfst-live": "strategy=cuda_wfst mode=live",
+    "alsd_pp-live": "strategy=alsd_pp mode=live",
     "scale": "strategy=paged_biglm mode=scale tasks=[synthetic] utterances=32 graph_beams=[13] ngrams=100000000",
 }
 TASKS = {"synthetic": "peaked", "speech": "hard"}  # as the page calls them
+KINDS = {"rnnt": "RNN-T", "tdt": "TDT"}
 Record = dict[str, Any]
 Columns = list[tuple[str, int]]  # task and beam
 
 HEADROOM = 1.1  # above the largest error rate, for the numbers there
-TEXTS = {"none": "reading only", "own": "+ the stream's partial result", "all": "+ all partial results"}
 
 
 class Point(NamedTuple):
@@ -68,9 +70,7 @@ def plot_rows(header: Mapping[str, Any], rows: Rows, path: str) -> None:
     figure = Figure(figsize=(8 * len(panels), 7), layout="constrained")
     for i, (name, shown) in enumerate(panels.items()):
         axes = figure.add_subplot(1, len(panels), i + 1)
-        if header["mode"] == "stream":
-            _latency(axes, shown)
-        elif "part" in shown[0] and shown[0]["batch"]:
+        if "part" in shown[0] and shown[0]["batch"]:
             _batches(axes, shown, header["strategy"])
         else:
             _errors(axes, shown, header["strategy"])
@@ -142,22 +142,6 @@ def _batches(axes: Any, rows: Rows, strategy: str) -> None:
     axes.set_ylabel("milliseconds per batch (lower is faster)")
 
 
-def _latency(axes: Any, rows: Rows) -> None:
-    lines: Lines = defaultdict(list)
-    for row in sorted(rows, key=lambda row: row["streams"]):
-        label = TEXTS[row["texts"]]
-        for name in ("p99", "mean"):
-            lines[f"{label}: {name}"].append(Point(row["streams"], 1e3 * row["latency"]["total"][name]))
-        if row["md1"]["alone"]["total"] is not None:
-            point = Point(row["streams"], 1e3 * row["md1"]["alone"]["total"])
-            lines[f"{label}: M/D/1 mean, one by one"].append(point)
-    _draw(axes, lines, "")
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xlabel("live streams")
-    axes.set_ylabel(f"latency of a {1000 * rows[0]['chunk_seconds']:g} ms chunk, ms: waiting and decoding")
-
-
 # ------------------------------------------------------------------------------- measured anew
 
 
@@ -177,7 +161,7 @@ def measure(names: Sequence[str]) -> None:
 
 
 def records() -> dict[str, tuple[Path, Record]]:
-    """The latest record of each strategy on a CPU, "cuda_wfst-stream" of other modes than batch."""
+    """The latest record of each strategy on a CPU, "cuda_wfst-live" of other modes than batch."""
     found: dict[str, tuple[Path, Record]] = {}
     for path in HERE.glob("*.json"):
         record = read(path)
@@ -204,9 +188,9 @@ def read(path: str | Path) -> Record:
 
 def write() -> None:
     PAGE.write_text(with_figures(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    for name in ("flexctc_beam", "alsd_pp", "aes_pp", "cuda_wfst", "cuda_wfst-stream"):
+    for name in ("flexctc_beam", "alsd_pp", "aes_pp", "cuda_wfst"):
         record = records()[name][1]
-        plot_rows(record, record["rows"], str(HERE / f"{name.replace('-', '_')}_cpu.png"))
+        plot_rows(record, record["rows"], str(HERE / f"{name}_cpu.png"))
 
 
 def with_figures(text: str) -> str:
@@ -329,7 +313,7 @@ def flexctc_beam(record: Record, link: str) -> str:
 
 
 def transducers(alsd: Record, aes: Record, alsd_link: str, aes_link: str) -> str:
-    kinds, searches = {"rnnt": "RNN-T", "tdt": "TDT"}, {"nemo_malsd": "malsd_batch", "nemo_maes": "maes_batch"}
+    searches = {"nemo_malsd": "malsd_batch", "nemo_maes": "maes_batch"}
     columns: Columns = []
     shown = []
     for record in (alsd, aes):
@@ -337,7 +321,7 @@ def transducers(alsd: Record, aes: Record, alsd_link: str, aes_link: str) -> str
         def label(row: Record) -> str | None:
             if row["peer"] not in searches:
                 return None
-            return f"{kinds[row['networks']]} `{row['strategy']}` / `{searches[row['peer']]}`{fused(row)}"
+            return f"{KINDS[row['networks']]} `{row['strategy']}` / `{searches[row['peer']]}`{fused(row)}"
 
         columns, lines = ratio_rows(record, label)
         shown += [[name, *ratio_cells(columns, cells)] for name, cells in lines.items()]
@@ -358,13 +342,36 @@ def cuda_wfst(record: Record, link: str) -> str:
     return table(header, shown) + prose(f"({audio(record)}; word trigrams, {graphs}; {link}, {plot}.)")
 
 
-def streams(record: Record, link: str) -> str:
-    most = max(row["streams"] for row in record["rows"])
-    rows = [row for row in record["rows"] if row["streams"] == most and task_of(row) == "synthetic"]
-    reading, asked = ([f"{1000 * row['latency']['total'][k]:.1f}" for k in ("mean", "p99")] for row in rows)
-    return prose(f"""
-        {most} streams on one CPU core: mean latency {reading[0]} ms, p99 {reading[1]} ms; with each stream's partial
-        text {asked[0]} and {asked[1]} ms (decoding times are measured, the clock is simulated; {link}).""").strip()
+def live(*given: Any) -> str:
+    found = given[: len(given) // 2]
+    shown = []
+    for record in found:
+        rows: dict[tuple[str, int], dict[str, Record]] = defaultdict(dict)
+        for row in record["rows"]:
+            rows[row["task"], row["streams"]][row["peer"]] = row
+        for own in rows.values():
+            ours, *others = (own[name] for name in (record["strategy"], "one_by_one", "nemo_greedy"))
+            fusion = "" if ours["strategy"] == "cuda_wfst" else " + LM"
+            kind = f" of {KINDS[ours['networks']]}" if ours["networks"] else ""
+            shown.append([
+                f"{TASKS[task_of(ours)]}, `{ours['strategy']}`{kind}{fusion}, beam {ours['params']['beam_size']}",
+                *(f"{_milliseconds(row, 'partial')}; {_milliseconds(row, 'final')}" for row in (ours, *others)),
+                " / ".join(f"{row['streams_per_core']:,.0f}" for row in (ours, *others)),
+            ])  # fmt: skip
+    parts = "ms until the text, p50 / p99 of partials; of finals"
+    header = ["", f"in slots: {parts}", "one by one", "NeMo greedy", "streams per core: the same three"]
+    links = ", ".join(
+        f"{link} of {record['strategy']}" for link, record in zip(given[len(found) :], found, strict=True)
+    )
+    (n,) = {row["streams"] for record in found for row in record["rows"]}
+    return table(header, shown) + prose(f"""
+        ({n} utterances at once on average, chunks of {1000 * found[0]["rows"][0]["chunk_seconds"]:.0f} ms, one core;
+        -: chunks come faster than they are decoded; {audio(found[0])}; {links}.)""")
+
+
+def _milliseconds(row: Record, text: str) -> str:
+    p50, p99 = (row["latency"][text][name] for name in ("p50", "p99"))
+    return "-" if p50 is None else f"{1000 * p50:.1f} / {1000 * p99:.1f}"
 
 
 def paged_biglm(record: Record, link: str) -> str:
@@ -408,7 +415,7 @@ def scale(record: Record, link: str) -> str:
 
 
 WRITERS: dict[str, Callable[..., str]] = {
-    "flexctc_beam": flexctc_beam, "alsd_pp": transducers, "cuda_wfst": cuda_wfst, "cuda_wfst-stream": streams,
+    "flexctc_beam": flexctc_beam, "alsd_pp": transducers, "cuda_wfst": cuda_wfst, "flexctc_beam-live": live,
     "paged_biglm": paged_biglm, "paged_biglm-scale": scale,
 }  # fmt: skip
 

@@ -15,22 +15,22 @@ PEERS = ("nemo", "flashlight", "pyctcdecode", "kaldi_decoder", "riva", "small_lm
 ASKED_PEERS = ("large_lm", "let", "bounded_eager", "eager_groups")  # of paged_biglm, measured where they are named
 TASKS = ("synthetic", "speech")
 TRANSDUCERS = ("rnnt", "tdt")
-TEXTS = ("none", "own", "all")
-MODES = ("batch", "stream", "scale", "cluster")
+MODES = ("batch", "live", "scale", "cluster")
 PRECISIONS = ("bfloat16", "float16", "float32")
 GRAPH_TOPOLOGIES = ("compact", "normal", "minimal")
 LEAST_NGRAMS = 1000  # below it a synthetic LM would have no 3-grams
+LIVE_UTTERANCES = 32  # that speakers choose from
 MANY = 10**9
 _CHOICES = {
-    "peers": PEERS + ASKED_PEERS, "tasks": TASKS, "transducers": TRANSDUCERS, "texts": TEXTS
+    "peers": PEERS + ASKED_PEERS, "tasks": TASKS, "transducers": TRANSDUCERS
 }  # fmt: skip
 _LEAST = {
     "threads": 1, "repeats": 1, "utterances": 1, "phrases": 0, "many_phrases": 0, "check_utterances": 1,
     "encoder_layers": 1, "encoder_width": 8, "prediction_width": 8, "max_symbols": 1, "max_active": 1,
-    "vocab_size": 8, "min_frames": 1, "max_frames": 1, "sentences": 1, "lm_order": 1, "max_batch": 1,
+    "vocab_size": 8, "min_frames": 1, "max_frames": 1, "sentences": 1, "lm_order": 1,
     "ngrams": LEAST_NGRAMS, "partitions": 10, "partition_size": 1,
 }  # fmt: skip
-_ABOVE_ZERO = ("pair_seconds", "chunk_ms", "stream_seconds")
+_ABOVE_ZERO = ("pair_seconds", "chunk_ms", "live_seconds")
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,10 @@ class BenchOptions:
     # graph of the large LM; let, the other composition [LET]; bounded_eager, eager composition with the
     # bounds of lazy; eager_groups, that with token groups).
     strategy: str = "flexctc_beam"
-    # batch: whole utterances, beside peers. stream: the latency of our strategy when many live streams
-    # share one decoder, see `streams`. scale: time, memory and disk space that paged_biglm takes with
-    # an LM of any size, see `ngrams`. cluster: what Ray costs `transcribe` per utterance, see `partitions`.
+    # batch: whole utterances, beside peers. live: latency, and streams per core, where utterances begin
+    # at random times and share one decoder, see `streams`; beside the same stream by stream, and NeMo's
+    # greedy decoding. scale: time, memory and disk space that paged_biglm takes with an LM of any size,
+    # see `ngrams`. cluster: what Ray costs `transcribe` per utterance, see `partitions`.
     mode: str = "batch"
     # cpu, cuda or cuda:N. The GPU is measured for several batch sizes, decoders alone and behind an
     # encoder.
@@ -101,7 +102,8 @@ class BenchOptions:
     repeats: int = 3
     # Stop repeating a pair after so many seconds: a peer may take a minute for one pass.
     pair_seconds: float = 3.0
-    # Use so many utterances; of `data`, `manifest`, speech there may be fewer. null: 8, transducers 2.
+    # Use so many utterances; of `data`, `manifest`, speech there may be fewer. null: 8, transducers 2,
+    # mode=live 32.
     utterances: int | None = None
     # Phrases boosted in the rows with boosting; the first half occurs in the references, where possible.
     phrases: int = 200
@@ -170,17 +172,12 @@ class BenchOptions:
     # Synthetic: another seed, another language.
     seed: int = 1
 
-    # For mode=stream: so many live streams at once, a row for each number, with the largest beam.
-    streams: list[int] = field(default_factory=lambda: [16, 64, 128, 256])
-    # For mode=stream: audio in a chunk, milliseconds; a whole number of frames.
+    # For mode=live: utterances that are spoken at once, on average, rows for each number, with the largest beam.
+    streams: list[int] = field(default_factory=lambda: [256])
+    # For mode=live: audio in a chunk, milliseconds; a whole number of frames.
     chunk_ms: float = 400.0
-    # For mode=stream: audio of each stream, seconds.
-    stream_seconds: float = 20.0
-    # For mode=stream: chunks that are decoded together at most. null: all that wait.
-    max_batch: int | None = None
-    # For mode=stream: of which streams partial results are asked after each batch, a row for each. none:
-    # batches are only read. all: of all streams. own: of those that heard something.
-    texts: list[str] = field(default_factory=lambda: ["none", "own"])
+    # For mode=live: seconds of simulated time.
+    live_seconds: float = 10.0
 
     # For mode=scale: n-grams of the made-up LM, about; it takes 80 bytes per n-gram on the disk.
     ngrams: int = 100_000_000
@@ -237,7 +234,8 @@ class BenchOptions:
     @property
     def most_utterances(self) -> int:
         """How many utterances a task has at most."""
-        wanted = self.utterances or (2 if self.strategy in TRANSDUCER_STRATEGIES else 8)
+        some = 2 if self.strategy in TRANSDUCER_STRATEGIES else 8
+        wanted = self.utterances or (LIVE_UTTERANCES if self.mode == "live" else some)
         return wanted if self.device == "cpu" else max(wanted, *self.batches)
 
     def _check_combinations(self) -> None:

@@ -72,12 +72,12 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         Column("s peer", "seconds.peer", 4), Column("s ours", "seconds.ours", 4), Column("ratio", "ratio", 2),
         Column("WER peer", "wer.peer", 2), Column("WER ours", "wer.ours", 2), VERIFIED,
     ),
-    "stream": (
-        TASK, Column("streams", "streams"), Column("texts", "texts"), Column("load", "utilisation", 2),
+    "live": (
+        TASK, Column("streams", "streams"), Column("decoder", "peer"), Column("load", "load", 2),
         Column("batch", "batch.mean", 1),
-        *(Column(f"{part} {name}", f"latency.{part}.{name}", 2, 1e3)
-          for part in ("compute", "queue", "total") for name in ("mean", "p50", "p99")),
-        *(Column(f"M/D/1 {kind}", f"md1.{kind}.total", 2, 1e3) for kind in ("alone", "batched")), VERIFIED,
+        *(Column(f"{text} {name}", f"latency.{text}.{name}", 2, 1e3)
+          for text in ("partial", "final") for name in ("p50", "p99")),
+        Column("streams/core", "streams_per_core", 0), Column("ratio", "ratio", 2), VERIFIED,
     ),
     "scale": (
         TASK, Column("stage", "stage"), Column("layout", "layout"), Column("beam", "beam"),
@@ -92,7 +92,8 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
 }  # fmt: skip
 CLOCKS = {
     "batch": "ratio = peer / ours, medians of {clock} over up to {repeats} repetitions, warm",
-    "stream": "latencies in ms, M/D/1: mean total (- has no end); event-driven, fed with the {clock} of the decoder",
+    "live": "ms from a chunk's last frame to its text (- waits without end), fed with the {clock} of decoding; "
+    "streams/core: with a chunk of all at once; ratio: ours / the decoder's",
     "scale": "every stage in a process of its own; CPU seconds",
     "cluster": "wall-clock milliseconds times processes, of the best of {repeats} runs, without the first partitions",
 }
@@ -105,7 +106,7 @@ def line_of(row: Row) -> str:
         return f"{', '.join(what)}, {row['run']}: {1e3 * row['per_utterance']:.3f} ms per utterance, verified"
     if "stage" in row:
         return f"{', '.join(what)}: {_found(row)}"
-    settings = f"{row['params']}" if "peer" in row else f"{row['streams']} streams, texts: {row['texts']}"
+    settings = f"{row['streams']} streams" if "streams" in row else f"{row['params']}"
     seen = row.get("skipped") or f"{row['verified_by']}: {_verified(row)}"
     ratio = f"{row['ratio']:.1f}x, " if row.get("ratio") else ""
     return f"{', '.join(what)}, {settings}: {ratio}{seen}"

@@ -2,7 +2,7 @@
 
     rows = run(BenchOptions(peers=["nemo"], beams=[4], out="r.json"))
 
-`docs/results/README.md` explains the rows. `streams.py` has mode=stream, `scale.py` mode=scale,
+`docs/results/README.md` explains the rows. `live.py` has mode=live, `scale.py` mode=scale,
 `cluster.py` mode=cluster.
 """
 
@@ -101,10 +101,10 @@ def _plan(options: BenchOptions, hardware: Hardware) -> tuple[dict[str, Any], It
         from nemo_gpu_decoding.bench import cluster
 
         return header, cluster.measure(options, tasks), len(cluster.RUNS)
-    if options.mode == "stream":
-        from nemo_gpu_decoding.bench import streams
+    if options.mode == "live":
+        from nemo_gpu_decoding.bench import live
 
-        return header, streams.measure(options, hardware, tasks), streams.count(options, tasks)
+        return header, live.measure(options, hardware, tasks), live.count(options, tasks)
     fit = {line.family for line in TABLE if line.strategy == options.strategy}
     absent = [peer for peer in options.peers if peer not in fit]
     if absent and options.peers != BenchOptions().peers:

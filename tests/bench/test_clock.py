@@ -13,8 +13,8 @@ import torch
 
 from nemo_gpu_decoding.bench import cases as cases_module
 from nemo_gpu_decoding.bench import clock as clock_module
+from nemo_gpu_decoding.bench import live
 from nemo_gpu_decoding.bench import run as run_module
-from nemo_gpu_decoding.bench import streams
 from nemo_gpu_decoding.bench.cases import DECODER, END_TO_END, LM, Check, Line
 from nemo_gpu_decoding.bench.clock import (
     Hardware,
@@ -435,12 +435,11 @@ def test_rows_of_transducers(options, emulated, strategy):
 
 @pytest.mark.parametrize("strategy", ["cuda_wfst", "flexctc_beam"])
 def test_live_streams_on_a_gpu(graph_options, strategy, tmp_path, monkeypatch, emulated, capsys):
-    monkeypatch.setattr(streams, "WARM_UP", 1)
-    monkeypatch.setattr(streams, "ALONE", 2)
+    monkeypatch.setattr(live, "TICKS", 2)
     out = tmp_path / "r.json"
-    live = {"strategy": strategy, "mode": "stream", "streams": [3], "stream_seconds": 1.5, "out": str(out)}
-    rows = run(replace(graph_options, **live), HARDWARE)
-    assert [(row["streams"], row["texts"]) for row in rows] == [(3, "none"), (3, "own")]
+    changes = {"strategy": strategy, "mode": "live", "streams": [2], "live_seconds": 1.0, "out": str(out)}
+    rows = run(replace(graph_options, peers=[], utterances=2, **changes), HARDWARE)
+    assert [(row["streams"], row["peer"]) for row in rows] == [(2, strategy), (2, "one_by_one")]
     assert [row["verified_by"] for row in rows if not row["verified"]] == []
     assert emulated.launches > 0
     written = json.loads(out.read_text())

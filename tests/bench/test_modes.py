@@ -8,24 +8,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
-from nemo_gpu_decoding.bench import cluster, probe, scale, streams
+from nemo_gpu_decoding.bench import cluster, live, probe, scale
 from nemo_gpu_decoding.bench.clock import find_hardware
+from nemo_gpu_decoding.bench.live import Chunk, InSlots, OneByOne, Queue, Server, draw_chunks, frames_of_chunk, in_turn
 from nemo_gpu_decoding.bench.ours import flexctc_beam
 from nemo_gpu_decoding.bench.peers.base import Setting
 from nemo_gpu_decoding.bench.probe import STATUS, in_process, measure_memory, measure_start, probe_process
 from nemo_gpu_decoding.bench.run import run
-from nemo_gpu_decoding.bench.streams import (
-    Chunk,
-    Recording,
-    Replay,
-    draw_arrivals,
-    frames_of_chunk,
-    md1,
-    measure_streams,
-    simulate,
-)
 
 FIXED = 0.01  # seconds
 CPU = find_hardware("cpu", 1)
@@ -33,149 +23,165 @@ needs_proc = pytest.mark.skipif(not probe.CLEAR_REFS.exists(), reason="reads Lin
 
 
 @pytest.fixture
-def live(tiny_options):
+def live_options(tiny_options):
     return replace(
-        tiny_options, mode="stream", streams=[2, 3], stream_seconds=2.0, sentences=300, encoder_width=64,
-        prediction_width=64, transducers=["tdt"],
+        tiny_options, mode="live", streams=[3], live_seconds=2.0, sentences=300, encoder_width=64,
+        prediction_width=64, transducers=["tdt"], peers=["nemo"], utterances=4,
     )  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------- the queue
 
 
-def test_chunks_wait_for_the_batch_before_them_and_go_together():
-    arrivals = [Chunk(0.0, 0), Chunk(0.1, 1), Chunk(0.2, 2), Chunk(0.3, 1), Chunk(5.0, 0)]
-    batches = []
-    seen = simulate(arrivals, lambda streams: batches.append(streams) or 1.0)
-    assert batches == [[0], [1, 2], [1], [0]]  # never two chunks of a stream at once
-    assert seen.queue == pytest.approx([0.0, 0.9, 0.8, 1.7, 0.0])
-    assert seen.compute.tolist() == [1.0] * 5
-    assert seen.batches.tolist() == [1, 2, 1, 1]
-    assert (seen.busy, seen.span) == (4.0, 6.0)
+def chunk_at(time: float, stream: int) -> Chunk:
+    return Chunk(time, stream, 0, 0, 5, is_last=False)
 
 
-def test_batches_have_a_limit_and_the_longest_waiting_go_first():
-    batches = []
-    arrivals = [Chunk(0.0, stream) for stream in range(5)]
-    simulate(arrivals, lambda streams: batches.append(streams) or 1.0, max_batch=2)
-    assert batches == [[0, 1], [2, 3], [4]]
+def served(queue: Queue) -> Queue:
+    queue.run()
+    return queue
 
 
-@pytest.mark.parametrize("utilisation", [0.2, 0.5, 0.8])
-def test_without_batching_the_queue_is_the_formulas(utilisation):
-    rate = utilisation / FIXED
-    arrivals = draw_arrivals(8, 8 / rate, 40_000 / rate, np.random.default_rng(0))
-    seen = simulate(arrivals, lambda streams: FIXED, max_batch=1)
-    formula = md1(rate, FIXED)
-    assert formula["utilisation"] == pytest.approx(utilisation)
-    assert seen.busy / seen.span == pytest.approx(utilisation, rel=0.03)
-    assert seen.queue.mean() == pytest.approx(formula["queue"], rel=0.1)
-    assert (seen.queue + seen.compute).mean() == pytest.approx(formula["total"], rel=0.06)
+def test_chunks_wait_for_the_step_before_them_and_go_together():
+    chunks = [chunk_at(*c) for c in ((0.0, 0), (0.1, 1), (0.2, 2), (0.3, 1), (5.0, 0))]
+    steps = []
+    queue = served(Queue(chunks, lambda batch: steps.append([c.stream for c in batch]) or 1.0))
+    assert steps == [[0], [1, 2], [1], [0]]  # never two chunks of a stream at once
+    assert [one.begin - one.chunk.time for one in queue.served] == pytest.approx([0.0, 0.9, 0.8, 1.7, 0.0])
+    assert [one.end - one.begin for one in queue.served] == pytest.approx([1.0] * 5)
+    assert [one.batch for one in queue.served] == [1, 2, 2, 1, 1]
+    figures = queue.figures()
+    assert figures["load"] == pytest.approx(4 / 6)
+    assert figures["batch"] == {"mean": pytest.approx(5 / 4), "max": 2}
+    assert figures["latency"]["partial"]["p50"] == pytest.approx(1.8)
+    assert figures["latency"]["final"] == {"p50": None, "p99": None}
+    assert queue.streams_per_core(0.08) == pytest.approx(5 * 5 * 0.08 / 4)
 
 
-def test_batching_keeps_up_where_one_by_one_cannot():
-    rate = 2 / FIXED
-    assert (md1(rate, FIXED)["queue"], md1(rate, FIXED)["total"]) == (None, None)
-    arrivals = draw_arrivals(100, 100 / rate, 10.0, np.random.default_rng(1))
-    seen = simulate(arrivals, lambda streams: FIXED)
-    assert (seen.queue + seen.compute).max() < 3 * FIXED
+def test_steps_have_a_limit_and_the_longest_waiting_go_first():
+    steps = []
+    served(
+        Queue([chunk_at(0.0, s) for s in range(5)], lambda batch: steps.append([c.stream for c in batch]) or 0.1, 2)
+    )
+    assert steps == [[0, 1], [2, 3], [4]]
 
 
-def test_arrivals_are_a_poisson_process_of_all_streams():
-    arrivals = draw_arrivals(10, 0.4, 400.0, np.random.default_rng(2))
-    gaps = np.diff([chunk.time for chunk in arrivals])
-    assert (gaps >= 0).all()
-    assert len(arrivals) == pytest.approx(10_000, rel=0.05)
-    assert gaps.std() == pytest.approx(gaps.mean(), rel=0.05)  # as exponential gaps have it
-    assert np.bincount([chunk.stream for chunk in arrivals], minlength=10).min() > 800
+def test_a_queue_without_end_is_given_up_and_has_no_latency():
+    chunks = [chunk_at(0.1 * i, i) for i in range(1000)]
+    queue = served(Queue(chunks, lambda batch: 0.2, 1))
+    assert not queue.keeps_up
+    assert len(queue.served) < 50
+    assert queue.figures()["latency"]["partial"] == {"p50": None, "p99": None}
+    assert queue.figures()["load"] == pytest.approx(1.0)
+    assert queue.streams_per_core(0.08) == pytest.approx(5 * 0.08 / 0.2)
+    assert served(Queue(chunks, lambda batch: 0.2)).keeps_up  # as steps of several chunks
+
+
+def test_what_comes_before_time_0_does_not_count():
+    queue = served(Queue([chunk_at(-1.0, 0), chunk_at(0.5, 0)], lambda batch: 0.25 if batch[0].time > 0 else 9.0))
+    assert queue.figures()["chunks"] == 1
+    assert queue.figures()["load"] == 1.0  # until it was served
+    assert queue.streams_per_core(0.1) == pytest.approx(5 * 0.1 / 0.25)
+
+
+@pytest.mark.parametrize("load", [0.2, 0.5, 0.8])
+def test_one_by_one_the_queue_is_that_of_the_formula(load):
+    """M/D/1 [CUDA-WFST, Kendall 1953]: of chunks that all take D the mean wait is load * D / (2 * (1 - load))."""
+    rng, rate = np.random.default_rng(0), load / FIXED
+    times = np.cumsum(rng.exponential(1 / rate, 40_000))
+    queue = served(Queue([chunk_at(time, i) for i, time in enumerate(times)], lambda batch: FIXED, 1))
+    waited = np.mean([one.begin - one.chunk.time for one in queue.served])
+    assert waited == pytest.approx(load * FIXED / (2 * (1 - load)), rel=0.1)
+    assert queue.figures()["load"] == pytest.approx(load, rel=0.03)
+
+
+def test_queues_run_side_by_side():
+    order = []
+    chunks = [chunk_at(float(i), 0) for i in range(4)]
+    first, second = (Queue(chunks, lambda batch, name=name: order.append(name) or 0.1) for name in "ab")
+    in_turn([first, second], 1.0)
+    assert "".join(order) == "abababab"
+    assert len(first.served) == len(second.served) == 4
+
+
+def test_n_utterances_are_spoken_at_once(tiny_task):
+    chunks = draw_chunks(tiny_task, 50, 5, (-1.0, 99.0), np.random.default_rng(2))
+    assert [c.time for c in chunks] == sorted(c.time for c in chunks)
+    assert chunks[0].time >= -1.0
+    assert chunks[-1].time < 99.0
+    by_stream: dict[int, list[Chunk]] = {}
+    for chunk in chunks:
+        by_stream.setdefault(chunk.stream, []).append(chunk)
+    lengths = tiny_task.lengths.tolist()
+    for own in by_stream.values():
+        assert all(c.end - c.begin == 5 or c.is_last for c in own)
+        assert [c.begin for c in own[1:]] == [c.end for c in own[:-1]]
+        assert [c.is_last for c in own] == [c.end == lengths[c.row] for c in own]
+        assert np.diff([c.time for c in own]) == pytest.approx(0.08 * np.diff([c.end for c in own]))
+    heard = sum(c.end - c.begin for c in chunks) * 0.08
+    assert heard / 100.0 == pytest.approx(50, rel=0.05)  # from the first moment on
+    assert sum(c.time < 0 for c in chunks) == pytest.approx(len(chunks) / 100, rel=0.5)
+    assert {own[0].row for own in by_stream.values()} == {0, 1}
+    begins = [own[0].time for own in by_stream.values() if own[0].begin == 0]
+    assert np.diff(sorted(begins)).std() == pytest.approx(np.diff(sorted(begins)).mean(), rel=0.1)  # exponential
 
 
 # ------------------------------------------------------------------------------------- the decoders
 
 
-class Counting:
-    """A decoder that remembers what it was given."""
-
-    def __init__(self):
-        self.pushed, self.asked = [], []
-
-    def open(self, n):
-        return n
-
-    def push(self, streams, log_probs, lengths):
-        self.pushed.append((log_probs.clone(), lengths.tolist()))
-
-    def partial(self, streams, rows=None):
-        self.asked.append(rows)
-
-
-def test_streams_hear_the_tape_from_their_own_utterance_on(tiny_task):
-    recording, decoder = Recording(tiny_task), Counting()
-    replay = Replay(decoder, recording, 3, 5, "none", CPU)
-    for speaking in ([0, 1], [1], [2, 1]):
-        assert replay.serve(speaking) >= 0
-    assert [lengths for _, lengths in decoder.pushed] == [[5, 5, 0], [0, 5, 0], [0, 5, 5]]
-    first, second = tiny_task.inputs
-    assert torch.equal(decoder.pushed[0][0][0], first[:5])
-    assert torch.equal(torch.cat([chunk[1] for chunk, _ in decoder.pushed]), second[:15])
-    assert torch.equal(decoder.pushed[2][0][2], first[:5])  # of two utterances stream 2 has the first
-    begin, end = tiny_task.lengths.tolist()
-    assert torch.equal(recording.read(1, end - 1, 2), torch.stack([second[end - 1], first[0]]))
-    assert torch.equal(recording.read(0, begin, 1), second[:1])
-    assert decoder.asked == []
-
-
-@pytest.mark.parametrize(("texts", "asked"), [("none", []), ("all", [None, None]), ("own", [[1], [0, 1]])])
-def test_partial_results_are_asked_for_after_each_batch(tiny_task, texts, asked):
-    decoder = Counting()
-    replay = Replay(decoder, Recording(tiny_task), 2, 5, texts, CPU)
-    replay.serve([1])
-    replay.serve([0, 1])
-    assert [lengths for _, lengths in decoder.pushed] == [[0, 5], [5, 5]]
-    assert decoder.asked == asked
-
-
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "cuda_wfst", "alsd_pp"])
-def test_streams_of_all_strategies(live, strategy, tmp_path, monkeypatch, capsys):
-    if strategy == "cuda_wfst":
-        pytest.importorskip("kaldifst")
-    monkeypatch.setattr(streams, "ALONE", 8)
-    texts = ["none", "own", "all"]
-    rows = run(replace(live, strategy=strategy, texts=texts, out=str(tmp_path), tasks=["synthetic", "speech"]))
+def test_live_streams_of_all_strategies(live_options, strategy, tmp_path, capsys):
+    pytest.importorskip("nemo")
+    tasks = ["synthetic", "speech"]
+    rows = run(replace(live_options, strategy=strategy, out=str(tmp_path), tasks=tasks))
     (path,) = tmp_path.iterdir()
-    assert path.name.startswith(f"{strategy}-stream-")
+    assert path.name.startswith(f"{strategy}-live-")
     written = json.loads(path.read_text())
-    assert written["rows"] == rows
-    assert written["mode"] == "stream"
-    expected = [(n, kind) for _ in range(2) for kind in texts for n in (2, 3)]
-    assert [(row["streams"], row["texts"]) for row in rows] == expected
+    assert (written["rows"], written["mode"]) == (rows, "live")
+    assert [row["peer"] for row in rows] == [strategy, "one_by_one", "nemo_greedy"] * 2
     for row in rows:
         assert row["verified"], row["verified_by"]
         assert row["chunk_seconds"] == pytest.approx(0.4)
-        latency = row["latency"]
-        total = latency["compute"]["mean"] + latency["queue"]["mean"]
-        assert latency["total"]["mean"] == pytest.approx(total)
-        assert 0 < latency["compute"]["p50"] <= latency["compute"]["p99"] <= latency["total"]["p99"]
-        assert 0 < row["utilisation"] <= 1
-        assert row["md1"]["alone"]["service"] > 0
+        assert row["keeps_up"]
+        for text in row["latency"].values():
+            assert 0 < text["p50"] <= text["p99"]
+        assert 0 < row["load"] < 1
+        assert row["streams_per_core"] > 0
         assert row["networks"] == ("tdt" if strategy == "alsd_pp" else None)
+    assert [row["batch"]["max"] for row in rows if row["peer"] == "one_by_one"] == [1, 1]
+    assert [row["ratio"] for row in rows if row["peer"] == strategy] == [1.0, 1.0]
     printed = capsys.readouterr().out
-    assert "M/D/1 alone" in printed
-    assert "event-driven, fed with the cpu seconds" in printed
+    assert "partial p99" in printed
+    assert "fed with the cpu seconds" in printed
 
 
-def test_a_stream_that_was_harmed_is_not_verified(tiny_task, live, monkeypatch):
-    decoder = flexctc_beam(live, tiny_task, Setting(4, lm=True)).decoder
-    close = Replay.close
+class Deaf(InSlots):
+    """Loses the chunk of one stream."""
 
-    def harmed(self):
-        self._heard[1] -= 5  # a chunk that should not have been there
-        return close(self)
+    def step(self, streams, chunks, over):
+        if len(chunks) > 1:
+            chunks = [chunks[0][:0], *chunks[1:]]
+        return super().step(streams, chunks, over)
 
-    monkeypatch.setattr(Replay, "close", harmed)
-    row = measure_streams(live, decoder, tiny_task, CPU, 2, "none")
+
+@pytest.mark.parametrize("kind", [InSlots, OneByOne, Deaf])
+def test_streams_that_were_harmed_are_not_verified(tiny_task, tiny_options, kind):
+    decoder = flexctc_beam(tiny_options, tiny_task, Setting(4, lm=True)).decoder
+    server = Server(kind(decoder, 2) if kind is not OneByOne else OneByOne(decoder, 2), tiny_task, CPU)
+    # of two utterances of one text one is heard from its middle on, one is not over
+    for begin, is_last in ((0, False), (10, True)):
+        chunks = [Chunk(0.0, 0, 0, begin, begin + 10, False), Chunk(0.0, 1, 1, 10 + begin, 20 + begin, is_last)]
+        for some in [chunks] if kind is not OneByOne else [[chunk] for chunk in chunks]:
+            assert server.serve(some) >= 0
+    assert list(server.equal_to_one_piece()) == ([False, True] if kind is Deaf else [True, True])
+
+
+def test_without_nemo_a_row_says_so(live_options, monkeypatch):
+    monkeypatch.setattr(live, "GREEDY_BATCH", live.GREEDY_BATCH._replace(needs=("no_such_module",)))
+    *_, row = run(live_options)
+    assert row["skipped"].startswith("no_such_module not installed")
     assert not row["verified"]
-    assert row["verified_by"] == "equal to decoding in one piece: 1 of 2 streams"
+    assert [row["peer"] for row in run(replace(live_options, peers=[]))] == ["flexctc_beam", "one_by_one"]
 
 
 def test_a_chunk_is_a_whole_number_of_frames():
@@ -186,9 +192,9 @@ def test_a_chunk_is_a_whole_number_of_frames():
             frames_of_chunk(chunk_ms, 0.08)
 
 
-def test_too_little_audio_for_a_chunk_is_an_error(live):
-    with pytest.raises(ValueError, match=r"stream_seconds is 0.0001, in which no chunk came"):
-        run(replace(live, stream_seconds=0.0001))
+def test_too_little_audio_for_a_chunk_is_an_error(live_options):
+    with pytest.raises(ValueError, match=r"live_seconds is 0.0001, in which no chunk came"):
+        run(replace(live_options, live_seconds=0.0001))
 
 
 # ----------------------------------------------------------------------------------- LMs of any size

@@ -358,12 +358,12 @@ def test_streams_that_are_used_again_take_no_more_memory(subject, decoder, input
     for turn in range(6):
         decoder.push(streams, inputs[:3], LENGTHS[:3])
         decoder.close(streams)
-        sizes.append(_bytes_of(streams))
+        sizes.append(bytes_of(streams))
         decoder.reopen(streams, range(3), [subject.request(), None, None] if turn % 2 else None)
     assert sizes[2:4] == sizes[4:]
 
 
-def _bytes_of(thing: Any, seen: set[int] | None = None) -> int:
+def bytes_of(thing: Any, seen: set[int] | None = None) -> int:
     """Of all arrays and tensors that something refers to, but for what a decoder shares."""
     seen = set() if seen is None else seen
     if id(thing) in seen or callable(thing):
@@ -372,10 +372,10 @@ def _bytes_of(thing: Any, seen: set[int] | None = None) -> int:
     if isinstance(thing, (np.ndarray, torch.Tensor)):
         return thing.nbytes
     if isinstance(thing, (list, tuple, set)):
-        return sum(_bytes_of(part, seen) for part in thing)
+        return sum(bytes_of(part, seen) for part in thing)
     if isinstance(thing, dict):
-        return sum(_bytes_of(part, seen) for part in thing.values())
-    return _bytes_of(vars(thing), seen) if hasattr(thing, "__dict__") else 0
+        return sum(bytes_of(part, seen) for part in thing.values())
+    return bytes_of(vars(thing), seen) if hasattr(thing, "__dict__") else 0
 
 
 def test_a_bad_frame_costs_no_other_stream_anything(subject, decoder, inputs, expected):

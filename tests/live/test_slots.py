@@ -9,6 +9,7 @@ import torch
 from nemo_gpu_decoding.live.slots import Slots
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+from tests.live.soak import STRATEGIES, SUBJECTS, Report, soak
 
 V = 6
 
@@ -90,3 +91,38 @@ def test_what_cannot_be_read_costs_nobody_else_anything(decoder):
 def test_there_is_a_place_at_least(decoder):
     with pytest.raises(ValueError, match="first is 0, expected a number of utterances, >= 1"):
         Slots(decoder, first=0)
+
+
+# ----------------------------------------------------------------------------- very many utterances
+
+
+def grows(reports: list[Report]) -> bool:
+    """Whether the arrays are larger in the last quarter of the utterances than in the second."""
+    _, second, _, last = reports
+    return last.array_bytes > 1.1 * second.array_bytes
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_thousands_of_utterances_leave_nothing_behind(strategy):
+    """`python -m tests.live.soak` sends a hundred thousand through."""
+    reports = list(soak(SUBJECTS[strategy]("cpu"), 2000, slots=64, reports=4))
+    assert [report.utterances for report in reports] == [500, 1000, 1500, 2000]
+    assert (reports[-1].compared, reports[-1].different) == (40, 0)
+    assert not grows(reports)
+
+
+def test_what_is_left_behind_is_noticed(monkeypatch):
+    begin, kept = Slots.begin, []
+
+    def leaking(self, request=None):
+        kept.append(np.zeros(100))
+        self.kept = kept
+        return begin(self, request)
+
+    monkeypatch.setattr(Slots, "begin", leaking)
+    assert grows(list(soak(SUBJECTS["flexctc_beam"]("cpu"), 400, slots=8, reports=4)))
+
+
+def test_an_utterance_that_hears_another_is_noticed(monkeypatch):
+    monkeypatch.setattr(FlexCTCBeam, "reopen", lambda self, streams, rows, requests: streams.set_open(rows, True))
+    assert list(soak(SUBJECTS["flexctc_beam"]("cpu"), 100, slots=8, reports=1))[-1].different > 0

@@ -8,7 +8,7 @@ therefore timed on the batch, but compared by utterances decoded alone.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from nemo_gpu_decoding import LSTMNetworks
 from nemo_gpu_decoding.bench.files import cached, content_key
@@ -107,6 +108,72 @@ def transducer_greedy(options: BenchOptions, task: Task, setting: Setting) -> Re
     return Ready(
         _runner(_transducer(GreedyBatchedRNNTInfer, GreedyBatchedTDTInfer, options, task, **use_graphs), task), _tokens
     )
+
+
+def live_greedy(options: BenchOptions, task: Task) -> LiveCTC | LiveTransducer:
+    """Greedy decoding of live streams in NeMo's pipelines; see `Live` in bench/live.py."""
+    silence_nemo()
+    return LiveCTC(task) if task.transducer is None else LiveTransducer(options, task)
+
+
+class LiveCTC:
+    """As in `CacheAwareCTCPipeline`: in a step one stream after the other, without confidences."""
+
+    at_once: int | None = None
+
+    def __init__(self, task: Task) -> None:
+        from nemo.collections.asr.inference.streaming.decoders.greedy.greedy_ctc_decoder import CTCGreedyDecoder
+
+        self._decoder = CTCGreedyDecoder(list(task.vocabulary.pieces))
+
+    def begin(self) -> dict[str, Any]:
+        return {"tokens": [], "last": None}
+
+    def step(self, streams: Sequence[Any], chunks: Sequence[torch.Tensor], over: Sequence[bool]) -> list[Any]:
+        for stream, chunk in zip(streams, chunks, strict=True):
+            found = self._decoder(chunk, compute_confidence=False, previous=stream["last"])
+            stream["tokens"] += found["tokens"]
+            stream["last"] = found["labels"][-1]
+        return self.end([stream for stream, is_over in zip(streams, over, strict=True) if is_over])
+
+    def end(self, streams: Sequence[Any]) -> list[Any]:
+        return [stream["tokens"] for stream in streams]
+
+    def whole(self, utterances: Sequence[torch.Tensor]) -> list[Any]:
+        streams = [self.begin() for _ in utterances]
+        return self.step(streams, utterances, [True] * len(streams))
+
+    def same(self, result: Any, other: Any) -> bool:
+        return result == other
+
+
+class LiveTransducer(LiveCTC):
+    """As in `CacheAwareRNNTPipeline`: the streams of a step are a batch; hypotheses carry their state."""
+
+    def __init__(self, options: BenchOptions, task: Task) -> None:
+        from nemo.collections.asr.parts.submodules.rnnt_greedy_decoding import (
+            GreedyBatchedRNNTInfer,
+            GreedyBatchedTDTInfer,
+        )
+
+        use_graphs = {"use_cuda_graph_decoder": options.device != "cpu"}
+        self._decode = _transducer(GreedyBatchedRNNTInfer, GreedyBatchedTDTInfer, options, task, **use_graphs)
+
+    def step(self, streams: Sequence[Any], chunks: Sequence[torch.Tensor], over: Sequence[bool]) -> list[Any]:
+        from nemo.core.classes import typecheck
+
+        inputs, lengths = pad_sequence(list(chunks), batch_first=True), torch.tensor([len(chunk) for chunk in chunks])
+        with typecheck.disable_checks(), torch.inference_mode():
+            (found,) = self._decode(
+                encoder_output=inputs.transpose(1, 2), encoded_lengths=lengths.to(inputs.device),
+                partial_hypotheses=[stream["last"] for stream in streams],
+            )  # fmt: skip
+        for stream, hypothesis in zip(streams, found, strict=True):
+            stream["last"] = hypothesis
+        return self.end([stream for stream, is_over in zip(streams, over, strict=True) if is_over])
+
+    def end(self, streams: Sequence[Any]) -> list[Any]:
+        return [stream["last"].y_sequence.tolist() for stream in streams]
 
 
 def _transducer(rnnt: Any, tdt: Any, options: BenchOptions, task: Task, **chosen: Any) -> Any:
