@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import itertools
 import logging
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 from nemo_gpu_decoding.live.metrics import Metrics
@@ -104,9 +103,10 @@ class Batcher:
 
     async def _step(self, batch: list[tuple[Session, Chunk]]) -> None:
         chunks = [chunk for _, chunk in batch]
-        started = time.perf_counter()
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         try:
-            steps = await asyncio.get_running_loop().run_in_executor(self._thread, self.recognizer.step, chunks)
+            steps = await loop.run_in_executor(self._thread, self.recognizer.step, chunks)
         except Exception:
             # nobody knows how far it came: these streams are lost, others and later ones are not
             logger.exception("a step of %d streams failed", len(chunks))
@@ -119,7 +119,7 @@ class Batcher:
                 session.changed.set()
             self._forget()
             return
-        self.metrics.step_seconds.observe(time.perf_counter() - started)
+        self.metrics.step_seconds.observe(loop.time() - started)
         self.metrics.step_streams.observe(len(batch))
         for (session, chunk), step in zip(batch, steps, strict=True):
             seconds = session.receive(chunk, step)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -212,7 +211,7 @@ class Session:
             self._audio.append(samples)
             self._pending += len(samples)
             self._arrived += len(samples)
-            self._arrivals.append((self._arrived, time.perf_counter()))
+            self._arrivals.append((self._arrived, asyncio.get_running_loop().time()))
 
     @property
     def is_ready(self) -> bool:
@@ -259,7 +258,7 @@ class Session:
             self._stream, self._utterance_samples, self._offset = None, 0, self.audio_seconds
             self.is_over = self.is_ending and not self._pending
         self.changed.set()
-        return time.perf_counter() - self._arrival()
+        return asyncio.get_running_loop().time() - self._arrival()
 
     def fail(self, field: str, message: str) -> None:
         """The stream ends: what came is decoded, and the last thing that the client is told is this error."""
@@ -298,4 +297,4 @@ class Session:
         """When the last sample that was decoded arrived."""
         while len(self._arrivals) > 1 and self._arrivals[0][0] < self._taken:
             self._arrivals.popleft()
-        return self._arrivals[0][1] if self._arrivals else time.perf_counter()
+        return self._arrivals[0][1] if self._arrivals else asyncio.get_running_loop().time()
