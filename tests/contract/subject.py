@@ -52,6 +52,8 @@ class Subject:
     calls_per_thread: int = 5
     # whether partial results on the CPU say how many tokens are committed
     tells_committed: bool = True
+    # whether partial results on the CPU trace back the last tokens only
+    keeps_heads: bool = True
 
     def __init__(self, backend: str = "cpu", device: str = "cpu") -> None:
         self.backend, self.device = backend, device
@@ -179,6 +181,7 @@ class WordGraph(LogProbs):
     variants = ("compact", "normal", "minimal")
     most_partial = 1
     score_of_nothing = None
+    keeps_heads = False
     tolerance = 1e-9
 
     def fused(self, variant, **options):

@@ -127,7 +127,7 @@ def test_a_word_graph_knows_what_it_costs_to_end():
     assert ended.relative_cost is None
     assert progress_of(partial, FRAME).relative_cost == partial.relative_cost
     assert find_endpoint(progress_of(partial, FRAME)) in ("rule2", "rule3")
-    assert relative_cost(partial.best, None) == math.inf
+    assert relative_cost(0.0, math.inf) == math.inf
 
 
 def test_a_stream_that_heard_nothing_goes_on():

@@ -13,7 +13,7 @@ class Toy(LogProbs, TokenFusion):
     variants = ("plain",)
     n_best = 4
     calls_per_thread = 1
-    tells_committed = False
+    tells_committed = keeps_heads = False
 
     def with_fusion(self, variant, fusion, **options):
         return ToyBeam(VOCAB, ToyConfig(backend=self.backend, **{"n_best": 4, **options}), fusion)

@@ -147,7 +147,8 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         paths: tuple[WordPath, ...] = (self._path(state.models, found, ended),)
         lattice = relative = None
         if not final:
-            relative = relative_cost(found, _best_path(state, final=True))
+            *_, cost = _best_end(state, final=True)
+            relative = relative_cost(found.cost, cost)
         if self.config.keeps_links and (final or n_best > 1):
             lattice = lattice_of(state, ended)
             paths = self._paths(lattice, n_best)
@@ -335,13 +336,18 @@ class PagedBigLM(CudaWFST):
 
 def _best_path(state: StreamState, final: bool) -> LatticePath | None:
     """The best path by the back-pointers of the search; None if none reaches a final state."""
-    tokens, models = state.tokens, state.models
-    best, epsilon, cost = best_end(tokens, final, models.search, models.composition)
+    best, epsilon, cost = _best_end(state, final)
     if best == NONE:
         return None
-    steps = steps_of(state.back_pointers, tokens[best])
-    cost += float(state.counters["cost"][0])
-    return LatticePath(cost, steps, int(tokens["key"][best]) >> 32, epsilon)
+    token = state.tokens[best]
+    return LatticePath(cost, steps_of(state.back_pointers, token), int(token["key"]) >> 32, epsilon)
+
+
+def _best_end(state: StreamState, final: bool) -> tuple[int, int, float]:
+    """As `best_end`, with the cost from the first frame on."""
+    models = state.models
+    best, epsilon, cost = best_end(state.tokens, final, models.search, models.composition)
+    return best, epsilon, cost + float(state.counters["cost"][0])
 
 
 def _work(counters: np.ndarray) -> Work:

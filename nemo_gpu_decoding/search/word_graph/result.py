@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -15,7 +14,7 @@ from nemo_gpu_decoding.search.result import Path
 from nemo_gpu_decoding.search.word_graph.best_path import Steps
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.search.word_graph.lattice import LatticePath
+    pass
 
 
 W = TypeVar("W", bound="WordPath")
@@ -49,9 +48,9 @@ class WordPath(Path):
         return replace(super()._cut(begin, n), words=words)
 
 
-def relative_cost(best: LatticePath, ended: LatticePath | None) -> float:
-    """`NBest.relative_cost`; `ended` is the best hypothesis that may end, None if none may."""
-    return math.inf if ended is None else max(0.0, ended.cost - best.cost)
+def relative_cost(best: float, ended: float) -> float:
+    """`NBest.relative_cost` of the costs of the best hypothesis and of the best that may end, inf if none may."""
+    return max(0.0, ended - best)
 
 
 @dataclass(frozen=True)
