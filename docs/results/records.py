@@ -32,6 +32,7 @@ RUNS = {
     "flexctc_beam-live": "strategy=flexctc_beam mode=live",
     "cuda_wfst-live": "strategy=cuda_wfst mode=live",
     "alsd_pp-live": "strategy=alsd_pp mode=live",
+    "cluster": "strategy=flexctc_beam mode=cluster tasks=[speech] beams=[4] repeats=2",
     "scale": "strategy=paged_biglm mode=scale tasks=[synthetic] utterances=32 graph_beams=[13] ngrams=100000000",
 }
 TASKS = {"synthetic": "peaked", "speech": "hard"}  # as the page calls them
@@ -414,8 +415,26 @@ def scale(record: Record, link: str) -> str:
         {memory["peak_anonymous"] / 1e9:.1f} GB are not the file ({link}).""").strip()
 
 
+def cluster(record: Record, link: str) -> str:
+    alone = record["rows"][0]
+    shown = []
+    for row in record["rows"]:
+        beside = row["per_utterance"] - row["work"]
+        more = beside - (alone["per_utterance"] - alone["work"])
+        shown.append([
+            row["run"], f"{1e3 * row['per_utterance']:.2f}", f"{1e3 * row['work']:.2f}", f"{1e3 * beside:.2f}",
+            "" if row is alone else f"{1e3 * more:.2f}", f"{row['start']:.0f}",
+        ])  # fmt: skip
+    header = ["run", "ms of process per utterance", "of these decoding", "beside it", "more of that than without Ray",
+              "s until the first partition"]  # fmt: skip
+    return table(header, shown) + prose(f"""
+        ({alone["utterances"]:,} utterances in partitions of {alone["partition_size"]}, {audio(record)}, beam
+        {alone["beam"]}; all runs wrote the same bytes; {link}.)""")
+
+
 WRITERS: dict[str, Callable[..., str]] = {
     "flexctc_beam": flexctc_beam, "alsd_pp": transducers, "cuda_wfst": cuda_wfst, "flexctc_beam-live": live,
+    "flexctc_beam-cluster": cluster,
     "paged_biglm": paged_biglm, "paged_biglm-scale": scale,
 }  # fmt: skip
 
