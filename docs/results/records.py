@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "measured.md"
-# 20 minutes on two cores; scale, which is not measured unless it is named, takes 7 more and 6 GB of disk
+# 25 minutes on two cores; scale, which is not measured unless it is named, takes 7 more and 6 GB of disk
 RUNS = {
     "flexctc_beam": "utterances=8 beams=[4,8,16] pair_seconds=5 probes=true",
     "alsd_pp": "peers=[nemo] utterances=4 beams=[4,8] threads=2 pair_seconds=5",

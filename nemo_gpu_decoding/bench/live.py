@@ -274,7 +274,7 @@ class Queue:
 
     def streams_per_core(self, frame_seconds: float) -> float:
         """Seconds of audio for each second of decoding."""
-        taken, heard = self._counted(), 0.0
+        taken = self._counted()
         heard = sum(one.chunk.end - one.chunk.begin for one in taken) * frame_seconds
         return heard / _busy(taken)
 
