@@ -5,6 +5,10 @@ VENV   ?= .venv
 PYTHON ?= auto
 # what pip installs as torch: make setup TORCH="torch --index-url URL"
 TORCH  ?= auto
+# which NeMo: make setup NEMO="nemo_toolkit[asr]==2.7.3"; nothing: what pyproject.toml allows
+NEMO   ?=
+# resolves the lowest versions: pip install uv
+UV     ?= uv
 PYTEST_ARGS ?=
 # so many processes share the tests of a whole run
 PYTEST_PROCESSES ?= 2
@@ -20,7 +24,7 @@ BENCH_OUT := build/bench.json
 RECIPE := pyproject.toml scripts/make_venv.sh scripts/choose_torch.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint kernels fix pytest bench test-nemo27 docs clean
+.PHONY: help setup demo test lint packages lowest kernels fix pytest bench test-nemo27 docs clean
 
 help:  ## this list
 	@echo "make <target>, and what it does (each target that needs the environment makes it first):"
@@ -30,19 +34,29 @@ help:  ## this list
 setup: $(STAMP)  ## make .venv and install everything (PYTHON=..., TORCH=... override the choices)
 
 $(STAMP): $(RECIPE)
-	@VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" bash scripts/make_venv.sh
+	@VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" NEMO="$(NEMO)" bash scripts/make_venv.sh
 	@touch $@
 
 demo: $(STAMP)  ## greedy against beam, + LM, + phrases on the shipped speech; rows in build/demo.json
 	@$(BIN)/python scripts/demo.py out=build/demo.json
 
-test: lint kernels pytest  ## lint, check the CUDA kernels, then all tests with coverage
+test: lint packages kernels pytest  ## lint, check the CUDA kernels, then all tests with coverage
 
 lint: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check . \
 	  || { echo "lint failed: 'make fix' mends what ruff can mend; the rest is listed above"; exit 1; }
 	@$(BIN)/mypy \
 	  || { echo "mypy failed: the types above disagree; see [tool.mypy] in pyproject.toml"; exit 1; }
+
+packages: $(STAMP)  ## pip check: whether the installed packages go together
+	@! $(BIN)/python -m pip check | grep -vE '^(No broken|pyctcdecode [^ ]+ has requirement numpy<2)' \
+	  || { echo "packages failed: the versions above do not go together: rm -rf $(VENV) && make setup"; exit 1; }
+
+lowest:  ## whether the lowest versions of pyproject.toml can be installed together (Python 3.10, needs uv)
+	@mkdir -p build
+	@$(UV) pip compile --quiet --resolution lowest-direct --python-version 3.10 --only-binary :all: \
+	  --no-binary antlr4-python3-runtime --extra wfst --extra serve --extra cluster pyproject.toml -o build/lowest.txt \
+	  && echo "build/lowest.txt"
 
 kernels: $(STAMP)  ## compile every CUDA kernel for every GPU generation; registers and memory, spills fail
 	@$(BIN)/python scripts/check_kernels.py \

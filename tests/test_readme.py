@@ -155,6 +155,22 @@ def test_make_target_exists(command):
     subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
 
 
+def test_the_workflow_runs_targets_of_the_makefile_on_every_supported_version():
+    (workflow,) = [OmegaConf.to_container(OmegaConf.load(f)) for f in (ROOT / ".github" / "workflows").glob("*.yml")]
+    jobs = workflow["jobs"]
+    commands = [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+    known = re.findall(r"^([a-z0-9-]+):.*##", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    for command in (command for command in commands if command.startswith("make ")):
+        assert all(word in known or "=" in word for word in re.sub(r'"[^"]*"', "", command).split()[1:]), command
+    matrix = jobs["test"]["strategy"]["matrix"]
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for low, high, versions in ((">=3.10", "<3.14", matrix["python"]), (">=2.7", "<3.1", matrix["nemo"])):
+        assert f"{low},{high}" in project
+        numbers = sorted(tuple(map(int, version.split("."))) for version in versions)
+        assert numbers[0][:2] == tuple(map(int, low[2:].split(".")))
+        assert numbers[-1][1] == int(high.split(".")[1]) - 1
+
+
 @pages_with(lambda page: page.commands)
 def test_other_commands_install_what_there_is(page):
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
