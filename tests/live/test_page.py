@@ -123,6 +123,7 @@ def make_screenshot(target: str) -> None:
         browser, page = open_page(playwright, fake_microphone(Path(folder)), server.url)
         page.get_by_label("Phrases, one per line").fill("teresa\ncarla graham\ncastellano")
         page.get_by_label("Weight").fill("1")
+        page.get_by_label("Alternatives to show").fill("3")
         page.get_by_role("button", name="Microphone").click()
         expect(page.locator("#transcript p:not([id])")).to_have_count(1, timeout=WAIT)
         expect(page.locator("#partial")).to_contain_text("contract", timeout=WAIT)
