@@ -99,7 +99,7 @@ def joined(head: Head | None, tail: P) -> P:
     kind: Any = type(tail)
     path: P = object.__new__(_joined_type(kind))
     kept = {field.name: getattr(tail, field.name) for field in fields(tail) if field.name not in head}
-    path.__dict__.update(kept, _head=head, _tail=tail)
+    path.__dict__.update(kept, _head=head, _tail=tail, _begin=len(head["tokens"]))
     return path
 
 
@@ -117,10 +117,10 @@ def _joined_type(path_type: Any) -> Any:
         return cached_property(both)
 
     def length(path: Any) -> int:
-        return len(path._head["tokens"]) + len(path._tail)
+        return path.__dict__["_begin"] + len(path._tail) if "_begin" in path.__dict__ else len(path.tokens)
 
     def after(path: Any, n: int) -> Path:
-        begin = n - len(path._head["tokens"])
+        begin = n - path.__dict__.get("_begin", n + 1)  # what `replace` makes of one has all of its arrays
         return path_type.after(path, n) if begin < 0 else path._tail._cut(begin, n)
 
     def as_plain(path: Any) -> Any:  # what is copied or sent to another process holds no arrays of the stream

@@ -177,3 +177,29 @@ def test_an_lm_without_an_end_still_gives_a_result_and_says_so():
     results = decoder.close(streams)
     assert [nbest.best.score for nbest in results] == partial
     assert all("end-of-sentence" in nbest.notes[0] for nbest in results)
+
+
+@pytest.mark.parametrize("merge", ["max", "sum", "prefix"])
+def test_partial_results_of_long_streams_take_no_more_steps(merge, monkeypatch):
+    """However far back the last frame lies that all hypotheses share: the best one is traced back a little way."""
+    monkeypatch.setattr("nemo_gpu_decoding.search.committed.FEWEST", 16)
+    monkeypatch.setattr("nemo_gpu_decoding.search.flexctc_beam.cpu_engine.FEWEST_OPEN", 8)
+    frames, chunk = 3000, 20
+    log_probs = random_log_probs(1, frames, 7, seed=2)
+    decoder = FlexCTCBeam(6, 6, FlexCTCConfig(backend="cpu", threads=1, beam_size=4, merge=merge))
+    streams, tails = decoder.open(1), []
+    for first in range(0, frames, chunk):
+        decoder.push(streams, log_probs[:, first : first + chunk], [chunk])
+        best = decoder.partial(streams)[0].best
+        tails.append(len(best.after(0)) if first < 200 else len(best._tail))
+    early, late = np.median(tails[:10]), np.median(tails[-50:])
+    assert late < early
+    assert len(best) > 10 * late  # there is much more before it
+    for n in (0, 5, len(best) - 1):
+        rest = best.after(n)
+        assert (len(rest), rest.tokens.tolist()) == (len(best) - n, best.tokens[n:].tolist())
+        assert rest.after(1).frames.tolist() == best.frames[n + 1 :].tolist()
+    (closed,) = decoder.close(streams)
+    (whole,) = decoder.decode(log_probs, [frames])
+    assert closed.best.tokens.tolist() == whole.best.tokens.tolist()
+    assert closed.best.parts == whole.best.parts
