@@ -10,6 +10,8 @@ ctc, word_graph, transducer
                the objects that NeMo calls with log-probs or encoder output, on `infer`
 continuation   NeMo's `partial_hypotheses`, and the same for CTC
 streaming      NeMo's streaming of CTC models, which knows greedy decoding only
+pipelines, searching_pipelines, searching_transducers
+               NeMo's inference pipelines, searched
 transducer_networks
                NeMo's prediction networks and joints as the search takes them
 hypotheses     results in NeMo's form

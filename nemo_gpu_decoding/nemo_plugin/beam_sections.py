@@ -36,8 +36,8 @@ FLEXCTC = Section(
 DEPRECATED = {"beam_alpha": "ngram_lm_alpha", "kenlm_path": "ngram_lm_model"}
 
 # Keys that mean nothing to our transducer searches, with the values that may stand there: NeMo's
-# defaults, those of its model configs, and zeros, which eval_beamsearch_ngram_transducer.py writes for
-# "unused"
+# defaults, those of its model configs, and what eval_beamsearch_ngram_transducer.py writes: zeros for "unused",
+# and a prefix alpha of 2
 UNUSED: dict[str, tuple[Any, ...]] = {
     "tsd_max_sym_exp_per_step": (50,),
     "tsd_max_sym_exp": (10, 50),
@@ -45,7 +45,7 @@ UNUSED: dict[str, tuple[Any, ...]] = {
     "nsc_max_timesteps_expansion": (1,),
     "nsc_prefix_alpha": (1,),
     "language_model": (None,),
-    "maes_prefix_alpha": (1, 0),
+    "maes_prefix_alpha": (1, 0, 2),
     "hat_subtract_ilm": (False,),
     "hat_ilm_weight": (0.0,),
 }
@@ -118,7 +118,11 @@ def read_aes(cfg: DictConfig) -> Options[AESConfig]:
     Raises:
         ValueError, FileNotFoundError: as `read_alsd`.
     """
-    return _options(_read_transducer(cfg, "aes_pp"), AESConfig)
+    beam = _read_transducer(cfg, "aes_pp")
+    if beam["maes_expansion_gamma"] == 0:
+        script = "eval_beamsearch_ngram_transducer.py writes 0 unless decoding_strategy=maes"
+        raise beam.error("maes_expansion_gamma", f"a number > 0 (or inf); {script}")
+    return _options(beam, AESConfig)
 
 
 def _read_transducer(cfg: DictConfig, strategy: str) -> Values:

@@ -37,11 +37,8 @@ from nemo_gpu_decoding.live.endpointing import read_rules
 from nemo_gpu_decoding.live.recognizer import MAX_N_BEST
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, find_strategy
-from nemo_gpu_decoding.nemo_plugin.searching_pipelines import (
-    buffered_transducer,
-    cache_aware_transducer,
-    searching_ctc,
-)
+from nemo_gpu_decoding.nemo_plugin.searching_pipelines import searching_ctc
+from nemo_gpu_decoding.nemo_plugin.searching_transducers import buffered_transducer, cache_aware_transducer
 from nemo_gpu_decoding.nemo_plugin.streaming import ctc_search, transducer_search
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 
@@ -97,22 +94,25 @@ def construct(wrapped: Callable[..., None], pipeline: Any, args: tuple[Any, ...]
     if infer is None:
         wrapped(*args, **kwargs)
         return
-    if kind.refused and OmegaConf.select(cfg, kind.refused):
-        raise ValueError(f"{kind.refused} is true, expected false with strategy {infer.strategy}: {kind.reason}")
+    if cfg.return_tail_result and not kind.reads_tail(cfg):
+        raise ValueError(
+            f"return_tail_result is true, expected false with strategy {infer.strategy}: what lies beyond the chunk "
+            "is not searched"
+        )
     if not infer.return_best_hypothesis:
         key = f"asr.decoding.{infer.section}.return_best_hypothesis"
         raise ValueError(f"{key} is false, expected true: a stream has one transcript")
     n_best = OmegaConf.select(cfg, "streaming.n_best", default=1)
     check_int("streaming.n_best", n_best, 1, MAX_N_BEST)
-    if n_best > 1 and (reason := kind.why_one_best or infer.why_one_best):
+    if n_best > 1 and (reason := kind.why_one_best(cfg) or infer.why_one_best):
         raise FieldError("streaming.n_best", n_best, f"1 with strategy {infer.strategy}", f"({reason})")
     rules = OmegaConf.select(cfg, "endpointing.rules")
     if OmegaConf.is_config(rules):
         rules = OmegaConf.to_container(rules, resolve=True)
     rules = None if rules is None else read_rules(rules, "endpointing.rules")
-    wrapped(*args, **kwargs)
     pipeline.__class__ = _adapted(cls, kind.adapt)
     pipeline.infer, pipeline.rules, pipeline.n_best = infer, rules, n_best
+    wrapped(*args, **kwargs)
     pipeline.reset_session()
 
 
@@ -129,21 +129,18 @@ class Kind(NamedTuple):
 
     search: Callable[[Any], CTCInfer | TransducerInfer | None]  # of its model
     adapt: Callable[[Any], type]
-    refused: str = ""  # an option of the pipeline that must be off
-    reason: str = ""
-    why_one_best: str = ""  # why it gives no n-best lists; empty: it does
+    reads_tail: Callable[[Any], bool] = lambda cfg: False  # by its config: whether it searches tails, or NeMo has none
+    why_one_best: Callable[[Any], str] = lambda cfg: ""  # by its config: why it gives no n-best lists; empty: it does
 
 
-_TAIL = "return_tail_result", "what lies beyond the chunk is not searched"
+def _anew(cfg: Any) -> str:
+    """Why a buffered transducer pipeline has one hypothesis."""
+    return "" if cfg.streaming.stateful else "every buffer is decoded anew, and only the tokens of a chunk are taken"
+
+
 KINDS = {
-    "BufferedCTCPipeline": Kind(ctc_search, searching_ctc, *_TAIL),
-    "CacheAwareCTCPipeline": Kind(ctc_search, searching_ctc, *_TAIL),
-    "BufferedRNNTPipeline": Kind(
-        transducer_search,
-        buffered_transducer,
-        "streaming.stateful",
-        "NeMo's stateful decoding is greedy_batch's",
-        why_one_best="every buffer is decoded anew, and only the tokens of a chunk are taken",
-    ),
-    "CacheAwareRNNTPipeline": Kind(transducer_search, cache_aware_transducer),
+    "BufferedCTCPipeline": Kind(ctc_search, searching_ctc),
+    "CacheAwareCTCPipeline": Kind(ctc_search, searching_ctc),
+    "BufferedRNNTPipeline": Kind(transducer_search, buffered_transducer, lambda cfg: bool(_anew(cfg)), _anew),
+    "CacheAwareRNNTPipeline": Kind(transducer_search, cache_aware_transducer, lambda cfg: True),
 }

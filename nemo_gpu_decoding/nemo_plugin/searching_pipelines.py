@@ -1,23 +1,23 @@
 """The subclasses that stand in for NeMo's pipelines of `nemo.collections.asr.inference`: what they search, and when.
 
-`pipelines.py` says which of NeMo's becomes which of these.
+`pipelines.py` says which of NeMo's becomes which of these. Those of transducers: `searching_transducers.py`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from nemo.collections.asr.inference.utils.pipeline_utils import ids_to_text_without_stripping
-from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 from nemo.utils import logging
 from torch import Tensor
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.live.endpointing import StreamProgress, find_endpoint, progress_of
 from nemo_gpu_decoding.live.slots import Slots
-from nemo_gpu_decoding.nemo_plugin.continuation import using_slots
 from nemo_gpu_decoding.nemo_plugin.requests import biasing_request
 from nemo_gpu_decoding.search.result import NBest, Path
 
@@ -122,20 +122,50 @@ def searching_ctc(base: Any) -> type:
     is_buffered = hasattr(base, "get_cut_off_range")
 
     class Adapted(in_slots(base)):  # type: ignore[misc]
+        def get_logprobs_given_raw_signals(self, frames: Any, signals: Any, left_paddings: list[int]) -> Tensor:
+            """Of buffered streams: NeMo leaves out how many frames are valid, so note that."""
+            samples = self.sample_rate * self.model_stride_in_secs
+            paddings = [int(padding / samples) for padding in left_paddings]
+            with self._noting_lengths(paddings):
+                return super().get_logprobs_given_raw_signals(frames, signals, left_paddings)
+
+        def get_logprobs_given_processed_signals(self, fbuffers: Any, signals: Any) -> Tensor:
+            with self._noting_lengths([int(buffer.roll_size / self.subsampling_factor) for buffer in fbuffers]):
+                return super().get_logprobs_given_processed_signals(fbuffers, signals)
+
+        @contextlib.contextmanager
+        def _noting_lengths(self, paddings: list[int]) -> Iterator[None]:
+            """Set `lengths`, the frames of each buffer up to the end of the audio, from what the model returns;
+            `paddings` are the frames before it where NeMo rolls buffers."""
+            before = paddings if self.right_padding else [0] * len(paddings)
+
+            def note(model: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
+                self.lengths = [n + padding for n, padding in zip(output[1].tolist(), before, strict=True)]
+
+            hook = self.asr_model.asr_model.register_forward_hook(note)
+            try:
+                yield
+            finally:
+                hook.remove()
+
         def decode_log_probs(
             self, requests: list[Any], log_probs: Tensor, tail_log_probs: None, ready_state_ids: set[int]
         ) -> None:
             """Of cache-aware streams."""
-            for turn in _turns(requests):
+            for turn in turns(requests):
                 ready_state_ids.update(self.search([requests[i] for i in turn], [(log_probs[i],) for i in turn]))
 
         def shared_transcribe_step(self, requests: list[Any], log_probs: Tensor) -> None:
             """Of buffered streams."""
-            rows = log_probs.cpu()
-            for turn in _turns(requests):
+            size = log_probs.shape[1]
+            rows = [row[:n] for row, n in zip(log_probs.cpu(), self.lengths, strict=True)]
+            for turn in turns(requests):
                 own = [requests[i] for i in turn]
-                clips = [self.get_cut_off_range(rows.shape[1], request.is_last) for request in own]
-                ready = self.search(own, [(rows[i], *clip) for i, clip in zip(turn, clips, strict=True)])
+                clips = [self.get_cut_off_range(size, request.is_last) for request in own]
+                inputs = [
+                    (rows[i], start, min(end, len(rows[i]))) for i, (start, end) in zip(turn, clips, strict=True)
+                ]
+                ready = self.search(own, inputs)
                 if ready:
                     self.text_processor.process(self.get_states(ready))
             self.update_partial_transcript(requests, self.tokenizer, self.leading_regex_pattern)
@@ -181,8 +211,10 @@ def searching_ctc(base: Any) -> type:
             offset, known = state.global_offset, len(state.current_step_tokens)
             is_end = self.run_greedy_decoder(state, request, log_probs, *clip)
             begin, end = 0, len(log_probs)
-            if is_buffered:  # buffers overlap; where strides do not divide chunks, so do NeMo's clips
-                begin, end = state.decoder_start_idx, state.decoder_end_idx
+            # Buffers overlap, and where strides do not divide chunks, so do NeMo's clips. What stands before the
+            # beginning of the stream or behind its end is padding, in which models hear words.
+            if is_buffered:
+                begin, end = max(state.decoder_start_idx, round(-offset)), min(state.decoder_end_idx, end)
                 begin = max(begin, round(getattr(state, "frames_read", begin + offset) - offset))
                 state.frames_read = offset + end
             if state.slot is None and state.error is None:
@@ -210,7 +242,7 @@ def _progress(partial: NBest, frame_seconds: float) -> StreamProgress:
     return progress_of(partial, frame_seconds, 0.0 if partial.relative_cost is None else None)
 
 
-def _turns(requests: list[Any]) -> list[list[int]]:
+def turns(requests: list[Any]) -> list[list[int]]:
     """Numbers of the requests, in turns in which no stream has two."""
     turns: list[list[int]] = []
     count: dict[int, int] = {}
@@ -236,119 +268,3 @@ def _clear(chunk: Chunk) -> None:
     """Leave out what NeMo finds in a stream that has ended."""
     chunk.state.tokens, chunk.state.timesteps, chunk.state.confidences = [], [], []
     chunk.state.current_step_tokens[chunk.known :] = []
-
-
-def buffered_transducer(base: Any) -> type:
-    """A transducer pipeline that decodes every buffer anew, with the phrases of its stream."""
-
-    class Adapted(in_slots(base)):  # type: ignore[misc]
-        def stateless_transcribe_step(
-            self, requests: list[Any], encs: Tensor, enc_lens: Tensor, ready_state_ids: set[int]
-        ) -> None:
-            states = [self.get_state(request.stream_id) for request in requests]
-            begin = [_beginning(getattr(state.options, "biasing_cfg", None)) for state in states]
-            with using_slots(self.slots):
-                hypotheses = self.asr_model.decode(encs, enc_lens, partial_hypotheses=begin)
-            self.slots.abandon([hypothesis.dec_state.slot for hypothesis in hypotheses])
-            for request, state, hypothesis in zip(requests, states, hypotheses, strict=True):
-                error = hypothesis.dec_state.error
-                if error is not None and state.error is None:
-                    self.fail(request.stream_id, state, error)
-            ready_state_ids.update(self.decode_step(hypotheses, requests, states))
-
-        def run_greedy_decoder(self, state: Any, request: Any, **found: Any) -> bool:
-            """NeMo takes the tokens of this step's frames, and decides whether the utterance ends here."""
-            if state.error is not None:
-                return request.is_last or request.stream_id in self.errors
-            offset = state.global_offset
-            is_end = super().run_greedy_decoder(state, request, **found)
-            if self.rules is None or is_end:
-                state.begin = offset + state.decoder_end_idx
-                return is_end
-            state.begin = getattr(state, "begin", offset + state.decoder_start_idx)
-            last = state.timesteps[-1] + 1 - state.begin if state.timesteps else 0
-            frames = offset + state.decoder_end_idx - state.begin
-            is_end = self.ends(_since(last, frames, self.model_stride_in_secs))
-            if is_end:
-                state.eou_detected_before, state.begin = True, offset + state.decoder_end_idx
-            return is_end
-
-        def find_committed(self, states: list[Any]) -> None:
-            for state in states:
-                state.committed = len(state.tokens)  # NeMo takes tokens of this step's frames, and keeps them
-
-    return Adapted
-
-
-def cache_aware_transducer(base: Any) -> type:
-    """A transducer pipeline that lets the search go on from chunk to chunk until the utterance ends."""
-
-    class Adapted(in_slots(base)):  # type: ignore[misc]
-        def create_state(self, options: Any) -> Any:
-            state = super().create_state(options)
-            state.phrases = getattr(state.options, "biasing_cfg", None)
-            if state.phrases is not None:
-                state.options.biasing_cfg = None  # or else NeMo would say that they are left out
-            self._begin(state, 0)
-            return state
-
-        def cache_aware_transcribe_step(self, *args: Any, **kwargs: Any) -> None:
-            with using_slots(self.slots):
-                super().cache_aware_transcribe_step(*args, **kwargs)
-
-        def run_greedy_decoder(self, state: Any, request: Any, hyp: Any) -> bool:
-            """Let NeMo see the tokens of this step's frames, and put the best hypothesis in place of what earlier
-            steps took for it; NeMo decides whether the utterance ends here."""
-            state.slot = hyp.dec_state.slot
-            if state.error is None and hyp.dec_state.error is not None:
-                self.fail(request.stream_id, state, hyp.dec_state.error)
-                self._begin(state, state.global_offset + state.frames_read)
-                return True
-            if state.error is not None:
-                self._begin(state, state.global_offset)
-                return bool(request.is_last)
-            known = len(state.current_step_tokens)
-            old = sum(frame < state.frames_read for frame in hyp.token_frames)
-            state.set_offset(old)
-            is_end = super().run_greedy_decoder(state, request, hyp)
-            state.tokens = hyp.y_sequence.tolist()
-            state.timesteps = [state.global_offset + frame for frame in hyp.token_frames]
-            state.confidences = list(hyp.step_confidence) or [0.0] * len(state.tokens)
-            state.current_step_tokens[known:] = state.tokens[old:]
-            state.frames_read = int(hyp.length)
-            last = hyp.token_frames[-1] + hyp.token_repeats[-1] if len(hyp.token_frames) else 0
-            is_end = is_end or self.ends(_since(last, state.frames_read, self.model_stride_in_secs))
-            if is_end:
-                self.ended[request.stream_id] = hyp.dec_state.nbest
-                self._begin(state, state.global_offset + state.frames_read)
-            return is_end
-
-        def find_committed(self, states: list[Any]) -> None:
-            going = [state for state in states if state.slot is not None]
-            for state, nbest in zip(going, self.slots.partial([state.slot for state in going]), strict=True):
-                state.committed = nbest.committed
-
-        def _begin(self, state: Any, frame: int) -> None:
-            """Begin an utterance at a frame of the stream."""
-            if state.slot is not None:
-                self.slots.abandon([state.slot])
-            state.slot, state.frames_read, state.committed = None, 0, 0
-            state.set_offset(0)
-            state.set_global_offset(frame)
-            state.set_previous_hypothesis(_beginning(state.phrases))
-
-    return Adapted
-
-
-def _since(last: float, frames: float, frame_seconds: float) -> StreamProgress:
-    """What the rules ask of a transducer's utterance of so many frames, whose last token ends in frame `last` (0: it
-    has none). Its hypotheses may all end, at no cost."""
-    frames = max(frames, last)
-    return StreamProgress(frames * frame_seconds, (frames - last) * frame_seconds, 0.0)
-
-
-def _beginning(phrases: Any) -> Hypothesis | None:
-    """The partial hypothesis that begins an utterance with the phrases of its stream."""
-    if phrases is None or phrases.is_empty():
-        return None
-    return Hypothesis.empty_with_biasing_cfg(phrases)

@@ -134,6 +134,7 @@ def read_cuda_wfst(cfg: DictConfig) -> WordGraphOptions:
             LM is named; the message names the key.
         FileNotFoundError: a file that is named does not exist.
     """
+    _check_lm_is_named(cfg, "cuda_wfst")
     return WordGraphOptions(**_read(CUDA_WFST.read(cfg), WFSTConfig))
 
 
@@ -143,6 +144,7 @@ def read_paged_biglm(cfg: DictConfig) -> PagedOptions:
     Raises:
         ValueError, FileNotFoundError: as `read_cuda_wfst`.
     """
+    _check_lm_is_named(cfg, "paged_biglm")
     wfst = PAGED_BIGLM.read(cfg)
     options = _read(wfst, PagedBigLMConfig)
     large = wfst.file("large_lm_path")
@@ -152,6 +154,19 @@ def read_paged_biglm(cfg: DictConfig) -> PagedOptions:
             "`nemo-gpu-decoding pack-lm`, or an ARPA file"
         )
     return PagedOptions(**options, large=large, small=_small_lm(wfst))
+
+
+def _check_lm_is_named(cfg: DictConfig, strategy: str) -> None:
+    """Scripts that fill `beam` alone cannot name the LM of a word graph: say which ones can."""
+    wfst = cfg.get("wfst") or {}
+    lm = (cfg.get("beam") or {}).get("ngram_lm_model")
+    if lm and not wfst.get("arpa_lm_path") and not wfst.get("wfst_lm_path"):
+        raise ValueError(
+            f"beam.ngram_lm_model is '{lm}', which {strategy} does not read, and wfst.arpa_lm_path and "
+            "wfst.wfst_lm_path are not set, expected one of them: a word LM (ARPA), or a graph. A script that has no "
+            "`wfst` section, as eval_beamsearch_ngram_ctc.py, cannot set them: transcribe_speech.py and "
+            f"speech_to_text_eval.py do (ctc_decoding.strategy={strategy} ctc_decoding.wfst.arpa_lm_path=words.arpa)"
+        )
 
 
 def _read(wfst: Values, search: type[WFSTConfig]) -> dict[str, Any]:

@@ -255,7 +255,7 @@ def test_transducers_nemos_and_our_keys_arrive(assets):
         ({"beam_beta": 1.0}, ["beam.beam_beta"]),
         ({"boosting_tree": {"key_phrase_list": ["a"]}}, ["beam.boosting_tree.key_phrase_list"]),
         ({"alsd_max_target_len": 1.5}, ["beam.alsd_max_target_len", "1.5", "alsd_pp", "max_symbols"]),
-        ({"maes_prefix_alpha": 2}, ["beam.maes_prefix_alpha", "default 1"]),
+        ({"maes_prefix_alpha": 3}, ["beam.maes_prefix_alpha", "default 1"]),
         ({"maes_num_steps": 3}, ["beam.maes_num_steps", "alsd_pp"]),
         ({"maes_expansion_gamma": 3.0}, ["beam.maes_expansion_gamma", "alsd_pp"]),
         ({"language_model": {"a": 1}}, ["beam.language_model"]),
@@ -295,10 +295,10 @@ def test_transducers_what_cannot_work_is_named(beam, named):
     [
         ({"max_symbols": 5}, ["beam.max_symbols", "aes_pp", "maes_num_steps"]),
         ({"max_symbols_per_step": 5}, ["beam.max_symbols_per_step", "aes_pp"]),
-        ({"maes_prefix_alpha": 2}, ["beam.maes_prefix_alpha", "aes_pp"]),
+        ({"maes_prefix_alpha": 3}, ["beam.maes_prefix_alpha", "aes_pp"]),
         ({"maes_num_steps": 0}, ["beam.maes_num_steps is 0"]),
         ({"maes_expansion_beta": -1}, ["beam.maes_expansion_beta is -1"]),
-        ({"maes_expansion_gamma": 0}, ["beam.maes_expansion_gamma is 0"]),
+        ({"maes_expansion_gamma": 0}, ["beam.maes_expansion_gamma is 0", "writes 0 unless decoding_strategy=maes"]),
         ({"search_type": "alsd_pp"}, ["beam.search_type", "aes_pp"]),
     ],
 )

@@ -150,7 +150,7 @@ def test_search_type_names_us_where_a_script_knows_only_nemos_strategies(transdu
     ("nemos", "ours", "from_the_grid"),
     [
         ("beam", "alsd_pp", {"maes_prefix_alpha": 0, "maes_expansion_gamma": 0}),
-        ("maes", "alsd_pp", {"maes_prefix_alpha": 1, "maes_expansion_gamma": 2.3}),
+        ("maes", "alsd_pp", {"maes_prefix_alpha": 2, "maes_expansion_gamma": 2.3}),
         ("maes", "aes_pp", {"maes_prefix_alpha": 1, "maes_expansion_gamma": 4.0}),
     ],
 )

@@ -346,3 +346,12 @@ def test_cuda_wfst_has_no_large_lm(lms):
     wfst = {"arpa_lm_path": str(lms / "small.arpa"), "large_lm_path": str(lms / "large.packed")}
     with pytest.raises(ValueError, match=r"unknown key 'wfst\.large_lm_path'"):
         read_cuda_wfst(OmegaConf.create({"strategy": "cuda_wfst", "wfst": wfst}))
+
+
+@pytest.mark.parametrize("strategy", ["cuda_wfst", "paged_biglm"])
+def test_a_script_that_fills_beam_alone_is_told_which_ones_name_a_word_lm(strategy):
+    """What eval_beamsearch_ngram_ctc.py makes of kenlm_model_file=lm.arpa."""
+    cfg = OmegaConf.create({"strategy": strategy, "beam": {"ngram_lm_model": "lm.arpa"}, "wfst": {"beam_width": 10.0}})
+    read = {"cuda_wfst": read_cuda_wfst, "paged_biglm": read_paged_biglm}[strategy]
+    with pytest.raises(ValueError, match=r"is 'lm\.arpa', .* transcribe_speech\.py .* arpa_lm_path=words"):
+        read(cfg)
