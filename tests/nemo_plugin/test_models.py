@@ -8,7 +8,9 @@ import pytest
 pytestmark = pytest.mark.nemo
 pytest.importorskip("nemo.collections.asr")
 
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize
@@ -277,6 +279,36 @@ def test_keys_of_ours_come_with_a_plus(name):
     config = composed(ScriptConfig, f"+ctc_decoding={name}", *plus, f"{section}.arpa_lm_path=lm.arpa")
     values = {key: OmegaConf.select(config, f"{section}.{key}") for key in ours}
     assert values == ours
+
+
+@dataclass
+class StreamingConfig:
+    """Where NeMo's YAML for streaming transducers has the section; that for CTC has none."""
+
+    asr: Any = field(default_factory=lambda: {"decoding": {"strategy": "greedy_batch"}})
+
+
+@dataclass
+class CTCStreamingConfig:
+    asr: Any = field(default_factory=lambda: {"model_name": ""})
+
+
+def test_overrides_of_the_page_about_nemos_scripts_compose():
+    page = (Path(__file__).parents[2] / "docs" / "nemo_scripts.md").read_text()
+    spans = [span for span in re.findall(r"`([^`]+)`", page) if re.match(r"\+?(ctc_|rnnt_|asr\.)decoding\.", span)]
+    strategies = set()
+    for span in spans:
+        schema = ScriptConfig
+        if "asr.decoding" in span:
+            schema = CTCStreamingConfig if span.startswith("+asr.decoding.strategy") else StreamingConfig
+        config = composed(schema, *span.split())
+        for override in span.split():
+            key, value = override.lstrip("+").split("=")
+            assert str(OmegaConf.select(config, key)) == value
+            if key.endswith("strategy"):
+                strategies.add(value)
+    assert strategies == {"flexctc_beam", "cuda_wfst", "alsd_pp"}
+    assert len(spans) > 8
 
 
 @pytest.mark.parametrize(("group", "name"), PRESETS)
