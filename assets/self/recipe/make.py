@@ -16,6 +16,7 @@ To see all of it run in a few minutes: ``make.py OUT_DIR --sentences 60 --steps 
 """
 
 import argparse
+import math
 from pathlib import Path
 
 STAGES = ("text", "speech", "lm", "train", "export", "check")
@@ -34,11 +35,21 @@ def parse_arguments() -> argparse.Namespace:
         type=float,
         default=0.0,
         metavar="SHARE",
-        help="share of invented surnames in training and LM text, 0 to 0.9 (0)",
+        help="share of invented names in training and LM text, 0 to 0.9 (0)",
+    )
+    parser.add_argument(
+        "--for-set",
+        type=Path,
+        metavar="SET_DIR",
+        help="a set made before, with LMs: take its tokenizer, and never train on its dev and test sentences",
     )
     parser.add_argument("--steps", type=int, default=3600, help="of training (3600)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="of training, to end it sooner")
+    parser.add_argument("--seconds-per-batch", type=float, default=60.0, help="of speech (60)")
+    parser.add_argument("--ctc-only", type=float, default=0.5, metavar="SHARE", help="of the training (0.5)")
     parser.add_argument("--layers", type=int, default=4, help="of the encoder (4)")
     parser.add_argument("--width", type=int, default=96, help="of encoder and heads (96)")
+    parser.add_argument("--streaming", action="store_true", help="a cache-aware model, with CTC and RNN-T heads")
     parser.add_argument("--processes", type=int, default=1, help="for speech synthesis (1)")
     parser.add_argument("--seed", type=int, default=3)
     arguments = parser.parse_args()
@@ -55,15 +66,23 @@ def quieten_nemo() -> None:
 
 
 def make_text(args: argparse.Namespace) -> None:
-    """Draw the sentences; train the tokenizer on the training sentences."""
+    """Draw the sentences; train the tokenizer on the training sentences, or take that of another set."""
+    import speech
     import text
 
     splits = text.draw_sentences(args.sentences, args.lm_sentences, args.coined, args.seed)
+    if args.for_set:
+        manifests = [args.for_set / "speech" / f"{split}.json" for split in ("dev", "test")]
+        held_out = {entry["text"] for manifest in manifests for entry in speech.read_manifest(manifest)}
+        splits["train"] = [sentence for sentence in splits["train"] if sentence not in held_out]
     for split in SPOKEN_SPLITS:
         text.write_lines(args.out / "text" / f"{split}.txt", splits[split])
     text.write_lines(args.out / "lm" / "lm_train.txt", splits["lm"])
     text.write_lines(args.out / "phrases.txt", text.phrases())
-    text.train_tokenizer(splits["train"], args.out / "tokenizer")
+    if args.for_set:
+        text.copy_tokenizer(args.for_set / "models" / "self_ctc.nemo", args.out / "tokenizer")
+    else:
+        text.train_tokenizer(splits["train"], args.out / "tokenizer")
 
 
 def make_speech(args: argparse.Namespace) -> None:
@@ -87,10 +106,13 @@ def make_lm(args: argparse.Namespace) -> None:
 
 def make_train(args: argparse.Namespace) -> None:
     """Train the weights."""
+    import model
     import train
 
     quieten_nemo()
-    settings = train.Settings(steps=args.steps, layers=args.layers, width=args.width, seed=args.seed)
+    shape = model.Shape(args.layers, args.width, args.streaming)
+    how_long = {"steps": args.steps, "minutes": args.minutes, "ctc_only": args.ctc_only}
+    settings = train.Settings(shape, **how_long, seconds_per_batch=args.seconds_per_batch, seed=args.seed)
     manifest = args.out / "speech" / "train.json"
     train.train(manifest, args.out / "tokenizer", args.out / "weights.pt", settings)
 
@@ -100,8 +122,8 @@ def make_export(args: argparse.Namespace) -> None:
     import model
 
     quieten_nemo()
-    tokenizer, models = args.out / "tokenizer", args.out / "models"
-    model.export(args.out / "weights.pt", tokenizer, args.layers, args.width, models)
+    shape = model.Shape(args.layers, args.width, args.streaming)
+    model.export(args.out / "weights.pt", args.out / "tokenizer", shape, args.out / "models")
 
 
 def make_check(args: argparse.Namespace) -> None:

@@ -1,10 +1,12 @@
 """The recogniser: one small FastConformer encoder with a CTC, an RNN-T and a TDT head.
 
 `build` makes NeMo models from a plain dictionary, `export` writes trained ones as .nemo files.
+The kind `streaming` is cache-aware: no layer looks beyond the end of its chunk, features are not
+normalised over the utterance, and the encoder carries caches from chunk to chunk.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from nemo.collections.asr.models import ASRModel, EncDecCTCModelBPE, EncDecHybridRNNTCTCBPEModel
@@ -16,9 +18,24 @@ FRAMES_PER_SECOND = 100
 SUBSAMPLING = 8  # encoder frames are 80 ms
 DURATIONS = [0, 1, 2, 3, 4]  # frames that a TDT token may last
 TDT_SIGMA = 0.02
-KINDS = ("ctc", "hybrid_rnnt", "hybrid_tdt")
+STREAMING_CONTEXT = [70, 6]  # frames that attention sees before a chunk, and beyond the first frame of one
+# Log-mel features that are not normalised are about this far from 0 (in such speech).
+FEATURE_MEAN, FEATURE_DEVIATION = -9.0, 3.5
 
 Config = dict[str, Any]
+
+
+class Shape(NamedTuple):
+    """Size and sort of the encoder."""
+
+    layers: int
+    width: int
+    streaming: bool
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The models that have this encoder."""
+        return ("streaming",) if self.streaming else ("ctc", "hybrid_rnnt", "hybrid_tdt")
 
 
 def module(name: str, **settings: Any) -> Config:
@@ -26,14 +43,15 @@ def module(name: str, **settings: Any) -> Config:
     return {"_target_": f"nemo.collections.asr.modules.{name}", **settings}
 
 
-def front_end() -> Config:
+def front_end(shape: Shape) -> Config:
     """Log-mel features, SpecAugment and what `transcribe` expects to find."""
+    mask = {"mask_value": FEATURE_MEAN} if shape.streaming else {}
     return {
         "sample_rate": SAMPLE_RATE,
         "preprocessor": module(
             "AudioToMelSpectrogramPreprocessor",
             sample_rate=SAMPLE_RATE,
-            normalize="per_feature",
+            normalize="NA" if shape.streaming else "per_feature",
             window_size=0.025,
             window_stride=1 / FRAMES_PER_SECOND,
             window="hann",
@@ -42,7 +60,9 @@ def front_end() -> Config:
             dither=1e-5,
             pad_to=0,
         ),
-        "spec_augment": module("SpectrogramAugmentation", freq_masks=2, freq_width=15, time_masks=5, time_width=0.05),
+        "spec_augment": module(
+            "SpectrogramAugmentation", freq_masks=2, freq_width=15, time_masks=5, time_width=0.05, **mask
+        ),
         "validation_ds": {
             "manifest_filepath": None,
             "sample_rate": SAMPLE_RATE,
@@ -55,30 +75,38 @@ def front_end() -> Config:
     }
 
 
-def encoder(layers: int, width: int) -> Config:
-    """FastConformer: eight-fold subsampling, relative positions, full attention."""
+def encoder(shape: Shape) -> Config:
+    """FastConformer: eight-fold subsampling, relative positions, full attention or that of a stream."""
+    context: Config = {"att_context_size": [-1, -1], "conv_norm_type": "batch_norm"}
+    if shape.streaming:
+        context = {
+            "att_context_size": STREAMING_CONTEXT,
+            "att_context_style": "chunked_limited",
+            "causal_downsampling": True,
+            "conv_context_size": "causal",
+            "conv_norm_type": "layer_norm",
+        }
     return module(
         "ConformerEncoder",
         feat_in=MEL_BANDS,
         feat_out=-1,
-        n_layers=layers,
-        d_model=width,
+        n_layers=shape.layers,
+        d_model=shape.width,
         subsampling="dw_striding",
         subsampling_factor=SUBSAMPLING,
         subsampling_conv_channels=32,
         ff_expansion_factor=2,
         self_attention_model="rel_pos",
         n_heads=4,
-        att_context_size=[-1, -1],
         xscaling=True,
         untie_biases=True,
         pos_emb_max_len=5000,
         conv_kernel_size=9,
-        conv_norm_type="batch_norm",
         dropout=0.05,
         dropout_pre_encoder=0.05,
         dropout_emb=0.0,
         dropout_att=0.0,
+        **context,
     )
 
 
@@ -129,44 +157,53 @@ def transducer(width: int, tdt: bool) -> Config:
     return config
 
 
-def build(kind: str, tokenizer: Path, layers: int, width: int) -> ASRModel:
-    """An untrained model of one of `KINDS`."""
-    config = front_end()
+def build(kind: str, tokenizer: Path, shape: Shape) -> ASRModel:
+    """An untrained model of one of the shape's kinds."""
+    config = front_end(shape)
     config["tokenizer"] = {"dir": str(tokenizer), "type": "bpe"}
-    config["encoder"] = encoder(layers, width)
+    config["encoder"] = encoder(shape)
     if kind == "ctc":
-        config["decoder"] = ctc_decoder(width)
+        config["decoder"] = ctc_decoder(shape.width)
         config["decoding"] = {"strategy": "greedy_batch"}
         return EncDecCTCModelBPE(cfg=OmegaConf.create(config))
-    config |= transducer(width, tdt=kind == "hybrid_tdt")
+    config |= transducer(shape.width, tdt=kind == "hybrid_tdt")
     config["aux_ctc"] = {
         "ctc_loss_weight": 0.3,
-        "decoder": ctc_decoder(width),
+        "decoder": ctc_decoder(shape.width),
         "decoding": {"strategy": "greedy_batch"},
     }
-    return EncDecHybridRNNTCTCBPEModel(cfg=OmegaConf.create(config))
+    model = EncDecHybridRNNTCTCBPEModel(cfg=OmegaConf.create(config))
+    if shape.streaming:
+        expect_raw_features(model.encoder.pre_encode.conv[0])
+    return model
 
 
-def build_sharing_encoder(
-    tokenizer: Path, layers: int, width: int
-) -> tuple[EncDecHybridRNNTCTCBPEModel, EncDecHybridRNNTCTCBPEModel]:
-    """An RNN-T and a TDT hybrid with one encoder and one CTC head between them."""
-    rnnt = build("hybrid_rnnt", tokenizer, layers, width)
-    tdt = build("hybrid_tdt", tokenizer, layers, width)
-    tdt.encoder = rnnt.encoder
-    tdt.ctc_decoder = rnnt.ctc_decoder
-    return rnnt, tdt
+@torch.no_grad()
+def expect_raw_features(convolution: torch.nn.Conv2d) -> None:
+    """Start the first layer as if its input were normalised; left to itself, it is slow to learn that."""
+    convolution.weight /= FEATURE_DEVIATION
+    convolution.bias -= FEATURE_MEAN * convolution.weight.sum(dim=(1, 2, 3))
 
 
-def export(weights: Path, tokenizer: Path, layers: int, width: int, folder: Path) -> None:
+def build_sharing_encoder(tokenizer: Path, shape: Shape) -> dict[str, EncDecHybridRNNTCTCBPEModel]:
+    """All hybrid models of a shape, with one encoder and one CTC head between them."""
+    models = {kind: build(kind, tokenizer, shape) for kind in shape.kinds if kind != "ctc"}
+    first, *others = models.values()
+    for other in others:
+        other.encoder = first.encoder
+        other.ctc_decoder = first.ctc_decoder
+    return models
+
+
+def export(weights: Path, tokenizer: Path, shape: Shape, folder: Path) -> None:
     """Write the trained models as .nemo files with 16-bit weights and no paths inside.
 
     `restore_from` turns the weights back into 32 bits.
     """
     folder.mkdir(parents=True, exist_ok=True)
     state = torch.load(weights, map_location="cpu")
-    for kind in KINDS:
-        model = build(kind, tokenizer, layers, width)
+    for kind in shape.kinds:
+        model = build(kind, tokenizer, shape)
         if kind == "ctc":
             model.encoder.load_state_dict(part(state["hybrid_rnnt"], "encoder"))
             model.decoder.load_state_dict(part(state["hybrid_rnnt"], "ctc_decoder"))

@@ -18,7 +18,10 @@ import soxr
 SAMPLE_RATE = 16000
 
 TRAINING_ACCENTS = ("en-us", "en-us", "en-gb", "en-gb-x-rp", "en-us-nyc")
-TRAINING_VARIANTS = ("", "", "+m3", "+m7", "+f2", "+f4", "+adam", "+linda", "+max")
+TRAINING_VARIANTS = (
+    "", "", "+m1", "+m2", "+m3", "+m4", "+m6", "+m7", "+m8", "+f1", "+f2", "+f4", "+f5", "+adam", "+andy", "+belinda",
+    "+david", "+linda", "+max", "+rob", "+victor", "+zac",
+)  # fmt: skip
 TRAINING_VOICES = tuple(a + v for a in TRAINING_ACCENTS for v in TRAINING_VARIANTS)
 HELD_OUT_VOICES = ("en-us+f3", "en-gb+m5", "en-us+steph", "en-gb-scotland+f3", "en-us+m5")
 

@@ -13,6 +13,7 @@ that boosts too hard.
 
 import random
 import re
+import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -157,24 +158,24 @@ def expand(symbol: str, grammar: Grammar, rng: random.Random) -> str:
 
 def coin(rng: random.Random) -> str:
     """Invent a pronounceable name that is on no list, such as `brotson` or `chailey`."""
-    onsets = one_of("b, br, c, ch, d, dr, f, fl, g, gr, h, j, k, l, m, n, p, r, s, sh, st, t, tr, v, w")
-    vowels = one_of("a, a, e, e, i, i, o, o, u, ai, ee, oo, ar, or, er")
-    codas = one_of("n, m, l, r, s, t, nd, ck, x, , ")
-    endings = one_of("son, ton, ley, man, ford, well, berg, ova, ini, wick, dale, er, ington, , ")
+    onsets = one_of("b, br, c, ch, d, dr, f, fl, g, gr, h, j, k, l, m, n, p, qu, r, s, sh, st, t, tr, v, w, y, z")
+    vowels = one_of("a, a, a, e, e, i, i, o, o, u, ai, ee, ia, oo, ar, or, er")
+    codas = one_of("n, m, l, r, s, t, nd, ck, x, th, , , ")
+    endings = one_of("son, ton, ley, man, ford, well, berg, ova, ini, wick, dale, er, ington, ski, ano, ello, ez, , , , ")
     while True:
-        syllables = [rng.choice(onsets) + rng.choice(vowels)]
-        if rng.random() < 0.67:
-            syllables.append(rng.choice(onsets) + rng.choice(vowels) + rng.choice(codas))
-        name = "".join(syllables) + rng.choice(endings)
-        if 5 <= len(name) <= 11 and name not in phrases():
+        syllables = [rng.choice(onsets) + rng.choice(vowels) for _ in range(rng.randint(1, 3))]
+        name = "".join(syllables) + rng.choice(codas) + rng.choice(endings)
+        if 5 <= len(name) <= 12 and name not in phrases():
             return name
 
 
 def with_coined(share: float) -> Grammar:
-    """The grammar with a share (0 to 1) of the surnames invented on the spot."""
-    known = GRAMMAR["surname"]
-    coined = round(len(known) * share / (1 - share)) if share else 0
-    return GRAMMAR | {"surname": known + ("{coined}",) * coined}
+    """The grammar with a share (0 to 1) of the surnames, products and cities invented on the spot."""
+    coined: Grammar = {}
+    for role in Names._fields:
+        known = GRAMMAR[role]
+        coined[role] = known + ("{coined}",) * round(len(known) * share / (1 - share))
+    return GRAMMAR | coined
 
 
 def with_names(names: Names) -> Grammar:
@@ -255,6 +256,16 @@ def train_tokenizer(sentences: list[str], folder: Path) -> None:
     write_lines(folder / "vocab.txt", pieces[1:])
     rows = (f"{piece}\t{score:g}" for piece, score in zip(pieces, scores, strict=True))
     write_lines(folder / "tokenizer.vocab", list(rows))
+
+
+def copy_tokenizer(model: Path, folder: Path) -> None:
+    """Copy the three files of the tokenizer out of a .nemo file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(model) as archive:
+        for member in archive:
+            name = member.name.rpartition("_")[2]
+            if name in ("tokenizer.model", "tokenizer.vocab", "vocab.txt"):
+                (folder / name).write_bytes(archive.extractfile(member).read())
 
 
 def write_lines(path: Path, lines: list[str]) -> None:

@@ -1,7 +1,7 @@
-"""Train CTC, RNN-T and TDT heads on one encoder, in a plain PyTorch loop.
+"""Train CTC and transducer heads on one encoder, in a plain PyTorch loop.
 
 The first half of the steps trains CTC alone, which settles the encoder.  After that each batch
-is also dealt out to the two transducer heads, half to each, as their losses are the costly part.
+is also dealt out to the transducer heads, an equal part to each, as their losses are costly.
 """
 
 import math
@@ -15,7 +15,7 @@ from pathlib import Path
 import soundfile
 import torch
 from losses import rnnt_loss, tdt_loss
-from model import DURATIONS, FRAMES_PER_SECOND, SUBSAMPLING, TDT_SIGMA, build_sharing_encoder
+from model import DURATIONS, FRAMES_PER_SECOND, SUBSAMPLING, TDT_SIGMA, Shape, build_sharing_encoder
 from nemo.collections.asr.models import ASRModel
 from speech import read_manifest
 from torch import Tensor
@@ -25,15 +25,16 @@ from torch import Tensor
 class Settings:
     """What to train, and for how long."""
 
+    shape: Shape
     steps: int = 3600
-    layers: int = 4
-    width: int = 96
+    minutes: float = math.inf  # to end before the steps are done
     seconds_per_batch: float = 60.0
     learning_rate: float = 2.2e-3
     warm_up_steps: int = 200
-    ctc_only: float = 0.5  # share of the steps
+    ctc_only: float = 0.5  # share of the training
     seed: int = 3
     log_every: int = 100
+    save_every: int = 500
 
 
 @dataclass
@@ -114,12 +115,10 @@ def endless_batches(examples: list[Example], seconds: float, rng: random.Random)
         yield from map(collate, groups)
 
 
-def learning_rate(step: int, settings: Settings) -> float:
-    """Linear warm-up, then a half cosine down to 2 % of the peak."""
-    warm_up = settings.warm_up_steps
-    progress = max(0, step - warm_up) / max(1, settings.steps - warm_up)
+def learning_rate(step: int, progress: float, settings: Settings) -> float:
+    """Linear warm-up, and a half cosine down to 2 % of the peak; `progress` is the share that is done."""
     cosine = 0.5 * (1 + math.cos(math.pi * progress))
-    return settings.learning_rate * min(1, (step + 1) / warm_up) * (0.98 * cosine + 0.02)
+    return settings.learning_rate * min(1, (step + 1) / settings.warm_up_steps) * (0.98 * cosine + 0.02)
 
 
 def ctc_loss(model: ASRModel, batch: Batch) -> Tensor:
@@ -140,24 +139,30 @@ def transducer_loss(model: ASRModel, batch: Batch, loss: Callable[..., Tensor]) 
     return loss(logits, batch.tokens, batch.frames, batch.lengths).sum() / batch.lengths.sum()
 
 
-def all_losses(rnnt: ASRModel, tdt: ASRModel, batch: Batch, transducers: bool) -> tuple[Tensor, dict[str, float]]:
-    """The loss to minimise, and its parts for the log."""
-    augmented = rnnt.spec_augmentation(input_spec=batch.features, length=batch.frames)
-    encoded, frames = rnnt.encoder(audio_signal=augmented, length=batch.frames)
+def losses(heads: dict[str, ASRModel], batch: Batch, transducers: bool) -> dict[str, Tensor]:
+    """The loss of the shared CTC head, and of every transducer head on its part of the batch."""
+    first, *_ = heads.values()
+    augmented = first.spec_augmentation(input_spec=batch.features, length=batch.frames)
+    encoded, frames = first.encoder(audio_signal=augmented, length=batch.frames)
     batch = Batch(encoded, frames, batch.tokens, batch.lengths)
-    ctc = ctc_loss(rnnt, batch)
-    if not transducers or len(frames) < 2:
-        return ctc, {"CTC": ctc.item()}
+    parts = {"CTC": ctc_loss(first, batch)}
+    if transducers and len(frames) >= len(heads):
+        offsets = random.sample(range(len(heads)), len(heads))
+        for offset, (kind, model) in zip(offsets, heads.items(), strict=True):
+            loss = tdt_loss_with_durations if kind == "hybrid_tdt" else rnnt_loss
+            parts[kind] = transducer_loss(model, batch.rows(slice(offset, None, len(heads))), loss)
+    return parts
 
-    def tdt_loss_with_durations(*arguments: Tensor) -> Tensor:
-        return tdt_loss(*arguments, DURATIONS, TDT_SIGMA)
 
-    even, odd = batch.rows(slice(0, None, 2)), batch.rows(slice(1, None, 2))
-    for_rnnt, for_tdt = random.sample([even, odd], 2)
-    rnnt_part = transducer_loss(rnnt, for_rnnt, rnnt_loss)
-    tdt_part = transducer_loss(tdt, for_tdt, tdt_loss_with_durations)
-    parts = {"CTC": ctc.item(), "RNN-T": rnnt_part.item(), "TDT": tdt_part.item()}
-    return 0.4 * ctc + 0.3 * rnnt_part + 0.3 * tdt_part, parts
+def tdt_loss_with_durations(*arguments: Tensor) -> Tensor:
+    """TDT loss with the durations and sigma of our models."""
+    return tdt_loss(*arguments, DURATIONS, TDT_SIGMA)
+
+
+def total(parts: dict[str, Tensor]) -> Tensor:
+    """The loss to minimise: 0.4 of CTC and 0.6 of the transducers' mean, or CTC alone."""
+    ctc, *transducers = parts.values()
+    return 0.4 * ctc + 0.6 * sum(transducers) / len(transducers) if transducers else ctc
 
 
 def make_optimizer(parameters: list[Tensor]) -> torch.optim.Optimizer:
@@ -170,31 +175,34 @@ def make_optimizer(parameters: list[Tensor]) -> torch.optim.Optimizer:
 
 
 def train(manifest: Path, tokenizer: Path, weights: Path, settings: Settings) -> None:
-    """Train on a manifest and save the weights of both hybrid models."""
+    """Train on a manifest and save the weights of all hybrid models, now and then and at the end."""
     random.seed(settings.seed)
     torch.manual_seed(settings.seed)
     torch.set_flush_denormal(True)
-    rnnt, tdt = build_sharing_encoder(tokenizer, settings.layers, settings.width)
-    examples = [e for e in load_examples(manifest, rnnt) if e.fits_ctc()]
-    parameters = list(torch.nn.ModuleList([rnnt, tdt]).parameters())
+    heads = build_sharing_encoder(tokenizer, settings.shape)
+    examples = [e for e in load_examples(manifest, next(iter(heads.values()))) if e.fits_ctc()]
+    models = torch.nn.ModuleList(heads.values()).train()
+    parameters = list(models.parameters())
     print(f"{len(examples)} utterances, {sum(p.numel() for p in parameters)} parameters")
 
     optimizer = make_optimizer(parameters)
     batches = endless_batches(examples, settings.seconds_per_batch, random.Random(settings.seed))
-    rnnt.train()
-    tdt.train()
     started = time.monotonic()
     for step in range(settings.steps):
+        minutes = (time.monotonic() - started) / 60
+        progress = max(step / settings.steps, minutes / settings.minutes)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, settings)
-        transducers = step >= settings.ctc_only * settings.steps
-        loss, parts = all_losses(rnnt, tdt, next(batches), transducers)
+            group["lr"] = learning_rate(step, min(1, progress), settings)
+        parts = losses(heads, next(batches), transducers=progress >= settings.ctc_only)
         optimizer.zero_grad()
-        loss.backward()
+        total(parts).backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        if (step + 1) % settings.log_every == 0 or step + 1 == settings.steps:
-            minutes = (time.monotonic() - started) / 60
-            report = ", ".join(f"{name} {value:.3f}" for name, value in parts.items())
+        last = progress >= 1 or step + 1 == settings.steps
+        if (step + 1) % settings.log_every == 0 or last:
+            report = ", ".join(f"{name} {value.item():.3f}" for name, value in parts.items())
             print(f"step {step + 1}: {report} ({minutes:.1f} min)", flush=True)
-    torch.save({"hybrid_rnnt": rnnt.state_dict(), "hybrid_tdt": tdt.state_dict()}, weights)
+        if (step + 1) % settings.save_every == 0 or last:
+            torch.save({kind: model.state_dict() for kind, model in heads.items()}, weights)
+        if last:
+            break
