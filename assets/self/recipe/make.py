@@ -8,7 +8,7 @@ The stages run in this order, and each one can be run alone once those before it
     text    sentences, phrase list and tokenizer
     speech  FLAC files and NeMo manifests
     lm      word and token language models
-    train   weights of one encoder with CTC, RNN-T and TDT heads
+    train   weights of one encoder with CTC, RNN-T and TDT heads; with --streaming CTC and RNN-T
     export  .nemo files
     check   restore them and print NeMo's greedy word error rates
 
@@ -47,6 +47,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=math.inf, help="of training, to end it sooner")
     parser.add_argument("--seconds-per-batch", type=float, default=60.0, help="of speech (60)")
     parser.add_argument("--ctc-only", type=float, default=0.5, metavar="SHARE", help="of the training (0.5)")
+    parser.add_argument("--learning-rate", type=float, default=2.2e-3, help="at its highest (2.2e-3)")
+    parser.add_argument("--resume", action="store_true", help="train on from the weights that there are")
     parser.add_argument("--layers", type=int, default=4, help="of the encoder (4)")
     parser.add_argument("--width", type=int, default=96, help="of encoder and heads (96)")
     parser.add_argument("--streaming", action="store_true", help="a cache-aware model, with CTC and RNN-T heads")
@@ -74,32 +76,34 @@ def make_text(args: argparse.Namespace) -> None:
     if args.for_set:
         manifests = [args.for_set / "speech" / f"{split}.json" for split in ("dev", "test")]
         held_out = {entry["text"] for manifest in manifests for entry in speech.read_manifest(manifest)}
-        splits["train"] = [sentence for sentence in splits["train"] if sentence not in held_out]
+        sentences = [sentence for sentence in splits["train"] if sentence not in held_out]
+        text.write_lines(args.out / "text" / "train.txt", sentences)
+        text.copy_tokenizer(args.for_set / "models" / "self_ctc.nemo", args.out / "tokenizer")
+        return
     for split in SPOKEN_SPLITS:
         text.write_lines(args.out / "text" / f"{split}.txt", splits[split])
     text.write_lines(args.out / "lm" / "lm_train.txt", splits["lm"])
     text.write_lines(args.out / "phrases.txt", text.phrases())
-    if args.for_set:
-        text.copy_tokenizer(args.for_set / "models" / "self_ctc.nemo", args.out / "tokenizer")
-    else:
-        text.train_tokenizer(splits["train"], args.out / "tokenizer")
+    text.train_tokenizer(splits["train"], args.out / "tokenizer")
 
 
 def make_speech(args: argparse.Namespace) -> None:
-    """Speak every split."""
+    """Speak every split, or what is trained on if there is a set."""
     import speech
     import text
 
-    for split in SPOKEN_SPLITS:
+    for split in ("train",) if args.for_set else SPOKEN_SPLITS:
         sentences = text.read_lines(args.out / "text" / f"{split}.txt")
         speech.record_split(sentences, split, args.out / "speech", args.seed, args.processes)
 
 
 def make_lm(args: argparse.Namespace) -> None:
-    """Estimate the language models."""
+    """Estimate the language models, if there is no set that has them."""
     import arpa
     import text
 
+    if args.for_set:
+        return
     sentences = text.read_lines(args.out / "lm" / "lm_train.txt")
     arpa.write_models(sentences, args.out / "tokenizer" / "tokenizer.model", args.out / "lm")
 
@@ -111,8 +115,8 @@ def make_train(args: argparse.Namespace) -> None:
 
     quieten_nemo()
     shape = model.Shape(args.layers, args.width, args.streaming)
-    how_long = {"steps": args.steps, "minutes": args.minutes, "ctc_only": args.ctc_only}
-    settings = train.Settings(shape, **how_long, seconds_per_batch=args.seconds_per_batch, seed=args.seed)
+    names = ("steps", "minutes", "seconds_per_batch", "learning_rate", "resume", "ctc_only", "seed")
+    settings = train.Settings(shape, **{name: getattr(args, name) for name in names})
     manifest = args.out / "speech" / "train.json"
     train.train(manifest, args.out / "tokenizer", args.out / "weights.pt", settings)
 
@@ -127,7 +131,7 @@ def make_export(args: argparse.Namespace) -> None:
 
 
 def make_check(args: argparse.Namespace) -> None:
-    """Restore every .nemo file and print its greedy word error rate on dev and test."""
+    """Restore every .nemo file and print the greedy word error rates of its heads on dev and test."""
     from nemo.collections.asr.metrics.wer import word_error_rate
     from nemo.collections.asr.models import ASRModel
     from speech import read_manifest
@@ -135,12 +139,15 @@ def make_check(args: argparse.Namespace) -> None:
     quieten_nemo()
     for path in sorted((args.out / "models").glob("*.nemo")):
         model = ASRModel.restore_from(str(path), map_location="cpu")
-        for split in ("dev", "test"):
-            entries = read_manifest(args.out / "speech" / f"{split}.json")
-            audio = [entry["audio_filepath"] for entry in entries]
-            hypotheses = [h.text for h in model.transcribe(audio, batch_size=16, verbose=False)]
-            errors = word_error_rate(hypotheses, [entry["text"] for entry in entries])
-            print(f"{path.stem:18} {split:4} greedy WER {100 * errors:.1f} %", flush=True)
+        for head in ("rnnt", "ctc") if hasattr(model, "cur_decoder") else ("ctc",):
+            if hasattr(model, "cur_decoder"):
+                model.change_decoding_strategy(decoder_type=head, verbose=False)
+            for split in ("dev", "test"):
+                entries = read_manifest((args.for_set or args.out) / "speech" / f"{split}.json")
+                audio = [entry["audio_filepath"] for entry in entries]
+                hypotheses = [h.text for h in model.transcribe(audio, batch_size=16, verbose=False)]
+                errors = word_error_rate(hypotheses, [entry["text"] for entry in entries])
+                print(f"{path.stem:18} {head:4} {split:4} greedy WER {100 * errors:.1f} %", flush=True)
 
 
 def main() -> None:

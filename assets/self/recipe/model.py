@@ -5,6 +5,7 @@ The kind `streaming` is cache-aware: no layer looks beyond the end of its chunk,
 normalised over the utterance, and the encoder carries caches from chunk to chunk.
 """
 
+import gzip
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -214,7 +215,9 @@ def export(weights: Path, tokenizer: Path, shape: Shape, folder: Path) -> None:
                 child.half()
         with open_dict(model.cfg):
             model.cfg.tokenizer.dir = None
-        model.save_to(str(folder / f"self_{kind}.nemo"))
+        path = folder / f"self_{kind}.nemo"
+        model.save_to(str(path))
+        path.write_bytes(gzip.compress(path.read_bytes(), mtime=0))  # NeMo opens archives of both sorts
 
 
 def part(state: dict[str, torch.Tensor], name: str) -> dict[str, torch.Tensor]:

@@ -161,7 +161,9 @@ def coin(rng: random.Random) -> str:
     onsets = one_of("b, br, c, ch, d, dr, f, fl, g, gr, h, j, k, l, m, n, p, qu, r, s, sh, st, t, tr, v, w, y, z")
     vowels = one_of("a, a, a, e, e, i, i, o, o, u, ai, ee, ia, oo, ar, or, er")
     codas = one_of("n, m, l, r, s, t, nd, ck, x, th, , , ")
-    endings = one_of("son, ton, ley, man, ford, well, berg, ova, ini, wick, dale, er, ington, ski, ano, ello, ez, , , , ")
+    endings = one_of(
+        "son, ton, ley, man, ford, well, berg, ova, ini, wick, dale, er, ington, ski, ano, ello, ez, , , , "
+    )
     while True:
         syllables = [rng.choice(onsets) + rng.choice(vowels) for _ in range(rng.randint(1, 3))]
         name = "".join(syllables) + rng.choice(codas) + rng.choice(endings)

@@ -15,10 +15,12 @@ from pathlib import Path
 import soundfile
 import torch
 from losses import rnnt_loss, tdt_loss
-from model import DURATIONS, FRAMES_PER_SECOND, SUBSAMPLING, TDT_SIGMA, Shape, build_sharing_encoder
+from model import DURATIONS, FRAMES_PER_SECOND, MEL_BANDS, SUBSAMPLING, TDT_SIGMA, Shape, build_sharing_encoder
 from nemo.collections.asr.models import ASRModel
 from speech import read_manifest
 from torch import Tensor
+
+SILENCE = -24 * math.log(2)  # the lowest log-mel feature
 
 
 @dataclass
@@ -31,6 +33,7 @@ class Settings:
     seconds_per_batch: float = 60.0
     learning_rate: float = 2.2e-3
     warm_up_steps: int = 200
+    resume: bool = False  # go on with the weights that there are
     ctc_only: float = 0.5  # share of the training
     seed: int = 3
     log_every: int = 100
@@ -85,6 +88,18 @@ def load_examples(manifest: Path, model: ASRModel) -> list[Example]:
     return examples
 
 
+def in_silence(example: Example, rng: random.Random) -> Example:
+    """The example with digital silence or faint noise around it: streams begin before speech and end behind it."""
+
+    def quiet(at_most: int) -> Tensor:
+        size = MEL_BANDS, rng.randint(0, at_most)
+        if rng.random() < 0.5:
+            return torch.full(size, SILENCE)
+        return (rng.uniform(SILENCE, SILENCE / 1.5) + torch.randn(size)).clamp(min=SILENCE)
+
+    return Example(torch.cat([quiet(32), example.features.float(), quiet(64)], dim=1), example.tokens)
+
+
 def collate(examples: list[Example]) -> Batch:
     """Pad features and tokens with zeros."""
 
@@ -99,10 +114,12 @@ def collate(examples: list[Example]) -> Batch:
     )
 
 
-def endless_batches(examples: list[Example], seconds: float, rng: random.Random) -> Iterator[Batch]:
+def endless_batches(spoken: list[Example], settings: Settings, rng: random.Random) -> Iterator[Batch]:
     """Batches of about equal padded duration, of utterances of about equal length, for ever."""
-    limit = seconds * FRAMES_PER_SECOND
+    limit, examples = settings.seconds_per_batch * FRAMES_PER_SECOND, spoken
     while True:
+        if settings.shape.streaming:
+            examples = [in_silence(example, rng) for example in spoken]
         # Jitter keeps the same utterances from always meeting in the same batch.
         by_length = sorted(examples, key=lambda e: e.frames + rng.uniform(-20, 20))
         groups: list[list[Example]] = [[]]
@@ -175,18 +192,24 @@ def make_optimizer(parameters: list[Tensor]) -> torch.optim.Optimizer:
 
 
 def train(manifest: Path, tokenizer: Path, weights: Path, settings: Settings) -> None:
-    """Train on a manifest and save the weights of all hybrid models, now and then and at the end."""
+    """Train on a manifest and save the weights of all hybrid models, now and then and at the end.
+
+    With `settings.resume` they start as they were saved, the optimiser anew.
+    """
     random.seed(settings.seed)
     torch.manual_seed(settings.seed)
     torch.set_flush_denormal(True)
     heads = build_sharing_encoder(tokenizer, settings.shape)
     examples = [e for e in load_examples(manifest, next(iter(heads.values()))) if e.fits_ctc()]
+    if settings.resume:
+        for kind, state in torch.load(weights, map_location="cpu").items():
+            heads[kind].load_state_dict(state)
     models = torch.nn.ModuleList(heads.values()).train()
     parameters = list(models.parameters())
     print(f"{len(examples)} utterances, {sum(p.numel() for p in parameters)} parameters")
 
     optimizer = make_optimizer(parameters)
-    batches = endless_batches(examples, settings.seconds_per_batch, random.Random(settings.seed))
+    batches = endless_batches(examples, settings, random.Random(settings.seed))
     started = time.monotonic()
     for step in range(settings.steps):
         minutes = (time.monotonic() - started) / 60
