@@ -21,9 +21,8 @@ from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer, build_server
 from nemo_gpu_decoding.live.recognizer import Chunk, StreamOptions
 from tests.nemo_plugin.conftest import SELF
-from tests.nemo_plugin.test_streaming import causal_file  # noqa: F401 (a fixture)
 
-CTC, HYBRID = (str(SELF / "models" / f"{name}.nemo") for name in ("self_ctc", "self_hybrid_rnnt"))
+CTC, HYBRID, CAUSAL = (str(SELF / "models" / f"self_{name}.nemo") for name in ("ctc", "hybrid_rnnt", "streaming"))
 LM = f"lm={SELF / 'lm' / 'tok3.arpa'}"
 
 
@@ -95,16 +94,15 @@ SMALL_LM = [f"lm={SELF / 'lm' / 'word_small.arpa'}", f"large_{WORD_LM}"]
         [f"model={CTC}", "strategy=cuda_wfst", WORD_LM],
         [f"model={CTC}", "strategy=paged_biglm", *SMALL_LM],
         [f"model={HYBRID}", "strategy=alsd_pp"],
-        ["model=causal"],
-        ["model=causal", "strategy=aes_pp"],
+        [f"model={CAUSAL}"],
+        [f"model={CAUSAL}", "strategy=aes_pp"],
     ],
 )
-def test_pipelines_of_all_kinds(arguments, causal_file, files, speech):  # noqa: F811
+def test_pipelines_of_all_kinds(arguments, files, speech):
     if "lm=" in arguments[-1]:
         pytest.importorskip("kaldifst")
-    arguments = [argument.replace("=causal", f"={causal_file}") for argument in arguments]
     own = recognizer(*arguments, "end_silence=-1", "max_streams=4")
-    assert own.is_cache_aware == (str(causal_file) in arguments[0])
+    assert own.is_cache_aware == (CAUSAL in arguments[0])
     expected = [row["text"] for row in own.pipeline.run(files[:3]).values()]
     assert [text for _, text, _ in streamed(own, speech[:3], commits=True)] == expected
     alone = [streamed(own, [samples])[0][1] for samples in speech[:3]]
@@ -131,11 +129,11 @@ def test_phrases_of_a_stream(shared, speech):
     assert "zebra" not in plain
 
 
-@pytest.mark.parametrize("arguments", [[], ["model=causal", "strategy=alsd_pp"], ["strategy=cuda_wfst", WORD_LM]])
-def test_alternatives_of_those_who_ask(arguments, shared, causal_file, speech):  # noqa: F811
+@pytest.mark.parametrize("arguments", [[], [f"model={CAUSAL}", "strategy=alsd_pp"], ["strategy=cuda_wfst", WORD_LM]])
+def test_alternatives_of_those_who_ask(arguments, shared, speech):
     own = shared
     if arguments:
-        given = [f"model={CTC}", *(argument.replace("=causal", f"={causal_file}") for argument in arguments)]
+        given = [f"model={CTC}", *arguments]
         own = recognizer(*given, "end_silence=-1", "max_n_best=3")
     n, samples, wanted = own.chunk_samples, speech[0], own.prepare(StreamOptions(n_best=3))
     partials = 0
@@ -180,10 +178,10 @@ def test_what_a_stream_cannot_have(shared):
 
 
 @pytest.mark.parametrize("model", ["buffered", "cache_aware"])
-def test_numbers_that_go_bad_cost_one_stream(shared, model, request, speech, monkeypatch):
+def test_numbers_that_go_bad_cost_one_stream(shared, model, speech, monkeypatch):
     own = shared
     if model == "cache_aware":
-        own = recognizer(f"model={request.getfixturevalue('causal_file')}", "max_streams=3")
+        own = recognizer(f"model={CAUSAL}", "max_streams=3")
     expected = streamed(own, speech[:1])[0][1]
     update, n = own.pipeline.bufferer.update, own.chunk_samples
 
@@ -213,8 +211,8 @@ def test_numbers_that_go_bad_cost_one_stream(shared, model, request, speech, mon
         assert not own.pipeline.bufferer.streamidx2slotidx
 
 
-def test_dropped_streams_leave_nothing(shared, causal_file, speech):  # noqa: F811
-    for own in (shared, recognizer(f"model={causal_file}", "max_streams=1")):
+def test_dropped_streams_leave_nothing(shared, speech):
+    for own in (shared, recognizer(f"model={CAUSAL}", "max_streams=1")):
         for stream in range(3):  # in one slot
             own.step([Chunk(stream, speech[0][: own.chunk_samples], True, False, own.prepare(StreamOptions()))])
             own.drop([stream])

@@ -20,9 +20,8 @@ from nemo.collections.asr.inference.factory.pipeline_builder import PipelineBuil
 from nemo.collections.asr.inference.streaming.framing.request_options import ASRRequestOptions
 from nemo.collections.asr.models import ASRModel
 from nemo.collections.asr.parts.utils.streaming_utils import CacheAwareStreamingAudioBuffer, FrameBatchASR
-from nemo.core.connectors.save_restore_connector import SaveRestoreConnector
 from nemo.utils import logging
-from omegaconf import OmegaConf, open_dict
+from omegaconf import OmegaConf
 
 from nemo_gpu_decoding import register
 from nemo_gpu_decoding.live.slots import Slot, Slots
@@ -31,6 +30,7 @@ from nemo_gpu_decoding.nemo_plugin import searching_pipelines, streaming
 from tests.nemo_plugin.conftest import SELF
 from tests.nemo_plugin.usage import texts, write_manifest
 
+CTC, HYBRID, CAUSAL = (str(SELF / "models" / f"self_{name}.nemo") for name in ("ctc", "hybrid_rnnt", "streaming"))
 LM = {"ngram_lm_model": str(SELF / "lm" / "tok3.arpa"), "ngram_lm_alpha": 0.5, "beam_size": 16, "beam_beta": 1.0}
 FLEXCTC = {"strategy": "flexctc_beam", "beam": LM}
 WORD_GRAPH = {"strategy": "cuda_wfst", "wfst": {"arpa_lm_path": str(SELF / "lm" / "word3.arpa")}}
@@ -41,51 +41,20 @@ def registered():
     register()
 
 
-class _MatchingWeights(SaveRestoreConnector):
-    """Loads the weights that still fit after the config was changed."""
-
-    def load_instance_with_state_dict(self, instance, state_dict, strict):
-        own = instance.state_dict()
-        fitting = {key: value for key, value in state_dict.items() if key in own and own[key].shape == value.shape}
-        instance.load_state_dict(fitting, strict=False)
-
-
-@pytest.fixture(scope="module")
-def causal_file(tmp_path_factory) -> str:
-    """A cache-aware hybrid model. It has not been trained as such: it speaks nonsense, and enough of it."""
-    file, restore = str(SELF / "models" / "self_hybrid_rnnt.nemo"), ASRModel.restore_from
-    config = restore(file, map_location="cpu", return_config=True)
-    with open_dict(config):
-        config.preprocessor.update(normalize="NA", features=72)
-        config.encoder.update(
-            feat_in=72, att_context_size=[28, 6], att_context_style="chunked_limited", causal_downsampling=True,
-            conv_context_size="causal",
-        )  # fmt: skip
-    torch.manual_seed(1)
-    connector = _MatchingWeights()
-    model = restore(file, map_location="cpu", override_config_path=config, save_restore_connector=connector)
-    for layer in (model.ctc_decoder.decoder_layers[0], model.joint.joint_net[-1]):
-        layer.bias.data[-1] -= 8.0  # of the blank
-    path = tmp_path_factory.mktemp("models") / "causal.nemo"
-    model.save_to(str(path))
-    return str(path)
-
-
 @pytest.fixture(params=["buffered", "cache_aware"])
-def ctc_pipeline(request, causal_file):
+def ctc_pipeline(request):
     """Builds a CTC pipeline for a decoding config."""
-    files = {"buffered": str(SELF / "models" / "self_ctc.nemo"), "cache_aware": causal_file}
+    files = {"buffered": CTC, "cache_aware": CAUSAL}
     return lambda decoding, **options: pipeline(request.param, files[request.param], decoding, **options)
 
 
 @pytest.fixture(params=["buffered", "stateful", "cache_aware"])
-def rnnt_pipeline(request, causal_file):
+def rnnt_pipeline(request):
     """Builds a transducer pipeline for a decoding config."""
     if request.param == "cache_aware":
-        return lambda decoding, **options: pipeline("cache_aware", causal_file, decoding, head="rnnt", **options)
+        return lambda decoding, **options: pipeline("cache_aware", CAUSAL, decoding, head="rnnt", **options)
     more = {"head": "rnnt", "stateful": request.param == "stateful"}
-    model = str(SELF / "models" / "self_hybrid_rnnt.nemo")
-    return lambda decoding, **options: pipeline("buffered", model, decoding, **more, **options)
+    return lambda decoding, **options: pipeline("buffered", HYBRID, decoding, **more, **options)
 
 
 def pipeline(kind, model, decoding, **options):
@@ -166,9 +135,9 @@ def test_pipelines_search(ctc_pipeline, decoding, files, pushed):
     assert sorted(found) == expected
 
 
-def test_an_utterance_ends_with_its_best_hypothesis_and_the_next_one_begins(ctc_pipeline, files, pushed):
+def test_an_utterance_ends_with_its_best_hypothesis_and_the_next_one_begins(ctc_pipeline, pauses, pushed):
     ours = ctc_pipeline(FLEXCTC, eou=80)
-    found = ours.run(files[:2])
+    found = ours.run(pauses)
     expected = one_shot(streaming.ctc_search(ours.asr_model.asr_model), pushed)
     assert len(expected) > 2
     words = [word for tokens in expected for word in ours.tokenizer.ids_to_text(tokens).split()]
@@ -197,53 +166,58 @@ main()
 """
 
 
-MODELS = {"ctc": str(SELF / "models" / "self_ctc.nemo"), "rnnt": str(SELF / "models" / "self_hybrid_rnnt.nemo")}
-PHRASES = SELF / "phrases.txt"
-# a beam, an LM and phrases: `strategy` is new to the config for CTC, NeMo's for RNN-T has it
-OVERRIDES = {
-    "ctc": (
-        "+asr.decoding.strategy=flexctc_beam", "+asr.decoding.beam.beam_size=64",
-        f"+asr.decoding.beam.ngram_lm_model={SELF / 'lm' / 'tok3.arpa'}", "+asr.decoding.beam.ngram_lm_alpha=0.8",
-        "+asr.decoding.beam.beam_beta=1.0", "+asr.decoding.beam.beam_threshold=30.0",
-        f"+asr.decoding.beam.boosting_tree.key_phrases_file={PHRASES}", "+asr.decoding.beam.boosting_tree_alpha=3.5",
-    ),
-    "rnnt": (
-        "asr.decoding.strategy=alsd_pp", "+asr.decoding.beam.beam_size=8",
-        f"+asr.decoding.beam.ngram_lm_model={SELF / 'lm' / 'tok3.arpa'}", "+asr.decoding.beam.ngram_lm_alpha=0.5",
-        f"+asr.decoding.beam.boosting_tree.key_phrases_file={PHRASES}", "+asr.decoding.beam.boosting_tree_alpha=1.0",
-    ),
-}  # fmt: skip
+MODELS = {"ctc": CTC, "rnnt": HYBRID}
+# weights of the LM and of phrases, and what else a beam needs
+FLEXCTC_BEAM = "+asr.decoding.strategy=flexctc_beam", "+asr.decoding.beam.beam_size=64"
+SCRIPTED = {
+    ("buffered", "ctc"): (0.8, 3.5, *FLEXCTC_BEAM, "+asr.decoding.beam.beam_beta=1.0"),
+    ("buffered", "rnnt"): (0.5, 1.0, "asr.decoding.strategy=alsd_pp", "+asr.decoding.beam.beam_size=8"),
+    ("cache_aware", "ctc"): (0.65, 1.5, *FLEXCTC_BEAM, "+asr.decoding.beam.beam_beta=1.5"),
+    ("cache_aware", "rnnt"): (0.4, 1.0, "asr.decoding.strategy=alsd_pp", "+asr.decoding.beam.beam_size=8"),
+}
 
 
-def script_texts(folder, monkeypatch, manifest, head, *overrides) -> list[str]:
+def script_texts(folder, monkeypatch, manifest, kind, head, overrides=()) -> list[str]:
     """Transcripts of a manifest by the script, with overrides alone. The config has the values of NeMo's own."""
+    # `strategy` is new to the config for CTC, NeMo's for RNN-T has it
     greedy = {"strategy": "greedy_batch", "greedy": {"max_symbols": 10}} if head == "rnnt" else None
-    config = config_of("buffered", MODELS[head], greedy, head=head, eou=800, stateful=True)
-    config["streaming"].update(chunk_size=4.8, request_type="feature_buffer")
+    model, eou = (CAUSAL, -1) if kind == "cache_aware" else (MODELS[head], 800)
+    config = config_of(kind, model, greedy, head=head, eou=eou, stateful=kind == "buffered")
+    config["streaming"].update(batch_size=16, num_slots=16)
+    if kind == "buffered":
+        config["streaming"].update(chunk_size=4.8, request_type="feature_buffer")
     output = folder / "output.json"
     (folder / "script.py").write_text(SCRIPT)
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(config))
     where = f"--config-path={folder}", "--config-name=config", f"hydra.run.dir={folder}"
     paths = f"+audio_file={manifest}", f"+output_filename={output}", f"+output_dir={folder / 'out'}"
-    monkeypatch.setattr("sys.argv", ["script.py", *where, *paths, "streaming.batch_size=16", *overrides])
+    monkeypatch.setattr("sys.argv", ["script.py", *where, *paths, *overrides])
     runpy.run_path(str(folder / "script.py"), run_name="__main__")
     return [json.loads(line)["pred_text"] for line in output.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("head", ["ctc", "rnnt"])
-def test_a_streaming_script_searches_by_overrides_alone(head, tmp_path, monkeypatch, pushed):
+@pytest.mark.parametrize(("kind", "head"), SCRIPTED)
+def test_a_streaming_script_searches_by_overrides_alone(kind, head, tmp_path, monkeypatch, pushed):
     lines = (SELF / "speech" / "test.json").read_text().splitlines()
     entries = [json.loads(line) for line in lines]
     for entry in entries:
         entry["audio_filepath"] = str(SELF / "speech" / entry["audio_filepath"])
     manifest = write_manifest(tmp_path / "test.json", entries)
-    greedy = script_texts(tmp_path, monkeypatch, manifest, head)
+    greedy = script_texts(tmp_path, monkeypatch, manifest, kind, head)
     assert not pushed
     pipelines_built, build = [], PipelineBuilder.build_pipeline
     monkeypatch.setattr(
         PipelineBuilder, "build_pipeline", lambda cfg: pipelines_built.append(build(cfg)) or pipelines_built[0]
     )
-    ours = script_texts(tmp_path, monkeypatch, manifest, head, *OVERRIDES[head])
+    lm_weight, boosting_weight, *beam = SCRIPTED[kind, head]
+    fused = {
+        "ngram_lm_model": SELF / "lm" / "tok3.arpa", "ngram_lm_alpha": lm_weight,
+        "boosting_tree.key_phrases_file": SELF / "phrases.txt", "boosting_tree_alpha": boosting_weight,
+    }  # fmt: skip
+    if head == "ctc":
+        fused["beam_threshold"] = 30.0
+    overrides = [*beam, *(f"+asr.decoding.beam.{key}={value}" for key, value in fused.items())]
+    ours = script_texts(tmp_path, monkeypatch, manifest, kind, head, overrides)
     references = [entry["text"] for entry in entries]
     assert word_errors(references, ours).wer < 0.75 * word_errors(references, greedy).wer
     (searching,) = pipelines_built
@@ -355,12 +329,12 @@ def test_partial_transcripts_are_the_best_hypothesis_so_far(ctc_pipeline, files)
 
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp"])
 @pytest.mark.parametrize("kind", ["buffered", "cache_aware"])
-def test_phrases_of_a_stream(causal_file, kind, strategy, files):
+def test_phrases_of_a_stream(kind, strategy, files):
     if not hasattr(ASRRequestOptions, "has_biasing_request"):
         pytest.skip("this NeMo has no phrases of a stream")
     from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
 
-    model = causal_file if kind == "cache_aware" else str(SELF / "models" / "self_hybrid_rnnt.nemo")
+    model = CAUSAL if kind == "cache_aware" else HYBRID
     head = "ctc" if strategy == "flexctc_beam" else "rnnt"
     ours = pipeline(kind, model, {"strategy": strategy, "beam": {"beam_size": 8}}, head=head)
     plain, _ = texts_of(ours.run(files[:2]))
@@ -371,9 +345,9 @@ def test_phrases_of_a_stream(causal_file, kind, strategy, files):
 
 
 @pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
-def test_a_transducer_stream_is_what_the_whole_gives(causal_file, strategy, files, monkeypatch):
+def test_a_transducer_stream_is_what_the_whole_gives(strategy, files, monkeypatch):
     beam = {"beam_size": 6, "ngram_lm_model": LM["ngram_lm_model"], "ngram_lm_alpha": 0.3}
-    ours = pipeline("cache_aware", causal_file, {"strategy": strategy, "beam": beam}, head="rnnt")
+    ours = pipeline("cache_aware", CAUSAL, {"strategy": strategy, "beam": beam}, head="rnnt")
     decoding, chunks = ours.asr_model.asr_model.decoding, []
     decode = decoding.rnnt_decoder_predictions_tensor
 
@@ -400,8 +374,8 @@ def test_utterances_of_a_transducer_stream(rnnt_pipeline, strategy, files):
 
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp"])
 @pytest.mark.parametrize("kind", ["buffered", "cache_aware"])
-def test_a_stream_that_cannot_be_read_ends_alone(causal_file, kind, strategy, files, monkeypatch):
-    model = causal_file if kind == "cache_aware" else str(SELF / "models" / "self_hybrid_rnnt.nemo")
+def test_a_stream_that_cannot_be_read_ends_alone(kind, strategy, files, monkeypatch):
+    model = CAUSAL if kind == "cache_aware" else HYBRID
     head = "ctc" if strategy == "flexctc_beam" else "rnnt"
     ours = pipeline(kind, model, {"strategy": strategy, "beam": {"beam_size": 4}}, head=head)
     expected = texts_of(ours.run(files[:3]))
@@ -479,8 +453,8 @@ def test_what_pipelines_cannot_do_is_said(ctc_pipeline, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def causal_model(causal_file):
-    model = ASRModel.restore_from(causal_file, map_location="cpu").eval()
+def causal_model():
+    model = ASRModel.restore_from(CAUSAL, map_location="cpu").eval()
     model.cur_decoder = "ctc"
     return model
 
@@ -524,7 +498,7 @@ def test_a_stream_step_searches_log_probs(causal_model, decoding, files):
 def test_a_stream_step_goes_on_with_what_the_last_one_returned(causal_model, files):
     causal_model.change_decoding_strategy(FLEXCTC, decoder_type="ctc", verbose=False)
     labels = stream(causal_model, files[:1])[-1][0]
-    chunk, lengths = torch.zeros(1, 72, 64), torch.tensor([64])
+    chunk, lengths = torch.zeros(1, 80, 64), torch.tensor([64])
     caches = causal_model.encoder.get_initial_cache_state(batch_size=1)
     with pytest.raises(ValueError, match=r"previous_pred_out\[0\] has no running search, expected what"):
         causal_model.conformer_stream_step(chunk, lengths, *caches, previous_pred_out=[labels[0].clone()])
