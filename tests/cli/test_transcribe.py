@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.transcribe import TranscribeOptions, build_decoding
-from nemo_gpu_decoding.graph import load
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from tests.nemo_plugin.usage import write_lower_orders
 
@@ -272,24 +270,18 @@ def test_options_of_partitions(arguments, problem, tmp_path, monkeypatch, capsys
 def test_workers_share_the_graph_of_an_lm(assets, manifest, tmp_path, monkeypatch, capsys):
     pytest.importorskip("kaldifst")
     from nemo_gpu_decoding import cache
-    from nemo_gpu_decoding.cluster import workers
+    from nemo_gpu_decoding.graph import build
 
     arguments = ["transcribe", f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", "strategy=cuda_wfst"]
     arguments += [f"lm={assets}/lm/word3.arpa", "decoding.wfst.segmentations=2"]
     assert main(arguments) == 0
     expected = capsys.readouterr().out.splitlines()
-    monkeypatch.setattr(workers, "cache_folder", lambda: tmp_path)
-    real = load.build_graph
-
-    def counted(built, *given, **more):
-        built.append(given)
-        return real(*given, **more)
-
-    for out, times in (("first", 1), ("second", 0)):
+    monkeypatch.setattr(build, "graph_cache_folder", lambda: tmp_path / "graphs")
+    made, make = [], build._Recipe.build
+    monkeypatch.setattr(build._Recipe, "build", lambda recipe: made.append(recipe) or make(recipe))
+    for out in ("first", "second"):
         cache.clear()  # as in another process
-        built = []
-        monkeypatch.setattr(load, "build_graph", partial(counted, built))
         assert main([*arguments, f"out={tmp_path}/{out}/"]) == 0
-        assert len(built) == times
         assert [row["pred_text"] for row in rows_of(tmp_path / out / "part-00000.jsonl")] == expected
+    assert len(made) == 1
     assert len(list((tmp_path / "graphs").glob("*.graph"))) == 1

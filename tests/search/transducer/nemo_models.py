@@ -123,6 +123,12 @@ class FusionPair:
         return Fusion(lm, LM_WEIGHT, boosting, BOOSTING_WEIGHT)
 
 
+def is_nemo_2():
+    import nemo
+
+    return nemo.__version__.startswith("2.")
+
+
 def nemo_beams(computer, encoder_output, lengths=None):
     """NeMo's `BatchedBeamHyps` of a batch; NeMo 3 returns the state of the search as well."""
     lengths = [encoder_output.shape[1]] if lengths is None else lengths
@@ -136,10 +142,8 @@ def nemo_n_best(computer, encoder_output, *, score_norm=True):
 
     The beams of TDT in NeMo 2 have no durations, and other frames than its greedy decoding has: None.
     """
-    import nemo
-
     is_tdt = len(getattr(computer, "durations", None) or []) > 0
-    has_times = not is_tdt or not nemo.__version__.startswith("2.")
+    has_times = not (is_tdt and is_nemo_2())
     hyps = nemo_beams(computer, encoder_output)
     hypotheses = hyps.to_nbest_hyps_list(score_norm=score_norm)[0].n_best_hypotheses
     distinct = {}

@@ -20,6 +20,7 @@ from tests.search.transducer.nemo_models import (
     FusionPair,
     assert_equal_texts,
     checkpoint,
+    is_nemo_2,
     nemo_beams,
     nemo_n_best,
     random_encoder_output,
@@ -283,7 +284,8 @@ def test_rows_of_length_zero_emit_tokens_in_nemo():
     model = random_nemo_model(blank_bias=0.0)
     encoder_output = random_encoder_output(10, seed=0).expand(2, -1, -1)
     hyps = nemo_beams(alsd_computer_of(model), encoder_output, [10, 0])
-    assert len(hyps.to_hyps_list()[1].y_sequence) > 0
+    if not is_nemo_2():
+        assert len(hyps.to_hyps_list()[1].y_sequence) > 0
     ours = ALSDPlusPlus(networks_of(*model)).decode(encoder_output, [10, 0])
     assert len(ours[0].best) > 0
     assert (len(ours[1].best), ours[1].best.score) == (0, 0.0)
@@ -296,7 +298,7 @@ def test_durations_are_taken_for_their_index_in_nemo():
     model = random_nemo_model(durations=durations, blank_bias=4.0)
     encoder_output = random_encoder_output(20, seed=1)
     best = nemo_n_best(alsd_computer_of(model, durations), encoder_output)[0]
-    assert set(best[2]) - set(durations)
+    assert is_nemo_2() or set(best[2]) - set(durations)
     networks = networks_of(*model, durations)
     with torch.no_grad():
         expected = alsd(Scorer(networks, encoder_output[0]), beam_size=4)
