@@ -93,7 +93,7 @@ def run(options: ServeOptions) -> int:
 
 
 def build_server(options: ServeOptions) -> LiveServer:
-    """The server, its model loaded.
+    """The server, its model loaded and warmed up.
 
     Raises:
         ValueError: an option is out of range, a public address has no token, the model cannot do it.
@@ -105,14 +105,16 @@ def build_server(options: ServeOptions) -> LiveServer:
             raise
         raise ImportError(NO_SERVER) from error
     from nemo_gpu_decoding.live.batcher import Batcher
+    from nemo_gpu_decoding.live.recognizer import warm_up
     from nemo_gpu_decoding.live.session import Limits
 
     token = options.token or os.environ.get(TOKEN_VARIABLE)
     address = Address(options.host, options.port, token, options.open_to_all, options.shutdown_seconds).checked()
     limits = _fields_of(Limits, options)
-    batcher = Batcher(
-        build_recognizer(options), limits, batch_size=options.batch_size, tick_seconds=options.tick_seconds
-    )
+    recognizer = build_recognizer(options)
+    print("warming up: what is not compiled yet is compiled now", file=sys.stderr)
+    warm_up(recognizer)
+    batcher = Batcher(recognizer, limits, batch_size=options.batch_size, tick_seconds=options.tick_seconds)
     return LiveServer(batcher, address)
 
 

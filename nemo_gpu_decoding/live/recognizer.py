@@ -84,3 +84,12 @@ class Recognizer(Protocol):
 
     def drop(self, streams: Iterable[int]) -> None:
         """Forget streams without their results, after a step raised an error."""
+
+
+def warm_up(recognizer: Recognizer) -> None:
+    """Hear two chunks of noise and forget them: what gets compiled on first use is compiled before a client waits."""
+    noise = np.random.default_rng(0).normal(scale=0.1, size=(2, recognizer.chunk_samples)).astype(np.float32)
+    for stream, n_best in enumerate(sorted({1, recognizer.max_n_best}), -2):  # numbers that no client's stream has
+        options = recognizer.prepare(StreamOptions(n_best=n_best))
+        for is_last, samples in zip((False, True), noise, strict=True):
+            recognizer.step([Chunk(stream, samples, not is_last, is_last, options)])

@@ -19,7 +19,7 @@ from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cli.decoding import decoding_config
 from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer, build_server
-from nemo_gpu_decoding.live.recognizer import Chunk, StreamOptions
+from nemo_gpu_decoding.live.recognizer import Chunk, StreamOptions, warm_up
 from tests.nemo_plugin.conftest import SELF
 
 CTC, HYBRID, CAUSAL = (str(SELF / "models" / f"self_{name}.nemo") for name in ("ctc", "hybrid_rnnt", "streaming"))
@@ -209,6 +209,15 @@ def test_numbers_that_go_bad_cost_one_stream(shared, model, speech, monkeypatch)
     if model == "cache_aware":
         assert not own.pipeline.context_manager.streamidx2slotidx
         assert not own.pipeline.bufferer.streamidx2slotidx
+
+
+def test_what_warms_up_leaves_nothing(shared, speech):
+    expected = streamed(shared, speech[:1])[0][1]
+    for own in (shared, recognizer(f"model={CAUSAL}", "strategy=alsd_pp", "max_streams=1", "max_n_best=2")):
+        warm_up(own)
+        assert not own.pipeline._state_pool
+        assert not own._n_best
+    assert streamed(shared, speech[:1])[0][1] == expected
 
 
 def test_dropped_streams_leave_nothing(shared, speech):
