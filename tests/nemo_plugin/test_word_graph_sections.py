@@ -353,5 +353,5 @@ def test_a_script_that_fills_beam_alone_is_told_which_ones_name_a_word_lm(strate
     """What eval_beamsearch_ngram_ctc.py makes of kenlm_model_file=lm.arpa."""
     cfg = OmegaConf.create({"strategy": strategy, "beam": {"ngram_lm_model": "lm.arpa"}, "wfst": {"beam_width": 10.0}})
     read = {"cuda_wfst": read_cuda_wfst, "paged_biglm": read_paged_biglm}[strategy]
-    with pytest.raises(ValueError, match=r"is 'lm\.arpa', .* transcribe_speech\.py .* arpa_lm_path=words"):
+    with pytest.raises(ValueError, match=r"is 'lm\.arpa', .* transcribe_speech\.py .*arpa_lm_path=words"):
         read(cfg)
