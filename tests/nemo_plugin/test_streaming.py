@@ -198,7 +198,7 @@ def script_texts(folder, monkeypatch, manifest, kind, head, overrides=()) -> lis
 
 @pytest.mark.parametrize(("kind", "head"), SCRIPTED)
 def test_a_streaming_script_searches_by_overrides_alone(kind, head, tmp_path, monkeypatch, pushed):
-    lines = (SELF / "speech" / "test.json").read_text().splitlines()
+    lines = (SELF / "speech" / "test.json").read_text().splitlines()[::2]
     entries = [json.loads(line) for line in lines]
     for entry in entries:
         entry["audio_filepath"] = str(SELF / "speech" / entry["audio_filepath"])
