@@ -131,8 +131,8 @@ class Material:
             where = f"{path}, line {number}"
             row = parse_row(text, where)
             name = row["audio_filepath"]
-            places = [folder / name for folder in (path.parent, *self.folders)]
-            found = next((place for place in places if os.path.isfile(place)), None)
+            candidates = [folder / name for folder in (path.parent, *self.folders)]
+            found = next((file for file in candidates if os.path.isfile(file)), None)
             audio = str(found.resolve() if found else name)
             key = Key(audio, seen[audio])
             seen[audio] += 1

@@ -121,33 +121,7 @@ def searching_ctc(base: Any) -> type:
     """A CTC pipeline whose transcripts come from the search of the model's decoding config."""
     is_buffered = hasattr(base, "get_cut_off_range")
 
-    class Adapted(in_slots(base)):  # type: ignore[misc]
-        def get_logprobs_given_raw_signals(self, frames: Any, signals: Any, left_paddings: list[int]) -> Tensor:
-            """Of buffered streams: NeMo leaves out how many frames are valid, so note that."""
-            samples = self.sample_rate * self.model_stride_in_secs
-            paddings = [int(padding / samples) for padding in left_paddings]
-            with self._noting_lengths(paddings):
-                return super().get_logprobs_given_raw_signals(frames, signals, left_paddings)
-
-        def get_logprobs_given_processed_signals(self, fbuffers: Any, signals: Any) -> Tensor:
-            with self._noting_lengths([int(buffer.roll_size / self.subsampling_factor) for buffer in fbuffers]):
-                return super().get_logprobs_given_processed_signals(fbuffers, signals)
-
-        @contextlib.contextmanager
-        def _noting_lengths(self, paddings: list[int]) -> Iterator[None]:
-            """Set `lengths`, the frames of each buffer up to the end of the audio, from what the model returns;
-            `paddings` are the frames before it where NeMo rolls buffers."""
-            before = paddings if self.right_padding else [0] * len(paddings)
-
-            def note(model: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
-                self.lengths = [n + padding for n, padding in zip(output[1].tolist(), before, strict=True)]
-
-            hook = self.asr_model.asr_model.register_forward_hook(note)
-            try:
-                yield
-            finally:
-                hook.remove()
-
+    class Adapted(_with_lengths(in_slots(base))):  # type: ignore[misc]
         def decode_log_probs(
             self, requests: list[Any], log_probs: Tensor, tail_log_probs: None, ready_state_ids: set[int]
         ) -> None:
@@ -235,6 +209,38 @@ def searching_ctc(base: Any) -> type:
                     state.frame_confidences += self.conf_func(frames, v=frames.shape[1]).tolist()
 
     return Adapted
+
+
+def _with_lengths(base: Any) -> type:
+    """A pipeline that knows the `lengths` of its buffers: frames up to the end of the audio. NeMo leaves them out."""
+
+    class WithLengths(base):
+        def get_logprobs_given_raw_signals(self, frames: Any, signals: Any, left_paddings: list[int]) -> Tensor:
+            samples = self.sample_rate * self.model_stride_in_secs
+            paddings = [int(padding / samples) for padding in left_paddings]
+            with self._noting_lengths(paddings):
+                return super().get_logprobs_given_raw_signals(frames, signals, left_paddings)
+
+        def get_logprobs_given_processed_signals(self, fbuffers: Any, signals: Any) -> Tensor:
+            with self._noting_lengths([int(buffer.roll_size / self.subsampling_factor) for buffer in fbuffers]):
+                return super().get_logprobs_given_processed_signals(fbuffers, signals)
+
+        @contextlib.contextmanager
+        def _noting_lengths(self, paddings: list[int]) -> Iterator[None]:
+            """Set `lengths`, the frames of each buffer up to the end of the audio, from what the model returns;
+            `paddings` are the frames before it where NeMo rolls buffers."""
+            before = paddings if self.right_padding else [0] * len(paddings)
+
+            def note(model: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
+                self.lengths = [n + padding for n, padding in zip(output[1].tolist(), before, strict=True)]
+
+            hook = self.asr_model.asr_model.register_forward_hook(note)
+            try:
+                yield
+            finally:
+                hook.remove()
+
+    return WithLengths
 
 
 def _progress(partial: NBest, frame_seconds: float) -> StreamProgress:

@@ -24,10 +24,37 @@ def buffered_transducer(base: Any) -> type:
     """A transducer pipeline that lets the search go on from buffer to buffer until the utterance ends; or, where
     `streaming.stateful` is false, decodes every buffer anew, with the phrases of its stream."""
 
-    class Adapted(in_slots(base)):  # type: ignore[misc]
+    class Adapted(_over_whole_buffers(_over_chunks(in_slots(base)))):  # type: ignore[misc]
         def init_decoding_computer(self) -> None:
             self.decoding_computer = None  # NeMo's searches greedily
 
+        def decode(
+            self, encs: Tensor, enc_lens: Tensor, states: list[Any], offsets: list[float]
+        ) -> tuple[list[Any], list[int]]:
+            """Search frames, of which the first one is number `offset` of its stream. What has a number below 0 is
+            padding, in which models hear words: it is left out. Returns hypotheses and how much of each."""
+            paddings = [max(0, round(-offset)) for offset in offsets]
+            ends = [max(n, padding) for n, padding in zip(enc_lens.tolist(), paddings, strict=True)]
+            frames = [enc[:, begin:end].T for enc, begin, end in zip(encs, paddings, ends, strict=True)]
+            lengths = torch.tensor([len(own) for own in frames])
+            before = [state.hyp_decoding_state for state in states]
+            with using_slots(self.slots):
+                return self.asr_model.decode(pad_sequence(frames, True).transpose(1, 2), lengths, before), paddings
+
+        def find_committed(self, states: list[Any]) -> None:
+            if self.stateful:
+                _find_committed(self.slots, states)
+                return
+            for state in states:
+                state.committed = len(state.tokens)  # NeMo takes tokens of this step's frames, and keeps them
+
+    return Adapted
+
+
+def _over_chunks(base: Any) -> type:
+    """Buffers whose new frames the search goes on with (`streaming.stateful: true`)."""
+
+    class OverChunks(base):
         def stateful_transcribe_step(
             self,
             requests: list[Any],
@@ -63,19 +90,6 @@ def buffered_transducer(base: Any) -> type:
                         state.slot = state.hyp_decoding_state = None
                         state.committed = 0
 
-        def decode(
-            self, encs: Tensor, enc_lens: Tensor, states: list[Any], offsets: list[float]
-        ) -> tuple[list[Any], list[int]]:
-            """Search frames, of which the first one is number `offset` of its stream. What has a number below 0 is
-            padding, in which models hear words: it is left out. Returns hypotheses and how much of each."""
-            paddings = [max(0, round(-offset)) for offset in offsets]
-            ends = [max(n, padding) for n, padding in zip(enc_lens.tolist(), paddings, strict=True)]
-            frames = [enc[:, begin:end].T for enc, begin, end in zip(encs, paddings, ends, strict=True)]
-            lengths = torch.tensor([len(own) for own in frames])
-            before = [state.hyp_decoding_state for state in states]
-            with using_slots(self.slots):
-                return self.asr_model.decode(pad_sequence(frames, True).transpose(1, 2), lengths, before), paddings
-
         def take(self, request: Any, state: Any, hypothesis: Any) -> None:
             """Put the best hypothesis of an utterance in place of the one before."""
             state.slot, state.nbest = hypothesis.dec_state.slot, None
@@ -102,6 +116,13 @@ def buffered_transducer(base: Any) -> type:
             last = torch.tensor(hypothesis.token_frames[-1:])
             return self.endpointer.detect_eou_given_timestamps(last, last, state.frames_read, stop)[0]
 
+    return OverChunks
+
+
+def _over_whole_buffers(base: Any) -> type:
+    """Buffers that are each decoded anew (`streaming.stateful: false`)."""
+
+    class OverWholeBuffers(base):
         def stateless_transcribe_step(
             self, requests: list[Any], encs: Tensor, enc_lens: Tensor, ready_state_ids: set[int]
         ) -> None:
@@ -135,14 +156,7 @@ def buffered_transducer(base: Any) -> type:
                 state.eou_detected_before, state.begin = True, offset + state.decoder_end_idx
             return is_end
 
-        def find_committed(self, states: list[Any]) -> None:
-            if self.stateful:
-                _find_committed(self.slots, states)
-                return
-            for state in states:
-                state.committed = len(state.tokens)  # NeMo takes tokens of this step's frames, and keeps them
-
-    return Adapted
+    return OverWholeBuffers
 
 
 def cache_aware_transducer(base: Any) -> type:

@@ -51,8 +51,8 @@ class CostLattice(NamedTuple):
     to_end: Any  # [N] int64, see `costs_to_end`
 
 
-class Ways(NamedTuple):
-    """The cheapest way to each of the N nodes of a lattice; int64."""
+class Paths(NamedTuple):
+    """The cheapest path to each of the N nodes of a lattice; int64."""
 
     costs: Any  # FAR where there is none
     graph_costs: Any
@@ -160,11 +160,11 @@ def determinized(lattice, beam, max_states):
     subsets = Subsets([zero, np.int64(1)], [zero], [zero], [zero], [zero])
     known = {np.int64(0): np.int64(-1)}  # hash -> the newest state with it
     older = [np.int64(-1)]  # of each state, the one before with its hash
-    reached, ahead, is_done = [zero], [to_end[0]], [False]
+    reached, rest_costs, is_done = [zero], [to_end[0]], [False]
     heap = [(to_end[0], zero)]
     rows = [(zero, zero, zero, zero, zero, zero)]
     limit, expanded = to_end[0] + beam, 0
-    ways = Ways(np.full(len(to_end), FAR), np.zeros(len(to_end), np.int64), np.zeros(len(to_end), np.int64))
+    paths = Paths(np.full(len(to_end), FAR), np.zeros(len(to_end), np.int64), np.zeros(len(to_end), np.int64))
     while len(heap) > 0:
         total, state = heapq.heappop(heap)
         if is_done[state]:
@@ -174,11 +174,11 @@ def determinized(lattice, beam, max_states):
             break
         is_done[state] = True
         expanded += 1
-        keys, found = _next_words(lattice, subsets, state, limit - reached[state], ways, strings)
+        keys, found = _next_words(lattice, subsets, state, limit - reached[state], paths, strings)
         order, first = np.argsort(np.array(keys), kind="mergesort"), 1
         while first < len(order):
             word = keys[order[first]] >> 32
-            subset, first = _cheapest_ways(keys, found, order, first)
+            subset, first = _cheapest_paths(keys, found, order, first)
             if word == 0:  # the final node
                 rows.append((state, np.int64(-1), word, subset[0][1], subset[0][2], subset[0][3]))
                 continue
@@ -190,13 +190,13 @@ def determinized(lattice, beam, max_states):
             other, is_new = _known_state(subsets, known, older)
             if is_new:
                 reached.append(FAR)
-                ahead.append(best - cost)
+                rest_costs.append(best - cost)
                 is_done.append(False)
             rows.append((state, other, word, cost, graph_cost, prefix))
             if reached[state] + cost < reached[other]:
                 reached[other] = reached[state] + cost
-                heapq.heappush(heap, (reached[other] + ahead[other], other))
-    kept = _rows_within(limit, rows, reached, ahead)
+                heapq.heappush(heap, (reached[other] + rest_costs[other], other))
+    kept = _rows_within(limit, rows, reached, rest_costs)
     first_nodes = np.empty(len(reached), np.int64)
     for s in range(len(reached)):
         first_nodes[s] = subsets.nodes[subsets.begin[s]]
@@ -205,12 +205,12 @@ def determinized(lattice, beam, max_states):
 
 
 @compiled
-def _next_words(lattice, subsets, state, within, ways, strings):
+def _next_words(lattice, subsets, state, within, paths, strings):
     """The arcs with a word that follow a state, after any number of arcs without one.
 
     Args:
         within: the most that a path may cost from the state to the end.
-        ways: all FAR; left so.
+        paths: all FAR; left so.
 
     Returns:
         keys, word << 32 | node, with the word 0 for the final node if it is reached without a word; and
@@ -219,8 +219,8 @@ def _next_words(lattice, subsets, state, within, ways, strings):
     pending = [np.int64(-1)]
     for e in range(subsets.begin[state], subsets.begin[state + 1]):
         node = subsets.nodes[e]
-        ways.costs[node], ways.graph_costs[node] = subsets.costs[e], subsets.graph_costs[e]
-        ways.strings[node] = subsets.strings[e]
+        paths.costs[node], paths.graph_costs[node] = subsets.costs[e], subsets.graph_costs[e]
+        paths.strings[node] = subsets.strings[e]
         heapq.heappush(pending, node)
     heapq.heappop(pending)
     keys, found = [np.int64(-1)], [(np.int64(0), np.int64(0), np.int64(0), np.int64(0))]
@@ -232,32 +232,32 @@ def _next_words(lattice, subsets, state, within, ways, strings):
         last = node
         if node == len(lattice.to_end) - 1:
             keys.append(node)
-            found.append((node, ways.costs[node], ways.graph_costs[node], ways.strings[node]))
+            found.append((node, paths.costs[node], paths.graph_costs[node], paths.strings[node]))
         for i in range(lattice.begin[node], lattice.begin[node + 1]):
             arc = lattice.arcs[i]
-            target, cost = np.int64(arc.target), ways.costs[node] + lattice.costs[i]
-            graph_cost = ways.graph_costs[node] + lattice.graph_costs[i]
+            target, cost = np.int64(arc.target), paths.costs[node] + lattice.costs[i]
+            graph_cost = paths.graph_costs[node] + lattice.graph_costs[i]
             if cost + lattice.to_end[target] > within:
                 continue
-            if arc.word == 0 and (cost, graph_cost) >= (ways.costs[target], ways.graph_costs[target]):
+            if arc.word == 0 and (cost, graph_cost) >= (paths.costs[target], paths.graph_costs[target]):
                 continue
-            string = ways.strings[node]
+            string = paths.strings[node]
             if arc.label != 0:
                 string = _longer(string, np.int64(arc.label), strings)
             if arc.word != 0:
                 keys.append((np.int64(arc.word) << 32) | target)
                 found.append((target, cost, graph_cost, string))
                 continue
-            if ways.costs[target] == FAR:
+            if paths.costs[target] == FAR:
                 heapq.heappush(pending, target)
-            ways.costs[target], ways.graph_costs[target], ways.strings[target] = cost, graph_cost, string
-        ways.costs[node] = FAR
+            paths.costs[target], paths.graph_costs[target], paths.strings[target] = cost, graph_cost, string
+        paths.costs[node] = FAR
     return keys, found
 
 
 @compiled
-def _cheapest_ways(keys, found, order, first):
-    """Of what follows with one word, the cheapest way to each node; and where the next word begins.
+def _cheapest_paths(keys, found, order, first):
+    """Of what follows with one word, the cheapest path to each node; and where the next word begins.
 
     Args:
         order: of the keys.
@@ -276,18 +276,18 @@ def _cheapest_ways(keys, found, order, first):
 
 
 @compiled
-def _rows_within(limit, rows, reached, ahead):
+def _rows_within(limit, rows, reached, rest_costs):
     """[M, 6] int64, see `determinized`: the arcs on paths that cost `limit` at most; rows[0] is none.
 
     Args:
         reached: cost of the best path to each state.
-        ahead: cost of the best one from there to the end.
+        rest_costs: cost of the best one from there to the end.
     """
     kept = np.empty((len(rows), 6), np.int64)
     count = 0
     for i in range(1, len(rows)):
         state, other, word, cost, graph_cost, string = rows[i]
-        rest = ahead[other] if other >= 0 else np.int64(0)
+        rest = rest_costs[other] if other >= 0 else np.int64(0)
         if reached[state] + cost + rest <= limit:
             kept[count, 0], kept[count, 1], kept[count, 2] = state, other, word
             kept[count, 3], kept[count, 4], kept[count, 5] = cost, graph_cost, string

@@ -53,9 +53,9 @@ from nemo_gpu_decoding.search.word_graph.keys import (
 )
 from nemo_gpu_decoding.search.word_graph.labels import choose_labels, rank_labels
 from nemo_gpu_decoding.search.word_graph.let_groups import (
+    expand_closure,
     expand_group,
     expand_with_lm,
-    join_groups,
     node_of_group,
     offer,
     tighten_cutoff,
@@ -139,7 +139,7 @@ def _expand_groups(row, state, search, lm, work):
         return status
     least = cost_of(row, work.labels[0], search)
     for i in range(state.counters[0].tokens):
-        status = join_groups(i, least, search, work)
+        status = expand_closure(i, least, search, work)
         if status != DONE:
             return status
     cheapest = 0

@@ -147,7 +147,7 @@ def _best_after_words(token, words, epsilon, state, models, work):
 
 
 @inlined
-def join_groups(i, least, search, work):
+def expand_closure(i, least, search, work):
     """A token joins the group of its state, and those of all states that its closure arcs lead to."""
     token, cutoff, status = work.current[i], work.frame[0].cutoff, DONE
     graph, weights = search.graph, search.weights

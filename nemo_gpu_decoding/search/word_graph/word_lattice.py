@@ -75,12 +75,12 @@ class WordLattice:
             raise ValueError(f"n is {n}, expected at least 1")
         begin = np.searchsorted(self.arcs["source"], np.arange(self.num_states + 1)).tolist()
         targets, costs = self.arcs["target"].tolist(), self.costs.tolist()
-        ahead = [np.inf] * (self.num_states - 1) + [0.0]
+        rest_costs = [np.inf] * (self.num_states - 1) + [0.0]
         for state in range(self.num_states - 2, -1, -1):
-            ahead[state] = min(
-                (costs[i] + ahead[targets[i]] for i in range(begin[state], begin[state + 1])), default=np.inf
+            rest_costs[state] = min(
+                (costs[i] + rest_costs[targets[i]] for i in range(begin[state], begin[state + 1])), default=np.inf
             )
-        heap: list[tuple[float, tuple[int, ...], float, int]] = [(ahead[0], (), 0.0, 0)]
+        heap: list[tuple[float, tuple[int, ...], float, int]] = [(rest_costs[0], (), 0.0, 0)]
         found: list[WordSequence] = []
         while heap and len(found) < n:
             _, path, cost, state = heapq.heappop(heap)
@@ -89,7 +89,7 @@ class WordLattice:
                 continue
             for i in range(begin[state], begin[state + 1]):
                 total = cost + costs[i]
-                heapq.heappush(heap, (total + ahead[targets[i]], (*path, i), total, targets[i]))
+                heapq.heappush(heap, (total + rest_costs[targets[i]], (*path, i), total, targets[i]))
         return found
 
     def _sequence(self, path: Sequence[int]) -> WordSequence:
