@@ -321,7 +321,7 @@ class Pipe:
     """A WebSocket connection to an ASGI application in this process, with what `Load` uses of `websockets`."""
 
     def __init__(self, app: Any) -> None:
-        self._app, self.transport = app, self
+        self._app = app
         self._to_server: asyncio.Queue[dict[str, Any]] = asyncio.Queue(4)  # who sends more waits, as with sockets
         self._to_client: asyncio.Queue[str | None] = asyncio.Queue()
         self._is_gone, self.close_code = False, None
@@ -341,6 +341,10 @@ class Pipe:
     async def __aiter__(self) -> AsyncIterator[str]:
         while (message := await self._to_client.get()) is not None:
             yield message
+
+    @property
+    def transport(self) -> Pipe:
+        return self
 
     async def send(self, message: str | bytes) -> None:
         if self.close_code is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 from dataclasses import dataclass, fields
@@ -114,6 +115,7 @@ def build_server(options: ServeOptions) -> LiveServer:
     recognizer = build_recognizer(options)
     print("warming up: what is not compiled yet is compiled now", file=sys.stderr)
     warm_up(recognizer)
+    gc.collect()  # the server freezes what is there when it begins
     batcher = Batcher(recognizer, limits, batch_size=options.batch_size, tick_seconds=options.tick_seconds)
     return LiveServer(batcher, address)
 

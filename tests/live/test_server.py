@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import random
 import sys
@@ -419,6 +420,13 @@ def test_a_client_that_does_not_read_is_dropped(caplog):
             wait_for(lambda: server.batcher.metrics.value("streams_total", outcome="send_seconds") == 1)
         assert "does not read" in caplog.text
         assert finals(conversation(server, audio(1))[0]) == ["1"]
+
+
+def test_what_streams_leave_is_collected_without_visiting_the_model():
+    with running() as server:
+        assert finals(conversation(server, audio(1))[0]) == ["1"]
+        assert gc.get_freeze_count() > 10_000
+    assert gc.get_freeze_count() == 0
 
 
 def wait_for(condition, seconds=10.0):
