@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,15 @@ if TYPE_CHECKING:
 
 
 S = TypeVar("S", bound="Path")
+T = TypeVar("T")
+
+
+def made(kind: type[T], **values: Any) -> T:
+    """A frozen dataclass whose fields have these values, the others their defaults. The `__init__` of one sets field
+    by field, which takes longer than all else about a hypothesis."""
+    result = object.__new__(kind)
+    result.__dict__.update(values)
+    return result
 
 
 @dataclass(frozen=True)
@@ -95,7 +104,7 @@ class NBest(Sequence[P]):
 
     paths: tuple[P, ...]
     num_frames: int = 0
-    notes: tuple[str, ...] = field(default=())  # what a user should know, e.g. overflow of a limit
+    notes: tuple[str, ...] = ()  # what a user should know, e.g. overflow of a limit
     lattice: Lattice | None = None  # of a word-graph search, if its config asks for it
     # Of partial results of a word-graph search: what the best hypothesis that may end here costs above
     # the best of all, in units of the score; inf if none may. Endpointing asks for it.

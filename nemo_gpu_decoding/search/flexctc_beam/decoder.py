@@ -19,7 +19,7 @@ from nemo_gpu_decoding.search.flexctc_beam.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.flexctc_beam.finish import Found, fusion_scores
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE, SearchParams
 from nemo_gpu_decoding.search.inputs import check_log_probs
-from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
+from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts, made
 
 NO_END = "the LM gives no hypothesis a finite end-of-sentence weight; scores are without it"
 
@@ -84,23 +84,18 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
     ) -> list[NBest]:
         found: Found = engine.results(rows, n_best, final=final)
-        fused = fusion_scores(found, self._params, streams.fusion.arrays, final)
-        results = []
-        for r in range(len(rows)):
-            paths = tuple(
-                self._path(found, r, n, float(fused[r, n]["lm"]), float(fused[r, n]["boosting"]))
-                for n in range(n_best)
-                if found.order[r, n] >= 0
+        paths = self._paths(found, fusion_scores(found, self._params, streams.fusion.arrays, final))
+        frames, forbidden = found.frames.tolist(), (final & found.without_final).tolist()
+        return [
+            made(
+                NBest,
+                paths=paths[r],
+                num_frames=frames[r],
+                notes=(NO_END,) if forbidden[r] else (),
+                committed=None if final else self._committed(found, r),
             )
-            results.append(
-                NBest(
-                    paths,
-                    num_frames=int(found.frames[r]),
-                    notes=(NO_END,) if final and found.without_final[r] else (),
-                    committed=None if final else self._committed(found, r),
-                )
-            )
-        return results
+            for r in range(len(rows))
+        ]
 
     def _committed(self, found: Found, r: int) -> int:
         """Tokens of the best hypothesis that all live ones share."""
@@ -111,23 +106,51 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
             return int(np.searchsorted(head["frames"], found.shared[r]))
         return len(head["tokens"]) + int(np.searchsorted(frames, found.shared[r]))
 
-    def _path(self, found: Found, r: int, n: int, lm: float, boosting: float) -> Path:
-        head, count = found.heads.columns[r][n], int(found.traces.lengths[r, n])
-        frames = int(found.frames[r] - found.heads.frames[r, n])
-        length = count if head is None else count + len(head["tokens"])
-        score, insertion = float(found.scores[r, n]), self.config.beam_beta * length
-        alignment = alignment_log_probs = None
-        if found.alignment is not None and found.alignment_log_probs is not None:
-            alignment = found.alignment[r, n, :frames].copy()
-            alignment_log_probs = found.alignment_log_probs[r, n, :frames].copy()
-        path = Path(
-            tokens=found.traces.tokens[r, n, :count].copy(),
-            frames=found.traces.frames[r, n, :count].copy(),
-            repeats=found.traces.repeats[r, n, :count].copy(),
-            token_confidence=found.traces.confidence[r, n, :count].copy(),
-            score=score,
-            parts=ScoreParts(score - lm - boosting - insertion, lm, boosting, insertion),
-            alignment=alignment,
-            alignment_log_probs=alignment_log_probs,
+    def _paths(self, found: Found, fused: np.ndarray) -> list[tuple[Path, ...]]:
+        """The hypotheses of each utterance; `fused` [R, N] TEXT_SCORES. What can be done for all of them at once is:
+        a single number takes NumPy as long as the rest of a hypothesis."""
+        heads = found.heads.columns
+        exists = found.order >= 0
+        counts = np.where(exists, found.traces.lengths, 0)
+        is_used = np.arange(found.traces.tokens.shape[2]) < counts[..., None]
+        tokens, frames, repeats, confidence = (values[is_used] for values in found.traces[1:])  # one behind the other
+        ends = np.cumsum(counts).reshape(counts.shape)
+        lengths = counts + [[0 if head is None else len(head["tokens"]) for head in row] for row in heads]
+        scores, insertion = found.scores.astype(np.float64), self.config.beam_beta * lengths
+        acoustic = scores - fused["lm"] - fused["boosting"] - insertion
+        numbers = (
+            *np.nonzero(exists),
+            ends - counts,
+            ends,
+            scores,
+            acoustic,
+            fused["lm"],
+            fused["boosting"],
+            insertion,
         )
-        return joined(head, path)
+        results: list[list[Path]] = [[] for _ in heads]
+        for r, n, begin, end, score, *parts in zip(
+            *(values.tolist() if values.ndim == 1 else values[exists].tolist() for values in numbers), strict=True
+        ):
+            path = made(
+                Path,
+                tokens=tokens[begin:end],
+                frames=frames[begin:end],
+                repeats=repeats[begin:end],
+                token_confidence=confidence[begin:end],
+                score=score,
+                parts=ScoreParts(*parts),
+                **self._alignment(found, r, n),
+            )
+            results[r].append(joined(heads[r][n], path))
+        return [tuple(paths) for paths in results]
+
+    def _alignment(self, found: Found, r: int, n: int) -> dict[str, np.ndarray]:
+        """Fields of a path behind its head, if the config asks for them."""
+        if found.alignment is None or found.alignment_log_probs is None:
+            return {}
+        part = slice(int(found.frames[r] - found.heads.frames[r, n]))
+        return {
+            "alignment": found.alignment[r, n, part].copy(),
+            "alignment_log_probs": found.alignment_log_probs[r, n, part].copy(),
+        }
