@@ -43,6 +43,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 _RECIPE_VERSION = 1  # of all that turns an LM and a lexicon into a graph
 DETERMINIZE_DELTA, MINIMIZE_DELTA = 2.0**-20, 2.0**-30
+MOST_GROWTH = 4  # of states, in a determinization that ends
 Progress = Callable[[str], None]
 BUILD_STEPS = 7  # calls of `progress` while a graph is built
 
@@ -318,7 +319,7 @@ def compose_and_optimize(lexicon: Fst, grammar: Fst, progress: Progress = logger
     """minimize(determinize*(lexicon o grammar)) by kaldifst, with exact weights.
 
     Raises:
-        ValueError: the composition is empty.
+        ValueError: the composition is empty, or cannot be determinized.
         ImportError: kaldifst is not installed.
     """
     try:
@@ -335,12 +336,28 @@ def compose_and_optimize(lexicon: Fst, grammar: Fst, progress: Progress = logger
         lg = kaldifst.compose(left, right)
         if lg.num_states == 0:
             raise ValueError("the graph is empty: no word of the LM can be spelled to its end")
-        progress(f"determinizing {lg.num_states} states")
-        kaldifst.determinize_star(lg, delta=DETERMINIZE_DELTA)
+        _determinize(lg, progress)
         progress(f"minimizing {lg.num_states} states")
         kaldifst.minimize_encoded(lg, delta=MINIMIZE_DELTA)
         lg.write(paths[2])
         return read_fst(paths[2])
+
+
+def _determinize(lg: Any, progress: Progress) -> None:
+    """determinize* in place, where it ends; it makes fewer states as a rule."""
+    import kaldifst
+
+    most = MOST_GROWTH * lg.num_states + 10_000
+    progress(f"determinizing {lg.num_states} states")
+    try:
+        kaldifst.determinize_star(lg, delta=DETERMINIZE_DELTA, max_states=most)
+    except RuntimeError as error:
+        reason = (
+            f"more than {most:,} states" if "aborted since passed" in str(error) else str(error).rsplit("[E] ")[-1]
+        )
+        raise ValueError(
+            f"L o G cannot be determinized ({reason}), expected spellings that tell the LM's words apart"
+        ) from error
 
 
 def _are_tokens(words: Sequence[str], vocabulary: Vocabulary) -> bool:

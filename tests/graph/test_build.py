@@ -9,10 +9,11 @@ import math
 import numpy as np
 import pytest
 
-from nemo_gpu_decoding.graph.build import build_graph
+from nemo_gpu_decoding.graph.build import build_graph, compose_and_optimize
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.grammar import grammar_fst, read_grammar
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary, disambiguated
+from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.graph.tlg import as_transducer, composed_graph, topology_fst
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.graph.toy import LEXICON, PIECES, WORDS, random_texts, spellings_of, toy_arpa, toy_lexicon, toy_table
@@ -318,3 +319,28 @@ def test_kaldi_finds_our_words_in_it(topology):
         _, _, words, weight = kaldifst.get_linear_symbol_sequence(path)
         assert [word.label for word in nbest.best.words] == list(words)
         assert nbest.best.score == pytest.approx(-weight.value1 - weight.value2, abs=1e-3)
+
+
+# -------------------------------------------------------------------- what no determinization ends for
+
+SAME_SPELLING = [(0, 5, 1, 0), (0, 5, 2, 0), (0, 6, 3, 0), (0, 7, 4, 0)]  # source, token, word, target: 5 is 1 or 2
+
+
+@pytest.mark.parametrize(
+    ("grammar", "finals", "reason"),
+    [
+        # which of the two words it was shows after any number of them
+        ([(0, 1, 1, 1), (0, 2, 2, 2), (1, 1, 1, 1), (2, 2, 2, 2), (1, 3, 3, 3), (2, 4, 4, 3)], [3], "10,016 states"),
+        ([(0, 1, 1, 0), (0, 2, 2, 0)], [0], "not functional"),  # it never shows
+    ],
+)
+def test_a_hopeless_determinization_ends_with_a_message(grammar, finals, reason):
+    def fst(arcs, finals):
+        columns = np.array(arcs).T
+        costs = np.full(columns[[0, 3]].max() + 1, np.inf)
+        costs[finals] = 0
+        source, token, word, target = columns
+        return Fst.from_arcs(0, costs, source, token, word, np.zeros(len(arcs), np.float32), target)
+
+    with pytest.raises(ValueError, match=f"L o G cannot be determinized .*{reason}"):
+        compose_and_optimize(fst(SAME_SPELLING, [0]), fst(grammar, finals))
