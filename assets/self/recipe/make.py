@@ -43,6 +43,9 @@ def parse_arguments() -> argparse.Namespace:
         metavar="SET_DIR",
         help="a set made before, with LMs: take its tokenizer, and never train on its dev and test sentences",
     )
+    parser.add_argument(
+        "--more", type=Path, nargs="+", default=[], metavar="DIR", help="train on the speech of these folders, too"
+    )
     parser.add_argument("--steps", type=int, default=3600, help="of training (3600)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="of training, to end it sooner")
     parser.add_argument("--seconds-per-batch", type=float, default=60.0, help="of speech (60)")
@@ -117,8 +120,8 @@ def make_train(args: argparse.Namespace) -> None:
     shape = model.Shape(args.layers, args.width, args.streaming)
     names = ("steps", "minutes", "seconds_per_batch", "learning_rate", "resume", "ctc_only", "seed")
     settings = train.Settings(shape, **{name: getattr(args, name) for name in names})
-    manifest = args.out / "speech" / "train.json"
-    train.train(manifest, args.out / "tokenizer", args.out / "weights.pt", settings)
+    manifests = [folder / "speech" / "train.json" for folder in (args.out, *args.more)]
+    train.train(manifests, args.out / "tokenizer", args.out / "weights.pt", settings)
 
 
 def make_export(args: argparse.Namespace) -> None:

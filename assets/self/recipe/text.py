@@ -162,12 +162,14 @@ def coin(rng: random.Random) -> str:
     vowels = one_of("a, a, a, e, e, i, i, o, o, u, ai, ee, ia, oo, ar, or, er")
     codas = one_of("n, m, l, r, s, t, nd, ck, x, th, , , ")
     endings = one_of(
-        "son, ton, ley, man, ford, well, berg, ova, ini, wick, dale, er, ington, ski, ano, ello, ez, , , , "
+        "son, ton, ley, man, ford, well, berg, ova, ini, wick, dale, er, ington, ski, ano, ello, ez, moto, yama, "
+        "ashi, escu, heim, nova, quist, enko, elli, worth, stein, ville, eau, eaux, ian, yan, ovich, uera, oga, oon, "
+        "avik, ana, , , , "
     )
     while True:
-        syllables = [rng.choice(onsets) + rng.choice(vowels) for _ in range(rng.randint(1, 3))]
+        syllables = [rng.choice(onsets) + rng.choice(vowels) for _ in range(rng.choice((1, 2, 2, 3, 3)))]
         name = "".join(syllables) + rng.choice(codas) + rng.choice(endings)
-        if 5 <= len(name) <= 12 and name not in phrases():
+        if 5 <= len(name) <= 13 and name not in phrases():
             return name
 
 

@@ -191,8 +191,8 @@ def make_optimizer(parameters: list[Tensor]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(groups, betas=(0.9, 0.98))
 
 
-def train(manifest: Path, tokenizer: Path, weights: Path, settings: Settings) -> None:
-    """Train on a manifest and save the weights of all hybrid models, now and then and at the end.
+def train(manifests: list[Path], tokenizer: Path, weights: Path, settings: Settings) -> None:
+    """Train on manifests and save the weights of all hybrid models, now and then and at the end.
 
     With `settings.resume` they start as they were saved, the optimiser anew.
     """
@@ -200,7 +200,8 @@ def train(manifest: Path, tokenizer: Path, weights: Path, settings: Settings) ->
     torch.manual_seed(settings.seed)
     torch.set_flush_denormal(True)
     heads = build_sharing_encoder(tokenizer, settings.shape)
-    examples = [e for e in load_examples(manifest, next(iter(heads.values()))) if e.fits_ctc()]
+    first = next(iter(heads.values()))
+    examples = [e for manifest in manifests for e in load_examples(manifest, first) if e.fits_ctc()]
     if settings.resume:
         for kind, state in torch.load(weights, map_location="cpu").items():
             heads[kind].load_state_dict(state)
