@@ -112,7 +112,7 @@ class NBest(Sequence[P]):
     work: Work | None = None  # of paged_biglm
     # Of partial results: so many tokens at the beginning of the best hypothesis will not change any more, for all
     # live hypotheses have them from one common ancestor (alternatives in a lattice may differ). It never falls while
-    # a stream goes on. None where it is not known: word graphs on a GPU that keep no lattice.
+    # a stream goes on.
     committed: int | None = None
 
     @property

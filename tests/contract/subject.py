@@ -50,7 +50,7 @@ class Subject:
     tolerance: float = 1e-3
     # decodings by each of several threads that share a decoder
     calls_per_thread: int = 5
-    # whether partial results on the CPU say how many tokens are committed
+    # whether partial results say how many tokens are committed
     tells_committed: bool = True
     # whether partial results on the CPU trace back the last tokens only
     keeps_heads: bool = True

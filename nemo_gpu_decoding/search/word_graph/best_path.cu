@@ -1,20 +1,64 @@
 // Best-path trace-back: the tokens that a best path ends in and its back-pointers, so that no more than
 // these are copied to the host.
 //
-// One block per utterance that a result is wanted of: all threads look for the best token, and for the one
-// with which the utterance ends best; one thread follows the back-pointers.
+// One block per utterance that a result is wanted of: all threads look for the best token, for the one
+// with which the utterance ends best, and for the newest back-pointer that all tokens share; one thread
+// follows the back-pointers. With COMPOSE=1 (paged_biglm) both LMs say what it costs to end.
+//
+// variants: COMPOSE=0
+// variants: COMPOSE=1
 #include "search/word_graph/candidates.cuh"
 
-constexpr int MAX_THREADS = 512;
-constexpr int64 NO_KEY = 0x7fffffffffffffffll;
+#if COMPOSE
+#include "search/word_graph/composition.cuh"
+typedef LmTraceBackArgs TraceBackArgs;
+typedef LmBestPath BestPath;
 
-// What it costs to end in `state`, or where a closure arc of it leads; infinite if not final.
-inline double end_cost(int state, int epsilon, int boost, const Workspace& work) {
+struct EndWorkspace : Workspace {
+  LmPair lms;
+  int64 large_end;  // label of </s>, or below 0: ending costs nothing then
+  int64 small_end;
+};
+#else
+typedef PlainTraceBackArgs TraceBackArgs;
+typedef PlainBestPath BestPath;
+typedef Workspace EndWorkspace;
+#endif
+
+constexpr int MAX_THREADS = 512;
+constexpr int64 LAST_KEY = 0x7fffffffffffffffll;
+
+#if COMPOSE
+inline float cost_of_end(const PagedLM& lm, int64 state, int64 label, LookupCounters& counters) {
+  return label < 0 ? 0.0f : lookup(lm, state, label, counters).cost;
+}
+
+// LM score difference of the word of a closure arc, if there is one, and of the end after it; weighted.
+inline double end_difference(int olabel, int64 lm, const EndWorkspace& work) {
+  const LmPair& lms = work.lms;
+  double total = 0.0;
+  if (lms.weight == 0) return total;
+  LookupCounters counters{};  // results are no part of the search's work
+  if (olabel != 0) {
+    const LMStep step = cost_of_label(olabel, lm, work.graph, lms, counters);
+    total += (double)(lms.weight * step.cost);
+    lm = step.target;
+  }
+  float cost = cost_of_end(lms.large, large_of(lm), work.large_end, counters);
+  if (!lms.is_difference) cost -= cost_of_end(lms.small, small_of(lm), work.small_end, counters);
+  return total + (double)(lms.weight * cost);
+}
+#endif
+
+// What it costs to end with a token, or where a closure arc leads it; infinite if that is not final.
+inline double end_cost(const Key& key, int epsilon, const EndWorkspace& work) {
   const Search& search = work.search;
+  int state = state_of(key), boost = boost_of(key), olabel = 0;
   double cost = 0.0;
   if (epsilon != NONE) {
     const Epsilon closure = work.graph.epsilons[epsilon];
-    const Boost boosting = boosted(closure.olabel, boost, work);
+    olabel = closure.olabel;
+    const Boost boosting = boosted(olabel, boost, work);
     cost += (double)(search.lm_weight * closure.cost - boosting.bonus);
     boost = boosting.state;
     state = closure.target;
@@ -25,48 +69,83 @@ inline double end_cost(int state, int epsilon, int boost, const Workspace& work)
   if (search.boosts) {
     cost -= (double)(search.boosting_weight * work.boosting.states[boost].final_weight);
   }
+#if COMPOSE
+  cost += end_difference(olabel, key.lm, work);
+#endif
   return cost;
 }
 
 // The cost of a token with all that comes after it if the utterance ends there.
-inline double cost_with_end(const Token& token, const Workspace& work) {
-  const int state = state_of(token.key), boost = boost_of(token.key);
-  const int end = work.graph.states[state].epsilon_end;
-  double least = token.cost + end_cost(state, NONE, boost, work);
-  for (int e = work.graph.states[state].epsilon_begin; e < end; e++) {
-    least = fmin(least, token.cost + end_cost(state, e, boost, work));
+inline double cost_with_end(const Token& token, const EndWorkspace& work) {
+  const GraphState& state = work.graph.states[state_of(token.key)];
+  const int begin = state.epsilon_begin, end = state.epsilon_end;
+  double least = -negative_infinity();
+  for (int e = begin - 1; e < end; e++) {
+    least = fmin(least, token.cost + end_cost(token.key, e < begin ? NONE : e, work));
   }
   return least;
+}
+
+// The least key of all threads. Call with all threads.
+inline int64 least_key(int64 key, uint64* scratch) { return block_reduce(key, Min(), (int64*)scratch); }
+inline LmKey least_key(const LmKey& key, uint64* scratch) {
+  const int64 first = least_key(key.key, scratch);
+  return {first, least_key(key.key == first ? key.lm : LAST_KEY, scratch)};
 }
 
 // The best of the tokens that a thread has seen.
 struct Choice {
   double cost;
-  int64 key;
+  Key key;
   int token;
 
-  void offer(double other, int64 other_key, int i) {
+  void offer(double other, const Key& other_key, int i) {
     if (other < cost || (other == cost && other_key < key)) *this = Choice{other, other_key, i};
   }
 };
+
+inline Choice no_choice() {
+#if COMPOSE
+  return {-negative_infinity(), {LAST_KEY, LAST_KEY}, NONE};
+#else
+  return {-negative_infinity(), LAST_KEY, NONE};
+#endif
+}
 
 // The best of all threads goes to *token; of several that cost the same the one with the least key.
 // False if there is none. Call with all threads; a barrier must follow.
 inline bool choose(const Choice& own, int* token, uint64* scratch) {
   const double cost = block_reduce(own.cost, Min(), (double*)scratch);
-  const int64 key = block_reduce(own.cost == cost ? own.key : NO_KEY, Min(), (int64*)scratch);
-  if (own.key == key && key != NO_KEY) *token = own.token;
-  return key != NO_KEY;
+  const Key key = least_key(own.cost == cost ? own.key : no_choice().key, scratch);
+  if (own.token != NONE && own.cost == cost && own.key == key) *token = own.token;
+  return cost < -negative_infinity();
 }
 
-// Copy the back-pointers of a token, newest first, as far as there is capacity. One thread; their
-// number.
-inline int copy_path(int last, const BackPointer* back_pointers, BackPointer* path, int capacity) {
-  int count = 0;
-  for (int i = last; i != NONE; i = back_pointers[i].previous, count++) {
-    if (count < capacity) path[count] = back_pointers[i];
+// The newest back-pointer that all tokens share, or NONE. Every back-pointer's number is above that of
+// the one before it, so of two the newer one is followed until both are the same. Call with all threads.
+inline int common_ancestor(
+  const Token* tokens, int count, int common, const BackPointer* back_pointers, uint64* scratch
+) {
+  for (int i = thread(); i < count; i += threads()) {
+    int other = tokens[i].back_pointer;
+    while (other != common) {
+      int& newer = other > common ? other : common;
+      newer = back_pointers[newer].previous;
+    }
   }
-  return count;
+  return block_reduce(common, Min(), (int*)scratch);
+}
+
+// Copy the back-pointers of a token, newest first, as far as there is capacity, and count them. One
+// thread.
+inline void copy_path(
+  int last, int common, const BackPointer* back_pointers, BackPointer* path, int capacity, BestPath& found
+) {
+  for (int i = last; i != NONE; i = back_pointers[i].previous) {
+    if (found.back_pointers < capacity) path[found.back_pointers] = back_pointers[i];
+    found.back_pointers++;
+    found.shared += i <= common;
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) best_path(const TraceBackArgs args) {
@@ -74,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) best_path(const Tra
   __shared__ int chosen[2];
   const int64 a = blockIdx.x, b = args.rows[a];
   const StreamParams own = args.utterances[b];
-  Workspace work;
+  EndWorkspace work;
   work.search = Search{{}, own};
   work.graph = Graph{
     args.graph_states, nullptr, args.graph_epsilons, args.graph_word_sequences, args.num_words,
@@ -82,24 +161,30 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) best_path(const Tra
   work.boosting = Automaton{
     args.boosting_states + own.boosting_states, args.boosting_arcs + own.boosting_arcs, args.num_words,
   };
+#if COMPOSE
+  open_lms(args, own.difference_weight, work.lms);
+  work.large_end = args.large_end;
+  work.small_end = args.small_end;
+#endif
   const Token* tokens = args.tokens + b * args.held;
+  const BackPointer* back_pointers = args.back_pointers + b * args.max_back_pointers;
+  const int count = args.counters[b].tokens;
 
-  const double infinity = -negative_infinity();
-  Choice best{infinity, NO_KEY, NONE}, ending{infinity, NO_KEY, NONE};
-  for (int i = thread(); i < args.counters[b].tokens; i += threads()) {
+  Choice best = no_choice(), ending = no_choice();
+  for (int i = thread(); i < count; i += threads()) {
     const Token token = tokens[i];
     best.offer(token.cost, token.key, i);
     const double cost = cost_with_end(token, work);
-    if (cost < infinity) ending.offer(cost, token.key, i);
+    if (cost < -negative_infinity()) ending.offer(cost, token.key, i);
   }
   choose(best, &chosen[0], scratch);
   const bool ends = choose(ending, &chosen[1], scratch);
   __syncthreads();
-  if (thread() > 0) return;
   const Token first = tokens[chosen[0]], last = tokens[ends ? chosen[1] : chosen[0]];
-  const int count = copy_path(
-    args.final ? last.back_pointer : first.back_pointer, args.back_pointers + b * args.max_back_pointers,
-    args.paths + a * args.capacity, args.capacity
-  );
-  args.found[a] = BestPath{first, last, ends, count};
+  const int newest = args.final ? last.back_pointer : first.back_pointer;
+  const int common = args.final ? NONE : common_ancestor(tokens, count, newest, back_pointers, scratch);
+  if (thread() > 0) return;
+  BestPath found{first, last, ends, 0, 0};
+  copy_path(newest, common, back_pointers, args.paths + a * args.capacity, args.capacity, found);
+  args.found[a] = found;
 }

@@ -15,7 +15,8 @@ struct LmPair {
   float weight;  // of the difference
 };
 
-inline void open_lms(const LmAdvanceArgs& args, float weight, LmPair& lms) {
+template <class Args>  // that have both LMs
+inline void open_lms(const Args& args, float weight, LmPair& lms) {
   const int64* large_arcs = args.large_arcs ? args.large_arcs : args.large_host_arcs;
   const int64* small_arcs = args.small_arcs ? args.small_arcs : args.small_host_arcs;
   lms.large = PagedLM{

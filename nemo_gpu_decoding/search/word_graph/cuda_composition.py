@@ -30,7 +30,9 @@ class NoComposition:
     static_shared_bytes = 0
     token = kernel_abi.PLAIN_TOKEN
     host_counters = records.COUNTERS
+    best_path = kernel_abi.PLAIN_BEST_PATH
     advance, compact = kernel_abi.PLAIN_ADVANCE, kernel_abi.PLAIN_COMPACT
+    trace_back = kernel_abi.PLAIN_TRACE_BACK
     buffers = kernel_abi.PLAIN_BUFFERS
 
     def capacity(self, config: WFSTConfig, params: SearchParams, columns: int, grown: int) -> Capacity:
@@ -57,7 +59,7 @@ class NoComposition:
         return 0.0
 
     def arguments(self, models: Sequence[StreamModels], device: torch.device) -> dict[str, Any]:
-        """Arguments of `advance` that are composition's own."""
+        """Arguments of `advance` and `trace_back` that are composition's own."""
         return {}
 
     def defines(self, models: Sequence[StreamModels]) -> dict[str, int | str]:
@@ -81,7 +83,9 @@ class LmComposition:
     static_shared_bytes = kernel_abi.STATIC_SHARED_BYTES
     token = kernel_abi.LM_TOKEN
     host_counters = LM_COUNTERS
+    best_path = kernel_abi.LM_BEST_PATH
     advance, compact = kernel_abi.LM_ADVANCE, kernel_abi.LM_COMPACT
+    trace_back = kernel_abi.LM_TRACE_BACK
     buffers = kernel_abi.LM_BUFFERS
 
     def __init__(self, lms: LmPair, config: PagedBigLMConfig, name: str) -> None:
@@ -118,7 +122,7 @@ class LmComposition:
         return float(models.composition.difference_weight)
 
     def arguments(self, models: Sequence[StreamModels], device: torch.device) -> dict[str, Any]:
-        """Arguments of `advance` that are composition's own.
+        """Arguments of `advance` and `trace_back` that are composition's own.
 
         Raises:
             ValueError: there is not enough memory for the LMs.
@@ -133,6 +137,8 @@ class LmComposition:
             "labels_in_large": in_large,
             "labels_in_small": in_small,
             "is_difference": self._lms.is_difference,
+            "large_end": self._lms.large_end,
+            "small_end": self._lms.small_end,
             "contexts_per_group": composition.group_size,
         }
 

@@ -3,7 +3,8 @@
     advance    one block per utterance reads its frames of the chunk: the search
     compact    drops back-pointers that lead to no token: where they fill their array, and before all
                that is known of utterances is copied to the host, for lattices
-    best_path  finds the tokens that best paths are about, which are copied to the host with one path
+    best_path  finds the tokens that best paths are about, with composition by both LMs' ends of sentence
+               too; these tokens and one path are copied to the host, whatever else streams keep
 
 A `push` waits for the device once, to say whether a frame was bad or an array is full; in the latter
 case that array grows (back-pointers are compacted first), and the search goes on where it stopped.
@@ -30,14 +31,7 @@ from nemo_gpu_decoding.search.word_graph import kernel_abi
 from nemo_gpu_decoding.search.word_graph.composition import WORK_FIELDS
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cuda_composition import NO_COMPOSITION, LmComposition, NoComposition
-from nemo_gpu_decoding.search.word_graph.kernel_abi import (
-    BACK_POINTER,
-    BEST_PATH,
-    LINK,
-    STREAM_COUNTERS,
-    STREAM_PARAMS,
-    WORK,
-)
+from nemo_gpu_decoding.search.word_graph.kernel_abi import BACK_POINTER, LINK, STREAM_COUNTERS, STREAM_PARAMS, WORK
 from nemo_gpu_decoding.search.word_graph.keys import (
     BACK_POINTERS_FULL,
     BAD_FRAME,
@@ -95,8 +89,8 @@ class CUDAEngine(Engine):
         graph = self._models[0].graph
         arrays = arrays_on_device(graph, graph.arrays, self.device)
         names = ("graph_states", "graph_arcs", "graph_epsilons", "graph_word_sequences")
-        self._tables: dict[str, torch.Tensor] = dict(zip(names, arrays, strict=True))
-        self._composed = composition.arguments(self._models, self.device)
+        self._tables: dict[str, Any] = dict(zip(names, arrays, strict=True))
+        self._tables |= composition.arguments(self._models, self.device)
         self._take_boosting()
         self._grown = 0  # times that there were more groups than expected
         self._state = self._first_state()
@@ -145,7 +139,7 @@ class CUDAEngine(Engine):
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
         """Of the utterances `rows` what their results need: all for a lattice, else see `best_paths`."""
-        if self._composition.composes or (self._config.keeps_links and (final or n_best > 1)):
+        if self._config.keeps_links and (final or n_best > 1):
             known = self.utterances()
             return [known[row] for row in rows]
         return self.best_paths(rows, final=final)
@@ -187,13 +181,14 @@ class CUDAEngine(Engine):
         ]
 
     def best_paths(self, rows: Sequence[int], *, final: bool) -> list[StreamState]:
-        """Of some utterances at least what best paths need; without composition.
+        """Of some utterances what best paths need, whatever else they have in memory.
 
         Args:
             rows: numbers of utterances.
             final: they are over. The token with which each ends best is there, with its back-pointers;
-                else the best token with its back-pointers, and the one with which the utterance would
-                end best. Where no token may end, the best one is there in either case.
+                else the best token with its back-pointers and the newest of these that all tokens share,
+                and the token with which the utterance would end best. Where no token may end, the best
+                one is there in either case.
         """
         if len(rows) == 0:
             return []
@@ -224,6 +219,7 @@ class CUDAEngine(Engine):
             back_pointers,
             np.empty(0, LINK),
             self._counters_on_host(row, self._state.counters[row]),
+            pasts=None if final else np.array([found["shared"] - 1], np.int32),
         )
 
     def _counters_on_host(self, row: int, counters: np.void) -> np.ndarray:
@@ -264,10 +260,9 @@ class CUDAEngine(Engine):
         shared_bytes, row_bytes = kernel_abi.shared_bytes(columns, values.element_size(), most_shared)
         next_tokens = self._empty(n, 2, capacity.tokens, composition.token.itemsize)
         next_counters = self._empty(n, STREAM_COUNTERS.itemsize)
-        composed, next_work = self._composed, None
+        work: dict[str, torch.Tensor] = {}
         if state.work is not None:
-            next_work = torch.empty_like(state.work)
-            composed = {**composed, "work": state.work, "next_work": next_work}
+            work = {"work": state.work, "next_work": torch.empty_like(state.work)}
         defines = {"LOG_PROB": kernel_abi.LOG_PROB_TYPES[values.dtype], **composition.defines(self._models)}
         if params.keeps_links:
             defines["LINKS"] = 1
@@ -285,7 +280,7 @@ class CUDAEngine(Engine):
             next_counters=next_counters,
             back_pointers=state.back_pointers,
             links=state.links,
-            **composed,
+            **work,
             **self._buffers(n, capacity),
             params=params,
             capacity=capacity,
@@ -299,17 +294,18 @@ class CUDAEngine(Engine):
         halves = torch.from_numpy(counters["half"].astype(np.int64)).to(self.device)
         rows = torch.arange(n, device=self.device)
         kept = next_tokens[:, :, : counters["tokens"].max()][rows, halves].contiguous()
-        return state._replace(tokens=kept, counters=counters, work=next_work)
+        return state._replace(tokens=kept, counters=counters, work=work.get("next_work"))
 
     def _launch_best_path(self, wanted: torch.Tensor, capacity: int, final: bool) -> tuple[np.ndarray, torch.Tensor]:
-        """[A] BEST_PATH of the utterances wanted, and [A, capacity] BACK_POINTER, still there."""
-        state = self._state
-        found = self._empty(len(wanted), BEST_PATH.itemsize)
+        """[A] best paths' records of the utterances wanted, and [A, capacity] BACK_POINTER, still there."""
+        state, composition = self._state, self._composition
+        found = self._empty(len(wanted), composition.best_path.itemsize)
         paths = self._empty(len(wanted), capacity, BACK_POINTER.itemsize)
         self._launch(
             "best_path",
-            kernel_abi.TRACE_BACK,
+            composition.trace_back,
             len(wanted),
+            defines={"COMPOSE": int(composition.composes)},
             rows=wanted,
             tokens=state.tokens,
             counters=as_records(state.counters).to(self.device),
@@ -322,7 +318,7 @@ class CUDAEngine(Engine):
             num_words=self._models[0].params.num_words,
             final=final,
         )
-        return _on_host(found, BEST_PATH), paths
+        return _on_host(found, composition.best_path), paths
 
     def _compacted(self, state: State, capacity: int) -> State:
         """The streams with no more back-pointers than needed, in arrays for `capacity` of them."""

@@ -71,16 +71,24 @@ STREAM_COUNTERS = np.dtype(
     ],
     align=True,
 )
+
+
+def _best_path(token: np.dtype) -> np.dtype:
+    return np.dtype(
+        [
+            ("best", token),  # the cheapest
+            ("ending", token),  # that with which the utterance ends best
+            ("ends", np.int32),  # whether any token may end
+            ("back_pointers", np.int32),  # of the path; above the capacity if there were more
+            ("shared", np.int32),  # of these, the oldest, which are those of all tokens; 0 if final
+        ],
+        align=True,
+    )
+
+
 # The tokens that a best path is found with
-BEST_PATH = np.dtype(
-    [
-        ("best", PLAIN_TOKEN),  # the cheapest
-        ("ending", PLAIN_TOKEN),  # that with which the utterance ends best
-        ("ends", np.int32),  # whether any token may end
-        ("back_pointers", np.int32),  # of the path; above the capacity if there were more
-    ],
-    align=True,
-)
+PLAIN_BEST_PATH = _best_path(PLAIN_TOKEN)
+LM_BEST_PATH = _best_path(LM_TOKEN)
 # What the search of an utterance took so far (paged_biglm)
 WORK = np.dtype(
     [
@@ -334,6 +342,16 @@ LM_BUFFERS = {
 }
 
 
+# Both LMs, and the words of the graph in them
+_LMS = {
+    **lm_parameters("large"),
+    **lm_parameters("small"),
+    "labels_in_large": Tensor(torch.int64, ("words",)),
+    "labels_in_small": Tensor(torch.int64, ("words",)),
+    "is_difference": Scalar(np.bool_),
+}
+
+
 def _advance(token: np.dtype, buffers: Mapping[str, Tensor], **more: Tensor | Scalar) -> Signature:
     return Signature(
         "advance",
@@ -369,11 +387,7 @@ LM_ADVANCE = _advance(
     LM_BUFFERS,
     work=Tensor(WORK, ("B",)),
     next_work=Tensor(WORK, ("B",), written=True),
-    **lm_parameters("large"),
-    **lm_parameters("small"),
-    labels_in_large=Tensor(torch.int64, ("words",)),
-    labels_in_small=Tensor(torch.int64, ("words",)),
-    is_difference=Scalar(np.bool_),
+    **_LMS,
     contexts_per_group=Scalar(np.int32),  # that are expanded
 )
 
@@ -398,23 +412,36 @@ def _compact(token: np.dtype) -> Signature:
 PLAIN_COMPACT = _compact(PLAIN_TOKEN)
 LM_COMPACT = _compact(LM_TOKEN)
 
+
+def _trace_back(token: np.dtype, best_path: np.dtype, **more: Tensor | Scalar) -> Signature:
+    return Signature(
+        "best_path",
+        {
+            "rows": Tensor(torch.int32, ("A",)),  # utterances that results are wanted of
+            "utterances": Tensor(STREAM_PARAMS, ("B",)),
+            "tokens": Tensor(token, ("B", "held")),
+            "counters": Tensor(STREAM_COUNTERS, ("B",)),
+            "back_pointers": Tensor(BACK_POINTER, ("B", "R")),
+            **_GRAPH,
+            **more,
+            "found": Tensor(best_path, ("A",), written=True),
+            "paths": Tensor(BACK_POINTER, ("A", "capacity"), written=True),  # newest first
+            "held": Scalar(np.int32),
+            "max_back_pointers": Scalar(np.int32),  # R
+            "capacity": Scalar(np.int32),
+            "num_words": Scalar(np.int32),
+            # follow the token that ends best, if any may end; else the best token
+            "final": Scalar(np.bool_),
+        },
+    )
+
+
 # Finds the tokens that best paths are about, and follows the back-pointers of one.
-TRACE_BACK = Signature(
-    "best_path",
-    {
-        "rows": Tensor(torch.int32, ("A",)),  # utterances that results are wanted of
-        "utterances": Tensor(STREAM_PARAMS, ("B",)),
-        "tokens": Tensor(PLAIN_TOKEN, ("B", "held")),
-        "counters": Tensor(STREAM_COUNTERS, ("B",)),
-        "back_pointers": Tensor(BACK_POINTER, ("B", "R")),
-        **_GRAPH,
-        "found": Tensor(BEST_PATH, ("A",), written=True),
-        "paths": Tensor(BACK_POINTER, ("A", "capacity"), written=True),  # newest first
-        "held": Scalar(np.int32),
-        "max_back_pointers": Scalar(np.int32),  # R
-        "capacity": Scalar(np.int32),
-        "num_words": Scalar(np.int32),
-        # follow the token that ends best, if any may end; else the best token
-        "final": Scalar(np.bool_),
-    },
+PLAIN_TRACE_BACK = _trace_back(PLAIN_TOKEN, PLAIN_BEST_PATH)
+LM_TRACE_BACK = _trace_back(
+    LM_TOKEN,
+    LM_BEST_PATH,
+    **_LMS,
+    large_end=Scalar(np.int64),  # label of </s>, or NO_LABEL
+    small_end=Scalar(np.int64),
 )

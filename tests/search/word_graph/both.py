@@ -14,6 +14,7 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.search.word_graph import cpu_engine, kernel_abi
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig
+from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST, PagedBigLM
 from nemo_gpu_decoding.search.word_graph.lattice import Lattice
 from tests.contract.subject import all_facts
@@ -109,7 +110,10 @@ def everything(
         end = min(begin + (chunk or frames), frames)
         sizes = np.clip(np.array(lengths) - begin, 0, end - begin)
         decoder.push(streams, log_probs[:, begin:end], sizes.tolist())
-    known = streams.engine.results(range(len(lengths)), 1, final=True)
+    if isinstance(streams.engine, CUDAEngine):  # whose results have the tokens of best paths only
+        known = streams.engine.utterances()
+    else:
+        known = streams.engine.results(range(len(lengths)), 1, final=True)
     found = [_tokens(utterance) for utterance in known]
     limits = [utterance.counters[["limited", "overflowed"]].tolist() for utterance in known]
     results = decoder.close(streams)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -167,15 +169,27 @@ def test_long_pasts_are_copied_whole(monkeypatch, log_probs, expected):
     assert all_facts(on_cuda(toy_graph(0), **OPTIONS).decode(log_probs, LENGTHS)) == expected
 
 
-def test_no_more_than_best_paths_is_copied(monkeypatch, log_probs):
-    monkeypatch.setattr(CUDAEngine, "utterances", lambda engine: pytest.fail("all is copied"))
-    decoder = on_cuda(toy_graph(0), **OPTIONS)
+@pytest.mark.parametrize("composes", [False, True])
+def test_no_more_than_best_paths_is_copied(monkeypatch, composes, log_probs, paged_log_probs):
+    """However many tokens and back-pointers streams have in memory."""
+    decoder, inputs, lengths = on_cuda(toy_graph(0), **OPTIONS), log_probs, LENGTHS
+    if composes:
+        decoder, inputs, lengths = on("cuda", *random_case(0), **PAGED_OPTIONS), paged_log_probs, PAGED_LENGTHS
     streams = decoder.open(3)
-    decoder.push(streams, log_probs, LENGTHS)
+    decoder.push(streams, inputs, lengths)
+    copied, on_host = [], cuda_engine._on_host
+    monkeypatch.setattr(cuda_engine, "_on_host", lambda *given: copied.append(on_host(*given)) or copied[-1])
+    monkeypatch.setattr(CUDAEngine, "utterances", lambda engine: pytest.fail("all is copied"))
+    back_pointer = kernel_abi.BACK_POINTER.itemsize
+    held = int(streams.engine._state.counters["back_pointers"].sum()) * back_pointer
+    found = kernel_abi.LM_BEST_PATH.itemsize + kernel_abi.WORK.itemsize + max(lengths) * back_pointer
+    for final in (False, True):
+        copied.clear()
+        for known in streams.engine.results(range(3), 1, final=final):
+            assert len(known.tokens) <= 2
+            assert len(known.back_pointers) <= known.frames
+        assert 0 < sum(values.nbytes for values in copied) <= 3 * found < held
     decoder.partial(streams)
-    for known in streams.engine.results(range(3), 1, final=False):
-        assert len(known.tokens) <= 2
-        assert len(known.back_pointers) <= known.frames
     decoder.close(streams)
 
 
@@ -282,6 +296,32 @@ def test_a_path_that_cannot_go_on_is_named_paged(paged_log_probs):
     paged_log_probs[0, 1, :] = -np.inf
     with pytest.raises(ValueError, match=r"log_probs\[0, 1\]"):
         on("cuda", *random_case(0), **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
+
+
+@pytest.mark.parametrize("composition", ["lazy", "eager"])
+@pytest.mark.parametrize("seed", range(3))
+@checked
+def test_best_paths_and_what_it_costs_to_end_paged(monkeypatch, seed, composition):
+    """The same as on the CPU to the bit, where costs are equal too, of some streams and of all."""
+    monkeypatch.setattr(cuda_engine, "FIRST_PATH", 1)
+    graph, lms = random_case(seed, coarse=seed == 2, nested=seed == 1)
+    boosting = build_word_boosting({"w1": 2.0, "w2 w3": 3.0, "w4 w1 w2": 4.0}, graph)
+    log_probs = torch.round(random_log_probs(3, 9, RANDOM_COLUMNS, seed=seed))
+    seen: list[list[Any]] = []
+    for backend in ("cpu", "cuda"):
+        decoder = on(
+            backend, graph, lms, beam=8.0, max_active=100, boosting=boosting, composition=composition,
+            difference="always" if seed == 1 else "never",
+        )  # fmt: skip
+        streams = decoder.open(3)
+        seen.append([])
+        for begin in (0, 4):
+            decoder.push(streams, log_probs[:, begin : begin + 4], [4, begin, 1])
+            for rows in ([2, 0], [0, 1, 2]):
+                partial = decoder.partial(streams, rows=rows)
+                seen[-1] += [all_facts(partial), [(nbest.relative_cost, nbest.committed) for nbest in partial]]
+        seen[-1].append(all_facts(decoder.close(streams)))
+    assert seen[0] == seen[1]
 
 
 @checked
