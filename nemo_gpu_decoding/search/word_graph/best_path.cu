@@ -129,8 +129,8 @@ inline int common_ancestor(
   for (int i = thread(); i < count; i += threads()) {
     int other = tokens[i].back_pointer;
     while (other != common) {
-      int& newer = other > common ? other : common;
-      newer = back_pointers[newer].previous;
+      if (other > common) other = back_pointers[other].previous;
+      else common = back_pointers[common].previous;
     }
   }
   return block_reduce(common, Min(), (int*)scratch);
