@@ -119,9 +119,8 @@ class Chunk(NamedTuple):
 
 def searching_ctc(base: Any) -> type:
     """A CTC pipeline whose transcripts come from the search of the model's decoding config."""
-    is_buffered = hasattr(base, "get_cut_off_range")
 
-    class Adapted(_with_lengths(in_slots(base))):  # type: ignore[misc]
+    class Adapted(_in_chunks(_with_lengths(in_slots(base)))):  # type: ignore[misc]
         def decode_log_probs(
             self, requests: list[Any], log_probs: Tensor, tail_log_probs: None, ready_state_ids: set[int]
         ) -> None:
@@ -179,6 +178,14 @@ def searching_ctc(base: Any) -> type:
                 chunk.state.cleanup_after_eou()
             return [chunk.stream_id for chunk in over]
 
+    return Adapted
+
+
+def _in_chunks(base: Any) -> type:
+    """A CTC pipeline that cuts what a stream reads anew out of its buffers, and hands it to the search."""
+    is_buffered = hasattr(base, "get_cut_off_range")
+
+    class InChunks(base):
         def read(self, request: Any, log_probs: Tensor, *clip: int) -> Chunk:
             """The frames that NeMo reads in this step; it decides whether the utterance ends with them."""
             state = self.get_state(request.stream_id)
@@ -208,7 +215,7 @@ def searching_ctc(base: Any) -> type:
                 else:
                     state.frame_confidences += self.conf_func(frames, v=frames.shape[1]).tolist()
 
-    return Adapted
+    return InChunks
 
 
 def _with_lengths(base: Any) -> type:

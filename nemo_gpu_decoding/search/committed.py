@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled
-from nemo_gpu_decoding.search.result import Path
+from nemo_gpu_decoding.search.result import Path, made
 
 P = TypeVar("P", bound=Path)
 Head = Mapping[str, np.ndarray]  # fields of a `Path` up to some token; arrays that nobody changes
@@ -97,9 +97,8 @@ def joined(head: Head | None, tail: P) -> P:
     if head is None:
         return tail
     kind: Any = type(tail)
-    path: P = object.__new__(_joined_type(kind))
     kept = {field.name: getattr(tail, field.name) for field in fields(tail) if field.name not in head}
-    path.__dict__.update(kept, _head=head, _tail=tail, _begin=len(head["tokens"]))
+    path: P = made(_joined_type(kind), **kept, _head=head, _tail=tail, _begin=len(head["tokens"]))
     return path
 
 

@@ -118,20 +118,11 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         lengths = counts + [[0 if head is None else len(head["tokens"]) for head in row] for row in heads]
         scores, insertion = found.scores.astype(np.float64), self.config.beam_beta * lengths
         acoustic = scores - fused["lm"] - fused["boosting"] - insertion
-        numbers = (
-            *np.nonzero(exists),
-            ends - counts,
-            ends,
-            scores,
-            acoustic,
-            fused["lm"],
-            fused["boosting"],
-            insertion,
-        )
+        rows, ranks = np.nonzero(exists)
+        columns = (ends - counts, ends, scores, acoustic, fused["lm"], fused["boosting"], insertion)
+        numbers = (values[exists].tolist() for values in columns)
         results: list[list[Path]] = [[] for _ in heads]
-        for r, n, begin, end, score, *parts in zip(
-            *(values.tolist() if values.ndim == 1 else values[exists].tolist() for values in numbers), strict=True
-        ):
+        for r, n, begin, end, score, *parts in zip(rows.tolist(), ranks.tolist(), *numbers, strict=True):
             path = made(
                 Path,
                 tokens=tokens[begin:end],
