@@ -11,7 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,5 +82,24 @@ def one_process_at_a_time(lock: Path) -> Iterator[None]:
         yield
         return
     with lock.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with suppress(OSError):  # a file system without locks: as on Windows
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def is_held(lock: Path) -> bool:
+    """Whether a process is between the lines of `one_process_at_a_time`; True as well where nobody can tell.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return True
+    with lock.open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # held, or a file system without locks
+            return True
+    return False

@@ -18,26 +18,31 @@ Files of the first edition, which had a layout of their own for each kind, are s
 
 from __future__ import annotations
 
+import glob
 import json
 import mmap
 import os
 import re
+import shutil
 import struct
 import tempfile
+import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.cache import file_key
+from nemo_gpu_decoding.cache import file_key, is_held, one_process_at_a_time
 from nemo_gpu_decoding.checks import FieldError
 
 _PAGE = 4096
 _CHUNK = 1 << 22  # bytes at a time for checksums
+_LOCK = "lock"  # beside an unfinished file, held by the process that writes it
+_NEW = 60.0  # seconds for which a folder without a holder is left alone: its process may be about to lock it
 _SIZE = struct.Struct("<Q")
 _START = '{"__metadata__":{"kind":"%s",'
 _VERSION = re.compile(rb'.*?"version":"(\d+)","header":"([0-9a-f]{8})",')
@@ -133,15 +138,31 @@ def write_arrays(
 def written_whole(path: Path) -> Iterator[Path]:
     """A name beside `path` to write to; what is there at the end replaces `path`, in one step.
 
-    A program that is killed meanwhile leaves the file at `path` as it was.
+    A program that is killed meanwhile leaves the file at `path` as it was, and a folder beside it, which
+    the next one that writes to `path` removes.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+    _remove_abandoned(path)
+    with (
+        tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder,
+        one_process_at_a_time(Path(folder) / _LOCK),
+    ):
         temporary = Path(folder) / path.name
         yield temporary
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the unfinished copies of `path` whose processes are dead."""
+    for folder in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        lock = folder / _LOCK
+        with suppress(OSError):  # another process was quicker
+            if {_LOCK} <= set(os.listdir(folder)) <= {_LOCK, path.name}:
+                is_new = time.time() - lock.stat().st_mtime < _NEW
+                if not is_new and not is_held(lock):
+                    shutil.rmtree(folder)
 
 
 def map_zeros(file: IO[bytes], num_bytes: int, path: Path) -> np.ndarray:

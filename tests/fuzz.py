@@ -90,9 +90,17 @@ def _audio_manifest(path: Path) -> None:
     _lines(*['{"audio_filepath": "a.wav", "text": "één twee", "duration": 0.01}'] * 3)(path)
 
 
+def _read_arpa(path: Path) -> None:
+    """Packs it, and looks at what came of it: a damaged number may be another one, but not beyond all numbers."""
+    lm = pack_arpa_in_memory(path)
+    assert [lm.label(word) for word in lm.words] == list(range(lm.vocab_size))
+    costs = [lm.advance(state, label)[0] for state in range(lm.num_states) for label in range(lm.vocab_size)]
+    assert all(cost > -np.inf for cost in costs), "a cost of -inf or NaN"  # what cannot be costs inf
+
+
 READERS = {
-    "arpa": Reader(_small_arpa, pack_arpa_in_memory, ".arpa"),
-    "gz": Reader(_zipped, pack_arpa_in_memory, ".arpa.gz"),
+    "arpa": Reader(_small_arpa, _read_arpa, ".arpa"),
+    "gz": Reader(_zipped, _read_arpa, ".arpa.gz"),
     "nemo": Reader(
         lambda path: write_nemo(path, CONFIG, bigram_tensors()),
         lambda path: load_nemo_automaton(path, 2, with_final_weights=True),

@@ -107,6 +107,8 @@ with one_process_at_a_time(Path(sys.argv[1])):
         waiting = threading.Thread(target=enter)
         waiting.start()
         assert not entered.wait(0.3)
+        assert cache.is_held(lock)
         other.kill()
         assert entered.wait(10)
         waiting.join()
+    assert not cache.is_held(lock)

@@ -20,6 +20,7 @@ import gzip
 import io
 import itertools
 import logging
+import math
 import re
 import zlib
 from collections.abc import Iterable, Iterator
@@ -45,6 +46,7 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _KENLM_MAGIC = b"mmap lm http://kheafield.com/code"
 _DATA, _END = b"\\data\\", b"\\end\\"
 UNKNOWN_WORDS = ("<unk>", "<UNK>")
+_TOO_LARGE = float(np.finfo(np.float32).max) / math.log(10)  # log10; its cost, natural log, is infinite in float32
 _NEVER = -90.0  # log10; below it a 1-gram stands for "not possible": SRILM writes -99 for log10 0
 
 
@@ -373,7 +375,7 @@ def _number_fault(field: bytes) -> str | None:
         value = float(field)
     except ValueError:
         return f"{_quote(field)} is not a number"
-    return None if value < float("inf") else f"{_quote(field)} is not a log-probability"
+    return None if value < _TOO_LARGE else f"{_quote(field)} is not a log-probability"
 
 
 def _quote(line: bytes) -> str:

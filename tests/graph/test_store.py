@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -9,7 +14,8 @@ from nemo_gpu_decoding.graph.build import build_graph, load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.epsilon_closure import epsilon_closure
 from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
-from nemo_gpu_decoding.graph.store import is_word_graph
+from nemo_gpu_decoding.graph.store import is_word_graph, load_graph
+from tests.assets import ROOT
 from tests.graph.toy import toy_arpa, toy_lexicon
 
 
@@ -46,6 +52,28 @@ def test_a_graph_is_built_once(tmp_path, monkeypatch):
     assert again.fingerprint == first.fingerprint
     other = build_graph(toy_arpa(tmp_path / "lm.arpa", seed=1), toy_lexicon(), cache=folder)
     assert other.fingerprint != first.fingerprint
+
+
+KILLED = """
+import os, signal, sys
+from nemo_gpu_decoding import container
+from nemo_gpu_decoding.graph.build import build_graph
+from tests.graph.toy import toy_lexicon
+container._checksum = lambda data: os.kill(os.getpid(), signal.SIGKILL)  # arrays written, header not
+build_graph(sys.argv[1], toy_lexicon(), cache=sys.argv[2])
+"""
+
+
+def test_a_build_that_is_killed_while_it_fills_the_cache_leaves_no_half_graph(tmp_path, graph):
+    arpa, folder = tmp_path / "lm.arpa", tmp_path / "cache"  # the LM of `graph`
+    command = [sys.executable, "-c", KILLED, str(arpa), str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert [file.name for file in folder.iterdir() if not file.name.startswith(".")] == []
+    again = build_graph(arpa, toy_lexicon(), cache=folder)
+    assert again.fingerprint == graph.fingerprint
+    (kept,) = [file for file in folder.iterdir() if not file.name.startswith(".")]
+    assert load_graph(kept).fingerprint == graph.fingerprint
 
 
 def test_ready_made_graphs_are_graphs_too(tmp_path):

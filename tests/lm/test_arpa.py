@@ -166,6 +166,8 @@ def test_blocks_are_streamed_and_symbols_known_from_the_second_order_on(write):
         ("-0.25 a </s>", "x a </s>", "line 15: 'x' is not a number"),
         ("-0.25 a </s>", "nan a </s>", "line 15: 'nan' is not a log-probability"),
         ("-0.5 a -0.25", "-0.5 a inf", "line 10: 'inf' is not a log-probability"),
+        ("-0.5 a -0.25", "-0.5 a 1.5e38", "line 10: '1.5e38' is not a log-probability"),  # inf in float32
+        ("-0.25 a </s>", "3e300 a </s>", "line 15: '3e300' is not a log-probability"),
         ("-0.25 a </s>", "-0.25 c </s>", "line 15: 'c' is not among the 1-grams"),
         ("-inf b", "-inf a", "line 11: the symbol is listed twice"),
         (BIGRAM, "no header\n", r"is not an ARPA file: it has no line '\\data\\'"),

@@ -9,12 +9,14 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.lm import arpa as arpa_module
 from nemo_gpu_decoding.lm import pack as pack_module
 from nemo_gpu_decoding.lm.pack import pack_arpa, pack_arpa_in_memory
@@ -128,6 +130,7 @@ def test_small_blocks_and_gzip_change_nothing(tmp_path, monkeypatch, separator):
         ("-0.125 <s> a -0.5", "-0.125 b a -0.5", "line 18: the context '<s> a' is not among the 2-grams"),
         ("-0.25 a </s>", "-0.25 a b", "line 15: the n-gram is listed twice in '-0.375 a b'"),
         ("-0.25 a </s>", "-0.25 a c", "line 14: 'c' is not among the 1-grams"),
+        ("-0.25 a </s>", "1e39 a </s>", "line 14: '1e39' is not a log-probability"),
         ("ngram 2=3", "ngram 2=2", "line 15: more 2-grams than the 2 of the header"),
         ("ngram 2=3", "ngram 2=4", "3 2-grams, but the header says 4"),
         ("ngram 2=3", "ngram 2=4000000", "truncated: its header lists 4000005 n-grams, but the file has"),
@@ -194,6 +197,30 @@ def test_killed_while_writing(write, tmp_path):
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
     assert done.returncode == -signal.SIGKILL
     assert target.read_bytes() == b"older"
+    (abandoned,) = tmp_path.glob(".lm.packed.*")
+    pack_arpa(tmp_path / "lm.arpa", target)
+    assert abandoned.exists()  # for a minute it may belong to somebody
+    made_long_ago(abandoned)
+    (mine := tmp_path / ".lm.packed.mine").mkdir()
+    pack_arpa(tmp_path / "lm.arpa", target)
+    assert sorted(tmp_path.iterdir()) == [mine, tmp_path / "lm.arpa", target]
+
+
+def test_what_another_process_is_writing_stays(write, tmp_path):
+    pytest.importorskip("fcntl")
+    target = tmp_path / "lm.packed"
+    with written_whole(target) as unfinished:
+        unfinished.write_bytes(b"theirs")
+        made_long_ago(unfinished.parent)
+        pack_arpa(write(TRIGRAM), target)
+        assert unfinished.read_bytes() == b"theirs"
+    assert target.read_bytes() == b"theirs"
+
+
+def made_long_ago(folder):
+    """An hour, which is longer than any process waits before it locks its folder."""
+    for file in folder.iterdir():
+        os.utime(file, (time.time() - 3600,) * 2)
 
 
 def test_memory_does_not_grow_with_the_number_of_ngrams(tmp_path, monkeypatch):
