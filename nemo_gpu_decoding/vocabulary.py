@@ -41,9 +41,9 @@ Segmentation = list[int]
 
 
 class WordSpan(NamedTuple):
-    """A word and the tokens [first_token, end_token) that spell it."""
+    """A word and the tokens [first_token, end_token) that spell it, named as in the words of word graphs."""
 
-    word: str
+    text: str
     first_token: int
     end_token: int
 

@@ -7,6 +7,8 @@ import random
 
 import pytest
 
+from nemo_gpu_decoding.live.recognizer import Word as TimedWord
+from nemo_gpu_decoding.search.word_graph.result import Word
 from nemo_gpu_decoding.vocabulary import Vocabulary, WordSpan
 from tests.assets import sentencepiece_processor
 
@@ -109,12 +111,20 @@ def test_words(pieces, kind, ids, spans):
     assert Vocabulary(pieces, kind).words(ids) == [WordSpan(*span) for span in spans]
 
 
+def test_words_have_the_same_fields_wherever_they_come_from():
+    """In tokens and frames our own names; in seconds those of NeMo's dicts, which NeMo's users know."""
+    assert set(WordSpan._fields) == {"text", "first_token", "end_token"} < set(Word._fields)
+    model = pytest.importorskip("nemo_gpu_decoding.nemo_plugin.model")
+    assert model.Word is TimedWord
+    assert TimedWord._fields == ("word", "start", "end", "confidence")
+
+
 def test_words_join_to_the_text(vocabulary):
     draw = random.Random(1)
     for _ in range(500):
         ids = [draw.randrange(1, len(vocabulary)) for _ in range(draw.randrange(12))]
         spans = vocabulary.words(ids)
-        assert " ".join(span.word for span in spans) == " ".join(vocabulary.text(ids).split())
+        assert " ".join(span.text for span in spans) == " ".join(vocabulary.text(ids).split())
         assert all(a.end_token <= b.first_token for a, b in itertools.pairwise(spans))
 
 
@@ -170,7 +180,7 @@ def test_byte_level_bpe_is_that_of_gpt2_and_whisper(tokenizers):
         ids = reference.encode(text).ids
         assert vocabulary.tokenize(text) == ids
         assert vocabulary.text(ids) == text
-        assert " ".join(span.word for span in vocabulary.words(ids)) == text
+        assert " ".join(span.text for span in vocabulary.words(ids)) == text
         assert vocabulary.text([pieces.index("<|endoftext|>"), *ids]) == text
     assert vocabulary.text(vocabulary.tokenize("é")[-1:]).endswith("\ufffd")  # half a character
     for ids in vocabulary.segmentations("lazy fox", limit=6):
@@ -195,7 +205,7 @@ def test_pieces_of_wav2vec2():
     ids = vocabulary.tokenize("NEW YORK")
     assert [vocabulary.pieces[i] for i in ids] == list("NEW|YORK")
     assert vocabulary.text([0, *ids, 1]) == "NEW YORK"
-    assert [span.word for span in vocabulary.words(ids)] == ["NEW", "YORK"]
+    assert [span.text for span in vocabulary.words(ids)] == ["NEW", "YORK"]
     with pytest.raises(ValueError, match="has the character 'é'"):
         vocabulary.tokenize("CAFé")
 

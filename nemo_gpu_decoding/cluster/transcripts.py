@@ -35,7 +35,7 @@ def details_of(transcript: Transcript) -> dict[str, Any]:
     if transcript.n_best:
         details["n_best"] = [{"text": text, "score": score} for text, score in transcript.n_best]
     if transcript.words:
-        details["words"] = [vars(word) for word in transcript.words]
+        details["words"] = [word._asdict() for word in transcript.words]
     return details
 
 

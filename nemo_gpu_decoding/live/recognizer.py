@@ -31,12 +31,12 @@ class Chunk(NamedTuple):
 
 
 class Word(NamedTuple):
-    """A word, its times in seconds since the stream began, its confidence in [0, 1]."""
+    """A word of a transcript, under NeMo's names: times in seconds since the audio began, confidence in [0, 1]."""
 
     word: str
     start: float
     end: float
-    confidence: float
+    confidence: float | None = None  # None where the strategy has none
 
 
 class Alternative(NamedTuple):

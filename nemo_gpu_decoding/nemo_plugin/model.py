@@ -17,6 +17,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from nemo_gpu_decoding.live.recognizer import Word
 from nemo_gpu_decoding.manifest import unreadable
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.search.decoder import Decoder
@@ -36,16 +37,6 @@ if TYPE_CHECKING:
 Outputs = dict[str, Tensor]
 
 NO_NEMO = "this command needs NeMo: pip install 'nemo_toolkit[asr]'"
-
-
-@dataclass(frozen=True)
-class Word:
-    """A word, its times in seconds and its confidence in [0, 1] (None where the strategy has none)."""
-
-    word: str
-    start: float
-    end: float
-    confidence: float | None = None
 
 
 @dataclass(frozen=True)
