@@ -15,6 +15,7 @@ from typing import Any
 
 from hydra import compose, initialize
 from hydra.core.config_store import ConfigStore
+from hydra.errors import ConfigCompositionException
 from nemo.collections.asr.models import EncDecCTCModelBPE
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTDecodingConfig
@@ -279,6 +280,10 @@ def test_keys_of_ours_come_with_a_plus(name):
     config = composed(ScriptConfig, f"+ctc_decoding={name}", *plus, f"{section}.arpa_lm_path=lm.arpa")
     values = {key: OmegaConf.select(config, f"{section}.{key}") for key in ours}
     assert values == ours
+    for with_plus in plus:  # without it Hydra refuses what NeMo's dataclass lacks, and says what to type
+        with pytest.raises(ConfigCompositionException) as error:
+            composed(ScriptConfig, f"+ctc_decoding={name}", with_plus[1:])
+        assert f"To append to your config use {with_plus}" in str(error.value)
 
 
 @dataclass
