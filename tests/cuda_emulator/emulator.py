@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -33,8 +33,36 @@ SHARED_BYTES_MAX = 227 * 1024  # per block on sm_90; SHARED_BYTES_MAX of engine.
 CPU = torch.device("cpu")
 
 Order = Literal["random", "ascending", "descending"]
-Size: TypeAlias = int | tuple[int, int, int]
+Sizes: TypeAlias = tuple[int, int, int]
+Size: TypeAlias = int | Sizes
 ORDERS: dict[Order, int] = {"random": 0, "ascending": 1, "descending": 2}
+
+
+class Counts(NamedTuple):
+    """What threads have done; `Counts` of engine.h."""
+
+    instructions: int  # of PTX, those that read parameters not among them
+    doubles: int  # of which in fp64
+    shared_waits: int  # loads from shared memory and atomics on it
+    global_waits: int  # the same of global memory
+    bytes_read: int  # of global memory, as threads ask for them
+    bytes_written: int
+
+
+class Launched(NamedTuple):
+    """A launch and what it took."""
+
+    source: str  # relative to the package
+    defines: Mapping[str, int | str]
+    kernel: str
+    grid: int  # blocks
+    block: int  # threads of each
+    shared_bytes: int  # dynamic
+    barriers: int  # of all blocks
+    # the most that one thread did from barrier to barrier, added up over the barriers of a block, and over blocks:
+    # that is what a block waits for
+    slowest: Counts
+    all: Counts  # of all threads
 
 
 class EmulatorError(RuntimeError):
@@ -71,6 +99,8 @@ class EmulatedRuntime:
     # where launches are written down instead of being run, while something is captured; see graphs.py
     recording: list[Callable[[], None]] | None = field(default=None, init=False)
     switches: int = field(default=0, init=False)  # between fibers in the last launch
+    # where launches are noted with what they took, if anybody wants to know; with `by_nvrtc`
+    counted: list[Launched] | None = field(default=None, init=False)
 
     def why_not(self, device: torch.device) -> str | None:
         if device.type != "cpu":
@@ -85,7 +115,9 @@ class EmulatedRuntime:
             raise ValueError(f"device: is {device}, expected cpu, where the emulator runs")
         options = {"check": self.check, "defines": defines or {}, "by_nvrtc": self.by_nvrtc}
         library = build(PACKAGE / source, Path(self.cache), **options)
-        return EmulatedModule(self, library, self.check)
+        module = EmulatedModule(self, library, self.check)
+        module.source, module.defines = source, dict(defines or {})
+        return module
 
     def shared_bytes(self, device: torch.device) -> int:
         return self.most_shared_bytes
@@ -99,6 +131,7 @@ class EmulatedModule:
 
     def __init__(self, runtime: EmulatedRuntime, library: Path, check: bool) -> None:
         self.device = CPU
+        self.source, self.defines = str(library), dict[str, "int | str"]()  # what it was compiled from
         self._runtime = runtime
         self._library = library
         self._check = check
@@ -139,9 +172,18 @@ class EmulatedModule:
             message = self._code.emulator_message().decode() if failed else ""
             self._runtime.switches = self._code.emulator_switches()
             self._runtime.conditions |= self._conditions()
+            self._note_work(signature.name, grid, block, shared_bytes)
         _free_stacks_of_others(self._library, self._code)
         if failed:
             raise EmulatorError(f"kernel {signature.name}: {self._with_lines(message)}")
+
+    def _note_work(self, kernel: str, grid: Sizes, block: Sizes, shared_bytes: int) -> None:
+        if self._runtime.counted is not None:
+            work = _Work()
+            self._code.emulator_work(ctypes.byref(work))
+            counts = (Counts(*(getattr(part, name) for name in Counts._fields)) for part in (work.slowest, work.all))
+            size = math.prod(grid), math.prod(block), shared_bytes
+            self._runtime.counted.append(Launched(self.source, self.defines, kernel, *size, work.barriers, *counts))
 
     def _conditions(self) -> dict[int, int]:
         """The conditions of CUDA graphs that the last launch has set."""
@@ -229,6 +271,16 @@ class _Options(ctypes.Structure):
         ("memory_starts", ctypes.c_uint64),
         ("memory_bytes", ctypes.c_uint64),
     )
+
+
+class _Counts(ctypes.Structure):
+    _fields_ = tuple((name, ctypes.c_uint64) for name in Counts._fields)
+
+
+class _Work(ctypes.Structure):
+    """`Work` of engine.h."""
+
+    _fields_ = (("barriers", ctypes.c_uint64), ("slowest", _Counts), ("all", _Counts))
 
 
 class _Condition(ctypes.Structure):

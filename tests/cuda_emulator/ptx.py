@@ -217,7 +217,8 @@ class _Function:
             condition = f"if ({guard[1:].replace('%', '')}) "
         name, _, rest = line.partition(" ")
         operands = _OPERANDS.findall(rest)
-        return condition + "{ " + self._instruction(name, operands, rest) + " }"
+        counted = "" if ".param" in name else f"count({str(_is_double(name)).lower()}); "
+        return f"{counted}{condition}{{ {self._instruction(name, operands, rest)} }}"
 
     def _registers(self, line: str, used: list[str]) -> str:
         """Declare those that occur; `%r<9>` stands for %r0 to %r8."""
@@ -461,6 +462,11 @@ def _statements(text: str) -> Iterator[re.Match[str]]:
         depth += (piece.lastgroup == "open") - (piece.lastgroup == "close")
         end = piece.end()
         yield piece
+
+
+def _is_double(name: str) -> bool:
+    """Whether an instruction computes in fp64, rather than moving it."""
+    return ".f64" in name and name.split(".")[0] not in ("ld", "st", "mov", "selp")
 
 
 def _parameters(declarations: str) -> Iterator[tuple[str, int]]:

@@ -128,7 +128,11 @@ CHECKED_FAULTS = {
 
 
 CLEAN = "float2 pair = *(const float2*)(in + threadIdx.x / 2 * 2); out[threadIdx.x] = pair.x + pair.y;"
-BODIES = [*FAULTS, *CHECKED_FAULTS, CLEAN]
+UNEVEN = (
+    "float sum = threadIdx.x == 63 ? in[1] : 0; __syncthreads(); "
+    "if (threadIdx.x == 0) sum = in[2]; out[threadIdx.x] = sum;"
+)
+BODIES = [*FAULTS, *CHECKED_FAULTS, CLEAN, UNEVEN]
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +170,22 @@ def test_the_checker_looks_at_ptx_too(emulated_runtime, kernels_cu, body):
 def test_a_clean_kernel(emulated_runtime, kernels_cu):
     found = run_cuda(emulated_runtime, kernels_cu, CLEAN)
     assert found.tolist() == [4.0 * (i // 2) + 1 for i in range(64)]
+
+
+def test_work_is_counted(emulated_runtime, kernels_cu):
+    """What threads do, all together and the slowest from barrier to barrier."""
+    emulated_runtime.counted = []
+    run_cuda(emulated_runtime, kernels_cu, CLEAN)
+    (launched,) = emulated_runtime.counted
+    assert (launched.grid, launched.block, launched.shared_bytes, launched.barriers) == (1, 64, 256, 0)
+    assert (launched.all.bytes_read, launched.all.bytes_written) == (64 * 8, 64 * 4)
+    assert (launched.slowest.bytes_read, launched.slowest.global_waits, launched.slowest.shared_waits) == (8, 1, 0)
+    assert launched.all.instructions == 64 * launched.slowest.instructions
+    run_cuda(emulated_runtime, kernels_cu, UNEVEN)
+    launched = emulated_runtime.counted[-1]
+    assert launched.barriers == 1
+    # the last thread reads before the barrier, the first behind it
+    assert (launched.all.global_waits, launched.slowest.global_waits) == (2, 2)
 
 
 # --------------------------------------------------------------------------- what instructions mean

@@ -1,8 +1,9 @@
-"""The script that compiles all kernels and refuses spills."""
+"""Scripts that look at kernels without a GPU: one compiles them all and refuses spills, one counts."""
 
 from __future__ import annotations
 
 import importlib.util
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.compile import Architecture
 from nemo_gpu_decoding.cuda.sources import read_source
 from tests.cuda.fakes import needs_nvrtc
+from tests.cuda_emulator.build import why_no_compiler
+from tests.cuda_emulator.emulator import Counts, EmulatedRuntime, Launched
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "check_kernels.py"
 GOOD = """// variants: SIZE=32
@@ -236,3 +239,57 @@ def test_an_installed_torch_stays(choose_torch, monkeypatch, capsys):
     monkeypatch.setattr(choose_torch, "installed_torch", lambda: "2.7.1+cu126")
     assert choose_torch.main() == 0
     assert capsys.readouterr().out == "torch==2.7.1+cu126\n"
+
+
+# --------------------------------------------------------------------- counts of scripts/count_kernels.py
+
+
+@pytest.fixture(scope="module")
+def count_kernels():
+    spec = importlib.util.spec_from_file_location("count_kernels", SCRIPT.with_name("count_kernels.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def page_rows(module):
+    """The lines of the page's tables, by search."""
+    table = re.search(r"<!-- counts.*?<!-- end -->", module.PAGE.read_text(encoding="utf-8"), re.DOTALL)[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "|" in line]
+    return {case: [row for row in rows if row[0] == case] for case in module.CASES}
+
+
+def test_the_page_has_every_search_and_kernel(count_kernels):
+    rows = page_rows(count_kernels)
+    assert set(count_kernels.FIRST_EDITION) == set(count_kernels.CASES)
+    assert all(len(found) >= 3 for found in rows.values())
+    for case, (summary, *kernels) in rows.items():
+        together = [float(cell.split("→")[1]) for cell in summary[1:-1]]
+        assert together == pytest.approx([sum(float(row[i]) for row in kernels) for i in range(4, 9)], rel=0.01), case
+
+
+@needs_nvrtc
+@pytest.mark.skipif(bool(why_no_compiler()), reason=why_no_compiler() or "g++ is there")
+def test_the_pages_counts_are_those_of_today(count_kernels, request):
+    written = re.search(r"<!-- counts: NVRTC ([\d.]+)", count_kernels.PAGE.read_text(encoding="utf-8"))[1]
+    if written != ".".join(map(str, nvrtc.version())):
+        pytest.skip(f"the page was written with NVRTC {written}")
+    case = "flexctc_beam, peaked, K = 16"
+    runtime = EmulatedRuntime(by_nvrtc=True, order="ascending", cache=request.config.cache.mkdir("cuda_emulator"))
+    rows = list(count_kernels.rows_of(count_kernels.decode(case, runtime)))
+    for found, expected in zip(
+        count_kernels.kernel_lines(case, rows), page_rows(count_kernels)[case][1:], strict=True
+    ):
+        assert found[:4] == expected[:4]
+        numbers = [float(cell) for cell in found[4:]]
+        assert numbers == pytest.approx([float(cell) for cell in expected[4:]], rel=0.05), "count_kernels.py --write"
+
+
+def test_estimates_by_hand(count_kernels):
+    """264 blocks of two for each of 128 utterances: one per multiprocessor at once, so that they take two turns."""
+    slowest, everything = Counts(1980, 0, 0, 0, 0, 0), Counts(0, 0, 0, 0, 3000, 1000)
+    launched = Launched("kernel.cu", {}, "kernel", 2, 1024, 0, 99, slowest, everything)
+    # half of each per block: (2 x 990 + 40 x 49.5) cycles
+    assert count_kernels.estimated(launched, registers=64, shared=0) == pytest.approx(2 + 2 * 2.0)
+    many = launched._replace(all=everything._replace(bytes_read=1_000_000))
+    assert count_kernels.estimated(many, registers=64, shared=0) == pytest.approx(2 + 128 * 1_001_000 / 4.8e6)

@@ -1,6 +1,8 @@
 // Where threads wait for each other: __syncthreads() for a block, meetings of lanes for a warp.
 #include <string.h>
 
+#include <algorithm>
+
 #include "engine_internal.h"
 
 namespace emulator {
@@ -11,6 +13,8 @@ bool same_place(Place a, Place b) {
 }
 
 void release_barrier(Block& block) {
+  add_work(block);
+  state.work.barriers++;
   block.at_barrier = 0;
   block.epoch++;
   memcpy(block.outcome, block.votes, sizeof block.votes);  // the next barrier's votes may come at once
@@ -23,6 +27,20 @@ void release_barrier(Block& block) {
 }
 
 }  // namespace
+
+void add_work(Block& block) {
+  constexpr size_t kinds = sizeof(Counts) / sizeof(uint64_t);
+  uint64_t most[kinds] = {};
+  for (Fiber& fiber : block.fibers) {
+    auto counts = (const uint64_t*)&fiber.counts;
+    for (size_t i = 0; i < kinds; i++) {
+      most[i] = std::max(most[i], counts[i]);
+      ((uint64_t*)&state.work.all)[i] += counts[i];
+    }
+    fiber.counts = Counts{};
+  }
+  for (size_t i = 0; i < kinds; i++) ((uint64_t*)&state.work.slowest)[i] += most[i];
+}
 
 uint32_t barrier(Place place, Vote vote, bool predicate) {
   Fiber* fiber = state.running;
@@ -50,7 +68,8 @@ void thread_exits(Fiber* fiber) {
   for (const Meeting& meeting : fiber->warp->meetings)
     if (meeting.arrived && (meeting.mask >> fiber->view.lane & 1))
       fail("thread exits while others wait for it in a warp intrinsic (mask %08x)", meeting.mask);
-  if (--block.alive && block.at_barrier == block.alive) release_barrier(block);
+  if (--block.alive == 0) add_work(block);
+  else if (block.at_barrier == block.alive) release_barrier(block);
 }
 
 namespace {

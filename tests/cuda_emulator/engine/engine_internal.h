@@ -45,6 +45,7 @@ struct Fiber {
   Place barrier;  // where it waits in __syncthreads(); no file if it doesn't
   uint64_t result = 0;  // of the last warp intrinsic
   bool done = false;
+  Counts counts{};  // since the last barrier
   std::vector<AsyncCopy> copies;  // asked for and not yet waited for
   uint32_t copy_group = 0;
 };
@@ -68,6 +69,7 @@ struct State {
   Fiber* running = nullptr;  // null in the scheduler
   void* scheduler_stack_pointer = nullptr;
   uint64_t switches = 0;
+  Work work{};  // of this launch
   std::vector<Condition> conditions;  // set by this launch, each handle once
   bool failed = false;
   char message[1024] = "";
@@ -85,6 +87,7 @@ void wake(Fiber* fiber);
 
 // barriers.cpp
 void thread_exits(Fiber* fiber);
+void add_work(Block& block);  // of its threads since the last barrier
 
 // shared_memory.cpp
 struct AddressRange {

@@ -118,6 +118,7 @@ void run_block(Block& block) {
     block.ready.pop_back();
     state.running = fiber;
     shown.thread = &fiber->view;
+    shown.counts = &fiber->counts;
     state.switches++;
     emulator_switch(&state.scheduler_stack_pointer, fiber->stack_pointer);
     state.running = nullptr;
@@ -190,6 +191,7 @@ int run(const Options& options, const Kernel& kernel) {
   state.failed = false;
   state.message[0] = 0;
   state.switches = 0;
+  state.work = Work();
   state.conditions.clear();
   shown.random = (options.seed + 1) * 0x9E3779B97F4A7C15ull;
   for (int i = 0; i < 8; i++) random_below(2);  // small seeds have few bits set
@@ -212,3 +214,4 @@ extern "C" void emulator_free_stacks() {
 
 extern "C" const char* emulator_message() { return emulator::state.message; }
 extern "C" uint64_t emulator_switches() { return emulator::state.switches; }
+extern "C" void emulator_work(emulator::Work* work) { *work = emulator::state.work; }

@@ -65,9 +65,25 @@ struct Kernel {
   unsigned char* shared;  // the kernel's dynamic shared memory, SHARED_BYTES_MAX bytes
 };
 
+// What threads have done; counted where PTX is run. Loads and atomics wait for memory, stores do not.
+struct Counts {
+  uint64_t instructions;  // those that read parameters not among them
+  uint64_t doubles;  // of which in fp64
+  uint64_t shared_waits, global_waits;  // loads and atomics
+  uint64_t bytes_read, bytes_written;  // of global memory; an atomic does both
+};
+
+// A launch: its barriers, and the counts of all threads; or those of the thread with the most of each from
+// barrier to barrier, added up over the barriers of a block and over blocks. The same layout as `_Work` in emulator.py.
+struct Work {
+  uint64_t barriers;
+  Counts slowest, all;
+};
+
 // What kernel code looks at itself, without a call.
 struct Shown {
   const ThreadView* thread = nullptr;  // who runs; null on the host's side
+  Counts* counts = nullptr;  // of that thread since the last barrier
   Options options;
   uint64_t random = 0;
 };

@@ -67,11 +67,14 @@ inline unsigned char* global_at(uint64_t address, uint32_t bytes, const void* si
 // Where an address lies on the CPU. Accesses by which threads talk (volatile, relaxed, past the first
 // cache) are atomic; others give way only while the race checker looks.
 template <Space SPACE>
-inline unsigned char* reach(uint64_t address, uint32_t bytes, Access kind, const void* site) {
+inline unsigned char* reach(uint64_t address, uint32_t bytes, Access kind, const void* site, bool reads, bool writes) {
   if (address % bytes) fail("misaligned access of %u bytes at %#llx, at @%p", bytes,
                             (unsigned long long)address, site);
   bool shared = SPACE == Space::shared;
   if (SPACE == Space::generic && address >> 56 == SHARED_WINDOW >> 56) address -= SHARED_WINDOW, shared = true;
+  emulator::Counts& counts = *shown.counts;
+  (shared ? counts.shared_waits : counts.global_waits) += reads;
+  if (!shared) counts.bytes_read += reads * bytes, counts.bytes_written += writes * bytes;
   auto memory = shared ? shared_at(address, bytes, site) : global_at(address, bytes, site);
   if (shown.options.check || kind == Access::atomic) {
     emulator::perhaps_give_way();
@@ -88,19 +91,21 @@ struct Vector {
 template <Space SPACE, class T, int N, Access KIND>
 __attribute__((noinline)) Vector<T, N> load(uint64_t address) {
   Vector<T, N> value;
-  memcpy(&value, reach<SPACE>(address, sizeof value, KIND, __builtin_return_address(0)), sizeof value);
+  memcpy(&value, reach<SPACE>(address, sizeof value, KIND, __builtin_return_address(0), true, false),
+         sizeof value);
   return value;
 }
 
 template <Space SPACE, class T, int N, Access KIND>
 __attribute__((noinline)) void store(uint64_t address, Vector<T, N> value) {
   constexpr Access kind = KIND == Access::read ? Access::write : KIND;
-  memcpy(reach<SPACE>(address, sizeof value, kind, __builtin_return_address(0)), &value, sizeof value);
+  memcpy(reach<SPACE>(address, sizeof value, kind, __builtin_return_address(0), false, true), &value,
+         sizeof value);
 }
 
 template <Space SPACE, class T, class Change>
 T atomic(uint64_t address, Change change) {
-  unsigned char* memory = reach<SPACE>(address, sizeof(T), Access::atomic, __builtin_return_address(0));
+  unsigned char* memory = reach<SPACE>(address, sizeof(T), Access::atomic, __builtin_return_address(0), true, true);
   T old, changed;
   memcpy(&old, memory, sizeof old);
   changed = change(old);
@@ -111,10 +116,16 @@ T atomic(uint64_t address, Change change) {
 inline void copy_async(uint64_t to, uint64_t from, uint32_t bytes) {
   const void* site = __builtin_return_address(0);
   if (to % bytes || from % bytes) fail("misaligned asynchronous copy of %u bytes, at @%p", bytes, site);
+  shown.counts->bytes_read += bytes;  // whoever waits for it waits at a barrier
   emulator::async_copy(shared_at(to, bytes, site), global_at(from, bytes, site), bytes, site);
 }
 inline void wait_for_copies(uint32_t groups_left) {
   emulator::async_wait(groups_left, __builtin_return_address(0));
+}
+
+inline void count(bool in_fp64) {
+  shown.counts->instructions++;
+  shown.counts->doubles += in_fp64;
 }
 
 inline uint64_t generic_to_shared(uint64_t address) {

@@ -1,0 +1,265 @@
+"""Count what every kernel takes per frame, without a GPU, and estimate its time on an H200.
+
+    python scripts/count_kernels.py [STRATEGY ...]     print the tables of these strategies, or of all
+    python scripts/count_kernels.py --write            write them into docs/gpus.md; two minutes
+
+Needs NVRTC and g++. Registers and static shared memory are what NVRTC says of its machine code for sm_90; all
+else is counted while its PTX runs in the emulator of `tests/cuda_emulator`, on one utterance. Nothing here has
+run on a GPU: `estimated` says what the times rest on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(REPOSITORY))  # the emulator is test code
+
+from nemo_gpu_decoding import AESConfig, AESPlusPlus, ALSDConfig, ALSDPlusPlus  # noqa: E402
+from nemo_gpu_decoding.bench import ours, sources  # noqa: E402
+from nemo_gpu_decoding.bench.options import BenchOptions  # noqa: E402
+from nemo_gpu_decoding.bench.peers.base import Setting  # noqa: E402
+from nemo_gpu_decoding.bench.tasks import Task  # noqa: E402
+from nemo_gpu_decoding.cuda import nvrtc  # noqa: E402
+from nemo_gpu_decoding.cuda.launch import use_runtime  # noqa: E402
+from nemo_gpu_decoding.report import format_table  # noqa: E402
+from scripts.check_kernels import check  # noqa: E402
+from tests.cuda_emulator.emulator import EmulatedRuntime, Launched  # noqa: E402
+
+PAGE = REPOSITORY / "docs" / "gpus.md"
+ARCHITECTURE = 90
+
+# Of an H200, and of its kernels, as far as documents and measurements of others tell. Cycles of one access or
+# operation that a thread waits for; four loads from shared memory overlap, since most stand in loops.
+CLOCK_GHZ, PROCESSORS, BYTES_PER_US, FLOPS_PER_US = 1.98, 132, 4.8e6, 60e6
+REGISTERS, SHARED_BYTES, THREADS = 65536, 227 * 1024, 2048  # of a multiprocessor
+CYCLES = {"instructions": 2, "doubles": 16, "shared_waits": 30 / 4, "global_waits": 270}
+BARRIER_CYCLES, NODE_US = 40, 2.0  # a launch, or a node of a CUDA graph
+UTTERANCES = 128  # decoded together
+
+
+class Run(NamedTuple):
+    """One utterance, decoded."""
+
+    launches: list[Launched]
+    products: list[tuple[int, int]]  # flops and bytes of each matrix product that torch ran
+    frames: int
+
+
+class Row(NamedTuple):
+    """A kernel, or all matrix products, per frame of one utterance; `us` of a batch of `UTTERANCES`."""
+
+    kernel: str
+    registers: int
+    shared: int  # bytes of a block, static and dynamic
+    launches: float
+    barriers: float  # of a block
+    instructions: float  # of a block's slowest thread
+    bytes: float  # of global memory, of all blocks
+    us: float
+
+
+class Sums(NamedTuple):
+    """All kernels and products of a search, per frame; units are those of `Row`."""
+
+    launches: float
+    barriers: float
+    instructions: float
+    bytes: float
+    us: float
+
+
+# ------------------------------------------------------------------------------------------ what is decoded
+
+OPTIONS: dict[str, Any] = {"utterances": 1, "min_frames": 90, "max_frames": 110, "sentences": 3000}
+# line of the table -> strategy, task of the benchmarks, beam (0: the second of those that suit the task), LM
+CASES = {
+    "flexctc_beam, peaked, K = 16": ("flexctc_beam", "synthetic", 16, False),
+    "flexctc_beam, peaked, K = 16, LM": ("flexctc_beam", "synthetic", 16, True),
+    "flexctc_beam, flat, K = 16, LM": ("flexctc_beam", "speech", 16, True),
+    "alsd_pp, RNN-T, K = 4": ("alsd_pp", "synthetic", 4, False),
+    "aes_pp, RNN-T, K = 4": ("aes_pp", "synthetic", 4, False),
+    "cuda_wfst, peaked": ("cuda_wfst", "synthetic", 0, True),
+    "cuda_wfst, flat": ("cuda_wfst", "speech", 0, True),
+    "paged_biglm, peaked": ("paged_biglm", "synthetic", 0, True),
+    "paged_biglm, flat": ("paged_biglm", "speech", 0, True),
+}
+
+# `Sums` of the first edition, commit 1027131: its kernels on the same inputs, counted the same way
+FIRST_EDITION = {
+    "flexctc_beam, peaked, K = 16": Sums(0.0198, 7.88, 1452, 4588, 2.55),
+    "flexctc_beam, peaked, K = 16, LM": Sums(0.0198, 14, 2177, 15194, 10.7),
+    "flexctc_beam, flat, K = 16, LM": Sums(0.023, 12.2, 2090, 9004, 11.1),
+    "alsd_pp, RNN-T, K = 4": Sums(8.75, 35.7, 7162, 10658793, 105.5),
+    "aes_pp, RNN-T, K = 4": Sums(8.79, 39.3, 7605, 10761711, 110.6),
+    "cuda_wfst, peaked": Sums(0.0198, 20.2, 1510, 14284, 11.4),
+    "cuda_wfst, flat": Sums(0.023, 32.8, 2644, 62747, 21.8),
+    "paged_biglm, peaked": Sums(0.0198, 32.4, 2355, 17257, 17.9),
+    "paged_biglm, flat": Sums(0.023, 59.3, 5543, 120823, 45.7),
+}
+GOALS = {
+    "flexctc_beam": "NeMo's `beam_batch` as CUDA graphs: 60 to 100 kernels per frame, 150 to 250 µs",
+    "alsd_pp": "a third of NeMo's `malsd_batch` as CUDA graphs, 150 to 250 µs; with fast-gpu-asr's fp16 engines 45 µs",
+    "aes_pp": "a third of NeMo's `malsd_batch` as CUDA graphs, 150 to 250 µs; with fast-gpu-asr's fp16 engines 45 µs",
+    "cuda_wfst": "Riva's decoder, of which no time per frame is known: `scripts/gpu_host` measures beside it",
+    "paged_biglm": "twice the search of the small LM's graph alone",
+}
+
+
+def decode(case: str, runtime: EmulatedRuntime) -> Run:
+    """Decode one utterance in the emulator and note all launches and products."""
+    strategy, name, beam, with_lm = CASES[case]
+    options = BenchOptions(strategy=strategy, tasks=[name], transducers=["rnnt"], **OPTIONS)
+    (task,) = sources.make_tasks(options)
+    decoder = decoder_of(options, task, Setting(beam or task.weights.graph_beams[1], with_lm, 0, 1))
+    products, runtime.counted = Products(), []
+    frames = min(int(task.lengths[0]), OPTIONS["max_frames"])
+    with use_runtime(runtime), products:
+        decoder.decode(task.inputs[:1, :frames], torch.tensor([frames]))
+    return Run(runtime.counted, products.found, frames)
+
+
+def decoder_of(options: BenchOptions, task: Task, setting: Setting) -> Any:
+    """The decoder with kernels; networks stay on the CPU."""
+    if task.transducer is None:
+        return ours.OURS[options.strategy](replace(options, device="cuda"), task, setting).decoder
+    if options.strategy == "alsd_pp":
+        return ALSDPlusPlus(task.transducer.ours(), ALSDConfig(beam_size=setting.beam_size, backend="cuda"))
+    return AESPlusPlus(task.transducer.ours(), AESConfig(beam_size=setting.beam_size, backend="cuda"))
+
+
+class Products(TorchDispatchMode):
+    """Notes the matrix products that torch runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[int, int]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm):
+            (m, k), n = args[-2].shape, args[-1].shape[1]
+            moved = args[-1].element_size() * (m * k + k * n + m * n)
+            self.found.append((2 * m * k * n, moved))
+        return result
+
+
+# ------------------------------------------------------------------------------------------------ estimates
+
+
+def rows_of(run: Run) -> Iterator[Row]:
+    """One per kernel, and one for the products."""
+    for name in dict.fromkeys(launched.kernel for launched in run.launches):
+        launches = [launched for launched in run.launches if launched.kernel == name]
+        first = launches[0]
+        registers, static = compiled(first.source, name, dict(first.defines))
+        shared = static + max(launched.shared_bytes for launched in launches)
+        us = sum(estimated(launched, registers, shared) for launched in launches)
+        sums = [
+            len(launches),
+            sum(launched.barriers / launched.grid for launched in launches),
+            sum(launched.slowest.instructions / launched.grid for launched in launches),
+            sum(launched.all.bytes_read + launched.all.bytes_written for launched in launches),
+            us,
+        ]
+        yield Row(name, registers, shared, *(total / run.frames for total in sums))
+    if run.products:
+        us = sum(
+            NODE_US + max(UTTERANCES * flops / FLOPS_PER_US, moved / BYTES_PER_US) for flops, moved in run.products
+        )
+        moved = sum(moved for _, moved in run.products)
+        yield Row("products", 0, 0, *(total / run.frames for total in (len(run.products), 0, 0, moved, us)))
+
+
+def estimated(launched: Launched, registers: int, shared: int) -> float:
+    """Microseconds of a launch for `UTTERANCES`, where each takes what the one counted takes.
+
+    The longer of two: what the slowest thread of a block waits for, as often as blocks take turns on the
+    multiprocessors; and the bytes of all over the bandwidth. Waits do not overlap but for `CYCLES`.
+    """
+    grid = launched.grid * UTTERANCES
+    at_once = min(
+        THREADS // launched.block, REGISTERS // (registers * launched.block), SHARED_BYTES // (shared + 1024)
+    )
+    cycles = sum(getattr(launched.slowest, name) * weight for name, weight in CYCLES.items())
+    cycles = (cycles + BARRIER_CYCLES * launched.barriers) / launched.grid
+    waited = cycles / (CLOCK_GHZ * 1000) * ceil(grid / (PROCESSORS * at_once))
+    moved = UTTERANCES * (launched.all.bytes_read + launched.all.bytes_written) / BYTES_PER_US
+    return NODE_US + max(waited, moved)
+
+
+_compiled: dict[tuple[Any, ...], dict[str, tuple[int, int]]] = {}
+
+
+def compiled(source: str, kernel: str, defines: dict[str, int | str]) -> tuple[int, int]:
+    """Registers of a thread and bytes of static shared memory."""
+    key = source, *sorted(defines.items())
+    if key not in _compiled:
+        found = check(source, ARCHITECTURE, defines)
+        if isinstance(found, str):
+            raise RuntimeError(found)
+        _compiled[key] = {usage.function: (usage.registers, usage.shared) for usage in found}
+    return _compiled[key][kernel]
+
+
+# ---------------------------------------------------------------------------------------------------- table
+
+SUMMARY = ["search", *Sums._fields[:-1], "µs", "to be beaten, or the goal"]
+HEADER = ["search", "kernel", "registers", "shared", "launches", "barriers", "instructions", "bytes", "µs"]
+
+
+def kernel_lines(case: str, rows: list[Row]) -> list[list[str]]:
+    """The lines of a case, one for each kernel."""
+    sizes = [[str(row.registers), str(row.shared)] if row.registers else ["", ""] for row in rows]
+    return [[case, row.kernel, *size, *map(shown, row[3:])] for row, size in zip(rows, sizes, strict=True)]
+
+
+def case_line(case: str, rows: list[Row]) -> list[str]:
+    """All kernels of a case together, beside the first edition and the goal."""
+    now = Sums(*(sum(row[i] for row in rows) for i in range(3, len(Row._fields))))
+    pairs = (f"{shown(old)} → {shown(new)}" for old, new in zip(FIRST_EDITION[case], now, strict=True))
+    return [case, *pairs, GOALS[CASES[case][0]]]
+
+
+def shown(number: float) -> str:
+    return f"{number:.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def with_tables(text: str, *tables: list[list[str]]) -> str:
+    """The page with these tables between its marks."""
+    pages = ("\n".join(f"| {' | '.join(row)} |" for row in [t[0], ["---"] * len(t[0]), *t[1:]]) for t in tables)
+    body, version = "\n\n".join(pages), ".".join(map(str, nvrtc.version()))
+    mark = re.compile(r"(<!-- counts)[^>]*(-->\n).*?(<!-- end -->)", re.DOTALL)
+    return mark.sub(lambda match: f"{match[1]}: NVRTC {version} {match[2]}\n{body}\n\n{match[3]}", text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("strategies", nargs="*", help="all if none is named")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/gpus.md")
+    options = parser.parse_args()
+    cases = [case for case, (strategy, *_) in CASES.items() if strategy in (options.strategies or [strategy])]
+    # one order of threads, so that counts are the same each time
+    runtime = EmulatedRuntime(by_nvrtc=True, order="ascending")
+    found = {case: list(rows_of(decode(case, runtime))) for case in cases}
+    summary = [case_line(case, rows) for case, rows in found.items()]
+    lines = [line for case, rows in found.items() for line in kernel_lines(case, rows)]
+    print(format_table(SUMMARY, summary), format_table(HEADER, lines), sep="\n\n")
+    if options.write:
+        page = with_tables(PAGE.read_text(encoding="utf-8"), [SUMMARY, *summary], [HEADER, *lines])
+        PAGE.write_text(page, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
