@@ -15,7 +15,7 @@ from nemo_gpu_decoding import pack_arpa_in_memory
 from nemo_gpu_decoding.bench import cases as cases_module
 from nemo_gpu_decoding.bench import run as run_module
 from nemo_gpu_decoding.bench.cases import DECODER, END_TO_END, NO_TDT, ONE_FUSION, Case, Check, Line, make_cases
-from nemo_gpu_decoding.bench.options import ASKED_PEERS, BenchOptions
+from nemo_gpu_decoding.bench.options import ASKED_PEERS, STRATEGIES, BenchOptions
 from nemo_gpu_decoding.bench.ours import flexctc_beam
 from nemo_gpu_decoding.bench.peers.base import Hypothesis, Peer, Ready, Setting
 from nemo_gpu_decoding.bench.run import run
@@ -227,6 +227,12 @@ def test_the_default_rows_of_flexctc_beam():
     expected += [("flashlight", k, True, 0) for k in (4, 8, 16)]
     expected += [("pyctcdecode", k, True, n) for n in (0, 200) for k in (4, 8, 16)]
     assert found == [*expected, ("self", 16, True, 10)]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_default_runs_are_timed_for_less_than_two_minutes(strategy):
+    options = BenchOptions(strategy=strategy)
+    assert len(listed(options)) * len(options.tasks) * options.pair_seconds < 120
 
 
 def test_rows_on_a_gpu():
