@@ -153,7 +153,7 @@ def test_vocabulary_text_is_the_nemo_tokenizers(tokenizer_model):
         assert vocabulary.tokenize(line) == tokenizer.text_to_ids(re.sub(r"\s+", " ", line))
 
 
-# -- phrases that overlap by chance, on the shipped hard speech ----------------------------------------
+# -- phrases that overlap, on the shipped hard speech ----------------------------------------
 
 
 def hard_speech_with(phrases: list[str], weight: float, **options) -> tuple[WordErrors, PhraseScore]:
@@ -181,3 +181,15 @@ def test_phrases_that_end_as_others_begin_put_fewer_words_in_where_no_token_is_p
     assert once.insertions < nemo.insertions < every.insertions
     assert once_phrase.false_positives < nemo_phrase.false_positives < every_phrase.false_positives
     assert once.insertions < every.insertions / 2
+
+
+def test_phrases_that_cover_a_script_piece_by_piece_need_all_of_their_bonuses():
+    """All pairs of words that follow each other in what was said: every right word completes another phrase."""
+    texts = [text.split() for text in json.loads(read_speech("emissions")[1]["texts"])]
+    phrases = list(dict.fromkeys(" ".join(pair) for words in texts for pair in itertools.pairwise(words)))
+    every, every_phrase = hard_speech_with(phrases, 0.75)
+    once, once_phrase = hard_speech_with(phrases, 0.75, overlapping=False)
+    nemo, nemo_phrase = hard_speech_with(phrases, 0.75, refund="nemo")
+    assert every.wer < nemo.wer < once.wer
+    assert every_phrase.fscore > nemo_phrase.fscore > once_phrase.fscore
+    assert every.wer < 0.5 * once.wer
