@@ -138,9 +138,12 @@ class CudaModule:
         del slots  # the driver has copied the arguments by now, and not before
 
     def _kernel(self, signature: Signature) -> _Kernel:
+        kernel = self._kernels.get(signature.name)
+        if kernel is not None and kernel.signature is signature:
+            return kernel
         with self._lock:
             kernel = self._kernels.get(signature.name)
-            if kernel is None or kernel.signature != signature:
+            if kernel is None or kernel.signature is not signature:
                 with self._driver.context(self.device.index), self._driver.outside_capture():
                     kernel = self._find(signature)
                 self._kernels[signature.name] = kernel
@@ -184,7 +187,7 @@ class Driver:
 
     def __init__(self, bindings: Any = None) -> None:
         self.given = bindings
-        self._contexts: dict[int, Any] = {}
+        self._contexts: dict[int, _Current] = {}
 
     @cached_property
     def bindings(self) -> Any:
@@ -201,20 +204,15 @@ class Driver:
             raise DriverError(f"{name} fails with {self._explained(status)}")
         return values[0] if len(values) == 1 else tuple(values)
 
-    @contextmanager
-    def context(self, index: int) -> Iterator[None]:
-        """Make the device's primary context, which is torch's too, current on this thread."""
-        context = self._contexts.get(index)
-        if context is None:
+    def context(self, index: int) -> _Current:
+        """Make the device's primary context, which is torch's too, current on this thread for a `with` block."""
+        current = self._contexts.get(index)
+        if current is None:
             self.call("cuInit", 0)
             # kept for as long as the process lives, as torch does
             context = self.call("cuDevicePrimaryCtxRetain", self.call("cuDeviceGet", index))
-            self._contexts[index] = context
-        self.call("cuCtxPushCurrent", context)
-        try:
-            yield
-        finally:
-            self.call("cuCtxPopCurrent")
+            current = self._contexts[index] = _Current(self, context)
+        return current
 
     @contextmanager
     def outside_capture(self) -> Iterator[None]:
@@ -260,3 +258,16 @@ class Driver:
             unknown, text = function(status)
             texts.append(str(status) if int(unknown) != 0 or text is None else text.decode())
         return f"{texts[0]} ({texts[1]})"
+
+
+class _Current:
+    """A context, current on this thread within `with`; not a generator, because every launch enters it."""
+
+    def __init__(self, driver: Driver, context: Any) -> None:
+        self._driver, self._context = driver, context
+
+    def __enter__(self) -> None:
+        self._driver.call("cuCtxPushCurrent", self._context)
+
+    def __exit__(self, *_: object) -> None:
+        self._driver.call("cuCtxPopCurrent")

@@ -9,10 +9,11 @@ from __future__ import annotations
 import ctypes
 import math
 import struct
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -82,9 +83,13 @@ class Scalar:
     dtype: type[np.generic] | np.dtype  # np.int32, np.float32, ..., or records
     # Least and greatest value of an integer type, None for others; found out once, as above.
     limits: tuple[int, int] | None = field(init=False, repr=False, compare=False)
+    # Of a record: how its fields are packed; None if some of them have fields or axes of their own.
+    layout: struct.Struct | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "limits", _limits(np.dtype(self.dtype)))
+        dtype = np.dtype(self.dtype)
+        object.__setattr__(self, "limits", _limits(dtype))
+        object.__setattr__(self, "layout", _flat_layout(dtype))
 
     @property
     def is_record(self) -> bool:
@@ -103,6 +108,10 @@ class Signature:
     # Forms of arguments that have been checked: a launch that differs in addresses and numbers alone costs
     # some microseconds, where looking at every axis would take longer than the kernel.
     checked_forms: set[tuple[Any, ...]] = field(default_factory=set, init=False, repr=False, compare=False)
+    # The pointers of the last launch, and its device; at first None.
+    last: list[tuple[torch.device, Pointers] | None] = field(
+        default_factory=lambda: [None], init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         taken = sorted(RESERVED & set(self.parameters))
@@ -112,7 +121,7 @@ class Signature:
     @cached_property
     def tensors(self) -> tuple[tuple[str, Tensor], ...]:
         """The pointer parameters."""
-        return tuple((name, given) for name, given in self.parameters.items() if isinstance(given, Tensor))
+        return tuple((name, given) for _, name, given in self.places)
 
     @cached_property
     def pinned(self) -> tuple[tuple[str, Tensor], ...]:
@@ -120,9 +129,19 @@ class Signature:
         return tuple((name, given) for name, given in self.tensors if given.pinned)
 
     @cached_property
-    def readers(self) -> tuple[tuple[str, Tensor | Scalar, Callable[[Any, Any], Any]], ...]:
-        """Every parameter, with the function that makes of an argument what a kernel gets."""
-        return tuple((name, parameter, _reader(parameter)) for name, parameter in self.parameters.items())
+    def places(self) -> tuple[tuple[int, str, Tensor], ...]:
+        """The pointer parameters, and where they stand."""
+        found = enumerate(self.parameters.items())
+        return tuple((place, name, given) for place, (name, given) in found if isinstance(given, Tensor))
+
+    @cached_property
+    def scalars(self) -> tuple[tuple[int, str, Scalar, Callable[[Scalar, Any], Any]], ...]:
+        """The other parameters: where they stand, and the function that makes of an argument what a kernel gets."""
+        return tuple(
+            (i, name, scalar, _record_bytes if scalar.is_record else _number)
+            for i, (name, scalar) in enumerate(self.parameters.items())
+            if isinstance(scalar, Scalar)
+        )
 
     @property
     def size(self) -> int:
@@ -141,19 +160,29 @@ class Signature:
     @cached_property
     def _layout(self) -> struct.Struct:
         dtypes = [_scalar_type(parameter) for parameter in self.parameters.values()]
-        fields = np.dtype([(f"_{n}", d) for n, d in enumerate(dtypes)], align=True)
-        code, end = "<", 0
-        for dtype, (_, offset, *_) in zip(dtypes, (fields.fields or {}).values(), strict=True):
-            own = f"{dtype.itemsize}s" if dtype.fields else _PACK_CODES[dtype.str[1:]]
-            code += f"{offset - end}x{own}"
-            end = offset + dtype.itemsize
-        return struct.Struct(f"{code}{fields.itemsize - end}x")
+        return _packing(np.dtype([(f"_{n}", d) for n, d in enumerate(dtypes)], align=True))
 
 
 _PACK_CODES = dict(
     zip(("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"), "?bhiqBHIQefd",
         strict=True)
 )  # fmt: skip
+
+
+def _packing(record: np.dtype) -> struct.Struct:
+    """How a record is packed of its fields; of those that are records, bytes are taken."""
+    code, end = "<", 0
+    for dtype, offset, *_ in (record.fields or {}).values():
+        own = f"{dtype.itemsize}s" if dtype.fields else _PACK_CODES[dtype.str[1:]]
+        code += f"{offset - end}x{own}"
+        end = offset + dtype.itemsize
+    return struct.Struct(f"{code}{record.itemsize - end}x")
+
+
+def _flat_layout(dtype: np.dtype) -> struct.Struct | None:
+    if dtype.fields is None or any(own.fields or own.shape for own, *_ in dtype.fields.values()):
+        return None
+    return _packing(dtype)
 
 
 def _scalar_type(parameter: Tensor | Scalar) -> np.dtype:
@@ -172,20 +201,18 @@ def checked_arguments(signature: Signature, device: torch.device, arguments: Map
         ValueError: names the kernel and the argument that is missing, unknown, of the wrong type,
             shape or device, or not contiguous.
     """
-    parameters = signature.parameters
-    if parameters.keys() != arguments.keys():
+    if len(arguments) != len(signature.parameters):
         _raise_names(signature, arguments)
-    form = _form(signature, device, arguments)
-    if form not in signature.checked_forms:
-        _check_forms(signature, device, arguments)
-        if len(signature.checked_forms) >= MOST_FORMS:  # every batch has other sizes
-            signature.checked_forms.clear()
-        signature.checked_forms.add(form)
-    values: list[Any] = []
+    try:
+        values = [arguments[name] for name in signature.parameters]
+    except KeyError:
+        _raise_names(signature, arguments)
+    for (place, _, _), known in zip(signature.places, _checked_pointers(signature, device, arguments), strict=True):
+        values[place] = 0 if known is None else known.address
     name = ""
     try:
-        for name, parameter, read in signature.readers:
-            values.append(read(parameter, arguments[name]))
+        for place, name, scalar, read in signature.scalars:  # noqa: B007 (the message names it)
+            values[place] = read(scalar, values[place])
         for name, expected in signature.pinned:  # of which no form tells
             if arguments[name] is not None:
                 _check_place(arguments[name], expected, device)
@@ -203,22 +230,54 @@ def _check_forms(signature: Signature, device: torch.device, arguments: Mapping[
             raise ValueError(f"kernel {signature.name}, argument {name}: {error}") from None
 
 
-def _reader(parameter: Tensor | Scalar) -> Callable[[Any, Any], Any]:
-    if isinstance(parameter, Tensor):
-        return _pointer
-    return _record_bytes if parameter.is_record else _number
+class Known(NamedTuple):
+    """A tensor that has been checked."""
+
+    tensor: weakref.ref[torch.Tensor]
+    address: int
+    form: tuple[Any, ...]  # all that decides whether it fits, but for the address
 
 
-def _form(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-    """All of the arguments that decides whether they fit, but for addresses and numbers."""
-    form: list[Any] = [device]
-    for name, _ in signature.tensors:
-        value = arguments[name]
-        if isinstance(value, torch.Tensor):
-            form += value.shape, value.dtype, value.device, value.is_contiguous()
-        else:
-            form.append(type(value))
-    return tuple(form)
+Pointers: TypeAlias = "tuple[Known | None, ...]"  # of a launch; None for a null pointer
+
+
+def _checked_pointers(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> Pointers:
+    """The tensors among the arguments, which are checked where they differ from those of the launch before.
+
+    What is the same tensor at the same address has memory as large as it had then, and needs no second look.
+    """
+    (before,) = signature.last  # replaced as a whole: these were checked together
+    known, same = before[1] if before is not None and before[0] == device else None, True
+    pointers: list[Known | None] = []
+    for i, (_, name, _) in enumerate(signature.places):
+        tensor, old = arguments[name], known[i] if known is not None else None
+        if tensor is None:
+            same &= known is not None and old is None
+            pointers.append(None)
+            continue
+        if not isinstance(tensor, torch.Tensor):
+            _check_forms(signature, device, arguments)  # says so
+        address = tensor.data_ptr()
+        if old is None or old.address != address or old.tensor() is not tensor:
+            form = tensor.size(), tensor.dtype, tensor.device, tensor.is_contiguous()
+            old, same = Known(weakref.ref(tensor), address, form), False
+        pointers.append(old)
+    if same and known is not None:
+        return known
+    form = device, *[pointer and pointer.form for pointer in pointers]
+    if form not in signature.checked_forms:
+        _check_forms(signature, device, arguments)
+        if len(signature.checked_forms) >= MOST_FORMS:  # every batch has other sizes
+            signature.checked_forms.clear()
+        signature.checked_forms.add(form)
+    for (_, name, expected), pointer in zip(signature.places, pointers, strict=True):
+        if pointer is not None and pointer.address % expected.alignment:
+            raise ValueError(
+                f"kernel {signature.name}, argument {name}: starts at address {pointer.address:#x}, "
+                f"expected a multiple of {expected.alignment}"
+            )
+    signature.last[0] = device, tuple(pointers)
+    return tuple(pointers)
 
 
 def as_records(array: np.ndarray, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -233,7 +292,7 @@ def as_records(array: np.ndarray, device: torch.device | str = "cpu") -> torch.T
     return torch.from_numpy(flat).view(*array.shape, array.dtype.itemsize).to(device)
 
 
-def _raise_names(signature: Signature, arguments: Mapping[str, Any]) -> None:
+def _raise_names(signature: Signature, arguments: Mapping[str, Any]) -> NoReturn:
     missing = [name for name in signature.parameters if name not in arguments]
     unknown = [name for name in arguments if name not in signature.parameters]
     raise ValueError(
@@ -259,16 +318,6 @@ def _check_form(
             raise ValueError(f"has shape {tuple(shape)}, expected {_sizes(expected, axes)}")
     if not tensor.is_contiguous():
         raise ValueError(f"is not contiguous: shape {tuple(tensor.shape)}, strides {tensor.stride()}")
-
-
-def _pointer(expected: Tensor, tensor: torch.Tensor | None) -> int:
-    """The address of a tensor whose form fits."""
-    if tensor is None:
-        return 0
-    address = tensor.data_ptr()
-    if address % expected.alignment:
-        raise ValueError(f"starts at address {address:#x}, expected a multiple of {expected.alignment}")
-    return address
 
 
 def _check_place(tensor: torch.Tensor, expected: Tensor, device: torch.device) -> None:
@@ -317,6 +366,11 @@ def _record_bytes(expected: Scalar, value: Any) -> bytes:
     fields = np.dtype(expected.dtype).names or ()
     if not isinstance(value, tuple) or getattr(value, "_fields", fields) != fields:
         raise ValueError(f"is {value!r}, expected a tuple of {', '.join(fields)}")
+    if expected.layout is not None:
+        try:
+            return expected.layout.pack(*value)
+        except (struct.error, OverflowError):  # numpy converts more
+            pass
     return np.array([tuple(value)], expected.dtype).tobytes()
 
 

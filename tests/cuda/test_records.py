@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import threading
+import weakref
 from types import ModuleType
 from typing import Final, NamedTuple
 
@@ -237,6 +238,26 @@ def test_what_was_launched_before_is_checked_again_where_it_differs():
     assert "argument beam" in refusal(beam=2**31)
     with pytest.raises(ValueError, match="expected cuda:0"):
         checked_arguments(SEARCH, torch.device("cuda", 0), arguments())
+
+
+def test_tensors_of_the_launch_before_are_checked_where_they_have_changed():
+    same = arguments()
+    addresses = checked_arguments(SEARCH, CPU, same)[:4]
+    assert checked_arguments(SEARCH, CPU, same)[:4] == addresses
+    assert "argument lengths: has shape (4,)" in refusal(**{**same, "lengths": torch.zeros(4, dtype=torch.int64)})
+    assert checked_arguments(SEARCH, CPU, {**same, "arcs": None})[:4] == [*addresses[:2], 0, addresses[3]]
+    assert "argument lengths: is a NoneType" in refusal(**{**same, "lengths": None})
+    same["log_probs"].resize_(4, 5, 70)  # another place in memory
+    assert "argument lengths: has shape (3,), expected [B = 4 as in log_probs]" in refusal(**same)
+    with pytest.raises(ValueError, match="expected cuda:0"):
+        checked_arguments(SEARCH, torch.device("cuda", 0), same)
+
+
+def test_launches_keep_no_tensor_alive():
+    given = arguments()
+    checked_arguments(SEARCH, CPU, given)
+    kept = weakref.ref(given.pop("log_probs"))
+    assert kept() is None
 
 
 def test_signatures_remember_few_forms():
