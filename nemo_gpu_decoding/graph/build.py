@@ -32,7 +32,7 @@ from nemo_gpu_decoding.graph.csr import EPSILON_WORD, Spellings, WordGraph
 from nemo_gpu_decoding.graph.grammar import Grammar, grammar_fst, read_grammar
 from nemo_gpu_decoding.graph.lexicon import Lexicon, LexiconFst, OpenVocabulary, lexicon_fst
 from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
-from nemo_gpu_decoding.graph.store import load_graph, save_graph
+from nemo_gpu_decoding.graph.store import load_or_build
 from nemo_gpu_decoding.graph.unknown_words import PIECE_COST, WORD_COST
 from nemo_gpu_decoding.jit import CACHE_VARIABLE
 from nemo_gpu_decoding.lm.arpa import ArpaReader
@@ -67,7 +67,8 @@ def build_graph(
         open_vocabulary: also find words that the LM does not list, at these costs; needs an LM with
             <unk>, and with a Lexicon the tokens that may begin a word.
         added_words: words that the LM shall list too, as likely as <unk> (see `lm/arpa.py`).
-        cache: keep the result in the cache folder, in this folder, or not at all (False).
+        cache: keep the result in the cache folder, in this folder, or not at all (False). What cannot be kept
+            there, or read, is a warning.
         progress: called with the name of every step when it begins.
 
     Raises:
@@ -86,12 +87,7 @@ def build_graph(
     if cache is False:
         return recipe.build()
     folder = graph_cache_folder() if cache is True else Path(cache)
-    kept = folder / f"{recipe.fingerprint}.graph"
-    if kept.exists():
-        return load_graph(kept)
-    save_graph(recipe.build(), kept)
-    logger.info("the graph is kept in %s", kept)
-    return load_graph(kept, verify=False)
+    return load_or_build(folder / f"{recipe.fingerprint}.graph", recipe.build)
 
 
 def spell_words(

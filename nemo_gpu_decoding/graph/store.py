@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 
@@ -10,6 +13,8 @@ import numpy as np
 from nemo_gpu_decoding.container import Kind, decode_words, encode_words, map_container, write_arrays
 from nemo_gpu_decoding.graph.csr import EPSILON, GRAPH_ARC, GRAPH_STATE, GraphArrays, Spellings, WordGraph
 from nemo_gpu_decoding.graph.openfst import FILE_MARK
+
+logger = logging.getLogger("nemo_gpu_decoding")
 
 _INT32 = np.dtype(np.int32)
 _DTYPES = {
@@ -60,6 +65,23 @@ def load_graph(path: str | PathLike[str], *, verify: bool = True) -> WordGraph:
         arrays = {**arrays, "word_sequences": arrays["compounds"]}
     tables = GraphArrays(*(arrays[name] for name in GraphArrays._fields))
     return WordGraph(tables, words=words, spellings=spellings, **{name: facts[name] for name in _FACTS})
+
+
+def load_or_build(path: Path, build: Callable[[], WordGraph]) -> WordGraph:
+    """The graph of a file in a cache; what `build` returns, kept there, if there is none that can be read."""
+    try:
+        if os.path.exists(path):
+            return load_graph(path)
+    except (OSError, ValueError) as error:
+        logger.warning("the graph that was kept cannot be used, building it anew: %s", error)
+    graph = build()
+    try:
+        save_graph(graph, path)
+    except OSError as error:
+        logger.warning("can't keep the graph in %s, it serves this process: %s", path.parent, error)
+        return graph
+    logger.info("the graph is kept in %s", path)
+    return load_graph(path, verify=False)
 
 
 def is_word_graph(path: str | PathLike[str]) -> bool:

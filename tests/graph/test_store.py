@@ -76,6 +76,38 @@ def test_a_build_that_is_killed_while_it_fills_the_cache_leaves_no_half_graph(tm
     assert load_graph(kept).fingerprint == graph.fingerprint
 
 
+def test_two_processes_that_fill_one_cache_both_have_the_graph(tmp_path, graph):
+    code = KILLED.replace("container._checksum", "_")
+    command = [sys.executable, "-c", code, str(tmp_path / "lm.arpa"), str(tmp_path / "cache")]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    both = [subprocess.Popen(command, cwd=ROOT, env=environment) for _ in range(2)]
+    assert [process.wait() for process in both] == [0, 0]
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert load_graph(kept).fingerprint == graph.fingerprint
+
+
+def test_a_cache_that_cannot_be_used_costs_the_graph_nothing(tmp_path, graph, caplog, monkeypatch):
+    arpa, folder = tmp_path / "lm.arpa", tmp_path / "cache"
+    folder.write_text("no folder")
+    assert build_graph(arpa, toy_lexicon(), cache=folder).fingerprint == graph.fingerprint
+    assert "can't keep the graph in" in caplog.text
+    folder.unlink()
+    build_graph(arpa, toy_lexicon(), cache=folder)
+    (kept,) = folder.iterdir()
+    kept.write_bytes(kept.read_bytes()[:-1])  # cut off
+    assert build_graph(arpa, toy_lexicon(), cache=folder).fingerprint == graph.fingerprint
+    assert f"building it anew: {kept} is truncated" in caplog.text
+    assert load_graph(kept).fingerprint == graph.fingerprint  # the new one took its place
+
+    def full(descriptor, offset, length):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    assert build_graph(arpa, toy_lexicon(), cache=tmp_path / "full").fingerprint == graph.fingerprint
+    assert "No space left on device: 0.00 GB needed" in caplog.text
+    assert list((tmp_path / "full").iterdir()) == []
+
+
 def test_ready_made_graphs_are_graphs_too(tmp_path):
     write_fst(fst(SMALL, 3, [2]), tmp_path / "toy.fst")
     assert is_word_graph(tmp_path / "toy.fst")
