@@ -181,7 +181,6 @@ class WordGraph(LogProbs):
     variants = ("compact", "normal", "minimal")
     most_partial = 1
     score_of_nothing = None
-    keeps_heads = False
     tolerance = 1e-9
 
     def fused(self, variant, **options):

@@ -125,8 +125,10 @@ class CudaWFSTSubject(WordGraph):
 
 
 class Lattices(CudaWFSTSubject):
+    """Alternatives come from lattices, which are looked at from the first frame on."""
+
     variants = ("normal",)
-    n_best, most_partial = 3, MOST_PARTIAL
+    n_best, most_partial, keeps_heads = 3, MOST_PARTIAL, False
 
 
 class PagedBigLMSubject(CudaWFSTSubject):
@@ -161,7 +163,7 @@ class Eager(PagedBigLMSubject):
 class Let(PagedBigLMSubject):
     """Best paths only."""
 
-    n_best = 1
+    n_best, keeps_heads = 1, False
 
     def make(self, **options):
         return super().make(composition="let", **options)
@@ -170,7 +172,7 @@ class Let(PagedBigLMSubject):
 class DifferenceAutomaton(PagedBigLMSubject):
     """A small LM that is part of the large one, both in one automaton."""
 
-    n_best, most_partial = 3, MOST_PARTIAL
+    n_best, most_partial, keeps_heads = 3, MOST_PARTIAL, False
 
     def lms(self):
         from tests.search.word_graph.models import nested_pair

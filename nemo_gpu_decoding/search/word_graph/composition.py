@@ -138,12 +138,17 @@ def final_difference(context, lm):
 
 
 @compiled
-def difference_of_words(words, final, lm):
-    """The weighted sum of LM score differences along words [N] int64 of the graph, float64."""
-    total, context = 0.0, np.int64(lm.lms.start)
+def add_differences(words, total, context, lm):
+    """A cost, float64, with the LM score differences along words [N] int64, unweighted; and the last LM context."""
     for word in words:
         cost, context = _difference(word, context, lm.lms)
         total += cost
+    return total, context
+
+
+@compiled
+def weighted_difference(total, context, final, lm):
+    """The weighted sum of LM score differences; `final`: with that of the end after this context."""
     if lm.difference_weight == 0:
         return 0.0
     total *= lm.difference_weight

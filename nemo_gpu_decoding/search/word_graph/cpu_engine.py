@@ -9,10 +9,13 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.fusion.batch import BatchFusion
+from nemo_gpu_decoding.search.committed import GrowingColumns
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.threads import for_each_share
 from nemo_gpu_decoding.search.word_graph import let
+from nemo_gpu_decoding.search.word_graph.best_path import Steps
+from nemo_gpu_decoding.search.word_graph.committed import Committed, TextScores, with_more_committed
 from nemo_gpu_decoding.search.word_graph.composition import CACHED_SCORE, LM_COUNTERS
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.frame import FEWEST_SLOTS, advance
@@ -49,9 +52,11 @@ from nemo_gpu_decoding.search.word_graph.records import (
     Workspace,
     token_capacity,
 )
+from nemo_gpu_decoding.search.word_graph.result import WordPath
 from nemo_gpu_decoding.search.word_graph.stream_state import (
     LetStream,
     ModelsOf,
+    StreamModels,
     StreamState,
     collected,
     expand_ends,
@@ -71,7 +76,7 @@ class CPUEngine(Engine):
 
     def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
         self._config, self._models_of = config, models_of
-        self._streams = [models_of(fusion, row).new_stream() for row in range(len(fusion))]
+        self._streams = [_new_stream(models_of(fusion, row)) for row in range(len(fusion))]
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
@@ -87,12 +92,22 @@ class CPUEngine(Engine):
         self._streams = streams
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
-        streams = [self._streams[row] for row in rows]
-        return [replace(stream, pasts=stream.tokens["back_pointer"]) for stream in streams]
+        return [self._streams[row] for row in rows]
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
         for row in rows:
-            self._streams[row] = self._models_of(fusion, row).new_stream()
+            self._streams[row] = _new_stream(self._models_of(fusion, row))
+
+    def commit(self, row: int, state: StreamState, steps: Steps, path: WordPath) -> None:
+        """Commit words of a stream as `results` has given it; see `with_more_committed`."""
+        if state.committed is not None and state is self._streams[row]:  # else it was done: rows may name one twice
+            self._streams[row] = with_more_committed(state, state.committed, steps, path)
+
+
+def _new_stream(models: StreamModels) -> StreamState:
+    stream = models.new_stream()
+    committed = Committed(GrowingColumns(), None, TextScores.at_start(models))
+    return replace(stream, pasts=stream.tokens["back_pointer"], committed=committed)
 
 
 def read_chunk(
@@ -123,7 +138,8 @@ def read_chunk(
         elif status in (BAD_FRAME, NO_TOKEN):
             raise_stop(log_probs, b, frame, status)
     tokens = work.current[: int(counters["tokens"][0])].copy()
-    return StreamState(models, tokens, state.back_pointers, state.links, counters), work
+    pasts = tokens["back_pointer"]
+    return StreamState(models, tokens, state.back_pointers, state.links, counters, pasts, stream.committed), work
 
 
 def new_workspace(

@@ -18,13 +18,14 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.topology import topology_number
 from nemo_gpu_decoding.lm.packed import PackedLM
-from nemo_gpu_decoding.search.committed import common_ancestor
+from nemo_gpu_decoding.search.committed import joined
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work
-from nemo_gpu_decoding.search.word_graph.best_path import best_end, count_back_pointers, steps_of
-from nemo_gpu_decoding.search.word_graph.composition import Composition, difference_of_words
+from nemo_gpu_decoding.search.word_graph.best_path import Steps, best_end, steps_of
+from nemo_gpu_decoding.search.word_graph.committed import Committed, TextScores, shared_steps
+from nemo_gpu_decoding.search.word_graph.composition import Composition, weighted_difference
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine, LetEngine
 from nemo_gpu_decoding.search.word_graph.cuda_composition import LmComposition
@@ -41,7 +42,7 @@ from nemo_gpu_decoding.search.word_graph.records import (
     SearchParams,
     StreamParams,
 )
-from nemo_gpu_decoding.search.word_graph.result import WordPath, graph_score, relative_cost, traced_text, words_of
+from nemo_gpu_decoding.search.word_graph.result import WordPath, relative_cost, traced_text, words_of
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -126,7 +127,14 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
     def _results(
         self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
     ) -> list[NBest[WordPath]]:
-        return [self._result(known, n_best, final) for known in engine.results(rows, n_best, final=final)]
+        states: list[StreamState] = engine.results(rows, n_best, final=final)
+        results = []
+        for row, state in zip(rows, states, strict=True):
+            result, steps, path = self._result(state, n_best, final)
+            results.append(result)
+            if not final and isinstance(engine, CPUEngine):
+                engine.commit(row, state, steps, path)
+        return results
 
     def _most_partial(self) -> tuple[int, str]:
         if self.config.keeps_links:
@@ -135,7 +143,8 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
 
     # ----------------------------------------------------------------------------------- results
 
-    def _result(self, state: StreamState, n_best: int, final: bool) -> NBest[WordPath]:
+    def _result(self, state: StreamState, n_best: int, final: bool) -> tuple[NBest[WordPath], Steps, WordPath]:
+        """The hypotheses of a stream; of the best one the steps and the path after what is committed."""
         notes, found, ended = [], _best_path(state, final), final
         if found is None:
             notes.append(NO_END)
@@ -144,7 +153,8 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         overflows = int(state.counters["overflowed"][0])
         if overflows:
             notes.append(f"a table was full {overflows} times, which narrowed the beam there")
-        paths: tuple[WordPath, ...] = (self._path(state.models, found, ended),)
+        path = self._path(state.models, found, ended, committed=state.committed)
+        paths: tuple[WordPath, ...] = (joined(None if state.committed is None else state.committed.head, path),)
         lattice = relative = None
         if not final:
             *_, cost = _best_end(state, final=True)
@@ -152,7 +162,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         if self.config.keeps_links and (final or n_best > 1):
             lattice = lattice_of(state, ended)
             paths = self._paths(lattice, n_best)
-        return NBest(
+        result = NBest(
             paths,
             state.frames,
             tuple(notes),
@@ -161,14 +171,15 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             committed=None if final else self._committed(state, found),
             work=None if state.models.composition is None else _work(state.counters),
         )
+        return result, found.steps, path
 
     def _committed(self, state: StreamState, found: LatticePath) -> int | None:
         """Tokens of the best hypothesis that all live ones share; None where those are not known."""
         if state.pasts is None:
             return None
-        common = common_ancestor(state.back_pointers["previous"], state.pasts)
-        arcs = found.steps.arcs[: count_back_pointers(state.back_pointers, common)]
-        return int((self.graph.arrays.arcs["ilabel"][arcs] != self.blank_id).sum())
+        _, count = shared_steps(state)
+        shared = self.graph.arrays.arcs["ilabel"][found.steps.arcs[:count]] != self.blank_id
+        return int(shared.sum()) + (0 if state.committed is None else state.committed.tokens)
 
     def n_best(self, lattice: Lattice, n: int = 1) -> NBest[WordPath]:
         """The best hypotheses of a lattice that this decoder found, such as a rescored one.
@@ -182,29 +193,45 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
     def _paths(self, lattice: Lattice, n: int) -> tuple[WordPath, ...]:
         """The n best paths with different words, with the confidence of each word."""
         found, ended = lattice.n_best(n), lattice.reaches_end
-        paths = [self._path(lattice.models, path, ended, lattice.second) for path in found]
+        paths = [self._path(lattice.models, path, ended, second=lattice.second) for path in found]
         return with_confidence(paths, lattice.determinized() if self.config.posteriors == "lattice" else None)
 
-    def _path(self, models: StreamModels, found: LatticePath, ended: bool, second: SecondLM | None = None) -> WordPath:
+    def _path(
+        self,
+        models: StreamModels,
+        found: LatticePath,
+        ended: bool,
+        *,
+        second: SecondLM | None = None,
+        committed: Committed | None = None,
+    ) -> WordPath:
+        """What comes after the committed words, if there are any; score and parts are those of the whole path."""
         graph, weights, composition = self.graph, models.weights, models.composition
-        traced = traced_text(found.steps, graph, self.blank_id)
-        lm, state = graph_score(found.steps, graph), found.state
+        traced, first, stop, scores = traced_text(found.steps, graph, self.blank_id), 0, 0, TextScores.at_start(models)
+        if committed is not None:
+            traced, first, stop = traced.after_words(committed.words), committed.tokens, committed.stop
+            scores = committed.scores
+        state = found.state
         if found.epsilon != NONE:
             closure = graph.arrays.epsilons[found.epsilon]
             traced = traced.followed_by(graph.expanded(int(closure["olabel"])))
-            lm, state = lm - float(closure["cost"]), int(closure["target"])
+            state = int(closure["target"])
+        scores = scores.after(found.steps, traced.words, models)
+        lm = -scores.graph_cost
+        if found.epsilon != NONE:
+            lm -= float(closure["cost"])
         if ended:
             lm -= float(graph.arrays.states["final_cost"][state])
         lm *= float(weights.lm_weight)
         if composition is not None:
-            lm -= difference_of_words(np.array(traced.words, np.int64), ended, composition)
+            lm -= weighted_difference(scores.difference, scores.context, ended, composition)
         boosting = second_pass = 0.0
         if second is not None:
             lm *= second.lm_share
             second_pass = -second.cost(np.array(traced.words, np.int64), final=ended)
         if weights.boosts:
-            bonus = models.boosting.score(traced.words, final=ended)
-            boosting = float(weights.boosting_weight) * bonus
+            final_weight = models.boosting.arrays.states["final_weight"][scores.boosting_state]
+            boosting = float(weights.boosting_weight) * (scores.bonus + (float(final_weight) if ended else 0.0))
         score = -found.cost
         return WordPath(
             tokens=traced.tokens,
@@ -213,7 +240,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             token_confidence=traced.confidence,
             score=score,
             parts=ScoreParts(score - lm - boosting - second_pass, lm, boosting, second_pass=second_pass),
-            words=words_of(traced, graph, self.pieces),
+            words=words_of(traced, graph, self.pieces, first, stop),
         )
 
     # ------------------------------------------------------------------------------------ models

@@ -64,6 +64,10 @@ class TracedText:
     words: tuple[int, ...]  # labels
     emitted_at: tuple[int, ...]  # per word the number of tokens before the one with whose arc it came
 
+    def after_words(self, n: int) -> TracedText:
+        """Without the first n words, whose tokens are not there."""
+        return replace(self, words=self.words[n:], emitted_at=self.emitted_at[n:])
+
     def followed_by(self, words: Sequence[int]) -> TracedText:
         """With words that are emitted after the last frame."""
         emitted_at = (*self.emitted_at, *[len(self.tokens)] * len(words))
@@ -113,12 +117,15 @@ def _silent(epsilon, graph):
     return graph.epsilons[epsilon].olabel if epsilon >= 0 else np.int32(0)
 
 
-def words_of(traced: TracedText, graph: WordGraph, pieces: Sequence[str] | None) -> tuple[Word, ...]:
+def words_of(
+    traced: TracedText, graph: WordGraph, pieces: Sequence[str] | None, first: int = 0, stop: int = 0
+) -> tuple[Word, ...]:
     """The words of a path with their tokens and frames.
 
     With a lexicon in the graph the tokens of each word are exact. A ready-made graph only emits a
     word at some token: there a word's tokens are those up to the next word's. `pieces`
-    spell words that only <unk> stands for.
+    spell words that only <unk> stands for. Before these tokens there are `first` others, the last of which ends at
+    frame `stop`.
     """
     if graph.spellings is None:
         spans = _emitted_spans(traced)
@@ -129,9 +136,9 @@ def words_of(traced: TracedText, graph: WordGraph, pieces: Sequence[str] | None)
     words = []
     for label, (begin, end) in zip(traced.words, spans, strict=True):
         text = _text(label, tokens[begin:end], graph, pieces)
-        before = stops[begin - 1] if begin else 0  # where a word lies that has no token yet
+        before = stops[begin - 1] if begin else stop  # where a word lies that has no token yet
         start_frame, end_frame = (frames[begin], stops[end - 1]) if begin < end else (before, before)
-        words.append(Word(text, label, start_frame, end_frame, begin, end))
+        words.append(Word(text, label, start_frame, end_frame, first + begin, first + end))
     return tuple(words)
 
 
@@ -174,7 +181,7 @@ def find_spans(words, tokens, unknown, index, begin, spelled, beginning, ends):
     dead = np.zeros((count + 1, size + 1), np.bool_)  # (word, first token) from which that is impossible
     n, at = 0, 0
     while n < count:
-        end = _next_end(words[n], n == count - 1, tokens, at, choice, n, unknown, index, begin, spelled, beginning)
+        end = next_end(words[n], n == count - 1, tokens, at, choice, n, unknown, index, begin, spelled, beginning)
         if end >= 0 and not dead[n + 1, end]:
             ends[n] = at = end
             n += 1
@@ -197,7 +204,7 @@ def _is_in(values, value):
 
 
 @inlined
-def _next_end(word, is_last, tokens, at, choice, n, unknown, index, begin, spelled, beginning):
+def next_end(word, is_last, tokens, at, choice, n, unknown, index, begin, spelled, beginning):
     """The next end to be tried for word n, -1 if there is none; counts choice[n] up."""
     size = len(tokens)
     if word == unknown and unknown != 0:
@@ -219,10 +226,3 @@ def _next_end(word, is_last, tokens, at, choice, n, unknown, index, begin, spell
             if same:
                 return at + compared
     return -1
-
-
-def graph_score(steps: Steps, graph: WordGraph) -> float:
-    """Sum of the graph's costs along a path, unweighted and without the end, as a score."""
-    arcs, epsilons = graph.arrays.arcs, graph.arrays.epsilons
-    own = arcs["cost"][steps.arcs].astype(np.float64).sum()
-    return -float(own + epsilons["cost"][steps.epsilons[steps.epsilons >= 0]].astype(np.float64).sum())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,6 +34,9 @@ from nemo_gpu_decoding.search.word_graph.records import (
     SearchParams,
     StreamParams,
 )
+
+if TYPE_CHECKING:
+    from nemo_gpu_decoding.search.word_graph.committed import Committed
 
 BEAM_SLACK = 1e-4  # of the lattice beam: rounding must not drop the best path
 
@@ -82,6 +86,7 @@ class StreamState:
     links: np.ndarray  # [capacity] LINK
     counters: np.ndarray  # [1] COUNTERS
     pasts: np.ndarray | None = None  # newest back-pointer of every live hypothesis, or NONE; None: not known
+    committed: Committed | None = None  # what comes before the back-pointers; None: nothing ever does
 
     @property
     def frames(self) -> int:

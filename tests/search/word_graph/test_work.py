@@ -21,12 +21,13 @@ from nemo_gpu_decoding.search.word_graph.cpu_engine import (
     read_let_chunk,
 )
 from nemo_gpu_decoding.search.word_graph.stream_state import LET_NODES, new_let_stream
+from tests.contract.subject import all_facts
 from tests.graph.toy import BLANK
 from tests.oracles.ngram import earned, rescored
 from tests.oracles.viterbi import all_texts
 from tests.random_models import random_log_probs
 from tests.search.word_graph.both import limit_tokens
-from tests.search.word_graph.models import LM, VOCAB, fst_of, make_paged, nested_pair, random_lm
+from tests.search.word_graph.models import LM, VOCAB, fst_of, make, make_paged, nested_pair, random_lm, toy_graph
 
 pytest.importorskip("kaldifst")
 FRAMES = 30
@@ -335,3 +336,24 @@ def test_words_that_the_large_lm_likes_beyond_the_beam_are_found():
     log_probs = random_log_probs(4, T, VOCAB + 1, seed=2, sharpness=3.0)
     for result in make_paged(small, large, beam=4.0).decode(log_probs, [T] * 4):
         assert result.best.tokens.size
+
+
+@pytest.mark.parametrize("composition", [None, "lazy"])
+def test_partial_results_of_long_streams_look_at_the_last_words_only(composition):
+    """Back-pointers that are kept, and tokens that are put together, per partial result: as many late as early."""
+    small, large = nested_pair(0)
+    decoder = make(toy_graph(0), beam=9.0) if composition is None else make_paged(small, large, beam=9.0)
+    frames, chunk, streams, kept, tails = 6000, 50, decoder.open(1), [], []
+    log_probs = random_log_probs(1, frames, decoder.vocab_size + 1, seed=3, sharpness=4.0)
+    for begin in range(0, frames, chunk):
+        decoder.push(streams, log_probs[:, begin : begin + chunk], [chunk])
+        (partial,) = decoder.partial(streams)
+        tails.append(len(partial.best) - len(getattr(partial.best, "_head", {"tokens": ()})["tokens"]))
+        (stream,) = streams.engine._streams
+        kept.append(len(steps_of(stream.back_pointers, stream.tokens[0]).arcs))
+    (whole,), (closed,) = decoder.decode(log_probs, [frames]), decoder.close(streams)
+    assert all_facts([closed]) == all_facts([whole])
+    assert len(whole.best) > 1000
+    half = len(kept) // 2
+    for counts in (kept, tails):
+        assert max(counts[half:]) <= 1.5 * max(counts[:half]) < 600

@@ -1,0 +1,176 @@
+"""Committed words of a running stream: what all live hypotheses share, traced back and scored once.
+
+A partial result looks at the back-pointers from the first one on that is not committed. Words are committed whole, up
+to a token at which one word ends and the next begins however the spellings of all words are divided; so the words, and
+the tokens of each, are those that would be found if nothing were ever committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.jit import compiled
+from nemo_gpu_decoding.search.committed import GrowingColumns, Head, common_ancestor, is_worth
+from nemo_gpu_decoding.search.word_graph.best_path import Steps, count_back_pointers
+from nemo_gpu_decoding.search.word_graph.composition import add_differences
+from nemo_gpu_decoding.search.word_graph.keys import NONE
+from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER
+from nemo_gpu_decoding.search.word_graph.result import WordPath, next_end, traced_text
+from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
+
+FEWEST_BACK_POINTERS = 2048  # that there is room for
+
+
+class TextScores(NamedTuple):
+    """What a path has been charged and paid up to some step, unweighted, and the states that it leads to."""
+
+    graph_cost: float
+    difference: float  # sum of LM score differences; 0 without a large LM
+    context: int  # LM context
+    bonus: float
+    boosting_state: int
+
+    @classmethod
+    def at_start(cls, models: StreamModels) -> TextScores:
+        context = 0 if models.composition is None else models.composition.lms.start
+        return cls(0.0, 0.0, context, 0.0, models.boosting.start_state)
+
+    def after(self, steps: Steps, words: Sequence[int], models: StreamModels) -> TextScores:
+        """After more steps, and the words that are emitted there."""
+        difference, context = self.difference, self.context
+        if models.composition is not None:
+            labels = np.array(words, np.int64)
+            difference, context = add_differences(labels, difference, context, models.composition)
+        bonus, boosting_state = self.bonus, self.boosting_state
+        for word in words if models.weights.boosts else ():
+            weight, boosting_state = models.boosting.advance(boosting_state, word)
+            bonus += weight
+        cost = add_graph_costs(steps, models.graph.arrays, self.graph_cost)
+        return TextScores(cost, difference, context, bonus, boosting_state)
+
+
+@dataclass(frozen=True, eq=False)
+class Committed:
+    """What is committed of a stream."""
+
+    columns: GrowingColumns  # fields of `WordPath`
+    head: Head | None  # of these what is committed; None: nothing
+    scores: TextScores
+    words: int = 0  # committed ones that the graph emits later, so many of the first ones that are traced back
+    stop: int = 0  # frame at which the last committed token ends
+
+    @property
+    def tokens(self) -> int:
+        return 0 if self.head is None else len(self.head["tokens"])
+
+
+def shared_steps(state: StreamState) -> tuple[int, int]:
+    """The newest back-pointer that all live hypotheses of a stream share, and how many steps lead there."""
+    assert state.pasts is not None
+    common = common_ancestor(state.back_pointers["previous"], state.pasts)
+    return common, count_back_pointers(state.back_pointers, common)
+
+
+def with_more_committed(state: StreamState, old: Committed, steps: Steps, path: WordPath) -> StreamState:
+    """The stream with those words committed that are known to stay, if they are many.
+
+    Args:
+        state: of a stream that goes on.
+        old: what is committed of it.
+        steps: of the best hypothesis, from the first back-pointer on.
+        path: what comes after the committed words.
+    """
+    common, count = shared_steps(state)
+    if not is_worth(count):
+        return state
+    models = state.models
+    traced = traced_text(steps, models.graph, models.params.blank_id)
+    is_token = models.graph.arrays.arcs["ilabel"][steps.arcs[:count]] != models.params.blank_id
+    before = np.cumsum(is_token) - is_token  # tokens before each step; that of the last step may become longer
+    emitted_at, own = np.array(traced.emitted_at, np.int64), old.words
+    known = int((emitted_at < before[-1] + is_token[-1]).sum())  # words that are emitted in these steps
+    words, tokens = np.array(traced.words[own:known], np.int64), traced.tokens[: before[-1]]
+    n, size = _last_boundary(words, emitted_at[own:known], tokens, models.graph)
+    first, later = int(np.searchsorted(before, size)), own + n - int((emitted_at < size).sum())
+    if n == 0 or later < 0 or path.words[n - 1].end_token != old.tokens + size or not is_worth(first):
+        return state
+    columns = {name: getattr(path, name)[:size] for name in ("tokens", "frames", "repeats", "token_confidence")}
+    old.columns.extend({**columns, "words": path.words[:n]})
+    scores = old.scores.after(Steps(*(values[:first] for values in steps)), traced.words[own : own + n], models)
+    stop = int(path.frames[size - 1] + path.repeats[size - 1])
+    return _cut(state, common, count - 1 - first, Committed(old.columns, old.columns.head(), scores, later, stop))
+
+
+def _cut(state: StreamState, common: int, steps: int, committed: Committed) -> StreamState:
+    """The stream without the back-pointers before the one that is so many steps before `common`."""
+    root = common
+    for _ in range(steps):
+        root = int(state.back_pointers["previous"][root])
+    counters, tokens = state.counters.copy(), state.tokens.copy()
+    kept = state.back_pointers[root : int(counters["back_pointers"][0])]
+    back_pointers = np.empty(max(FEWEST_BACK_POINTERS, 2 * len(kept)), BACK_POINTER)
+    back_pointers[: len(kept)] = kept
+    previous = back_pointers["previous"][: len(kept)]
+    np.maximum(previous - root, NONE, out=previous)  # below root: no token leads there
+    tokens["back_pointer"] -= root
+    counters["back_pointers"] = len(kept)
+    pasts = tokens["back_pointer"]
+    return replace(
+        state, tokens=tokens, back_pointers=back_pointers, counters=counters, pasts=pasts, committed=committed
+    )
+
+
+def _last_boundary(words: np.ndarray, emitted_at: np.ndarray, tokens: np.ndarray, graph: WordGraph) -> tuple[int, int]:
+    """So many words, and so many tokens, after which a word ends whatever is said later; 0, 0 if none does."""
+    if graph.spellings is None:  # a word's tokens are those up to the one with which the next comes
+        n = int(np.flatnonzero(np.diff(emitted_at, prepend=0) > 0).max(initial=0))
+        return (n, int(emitted_at[n])) if n else (0, 0)
+    own = graph.spellings
+    return last_sure_end(words, tokens, graph.unknown, graph.spelling_index, own.begin, own.tokens, own.beginning)
+
+
+@compiled
+def last_sure_end(words, tokens, unknown, index, begin, spelled, beginning):
+    """The last of some words that ends at the same token in each division of the tokens (see `find_spans`).
+
+    Looks at all ends of each word; the search is over where one may lie beyond the tokens.
+
+    Returns:
+        how many words there are up to it, and how many tokens; 0, 0 if there is none.
+    """
+    is_end, choice = np.zeros((2, len(tokens) + 1), np.bool_), np.zeros(1, np.int64)
+    is_end[0, 0], first, last, sure, size = True, 0, 0, 0, 0
+    for n in range(len(words)):
+        ends, next_ends = is_end[n % 2], is_end[(n + 1) % 2]
+        low, high = len(tokens), 0
+        next_ends[:] = False
+        for at in range(first, last + 1):
+            choice[0] = 0
+            while ends[at]:
+                end = next_end(words[n], True, tokens, at, choice, 0, unknown, index, begin, spelled, beginning)
+                if end == len(tokens):
+                    return sure, size
+                if end < 0:
+                    break
+                next_ends[end], low, high = True, min(low, end), max(high, end)
+        if low > high:
+            return sure, size
+        first, last = low, high
+        if low == high:
+            sure, size = n + 1, low
+    return sure, size
+
+
+@compiled
+def add_graph_costs(steps, graph, total):
+    """A cost, float64, and those of the arcs and closure arcs of a path."""
+    for n in range(len(steps.arcs)):
+        if steps.epsilons[n] >= 0:
+            total += np.float64(graph.epsilons[steps.epsilons[n]].cost)
+        total += np.float64(graph.arcs[steps.arcs[n]].cost)
+    return total
