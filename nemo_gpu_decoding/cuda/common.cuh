@@ -69,6 +69,23 @@ inline float to_float(Half x) {  // exact, subnormal numbers included
   return __uint_as_float(__float_as_uint(scaled) | infinite | uint32(x.bits & 0x8000u) << 16);
 }
 
+// Rounded to the nearest, of two equally near ones to the even one.
+inline void round_to(float& to, float x) { to = x; }
+inline void round_to(BFloat16& to, float x) {
+  uint32 bits = __float_as_uint(x);
+  if (x != x) bits = 0x7fff0000u;
+  else bits += 0x7fffu + (bits >> 16 & 1u);
+  to.bits = uint16(bits >> 16);
+}
+inline void round_to(Half& to, float x) {
+  uint32 sign = __float_as_uint(x) >> 16 & 0x8000u, bits = __float_as_uint(x) & 0x7fffffffu;
+  if (x != x) bits = 0x7e00u;
+  else if (bits >= 0x477ff000u) bits = 0x7c00u;  // from 65520 on: infinity
+  else if (bits < 0x38800000u) bits = __float_as_uint(__uint_as_float(bits) + 0.5f) - 0x3f000000u;  // steps of 2^-24
+  else bits = (bits - 0x38000000u + 0xfffu + (bits >> 13 & 1u)) >> 13;
+  to.bits = uint16(sign | bits);
+}
+
 // ---- Reductions and scans
 
 struct Sum {

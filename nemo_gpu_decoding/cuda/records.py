@@ -126,7 +126,8 @@ def _arguments(module: ModuleType, constant: str, signature: Signature) -> str:
         else:
             if isinstance(parameter.dtype, tuple):
                 macro = re.sub("(?<=[a-z])(?=[A-Z])", "_", parameter.type_name).upper()
-                choices.append(_TYPE_CHOICE.format(macro=macro, name=parameter.type_name))
+                choice = _TYPE_CHOICE.format(macro=macro, name=parameter.type_name)
+                choices += [choice] if choice not in choices else []
             const = "" if parameter.written else "const "
             axes = ", ".join(map(str, parameter.shape))
             lines.append(f"  {const}{_pointee(module, parameter)}* {name};  // [{axes}]")

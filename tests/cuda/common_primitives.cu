@@ -37,6 +37,15 @@ extern "C" __global__ void half_to_float(const HalfToFloatArgs args) {
   }
 }
 
+struct RoundedArgs { const float* x; Half* half; BFloat16* brain; int count; };
+extern "C" __global__ void rounded(const RoundedArgs args) {
+  auto [x, half, brain, count] = args;
+  for (int i = blockIdx.x * threads() + thread(); i < count; i += gridDim.x * threads()) {
+    round_to(half[i], x[i]);
+    round_to(brain[i], x[i]);
+  }
+}
+
 struct KeysOfFloatsArgs { const float* x; unsigned* keys; float* back; int count; };
 extern "C" __global__ void keys_of_floats(const KeysOfFloatsArgs args) {
   auto [x, keys, back, count] = args;

@@ -51,6 +51,25 @@ def test_threads_know_their_lane_warp_and_block(emulated_runtime, block):
     assert (out.view(2, block).numpy() == 10000 * (block // 32) + 100 * (t // 32) + t % 32).all()
 
 
+def test_floats_are_rounded_as_torch_rounds_them(emulated_runtime):
+    """All halves and bfloat16s, what lies half-way between neighbours and just beside that, and random numbers."""
+    bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
+    values = torch.cat([bits.view(kind).float() for kind in (torch.float16, torch.bfloat16)])
+    half_way = [(values.view(torch.int32) + step).view(torch.float32) for step in (0xFFF, 0x1000, 0x1001, 0x8000)]
+    random = torch.randint(-(2**31), 2**31, (100_000,), dtype=torch.int64).to(torch.int32).view(torch.float32)
+    x = torch.cat([values, *half_way, random, torch.tensor([65519.9, 65520.0, 2.0**-25, 2.0**-24, 3.4e38])])
+    half, brain = (torch.zeros(len(x), dtype=kind) for kind in (torch.float16, torch.bfloat16))
+    parameters = {
+        "x": floats("N"),
+        "half": Tensor(torch.float16, ("N",), written=True),
+        "brain": Tensor(torch.bfloat16, ("N",), written=True),
+        "count": number(),
+    }
+    launch(emulated_runtime, "rounded", parameters, block=128, grid=16, x=x, half=half, brain=brain, count=len(x))
+    for found in (half, brain):
+        torch.testing.assert_close(found, x.to(found.dtype), rtol=0, atol=0, equal_nan=True)
+
+
 def test_every_half_and_bfloat16_becomes_the_float_it_stands_for(emulated_runtime):
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
     half, brain = bits.view(torch.float16), bits.view(torch.bfloat16)

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 import torch
+from torch import nn
+from torch.nn import functional
 
 from nemo_gpu_decoding.fusion.fusion import Fusion
 
@@ -271,3 +274,79 @@ def _with_blank(scorer, hypothesis):
     longest = int(np.argmax(durations))
     score = hypothesis.score + labels[scorer.blank] + durations[longest]
     return hypothesis.extended(scorer, scorer.blank, scorer.durations[longest], score)
+
+
+PRECISIONS = {
+    "bfloat16": (torch.bfloat16, False),
+    "float16": (torch.float16, False),
+    "autocast to bfloat16": (torch.bfloat16, True),
+    "autocast to float16": (torch.float16, True),
+}
+
+
+@contextmanager
+def precision(networks, name: str, device: str = "cpu"):
+    """The networks in one of PRECISIONS: their weights changed to it for good, or autocast while inside."""
+    dtype, autocast = PRECISIONS[name]
+    if not autocast:
+        for value in vars(networks).values():
+            for module in value if isinstance(value, list) else [value]:
+                if isinstance(module, nn.Module):
+                    module.to(dtype)
+    with torch.autocast(device, dtype, enabled=autocast):
+        yield dtype
+
+
+class PlainLSTMNetworks:
+    """The networks of an `LSTMNetworks` by their formulas, one row at a time, in any precision.
+
+    Every product and what is added to it is of type `dtype`, gates and cells are float32.
+    """
+
+    def __init__(self, networks, dtype) -> None:
+        self._networks, self._dtype = networks, dtype
+        self.vocab_size, self.durations = networks.vocab_size, networks.durations
+        self.encoder_size = networks.encoder_size
+
+    def evaluation(self):
+        return nullcontext()
+
+    def _linear(self, row, weight, bias=None):
+        with torch.autocast("cpu", enabled=False):
+            given = (None if part is None else part.to(self._dtype) for part in (row, weight, bias))
+            return functional.linear(*given)
+
+    def _by_rows(self, function, *parts):
+        return torch.cat([function(*(part[i : i + 1] for part in parts)) for i in range(len(parts[0]))])
+
+    def project_encoder(self, frames):
+        layer = self._networks.encoder_projection
+        return self._by_rows(lambda row: self._linear(row, layer.weight, layer.bias), frames)
+
+    def start(self):
+        lstm = self._networks.lstm
+        zeros = torch.zeros(1, lstm.num_layers, lstm.hidden_size)
+        return self.predict(torch.tensor([self.vocab_size]), (zeros.to(self._dtype), zeros))
+
+    def predict(self, labels, state):
+        rows = [self._predicted(*(part[i] for part in (labels, *state))) for i in range(len(labels))]
+        output, hidden, cell = (torch.stack(parts) for parts in zip(*rows, strict=True))
+        return output, (hidden, cell)
+
+    def _predicted(self, label, hidden, cell):
+        networks, layers = self._networks, []
+        value = networks.embedding.weight[label]
+        for layer, (weight, recurrent, *biases) in enumerate(networks.lstm.all_weights):
+            gates = self._linear(value, weight, sum(biases)).float() + self._linear(hidden[layer], recurrent).float()
+            let_in, keep, new, let_out = gates.chunk(4)
+            new_cell = torch.sigmoid(keep) * cell[layer] + torch.sigmoid(let_in) * torch.tanh(new)
+            value = (torch.sigmoid(let_out) * torch.tanh(new_cell)).to(self._dtype)
+            layers.append((value, new_cell))
+        layer = networks.prediction_projection
+        return self._linear(value, layer.weight, layer.bias), *map(torch.stack, zip(*layers, strict=True))
+
+    def join(self, frames, predictions):
+        activation, last = self._networks.output[0], self._networks.output[-1]
+        return self._by_rows(
+            lambda frame, row: self._linear(activation(frame + row), last.weight, last.bias), frames, predictions
+        )

@@ -170,7 +170,7 @@ class _Step:
             (work.cache[0], work.text_rows.view(-1), work.joint_predictions, None),
         )
         logits = self._algorithm.networks.join(work.joint_frames, work.joint_predictions)
-        if logits.dtype not in records.LOGIT_TYPES:
+        if logits.dtype not in records.VALUE_TYPES:
             logits = logits.float()
         kernels = self._kernels_for(logits.dtype)
         work.launch(
@@ -201,7 +201,7 @@ class _Step:
 
     def _kernels_for(self, logits: torch.dtype) -> Module:
         if logits not in self._kernels:
-            defines = {"LOGIT": records.LOGIT_TYPES[logits]}
+            defines = {"LOGIT": records.VALUE_TYPES[logits]}
             self._kernels[logits] = runtime().load(self._algorithm.kernels, self._work.shape.device, defines)
         return self._kernels[logits]
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -98,11 +99,13 @@ class GraphRunner:
             self._fall_back(mode, "the networks show no weights, so changes of them can't be noticed")
             return None
         # a real step, before capturing: kernels are compiled, and libraries get their workspaces
-        step.run()
+        with _casts_in_place():
+            step.run()
         try:
             step.prepare_condition()
             torch.cuda.synchronize(work.shape.device)
-            graph = _captured(mode, step, work.shape.device)
+            with _casts_in_place():
+                graph = _captured(mode, step, work.shape.device)
         except Exception as error:  # CUDA's libraries raise many types; plain launches need none of them
             self._fall_back(mode, f"{type(error).__name__}: {error}".split("\n", 1)[0])
             return None
@@ -129,6 +132,17 @@ def _captured(mode: str, step: Step, device: torch.device) -> Any:
             step.run()
 
     return capture_chunk(device, chunk)
+
+
+@contextmanager
+def _casts_in_place() -> Iterator[None]:
+    """Autocast keeps no weights that it has cast: a graph would read them after they are gone."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def _arithmetic() -> tuple[Hashable, ...]:

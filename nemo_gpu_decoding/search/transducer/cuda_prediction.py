@@ -1,7 +1,7 @@
 """The prediction network in the steps of a search on the GPU.
 
-Plain LSTMs and stateless networks in float32 have a fast path: their products are fused
-(`fused_weights.py`), and kernels that route the states do the rest (`prediction.cu`). What an LSTM's
+Plain LSTMs and stateless networks have a fast path: their products are fused
+(`fused_weights.py`), and kernels that route the states do the rest (`networks.cu`). What an LSTM's
 hidden values give when multiplied by the recurrent weights is kept per text beside its state: computed
 once, together with the layer's other product, and all that a step has to do for a layer is one kernel
 and one product that writes into a buffer of the workspace.
@@ -28,7 +28,7 @@ from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
-PREDICTION = "search/transducer/prediction.cu"
+NETWORKS = "search/transducer/networks.cu"
 LSTM, STATELESS, TORCH = "lstm", "stateless", "torch"
 
 
@@ -50,7 +50,7 @@ class Prediction(ABC):
 
     def _launch(self, signature: Signature, **others: Any) -> None:
         work = self._work
-        kernels = runtime().load(PREDICTION, work.shape.device)
+        kernels = runtime().load(NETWORKS, work.shape.device, {"VALUE": records.VALUE_TYPES[work.cache[0].dtype]})
         work.launch(kernels, signature, grid=work.rows, block=records.MOVE_THREADS, **others)
 
 
@@ -65,6 +65,8 @@ class PredictionPaths:
     def on(self, work: Workspace) -> Prediction:
         """The prediction network on a workspace, for one run."""
         reason = self._weights.why_not(work.shape.device)
+        if reason is None and work.cache[0].dtype != self._weights.dtype:
+            reason = f"predictions are {work.cache[0].dtype} and products {self._weights.dtype} (autocast)"
         if reason is not None:
             self._note(TORCH, f"torch runs the prediction network: {reason}")
             return TorchPrediction(self._networks, work)
@@ -109,7 +111,7 @@ class LSTMPrediction(Prediction):
         self._fused = fused
         self._outputs, self._hidden, self._cells = work.cache
         entries, layers, self._size = self._hidden.shape
-        kind = torch.float32
+        kind = fused.table.dtype
         self._hidden_rows = work.buffer("hidden values", kind, work.rows, self._size)
         self._products = [
             work.buffer(f"product {layer}", kind, work.rows, weight.shape[1])

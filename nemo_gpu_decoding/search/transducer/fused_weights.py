@@ -1,4 +1,4 @@
-"""Fused weights of prediction networks: matrices that `prediction.cu` needs, multiplied beforehand.
+"""Fused weights of prediction networks: matrices that `networks.cu` needs, multiplied beforehand.
 
 **LSTM**, H hidden values per layer, J inputs of the joint. What a label adds to the gates of the first
 layer is a row of a table. And all that a hidden value is multiplied by, now and in the next step,
@@ -15,7 +15,9 @@ meets and 1 a vector of ones,
 so tables of P_i x_i, of the sum of x_i and of the sum of its squares do: no product is left. (The norm's
 own weight and bias, if it has any, go into P and the bias.)
 
-What is computed differs from torch's by rounding in float32 alone.
+Matrices are in the type that torch would multiply in, that of the weights or autocast's: they are cast once
+here and not in every step. Sums and a stateless network's tables are float32. So what is computed differs from
+torch's by rounding alone.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ from nemo_gpu_decoding.search.transducer.networks import (
     StatelessNetworks,
     TransducerNetworks,
 )
-from nemo_gpu_decoding.search.transducer.onednn_linear import MadeOfWeights, versions
+from nemo_gpu_decoding.search.transducer.onednn_linear import MadeOfWeights, product_dtype, versions
+from nemo_gpu_decoding.search.transducer.records import VALUE_TYPES
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +43,9 @@ class FusedLSTM:
     """An LSTM of L layers and the projection of its output."""
 
     table: Tensor  # [V + 1, 4 H]
-    biases: Tensor  # [L, 4 H]; that of the first layer is in the table
-    weights: tuple[Tensor, ...]  # L of them, see above
-    output_bias: Tensor  # [J]
+    biases: Tensor  # [L, 4 H] float32; that of the first layer is in the table
+    weights: tuple[Tensor, ...]  # L of them, see above, of the table's type
+    output_bias: Tensor  # [J] float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +69,7 @@ class FusedWeights:
     def __init__(self, networks: TransducerNetworks) -> None:
         self._networks = networks
         self._lock = threading.Lock()
-        self._fused: MadeOfWeights[Fused] = MadeOfWeights()
+        self._fused: dict[torch.dtype, MadeOfWeights[Fused]] = {}  # by the type that products are computed in
 
     def why_not(self, device: torch.device) -> str | None:
         """None if the networks can be fused for `device`, else why not, in one line."""
@@ -83,20 +86,25 @@ class FusedWeights:
             return f"tables of {size} bytes exceed {MAX_TABLE_BYTES}"
         sources = _sources(networks)
         kinds = sorted({f"{source.dtype} on {source.device}" for source in sources})
-        if any(source.dtype != torch.float32 or source.device != device for source in sources):
-            return f"the weights are {' and '.join(kinds)}, not torch.float32 on {device}"
-        if torch.is_autocast_enabled(device.type):
-            return "torch chooses the precision of products (autocast)"
+        if len(kinds) > 1 or sources[0].dtype not in VALUE_TYPES or sources[0].device != device:
+            return f"the weights are {' and '.join(kinds)}, not float32, float16 or bfloat16 on {device}"
         if versions(sources) is None:
             return "the weights were made in inference mode, so changes of them can't be noticed"
         return None
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of what the networks give; where `why_not` is None."""
+        assert isinstance(self._networks, (LSTMNetworks, StatelessNetworks))
+        return product_dtype(self._networks.prediction_projection.weight)
+
     def current(self) -> Fused:
-        """The weights as they are now; where `why_not` has nothing to say."""
+        """The weights as they are now, for products as torch would compute them now; where `why_not` is None."""
         networks = self._networks
         assert isinstance(networks, (LSTMNetworks, StatelessNetworks))
         with self._lock:
-            fused = self._fused.current(_sources(networks), lambda: _fused(networks))
+            made = self._fused.setdefault(self.dtype, MadeOfWeights())
+            fused = made.current(_sources(networks), lambda: _fused(networks))
         assert fused is not None
         return fused
 
@@ -142,9 +150,10 @@ def _fused_lstm(networks: LSTMNetworks) -> FusedLSTM:
     assert table is not None  # `why_not` has asked
     zeros = projection.weight.new_zeros(layers[0][1].shape[0])
     above = [weight for weight, *_ in layers[1:]] + [projection.weight]
-    products = [torch.cat([recurrent, upper]).t() for (_, recurrent, *_), upper in zip(layers, above, strict=True)]
+    recurrent = [weight for _, weight, *_ in layers]
+    products = [torch.cat(both).to(table.dtype).t() for both in zip(recurrent, above, strict=True)]
     biases = [sum(layer[2:], start=zeros) for layer in layers]
-    return FusedLSTM(table, torch.stack(biases), tuple(products), _bias_of(projection))
+    return FusedLSTM(table, torch.stack(biases).float(), tuple(products), _bias_of(projection).float())
 
 
 def _fused_stateless(networks: StatelessNetworks) -> FusedStateless:

@@ -12,6 +12,9 @@ size of 640 and an LSTM of one layer:
 All tensors have one row per hypothesis, also the parts of a state: the search moves rows about and
 never looks into them. A row of a result must depend on its own inputs alone, not on its neighbours or
 their number; see `onednn_linear.whole_blocks` for what matrix products need for that.
+
+Networks compute in the type of their weights, or in autocast's: float32, float16, bfloat16. Cells of
+an LSTM and what a search makes of logits, log-probs and scores, are float32 whatever that type is.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nemo_gpu_decoding.search.transducer.onednn_linear import MadeOfWeights, OneDNNLinear, whole_blocks
+from nemo_gpu_decoding.search.transducer.onednn_linear import MadeOfWeights, OneDNNLinear, product_dtype, whole_blocks
 
 MAX_TABLE_BYTES = 2**27  # of `LSTMNetworks`: 12,000 labels and 640 hidden values fit
 
@@ -167,7 +170,7 @@ class LSTMNetworks(ModuleNetworks):
             raise ValueError(f"lstm is {lstm}, expected an LSTM of one direction and without projection (proj_size=0)")
         self.embedding = embedding
         self.lstm = lstm
-        self._table: MadeOfWeights[Tensor] = MadeOfWeights()
+        self._tables: dict[torch.dtype, MadeOfWeights[Tensor]] = {}  # by the type that products are computed in
         self._input_linears = [OneDNNLinear() for _ in range(lstm.num_layers)]
         self._recurrent_linears = [OneDNNLinear() for _ in range(lstm.num_layers)]
 
@@ -175,7 +178,7 @@ class LSTMNetworks(ModuleNetworks):
         weight = self.embedding.weight
         zeros = weight.new_zeros(1, self.lstm.num_layers, self.lstm.hidden_size)
         blank = torch.full((1,), self.vocab_size, dtype=torch.int64, device=weight.device)
-        return self.predict(blank, (zeros, zeros.clone()))
+        return self.predict(blank, (zeros, zeros.to(torch.promote_types(zeros.dtype, torch.float32))))
 
     def predict(self, labels: Tensor, state: State) -> tuple[Tensor, State]:
         hidden, cell = state  # [N, layers, hidden_size]
@@ -188,7 +191,8 @@ class LSTMNetworks(ModuleNetworks):
                 bias = sum(biases) if biases else None
                 gates = self._input_linears[layer](hiddens[-1], weight, bias)
             recalled = self._recurrent_linears[layer](hidden[:, layer], recurrent, None)
-            value, new_cell = _cell(recalled.add_(gates), cell[:, layer])
+            value, new_cell = _cell(gates.to(cell.dtype) + recalled, cell[:, layer])
+            value = value.to(recalled.dtype)
             hiddens.append(value)
             cells.append(new_cell)
         return self._projected(value), (_layers(hiddens), _layers(cells))
@@ -196,7 +200,7 @@ class LSTMNetworks(ModuleNetworks):
     def table_bytes(self) -> int:
         """Size of `input_table`."""
         weight = self.lstm.all_weights[0][0]
-        return self.embedding.num_embeddings * weight.shape[0] * weight.element_size()
+        return self.embedding.num_embeddings * weight.shape[0] * product_dtype(weight).itemsize
 
     def input_table(self) -> Tensor | None:
         """[V + 1, 4 * hidden_size], what every label contributes to the gates of the first layer.
@@ -209,7 +213,8 @@ class LSTMNetworks(ModuleNetworks):
         rows = self.embedding.weight
         weight, _, *biases = self.lstm.all_weights[0]
         bias = sum(biases) if biases else None
-        return self._table.current([rows, weight, *biases], lambda: functional.linear(rows, weight, bias))
+        table = self._tables.setdefault(product_dtype(weight), MadeOfWeights())
+        return table.current([rows, weight, *biases], lambda: functional.linear(rows, weight, bias))
 
     def _first_gates(self, labels: Tensor) -> Tensor:
         """What labels contribute to the gates of the first layer, [N, 4 * hidden_size]."""

@@ -41,6 +41,14 @@ def whole_blocks(rows: Tensor) -> Tensor:
     return torch.cat([rows, rows.new_zeros(missing, *rows.shape[1:])])
 
 
+def product_dtype(weight: Tensor) -> torch.dtype:
+    """What torch multiplies by a weight in: autocast's type where that is on, else the weight's own."""
+    device = weight.device.type
+    if torch.is_autocast_enabled(device) and weight.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return weight.dtype
+
+
 class MadeOfWeights(Generic[T]):
     """A value that is made of weights, and made anew when one of them has changed."""
 
@@ -67,7 +75,10 @@ class OneDNNLinear:
         self._packed: MadeOfWeights[Tensor] = MadeOfWeights()
 
     def __call__(self, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """rows [N, inputs] to [N, outputs]."""
+        """rows [N, inputs] to [N, outputs], of type `product_dtype`."""
+        dtype = product_dtype(weight)
+        if rows.dtype != dtype:  # streams that were opened in another precision
+            rows = rows.to(dtype)
         packed = self._packed.current([weight], lambda: _packed(weight)) if _can_pack(rows, weight) else None
         if packed is None:
             return functional.linear(whole_blocks(rows), weight, bias)[: len(rows)]

@@ -63,8 +63,7 @@ class Predictions:
         label, source, target = (torch.from_numpy(values[:count]).to(self.outputs.device) for values in flat)
         before = tuple(part.index_select(0, source) for part in self.state)
         output, after = networks.predict(label, before)
-        self.outputs.index_copy_(0, target, output)
-        for part, values in zip(self.state, after, strict=True):
+        for part, values in zip(self.parts, (output, *after), strict=True):
             part.index_copy_(0, target, values.to(part.dtype))
 
 

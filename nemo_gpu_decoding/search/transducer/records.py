@@ -100,8 +100,8 @@ MERGE_THREADS = 128  # a block per utterance
 MOVE_THREADS = 128  # a block per row
 MOVED_PARTS = 4  # tensors whose rows one launch moves
 
-# The types of logits that the kernels read as they are, and their names in CUDA C++.
-LOGIT_TYPES = {torch.float32: "float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
+# The types that networks compute in and whose logits kernels read as they are, and their names in CUDA C++.
+VALUE_TYPES = {torch.float32: "float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
 
 # Weights and frames of an utterance in one run, 32 bytes.
 STREAM_PARAMS = np.dtype(
@@ -155,7 +155,7 @@ def _beams(written: bool) -> dict[str, Tensor]:
 EXPAND = Signature(
     "expand",
     {
-        "logits": Tensor(tuple(LOGIT_TYPES), ("rows", "columns"), type_name="Logit"),
+        "logits": Tensor(tuple(VALUE_TYPES), ("rows", "columns"), type_name="Logit"),
         "streams": _STREAMS,
         **_beams(written=False),
         "frame_rows": _rows(written=False),
@@ -233,23 +233,30 @@ MOVE_ROWS = Signature(
     "move_rows", {name: parameter for i in range(MOVED_PARTS) for name, parameter in _moved_part(i).items()}
 )
 
-# The prediction network, see prediction.cu. E entries of the cache, H hidden values, J joint inputs.
+# The prediction network, see networks.cu. E entries of the cache, H hidden values, J joint inputs.
+
+
+def _values(*shape: str, **options: bool) -> Tensor:
+    """A tensor in the type that the networks compute in."""
+    return Tensor(tuple(VALUE_TYPES), shape, type_name="Value", **options)
+
+
 _ROUTES = {name: _rows(written=False) for name in ("labels", "sources", "targets")}
 LSTM_LAYER = Signature(
     "lstm_layer",
     {
         **_ROUTES,
         # what labels add to the gates of the first layer, bias included; null above it
-        "table": Tensor(torch.float32, ("labels", "4H"), optional=True),
+        "table": _values("labels", "4H", optional=True),
         # hidden values below times (recurrent | input) weights, or null
-        "product": Tensor(torch.float32, ("rows", "8H"), optional=True),
+        "product": _values("rows", "8H", optional=True),
         "bias": Tensor(torch.float32, ("4H",), optional=True),  # of the inputs in `product`, or null
         # hidden values below times recurrent weights, or null; and those of this layer
-        "recalled_below": Tensor(torch.float32, ("E", "4H"), optional=True, written=True),
-        "recalled": Tensor(torch.float32, ("E", "4H")),
-        "hidden": Tensor(torch.float32, ("E", "num_layers", "H"), written=True),
+        "recalled_below": _values("E", "4H", optional=True, written=True),
+        "recalled": _values("E", "4H"),
+        "hidden": _values("E", "num_layers", "H", written=True),
         "cells": Tensor(torch.float32, ("E", "num_layers", "H"), written=True),
-        "hidden_rows": Tensor(torch.float32, ("rows", "H"), written=True),  # for the next product
+        "hidden_rows": _values("rows", "H", written=True),  # for the next product
         "size": _INT,  # H
         "layer": _INT,
         "num_layers": _INT,
@@ -260,10 +267,10 @@ LSTM_OUTPUT = Signature(
     {
         "targets": _ROUTES["targets"],
         # hidden values times (recurrent weights | projection)
-        "product": Tensor(torch.float32, ("rows", "4H+J")),
+        "product": _values("rows", "4H+J"),
         "bias": Tensor(torch.float32, ("J",)),  # of the projection
-        "recalled": Tensor(torch.float32, ("E", "4H"), written=True),  # of the last layer
-        "outputs": Tensor(torch.float32, ("E", "J"), written=True),
+        "recalled": _values("E", "4H", written=True),  # of the last layer
+        "outputs": _values("E", "J", written=True),
         "size": _INT,  # H
         "width": _INT,  # J
     },
@@ -279,7 +286,7 @@ STATELESS = Signature(
         "ones": Tensor(torch.float32, ("J",)),  # the projection of a vector of ones
         "bias": Tensor(torch.float32, ("J",)),
         "contexts": Tensor(torch.int64, ("E", "positions-1"), written=True),  # the oldest label first
-        "outputs": Tensor(torch.float32, ("E", "J"), written=True),
+        "outputs": _values("E", "J", written=True),
         "epsilon": Scalar(np.float64),  # of the norm
         "size": _INT,  # of all embeddings together
         "width": _INT,  # J

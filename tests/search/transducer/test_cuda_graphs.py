@@ -242,6 +242,25 @@ def test_a_graph_belongs_to_the_precision_it_was_captured_in(work, captures, ari
     assert len(captures[LOOP]) == 2
 
 
+@pytest.mark.parametrize("mode", [LOOP, CHUNKS])
+def test_no_graph_reads_weights_that_autocast_has_cast(work, captures, monkeypatch, mode):
+    """It forgets them when it ends."""
+    keeps = []
+
+    class Casting(CountingStep):
+        def run(self):
+            keeps.append(torch.is_autocast_cache_enabled())
+            super().run()
+
+    runner, step = GraphRunner(networks_with_weights(), allowed=True), Casting(work, 2)
+    for name in ("capture_while", "capture_chunk"):
+        monkeypatch.setattr(cuda_graphs, name, lambda *_: step.run() or FakeGraph(lambda: None))
+    runner.mode = mode
+    runner.run(step, work)
+    assert keeps == [False, False]  # the step before, and the captured one
+    assert torch.is_autocast_cache_enabled()
+
+
 def test_a_graph_is_used_again_until_something_changes(work, captures):
     networks = networks_with_weights()
     runner = GraphRunner(networks, allowed=True)

@@ -17,6 +17,7 @@ from nemo_gpu_decoding.search.transducer.fused_weights import FusedWeights
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
 from nemo_gpu_decoding.search.transducer.prediction_cache import Predictions
 from nemo_gpu_decoding.search.transducer.records import NO_ROW
+from tests.oracles.transducer import PRECISIONS, PlainLSTMNetworks, precision
 from tests.search.transducer.nemo_models import HIDDEN, random_nemo_model
 from tests.search.transducer.nemo_models import VOCAB as NEMO_VOCAB
 from tests.search.transducer.table_networks import STRATEGIES, random_fusion
@@ -115,11 +116,11 @@ class TextsInMemory:
         return self
 
 
-def assert_outputs(memory, expected):
+def assert_outputs(memory, expected, atol=1e-5, rtol=1e-5):
     """Every text that is in memory has the output that `expected` computes from the text alone."""
     assert max(map(len, memory.texts.values())) >= 4
     for entry, text in memory.texts.items():
-        torch.testing.assert_close(memory.work.cache[0][entry], expected(text), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(memory.work.cache[0][entry], expected(text), atol=atol, rtol=rtol)
 
 
 @CHECKED
@@ -136,6 +137,39 @@ def test_lstm_steps_are_those_of_the_module(layers, bias):
         # a second run on the same workspace begins with the states of the first one
         memory.run(paths.on(memory.work))
         assert_outputs(memory, lambda text: lstm_output(networks, text))
+
+
+@CHECKED
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("name", list(PRECISIONS))
+def test_lstm_steps_are_those_of_the_formulas_in_any_precision(name, layers):
+    networks = lstm_networks(layers)
+    with precision(networks, name) as dtype, torch.inference_mode():
+        memory, paths = TextsInMemory(networks), PredictionPaths(networks)
+        memory.run(paths.on(memory.work))
+        plain = PlainLSTMNetworks(networks, dtype)
+    assert paths.path == LSTM
+    assert [part.dtype for part in memory.work.cache] == [dtype, dtype, torch.float32]
+
+    def expected(text):
+        output, state = plain.start()
+        for label in text:
+            output, state = plain.predict(torch.tensor([label]), state)
+        return output[0]
+
+    step = torch.finfo(dtype).eps  # products are rounded to it, and what was rounded goes on
+    assert_outputs(memory, expected, atol=4 * step, rtol=4 * step)
+
+
+@pytest.mark.parametrize("name", list(PRECISIONS))
+def test_stateless_steps_are_those_of_the_modules_in_any_precision(name):
+    networks = stateless_networks()
+    with precision(networks, name) as dtype, torch.inference_mode():
+        memory, paths = TextsInMemory(networks), PredictionPaths(networks)
+        memory.run(paths.on(memory.work))
+        assert paths.path == STATELESS
+        step = torch.finfo(dtype).eps
+        assert_outputs(memory, lambda text: stateless_output(networks, text), atol=4 * step, rtol=4 * step)
 
 
 @CHECKED
@@ -220,12 +254,49 @@ def results(decoder, chunks=None):
     return found
 
 
-def assert_same(found, expected):
+def assert_same(found, expected, score=1e-4):
     for nbest, wanted in zip(found, expected, strict=True):
         assert [path.tokens.tolist() for path in nbest] == [path.tokens.tolist() for path in wanted]
         for path, other in zip(nbest, wanted, strict=True):
             assert path.frames.tolist() == other.frames.tolist()
-            assert path.score == pytest.approx(other.score, abs=1e-4)
+            assert path.score == pytest.approx(other.score, abs=score)
+
+
+@pytest.mark.parametrize("name", list(PRECISIONS))
+@pytest.mark.parametrize(
+    ("make", "path"), [(lstm_networks, LSTM), (stateless_networks, STATELESS)], ids=["lstm", "stateless"]
+)
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_searches_find_what_the_cpu_finds_in_any_precision(strategy, make, path, name):
+    decoder, config = STRATEGIES[strategy]
+    networks, options = make(), config(beam_size=4, n_best=1)
+    with torch.no_grad():  # a token in some frames: what rounding does to a text of hundreds says nothing
+        networks.output[1].bias[V] += 4.0
+    with precision(networks, name) as dtype:
+        device, host = (decoder(networks, replace(options, backend=backend)) for backend in ("cuda", "cpu"))
+        expected = results(host)
+        assert_same(results(device), expected, score=32 * torch.finfo(dtype).eps)
+        assert_same(results(device, chunks=3), expected, score=32 * torch.finfo(dtype).eps)
+    assert device.device_modes["prediction"] == path
+
+
+def test_another_precision_than_that_of_the_cache_is_left_to_torch():
+    networks = lstm_networks()
+    with torch.no_grad():
+        networks.output[1].bias[V] += 4.0
+    make, config = STRATEGIES["alsd_pp"]
+    device, host = (make(networks, config(beam_size=4, backend=b)) for b in ("cuda", "cpu"))
+    found, frames = [], frames_of()
+    for decoder in (device, host):
+        streams = decoder.open(2)
+        decoder.push(streams, frames[:, :7], [7, 7])
+        if decoder is device:
+            assert device.device_modes["prediction"] == LSTM
+        with torch.autocast("cpu", torch.bfloat16):
+            decoder.push(streams, frames[:, 7:], [7, 2])
+            found.append(decoder.close(streams))
+        assert device.device_modes["prediction"] == TORCH
+    assert_same(*found, score=0.2)
 
 
 @pytest.mark.parametrize("durations", [(), (0, 1, 2)], ids=["rnnt", "tdt"])
@@ -328,11 +399,17 @@ def test_large_tables_are_not_fused(make, monkeypatch):
     assert f"of {size} bytes exceed" in FusedWeights(make()).why_not(CPU)
 
 
-def test_autocast_is_left_to_torch():
+def test_each_precision_has_its_weights():
     weights = FusedWeights(lstm_networks())
+    own = weights.current()
     with torch.autocast("cpu", torch.bfloat16):
-        assert "autocast" in weights.why_not(CPU)
-    assert weights.why_not(CPU) is None
+        cast = weights.current()
+        assert weights.current() is cast
+        assert {part.dtype for part in (cast.table, *cast.weights)} == {torch.bfloat16}
+        torch.testing.assert_close(cast.weights[0].float(), own.weights[0], rtol=2**-8, atol=0.0)
+    assert weights.current() is own
+    with torch.autocast("cpu", torch.bfloat16):
+        assert weights.current() is cast
 
 
 def test_what_torch_runs_is_said_once(caplog):

@@ -4,6 +4,8 @@ maes_batch has two faults that change results; `corrected` NeMo is NeMo with jus
 `nemo_mended`.
 """
 
+import copy
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 from tests.oracles.nemo_patched import computer_of as computer_of_infer
 from tests.oracles.nemo_patched import patched_class as corrected
-from tests.oracles.transducer import Scorer, alsd
+from tests.oracles.transducer import PRECISIONS, Scorer, alsd
 from tests.search.transducer.nemo_models import (
     DURATIONS,
     FUSION_MODES,
@@ -251,6 +253,29 @@ def test_forced_blanks(fusions, durations, max_symbols, pruning):
     for seed in range(3):
         mode = ("both", pruning, "lm_weighted_full")
         assert_equals_nemo(model, fusions, durations, 4, mode, seed, max_symbols=max_symbols)
+
+
+@pytest.mark.parametrize("name", list(PRECISIONS))
+@pytest.mark.parametrize("kind", ["rnnt", "tdt"])
+def test_lower_precisions(kind, name):
+    """transcribe_speech.py makes the model bfloat16 unless it is told otherwise; here NeMo's search runs in the same.
+
+    It rounds at other places, in its LSTM above all.
+    """
+    from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
+
+    model, durations, outputs = checkpoint(kind)
+    dtype, autocast = PRECISIONS[name]
+    if not autocast:
+        model, outputs = [copy.deepcopy(part).to(dtype) for part in model], [part.to(dtype) for part in outputs]
+    computer = nemo_computer(model, durations, 4, 10, "late", "no_score", {})
+    decoder = ALSDPlusPlus(networks_of(*model, durations), ALSDConfig(beam_size=4, blank_lm_score_mode="no_score"))
+    for encoder_output in outputs:
+        with torch.autocast("cpu", dtype, enabled=autocast):
+            (tokens, _, _, score), *_ = nemo_n_best(computer, encoder_output)
+            found = decoder.decode(encoder_output, [encoder_output.shape[1]])[0].best
+        assert found.tokens.tolist() == tokens
+        assert found.score == pytest.approx(score, abs=128 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("mode", FUSION_MODES, ids="-".join)

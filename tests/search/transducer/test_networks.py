@@ -14,6 +14,8 @@ from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
 from nemo_gpu_decoding.search.transducer.onednn_linear import OneDNNLinear, whole_blocks
+from tests.contract.subject import facts
+from tests.oracles.transducer import PRECISIONS, PlainLSTMNetworks, precision
 
 VOCAB, ENCODER, HIDDEN = 10, 6, 16
 
@@ -105,6 +107,44 @@ def test_matrix_products_do_not_mix_utterances():
         for other in (alone, chunked[b]):
             assert [p.tokens.tolist() for p in other] == [p.tokens.tolist() for p in together[b]]
             assert other.best.score == pytest.approx(together[b].best.score, abs=1e-4)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize("name", list(PRECISIONS))
+def test_a_search_computes_in_the_precision_of_its_networks(name, layers):
+    """To the bit what the plain formulas give in that precision for each utterance alone."""
+    networks = lstm_networks(layers)
+    with torch.no_grad():
+        networks.output[2].bias[VOCAB] += 2.0
+        networks.output[2].weight.mul_(8.0)
+    frames, lengths = torch.randn(3, 12, ENCODER), [12, 7, 1]
+    config = ALSDConfig(beam_size=4, n_best=4, max_symbols=1)
+    unchanged = ALSDPlusPlus(networks, config).decode(frames, lengths)
+    with precision(networks, name) as dtype:
+        found = ALSDPlusPlus(networks, config).decode(frames.to(dtype), lengths)
+        assert networks.start()[0].dtype == networks.start()[1][0].dtype == dtype
+        assert networks.start()[1][1].dtype == torch.float32
+    plain = ALSDPlusPlus(PlainLSTMNetworks(networks, dtype), config)
+    for b, length in enumerate(lengths):
+        (expected,) = plain.decode(frames[b : b + 1].to(dtype), [length])
+        assert facts(found[b]) == facts(expected)
+        assert found[b].best.tokens.tolist() == unchanged[b].best.tokens.tolist()
+        assert found[b].best.score == pytest.approx(unchanged[b].best.score, abs=0.2)
+    assert [nbest.best.score for nbest in found] != [nbest.best.score for nbest in unchanged]
+    if PRECISIONS[name][1]:  # nothing of it remains
+        after = ALSDPlusPlus(networks, config).decode(frames, lengths)
+        assert [facts(nbest) for nbest in after] == [facts(nbest) for nbest in unchanged]
+
+
+def test_streams_may_be_pushed_in_another_precision_than_they_were_opened_in():
+    networks, frames = lstm_networks(), torch.randn(2, 8, ENCODER)
+    decoder = ALSDPlusPlus(networks, ALSDConfig(beam_size=4))
+    streams = decoder.open(2)
+    for begin in range(0, 8, 2):
+        with torch.autocast("cpu", torch.bfloat16, enabled=begin % 4 == 0):
+            decoder.push(streams, frames[:, begin : begin + 2], [2, 2])
+    for found, wanted in zip(decoder.close(streams), decoder.decode(frames, [8, 8]), strict=True):
+        assert found.best.score == pytest.approx(wanted.best.score, abs=0.2)
 
 
 @pytest.mark.parametrize("durations", [[-1, 0], [0, 1, 1], [0]])

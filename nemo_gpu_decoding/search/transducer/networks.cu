@@ -1,16 +1,22 @@
 // The prediction network on the GPU: what is left of it besides matrix products. See cuda_prediction.py
-// and, for what the weights are, fused_weights.py.
+// and, for what the weights are, fused_weights.py. Counterpart of networks.py.
 //
 // Row r is the r-th of B * K hypotheses. It reads entry sources[r] of the prediction cache, the text
 // before its new token labels[r], and writes entry targets[r], the text with it. No entry is both a
 // source and a target of one step, so the states of all texts are routed in place. Rows with nothing
 // to compute have negative entries.
+//
+// Compiled once per type that the networks compute in. Gates and cells are float32 in all of them; what
+// products read or give, hidden values and predictions are of that type.
+// variants: VALUE=float
+// variants: VALUE=Half
+// variants: VALUE=BFloat16
 #include "search/transducer/beam.cuh"
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
 // The part of a product that the next step needs: row r of [rows, columns], its first 4 H columns.
-inline void keep_recalled(float* recalled, int64 target, const float* product, int size) {
+inline void keep_recalled(Value* recalled, int64 target, const Value* product, int size) {
   for (int i = thread(); i < 4 * size; i += threads()) recalled[target * 4 * size + i] = product[i];
 }
 
@@ -22,26 +28,27 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) lstm_layer(const LstmL
   const int64 r = blockIdx.x, source = args.sources[r], target = args.targets[r];
   const int size = args.size;
   if (source < 0 || target < 0) return;
-  const float* inputs = args.table + (args.table != nullptr ? args.labels[r] * 4 * size : 0);
+  const Value* inputs = args.table + (args.table != nullptr ? args.labels[r] * 4 * size : 0);
   if (args.product != nullptr) {
-    const float* own = args.product + r * 8 * size;
+    const Value* own = args.product + r * 8 * size;
     keep_recalled(args.recalled_below, target, own, size);
     inputs = own + 4 * size;
   }
-  const float* recalled = args.recalled + source * 4 * size;
+  const Value* recalled = args.recalled + source * 4 * size;
   const int64 before = (source * args.num_layers + args.layer) * size;
   const int64 after = (target * args.num_layers + args.layer) * size;
   for (int i = thread(); i < size; i += threads()) {
     float gates[4];
     for (int g = 0; g < 4; g++) {
       int column = g * size + i;
-      gates[g] = recalled[column] + (inputs[column] + (args.bias != nullptr ? args.bias[column] : 0.0f));
+      float bias = args.bias != nullptr ? args.bias[column] : 0.0f;
+      gates[g] = to_float(recalled[column]) + (to_float(inputs[column]) + bias);
     }
     float kept = sigmoid(gates[1]) * args.cells[before + i] + sigmoid(gates[0]) * tanhf(gates[2]);
     float value = sigmoid(gates[3]) * tanhf(kept);
     args.cells[after + i] = kept;
-    args.hidden[after + i] = value;
-    args.hidden_rows[r * size + i] = value;
+    round_to(args.hidden[after + i], value);
+    round_to(args.hidden_rows[r * size + i], value);
   }
 }
 
@@ -50,10 +57,10 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) lstm_output(const Lstm
   const int64 r = blockIdx.x, target = args.targets[r];
   const int size = args.size, width = args.width;
   if (target < 0) return;
-  const float* own = args.product + r * (4 * size + width);
+  const Value* own = args.product + r * (4 * size + width);
   keep_recalled(args.recalled, target, own, size);
   for (int i = thread(); i < width; i += threads()) {
-    args.outputs[target * width + i] = own[4 * size + i] + args.bias[i];
+    round_to(args.outputs[target * width + i], to_float(own[4 * size + i]) + args.bias[i]);
   }
 }
 
@@ -101,7 +108,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) stateless(const Statel
     for (int i = 0; i < args.positions; i++) {
       sum += args.tables[((int64)i * args.num_labels + context[i]) * width + j];
     }
-    args.outputs[target * width + j] = (sum - mean * args.ones[j]) * scale + args.bias[j];
+    round_to(args.outputs[target * width + j], (sum - mean * args.ones[j]) * scale + args.bias[j]);
   }
   for (int i = thread(); i < kept; i += threads()) {
     args.contexts[target * kept + i] = context[kept - 1 - i];
