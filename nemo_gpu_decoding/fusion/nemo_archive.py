@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import zipfile
 from os import PathLike
 from typing import Any
 
@@ -82,6 +83,7 @@ def _read_archive(path: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, 
             members = {member.name.rsplit("/", 1)[-1]: member for member in archive if member.isfile()}
             config = yaml.safe_load(_content(archive, members, "model_config.yaml"))
             weights = _content(archive, members, "model_weights.ckpt")
+        _compare_checksums(weights)
         state = torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True)
     except OSError:
         raise
@@ -99,6 +101,16 @@ def _read_archive(path: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, 
         if not isinstance(config.get(name), int):
             raise ValueError(f"{path} is damaged: {name} is {config.get(name)!r}, expected an integer")
     return config, {name: state[name].numpy() for name in _TENSORS}
+
+
+def _compare_checksums(weights: bytes) -> None:
+    """A state dict is a ZIP file with a checksum of each tensor, at which `torch.load` does not look."""
+    if not zipfile.is_zipfile(io.BytesIO(weights)):  # torch's old format, without checksums
+        return
+    with zipfile.ZipFile(io.BytesIO(weights)) as archive:
+        has_checksums = any(member.CRC for member in archive.infolist())  # not with set_crc32_options(False)
+        if has_checksums and (damaged := archive.testzip()):
+            raise ValueError(f"{damaged} in model_weights.ckpt does not match its checksum")
 
 
 def _content(archive: tarfile.TarFile, members: dict[str, tarfile.TarInfo], name: str) -> bytes:

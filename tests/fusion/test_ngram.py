@@ -257,6 +257,28 @@ def test_nemo_file_that_is_no_lm():
         load_ngram_lm(ASSETS / "models" / "self_ctc.nemo", VOCAB_SIZE)
 
 
+@pytest.mark.parametrize("name", ["arcs_weights", "ilabels", "to_states", "backoff_weights", "final_weights"])
+def test_a_changed_bit_of_a_nemo_file_is_noticed(tmp_path, name):
+    """`torch.load` would read other scores without a word."""
+    tensors = bigram_tensors()
+    path = write_nemo(tmp_path / "lm.nemo", CONFIG, tensors)
+    content, own = bytearray(path.read_bytes()), tensors[name].numpy().tobytes()
+    assert content.count(own) == 1
+    content[content.index(own)] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"lm\.nemo is not a readable .*data/\d in .* does not match its checksum"):
+        load_ngram_lm(path, 2)
+
+
+def test_nemo_files_without_checksums_are_read(tmp_path):
+    torch.serialization.set_crc32_options(False)
+    try:
+        path = write_nemo(tmp_path / "lm.nemo", CONFIG, bigram_tensors())
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert load_ngram_lm(path, 2).score([1]) == -0.5 - 0.75
+
+
 def test_nemo_file_that_is_no_archive(tmp_path):
     path = tmp_path / "lm.nemo"
     path.write_text("hello")
