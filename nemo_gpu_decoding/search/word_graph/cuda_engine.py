@@ -7,7 +7,7 @@
                too; these tokens and one path are copied to the host, whatever else streams keep
 
 A `push` waits for the device once, to say whether a frame was bad or an array is full; in the latter
-case that array grows (back-pointers are compacted first), and the search goes on where it stopped.
+case what no result can need is dropped from that array, or it grows, and the search goes on where it stopped.
 Between pushes a stream keeps its tokens (24 bytes each, about max_active), its back-pointers, and for
 lattices its links (36 bytes each, 5 to 25 per frame of peaked posteriors); other buffers are shared with
 whatever torch's allocator serves next. Work goes to torch's current stream.
@@ -41,7 +41,14 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     NONE,
 )
 from nemo_gpu_decoding.search.word_graph.records import COUNTERS
-from nemo_gpu_decoding.search.word_graph.stream_state import ModelsOf, StreamModels, StreamState, raise_stop
+from nemo_gpu_decoding.search.word_graph.stream_state import (
+    BEAM_SLACK,
+    ModelsOf,
+    StreamModels,
+    StreamState,
+    prune_links,
+    raise_stop,
+)
 
 # of a stream, at first; the arrays grow as more come
 FIRST_BACK_POINTERS, BACK_POINTERS_PER_ACTIVE = 4096, 4
@@ -162,7 +169,7 @@ class CUDAEngine(Engine):
     def utterances(self) -> list[StreamState]:
         """All that is known of every utterance, in the host's memory."""
         state = self._compacted(self._state, self._state.back_pointers.shape[1])
-        counts = state.counters["back_pointers"]
+        counts, counters_on_host = state.counters["back_pointers"], self._counters_on_host(state.counters, state.work)
         back_pointers = _on_host(state.back_pointers[:, : counts.max()], BACK_POINTER)
         tokens = _on_host(state.tokens, self._composition.token)
         links = np.empty((len(counts), 0), LINK)
@@ -174,7 +181,7 @@ class CUDAEngine(Engine):
                 self._composition.tokens_on_host(tokens[b, : state.counters["tokens"][b]]),
                 back_pointers[b, : counts[b]],
                 links[b, : state.counters["links"][b]],
-                self._counters_on_host(b, state.counters[b]),
+                counters_on_host[b : b + 1],
                 pasts=tokens["back_pointer"][b, : state.counters["tokens"][b]],
             )
             for b, own in enumerate(self._models)
@@ -201,12 +208,15 @@ class CUDAEngine(Engine):
                 break
             capacity = most
         newest_first = _on_host(paths[:, :most], BACK_POINTER)
+        counters = self._counters_on_host(self._state.counters, self._state.work)
         return [
-            self._on_best_path(row, own, path[: own["back_pointers"]], final)
+            self._on_best_path(row, own, path[: own["back_pointers"]], counters[row : row + 1], final=final)
             for row, own, path in zip(rows, found, newest_first, strict=True)
         ]
 
-    def _on_best_path(self, row: int, found: np.void, newest_first: np.ndarray, final: bool) -> StreamState:
+    def _on_best_path(
+        self, row: int, found: np.void, newest_first: np.ndarray, counters: np.ndarray, *, final: bool
+    ) -> StreamState:
         """An utterance of one token with this path, and perhaps of that which ends best."""
         tokens = np.stack([found["ending" if final else "best"], found["ending"]])
         tokens["back_pointer"] = [len(newest_first) - 1, NONE]
@@ -218,18 +228,19 @@ class CUDAEngine(Engine):
             self._composition.tokens_on_host(tokens[: 1 + is_other]),
             back_pointers,
             np.empty(0, LINK),
-            self._counters_on_host(row, self._state.counters[row]),
+            counters,
             pasts=None if final else np.array([found["shared"] - 1], np.int32),
         )
 
-    def _counters_on_host(self, row: int, counters: np.void) -> np.ndarray:
-        same = np.zeros(1, self._composition.host_counters)
+    def _counters_on_host(self, counters: np.ndarray, work: torch.Tensor | None) -> np.ndarray:
+        """[n] COUNTERS, or LM_COUNTERS, of all utterances."""
+        same = np.zeros(len(counters), self._composition.host_counters)
         for name in COUNTERS.names or ():
             same[name] = counters[name]
-        if self._state.work is not None:
-            work = _on_host(self._state.work[row], WORK)
+        if work is not None:
+            counted = _on_host(work, WORK)
             for name, _ in WORK_FIELDS:
-                same[name] = work[name]
+                same[name] = counted[name]
         return same
 
     @property
@@ -368,14 +379,23 @@ class CUDAEngine(Engine):
         return compacted._replace(back_pointers=larger)
 
     def _with_more_links(self, state: State, stopped: np.ndarray) -> State:
-        """With at least twice the capacity for links; those that are there are copied."""
+        """Links that no path within the lattice beam can take are dropped, on the host; the array grows if need be."""
         assert state.links is not None
-        held, capacity = state.counters["links"], state.links.shape[1]
-        needed = int((held + state.counters["needed"])[stopped].max())
-        larger = self._empty(len(held), 2 * max(capacity, needed), LINK.itemsize)
-        used = int(held.max())
-        larger[:, :used] = state.links[:, :used]
-        return state._replace(links=larger)
+        counters, capacity, kept = state.counters.copy(), state.links.shape[1], {}
+        for b in np.flatnonzero(stopped).tolist():
+            own, beam = counters[b], float(self._models[b].params.lattice_beam) + BEAM_SLACK
+            links = _on_host(state.links[b, : own["links"]], LINK)
+            kept[b] = np.empty(len(links), LINK)
+            own["links"] = prune_links(links, len(links), int(own["frames"]), beam, kept[b])
+        needed = int((counters["links"] + counters["needed"])[stopped].max())
+        if 2 * needed > capacity:
+            capacity = 2 * max(capacity, needed)
+        copied, used = self._empty(len(counters), capacity, LINK.itemsize), int(counters["links"].max())
+        copied[:, :used] = state.links[:, :used]
+        for b, links in kept.items():
+            size = int(counters["links"][b])
+            copied[b, :size] = as_records(links[:size]).to(self.device)
+        return state._replace(links=copied, counters=counters)
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.uint8, device=self.device)

@@ -229,6 +229,30 @@ def test_chunks_and_room_for_links(monkeypatch, first_links):
 
 
 @in_small_blocks
+@pytest.mark.parametrize("chunk", [9, 72])
+def test_links_that_are_dropped_on_the_way_are_in_no_lattice(monkeypatch, chunk):
+    """Two streams that fill their room in other frames, so that one is pruned beside the other."""
+    monkeypatch.setattr(cuda_engine, "FIRST_LINKS", 256)
+    frames, lengths, options = 72, [72, 50], {**SEARCH, "max_active": 30, "lattice": True, "lattice_beam": 2.0}
+    log_probs, decoder = 2 * inputs_of(1, frames=frames), on_cuda(graph_of(1), **options)
+    expected = on_cpu(graph_of(1), **options).decode(log_probs, lengths)
+    held, prune_links = [], cuda_engine.prune_links
+    for prunes in (True, False):
+        if not prunes:
+            monkeypatch.setattr(cuda_engine, "prune_links", lambda *given: prune_links(*given[:3], np.inf, given[4]))
+        streams = decoder.open(2)
+        for begin in range(0, frames, chunk):
+            sizes = np.clip(np.array(lengths) - begin, 0, chunk).tolist()
+            decoder.push(streams, log_probs[:, begin : begin + chunk], sizes)
+        held.append(streams.engine._state.counters["links"])
+        for ours, theirs in zip(decoder.close(streams), expected, strict=True):
+            assert all_facts([ours]) == all_facts([theirs])
+            assert_same_lattice(ours.lattice, theirs.lattice)
+    assert (held[0] < held[1]).all()
+    assert 2 * held[0].sum() < held[1].sum()
+
+
+@in_small_blocks
 def test_a_refused_chunk_leaves_links_alone():
     graph, log_probs = graph_of(2), inputs_of(2)
     decoder = on_cuda(graph, **SEARCH, max_active=100, lattice=True)
