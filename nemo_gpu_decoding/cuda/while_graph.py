@@ -1,11 +1,12 @@
 """A loop on the device: a CUDA graph whose WHILE node repeats captured work until a kernel says stop.
 
-    graph = capture_while(device, decide, body)
+    graph = capture_while(device, body)
     graph.replay()
 
-`decide(handle)` launches a kernel that calls cudaGraphSetConditional(handle, more); it is captured
-before the loop and at the end of its body. The body may hold torch's operators: what they allocate comes
-from a pool that belongs to the graph and is settled while capturing: a replay allocates nothing.
+`body(handle)` launches the work, and in it one kernel that sets the conditional handle:
+cudaGraphSetConditional(handle, more). The body runs once at least. It may hold torch's operators: what
+they allocate comes from a pool that belongs to the graph and is settled while capturing: a replay
+allocates nothing.
 WHILE nodes need CUDA 12.4 and a driver for 12.6, as NeMo asks for too.
 """
 
@@ -20,6 +21,7 @@ from typing import Any
 import torch
 
 OLDEST_DRIVER = 12060  # 12.6
+ASSIGN_DEFAULT = 1  # cudaGraphCondAssignDefault: every replay begins with the condition's default value
 
 
 class GraphError(RuntimeError):
@@ -87,10 +89,10 @@ class WhileGraph:
         self._graph.replay()
 
 
-def capture_while(
-    device: torch.device, decide: Callable[[int], None], body: Callable[[], None], bindings: Bindings | None = None
-) -> WhileGraph:
-    """Capture `while decide: body()`. Nothing runs yet; run the body once before, as for any graph.
+def capture_while(device: torch.device, body: Callable[[int], None], bindings: Bindings | None = None) -> WhileGraph:
+    """Capture `body(handle)`, repeated as long as it sets the handle's condition.
+
+    Nothing runs yet; run the body once before, as for any graph.
 
     Raises:
         GraphError, RuntimeError: CUDA refuses; nothing has changed then.
@@ -101,12 +103,11 @@ def capture_while(
     try:
         with _capturing(device) as (graph, stream):
             parent, _ = _captured(bindings, stream)
-            handle = bindings.call(bindings.runtime, "cudaGraphConditionalHandleCreate", parent, 0, 0)
-            decide(_number(handle))
+            create = "cudaGraphConditionalHandleCreate"
+            handle = bindings.call(bindings.runtime, create, parent, 1, ASSIGN_DEFAULT)
             inner = _add_while_node(bindings, stream, handle)
             with _capturing_into(bindings, inner, device), torch.cuda.use_mem_pool(pool, device):
-                body()
-                decide(_number(handle))
+                body(_number(handle))
     except BaseException:
         _abandoned.append(pool)
         raise

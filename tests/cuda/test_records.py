@@ -129,7 +129,7 @@ ONLY_CUDA = {
     "lm": {"paged"},
     "search": {"rank_key", "rows"},
     "search/flexctc_beam": {"beam", "frame", "kernel", "select"},
-    "search/transducer": {"loop_condition", "pool"},
+    "search/transducer": {"pool"},
     "search/word_graph": {
         "arc_ranges", "compact", "expand", "graph", "group_arcs", "kernel", "links", "lm_cache",
         "lm_frame", "lm_queries", "lm_workspace", "tighten_cutoff", "workspace",

@@ -125,12 +125,7 @@ def torch_cuda(monkeypatch, log):
 
 
 def capture(cuda, log, version="13.0.0"):
-    return capture_while(
-        GPU,
-        lambda handle: log.append(("decide", handle)),
-        lambda: log.append(("body",)),
-        Bindings(cuda, cuda, version),
-    )
+    return capture_while(GPU, lambda handle: log.append(("body", handle)), Bindings(cuda, cuda, version))
 
 
 def test_a_loop_is_captured_and_replayed(cuda, log, torch_cuda):
@@ -138,13 +133,14 @@ def test_a_loop_is_captured_and_replayed(cuda, log, torch_cuda):
     graph.replay()
     assert [entry[0] for entry in log] == [
         "pool on", "graph on", "stream on", "enter graph",
-        "cudaStreamGetCaptureInfo", "cudaGraphConditionalHandleCreate", "decide",
+        "cudaStreamGetCaptureInfo", "cudaGraphConditionalHandleCreate",
         "cudaStreamGetCaptureInfo", "cuCtxGetCurrent", "cuGraphAddNode",
         "cudaStreamUpdateCaptureDependencies",
-        "stream on", "cudaStreamBeginCaptureToGraph", "enter stream", "enter pool", "body", "decide",
+        "stream on", "cudaStreamBeginCaptureToGraph", "enter stream", "enter pool", "body",
         "leave pool", "leave stream", "cudaStreamEndCapture", "leave graph", "replay",
     ]  # fmt: skip
-    assert ("decide", 42) in log
+    assert ("cudaGraphConditionalHandleCreate", "graph", 1, 1) in log  # true at the beginning of each replay
+    assert ("body", 42) in log
     assert ("cudaStreamBeginCaptureToGraph", "inner", "body graph", None, None, 0, "thread local") in log
     assert ("cudaStreamEndCapture", "inner") in log
     node = cuda.node.conditional
@@ -199,11 +195,11 @@ def test_what_cuda_refuses_is_named(cuda, log, torch_cuda):
 
 
 def test_a_body_that_fails_ends_its_capture(cuda, log, torch_cuda):
-    def body():
+    def body(handle):
         raise RuntimeError("not permitted")
 
     with pytest.raises(RuntimeError, match="not permitted"):
-        capture_while(GPU, lambda handle: None, body, Bindings(cuda, cuda, "13.0.0"))
+        capture_while(GPU, body, Bindings(cuda, cuda, "13.0.0"))
     assert ("cudaStreamEndCapture", "inner") in log
 
 
@@ -240,14 +236,14 @@ def fail_to_capture(mode):
     """In a process of its own: capture on the second of two GPUs; prints what is current afterwards."""
     old, log = OldTorch(), []
 
-    def body():
+    def body(handle=None):
         assert old.current[1].name == "capture"
 
     try:
         if mode == "loop":
             cuda = FakeCUDA(log)
             torch.cuda.use_mem_pool = lambda pool, device: nullcontext()
-            capture_while(GPU, lambda handle: None, body, Bindings(cuda, cuda, "13.0.0"))
+            capture_while(GPU, body, Bindings(cuda, cuda, "13.0.0"))
         else:
             capture_chunk(GPU, body)
     except RuntimeError as error:

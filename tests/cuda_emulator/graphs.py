@@ -43,13 +43,13 @@ class CapturedChunk:
 class CapturedWhile:
     """A graph with a WHILE node, whose condition the emulator notes."""
 
-    def __init__(self, handle: int, before: Recording, body: Recording) -> None:
-        self._handle, self._before, self._body = handle, before, body
+    def __init__(self, handle: int, body: Recording) -> None:
+        self._handle, self._body = handle, body
         self.replays = self.rounds = 0
 
     def replay(self) -> None:
         self.replays += 1
-        _play(self._before)
+        _emulator().conditions[self._handle] = 1  # its default
         while _emulator().conditions[self._handle]:
             self.rounds += 1
             _play(self._body)
@@ -62,15 +62,12 @@ def captured_chunk(device: torch.device, body: Callable[[], None]) -> CapturedCh
     return CapturedChunk(recording)
 
 
-def captured_while(device: torch.device, decide: Callable[[int], None], body: Callable[[], None]) -> CapturedWhile:
+def captured_while(device: torch.device, body: Callable[[int], None]) -> CapturedWhile:
     """In the place of `capture_while`."""
     handle = next(_handles)
-    with _recording_of() as before:
-        decide(handle)
-    with _recording_of() as inner:
-        body()
-        decide(handle)
-    return CapturedWhile(handle, before, inner)
+    with _recording_of() as recording:
+        body(handle)
+    return CapturedWhile(handle, recording)
 
 
 def _emulator() -> EmulatedRuntime:

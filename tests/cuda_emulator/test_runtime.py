@@ -262,7 +262,7 @@ def test_loop_of_a_conditional_graph(emulated_runtime):
             limits=limits, counts=counts, active=active, steps=steps,
         )  # fmt: skip
         launch(
-            emulated_runtime, "graph_loop.cu", "decide", block=32,
+            emulated_runtime, "graph_loop.cu", "set_condition", block=32,
             handle=np.uint64(handle), active=active,
         )  # fmt: skip
     assert (counts == limits).all()

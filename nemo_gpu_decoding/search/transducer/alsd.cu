@@ -6,10 +6,13 @@
 //
 // Between two steps torch runs the prediction network and the joint. schedule.cu begins a run.
 //
-// Compiled once per type of logits.
+// Compiled once per type of logits; with LOOP for the body of a WHILE node, whose condition `merge` can set.
 // variants: LOGIT=float
 // variants: LOGIT=Half
 // variants: LOGIT=BFloat16
+// variants: LOGIT=float LOOP=1
+// variants: LOGIT=Half LOOP=1
+// variants: LOGIT=BFloat16 LOOP=1
 #include "search/transducer/expand.cuh"
 #include "search/transducer/merge.cuh"
 

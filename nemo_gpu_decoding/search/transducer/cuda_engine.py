@@ -1,6 +1,6 @@
 """`CUDAEngine`: steps of a transducer search on the GPU, around `alsd.cu` and `aes.cu`.
 
-A step: frames and predictions of all hypotheses are gathered, torch runs the joint, `expand` and `merge`
+A step: the joint reads frames and predictions of all hypotheses (`cuda_joint.py`), `expand` and `merge`
 search, and the prediction network reads the new tokens (`cuda_prediction.py`). Shapes are the same in
 every step (a row for each of B * K hypotheses, whether it needs one or not), and nothing is read by the
 host, so that any number of steps can be queued or be captured in a CUDA graph (`cuda_graphs.py`). The
@@ -23,6 +23,7 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_devi
 from nemo_gpu_decoding.search.transducer import records
 from nemo_gpu_decoding.search.transducer.beam import BeamState, grown_nodes
 from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
+from nemo_gpu_decoding.search.transducer.cuda_joint import Joint, JointPaths
 from nemo_gpu_decoding.search.transducer.cuda_prediction import Prediction, PredictionPaths
 from nemo_gpu_decoding.search.transducer.cuda_workspace import (
     Workspace,
@@ -94,6 +95,7 @@ class Shared(NamedTuple):
     workspaces: WorkspacePool
     graphs: GraphRunner  # runs steps as CUDA graphs, or plainly
     predictions: PredictionPaths  # runs the prediction network
+    joints: JointPaths  # runs the joint
 
 
 class CUDAEngine(TransducerEngine):
@@ -112,7 +114,8 @@ class CUDAEngine(TransducerEngine):
             work.take_boosting(trees_on_device(self._fusion, device))
             prediction = self._shared.predictions.on(work)
             prediction.begin()
-            step = _Step(self._algorithm, work, on_device(self._fusion.lm, device), prediction)
+            joint = self._shared.joints.on(work)
+            step = _Step(self._algorithm, work, on_device(self._fusion.lm, device), joint, prediction)
             _put(work.streams, _stream_params(state, ended))
             _put(work.beams, beams.beam)
             while True:
@@ -145,16 +148,18 @@ class CUDAEngine(TransducerEngine):
 class _Step:
     """One step on a workspace, and the launches around it."""
 
-    def __init__(self, algorithm: Algorithm, work: Workspace, lm: DeviceAutomaton, prediction: Prediction) -> None:
+    def __init__(
+        self, algorithm: Algorithm, work: Workspace, lm: DeviceAutomaton, joint: Joint, prediction: Prediction
+    ) -> None:
         self._algorithm, self._work, self._lm = algorithm, work, lm
-        self._prediction = prediction
-        self._kernels: dict[torch.dtype, Module] = {}  # by type of logits
+        self._joint, self._prediction = joint, prediction
+        self._kernels: dict[tuple[torch.dtype, bool], Module] = {}  # by type of logits, and whether in a loop
         temperature = algorithm.config.softmax_temperature
         self._inverse_temperature = 1.0 / temperature
         # what a captured step knows besides the workspace
         self.key = (
             lm.states.data_ptr(), lm.arcs.data_ptr(), algorithm.params, temperature,
-            algorithm.kernels, prediction.key,
+            algorithm.kernels, joint.key, prediction.key,
         )  # fmt: skip
 
     def schedule(self) -> None:
@@ -162,24 +167,18 @@ class _Step:
         work = self._work
         work.launch(work.kernels, records.SCHEDULE, grid=work.num_utterances, block=records.MERGE_THREADS)
 
-    def run(self) -> None:
-        """Launch a step."""
+    def run(self, *, in_loop: bool = False, handle: int | None = None) -> None:
+        """Launch a step, see `cuda_graphs.Step`."""
         work, params, sizes = self._work, self._algorithm.params, list_sizes(self._algorithm.params)
-        work.move_rows(
-            (work.frames, work.frame_rows.view(-1), work.joint_frames, None),
-            (work.cache[0], work.text_rows.view(-1), work.joint_predictions, None),
-        )
-        logits = self._algorithm.networks.join(work.joint_frames, work.joint_predictions)
-        if logits.dtype not in records.VALUE_TYPES:
-            logits = logits.float()
-        kernels = self._kernels_for(logits.dtype)
+        logits = self._joint.logits()
+        kernels = self._kernels_for(logits.dtype, in_loop)
         work.launch(
             kernels,
             records.EXPAND,
             grid=work.rows,
             block=records.EXPAND_THREADS,
             shared_bytes=expand_bytes(sizes),
-            logits=logits.contiguous(),
+            logits=logits,
             lm_states=self._lm.states,
             lm_arcs=self._lm.arcs,
             boosting_states=work.boosting.states,
@@ -196,29 +195,22 @@ class _Step:
             block=records.MERGE_THREADS,
             shared_bytes=merge_bytes(params),
             params=params,
+            handle=np.uint64(handle or 0),
+            sets_condition=int(handle is not None),
         )
         self._prediction.run()
 
-    def _kernels_for(self, logits: torch.dtype) -> Module:
-        if logits not in self._kernels:
-            defines = {"LOGIT": records.VALUE_TYPES[logits]}
-            self._kernels[logits] = runtime().load(self._algorithm.kernels, self._work.shape.device, defines)
-        return self._kernels[logits]
+    def _kernels_for(self, logits: torch.dtype, in_loop: bool) -> Module:
+        if (logits, in_loop) not in self._kernels:
+            defines = {"LOGIT": records.VALUE_TYPES[logits]} | ({"LOOP": 1} if in_loop else {})
+            module = runtime().load(self._algorithm.kernels, self._work.shape.device, defines)
+            self._kernels[logits, in_loop] = module
+        return self._kernels[logits, in_loop]
 
     def count_active(self) -> None:
         """Leave in `work.active` how many utterances have a next step."""
         work = self._work
         work.launch(work.kernels, records.COUNT_ACTIVE, grid=1, block=records.MERGE_THREADS)
-
-    def prepare_condition(self) -> None:
-        """Load the kernel of `set_condition`."""
-        self._condition = runtime().load("search/transducer/loop_condition.cu", self._work.shape.device)
-        self._condition.find(records.LOOP_CONDITION)
-
-    def set_condition(self, handle: int) -> None:
-        """Tell a WHILE node whether there is a next step."""
-        signature = records.LOOP_CONDITION
-        self._work.launch(self._condition, signature, grid=1, block=records.MERGE_THREADS, handle=np.uint64(handle))
 
 
 def _put(device_records: Tensor, values: np.ndarray) -> None:

@@ -1,6 +1,6 @@
 """How the steps of a run are launched: as one CUDA graph with a loop, as replayed chunks, or plainly.
 
-    loop    a WHILE node repeats the step until nobody has a next one: the host launches once
+    loop    a WHILE node repeats a few steps until nobody has a next one: the host launches once
     chunks  a graph of some steps is replayed; between replays the host looks who is still active
     plain   every kernel is launched on its own; the host looks every few steps
 
@@ -25,6 +25,7 @@ from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 logger = logging.getLogger("nemo_gpu_decoding")
 
 LOOP, CHUNKS, PLAIN = "loop", "chunks", "plain"
+STEPS_PER_ROUND = 4  # of a loop; a round has its own cost, and steps after the end cost their launches
 STEPS_PER_CHUNK = 16
 STEPS_PER_LOOK = 8
 MOST_GRAPHS = 2  # per workspace
@@ -38,14 +39,11 @@ class Step(Protocol):
         """What a captured step depends on besides the workspace."""
         ...
 
-    def run(self) -> None: ...
+    def run(self, *, in_loop: bool = False, handle: int | None = None) -> None:
+        """Queue a step; `in_loop` with the kernels of a loop's body, which tell the WHILE node of `handle`, if
+        there is one, whether anyone has a next step."""
 
     def count_active(self) -> None: ...
-
-    def prepare_condition(self) -> None:
-        """Load what `set_condition` launches, which is captured."""
-
-    def set_condition(self, handle: int) -> None: ...
 
 
 class GraphRunner:
@@ -100,9 +98,8 @@ class GraphRunner:
             return None
         # a real step, before capturing: kernels are compiled, and libraries get their workspaces
         with _casts_in_place():
-            step.run()
+            step.run(in_loop=mode == LOOP)
         try:
-            step.prepare_condition()
             torch.cuda.synchronize(work.shape.device)
             with _casts_in_place():
                 graph = _captured(mode, step, work.shape.device)
@@ -124,14 +121,17 @@ class GraphRunner:
 
 def _captured(mode: str, step: Step, device: torch.device) -> Any:
     """The graph of LOOP or of CHUNKS."""
-    if mode == LOOP:
-        return capture_while(device, step.set_condition, step.run)
+
+    def round_of_steps(handle: int) -> None:
+        for _ in range(STEPS_PER_ROUND - 1):
+            step.run(in_loop=True)
+        step.run(in_loop=True, handle=handle)
 
     def chunk() -> None:
         for _ in range(STEPS_PER_CHUNK):
             step.run()
 
-    return capture_chunk(device, chunk)
+    return capture_while(device, round_of_steps) if mode == LOOP else capture_chunk(device, chunk)
 
 
 @contextmanager

@@ -64,12 +64,10 @@ class Workspace:
         self.extensions = self._records(records.CANDIDATE.itemsize, n, beam_size, shape.max_extensions)
         self.counts = self._zeros(torch.int32, n, beam_size)
         self.active = self._zeros(torch.int32, 1)
+        self.finished = self._zeros(torch.int64, 1)
         self.frame_rows, self.text_rows, self.labels, self.sources, self.targets = (
             self._zeros(torch.int64, n, beam_size) for _ in range(5)
         )
-        # what the joint is given; rows of hypotheses that need nothing keep old numbers
-        self.joint_frames = self._like(shape.frame, self.rows)
-        self.joint_predictions = self._like(shape.parts[0], self.rows)
         # the prediction cache: outputs, then the parts of a state
         self.cache = tuple(self._like(part, n * shape.cache_entries) for part in shape.parts)
         self.frames = self._like(shape.frame, 0)

@@ -22,6 +22,7 @@ from nemo_gpu_decoding.search.transducer import cuda_engine
 from nemo_gpu_decoding.search.transducer.config import BLANK_LM_SCORE_MODES, TransducerConfig
 from nemo_gpu_decoding.search.transducer.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.transducer.cuda_graphs import GraphRunner
+from nemo_gpu_decoding.search.transducer.cuda_joint import JointPaths
 from nemo_gpu_decoding.search.transducer.cuda_prediction import PredictionPaths
 from nemo_gpu_decoding.search.transducer.cuda_workspace import WorkspacePool
 from nemo_gpu_decoding.search.transducer.engine import Algorithm, Found
@@ -76,6 +77,7 @@ class TransducerDecoder(Decoder[C, NBest]):
         self._algorithm = Algorithm(networks, config, self._params, durations, self.step, self.kernels)
         self._graphs = GraphRunner(networks, allowed=config.allow_cuda_graphs)
         self._predictions = PredictionPaths(networks)
+        self._joints = JointPaths(networks)
         self._workspaces = WorkspacePool()
 
     @abstractmethod
@@ -106,7 +108,7 @@ class TransducerDecoder(Decoder[C, NBest]):
         return CPUEngine(self._algorithm, streams.fusion)
 
     def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
-        shared = cuda_engine.Shared(self._workspaces, self._graphs, self._predictions)
+        shared = cuda_engine.Shared(self._workspaces, self._graphs, self._predictions, self._joints)
         return cuda_engine.CUDAEngine(self._algorithm, streams.fusion, shared)
 
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:

@@ -5,6 +5,9 @@
 #include "search/log_space.cuh"
 #include "search/rank_key.cuh"
 #include "search/transducer/schedule.cuh"
+#ifdef LOOP  // drivers older than WHILE nodes would not load it
+#include "cuda/graph_condition.cuh"
+#endif
 
 // The utterance that a block works on, and where its results go.
 struct MergeContext {
@@ -191,16 +194,10 @@ inline void merge_chosen(
 // to date, alike in all threads. Called with all threads after a barrier; ends with one.
 inline void make_beam(MergeWorkspace& work, StreamCounters& now, const MergeContext& context);
 
-// The new beam of utterance b = blockIdx.x, and who reads which frame next.
-extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) merge(const MergeArgs args) {
-  extern __shared__ __align__(16) unsigned char smem[];
-  const MergeContext context{args, (int)blockIdx.x};
-  StreamCounters now = args.counters[context.b];
-  if (now.activity != ACTIVE) {
-    context.clear_pending();
-    return;
-  }
-  MergeWorkspace work(smem, args.params);
+// The step of an utterance that has one; returns its activity afterwards, alike in all threads.
+inline int step(uint8* shared, StreamCounters now, const MergeContext& context) {
+  const MergeArgs& args = context.args;
+  MergeWorkspace work(shared, args.params);
   if (fetch_beam(work, context, now.size)) {
     make_beam(work, now, context);
   } else {
@@ -210,5 +207,27 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) merge(const MergeAr
   const ScheduleArgs next{
     args.streams, args.beams, args.counters, args.frame_rows, args.text_rows,
     args.params.beam_size, args.node_capacity, args.cache_entries};
-  schedule_next(next, context.b, context.beam(), now);
+  return schedule_next(next, context.b, context.beam(), now);
+}
+
+// From the last block that comes here: tell the WHILE node whether any utterance goes on. One thread.
+inline void set_condition(const MergeArgs& args, bool active) {
+#ifdef LOOP
+  uint64* finished = (uint64*)args.finished;
+  uint64 others = atomicAdd(finished, 1ull + ((uint64)active << 32));
+  if ((uint32)others + 1 < gridDim.x) return;
+  cudaGraphSetConditional(args.handle, active || others >> 32 != 0);
+  atomicExch(finished, 0ull);
+#endif
+}
+
+// The new beam of utterance b = blockIdx.x, and who reads which frame next.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) merge(const MergeArgs args) {
+  extern __shared__ __align__(16) unsigned char smem[];
+  const MergeContext context{args, (int)blockIdx.x};
+  const StreamCounters now = args.counters[context.b];
+  int activity = now.activity;
+  if (activity == ACTIVE) activity = step(smem, now, context);
+  else context.clear_pending();
+  if (thread() == 0 && args.sets_condition) set_condition(args, activity == ACTIVE);
 }

@@ -1,7 +1,7 @@
-// The prediction network on the GPU: what is left of it besides matrix products. See cuda_prediction.py
+// The networks on the GPU: what is left of them besides matrix products. See cuda_joint.py, cuda_prediction.py
 // and, for what the weights are, fused_weights.py. Counterpart of networks.py.
 //
-// Row r is the r-th of B * K hypotheses. It reads entry sources[r] of the prediction cache, the text
+// Row r is the r-th of B * K hypotheses. In the prediction network it reads entry sources[r] of the prediction cache, the text
 // before its new token labels[r], and writes entry targets[r], the text with it. No entry is both a
 // source and a target of one step, so the states of all texts are routed in place. Rows with nothing
 // to compute have negative entries.
@@ -12,6 +12,18 @@
 // variants: VALUE=Half
 // variants: VALUE=BFloat16
 #include "search/transducer/beam.cuh"
+
+// What the joint's linear layer reads for hypothesis r: ReLU of its frame plus its prediction. Block r: row r.
+// Rows that read no frame keep what they hold.
+extern "C" __global__ void __launch_bounds__(MAX_THREADS) join_rows(const JoinRowsArgs args) {
+  const int64 r = blockIdx.x, frame = args.frame_rows[r], text = args.text_rows[r];
+  const int width = args.width;
+  if (frame < 0 || text < 0) return;
+  for (int i = thread(); i < width; i += threads()) {
+    float sum = to_float(args.frames[frame * width + i]) + to_float(args.outputs[text * width + i]);
+    round_to(args.hidden_rows[r * width + i], sum <= 0.0f ? 0.0f : sum);  // NaN stays, and is noticed
+  }
+}
 
 inline float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 

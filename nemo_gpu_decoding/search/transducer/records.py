@@ -186,9 +186,13 @@ MERGE = Signature(
         "labels": _rows(),  # the new token; 0 where nothing is to be computed
         "sources": _rows(),  # entry of the text before it, or NO_ROW
         "targets": _rows(),  # entry of the text with it, or NO_ROW
+        # blocks that are done (lower half) and those of them whose utterance goes on; 0 between launches
+        "finished": Tensor(torch.int64, (1,), written=True),
+        "handle": Scalar(np.uint64),  # of a WHILE node's condition
         "params": Scalar(SEARCH_PARAMS),
         "node_capacity": _INT,
         "cache_entries": _INT,  # of an utterance
+        "sets_condition": _INT,  # 1: the last block tells the WHILE node whether any utterance goes on
     },
 )
 # Decides who reads which frame first.
@@ -212,10 +216,6 @@ COUNT_ACTIVE = Signature(
         "num_utterances": _INT,
     },
 )
-LOOP_CONDITION = Signature(
-    "loop_condition",
-    {"handle": Scalar(np.uint64), "counters": Tensor(STREAM_COUNTERS, ("B",)), "num_utterances": _INT},
-)
 
 
 def _moved_part(i: int) -> dict[str, Tensor | Scalar]:
@@ -233,7 +233,7 @@ MOVE_ROWS = Signature(
     "move_rows", {name: parameter for i in range(MOVED_PARTS) for name, parameter in _moved_part(i).items()}
 )
 
-# The prediction network, see networks.cu. E entries of the cache, H hidden values, J joint inputs.
+# The networks, see networks.cu. E entries of the cache, H hidden values, J joint inputs.
 
 
 def _values(*shape: str, **options: bool) -> Tensor:
@@ -241,6 +241,18 @@ def _values(*shape: str, **options: bool) -> Tensor:
     return Tensor(tuple(VALUE_TYPES), shape, type_name="Value", **options)
 
 
+# The joint without its linear layer, see networks.cu.
+JOIN_ROWS = Signature(
+    "join_rows",
+    {
+        "frames": _values("F", "J"),  # projected, of all utterances
+        "outputs": _values("E", "J"),  # predictions
+        "frame_rows": _rows(written=False),
+        "text_rows": _rows(written=False),
+        "hidden_rows": _values("rows", "J", written=True),
+        "width": _INT,  # J
+    },
+)
 _ROUTES = {name: _rows(written=False) for name in ("labels", "sources", "targets")}
 LSTM_LAYER = Signature(
     "lstm_layer",

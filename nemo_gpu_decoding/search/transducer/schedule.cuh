@@ -5,8 +5,9 @@
 
 // Decide which hypotheses of utterance b are given the joint next. An utterance waits while one of its
 // open hypotheses needs a frame that has not come; if it has ended, such a hypothesis is finished.
-// `beam` and `now` hold its state, alike for all threads. Call with all threads after a barrier.
-inline void schedule_next(
+// `beam` and `now` hold its state, alike for all threads. Returns its activity. Call with all threads after a
+// barrier.
+inline int schedule_next(
   const ScheduleArgs& args, int b, const Hypothesis* beam, StreamCounters now
 ) {
   const StreamParams& stream = args.streams[b];
@@ -25,4 +26,5 @@ inline void schedule_next(
     args.text_rows[i] = reads ? (int64)b * args.cache_entries + beam[k].cache_entry : NO_ROW;
   }
   if (thread() == 0) args.counters[b] = now;
+  return now.activity;
 }

@@ -1,4 +1,4 @@
-// The body of a CUDA graph's WHILE node, and the kernel that decides whether it runs once more.
+// The body of a CUDA graph's WHILE node, and the kernel that sets its condition.
 #include "cuda/graph_condition.cuh"
 
 template <class T, int THREADS>
@@ -28,8 +28,8 @@ extern "C" __global__ __launch_bounds__(128) void step(const StepArgs args) {
   }
 }
 
-struct DecideArgs { cudaGraphConditionalHandle handle; const int* active; };
-extern "C" __global__ void decide(const DecideArgs args) {
+struct SetConditionArgs { cudaGraphConditionalHandle handle; const int* active; };
+extern "C" __global__ void set_condition(const SetConditionArgs args) {
   auto [handle, active] = args;
   if (threadIdx.x == 0) cudaGraphSetConditional(handle, *active > 0);
 }

@@ -26,6 +26,7 @@ from nemo_gpu_decoding.cuda.while_graph import Bindings
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.transducer import cuda_graphs, cuda_workspace, records
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
+from nemo_gpu_decoding.search.transducer.cuda_engine import merge_bytes
 from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN, GraphRunner
 from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace, WorkspacePool, bucket
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
@@ -47,25 +48,21 @@ class CountingStep:
 
     def __init__(self, work, steps: int, key: str = "step") -> None:
         self.work, self.runs, self.key = work, 0, key
-        work.left, self.is_prepared = steps, False
+        work.left = steps
 
     @property
     def left(self):
         return self.work.left
 
-    def run(self):
+    def run(self, *, in_loop=False, handle=None):
+        assert in_loop or handle is None
+        self.work.has_loaded = in_loop
         self.runs += 1
         self.work.beams += self.left > 0
         self.work.left = max(0, self.left - 1)
 
     def count_active(self):
         self.work.active.fill_(int(self.left > 0))
-
-    def prepare_condition(self):
-        self.is_prepared = True
-
-    def set_condition(self, handle):
-        raise AssertionError("only a graph decides")
 
 
 class FakeGraph:
@@ -86,16 +83,16 @@ def work():
 
 
 @pytest.fixture
-def captures(monkeypatch):
+def captures(monkeypatch, work):
     """Graphs that were captured, by mode."""
     made: dict[str, list[FakeGraph]] = {LOOP: [], CHUNKS: []}
 
-    def loop(device, decide, body):
-        assert body.__self__.is_prepared  # nothing may be loaded while capturing
+    def loop(device, body):
+        assert work.has_loaded  # nothing may be loaded while capturing
 
         def replay():
-            while body.__self__.left:
-                body()
+            while work.left:
+                body(7)
 
         made[LOOP].append(FakeGraph(replay))
         return made[LOOP][-1]
@@ -119,7 +116,7 @@ def networks_with_weights():
 def test_one_replay_does_all_steps(work, captures):
     runner, step = GraphRunner(networks_with_weights(), allowed=True), CountingStep(work, 40)
     runner.run(step, work)
-    assert (step.left, step.runs, runner.mode) == (0, 40, LOOP)
+    assert (step.left, step.runs, runner.mode) == (0, 41, LOOP)  # ten rounds of four, after the first step
     assert [graph.replays for graph in captures[LOOP]] == [1]
 
 
@@ -183,7 +180,6 @@ def fail_every_capture():
     shape = SimpleNamespace(device=torch.device("cuda", 1))
     work = SimpleNamespace(shape=shape, active=active, beams=beams, graphs={})
     runner, step = GraphRunner(networks_with_weights(), allowed=True), CountingStep(work, 40)
-    step.set_condition = lambda handle: None
     runner.run(step, work)
     gc.collect()
     print(runner.mode, step.left, old.device, [stream.name for stream in old.current.values()], old.underway)
@@ -248,9 +244,9 @@ def test_no_graph_reads_weights_that_autocast_has_cast(work, captures, monkeypat
     keeps = []
 
     class Casting(CountingStep):
-        def run(self):
+        def run(self, **options):
             keeps.append(torch.is_autocast_cache_enabled())
-            super().run()
+            super().run(**options)
 
     runner, step = GraphRunner(networks_with_weights(), allowed=True), Casting(work, 2)
     for name in ("capture_while", "capture_chunk"):
@@ -418,8 +414,8 @@ def test_a_loop_makes_as_many_rounds_as_there_are_steps(played_graphs):
     decoder.decode(frames, [8, 3])
     (graph,) = graphs_of(decoder)
     assert graph.replays == 2  # while frames come, and when they have ended
-    steps = 1 + graph.rounds  # the first comes before capturing
-    assert 8 <= steps <= 2 * 8  # a frame takes its blank, and a token before at most
+    steps = 1 + graph.rounds * cuda_graphs.STEPS_PER_ROUND  # the first comes before capturing
+    assert 8 <= steps <= 2 * 8 + 2 * cuda_graphs.STEPS_PER_ROUND  # a frame takes its blank, and a token at most
 
 
 @emulated
@@ -472,14 +468,33 @@ def test_a_body_that_asks_the_host_is_not_captured(played_graphs, caplog):
     ids=lambda value: str(value) if isinstance(value, int) else f"{len(value)} utterances",
 )
 @pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True, ids=["checked"])
-def test_the_condition_is_whether_anyone_goes_on(emulated_runtime, activities, condition):
-    counters = np.zeros(len(activities), records.STREAM_COUNTERS)
-    counters["activity"] = activities
-    arguments = {"counters": as_records(counters), "num_utterances": len(counters)}
-    kernel = runtime().load("search/transducer/loop_condition.cu", CPU)
-    kernel.launch(records.LOOP_CONDITION, grid=1, block=64, handle=np.uint64(5), **arguments)
-    assert emulated_runtime.conditions == {5: condition}
-    active = torch.zeros(1, dtype=torch.int32)
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_the_condition_is_whether_anyone_goes_on(emulated_runtime, strategy, activities, condition):
+    """Set by the last block of `merge`; every active utterance has one hypothesis, which stays as it is."""
+    n = len(activities)
+    work = Workspace(cuda_workspace.WorkspaceShape(CPU, n, 1, 1, 4, (torch.float32, 2), ((torch.float32, 2),)))
+    counters, streams = np.zeros(n, records.STREAM_COUNTERS), np.zeros(n, records.STREAM_PARAMS)
+    counters["activity"], counters["size"], counters["node_count"] = activities, 1, 1
+    streams["end"] = 9
+    beams, extensions = np.zeros((n, 1), records.HYPOTHESIS), np.zeros((n, 1, 1), records.CANDIDATE)
+    beams["open"], extensions["choice"] = 1, records.KEEP
+    for name, values in (
+        ("counters", counters), ("streams", streams), ("beams", beams), ("extensions", extensions),
+    ):  # fmt: skip
+        getattr(work, name).copy_(as_records(values))
+    work.counts.fill_(1)
+    make, config = STRATEGIES[strategy]
+    decoder = make(make_networks(), config(beam_size=1))
+    kernels = runtime().load(decoder.kernels, CPU, {"LOGIT": "float", "LOOP": 1})
+    params = decoder._params._replace(max_extensions=1)
+    options = {"grid": n, "block": 32, "shared_bytes": merge_bytes(params), "params": params}
+    for _ in range(2):
+        work.launch(kernels, records.MERGE, handle=np.uint64(5), sets_condition=1, **options)
+        assert emulated_runtime.conditions == {5: condition}
+        assert int(work.finished) == 0
+    emulated_runtime.conditions.clear()
+    work.launch(kernels, records.MERGE, handle=np.uint64(0), sets_condition=0, **options)
+    assert emulated_runtime.conditions == {}
     kernel = runtime().load(cuda_workspace.SCHEDULE, CPU)
-    kernel.launch(records.COUNT_ACTIVE, grid=1, block=64, active=active, **arguments)
-    assert int(active) == activities.count(ACTIVE)
+    kernel.launch(records.COUNT_ACTIVE, grid=1, block=64, active=work.active, counters=work.counters, num_utterances=n)
+    assert int(work.active) == activities.count(ACTIVE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from nemo_gpu_decoding.search.transducer import cuda_prediction, fused_weights
+from nemo_gpu_decoding.search.transducer.cuda_joint import FusedJoint, JointPaths, TorchJoint
 from nemo_gpu_decoding.search.transducer.cuda_prediction import LSTM, STATELESS, TORCH, PredictionPaths
 from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace, WorkspaceShape, kind_of
 from nemo_gpu_decoding.search.transducer.fused_weights import FusedWeights
@@ -329,6 +331,62 @@ def test_streams_may_be_looked_at_in_the_middle():
         so_far = device.close(replace(streams))
         assert_same(so_far, host.decode(frames, [t + 1, min(t + 1, 9)]))
     assert_same(device.close(streams), host.decode(frames, [14, 9]))
+
+
+def relu_networks(make, **options):
+    networks = make(**options)
+    networks.output = nn.Sequential(nn.ReLU(), nn.Dropout(0.5), networks.output[-1])
+    with torch.no_grad():
+        networks.output[-1].bias[V] += 4.0
+    return networks
+
+
+@pytest.mark.parametrize(("durations", "name"), [((0, 1, 2), None), *(((), name) for name in PRECISIONS)])
+def test_joints_of_relu_and_a_linear_layer_are_fused(durations, name, monkeypatch):
+    """The search finds what it finds on the CPU; no module of the joint is called in its steps."""
+    networks = relu_networks(lstm_networks, durations=durations)
+    make, config = STRATEGIES["alsd_pp"]
+    with nullcontext(torch.float32) if name is None else precision(networks, name) as dtype:
+        device, host = (make(networks, config(beam_size=4, backend=b)) for b in ("cuda", "cpu"))
+        expected = results(host)
+        monkeypatch.setattr(networks, "join", None)
+        assert_same(results(device, chunks=3), expected, score=max(1e-4, 32 * torch.finfo(dtype).eps))
+    assert sum(len(nbest.best.tokens) for nbest in expected) >= 2
+
+
+def test_a_fused_joint_hides_no_nan():
+    networks = relu_networks(lstm_networks)
+    with torch.no_grad():
+        networks.prediction_projection.bias[0] = float("nan")
+    make, config = STRATEGIES["alsd_pp"]
+    with pytest.raises(ValueError, match="networks give NaN"):
+        results(make(networks, config(beam_size=4, backend="cuda")))
+
+
+def sigmoid_joint(networks):
+    networks.output[0] = nn.Sigmoid()
+
+
+def joint_of_two_layers(networks):
+    networks.output = nn.Sequential(nn.ReLU(), nn.Linear(JOINT, JOINT), networks.output[-1])
+
+
+def asking_joint(networks):
+    networks.__class__ = type("Asking", (type(networks),), {})
+
+
+@pytest.mark.parametrize("change", [sigmoid_joint, joint_of_two_layers, asking_joint])
+def test_other_joints_are_left_to_torch(change):
+    networks = relu_networks(stateless_networks)
+    make, config = STRATEGIES["aes_pp"]
+    before = JointPaths(networks)
+    work = TextsInMemory(networks).work
+    work.take_frames(torch.zeros(1, 1, JOINT))
+    assert isinstance(before.on(work), FusedJoint)
+    change(networks)
+    assert isinstance(before.on(work), TorchJoint)
+    device, host = (make(networks, config(beam_size=4, backend=b)) for b in ("cuda", "cpu"))
+    assert_same(results(device), results(host))
 
 
 # ------------------------------------------------------------------------- when weights are fused
