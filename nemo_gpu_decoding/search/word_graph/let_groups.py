@@ -44,7 +44,7 @@ from nemo_gpu_decoding.search.word_graph.let_nodes import (
     begin_words,
     best_context,
     copy_past,
-    enter_word,
+    enter_words,
     expand,
     has_room,
     new_node,
@@ -364,10 +364,9 @@ def _node_after_closure(group, closed, cutoff, state, models, work):
     while at != NONE:
         member = members[at]
         if not _is_closed(member, closed, work) and member.cost <= most:
-            node, olabel = state.nodes[work.current[member.source].back_pointer], epsilons[member.epsilon].olabel
-            for c in range(node.begin, node.begin + node.count):
-                candidate = c, at, member.cost + state.contexts[c].cost, most, olabel, member.epsilon
-                count = enter_word(begin, count, total, candidate, models, state, work)
+            source, olabel = work.current[member.source].back_pointer, epsilons[member.epsilon].olabel
+            before = source, at, member.cost, most, olabel, member.epsilon
+            count = enter_words(begin, count, total, before, models, state, work)
         at = member.next
     node_after = node_after_words(group.key << 16, begin, count, state, lm)
     if is_whole:
@@ -385,8 +384,7 @@ def _node_after_arc(before, olabel, state, models, work):
         status = begin_words(state.nodes[node].count, state, work)
     if status != DONE:
         return status, np.int32(NONE)
-    source, begin, count = state.nodes[node], state.counters[0].contexts, 0
-    for c in range(source.begin, source.begin + source.count):
-        candidate = c, NONE, base + state.contexts[c].cost, most, olabel, epsilon
-        count = enter_word(begin, count, source.count, candidate, models, state, work)
+    source, begin = state.nodes[node], state.counters[0].contexts
+    before = node, NONE, base, most, olabel, epsilon
+    count = enter_words(begin, 0, source.count, before, models, state, work)
     return DONE, node_after_words(source.key, begin, count, state, lm)

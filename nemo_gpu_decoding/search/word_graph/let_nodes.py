@@ -251,35 +251,38 @@ def _extend_past(context, node, state, search):
 
 
 @inlined
-def enter_word(begin, count, total, candidate, models, state, work):
-    """Enter what a context becomes after a word; of equal LM contexts the cheaper one stays.
+def enter_words(begin, count, total, before, models, state, work):
+    """Enter what the contexts of a node become after a word; of equal LM contexts the cheaper one stays.
 
     Args:
         begin: where the contexts of the new node stand, `count` of them so far, `total` at most.
-        candidate: the context before the word; the member of its token group, or NONE; its cost by the small
-            LM, and that above which it is dropped, before and after the query; the word, and the closure
-            arc with it, or NONE.
+        before: the node; the member of its token group, or NONE; the node's cost by the small LM, and the cost above
+            which a context is dropped, before and after the query; the word, and the closure arc with it, or NONE.
 
     Returns:
         how many contexts there are now.
     """
-    source, member, cost, most, olabel, epsilon = candidate
+    node, member, base, most, olabel, epsilon = before
     search, lm = models
-    if cost > most:
-        return count
-    difference, after = query(olabel, state.contexts[source].lm, search, lm, work)
-    total_cost = cost + difference
-    if total_cost > most:
-        return count
-    n = _number_of(after, begin, count, total, state, work)
-    context = state.contexts[begin + n]
-    replaces = n == count or total_cost < context.cost
-    if not replaces and total_cost == context.cost:
-        replaces = _word_is_before(source, member, epsilon, context, state, work)
-    if replaces:
-        context.lm, context.cost, context.back_pointer = after, total_cost, source
-        context.run, context.epsilon = member, epsilon
-    return count + (n == count)
+    contexts = state.contexts
+    for source in range(state.nodes[node].begin, state.nodes[node].begin + state.nodes[node].count):
+        cost = base + contexts[source].cost
+        if cost > most:
+            continue
+        difference, after = query(olabel, contexts[source].lm, search, lm, work)
+        total_cost = cost + difference
+        if total_cost > most:
+            continue
+        n = _number_of(after, begin, count, total, state, work)
+        context = contexts[begin + n]
+        replaces = n == count or total_cost < context.cost
+        if not replaces and total_cost == context.cost:
+            replaces = _word_is_before(source, member, epsilon, context, state, work)
+        if replaces:
+            context.lm, context.cost, context.back_pointer = after, total_cost, source
+            context.run, context.epsilon = member, epsilon
+        count += n == count
+    return count
 
 
 @no_refcount
