@@ -109,6 +109,30 @@ inline T warp_reduce(T value, Operation operation) {
   return value;
 }
 
+// Teams: TEAM neighbouring lanes that share the work on one item, where items are fewer than threads.
+constexpr int TEAM = 8;
+inline int team() { return thread() / TEAM; }
+inline int teams() { return threads() / TEAM; }
+inline int team_lane() { return lane() % TEAM; }
+
+// The total over the team, for each of its lanes. Call with all lanes of a warp.
+template <class T, class Operation>
+inline T team_reduce(T value, Operation operation) {
+  for (int distance = TEAM / 2; distance > 0; distance /= 2)
+    value = operation(value, __shfl_xor_sync(ALL_LANES, value, distance));
+  return value;
+}
+
+// Copy a record of at most TEAM words, with the lanes of a team, all of which may read it then; nothing where
+// there is no `to`. Call with all lanes of a warp.
+template <class Record>
+inline void team_copy(Record* to, const Record* from) {
+  static_assert(sizeof(Record) % 8 == 0 && sizeof(Record) <= 8 * TEAM, "one word of 8 bytes for each lane");
+  int word = team_lane();
+  if (to && word < int(sizeof(Record) / 8)) ((uint64*)to)[word] = ((const uint64*)from)[word];
+  __syncwarp();
+}
+
 // The sum of the values of this and all lower lanes.
 template <class T>
 inline T warp_inclusive_sum(T value) {

@@ -34,27 +34,35 @@ struct Candidates {
     items[i] = item;
   }
 
-  // The number of better ones among the first `count`.
+  // The number of better ones among the first `count`, counted by a team. Call with all lanes of a warp.
   int rank_of(uint64 key, int count) const {
     int rank = 0;
-    for (int i = 0; i < count; i++) rank += keys[i] > key;
-    return rank;
+    for (int i = team_lane(); i < count; i += TEAM) rank += keys[i] > key;
+    return team_reduce(rank, Sum());
   }
 
   // Note the best and the K-th best key in the counters. Call with all threads between two barriers.
   void note_best() {
     int count = counters->num_candidates;
-    for (int i = thread(); i < count; i += threads()) note(keys[i], rank_of(keys[i], count));
+    for (int first = 0; first < count; first += teams()) {
+      int i = first + team();
+      uint64 key = i < count ? keys[i] : 0;
+      int rank = rank_of(key, count);
+      if (i < count && team_lane() == 0) note(key, rank);
+    }
   }
 
   // Drop all but the K best, and note as above. Call with all threads after a barrier; ends with one.
   void keep_best() {
     int count = counters->num_candidates, kept = min(count, beam_size);
-    for (int i = thread(); i < count; i += threads()) {
-      int rank = rank_of(keys[i], count);
-      note(keys[i], rank);
+    for (int first = 0; first < count; first += teams()) {
+      int i = first + team();
+      uint64 key = i < count ? keys[i] : 0;
+      int rank = rank_of(key, count);
+      if (i >= count || team_lane() != 0) continue;
+      note(key, rank);
       if (rank < beam_size) {
-        best_keys[rank] = keys[i];
+        best_keys[rank] = key;
         best_items[rank] = items[i];
       }
     }
@@ -83,12 +91,12 @@ struct Candidates {
 // No label below this log-probability can reach the floor, with slack for float32 rounding; `best` is the
 // score that a label of log-probability 0 could get at best.
 inline float least_log_prob(float floor, float best) {
-  double slack = 1e-6 * (fabs((double)floor) + fabs((double)best)) + 1e-5;
-  return (float)((double)floor - best - slack);
+  float slack = 2e-6f * (fabsf(floor) + fabsf(best)) + 1e-5f;
+  return floor - best - slack;
 }
 
 // No smaller LM weight lifts base + bonus to the floor; with slack for float32 rounding.
-inline double least_lm_weight(float floor, float base, float bonus, float lm_weight) {
-  double slack = 1e-6 * (fabs((double)floor) + fabs((double)base)) + 1e-5;
-  return ((double)floor - base - bonus - slack) / lm_weight;
+inline float least_lm_weight(float floor, float base, float bonus, float lm_weight) {
+  float slack = 2e-6f * (fabsf(floor) + fabsf(base) + fabsf(bonus)) + 1e-5f;
+  return (floor - base - bonus - slack) / lm_weight;
 }

@@ -74,7 +74,7 @@ inline float fused(
     bonus.weight *= fusion.boosting_weight;
   }
   if (fusion.lm_weight > 0) {
-    double least = least_lm_weight(floor, base, bonus.weight, fusion.lm_weight);
+    float least = least_lm_weight(floor, base, bonus.weight, fusion.lm_weight);
     weight = lookup(fusion.lm, weight.state, label, least);
     weight.weight *= fusion.lm_weight;
   }

@@ -3,21 +3,23 @@
 
 #include "search/flexctc_beam/frame.cuh"
 
-// The hypothesis that a candidate stands for.
-inline Hypothesis extended(const Workspace& work, float score, const CandidateItem& candidate) {
-  if (candidate.lm_state < 0) {  // merge=prefix: a text that stays
-    int k = ~candidate.lm_state;
-    Hypothesis text = work.beam[k];
-    text.score = score;
-    text.blank_score = work.kept[k].blank_score;
-    text.token_score = work.kept[k].token_score;
-    return text;
-  }
-  Hypothesis next = work.beam[candidate.parent];
+// Slot of the hypothesis that a candidate continues.
+inline int source_of(const CandidateItem& candidate) {
+  return candidate.lm_state < 0 ? ~candidate.lm_state : candidate.parent;
+}
+
+// Make of a copy of that hypothesis the one that a candidate stands for. One thread.
+inline void extend(const Workspace& work, float score, const CandidateItem& candidate, Hypothesis& next) {
   next.score = score;
+  if (candidate.lm_state < 0) {  // merge=prefix: a text that stays
+    int k = source_of(candidate);
+    next.blank_score = work.kept[k].blank_score;
+    next.token_score = work.kept[k].token_score;
+    return;
+  }
   if (candidate.label >= 0) {
     next.last_label = candidate.label;
-    return next;
+    return;
   }
   int token = ~candidate.label;
   next.last_label = token;
@@ -30,19 +32,20 @@ inline Hypothesis extended(const Workspace& work, float score, const CandidateIt
   next.boosting_bound = work.fusion.boosting_bound(candidate.boosting_state);
   next.blank_score = negative_infinity();
   next.token_score = score;
-  return next;
 }
 
-// The first of `next` with the text and last label of number i (that is i itself for most), or -1 if i
-// is too far below the best.
-inline int leader_of(int i, const Workspace& work) {
+// The first of `next` with the text and last label of number i < count (that is i itself for most), or -1 if
+// i is too far below the best. A team looks for it; call with all lanes of a warp.
+inline int leader_of(int i, int count, const Workspace& work) {
   const Hypothesis* next = work.next;
-  if (i > 0 && !(next[i].score > next[0].score - work.params.threshold)) return -1;
-  if (work.params.merge == MERGE_PREFIX) return i;  // one slot per text: there are no equals
-  for (int j = 0; j < i; j++) {
-    if (same_text(next[j], next[i]) && next[j].last_label == next[i].last_label) return j;
+  int leader = i;
+  if (i < count && work.params.merge != MERGE_PREFIX) {  // there is one slot per text, and no equals
+    for (int j = team_lane(); j < i && leader == i; j += TEAM) {
+      if (same_text(next[j], next[i]) && next[j].last_label == next[i].last_label) leader = j;
+    }
   }
-  return i;
+  leader = team_reduce(leader, Min());
+  return i > 0 && i < count && !(next[i].score > next[0].score - work.params.threshold) ? -1 : leader;
 }
 
 // The score of number i with those of its equals (merge=sum), added in the order of their ranks.
@@ -62,28 +65,37 @@ inline void select(const Row& row, Workspace& work, const BackPointers& back_poi
   const Candidates& candidates = work.candidates;
   int num_candidates = counters.num_candidates;
   int count = min(num_candidates, work.beam_size);
-  for (int i = thread(); i < num_candidates; i += threads()) {
-    uint64 key = candidates.keys[i];
+  for (int first = 0; first < num_candidates; first += teams()) {
+    int i = first + team();
+    uint64 key = i < num_candidates ? candidates.keys[i] : 0;
     int rank = candidates.rank_of(key, num_candidates);
-    if (rank >= count) continue;
-    work.next[rank] = extended(work, score_of(key), candidates.items[i]);
-    work.origins[rank] = candidates.items[i].parent;
-    work.emitted[rank] = candidates.items[i].label;
+    bool kept = i < num_candidates && rank < count;
+    const CandidateItem item = candidates.items[kept ? i : 0];
+    Hypothesis* next = kept ? work.next + rank : nullptr;
+    team_copy(next, work.beam + source_of(item));
+    if (!kept || team_lane() != 0) continue;
+    extend(work, score_of(key), item, *next);
+    work.origins[rank] = item.parent;
+    work.emitted[rank] = item.label;
   }
   if (thread() == 0) counters.best_new_score = 0;
   __syncthreads();
-  for (int i = thread(); i < count; i += threads()) {
-    work.leaders[i] = leader_of(i, work);
+  for (int first = 0; first < count; first += teams()) {
+    int i = first + team(), leader = leader_of(i, count, work);
+    if (i < count && team_lane() == 0) work.leaders[i] = leader;
   }
   __syncthreads();
-  for (int i = thread(); i < count; i += threads()) {
-    int slot = 0;  // leaders before this one
-    for (int j = 0; j < i; j++) slot += work.leaders[j] == j;
-    bool leads = work.leaders[i] == i;
-    if (i == count - 1) counters.beam_size = slot + leads;
-    if (!leads) continue;
+  for (int first = 0; first < count; first += teams()) {
+    int i = first + team(), before = 0;  // leaders before this one
+    if (i < count) {
+      for (int j = team_lane(); j < i; j += TEAM) before += work.leaders[j] == j;
+    }
+    int slot = team_reduce(before, Sum());
+    bool leads = i < count && work.leaders[i] == i;
+    if (i == count - 1 && team_lane() == 0) counters.beam_size = slot + leads;
+    team_copy(leads ? work.beam + slot : nullptr, work.next + i);
+    if (!leads || team_lane() != 0) continue;
     Hypothesis& hypothesis = work.beam[slot];
-    hypothesis = work.next[i];
     hypothesis.score = merged_score(i, count, work);
     int label = work.emitted[i];
     back_pointers.write(b, t, slot, label, work.origins[i], row[label >= 0 ? label : ~label]);

@@ -35,7 +35,7 @@ def search_everything(merge: str = "max") -> None:
 def search_in_chunks() -> None:
     """Beams come back from global memory."""
     decoder = on_cuda(V, V, random_fusion(V), merge="sum", beam_size=16, n_best=16, beam_threshold=float("inf"))
-    for sharpness in (0.3, 3.0):
+    for sharpness in (0.3, 3.0, 8.0):
         log_probs = random_log_probs(2, 7, V + 1, seed=1, sharpness=sharpness)
         streams = decoder.open(2)
         decoder.push(streams, log_probs[:, :5], [5, 4])
