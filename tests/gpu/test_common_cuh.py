@@ -12,6 +12,7 @@ from tests.cuda import test_common_cuh as emulated
 from tests.cuda.test_common_cuh import (  # noqa: F401  (collected here)
     test_appending_keeps_what_passes_and_counts_all,
     test_every_half_and_bfloat16_becomes_the_float_it_stands_for,
+    test_floats_are_rounded_as_torch_rounds_them,
     test_keys_of_floats_sort_as_the_floats,
     test_ordering_records_by_a_comparator,
     test_reductions_and_scans,
