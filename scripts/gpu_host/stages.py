@@ -133,7 +133,7 @@ STAGES = (
         "profile transducers",
         120,
         _profile(
-            "transducers", "expand|merge|lstm",
+            "transducers", "join|expand|merge|lstm",
             *_pytest("tests/gpu/test_transducer_gpu.py", "-k", "test_chunks_of_frames"),
         ),
         (PROFILES,),

@@ -98,6 +98,23 @@ def test_same_hypotheses(device, strategy, durations, pruning):
     assert found.device_modes["prediction"] == "lstm"
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("autocast", [False, True], ids=["model", "autocast"])
+def test_lower_precisions(device, strategy, dtype, autocast):
+    """Kernels and products in the type of the model or of autocast; scores are near those in float32."""
+    make, config = strategy
+    model, frames = Model(), frames_of()
+    expected = make(model.networks(), config(beam_size=4, backend="cpu")).decode(frames, LENGTHS)
+    given = model.to(device, torch.float32 if autocast else dtype)
+    decoder = make(given.networks(), config(beam_size=4, backend="cuda"))
+    with torch.no_grad(), torch.autocast(device.type, dtype, enabled=autocast):
+        for _ in range(2):
+            found = decoder.decode(frames.to(device), LENGTHS)
+    assert decoder.device_modes["prediction"] == "lstm"
+    for nbest, wanted in zip(found, expected, strict=True):
+        assert nbest.best.score == pytest.approx(wanted.best.score, rel=0.02, abs=0.5)
+
+
 def test_each_way_to_launch_steps(gpu, strategy, monkeypatch):
     frames = frames_of()
     for mode in (LOOP, CHUNKS, PLAIN):
