@@ -37,8 +37,9 @@ inline int find_arc(const Automaton& automaton, const State& state, int label) {
 }
 
 // Weight of `label` in state number `number`, and the state after it; see lookup.py.
-// Gives up with -inf as soon as bounds show that the weight is below `least`; -inf: never.
-inline Reading lookup(const Automaton& automaton, int number, int label, float least) {
+// Gives up with -inf as soon as bounds show that the weight is below `least`, float or double; -inf: never.
+template <class Number>
+inline Reading lookup(const Automaton& automaton, int number, int label, Number least) {
   float weight = 0.0f;
   while (true) {
     const State state = automaton.states[number];

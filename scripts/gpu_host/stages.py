@@ -39,8 +39,9 @@ class Stage:
 
 
 def _pytest(*arguments: str) -> tuple[str, ...]:
-    # -v: the log names each test as it ends, so that a process that is cut off has said how far it came
-    return ("{python}", "-m", "pytest", "-v", "-m", "gpu", "-p", "no:cacheprovider", "-rs", *arguments)
+    # -vv, one more than the -q of pyproject.toml takes: the log names each test as it ends, so that a process that
+    # is cut off has said how far it came
+    return ("{python}", "-m", "pytest", "-vv", "-m", "gpu", "-p", "no:cacheprovider", "-rs", *arguments)
 
 
 def _bench(*arguments: str) -> tuple[str, ...]:
