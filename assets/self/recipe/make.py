@@ -98,6 +98,8 @@ def make_speech(args: argparse.Namespace) -> None:
     for split in ("train",) if args.for_set else SPOKEN_SPLITS:
         sentences = text.read_lines(args.out / "text" / f"{split}.txt")
         speech.record_split(sentences, split, args.out / "speech", args.seed, args.processes)
+        if split in speech.BURST_SEEDS:
+            speech.burst_split(args.out / "speech" / f"{split}.json", set(text.phrases()), args.out / "speech")
 
 
 def make_lm(args: argparse.Namespace) -> None:

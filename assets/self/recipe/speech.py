@@ -1,12 +1,17 @@
 """How it is said: espeak-ng voices, then reverberation, tilt, noise and a random level.
 
-Dev and test use voices that training never hears, and more disturbance.
+Dev and test use voices that training never hears, more disturbance, and bursts of noise in the end.
+
+    python assets/self/recipe/speech.py MANIFEST PHRASES OUT_FOLDER
+
+adds bursts to a split that was recorded without them.
 """
 
 import io
 import json
 import random
 import subprocess
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +32,11 @@ HELD_OUT_VOICES = ("en-us+f3", "en-gb+m5", "en-us+steph", "en-gb-scotland+f3", "
 
 TRAINING_DISTURBANCE = 0.8
 HELD_OUT_DISTURBANCE = 1.3
+
+BURSTS_PER_SECOND = 1.0
+BURST_SECONDS = (0.06, 0.14)
+SPARED_SECONDS = 0.08  # around a listed name
+BURST_SEEDS = {"dev": 77, "test": 1077}  # of a split's first utterance; the next ones count on
 
 
 @dataclass
@@ -108,10 +118,15 @@ def add_noise(samples: np.ndarray, rng: random.Random) -> np.ndarray:
     ratio_db = rng.uniform(8, 35)
     noise = gaussian(len(samples), rng)
     if rng.random() < 0.6:
-        spectrum = np.fft.rfft(noise)
-        noise = np.fft.irfft(spectrum / np.sqrt(np.arange(len(spectrum)) + 20.0), len(samples))
-        noise /= noise.std()
+        noise = pink(noise)
     return samples + noise * rms(samples) * 10 ** (-ratio_db / 20)
+
+
+def pink(noise: np.ndarray) -> np.ndarray:
+    """White noise made pink, of unit variance."""
+    spectrum = np.fft.rfft(noise)
+    noise = np.fft.irfft(spectrum / np.sqrt(np.arange(len(spectrum)) + 20.0), len(noise))
+    return noise / noise.std()
 
 
 def gaussian(length: int, rng: random.Random) -> np.ndarray:
@@ -153,9 +168,52 @@ def record_split(sentences: list[str], split: str, folder: Path, seed: int, proc
             manifest.write(json.dumps(entry) + "\n")
 
 
+def add_bursts(samples: np.ndarray, may_burst: np.ndarray, rng: np.random.RandomState) -> np.ndarray:
+    """Bursts of pink noise, as loud as the speech; `may_burst` [N] bool says at which samples."""
+    loudness, disturbed, starts = rms(samples), samples.astype(np.float64), np.flatnonzero(may_burst)
+    for _ in range(rng.poisson(BURSTS_PER_SECOND * len(starts) / SAMPLE_RATE)):
+        length = int(rng.uniform(*BURST_SECONDS) * SAMPLE_RATE)
+        tried = rng.choice(starts, 50)
+        fitting = [a for a in tried if a + length <= len(samples) and may_burst[a : a + length].all()]
+        if fitting:
+            envelope = np.sqrt(np.hanning(length + 2)[1:-1])
+            noise = pink(rng.randn(length)) * envelope * loudness
+            disturbed[fitting[0] : fitting[0] + length] += noise
+    return np.clip(disturbed, -1, 1)
+
+
+def outside_names(text: str, names: set[str], length: int) -> np.ndarray:
+    """[length] bool, false at the samples of listed names: where their letters stand in the text, and a margin."""
+    outside, margin, at = np.ones(length, bool), SPARED_SECONDS * SAMPLE_RATE, 0
+    for word in text.split():
+        if word in names:
+            begin, end = (letters / len(text) * length for letters in (at, at + len(word)))
+            outside[int(max(0, begin - margin)) : int(end + margin)] = False
+        at += len(word) + 1
+    return outside
+
+
+def burst_split(manifest: Path, names: set[str], folder: Path) -> None:
+    """Add bursts to the utterances of a dev or test manifest, except where names are said; they are written to
+    the same places under `folder`."""
+    entries = [json.loads(line) for line in manifest.read_text(encoding="utf-8").splitlines()]
+    for number, entry in enumerate(entries):
+        samples, _ = soundfile.read(manifest.parent / entry["audio_filepath"], dtype="float32")
+        rng = np.random.RandomState(BURST_SEEDS[manifest.stem] + number)
+        samples = add_bursts(samples, outside_names(entry["text"], names, len(samples)), rng)
+        path = folder / entry["audio_filepath"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(path, samples, SAMPLE_RATE, subtype="PCM_16", format="FLAC")
+
+
 def read_manifest(path: Path) -> list[dict]:
     """Read a NeMo manifest; audio paths come back complete."""
     entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for entry in entries:
         entry["audio_filepath"] = str(path.parent / entry["audio_filepath"])
     return entries
+
+
+if __name__ == "__main__":
+    manifest, phrase_list, out_folder = map(Path, sys.argv[1:])
+    burst_split(manifest, set(phrase_list.read_text(encoding="utf-8").split()), out_folder)
