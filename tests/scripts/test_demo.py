@@ -59,21 +59,24 @@ def test_each_step_of_the_demo_helps(run, tmp_path, capsys, timed_once):
         more = WORD_GRAPH + TWO_LMS if model == "ctc" else []
         assert [row["decoder"] for row in own] == decoders + more
         greedy, plain, with_lm, with_phrases, *word_graph = own
-        assert with_lm["wer"] < 0.7 * greedy["wer"]
-        assert with_phrases["wer"] < greedy["wer"]
+        assert 0.1 < greedy["wer"] < 0.2
+        assert plain["wer"] <= greedy["wer"]
+        assert with_lm["wer"] < 0.8 * plain["wer"]
+        assert with_phrases["wer"] < 0.75 * with_lm["wer"]
+        assert max(greedy["fscore"], plain["fscore"], with_lm["fscore"]) < 0.15
+        assert with_phrases["fscore"] >= 0.7
         if model == "ctc":
-            assert with_phrases["fscore"] > max(greedy["fscore"], with_lm["fscore"])
+            assert with_lm["wer"] < 2 / 3 * greedy["wer"]
             words, boosted, small, large, large_boosted = word_graph
             assert words["wer"] < 0.6 * min(greedy["wer"], plain["wer"])
-            assert boosted["wer"] < words["wer"]
-            assert boosted["fscore"] > words["fscore"]
             assert large["wer"] < 0.9 * small["wer"] < 0.7 * greedy["wer"]
-            assert large_boosted["wer"] < large["wer"]
-            assert large_boosted["fscore"] > large["fscore"]
+            for row, without in ((boosted, words), (large_boosted, large)):
+                assert row["wer"] < 0.75 * without["wer"]
+                assert row["fscore"] >= 0.7 > without["fscore"] + 0.5
         assert all(f"\n{decoder}" in printed for decoder in decoders)
     assert "reference" in printed
     check_the_live_stream(printed)
-    check_the_table_of_the_docs({row["decoder"]: row for row in rows if row["model"] == "ctc"})
+    check_the_table_of_the_docs({(row["model"], row["decoder"]): row for row in rows})
 
 
 def check_the_live_stream(printed):
@@ -89,10 +92,16 @@ def check_the_live_stream(printed):
 def check_the_table_of_the_docs(rows):
     """docs/measured.md, "On real mistakes"; sums of floats differ between machines, and may turn a word."""
     page = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
-    for strategy, lm in (("flexctc_beam", "LM"), ("cuda_wfst", "LM"), ("paged_biglm", "large LM")):
-        (line,) = re.findall(rf"^\| `{strategy}`, (?:token|word|that) trigram.* \|$", page, re.M)
+    for model, strategy, lm in (
+        ("ctc", "flexctc_beam", "LM"), ("ctc", "cuda_wfst", "LM"), ("ctc", "paged_biglm", "large LM"),
+        ("rnnt", "alsd_pp", "LM"), ("tdt", "alsd_pp", "LM"),
+    ):  # fmt: skip
+        name = f"`{strategy}`" if model == "ctc" else f"{model.upper().replace('NNT', 'NN-T')}, `{strategy}`"
+        (line,) = re.findall(rf"^\| {name}, (?:token|word|that) .*gram.* \|$", page, re.M)
         cells = [cell.strip() for cell in line.strip("|").split("|")][1:]
-        decoders = ["greedy", strategy, f"{strategy} + {lm}", f"{strategy} + {lm} + phrases"]
+        decoders = [
+            (model, decoder) for decoder in ("greedy", strategy, f"{strategy} + {lm}", f"{strategy} + {lm} + phrases")
+        ]
         for decoder, cell in zip(decoders, cells, strict=False):
             if cell:
                 assert 100 * rows[decoder]["wer"] == pytest.approx(float(cell), abs=0.5)
