@@ -194,7 +194,7 @@ def test_a_tdt_model_without_its_durations_is_an_error(tdt_model):
 
 def test_character_models(hybrid_model, encoded_by, utterances):
     letters = [chr(ord("A") + i) for i in range(129) if chr(ord("A") + i) != "|"]  # a space for some
-    beam = {"boosting_tree": {"key_phrases_list": [letters[5]]}, "boosting_tree_alpha": 20.0}
+    beam = {"boosting_tree": {"key_phrases_list": [letters[5]]}, "boosting_tree_alpha": 40.0}
     for strategy in STRATEGIES:
         decoding = RNNTDecoding(
             OmegaConf.create({"strategy": strategy, "beam": beam, "compute_timestamps": True}),
@@ -467,7 +467,7 @@ def test_an_empty_hypothesis_begins_an_utterance(transducer, encoded_by, utteran
 def test_requests_count_where_an_utterance_begins(transducer, encoded_by, utterances):
     use_for_chunks(transducer, beam_size=8)
     encoder_output, lengths = encoded_by(transducer, utterances)
-    with utterance_requests(transducer, [["graam"], *[None] * 5], boosting_weight=1.0):
+    with utterance_requests(transducer, [["graam"], *[None] * 5], boosting_weight=2.0):
         hypotheses, _ = in_chunks(transducer, (encoder_output, lengths), 20)
     assert hypotheses[0].text.endswith("graam")
 

@@ -430,9 +430,9 @@ def test_ways_to_search_do_not_change_the_words(ctc_model, paged_cfg, static, wo
 
 
 def test_weight_zero_leaves_the_small_lm(ctc_model, paged_cfg, static, small_word_lm, emissions):
-    expected = decoded(ctc_model, static(small_word_lm, lm_weight=0.5), emissions)
-    found = decoded(ctc_model, paged_cfg(large_lm_weight=0.0, lm_weight=0.5), emissions)
-    assert texts(found) == texts(expected) != texts(decoded(ctc_model, paged_cfg(lm_weight=0.5), emissions))
+    expected = decoded(ctc_model, static(small_word_lm, lm_weight=1.5), emissions)
+    found = decoded(ctc_model, paged_cfg(large_lm_weight=0.0, lm_weight=1.5), emissions)
+    assert texts(found) == texts(expected) != texts(decoded(ctc_model, paged_cfg(lm_weight=1.5), emissions))
 
 
 def test_lms_in_either_form_and_a_ready_made_graph(ctc_model, paged_cfg, emissions, small_word_lm, word_lm, tmp_path):
