@@ -34,7 +34,11 @@ def compiled(function: F) -> F:
 
 
 def inlined(function: F) -> F:
-    """Like `compiled`, for small functions inside hot loops: a call there costs more than the work."""
+    """Like `compiled`, for small functions inside hot loops: a call there costs more than the work.
+
+    numba copies the code of such a function, and of all that it inlines, at each call: of a large one
+    `no_refcount` makes the same machine code in half the time.
+    """
     return _njit(function, inline="always")
 
 

@@ -297,7 +297,7 @@ def _expand_each(row, state, search, lm, work):
         _expand_group(groups[g], g, row, state, search, lm, work)
 
 
-@inlined
+@no_refcount
 def _expand_group(group, g, row, state, search, lm, work):
     """All arcs of a group of a small state; of a large state those with labels that may matter."""
     frame, arcs = work.frame[0], search.graph.arcs
