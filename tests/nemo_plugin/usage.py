@@ -112,7 +112,7 @@ def strategy_case(name, request) -> Case:
         model = request.getfixturevalue({"rnnt": "hybrid_model", "tdt": "tdt_model"}[kind])
         encode, utterances = (request.getfixturevalue(f) for f in ("encoded_by", "utterances"))
         return Case(
-            strategy, model, encode(model, utterances), "beam", {"beam_size": 8}, 1.0,
+            strategy, model, encode(model, utterances), "beam", {"beam_size": 8}, 2.0,
             lm={"ngram_lm_model": str(assets / "lm" / "tok3.arpa"), "ngram_lm_alpha": 0.3},
             several={"return_best_hypothesis": False, "n_best": 3, "score_norm": False},
             own={"blank_lm_score_mode": "no_score", "pruning_mode": "early"},
