@@ -109,12 +109,13 @@ def strategy_case(name, request) -> Case:
     strategy, _, kind = name.partition("-")
     assets = request.getfixturevalue("assets")
     if kind:
+        more = {"maes_expansion_gamma": 8.0} if strategy == "aes_pp" else {}  # the models are sure of themselves
         model = request.getfixturevalue({"rnnt": "hybrid_model", "tdt": "tdt_model"}[kind])
         encode, utterances = (request.getfixturevalue(f) for f in ("encoded_by", "utterances"))
         return Case(
             strategy, model, encode(model, utterances), "beam", {"beam_size": 8}, 2.0,
             lm={"ngram_lm_model": str(assets / "lm" / "tok3.arpa"), "ngram_lm_alpha": 0.3},
-            several={"return_best_hypothesis": False, "n_best": 3, "score_norm": False},
+            several={"return_best_hypothesis": False, "n_best": 3, "score_norm": False, **more},
             own={"blank_lm_score_mode": "no_score", "pruning_mode": "early"},
         )  # fmt: skip
     # decodings of the emissions leave the model with NeMo's greedy decoding, as `ctc_model` has it

@@ -161,6 +161,7 @@ def transducer(width: int, tdt: bool) -> Config:
         config["decoding"] |= {"model_type": "tdt", "durations": DURATIONS}
         tdt_loss = {"fastemit_lambda": 0.0, "durations": DURATIONS, "sigma": TDT_SIGMA}
         config["loss"] = {"loss_name": "tdt", "tdt_kwargs": tdt_loss | {"omega": 0.1}}
+        config["compute_eval_loss"] = False  # NeMo computes it on GPUs alone
     return config
 
 
