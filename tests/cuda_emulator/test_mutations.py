@@ -78,6 +78,9 @@ def run_primitives(runtime, source):
     launch(runtime, source, "reductions", block=128, x=x, out=x.new_zeros(512))
     keys = torch.randperm(600)
     launch(runtime, source, "sort_and_order", block=128, keys=keys, order=torch.zeros(600, dtype=torch.int32))
+    copied = torch.zeros(64, dtype=torch.int64)
+    launch(runtime, source, "team_copies", block=64, keys=keys[:64].clone(), out=copied)
+    assert torch.equal(copied.view(8, 8), keys[:64].view(8, 8).roll(-1, 1))
 
 
 @pytest.mark.parametrize(

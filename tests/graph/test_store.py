@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -87,6 +88,7 @@ def test_two_processes_that_fill_one_cache_both_have_the_graph(tmp_path, graph):
 
 
 def test_a_cache_that_cannot_be_used_costs_the_graph_nothing(tmp_path, graph, caplog, monkeypatch):
+    caplog.set_level(logging.WARNING, "nemo_gpu_decoding")
     arpa, folder = tmp_path / "lm.arpa", tmp_path / "cache"
     folder.write_text("no folder")
     assert build_graph(arpa, toy_lexicon(), cache=folder).fingerprint == graph.fingerprint

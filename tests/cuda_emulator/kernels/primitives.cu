@@ -30,3 +30,12 @@ extern "C" __global__ void sort_and_order(const SortAndOrderArgs args) {
     __syncthreads();
   }
 }
+
+struct Words { uint64 values[TEAM]; };
+struct TeamCopiesArgs { const uint64* keys; uint64* out; };
+extern "C" __global__ void team_copies(const TeamCopiesArgs args) {
+  auto [keys, out] = args;
+  __shared__ Words copies[8];
+  team_copy(copies + team(), (const Words*)keys + team());
+  out[thread()] = copies[team()].values[(team_lane() + 1) % TEAM];  // what another lane has copied
+}
