@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
@@ -70,7 +69,7 @@ def load_graph(path: str | PathLike[str], *, verify: bool = True) -> WordGraph:
 def load_or_build(path: Path, build: Callable[[], WordGraph]) -> WordGraph:
     """The graph of a file in a cache; what `build` returns, kept there, if there is none that can be read."""
     try:
-        if os.path.exists(path):
+        if path.exists():
             return load_graph(path)
     except (OSError, ValueError) as error:
         logger.warning("the graph that was kept cannot be used, building it anew: %s", error)

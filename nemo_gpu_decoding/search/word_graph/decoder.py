@@ -211,15 +211,13 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         if committed is not None:
             traced, first, stop = traced.after_words(committed.words), committed.tokens, committed.stop
             scores = committed.scores
-        state = found.state
+        state, closure_cost = found.state, 0.0
         if found.epsilon != NONE:
             closure = graph.arrays.epsilons[found.epsilon]
             traced = traced.followed_by(graph.expanded(int(closure["olabel"])))
-            state = int(closure["target"])
+            state, closure_cost = int(closure["target"]), float(closure["cost"])
         scores = scores.after(found.steps, traced.words, models)
-        lm = -scores.graph_cost
-        if found.epsilon != NONE:
-            lm -= float(closure["cost"])
+        lm = -scores.graph_cost - closure_cost
         if ended:
             lm -= float(graph.arrays.states["final_cost"][state])
         lm *= float(weights.lm_weight)
