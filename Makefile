@@ -37,8 +37,8 @@ $(STAMP): $(RECIPE)
 	@VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" NEMO="$(NEMO)" bash scripts/make_venv.sh
 	@touch $@
 
-demo: $(STAMP)  ## greedy against beam, + LM, + phrases on the shipped speech; rows in build/demo.json
-	@$(BIN)/python scripts/demo.py out=build/demo.json
+demo: $(STAMP)  ## greedy against beam, + LM, + phrases on the shipped speech; rows and a picture in build/
+	@$(BIN)/python scripts/demo.py out=build/demo.json plot=build/demo.png
 
 test: lint packages kernels pytest  ## lint, check the CUDA kernels, then all tests with coverage
 

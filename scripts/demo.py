@@ -2,6 +2,8 @@
 tree ships.
 
     python scripts/demo.py models=[ctc] show=10 beam_size=16
+
+Decoders that take long to compile are compiled by a second process meanwhile, and kept.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import copy
 import json
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -16,13 +19,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kaldialign import align
+from rich.console import Console
+from rich.text import Text
+
 from nemo_gpu_decoding.cli.decoding import load_phrase_file
 from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Score, encode
 from nemo_gpu_decoding.cli.grid import Point, at_point
 from nemo_gpu_decoding.cli.main import guarded
 from nemo_gpu_decoding.cli.options import help_text, parse_options
+from nemo_gpu_decoding.cli.tune_plot import FORMATS
+from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import Utterance, read_manifest
-from nemo_gpu_decoding.metrics import word_errors
+from nemo_gpu_decoding.metrics import PhraseWords, word_errors
 from nemo_gpu_decoding.presets import load_preset
 from nemo_gpu_decoding.report import format_table
 
@@ -32,7 +41,7 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.nemo_plugin.model import Head
     from nemo_gpu_decoding.search.decoder import Decoder
 
-EXAMPLES = ("", "out=build/demo.json", "models=[ctc] show=10 beam_size=16")
+EXAMPLES = ("", "out=build/demo.json plot=build/demo.png", "models=[ctc] show=10 beam_size=16")
 # model -> its file in models/ and its presets, which `tune` found on the dev set
 MODELS = {
     "ctc": ("self_ctc.nemo", ("demo.yaml", "demo_wfst.yaml", "demo_paged.yaml")),
@@ -40,7 +49,13 @@ MODELS = {
     "tdt": ("self_hybrid_tdt.nemo", ("demo_tdt.yaml",)),
 }
 ROOT = Path(__file__).resolve().parents[1]
-REPEATS = 5  # times each decoder is timed; the median is shown
+LACKING = "***"  # a word that a transcript lacks, as sclite writes it
+NEXT = """
+with your own model, recordings and names:
+  nemo-gpu-decoding transcribe model=YOUR.nemo audio='recordings/*.wav' phrases=names.txt lm=tokens.arpa
+  nemo-gpu-decoding build-lm text=corpus.txt model=YOUR.nemo out=tokens.arpa
+  nemo-gpu-decoding serve model=YOUR.nemo         with your microphone, in a browser"""
+REPEATS = 3  # times each decoder is timed; the median is shown
 
 
 @dataclass
@@ -54,8 +69,10 @@ class DemoOptions:
     # Write the rows of the table here as JSON: a list of objects with model, decoder, wer,
     # fscore, seconds.
     out: str | None = None
+    # Draw the error rates here, a .png, .svg or .pdf.
+    plot: str | None = None
     # Utterances whose transcripts are shown, of those where the decoders differ; most improved first.
-    show: int = 4
+    show: int = 3
     # Hypotheses that beam searches keep per frame; null: as in the presets.
     beam_size: int | None = None
     # Models to decode: any of ctc, rnnt, tdt.
@@ -66,6 +83,8 @@ class DemoOptions:
     live: bool = True
 
     def __post_init__(self) -> None:
+        if self.plot is not None and Path(self.plot).suffix not in FORMATS:
+            raise ValueError(f"plot is {self.plot!r}, expected a file that ends in {', '.join(FORMATS)}")
         unknown = [model for model in self.models if model not in MODELS]
         if unknown or not self.models:
             raise ValueError(f"models is {self.models}, expected any of {', '.join(MODELS)}")
@@ -90,15 +109,17 @@ def run(options: DemoOptions) -> int:
     utterances = read_manifest(data / "speech" / "test.json")[: options.utterances]
     phrases = load_phrase_file("phrases", str(data / "phrases.txt"))
     rows: list[Row] = []
+    console = Console(highlight=False, soft_wrap=True)  # colours where there is a terminal that has them
+    others = compile_meanwhile(options.models)
     for model in options.models:
         file, preset_files = MODELS[model]
         presets = [load_preset(str(data / preset_file)) for preset_file in preset_files]
         for preset in presets:
             if options.beam_size is not None and "beam" in preset:
                 preset.beam.beam_size = options.beam_size
-        test, own = decode_model(model, data / "models" / file, presets, utterances, phrases)
-        print(report(model, test, own))
-        print(differences(test, own, options.show if model == options.models[0] else 0))
+        test, own = decode_model(model, data / "models" / file, presets, utterances, phrases, others)
+        console.print(report(model, test, own), markup=False)
+        console.print(differences(test, own, phrases, options.show if model == options.models[0] else 0))
         rows += own
     if options.live and "ctc" in options.models:
         print(live_stream(data, utterances[0]))
@@ -107,20 +128,40 @@ def run(options: DemoOptions) -> int:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps([json_row(row) for row in rows], indent=2) + "\n", encoding="utf-8")
         print(f"\nrows: {out}")
+    if options.plot:
+        plot = Path(options.plot)
+        plot.parent.mkdir(parents=True, exist_ok=True)
+        draw(rows, plot)
+        print(f"error rates as a picture: {plot}")
+    print(NEXT)
     return 0
 
 
+def compile_meanwhile(models: Sequence[str]) -> subprocess.Popen[bytes] | None:
+    """A process that compiles the search of a transducer, which comes last, while this one loads NeMo and compiles
+    word graphs; None if that has been compiled before or is not asked for."""
+    last = models[-1]
+    if len(models) == 1 or last == "ctc" or any(cache_folder().rglob("*.nbi")):
+        return None
+    command = [sys.executable, __file__, f"models=[{last}]", "utterances=1", "show=0"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
 def decode_model(
-    model: str, file: Path, presets: Sequence[DictConfig], utterances: Sequence[Utterance], phrases: Sequence[str]
+    model: str,
+    file: Path,
+    presets: Sequence[DictConfig],
+    utterances: Sequence[Utterance],
+    phrases: Sequence[str],
+    others: subprocess.Popen[bytes] | None,
 ) -> tuple[DevSet, list[Row]]:
-    """Encode the speech once; decode it greedily and as the presets say."""
+    """Encode the speech once; decode it greedily and as the presets say, when no other process disturbs the clock."""
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
     say(f"{model}: loading NeMo and the model")
     head = Model.load(str(file), device="cpu").head("ctc" if model == "ctc" else "rnnt")
     test = encode(head, utterances)
-    greedy = decode_greedy(head, test)  # the strategy that `encode` leaves behind
-    rows = [Row("greedy", greedy, test.score(greedy.texts, phrases), model)]
+    decoders: dict[str, Decoder] = {}
     for preset in presets:
         say(f"preparing {preset.strategy} (compiled on first use, then kept)")
         try:
@@ -129,9 +170,13 @@ def decode_model(
             say(f"{preset.strategy} is left out: {error}")
             continue
         for label, ours in steps.items():
-            decoded = decode_beam(test, ours, head)
-            rows.append(Row(label, decoded, test.score(decoded.texts, phrases), model))
-    return test, rows
+            ours.decode(test.batches[0].inputs[:1], test.batches[0].lengths[:1])  # compiles
+            decoders[label] = ours
+    if others is not None:
+        others.wait()
+    decoded = {"greedy": decode_greedy(head, test)}
+    decoded |= {label: decode_beam(test, ours, head) for label, ours in decoders.items()}
+    return test, [Row(label, each, test.score(each.texts, phrases), model) for label, each in decoded.items()]
 
 
 def steps_of(head: Head, preset: DictConfig) -> dict[str, Decoder]:
@@ -163,13 +208,13 @@ def steps_of(head: Head, preset: DictConfig) -> dict[str, Decoder]:
 
 def decode_beam(test: DevSet, ours: Decoder, head: Head) -> Decoded:
     """All utterances, several times: the median of the seconds counts."""
-    ours.decode(test.batches[0].inputs[:1], test.batches[0].lengths[:1])  # compile before timing
     runs = [test.decode(ours, head.text_of) for _ in range(REPEATS)]
     return Decoded(runs[0].texts, statistics.median(run.seconds for run in runs))
 
 
 def decode_greedy(head: Head, test: DevSet) -> Decoded:
     """NeMo's greedy_batch on the same input, timed like the others."""
+    head.use_greedy()
     seconds = []
     for _ in range(REPEATS):
         texts, started = [], time.perf_counter()
@@ -197,7 +242,7 @@ def report(model: str, test: DevSet, rows: Sequence[Row]) -> str:
     return f"\n{about}\n\n{format_table(header, table)}"
 
 
-def differences(test: DevSet, rows: Sequence[Row], show: int) -> str:
+def differences(test: DevSet, rows: Sequence[Row], phrases: Sequence[str], show: int) -> Text:
     """Transcripts of utterances on which the decoders disagree, what the last one mends most first."""
     columns = list(zip(*(row.decoded.texts for row in rows), strict=True))
     disputed = [i for i, texts in enumerate(columns) if len(set(texts)) > 1]
@@ -212,12 +257,42 @@ def differences(test: DevSet, rows: Sequence[Row], show: int) -> str:
     worse = sum(gain < 0 for gain in gains.values())
     first, last = rows[0].decoder, rows[-1].decoder
     verdict = f"from {first} to {last} {better} get better and {worse} worse"
-    lines = [f"\ntranscripts differ in {len(disputed)} utterances; {verdict}"]
+    shown = Text(f"\ntranscripts differ in {len(disputed)} utterances; {verdict}\n")
     width = max(len(name) for name in ("reference", *(row.decoder for row in rows)))
+    wanted = PhraseWords.of(phrases)
     for i in sorted(disputed, key=lambda i: -gains[i])[:show]:
-        lines += ["", f"  {'reference':{width}}  {test.references[i]}"]
-        lines += [f"  {row.decoder:{width}}  {row.decoded.texts[i]}" for row in rows]
-    return "\n".join(lines)
+        shown.append(f"\n  {'reference':{width}}  {test.references[i]}\n")
+        for row in rows:
+            shown.append(f"  {row.decoder:{width}}  ")
+            shown.append_text(coloured(test.references[i], row.decoded.texts[i], wanted)).append("\n")
+    return shown
+
+
+def coloured(reference: str, text: str, wanted: PhraseWords) -> Text:
+    """A transcript with wrong and lacking words in red, and phrases found where they were said in green."""
+    in_phrase = iter(wanted.covered(text.split()))
+    shown = Text()
+    for said, word in align(reference.split(), text.split(), LACKING):
+        found = word != LACKING and next(in_phrase)
+        shown.append(" " if shown else "")
+        shown.append(word, "red" if word != said else "green" if found else "")
+    return shown
+
+
+def draw(rows: Sequence[Row], target: Path) -> None:
+    """Write a picture of the word error rates: a panel per model, a bar per decoder; the suffix of `target` chooses
+    the format."""
+    from matplotlib.figure import Figure
+
+    models = list(dict.fromkeys(row.model for row in rows))
+    figure = Figure(figsize=(4.5 * len(models), 3.2), layout="constrained")
+    for axes, model in zip(figure.subplots(1, len(models), squeeze=False)[0], models, strict=True):
+        own = [row for row in rows if row.model == model][::-1]  # bars grow from the bottom
+        bars = axes.barh([row.decoder for row in own], [100 * row.score.errors.wer for row in own])
+        axes.bar_label(bars, fmt="%.1f", padding=2)
+        axes.set(title=model, xlabel="word error rate, %")
+        axes.margins(x=0.15)
+    figure.savefig(target, dpi=120)
 
 
 def live_stream(data: Path, utterance: Utterance) -> str:
@@ -242,7 +317,6 @@ def live_stream(data: Path, utterance: Utterance) -> str:
         if found is not None and (found.text != shown or step.final is not None):
             shown = found.text
             lines.append(f"  {min(at + n, len(samples)) / recognizer.sample_rate:4.1f} s  {kind}  {shown}")
-    lines.append(f"\nwith your microphone: nemo-gpu-decoding serve model={model} preset={data / preset}")
     return "\n".join(lines)
 
 

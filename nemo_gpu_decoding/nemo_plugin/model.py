@@ -289,7 +289,8 @@ class Head(ABC):
             return path.text
         return self.decoding.decode_tokens_to_str_with_strip_punctuation(path.tokens.tolist())
 
-    def _use_greedy(self) -> None:
+    def use_greedy(self) -> None:
+        """Switch to NeMo's `greedy_batch`."""
         self.use(OmegaConf.create({"strategy": "greedy_batch"}))
 
 
@@ -304,7 +305,7 @@ class CTCHead(Head):
         return nemo.ctc_decoding if self.model.is_hybrid else nemo.decoding
 
     def encoded(self, files: Sequence[str | Path], *, batch_size: int = 8) -> Iterator[Encoded]:
-        self._use_greedy()
+        self.use_greedy()
         for outputs in self.model.encode(files, batch_size):
             for hypothesis in self.model.hypotheses(outputs):
                 log_probs = hypothesis.y_sequence.detach().float().cpu().numpy()
@@ -325,7 +326,7 @@ class TransducerHead(Head):
         return self.model.model.decoding
 
     def encoded(self, files: Sequence[str | Path], *, batch_size: int = 8) -> Iterator[Encoded]:
-        self._use_greedy()
+        self.use_greedy()
         for outputs in self.model.encode(files, batch_size):
             rows = outputs["encoded"].transpose(1, 2).float().cpu().numpy()
             lengths = outputs["encoded_len"].tolist()

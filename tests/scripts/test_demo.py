@@ -13,6 +13,7 @@ import pytest
 from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet
 from nemo_gpu_decoding.cli.options import options_of
 from nemo_gpu_decoding.manifest import read_manifest
+from nemo_gpu_decoding.metrics import PhraseWords
 from tests.assets import ROOT
 
 spec = importlib.util.spec_from_file_location("demo", ROOT / "scripts" / "demo.py")
@@ -48,7 +49,9 @@ def test_each_step_of_the_demo_helps(run, tmp_path, capsys, timed_once):
     pytest.importorskip("nemo.collections.asr")
     pytest.importorskip("kaldifst")
     out = tmp_path / "build" / "demo.json"
-    assert run(f"out={out}", "show=1") == 0
+    plot = tmp_path / "build" / "demo.png"
+    assert run(f"out={out}", f"plot={plot}", "show=1") == 0
+    assert plot.stat().st_size > 10_000
     rows = json.loads(out.read_text())
     assert all(set(row) == {"model", "decoder", "wer", "fscore", "seconds"} for row in rows)
     assert all(row["seconds"] > 0 for row in rows)
@@ -114,14 +117,40 @@ def test_transcripts_are_shown_where_decoders_differ():
     test = DevSet((), ("same", "two", "three"), ("same", "to", "tree"), 1.0, 1.0)
     columns = {"greedy": ("same", "to", "tree"), "beam": ("same", "two", "tree"), "lm": ("same", "two", "three")}
     rows = [Row(name, Decoded(texts, 0.1), test.score(texts, ["x"])) for name, texts in columns.items()]
-    shown = differences(test, rows, show=1)
-    assert "differ in 2 utterances; from greedy to lm 2 get better and 0 worse\n" in shown
-    assert "  reference  two\n  greedy     to\n" in shown
-    assert "tree" not in shown
-    assert "same" not in shown
+    shown = differences(test, rows, ["two"], show=1)
+    assert "differ in 2 utterances; from greedy to lm 2 get better and 0 worse\n" in shown.plain
+    assert "  reference  two\n  greedy     to\n" in shown.plain
+    assert "tree" not in shown.plain
+    assert [(shown.plain[span.start : span.end], span.style) for span in shown.spans] == [
+        ("to", "red"), ("two", "green"), ("two", "green"),
+    ]  # fmt: skip
+    assert "same" not in shown.plain
     agreeing = [rows[0], rows[0]]
-    assert "transcripts differ in 0 utterances" in differences(test, agreeing, show=1)
-    assert "from lm to greedy 0 get better and 2 worse" in differences(test, rows[::-1], show=0)
+    assert "transcripts differ in 0 utterances" in differences(test, agreeing, [], show=1).plain
+    assert "from lm to greedy 0 get better and 2 worse" in differences(test, rows[::-1], [], show=0).plain
+
+
+def test_wrong_and_lacking_words_are_red_and_phrases_green():
+    shown = demo.coloured("call miss san jose now", "call mister san jose", PhraseWords.of(["san jose", "call me"]))
+    assert shown.plain == "call mister san jose ***"
+    assert [(shown.plain[span.start : span.end], span.style) for span in shown.spans] == [
+        ("mister", "red"), ("san", "green"), ("jose", "green"), ("***", "red"),
+    ]  # fmt: skip
+
+
+def test_the_transducer_is_compiled_meanwhile_where_nothing_has_been_compiled(monkeypatch, tmp_path):
+    started = []
+    monkeypatch.setattr(demo, "cache_folder", lambda: tmp_path)
+    monkeypatch.setattr(demo.subprocess, "Popen", lambda command, **_: started.append(command))
+    for models in (["ctc"], ["tdt"], ["rnnt", "ctc"]):
+        assert demo.compile_meanwhile(models) is None
+    assert not started
+    demo.compile_meanwhile(["ctc", "rnnt", "tdt"])
+    (command,) = started
+    assert command[2:] == ["models=[tdt]", "utterances=1", "show=0"]
+    (tmp_path / "search.nbi").write_text("")
+    assert demo.compile_meanwhile(["ctc", "tdt"]) is None
+    assert len(started) == 1
 
 
 @pytest.mark.nemo
