@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import compiled
+from nemo_gpu_decoding.jit import compiled, no_refcount
 from nemo_gpu_decoding.search.word_graph.candidates import boosted
 from nemo_gpu_decoding.search.word_graph.composition import difference_of_label, final_difference
 from nemo_gpu_decoding.search.word_graph.keys import NONE, boost_of, context_of, is_first, state_of
+
+if TYPE_CHECKING:
+    from nemo_gpu_decoding.search.word_graph.stream_state import StreamState
 
 END = np.dtype(
     [
@@ -32,30 +37,33 @@ class Steps(NamedTuple):
     probabilities: np.ndarray  # float32, sum of its posteriors over these frames
 
 
-@compiled
-def best_end(tokens, final, search, lm):
-    """The token with which an utterance ends best.
+@no_refcount
+def best_ends(tokens, counts, final, search, lm, ends):
+    """Where each of R utterances ends best.
 
     Args:
-        final: the utterance is over: final costs count and closure arcs may lead to a final state.
-
-    Returns:
-        its number, the closure arc to the end or NONE, and the cost with all that comes after the
-        last frame; the number is NONE if no token reaches a final state.
+        tokens: those of all utterances, one utterance after the other; counts: [R] tokens of each.
+        final: the utterances are over: final costs count and closure arcs may lead to a final state.
+        ends: [R] END, filled: number of the token within its utterance, NONE if no token reaches a final state; the
+            closure arc to the end or NONE; the cost with all that comes after the last frame.
     """
-    best, last_epsilon, least = np.int64(NONE), np.int64(NONE), np.inf
-    for i in range(len(tokens)):
-        state = search.graph.states[state_of(tokens[i].key)]
-        begin = state.epsilon_begin
-        for e in range(begin - 1, state.epsilon_end if final else begin):
-            epsilon, total = NONE if e < begin else e, np.float64(tokens[i].cost)
-            if final:
-                total += end_cost(tokens[i], epsilon, search, lm)
-            if total == np.inf:
-                continue
-            if total < least or (total == least and is_first(tokens[i], tokens[best], lm)):
-                best, last_epsilon, least = np.int64(i), np.int64(epsilon), total
-    return best, last_epsilon, least
+    first = 0
+    for r in range(len(counts)):
+        end = ends[r]
+        end.node, end.epsilon, end.state, end.cost = NONE, NONE, NONE, np.inf
+        for i in range(first, first + counts[r]):
+            state = search.graph.states[state_of(tokens[i].key)]
+            begin = state.epsilon_begin
+            for e in range(begin - 1, state.epsilon_end if final else begin):
+                epsilon, total = NONE if e < begin else e, np.float64(tokens[i].cost)
+                if final:
+                    total += end_cost(tokens[i], epsilon, search, lm)
+                if total == np.inf:
+                    continue
+                if total < end.cost or (total == end.cost and is_first(tokens[i], tokens[first + end.node], lm)):
+                    end.node, end.epsilon, end.cost = i - first, epsilon, total
+                    end.state = state_of(tokens[i].key)
+        first += counts[r]
 
 
 @compiled
@@ -80,7 +88,7 @@ def all_ends(tokens, final, search, lm):
     return ends[:count].copy()
 
 
-@compiled
+@no_refcount
 def end_cost(token, epsilon, search, lm):
     """What it costs to end with a token, or where a closure arc leads it; inf if that is not final."""
     graph, weights, cost = search.graph, search.weights, 0.0
@@ -103,7 +111,7 @@ def end_cost(token, epsilon, search, lm):
         return cost + end_difference(olabel, context_of(token, lm), search, lm)
 
 
-@compiled
+@no_refcount
 def end_difference(olabel, context, search, lm):
     """LM score difference of the word of a closure arc, if there is one, and of the end after it."""
     difference = 0.0
@@ -115,7 +123,7 @@ def end_difference(olabel, context, search, lm):
     return difference + final_difference(context, lm)
 
 
-@compiled
+@no_refcount
 def count_back_pointers(back_pointers, at):
     count = 0
     while at != NONE:
@@ -124,24 +132,82 @@ def count_back_pointers(back_pointers, at):
     return count
 
 
-@compiled
-def trace_back(back_pointers, token, steps):
-    """Fill `steps` (as long as the chain) with the back-pointers that `token` points to."""
+@no_refcount
+def trace_back(back_pointers, token, arcs, epsilons, frames, runs, probabilities, begin):
+    """Write the back-pointers that `token` points to, oldest first, to the arrays of `Steps` from `begin` on.
+
+    Returns:
+        one past the last of them.
+    """
+    end = begin + count_back_pointers(back_pointers, token.back_pointer)
     at, run, probability = token.back_pointer, token.run, token.probability
-    for n in range(len(steps.arcs) - 1, -1, -1):
-        steps.arcs[n] = back_pointers[at].arc
-        steps.epsilons[n] = back_pointers[at].epsilon
-        steps.frames[n] = back_pointers[at].frame
-        steps.runs[n], steps.probabilities[n] = run, probability
+    for n in range(end - 1, begin - 1, -1):
+        arcs[n], epsilons[n], frames[n] = back_pointers[at].arc, back_pointers[at].epsilon, back_pointers[at].frame
+        runs[n], probabilities[n] = run, probability
         run, probability = back_pointers[at].run, back_pointers[at].probability
         at = back_pointers[at].previous
+    return end
+
+
+class FoundPaths(NamedTuple):
+    """P paths, as a search or a lattice has found them."""
+
+    steps: Steps  # those of all paths, one path after the other
+    step_ends: np.ndarray  # [P] int64, one past the last step of each path
+    ends: np.ndarray  # [P] END; costs are from the first frame on
+    ended: np.ndarray  # [P] bool, whether these include final costs
+
+    def steps_of(self, n: int) -> Steps:
+        """The steps of path n."""
+        part = slice(int(self.step_ends[n - 1]) if n else 0, int(self.step_ends[n]))
+        return Steps(*(values[part] for values in self.steps))
+
+
+def ends_of(states: Sequence[StreamState], final: bool) -> np.ndarray:
+    """[R] END: where streams end best, as `best_ends`; costs are from the first frame on."""
+    ends, alike = np.empty(len(states), END), defaultdict(list)
+    for r, state in enumerate(states):  # those of one decoder with the same weights and boosting share a call
+        models, composition = state.models, state.models.composition
+        weight = None if composition is None else composition.difference_weight
+        alike[models.weights, id(models.boosting), weight].append(r)
+    for rows in alike.values():
+        models, tokens = states[rows[0]].models, [states[r].tokens for r in rows]
+        own = np.empty(len(rows), END)
+        counts = np.array([len(each) for each in tokens])
+        best_ends(concatenated(tokens), counts, final, models.search, models.composition, own)
+        ends[rows] = own
+    ends["cost"] += concatenated([state.counters for state in states])["cost"]
+    return ends
+
+
+def concatenated(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """Records of one type, which np.concatenate would look at field by field."""
+    return np.concatenate([array.view(np.uint8) for array in arrays]).view(arrays[0].dtype)
+
+
+def best_paths(states: Sequence[StreamState], final: bool) -> FoundPaths:
+    """The best path of each stream by the back-pointers of the search; of one that reaches no final state, the best
+    of those that may go on."""
+    ends, ended = ends_of(states, final), np.full(len(states), final)
+    missing = np.flatnonzero(ends["node"] == NONE)
+    if len(missing):
+        ends[missing], ended[missing] = ends_of([states[r] for r in missing.tolist()], final=False), False
+    # back-pointers on one path are of different frames
+    steps = _new_steps(sum(min(state.frames, len(state.back_pointers)) for state in states))
+    step_ends, at = np.empty(len(states), np.int64), 0
+    for r, (state, node) in enumerate(zip(states, ends["node"].tolist(), strict=True)):
+        step_ends[r] = at = trace_back(state.back_pointers, state.tokens[node], *steps, at)
+    return FoundPaths(Steps(*(values[:at] for values in steps)), step_ends, ends, ended)
+
+
+def _new_steps(count: int) -> Steps:
+    """Room for so many steps."""
+    arcs, epsilons, frames, runs = np.empty((4, count), np.int32)
+    return Steps(arcs, epsilons, frames, runs, np.empty(count, np.float32))
 
 
 def steps_of(back_pointers: np.ndarray, token: np.void) -> Steps:
     """The path of a token."""
-    count = count_back_pointers(back_pointers, token["back_pointer"])
-    arcs, epsilons, frames, runs = (np.empty(count, np.int32) for _ in range(4))
-    steps = Steps(arcs, epsilons, frames, runs, np.empty(count, np.float32))
-    if count:
-        trace_back(back_pointers, token, steps)
+    steps = _new_steps(count_back_pointers(back_pointers, token["back_pointer"]))
+    trace_back(back_pointers, token, *steps, 0)
     return steps

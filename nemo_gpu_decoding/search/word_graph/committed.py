@@ -20,7 +20,7 @@ from nemo_gpu_decoding.search.word_graph.best_path import Steps, count_back_poin
 from nemo_gpu_decoding.search.word_graph.composition import add_differences
 from nemo_gpu_decoding.search.word_graph.keys import NONE
 from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER
-from nemo_gpu_decoding.search.word_graph.result import WordPath, next_end, traced_text
+from nemo_gpu_decoding.search.word_graph.result import Labels, WordPath, add_graph_costs, emitted_words, next_end
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
 
 FEWEST_BACK_POINTERS = 2048  # that there is room for
@@ -40,8 +40,8 @@ class TextScores(NamedTuple):
         context = 0 if models.composition is None else models.composition.lms.start
         return cls(0.0, 0.0, context, 0.0, models.boosting.start_state)
 
-    def after(self, steps: Steps, words: Sequence[int], models: StreamModels) -> TextScores:
-        """After more steps, and the words that are emitted there."""
+    def after_words(self, words: Sequence[int], models: StreamModels) -> TextScores:
+        """After more words, without the graph's costs."""
         difference, context = self.difference, self.context
         if models.composition is not None:
             labels = np.array(words, np.int64)
@@ -50,8 +50,7 @@ class TextScores(NamedTuple):
         for word in words if models.weights.boosts else ():
             weight, boosting_state = models.boosting.advance(boosting_state, word)
             bonus += weight
-        cost = add_graph_costs(steps, models.graph.arrays, self.graph_cost)
-        return TextScores(cost, difference, context, bonus, boosting_state)
+        return TextScores(self.graph_cost, difference, context, bonus, boosting_state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,19 +88,20 @@ def with_more_committed(state: StreamState, old: Committed, steps: Steps, path: 
     if not is_worth(count):
         return state
     models = state.models
-    traced = traced_text(steps, models.graph, models.params.blank_id)
+    own, kinds = old.words, Labels.of(models.graph, models.params.blank_id)
+    tokens, (labels, emitted_at) = emitted_words(steps, models.graph.arrays, kinds)
     is_token = models.graph.arrays.arcs["ilabel"][steps.arcs[:count]] != models.params.blank_id
     before = np.cumsum(is_token) - is_token  # tokens before each step; that of the last step may become longer
-    emitted_at, own = np.array(traced.emitted_at, np.int64), old.words
     known = int((emitted_at < before[-1] + is_token[-1]).sum())  # words that are emitted in these steps
-    words, tokens = np.array(traced.words[own:known], np.int64), traced.tokens[: before[-1]]
-    n, size = _last_boundary(words, emitted_at[own:known], tokens, models.graph)
+    n, size = _last_boundary(labels[own:known], emitted_at[own:known], tokens[: before[-1]], models.graph)
     first, later = int(np.searchsorted(before, size)), own + n - int((emitted_at < size).sum())
     if n == 0 or later < 0 or path.words[n - 1].end_token != old.tokens + size or not is_worth(first):
         return state
     columns = {name: getattr(path, name)[:size] for name in ("tokens", "frames", "repeats", "token_confidence")}
     old.columns.extend({**columns, "words": path.words[:n]})
-    scores = old.scores.after(Steps(*(values[:first] for values in steps)), traced.words[own : own + n], models)
+    scores = old.scores.after_words(labels[own : own + n].tolist(), models)
+    taken = Steps(*(values[:first] for values in steps))
+    scores = scores._replace(graph_cost=add_graph_costs(taken, models.graph.arrays, scores.graph_cost))
     stop = int(path.frames[size - 1] + path.repeats[size - 1])
     return _cut(state, common, count - 1 - first, Committed(old.columns, old.columns.head(), scores, later, stop))
 
@@ -164,13 +164,3 @@ def last_sure_end(words, tokens, unknown, index, begin, spelled, beginning):
         if low == high:
             sure, size = n + 1, low
     return sure, size
-
-
-@compiled
-def add_graph_costs(steps, graph, total):
-    """A cost, float64, and those of the arcs and closure arcs of a path."""
-    for n in range(len(steps.arcs)):
-        if steps.epsilons[n] >= 0:
-            total += np.float64(graph.epsilons[steps.epsilons[n]].cost)
-        total += np.float64(graph.arcs[steps.arcs[n]].cost)
-    return total

@@ -22,16 +22,15 @@ from nemo_gpu_decoding.search.committed import joined
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import check_log_probs
-from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work
-from nemo_gpu_decoding.search.word_graph.best_path import Steps, best_end, steps_of
-from nemo_gpu_decoding.search.word_graph.committed import Committed, TextScores, shared_steps
+from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work, made
+from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps, best_paths, concatenated, ends_of
+from nemo_gpu_decoding.search.word_graph.committed import TextScores, shared_steps
 from nemo_gpu_decoding.search.word_graph.composition import Composition, weighted_difference
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine, LetEngine
 from nemo_gpu_decoding.search.word_graph.cuda_composition import LmComposition
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
-from nemo_gpu_decoding.search.word_graph.keys import NONE
-from nemo_gpu_decoding.search.word_graph.lattice import Lattice, LatticePath, lattice_of
+from nemo_gpu_decoding.search.word_graph.lattice import Lattice, lattice_of, lattice_paths
 from nemo_gpu_decoding.search.word_graph.lattice_rescoring import SecondLM
 from nemo_gpu_decoding.search.word_graph.lm_pair import shared_lm_pair
 from nemo_gpu_decoding.search.word_graph.mbr import with_confidence
@@ -42,7 +41,7 @@ from nemo_gpu_decoding.search.word_graph.records import (
     SearchParams,
     StreamParams,
 )
-from nemo_gpu_decoding.search.word_graph.result import WordPath, relative_cost, traced_text, words_of
+from nemo_gpu_decoding.search.word_graph.result import BEFORE, WordPath, read_paths, relative_cost, words_of
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -128,12 +127,19 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
     ) -> list[NBest[WordPath]]:
         states: list[StreamState] = engine.results(rows, n_best, final=final)
-        results = []
-        for row, state in zip(rows, states, strict=True):
-            result, steps, path = self._result(state, n_best, final)
-            results.append(result)
-            if not final and isinstance(engine, CPUEngine):
-                engine.commit(row, state, steps, path)
+        found = best_paths(states, final)
+        ended, paths = found.ended.tolist(), self._word_paths(found, [state.models for state in states], states)
+        overflows = concatenated([state.counters for state in states])["overflowed"].tolist()
+        notes = [_notes(*each, final) for each in zip(ended, overflows, strict=True)]
+        results = [self._result(*each, n_best, final) for each in zip(states, paths, ended, notes, strict=True)]
+        if final:
+            return results
+        costs, steps = found.ends["cost"].tolist(), [found.steps_of(r) for r in range(len(states))]
+        for r, cost in enumerate(ends_of(states, final=True)["cost"].tolist()):
+            relative, committed = relative_cost(costs[r], cost), self._committed(states[r], steps[r])
+            results[r] = replace(results[r], relative_cost=relative, committed=committed)
+            if isinstance(engine, CPUEngine):
+                engine.commit(rows[r], states[r], steps[r], paths[r])
         return results
 
     def _most_partial(self) -> tuple[int, str]:
@@ -143,42 +149,31 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
 
     # ----------------------------------------------------------------------------------- results
 
-    def _result(self, state: StreamState, n_best: int, final: bool) -> tuple[NBest[WordPath], Steps, WordPath]:
-        """The hypotheses of a stream; of the best one the steps and the path after what is committed."""
-        notes, found, ended = [], _best_path(state, final), final
-        if found is None:
-            notes.append(NO_END)
-            found, ended = _best_path(state, final=False), False
-            assert found is not None
-        overflows = int(state.counters["overflowed"][0])
-        if overflows:
-            notes.append(f"a table was full {overflows} times, which narrowed the beam there")
-        path = self._path(state.models, found, ended, committed=state.committed)
-        paths: tuple[WordPath, ...] = (joined(None if state.committed is None else state.committed.head, path),)
-        lattice = relative = None
-        if not final:
-            *_, cost = _best_end(state, final=True)
-            relative = relative_cost(found.cost, cost)
+    def _result(
+        self, state: StreamState, path: WordPath, ended: bool, notes: tuple[str, ...], n_best: int, final: bool
+    ) -> NBest[WordPath]:
+        """The hypotheses of a stream, of which the best one goes on with `path` after what is committed."""
+        lattice = None
         if self.config.keeps_links and (final or n_best > 1):
             lattice = lattice_of(state, ended)
             paths = self._paths(lattice, n_best)
-        result = NBest(
-            paths,
-            state.frames,
-            tuple(notes),
+        else:
+            paths = (joined(None if state.committed is None else state.committed.head, path),)
+        return made(
+            NBest,
+            paths=paths,
+            num_frames=state.frames,
+            notes=notes,
             lattice=lattice if self.config.lattice else None,
-            relative_cost=relative,
-            committed=None if final else self._committed(state, found),
             work=None if state.models.composition is None else _work(state.counters),
         )
-        return result, found.steps, path
 
-    def _committed(self, state: StreamState, found: LatticePath) -> int | None:
+    def _committed(self, state: StreamState, steps: Steps) -> int | None:
         """Tokens of the best hypothesis that all live ones share; None where those are not known."""
         if state.pasts is None:
             return None
         _, count = shared_steps(state)
-        shared = self.graph.arrays.arcs["ilabel"][found.steps.arcs[:count]] != self.blank_id
+        shared = self.graph.arrays.arcs["ilabel"][steps.arcs[:count]] != self.blank_id
         return int(shared.sum()) + (0 if state.committed is None else state.committed.tokens)
 
     def n_best(self, lattice: Lattice, n: int = 1) -> NBest[WordPath]:
@@ -192,54 +187,71 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
 
     def _paths(self, lattice: Lattice, n: int) -> tuple[WordPath, ...]:
         """The n best paths with different words, with the confidence of each word."""
-        found, ended = lattice.n_best(n), lattice.reaches_end
-        paths = [self._path(lattice.models, path, ended, second=lattice.second) for path in found]
+        found = lattice_paths(lattice.n_best(n), lattice.reaches_end)
+        paths = self._word_paths(found, [lattice.models] * len(found.ends), second=lattice.second)
         return with_confidence(paths, lattice.determinized() if self.config.posteriors == "lattice" else None)
 
-    def _path(
+    def _word_paths(
         self,
-        models: StreamModels,
-        found: LatticePath,
-        ended: bool,
-        *,
+        found: FoundPaths,
+        models: Sequence[StreamModels],
+        states: Sequence[StreamState] = (),
         second: SecondLM | None = None,
-        committed: Committed | None = None,
-    ) -> WordPath:
-        """What comes after the committed words, if there are any; score and parts are those of the whole path."""
-        graph, weights, composition = self.graph, models.weights, models.composition
-        traced, first, stop, scores = traced_text(found.steps, graph, self.blank_id), 0, 0, TextScores.at_start(models)
-        if committed is not None:
-            traced, first, stop = traced.after_words(committed.words), committed.tokens, committed.stop
-            scores = committed.scores
-        state, closure_cost = found.state, 0.0
-        if found.epsilon != NONE:
-            closure = graph.arrays.epsilons[found.epsilon]
-            traced = traced.followed_by(graph.expanded(int(closure["olabel"])))
-            state, closure_cost = int(closure["target"]), float(closure["cost"])
-        scores = scores.after(found.steps, traced.words, models)
-        lm = -scores.graph_cost - closure_cost
-        if ended:
-            lm -= float(graph.arrays.states["final_cost"][state])
+    ) -> list[WordPath]:
+        """What comes after the committed words of `states`, if these are given; score and parts are those of the
+        whole path. What can be done for all paths at once is: a single number takes NumPy as long as a hypothesis."""
+        before, start = np.zeros(len(models), BEFORE), [TextScores.at_start(own) for own in models]
+        for p, state in enumerate(states):
+            if state.committed is not None and state.committed.head is not None:
+                own = state.committed
+                before[p], start[p] = (own.words, own.tokens, own.stop, own.scores.graph_cost), own.scores
+        read = read_paths(found, before, self.graph, self.blank_id)
+        tokens, frames, repeats = read.tokens
+        labels, words = read.words["label"].tolist(), words_of(read, before, self.graph, self.pieces)
+        ends = zip(read.paths["tokens"].tolist(), read.paths["words"].tolist(), found.ended.tolist(), strict=True)
+        costs, graph_costs = found.ends["cost"].tolist(), read.paths["graph_cost"].tolist()
+        paths, begin, first = [], 0, 0
+        for p, (end, last, ended) in enumerate(ends):
+            lm, boosting, second_pass = self._parts(
+                -graph_costs[p], labels[first:last], ended, models[p], start[p], second
+            )
+            path = made(
+                WordPath,
+                tokens=tokens[begin:end],
+                frames=frames[begin:end],
+                repeats=repeats[begin:end],
+                token_confidence=read.confidence[begin:end],
+                score=-costs[p],
+                parts=ScoreParts(-costs[p] - lm - boosting - second_pass, lm, boosting, second_pass=second_pass),
+                words=tuple(words[first:last]),
+            )
+            paths.append(path)
+            begin, first = end, last
+        return paths
+
+    def _parts(
+        self,
+        lm: float,
+        words: list[int],
+        ended: bool,
+        models: StreamModels,
+        start: TextScores,
+        second: SecondLM | None,
+    ) -> tuple[float, float, float]:
+        """What LM, boosting and second pass give to a path, of which the graph gives `lm`, unweighted."""
+        weights, composition, boosting, second_pass = models.weights, models.composition, 0.0, 0.0
         lm *= float(weights.lm_weight)
+        if composition is not None or weights.boosts:
+            start = start.after_words(words, models)
         if composition is not None:
-            lm -= weighted_difference(scores.difference, scores.context, ended, composition)
-        boosting = second_pass = 0.0
+            lm -= weighted_difference(start.difference, start.context, ended, composition)
         if second is not None:
             lm *= second.lm_share
-            second_pass = -second.cost(np.array(traced.words, np.int64), final=ended)
+            second_pass = -second.cost(np.array(words, np.int64), final=ended)
         if weights.boosts:
-            final_weight = models.boosting.arrays.states["final_weight"][scores.boosting_state]
-            boosting = float(weights.boosting_weight) * (scores.bonus + (float(final_weight) if ended else 0.0))
-        score = -found.cost
-        return WordPath(
-            tokens=traced.tokens,
-            frames=traced.frames,
-            repeats=traced.repeats,
-            token_confidence=traced.confidence,
-            score=score,
-            parts=ScoreParts(score - lm - boosting - second_pass, lm, boosting, second_pass=second_pass),
-            words=words_of(traced, graph, self.pieces, first, stop),
-        )
+            final_weight = models.boosting.arrays.states["final_weight"][start.boosting_state]
+            boosting = float(weights.boosting_weight) * (start.bonus + (float(final_weight) if ended else 0.0))
+        return lm, boosting, second_pass
 
     # ------------------------------------------------------------------------------------ models
 
@@ -359,20 +371,12 @@ class PagedBigLM(CudaWFST):
         return replace(models, composition=Composition(self._lms, weight, size, bounded))
 
 
-def _best_path(state: StreamState, final: bool) -> LatticePath | None:
-    """The best path by the back-pointers of the search; None if none reaches a final state."""
-    best, epsilon, cost = _best_end(state, final)
-    if best == NONE:
-        return None
-    token = state.tokens[best]
-    return LatticePath(cost, steps_of(state.back_pointers, token), int(token["key"]) >> 32, epsilon)
-
-
-def _best_end(state: StreamState, final: bool) -> tuple[int, int, float]:
-    """As `best_end`, with the cost from the first frame on."""
-    models = state.models
-    best, epsilon, cost = best_end(state.tokens, final, models.search, models.composition)
-    return best, epsilon, cost + float(state.counters["cost"][0])
+def _notes(ended: bool, overflows: int, final: bool) -> tuple[str, ...]:
+    """What a user should know of a stream."""
+    notes = () if ended == final else (NO_END,)
+    if overflows:
+        return (*notes, f"a table was full {overflows} times, which narrowed the beam there")
+    return notes
 
 
 def _work(counters: np.ndarray) -> Work:

@@ -13,6 +13,7 @@ costs at most `lattice_beam` more than the best one is there.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +22,7 @@ import numpy as np
 from nemo_gpu_decoding.checks import check_int, check_number
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.lm.packed import PackedLM
-from nemo_gpu_decoding.search.word_graph.best_path import Steps, all_ends
+from nemo_gpu_decoding.search.word_graph.best_path import END, FoundPaths, Steps, all_ends
 from nemo_gpu_decoding.search.word_graph.determinize import closest_words
 from nemo_gpu_decoding.search.word_graph.kbest import backward_costs, best_texts, forward_costs, name_links, path_links
 from nemo_gpu_decoding.search.word_graph.keys import BLANK_MOVE, NEW_TOKEN, NONE
@@ -39,6 +40,18 @@ class LatticePath:
     steps: Steps
     state: int  # of the graph, after the last frame
     epsilon: int  # closure arc taken after that, or NONE
+
+
+def lattice_paths(paths: Sequence[LatticePath], ended: bool) -> FoundPaths:
+    """Paths of a lattice, `ended`: whose costs include final costs."""
+    ends = np.zeros(len(paths), END)
+    for name in ("cost", "state", "epsilon"):
+        ends[name] = [getattr(path, name) for path in paths]
+    steps = [path.steps for path in paths]
+    step_ends = np.cumsum([len(own.arcs) for own in steps])
+    return FoundPaths(
+        Steps(*map(np.concatenate, zip(*steps, strict=True))), step_ends, ends, np.full(len(paths), ended)
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from itertools import repeat
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from nemo_gpu_decoding.graph.csr import Spellings, WordGraph, count_words, word_from_end
-from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.jit import compiled, inlined, no_refcount, read_only
 from nemo_gpu_decoding.search.result import Path
-from nemo_gpu_decoding.search.word_graph.best_path import Steps
-
-if TYPE_CHECKING:
-    pass
-
+from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps
+from nemo_gpu_decoding.search.word_graph.keys import NONE
 
 W = TypeVar("W", bound="WordPath")
 
@@ -53,62 +51,158 @@ def relative_cost(best: float, ended: float) -> float:
     return max(0.0, ended - best)
 
 
-@dataclass(frozen=True)
-class TracedText:
-    """The tokens of a path, and at which of them the graph emitted each word."""
-
-    tokens: np.ndarray  # [n] int32
-    frames: np.ndarray  # [n] int32
-    repeats: np.ndarray  # [n] int32
-    confidence: np.ndarray  # [n] float32
-    words: tuple[int, ...]  # labels
-    emitted_at: tuple[int, ...]  # per word the number of tokens before the one with whose arc it came
-
-    def after_words(self, n: int) -> TracedText:
-        """Without the first n words, whose tokens are not there."""
-        return replace(self, words=self.words[n:], emitted_at=self.emitted_at[n:])
-
-    def followed_by(self, words: Sequence[int]) -> TracedText:
-        """With words that are emitted after the last frame."""
-        emitted_at = (*self.emitted_at, *[len(self.tokens)] * len(words))
-        return replace(self, words=(*self.words, *words), emitted_at=emitted_at)
+# What a path comes after: the committed words of its stream, and what they took
+BEFORE = np.dtype(
+    [
+        ("words", np.int64),  # of these so many are emitted on the path
+        ("tokens", np.int64),
+        ("stop", np.int64),  # frame at which the last token ends
+        ("graph_cost", np.float64),
+    ]
+)
+# The fields of a `Word` that are numbers
+SPAN = np.dtype([(name, np.int32) for name in ("label", "start_frame", "end_frame", "first_token", "end_token")])
+# One past the last token and the last word of a path among those of all, and what the graph charges for it
+READ_PATH = np.dtype([("tokens", np.int64), ("words", np.int64), ("graph_cost", np.float64)])
+NO_SPELLINGS = Spellings(*(read_only(np.zeros(size, np.int32)) for size in (0, 1, 0, 0)))
 
 
-def traced_text(steps: Steps, graph: WordGraph, blank_id: int) -> TracedText:
-    """Split the steps of a path into tokens and words."""
-    found, confidence, words = split_steps(steps, graph.arrays, blank_id, len(graph.words), graph.num_spoken)
-    tokens, frames, repeats = found
-    labels, emitted_at = words.tolist()
-    return TracedText(tokens, frames, repeats, confidence, tuple(labels), tuple(emitted_at))
+class Labels(NamedTuple):
+    """What the labels of a graph stand for."""
+
+    blank_id: int
+    num_words: int  # from here on olabels are word-sequence labels
+    num_spoken: int  # from here on words are pieces of unknown words
+    unknown: int  # the label of <unk>; 0: there is none
+    are_spelled: bool  # the graph has the words' spellings
+
+    @classmethod
+    def of(cls, graph: WordGraph, blank_id: int) -> Labels:
+        return cls(blank_id, len(graph.words), graph.num_spoken, graph.unknown, graph.spellings is not None)
+
+
+class ReadPaths(NamedTuple):
+    """The tokens and words of P paths, one path after the other: N tokens and W words in all."""
+
+    tokens: np.ndarray  # [3, N] int32: label, frame and run of each
+    confidence: np.ndarray  # [N] float32
+    words: np.ndarray  # [W] SPAN
+    paths: np.ndarray  # [P] READ_PATH
+
+
+def read_paths(found: FoundPaths, before: np.ndarray, graph: WordGraph, blank_id: int) -> ReadPaths:
+    """The tokens and words of paths, each of which comes after what `before` [P] BEFORE says.
+
+    With a lexicon in the graph the tokens of each word are exact. A ready-made graph only emits a
+    word at some token: there a word's tokens are those up to the next word's.
+    """
+    spellings, labels = graph.spellings or NO_SPELLINGS, Labels.of(graph, blank_id)
+    return ReadPaths(*_read_paths(found, before, graph.arrays, spellings, graph.spelling_index, labels))
 
 
 @compiled
-def split_steps(steps, graph, blank_id, num_words, num_spoken):
-    """The tokens and words of a path.
+def _read_paths(found, before, graph, spellings, index, labels):
+    steps, first, n, size = found.steps, 0, 0, 0
+    tokens, confidence = np.empty((3, len(steps.arcs)), np.int32), np.empty(len(steps.arcs), np.float32)
+    most = _most_words(steps, graph, labels.num_words)
+    for p in range(len(before)):
+        most += count_words(_silent(found.ends[p].epsilon, graph), graph, labels.num_words)
+    words, paths, emitted = np.empty(most, SPAN), np.empty(len(before), READ_PATH), np.empty((2, most), np.int64)
+    begins, ends = np.empty(most, np.int64), np.empty(most, np.int64)
+    for p in range(len(before)):
+        stop, end = found.step_ends[p], found.ends[p]
+        own = Steps(
+            steps.arcs[first:stop], steps.epsilons[first:stop], steps.frames[first:stop], steps.runs[first:stop],
+            steps.probabilities[first:stop],
+        )  # fmt: skip
+        count, emits = _split_steps(own, end.epsilon, graph, labels, tokens[:, n:], confidence[n:], emitted)
+        own_words = emitted[:, before[p].words : emits]
+        w = own_words.shape[1]
+        dead, choice = np.zeros((w + 1, count + 1), np.bool_), np.zeros(w + 1, np.int64)
+        tries = Tries(own_words, tokens[0, n : n + count], choice, dead)
+        _find_word_spans(tries, spellings, index, labels, begins[:w], ends[:w])
+        _fill_words(words[size : size + w], own_words[0], begins, ends, tokens[:, n:], before[p])
+        paths[p].graph_cost = _graph_cost(own, end, found.ended[p], graph, before[p].graph_cost)
+        n, size, first = n + count, size + w, stop
+        paths[p].tokens, paths[p].words = n, size
+    return tokens[:, :n], confidence[:n], words[:size], paths
 
-    Returns:
-        [3, n] int32: label, frame and run of each token; [n] float32, its confidence; [2, w] int64: label of each
-        word, and the number of tokens before the one with whose arc it came.
-    """
+
+class Tries(NamedTuple):
+    """Words and tokens that are being divided among them, w words and n tokens."""
+
+    words: np.ndarray  # [2, w] int64: label, and number of tokens before that with whose arc it came
+    tokens: np.ndarray  # [n] int32
+    choice: np.ndarray  # [w + 1] int64, spellings of each word that were tried
+    dead: np.ndarray  # [w + 1, n + 1] bool, (word, first token) from which it is impossible
+
+
+@no_refcount
+def _graph_cost(steps, end, ended, graph, total):
+    """What the graph charges for a path after `total`, its end included."""
+    total, state = add_graph_costs(steps, graph, total), end.state
+    if end.epsilon != NONE:
+        total += np.float64(graph.epsilons[end.epsilon].cost)
+        state = graph.epsilons[end.epsilon].target
+    if ended:
+        total += np.float64(graph.states[state].final_cost)
+    return total
+
+
+@no_refcount
+def add_graph_costs(steps, graph, total):
+    """A cost, float64, and those of the arcs and closure arcs of a path."""
+    for n in range(len(steps.arcs)):
+        if steps.epsilons[n] >= 0:
+            total += np.float64(graph.epsilons[steps.epsilons[n]].cost)
+        total += np.float64(graph.arcs[steps.arcs[n]].cost)
+    return total
+
+
+@no_refcount
+def _most_words(steps, graph, num_words):
+    """No more words are emitted on the way."""
     most = 0
     for n in range(len(steps.arcs)):
         most += count_words(_silent(steps.epsilons[n], graph), graph, num_words)
         most += count_words(graph.arcs[steps.arcs[n]].olabel, graph, num_words)
-    tokens, words = np.empty((3, len(steps.arcs)), np.int32), np.empty((2, most), np.int64)
-    confidence, count, size = np.empty(len(steps.arcs), np.float32), 0, 0
+    return most
+
+
+@compiled
+def emitted_words(steps, graph, labels):
+    """The tokens [n] int32 of a path, and [2, w] int64 its words: label, and number of tokens before that with whose
+    arc it came."""
+    tokens, confidence = np.empty((3, len(steps.arcs)), np.int32), np.empty(len(steps.arcs), np.float32)
+    words = np.empty((2, _most_words(steps, graph, labels.num_words)), np.int64)
+    count, size = _split_steps(steps, NONE, graph, labels, tokens, confidence, words)
+    return tokens[0, :count], words[:, :size]
+
+
+@no_refcount
+def _split_steps(steps, last_epsilon, graph, labels, tokens, confidence, words):
+    """The tokens and words of a path, at whose end a closure arc may be taken, or NONE.
+
+    Args:
+        tokens: [3, at least one for each step] int32, filled with label, frame and run of each token; confidence:
+            likewise float32.
+        words: [2, at least `_most_words`] int64, filled with the label of each word, and the number of tokens before
+            the one with whose arc it came.
+
+    Returns:
+        how many tokens, and how many words there are.
+    """
+    count, size = 0, 0
     for n in range(len(steps.arcs)):
         arc = graph.arcs[steps.arcs[n]]
-        for olabel in (_silent(steps.epsilons[n], graph), arc.olabel):
-            for k in range(count_words(olabel, graph, num_words) - 1, -1, -1):
-                word = word_from_end(olabel, k, graph, num_words)
-                if 0 < word < num_spoken:  # no piece of an unknown word
-                    words[0, size], words[1, size] = word, count
-                    size += 1
-        if arc.ilabel != blank_id:  # a ready-made graph may emit a word with a blank
+        size = _add_words(_silent(steps.epsilons[n], graph), count, words, size, graph, labels)
+        size = _add_words(arc.olabel, count, words, size, graph, labels)
+        if arc.ilabel != labels.blank_id:  # a ready-made graph may emit a word with a blank
             tokens[0, count], tokens[1, count], tokens[2, count] = arc.ilabel, steps.frames[n], steps.runs[n]
             confidence[count] = min(np.float64(steps.probabilities[n]) / max(steps.runs[n], 1), 1.0)
             count += 1
-    return tokens[:, :count], confidence[:count], words[:, :size]
+    size = _add_words(_silent(last_epsilon, graph), count, words, size, graph, labels)
+    return count, size
 
 
 @inlined
@@ -117,57 +211,57 @@ def _silent(epsilon, graph):
     return graph.epsilons[epsilon].olabel if epsilon >= 0 else np.int32(0)
 
 
-def words_of(
-    traced: TracedText, graph: WordGraph, pieces: Sequence[str] | None, first: int = 0, stop: int = 0
-) -> tuple[Word, ...]:
-    """The words of a path with their tokens and frames.
-
-    With a lexicon in the graph the tokens of each word are exact. A ready-made graph only emits a
-    word at some token: there a word's tokens are those up to the next word's. `pieces`
-    spell words that only <unk> stands for. Before these tokens there are `first` others, the last of which ends at
-    frame `stop`.
-    """
-    if graph.spellings is None:
-        spans = _emitted_spans(traced)
-    else:
-        spans = _spelled_spans(traced, graph, graph.spellings)
-    tokens, frames = traced.tokens.tolist(), traced.frames.tolist()
-    stops = (traced.frames + traced.repeats).tolist()
-    words = []
-    for label, (begin, end) in zip(traced.words, spans, strict=True):
-        text = _text(label, tokens[begin:end], graph, pieces)
-        before = stops[begin - 1] if begin else stop  # where a word lies that has no token yet
-        start_frame, end_frame = (frames[begin], stops[end - 1]) if begin < end else (before, before)
-        words.append(Word(text, label, start_frame, end_frame, first + begin, first + end))
-    return tuple(words)
+@inlined
+def _add_words(olabel, count, words, size, graph, labels):
+    """Add the words of an olabel, before which there are so many tokens, to `size` words."""
+    for k in range(count_words(olabel, graph, labels.num_words) - 1, -1, -1):
+        word = word_from_end(olabel, k, graph, labels.num_words)
+        if 0 < word < labels.num_spoken:  # no piece of an unknown word
+            words[0, size], words[1, size] = word, count
+            size += 1
+    return size
 
 
-def _text(word: int, tokens: list[int], graph: WordGraph, pieces: Sequence[str] | None) -> str:
-    if word != graph.unknown or graph.unknown == 0 or pieces is None or not tokens:
-        return graph.words[word]
-    return "".join(pieces[t] for t in tokens).replace("▁", "").replace("##", "").strip()
+@no_refcount
+def _find_word_spans(tries, spellings, index, labels, begins, ends):
+    """Fill begins and ends [w] with the first token of each word and one past its last."""
+    is_spelled = labels.are_spelled and find_spans(tries, labels.unknown, index, spellings, ends)
+    for w in range(len(ends)):
+        if is_spelled:
+            begins[w] = ends[w - 1] if w > 0 else 0
+        else:  # from the token with which it was emitted to that of the next
+            begins[w] = tries.words[1, w]
+            ends[w] = tries.words[1, w + 1] if w + 1 < len(ends) else len(tries.tokens)
 
 
-def _spelled_spans(traced: TracedText, graph: WordGraph, spellings: Spellings) -> list[tuple[int, int]]:
-    ends = np.zeros(len(traced.words), np.int64)
-    words = np.array(traced.words, np.int64)
-    found = find_spans(
-        words, traced.tokens, graph.unknown, graph.spelling_index, spellings.begin, spellings.tokens,
-        spellings.beginning, ends,
-    )  # fmt: skip
-    if not found:  # cannot be, unless the spellings are not those that the graph was made of
-        return _emitted_spans(traced)
-    stops = ends.tolist()
-    return list(zip([0, *stops], stops, strict=False))
+@no_refcount
+def _fill_words(words, labels, begins, ends, tokens, before):
+    """Fill words [w] SPAN. One that has no token yet lies where the token before it ends."""
+    for w in range(len(words)):
+        word, begin, end = words[w], begins[w], ends[w]
+        start = stop = before.stop if begin == 0 else np.int64(tokens[1, begin - 1] + tokens[2, begin - 1])
+        if begin < end:
+            start, stop = np.int64(tokens[1, begin]), np.int64(tokens[1, end - 1] + tokens[2, end - 1])
+        word.label, word.start_frame, word.end_frame = labels[w], start, stop
+        word.first_token, word.end_token = before.tokens + begin, before.tokens + end
 
 
-def _emitted_spans(traced: TracedText) -> list[tuple[int, int]]:
-    """From the token with which each word was emitted to that of the next."""
-    return list(zip(traced.emitted_at, [*traced.emitted_at[1:], len(traced.tokens)], strict=False))
+def words_of(read: ReadPaths, before: np.ndarray, graph: WordGraph, pieces: Sequence[str] | None) -> list[Word]:
+    """The words of all paths that were read after `before`; `pieces` spell those that only <unk> stands for."""
+    labels, *numbers = (read.words[name].tolist() for name in SPAN.names or ())
+    texts = [graph.words[label] for label in labels]
+    if pieces is not None and graph.unknown:
+        for w in np.flatnonzero(read.words["label"] == graph.unknown).tolist():
+            p, span = int(np.searchsorted(read.paths["words"], w, side="right")), read.words[w]
+            first = (int(read.paths["tokens"][p - 1]) if p else 0) - int(before["tokens"][p])
+            tokens = read.tokens[0, first + span["first_token"] : first + span["end_token"]].tolist()
+            if tokens:
+                texts[w] = "".join(pieces[t] for t in tokens).replace("▁", "").replace("##", "").strip()
+    return list(map(Word._make, zip(texts, labels, *numbers, repeat(None), strict=False)))
 
 
-@compiled
-def find_spans(words, tokens, unknown, index, begin, spelled, beginning, ends):
+@no_refcount
+def find_spans(tries, unknown, index, spellings, ends):
     """Divide tokens among words: fill ends [number of words] with one past the last token of each.
 
     The words' spellings, one after the other, are the tokens. The last word may be incomplete (a
@@ -176,12 +270,13 @@ def find_spans(words, tokens, unknown, index, begin, spelled, beginning, ends):
     Returns:
         whether that is possible.
     """
-    count, size = len(words), len(tokens)
-    choice = np.zeros(count + 1, np.int64)  # spellings of each word that were tried
-    dead = np.zeros((count + 1, size + 1), np.bool_)  # (word, first token) from which that is impossible
-    n, at = 0, 0
+    words, tokens, choice, dead = tries
+    count, n, at = words.shape[1], 0, 0
     while n < count:
-        end = next_end(words[n], n == count - 1, tokens, at, choice, n, unknown, index, begin, spelled, beginning)
+        end = next_end(
+            words[0, n], n == count - 1, tokens, at, choice, n, unknown, index, spellings.begin, spellings.tokens,
+            spellings.beginning,
+        )  # fmt: skip
         if end >= 0 and not dead[n + 1, end]:
             ends[n] = at = end
             n += 1
