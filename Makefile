@@ -13,6 +13,8 @@ PYTEST_ARGS ?=
 # so many processes share the tests of a whole run
 PYTEST_PROCESSES ?= 2
 BENCH_ARGS  ?=
+# where `git clone https://github.com/NVIDIA-NeMo/NeMo build/NeMo` puts NeMo's scripts
+NEMO_EXAMPLES ?= build/NeMo/examples/asr
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
@@ -24,12 +26,12 @@ BENCH_OUT := build/bench.json
 RECIPE := pyproject.toml scripts/make_venv.sh scripts/choose_torch.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint packages lowest kernels fix pytest bench test-nemo27 docs clean
+.PHONY: help setup demo test lint packages lowest kernels fix pytest bench test-nemo27 test-nemo-scripts docs clean
 
 help:  ## this list
 	@echo "make <target>, and what it does (each target that needs the environment makes it first):"
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/' \
-	  | awk -F'\t' '{ printf "  %-13s %s\n", $$1, $$2 }'
+	  | awk -F'\t' '{ printf "  %-17s %s\n", $$1, $$2 }'
 
 setup: $(STAMP)  ## make .venv and install everything (PYTHON=..., TORCH=... override the choices)
 
@@ -79,6 +81,11 @@ test-nemo27: .venv-nemo27/.setup-done  ## the plugin's tests on NeMo 2.7.3, in a
 .venv-nemo27/.setup-done: $(RECIPE)
 	@VENV=.venv-nemo27 PYTHON="$(PYTHON)" TORCH="$(TORCH)" NEMO="nemo_toolkit[asr]==2.7.3" bash scripts/make_venv.sh
 	@touch $@
+
+test-nemo-scripts: $(STAMP)  ## NeMo's own scripts with every strategy; needs a clone: NEMO_EXAMPLES=...
+	@$(BIN)/python -c "import editdistance" 2>/dev/null || $(BIN)/python -m pip install --quiet editdistance
+	@NEMO_EXAMPLES="$(NEMO_EXAMPLES)" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs $(PYTEST_ARGS) \
+	  tests/nemo_plugin/test_nemo_scripts.py
 
 docs: $(STAMP)  ## the site of docs/ in build/site; warnings are errors
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict && echo "open build/site/index.html"

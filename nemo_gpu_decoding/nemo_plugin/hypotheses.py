@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -132,3 +134,17 @@ class TimedNBestList(NBestList, Hypothesis):
     def timestamp(self) -> dict[str, list]:
         levels = [level for level in self[0].timestamp if level != "timestep"]
         return {level: [entry for hyp in self for entry in hyp.timestamp[level]] for level in levels}
+
+
+def restore_order(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Stands in for `restore_transcription_order`, which sorts transcripts as the manifest is sorted.
+
+    It takes n-best lists [utterance][rank] for the pair of lists that `transcribe` once returned, and ends with an
+    IndexError or with candidates beside utterances that are not theirs. (`presort_manifest` of NeMo's scripts.)
+    """
+    call = inspect.signature(wrapped).bind(*args, **kwargs)
+    transcriptions = call.arguments["transcriptions"]
+    if not isinstance(transcriptions, list) or not isinstance(transcriptions[0], list):
+        return wrapped(*args, **kwargs)
+    call.arguments["transcriptions"] = list(range(len(transcriptions)))
+    return [transcriptions[row] for row in wrapped(*call.args, **call.kwargs)]

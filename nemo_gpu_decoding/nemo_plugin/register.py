@@ -1,9 +1,10 @@
 """Makes our strategies known to NeMo: the table of strategies, and `register()`.
 
 Every decoding object of NeMo is made by `AbstractCTCDecoding.__init__` or
-`AbstractRNNTDecoding.__init__`. These two are wrapped (`constructors.py`), and where NeMo's streaming
-decodes CTC greedily, whatever the config says, what it calls there (`streaming.py`, `pipelines.py`); `HOOKS` lists all
-that is touched. Importing this module does not import NeMo: the wrapping waits until NeMo is imported.
+`AbstractRNNTDecoding.__init__`. These two are wrapped (`constructors.py`), and what NeMo's streaming calls where it
+decodes CTC greedily, whatever the config says (`streaming.py`, `pipelines.py`), and a function that puts n-best lists
+beside the wrong utterances (`hypotheses.py`); `HOOKS` lists all that is touched. Importing this module does not import
+NeMo: the wrapping waits until NeMo is imported.
 
 A `.nemo` file that was saved with one of our strategies names it in its config, and NeMo alone refuses
 to restore it. Where this package is not at hand, give `restore_from` another decoding section (a
@@ -70,25 +71,28 @@ NATIVE: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 class Hook(NamedTuple):
-    """A method of NeMo's that is wrapped."""
+    """A method of NeMo's that is wrapped, or a function."""
 
     module: str
-    owner: str  # the class
+    owner: str  # the class; "" for a function
     method: str
     # "module:callable"; called as `wrapper(wrapped, instance, args, kwargs)`. Resolved by its first call:
     # it imports NeMo, which is only half imported when the method is wrapped
     wrapper: str
 
     def apply(self, module: ModuleType) -> None:
-        cls = getattr(module, self.owner)
-        original = vars(cls)[self.method]  # cls.method would be bound, and so another object
+        owner = self._owner(module)
+        original = vars(owner)[self.method]  # owner.method would be bound, and so another object
         if _state.active and not isinstance(original, _Wrapped):
-            setattr(cls, self.method, _Wrapped(original, self._call, enabled=lambda: _state.active))
+            setattr(owner, self.method, _Wrapped(original, self._call, enabled=lambda: _state.active))
 
     def remove(self, module: ModuleType) -> None:
-        cls = getattr(module, self.owner)
-        if isinstance(vars(cls)[self.method], _Wrapped):
-            setattr(cls, self.method, vars(cls)[self.method].__wrapped__)
+        owner = self._owner(module)
+        if isinstance(vars(owner)[self.method], _Wrapped):
+            setattr(owner, self.method, vars(owner)[self.method].__wrapped__)
+
+    def _owner(self, module: ModuleType) -> Any:
+        return getattr(module, self.owner) if self.owner else module
 
     def _call(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return pkgutil.resolve_name(self.wrapper)(wrapped, instance, args, kwargs)
@@ -100,6 +104,8 @@ HOOKS = tuple(
         # where NeMo makes its decoding objects
         ("parts.submodules.ctc_decoding", "AbstractCTCDecoding", "__init__", "constructors:construct_ctc"),
         ("parts.submodules.rnnt_decoding", "AbstractRNNTDecoding", "__init__", "constructors:construct_rnnt"),
+        # where its scripts take n-best lists of utterances for lists of all utterances
+        ("parts.utils.transcribe_utils", "", "restore_transcription_order", "hypotheses:restore_order"),
         # where its streaming decodes CTC greedily, or takes it that a beam never changes its mind
         ("parts.mixins.mixins", "ASRModuleMixin", "conformer_stream_step", "streaming:stream_step"),
         ("parts.utils.streaming_utils", "FrameBatchASR", "transcribe", "streaming:transcribe_labels"),

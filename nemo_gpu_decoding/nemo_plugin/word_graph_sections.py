@@ -25,7 +25,7 @@ key to use.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +134,7 @@ def read_cuda_wfst(cfg: DictConfig) -> WordGraphOptions:
             LM is named; the message names the key.
         FileNotFoundError: a file that is named does not exist.
     """
-    _check_lm_is_named(cfg, "cuda_wfst")
-    return WordGraphOptions(**_read(CUDA_WFST.read(cfg), WFSTConfig))
+    return WordGraphOptions(**_read(_values(CUDA_WFST, cfg), WFSTConfig))
 
 
 def read_paged_biglm(cfg: DictConfig) -> PagedOptions:
@@ -144,8 +143,7 @@ def read_paged_biglm(cfg: DictConfig) -> PagedOptions:
     Raises:
         ValueError, FileNotFoundError: as `read_cuda_wfst`.
     """
-    _check_lm_is_named(cfg, "paged_biglm")
-    wfst = PAGED_BIGLM.read(cfg)
+    wfst = _values(PAGED_BIGLM, cfg)
     options = _read(wfst, PagedBigLMConfig)
     large = wfst.file("large_lm_path")
     if large is None:
@@ -154,6 +152,15 @@ def read_paged_biglm(cfg: DictConfig) -> PagedOptions:
             "`nemo-gpu-decoding pack-lm`, or an ARPA file"
         )
     return PagedOptions(**options, large=large, small=_small_lm(wfst))
+
+
+def _values(section: Section, cfg: DictConfig) -> Values:
+    _check_lm_is_named(cfg, section.strategy)
+    values = section.read(cfg)
+    if (cfg.get("beam") or {}).get("return_best_hypothesis") is False:
+        # `extract_nbest` of transcribe_speech.py says so there, whatever the strategy
+        return replace(values, entries={**values.entries, "return_best_hypothesis": False})
+    return values
 
 
 def _check_lm_is_named(cfg: DictConfig, strategy: str) -> None:

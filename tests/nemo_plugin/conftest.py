@@ -146,6 +146,23 @@ def emissions(shared_ctc_model, files):
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), lengths
 
 
+@pytest.fixture
+def pushed(monkeypatch):
+    """Log-probs of all utterances, as they are pushed."""
+    from nemo_gpu_decoding.live.slots import Slots
+
+    utterances = {}
+    push = Slots.push
+
+    def recorded(self, chunks):
+        for slot, log_probs in chunks.items():
+            utterances.setdefault(slot, []).append(log_probs.clone())
+        return push(self, chunks)
+
+    monkeypatch.setattr(Slots, "push", recorded)
+    return utterances
+
+
 # ------------------------------------------------------------------------------------ word graphs
 
 

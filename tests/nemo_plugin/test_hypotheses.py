@@ -16,10 +16,11 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCBPEDecoding
+from nemo.collections.asr.parts.utils import transcribe_utils
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 from nemo.collections.common.tokenizers.aggregate_tokenizer import AggregateTokenizer
 
-from nemo_gpu_decoding import utterance_requests
+from nemo_gpu_decoding import register, unregister, utterance_requests
 from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, NBestList, TimedNBestList, from_labels, from_path
 from nemo_gpu_decoding.nemo_plugin.infer import nemo_vocabulary
 from nemo_gpu_decoding.search.result import Path, ScoreParts
@@ -281,6 +282,33 @@ def test_a_model_with_another_strategy_is_an_error(ctc_model, hybrid_model):
             utterance_requests(model, [None]),
         ):
             pass
+
+
+# ---------------------------------------------------------------------------- manifests that NeMo sorts
+
+
+@pytest.mark.parametrize("kind", [list, NBestList])
+def test_sorted_n_best_lists_go_back_to_their_utterances(tmp_path, kind):
+    durations = [2.0, 5.0, 1.0, 3.0]
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text("".join(f'{{"duration": {seconds}}}\n' for seconds in durations))
+    by_length = sorted(durations, reverse=True)
+    register()
+
+    def restored(transcripts):
+        return transcribe_utils.restore_transcription_order(str(manifest), transcripts)
+
+    beams = [kind([seconds, -seconds]) for seconds in by_length]
+    assert restored(beams) == [[seconds, -seconds] for seconds in durations]
+    assert restored(by_length) == durations
+    pair = restored((by_length, by_length))  # best and all, as `transcribe` once returned them
+    assert [list(of_all) for of_all in pair] == [durations, durations]
+    unregister()
+    try:
+        with pytest.raises(IndexError):
+            restored(beams)
+    finally:
+        register()
 
 
 # ------------------------------------------------------------------------------------ transducers

@@ -300,19 +300,17 @@ class CTCStreamingConfig:
 
 def test_overrides_of_the_page_about_nemos_scripts_compose():
     page = (Path(__file__).parents[2] / "docs" / "nemo_scripts.md").read_text()
-    spans = [span for span in re.findall(r"`([^`]+)`", page) if re.match(r"\+?(ctc_|rnnt_|asr\.)decoding\.", span)]
+    spans = [span for span in re.findall(r"`([^`\n]+)`", page) if re.match(r"\+*(ctc_|rnnt_|asr\.)decoding\.", span)]
     strategies = set()
     for span in spans:
-        schema = ScriptConfig
-        if "asr.decoding" in span:
-            schema = CTCStreamingConfig if span.startswith("+asr.decoding.strategy") else StreamingConfig
-        config = composed(schema, *span.split())
-        for override in span.split():
-            key, value = override.lstrip("+").split("=")
-            assert str(OmegaConf.select(config, key)) == value
-            if key.endswith("strategy"):
-                strategies.add(value)
-    assert strategies == {"flexctc_beam", "cuda_wfst", "alsd_pp"}
+        schemas = (StreamingConfig, CTCStreamingConfig) if "asr.decoding" in span else (ScriptConfig,)
+        for config in [composed(schema, *span.split()) for schema in schemas]:
+            for override in span.split():
+                key, value = override.lstrip("+").split("=")
+                assert str(OmegaConf.select(config, key)) == value
+                if key.endswith("strategy"):
+                    strategies.add(value)
+    assert strategies == set(STRATEGIES)
     assert len(spans) > 8
 
 

@@ -24,11 +24,11 @@ from nemo.utils import logging
 from omegaconf import OmegaConf
 
 from nemo_gpu_decoding import register
-from nemo_gpu_decoding.live.slots import Slot, Slots
+from nemo_gpu_decoding.live.slots import Slots
 from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin import searching_pipelines, streaming
 from tests.nemo_plugin.conftest import SELF
-from tests.nemo_plugin.usage import texts, write_manifest
+from tests.nemo_plugin.usage import one_shot, texts, write_manifest
 
 CTC, HYBRID, CAUSAL = (str(SELF / "models" / f"self_{name}.nemo") for name in ("ctc", "hybrid_rnnt", "streaming"))
 LM = {"ngram_lm_model": str(SELF / "lm" / "tok3.arpa"), "ngram_lm_alpha": 0.5, "beam_size": 16, "beam_beta": 1.0}
@@ -90,32 +90,9 @@ def config_of(kind, model, decoding=None, head="ctc", eou=-1, tail=False, statef
     return config
 
 
-@pytest.fixture
-def pushed(monkeypatch):
-    """Log-probs of all utterances, as they are pushed."""
-    utterances: dict[Slot, list[torch.Tensor]] = {}
-    push = Slots.push
-
-    def recorded(self, chunks):
-        for slot, log_probs in chunks.items():
-            utterances.setdefault(slot, []).append(log_probs.clone())
-        return push(self, chunks)
-
-    monkeypatch.setattr(Slots, "push", recorded)
-    return utterances
-
-
 def texts_of(found) -> list[str]:
     """The transcripts that a pipeline returns, in the order of the files."""
     return [row["text"] for row in found.values()]
-
-
-def one_shot(infer, utterances) -> list[list[int]]:
-    """Tokens of whole utterances."""
-    rows = [torch.cat(parts) for parts in utterances.values()]
-    lengths = [len(row) for row in rows]
-    batch = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    return [nbest.best.tokens.tolist() for nbest in infer.decoder().decode(batch, lengths)]
 
 
 # ---------------------------------------------------------------------------------------- pipelines

@@ -99,6 +99,15 @@ def test_decoding_modes_and_n_best(read, wfst, n_best, kept, lattice):
     assert (options.n_best, options.search.n_best, options.search.lattice) == (n_best, kept, lattice)
 
 
+@pytest.mark.parametrize(("best", "n_best"), [(False, 4), (True, 1)])
+def test_scripts_ask_for_n_best_lists_in_the_beam_section(read, best, n_best):
+    """`extract_nbest=true` of transcribe_speech.py, whatever the strategy."""
+    cfg = OmegaConf.structured(CTCDecodingConfig())
+    cfg.beam.return_best_hypothesis = best
+    options = read({"beam": cfg.beam}, beam_size=4, return_best_hypothesis=True)
+    assert (options.return_best, options.n_best) == (n_best == 1, n_best)
+
+
 @pytest.mark.parametrize(
     ("wfst", "backend"), [({}, "auto"), ({"device": "cpu"}, "cpu"), ({"backend": "cuda"}, "cuda")]
 )

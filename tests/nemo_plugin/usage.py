@@ -45,6 +45,14 @@ def texts(hypotheses):
     return [hypothesis.text for hypothesis in hypotheses]
 
 
+def one_shot(infer, utterances) -> list[list[int]]:
+    """Tokens of whole utterances."""
+    rows = [torch.cat(parts) for parts in utterances.values()]
+    lengths = [len(row) for row in rows]
+    batch = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return [nbest.best.tokens.tolist() for nbest in infer.decoder().decode(batch, lengths)]
+
+
 def write_manifest(path, utterances):
     path.write_text("".join(json.dumps(utterance) + "\n" for utterance in utterances))
     return str(path)
