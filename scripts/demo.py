@@ -291,7 +291,7 @@ def draw(rows: Sequence[Row], target: Path) -> None:
         bars = axes.barh([row.decoder for row in own], [100 * row.score.errors.wer for row in own])
         axes.bar_label(bars, fmt="%.1f", padding=2)
         axes.set(title=model, xlabel="word error rate, %")
-        axes.margins(x=0.15)
+        axes.margins(x=0.25)
     figure.savefig(target, dpi=120)
 
 

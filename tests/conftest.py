@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+# strategy -> another whose compiled code it shares
+COMPILED_WITH = {"paged_biglm": "cuda_wfst", "aes_pp": "alsd_pp"}
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file stays in one process, which keeps its models; the contract is divided by strategies.
+    """A file stays in one process, which keeps its models; the contract is divided by strategies, but those that
+    share compiled code stay together: otherwise both processes would compile it at the same time.
 
     Checks of the contract that a table has no subject for are no tests.
     """
@@ -15,8 +19,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         name = str(item.path)
         case = getattr(item, "callspec", None)
         if case is not None and isinstance(case.params.get("case"), tuple):
-            subject, _ = case.params["case"]
-            name += f" {type(subject).__name__} {subject.backend}"
+            strategy = item.callspec.id.split("-")[0].split()[0]
+            name += f" {COMPILED_WITH.get(strategy, strategy)} {case.params['case'][0].backend}"
         item.add_marker(pytest.mark.xdist_group(name))
 
 
