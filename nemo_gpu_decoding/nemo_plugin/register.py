@@ -2,9 +2,9 @@
 
 Every decoding object of NeMo is made by `AbstractCTCDecoding.__init__` or
 `AbstractRNNTDecoding.__init__`. These two are wrapped (`constructors.py`), and what NeMo's streaming calls where it
-decodes CTC greedily, whatever the config says (`streaming.py`, `pipelines.py`), and a function that puts n-best lists
-beside the wrong utterances (`hypotheses.py`); `HOOKS` lists all that is touched. Importing this module does not import
-NeMo: the wrapping waits until NeMo is imported.
+decodes greedily, whatever the config says (`streaming.py`, `pipelines.py`), and two functions that do not know n-best
+lists (`hypotheses.py`); `HOOKS` lists all that is touched. Importing this module does not import NeMo: the wrapping
+waits until NeMo is imported.
 
 A `.nemo` file that was saved with one of our strategies names it in its config, and NeMo alone refuses
 to restore it. Where this package is not at hand, give `restore_from` another decoding section (a
@@ -104,11 +104,13 @@ HOOKS = tuple(
         # where NeMo makes its decoding objects
         ("parts.submodules.ctc_decoding", "AbstractCTCDecoding", "__init__", "constructors:construct_ctc"),
         ("parts.submodules.rnnt_decoding", "AbstractRNNTDecoding", "__init__", "constructors:construct_rnnt"),
-        # where its scripts take n-best lists of utterances for lists of all utterances
+        # where its scripts take n-best lists for other things
         ("parts.utils.transcribe_utils", "", "restore_transcription_order", "hypotheses:restore_order"),
+        ("parts.utils.transcribe_utils", "", "write_transcription", "hypotheses:write_lists"),
         # where its streaming decodes CTC greedily, or takes it that a beam never changes its mind
         ("parts.mixins.mixins", "ASRModuleMixin", "conformer_stream_step", "streaming:stream_step"),
         ("parts.utils.streaming_utils", "FrameBatchASR", "transcribe", "streaming:transcribe_labels"),
+        ("parts.utils.streaming_utils", "BatchedFrameASRRNNT", "__init__", "streaming:construct_merging"),
         ("inference.factory.base_builder", "BaseBuilder", "_build_asr", "pipelines:build_asr"),
         ("inference.pipelines.buffered_ctc_pipeline", "BufferedCTCPipeline", "__init__", "pipelines:construct"),
         ("inference.pipelines.buffered_rnnt_pipeline", "BufferedRNNTPipeline", "__init__", "pipelines:construct"),

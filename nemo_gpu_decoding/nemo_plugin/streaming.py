@@ -12,10 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from hydra.core.hydra_config import HydraConfig
 from nemo.utils import logging
 from torch import Tensor
 
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer, continued_streams
+from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 
 
@@ -86,3 +88,28 @@ def transcribe_labels(wrapped: Callable[..., Any], batcher: Any, args: tuple[Any
             "nemo.collections.asr.inference search."
         )
     return wrapped(*args, **kwargs)
+
+
+def construct_merging(
+    wrapped: Callable[..., Any], batcher: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Stands in for `BatchedFrameASRRNNT.__init__`, whose texts are merged from the alignments of a greedy search.
+
+    Raises:
+        ValueError: the model decodes with one of our strategies, or the command line of the script, which has set the
+            strategy to NeMo's in the meantime, asks for one.
+    """
+    wrapped(*args, **kwargs)
+    infer = transducer_search(batcher.asr_model)
+    strategy = _strategy_on_the_command_line() if infer is None else infer.strategy
+    if strategy is not None:
+        raise ValueError(
+            f"strategy is {strategy}, but {type(batcher).__name__} merges the alignments of a greedy search; "
+            f"asr_streaming_infer.py searches (++asr.decoding.strategy={strategy})"
+        )
+
+
+def _strategy_on_the_command_line() -> str | None:
+    words = HydraConfig.get().overrides.task if HydraConfig.initialized() else []
+    named = [word.partition("=")[2] for word in words if word.partition("=")[0].endswith(("strategy", "search_type"))]
+    return next((value for value in named if value in STRATEGIES), None)

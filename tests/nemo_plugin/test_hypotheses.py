@@ -9,6 +9,7 @@ pytestmark = pytest.mark.nemo
 pytest.importorskip("nemo.collections.asr")
 
 import copy
+import json
 import pickle
 import threading
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from nemo.collections.asr.parts.submodules.ctc_decoding import CTCBPEDecoding
 from nemo.collections.asr.parts.utils import transcribe_utils
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 from nemo.collections.common.tokenizers.aggregate_tokenizer import AggregateTokenizer
+from omegaconf import OmegaConf
 
 from nemo_gpu_decoding import register, unregister, utterance_requests
 from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, NBestList, TimedNBestList, from_labels, from_path
@@ -309,6 +311,21 @@ def test_sorted_n_best_lists_go_back_to_their_utterances(tmp_path, kind):
             restored(beams)
     finally:
         register()
+
+
+def test_timed_n_best_lists_are_written_with_the_times_of_the_best(tmp_path):
+    (tmp_path / "in.json").write_text("{}\n")
+    cfg = OmegaConf.create({
+        "append_pred": False, "audio_dir": None, "dataset_manifest": str(tmp_path / "in.json"),
+        "output_filename": str(tmp_path / "out.json"), "decoding": {"beam": {"return_best_hypothesis": False}},
+    })  # fmt: skip
+    times = {"start_offset": 1, "end_offset": 2, "start": 0.08, "end": 0.16}
+    beam = [hypothesis(text, score=-1.0, timestamp={"word": [{"word": text, **times}]}) for text in "ab"]
+    register()
+    transcribe_utils.write_transcription([TimedNBestList(beam)], cfg, "model", timestamps=True)
+    written = json.loads((tmp_path / "out.json").read_text())
+    assert (written["pred_text"], written["beams"]) == ("a", [["a", -1.0], ["b", -1.0]])
+    assert written["word"] == [{"word": "a", **times}]
 
 
 # ------------------------------------------------------------------------------------ transducers

@@ -19,7 +19,11 @@ import torch
 from nemo.collections.asr.inference.factory.pipeline_builder import PipelineBuilder
 from nemo.collections.asr.inference.streaming.framing.request_options import ASRRequestOptions
 from nemo.collections.asr.models import ASRModel
-from nemo.collections.asr.parts.utils.streaming_utils import CacheAwareStreamingAudioBuffer, FrameBatchASR
+from nemo.collections.asr.parts.utils.streaming_utils import (
+    BatchedFrameASRRNNT,
+    CacheAwareStreamingAudioBuffer,
+    FrameBatchASR,
+)
 from nemo.utils import logging
 from omegaconf import OmegaConf
 
@@ -495,3 +499,10 @@ def test_buffers_of_labels_say_that_they_are_greedy(ctc_model, files, monkeypatc
     assert batcher.transcribe(tokens_per_chunk=10, delay=20)
     (warning,) = warnings
     assert "flexctc_beam, but FrameBatchASR takes the best label of every frame" in warning
+
+
+def test_merged_alignments_are_refused(hybrid_model):
+    BatchedFrameASRRNNT(hybrid_model)
+    hybrid_model.change_decoding_strategy({"strategy": "alsd_pp"}, verbose=False)
+    with pytest.raises(ValueError, match=r"alsd_pp, but BatchedFrameASRRNNT merges .*asr_streaming_infer"):
+        BatchedFrameASRRNNT(hybrid_model)
