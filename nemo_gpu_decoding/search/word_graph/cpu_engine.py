@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import threading
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -63,11 +64,14 @@ from nemo_gpu_decoding.search.word_graph.stream_state import (
     grown_back_pointers,
     grown_links,
     list_contexts,
+    models_of_rows,
     new_let_stream,
     raise_stop,
 )
 
 CANDIDATES = 4096  # collected before they are recombined
+MOST_STAMPS = 1 << 30  # a workspace that has begun so many tables is let go, before stamps overflow
+MOST_KEPT = 1 << 23  # bytes for tokens of a workspace that is kept between calls; it takes ten times as much in all
 CACHED_SCORES = 1 << 14  # of the LM query cache, a power of 2
 
 
@@ -76,7 +80,7 @@ class CPUEngine(Engine):
 
     def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
         self._config, self._models_of = config, models_of
-        self._streams = [_new_stream(models_of(fusion, row)) for row in range(len(fusion))]
+        self._streams = [_new_stream(models) for models in models_of_rows(models_of, fusion, range(len(fusion)))]
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
@@ -84,9 +88,11 @@ class CPUEngine(Engine):
         composes = streams[0].models.composition is not None
 
         def read(rows: np.ndarray) -> None:
-            work = new_workspace(config.max_active, values.shape[2], keeps_links=config.keeps_links, composes=composes)
+            kind = WorkspaceKind(new_workspace, config.max_active, values.shape[2], config.keeps_links, composes)
+            work = taken_workspace(kind)
             for b in rows.tolist():
                 streams[b], work = read_chunk(streams[b], values, int(lengths[b]), b, work)
+            keep_workspace(kind, work)
 
         for_each_share(read, lengths, config.threads)
         self._streams = streams
@@ -95,8 +101,8 @@ class CPUEngine(Engine):
         return [self._streams[row] for row in rows]
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
-        for row in rows:
-            self._streams[row] = _new_stream(self._models_of(fusion, row))
+        for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
+            self._streams[row] = _new_stream(models)
 
     def commit(self, row: int, state: StreamState, steps: Steps, path: WordPath) -> None:
         """Commit words of a stream as `results` has given it; see `with_more_committed`."""
@@ -104,10 +110,39 @@ class CPUEngine(Engine):
             self._streams[row] = with_more_committed(state, state.committed, steps, path)
 
 
+class WorkspaceKind(NamedTuple):
+    """What decides the sizes of a workspace."""
+
+    make: Callable[..., Workspace]
+    max_active: int
+    columns: int
+    keeps_links: bool
+    composes: bool
+
+
+_kept = threading.local()  # the workspace that each thread has used last: making one takes 160 us
+
+
+def taken_workspace(kind: WorkspaceKind) -> Workspace:
+    """One that nobody else has: that of the thread's last call if it is of this kind, or a new one."""
+    last: tuple[WorkspaceKind, Workspace] | None = _kept.__dict__.pop("last", None)
+    if last is None or last[0] != kind or last[1].stamps.max() > MOST_STAMPS:
+        return kind.make(kind.max_active, kind.columns, keeps_links=kind.keeps_links, composes=kind.composes)
+    last[1].frame["status"] = DONE
+    if last[1].lm is not None:
+        last[1].lm.cache.view(np.uint8)[:] = 0  # scores of other LMs
+    return last[1]
+
+
+def keep_workspace(kind: WorkspaceKind, work: Workspace) -> None:
+    """Keep a workspace for the next call of this thread, unless it is large."""
+    if work.current.nbytes <= MOST_KEPT:
+        _kept.last = kind, work
+
+
 def _new_stream(models: StreamModels) -> StreamState:
-    stream = models.new_stream()
     committed = Committed(GrowingColumns(), None, TextScores.at_start(models))
-    return replace(stream, pasts=stream.tokens["back_pointer"], committed=committed)
+    return models.new_stream(committed)
 
 
 def read_chunk(
@@ -122,7 +157,7 @@ def read_chunk(
         ValueError: a frame holds NaN or +inf, or allows nothing; `stream` is as it was.
     """
     models, count, counters = stream.models, len(stream.tokens), stream.counters.copy()
-    work.current[:count] = stream.tokens
+    work.current[:count].view(np.uint8)[:] = stream.tokens.view(np.uint8)  # records are copied field by field
     state = StreamArrays(counters, stream.back_pointers, stream.links)
     search, lm, frame, status = models.search, models.composition, 0, DONE
     while frame < length:
@@ -137,7 +172,7 @@ def read_chunk(
             work = with_more_groups(work, models.params.max_active)
         elif status in (BAD_FRAME, NO_TOKEN):
             raise_stop(log_probs, b, frame, status)
-    tokens = work.current[: int(counters["tokens"][0])].copy()
+    tokens = work.current[: int(counters["tokens"][0])].view(np.uint8).copy().view(work.current.dtype)
     pasts = tokens["back_pointer"]
     return StreamState(models, tokens, state.back_pointers, state.links, counters, pasts, stream.committed), work
 
@@ -211,7 +246,7 @@ class LetEngine(CPUEngine):
 
     def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
         self._config, self._models_of = config, models_of
-        self._let_streams = [new_let_stream(models_of(fusion, row)) for row in range(len(fusion))]
+        self._let_streams = [new_let_stream(own) for own in models_of_rows(models_of, fusion, range(len(fusion)))]
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
@@ -230,8 +265,8 @@ class LetEngine(CPUEngine):
         return [listed_stream(self._let_streams[row], work) for row in rows]
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
-        for row in rows:
-            self._let_streams[row] = new_let_stream(self._models_of(fusion, row))
+        for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
+            self._let_streams[row] = new_let_stream(models)
 
 
 def read_let_chunk(

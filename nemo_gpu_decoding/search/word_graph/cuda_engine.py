@@ -46,6 +46,7 @@ from nemo_gpu_decoding.search.word_graph.stream_state import (
     ModelsOf,
     StreamModels,
     StreamState,
+    models_of_rows,
     prune_links,
     raise_stop,
 )
@@ -92,7 +93,7 @@ class CUDAEngine(Engine):
     ) -> None:
         self.device = runtime().device_for(device)
         self._models_of, self._config, self._composition = models_of, config, composition
-        self._models = [models_of(fusion, row) for row in range(len(fusion))]
+        self._models = models_of_rows(models_of, fusion, range(len(fusion)))
         graph = self._models[0].graph
         arrays = arrays_on_device(graph, graph.arrays, self.device)
         names = ("graph_states", "graph_arcs", "graph_epsilons", "graph_word_sequences")
@@ -153,8 +154,8 @@ class CUDAEngine(Engine):
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
         numbers, state = torch.tensor(list(rows), device=self.device), self._state
-        for row in rows:
-            self._models[row] = self._models_of(fusion, row)
+        for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
+            self._models[row] = models
         self._take_boosting()
         first = as_records(self._composition.first_tokens([self._models[row] for row in rows])).to(self.device)
         tokens, counters, work = state.tokens.clone(), state.counters.copy(), state.work

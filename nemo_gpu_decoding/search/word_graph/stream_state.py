@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,7 +52,7 @@ class StreamModels:
     boosting: BackoffAutomaton
     composition: Composition | None = None  # with a large LM
 
-    @property
+    @cached_property
     def search(self) -> Search:
         """All that compiled code reads, but for the large LM."""
         return Search(self.params, self.weights, self.graph.arrays, self.boosting.arrays)
@@ -61,19 +62,37 @@ class StreamModels:
         """The key of the token that an utterance begins with; see `key_of`."""
         return (self.graph.start << 32) | (self.boosting.start_state << 16)
 
-    def new_stream(self) -> StreamState:
-        """Nothing read: one token in the start state, whose LM context is the LMs' start."""
+    @cached_property
+    def _first(self) -> tuple[np.ndarray, np.ndarray]:
+        """The token of an utterance of which nothing is read, and its counters."""
         tokens = np.zeros(1, TOKEN if self.composition is None else LM_TOKEN)
         counters = np.zeros(1, COUNTERS if self.composition is None else LM_COUNTERS)
         tokens["key"], tokens["back_pointer"], tokens["source"] = self.first_key, NONE, NONE
         counters["tokens"] = 1
         if self.composition is not None:
             tokens["lm"] = self.composition.lms.start
+        return tokens, counters
+
+    def new_stream(self, committed: Committed | None = None) -> StreamState:
+        """Nothing read: one token in the start state, whose LM context is the LMs' start."""
+        tokens, counters = self._first
         links = np.empty(1024 if self.params.keeps_links else 0, LINK)
-        return StreamState(self, tokens, np.empty(2048, BACK_POINTER), links, counters)
+        pasts = None if committed is None else tokens["back_pointer"]
+        return StreamState(self, tokens, np.empty(2048, BACK_POINTER), links, counters, pasts, committed)
 
 
 ModelsOf = Callable[[BatchFusion, int], StreamModels]  # what utterance b of a batch is decoded with
+
+
+def models_of_rows(models_of: ModelsOf, fusion: BatchFusion, rows: Sequence[int]) -> list[StreamModels]:
+    """What these utterances are decoded with; those with equal weights and trees share it."""
+    columns = (fusion.lm_weights, fusion.boosting_weights, fusion.tree_of)
+    kinds = zip(*(values[rows].tolist() for values in columns), strict=True)
+    known: dict[tuple[float, ...], StreamModels] = {}
+    return [
+        known[kind] if kind in known else known.setdefault(kind, models_of(fusion, row))
+        for row, kind in zip(rows, kinds, strict=True)
+    ]
 
 
 @dataclass(frozen=True, eq=False)
