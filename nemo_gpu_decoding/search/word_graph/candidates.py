@@ -47,7 +47,7 @@ def offer(total, key, context, origin, search, lm, work):
     frame = work.frame[0]
     if total <= frame.cutoff:
         lower_cutoff(total, frame, search)
-        candidate = work.candidates[frame.candidates]
+        candidate = work.candidates[np.uintp(frame.candidates)]
         candidate.key, candidate.cost, candidate.source = key, total, origin.source
         candidate.arc, candidate.epsilon = origin.arc, origin.epsilon
         if lm is None:
@@ -63,7 +63,7 @@ def recombine(state, search, lm, work):
     frame, next_tokens = work.frame[0], work.next_tokens
     limited = frame.last_rank != ANY_RANK
     for c in range(frame.candidates):
-        candidate = work.candidates[c]
+        candidate = work.candidates[np.uintp(c)]
         if candidate.cost > frame.cutoff:
             continue  # which has become lower since
         context = context_of(candidate, lm)
@@ -85,7 +85,7 @@ def recombine(state, search, lm, work):
             fill_slot(work.token_slots, slot, work.stamps[0], t)
             frame.tokens += 1
         if replaces:
-            token = next_tokens[t]
+            token = next_tokens[np.uintp(t)]
             token.key, token.cost, token.source = candidate.key, candidate.cost, candidate.source
             token.arc, token.epsilon = candidate.arc, candidate.epsilon
             if lm is None:
@@ -178,7 +178,7 @@ def find_slot(key, context, table, lm):
     slots, entries, mask = table.slots, table.entries, np.uint64(table.mask)
     at = (hash_of(key, context) >> SLOT_SHIFT) & mask
     while slots[at].stamp == table.stamp and not (
-        entries[slots[at].entry].key == key and context_of(entries[slots[at].entry], lm) == context
+        entries[np.uintp(slots[at].entry)].key == key and context_of(entries[np.uintp(slots[at].entry)], lm) == context
     ):
         at = (at + np.uint64(1)) & mask
     return at

@@ -58,7 +58,7 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     state_of,
 )
 from nemo_gpu_decoding.search.word_graph.labels import choose_labels, labels_within, rank_labels
-from nemo_gpu_decoding.search.word_graph.prune import prune
+from nemo_gpu_decoding.search.word_graph.prune import UNKNOWN, prune
 
 SMALL_STATE = 8  # arcs; a state with no more is walked through whatever the labels
 FEWEST_SLOTS = 256  # of a hash table in use
@@ -133,6 +133,9 @@ def _expand(best, row, state, search, lm, work):
     Sets frame.status. `best`: cost of the best candidate, if it is known, or LARGEST.
     """
     frame = work.frame[0]
+    for label in range(len(row)):
+        work.acoustic_costs[np.uintp(label)] = cost_of(row, np.uintp(label), search)
+        work.posteriors[np.uintp(label)] = UNKNOWN
     begin_frame(best, state.counters[0].tokens, search, work)
     if search.params.topology != GRAPH:
         _offer_blanks_and_repeats(row, state, search, lm, work)
@@ -176,15 +179,15 @@ def _offer_blanks_and_repeats(row, state, search, lm, work):
     if not row[blank_id] <= LARGEST:
         frame.status = BAD_FRAME
         return
-    blank_cost = cost_of(row, blank_id, search)
+    blank_cost, costs = cost_of(row, blank_id, search), work.acoustic_costs
     for i in range(state.counters[0].tokens):
         if frame.candidates + 4 > len(work.candidates):  # two for this one, one to tighten the cutoff
             recombine(state, search, lm, work)
-        token = work.current[i]
+        token = work.current[np.uintp(i)]
         cost, key, label, context = token.cost, token.key, label_of(token.key), context_of(token, lm)
         offer(cost + blank_cost, key - label, context, Origin(BLANK_MOVE, i, NONE), search, lm, work)
         if label > 0:  # 0 after a blank, and always with topology "minimal"
-            total = cost + cost_of(row, label - 1, search)
+            total = cost + costs[np.uintp(label - 1)]
             offer(total, key, context, Origin(REPEAT_MOVE, i, NONE), search, lm, work)
 
 
@@ -246,13 +249,13 @@ def _epsilon_closure(row, count, search, lm, work):
     graph, weights, frame = search.graph, search.weights, work.frame[0]
     cutoff, least = frame.cutoff, cost_of(row, work.labels[0], search)
     for i in range(count):
-        token = work.current[i]
-        source = graph.states[state_of(token.key)]
+        token = work.current[np.uintp(i)]
+        source = graph.states[np.uintp(state_of(token.key))]
         for e in range(source.epsilon_begin - 1, source.epsilon_end):
             cost, boost, epsilon, olabel = token.cost, boost_of(token.key), NONE, np.int32(0)
             target, least_arc = state_of(token.key), source.least_cost
             if e >= source.epsilon_begin:
-                closure = graph.epsilons[e]
+                closure = graph.epsilons[np.uintp(e)]
                 cost += weights.lm_weight * closure.cost
                 epsilon, target, least_arc = e, np.int64(closure.target), closure.least_cost
                 olabel = closure.olabel
@@ -265,19 +268,23 @@ def _epsilon_closure(row, count, search, lm, work):
             if least_total(cost, least_arc, least, search) <= cutoff:
                 key, origin = key_of(target, boost, 0) >> 16, Origin(NONE, i, epsilon)
                 if lm is None:
-                    if _may_expand(graph.states[target], cost, row, search, cutoff):
+                    if _may_expand(graph.states[np.uintp(target)], cost, search, cutoff, work):
                         token_groups.join(key, cost, origin, search, lm, work)
                 else:
                     lm_contexts.join(key, olabel, cost, origin, search, lm, work)
 
 
 @inlined
-def _may_expand(source, cost, row, search, cutoff):
+def _may_expand(source, cost, search, cutoff, work):
     """Whether an arc of a small state stays below the cutoff: most groups have none. Of large states nobody knows."""
-    arcs, may = search.graph.arcs, source.arc_end - source.arc_begin > SMALL_STATE
-    for a in range(source.arc_begin, source.arc_begin if may else source.arc_end):
-        total = least_total(cost, arcs[a].cost, cost_of(row, arcs[a].ilabel, search), search)
-        may = may | (not total > cutoff)  # without a branch, which would be guessed wrong often
+    arcs, costs, may = search.graph.arcs, work.acoustic_costs, source.arc_end - source.arc_begin > SMALL_STATE
+    last: Any = source.arc_end - 1
+    for a in range(source.arc_begin, source.arc_begin if may else source.arc_end, 2):
+        # two at a time, the last one perhaps twice, and no branch: most states have one or two, which nobody can guess
+        arc, next_arc = arcs[np.uintp(a)], arcs[np.uintp(min(a + 1, last))]
+        total = least_total(cost, arc.cost, costs[np.uintp(arc.ilabel)], search)
+        next_total = least_total(cost, next_arc.cost, costs[np.uintp(next_arc.ilabel)], search)
+        may = may | (not total > cutoff) | (not next_total > cutoff)
     return may
 
 
@@ -300,8 +307,8 @@ def _expand_each(row, state, search, lm, work):
 @no_refcount
 def _expand_group(group, g, row, state, search, lm, work):
     """All arcs of a group of a small state; of a large state those with labels that may matter."""
-    frame, arcs = work.frame[0], search.graph.arcs
-    source = search.graph.states[group.key >> 16]
+    frame, arcs, costs = work.frame[0], search.graph.arcs, work.acoustic_costs
+    source = search.graph.states[np.uintp(group.key >> 16)]
     count = source.arc_end - source.arc_begin
     rounds = 1 if count <= SMALL_STATE else labels_within(group.cost, source, row, search, work)
     walks = count <= SMALL_STATE * rounds
@@ -309,22 +316,23 @@ def _expand_group(group, g, row, state, search, lm, work):
         label, first = NONE, source.arc_begin
         if not walks:
             label = work.labels[n]
-            if least_total(group.cost, source.least_cost, cost_of(row, label, search), search) > frame.cutoff:
+            if least_total(group.cost, source.least_cost, costs[np.uintp(label)], search) > frame.cutoff:
                 continue
             first = first_arc(arcs, source, label)
         for a in range(first, source.arc_end):
-            if not walks and arcs[a].ilabel != label:
+            arc = arcs[np.uintp(a)]
+            if not walks and arc.ilabel != label:
                 break
             if lm is None:
                 pass
             else:
                 frame.arc_visits += 1
-            acoustic_cost = cost_of(row, arcs[a].ilabel, search)
-            if least_total(group.cost, arcs[a].cost, acoustic_cost, search) > frame.cutoff:
+            acoustic_cost = costs[np.uintp(arc.ilabel)]
+            if least_total(group.cost, arc.cost, acoustic_cost, search) > frame.cutoff:
                 if lm is None:
                     continue
                 else:
-                    if lm.lazy or arcs[a].olabel == 0:
+                    if lm.lazy or arc.olabel == 0:
                         continue
             if lm is None:
                 token_groups.expand_arc(a, g, acoustic_cost, state, search, lm, work)

@@ -20,6 +20,7 @@ from nemo_gpu_decoding.search.word_graph.keys import (
 )
 
 BINS = 256  # of the histogram of costs
+UNKNOWN = np.float32(-1)  # posterior that was not asked for yet
 
 
 @no_refcount
@@ -33,7 +34,7 @@ def prune(row, state, search, work):
     counters.limited += limited or frame.last_rank != ANY_RANK
     for i in range(frame.tokens):
         if work.renumbered[i] != NONE:
-            _extend_past(next_tokens[i], row, state, search, work.current)
+            _extend_past(next_tokens[i], row, state, search, work)
     if search.params.keeps_links:
         _keep_links(row, state, search, work)
     for i in range(frame.tokens):
@@ -121,9 +122,9 @@ def _label_read(arc, key, search):
 
 
 @inlined
-def _extend_past(token, row, state, search, current):
+def _extend_past(token, row, state, search, work):
     """Give a token the past of its source, and a new back-pointer if it has a new label."""
-    source, counters = current[token.source], state.counters[0]
+    source, counters = work.current[np.uintp(token.source)], state.counters[0]
     token.back_pointer, token.run = source.back_pointer, source.run
     token.probability = source.probability
     move = move_of(token.arc, token.epsilon, source, state, search)
@@ -131,13 +132,15 @@ def _extend_past(token, row, state, search, current):
         return
     label = _label_read(token.arc, token.key, search)
     probability = np.float32(0.0)
-    if label != search.params.blank_id:  # in double, libraries and devices agree to the last bit
-        probability = np.float32(np.exp(np.float64(row[label])))
+    if label != search.params.blank_id:
+        probability = work.posteriors[label]
+        if probability == UNKNOWN:  # in double, libraries and devices agree to the last bit
+            probability = work.posteriors[label] = np.float32(np.exp(np.float64(row[label])))
     if move == REPEAT_MOVE:
         token.run += 1
         token.probability += probability
         return
-    new = state.back_pointers[counters.back_pointers]
+    new = state.back_pointers[np.uintp(counters.back_pointers)]
     new.previous, new.arc, new.epsilon = source.back_pointer, token.arc, token.epsilon
     new.frame, new.run, new.probability = counters.frames, source.run, source.probability
     token.back_pointer = counters.back_pointers

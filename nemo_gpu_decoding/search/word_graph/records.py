@@ -167,6 +167,8 @@ class Workspace(NamedTuple):
     expanding: np.ndarray  # [entries] the same array; LM_GROUP with a large LM
     group_slots: np.ndarray  # [power of 2] SLOT
     group_tokens: np.ndarray  # [2 entries or 1] GROUP_TOKEN
+    acoustic_costs: np.ndarray  # [V + 1] float32, of the frame's labels
+    posteriors: np.ndarray  # [V + 1] float32, of those that somebody has asked for; UNKNOWN: nobody has
     labels: np.ndarray  # [V + 1] int32, those that may matter in a frame, likely ones first
     histogram: np.ndarray  # [BINS] int64
     renumbered: np.ndarray  # [capacity] int32, index of each token in the next frame, or NONE
