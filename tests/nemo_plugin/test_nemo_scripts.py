@@ -37,7 +37,8 @@ FILES = {
 
 
 def table(header: str) -> list[list[str]]:
-    """The rows of the page's table with a header, without the backticks of cells that are code."""
+    """The rows of the page's table with a header, without the backticks of cells that are code. An empty first cell is
+    that of the row above."""
     lines = iter(PAGE.splitlines())
     assert any(line.startswith(header) for line in lines), header
     next(lines)
@@ -46,7 +47,8 @@ def table(header: str) -> list[list[str]]:
         if not line.startswith("|"):
             break
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        rows.append([re.sub(r"^`([^`]*)`$", r"\1", cell) for cell in cells])
+        cells = [re.sub(r"^`([^`]*)`$", r"\1", cell) for cell in cells]
+        rows.append([cells[0] or rows[-1][0], *cells[1:]])
     return rows
 
 
@@ -93,7 +95,7 @@ def test_the_page_is_complete():
     assert all(row.remark.startswith("`") for row in ROWS if row.remark)
     for words in [*(row.words for row in ROWS), *FUSED.values(), *(rest for _, rest, _ in REST.values())]:
         named = set(re.findall(r"=([\w.]+\.(?:arpa|txt))", words))
-        assert named <= set(FILES)
+        assert named <= {*FILES, "spelled.txt"}
     assert {strategy for _, _, strategy, _ in STREAMS} == {"greedy", *STRATEGIES}
     assert all(0 < float(wer) < 50 for *_, wer in STREAMS)
 
@@ -114,6 +116,7 @@ def folder(tmp_path, monkeypatch, utterances) -> Path:
     for model in (SELF / "models").iterdir():
         (tmp_path / model.name).symlink_to(model)
     write_manifest(tmp_path / "test.json", utterances)
+    (tmp_path / "spelled.txt").write_text("graham_graham\n")  # said in the first utterance
     (tmp_path / "out").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -211,6 +214,16 @@ def test_candidates_are_those_of_transcribe(row, run, files, transcripts):
 def test_what_does_not_decode_says_so(row, run):
     with pytest.raises(Exception, match=re.escape(row.error)):
         run(row, row.words)
+
+
+@runs
+def test_scripts_that_decode_with_no_strategy_of_ours(run):
+    wfst, biasing = (next(row for row in ROWS if row.script.startswith(name)) for name in ("eval_wfst", "eval_greedy"))
+    with pytest.raises(AttributeError, match=wfst.error):
+        run(wfst, "decoding_search_type=riva")
+    with pytest.raises(ValueError, match="empty sequence"):
+        run(biasing, "context_file=names.txt")
+    assert run(biasing, f"+{biasing.words}") == run(biasing, "")
 
 
 @runs
