@@ -105,6 +105,35 @@ def test_room_is_made_where_groups_need_more(monkeypatch):
         assert ours.work._replace(cache_hits=0) == theirs.work._replace(cache_hits=0)
 
 
+def test_a_workspace_is_kept_for_the_next_call_until_its_stamps_would_overflow(monkeypatch):
+    """Of another LM, too, whose scores nobody may find in the LM query cache."""
+    made, new_workspace, log_probs = [], cpu_engine.new_workspace, log_probs_of(3)
+    decoders = [make_paged(random_lm(seed), random_lm(20, keep=0.8), beam=9.0, max_active=1000) for seed in (1, 2)]
+    expected = [decoder.decode(log_probs, [FRAMES] * 3) for decoder in decoders]
+
+    def counted(*sizes, **options):
+        made.append(new_workspace(*sizes, **options))
+        return made[-1]
+
+    monkeypatch.setattr(cpu_engine, "new_workspace", counted)
+    for _ in range(2):
+        for decoder, alone in zip(decoders, expected, strict=True):
+            for ours, theirs in zip(decoder.decode(log_probs, [FRAMES] * 3), alone, strict=True):
+                assert (ours.best.text, ours.best.score, ours.work) == (
+                    theirs.best.text,
+                    theirs.best.score,
+                    theirs.work,
+                )
+    assert len(made) == 1
+    made[0].stamps[:] = cpu_engine.MOST_STAMPS + 1
+    decoders[0].decode(log_probs, [FRAMES] * 3)
+    assert len(made) == 2
+    with pytest.raises(ValueError, match="nan"):  # a workspace whose call failed is let go
+        decoders[0].decode(torch.full_like(log_probs, float("nan")), [FRAMES] * 3)
+    decoders[0].decode(log_probs, [FRAMES] * 3)
+    assert len(made) == 3
+
+
 def test_nodes_are_made_room_for_where_there_are_more(monkeypatch):
     """With room for two nodes, links and groups at first."""
     lms, log_probs = (random_lm(1), random_lm(20, keep=0.8)), log_probs_of(3)
