@@ -160,7 +160,7 @@ class OldTorch:
         }
         replacements = {
             "CUDAGraph": lambda: SimpleNamespace(capture_begin=self._begin, capture_end=self._end),
-            "MemPool": lambda: _Pool(self),
+            "MemPool": type("MemPool", (_Pool,), {"torch": self}),  # a class: torch 2.15 asks what is one
             "Stream": lambda device=None: SimpleNamespace(
                 name="capture", device=device, wait_stream=lambda _: None, cuda_stream=7
             ),
@@ -196,11 +196,10 @@ class OldTorch:
 
 
 class _Pool:
-    def __init__(self, torch: OldTorch) -> None:
-        self._torch = torch
+    torch: OldTorch
 
     def __del__(self) -> None:
-        if self._torch.underway:
+        if self.torch.underway:
             os.abort()
 
 
