@@ -2,6 +2,7 @@
 
     python scripts/count_kernels.py [STRATEGY ...]     print the tables of these strategies, or of all
     python scripts/count_kernels.py --write            write them into docs/gpus.md; two minutes
+    python scripts/count_kernels.py --new-texts        how many hypotheses of the shipped speech get a new text
 
 Needs NVRTC and g++. Registers and static shared memory are what NVRTC says of its machine code for sm_90; all
 else is counted while its PTX runs in the emulator of `tests/cuda_emulator`, on one utterance. Nothing here has
@@ -13,11 +14,13 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import product
 from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -243,11 +246,43 @@ def with_tables(text: str, *tables: list[list[str]]) -> str:
     return mark.sub(lambda match: f"{match[1]}: NVRTC {version} {match[2]}\n{body}\n\n{match[3]}", text)
 
 
+def new_texts(models: Iterable[str] = ("rnnt", "tdt"), beam_size: int = 6) -> list[tuple[str, str, str]]:
+    """Models, strategies, and the share of hypotheses with a new text after a step: what the prediction network has
+    to compute, on 16 utterances of the shipped test speech at once. Needs NeMo."""
+    from nemo_gpu_decoding.cli.dev_set import encode
+    from nemo_gpu_decoding.manifest import read_manifest
+    from nemo_gpu_decoding.nemo_plugin.model import Model
+    from nemo_gpu_decoding.presets import load_preset
+    from nemo_gpu_decoding.search.transducer.prediction_cache import Predictions
+
+    assets, found = REPOSITORY / "assets" / "self", []
+    utterances, extend = read_manifest(assets / "speech" / "test.json")[:16], Predictions.extend
+    for model, strategy in product(models, ("alsd_pp", "aes_pp")):
+        head = Model.load(str(assets / "models" / f"self_hybrid_{model}.nemo"), device="cpu").head("rnnt")
+        (batch,), preset = encode(head, utterances).batches, load_preset(str(assets / f"demo_{model}.yaml"))
+        preset.strategy, preset.beam.beam_size = strategy, beam_size
+        steps: list[tuple[int, int]] = []
+
+        def counted(own: Predictions, networks: Any, pending: Any, rows: Any, steps: Any = steps) -> None:
+            steps.append((int(pending.counts[rows].sum()), len(rows) * beam_size))
+            extend(own, networks, pending, rows)
+
+        with patch.object(Predictions, "extend", counted):
+            head.search(preset).decode(batch.inputs, batch.lengths)
+        computed, hypotheses = map(sum, zip(*steps, strict=True))
+        found.append((model, strategy, f"{100 * computed / hypotheses:.0f} %"))
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("strategies", nargs="*", help="all if none is named")
     parser.add_argument("--write", action="store_true", help="write the table into docs/gpus.md")
+    parser.add_argument("--new-texts", action="store_true", help="count new texts of the shipped speech instead")
     options = parser.parse_args()
+    if options.new_texts:
+        print(format_table(["model", "strategy", "new texts"], new_texts()))
+        return 0
     cases = [case for case, (strategy, *_) in CASES.items() if strategy in (options.strategies or [strategy])]
     # one order of threads, so that counts are the same each time
     runtime = EmulatedRuntime(by_nvrtc=True, order="ascending")

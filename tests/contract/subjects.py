@@ -89,7 +89,7 @@ class Transducer(TokenFusion):
 
     def small_sizes(self):
         threads = ("EXPAND_THREADS", "MERGE_THREADS", "MOVE_THREADS")
-        return {f"{SEARCH}.transducer.records": dict.fromkeys(threads, 32)}
+        return {f"{SEARCH}.transducer.records": dict.fromkeys(threads, 32) | {"FEWEST_PREDICTION_ROWS": 1}}
 
     def threads_for_little_work(self, monkeypatch):
         monkeypatch.setattr(f"{SEARCH}.transducer.cpu_engine.WORK_PER_THREAD", 0)

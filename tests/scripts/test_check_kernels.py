@@ -285,6 +285,15 @@ def test_the_pages_counts_are_those_of_today(count_kernels, request):
         assert numbers == pytest.approx([float(cell) for cell in expected[4:]], rel=0.05), "count_kernels.py --write"
 
 
+@pytest.mark.nemo
+def test_the_page_says_how_many_texts_are_new(count_kernels):
+    pytest.importorskip("nemo.collections.asr")
+    page = count_kernels.PAGE.read_text(encoding="utf-8")
+    alsd, aes = re.search(r"to (\d+) % \(RNN-T\) and \d+ % \(TDT\) .* alsd_pp, to (\d+) % and", page).groups()
+    found = [float(share.split()[0]) for *_, share in count_kernels.new_texts(["rnnt"])]
+    assert found == pytest.approx([float(alsd), float(aes)], abs=2)
+
+
 def test_estimates_by_hand(count_kernels):
     """264 blocks of two for each of 128 utterances: one per multiprocessor at once, so that they take two turns."""
     slowest, everything = Counts(1980, 0, 0, 0, 0, 0), Counts(0, 0, 0, 0, 3000, 1000)

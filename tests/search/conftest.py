@@ -16,7 +16,8 @@ __all__ = ["emulated_runtime"]
 def small_blocks(monkeypatch):
     for module, sizes in (
         (cuda_engine, {"THREADS": 32, "FINISH_THREADS": 32}),
-        (records, {"EXPAND_THREADS": 32, "MERGE_THREADS": 32, "MOVE_THREADS": 32}),
+        # and few rows of the prediction network, so that utterances wait for one
+        (records, {"EXPAND_THREADS": 32, "MERGE_THREADS": 32, "MOVE_THREADS": 32, "FEWEST_PREDICTION_ROWS": 1}),
         (kernel_abi, {"THREADS": 32, "CANDIDATES": 128, "LEAST_GROUPS": 64}),
     ):
         for name, size in sizes.items():

@@ -7,7 +7,8 @@ host, so that any number of steps can be queued or be captured in a CUDA graph (
 utterances are copied in before the first step and out after the last.
 
 The prediction cache is used without its search by text: every new token gets an entry that no
-hypothesis of the old beam uses. The prediction network runs for all rows anyway.
+hypothesis of the old beam uses. The prediction network has a batch of its own, with fewer rows: most hypotheses take a
+blank in a step. An utterance whose new texts find no rows waits for the next step, and reads nothing in this one.
 """
 
 from __future__ import annotations
@@ -89,6 +90,16 @@ def merge_bytes(params: SearchParams) -> int:
     return beams + params.beam_size * params.max_extensions * extension + alignment
 
 
+def prediction_rows(utterances: int, params: SearchParams) -> int:
+    """Rows of the prediction network's batch, such that an utterance seldom waits for one.
+
+    On real speech a step gives a new text to 12 to 37 % of the hypotheses, fewest with aes_pp (docs/gpus.md).
+    """
+    rows = utterances * params.beam_size
+    share = rows // (4 if params.frame_by_frame else 2)
+    return min(rows, max(share, records.FEWEST_PREDICTION_ROWS, params.beam_size))
+
+
 class Shared(NamedTuple):
     """What all runs of a decoder share."""
 
@@ -139,6 +150,7 @@ class CUDAEngine(TransducerEngine):
             beam_size=params.beam_size,
             max_extensions=params.max_extensions,
             cache_entries=state.beams.cache_hashes.shape[1],
+            prediction_rows=prediction_rows(bucket(len(state.nodes)), params),
             frame=kind_of(state.frames.values.flatten(0, 1)),
             parts=tuple(map(kind_of, parts)),
             durations=tuple(self._algorithm.durations.tolist()),

@@ -58,6 +58,7 @@ class TorchJoint(Joint):
     def logits(self) -> Tensor:
         work = self._work
         work.move_rows(
+            work.rows,
             (work.frames, work.frame_rows.view(-1), self._frames, None),
             (work.cache[0], work.text_rows.view(-1), self._predictions, None),
         )

@@ -51,7 +51,7 @@ class Prediction(ABC):
     def _launch(self, signature: Signature, **others: Any) -> None:
         work = self._work
         kernels = runtime().load(NETWORKS, work.shape.device, {"VALUE": records.VALUE_TYPES[work.cache[0].dtype]})
-        work.launch(kernels, signature, grid=work.rows, block=records.MOVE_THREADS, **others)
+        work.launch(kernels, signature, grid=work.prediction_rows, block=records.MOVE_THREADS, **others)
 
 
 class PredictionPaths:
@@ -84,23 +84,24 @@ class PredictionPaths:
 
 
 class TorchPrediction(Prediction):
-    """Any network, as torch runs it: for all rows, whether they need it or not."""
+    """Any network, as torch runs it: for all rows of the batch, whether they need it or not."""
 
     def __init__(self, networks: TransducerNetworks, work: Workspace) -> None:
         super().__init__(work)
         self._networks = networks
         self._before = tuple(
-            work.buffer(f"state {i}", part.dtype, work.rows, *part.shape[1:]) for i, part in enumerate(work.cache[1:])
+            work.buffer(f"state {i}", part.dtype, work.prediction_rows, *part.shape[1:])
+            for i, part in enumerate(work.cache[1:])
         )
 
     def run(self) -> None:
         work = self._work
-        labels, sources, targets = (rows.view(-1) for rows in (work.labels, work.sources, work.targets))
         states = zip(work.cache[1:], self._before, strict=True)
-        work.move_rows(*((part, sources, state, None) for part, state in states))
-        output, state = self._networks.predict(labels, self._before)
+        work.move_rows(work.prediction_rows, *((part, work.sources, state, None) for part, state in states))
+        output, state = self._networks.predict(work.labels, self._before)
         computed = zip((output, *state), work.cache, strict=True)
-        work.move_rows(*((new.to(part.dtype).contiguous(), None, part, targets) for new, part in computed))
+        moves = ((new.to(part.dtype).contiguous(), None, part, work.targets) for new, part in computed)
+        work.move_rows(work.prediction_rows, *moves)
 
 
 class LSTMPrediction(Prediction):
@@ -112,9 +113,9 @@ class LSTMPrediction(Prediction):
         self._outputs, self._hidden, self._cells = work.cache
         entries, layers, self._size = self._hidden.shape
         kind = fused.table.dtype
-        self._hidden_rows = work.buffer("hidden values", kind, work.rows, self._size)
+        self._hidden_rows = work.buffer("hidden values", kind, work.prediction_rows, self._size)
         self._products = [
-            work.buffer(f"product {layer}", kind, work.rows, weight.shape[1])
+            work.buffer(f"product {layer}", kind, work.prediction_rows, weight.shape[1])
             for layer, weight in enumerate(fused.weights)
         ]
         # hidden values times recurrent weights, of every text

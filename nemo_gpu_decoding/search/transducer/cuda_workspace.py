@@ -37,6 +37,7 @@ class WorkspaceShape:
     beam_size: int  # K
     max_extensions: int  # M
     cache_entries: int  # of the prediction cache, per utterance
+    prediction_rows: int  # of the batch of the prediction network, at least K and at most B * K
     frame: tuple[Any, ...]  # dtype and shape of a row of projected frames
     parts: tuple[tuple[Any, ...], ...]  # the same of predictions and of the parts of a state
     durations: tuple[int, ...] = (0,)  # frames
@@ -65,9 +66,12 @@ class Workspace:
         self.counts = self._zeros(torch.int32, n, beam_size)
         self.active = self._zeros(torch.int32, 1)
         self.finished = self._zeros(torch.int64, 1)
-        self.frame_rows, self.text_rows, self.labels, self.sources, self.targets = (
+        self.frame_rows, self.text_rows, self.new_labels, self.new_sources, self.new_targets = (
             self._zeros(torch.int64, n, beam_size) for _ in range(5)
         )
+        self.prediction_rows = shape.prediction_rows
+        self.labels, self.sources, self.targets = (self._zeros(torch.int64, shape.prediction_rows) for _ in range(3))
+        self.taken_rows = self._zeros(torch.int32, 1)
         # the prediction cache: outputs, then the parts of a state
         self.cache = tuple(self._like(part, n * shape.cache_entries) for part in shape.parts)
         self.frames = self._like(shape.frame, 0)
@@ -83,8 +87,8 @@ class Workspace:
         own = {name: getattr(self, name) for name in signature.parameters if hasattr(self, name)}
         module.launch(signature, grid=grid, block=block, shared_bytes=shared_bytes, **{**own, **others})
 
-    def move_rows(self, *parts: Part) -> None:
-        """Move rows: of each part, row from_rows[r] of the source becomes row to_rows[r] of the target.
+    def move_rows(self, rows: int, *parts: Part) -> None:
+        """Move so many rows: of each part, row from_rows[r] of the source becomes row to_rows[r] of the target.
 
         Args:
             parts: contiguous tensors [R, ...] whose rows are of one type and shape; rows int64.
@@ -96,7 +100,7 @@ class Workspace:
                 given = _as_bytes(source)
                 arguments |= {f"from{i}": given, f"from_rows{i}": from_rows, f"bytes{i}": given.shape[1]}
                 arguments |= {f"to{i}": _as_bytes(target), f"to_rows{i}": to_rows}
-            self.kernels.launch(records.MOVE_ROWS, grid=self.rows, block=records.MOVE_THREADS, **arguments)
+            self.kernels.launch(records.MOVE_ROWS, grid=rows, block=records.MOVE_THREADS, **arguments)
 
     def buffer(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
         """A buffer [*shape] under a name of its user's: zeros at first, the same one ever after."""

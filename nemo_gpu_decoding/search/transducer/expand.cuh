@@ -317,9 +317,18 @@ inline Candidate forced_blank(const Expansion& own, float blank_score, const Sea
 // Called with all threads after a barrier.
 inline int list_extensions(Expansion& own, const ExpandArgs& args, Workspace& work);
 
+// Empty a row of the prediction network's batch before `merge` fills it.
+inline void clear_prediction_row(const ExpandArgs& args, int row) {
+  if (row == 0) *args.taken_rows = 0;
+  if (row >= args.prediction_rows) return;
+  args.labels[row] = 0;
+  args.sources[row] = args.targets[row] = NO_ROW;
+}
+
 // The extensions of hypothesis number blockIdx.x of B * K.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) expand(const ExpandArgs args) {
   extern __shared__ __align__(16) unsigned char smem[];
+  if (thread() == 0) clear_prediction_row(args, blockIdx.x);
   Workspace work(smem, args);
   Expansion own(args);
   if (!reads_row(own, args, work.scratch)) return;

@@ -27,17 +27,6 @@ struct MergeContext {
   Node& node(int number, const StreamCounters& now) const {
     return args.nodes[(int64)b * args.node_capacity + number - now.node_base];
   }
-
-  // Let the prediction network compute nothing for a hypothesis.
-  void clear_pending(int64 i) const {
-    args.labels[i] = 0;
-    args.sources[i] = args.targets[i] = NO_ROW;
-  }
-
-  // ... for all of the utterance. Call with all threads.
-  void clear_pending() const {
-    for (int k = thread(); k < args.params.beam_size; k += threads()) clear_pending(first() + k);
-  }
 };
 
 // What candidates are ranked by: score down, parent up, choice up.
@@ -120,8 +109,8 @@ inline bool gets_node(int choice, const SearchParams& params) {
 // Give number i of `next` its node and, with a new token, an entry in the cache; `nodes_before` and
 // `tokens_before` count those that come first. One thread.
 inline void settle(
-  MergeWorkspace& work, int i, int64 slot, int nodes_before, int tokens_before,
-  const StreamCounters& now, const MergeContext& context
+  MergeWorkspace& work, int i, int nodes_before, int tokens_before, const StreamCounters& now,
+  const MergeContext& context
 ) {
   const SearchParams& params = context.params();
   const Candidate& chosen = work.chosen[i];
@@ -134,21 +123,18 @@ inline void settle(
     context.node(next.node, now) = {
       parent.node, label, parent.frame, frames, chosen.log_prob};
   }
-  if (!is_token(chosen.choice, params)) {
-    context.clear_pending(slot);
-    return;
-  }
+  if (!is_token(chosen.choice, params)) return;
   int entry = work.free_entries[tokens_before];
-  int64 first = (int64)context.b * context.args.cache_entries;
-  context.args.labels[slot] = chosen.choice / params.num_durations;
-  context.args.sources[slot] = first + parent.cache_entry;
-  context.args.targets[slot] = first + entry;
+  int64 first = (int64)context.b * context.args.cache_entries, own = context.first() + tokens_before;
+  context.args.new_labels[own] = chosen.choice / params.num_durations;
+  context.args.new_sources[own] = first + parent.cache_entry;
+  context.args.new_targets[own] = first + entry;
   next.cache_entry = entry;
 }
 
 // Turn work.chosen[0 .. count), best first and none twice, into the utterance's beam: recombine what
-// is equal, write the beam, its nodes and pending predictions; `now` is brought up to date, alike in all
-// threads. Call with all threads after a barrier; ends with one.
+// is equal, write the beam, its nodes and new texts; `now` is brought up to date, alike in all
+// threads. Call with all threads after a barrier; a barrier must follow.
 inline void merge_chosen(
   MergeWorkspace& work, int count, StreamCounters& now, const MergeContext& context
 ) {
@@ -175,24 +161,55 @@ inline void merge_chosen(
         if (work.leaders[j] == i) score = log_add(score, work.chosen[j].score);
       }
       work.next[i].score = score;
-      settle(work, i, context.first() + size, nodes, tokens, now, context);
+      settle(work, i, nodes, tokens, now, context);
       context.beam()[size] = work.next[i];
     }
     size++;
     nodes += gets_node(choice, context.params());
     tokens += is_token(choice, context.params());
   }
-  for (int k = size + thread(); k < beam_size; k += threads()) {
-    context.clear_pending(context.first() + k);
-  }
   now.size = size;
+  now.new_texts = tokens;
   now.node_count += nodes;
-  __syncthreads();
 }
 
 // The strategy's own: make the new beam of the old one, in `work`, and its extensions; `now` is brought up
-// to date, alike in all threads. Called with all threads after a barrier; ends with one.
+// to date, alike in all threads. Called with all threads after a barrier; a barrier follows.
 inline void make_beam(MergeWorkspace& work, StreamCounters& now, const MergeContext& context);
+
+// Give an utterance's new texts rows in the batch of the prediction network; false if it has not that many left.
+// Call with all threads, which meet at a barrier before they read what others have written.
+inline bool take_rows(const MergeContext& context, int new_texts) {
+  const MergeArgs& args = context.args;
+  __shared__ int first_row;
+  if (thread() == 0) first_row = new_texts > 0 ? atomicAdd(args.taken_rows, new_texts) : 0;
+  __syncthreads();
+  if (first_row + new_texts > args.prediction_rows) return false;
+  for (int i = thread(); i < new_texts; i += threads()) {
+    args.labels[first_row + i] = args.new_labels[context.first() + i];
+    args.sources[first_row + i] = args.new_sources[context.first() + i];
+    args.targets[first_row + i] = args.new_targets[context.first() + i];
+  }
+  return true;
+}
+
+// How an utterance goes on after a step, or once its new texts have waited for one; returns its activity, alike in
+// all threads. Call with all threads.
+inline int go_on(const MergeContext& context, StreamCounters now) {
+  const MergeArgs& args = context.args;
+  if (take_rows(context, now.new_texts)) {
+    const ScheduleArgs next{
+      args.streams, args.beams, args.counters, args.frame_rows, args.text_rows,
+      args.params.beam_size, args.node_capacity, args.cache_entries};
+    return schedule_next(next, context.b, context.beam(), now);
+  }
+  for (int k = thread(); k < args.params.beam_size; k += threads()) {
+    args.frame_rows[context.first() + k] = args.text_rows[context.first() + k] = NO_ROW;
+  }
+  now.activity = WAITING;
+  if (thread() == 0) args.counters[context.b] = now;
+  return WAITING;
+}
 
 // The step of an utterance that has one; returns its activity afterwards, alike in all threads.
 inline int step(uint8* shared, StreamCounters now, const MergeContext& context) {
@@ -202,12 +219,9 @@ inline int step(uint8* shared, StreamCounters now, const MergeContext& context) 
     make_beam(work, now, context);
   } else {
     now.size = BAD_INPUT;
-    context.clear_pending();
+    now.new_texts = 0;
   }
-  const ScheduleArgs next{
-    args.streams, args.beams, args.counters, args.frame_rows, args.text_rows,
-    args.params.beam_size, args.node_capacity, args.cache_entries};
-  return schedule_next(next, context.b, context.beam(), now);
+  return go_on(context, now);
 }
 
 // From the last block that comes here: tell the WHILE node whether any utterance goes on. One thread.
@@ -228,6 +242,6 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) merge(const MergeAr
   const StreamCounters now = args.counters[context.b];
   int activity = now.activity;
   if (activity == ACTIVE) activity = step(smem, now, context);
-  else context.clear_pending();
-  if (thread() == 0 && args.sets_condition) set_condition(args, activity == ACTIVE);
+  else if (activity == WAITING) activity = go_on(context, now);
+  if (thread() == 0 && args.sets_condition) set_condition(args, has_step(activity));
 }

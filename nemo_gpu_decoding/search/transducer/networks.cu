@@ -1,10 +1,10 @@
 // The networks on the GPU: what is left of them besides matrix products. See cuda_joint.py, cuda_prediction.py
 // and, for what the weights are, fused_weights.py. Counterpart of networks.py.
 //
-// Row r is the r-th of B * K hypotheses. In the prediction network it reads entry sources[r] of the prediction cache, the text
-// before its new token labels[r], and writes entry targets[r], the text with it. No entry is both a
-// source and a target of one step, so the states of all texts are routed in place. Rows with nothing
-// to compute have negative entries.
+// Row r of the joint is the r-th of B * K hypotheses; row r of the prediction network is one of its batch, which has rows
+// for new texts only. There it reads entry sources[r] of the prediction cache, the text before its new token
+// labels[r], and writes entry targets[r], the text with it. No entry is both a source and a target of one step, so
+// the states of all texts are routed in place. Rows with nothing to compute have negative entries.
 //
 // Compiled once per type that the networks compute in. Gates and cells are float32 in all of them; what
 // products read or give, hidden values and predictions are of that type.

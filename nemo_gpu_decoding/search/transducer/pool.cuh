@@ -136,32 +136,32 @@ inline void force_blanks(MergeWorkspace& work, StreamCounters& now, const MergeC
 }
 
 // Go to the next frame that a hypothesis has come to, and open those that have. Call with all threads
-// after a barrier; ends with one.
+// after a barrier; a barrier must follow.
 inline void next_frame(Hypothesis* beam, StreamCounters& now) {
   int frame = 0x7fffffff;
   for (int k = 0; k < now.size; k++) frame = min(frame, beam[k].frame);
   for (int k = thread(); k < now.size; k += threads()) beam[k].open = beam[k].frame == frame;
   now.expansions = 0;
-  __syncthreads();
 }
 
-// The last step of a frame: forced blanks. Call with all threads after a barrier; ends with one.
+// The last step of a frame: forced blanks. Call with all threads after a barrier; a barrier must follow.
 inline void end_frame(MergeWorkspace& work, StreamCounters& now, const MergeContext& context) {
   force_blanks(work, now, context);
   copy_records(context.beam(), work.next, now.size);
-  context.clear_pending();
+  now.new_texts = 0;
   __syncthreads();
   next_frame(context.beam(), now);
 }
 
-// Any other step: the K best of the pool become the beam. Call with all threads after a barrier; ends with
-// one.
+// Any other step: the K best of the pool become the beam. Call with all threads after a barrier; a barrier
+// must follow.
 inline void expand_in_frame(MergeWorkspace& work, StreamCounters& now, const MergeContext& context) {
   Pool pool(work, now.size, context.params());
   fill_pool(pool, work, now.size, context);
   __syncthreads();
   int count = choose_from_pool(pool, work, context);
   merge_chosen(work, count, now, context);
+  __syncthreads();
   now.expansions++;
   bool any_open = false;
   for (int k = 0; k < now.size; k++) any_open |= context.beam()[k].open;

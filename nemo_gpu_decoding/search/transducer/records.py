@@ -56,7 +56,7 @@ CANDIDATE = np.dtype(
         ("log_prob", np.float32),  # of the label, by the joint; kernels only, the CPU still has the row
     ]
 )
-# How far an utterance has come, 20 bytes.
+# How far an utterance has come, 24 bytes.
 STREAM_COUNTERS = np.dtype(
     [
         ("size", np.int32),  # live hypotheses; BAD_INPUT, or 0 where no label was possible
@@ -64,11 +64,13 @@ STREAM_COUNTERS = np.dtype(
         ("node_count", np.int32),  # of the whole tree
         ("node_base", np.int32),  # kernels: number of the first node in the buffer; the host has those before
         ("activity", np.int32),  # kernels: one of those below
+        ("new_texts", np.int32),  # kernels: of the last step, that wait for the prediction network
     ]
 )
 IDLE: Final = 0  # every hypothesis waits for frames, is finished, or the input was bad
 ACTIVE: Final = 1  # there is a next step
 FULL: Final = 2  # the host has to fetch the nodes first
+WAITING: Final = 3  # the next step gives its new texts to the prediction network, and does nothing else
 
 
 class SearchParams(NamedTuple):
@@ -98,6 +100,7 @@ SEARCH_PARAMS = dtype_of(SearchParams)
 EXPAND_THREADS = 256  # a block per hypothesis
 MERGE_THREADS = 128  # a block per utterance
 MOVE_THREADS = 128  # a block per row
+FEWEST_PREDICTION_ROWS = 128  # of the prediction network's batch; products with fewer are hardly faster
 MOVED_PARTS = 4  # tensors whose rows one launch moves
 
 # The types that networks compute in and whose logits kernels read as they are, and their names in CUDA C++.
@@ -151,7 +154,22 @@ def _beams(written: bool) -> dict[str, Tensor]:
     }
 
 
-# One block per hypothesis lists its best extensions.
+# The batch of the prediction network; rows that nobody takes have the label 0 and NO_ROW.
+def _batch(written: bool) -> dict[str, Tensor | Scalar]:
+    rows = Tensor(torch.int64, ("prediction_rows",), written=written)
+    return {
+        "labels": rows,  # the new token
+        "sources": rows,  # entry of the text before it in the prediction cache
+        "targets": rows,  # entry of the text with it
+    }
+
+
+_TAKEN_ROWS: dict[str, Tensor | Scalar] = {
+    "taken_rows": Tensor(torch.int32, (1,), written=True),
+    "prediction_rows": _INT,
+}
+
+# One block per hypothesis lists its best extensions, and empties a row of that batch.
 EXPAND = Signature(
     "expand",
     {
@@ -167,11 +185,13 @@ EXPAND = Signature(
         "counts": Tensor(torch.int32, ("B", "K"), written=True),  # how many; or BAD_INPUT
         "params": Scalar(SEARCH_PARAMS),
         "sizes": Scalar(LIST_SIZES),
+        **_batch(written=True),
+        **_TAKEN_ROWS,
         "inverse_temperature": Scalar(np.float64),
         "columns": _INT,
     },
 )
-# One block per utterance makes the new beam of them.
+# One block per utterance makes the new beam of them, and gives its new texts rows of the batch.
 MERGE = Signature(
     "merge",
     {
@@ -183,9 +203,11 @@ MERGE = Signature(
         "nodes": Tensor(NODE, ("B", "node_capacity"), written=True),
         "frame_rows": _rows(),  # frame that a hypothesis gives to the joint next, or NO_ROW
         "text_rows": _rows(),  # its entry in the prediction cache, or NO_ROW
-        "labels": _rows(),  # the new token; 0 where nothing is to be computed
-        "sources": _rows(),  # entry of the text before it, or NO_ROW
-        "targets": _rows(),  # entry of the text with it, or NO_ROW
+        "new_labels": _rows(),  # of an utterance's new texts, as in the batch; they may have to wait for rows of it
+        "new_sources": _rows(),
+        "new_targets": _rows(),
+        **_batch(written=True),
+        **_TAKEN_ROWS,
         # blocks that are done (lower half) and those of them whose utterance goes on; 0 between launches
         "finished": Tensor(torch.int64, (1,), written=True),
         "handle": Scalar(np.uint64),  # of a WHILE node's condition
@@ -253,7 +275,7 @@ JOIN_ROWS = Signature(
         "width": _INT,  # J
     },
 )
-_ROUTES = {name: _rows(written=False) for name in ("labels", "sources", "targets")}
+_ROUTES = _batch(written=False)
 LSTM_LAYER = Signature(
     "lstm_layer",
     {
@@ -261,14 +283,14 @@ LSTM_LAYER = Signature(
         # what labels add to the gates of the first layer, bias included; null above it
         "table": _values("labels", "4H", optional=True),
         # hidden values below times (recurrent | input) weights, or null
-        "product": _values("rows", "8H", optional=True),
+        "product": _values("prediction_rows", "8H", optional=True),
         "bias": Tensor(torch.float32, ("4H",), optional=True),  # of the inputs in `product`, or null
         # hidden values below times recurrent weights, or null; and those of this layer
         "recalled_below": _values("E", "4H", optional=True, written=True),
         "recalled": _values("E", "4H"),
         "hidden": _values("E", "num_layers", "H", written=True),
         "cells": Tensor(torch.float32, ("E", "num_layers", "H"), written=True),
-        "hidden_rows": _values("rows", "H", written=True),  # for the next product
+        "hidden_rows": _values("prediction_rows", "H", written=True),  # for the next product
         "size": _INT,  # H
         "layer": _INT,
         "num_layers": _INT,
@@ -279,7 +301,7 @@ LSTM_OUTPUT = Signature(
     {
         "targets": _ROUTES["targets"],
         # hidden values times (recurrent weights | projection)
-        "product": _values("rows", "4H+J"),
+        "product": _values("prediction_rows", "4H+J"),
         "bias": Tensor(torch.float32, ("J",)),  # of the projection
         "recalled": _values("E", "4H", written=True),  # of the last layer
         "outputs": _values("E", "J", written=True),

@@ -13,7 +13,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) schedule(const Schedul
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) count_active(const CountActiveArgs args) {
   int own = 0;
   for (int b = thread(); b < args.num_utterances; b += threads()) {
-    own += args.counters[b].activity == ACTIVE;
+    own += has_step(args.counters[b].activity);
   }
   __shared__ int scratch[LANES];
   int total = block_reduce(own, Sum{}, scratch);

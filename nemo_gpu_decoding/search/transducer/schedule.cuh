@@ -3,6 +3,9 @@
 
 #include "search/transducer/beam.cuh"
 
+// Whether an utterance takes part in the next step.
+inline bool has_step(int activity) { return activity == ACTIVE || activity == WAITING; }
+
 // Decide which hypotheses of utterance b are given the joint next. An utterance waits while one of its
 // open hypotheses needs a frame that has not come; if it has ended, such a hypothesis is finished.
 // `beam` and `now` hold its state, alike for all threads. Returns its activity. Call with all threads after a

@@ -472,7 +472,7 @@ def test_a_body_that_asks_the_host_is_not_captured(played_graphs, caplog):
 def test_the_condition_is_whether_anyone_goes_on(emulated_runtime, strategy, activities, condition):
     """Set by the last block of `merge`; every active utterance has one hypothesis, which stays as it is."""
     n = len(activities)
-    work = Workspace(cuda_workspace.WorkspaceShape(CPU, n, 1, 1, 4, (torch.float32, 2), ((torch.float32, 2),)))
+    work = Workspace(cuda_workspace.WorkspaceShape(CPU, n, 1, 1, 4, n, (torch.float32, 2), ((torch.float32, 2),)))
     counters, streams = np.zeros(n, records.STREAM_COUNTERS), np.zeros(n, records.STREAM_PARAMS)
     counters["activity"], counters["size"], counters["node_count"] = activities, 1, 1
     streams["end"] = 9

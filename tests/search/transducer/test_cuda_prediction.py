@@ -87,7 +87,7 @@ class TextsInMemory:
         predictions = Predictions.start(networks, UTTERANCES, ENTRIES)
         parts = predictions.outputs, *predictions.state
         kinds = tuple(map(kind_of, parts))
-        self.work = Workspace(WorkspaceShape(CPU, UTTERANCES, BEAM, BEAM, ENTRIES, kinds[0], kinds))
+        self.work = Workspace(WorkspaceShape(CPU, UTTERANCES, BEAM, BEAM, ENTRIES, UTTERANCES * BEAM, kinds[0], kinds))
         self.work.take_predictions(parts)
         self.texts = {b * ENTRIES: [] for b in range(UTTERANCES)}
 
@@ -102,9 +102,9 @@ class TextsInMemory:
                 source, label = int(self.random.choice(old)), int(self.random.integers(V))
                 if self.random.random() < 0.3:
                     source, target, label = NO_ROW, NO_ROW, 0
-                self.work.labels[b, k] = label
-                self.work.sources[b, k] = source
-                self.work.targets[b, k] = int(target)
+                self.work.labels[b * BEAM + k] = label
+                self.work.sources[b * BEAM + k] = source
+                self.work.targets[b * BEAM + k] = int(target)
                 if target != NO_ROW:
                     text = [*self.texts[source], label]
                     self.texts.pop(int(target), None)

@@ -168,12 +168,46 @@ def test_a_beam_that_exceeds_shared_memory_is_refused(strategy):
         decoder.decode(random_frames(1, 2, seed=0), [2])
 
 
+PARAMS = SearchParams(
+    beam_size=8, vocab_size=2**20 - 1, num_durations=8, zero_duration=0, timed=True,
+    weighted_blank=True, late=True, alignments=False, frame_by_frame=False,
+    blank_ceiling=np.float32(1), max_symbols=10, max_extensions=8, gamma=np.float32(np.inf),
+)  # fmt: skip
+
+
 def test_numbers_of_choices_must_fit_into_32_bits():
-    params = SearchParams(
-        beam_size=8, vocab_size=2**20 - 1, num_durations=8, zero_duration=0, timed=True,
-        weighted_blank=True, late=True, alignments=False, frame_by_frame=False,
-        blank_ceiling=np.float32(1), max_symbols=10, max_extensions=8, gamma=np.float32(np.inf),
-    )  # fmt: skip
-    assert cuda_engine.why_not(params, 10**9) is None
-    wide = params._replace(beam_size=600, max_extensions=600)
+    assert cuda_engine.why_not(PARAMS, 10**9) is None
+    wide = PARAMS._replace(beam_size=600, max_extensions=600)
     assert "exceed the 2^32" in cuda_engine.why_not(wide, 10**9)
+
+
+@pytest.mark.parametrize("durations", DURATIONS[:2], ids=str)
+def test_utterances_wait_for_rows_of_the_prediction_network(strategy, monkeypatch, durations):
+    """However few there are, and whoever comes first: only the steps become more."""
+    networks, frames = TableNetworks(V, durations, seed=3, blank_bias=-1.0), random_frames(5, T, seed=3)
+    steps, run = [], cuda_engine._Step.run
+
+    def counted(step, **options):
+        steps.append(step)
+        run(step, **options)
+
+    monkeypatch.setattr(cuda_engine._Step, "run", counted)
+    make, config = strategy
+    taken = []
+    for rows in (4, 6, 32):
+        monkeypatch.setattr(cuda_engine, "prediction_rows", lambda *_, rows=rows: rows)
+        steps.clear()
+        assert_equal(make, networks, config(beam_size=4, n_best=4), frames, [T, 0, 7, 9, T], random_fusion(V))
+        taken.append(len(steps))
+    assert taken[0] > taken[1] > taken[2]
+
+
+def test_rows_of_the_prediction_network(monkeypatch):
+    monkeypatch.setattr(records, "FEWEST_PREDICTION_ROWS", 128)
+
+    def rows(utterances, beam_size, frame_by_frame=False):
+        params = PARAMS._replace(beam_size=beam_size, frame_by_frame=frame_by_frame)
+        return cuda_engine.prediction_rows(utterances, params)
+
+    assert [rows(1, 4), rows(16, 8), rows(32, 6), rows(128, 6), rows(1, 300)] == [4, 128, 128, 384, 300]
+    assert [rows(128, 6, True), rows(16, 8, True)] == [192, 128]
