@@ -9,6 +9,7 @@ Results are kept by content: sources, headers that they include, flags, and the 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -95,7 +96,9 @@ def build(source: Path, cache: Path, *, check: bool, defines: Mapping[str, int |
             else:
                 _write_printed(texts, Path(folder))
                 built = _link(source, flags, _engine(cache), Path(folder))
-            os.replace(built, library)  # in one step: another process may do the same
+            # In one step. Where another process was faster its file stays: by its name that process finds lines.
+            with contextlib.suppress(FileExistsError):
+                os.link(built, library)
     return library
 
 

@@ -171,12 +171,35 @@ def test_several_threads_may_launch_at_once(emulated_runtime):
     assert not failures
 
 
-def test_libraries_that_were_not_used_for_long_are_removed(emulated_runtime, source, tmp_path, monkeypatch):
+@pytest.fixture
+def cache(emulated_runtime, source, tmp_path):
+    """A cache of libraries of the test's own, with none in it."""
+    copied(emulated_runtime, source)  # the engine takes seconds to compile: it is there now
     cache = tmp_path / "cache"
     cache.mkdir()
-    for engine in emulated_runtime.cache.glob("engine-*.o"):  # takes seconds to compile
+    for engine in emulated_runtime.cache.glob("engine-*.o"):
         os.symlink(engine, cache / engine.name)
     emulated_runtime.cache = cache
+    return cache
+
+
+def test_of_two_who_compile_at_once_the_first_ones_library_stays(emulated_runtime, source, cache, monkeypatch):
+    """It is loaded already: lines of the source are found by its name."""
+    forget_oldest, first = build._forget_oldest, []
+
+    def another_is_faster(cache):
+        if not first:
+            first.append(None)
+            copied(emulated_runtime, source)
+            first[:] = [library.stat().st_ino for library in cache.glob("*.so")]
+        forget_oldest(cache)
+
+    monkeypatch.setattr(build, "_forget_oldest", another_is_faster)
+    assert copied(emulated_runtime, source)[1] == 2
+    assert [library.stat().st_ino for library in cache.glob("*.so")] == first
+
+
+def test_libraries_that_were_not_used_for_long_are_removed(emulated_runtime, source, cache, monkeypatch):
     monkeypatch.setattr(build, "MOST_KEPT", 2)
 
     def compiled_with(factor):
