@@ -69,6 +69,7 @@ TABLE = (
     Line("paged_biglm", "large_lm", LARGE_LM, Check.LM),
     *(Line("paged_biglm", peer.name, peer, Check.COSTS, CPU) for peer in (LET, EAGER, BOUNDED_EAGER, EAGER_GROUPS)),
     Line("paged_biglm", "", None, Check.GROUPS),
+    Line("paged_biglm", "", None, Check.COSTS, GPU),
 )
 
 
@@ -108,7 +109,7 @@ def _cases(line: Line, options: BenchOptions, task: Task) -> Iterator[Case]:
     beams = task.weights.graph_beams if options.strategy in GRAPH_STRATEGIES else options.beams
     threads = options.threads
     if line.peer is None:
-        for theirs, ours in _own_settings(options, max(beams)):
+        for theirs, ours in _own_settings(line, options, max(beams)):
             yield Case(task, None, theirs, ours, line.check, skipped=missing(ours, line, task))
         return
     everything = line.added
@@ -126,10 +127,14 @@ def _cases(line: Line, options: BenchOptions, task: Task) -> Iterator[Case]:
                 return
 
 
-def _own_settings(options: BenchOptions, beam: int) -> Iterator[tuple[Setting, Setting]]:
-    """Pairs of settings of one strategy: few and many phrases; groups with and without a limit."""
+def _own_settings(line: Line, options: BenchOptions, beam: int) -> Iterator[tuple[Setting, Setting]]:
+    """Pairs of settings of one strategy: few and many phrases; groups with and without a limit; a large LM in the
+    GPU's memory and in the host's.
+    """
     usual = Setting(beam, True, threads=options.threads)
-    if options.strategy == "paged_biglm":
+    if line.check is Check.COSTS:
+        yield usual._replace(placement="device"), usual._replace(placement="paged")
+    elif line.check is Check.GROUPS:
         for size in options.group_sizes:
             yield usual, usual._replace(group_size=size)
     elif options.many_phrases:

@@ -26,7 +26,7 @@ _CHOICES = {
 }  # fmt: skip
 _LEAST = {
     "threads": 1, "repeats": 1, "utterances": 1, "phrases": 0, "many_phrases": 0, "check_utterances": 1,
-    "encoder_layers": 1, "encoder_width": 8, "prediction_width": 8, "max_symbols": 1, "max_active": 1,
+    "encoder_layers": 1, "encoder_width": 8, "prediction_width": 8, "max_symbols": 1, "max_active": 1, "cache_mb": 1,
     "vocab_size": 8, "min_frames": 1, "max_frames": 1, "sentences": 1, "lm_order": 1,
     "ngrams": LEAST_NGRAMS, "partitions": 10, "partition_size": 1,
 }  # fmt: skip
@@ -116,6 +116,9 @@ class BenchOptions:
     # For paged_biglm: with the largest beam also rows in which so many hypotheses of a graph state are expanded at
     # most, beside the same search without this limit.
     group_sizes: list[int] = field(default_factory=lambda: [1, 4])
+    # For paged_biglm on a GPU: MB of its memory for arcs of an LM that stays in the host's memory, in a row with the
+    # largest beam beside the same LM in the GPU's memory. LMs of more than 62,500 arcs per MB are larger than that.
+    cache_mb: int = 1
     # For word graphs: CTC topology; compact, normal or minimal.
     topology: str = "compact"
     # For transducers: tokens per frame at most, max_symbols of alsd_pp and NeMo's malsd_batch.

@@ -72,7 +72,8 @@ def paged_biglm(composition: str, options: BenchOptions, task: Task, setting: Se
     """One of the compositions that users may choose, or of `ABLATIONS`."""
     search, decoder = graph_search(options, task, setting), ABLATIONS.get(composition, PagedBigLM)
     named = "lazy" if composition in ABLATIONS else composition
-    config = PagedBigLMConfig(composition=named, group_size=setting.group_size, **search)
+    search |= {"group_size": setting.group_size, "placement": setting.placement, "cache_mb": options.cache_mb}
+    config = PagedBigLMConfig(composition=named, **search)
     lms = packed_lm(task, LARGE), packed_lm(task, SMALL)
     return ready(decoder(word_graph(task, SMALL), task.vocab_size, task.vocab_size, *lms, config))
 
@@ -206,4 +207,6 @@ def work_per_frame(results: Any) -> dict[str, float]:
     works = [work for work in (getattr(nbest, "work", None) for nbest in results) if work is not None]
     frames = max(1, sum(work.frames for work in works))
     names = [name for name in works[0]._fields if name != "frames"] if works else []
-    return {name: round(sum(getattr(work, name) for work in works) / frames, 3) for name in names}
+    per_frame = {name: round(sum(getattr(work, name) for work in works) / frames, 3) for name in names}
+    arcs = sum(work.cache_hits + work.cache_misses for work in works)
+    return per_frame | ({"cache_hit_rate": sum(work.cache_hits for work in works) / arcs} if arcs else {})

@@ -65,6 +65,10 @@ def _found(row: Row) -> str:
 
 TASK, VERIFIED = Column("task", "task"), Column("verified", _verified)
 ON_GPU = (Column("part", "part"), Column("B", "batch"), Column("x roofline", "roofline.ours", 1))
+PAGED = (
+    Column("placement", "params.placement"), Column("cache hits %", "work.ours.cache_hit_rate", 1, 100),
+    Column("bus bytes per frame", "work.ours.bus_bytes", 0),
+)  # fmt: skip
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "batch": (
         TASK, Column("peer", "peer"), Column("beam", _both("beam_size")), Column("LM", _both("lm")),
@@ -125,6 +129,8 @@ def format_rows(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
     columns = COLUMNS[mode]
     if mode == "batch" and any(row["batch"] for row in rows):
         columns = ON_GPU + columns
+    if any(row.get("params", {}).get("placement") == "paged" for row in rows):
+        columns += PAGED
     lines.append(format_table([c.title for c in columns], [[c.cell(row) for c in columns] for row in rows]))
     probes = header.get("probes", {})
     lines += ["", *(f"{kind}: {json.dumps(result)}" for kind, result in probes.items())]

@@ -289,7 +289,7 @@ def params(options: BenchOptions, task: Task, setting: Setting) -> Mapping[str, 
     """A setting as rows show it."""
     shown = setting._asdict() | {"boosting": setting.phrases > 0}
     if options.strategy != "paged_biglm":
-        del shown["group_size"]
+        del shown["group_size"], shown["placement"]
     if options.strategy in GRAPH_STRATEGIES:
         shown |= {"max_active": options.max_active, "topology": options.topology}
         shown["acoustic_scale"] = task.weights.acoustic_scale

@@ -119,28 +119,6 @@ class DeviceLM:
         return 0 if self.host_table is None else self.host_table.nbytes
 
 
-@dataclass(frozen=True)
-class LookupStatistics:
-    """Arcs that were asked for; all 0 for an LM that lies on the device as a whole.
-
-    Results never depend on the cache, but these numbers do: on its size, on what was decoded before,
-    and on the order in which threads came.
-    """
-
-    hits: int = 0  # that were in the cache
-    misses: int = 0  # that were read over the bus
-    bus_bytes: int = 0  # that these reads fetched
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of the hits, 0 .. 1; NaN if nothing was asked for."""
-        asked = self.hits + self.misses
-        return self.hits / asked if asked else float("nan")
-
-    def __add__(self, other: LookupStatistics) -> LookupStatistics:
-        return LookupStatistics(self.hits + other.hits, self.misses + other.misses, self.bus_bytes + other.bus_bytes)
-
-
 class PlacedLM:
     """An LM, and how GPUs are to hold it; keep it as long as it is decoded with.
 

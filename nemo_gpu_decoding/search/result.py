@@ -84,15 +84,27 @@ P = TypeVar("P", bound=Path, covariant=True)
 
 class Work(NamedTuple):
     """Counters of paged_biglm over all frames of an utterance. They do not depend on chunks, except for
-    `cache_hits`; `look_ups` and `groups` do not depend on the order of work either.
+    `query_hits`; `look_ups` and `groups` do not depend on the order of work either.
+
+    The last three are of LMs that a GPU reads from the host's memory (`placement: paged`), else 0. They depend on
+    the size of the GPU's cache of arcs, on what was decoded before, and on the order in which threads came.
     """
 
     look_ups: int  # words that the LMs were queried for
-    cache_hits: int  # of these, answered by the LM query cache
+    query_hits: int  # of these, answered by the LM query cache
     arc_visits: int  # arcs of the graph that were looked at
     groups: int  # groups of tokens in one graph state; 0 with eager composition, tokens of the base search with let
     expanded: int  # tokens that took arcs; of a group those with one LM context count as one; with let, contexts
     frames: int
+    cache_hits: int = 0  # arcs of an LM that were in the GPU's cache
+    cache_misses: int = 0  # arcs that were read over the bus
+    bus_bytes: int = 0  # that these reads fetched
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """Share of the arcs that were in the GPU's cache, 0 .. 1; NaN if none was read from the host's memory."""
+        asked = self.cache_hits + self.cache_misses
+        return self.cache_hits / asked if asked else float("nan")
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from nemo_gpu_decoding.bench.verify import identical
 from nemo_gpu_decoding.cuda.availability import why_unavailable
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from nemo_gpu_decoding.search.transducer import records as transducer_records
+from nemo_gpu_decoding.search.word_graph import cuda_composition
 from tests.assets import ASSETS, CTC_MODEL
 from tests.bench.test_run import TWIN, changed, first_token_only
 from tests.cuda_emulator.fixtures import emulated_runtime
@@ -397,13 +398,25 @@ def test_kaldi_hears_another_batch(graph_options):
     assert words(task.inputs, task.lengths) == whole
 
 
-def test_rows_of_paged_biglm(graph_options, emulated):
+def test_rows_of_paged_biglm(graph_options, emulated, monkeypatch, capsys):
     pytest.importorskip("kaldifst")
+    placed = cuda_composition.PlacedLM  # the smallest cache would hold all of this LM
+    monkeypatch.setattr(cuda_composition, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 64, name))
     rows = run(replace(
         graph_options, strategy="paged_biglm", peers=["small_lm", "eager"], batches=[2], group_sizes=[1],
         weights={"small_share": 0.1}, graph_beams=[8],
     ), HARDWARE)  # fmt: skip
-    assert [(row["peer"], row["params"]["group_size"]) for row in rows] == [("small_lm", 0), ("paged_biglm", 1)]
+    *measured, paged = [(row["peer"], row["params"]["group_size"], row["params"]["placement"]) for row in rows]
+    assert measured == [("small_lm", 0, "auto"), ("paged_biglm", 1, "auto")]
+    assert paged == ("paged_biglm", 0, "paged")
+    assert rows[-1]["peer_params"]["placement"] == "device"
+    work = rows[-1]["work"]["ours"]
+    assert 0 < work["cache_hit_rate"] < 1
+    assert work["bus_bytes"] > 0
+    assert "cache_hit_rate" not in rows[-1]["work"]["peer"]
+    assert [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines() if "paged  " in line] == [
+        f"{work['bus_bytes']:.0f}"
+    ]
     for row in rows:
         assert row["verified"], row["verified_by"]
         assert row["verified_by"].endswith("GPU = CPU to the bit: 2 of 2")

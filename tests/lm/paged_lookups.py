@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from nemo_gpu_decoding.cuda.launch import Runtime, Scalar, Signature, Tensor
-from nemo_gpu_decoding.lm.on_device import SECTOR_BYTES, DeviceLM, LookupStatistics, lm_parameters
+from nemo_gpu_decoding.lm.on_device import DeviceLM, lm_parameters
 from nemo_gpu_decoding.lm.packed import PackedLM
 
 SOURCE = Path(__file__).with_name("paged_lookups.cu")
@@ -28,6 +29,14 @@ LOOKUPS = Signature(
 Answers = list[tuple[float, int]]  # costs, targets
 
 
+class Counts(NamedTuple):
+    """`LookupCounters` of all threads."""
+
+    hits: int = 0
+    misses: int = 0
+    sectors: int = 0
+
+
 def questions(lm: PackedLM, seed: int = 0) -> torch.Tensor:
     """Every state and label, twice, in random order. [N, 2] int64"""
     asked = [(state, label) for state in range(lm.num_states) for label in range(lm.vocab_size)]
@@ -42,7 +51,7 @@ def answers(lm: PackedLM, asked: torch.Tensor) -> Answers:
 
 def look_up(
     runtime: Runtime, table: DeviceLM, asked: torch.Tensor, *, source: Path = SOURCE, grid=4, block=32
-) -> tuple[Answers, LookupStatistics]:
+) -> tuple[Answers, Counts]:
     """Those of the kernel, and what it had to do for them."""
     device, count = table.device, len(asked)
     states, labels = asked.T.contiguous().to(device)
@@ -61,9 +70,4 @@ def look_up(
         counts=counts,
         count=count,
     )
-    return list(zip(costs.tolist(), targets.tolist(), strict=True)), _statistics(counts)
-
-
-def _statistics(counters: torch.Tensor) -> LookupStatistics:
-    hits, misses, sectors = counters.sum(0).tolist()
-    return LookupStatistics(hits, misses, sectors * SECTOR_BYTES)
+    return list(zip(costs.tolist(), targets.tolist(), strict=True)), Counts(*counts.sum(0).tolist())

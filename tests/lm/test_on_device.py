@@ -13,7 +13,7 @@ import torch
 
 from nemo_gpu_decoding.cuda.pinned import PinningError
 from nemo_gpu_decoding.lm import on_device
-from nemo_gpu_decoding.lm.on_device import Copier, LookupStatistics, PlacedLM
+from nemo_gpu_decoding.lm.on_device import Copier, PlacedLM
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import PackedArrays
 from nemo_gpu_decoding.lm.packed_file import load_packed_lm, save_packed_lm
@@ -199,13 +199,6 @@ def test_memory_that_can_not_be_had_after_all(lm, monkeypatch):
 def test_options_are_checked(lm, options, message):
     with pytest.raises(ValueError, match=message):
         PlacedLM(lm.arrays, *options)
-
-
-def test_statistics_add_up():
-    assert np.isnan(LookupStatistics().hit_rate)
-    total = LookupStatistics(6, 1, 32) + LookupStatistics(0, 1, 64)
-    assert total == LookupStatistics(6, 2, 96)
-    assert total.hit_rate == 0.75
 
 
 # -- Which LMs go where, and what is said when they fit nowhere ---------------------------------------

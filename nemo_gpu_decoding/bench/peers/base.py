@@ -29,6 +29,7 @@ class Setting(NamedTuple):
     phrases: int = 0  # number of boosted phrases
     threads: int = 1
     group_size: int = 0  # of paged_biglm; 0 = no limit
+    placement: str = "auto"  # of its large LM, on a GPU
 
 
 class Ready(NamedTuple):

@@ -31,7 +31,9 @@ WORK_FIELDS = [
     ("groups", np.int64),  # that were expanded
     ("expanded", np.int64),  # LM contexts that were
 ]
-LM_COUNTERS = np.dtype([*COUNTERS.descr, *WORK_FIELDS])
+# What it took to read the LMs' arcs from the host's memory, on a GPU; see `lm/on_device.py`
+PAGING_FIELDS = [("cache_hits", np.int64), ("cache_misses", np.int64), ("cache_sectors", np.int64)]
+LM_COUNTERS = np.dtype([*COUNTERS.descr, *WORK_FIELDS, *PAGING_FIELDS])
 
 
 class LmPair(NamedTuple):

@@ -24,11 +24,9 @@ import torch
 from nemo_gpu_decoding.cuda.launch import Signature, as_records, runtime
 from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_device
-from nemo_gpu_decoding.lm.on_device import SECTOR_BYTES, LookupStatistics
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.word_graph import kernel_abi
-from nemo_gpu_decoding.search.word_graph.composition import WORK_FIELDS
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cuda_composition import NO_COMPOSITION, LmComposition, NoComposition
 from nemo_gpu_decoding.search.word_graph.kernel_abi import BACK_POINTER, LINK, STREAM_COUNTERS, STREAM_PARAMS, WORK
@@ -240,18 +238,9 @@ class CUDAEngine(Engine):
             same[name] = counters[name]
         if work is not None:
             counted = _on_host(work, WORK)
-            for name, _ in WORK_FIELDS:
+            for name in WORK.names or ():
                 same[name] = counted[name]
         return same
-
-    @property
-    def lookup_statistics(self) -> LookupStatistics:
-        """Of all utterances; what the look-ups of a paged LM cost."""
-        if self._state.work is None:
-            return LookupStatistics()
-        work = _on_host(self._state.work, WORK)
-        hits, misses, sectors = (int(work[name].sum()) for name in ("cache_hits", "cache_misses", "cache_sectors"))
-        return LookupStatistics(hits, misses, sectors * SECTOR_BYTES)
 
     # ---------------------------------------------------------------------------------- launches
 

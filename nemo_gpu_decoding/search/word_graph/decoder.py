@@ -17,6 +17,7 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.topology import topology_number
+from nemo_gpu_decoding.lm.on_device import SECTOR_BYTES
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.committed import joined
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
@@ -380,8 +381,8 @@ def _notes(ended: bool, overflows: int, final: bool) -> tuple[str, ...]:
 
 
 def _work(counters: np.ndarray) -> Work:
-    names = ("look_ups", "query_hits", "arc_visits", "groups", "expanded", "frames")
-    return Work(*(int(counters[name][0]) for name in names))
+    counts = {name: int(counters[name][0]) for name in Work._fields[:-1]}
+    return Work(**counts, bus_bytes=SECTOR_BYTES * int(counters["cache_sectors"][0]))
 
 
 @lru_cache(maxsize=64)  # once for each

@@ -90,14 +90,7 @@ def _best_path(token: np.dtype) -> np.dtype:
 PLAIN_BEST_PATH = _best_path(PLAIN_TOKEN)
 LM_BEST_PATH = _best_path(LM_TOKEN)
 # What the search of an utterance took so far (paged_biglm)
-WORK = np.dtype(
-    [
-        *composition.WORK_FIELDS,
-        ("cache_hits", np.int64),  # arcs of the LMs, see `lm/on_device.py`
-        ("cache_misses", np.int64),
-        ("cache_sectors", np.int64),
-    ]
-)
+WORK = np.dtype([*composition.WORK_FIELDS, *composition.PAGING_FIELDS])
 
 # -------------------------------------------------------------------------- a frame being worked on
 

@@ -330,10 +330,10 @@ def test_work_does_not_depend_on_chunks(paged_log_probs):
     streams = decoder.open(3)
     decoder.push(streams, paged_log_probs[:, :3], [3, 0, 3])
     decoder.push(streams, paged_log_probs[:, 3:], [7, 0, 3])
-    in_chunks = [n.work._replace(cache_hits=0) for n in decoder.close(streams)]
+    in_chunks = [n.work._replace(query_hits=0) for n in decoder.close(streams)]
     whole = [n.work for n in decoder.decode(paged_log_probs, PAGED_LENGTHS)]
-    assert in_chunks == [work._replace(cache_hits=0) for work in whole]
-    assert 0 < whole[0].cache_hits < whole[0].look_ups
+    assert in_chunks == [work._replace(query_hits=0) for work in whole]
+    assert 0 < whole[0].query_hits < whole[0].look_ups
 
 
 @checked

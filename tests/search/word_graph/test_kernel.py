@@ -381,12 +381,11 @@ def test_paged_arcs_give_the_same(monkeypatch, cache_bytes):
     graph, lms = case(1)
     options = {"beam": 9.0, "placement": "paged"}
     assert_equal_paged(graph, lms, inputs_of(1), [FRAMES, 5], **options)
-    decoder = on("cuda", graph, lms, **options)
-    streams = decoder.open(2)
-    decoder.push(streams, inputs_of(1), [FRAMES, 5])
-    statistics = streams.engine.lookup_statistics
-    assert statistics.misses > 0
-    assert (statistics.hits > statistics.misses) == (cache_bytes > 16)
+    for nbest in on("cuda", graph, lms, **options).decode(inputs_of(1), [FRAMES, 5]):
+        work = nbest.work
+        assert work.cache_misses > 0
+        assert (work.cache_hit_rate > 0.5) == (cache_bytes > 16)
+        assert 32 * work.cache_misses <= work.bus_bytes <= 64 * work.cache_misses
 
 
 @checked
