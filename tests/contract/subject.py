@@ -52,7 +52,7 @@ class Subject:
     calls_per_thread: int = 5
     # whether partial results say how many tokens are committed
     tells_committed: bool = True
-    # whether partial results on the CPU trace back the last tokens only
+    # whether partial results trace back the last tokens only
     keeps_heads: bool = True
 
     def __init__(self, backend: str = "cpu", device: str = "cpu") -> None:

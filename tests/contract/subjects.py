@@ -163,8 +163,6 @@ class Eager(PagedBigLMSubject):
 class Let(PagedBigLMSubject):
     """Best paths only."""
 
-    n_best, keeps_heads = 1, False
-
     def make(self, **options):
         return super().make(composition="let", **options)
 

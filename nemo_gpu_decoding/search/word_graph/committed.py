@@ -63,6 +63,10 @@ class Committed:
     words: int = 0  # committed ones that the graph emits later, so many of the first ones that are traced back
     stop: int = 0  # frame at which the last committed token ends
 
+    @classmethod
+    def nothing(cls, models: StreamModels) -> Committed:
+        return cls(GrowingColumns(), None, TextScores.at_start(models))
+
     @property
     def tokens(self) -> int:
         return 0 if self.head is None else len(self.head["tokens"])
@@ -75,18 +79,21 @@ def shared_steps(state: StreamState) -> tuple[int, int]:
     return common, count_back_pointers(state.back_pointers, common)
 
 
-def with_more_committed(state: StreamState, old: Committed, steps: Steps, path: WordPath) -> StreamState:
-    """The stream with those words committed that are known to stay, if they are many.
+def more_committed(state: StreamState, steps: Steps, path: WordPath) -> tuple[Committed, int] | None:
+    """What is committed of a stream with those words that are known to stay; None if they are few.
 
     Args:
         state: of a stream that goes on.
-        old: what is committed of it.
         steps: of the best hypothesis, from the first back-pointer on.
         path: what comes after the committed words.
+
+    Returns:
+        it, and the back-pointer that is the first one then: all live hypotheses share it.
     """
+    old = state.committed
     common, count = shared_steps(state)
-    if not is_worth(count):
-        return state
+    if old is None or not is_worth(count):
+        return None
     models = state.models
     own, kinds = old.words, Labels.of(models.graph, models.params.blank_id)
     tokens, (labels, emitted_at) = emitted_words(steps, models.graph.arrays, kinds)
@@ -96,21 +103,21 @@ def with_more_committed(state: StreamState, old: Committed, steps: Steps, path: 
     n, size = _last_boundary(labels[own:known], emitted_at[own:known], tokens[: before[-1]], models.graph)
     first, later = int(np.searchsorted(before, size)), own + n - int((emitted_at < size).sum())
     if n == 0 or later < 0 or path.words[n - 1].end_token != old.tokens + size or not is_worth(first):
-        return state
+        return None
     columns = {name: getattr(path, name)[:size] for name in ("tokens", "frames", "repeats", "token_confidence")}
     old.columns.extend({**columns, "words": path.words[:n]})
     scores = old.scores.after_words(labels[own : own + n].tolist(), models)
     taken = Steps(*(values[:first] for values in steps))
     scores = scores._replace(graph_cost=add_graph_costs(taken, models.graph.arrays, scores.graph_cost))
     stop = int(path.frames[size - 1] + path.repeats[size - 1])
-    return _cut(state, common, count - 1 - first, Committed(old.columns, old.columns.head(), scores, later, stop))
-
-
-def _cut(state: StreamState, common: int, steps: int, committed: Committed) -> StreamState:
-    """The stream without the back-pointers before the one that is so many steps before `common`."""
     root = common
-    for _ in range(steps):
+    for _ in range(count - 1 - first):
         root = int(state.back_pointers["previous"][root])
+    return Committed(old.columns, old.columns.head(), scores, later, stop), root
+
+
+def without_committed(state: StreamState, committed: Committed, root: int) -> StreamState:
+    """The stream without the back-pointers before `root`, see `more_committed`."""
     counters, tokens = state.counters.copy(), state.tokens.copy()
     kept = state.back_pointers[root : int(counters["back_pointers"][0])]
     back_pointers = np.empty(max(FEWEST_BACK_POINTERS, 2 * len(kept)), BACK_POINTER)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from nemo_gpu_decoding.fusion.batch import BatchFusion
-from nemo_gpu_decoding.search.committed import GrowingColumns
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.threads import for_each_share
 from nemo_gpu_decoding.search.word_graph import let
 from nemo_gpu_decoding.search.word_graph.best_path import Steps
-from nemo_gpu_decoding.search.word_graph.committed import Committed, TextScores, with_more_committed
+from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed, without_committed
 from nemo_gpu_decoding.search.word_graph.composition import CACHED_SCORE, LM_COUNTERS
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.frame import FEWEST_SLOTS, advance
@@ -27,6 +27,7 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     GROUPS_FULL,
     LINKS_FULL,
     NO_TOKEN,
+    NONE,
 )
 from nemo_gpu_decoding.search.word_graph.let_groups import LET_CANDIDATE, LET_GROUP
 from nemo_gpu_decoding.search.word_graph.let_nodes import ARENA_FULL
@@ -105,9 +106,9 @@ class CPUEngine(Engine):
             self._streams[row] = _new_stream(models)
 
     def commit(self, row: int, state: StreamState, steps: Steps, path: WordPath) -> None:
-        """Commit words of a stream as `results` has given it; see `with_more_committed`."""
-        if state.committed is not None and state is self._streams[row]:  # else it was done: rows may name one twice
-            self._streams[row] = with_more_committed(state, state.committed, steps, path)
+        """Commit words of a stream as `results` has given it, see `more_committed`."""
+        if state is self._streams[row] and (more := more_committed(state, steps, path)):  # rows may name one twice
+            self._streams[row] = without_committed(state, *more)
 
 
 class WorkspaceKind(NamedTuple):
@@ -141,8 +142,7 @@ def keep_workspace(kind: WorkspaceKind, work: Workspace) -> None:
 
 
 def _new_stream(models: StreamModels) -> StreamState:
-    committed = Committed(GrowingColumns(), None, TextScores.at_start(models))
-    return models.new_stream(committed)
+    return models.new_stream(Committed.nothing(models))
 
 
 def read_chunk(
@@ -248,7 +248,7 @@ class LetEngine(CPUEngine):
 
     def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
         self._config, self._models_of = config, models_of
-        self._let_streams = [new_let_stream(own) for own in models_of_rows(models_of, fusion, range(len(fusion)))]
+        self._let_streams = [_new_let_stream(own) for own in models_of_rows(models_of, fusion, range(len(fusion)))]
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
@@ -263,12 +263,26 @@ class LetEngine(CPUEngine):
         self._let_streams = streams
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
-        work = new_let_workspace(self._config.max_active, 1)
-        return [listed_stream(self._let_streams[row], work) for row in rows]
+        work, listed = new_let_workspace(self._config.max_active, 1), []
+        for row in rows:
+            self._let_streams[row], state = listed_stream(self._let_streams[row], work)
+            listed.append(state)
+        return listed
+
+    def commit(self, row: int, state: StreamState, steps: Steps, path: WordPath) -> None:
+        stream = self._let_streams[row]
+        if state.committed is stream.committed and (more := more_committed(state, steps, path)):
+            committed, root = more
+            stream.arrays.back_pointers["previous"][root] = NONE  # what is before it is dropped by `collect`
+            self._let_streams[row] = replace(stream, committed=committed)
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
         for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
-            self._let_streams[row] = new_let_stream(models)
+            self._let_streams[row] = _new_let_stream(models)
+
+
+def _new_let_stream(models: StreamModels) -> LetStream:
+    return replace(new_let_stream(models), committed=Committed.nothing(models))
 
 
 def read_let_chunk(
@@ -290,25 +304,33 @@ def read_let_chunk(
         elif status != DONE:
             raise_stop(log_probs, b, frame, status)
     tokens = work.current[: int(state.counters["tokens"][0])]
-    return LetStream(models, tokens.copy(), state), work
+    return LetStream(models, tokens.copy(), state, stream.committed), work
 
 
-def listed_stream(stream: LetStream, work: Workspace) -> StreamState:
-    """The stream as `CPUEngine` would have it: with the contexts of the best token and of all that may end."""
+def listed_stream(stream: LetStream, work: Workspace) -> tuple[LetStream, StreamState]:
+    """A stream as `CPUEngine` would have it: with the contexts of the best token and of all that may end.
+
+    Returns:
+        the stream, with nothing but what its tokens lead to, and what was listed of it; back-pointers of both have the
+        same numbers.
+    """
     models, tokens, status, count = stream.models, stream.tokens.copy(), ARENA_FULL, 0
-    state, search, more = stream.arrays, models.search, False
+    arrays, search, more = stream.arrays, models.search, False
     while status != DONE:
         if status == GROUPS_FULL:
             work = with_more_let_groups(work, models.params.max_active)
         else:
-            state, more = collected(state, tokens, more=more), True
-            pasts = state.contexts["back_pointer"][: int(state.counters["contexts"][0])].copy()
+            arrays, more = collected(arrays, tokens, more=more), True
+        # nodes are filled in place; what they are filled with goes behind what there is
+        state = arrays._replace(counters=arrays.counters.copy(), nodes=arrays.nodes.copy())
         status, count = expand_ends(tokens, state, search, models.composition, work)
     listed, counters = np.zeros(count, LM_TOKEN), np.zeros(1, LM_COUNTERS)
     list_contexts(tokens, state, search, listed)
     for name in LM_COUNTERS.names or ():
-        counters[name] = stream.arrays.counters[name]
-    return StreamState(models, listed, state.back_pointers, np.empty(0, LINK), counters, pasts)
+        counters[name] = arrays.counters[name]
+    pasts, none = arrays.contexts["back_pointer"][: int(arrays.counters["contexts"][0])].copy(), np.empty(0, LINK)
+    own = StreamState(models, listed, state.back_pointers, none, counters, pasts, stream.committed)
+    return replace(stream, tokens=tokens, arrays=arrays), own
 
 
 def new_let_workspace(max_active: int, columns: int, *, entries: int | None = None) -> Workspace:

@@ -4,7 +4,8 @@
     compact    drops back-pointers that lead to no token: where they fill their array, and before all
                that is known of utterances is copied to the host, for lattices
     best_path  finds the tokens that best paths are about, with composition by both LMs' ends of sentence
-               too; these tokens and one path are copied to the host, whatever else streams keep
+               too; these tokens and one path, from the committed words on, are copied to the host,
+               whatever else streams keep
 
 A `push` waits for the device once, to say whether a frame was bad or an array is full; in the latter
 case what no result can need is dropped from that array, or it grows, and the search goes on where it stopped.
@@ -27,6 +28,8 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_devi
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.word_graph import kernel_abi
+from nemo_gpu_decoding.search.word_graph.best_path import Steps
+from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cuda_composition import NO_COMPOSITION, LmComposition, NoComposition
 from nemo_gpu_decoding.search.word_graph.kernel_abi import BACK_POINTER, LINK, STREAM_COUNTERS, STREAM_PARAMS, WORK
@@ -39,6 +42,7 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     NONE,
 )
 from nemo_gpu_decoding.search.word_graph.records import COUNTERS
+from nemo_gpu_decoding.search.word_graph.result import WordPath
 from nemo_gpu_decoding.search.word_graph.stream_state import (
     BEAM_SLACK,
     ModelsOf,
@@ -54,6 +58,7 @@ FIRST_BACK_POINTERS, BACK_POINTERS_PER_ACTIVE = 4096, 4
 FIRST_LINKS = 1 << 15
 FIRST_PATH = 256  # back-pointers of a best path that are copied at first
 _FULL = (BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL)
+_PREVIOUS = (BACK_POINTER.names or ()).index("previous")  # of the fields, all of 4 bytes
 
 
 class State(NamedTuple):
@@ -99,6 +104,7 @@ class CUDAEngine(Engine):
         self._tables |= composition.arguments(self._models, self.device)
         self._take_boosting()
         self._grown = 0  # times that there were more groups than expected
+        self._committed = [Committed.nothing(own) for own in self._models]
         self._state = self._first_state()
 
     def _take_boosting(self) -> None:
@@ -150,10 +156,19 @@ class CUDAEngine(Engine):
             return [known[row] for row in rows]
         return self.best_paths(rows, final=final)
 
+    def commit(self, row: int, state: StreamState, steps: Steps, path: WordPath) -> None:
+        """Commit words of a stream as `best_paths` has given it, see `more_committed`."""
+        if state.numbers is None or state.committed is not self._committed[row]:  # rows may name one twice
+            return
+        if more := more_committed(state, steps, path):
+            self._committed[row], root = more
+            # no trace-back goes beyond it now; what is before it leads to no token and is dropped by `compact`
+            self._state.back_pointers.view(torch.int32)[row, int(state.numbers[root]), _PREVIOUS] = NONE
+
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
         numbers, state = torch.tensor(list(rows), device=self.device), self._state
         for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
-            self._models[row] = models
+            self._models[row], self._committed[row] = models, Committed.nothing(models)
         self._take_boosting()
         first = as_records(self._composition.first_tokens([self._models[row] for row in rows])).to(self.device)
         tokens, counters, work = state.tokens.clone(), state.counters.copy(), state.work
@@ -182,6 +197,7 @@ class CUDAEngine(Engine):
                 links[b, : state.counters["links"][b]],
                 counters_on_host[b : b + 1],
                 pasts=tokens["back_pointer"][b, : state.counters["tokens"][b]],
+                committed=self._committed[b],
             )
             for b, own in enumerate(self._models)
         ]
@@ -221,6 +237,8 @@ class CUDAEngine(Engine):
         tokens["back_pointer"] = [len(newest_first) - 1, NONE]
         is_other = not final and found["ends"] and tokens["key"][0] != tokens["key"][1]
         back_pointers = newest_first[::-1].copy()
+        newest = np.array([found["ending" if final else "best"]["back_pointer"]])
+        numbers = np.append(back_pointers["previous"][1:], newest)
         back_pointers["previous"] = np.arange(-1, len(back_pointers) - 1)
         return StreamState(
             self._models[row],
@@ -229,6 +247,8 @@ class CUDAEngine(Engine):
             np.empty(0, LINK),
             counters,
             pasts=None if final else np.array([found["shared"] - 1], np.int32),
+            committed=self._committed[row],
+            numbers=numbers,
         )
 
     def _counters_on_host(self, counters: np.ndarray, work: torch.Tensor | None) -> np.ndarray:

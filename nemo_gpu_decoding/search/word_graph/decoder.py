@@ -127,6 +127,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
     def _results(
         self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool
     ) -> list[NBest[WordPath]]:
+        assert isinstance(engine, (CPUEngine, CUDAEngine))
         states: list[StreamState] = engine.results(rows, n_best, final=final)
         found = best_paths(states, final)
         ended, paths = found.ended.tolist(), self._word_paths(found, [state.models for state in states], states)
@@ -139,8 +140,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         for r, cost in enumerate(ends_of(states, final=True)["cost"].tolist()):
             relative, committed = relative_cost(costs[r], cost), self._committed(states[r], steps[r])
             results[r] = replace(results[r], relative_cost=relative, committed=committed)
-            if isinstance(engine, CPUEngine):
-                engine.commit(rows[r], states[r], steps[r], paths[r])
+            engine.commit(rows[r], states[r], steps[r], paths[r])
         return results
 
     def _most_partial(self) -> tuple[int, str]:

@@ -106,6 +106,7 @@ class StreamState:
     counters: np.ndarray  # [1] COUNTERS
     pasts: np.ndarray | None = None  # newest back-pointer of every live hypothesis, or NONE; None: not known
     committed: Committed | None = None  # what comes before the back-pointers; None: nothing ever does
+    numbers: np.ndarray | None = None  # of the back-pointers where a device has them, if only some are copied
 
     @property
     def frames(self) -> int:
@@ -224,6 +225,7 @@ class LetStream:
     models: StreamModels
     tokens: np.ndarray  # [n] TOKEN; `back_pointer` is a node
     arrays: NodeArrays
+    committed: Committed | None = None  # as in `StreamState`
 
 
 def new_let_stream(models: StreamModels) -> LetStream:

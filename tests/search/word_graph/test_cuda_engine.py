@@ -18,7 +18,7 @@ from tests.cuda_emulator.emulator import EmulatedRuntime
 from tests.graph.toy import PIECES
 from tests.random_models import random_log_probs
 from tests.search.word_graph.both import RANDOM_COLUMNS, checked, everything, on, on_cpu, on_cuda, random_case
-from tests.search.word_graph.models import make, random_graph, toy_graph
+from tests.search.word_graph.models import make, make_paged, nested_pair, random_graph, toy_graph
 
 pytest.importorskip("kaldifst")
 pytestmark = pytest.mark.usefixtures("emulated_runtime", "small_blocks")
@@ -191,6 +191,31 @@ def test_no_more_than_best_paths_is_copied(monkeypatch, composes, log_probs, pag
         assert 0 < sum(values.nbytes for values in copied) <= 3 * found < held
     decoder.partial(streams)
     decoder.close(streams)
+
+
+@pytest.mark.parametrize("composes", [False, True])
+def test_partial_results_of_long_streams_copy_the_last_words_only(monkeypatch, composes):
+    """Bytes of a partial result, and back-pointers that a stream has on the device: as many late as early."""
+    monkeypatch.setattr("nemo_gpu_decoding.search.committed.FEWEST", 16)
+    for name in ("FIRST_BACK_POINTERS", "BACK_POINTERS_PER_ACTIVE"):
+        monkeypatch.setattr(cuda_engine, name, 1)
+    copied, held, on_host = [], [], cuda_engine._on_host
+    monkeypatch.setattr(cuda_engine, "_on_host", lambda *given: copied.append(on_host(*given)) or copied[-1])
+    frames, chunk, decoder = 1200, 12, on_cuda(toy_graph(0), **{**OPTIONS, "max_active": 50})
+    if composes:
+        small, large = nested_pair(0)
+        decoder = make_paged(small, large, **OPTIONS, backend="cuda")
+    log_probs, streams, sizes = random_log_probs(1, frames, COLUMNS, seed=3, sharpness=4.0), decoder.open(1), []
+    for begin in range(0, frames, chunk):
+        decoder.push(streams, log_probs[:, begin : begin + chunk], [chunk])
+        copied.clear()
+        decoder.partial(streams)
+        sizes.append(sum(values.nbytes for values in copied))
+        held.append(streams.engine._state.back_pointers.shape[1])
+    assert all_facts(decoder.close(streams)) == all_facts(decoder.decode(log_probs, [frames]))
+    half = len(sizes) // 2
+    assert max(sizes[half:]) <= 1.5 * max(sizes[:half]) < 10_000
+    assert max(held[half:]) <= 1.5 * max(held[:half])
 
 
 # ------------------------------------------------------------------------------------------ memory

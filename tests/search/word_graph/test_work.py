@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph import cpu_engine, stream_state
+from nemo_gpu_decoding.search.word_graph import decoder as decoder_module
 from nemo_gpu_decoding.search.word_graph.best_path import steps_of
 from nemo_gpu_decoding.search.word_graph.config import COMPOSITIONS
 from nemo_gpu_decoding.search.word_graph.cpu_engine import (
@@ -291,7 +293,7 @@ def read_groups(models, config, log_probs, rng):
         if rng is not None:
             utterance = replace(utterance, tokens=rng.permutation(utterance.tokens))
         utterance, space = read_let_chunk(utterance, log_probs[:, t : t + 1].numpy(), 1, 0, space)
-        listed, counters = listed_stream(utterance, space), utterance.arrays.counters
+        (_, listed), counters = listed_stream(utterance, space), utterance.arrays.counters
         contexts = sorted(listed.tokens[["key", "lm", "cost", "run", "probability"]].tolist())
         paths = sorted(
             (token[["key", "lm"]].tolist(), [part.tolist() for part in steps_of(listed.back_pointers, token)])
@@ -368,22 +370,41 @@ def test_words_that_the_large_lm_likes_beyond_the_beam_are_found():
         assert result.best.tokens.size
 
 
-@pytest.mark.parametrize("composition", [None, "lazy"])
-def test_partial_results_of_long_streams_look_at_the_last_words_only(composition):
-    """Back-pointers that are kept, and tokens that are put together, per partial result: as many late as early."""
+@pytest.mark.parametrize("composition", [None, "lazy", "let"])
+def test_partial_results_of_long_streams_look_at_the_last_words_only(monkeypatch, composition):
+    """Back-pointers that are traced back, and tokens that are put together, per partial result: as many late as early.
+
+    And back-pointers that are kept.
+    """
     small, large = nested_pair(0)
-    decoder = make(toy_graph(0), beam=9.0) if composition is None else make_paged(small, large, beam=9.0)
-    frames, chunk, streams, kept, tails = 6000, 50, decoder.open(1), [], []
+    decoder = make(toy_graph(0), beam=9.0)
+    if composition is not None:
+        decoder = make_paged(small, large, beam=9.0, composition=composition)
+    frames, chunk, streams, steps, tails, kept = 6000, 50, decoder.open(1), [], [], []
+    noted(monkeypatch, steps)
     log_probs = random_log_probs(1, frames, decoder.vocab_size + 1, seed=3, sharpness=4.0)
     for begin in range(0, frames, chunk):
         decoder.push(streams, log_probs[:, begin : begin + chunk], [chunk])
         (partial,) = decoder.partial(streams)
         tails.append(len(partial.best) - len(getattr(partial.best, "_head", {"tokens": ()})["tokens"]))
-        (stream,) = streams.engine._streams
-        kept.append(len(steps_of(stream.back_pointers, stream.tokens[0]).arcs))
+        (stream,) = streams.engine._let_streams if composition == "let" else streams.engine._streams
+        kept.append(len((stream.arrays if composition == "let" else stream).back_pointers))
+    assert len(steps) == len(tails)
     (whole,), (closed,) = decoder.decode(log_probs, [frames]), decoder.close(streams)
     assert all_facts([closed]) == all_facts([whole])
     assert len(whole.best) > 1000
-    half = len(kept) // 2
-    for counts in (kept, tails):
-        assert max(counts[half:]) <= 1.5 * max(counts[:half]) < 600
+    half = len(tails) // 2
+    for counts, most in ((steps, 600), (tails, 600), (kept, 10_000)):
+        assert max(counts[half : len(tails)]) <= 1.5 * max(counts[:half]) < most
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, steps: list[int]) -> None:
+    """Note how many back-pointers each call for results traces back."""
+    best_paths = decoder_module.best_paths
+
+    def counted(*given: Any) -> Any:
+        found = best_paths(*given)
+        steps.append(len(found.steps.arcs))
+        return found
+
+    monkeypatch.setattr(decoder_module, "best_paths", counted)
