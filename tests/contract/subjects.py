@@ -187,9 +187,9 @@ TABLE: list[tuple[str, type[Subject], tuple[str, ...]]] = [
     ("alsd_pp", Transducer, ("cpu", "cuda")),
     ("aes_pp", AES, ("cpu", "cuda")),
     ("cuda_wfst", CudaWFSTSubject, ("cpu", "cuda")),
-    ("cuda_wfst lattices", Lattices, ("cpu",)),
+    ("cuda_wfst lattices", Lattices, ("cpu", "cuda")),
     ("paged_biglm", PagedBigLMSubject, ("cpu", "cuda")),
     ("paged_biglm eager", Eager, ("cpu",)),
     ("paged_biglm let", Let, ("cpu",)),
-    ("paged_biglm difference", DifferenceAutomaton, ("cpu",)),
+    ("paged_biglm difference", DifferenceAutomaton, ("cpu", "cuda")),
 ]

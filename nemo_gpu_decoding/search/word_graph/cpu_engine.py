@@ -39,7 +39,7 @@ from nemo_gpu_decoding.search.word_graph.lm_contexts import (
     ORDERED,
     LmWorkspace,
 )
-from nemo_gpu_decoding.search.word_graph.prune import BINS
+from nemo_gpu_decoding.search.word_graph.prune import BINS, grown_links
 from nemo_gpu_decoding.search.word_graph.records import (
     CANDIDATE,
     FRAME_STATE,
@@ -63,7 +63,6 @@ from nemo_gpu_decoding.search.word_graph.stream_state import (
     collected,
     expand_ends,
     grown_back_pointers,
-    grown_links,
     list_contexts,
     models_of_rows,
     new_let_stream,

@@ -10,8 +10,10 @@
 A `push` waits for the device once, to say whether a frame was bad or an array is full; in the latter
 case what no result can need is dropped from that array, or it grows, and the search goes on where it stopped.
 Between pushes a stream keeps its tokens (24 bytes each, about max_active), its back-pointers, and for
-lattices its links (36 bytes each, 5 to 25 per frame of peaked posteriors); other buffers are shared with
-whatever torch's allocator serves next. Work goes to torch's current stream.
+lattices the links of its last frames (36 bytes each); other buffers are shared with whatever torch's
+allocator serves next. Links of former frames wait on the host, those that a lattice may need (5 to 25 per
+frame of peaked posteriors), so that a long stream takes no more of the device. Work goes to torch's
+current stream.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_devi
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.word_graph import kernel_abi
-from nemo_gpu_decoding.search.word_graph.best_path import Steps
+from nemo_gpu_decoding.search.word_graph.best_path import Steps, concatenated
 from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cuda_composition import NO_COMPOSITION, LmComposition, NoComposition
@@ -41,15 +43,14 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     NO_TOKEN,
     NONE,
 )
+from nemo_gpu_decoding.search.word_graph.prune import with_links
 from nemo_gpu_decoding.search.word_graph.records import COUNTERS
 from nemo_gpu_decoding.search.word_graph.result import WordPath
 from nemo_gpu_decoding.search.word_graph.stream_state import (
-    BEAM_SLACK,
     ModelsOf,
     StreamModels,
     StreamState,
     models_of_rows,
-    prune_links,
     raise_stop,
 )
 
@@ -66,7 +67,8 @@ class State(NamedTuple):
 
     tokens: torch.Tensor  # [n, held] of the composition's token; of each as many as its counters say
     back_pointers: torch.Tensor  # [n, R] BACK_POINTER
-    links: torch.Tensor | None  # [n, L] LINK, if links are kept
+    links: torch.Tensor | None  # [n, L] LINK of the last frames, if links are kept
+    former_links: tuple[tuple[np.ndarray, ...], ...]  # of each stream, see `with_links`
     counters: np.ndarray  # [n] STREAM_COUNTERS
     work: torch.Tensor | None  # [n] WORK, with composition
 
@@ -124,6 +126,7 @@ class CUDAEngine(Engine):
             as_records(tokens).to(self.device),
             self._empty(n, count, BACK_POINTER.itemsize),
             self._empty(n, FIRST_LINKS, LINK.itemsize) if config.keeps_links else None,
+            ((),) * n,
             counters,
             as_records(np.zeros(n, WORK)).to(self.device) if self._composition.composes else None,
         )
@@ -143,7 +146,7 @@ class CUDAEngine(Engine):
             if not np.isin(status, _FULL).any():
                 break
             if (status == LINKS_FULL).any():
-                state = self._with_more_links(state, status == LINKS_FULL)
+                state = self._with_room_for_links(state)
             if (status == BACK_POINTERS_FULL).any():
                 state = self._with_more_back_pointers(state, status == BACK_POINTERS_FULL)
             self._grown += bool((status == GROUPS_FULL).any())
@@ -152,8 +155,7 @@ class CUDAEngine(Engine):
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
         """Of the utterances `rows` what their results need: all for a lattice, else see `best_paths`."""
         if self._config.keeps_links and (final or n_best > 1):
-            known = self.utterances()
-            return [known[row] for row in rows]
+            return self.utterances(rows)
         return self.best_paths(rows, final=final)
 
     def commit(self, row: int, state: StreamState, steps: Steps, path: WordPath) -> None:
@@ -178,29 +180,49 @@ class CUDAEngine(Engine):
         if work is not None:
             work = work.clone()
             work[numbers] = 0
-        self._state = state._replace(tokens=tokens, counters=counters, work=work)
+        over = set(rows)
+        former_links = tuple(() if row in over else former for row, former in enumerate(state.former_links))
+        self._state = State(tokens, state.back_pointers, state.links, former_links, counters, work)
 
-    def utterances(self) -> list[StreamState]:
-        """All that is known of every utterance, in the host's memory."""
-        state = self._compacted(self._state, self._state.back_pointers.shape[1])
-        counts, counters_on_host = state.counters["back_pointers"], self._counters_on_host(state.counters, state.work)
-        back_pointers = _on_host(state.back_pointers[:, : counts.max()], BACK_POINTER)
+    def utterances(self, rows: Sequence[int]) -> list[StreamState]:
+        """All that is known of some utterances, in the host's memory."""
+        state = self._compacted(self._state_of(rows), self._state.back_pointers.shape[1])
+        counts, counters = state.counters["back_pointers"], self._counters_on_host(state.counters, state.work)
+        back_pointers = _on_host(state.back_pointers[:, : counts.max(initial=0)], BACK_POINTER)
         tokens = _on_host(state.tokens, self._composition.token)
-        links = np.empty((len(counts), 0), LINK)
+        newest = np.empty((len(rows), 0), LINK)
         if state.links is not None:
-            links = _on_host(state.links[:, : state.counters["links"].max()], LINK)
+            newest = _on_host(state.links[:, : state.counters["links"].max(initial=0)], LINK)
+        each = zip(state.former_links, newest, state.counters["links"].tolist(), strict=True)
+        links = [concatenated((*former, own[:count])) for former, own, count in each]
+        counters["links"] = [len(own) for own in links]
         return [
             StreamState(
-                own,
-                self._composition.tokens_on_host(tokens[b, : state.counters["tokens"][b]]),
-                back_pointers[b, : counts[b]],
-                links[b, : state.counters["links"][b]],
-                counters_on_host[b : b + 1],
-                pasts=tokens["back_pointer"][b, : state.counters["tokens"][b]],
-                committed=self._committed[b],
+                self._models[row],
+                self._composition.tokens_on_host(tokens[i, : state.counters["tokens"][i]]),
+                back_pointers[i, : counts[i]],
+                links[i],
+                counters[i : i + 1],
+                pasts=tokens["back_pointer"][i, : state.counters["tokens"][i]],
+                committed=self._committed[row],
             )
-            for b, own in enumerate(self._models)
+            for i, row in enumerate(rows)
         ]
+
+    def _state_of(self, rows: Sequence[int]) -> State:
+        """What some streams keep."""
+        state = self._state
+        if list(rows) == list(range(len(self._models))):
+            return state
+        numbers = torch.tensor(list(rows), dtype=torch.int64, device=self.device)
+        return State(
+            state.tokens[numbers],
+            state.back_pointers[numbers],
+            None if state.links is None else state.links[numbers],
+            tuple(state.former_links[row] for row in rows),
+            state.counters[list(rows)],
+            None if state.work is None else state.work[numbers],
+        )
 
     def best_paths(self, rows: Sequence[int], *, final: bool) -> list[StreamState]:
         """Of some utterances what best paths need, whatever else they have in memory.
@@ -388,24 +410,23 @@ class CUDAEngine(Engine):
         larger[:, :capacity] = compacted.back_pointers
         return compacted._replace(back_pointers=larger)
 
-    def _with_more_links(self, state: State, stopped: np.ndarray) -> State:
-        """Links that no path within the lattice beam can take are dropped, on the host; the array grows if need be."""
+    def _with_room_for_links(self, state: State) -> State:
+        """Streams whose array of links is full have them on the host, and so have those that have used half of it; it
+        grows if a frame alone needs more."""
         assert state.links is not None
-        counters, capacity, kept = state.counters.copy(), state.links.shape[1], {}
-        for b in np.flatnonzero(stopped).tolist():
-            own, beam = counters[b], float(self._models[b].params.lattice_beam) + BEAM_SLACK
-            links = _on_host(state.links[b, : own["links"]], LINK)
-            kept[b] = np.empty(len(links), LINK)
-            own["links"] = prune_links(links, len(links), int(own["frames"]), beam, kept[b])
-        needed = int((counters["links"] + counters["needed"])[stopped].max())
-        if 2 * needed > capacity:
-            capacity = 2 * max(capacity, needed)
-        copied, used = self._empty(len(counters), capacity, LINK.itemsize), int(counters["links"].max())
-        copied[:, :used] = state.links[:, :used]
-        for b, links in kept.items():
-            size = int(counters["links"][b])
-            copied[b, :size] = as_records(links[:size]).to(self.device)
-        return state._replace(links=copied, counters=counters)
+        counters, former, size = state.counters.copy(), list(state.former_links), state.links.shape[1]
+        stopped = counters["status"] == LINKS_FULL
+        for b in np.flatnonzero(stopped | (2 * counters["links"] > size)).tolist():
+            own, links = counters[b], _on_host(state.links[b, : counters["links"][b]], LINK)
+            beam = float(self._models[b].params.lattice_beam)
+            former[b] = with_links(former[b], links, int(own["frames"]), beam)
+            own["links"] = 0
+        needed = int(counters["needed"][stopped].max())
+        # another array: should a frame of this chunk be bad, the streams are to be as they were
+        links = self._empty(len(counters), size if needed <= size else 2 * needed, LINK.itemsize)
+        used = int(counters["links"].max())
+        links[:, :used] = state.links[:, :used]
+        return state._replace(links=links, former_links=tuple(former), counters=counters)
 
     def _empty(self, *shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.uint8, device=self.device)

@@ -28,7 +28,8 @@ from nemo_gpu_decoding.search.word_graph.kbest import backward_costs, best_texts
 from nemo_gpu_decoding.search.word_graph.keys import BLANK_MOVE, NEW_TOKEN, NONE
 from nemo_gpu_decoding.search.word_graph.lattice_rescoring import SecondLM, rescored_links
 from nemo_gpu_decoding.search.word_graph.lm_pair import lm_labels
-from nemo_gpu_decoding.search.word_graph.stream_state import BEAM_SLACK, StreamModels, StreamState
+from nemo_gpu_decoding.search.word_graph.prune import BEAM_SLACK
+from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
 from nemo_gpu_decoding.search.word_graph.word_lattice import WordLattice, determinized_lattice, word_arcs
 
 

@@ -25,6 +25,7 @@ from nemo_gpu_decoding.search.word_graph.let_nodes import (
     NodeArrays,
     expand,
 )
+from nemo_gpu_decoding.search.word_graph.prune import grown
 from nemo_gpu_decoding.search.word_graph.records import (
     BACK_POINTER,
     COUNTERS,
@@ -38,8 +39,6 @@ from nemo_gpu_decoding.search.word_graph.records import (
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.word_graph.committed import Committed
-
-BEAM_SLACK = 1e-4  # of the lattice beam: rounding must not drop the best path
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,21 +134,6 @@ def grown_back_pointers(back_pointers: np.ndarray, counters: np.ndarray, tokens:
     return kept
 
 
-def grown_links(links: np.ndarray, counters: np.ndarray, lattice_beam: float) -> np.ndarray:
-    """Those that no path within the lattice beam can take are dropped; more room is made if that is not enough."""
-    used, kept = int(counters["links"][0]), np.empty(len(links), LINK)
-    size = prune_links(links, used, int(counters["frames"][0]), lattice_beam + BEAM_SLACK, kept)
-    counters["links"] = size
-    return kept if size < used and 2 * size <= len(links) else grown(kept, size)
-
-
-def grown(array: np.ndarray, used: int, more: int = 0) -> np.ndarray:
-    """A copy of what is used, with capacity for as much again and for `more`."""
-    larger = np.empty(2 * max(len(array), used + more), array.dtype)
-    larger[:used] = array[:used]
-    return larger
-
-
 @compiled
 def compact_back_pointers(back_pointers, count, tokens, kept):
     """Copy the back-pointers that tokens still lead to, in order, to `kept`; tokens get new numbers.
@@ -175,41 +159,6 @@ def compact_back_pointers(back_pointers, count, tokens, kept):
     for i in range(len(tokens)):
         if tokens[i].back_pointer >= 0:
             tokens[i].back_pointer = number[tokens[i].back_pointer]
-    return size
-
-
-@compiled
-def prune_links(links, count, frames, beam, kept):
-    """Copy the links that may be on a path within a beam of the best one, in order, to `kept`.
-
-    As Kaldi's PruneActiveTokens: each token of the last frame may turn out to be on the best path, at no extra cost;
-    the extra cost of a link is what it costs more than the best way to its target, and the least extra cost of the
-    links from there. Whatever the frames to come may cost, a path with that link costs so much more than another.
-
-    Returns:
-        how many were copied.
-    """
-    first = np.zeros(frames + 3, np.int64)  # node of the first token of each frame
-    for i in range(count):
-        first[links[i].frame + 1] = max(first[links[i].frame + 1], links[i].source + 1)
-        first[links[i].frame + 2] = max(first[links[i].frame + 2], links[i].target + 1)
-    first = np.cumsum(first)
-    costs, extra = np.full(first[-1] + 1, np.inf), np.full(first[-1] + 1, np.inf)
-    costs[0], extra[first[frames] :] = 0.0, 0.0
-    for i in range(count):
-        source, target = first[links[i].frame] + links[i].source, first[links[i].frame + 1] + links[i].target
-        costs[target] = min(costs[target], costs[source] + links[i].cost)
-    is_kept, size = np.zeros(count, np.bool_), 0
-    for i in range(count - 1, -1, -1):
-        source, target = first[links[i].frame] + links[i].source, first[links[i].frame + 1] + links[i].target
-        more = costs[source] + links[i].cost - costs[target] + extra[target]
-        if more <= beam:
-            is_kept[i] = True
-            extra[source] = min(extra[source], more)
-    for i in range(count):
-        if is_kept[i]:
-            kept[size] = links[i]
-            size += 1
     return size
 
 

@@ -111,7 +111,7 @@ def everything(
         sizes = np.clip(np.array(lengths) - begin, 0, end - begin)
         decoder.push(streams, log_probs[:, begin:end], sizes.tolist())
     if isinstance(streams.engine, CUDAEngine):  # whose results have the tokens of best paths only
-        known = streams.engine.utterances()
+        known = streams.engine.utterances(range(len(lengths)))
     else:
         known = streams.engine.results(range(len(lengths)), 1, final=True)
     found = [_tokens(utterance) for utterance in known]

@@ -10,10 +10,10 @@ import pytest
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.metrics import oracle_text, word_errors
-from nemo_gpu_decoding.search.word_graph import cpu_engine
+from nemo_gpu_decoding.search.word_graph import cpu_engine, cuda_engine, prune
 from nemo_gpu_decoding.search.word_graph.determinize import WORD_ARC
 from nemo_gpu_decoding.search.word_graph.mbr import align, matches, minimum_bayes_risk, posteriors, with_confidence
-from nemo_gpu_decoding.search.word_graph.stream_state import grown
+from nemo_gpu_decoding.search.word_graph.prune import grown
 from nemo_gpu_decoding.search.word_graph.word_lattice import WordLattice
 from tests.contract.subject import all_facts
 from tests.graph.toy import PIECES
@@ -332,6 +332,42 @@ def test_links_that_are_dropped_on_the_way_are_in_no_lattice(monkeypatch, chunk,
     everything, unpruned = streamed()
     assert_same_lattice(lattice, everything)
     assert sizes[-1] <= unpruned[-1] / 4
+
+
+@pytest.mark.usefixtures("emulated_runtime", "small_blocks")
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_a_long_stream_holds_the_links_that_its_lattice_needs(monkeypatch, backend):
+    """Words and short silences: no more links for a chunk late than early, with those that may be pruned next.
+
+    A GPU holds those of the last frames, in an array that does not grow.
+    """
+    monkeypatch.setattr(cuda_engine, "FIRST_LINKS", 1024)
+    chunks = [random_log_probs(1, 20, len(PIECES) + 1, seed=seed, sharpness=4.0) for seed in range(50)]
+    for chunk in chunks:
+        chunk[:, 12:, :-1], chunk[:, 12:, -1] = -20.0, 0.0
+    decoder = make(toy_graph(1), backend=backend, beam=12.0, lattice=True, lattice_beam=3.0)
+
+    def streamed():
+        streams, held, on_device = decoder.open(1), [], set()
+        for chunk in chunks:
+            decoder.push(streams, chunk, [20])
+            if backend == "cuda":
+                state = streams.engine._state
+                on_device.add(state.links.shape[1])
+                held.append(sum(map(len, state.former_links[0])) + int(state.counters["links"][0]))
+            else:
+                held.append(int(streams.engine._streams[0].counters["links"][0]))
+        return held, on_device, decoder.close(streams)[0].lattice
+
+    held, on_device, lattice = streamed()
+    prune_links = prune.prune_links
+    monkeypatch.setattr(prune, "prune_links", lambda *given: prune_links(*given[:3], np.inf, given[4]))
+    found, _, everything = streamed()
+    assert_same_lattice(lattice, everything)
+    needed = lattice.num_links / len(chunks)  # of a chunk
+    assert all(links <= 4 * needed * (n + 10) for n, links in enumerate(held))
+    assert found[-1] > 10 * lattice.num_links
+    assert on_device == ({1024} if backend == "cuda" else set())
 
 
 def test_a_running_stream_has_alternatives():
