@@ -370,11 +370,24 @@ def test_a_long_stream_holds_the_links_that_its_lattice_needs(monkeypatch, backe
     assert on_device == ({1024} if backend == "cuda" else set())
 
 
-def test_a_running_stream_has_alternatives():
-    log_probs = random_log_probs(2, 14, len(PIECES) + 1, seed=5)
-    decoder = make(toy_graph(1), n_best=5, lattice_beam=8.0)
-    streams = decoder.open(2)
+@pytest.mark.usefixtures("emulated_runtime", "small_blocks")
+@pytest.mark.parametrize("composition", [None, "lazy", "eager"])
+def test_a_running_stream_has_alternatives(composition):
+    def decoder_of(backend):
+        options = {"backend": backend, "max_active": 200, "n_best": 5, "lattice_beam": 8.0}
+        if composition is None:
+            return make(toy_graph(1), **options)
+        return make_paged(*nested_pair(1), composition=composition, **options)
+
+    log_probs, decoder = random_log_probs(2, 14, len(PIECES) + 1, seed=5), decoder_of("cpu")
+    on_device = decoder_of("cuda")
+    streams, same = decoder.open(2), on_device.open(2)
     decoder.push(streams, log_probs[:, :8], [8, 5])
+    on_device.push(same, log_probs[:, :8], [8, 5])
+    for rows in ([0, 1], [1]):
+        found, expected = (one.partial(own, 4, rows=rows) for one, own in ((on_device, same), (decoder, streams)))
+        assert all_facts(found) == all_facts(expected)
+        assert [nbest.committed for nbest in found] == [nbest.committed for nbest in expected]
     for one, many in zip(decoder.partial(streams), decoder.partial(streams, n_best=4), strict=True):
         assert [path.text for path in many][:1] == [one.best.text]
         assert many.best.score == pytest.approx(one.best.score, abs=1e-4)
@@ -384,8 +397,14 @@ def test_a_running_stream_has_alternatives():
     decoder.push(streams, log_probs[:, 8:], [6, 0])
     whole = decoder.decode(log_probs, [14, 5])
     assert all_facts(decoder.close(streams)) == all_facts(whole)
+
+
+def test_alternatives_of_a_running_stream_need_its_links():
     with pytest.raises(ValueError, match="n_best is 2, expected 1: alternatives are kept where the config has"):
         make(toy_graph(1)).partial(make(toy_graph(1)).open(1), n_best=2)
+    decoder = make_paged(*nested_pair(1), composition="let")
+    with pytest.raises(ValueError, match="n_best is 2, expected 1: composition 'let' finds best paths only"):
+        decoder.partial(decoder.open(1), n_best=2)
 
 
 # ---------------------------------------------------------------------------------- oracle texts
