@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 # strategy -> another whose compiled code it shares
 COMPILED_WITH = {"paged_biglm": "cuda_wfst", "aes_pp": "alsd_pp"}
+# The contract compiles what others load, one process one part of it; then what takes long, so that all processes end
+# at about the same time
+FIRST = ("contract", "bench", "test_readme.py", "scripts", "cluster")
+# Tests that share nothing with the rest of their file, and take long
+ALONE = {"test_tutorial_runs", "test_the_gpu_tests_pass_on_the_emulator"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -14,14 +21,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Checks of the contract that a table has no subject for are no tests.
     """
-    items[:] = [item for item in items if not _without_subject(item)]
+    items[:] = sorted((item for item in items if not _without_subject(item)), key=_turn)
     for item in items:
-        name = str(item.path)
+        name = item.nodeid if getattr(item, "originalname", None) in ALONE else str(item.path)
         case = getattr(item, "callspec", None)
         if case is not None and isinstance(case.params.get("case"), tuple):
             strategy = item.callspec.id.split("-")[0].split()[0]
             name += f" {COMPILED_WITH.get(strategy, strategy)} {case.params['case'][0].backend}"
         item.add_marker(pytest.mark.xdist_group(name))
+
+
+def _turn(item: pytest.Item) -> int:
+    part = item.path.relative_to(Path(__file__).parent).parts[0]
+    return FIRST.index(part) if part in FIRST else len(FIRST)
 
 
 def _without_subject(item: pytest.Item) -> bool:

@@ -10,6 +10,7 @@ Results are kept by content: sources, headers that they include, flags, and the 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import re
@@ -32,8 +33,9 @@ MOST_KEPT = 700  # libraries, those used last; some 200 kB each
 
 # -g1: line numbers, for messages
 COMMON_FLAGS = ["-std=c++17", "-g1", "-fPIC", "-fno-strict-aliasing", "-fno-gnu-unique", "-w"]
-# -ffp-contract=off: no fused multiply-add, as the kernels' own --fmad=false
-KERNEL_FLAGS = [*COMMON_FLAGS, "-O1", "-ffp-contract=off"]
+# -ffp-contract=off: no fused multiply-add, as the kernels' own --fmad=false. -O0: tests are small, so that -O1 would
+# take a tenth off them, and many times as long to compile
+KERNEL_FLAGS = [*COMMON_FLAGS, "-O0", "-ffp-contract=off"]
 ENGINE_FLAGS = [*COMMON_FLAGS, "-O2"]
 # volatile accesses get hooks of their own, since they count as atomic
 CHECK_FLAGS = ["-fsanitize=thread", "--param=tsan-distinguish-volatile=1"]
@@ -79,11 +81,10 @@ def build(source: Path, cache: Path, *, check: bool, defines: Mapping[str, int |
     macros = [f"-D{name}={value}" for name, value in sorted(defines.items())]
     flags = [*KERNEL_FLAGS, *macros, *(CHECK_FLAGS if check and not by_nvrtc else [])]
     options = compiler_options(PTX_ARCHITECTURE, defines) if by_nvrtc else []  # NVRTC's
-    own_texts, how = _emulator_texts(), [*flags, *options]
+    how = [*flags, *options]
     if by_nvrtc:
-        own_texts.append((HERE / "ptx.py").read_text())
         how.insert(len(flags), str(nvrtc.version()))
-    key = _key([*texts.values(), *own_texts, *how])
+    key = _key([*texts.values(), *_emulator_texts(by_nvrtc), *how])
     library = cache / f"{source.stem}-{key}.so"
     if library.exists():
         os.utime(library)
@@ -152,7 +153,7 @@ def _library(text: Path, flags: list[str], engine: Path) -> Path:
 
 def _engine(cache: Path) -> Path:
     """The engine as one object file."""
-    engine = cache / f"engine-{_key([*_emulator_texts(), *ENGINE_FLAGS])}.o"
+    engine = cache / f"engine-{_key([*_emulator_texts(False), *ENGINE_FLAGS])}.o"
     if not engine.exists():
         sources = sorted(str(path) for path in (HERE / "engine").glob("*.cpp"))
         with tempfile.TemporaryDirectory(dir=cache) as folder:
@@ -170,8 +171,30 @@ def _run(command: list[str]) -> str:
     return done.stdout
 
 
+_known: dict[Path, tuple[dict[Path, str], list[tuple[Path, tuple[int, int]]]]] = {}  # texts, states of files
+
+
 def _texts(source: Path) -> dict[Path, str]:
-    """The text of a file and of all that it includes by a quoted name."""
+    """The text of a file and of all that it includes by a quoted name.
+
+    Every load of a module asks for it: texts are read again only if one of these files has changed.
+    """
+    texts, states = _known.get(source, ({}, []))
+    if not texts or any(_state(path) != state for path, state in states):
+        texts = _read_texts(source)
+        _known[source] = texts, [(path, _state(path)) for path in texts if path.is_absolute()]
+    return texts
+
+
+def _state(path: Path) -> tuple[int, int]:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_mtime_ns, found.st_size
+
+
+def _read_texts(source: Path) -> dict[Path, str]:
     texts: dict[Path, str] = {}
     todo = [(source, source.read_text())]
     while todo:
@@ -196,8 +219,10 @@ def _write_printed(texts: Mapping[Path, str], folder: Path) -> None:
             (folder / name).write_text(text)
 
 
-def _emulator_texts() -> list[str]:
-    return [path.read_text() for path in sorted(HERE.glob("include/*.h")) + sorted(HERE.glob("engine/*"))]
+@functools.cache
+def _emulator_texts(by_nvrtc: bool) -> list[str]:
+    files = [*sorted(HERE.glob("include/*.h")), *sorted(HERE.glob("engine/*")), *[HERE / "ptx.py"] * by_nvrtc]
+    return [path.read_text() for path in files]
 
 
 def _key(parts: Iterable[str]) -> str:
