@@ -43,7 +43,7 @@ class Counts(NamedTuple):
 
     instructions: int  # of PTX, those that read parameters not among them
     doubles: int  # of which in fp64
-    shared_waits: int  # loads from shared memory and atomics on it
+    shared_waits: int  # for what loads from shared memory and atomics on it bring; one for all that are on their way
     global_waits: int  # the same of global memory
     bytes_read: int  # of global memory, as threads ask for them
     bytes_written: int

@@ -103,6 +103,7 @@ _VARIABLE = re.compile(
 _STATEMENT = re.compile(
     r"\s*(?:(?P<location>\.loc\s[^\n]*)|(?P<open>\{)|(?P<close>\})|\$(?P<label>\w+):|(?P<statement>[^;]+);)"
 )
+_LOADED = re.compile(r"\b(?:ld\.(?!param)|atom\.)\S+\s+(\{[^}]*\}|%\w+),")
 _ADDRESS = re.compile(r"\[(%?\w+)(?:\+(-?\d+))?\]")
 _OPERANDS = re.compile(r"\{[^}]*\}|\[[^]]*\]|[^,\s]+")
 
@@ -173,6 +174,8 @@ class _Function:
         self.result = dict(_parameters(header["result"] or ""))
         self.scopes: list[dict[str, str]] = [{}]  # types of registers by name, or by name<>
         self.line = ""
+        self.loaded: set[str] = set()  # registers that loads and atomics fill; r3 has a `Load loading_r3`
+        self.reads: dict[str, None] = {}  # of these, those that the statement reads
 
     @property
     def prototype(self) -> str:
@@ -184,7 +187,8 @@ class _Function:
 
     def body(self, text: str) -> str:
         """From behind the opening brace on, up to its closing one."""
-        lines = [f"{self.prototype} {{"]
+        lines = [f"{self.prototype} {{ Waits waits;"]
+        self.loaded = set(re.findall(r"%(\w+)", " ".join(_LOADED.findall(text.split("\n}")[0]))))
         used = sorted(set(re.findall(r"%([a-z]+\d+)\b", text.split("\n}")[0])))
         for piece in _statements(text):
             if piece.lastgroup == "location":
@@ -218,7 +222,10 @@ class _Function:
         name, _, rest = line.partition(" ")
         operands = _OPERANDS.findall(rest)
         counted = "" if ".param" in name else f"count({str(_is_double(name)).lower()}); "
-        return f"{counted}{condition}{{ {self._instruction(name, operands, rest)} }}"
+        self.reads = {}
+        instruction = self._instruction(name, operands, rest)
+        waits = "".join(f"waits.use(loading_{register}); " for register in self.reads)
+        return f"{counted}{waits}{condition}{{ {instruction} }}"
 
     def _registers(self, line: str, used: list[str]) -> str:
         """Declare those that occur; `%r<9>` stands for %r0 to %r8."""
@@ -228,7 +235,8 @@ class _Function:
             several = f"%{name}<" in names
             self.scopes[-1][name + "<>" if several else name] = kind
             declared += [u for u in used if u.rstrip("0123456789") == name] if several else [name]
-        return f"{C_TYPES[kind]} {', '.join(declared)};" if declared else ""
+        loads = "".join(f" Load loading_{name};" for name in declared if name in self.loaded)
+        return f"{C_TYPES[kind]} {', '.join(declared)};{loads}" if declared else ""
 
     def _type_of(self, register: str) -> str:
         for scope in reversed(self.scopes):
@@ -249,6 +257,8 @@ class _Function:
             return SPECIAL[operand]
         if operand.startswith("%"):
             register = operand[1:]
+            if register in self.loaded:
+                self.reads[register] = None
             return register if self._type_of(register) == c_type else f"as<{c_type}>({register})"
         if re.fullmatch(r"-?\d+|0[fd][0-9A-Fa-f]+", operand):
             return _bits(kind, operand)
@@ -362,10 +372,12 @@ class _Function:
         else:
             start, registers, kind = self._memory(modifiers, operands[0], operands[1])
             call = f"load{start})"
-        if len(registers) == 1:
-            return self.write(registers[0], kind, f"{call}.at[0]")
         writes = [self.write(register, kind, f"v.at[{i}]") for i, register in enumerate(registers)]
-        return f"auto v = {call}; {' '.join(writes)}"
+        return f"auto v = {call}; {' '.join(writes)}{self._loading(registers)}"
+
+    def _loading(self, registers: list[str]) -> str:
+        """What notes that a load has begun to fill them."""
+        return "".join(f" loading_{name[1:]} = waits.load();" for name in registers if name[1:] in self.loaded)
 
     def _st(self, name: str, modifiers: list[str], operands: list[str]) -> str:
         if modifiers[0] == "param":
@@ -396,7 +408,8 @@ class _Function:
         values = dict(zip("bc", (self.read(operand, kind) for operand in operands[2:]), strict=False))
         change = ATOMICS[operation].format(**values, T=c_type)
         call = f"atomic<Space::{space}, {c_type}>({self._address(operands[1], space)}, "
-        return self.write(operands[0], kind, f"{call}[&]({c_type} old) {{ return {c_type}({change}); }})")
+        write = self.write(operands[0], kind, f"{call}[&]({c_type} old) {{ return {c_type}({change}); }})")
+        return write + self._loading(operands[:1])
 
     def _cp(self, name: str, modifiers: list[str], operands: list[str]) -> str:
         if name == "cp.async.commit_group":

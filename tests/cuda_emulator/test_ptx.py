@@ -128,11 +128,18 @@ CHECKED_FAULTS = {
 
 
 CLEAN = "float2 pair = *(const float2*)(in + threadIdx.x / 2 * 2); out[threadIdx.x] = pair.x + pair.y;"
-UNEVEN = (
-    "float sum = threadIdx.x == 63 ? in[1] : 0; __syncthreads(); "
-    "if (threadIdx.x == 0) sum = in[2]; out[threadIdx.x] = sum;"
-)
-BODIES = [*FAULTS, *CHECKED_FAULTS, CLEAN, UNEVEN]
+UNEVEN = "if (threadIdx.x == 63) out[63] = in[1]; __syncthreads(); if (threadIdx.x == 0) out[0] = in[2];"
+# body -> waits of a thread for global memory, for shared memory
+WAITS = {
+    "out[threadIdx.x] = in[threadIdx.x] + in[threadIdx.x ^ 1];": (1, 0),
+    "out[threadIdx.x] = in[__float_as_int(in[threadIdx.x]) & 63];": (2, 0),
+    "out[threadIdx.x] = in[1] * in[2]; out[threadIdx.x ^ 1] = in[3];": (2, 0),  # a store may change in[3]
+    "float x = in[threadIdx.x]; __syncthreads(); out[threadIdx.x] = x;": (1, 0),
+    "static __shared__ float a[64]; a[threadIdx.x] = 1; __syncthreads();"
+    "out[threadIdx.x] = in[threadIdx.x] + (a[threadIdx.x ^ 1] + a[threadIdx.x ^ 2]);": (1, 1),
+    "static __shared__ int a[1]; atomicAdd(&a[0], 1);": (0, 0),
+}  # fmt: skip
+BODIES = [*FAULTS, *CHECKED_FAULTS, CLEAN, UNEVEN, *WAITS]
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +193,15 @@ def test_work_is_counted(emulated_runtime, kernels_cu):
     assert launched.barriers == 1
     # the last thread reads before the barrier, the first behind it
     assert (launched.all.global_waits, launched.slowest.global_waits) == (2, 2)
+
+
+@pytest.mark.parametrize("body", WAITS)
+def test_a_thread_waits_where_it_uses_what_it_loads(emulated_runtime, kernels_cu, body):
+    emulated_runtime.counted = []
+    run_cuda(emulated_runtime, kernels_cu, body)
+    (launched,) = emulated_runtime.counted
+    assert (launched.slowest.global_waits, launched.slowest.shared_waits) == WAITS[body]
+    assert launched.all.global_waits == 64 * WAITS[body][0]
 
 
 # --------------------------------------------------------------------------- what instructions mean

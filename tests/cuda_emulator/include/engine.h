@@ -69,7 +69,7 @@ struct Kernel {
 struct Counts {
   uint64_t instructions;  // those that read parameters not among them
   uint64_t doubles;  // of which in fp64
-  uint64_t shared_waits, global_waits;  // loads and atomics
+  uint64_t shared_waits, global_waits;  // for what loads and atomics bring, where it is used
   uint64_t bytes_read, bytes_written;  // of global memory; an atomic does both
 };
 

@@ -64,6 +64,27 @@ inline unsigned char* global_at(uint64_t address, uint32_t bytes, const void* si
   return (unsigned char*)address;
 }
 
+// Loads overlap: a thread goes on behind a load, or an atomic, until it reads a register that is still to be filled.
+// It waits then, and for all that is on its way from that memory; from global memory, for shared memory's as well.
+struct Load {
+  bool shared = false;
+  uint32_t after = 0;  // waits of the thread
+};
+inline bool last_was_shared;  // the last access
+
+struct Waits {  // of one thread in one function
+  uint32_t global = 1, shared = 1;
+
+  Load load() const { return {last_was_shared, last_was_shared ? shared : global}; }
+
+  void use(Load load) {
+    if (load.after != (load.shared ? shared : global)) return;
+    (load.shared ? shown.counts->shared_waits : shown.counts->global_waits)++;
+    shared++;
+    if (!load.shared) global++;
+  }
+};
+
 // Where an address lies on the CPU. Accesses by which threads talk (volatile, relaxed, past the first
 // cache) are atomic; others give way only while the race checker looks.
 template <Space SPACE>
@@ -73,13 +94,13 @@ inline unsigned char* reach(uint64_t address, uint32_t bytes, Access kind, const
   bool shared = SPACE == Space::shared;
   if (SPACE == Space::generic && address >> 56 == SHARED_WINDOW >> 56) address -= SHARED_WINDOW, shared = true;
   emulator::Counts& counts = *shown.counts;
-  (shared ? counts.shared_waits : counts.global_waits) += reads;
   if (!shared) counts.bytes_read += reads * bytes, counts.bytes_written += writes * bytes;
   auto memory = shared ? shared_at(address, bytes, site) : global_at(address, bytes, site);
   if (shown.options.check || kind == Access::atomic) {
     emulator::perhaps_give_way();
     emulator::note_access(memory, bytes, kind, site);
   }
+  last_was_shared = shared;  // for `Waits`; nobody gives way before
   return memory;
 }
 
