@@ -63,7 +63,7 @@ _PREVIOUS = (BACK_POINTER.names or ()).index("previous")  # of the fields, all o
 
 
 class State(NamedTuple):
-    """What streams keep between pushes; never changed in place."""
+    """What streams keep between pushes; never changed in place, but by `commit`."""
 
     tokens: torch.Tensor  # [n, held] of the composition's token; of each as many as its counters say
     back_pointers: torch.Tensor  # [n, R] BACK_POINTER
@@ -256,11 +256,10 @@ class CUDAEngine(Engine):
     ) -> StreamState:
         """An utterance of one token with this path, and perhaps of that which ends best."""
         tokens = np.stack([found["ending" if final else "best"], found["ending"]])
+        back_pointers = newest_first[::-1].copy()
+        numbers = None if final else np.append(back_pointers["previous"][1:], tokens["back_pointer"][0])
         tokens["back_pointer"] = [len(newest_first) - 1, NONE]
         is_other = not final and found["ends"] and tokens["key"][0] != tokens["key"][1]
-        back_pointers = newest_first[::-1].copy()
-        newest = np.array([found["ending" if final else "best"]["back_pointer"]])
-        numbers = np.append(back_pointers["previous"][1:], newest)
         back_pointers["previous"] = np.arange(-1, len(back_pointers) - 1)
         return StreamState(
             self._models[row],

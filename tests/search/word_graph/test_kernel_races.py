@@ -231,7 +231,7 @@ def test_chunks_and_room_for_links(monkeypatch, first_links):
 @in_small_blocks
 @pytest.mark.parametrize("chunk", [9, 72])
 def test_links_that_are_dropped_on_the_way_are_in_no_lattice(monkeypatch, chunk):
-    """Two streams that fill their room in other frames, so that one is pruned beside the other."""
+    """Two streams that fill their room in other frames, so that one is pruned beside the other; then both again."""
     monkeypatch.setattr(cuda_engine, "FIRST_LINKS", 256)
     frames, lengths, options = 72, [72, 50], {**SEARCH, "max_active": 30, "lattice": True, "lattice_beam": 2.0}
     log_probs, decoder = 2 * inputs_of(1, frames=frames), on_cuda(graph_of(1), **options)
@@ -246,7 +246,12 @@ def test_links_that_are_dropped_on_the_way_are_in_no_lattice(monkeypatch, chunk)
             decoder.push(streams, log_probs[:, begin : begin + chunk], sizes)
         known = streams.engine.utterances(range(2))
         held.append(np.array([len(utterance.links) for utterance in known]))
-        for ours, theirs in zip(decoder.close(streams), expected, strict=True):
+        found = decoder.close(streams, rows=[1, 0])
+        for row in (1, 0):
+            decoder.reopen(streams, [row])
+            decoder.push(streams, log_probs[[row]], lengths[row : row + 1], rows=[row])
+            found += decoder.close(streams, rows=[row])
+        for ours, theirs in zip(found, 2 * expected[::-1], strict=True):
             assert all_facts([ours]) == all_facts([theirs])
             assert_same_lattice(ours.lattice, theirs.lattice)
     assert (held[0] < held[1]).all()
@@ -254,7 +259,10 @@ def test_links_that_are_dropped_on_the_way_are_in_no_lattice(monkeypatch, chunk)
 
 
 @in_small_blocks
-def test_a_refused_chunk_leaves_links_alone():
+@pytest.mark.parametrize("first_links", [64, 1 << 15])
+def test_a_refused_chunk_leaves_links_alone(monkeypatch, first_links):
+    """Even those that were dropped, or went to the host, before the bad frame."""
+    monkeypatch.setattr(cuda_engine, "FIRST_LINKS", first_links)
     graph, log_probs = graph_of(2), inputs_of(2)
     decoder = on_cuda(graph, **SEARCH, max_active=100, lattice=True)
     streams = decoder.open(2)
