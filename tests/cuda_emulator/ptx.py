@@ -372,8 +372,11 @@ class _Function:
         else:
             start, registers, kind = self._memory(modifiers, operands[0], operands[1])
             call = f"load{start})"
+        loading = self._loading(registers)
+        if len(registers) == 1:
+            return self.write(registers[0], kind, f"{call}.at[0]") + loading
         writes = [self.write(register, kind, f"v.at[{i}]") for i, register in enumerate(registers)]
-        return f"auto v = {call}; {' '.join(writes)}{self._loading(registers)}"
+        return f"auto v = {call}; {' '.join(writes)}{loading}"
 
     def _loading(self, registers: list[str]) -> str:
         """What notes that a load has begun to fill them."""

@@ -15,7 +15,7 @@
 namespace emulator {
 
 constexpr uint32_t LANES = 32;
-constexpr size_t STACK_BYTES = 64 * 1024;
+constexpr size_t STACK_BYTES = 128 * 1024;  // of a fiber; PTX of a large kernel has 60 kB of registers
 constexpr size_t SHARED_BYTES_MAX = 227 * 1024;  // what a block may ask for on sm_90
 
 // A line of the kernel, for messages and to tell barriers apart.
