@@ -1,7 +1,9 @@
 """Passes over a lattice, compiled: costs from the start and to the end, names, and the best texts.
 
 **Best texts.** Every node keeps its n cheapest paths from the start with different words. That is exact:
-a path that is not among them is beaten by n others, whatever comes after. Words are compared by a hash.
+a path that is not among them is beaten by n others, whatever comes after. Words are compared by a hash. Most paths
+of a wide lattice belong to no good text: those that cannot cost at most a margin more than the best one are not
+followed, and the margin grows until n texts are within it.
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ from nemo_gpu_decoding.jit import compiled, inlined
 from nemo_gpu_decoding.search.word_graph.keys import NONE
 
 HASH_MULTIPLIER = np.uint64(6364136223846793005)  # Knuth's MMIX generator
+
+FIRST_MARGIN, MARGIN_GROWTH = 0.1, 1.5  # natural log: costs above those of the best path
+ROUNDING = 1e-6  # more than sums of costs in another order differ by
 
 # One path from the start to a node
 ENTRY = np.dtype(
@@ -79,6 +84,21 @@ def best_texts(n, num_nodes, links, ends, graph, num_words, num_spoken):
     Returns:
         entries [M] ENTRY; for each of the paths, best first: its last entry, its end, its cost.
     """
+    to_end = np.empty(num_nodes, np.float64)
+    backward_costs(num_nodes, links, ends.node, ends.cost, to_end)
+    margin, is_all = FIRST_MARGIN, False
+    while True:
+        bound = to_end[0] + margin
+        entries, last, is_all = _texts_within(bound, to_end, n, num_nodes, links, ends, graph, num_words, num_spoken)
+        if is_all or (len(last) == n and last[n - 1].cost < bound - ROUNDING):
+            return entries, last
+        margin *= MARGIN_GROWTH
+
+
+@compiled
+def _texts_within(bound, to_end, n, num_nodes, links, ends, graph, num_words, num_spoken):
+    """The n cheapest of those that cost at most `bound`; whether there are no dearer ones."""
+    is_all = True
     entries = np.empty(max(1024, 2 * num_nodes), ENTRY)
     begin = np.zeros(num_nodes + 1, np.int64)
     entries[0].words, entries[0].cost = np.uint64(0), 0.0
@@ -94,6 +114,10 @@ def best_texts(n, num_nodes, links, ends, graph, num_words, num_spoken):
         while i < len(links) and links[i].target == node:
             epsilon_word, arc_word = words_of_link(links[i].epsilon, links[i].arc, graph)
             for previous in range(begin[links[i].source], begin[links[i].source + 1]):
+                total = entries[previous].cost + links[i].cost + to_end[node]
+                if not total <= bound:
+                    is_all = is_all and total == np.inf
+                    continue
                 words = _hashed(entries[previous].words, epsilon_word, graph, num_words, num_spoken)
                 words = _hashed(words, arc_word, graph, num_words, num_spoken)
                 cost = entries[previous].cost + links[i].cost
@@ -109,7 +133,7 @@ def best_texts(n, num_nodes, links, ends, graph, num_words, num_spoken):
             words = _hashed(entries[previous].words, epsilon_word, graph, num_words, num_spoken)
             cost = entries[previous].cost + ends[e].cost
             size = _insert(last, 0, size, n, words, cost, previous, e)
-    return entries, last[:size].copy()
+    return entries, last[:size].copy(), is_all
 
 
 @inlined
