@@ -104,6 +104,8 @@ _STATEMENT = re.compile(
     r"\s*(?:(?P<location>\.loc\s[^\n]*)|(?P<open>\{)|(?P<close>\})|\$(?P<label>\w+):|(?P<statement>[^;]+);)"
 )
 _LOADED = re.compile(r"\b(?:ld\.(?!param)|atom\.)\S+\s+(\{[^}]*\}|%\w+),")
+# What no load passes, of statements
+_KEEPS_ORDER = re.compile(r"(@!?%p\d+ )?(st|atom|bar|shfl|vote|cp|call|bra|ret|ld\.(volatile|relaxed)|ld\.param)\b|\.")
 _ADDRESS = re.compile(r"\[(%?\w+)(?:\+(-?\d+))?\]")
 _OPERANDS = re.compile(r"\{[^}]*\}|\[[^]]*\]|[^,\s]+")
 
@@ -190,11 +192,20 @@ class _Function:
         lines = [f"{self.prototype} {{ Waits waits;"]
         self.loaded = set(re.findall(r"%(\w+)", " ".join(_LOADED.findall(text.split("\n}")[0]))))
         used = sorted(set(re.findall(r"%([a-z]+\d+)\b", text.split("\n}")[0])))
+        place = ""
+        straight: list[tuple[str, str]] = []  # places and statements that may change their order
         for piece in _statements(text):
             if piece.lastgroup == "location":
                 _, file, line, *_ = re.split(r"[\s,]+", piece["location"])
-                lines.append(f'\n#line {line} "{self.module.files[file]}"\n')  # of all up to the next
-            elif piece.lastgroup == "open":
+                place = f'\n#line {line} "{self.module.files[file]}"\n'  # of all up to the next
+                continue
+            statement = " ".join((piece["statement"] or "").split())
+            if statement and not _KEEPS_ORDER.match(statement):
+                straight.append((place, statement))
+                continue
+            lines += [at + self._statement(line, used) for at, line in _loads_first(straight)]
+            straight = []
+            if piece.lastgroup == "open":
                 self.scopes.append({})
                 lines.append("{")
             elif piece.lastgroup == "close":
@@ -203,11 +214,11 @@ class _Function:
             elif piece.lastgroup == "label":
                 lines.append(f"{piece['label']}:;")
             else:
-                self.line = " ".join(piece["statement"].split())
-                lines.append(self._statement(self.line, used))
+                lines.append(place + self._statement(statement, used))
         return " ".join(lines)
 
     def _statement(self, line: str, used: list[str]) -> str:
+        self.line = line
         if line.startswith(".reg"):
             return self._registers(line, used)
         if line.startswith(".param"):
@@ -478,6 +489,19 @@ def _statements(text: str) -> Iterator[re.Match[str]]:
         depth += (piece.lastgroup == "open") - (piece.lastgroup == "close")
         end = piece.end()
         yield piece
+
+
+def _loads_first(statements: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The statements of a straight line of code, loads before what waits for others: as ptxas orders them."""
+    waits: dict[str, int] = {}  # register -> how many waits there are before it can be read, or written again
+    behind = []
+    for _, line in statements:
+        registers = re.findall(r"%\w+", line)
+        most = max((waits.get(register, 0) for register in registers), default=0)
+        behind.append(most)
+        filled = set(re.findall(r"%\w+", "".join(_LOADED.findall(line))))
+        waits |= {register: most + (register in filled) for register in registers}
+    return [statements[i] for i in sorted(range(len(behind)), key=behind.__getitem__)]
 
 
 def _is_double(name: str) -> bool:
