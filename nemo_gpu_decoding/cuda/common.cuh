@@ -172,6 +172,30 @@ inline T block_exclusive_sum(T value, T* scratch, T* total) {
   return before + inclusive - value;
 }
 
+// ---- Searching
+
+// The first of low .. high - 1 whose label is not below `label`, or high: labels do not descend. Each step
+// reads three labels, for which a thread waits once, and leaves a fourth of the range. HALVES: one label and
+// half of the range, for short ranges where registers are short.
+template <bool HALVES = false, class Index, class LabelAt>
+inline Index first_not_below(Index low, Index high, Index label, LabelAt label_at) {
+  while (low < high) {
+    if (HALVES) {
+      const Index middle = (low + high) >> 1;
+      if (label_at(middle) < label) low = middle + 1;
+      else high = middle;
+      continue;
+    }
+    const Index count = high - low;
+    const Index first = low + (count >> 2), second = low + (count >> 1), third = low + count - 1 - (count >> 2);
+    // a sum, and not one test after the other: the compiler would put loads behind tests
+    const int below = (label_at(first) < label) + (label_at(second) < label) + (label_at(third) < label);
+    if (below < 3) high = below == 0 ? first : below == 1 ? second : third;
+    if (below > 0) low = (below == 1 ? first : below == 2 ? second : third) + 1;
+  }
+  return low;
+}
+
 // ---- Appending
 
 // A slot at the end of a list for every lane that wants one, -1 for the others; *count grows by as many,

@@ -20,30 +20,24 @@ struct Reading {
   int state;  // the state after it
 };
 
-// The number of the state's own arc for `label`, or -1.
+// The number of the state's own arc for `label`, or -1; HALVES: see first_not_below.
+template <bool HALVES = false>
 inline int find_arc(const Automaton& automaton, const State& state, int label) {
   int low = state.arc_begin;
   if (state.arc_end - low == automaton.vocab_size) return low + label;
-  int high = state.arc_end;
-  while (low < high) {
-    int middle = (low + high) >> 1;
-    if (automaton.arcs[middle].label < label) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
+  const auto label_at = [&](int arc) { return automaton.arcs[arc].label; };
+  low = first_not_below<HALVES>(low, state.arc_end, label, label_at);
   return low < state.arc_end && automaton.arcs[low].label == label ? low : -1;
 }
 
 // Weight of `label` in state number `number`, and the state after it; see lookup.py.
 // Gives up with -inf as soon as bounds show that the weight is below `least`, float or double; -inf: never.
-template <class Number>
+template <bool HALVES = false, class Number>
 inline Reading lookup(const Automaton& automaton, int number, int label, Number least) {
   float weight = 0.0f;
   while (true) {
     const State state = automaton.states[number];
-    int arc = find_arc(automaton, state, label);
+    int arc = find_arc<HALVES>(automaton, state, label);
     if (arc >= 0) return {weight + automaton.arcs[arc].weight, automaton.arcs[arc].target};
     if (!(weight + state.backoff_bound >= least)) return {negative_infinity(), number};
     weight += state.backoff_weight;

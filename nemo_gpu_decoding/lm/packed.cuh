@@ -50,17 +50,9 @@ inline LMStep cost_and_target(const PackedLM& lm, uint64 bits) {
 // The state's own arc with `label`, or -1.
 inline int64 find_arc(const PackedLM& lm, int64 state, int64 label) {
   if (state == LM_ROOT) return label;
-  int64 low = lm.states[state].arc_begin;
-  int64 end = lm.states[state + 1].arc_begin;
-  int64 high = end;
-  while (low < high) {
-    int64 middle = (low + high) >> 1;
-    if (arc_label(lm, middle) < label) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
+  const int64 end = lm.states[state + 1].arc_begin;
+  const int64 low =  // by halves: with three labels at once the search that calls this spills registers
+    first_not_below<true>(int64(lm.states[state].arc_begin), end, label, [&](int64 arc) { return arc_label(lm, arc); });
   return low < end && arc_label(lm, low) == label ? low : -1;
 }
 

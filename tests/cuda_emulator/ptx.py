@@ -7,8 +7,9 @@
                                        f1 = v.at[0]; f2 = v.at[1]; }
 
 Registers become variables, labels stay labels, lines of the source become `#line`, so that messages name
-them. What an instruction means is in include/ptx.h. Forms that are in no table here are refused: a
-compiler that emits others gets an error, not a guess.
+them. In a straight line of code loads come first, as in machine code. What an instruction means is in
+include/ptx.h. Forms that are in no table here are refused: a compiler that emits others gets an error,
+not a guess.
 """
 
 from __future__ import annotations

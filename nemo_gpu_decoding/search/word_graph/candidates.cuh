@@ -28,6 +28,8 @@ inline int word_from_end(int olabel, int n, const Graph& graph) {
   return olabel < graph.num_words ? olabel : graph.word_sequences[2 * (olabel - graph.num_words) + 1];
 }
 
+constexpr bool SHORT_LISTS = true;  // boosting trees are small: see first_not_below
+
 // Bonus of an output label, and the boosting state after it.
 inline Boost boosted(int olabel, int state, const Workspace& work) {
   Boost boost{0.0f, state};
@@ -35,7 +37,7 @@ inline Boost boosted(int olabel, int state, const Workspace& work) {
   const Graph& graph = work.graph;
   for (int n = count_words(olabel, graph) - 1; n >= 0; n--) {
     const int word = word_from_end(olabel, n, graph);
-    Reading reading = lookup(work.boosting, boost.state, word, negative_infinity());
+    Reading reading = lookup<SHORT_LISTS>(work.boosting, boost.state, word, negative_infinity());
     boost.bonus += work.search.boosting_weight * reading.weight;
     boost.state = reading.state;
   }

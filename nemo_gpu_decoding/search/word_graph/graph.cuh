@@ -33,14 +33,5 @@ inline int64 rank_of(float cost, const Key& key) {
 
 // The first arc of the state with a label that is not smaller.
 inline int first_arc(const Graph& graph, const GraphState& state, int label) {
-  int low = state.arc_begin, high = state.arc_end;
-  while (low < high) {
-    int middle = (low + high) >> 1;
-    if (graph.arcs[middle].ilabel < label) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
+  return first_not_below(state.arc_begin, state.arc_end, label, [&](int arc) { return graph.arcs[arc].ilabel; });
 }
