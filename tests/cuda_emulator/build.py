@@ -37,8 +37,8 @@ COMMON_FLAGS = ["-std=c++17", "-g1", "-fPIC", "-fno-strict-aliasing", "-fno-gnu-
 # take a tenth off them, and many times as long to compile
 KERNEL_FLAGS = [*COMMON_FLAGS, "-O0", "-ffp-contract=off"]
 ENGINE_FLAGS = [*COMMON_FLAGS, "-O2"]
-# volatile accesses get hooks of their own, since they count as atomic
-CHECK_FLAGS = ["-fsanitize=thread", "--param=tsan-distinguish-volatile=1"]
+# volatile accesses get hooks of their own, since they count as atomic. -O1: else records are copied without hooks
+CHECK_FLAGS = ["-O1", "-fsanitize=thread", "--param=tsan-distinguish-volatile=1"]
 
 PTX_ARCHITECTURE = Architecture(90, ptx=True)
 
