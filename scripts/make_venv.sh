@@ -29,22 +29,23 @@ if [ "$TORCH" = auto ]; then
   TORCH="$("$python" scripts/choose_torch.py)" || exit 1
 fi
 echo "make setup: installing $TORCH"
-# unquoted on purpose: TORCH may carry options, as in TORCH="torch --index-url URL"
+# -qq: errors are shown, pip's remarks are not. --no-compile: what nobody imports need not be compiled.
+# Unquoted on purpose: TORCH may carry options, as in TORCH="torch --index-url URL"
 # shellcheck disable=SC2086
-"$python" -m pip install --quiet $TORCH || fail "could not install '$TORCH'; choose another with make setup TORCH=..."
+"$python" -m pip install -qq --no-compile $TORCH || fail "could not install '$TORCH'; choose another with make setup TORCH=..."
 
 # nothing that is installed later may replace this torch
 constraints="$VENV/torch-constraint.txt"
 "$python" -c 'from importlib.metadata import version as v; print("torch==" + v("torch"))' > "$constraints"
 
 # kernels are compiled in the tests, with or without a GPU, by the NVRTC that goes with torch
-cuda="$("$python" -c 'import torch; print("cuda12" if (torch.version.cuda or "").startswith("12") else "cuda13")')"
+cuda="$("$python" -W ignore -c 'import torch; print("cuda12" if (torch.version.cuda or "").startswith("12") else "cuda13")')"
 
 echo "make setup: installing NeMo and the tools for tests and benchmarks (a few minutes)"
 requirements=(--editable ".[nemo,wfst,serve,cluster,dev,bench,docs,$cuda]")
 if [ -n "$NEMO" ]; then requirements+=("$NEMO"); fi
-"$python" -m pip install --quiet --constraint "$constraints" "${requirements[@]}" \
+"$python" -m pip install -qq --no-compile --constraint "$constraints" "${requirements[@]}" \
   || fail "pip failed, see above. A broken environment is repaired by: rm -rf $VENV && make setup"
 # pyctcdecode, a peer in benchmarks, asks for numpy < 2 though it works with newer ones; NeMo's do not go with that
-"$python" -m pip install --quiet --no-deps "pyctcdecode>=0.5" pygtrie || fail "could not install pyctcdecode"
+"$python" -m pip install -qq --no-compile --no-deps "pyctcdecode>=0.5" pygtrie || fail "could not install pyctcdecode"
 echo "make setup: done. Try: $VENV/bin/nemo-gpu-decoding doctor"
