@@ -18,6 +18,8 @@ NEMO_EXAMPLES ?= build/NeMo/examples/asr
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
+# enough to decode with: what the demo waits for on a new machine
+DECODING := $(VENV)/.decoding-ready
 # A file of tests stays in one process, which keeps its models. Each process has one thread (below): with
 # more threads than cores, OpenMP's wait for each other.
 ALL_TESTS := -n $(PYTEST_PROCESSES) --dist loadgroup
@@ -37,9 +39,13 @@ setup: $(STAMP)  ## make .venv and install everything (PYTHON=..., TORCH=... ove
 
 $(STAMP): $(RECIPE)
 	@VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" NEMO="$(NEMO)" bash scripts/make_venv.sh
+	@touch $(DECODING) $@
+
+$(DECODING): $(RECIPE)
+	@VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" NEMO="$(NEMO)" EXTRAS=nemo,wfst,serve bash scripts/make_venv.sh
 	@touch $@
 
-demo: $(STAMP)  ## greedy against beam, + LM, + phrases on the shipped speech; rows and a picture in build/
+demo: $(DECODING)  ## greedy against beam, + LM, + phrases on the shipped speech; rows and a picture in build/
 	@$(BIN)/python scripts/demo.py out=build/demo.json plot=build/demo.png
 
 test: lint packages kernels pytest  ## lint, check the CUDA kernels, then all tests

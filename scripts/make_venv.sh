@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Make a virtual environment with this package (editable), NeMo and everything the tests need.
+# Make a virtual environment with this package (editable) and NeMo.
+#   EXTRAS  of pyproject.toml, beside that of CUDA; the default is everything that tests and benchmarks need
 #   VENV    folder of the environment
 #   PYTHON  interpreter to make it with; "auto" takes the first supported one on the PATH
 #   TORCH   what to give `pip install` for torch; "auto" lets choose_torch.py decide
@@ -7,6 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 VENV="${VENV:-.venv}" PYTHON="${PYTHON:-auto}" TORCH="${TORCH:-auto}" NEMO="${NEMO:-}"
+EXTRAS="${EXTRAS:-nemo,wfst,serve,cluster,dev,bench,docs}"
 
 fail() { printf 'make setup: %s\n' "$*" >&2; exit 1; }
 supported() { "$1" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null; }
@@ -41,11 +43,13 @@ constraints="$VENV/torch-constraint.txt"
 # kernels are compiled in the tests, with or without a GPU, by the NVRTC that goes with torch
 cuda="$("$python" -W ignore -c 'import torch; print("cuda12" if (torch.version.cuda or "").startswith("12") else "cuda13")')"
 
-echo "make setup: installing NeMo and the tools for tests and benchmarks (a few minutes)"
-requirements=(--editable ".[nemo,wfst,serve,cluster,dev,bench,docs,$cuda]")
+echo "make setup: installing NeMo and what belongs to $EXTRAS (a minute or three)"
+requirements=(--editable ".[$EXTRAS,$cuda]")
 if [ -n "$NEMO" ]; then requirements+=("$NEMO"); fi
 "$python" -m pip install -qq --no-compile --constraint "$constraints" "${requirements[@]}" \
   || fail "pip failed, see above. A broken environment is repaired by: rm -rf $VENV && make setup"
-# pyctcdecode, a peer in benchmarks, asks for numpy < 2 though it works with newer ones; NeMo's do not go with that
-"$python" -m pip install -qq --no-compile --no-deps "pyctcdecode>=0.5" pygtrie || fail "could not install pyctcdecode"
+if [[ ",$EXTRAS," = *,bench,* ]]; then
+  # pyctcdecode, a peer in benchmarks, asks for numpy < 2 though it works with newer ones; NeMo's do not go with that
+  "$python" -m pip install -qq --no-compile --no-deps "pyctcdecode>=0.5" pygtrie || fail "could not install pyctcdecode"
+fi
 echo "make setup: done. Try: $VENV/bin/nemo-gpu-decoding doctor"
