@@ -400,8 +400,8 @@ def test_kaldi_hears_another_batch(graph_options):
 
 def test_rows_of_paged_biglm(graph_options, emulated, monkeypatch, capsys):
     pytest.importorskip("kaldifst")
-    placed = cuda_composition.PlacedLM  # the smallest cache would hold all of this LM
-    monkeypatch.setattr(cuda_composition, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 64, name))
+    placed = cuda_composition.PlacedLM  # the smallest cache would hold all of this LM: here half of what is asked
+    monkeypatch.setattr(cuda_composition, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 512, name))
     rows = run(replace(
         graph_options, strategy="paged_biglm", peers=["small_lm", "eager"], batches=[2], group_sizes=[1],
         weights={"small_share": 0.1}, graph_beams=[8],
