@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import compiled, no_refcount
+from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
+from nemo_gpu_decoding.lm.packed import NO_LABEL, lookup
 from nemo_gpu_decoding.search.word_graph.candidates import boosted
-from nemo_gpu_decoding.search.word_graph.composition import difference_of_label, final_difference
+from nemo_gpu_decoding.search.word_graph.composition import difference_of_label, large_of, small_of
 from nemo_gpu_decoding.search.word_graph.keys import NONE, boost_of, context_of, is_first, state_of
 
 if TYPE_CHECKING:
@@ -121,6 +122,25 @@ def end_difference(olabel, context, search, lm):
         cost, context = difference_of_label(olabel, context, search, lm)
         difference += lm.difference_weight * cost
     return difference + final_difference(context, lm)
+
+
+@inlined
+def cost_of_end(lm, state, label):
+    if label == NO_LABEL:
+        return np.float32(0.0)
+    cost, _ = lookup(lm, state, label)
+    return cost
+
+
+@no_refcount
+def final_difference(context, lm):
+    """What the LMs' ends of sentence add, weighted."""
+    if lm.difference_weight == 0:
+        return np.float32(0.0)
+    cost = cost_of_end(lm.lms.large, large_of(context), lm.lms.large_end)
+    if not lm.lms.is_difference:
+        cost -= cost_of_end(lm.lms.small, small_of(context), lm.lms.small_end)
+    return lm.difference_weight * cost
 
 
 @no_refcount

@@ -16,8 +16,8 @@ import numpy as np
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.committed import GrowingColumns, Head, common_ancestor, is_worth
-from nemo_gpu_decoding.search.word_graph.best_path import Steps, count_back_pointers
-from nemo_gpu_decoding.search.word_graph.composition import add_differences
+from nemo_gpu_decoding.search.word_graph.best_path import Steps, count_back_pointers, final_difference
+from nemo_gpu_decoding.search.word_graph.composition import difference_of_word
 from nemo_gpu_decoding.search.word_graph.keys import NONE
 from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER
 from nemo_gpu_decoding.search.word_graph.result import Labels, WordPath, add_graph_costs, emitted_words, next_end
@@ -171,3 +171,23 @@ def last_sure_end(words, tokens, unknown, index, begin, spelled, beginning):
         if low == high:
             sure, size = n + 1, low
     return sure, size
+
+
+@compiled
+def add_differences(words, total, context, lm):
+    """A cost, float64, with the LM score differences along words [N] int64, unweighted; and the last LM context."""
+    for word in words:
+        cost, context = difference_of_word(word, context, lm.lms)
+        total += cost
+    return total, context
+
+
+@compiled
+def weighted_difference(total, context, final, lm):
+    """The weighted sum of LM score differences; `final`: with that of the end after this context."""
+    if lm.difference_weight == 0:
+        return 0.0
+    total *= lm.difference_weight
+    if final:
+        total += final_difference(context, lm)
+    return total

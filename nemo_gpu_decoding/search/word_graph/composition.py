@@ -15,7 +15,7 @@ import numpy as np
 
 from nemo_gpu_decoding.graph.csr import count_words, first_arc, word_from_end
 from nemo_gpu_decoding.graph.topology import NORMAL
-from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
+from nemo_gpu_decoding.jit import inlined, no_refcount
 from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, lookup
 from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, least_total
 from nemo_gpu_decoding.search.word_graph.keys import NONE, boost_of, hash_of, is_first, label_of, state_of
@@ -78,7 +78,7 @@ def small_of(context):
 
 
 @inlined
-def _difference(word, context, lms):
+def difference_of_word(word, context, lms):
     """cost_large - cost_small of one word, unweighted, and the LM context after it; of no word nothing."""
     if lms.large_labels[word] == NO_LABEL:
         return np.float32(0.0), context
@@ -115,48 +115,9 @@ def difference_of_label(olabel, context, search, lm):
     graph, num_words, total = search.graph, search.params.num_words, np.float32(0.0)
     for n in range(count_words(olabel, graph, num_words) - 1, -1, -1):
         word = word_from_end(olabel, n, graph, num_words)
-        cost, context = _difference(word, context, lm.lms)
+        cost, context = difference_of_word(word, context, lm.lms)
         total += cost
     return total, context
-
-
-@inlined
-def _end_cost(lm, state, label):
-    if label == NO_LABEL:
-        return np.float32(0.0)
-    cost, _ = lookup(lm, state, label)
-    return cost
-
-
-@no_refcount
-def final_difference(context, lm):
-    """What the LMs' ends of sentence add, weighted."""
-    if lm.difference_weight == 0:
-        return np.float32(0.0)
-    cost = _end_cost(lm.lms.large, large_of(context), lm.lms.large_end)
-    if not lm.lms.is_difference:
-        cost -= _end_cost(lm.lms.small, small_of(context), lm.lms.small_end)
-    return lm.difference_weight * cost
-
-
-@compiled
-def add_differences(words, total, context, lm):
-    """A cost, float64, with the LM score differences along words [N] int64, unweighted; and the last LM context."""
-    for word in words:
-        cost, context = _difference(word, context, lm.lms)
-        total += cost
-    return total, context
-
-
-@compiled
-def weighted_difference(total, context, final, lm):
-    """The weighted sum of LM score differences; `final`: with that of the end after this context."""
-    if lm.difference_weight == 0:
-        return 0.0
-    total *= lm.difference_weight
-    if final:
-        total += final_difference(context, lm)
-    return total
 
 
 # ------------------------------------------- the step by which a composed search tightens the cutoff first

@@ -25,8 +25,8 @@ from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work, made
 from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps, best_paths, concatenated, ends_of
-from nemo_gpu_decoding.search.word_graph.committed import TextScores, shared_steps
-from nemo_gpu_decoding.search.word_graph.composition import Composition, weighted_difference
+from nemo_gpu_decoding.search.word_graph.committed import TextScores, shared_steps, weighted_difference
+from nemo_gpu_decoding.search.word_graph.composition import Composition
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine, LetEngine
 from nemo_gpu_decoding.search.word_graph.cuda_composition import LmComposition
