@@ -20,9 +20,9 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 # enough to decode with: what the demo waits for on a new machine
 DECODING := $(VENV)/.decoding-ready
-# A file of tests stays in one process, which keeps its models. Each process has one thread (below): with
-# more threads than cores, OpenMP's wait for each other.
-ALL_TESTS := -n $(PYTEST_PROCESSES) --dist loadgroup
+# A file of tests stays in one process, which keeps its models; tests/conftest.py says which comes first. Each process
+# has one thread (below): with more threads than cores, OpenMP's wait for each other.
+ALL_TESTS := -n $(PYTEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
 BENCH_OUT := build/bench.json
 # what an environment is made from; it is brought up to date when one of these changes
 RECIPE := pyproject.toml scripts/make_venv.sh scripts/choose_torch.py

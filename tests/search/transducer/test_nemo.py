@@ -272,8 +272,13 @@ def test_lower_precisions(kind, name):
     decoder = ALSDPlusPlus(networks_of(*model, durations), ALSDConfig(beam_size=4, blank_lm_score_mode="no_score"))
     for encoder_output in outputs:
         with torch.autocast("cpu", dtype, enabled=autocast):
-            (tokens, _, _, score), *_ = nemo_n_best(computer, encoder_output)
             found = decoder.decode(encoder_output, [encoder_output.shape[1]])[0].best
+            try:
+                (tokens, _, _, score), *_ = nemo_n_best(computer, encoder_output)
+            except RuntimeError as error:
+                if "could not create a primitive descriptor for the LSTM" not in str(error):
+                    raise
+                pytest.skip(f"NeMo cannot: torch has no LSTM in {dtype} for this CPU")
         assert found.tokens.tolist() == tokens
         assert found.score == pytest.approx(score, abs=128 * torch.finfo(dtype).eps)
 
