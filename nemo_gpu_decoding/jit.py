@@ -11,6 +11,7 @@ import functools
 import hashlib
 import logging
 import os
+import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -76,15 +77,32 @@ def cache_folder() -> Path:
     Set the environment variable NEMO_GPU_DECODING_CACHE to put it elsewhere than ~/.cache.
     """
     base = os.environ.get(CACHE_VARIABLE) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    for parent in (Path(base).expanduser() / "nemo_gpu_decoding", Path(tempfile.gettempdir())):
+    own = Path(base).expanduser() / "nemo_gpu_decoding"
+    temporary = Path(tempfile.gettempdir()) / f"nemo-gpu-decoding-{_user()}"
+    for parent, others in ((own, stat.S_IWOTH), (temporary, stat.S_IWGRP | stat.S_IWOTH)):
         folder = parent / f"jit-{_fingerprint()}"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            parent.mkdir(mode=0o777 if parent is own else 0o700, parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
+            trusted = _is_trusted(folder, others) and (parent is own or _is_trusted(parent, others, _user()))
         except OSError:
             continue
-        if os.access(folder, os.W_OK):
+        if trusted and os.access(folder, os.W_OK):
             return folder
     return Path(tempfile.mkdtemp(prefix="nemo-gpu-decoding-"))
+
+
+def _user() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def _is_trusted(folder: Path, others: int, owner: int | None = None) -> bool:
+    """Whether nobody else can have put something there: numba and CUDA run what they find."""
+    found = folder.lstat()
+    is_theirs = not stat.S_ISDIR(found.st_mode) or found.st_mode & others or owner not in (None, found.st_uid)
+    if is_theirs:
+        logger.warning("compiled code is not kept in %s, which others can write", folder)
+    return not is_theirs
 
 
 @functools.lru_cache(maxsize=1)

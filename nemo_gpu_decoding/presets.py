@@ -74,12 +74,18 @@ def load_preset(name: str) -> DictConfig:
     text = "\n".join(read_lines(file, f"preset={name}"))
     try:
         config = OmegaConf.create(yaml.safe_load(text))
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:  # of numbers with too many digits, too
+    # ValueErrors come of numbers with too many digits, RecursionErrors of a list within itself
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ValueError(f"preset={name} is not valid YAML: {error}") from error
     if not isinstance(config, DictConfig) or not config or "strategy" not in config:
         raise ValueError(f"preset={name}: expected a mapping with the key `strategy`")
     for key in PATH_KEYS:
-        value = OmegaConf.select(config, key)
+        try:
+            value = OmegaConf.select(config, key)
+        except OmegaConfBaseException as error:
+            raise ValueError(f"preset={name}: {key} cannot be read: {error}") from error
+        if not isinstance(value, str | None):
+            raise ValueError(f"preset={name}: {key} is {value!r}, expected a path")
         if value:
             OmegaConf.update(config, key, str((file.parent / value).resolve()))
     return config

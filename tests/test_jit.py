@@ -30,6 +30,54 @@ def test_a_cache_that_cannot_be_made_goes_to_a_temporary_folder(monkeypatch, tmp
     assert jit.cache_folder().is_dir()
 
 
+@pytest.fixture
+def temporary(monkeypatch, tmp_path):
+    """The folder for temporary files, in which others can write; the cache cannot be where it should."""
+    monkeypatch.setattr(jit.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(jit.CACHE_VARIABLE, "/dev/null")
+    (tmp_path / "theirs").mkdir()
+    return tmp_path
+
+
+def test_what_we_put_into_a_temporary_folder_is_for_us_alone(temporary):
+    folder = jit.cache_folder()
+    assert folder.is_relative_to(temporary)
+    assert folder.parent.stat().st_mode & 0o077 == 0
+    jit.cache_folder.cache_clear()
+    assert jit.cache_folder() == folder  # kept between runs
+
+
+@pytest.mark.parametrize("hands", ["everybody's", "a link", "another's", "everybody's inside"])
+def test_compiled_code_of_others_is_not_run(temporary, monkeypatch, caplog, hands):
+    """Who may write a folder of compiled code has its users run theirs."""
+    known = jit.cache_folder()
+    jit.cache_folder.cache_clear()
+    if hands == "everybody's":
+        known.parent.chmod(0o777)
+    elif hands == "everybody's inside":
+        known.chmod(0o777)
+    elif hands == "a link":
+        known.rmdir()
+        known.symlink_to(temporary / "theirs")
+    else:
+        user = jit._user()
+        monkeypatch.setattr(jit, "_user", lambda: user + 1)
+        known.parent.rename(known.parent.with_name(f"nemo-gpu-decoding-{user + 1}"))
+    folder = jit.cache_folder()
+    assert folder.is_relative_to(temporary)
+    assert folder.stat().st_mode & 0o077 == 0
+    assert "others can write" in caplog.text
+    assert folder.parent == temporary  # one for this process alone
+
+
+def test_a_cache_that_everybody_can_write_is_not_used(monkeypatch, tmp_path):
+    monkeypatch.setenv(jit.CACHE_VARIABLE, str(tmp_path))
+    own = jit.cache_folder()
+    jit.cache_folder.cache_clear()
+    own.chmod(0o777)
+    assert not jit.cache_folder().is_relative_to(tmp_path / "nemo_gpu_decoding")
+
+
 def test_compiling_is_announced_once_and_only_if_needed(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv(jit.CACHE_VARIABLE, str(tmp_path))
     with caplog.at_level(logging.WARNING, logger="nemo_gpu_decoding"):

@@ -78,6 +78,7 @@ def test_manifest_paths_are_relative_to_the_manifest(folder):
     ("row", "problem"),
     [
         ("{oops", "line 2: not JSON"),
+        ('{"audio_filepath": "b.wav", "n": ' + "9" * 5000 + "}", "line 2: not JSON"),
         ({"text": "x"}, "line 2: has no audio_filepath"),
         ({"audio_filepath": "nowhere.wav"}, "line 2: there is no file"),
         ({"audio_filepath": "b.wav", "offset": 1.5}, "line 2: offset is 1.5"),

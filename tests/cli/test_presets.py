@@ -137,12 +137,20 @@ def test_an_unknown_preset_lists_the_shipped_ones():
 
 @pytest.mark.parametrize(
     ("text", "problem"),
-    [("a: [1", "not valid YAML"), ("[1, 2]", "expected a mapping"), ("beam: {}", "the key `strategy`")],
-)
+    [
+        ("a: [1", "not valid YAML"), ("[1, 2]", "expected a mapping"), ("beam: {}", "the key `strategy`"),
+        ("a: &a [*a]", "not valid YAML"), ("strategy: x\nn: " + "9" * 5000, "not valid YAML"),
+        ("strategy: x\nbeam: {ngram_lm_model: 5}", "beam.ngram_lm_model is 5, expected a path"),
+        ("strategy: x\nbeam: {ngram_lm_model: [a]}", r"beam.ngram_lm_model is \['a'\], expected a path"),
+        ("strategy: x\nwfst: {words_path: false}", "wfst.words_path is False, expected a path"),
+        ("strategy: x\nbeam: [1]", "beam.ngram_lm_model cannot be read: "),
+        ("strategy: x\nbeam: {ngram_lm_model: '${nope}'}", "beam.ngram_lm_model cannot be read: .*nope"),
+    ],
+)  # fmt: skip
 def test_a_bad_preset_file_is_refused(text, problem, tmp_path):
     file = tmp_path / "bad.yaml"
     file.write_text(text)
-    with pytest.raises(ValueError, match=problem):
+    with pytest.raises(ValueError, match=f"preset={file}.* {problem}"):
         load_preset(str(file))
 
 

@@ -258,6 +258,9 @@ def test_points_of_a_word_graph_have_beam_widths_and_weights_for_words():
     boosted = grid(options(), "cuda_wfst")
     tokens = grid(options())
     assert max(p.boosting_weight for p in boosted) > 4 * max(p.boosting_weight for p in tokens)
+    # short words over digits want little, single tokens less
+    assert {1.0, 2.0} <= {p.boosting_weight for p in boosted}
+    assert {0.25, 0.75} <= {p.boosting_weight for p in tokens}
     assert len({point.beam_width for point in boosted}) == 2
     with pytest.raises(ValueError, match=r"beam_width is \[12.0\], which has no effect with alsd_pp"):
         grid(small, "alsd_pp")

@@ -244,3 +244,22 @@ def test_the_hypotheses_are_the_same(without_reuse, strategy, durations):
 def test_chunks_forget_nothing_that_matters():
     durations = (0, 1, 2, 3, 4)
     assert decoded("alsd_pp", durations, chunk=4)[0] == decoded("alsd_pp", durations)[0]
+
+
+@pytest.mark.parametrize("durations", [(), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize("strategy", list(STRATEGIES))
+def test_partial_results_of_long_streams_look_at_the_last_nodes_only(strategy, durations, monkeypatch):
+    """Of the best text few tokens are traced back, now and then more, wherever hypotheses differ for long."""
+    monkeypatch.setattr("nemo_gpu_decoding.search.committed.FEWEST", 16)
+    make, config = STRATEGIES[strategy]
+    chunk, chunks = 20, 40
+    frames = random_frames(1, chunk * chunks, seed=4)
+    networks = TableNetworks(9, durations, seed=3, blank_bias=14.0, sharpness=4.0)
+    decoder = make(networks, config(beam_size=4), random_fusion(9))
+    streams, tails = decoder.open(1), []
+    for n in range(chunks):
+        decoder.push(streams, frames[:, chunk * n : chunk * (n + 1)], [chunk])
+        best = decoder.partial(streams)[0].best
+        tails.append(len(getattr(best, "_tail", best)))
+    assert np.median(tails[chunks // 2 :]) < len(best) / 5
+    assert facts(decoder.close(streams)[0]) == facts(decoder.decode(frames, [chunk * chunks])[0])
