@@ -22,7 +22,7 @@ STAMP := $(VENV)/.setup-done
 DECODING := $(VENV)/.decoding-ready
 # A file of tests stays in one process, which keeps its models; tests/conftest.py says which comes first. Each process
 # has one thread (below): with more threads than cores, OpenMP's wait for each other.
-ALL_TESTS := -n $(PYTEST_PROCESSES) --dist loadgroup --no-loadscope-reorder
+ALL_TESTS := -n $(PYTEST_PROCESSES) --dist loadscope --no-loadscope-reorder
 BENCH_OUT := build/bench.json
 # what an environment is made from; it is brought up to date when one of these changes
 RECIPE := pyproject.toml scripts/make_venv.sh scripts/choose_torch.py
