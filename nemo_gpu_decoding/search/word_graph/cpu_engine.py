@@ -31,7 +31,7 @@ from nemo_gpu_decoding.search.word_graph.keys import (
 )
 from nemo_gpu_decoding.search.word_graph.let_groups import LET_CANDIDATE, LET_GROUP
 from nemo_gpu_decoding.search.word_graph.let_nodes import ARENA_FULL
-from nemo_gpu_decoding.search.word_graph.links import grown_links
+from nemo_gpu_decoding.search.word_graph.link_pruning import grown_links
 from nemo_gpu_decoding.search.word_graph.lm_contexts import (
     GROUP_ARC,
     LM_CONTEXT,

@@ -27,7 +27,7 @@ from nemo_gpu_decoding.search.word_graph.determinize import closest_words
 from nemo_gpu_decoding.search.word_graph.kbest import backward_costs, best_texts, forward_costs, name_links, path_links
 from nemo_gpu_decoding.search.word_graph.keys import BLANK_MOVE, NEW_TOKEN, NONE
 from nemo_gpu_decoding.search.word_graph.lattice_rescoring import SecondLM, rescored_links
-from nemo_gpu_decoding.search.word_graph.links import BEAM_SLACK
+from nemo_gpu_decoding.search.word_graph.link_pruning import BEAM_SLACK
 from nemo_gpu_decoding.search.word_graph.lm_pair import lm_labels
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
 from nemo_gpu_decoding.search.word_graph.word_lattice import WordLattice, determinized_lattice, word_arcs

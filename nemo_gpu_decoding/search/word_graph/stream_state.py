@@ -25,7 +25,7 @@ from nemo_gpu_decoding.search.word_graph.let_nodes import (
     NodeArrays,
     expand,
 )
-from nemo_gpu_decoding.search.word_graph.links import grown
+from nemo_gpu_decoding.search.word_graph.link_pruning import grown
 from nemo_gpu_decoding.search.word_graph.records import (
     BACK_POINTER,
     COUNTERS,

@@ -10,9 +10,9 @@ import pytest
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.metrics import oracle_text, word_errors
-from nemo_gpu_decoding.search.word_graph import cpu_engine, cuda_engine, links
+from nemo_gpu_decoding.search.word_graph import cpu_engine, cuda_engine, link_pruning
 from nemo_gpu_decoding.search.word_graph.determinize import WORD_ARC
-from nemo_gpu_decoding.search.word_graph.links import grown
+from nemo_gpu_decoding.search.word_graph.link_pruning import grown
 from nemo_gpu_decoding.search.word_graph.mbr import align, matches, minimum_bayes_risk, posteriors, with_confidence
 from nemo_gpu_decoding.search.word_graph.word_lattice import WordLattice
 from tests.contract.subject import all_facts
@@ -360,8 +360,8 @@ def test_a_long_stream_holds_the_links_that_its_lattice_needs(monkeypatch, backe
         return held, on_device, decoder.close(streams)[0].lattice
 
     held, on_device, lattice = streamed()
-    prune_links = links.prune_links
-    monkeypatch.setattr(links, "prune_links", lambda *given: prune_links(*given[:3], np.inf, given[4]))
+    prune_links = link_pruning.prune_links
+    monkeypatch.setattr(link_pruning, "prune_links", lambda *given: prune_links(*given[:3], np.inf, given[4]))
     found, _, everything = streamed()
     assert_same_lattice(lattice, everything)
     needed = lattice.num_links / len(chunks)  # of a chunk
