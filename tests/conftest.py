@@ -38,8 +38,9 @@ def group_of(nodeid: str) -> str:
     """A file stays in one process, which keeps its models; the contract is divided by strategies, but those that
     share compiled code stay together: otherwise both processes would compile it at the same time."""
     file, _, test = nodeid.partition("::")
-    if test.startswith(ALONE):
-        return nodeid
+    name = test.partition("[")[0]
+    if name in ALONE:
+        return f"{file} {name}"
     case = CASE.search(test.partition("[")[2])
     return file if case is None else f"{file} {COMPILED_WITH.get(case[1], case[1])} {case[2]}"
 

@@ -396,19 +396,25 @@ def test_there_are_tutorials():
     assert TUTORIALS
 
 
+@pytest.fixture(scope="module")
+def kernel():
+    """One for all tutorials, so that NeMo is loaded once; of this very interpreter, whatever kernels there are."""
+    pytest.importorskip("ipykernel")
+    manager = pytest.importorskip("jupyter_client.manager").KernelManager(kernel_name="python3")
+    manager.kernel_spec.argv = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    manager.start_kernel(cwd=str(ROOT / "tutorials"))
+    yield manager
+    manager.shutdown_kernel(now=True)
+
+
 @pytest.mark.slow
 @pytest.mark.nemo
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
-def test_tutorial_runs(path, monkeypatch):
+def test_tutorial_runs(path, request):
     pytest.importorskip("nemo.collections.asr")
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    from jupyter_client.kernelspec import KernelSpecManager
-
-    # the kernel of this very interpreter, whatever kernels the machine has registered
-    spec = KernelSpecManager().get_kernel_spec("python3")
-    monkeypatch.setattr(spec, "argv", [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
-    monkeypatch.setattr(KernelSpecManager, "get_kernel_spec", lambda self, name: spec)
     notebook = nbformat.read(path, as_version=4)
-    nbclient.NotebookClient(notebook, timeout=600, resources={"metadata": {"path": path.parent}}).execute()
+    notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))  # nothing of the one before
+    nbclient.NotebookClient(notebook, km=request.getfixturevalue("kernel"), timeout=600).execute()
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in outputs)
