@@ -83,6 +83,25 @@ def test_no_import_circles():
     assert not graph, f"a circle among {sorted(graph)}"
 
 
+def read_with(module: str) -> set[str]:
+    """A module and all of `search` that it imports, one by way of another."""
+    found, waiting = set(), [module]
+    while waiting:
+        if (name := waiting.pop()) not in found and name.startswith(f"{ROOT}.search."):
+            found.add(name)
+            waiting += imports(MODULES[name], lazy=False)
+    return found
+
+
+def test_a_frame_of_word_graphs_is_read_in_few_files():
+    """What else a file needs, results and lattices above all, stands beside the frame and not in it."""
+    room = f"{ROOT}.search.word_graph"
+    frame = read_with(f"{room}.frame")
+    assert {f"{room}.{name}" for name in ("composition", "eager", "lm_contexts")} < frame  # with a large LM
+    assert len(frame) <= 11
+    assert sum(MODULES[name].read_text(encoding="utf-8").count("\n") for name in frame) <= 1900
+
+
 def test_only_the_plugin_and_peers_import_nemo_and_only_cluster_imports_ray():
     for module, path in MODULES.items():
         names = {
