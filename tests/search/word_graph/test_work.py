@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.graph.build import load_fst_graph
+from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph import cpu_engine, stream_state
 from nemo_gpu_decoding.search.word_graph import decoder as decoder_module
@@ -24,12 +26,22 @@ from nemo_gpu_decoding.search.word_graph.cpu_engine import (
 )
 from nemo_gpu_decoding.search.word_graph.stream_state import LET_NODES, new_let_stream
 from tests.contract.subject import all_facts
-from tests.graph.toy import BLANK
+from tests.graph.toy import BLANK, PIECES, write_tlg
 from tests.oracles.ngram import earned, rescored
 from tests.oracles.viterbi import all_texts
 from tests.random_models import random_log_probs
 from tests.search.word_graph.both import limit_tokens
-from tests.search.word_graph.models import LM, VOCAB, fst_of, make, make_paged, nested_pair, random_lm, toy_graph
+from tests.search.word_graph.models import (
+    LM,
+    VOCAB,
+    fst_of,
+    make,
+    make_paged,
+    nested_pair,
+    random_graph,
+    random_lm,
+    toy_graph,
+)
 
 pytest.importorskip("kaldifst")
 FRAMES = 30
@@ -408,3 +420,40 @@ def noted(monkeypatch: pytest.MonkeyPatch, steps: list[int]) -> None:
         return found
 
     monkeypatch.setattr(decoder_module, "best_paths", counted)
+
+
+def kinds_of_graphs(folder):
+    """Decoders of graphs whose words come with other arcs than those of the lexicon, and frames' columns."""
+    graph = toy_graph(1)
+    for topology in ("compact", "normal"):
+        write_tlg(fst_of(graph), topology, BLANK, len(PIECES), folder / f"{topology}.fst")
+        ready_made = load_fst_graph(folder / f"{topology}.fst", graph.words)
+        yield make(ready_made, topology="graph", beam=8.0), VOCAB + 1
+    for word_cost in (0.5, 3.0):
+        unknown = OpenVocabulary(word_cost=word_cost, piece_cost=0.5)
+        yield make(toy_graph(0, open_vocabulary=unknown), pieces=PIECES, beam=8.0), VOCAB + 1
+    for seed, blank, topology in ((0, None, "compact"), (1, None, "normal"), (2, None, "minimal"), (3, 11, "graph")):
+        graph = random_graph(seed, columns=12, blank=blank, coarse=seed % 2 == 1)
+        yield make(graph, vocab_size=11, blank_id=11, topology=topology, beam=5.0), 12
+
+
+def test_partial_results_are_as_if_nothing_were_committed_whatever_the_graph(monkeypatch, tmp_path):
+    """To the bit, with words that the graph emits before, with or after their tokens."""
+    frames = 150
+    for number, (decoder, columns) in enumerate(kinds_of_graphs(tmp_path)):
+        log_probs = random_log_probs(1, frames, columns, seed=number, sharpness=2.0 + number % 3)
+        seen: list[list[Any]] = []
+        for fewest in (10**9, 8):
+            monkeypatch.setattr("nemo_gpu_decoding.search.committed.FEWEST", fewest)
+            rng, streams, first = np.random.default_rng(number), decoder.open(1), 0
+            seen.append([])
+            while first < frames:
+                chunk = log_probs[:, first : first + int(rng.integers(1, 9))]
+                decoder.push(streams, chunk, [chunk.shape[1]])
+                first += chunk.shape[1]
+                (partial,) = decoder.partial(streams)
+                seen[-1].append((all_facts([partial]), partial.committed, partial.relative_cost))
+            tokens = streams.engine._streams[0].committed.tokens
+            seen[-1].append(all_facts(decoder.close(streams)))
+        assert seen[0] == seen[1]
+        assert tokens > frames / 8
