@@ -140,7 +140,8 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         for r, cost in enumerate(ends_of(states, final=True)["cost"].tolist()):
             relative, committed = relative_cost(costs[r], cost), self._committed(states[r], steps[r])
             results[r] = replace(results[r], relative_cost=relative, committed=committed)
-            engine.commit(rows[r], states[r], steps[r], paths[r])
+        for each in zip(rows, states, steps, paths, strict=True):  # last: rows that name one twice share back-pointers
+            engine.commit(*each)
         return results
 
     def _most_partial(self) -> tuple[int, str]:

@@ -451,8 +451,9 @@ def test_partial_results_are_as_if_nothing_were_committed_whatever_the_graph(mon
                 chunk = log_probs[:, first : first + int(rng.integers(1, 9))]
                 decoder.push(streams, chunk, [chunk.shape[1]])
                 first += chunk.shape[1]
-                (partial,) = decoder.partial(streams)
-                seen[-1].append((all_facts([partial]), partial.committed, partial.relative_cost))
+                # before words are committed, and after
+                for nbest in (*decoder.partial(streams), *decoder.partial(streams)):
+                    seen[-1].append((all_facts([nbest]), nbest.committed, nbest.relative_cost))
             tokens = streams.engine._streams[0].committed.tokens
             seen[-1].append(all_facts(decoder.close(streams)))
         assert seen[0] == seen[1]
