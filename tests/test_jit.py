@@ -47,13 +47,15 @@ def test_what_we_put_into_a_temporary_folder_is_for_us_alone(temporary):
     assert jit.cache_folder() == folder  # kept between runs
 
 
-@pytest.mark.parametrize("hands", ["everybody's", "a link", "another's", "everybody's inside"])
+@pytest.mark.parametrize("hands", ["everybody's", "the group's", "a link", "another's", "everybody's inside"])
 def test_compiled_code_of_others_is_not_run(temporary, monkeypatch, caplog, hands):
     """Who may write a folder of compiled code has its users run theirs."""
     known = jit.cache_folder()
     jit.cache_folder.cache_clear()
     if hands == "everybody's":
         known.parent.chmod(0o777)
+    elif hands == "the group's":
+        known.parent.chmod(0o770)
     elif hands == "everybody's inside":
         known.chmod(0o777)
     elif hands == "a link":

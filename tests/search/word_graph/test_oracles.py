@@ -193,6 +193,15 @@ def test_several_unknown_words_are_told_apart():
     assert path.text == "ad adc bd"
 
 
+def test_unknown_words_of_a_batch_are_spelled_by_their_own_tokens():
+    """Those that begin an utterance, too, and after an utterance without words."""
+    spoken = [["▁a", "d"], [], ["▁a", "d", "c"], ["▁a", "d", "▁a", "d", "c"]]
+    rows = [sharp(pieces)[0] for pieces in spoken]
+    log_probs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    found = make(toy_graph(0, open_vocabulary=OPEN), pieces=PIECES).decode(log_probs, [len(row) for row in rows])
+    assert [nbest.best.text for nbest in found] == ["ad", "", "adc", "ad adc"]
+
+
 def test_without_pieces_unknown_words_are_the_lms_symbol():
     path = make(toy_graph(0, open_vocabulary=OPEN)).decode(sharp(["▁a", "d"]), [4])[0].best
     assert path.text == "<unk>"

@@ -233,6 +233,25 @@ def test_phrases_are_boosted_beside_the_large_lm(composition):
         assert path.parts.boosting == pytest.approx(earned([word.label for word in path.words], by_labels), abs=1e-5)
 
 
+@pytest.mark.parametrize("paged", [False, True])
+def test_utterances_of_a_batch_that_differ_in_one_weight_or_in_phrases_alone(paged):
+    """They end differently, too, where phrases of the same bonus break off."""
+    decoder = make_paged(random_lm(1), random_lm(20, keep=0.8), beam=9.0) if paged else make(toy_graph(0), beam=9.0)
+    one, other = (build_word_boosting({phrase: 3.0}, decoder.graph) for phrase in ("cab a", "bb a"))
+    requests = [
+        None, Request(lm_weight=0.3), Request(boosting=one), Request(boosting=other),
+        Request(boosting=one, boosting_weight=0.4), Request(boosting=other, lm_weight=0.3),
+    ]  # fmt: skip
+    scores = []
+    for seed in range(8):
+        log_probs = log_probs_of(seed, batch=1, frames=9)
+        together = decoder.decode(log_probs.expand(len(requests), -1, -1), [9] * len(requests), requests)
+        alone = [decoder.decode(log_probs, [9], [request])[0] for request in requests]
+        assert all_facts(together) == all_facts(alone)
+        scores.append([nbest.best.score for nbest in alone])
+    assert len(set(zip(*scores, strict=True))) == len(requests)
+
+
 def test_differences_are_those_of_both_lms():
     from nemo_gpu_decoding.search.word_graph.difference import difference_of
 
