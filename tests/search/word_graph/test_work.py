@@ -237,7 +237,10 @@ def test_phrases_are_boosted_beside_the_large_lm(composition):
 def test_utterances_of_a_batch_that_differ_in_one_weight_or_in_phrases_alone(paged):
     """They end differently, too, where phrases of the same bonus break off."""
     decoder = make_paged(random_lm(1), random_lm(20, keep=0.8), beam=9.0) if paged else make(toy_graph(0), beam=9.0)
-    one, other = (build_word_boosting({phrase: 3.0}, decoder.graph) for phrase in ("cab a", "bb a"))
+    one, other = (
+        build_word_boosting({f"{begin} a": 3.0, whole: 1.0}, decoder.graph)
+        for begin, whole in (("cab", "bb"), ("bb", "cab"))
+    )
     requests = [
         None, Request(lm_weight=0.3), Request(boosting=one), Request(boosting=other),
         Request(boosting=one, boosting_weight=0.4), Request(boosting=other, lm_weight=0.3),
