@@ -144,7 +144,7 @@ def restore_order(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kw
     """
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     transcriptions = call.arguments["transcriptions"]
-    if not isinstance(transcriptions, list) or not isinstance(transcriptions[0], list):
+    if not isinstance(transcriptions, list) or not transcriptions or not isinstance(transcriptions[0], list):
         return wrapped(*args, **kwargs)
     call.arguments["transcriptions"] = list(range(len(transcriptions)))
     return [transcriptions[row] for row in wrapped(*call.args, **call.kwargs)]

@@ -305,6 +305,8 @@ def test_sorted_n_best_lists_go_back_to_their_utterances(tmp_path, kind):
     assert restored(by_length) == durations
     pair = restored((by_length, by_length))  # best and all, as `transcribe` once returned them
     assert [list(of_all) for of_all in pair] == [durations, durations]
+    (tmp_path / "unsorted.json").write_text("{}\n")
+    assert transcribe_utils.restore_transcription_order(str(tmp_path / "unsorted.json"), []) == []
     unregister()
     try:
         with pytest.raises(IndexError):
