@@ -77,18 +77,16 @@ def cache_folder() -> Path:
     Set the environment variable NEMO_GPU_DECODING_CACHE to put it elsewhere than ~/.cache.
     """
     base = os.environ.get(CACHE_VARIABLE) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    own = Path(base).expanduser() / "nemo_gpu_decoding"
-    temporary = Path(tempfile.gettempdir()) / f"nemo-gpu-decoding-{_user()}"
-    for parent, others in ((own, stat.S_IWOTH), (temporary, stat.S_IWGRP | stat.S_IWOTH)):
-        folder = parent / f"jit-{_fingerprint()}"
+    name = f"jit-{_fingerprint()}"
+    temporary = Path(tempfile.gettempdir()) / f"nemo-gpu-decoding-{_user()}-{name}"
+    for folder in (Path(base).expanduser() / "nemo_gpu_decoding" / name, temporary):
         try:
-            parent.mkdir(mode=0o777 if parent is own else 0o700, parents=True, exist_ok=True)
-            folder.mkdir(exist_ok=True)
-            trusted = _is_trusted(folder, others) and (parent is own or _is_trusted(parent, others, _user()))
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+            if _is_ours_alone(folder):
+                return folder
         except OSError:
             continue
-        if trusted and os.access(folder, os.W_OK):
-            return folder
+        logger.warning("compiled code is not kept in %s, which is not ours alone to write", folder)
     return Path(tempfile.mkdtemp(prefix="nemo-gpu-decoding-"))
 
 
@@ -96,13 +94,12 @@ def _user() -> int:
     return os.getuid() if hasattr(os, "getuid") else 0
 
 
-def _is_trusted(folder: Path, others: int, owner: int | None = None) -> bool:
-    """Whether nobody else can have put something there: numba and CUDA run what they find."""
+def _is_ours_alone(folder: Path) -> bool:
+    """Whether we can write there and nobody else: numba and CUDA run what they find."""
     found = folder.lstat()
-    is_theirs = not stat.S_ISDIR(found.st_mode) or found.st_mode & others or owner not in (None, found.st_uid)
-    if is_theirs:
-        logger.warning("compiled code is not kept in %s, which others can write", folder)
-    return not is_theirs
+    others = 0o022 if os.name == "posix" else 0  # elsewhere these bits say nothing
+    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == _user() and not found.st_mode & others
+    return is_ours and os.access(folder, os.W_OK)
 
 
 @functools.lru_cache(maxsize=1)

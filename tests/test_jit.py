@@ -1,4 +1,5 @@
 import logging
+import os
 import subprocess
 import sys
 
@@ -39,46 +40,53 @@ def temporary(monkeypatch, tmp_path):
     return tmp_path
 
 
-def test_what_we_put_into_a_temporary_folder_is_for_us_alone(temporary):
+def test_a_temporary_folder_is_kept_between_runs_and_is_of_one_user(temporary, monkeypatch):
     folder = jit.cache_folder()
-    assert folder.is_relative_to(temporary)
-    assert folder.parent.stat().st_mode & 0o077 == 0
+    assert folder.parent == temporary
     jit.cache_folder.cache_clear()
-    assert jit.cache_folder() == folder  # kept between runs
+    assert jit.cache_folder() == folder
+    assert f"-{jit._user()}-" in folder.name
 
 
-@pytest.mark.parametrize("hands", ["everybody's", "the group's", "a link", "another's", "everybody's inside"])
-def test_compiled_code_of_others_is_not_run(temporary, monkeypatch, caplog, hands):
+@pytest.mark.parametrize("place", ["temporary", "chosen"])
+@pytest.mark.parametrize("hands", ["everybody's", "the group's", "a link", "another's"])
+def test_compiled_code_of_others_is_not_run(place, hands, temporary, monkeypatch, caplog):
     """Who may write a folder of compiled code has its users run theirs."""
+    if place == "chosen":
+        monkeypatch.setenv(jit.CACHE_VARIABLE, str(temporary / "chosen"))
     known = jit.cache_folder()
     jit.cache_folder.cache_clear()
     if hands == "everybody's":
-        known.parent.chmod(0o777)
+        known.chmod(0o757)
     elif hands == "the group's":
-        known.parent.chmod(0o770)
-    elif hands == "everybody's inside":
-        known.chmod(0o777)
+        known.chmod(0o775)
     elif hands == "a link":
         known.rmdir()
         known.symlink_to(temporary / "theirs")
     else:
         user = jit._user()
         monkeypatch.setattr(jit, "_user", lambda: user + 1)
-        known.parent.rename(known.parent.with_name(f"nemo-gpu-decoding-{user + 1}"))
+        if place == "temporary":
+            known.rename(known.with_name(known.name.replace(f"-{user}-", f"-{user + 1}-")))
     with caplog.at_level(logging.WARNING, logger="nemo_gpu_decoding"):
         folder = jit.cache_folder()
-    assert folder.is_relative_to(temporary)
-    assert folder.stat().st_mode & 0o077 == 0
-    assert "others can write" in caplog.text
-    assert folder.parent == temporary  # one for this process alone
+    assert folder != known
+    assert not folder.is_symlink()
+    assert folder.parent == temporary
+    assert folder.stat().st_mode & 0o022 == 0
+    assert "not ours alone to write" in caplog.text
 
 
-def test_a_cache_that_everybody_can_write_is_not_used(monkeypatch, tmp_path):
+def test_a_folder_is_ours_alone_whatever_new_files_are_allowed(monkeypatch, tmp_path):
+    """With the umask of systems where everybody has a group of their own."""
     monkeypatch.setenv(jit.CACHE_VARIABLE, str(tmp_path))
-    own = jit.cache_folder()
-    jit.cache_folder.cache_clear()
-    own.chmod(0o777)
-    assert not jit.cache_folder().is_relative_to(tmp_path / "nemo_gpu_decoding")
+    before = os.umask(0o002)
+    try:
+        assert jit.cache_folder().is_relative_to(tmp_path)
+        jit.cache_folder.cache_clear()
+        assert jit.cache_folder().is_relative_to(tmp_path)
+    finally:
+        os.umask(before)
 
 
 def test_compiling_is_announced_once_and_only_if_needed(monkeypatch, tmp_path, caplog):
