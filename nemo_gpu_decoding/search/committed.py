@@ -1,8 +1,7 @@
-"""Committed tokens: those at the beginning of a running stream that all live hypotheses share and keep.
+"""Committed tokens: the common prefix of all live hypotheses of a running stream.
 
-A stream keeps them once, in arrays that only grow, with all that is known of them. So a partial result traces back
-what came after them only, and costs the same after hours as in the first minute: `joined` puts both together when
-somebody looks.
+A stream keeps these tokens once, in arrays that only grow. A partial result traces back the later tokens only, so its
+cost does not depend on the length of the stream. `joined` concatenates both parts when a caller reads them.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from nemo_gpu_decoding.search.result import Path, made
 P = TypeVar("P", bound=Path)
 Head = Mapping[str, np.ndarray]  # fields of a `Path` up to some token; arrays that nobody changes
 
-FEWEST = 128  # frames or back-pointers that are committed at once, for what it costs
+MIN_COMMIT = 128  # frames or back-pointers; fewer are not worth the fixed cost of a commit
 
 
-def is_worth(count: int) -> bool:
-    """Whether it pays to commit so many frames, or back-pointers, of a stream."""
-    return count >= FEWEST
+def worth_committing(count: int) -> bool:
+    """Whether a stream commits so many frames or back-pointers at once."""
+    return count >= MIN_COMMIT
 
 
 @compiled
@@ -54,8 +53,22 @@ TEXT_SCORES = np.dtype(
 )
 
 
+class CommittedTokens:
+    """The committed tokens of a stream, with what LM and boosting gave to them."""
+
+    def __init__(self) -> None:
+        self.columns = GrowingColumns()  # fields of `Path`
+        self.scores = np.zeros(1, TEXT_SCORES)
+        self.frames = 0  # frames up to the end of these tokens, where a search counts by frames
+
+    @property
+    def head(self) -> Head | None:
+        """The tokens as fields of a `Path`; None if there are none."""
+        return self.columns.head() or None
+
+
 class GrowingColumns:
-    """Arrays that values are appended to. What was seen of them before never changes."""
+    """Append-only arrays. A `head` that was taken before keeps its values."""
 
     def __init__(self) -> None:
         self._values: dict[str, np.ndarray] = {}
@@ -78,14 +91,9 @@ class GrowingColumns:
                 values[begin + n] = value
             self._values[name], self._counts[name] = values, end
 
-    @property
-    def counts(self) -> dict[str, int]:
-        return dict(self._counts)
-
-    def head(self, counts: Mapping[str, int] | None = None) -> Head:
-        """What there is, or was when there were so many values."""
-        counts = self._counts if counts is None else counts
-        return {name: values[: counts[name]] for name, values in self._values.items()}
+    def head(self) -> Head:
+        """All values so far, by the names of their columns."""
+        return {name: values[: self._counts[name]] for name, values in self._values.items()}
 
 
 def joined(head: Head | None, tail: P) -> P:

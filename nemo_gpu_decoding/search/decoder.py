@@ -24,8 +24,8 @@ engines (`engine.py`), and how an engine's results become hypotheses.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
@@ -37,6 +37,7 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusi
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.jit import announce_compilation
 from nemo_gpu_decoding.search.backend import choose_backend
+from nemo_gpu_decoding.search.committed import worth_committing
 from nemo_gpu_decoding.search.config import SearchConfig
 from nemo_gpu_decoding.search.engine import BadRow, Engine, StreamsLost
 from nemo_gpu_decoding.search.inputs import checked_lengths
@@ -54,6 +55,10 @@ class Streams:
     capacity: int  # frames to make room for at once
     is_open: np.ndarray  # [n] bool
     engine: Engine | None = None  # made by the first push, on the backend that suits its inputs
+    commit_frames: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # [n] at the last commit
+
+    def __post_init__(self) -> None:
+        self.commit_frames = np.zeros(len(self), np.int64)
 
     def __len__(self) -> int:
         return len(self.fusion)
@@ -191,7 +196,9 @@ class Decoder(ABC, Generic[C, R]):
         most, reason = self._most_partial()
         if not 1 <= n_best <= most:
             raise FieldError("n_best", n_best, f"{'1' if most == 1 else f'1 .. {most}'}{reason}")
-        return self._hypotheses(streams, numbers, n_best, final=False)
+        results = self._hypotheses(streams, numbers, n_best, final=False)
+        self._commit(streams, {row: nbest.num_frames for row, nbest in zip(numbers, results, strict=True)})
+        return results
 
     def close(self, streams: Streams, *, rows: Sequence[int] | None = None) -> list[R]:
         """End utterances and return their hypotheses.
@@ -223,6 +230,8 @@ class Decoder(ABC, Generic[C, R]):
         if streams.engine is not None:
             streams.engine.restart(numbers, fusion)
         streams.fusion = fusion
+        streams.commit_frames = streams.commit_frames.copy()
+        streams.commit_frames[numbers] = 0
         streams.set_open(numbers, True)
 
     @abstractmethod
@@ -319,6 +328,19 @@ class Decoder(ABC, Generic[C, R]):
             else:
                 streams.engine = self._cpu_engine(streams)
         return streams.engine
+
+    def _commit(self, streams: Streams, frames: Mapping[int, int]) -> None:
+        """Let the engine commit tokens of streams that have read enough frames since their last commit.
+
+        Args:
+            streams: from `open`.
+            frames: number of a stream -> frames it has read.
+        """
+        due = [row for row, read in frames.items() if worth_committing(read - streams.commit_frames[row])]
+        if due and streams.engine is not None:
+            streams.engine.commit(due)
+            streams.commit_frames = streams.commit_frames.copy()
+            streams.commit_frames[due] = [frames[row] for row in due]
 
     def _hypotheses(self, streams: Streams, rows: Sequence[int], n_best: int, *, final: bool) -> list[R]:
         if len(rows) == 0:

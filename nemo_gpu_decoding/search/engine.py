@@ -40,16 +40,25 @@ class Engine(ABC):
 
     @abstractmethod
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> Any:
-        """What the decoder makes hypotheses of, in a form of the strategy's own. Changes nothing.
+        """What the decoder makes hypotheses of, in a form of the strategy. The streams stay as they are.
 
         Args:
-            rows: numbers of the utterances that are asked about.
+            rows: numbers of the utterances.
             n_best: hypotheses of each.
             final: these utterances are over, so that final weights count.
 
         Raises:
             ValueError: an error that `push` deferred.
             StreamsLost: the streams cannot go on.
+        """
+
+    def commit(self, rows: Sequence[int]) -> None:  # noqa: B027 (engines without back-pointers have nothing to do)
+        """Commit the tokens that all live hypotheses of these streams share.
+
+        Later results trace back the other tokens only. They are the same with and without commits.
+
+        Args:
+            rows: numbers of utterances, each once.
         """
 
     @abstractmethod

@@ -273,8 +273,7 @@ def test_partial_results_of_long_streams_trace_back_what_is_not_committed(subjec
     decoder, requests = subject.fused(variant), [subject.request(), None]
     tails, before = [], None
     for fewest in (10**9, 8):
-        monkeypatch.setattr("nemo_gpu_decoding.search.committed.FEWEST", fewest)
-        monkeypatch.setattr("nemo_gpu_decoding.search.flexctc_beam.cpu_engine.FEWEST_OPEN", 4)
+        monkeypatch.setattr("nemo_gpu_decoding.search.committed.MIN_COMMIT", fewest)
         rng, streams, seen, first = np.random.default_rng(1), decoder.open(2, requests), [], 0
         while first < frames:
             size = int(rng.integers(1, 12))

@@ -29,7 +29,7 @@ class BackPointers(NamedTuple):
 
 
 class Traces(NamedTuple):
-    """N paths of each of R utterances, each in the first `lengths` of T entries; without their heads."""
+    """N paths of each of R utterances after the committed frames, each in the first `lengths` of T entries."""
 
     lengths: np.ndarray  # [R, N] int32, tokens of the path
     tokens: np.ndarray  # [R, N, T] int32
@@ -103,58 +103,10 @@ def trace_back(back_pointers, b, frames_of, slot, blank_id, traces, r, n):
 
 
 @compiled
-def slot_at(back_pointers, b, num_frames, slot, frame):
-    """The slot after `frame` frames of the path that ends in `slot` after `num_frames` frames."""
-    for t in range(num_frames - 1, frame - 1, -1):
-        slot = back_pointers.parents[b, t, slot]
-    return slot
-
-
-@compiled
-def newest_mark(back_pointers, b, num_frames, slot, frames, slots):
-    """The last of marks that a path goes through: it is in slots[m] after frames[m] frames, ascending; or 0."""
-    for m in range(len(frames) - 1, 0, -1):
-        slot = slot_at(back_pointers, b, num_frames, slot, frames[m])
-        num_frames = frames[m]
-        if slot == slots[m] or slots[m] < 0:
-            return m
-    return 0
-
-
-JUMP = 128  # frames that a jump goes back
-
-
-@compiled
-def fill_jumps(back_pointers, b, jumps, begin):
-    """Fill jumps [J, K] from row `begin` on: the slot after j * JUMP frames of what is in a slot JUMP frames later."""
-    beam_size = jumps.shape[1]
-    for j in range(begin, len(jumps)):
-        for k in range(beam_size):
-            slot = np.int64(k)
-            for t in range((j + 1) * JUMP - 1, j * JUMP - 1, -1):
-                slot = np.int64(back_pointers.parents[b, t, slot])
-                if not 0 <= slot < beam_size:  # slots that held no hypothesis then have no past
-                    slot = np.int64(0)
-            jumps[j, k] = slot
-
-
-@compiled
-def shared_frames(back_pointers, b, num_frames, size, jumps):
-    """Frames at the beginning of utterance b that its `size` hypotheses share, from one common ancestor.
-
-    Looks at the frames after those only, and takes `jumps` over most of them: two hypotheses may differ in a word of
-    long ago, and nothing that follows can tell which of them is better.
-    """
+def shared_frames(back_pointers, b, num_frames, size):
+    """The first frames of utterance b in which its `size` hypotheses are the same path."""
     slots, t = np.arange(size), num_frames
-    before = np.empty(size, np.int64)
     while t > 0 and (slots != slots[0]).any():
-        if t % JUMP == 0 and t // JUMP <= len(jumps):
-            for k in range(size):
-                before[k] = jumps[t // JUMP - 1, slots[k]]
-            if (before != before[0]).any():
-                slots[:] = before
-                t -= JUMP
-                continue
         t -= 1
         for k in range(size):
             slots[k] = back_pointers.parents[b, t, slots[k]]

@@ -30,13 +30,13 @@ import torch
 from nemo_gpu_decoding.cuda.launch import Tensor, as_records, runtime
 from nemo_gpu_decoding.cuda.upload import outlive_kernels
 from nemo_gpu_decoding.fusion.batch import BatchFusion, on_device, trees_on_device
-from nemo_gpu_decoding.search.committed import is_worth
+from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
 from nemo_gpu_decoding.search.decoder import Streams
 from nemo_gpu_decoding.search.engine import BadRow, Engine
 from nemo_gpu_decoding.search.flexctc_beam import records
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
-from nemo_gpu_decoding.search.flexctc_beam.finish import Found, Heads, Trunk
+from nemo_gpu_decoding.search.flexctc_beam.finish import Found, commit_shared
 from nemo_gpu_decoding.search.flexctc_beam.records import HYPOTHESIS, PROGRESS, ListSizes, SearchParams
 from nemo_gpu_decoding.search.inputs import as_float32, checked_lengths, raise_bad_frame
 
@@ -127,8 +127,8 @@ class CUDAEngine(Engine):
         self._capacity = 0
         self._back_pointers: dict[str, torch.Tensor] = {}
         self._grow(streams.capacity)
-        self._trunks = [Trunk() for _ in range(n)]  # their marks: frames that all live hypotheses share
-        self._dropped = np.zeros(n, np.int64)  # first frames, of the trunks, that back-pointers do not hold
+        self._committed = [CommittedTokens() for _ in range(n)]
+        self._dropped = np.zeros(n, np.int64)  # committed frames whose back-pointers are dropped
         self._captured = False  # a graph knows the addresses of our buffers
         self._deferred: tuple[torch.Tensor, torch.Tensor] | None = None  # log-probs and lengths
 
@@ -164,24 +164,21 @@ class CUDAEngine(Engine):
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> Found:
         numbers = np.array(rows, np.int64)
-        heads, dropped = Heads.none(len(numbers), n_best), self._dropped[numbers]
-        for r, b in enumerate(rows):
-            for n in range(n_best if len(self._trunks[b].marks) > 1 else 0):
-                heads.put(r, n, self._trunks[b], self._trunks[b].marks[-1])
-        first = heads.frames[:, 0]
+        committed, dropped = [self._committed[b] for b in rows], self._dropped[numbers]
+        first = np.array([own.frames for own in committed], np.int64)
         most = self._capacity if self._captured else self._most_frames
         if self._deferred is None and not self._captured:
             most = int((self._frames[numbers] + dropped - first).max(initial=0))
         shape = (len(rows), n_best, most)
         results = _DeviceResults(*shape, self._config.alignments, self.device)
         self._launch_finish(results, numbers, first - dropped, shape, final)
-        found, reached = results.to_host(numbers, heads, dropped)
+        found, reached = results.to_host(numbers, committed, dropped)
         self._raise_errors(rows, reached, *(self._deferred or (None, None)))
-        if not final and not self._captured:
-            for r, b in enumerate(rows):
-                if self._trunks[b].marks[-1].frame == first[r] and found.order[r, 0] >= 0:
-                    self._trunks[b].extend(found, r, int(found.shared[r]), self._params, self._fusion.arrays)
         return found
+
+    def commit(self, rows: Sequence[int]) -> None:
+        if not self._captured:  # a graph knows the addresses and sizes of our buffers
+            commit_shared(self.results(rows, 1, final=False), self._params, self._fusion.arrays)
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
         if self._captured and fusion.trees != self._fusion.trees:
@@ -201,7 +198,7 @@ class CUDAEngine(Engine):
             self._boosting = trees_on_device(fusion, self.device)
         self._fusion = fusion
         for b in rows:
-            self._trunks[b] = Trunk()
+            self._committed[b] = CommittedTokens()
         self._frames[rows] = self._dropped[rows] = 0
         self._most_frames = int(self._frames.max())
 
@@ -283,18 +280,18 @@ class CUDAEngine(Engine):
             self._most_frames += frames
         else:
             self._most_frames = max(self._most_frames, int((self._frames + lengths).max()))
-        if self._most_frames > self._capacity and is_worth(self._capacity) and isinstance(lengths, np.ndarray):
-            self._drop_shared()
+        if self._most_frames > self._capacity and worth_committing(self._capacity) and isinstance(lengths, np.ndarray):
+            self._drop_committed()
             self._most_frames = int((self._frames + lengths).max())
-            if 2 * self._most_frames > self._capacity:  # too few for what it takes
+            if 2 * self._most_frames > self._capacity:  # dropping freed less than half: it would soon be due again
                 self._most_frames = max(self._most_frames, self._capacity + 1)
         if self._most_frames > self._capacity:
             self._grow(max(self._most_frames, 2 * self._capacity))
 
-    def _drop_shared(self) -> None:
-        """Forget the back-pointers of frames that live hypotheses share."""
-        self.results(range(self._n), 1, final=False)
-        dropped = np.array([trunk.marks[-1].frame for trunk in self._trunks]) - self._dropped
+    def _drop_committed(self) -> None:
+        """Commit what all streams allow, and drop the back-pointers of committed frames."""
+        self.commit(range(self._n))
+        dropped = np.array([own.frames for own in self._committed]) - self._dropped
         for b in np.flatnonzero(dropped).tolist():
             for values in self._back_pointers.values():
                 values[b, : self._frames[b] - dropped[b]] = values[b, dropped[b] : self._frames[b]].clone()
@@ -401,11 +398,14 @@ class _DeviceResults:
             record = _RESULTS[name].layout.record_bytes
             self.arrays[name] = self._bytes[part].view(dtype).view(*shape, *([record] * bool(record)))
 
-    def to_host(self, rows: np.ndarray, heads: Heads, dropped: np.ndarray) -> tuple[Found, np.ndarray]:
-        """Wait for the results, which are those of `rows`; also returns `reached`, [R] PROGRESS.
+    def to_host(
+        self, rows: np.ndarray, committed: list[CommittedTokens], dropped: np.ndarray
+    ) -> tuple[Found, np.ndarray]:
+        """Wait for the results of streams; also returns `reached`, [R] PROGRESS.
 
         Args:
-            heads: of these rows.
+            rows: [R] numbers of the streams.
+            committed: [R] their committed tokens.
             dropped: [R] frames that the device does not count.
         """
         host = self._copied().numpy()
@@ -420,7 +420,7 @@ class _DeviceResults:
             got["without_final"].astype(bool),
             Traces(*(got[name] for name in Traces._fields)),
             got["shared"] + dropped,
-            heads,
+            committed,
             got.get("alignment"),
             got.get("alignment_log_probs"),
         )

@@ -99,23 +99,20 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
 
     def _committed(self, found: Found, r: int) -> int:
         """Tokens of the best hypothesis that all live ones share."""
-        head, frames = found.heads.columns[r][0], found.traces.frames[r, 0, : found.traces.lengths[r, 0]]
-        if head is None:
-            return int(np.searchsorted(frames, found.shared[r]))
-        if found.shared[r] <= found.heads.frames[r, 0]:
-            return int(np.searchsorted(head["frames"], found.shared[r]))
-        return len(head["tokens"]) + int(np.searchsorted(frames, found.shared[r]))
+        frames, head = found.traces.frames[r, 0, : found.traces.lengths[r, 0]], found.committed[r].head
+        before = 0 if head is None else len(head["tokens"])
+        return before + int(np.searchsorted(frames, found.shared[r]))
 
     def _paths(self, found: Found, fused: np.ndarray) -> list[tuple[Path, ...]]:
         """The hypotheses of each utterance; `fused` [R, N] TEXT_SCORES. What can be done for all of them at once is:
         a single number takes NumPy as long as the rest of a hypothesis."""
-        heads = found.heads.columns
+        heads = [own.head for own in found.committed]
         exists = found.order >= 0
         counts = np.where(exists, found.traces.lengths, 0)
         is_used = np.arange(found.traces.tokens.shape[2]) < counts[..., None]
         tokens, frames, repeats, confidence = (values[is_used] for values in found.traces[1:])  # one behind the other
         ends = np.cumsum(counts).reshape(counts.shape)
-        lengths = counts + [[0 if head is None else len(head["tokens"]) for head in row] for row in heads]
+        lengths = counts + np.array([0 if head is None else len(head["tokens"]) for head in heads])[:, None]
         scores, insertion = found.scores.astype(np.float64), self.config.beam_beta * lengths
         acoustic = scores - fused["lm"] - fused["boosting"] - insertion
         rows, ranks = np.nonzero(exists)
@@ -133,14 +130,14 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
                 parts=ScoreParts(*parts),
                 **self._alignment(found, r, n),
             )
-            results[r].append(joined(heads[r][n], path))
+            results[r].append(joined(heads[r], path))
         return [tuple(paths) for paths in results]
 
     def _alignment(self, found: Found, r: int, n: int) -> dict[str, np.ndarray]:
-        """Fields of a path behind its head, if the config asks for them."""
+        """Fields of a path after the committed frames, if the config has `alignments`."""
         if found.alignment is None or found.alignment_log_probs is None:
             return {}
-        part = slice(int(found.frames[r] - found.heads.frames[r, n]))
+        part = slice(int(found.frames[r]) - found.committed[r].frames)
         return {
             "alignment": found.alignment[r, n, part].copy(),
             "alignment_log_probs": found.alignment_log_probs[r, n, part].copy(),

@@ -12,36 +12,17 @@ import numpy as np
 from nemo_gpu_decoding.fusion.batch import FusionArrays, of_utterance
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import compiled
-from nemo_gpu_decoding.search.committed import TEXT_SCORES, GrowingColumns, Head, is_worth
+from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces, trace_back
 from nemo_gpu_decoding.search.flexctc_beam.cpu import label_of
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE_SUM, SearchParams
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, log_add
 
-NO_SLOT = -1  # a mark that all live hypotheses go through
-
-
-class Heads(NamedTuple):
-    """What was traced back before, of N paths of each of R utterances."""
-
-    frames: np.ndarray  # [R, N] int64, so many of the first frames
-    scores: np.ndarray  # [R, N] TEXT_SCORES of their tokens
-    columns: list[list[Head | None]]  # [R][N] their tokens; None: none
-
-    @classmethod
-    def none(cls, rows: int, n_best: int) -> Heads:
-        shape = (rows, n_best)
-        return cls(np.zeros(shape, np.int64), np.zeros(shape, TEXT_SCORES), [[None] * n_best for _ in range(rows)])
-
-    def put(self, r: int, n: int, trunk: Trunk, mark: Mark) -> None:
-        self.frames[r, n], self.scores[r, n] = mark.frame, mark.scores[0]
-        self.columns[r][n] = trunk.columns.head(mark.counts) if mark.counts else None
-
 
 class Found(NamedTuple):
     """The N best hypotheses of R utterances as bare numbers, best first.
 
-    Traces and alignments begin behind the frames of their heads.
+    Traces and alignments begin after the committed frames.
     """
 
     rows: np.ndarray  # [R] int64, numbers of the utterances
@@ -50,64 +31,33 @@ class Found(NamedTuple):
     scores: np.ndarray  # [R, N] float32
     without_final: np.ndarray  # [R] bool: the LM forbids the end, so final weights were left out
     traces: Traces
-    shared: np.ndarray  # [R] int64, frames at the beginning that all live hypotheses share
-    heads: Heads
+    shared: np.ndarray  # [R] int64, first frames in which all live hypotheses are the same path
+    committed: list[CommittedTokens]  # [R]
     alignment: np.ndarray | None = None  # [R, N, T] int32, if the config asks for it
     alignment_log_probs: np.ndarray | None = None  # [R, N, T] float32
 
 
-class Mark(NamedTuple):
-    """A frame up to which a path was traced back."""
-
-    frame: int  # so many frames
-    slot: int  # of the path in the beam after them
-    counts: dict[str, int]  # values of the columns before it; no token before it lasts longer
-    scores: np.ndarray  # [1] TEXT_SCORES of the tokens before it
-
-
-class Trunk:
-    """What was traced back of the best hypothesis of a stream, with marks where other paths may have left it.
-
-    A path that was in the slot of a mark after its frames is the trunk's before it.
-    """
-
-    def __init__(self) -> None:
-        self.columns = GrowingColumns()  # fields of `Path`
-        self.marks = [Mark(0, 0, {}, np.zeros(1, TEXT_SCORES))]
-
-    def cut(self, mark: Mark) -> None:
-        """Forget what comes after a mark."""
-        if mark is not self.marks[-1]:
-            kept = self.columns.head(mark.counts) if mark.counts else {}
-            self.columns = GrowingColumns()
-            self.columns.extend(kept)
-            self.marks = [own for own in self.marks if own.frame <= mark.frame]
-
-    def extend(self, found: Found, r: int, end: int, params: SearchParams, fusions: FusionArrays) -> int:
-        """Take in what the best hypothesis found in row r has before frame `end`, where it is worth it.
-
-        Returns:
-            the frame that the trunk reaches to now.
-        """
-        last = self.marks[-1]
-        if not is_worth(end - last.frame):
-            return last.frame
-        own = [values[r, 0, : found.traces.lengths[r, 0]] for values in found.traces[1:]]
-        frames, repeats = own[1], own[2]
-        begin, count = (int(n) for n in np.searchsorted(frames, [last.frame, end]))
-        if count > begin and frames[count - 1] + repeats[count - 1] >= end:  # may last longer
+def commit_shared(found: Found, params: SearchParams, fusions: FusionArrays) -> None:
+    """Commit the tokens before the last frame that all live hypotheses of a stream share."""
+    for r, own in enumerate(found.committed):
+        end = int(found.shared[r])
+        if found.order[r, 0] < 0 or not worth_committing(end - own.frames):
+            continue
+        labels, *fields = (values[r, 0, : found.traces.lengths[r, 0]] for values in found.traces[1:])
+        frames, repeats = fields[:2]
+        count = int(np.searchsorted(frames, end))
+        if count and frames[count - 1] + repeats[count - 1] >= end:  # later frames may repeat this token
             count -= 1
             end = int(frames[count])
         names = ("tokens", "frames", "repeats", "token_confidence")
-        self.columns.extend({name: values[begin:count] for name, values in zip(names, own, strict=True)})
+        new = {name: values[:count] for name, values in zip(names, (labels, *fields), strict=True)}
         if found.alignment is not None and found.alignment_log_probs is not None:
-            part = slice(last.frame - found.heads.frames[r, 0], end - found.heads.frames[r, 0])
-            self.columns.extend({"alignment": found.alignment[r, 0, part]})
-            self.columns.extend({"alignment_log_probs": found.alignment_log_probs[r, 0, part]})
-        scores = last.scores.copy()
-        add_text_scores(own[0][begin:count], params, fusions, found.rows[r], scores)
-        self.marks.append(Mark(end, NO_SLOT, self.columns.counts, scores))
-        return end
+            part = slice(end - own.frames)
+            new |= {"alignment": found.alignment[r, 0, part]}
+            new |= {"alignment_log_probs": found.alignment_log_probs[r, 0, part]}
+        own.columns.extend(new)
+        add_text_scores(labels[:count], params, fusions, found.rows[r], own.scores)
+        own.frames = end
 
 
 @compiled
@@ -143,11 +93,11 @@ def rank(which, rows, state, params, fusions, final, order, scores):
 
 @compiled
 def trace_back_all(which, rows, first, state, params, order, traces):
-    """Trace back the hypotheses order [R, N] of utterances rows[r], r in `which`, to their frames first [R, N]."""
+    """Trace back the hypotheses order [R, N] of utterances rows[r], r in `which`, to frame first [R]."""
     for r in which:
         for n in range(order.shape[1]):
             if order[r, n] >= 0:
-                frames_of = first[r, n], state.frames_done[rows[r]]
+                frames_of = first[r], state.frames_done[rows[r]]
                 trace_back(state.back_pointers, rows[r], frames_of, order[r, n], params.blank_id, traces, r, n)
 
 
@@ -172,7 +122,7 @@ def fusion_scores(found: Found, params: SearchParams, fusions: FusionArrays, fin
         params, fusions: what they were decoded with.
         final: whether final weights are in their scores, where `found` doesn't say otherwise.
     """
-    scores = found.heads.scores.copy()
+    scores = np.repeat(np.stack([own.scores for own in found.committed]), found.order.shape[1], axis=1)
     if fusions.lm_weights.any() or fusions.boosting_weights.any():
         ended = final & ~found.without_final
         _add_scores(found.rows, found.order, found.traces, params, fusions, ended, scores)

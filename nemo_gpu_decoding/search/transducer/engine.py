@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionArrays
-from nemo_gpu_decoding.search.committed import TEXT_SCORES, GrowingColumns, Head, common_ancestor, is_worth
+from nemo_gpu_decoding.search.committed import CommittedTokens, common_ancestor, worth_committing
 from nemo_gpu_decoding.search.engine import BadRow, Engine, StreamsLost
 from nemo_gpu_decoding.search.transducer.beam import BeamState, new_beam_state, new_nodes
 from nemo_gpu_decoding.search.transducer.config import TransducerConfig
@@ -82,18 +82,6 @@ class StreamState:
         self.frames.first[rows] = 0
 
 
-class Committed:
-    """What is committed of a stream: nodes before the root of its tree."""
-
-    def __init__(self) -> None:
-        self.columns: GrowingColumns | None = None  # fields of `Path`
-        self.scores = np.zeros(1, TEXT_SCORES)
-
-    @property
-    def head(self) -> Head | None:
-        return None if self.columns is None else self.columns.head()
-
-
 class Found(NamedTuple):
     """The best hypotheses of R utterances, N of each."""
 
@@ -101,7 +89,7 @@ class Found(NamedTuple):
     scores: np.ndarray  # [R, N] float32
     state: StreamState
     rows: np.ndarray  # [R] numbers of the utterances in `state`
-    committed: list[Committed]  # [R] what comes before the nodes of `state`
+    committed: list[CommittedTokens]  # [R] what comes before the nodes of `state`
 
 
 class TransducerEngine(Engine):
@@ -120,7 +108,7 @@ class TransducerEngine(Engine):
             predictions = Predictions.start(networks, n, beams.cache_hashes.shape[1])
         nodes = new_nodes(n, 16 * beam_size)
         self._state = StreamState(beams, nodes, predictions, Frames.none(n), fusion.arrays)
-        self._committed = [Committed() for _ in range(n)]
+        self._committed = [CommittedTokens() for _ in range(n)]
         self._most_nodes = FIRST_COMMIT  # of a tree, before it is looked for what can be committed
         self._lost = False
 
@@ -143,7 +131,7 @@ class TransducerEngine(Engine):
         if len(new) == 0:
             return
         if self._state.beams.counters["node_count"].max() > self._most_nodes:
-            self._commit(range(len(lengths)))
+            self.commit(range(len(lengths)))
             self._most_nodes = 2 * int(self._state.beams.counters["node_count"].max()) + FIRST_COMMIT
         networks = self._algorithm.networks
         with torch.inference_mode(), networks.evaluation():
@@ -155,10 +143,7 @@ class TransducerEngine(Engine):
             self._state.add_frames(projected[:0], np.zeros_like(lengths))  # frees memory
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> Found:
-        """See `engine.Engine.results`; what the streams remember stays as it is, but for what is committed."""
         self._check_alive()
-        if not final:
-            self._commit(rows)
         state, numbers = self._state, np.array(rows, np.int64)
         if final and state.frames.values.shape[1]:  # frames that wait for others to come
             state = state.selected(numbers)
@@ -171,16 +156,15 @@ class TransducerEngine(Engine):
         rank(numbers, state.beams, state.fusions, final, score_norm, order, scores)
         return Found(order, scores, state, numbers, [self._committed[row] for row in rows])
 
-    def _commit(self, rows: Sequence[int]) -> None:
-        """Let the common ancestor of live hypotheses be the root, where it is worth it."""
+    def commit(self, rows: Sequence[int]) -> None:
+        """Make the common ancestor of live hypotheses the root of their tree."""
         beams, params = self._state.beams, self._algorithm.params
         for b in rows:
             beam, nodes = beams.beam[b, : beams.counters["size"][b]], self._state.nodes[b]
             ancestor = common_ancestor(nodes["parent"], beam["node"])
             steps, own = trace_back(nodes, ancestor), self._committed[b]
-            if is_worth(len(steps)):
+            if worth_committing(len(steps)):
                 new = path_fields(steps, params)
-                own.columns = own.columns or GrowingColumns()
                 own.columns.extend(new)
                 add_scores(new["tokens"], params, self._state.fusions, b, own.scores, final=False)
                 counters = beams.counters[b : b + 1]
@@ -190,7 +174,7 @@ class TransducerEngine(Engine):
         networks = self._algorithm.networks
         with torch.inference_mode(), networks.evaluation():
             for row in rows:
-                self._committed[row] = Committed()
+                self._committed[row] = CommittedTokens()
             self._state.restart(list(rows), fusion.arrays, self._fusion.moved_states(fusion), networks)
         self._fusion = fusion
 

@@ -15,12 +15,20 @@ import numpy as np
 
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.jit import compiled
-from nemo_gpu_decoding.search.committed import GrowingColumns, Head, common_ancestor, is_worth
-from nemo_gpu_decoding.search.word_graph.best_path import Steps, count_back_pointers, final_difference
+from nemo_gpu_decoding.search.committed import GrowingColumns, Head, common_ancestor, worth_committing
+from nemo_gpu_decoding.search.word_graph.best_path import Steps, best_paths, count_back_pointers, final_difference
 from nemo_gpu_decoding.search.word_graph.composition import difference_of_word
 from nemo_gpu_decoding.search.word_graph.keys import NONE
 from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER
-from nemo_gpu_decoding.search.word_graph.result import Labels, WordPath, add_graph_costs, emitted_words, next_end
+from nemo_gpu_decoding.search.word_graph.result import (
+    BEFORE,
+    Labels,
+    add_graph_costs,
+    emitted_words,
+    next_end,
+    read_paths,
+    words_of,
+)
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
 
 FEWEST_BACK_POINTERS = 2048  # that there is room for
@@ -71,6 +79,11 @@ class Committed:
     def tokens(self) -> int:
         return 0 if self.head is None else len(self.head["tokens"])
 
+    @property
+    def before(self) -> tuple[int, int, int, float]:
+        """BEFORE of a path that continues the committed words."""
+        return self.words, self.tokens, self.stop, self.scores.graph_cost
+
 
 def shared_steps(state: StreamState) -> tuple[int, int]:
     """The newest back-pointer that all live hypotheses of a stream share, and how many steps lead there."""
@@ -79,22 +92,25 @@ def shared_steps(state: StreamState) -> tuple[int, int]:
     return common, count_back_pointers(state.back_pointers, common)
 
 
-def more_committed(state: StreamState, steps: Steps, path: WordPath) -> tuple[Committed, int] | None:
-    """What is committed of a stream with those words that are known to stay; None if they are few.
+def more_committed(state: StreamState) -> tuple[Committed, int] | None:
+    """Commit the next words that all live hypotheses share.
 
     Args:
-        state: of a stream that goes on.
-        steps: of the best hypothesis, from the first back-pointer on.
-        path: what comes after the committed words.
+        state: of a running stream.
 
     Returns:
-        it, and the back-pointer that is the first one then: all live hypotheses share it.
+        What is committed then, and the back-pointer that becomes the first one; None if there are too few words.
     """
     old = state.committed
-    common, count = shared_steps(state)
-    if old is None or not is_worth(count):
+    if old is None or state.pasts is None:
         return None
-    models = state.models
+    common, count = shared_steps(state)
+    if not worth_committing(count):
+        return None
+    models, found = state.models, best_paths([state], final=False)
+    steps, before_path = found.steps, np.array([old.before], BEFORE)
+    read = read_paths(found, before_path, models.graph, models.params.blank_id)
+    path_words = words_of(read, before_path, models.graph, models.pieces)
     own, kinds = old.words, Labels.of(models.graph, models.params.blank_id)
     tokens, (labels, emitted_at) = emitted_words(steps, models.graph.arrays, kinds)
     is_token = models.graph.arrays.arcs["ilabel"][steps.arcs[:count]] != models.params.blank_id
@@ -102,14 +118,14 @@ def more_committed(state: StreamState, steps: Steps, path: WordPath) -> tuple[Co
     known = int((emitted_at < before[-1] + is_token[-1]).sum())  # words that are emitted in these steps
     n, size = _last_boundary(labels[own:known], emitted_at[own:known], tokens[: before[-1]], models.graph)
     first, later = int(np.searchsorted(before, size)), own + n - int((emitted_at < size).sum())
-    if n == 0 or later < 0 or path.words[n - 1].end_token != old.tokens + size or not is_worth(first):
+    if n == 0 or later < 0 or path_words[n - 1].end_token != old.tokens + size or not worth_committing(first):
         return None
-    columns = {name: getattr(path, name)[:size] for name in ("tokens", "frames", "repeats", "token_confidence")}
-    old.columns.extend({**columns, "words": path.words[:n]})
+    columns = dict(zip(("tokens", "frames", "repeats"), read.tokens[:, :size], strict=True))
+    old.columns.extend({**columns, "token_confidence": read.confidence[:size], "words": path_words[:n]})
     scores = old.scores.after_words(labels[own : own + n].tolist(), models)
     taken = Steps(*(values[:first] for values in steps))
     scores = scores._replace(graph_cost=add_graph_costs(taken, models.graph.arrays, scores.graph_cost))
-    stop = int(path.frames[size - 1] + path.repeats[size - 1])
+    stop = int(read.tokens[1, size - 1] + read.tokens[2, size - 1])
     root = common
     for _ in range(count - 1 - first):
         root = int(state.back_pointers["previous"][root])

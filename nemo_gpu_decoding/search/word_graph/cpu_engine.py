@@ -15,7 +15,6 @@ from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.threads import for_each_share
 from nemo_gpu_decoding.search.word_graph import let
-from nemo_gpu_decoding.search.word_graph.best_path import Steps
 from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed, without_committed
 from nemo_gpu_decoding.search.word_graph.composition import CACHED_SCORE, LM_COUNTERS
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
@@ -55,7 +54,6 @@ from nemo_gpu_decoding.search.word_graph.records import (
     Workspace,
     token_capacity,
 )
-from nemo_gpu_decoding.search.word_graph.result import WordPath
 from nemo_gpu_decoding.search.word_graph.stream_state import (
     LetStream,
     ModelsOf,
@@ -105,10 +103,10 @@ class CPUEngine(Engine):
         for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
             self._streams[row] = _new_stream(models)
 
-    def commit(self, row: int, state: StreamState, steps: Steps, path: WordPath) -> None:
-        """Commit words of a stream as `results` has given it, see `more_committed`."""
-        if state is self._streams[row] and (more := more_committed(state, steps, path)):  # rows may name one twice
-            self._streams[row] = without_committed(state, *more)
+    def commit(self, rows: Sequence[int]) -> None:
+        for row in rows:
+            if more := more_committed(self._streams[row]):
+                self._streams[row] = without_committed(self._streams[row], *more)
 
 
 class WorkspaceKind(NamedTuple):
@@ -269,12 +267,13 @@ class LetEngine(CPUEngine):
             listed.append(state)
         return listed
 
-    def commit(self, row: int, state: StreamState, steps: Steps, path: WordPath) -> None:
-        stream = self._let_streams[row]
-        if state.committed is stream.committed and (more := more_committed(state, steps, path)):
-            committed, root = more
-            stream.arrays.back_pointers["previous"][root] = NONE  # what is before it is dropped by `collect`
-            self._let_streams[row] = replace(stream, committed=committed)
+    def commit(self, rows: Sequence[int]) -> None:
+        for row, state in zip(rows, self.results(rows, 1, final=False), strict=True):
+            if more := more_committed(state):
+                committed, root = more
+                stream = self._let_streams[row]
+                stream.arrays.back_pointers["previous"][root] = NONE  # `collect` drops what is before it
+                self._let_streams[row] = replace(stream, committed=committed)
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
         for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):

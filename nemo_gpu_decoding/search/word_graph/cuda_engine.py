@@ -30,7 +30,7 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_devi
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.word_graph import kernel_abi
-from nemo_gpu_decoding.search.word_graph.best_path import Steps, concatenated
+from nemo_gpu_decoding.search.word_graph.best_path import concatenated
 from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cuda_composition import NO_COMPOSITION, LmComposition, NoComposition
@@ -45,7 +45,6 @@ from nemo_gpu_decoding.search.word_graph.keys import (
 )
 from nemo_gpu_decoding.search.word_graph.link_pruning import with_links
 from nemo_gpu_decoding.search.word_graph.records import COUNTERS
-from nemo_gpu_decoding.search.word_graph.result import WordPath
 from nemo_gpu_decoding.search.word_graph.stream_state import (
     ModelsOf,
     StreamModels,
@@ -158,14 +157,12 @@ class CUDAEngine(Engine):
             return self.utterances(rows)
         return self.best_paths(rows, final=final)
 
-    def commit(self, row: int, state: StreamState, steps: Steps, path: WordPath) -> None:
-        """Commit words of a stream as `best_paths` has given it, see `more_committed`."""
-        if state.numbers is None or state.committed is not self._committed[row]:  # rows may name one twice
-            return
-        if more := more_committed(state, steps, path):
-            self._committed[row], root = more
-            # no trace-back goes beyond it now; what is before it leads to no token and is dropped by `compact`
-            self._state.back_pointers.view(torch.int32)[row, int(state.numbers[root]), _PREVIOUS] = NONE
+    def commit(self, rows: Sequence[int]) -> None:
+        for row, state in zip(rows, self.best_paths(rows, final=False), strict=True):
+            if state.numbers is not None and (more := more_committed(state)):
+                self._committed[row], root = more
+                # no trace-back goes beyond it now; `compact` drops what is before it, which leads to no token
+                self._state.back_pointers.view(torch.int32)[row, int(state.numbers[root]), _PREVIOUS] = NONE
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
         numbers, state = torch.tensor(list(rows), device=self.device), self._state

@@ -140,8 +140,6 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         for r, cost in enumerate(ends_of(states, final=True)["cost"].tolist()):
             relative, committed = relative_cost(costs[r], cost), self._committed(states[r], steps[r])
             results[r] = replace(results[r], relative_cost=relative, committed=committed)
-        for each in zip(rows, states, steps, paths, strict=True):  # last: rows that name one twice share back-pointers
-            engine.commit(*each)
         return results
 
     def _most_partial(self) -> tuple[int, str]:
@@ -205,8 +203,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         before, start = np.zeros(len(models), BEFORE), [TextScores.at_start(own) for own in models]
         for p, state in enumerate(states):
             if state.committed is not None and state.committed.head is not None:
-                own = state.committed
-                before[p], start[p] = (own.words, own.tokens, own.stop, own.scores.graph_cost), own.scores
+                before[p], start[p] = state.committed.before, state.committed.scores
         read = read_paths(found, before, self.graph, self.blank_id)
         tokens, frames, repeats = read.tokens
         labels, words = read.words["label"].tolist(), words_of(read, before, self.graph, self.pieces)
@@ -270,7 +267,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             boosts=boosts,
             most_bonus=np.float32(bonus),
         )
-        return StreamModels(self._params, weights, self.graph, boosting)
+        return StreamModels(self._params, weights, self.graph, boosting, pieces=self.pieces)
 
     def _most_bonus(self, boosting: BackoffAutomaton, weight: float) -> float:
         """No output label earns more; warns where a word earns more than half of the beam."""

@@ -50,6 +50,7 @@ class StreamModels:
     graph: WordGraph
     boosting: BackoffAutomaton
     composition: Composition | None = None  # with a large LM
+    pieces: Sequence[str] | None = None  # texts of the tokens, for words that only <unk> stands for
 
     @cached_property
     def search(self) -> Search:

@@ -250,7 +250,7 @@ def test_chunks_forget_nothing_that_matters():
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 def test_partial_results_of_long_streams_look_at_the_last_nodes_only(strategy, durations, monkeypatch):
     """Of the best text few tokens are traced back, now and then more, wherever hypotheses differ for long."""
-    monkeypatch.setattr("nemo_gpu_decoding.search.committed.FEWEST", 16)
+    monkeypatch.setattr("nemo_gpu_decoding.search.committed.MIN_COMMIT", 16)
     make, config = STRATEGIES[strategy]
     chunk, chunks = 20, 40
     frames = random_frames(1, chunk * chunks, seed=4)

@@ -196,7 +196,7 @@ def test_no_more_than_best_paths_is_copied(monkeypatch, composes, log_probs, pag
 @pytest.mark.parametrize("composes", [False, True])
 def test_partial_results_of_long_streams_copy_the_last_words_only(monkeypatch, composes):
     """Bytes of a partial result, and back-pointers that a stream has on the device: as many late as early."""
-    monkeypatch.setattr("nemo_gpu_decoding.search.committed.FEWEST", 16)
+    monkeypatch.setattr("nemo_gpu_decoding.search.committed.MIN_COMMIT", 16)
     for name in ("FIRST_BACK_POINTERS", "BACK_POINTERS_PER_ACTIVE"):
         monkeypatch.setattr(cuda_engine, name, 1)
     copied, held, on_host = [], [], cuda_engine._on_host

@@ -466,7 +466,7 @@ def test_partial_results_are_as_if_nothing_were_committed_whatever_the_graph(mon
         log_probs = random_log_probs(1, frames, columns, seed=number, sharpness=2.0 + number % 3)
         seen: list[list[Any]] = []
         for fewest in (10**9, 8):
-            monkeypatch.setattr("nemo_gpu_decoding.search.committed.FEWEST", fewest)
+            monkeypatch.setattr("nemo_gpu_decoding.search.committed.MIN_COMMIT", fewest)
             rng, streams, first = np.random.default_rng(number), decoder.open(1), 0
             seen.append([])
             while first < frames:
