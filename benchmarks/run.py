@@ -84,10 +84,11 @@ def check_peers(options: BenchOptions) -> None:
     """
     peers = {line.peer for line in lines_of(options)}
     absent = {peer.name: why_not for peer in peers if peer and (why_not := peer.unavailable())}
+    if peers and all(peer and peer.name in absent and not peer.otherwise for peer in peers):
+        reasons = "; ".join(dict.fromkeys(absent.values()))
+        raise ImportError(f"strategy={options.strategy} has no row without its peers: {reasons}")
     for name, why_not in sorted(absent.items()):
         print(f"rows beside {name} are skipped: {why_not}", file=sys.stderr)
-    if peers and all(peer and peer.name in absent and not peer.otherwise for peer in peers):
-        raise ImportError(f"strategy={options.strategy} has no row without its peers: {'; '.join(absent.values())}")
 
 
 def _plan(options: BenchOptions, hardware: Hardware) -> tuple[dict[str, Any], Iterator[Row], int]:

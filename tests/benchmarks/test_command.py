@@ -79,7 +79,7 @@ def without(monkeypatch):
         (["strategy=cuda_wfst"], "kaldifst", "strategy=cuda_wfst needs kaldifst, which is not installed"),
         (["mode=scale", "strategy=paged_biglm"], "kaldifst", "pip install '.[wfst]'"),
         (["mode=cluster", "tasks=[synthetic]"], "ray", "mode=cluster needs ray, which is not installed"),
-        (["strategy=alsd_pp"], "nemo", "strategy=alsd_pp has no row without its peers: nemo.collections.asr not inst"),
+        (["strategy=alsd_pp"], "nemo", "strategy=alsd_pp has no row without its peers: nemo not installed: pip"),
     ],
 )
 def test_a_missing_package_is_named_before_any_work(arguments, package, message, without, capsys):
