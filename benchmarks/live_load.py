@@ -146,15 +146,16 @@ def in_simulated_time(strategy: str, options: LoadOptions) -> dict[str, Any]:
     torch.set_num_threads(1)
     numba.set_num_threads(1)
     server = build_server(serve_options(strategy, options))
+    recognizer: Any = server.batcher.recognizer
     load = Load(replace(options, speed=options.speed or 1.0), shipped_speech())
-    load.texts = texts_without_a_server(server.batcher.recognizer, load.speech, options.clients)
+    load.texts = texts_without_a_server(recognizer, load.speech, options.clients)
     row = simulate(server, load)
-    return row | {"left": row["left"] + len(server.batcher.recognizer.pipeline._state_pool)}
+    return row | {"left": row["left"] + len(recognizer.pipeline._state_pool)}
 
 
 def simulate(server: LiveServer, load: Load) -> dict[str, Any]:
     """A row, of clients in the event loop of the server."""
-    app = server.config.app
+    app: Any = server.config.app
 
     async def metric(name: str) -> float:
         return server.batcher.metrics.value(name)
@@ -389,7 +390,9 @@ class SimulatedTime(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self.now
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
         future, started = self.create_future(), time.process_time()
         try:
             settle, result = future.set_result, func(*args)

@@ -220,7 +220,7 @@ def test_speech_needs_nothing_outside_the_repository():
 # -------------------------------------------------------------------------------------------- files
 @pytest.fixture
 def files(tmp_path, tiny_task):
-    """The tiny task as files, in the forms that `bench` takes."""
+    """The tiny task as files, in the forms that `python -m benchmarks` takes."""
     longest = max(map(len, tiny_task.tokens))
     np.savez(
         tmp_path / "task.npz",
