@@ -82,7 +82,7 @@ coverage: $(STAMP)  ## all tests, and which lines they reach; a sixth slower
 
 bench: $(STAMP)  ## beside NeMo, flashlight, pyctcdecode, in 3 minutes; BENCH_ARGS="key=value ..."
 	@mkdir -p $(dir $(BENCH_OUT))
-	@$(BIN)/nemo-gpu-decoding bench out=$(BENCH_OUT) $(BENCH_ARGS)
+	@$(BIN)/python -m benchmarks out=$(BENCH_OUT) $(BENCH_ARGS)
 
 test-nemo27: .venv-nemo27/.setup-done  ## the plugin's tests on NeMo 2.7.3, in an environment of its own
 	@.venv-nemo27/bin/python -m pytest -m nemo $(PYTEST_ARGS)

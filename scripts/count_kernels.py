@@ -28,11 +28,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 REPOSITORY = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(REPOSITORY))  # the emulator is test code
 
+from benchmarks import ours, sources  # noqa: E402
+from benchmarks.options import BenchOptions  # noqa: E402
+from benchmarks.peers.base import Setting  # noqa: E402
+from benchmarks.tasks import Task  # noqa: E402
 from nemo_gpu_decoding import AESConfig, AESPlusPlus, ALSDConfig, ALSDPlusPlus  # noqa: E402
-from nemo_gpu_decoding.bench import ours, sources  # noqa: E402
-from nemo_gpu_decoding.bench.options import BenchOptions  # noqa: E402
-from nemo_gpu_decoding.bench.peers.base import Setting  # noqa: E402
-from nemo_gpu_decoding.bench.tasks import Task  # noqa: E402
 from nemo_gpu_decoding.cuda import nvrtc  # noqa: E402
 from nemo_gpu_decoding.cuda.launch import use_runtime  # noqa: E402
 from nemo_gpu_decoding.report import format_table  # noqa: E402

@@ -10,7 +10,7 @@ import pytest
 COMPILED_WITH = {"paged_biglm": "cuda_wfst", "aes_pp": "alsd_pp"}
 # The contract compiles what others load, one process one part of it; then what takes long, so that all processes end
 # at about the same time
-FIRST = ("contract", "bench", "test_readme.py", "scripts", "cluster", "nemo_plugin", "search")
+FIRST = ("contract", "benchmarks", "test_readme.py", "scripts", "cluster", "nemo_plugin", "search")
 COMPILES_LONGEST = "cuda_wfst cpu"  # of the contract's groups
 # Tests that share nothing with the rest of their file, and take long
 ALONE = ("test_tutorial_runs", "test_the_gpu_tests_pass_on_the_emulator")

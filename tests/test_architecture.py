@@ -27,8 +27,7 @@ ORDER = [
     {"live"},
     {"nemo_plugin"},
     {"cluster"},
-    {"cli", "bench"},
-    {"curator"},
+    {"cli"},
 ]
 ROOT = PACKAGE.name
 
@@ -102,22 +101,34 @@ def test_a_frame_of_word_graphs_is_read_in_few_files():
     assert sum(MODULES[name].read_text(encoding="utf-8").count("\n") for name in frame) <= 1900
 
 
-def test_only_the_plugin_and_peers_import_nemo_and_only_cluster_imports_ray():
+def packages_of(path) -> set[str]:
+    """Names of the packages that a file imports, anywhere in it."""
+    return {
+        name.split(".")[0]
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in (
+            [node.module or ""]
+            if isinstance(node, ast.ImportFrom) and node.level == 0
+            else [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else []
+        )
+    }
+
+
+def test_only_the_plugin_imports_nemo_and_only_cluster_imports_ray():
     for module, path in MODULES.items():
-        names = {
-            name.split(".")[0]
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-            for name in (
-                [node.module or ""]
-                if isinstance(node, ast.ImportFrom) and node.level == 0
-                else [alias.name for alias in node.names]
-                if isinstance(node, ast.Import)
-                else []
-            )
-        }
-        allowed = module.startswith((f"{ROOT}.nemo_plugin", f"{ROOT}.bench.peers"))
-        assert allowed or not names & {"nemo", "lightning", "pytorch_lightning"}, module
+        names = packages_of(path)
+        is_plugin = module.startswith(f"{ROOT}.nemo_plugin")
+        assert is_plugin or not names & {"nemo", "lightning", "pytorch_lightning"}, module
         assert module.startswith(f"{ROOT}.cluster") or "ray" not in names, module
+
+
+def test_what_is_beside_the_package_imports_it_and_not_the_other_way_round():
+    for module, path in MODULES.items():
+        assert not packages_of(path) & {"benchmarks", "tools", "tests", "scripts"}, module
+    for path in (*REPOSITORY.glob("benchmarks/**/*.py"), *REPOSITORY.glob("tools/**/*.py")):
+        assert path.parent.name == "peers" or "nemo" not in packages_of(path), path
 
 
 # ---------------------- The names of the package: loaded on first use, and what the docs say they are

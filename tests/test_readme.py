@@ -9,23 +9,27 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import astuple, fields
+import types
+from dataclasses import astuple, dataclass, field, fields
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import yaml
 from omegaconf import OmegaConf
 
 import nemo_gpu_decoding
+from benchmarks.options import BenchOptions
 from nemo_gpu_decoding import EndpointConfig
-from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options, show_value
 from nemo_gpu_decoding.graph.csr import GRAPH_ARC, GRAPH_STATE
 from nemo_gpu_decoding.search.word_graph import kernel_abi
-from tests.assets import ROOT
+from tests.assets import ASSETS, CTC_MODEL, ROOT
+from tools.compare.__main__ import main as compare
 
 
 class Page(NamedTuple):
@@ -79,6 +83,14 @@ def test_all_kinds_of_snippets_are_known(page):
     assert {kind for kind, _ in page.snippets} <= {"python", "bash", "yaml"}
 
 
+def runner_of(command):
+    """What runs a command of the package or of `tools` in this process and returns its exit code; None for others."""
+    for program, run in {"nemo-gpu-decoding ": main, "python -m tools.compare ": compare}.items():
+        if command.startswith(program):
+            return partial(run, command.removeprefix(program).split())
+    return None
+
+
 def is_server(command):
     """A command that does not end by itself."""
     return command.startswith("nemo-gpu-decoding serve ")
@@ -94,9 +106,28 @@ def server_of(command):
     return served(build_server(parse_options(ServeOptions, command.split()[2:])))
 
 
+@dataclass
+class ASRResult:
+    """That of NeMo Curator 1.4."""
+
+    text: str
+    skipped: bool = False
+    skip_reason: str | None = None
+    extras: dict = field(default_factory=dict)
+
+
+@pytest.fixture
+def curator(monkeypatch):
+    """NeMo Curator, or where it is not installed what the page of clusters imports of it."""
+    if importlib.util.find_spec("nemo_curator") is None:
+        for name in ("nemo_curator", "nemo_curator.models", "nemo_curator.models.asr", "nemo_curator.models.asr.base"):
+            monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+        sys.modules["nemo_curator.models.asr.base"].ASRResult = ASRResult
+
+
 @pytest.mark.nemo
 @pages_with(lambda page: page.blocks("python"))
-def test_python_of_a_page(page, monkeypatch, capsys):
+def test_python_of_a_page(page, curator, monkeypatch, capsys):
     """The blocks of a page run one after the other, as they are read."""
     if "nemo.collections" in page.text:
         pytest.importorskip("nemo.collections.asr")
@@ -114,6 +145,39 @@ def test_python_of_a_page(page, monkeypatch, capsys):
                 if error.name not in OPTIONAL_PEERS:
                     raise
     assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.nemo
+def test_the_adapter_for_curator_gives_what_the_model_gives(curator):
+    pytest.importorskip("nemo.collections.asr")
+    soundfile = pytest.importorskip("soundfile")
+    (page,) = [page for page in PAGES if page.path.stem == "clusters"]
+    names = {}
+    exec(compile(page.blocks("python")[0], page.path.name, "exec"), names)
+    beam = {"beam_size": 8, "ngram_lm_model": str(ASSETS / "lm" / "tok3.arpa"), "ngram_lm_alpha": 0.5}
+    adapter = names["BeamASRAdapter"](str(CTC_MODEL), {"strategy": "flexctc_beam", "beam": beam})
+    with contextlib.suppress(ImportError):  # Curator's own type, where it is installed
+        from nemo_curator.models.asr.base import ASRAdapter
+
+        assert isinstance(adapter, ASRAdapter)
+    adapter.download_weights_on_node()
+    adapter.load_model(num_gpus=0)
+    files = [str(ASSETS / "speech" / "test" / f"test_{n:03}.flac") for n in (0, 1)]
+    expected = adapter.model.transcribe(files, batch_size=2, return_hypotheses=True)
+    items = [
+        dict(zip(("waveform", "sample_rate"), soundfile.read(file, dtype="float32"), strict=True)) for file in files
+    ]
+    empty = {"waveform": np.zeros(0, np.float32), "sample_rate": 16000}
+    first, skipped, second = adapter.transcribe_batch([items[0], empty, items[1]])
+    assert (skipped.text, skipped.skipped, skipped.skip_reason) == ("", True, "empty_audio")
+    assert [(found.text, found.extras["score"]) for found in (first, second)] == [
+        (hypothesis.text, float(hypothesis.score)) for hypothesis in expected
+    ]
+    assert adapter.transcribe_batch([empty])[0].skipped
+    with pytest.raises(ValueError, match=r"sample_rate is 8000, expected 16000, that of .*self_ctc\.nemo"):
+        adapter.transcribe_batch([{**items[0], "sample_rate": 8000}])
+    adapter.unload_model()
+    assert adapter.model is None
 
 
 @pytest.mark.nemo
@@ -139,7 +203,7 @@ def test_decoding_sections_of_a_page(page, monkeypatch):
 
 
 @pytest.mark.nemo
-@pages_with(lambda page: any(c.startswith("nemo-gpu-decoding ") for c in page.commands))
+@pages_with(lambda page: any(runner_of(c) for c in page.commands))
 def test_commands_of_a_page(page, monkeypatch, capsys):
     pytest.importorskip("nemo.collections.asr")
     monkeypatch.chdir(ROOT)
@@ -148,8 +212,9 @@ def test_commands_of_a_page(page, monkeypatch, capsys):
         shutil.rmtree(ROOT / folder, ignore_errors=True)  # of other versions, which are not mixed; no other page's
     for command in page.commands:
         # the table of deleted words is compared with what its command prints, below
-        if command.startswith("nemo-gpu-decoding ") and page.path.stem != "measured" and not is_server(command):
-            assert main(command.split()[1:]) == 0, command
+        run = runner_of(command)
+        if run is not None and page.path.stem != "measured" and not is_server(command):
+            assert run() == 0, command
             shown = capsys.readouterr()
             assert (shown.out + shown.err).strip(), command
 
@@ -183,7 +248,7 @@ def test_other_commands_install_what_there_is(page):
             continue
         extras = re.fullmatch(r'pip install "\.\[([\w,]+)\]"', command)
         if extras is None:
-            assert command.startswith(("make ", "nemo-gpu-decoding ")), command
+            assert command.startswith("make ") or runner_of(command) is not None, command
         else:
             assert all(re.search(rf"^{extra} = \[", project, re.M) for extra in extras[1].split(",")), command
 
@@ -323,8 +388,9 @@ def test_a_new_record_takes_the_place_of_the_old_one(records, tmp_path, monkeypa
     monkeypatch.setattr(records, "plot_rows", lambda *given: None)
     old, record = records.records()["aes_pp"]
 
-    def bench(command, check):
-        options = parse_options(BenchOptions, command[command.index("bench") + 1 :])
+    def bench(command, cwd, check):
+        assert (command[1:3], cwd, check) == (["-m", "benchmarks"], ROOT, True)
+        options = parse_options(BenchOptions, command[3:])
         assert (options.strategy, options.mode, options.out) == ("aes_pp", "batch", str(tmp_path))
         (tmp_path / "new.json").write_text(json.dumps({**record, "date": "2099-01-01"}))
 

@@ -32,13 +32,11 @@ COMMANDS = {
     "transcribe": Command("transcribe", "audio files to text, with a beam, an LM and boosted phrases"),
     "serve": Command("serve", "live streams to text: a WebSocket server with a page to try it on"),
     "tune": Command("tune", "find LM, insertion and boosting weights on a dev manifest"),
-    "compare": Command("compare", "several transcripts of the same audio as one HTML page, word by word"),
     "build-graph": Command("build_graph", "a word LM to the graph that cuda_wfst searches, with a report"),
     "build-lm": Command("build_lm", "text to an n-gram LM over words, or over the tokens of a model"),
     "prune-lm": Command("prune_lm", "an n-gram LM to a small one that is part of it"),
     "pack-lm": Command("pack_lm", "a word LM of any size to the file that paged_biglm maps into memory"),
     "doctor": Command("doctor", "what this machine has, and which path each strategy would take"),
-    "bench": Command("bench", "measure our decoders beside others, after checking that results agree"),
 }
 
 
@@ -106,11 +104,18 @@ def _dispatch(name: str, arguments: list[str]) -> int:
         close = get_close_matches(name, COMMANDS, 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ValueError(f"unknown command{hint}\n{overview()}")
-    module = load_command(name)
+    return run_program(f"nemo-gpu-decoding {name}", COMMANDS[name].summary, load_command(name), arguments)
+
+
+def run_program(program: str, summary: str, module: ModuleType, arguments: Sequence[str]) -> int:
+    """Run a program, or print its help if an argument is `-h` or `--help`; return its exit code.
+
+    Args:
+        module: has the attributes that `Command` describes.
+    """
     positional = getattr(module, "POSITIONAL", None)
     if any(argument in ("-h", "--help") for argument in arguments):
-        program = f"nemo-gpu-decoding {name}"
-        print(help_text(program, COMMANDS[name].summary, module.OPTIONS, module.EXAMPLES, positional))
+        print(help_text(program, summary, module.OPTIONS, module.EXAMPLES, positional))
         return EXIT_OK
     return int(module.run(parse_options(module.OPTIONS, arguments, positional)))
 

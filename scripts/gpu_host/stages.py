@@ -46,7 +46,7 @@ def _pytest(*arguments: str) -> tuple[str, ...]:
 
 def _bench(*arguments: str) -> tuple[str, ...]:
     common = ("device=cuda", "peers=[nemo]", "repeats=30", "pair_seconds=0.7", "check_utterances=8")
-    return ("{python}", "-m", "nemo_gpu_decoding.cli.main", "bench", *common, *arguments)
+    return ("{python}", "-m", "benchmarks", *common, *arguments)
 
 
 def _profile(name: str, kernels: str, *command: str) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ STAGES = (
         Stage(name, seconds, _pytest(f"tests/gpu/{name}.py", "--durations=5"), (TESTS,))
         for name, seconds in TEST_FILES.items()
     ),
-    Stage("test_clock", 15, _pytest("tests/bench/test_clock.py"), (TESTS,)),
+    Stage("test_clock", 15, _pytest("tests/benchmarks/test_clock.py"), (TESTS,)),
     Stage("sanitizer", 110, _pytest(_SANITIZER, "--durations=0"), (TESTS,)),
     Stage(
         "bench decoders",

@@ -11,8 +11,6 @@ import pytest
 from omegaconf import MISSING
 
 from nemo_gpu_decoding import __version__
-from nemo_gpu_decoding.bench import run as bench_run
-from nemo_gpu_decoding.bench.options import BenchOptions
 from nemo_gpu_decoding.cli import main as cli
 from nemo_gpu_decoding.cli.main import COMMANDS, is_mendable, load_command, main
 from nemo_gpu_decoding.cli.options import help_text, options_of, parse_options
@@ -275,22 +273,3 @@ def test_inherited_options_keep_their_comments():
     comments = {option.name: option.comment for option in options_of(Child)}
     assert comments["beam_size"] == "First line and second line."
     assert comments["extra"] == "of the child"
-
-
-# -------------------------------------------------------------------------------------------- bench
-
-
-def test_options_reach_the_benchmark(monkeypatch):
-    seen = []
-    monkeypatch.setattr(bench_run, "run", seen.append)
-    assert main(["bench", "peers=[nemo]", "beams=[4]", "repeats=2", "probes=false"]) == 0
-    assert seen == [BenchOptions(peers=["nemo"], beams=[4], repeats=2, probes=False)]
-
-
-@pytest.mark.parametrize(
-    ("argument", "problem"),
-    [("peers=[kaldi]", "peers holds kaldi"), ("beams=[]", "beams is []"), ("beam=4", "did you mean beams?")],
-)
-def test_bad_options_of_bench_are_refused(argument, problem, capsys):
-    assert main(["bench", argument]) == 2
-    assert problem in capsys.readouterr().err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gzip
-import importlib.util
 import json
 import os
 import signal
@@ -518,18 +517,3 @@ def share_of(pid, name):
         elif counts and field == "Pss:":
             total += 1024 * int(value.split()[0])
     return total
-
-
-def test_simulated_clusters_are_as_fast_as_their_workers_until_something_saturates():
-    path = ROOT / "scripts" / "cluster_scale.py"
-    spec = importlib.util.spec_from_file_location("cluster_scale", path)
-    scale = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = scale  # where its dataclass looks for types
-    spec.loader.exec_module(scale)
-    few = scale.simulate(10, scale.Costs(driver=0.001, storage=0.001, work=10.0), 600.0)
-    assert few.times_real_time == pytest.approx(600, rel=0.05)
-    many = scale.simulate(1000, scale.Costs(driver=0.1, storage=0.001, work=10.0), 600.0)
-    assert many.times_real_time == pytest.approx(6000, rel=0.02)  # the driver's ten partitions per second
-    assert many.driver == pytest.approx(1, abs=0.02)
-    slow = scale.simulate(1000, scale.Costs(driver=0.001, storage=0.2, work=10.0), 600.0)
-    assert slow.storage == pytest.approx(1, abs=0.02)

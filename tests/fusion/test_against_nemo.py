@@ -20,7 +20,7 @@ from nemo.collections.asr.parts.context_biasing.boosting_graph_batched import (
 from nemo.collections.asr.parts.submodules.ngram_lm import NGramGPULanguageModel
 from nemo.collections.common.tokenizers import SentencePieceTokenizer
 
-from nemo_gpu_decoding.bench.sources import read_speech, speech_lexicon, speech_text, spelling_vocabulary
+from benchmarks.sources import read_speech, speech_lexicon, speech_text, spelling_vocabulary
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, build_boosting_tree, load_boosting_tree
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.fusion.ngram import load_ngram_lm

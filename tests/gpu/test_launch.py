@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding.bench.options import BenchOptions
-from nemo_gpu_decoding.bench.probe import measure_start, probe_process
+from benchmarks.options import BenchOptions
+from benchmarks.probe import measure_start, probe_process
 from nemo_gpu_decoding.cuda.driver import DriverError
 from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, runtime
 from nemo_gpu_decoding.cuda.pinned import HostTable

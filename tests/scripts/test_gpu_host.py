@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from nemo_gpu_decoding.bench.options import STRATEGIES, BenchOptions
+from benchmarks.options import STRATEGIES, BenchOptions
 from nemo_gpu_decoding.cli.options import parse_options
 
 ROOT = Path(__file__).parents[2]
@@ -167,12 +167,11 @@ def test_stages_name_what_there_is(stage, tmp_path, monkeypatch):
     if words[0] == "bash":
         words = shlex.split(words[-1].split("&&")[0])
         assert words[:2] == ["ncu", "--clock-control"]
-    if "bench" in words and stages.PROFILES in stage.parts and "ncu" in words:
-        assert parse_options(BenchOptions, words[words.index("bench") + 1 :]).device == "cuda"
-    elif "bench" in words:
-        options = parse_options(BenchOptions, words[words.index("bench") + 1 :])
+    if "benchmarks" in words:
+        options = parse_options(BenchOptions, words[words.index("benchmarks") + 1 :])
         assert options.device == "cuda"
-        assert Path(options.out).parent == tmp_path
+        if "ncu" not in words:
+            assert Path(options.out).parent == tmp_path
     for word in words:
         if word.startswith(("tests/", "scripts/", "--ignore=")):
             assert Path(word.removeprefix("--ignore=")).exists()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from nemo_gpu_decoding.bench.ours import ABLATIONS
+from benchmarks.ours import ABLATIONS
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary

@@ -1,0 +1,157 @@
+"""What is measured beside what: the table of all rows, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import NamedTuple
+
+from benchmarks.options import GRAPH_STRATEGIES, BenchOptions
+from benchmarks.ours import BOUNDED_EAGER, EAGER, EAGER_GROUPS, LARGE_LM, LET, SMALL_LM
+from benchmarks.peers.base import Peer, Setting
+from benchmarks.peers.nemo import BEAM_BATCH, GREEDY, GREEDY_BATCH, MAES, MALSD
+from benchmarks.peers.text import FLASHLIGHT, PYCTCDECODE
+from benchmarks.peers.word_graphs import KALDI_DECODER, RIVA
+from benchmarks.tasks import Task
+
+FEW_PHRASES = 10
+# what both sides search with besides the log-probs: (LM, phrases)
+PLAIN, LM, PHRASES, BOTH = (False, False), (True, False), (False, True), (True, True)
+DECODER, END_TO_END = "decoder", "end to end"
+NO_TDT = "NeMo has no maes_batch for TDT"
+ONE_FUSION = "NeMo's maes_batch ignores boosting beside an LM"
+
+
+class Check(Enum):
+    """How a row is verified before it is timed, see `verify.py`."""
+
+    EQUAL = "equal hypotheses and scores"  # as the peer gives them for utterances alone
+    WORDS = "equal words and costs"  # or better ones
+    COSTS = "equal costs"  # nearly always, or better ones
+    SCORES = "scores recomputed"
+    LM = "LM scores"  # of the large LM, asked word by word
+    GROUPS = "LM scores; costs beside groups without a limit"  # which may be better
+    WER = "WER ours <= WER peer"
+    ABOUT = "WER ours about WER peer"  # of a peer that searches the same
+    ALONE = "equal to utterances alone"  # ours, to the bit; where the peer has other results
+
+
+class Line(NamedTuple):
+    """Rows to be: a strategy beside a peer, for every beam and everything added."""
+
+    strategy: str
+    family: str  # what `peers` calls the peer; "" for our strategy itself
+    peer: Peer | None
+    check: Check
+    devices: tuple[str, ...] = ("cpu", "cuda")
+    added: tuple[tuple[bool, bool], ...] = (LM,)
+    parts: tuple[str, ...] = (DECODER,)
+    greedy: bool = False  # the peer has neither beam nor LM nor phrases
+
+
+CPU, GPU, ANYWHERE = ("cpu",), ("cuda",), (DECODER, END_TO_END)
+TABLE = (
+    Line("flexctc_beam", "nemo", BEAM_BATCH, Check.EQUAL, CPU, (PLAIN, LM, BOTH)),
+    Line("flexctc_beam", "nemo", BEAM_BATCH, Check.EQUAL, GPU, (PLAIN, BOTH), ANYWHERE),
+    Line("flexctc_beam", "nemo", GREEDY_BATCH, Check.SCORES, CPU, greedy=True),
+    Line("flexctc_beam", "nemo", GREEDY_BATCH, Check.SCORES, GPU, (PLAIN, BOTH), ANYWHERE, greedy=True),
+    Line("flexctc_beam", "flashlight", FLASHLIGHT, Check.WER, CPU),
+    Line("flexctc_beam", "pyctcdecode", PYCTCDECODE, Check.WER, CPU, (LM, BOTH)),
+    Line("flexctc_beam", "", None, Check.SCORES, CPU, (BOTH,)),
+    Line("alsd_pp", "nemo", MALSD, Check.EQUAL, added=(PLAIN, LM, BOTH)),
+    Line("alsd_pp", "nemo", GREEDY, Check.ALONE, greedy=True),
+    Line("aes_pp", "nemo", MAES, Check.EQUAL, added=(PLAIN, LM, BOTH, PHRASES)),
+    Line("aes_pp", "nemo", GREEDY, Check.ALONE, greedy=True),
+    Line("cuda_wfst", "riva", RIVA, Check.ABOUT, GPU),
+    Line("cuda_wfst", "kaldi_decoder", KALDI_DECODER, Check.WORDS),
+    Line("cuda_wfst", "nemo", GREEDY_BATCH, Check.ALONE, GPU, parts=(END_TO_END,), greedy=True),
+    Line("paged_biglm", "small_lm", SMALL_LM, Check.LM),
+    Line("paged_biglm", "large_lm", LARGE_LM, Check.LM),
+    *(Line("paged_biglm", peer.name, peer, Check.COSTS, CPU) for peer in (LET, EAGER, BOUNDED_EAGER, EAGER_GROUPS)),
+    Line("paged_biglm", "", None, Check.GROUPS),
+    Line("paged_biglm", "", None, Check.COSTS, GPU),
+)
+
+
+class Case(NamedTuple):
+    """One row to be. On a CPU all utterances are one batch."""
+
+    task: Task
+    peer: Peer | None  # None: the strategy itself, in another setting
+    theirs: Setting
+    ours: Setting
+    check: Check
+    part: str = DECODER  # or END_TO_END: encoder and decoder
+    batch: int | None = None  # B, on a GPU
+    skipped: str | None = None  # why this cannot be measured at all
+
+
+def make_cases(options: BenchOptions, tasks: list[Task]) -> Iterator[Case]:
+    """All rows of a run in mode=batch, in the order in which they are measured and printed."""
+    on_gpu = options.device != "cpu"
+    for task in tasks:
+        for batch in options.batches if on_gpu else [None]:
+            for part in (DECODER, END_TO_END) if on_gpu and options.end_to_end else (DECODER,):
+                for line in lines_of(options):
+                    if part in line.parts:
+                        for case in _cases(line, options, task):
+                            yield case._replace(part=part, batch=batch)
+
+
+def lines_of(options: BenchOptions) -> list[Line]:
+    """The lines of the table that a run is about."""
+    device = options.device.partition(":")[0]
+    fit = [line for line in TABLE if line.strategy == options.strategy and device in line.devices]
+    return [line for line in fit if line.family in options.peers or not line.family]
+
+
+def _cases(line: Line, options: BenchOptions, task: Task) -> Iterator[Case]:
+    beams = task.weights.graph_beams if options.strategy in GRAPH_STRATEGIES else options.beams
+    threads = options.threads
+    if line.peer is None:
+        for theirs, ours in _own_settings(line, options, max(beams)):
+            yield Case(task, None, theirs, ours, line.check, skipped=missing(ours, line, task))
+        return
+    everything = line.added
+    if line.greedy and options.device == "cpu":  # one row: what a beam costs, and mends if there is an LM
+        beams, everything = (max(beams),), (LM if task.lm else PLAIN,)
+    for lm, boosted in everything:
+        if boosted and not options.phrases:
+            continue
+        for beam in beams:
+            ours = Setting(beam, lm, options.phrases * boosted, threads)
+            theirs = Setting(0, threads=threads) if line.greedy else ours
+            why_not = missing(ours, line, task)
+            yield Case(task, line.peer, theirs, ours, line.check, skipped=why_not)
+            if why_not == NO_TDT:
+                return
+
+
+def _own_settings(line: Line, options: BenchOptions, beam: int) -> Iterator[tuple[Setting, Setting]]:
+    """Pairs of settings of one strategy: few and many phrases; groups with and without a limit; a large LM in the
+    GPU's memory and in the host's.
+    """
+    usual = Setting(beam, True, threads=options.threads)
+    if line.check is Check.COSTS:
+        yield usual._replace(placement="device"), usual._replace(placement="paged")
+    elif line.check is Check.GROUPS:
+        for size in options.group_sizes:
+            yield usual, usual._replace(group_size=size)
+    elif options.many_phrases:
+        yield usual._replace(phrases=FEW_PHRASES), usual._replace(phrases=options.many_phrases)
+
+
+def missing(setting: Setting, line: Line, task: Task) -> str | None:
+    """Why a row cannot be measured, None if it can."""
+    if line.peer is MAES and task.kind == "tdt":
+        return NO_TDT
+    if line.peer is MAES and setting.lm and setting.phrases:
+        return ONE_FUSION
+    in_graph = line.strategy in GRAPH_STRATEGIES
+    needs = {
+        "lm": setting.lm and not in_graph,
+        "word_lm": in_graph or line.peer is PYCTCDECODE,
+        "lexicon": bool(setting.phrases),
+    }
+    absent = [f"{name}=" for name, needed in needs.items() if needed and not getattr(task, name)]
+    return f"no {', '.join(absent)} given" if absent else None

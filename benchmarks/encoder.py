@@ -1,0 +1,66 @@
+"""What stands before the decoders in end-to-end rows: an encoder that takes its time.
+
+What it says is thrown away, and the decoders go on with the task's log-probs. So rows with and without it
+decode the same, and random weights do as well as trained ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.clock import Hardware
+from benchmarks.options import BenchOptions
+from benchmarks.peers.base import Batch
+from benchmarks.tasks import Task
+
+MEL_BANDS = 80
+SUBSAMPLING = 8  # feature frames per encoder frame
+
+
+class Encoder(NamedTuple):
+    name: str
+    encode: Callable[[torch.Tensor, torch.Tensor], object]  # inputs [B, ..., N] and lengths [B], to log-probs
+    inputs_per_frame: int  # N of an encoder frame
+    bands: tuple[int, ...] = ()  # of features
+
+    def prepare(self, task: Task, hardware: Hardware, precision: str) -> Callable[[], Batch]:
+        """What encodes as much noise as the task has audio, and then gives the task's batch; this gets timed."""
+        dtype, generator = getattr(torch, precision), torch.Generator().manual_seed(0)
+        lengths = (task.lengths * self.inputs_per_frame).to(hardware.device)
+        noise = torch.randn(len(task.texts), *self.bands, int(lengths.max()), generator=generator).to(hardware.device)
+        is_lower = dtype != torch.float32
+
+        def encode() -> Batch:
+            lower = torch.autocast(hardware.device.type, dtype if is_lower else torch.bfloat16, is_lower)
+            with torch.inference_mode(), lower:
+                self.encode(noise, lengths)
+            return task.inputs, task.lengths
+
+        return encode
+
+
+def make_encoder(options: BenchOptions, hardware: Hardware, vocab_size: int) -> Encoder:
+    """That of `model`, from samples on; else a FastConformer with random weights, from features on."""
+    if not options.model:
+        from benchmarks.peers.nemo import random_conformer
+
+        layers, width = options.encoder_layers, options.encoder_width
+        network = random_conformer(layers, width, vocab_size, MEL_BANDS, SUBSAMPLING, hardware.device)
+        name = f"FastConformer, {layers} layers x {width}, {options.encoder_precision}, random weights"
+        return Encoder(name, network, SUBSAMPLING, (MEL_BANDS,))
+    from nemo_gpu_decoding.nemo_plugin.model import Model
+
+    loaded = Model.load(options.model, device=options.device)
+    model: Any = loaded.model
+    head = model.ctc_decoder if loaded.is_hybrid else model.decoder
+    samples_per_frame = round(loaded.frame_seconds * model.cfg.preprocessor.sample_rate)
+
+    def encode(samples: torch.Tensor, lengths: torch.Tensor) -> None:
+        features, frames = model.preprocessor(input_signal=samples, length=lengths)
+        head(encoder_output=model.encoder(audio_signal=features, length=frames)[0])
+
+    return Encoder(f"{Path(options.model).stem}, {options.encoder_precision}", encode, samples_per_frame)

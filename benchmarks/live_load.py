@@ -1,0 +1,427 @@
+"""A load run of the live server: many clients at once on the shipped speech, some of which die.
+
+    python -m benchmarks.live_load clients=64 seconds=600 simulated=true out=build/live_load.json
+    python -m benchmarks.live_load clients=32 speed=1 strategies=[greedy,flexctc_beam]
+
+Each transcript is compared with what the recognizer gives for the same chunks without a server. In simulated time
+server, clients and model run in one process on one core, one process for each strategy: the clock stands still while
+the event loop works, goes on by the CPU time of each step of the model, and jumps where all wait. Delays are those of
+a machine that does nothing else. Sockets are left out, nothing else of the server is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import random
+import re
+import selectors
+import subprocess
+import sys
+import time
+import urllib.request
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from nemo_gpu_decoding.cli.main import guarded, run_program
+from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer, build_server
+from nemo_gpu_decoding.live.recognizer import Chunk, Recognizer, StreamOptions
+from nemo_gpu_decoding.live.server import LiveServer
+from nemo_gpu_decoding.manifest import read_manifest
+from nemo_gpu_decoding.report import format_table
+
+DATA = Path(__file__).resolve().parents[1] / "assets" / "self"
+PROGRAM = "python -m benchmarks.live_load"
+SUMMARY = "many clients of a live server at once"
+EXAMPLES = (
+    "",
+    "clients=64 seconds=600 simulated=true out=build/live_load.json",
+    "clients=32 speed=1 strategies=[flexctc_beam]",
+)
+WARM_UP = 60.0  # seconds at first in which memory may grow: buffers take the size of the load
+GROWTH = 0.01  # of its memory, that a process may take on from then to the end
+
+
+@dataclass
+class LoadOptions:
+    """Options of `live_load`."""
+
+    # Clients that stream at the same time, each one utterance after the other.
+    clients: int = 64
+    # Seconds of audio that each client streams.
+    seconds: float = 60.0
+    # Times real time at which clients send; 0: as fast as the server reads, or in simulated time 1.
+    speed: float = 0.0
+    # Share of the streams whose client dies without a word.
+    killed: float = 0.1
+    # Strategies to serve with, one server after the other; all but greedy with the shipped token LM.
+    strategies: list[str] = field(default_factory=lambda: ["greedy", "flexctc_beam"])
+    # In simulated time, all strategies at once.
+    simulated: bool = False
+    # Write the rows here as JSON.
+    out: str | None = None
+
+
+OPTIONS = LoadOptions
+
+
+def run(options: LoadOptions) -> int:
+    """One row per strategy; 1 if a transcript was lost or is another than without a server, if a stream was left
+    behind, or if memory grew."""
+    if options.simulated and len(options.strategies) > 1:
+        rows = in_processes(options)
+    else:
+        measure = in_simulated_time if options.simulated else over_sockets
+        rows = [{"strategy": strategy} | measure(strategy, options) for strategy in options.strategies]
+    shown = list(rows[0])
+    print(format_table(shown, [[row[key] for key in shown] for row in rows]))
+    if options.out:
+        Path(options.out).write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    return int(any(row[fault] for row in rows for fault in ("lost", "other texts", "left", "grew")))
+
+
+def in_processes(options: LoadOptions) -> list[dict[str, Any]]:
+    """Rows of this program, run for each strategy at the same time."""
+    keys = ("clients", "seconds", "speed", "killed")
+    shared = [f"{key}={getattr(options, key)}" for key in keys]
+    given = [sys.executable, "-m", "benchmarks.live_load", "simulated=true", *shared]
+    rows = []
+    with TemporaryDirectory() as folder:
+        runs = {
+            Path(folder) / f"{strategy}.json": [*given, f"strategies=[{strategy}]", f"out={folder}/{strategy}.json"]
+            for strategy in options.strategies
+        }
+        processes = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for command in runs.values()]
+        for path, process in zip(runs, processes, strict=True):
+            process.wait()
+            if not path.exists():
+                raise ValueError(f"the run of {path.stem} ended with {process.returncode} and without a result")
+            rows += json.loads(path.read_text(encoding="utf-8"))
+    return rows
+
+
+def serve_options(strategy: str, options: LoadOptions) -> ServeOptions:
+    """Of a server of the shipped checkpoint; its encoder sees each chunk four times, by default seven times."""
+    serve = ServeOptions(model=str(DATA / "models" / "self_ctc.nemo"), strategy=strategy, port=0)
+    serve = replace(serve, max_streams=options.clients + 16, left_seconds=0.8, right_seconds=0.4)
+    return serve if strategy == "greedy" else replace(serve, lm=str(DATA / "lm" / "tok3.arpa"))
+
+
+def over_sockets(strategy: str, options: LoadOptions) -> dict[str, Any]:
+    """A row, of a server in a process of its own."""
+    from websockets.asyncio.client import connect
+
+    serve = serve_options(strategy, options)
+    load = Load(options, shipped_speech())
+    load.texts = texts_without_a_server(build_recognizer(serve), load.speech, options.clients)
+    with subprocess.Popen(command_of(serve), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            url = url_of(process)
+
+            async def metric(name: str) -> float:
+                text = await asyncio.to_thread(lambda: urllib.request.urlopen(url + "metrics").read().decode())
+                found = re.search(rf"^\w+_{name} (\S+)", text, re.M)
+                assert found is not None
+                return float(found[1])
+
+            stream_url = url.replace("http", "ws") + "stream"
+            return asyncio.run(load.run(lambda: connect(stream_url, compression=None), metric))
+        finally:
+            process.terminate()
+
+
+def in_simulated_time(strategy: str, options: LoadOptions) -> dict[str, Any]:
+    """A row, of server and clients in this process."""
+    import numba
+    import torch
+
+    torch.set_num_threads(1)
+    numba.set_num_threads(1)
+    server = build_server(serve_options(strategy, options))
+    recognizer: Any = server.batcher.recognizer
+    load = Load(replace(options, speed=options.speed or 1.0), shipped_speech())
+    load.texts = texts_without_a_server(recognizer, load.speech, options.clients)
+    row = simulate(server, load)
+    return row | {"left": row["left"] + len(recognizer.pipeline._state_pool)}
+
+
+def simulate(server: LiveServer, load: Load) -> dict[str, Any]:
+    """A row, of clients in the event loop of the server."""
+    app: Any = server.config.app
+
+    async def metric(name: str) -> float:
+        return server.batcher.metrics.value(name)
+
+    async def lived() -> dict[str, Any]:
+        async with app.router.lifespan_context(app):
+            return await load.run(lambda: Pipe(app), metric)
+
+    loop = SimulatedTime()
+    try:
+        return loop.run_until_complete(lived())
+    finally:
+        loop.close()
+
+
+def shipped_speech() -> list[np.ndarray]:
+    """int16 samples of the shipped test utterances, at 16 kHz."""
+    import soundfile
+
+    utterances = read_manifest(DATA / "speech" / "test.json")
+    return [soundfile.read(utterance.path, dtype="int16")[0] for utterance in utterances]
+
+
+def texts_without_a_server(recognizer: Recognizer, speech: list[np.ndarray], most: int) -> list[str]:
+    """Transcripts of all utterances, up to so many at a time."""
+    wanted, n = recognizer.prepare(StreamOptions()), recognizer.chunk_samples
+    texts, going = [""] * len(speech), dict.fromkeys(range(len(speech)), 0)
+    while going:
+        chunks = [
+            Chunk(i, speech[i][at : at + n].astype("float32") / 32768, at == 0, at + n >= len(speech[i]), wanted)
+            for i, at in list(going.items())[:most]
+        ]
+        for chunk, step in zip(chunks, recognizer.step(chunks), strict=True):
+            i = chunk.stream
+            if step.final is not None:
+                texts[i] = f"{texts[i]} {step.final.text}".strip()
+            going[i] += n
+            if chunk.is_last:
+                del going[i]
+    return texts
+
+
+def _give_back() -> None:
+    """Let the allocator return what is free: what a server in this process has then is what it needs."""
+    with contextlib.suppress(AttributeError, OSError):  # where the C library is another
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def command_of(serve: ServeOptions) -> list[str]:
+    keys = ("model", "strategy", "lm", "port", "max_streams", "left_seconds", "right_seconds")
+    options = [f"{key}={getattr(serve, key)}" for key in keys if getattr(serve, key) is not None]
+    return [sys.executable, "-m", "nemo_gpu_decoding.cli.main", "serve", *options]
+
+
+def url_of(process: subprocess.Popen[str]) -> str:
+    """The address that a server prints."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.search(r"http://\S+", line)
+    if found is None:
+        raise ValueError(f"the server says {line!r}, expected its address")
+    return found[0]
+
+
+class Load:
+    """Clients of one server, and what they see.
+
+    Args:
+        options: how many, and what they do.
+        speech: int16 samples of utterances.
+    """
+
+    def __init__(self, options: LoadOptions, speech: list[np.ndarray]) -> None:
+        self.options, self.speech = options, speech
+        self.texts: list[str] = []  # of the utterances without a server, to be set before `run`
+        self.counts = dict.fromkeys(("utterances", "killed", "lost", "other texts"), 0)
+        self.delays = array("d")  # seconds from audio sent to its partial transcript
+        self.memory: list[tuple[float, float]] = []  # seconds since the beginning, MB
+
+    async def run(self, connect: Callable[[], Any], metric: Callable[[str], Awaitable[float]]) -> dict[str, Any]:
+        """What clients of a server saw.
+
+        Args:
+            connect: opens a connection, as `websockets` has them.
+            metric: reads one of the server's.
+        """
+        loop = asyncio.get_running_loop()
+        started, cpu = loop.time(), await metric("cpu_seconds_total")
+        watch = asyncio.create_task(self._watch_memory(metric))
+        audio = sum(await asyncio.gather(*(self._client(connect, seed) for seed in range(self.options.clients))))
+        seconds, cpu = loop.time() - started, await metric("cpu_seconds_total") - cpu
+        watch.cancel()
+        await asyncio.sleep(2.0)  # those that died last are noticed
+        p50, p99 = (round(1000 * float(np.percentile(self.delays, p))) for p in (50, 99))
+        return self.counts | {
+            "left": round(await metric("streams_open")), "audio s": round(audio), "s": round(seconds),
+            "streams per core": round(audio / cpu, 1), "partials p50 ms": p50, "p99 ms": p99,
+        } | self._memory_growth()  # fmt: skip
+
+    def _memory_growth(self) -> dict[str, Any]:
+        """Memory after the warm-up, at the end, and its slope between. A run of less than two warm-ups has none."""
+        after = np.array([sample for sample in self.memory if sample[0] >= WARM_UP])
+        last = self.memory[-1][1]
+        if not len(after) or after[-1, 0] < 2 * WARM_UP:
+            return {"MB warm": "", "MB end": round(last), "MB per min": "", "grew": False}
+        slope = float(np.polyfit(after[:, 0], after[:, 1], 1)[0])  # MB per second
+        grown = slope * (after[-1, 0] - after[0, 0])
+        return {
+            "MB warm": round(after[0, 1]), "MB end": round(last), "MB per min": round(60 * slope, 2),
+            "grew": bool(grown > GROWTH * after[0, 1]),
+        }  # fmt: skip
+
+    async def _watch_memory(self, metric: Callable[[str], Awaitable[float]]) -> None:
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        while True:
+            _give_back()
+            self.memory.append((loop.time() - started, await metric("resident_bytes") / 1e6))
+            await asyncio.sleep(0.5)
+
+    async def _client(self, connect: Callable[[], Any], seed: int) -> float:
+        """One utterance after the other; returns the seconds of audio that were sent."""
+        choice, audio, clock = random.Random(seed), 0.0, asyncio.get_running_loop().time
+        await asyncio.sleep(choice.random())  # they do not all begin at once
+        while audio < self.options.seconds:
+            i = choice.randrange(len(self.speech))
+            is_killed = choice.random() < self.options.killed
+            samples = self.speech[i][: choice.randrange(len(self.speech[i]))] if is_killed else self.speech[i]
+            async with connect() as socket:
+                await socket.send("{}")
+                sent: list[tuple[float, float]] = []  # seconds of audio so far, and when they were sent
+                size = choice.choice((800, 1600, 5000))
+                sending = asyncio.create_task(send(socket, samples, self.options.speed, size, sent))
+                if is_killed:
+                    await sending
+                    socket.transport.abort()
+                    self.counts["killed"] += 1
+                else:
+                    texts = []
+                    async for message in socket:
+                        found = json.loads(message)
+                        if found["type"] == "partial":
+                            heard = next(when for until, when in sent if until >= found["audio_seconds"] - 1e-3)
+                            self.delays.append(clock() - heard)
+                        elif found["type"] == "final":
+                            texts.append(found["text"])
+                    await asyncio.gather(sending, return_exceptions=True)  # an error: the server has closed
+                    self.counts["utterances"] += 1
+                    self.counts["lost"] += socket.close_code != 1000
+                    self.counts["other texts"] += " ".join(texts) != self.texts[i]
+            audio += len(samples) / 16000
+        return audio
+
+
+async def send(socket: Any, samples: np.ndarray, speed: float, size: int, sent: list[tuple[float, float]]) -> None:
+    """Audio in messages of `size` samples, and the end, unless the client is to die before."""
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    for at in range(0, len(samples), size):
+        until = min(at + size, len(samples)) / 16000
+        if speed:
+            await asyncio.sleep(began + until / speed - clock())
+        sent.append((until, clock()))
+        await socket.send(samples[at : at + size].tobytes())
+    await socket.send('{"type": "end"}')
+
+
+class Pipe:
+    """A WebSocket connection to an ASGI application in this process, with what `Load` uses of `websockets`."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._to_server: asyncio.Queue[dict[str, Any]] = asyncio.Queue(4)  # who sends more waits, as with sockets
+        self._to_client: asyncio.Queue[str | None] = asyncio.Queue()
+        self._is_gone, self.close_code = False, None
+
+    async def __aenter__(self) -> Pipe:
+        scope = {
+            "type": "websocket", "path": "/stream", "headers": [], "query_string": b"", "subprotocols": [],
+            "client": ("simulated", 0),
+        }  # fmt: skip
+        self._serving = asyncio.create_task(self._app(scope, self._to_server.get, self._receive))
+        await self._to_server.put({"type": "websocket.connect"})
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self._serving
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        while (message := await self._to_client.get()) is not None:
+            yield message
+
+    @property
+    def transport(self) -> Pipe:
+        return self
+
+    async def send(self, message: str | bytes) -> None:
+        if self.close_code is not None:
+            raise ConnectionError(f"the server has closed with {self.close_code}")
+        kind = "text" if isinstance(message, str) else "bytes"
+        await self._to_server.put({"type": "websocket.receive", kind: message})
+
+    def abort(self) -> None:
+        """Be gone, without a word."""
+        self._is_gone = True
+        self._clear()
+        self._to_server.put_nowait({"type": "websocket.disconnect", "code": 1006})
+
+    async def _receive(self, message: dict[str, Any]) -> None:
+        if self._is_gone:
+            raise OSError("the client is gone")
+        if message["type"] == "websocket.send":
+            self._to_client.put_nowait(message["text"])
+        elif message["type"] == "websocket.close":
+            self.close_code = message.get("code", 1000)
+            self._clear()
+            self._to_client.put_nowait(None)
+
+    def _clear(self) -> None:
+        while not self._to_server.empty():
+            self._to_server.get_nowait()
+
+
+class SimulatedTime(asyncio.SelectorEventLoop):
+    """An event loop that waits for nothing: its clock jumps to the next timer. What is given to another thread is done
+    at once, and takes as long as its CPU time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        super().__init__(_Jumping(self))
+
+    def time(self) -> float:
+        return self.now
+
+    def run_in_executor(  # type: ignore[override]
+        self, executor: Any, func: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
+        future, started = self.create_future(), time.process_time()
+        try:
+            settle, result = future.set_result, func(*args)
+        except Exception as error:
+            settle, result = future.set_exception, error
+        self.call_later(time.process_time() - started, lambda: future.done() or settle(result))
+        return future
+
+
+class _Jumping(selectors.DefaultSelector):
+    """Files that are ready now; else time goes on to the timeout."""
+
+    def __init__(self, loop: SimulatedTime) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        found = super().select(0)
+        if not found:
+            if timeout is None:
+                raise RuntimeError("all clients wait, and nothing will happen any more")
+            self._loop.now += max(timeout, 0.0)
+        return found
+
+
+def main() -> int:
+    """The command; its exit code is as that of `nemo-gpu-decoding`."""
+    return guarded(PROGRAM, lambda: run_program(PROGRAM, SUMMARY, sys.modules[__name__], sys.argv[1:]), __name__)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,454 @@
+"""Clocks, and a run on a GPU with the emulator in its place: all but the GPU's own speed is as there."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from benchmarks import cases as cases_module
+from benchmarks import clock as clock_module
+from benchmarks import live
+from benchmarks import run as run_module
+from benchmarks.cases import DECODER, END_TO_END, LM, Check, Line
+from benchmarks.clock import Hardware, HostClock, Seconds, find_hardware, summary, time_in_turn, torch_threads
+from benchmarks.options import BenchOptions
+from benchmarks.ours import flexctc_beam
+from benchmarks.peers.base import Peer
+from benchmarks.peers.word_graphs import KALDI_DECODER, RIVA
+from benchmarks.run import run
+from benchmarks.verify import identical
+from nemo_gpu_decoding.cuda.availability import why_unavailable
+from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
+from nemo_gpu_decoding.search.transducer import records as transducer_records
+from nemo_gpu_decoding.search.word_graph import cuda_composition
+from tests.assets import ASSETS, CTC_MODEL
+from tests.benchmarks.test_run import TWIN, changed, first_token_only
+from tests.cuda_emulator.fixtures import emulated_runtime
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("kaldialign")
+__all__ = ["emulated_runtime"]
+NO_GPU = why_unavailable(torch.device("cuda"))
+HARDWARE = Hardware(torch.device("cpu"), "Emulated GPU", HostClock(), "wall", True, copy_buffer_bytes=1 << 20)
+
+
+class ScriptedClock:
+    """Every call takes what the script says."""
+
+    def __init__(self, *wall, least_seconds=0.0):
+        self._wall, self.least_seconds = list(wall), least_seconds
+        self.calls = []
+
+    def measure(self, call, calls):
+        for _ in range(calls):
+            call()
+        self.calls.append(calls)
+        wall = self._wall.pop(0)
+        return Seconds(wall, wall, wall / 2)
+
+
+# ---------------------------------------------------------------------------------------- the clocks
+
+
+def test_calls_take_turns():
+    order = []
+    calls = [lambda: order.append("peer"), lambda: order.append("ours")]
+    theirs, ours = time_in_turn(calls, ScriptedClock(8, 1, 6, 3, 4, 2), 3, most_seconds=60)
+    assert order == ["peer", "ours"] * 3
+    assert summary(theirs)["wall"] == {"median": 6, "min": 4, "max": 8}
+    assert summary(ours)["device"] == {"median": 1, "min": 0.5, "max": 1.5}
+
+
+def test_a_pair_that_takes_too_long_is_timed_once():
+    (taken,) = time_in_turn([lambda: None], ScriptedClock(1), 100, most_seconds=0)
+    assert len(taken) == 1
+
+
+def test_quick_calls_are_repeated_until_they_can_be_measured():
+    clock = ScriptedClock(0.001, 0.002, 0.002, least_seconds=0.01)
+    (taken,) = time_in_turn([lambda: None], clock, 2, most_seconds=60)
+    assert clock.calls == [1, 10, 10]
+    assert [seconds.wall for seconds in taken] == [0.002, 0.002]
+
+
+def test_seconds_are_those_of_one_call(monkeypatch):
+    ticks = iter(range(100))
+    monkeypatch.setattr(clock_module.time, "process_time", lambda: float(next(ticks)))
+    assert HostClock().measure(lambda: next(ticks), 4).cpu == pytest.approx((4 + 1) / 4)
+
+
+def test_ratios_come_from_cpu_time_on_one_thread_and_from_wall_time_on_more():
+    assert (find_hardware("cpu", 1).ratio_clock, find_hardware("cpu", 2).ratio_clock) == ("cpu", "wall")
+    assert find_hardware("cpu", 1).name == clock_module.cpu_name()
+
+
+def test_threads_of_torch_are_put_back():
+    before = torch.get_num_threads()
+    with torch_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+
+
+def test_bandwidth_counts_what_is_read_and_written():
+    hardware = Hardware(torch.device("cpu"), "host", ScriptedClock(*[2.0] * 20), copy_buffer_bytes=1000)
+    assert hardware.copy_bandwidth() == 2000  # the clock's device time is half of it
+
+
+@pytest.mark.skipif(NO_GPU is None, reason="there is a GPU here")
+def test_without_a_gpu_the_reason_is_given():
+    with pytest.raises(ValueError, match="device is 'cuda', expected cpu or a GPU that runs kernels: "):
+        find_hardware("cuda", 1)
+    with pytest.raises(ValueError, match="device is 'cuda:3', expected cpu or a GPU"):
+        run(BenchOptions(device="cuda:3"))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NO_GPU is not None, reason=NO_GPU or "")
+def test_a_gpu_is_measured():
+    hardware = find_hardware("cuda", 1)
+    assert hardware.name == torch.cuda.get_device_name(hardware.device)
+    assert 1e10 < hardware.copy_bandwidth() < 1e14
+    seconds = hardware.clock.measure(lambda: torch.cuda._sleep(10_000_000), 1)
+    assert 1e-3 < seconds.device <= seconds.wall < 1
+
+
+# ------------------------------------------------------------------------------------- on a GPU
+
+
+@pytest.fixture
+def options(tiny_options):
+    return replace(
+        tiny_options, device="cuda", batches=[1, 2], check_utterances=2, encoder_layers=1,
+        encoder_width=16, end_to_end=False, peers=["nemo"],
+    )  # fmt: skip
+
+
+@pytest.fixture
+def graph_options(options):
+    return replace(
+        options, strategy="cuda_wfst", graph_beams=[12], sentences=300, max_active=300,
+        peers=["riva", "kaldi_decoder"],
+    )  # fmt: skip
+
+
+@pytest.fixture
+def emulated(emulated_runtime, monkeypatch):
+    from nemo_gpu_decoding.search.word_graph import kernel_abi
+
+    for name, size in {"THREADS": 32, "CANDIDATES": 256, "LEAST_GROUPS": 64}.items():
+        monkeypatch.setattr(kernel_abi, name, size)
+    for name in ("THREADS", "FINISH_THREADS"):
+        monkeypatch.setattr(cuda_engine, name, 32)
+    for name in ("EXPAND_THREADS", "MERGE_THREADS", "MOVE_THREADS"):
+        monkeypatch.setattr(transducer_records, name, 32)
+    return emulated_runtime
+
+
+@pytest.fixture
+def measured(options, emulated, monkeypatch):
+    """Rows of a table of one line."""
+
+    def measure(check=Check.EQUAL, ours=flexctc_beam, peer=TWIN, **changes):
+        line = Line("flexctc_beam", "nemo", peer, check, ("cuda",), (LM,))
+        monkeypatch.setitem(run_module.OURS, "flexctc_beam", ours)
+        monkeypatch.setattr(cases_module, "TABLE", (line,))
+        return run(replace(options, **changes), HARDWARE)
+
+    return measure
+
+
+def test_a_row_on_a_gpu_says_all(measured, emulated, tmp_path, capsys):
+    first, second = measured(out=str(tmp_path))
+    assert emulated.launches > 0
+    assert first["verified"]
+    assert first["verified_by"].endswith("GPU = CPU to the bit: 1 of 1")
+    assert second["verified_by"].endswith("GPU = CPU to the bit: 2 of 2")
+    assert (first["part"], first["batch"], second["batch"]) == ("decoder", 1, 2)
+    assert first["ratio"] == pytest.approx(first["seconds"]["peer"] / first["seconds"]["ours"])
+    assert second["roofline"]["bytes"] > first["roofline"]["bytes"] > 0
+    assert second["roofline"]["bytes"] % (33 * 4) == 0  # V + 1 numbers of 4 bytes per frame
+    printed = capsys.readouterr().out
+    assert "flexctc_beam on Emulated GPU" in printed
+    assert "x roofline" in printed
+    (path,) = tmp_path.glob("*.json")
+    assert path.name.startswith("flexctc_beam-emulated-gpu-")
+    written = json.loads(path.read_text())
+    assert written["copy_bandwidth"] > 0
+    assert [row["batch"] for row in written["rows"]] == [1, 2]
+
+
+def test_a_gpu_that_finds_something_else_is_not_verified(measured):
+    def impostor(options, task, setting):
+        wrong = changed(lambda path: replace(path, score=path.score + 1e-4))
+        return (flexctc_beam if options.device == "cpu" else wrong)(options, task, setting)
+
+    row = measured(ours=impostor, batches=[2])[0]
+    assert row["verified"] is False
+    assert row["verified_by"].endswith("GPU = CPU to the bit: 0 of 2")
+
+
+def test_a_decoder_that_is_wrong_on_both_is_not_verified(measured):
+    row = measured(ours=changed(first_token_only), batches=[2])[0]
+    assert row["verified"] is False
+    assert row["verified_by"].startswith("equal hypotheses and scores: 0")
+    assert row["verified_by"].endswith("GPU = CPU to the bit: 2 of 2")
+
+
+def test_decoders_are_made_anew_for_every_batch_size(measured):
+    prepared = []
+
+    def prepare(options, task, setting):
+        prepared.append(setting)
+        return flexctc_beam(options, task, setting)
+
+    measured(peer=Peer("twin", prepare), batches=[1, 2])
+    assert len(prepared) == 4  # for each batch size one, and one that decodes utterances alone
+
+
+def test_batches_need_utterances(tmp_path, options, tiny_task):
+    import numpy as np
+
+    longest = max(map(len, tiny_task.tokens))
+    tokens = np.array([row + [-1] * (longest - len(row)) for row in tiny_task.tokens])
+    np.savez(
+        tmp_path / "t.npz", log_probs=tiny_task.inputs.numpy(), lengths=tiny_task.lengths.numpy(),
+        tokens=tokens, texts=np.array(tiny_task.texts), frame_seconds=0.08,
+    )  # fmt: skip
+    (tmp_path / "pieces.txt").write_text("\n".join(tiny_task.vocabulary.pieces))
+    own = {"data": str(tmp_path / "t.npz"), "tokenizer": str(tmp_path / "pieces.txt"), "batches": [3]}
+    with pytest.raises(ValueError, match="batches holds 3, expected at most 2, the utterances"):
+        run(replace(options, **own), HARDWARE)
+
+
+def test_other_peers_are_said_to_stay_on_the_cpu(options, emulated, capsys):
+    assert run(replace(options, peers=["kaldi_decoder"]), HARDWARE) == []
+    assert "no row for kaldi_decoder with strategy=flexctc_beam" in capsys.readouterr().err
+
+
+@pytest.mark.nemo
+def test_everything_beside_nemo(options, emulated, tmp_path):
+    """Both parts, both peers, with and without LM and phrases; an encoder with random weights."""
+    pytest.importorskip("nemo.collections.asr")
+    out = tmp_path / "r.json"
+    rows = run(replace(options, out=str(out), end_to_end=True, batches=[2]), HARDWARE)
+    assert [(row["part"], row["batch"], row["peer"], row["params"]["phrases"]) for row in rows] == [
+        (part, 2, peer, phrases)
+        for part in (DECODER, END_TO_END)
+        for peer in ("nemo", "nemo_greedy")
+        for phrases in (0, 4)
+    ]
+    assert [row["verified_by"] for row in rows if not row["verified"]] == []
+    assert all((row["roofline"] is None) == (row["part"] == END_TO_END) for row in rows)
+    written = json.loads(out.read_text())
+    assert written["encoder"] == "FastConformer, 1 layers x 16, bfloat16, random weights"
+
+
+@pytest.mark.nemo
+def test_a_model_behind_its_own_encoder(options, emulated, monkeypatch):
+    pytest.importorskip("nemo.collections.asr")
+    from nemo_gpu_decoding.nemo_plugin.model import Model
+
+    load = Model.load
+    monkeypatch.setattr(Model, "load", lambda name, device: load(name, device="cpu"))
+    rows = run(replace(
+        options, model=str(CTC_MODEL), manifest=str(ASSETS / "speech" / "test.json"), batches=[2],
+        phrases=0,
+        lm=str(ASSETS / "lm" / "tok3.arpa"), word_lm=str(ASSETS / "lm" / "word3.arpa"), end_to_end=True,
+        encoder_precision="float32",
+    ), HARDWARE)  # fmt: skip
+    assert {row["part"] for row in rows} == {DECODER, END_TO_END}
+    assert [row["verified_by"] for row in rows if not row["verified"]] == []
+    assert all(row["wer"]["ours"] < 60 for row in rows)
+
+
+def test_paths_are_compared_to_the_bit(tiny_options, tiny_task):
+    decoder = flexctc_beam(tiny_options, tiny_task, run_module.Setting(4, lm=True)).decoder
+    first, second = (decoder.decode(tiny_task.inputs, tiny_task.lengths)[0].best for _ in range(2))
+    assert identical(first, second)
+    assert not identical(first, replace(second, score=second.score + 1e-6))
+    assert not identical(first, replace(second, tokens=second.tokens[:-1]))
+    assert not identical(first, replace(second, alignment=second.tokens))
+
+
+# --------------------------------------------------------------------------------------- word graphs
+
+
+class Found(NamedTuple):
+    """A hypothesis as riva-asrlib-decoder gives it."""
+
+    words: list[int]
+
+
+class FakeRiva:
+    """Stands in for its decoder: the same arguments, the same files, Kaldi's search."""
+
+    def __init__(self, config, tlg, words, columns):
+        import kaldifst
+
+        self.config, self.columns = config, columns
+        self._fst = kaldifst.StdVectorFst.read(tlg)
+        with open(words, encoding="utf-8") as file:
+            self.words = [line.split("\t")[0] for line in file]
+        assert self.words[0] == "<eps>"
+
+    def decode_nbest(self, log_probs, lengths):
+        import kaldifst
+        from kaldi_decoder import DecodableCtc, FasterDecoder, FasterDecoderOptions
+
+        assert log_probs.is_contiguous()
+        assert log_probs.shape[2] == self.columns
+        assert (lengths.dtype, lengths.device.type) == (torch.int64, "cpu")
+        online = self.config.online_opts
+        assert online.max_batch_size == len(log_probs)
+        search = FasterDecoderOptions(
+            beam=online.decoder_opts.default_beam, max_active=online.decoder_opts.max_active, min_active=0
+        )
+        found = []
+        for frames, length in zip(log_probs.numpy(), lengths.tolist(), strict=True):
+            decoder = FasterDecoder(self._fst, search)
+            decoder.decode(DecodableCtc(frames[:length].copy()))
+            _, path = decoder.get_best_path()
+            found.append([Found(list(kaldifst.get_linear_symbol_sequence(path)[2]))])
+        return found
+
+
+def fake_config():
+    online = types.SimpleNamespace(
+        decoder_opts=types.SimpleNamespace(), lattice_postprocessor_opts=types.SimpleNamespace()
+    )
+    return types.SimpleNamespace(online_opts=online)
+
+
+@pytest.fixture
+def riva(monkeypatch):
+    """riva-asrlib-decoder as far as it is used."""
+    pytest.importorskip("kaldi_decoder")
+    module = types.ModuleType("riva.asrlib.decoder.python_decoder")
+    module.BatchedMappedDecoderCuda, module.BatchedMappedDecoderCudaConfig = FakeRiva, fake_config
+    for name in ("riva", "riva.asrlib", "riva.asrlib.decoder"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    table = [line if line.peer is not RIVA else line._replace(peer=RIVA._replace(needs=()))
+             for line in cases_module.TABLE]  # fmt: skip
+    monkeypatch.setattr(cases_module, "TABLE", tuple(table))
+
+
+def test_rows_beside_kaldi_and_a_riva_that_cannot_be_had(graph_options, emulated, monkeypatch, capsys):
+    pytest.importorskip("kaldi_decoder")
+    monkeypatch.setitem(sys.modules, "riva", None)  # not found, even if it is installed
+    rows = run(graph_options, HARDWARE)
+    assert [(row["batch"], row["peer"]) for row in rows] == [
+        (batch, peer) for batch in (1, 2) for peer in ("riva", "kaldi_decoder")
+    ]
+    for row in rows[::2]:
+        assert row["skipped"].startswith("riva.asrlib not installed: pip install riva-asrlib-decoder")
+        assert "up to 7 times the throughput" in row["skipped"]
+        assert row["verified"] is False
+    for row, count in zip(rows[1::2], (1, 2), strict=True):
+        assert row["verified"], row["verified_by"]
+        assert row["verified_by"].startswith(f"equal words and costs: {count} of {count}")
+        assert row["verified_by"].endswith(f"GPU = CPU to the bit: {count} of {count}")
+        assert row["roofline"]["bytes"] > 0
+        assert row["graph"]["ngrams"] > 1000
+        assert row["wer"]["ours"] == row["wer"]["peer"]
+    assert emulated.launches > 0
+    assert "cuda_wfst on Emulated GPU" in capsys.readouterr().out
+
+
+def test_rows_beside_riva(graph_options, emulated, riva):
+    (row,) = run(replace(graph_options, batches=[2], peers=["riva"]), HARDWARE)
+    assert row["verified"], row["verified_by"]
+    assert row["verified_by"].startswith("WER ours about WER peer")
+    assert row["skipped"] is None
+    assert row["wer"]["peer"] == row["wer"]["ours"] < 50
+
+
+def test_another_package_of_riva_is_not_its_decoder(monkeypatch):
+    package = types.ModuleType("riva")
+    package.__path__, package.__spec__ = [], types.SimpleNamespace(submodule_search_locations=[])
+    monkeypatch.setitem(sys.modules, "riva", package)
+    assert RIVA.unavailable().startswith("riva.asrlib not installed: pip install")
+
+
+def test_kaldi_hears_another_batch(graph_options):
+    """Scaled log-probs are kept for the batch that they belong to."""
+    pytest.importorskip("kaldi_decoder")
+    options = replace(graph_options, device="cpu")
+    (task,) = run_module.make_tasks(options)
+    theirs = KALDI_DECODER.prepare(options, task, run_module.Setting(12, lm=True))
+
+    def words(inputs, lengths):
+        return theirs.read(theirs.run(inputs, lengths))
+
+    whole = words(task.inputs, task.lengths)
+    assert words(task.inputs.flip(0).contiguous(), task.lengths.flip(0)) == whole[::-1]
+    assert words(task.inputs, task.lengths) == whole
+
+
+def test_rows_of_paged_biglm(graph_options, emulated, monkeypatch, capsys):
+    pytest.importorskip("kaldifst")
+    placed = cuda_composition.PlacedLM  # the smallest cache would hold all of this LM: here half of what is asked
+    monkeypatch.setattr(cuda_composition, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 512, name))
+    rows = run(replace(
+        graph_options, strategy="paged_biglm", peers=["small_lm", "eager"], batches=[2], group_sizes=[1],
+        weights={"small_share": 0.1}, graph_beams=[8],
+    ), HARDWARE)  # fmt: skip
+    *measured, paged = [(row["peer"], row["params"]["group_size"], row["params"]["placement"]) for row in rows]
+    assert measured == [("small_lm", 0, "auto"), ("paged_biglm", 1, "auto")]
+    assert paged == ("paged_biglm", 0, "paged")
+    assert rows[-1]["peer_params"]["placement"] == "device"
+    work = rows[-1]["work"]["ours"]
+    assert 0 < work["cache_hit_rate"] < 1
+    assert work["bus_bytes"] > 0
+    assert "cache_hit_rate" not in rows[-1]["work"]["peer"]
+    assert [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines() if "paged  " in line] == [
+        f"{work['bus_bytes']:.0f}"
+    ]
+    for row in rows:
+        assert row["verified"], row["verified_by"]
+        assert row["verified_by"].endswith("GPU = CPU to the bit: 2 of 2")
+        assert row["roofline"]["bytes"] > 0
+        assert row["work"]["ours"]["look_ups"] > 0
+    assert emulated.launches > 0
+
+
+@pytest.mark.nemo
+@pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
+def test_rows_of_transducers(options, emulated, strategy):
+    pytest.importorskip("nemo.collections.asr")
+    rows = run(replace(
+        options, strategy=strategy, encoder_width=16, prediction_width=16, batches=[2], phrases=0, max_frames=30,
+    ), HARDWARE)  # fmt: skip
+    measured = [row for row in rows if not row["skipped"]]
+    expected = {("alsd_pp", "rnnt"): 3, ("alsd_pp", "tdt"): 3, ("aes_pp", "rnnt"): 3, ("aes_pp", "tdt"): 1}
+    for kind in ("rnnt", "tdt"):
+        assert len([row for row in measured if row["networks"] == kind]) == expected[strategy, kind]
+    for row in measured:
+        assert row["verified"], row["verified_by"]
+        assert row["verified_by"].endswith("GPU = CPU but for rounding: 2 of 2")
+        assert (row["part"], row["batch"], row["roofline"]) == (DECODER, 2, None)
+    assert emulated.launches > 0
+
+
+# -------------------------------------------------------------------------------------- live streams
+
+
+@pytest.mark.parametrize("strategy", ["cuda_wfst", "flexctc_beam"])
+def test_live_streams_on_a_gpu(graph_options, strategy, tmp_path, monkeypatch, emulated, capsys):
+    monkeypatch.setattr(live, "TICKS", 2)
+    out = tmp_path / "r.json"
+    changes = {"strategy": strategy, "mode": "live", "streams": [2], "live_seconds": 1.0, "out": str(out)}
+    rows = run(replace(graph_options, peers=[], utterances=2, **changes), HARDWARE)
+    assert [(row["streams"], row["peer"]) for row in rows] == [(2, strategy), (2, "one_by_one")]
+    assert [row["verified_by"] for row in rows if not row["verified"]] == []
+    assert emulated.launches > 0
+    written = json.loads(out.read_text())
+    assert written["device"] == "Emulated GPU"
+    assert "wall seconds" in written["clock"]
+    assert f"{strategy} on Emulated GPU" in capsys.readouterr().out

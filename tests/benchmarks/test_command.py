@@ -1,0 +1,103 @@
+"""`python -m benchmarks`: help, options, and what it says where a package is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks import __main__ as command
+from benchmarks import cluster_scale, live_load, sources
+from benchmarks import run as run_module
+from benchmarks.options import BenchOptions
+from benchmarks.peers import text
+from nemo_gpu_decoding.cli.options import options_of
+from tests.assets import ROOT
+
+pytestmark = pytest.mark.slow
+PROGRAMS = {"benchmarks": command, "benchmarks.live_load": live_load, "benchmarks.cluster_scale": cluster_scale}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_help_explains_every_option(name):
+    done = subprocess.run(
+        [sys.executable, "-m", name, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )  # fmt: skip
+    program, options = PROGRAMS[name], options_of(PROGRAMS[name].OPTIONS)
+    assert done.stdout.startswith(f"python -m {name}: {program.SUMMARY}\n")
+    assert all(f"  {option.name}=" in done.stdout and option.comment for option in options)
+    keys = {part.split("=")[0] for example in program.EXAMPLES for part in example.split()}
+    assert keys <= {option.name for option in options}
+
+
+def test_options_reach_the_benchmark(monkeypatch):
+    seen = []
+    monkeypatch.setattr(run_module, "run", seen.append)
+    assert command.main(["peers=[nemo]", "beams=[4]", "repeats=2", "probes=false"]) == 0
+    assert seen == [BenchOptions(peers=["nemo"], beams=[4], repeats=2, probes=False)]
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [("peers=[kaldi]", "peers holds kaldi"), ("beams=[]", "beams is []"), ("beam=4", "did you mean beams?")],
+)
+def test_bad_options_are_refused(argument, problem, capsys):
+    assert command.main([argument]) == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_a_simulated_cluster_needs_the_seconds_of_its_driver():
+    with pytest.raises(ValueError, match="driver is null, expected seconds per partition, or ray=true"):
+        cluster_scale.run(cluster_scale.ScaleOptions())
+
+
+# ------------------------------------------------------------------------------------ missing packages
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Hide some packages; making a task is an error."""
+
+    def hide(*names):
+        find = importlib.util.find_spec
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda name: None if name.split(".")[0] in names else find(name)
+        )
+        monkeypatch.setattr(run_module, "make_tasks", lambda options: pytest.fail("a task was made"))
+        monkeypatch.setattr(sources, "cached", lambda *given: pytest.fail("an LM was made"))
+
+    return hide
+
+
+@pytest.mark.parametrize(
+    ("arguments", "package", "message"),
+    [
+        ([], "safetensors", "the task speech needs safetensors, which is not installed: pip install '.[bench]'"),
+        (["mode=live"], "safetensors", "the task speech needs safetensors"),
+        (["strategy=cuda_wfst"], "kaldifst", "strategy=cuda_wfst needs kaldifst, which is not installed"),
+        (["mode=scale", "strategy=paged_biglm"], "kaldifst", "pip install '.[wfst]'"),
+        (["mode=cluster", "tasks=[synthetic]"], "ray", "mode=cluster needs ray, which is not installed"),
+        (["strategy=alsd_pp"], "nemo", "strategy=alsd_pp has no row without its peers: nemo not installed: pip"),
+    ],
+)
+def test_a_missing_package_is_named_before_any_work(arguments, package, message, without, capsys):
+    without(package)
+    assert command.main(arguments) == 2
+    shown = capsys.readouterr().err
+    assert message in shown
+    assert "Traceback" not in shown
+
+
+def test_speech_is_no_reason_where_it_is_not_decoded(without, capsys):
+    without("safetensors")
+    with pytest.raises(pytest.fail.Exception, match="a task was made"):
+        run_module.run(BenchOptions(tasks=["synthetic"]))
+
+
+def test_rows_that_will_be_skipped_are_named_first(without, capsys):
+    without("pyctcdecode")
+    with pytest.raises(pytest.fail.Exception, match="a task was made"):
+        run_module.run(BenchOptions(tasks=["synthetic"]))
+    assert f"rows beside pyctcdecode are skipped: {text.PYCTCDECODE.unavailable()}\n" in capsys.readouterr().err

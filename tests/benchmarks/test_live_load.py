@@ -1,0 +1,86 @@
+"""The load run of the live server, in simulated time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks import live_load
+
+for library in ("starlette", "uvicorn", "websockets", "prometheus_client"):
+    pytest.importorskip(library)
+
+pytestmark = pytest.mark.slow
+OPTIONS = live_load.LoadOptions(clients=6, seconds=20.0, killed=0.3, speed=1.0, simulated=True)
+
+
+@pytest.fixture
+def numbers():
+    """A server that reads numbers out of audio, and three utterances of it."""
+    from nemo_gpu_decoding.live.batcher import Batcher
+    from nemo_gpu_decoding.live.server import Address, LiveServer
+    from nemo_gpu_decoding.live.session import Limits
+    from tests.live.test_server import NumberReader, audio
+
+    server = LiveServer(Batcher(NumberReader(), Limits()), Address(port=0))
+    load = live_load.Load(OPTIONS, [np.frombuffer(audio(*[n] * 150), "<i2") for n in (1, 2, 3)])
+    load.texts = [" ".join([str(n)] * 150) for n in (1, 2, 3)]
+    return server, load
+
+
+def test_nothing_is_lost(numbers):
+    server, load = numbers
+    row = live_load.simulate(server, load)
+    assert row["utterances"] > 60
+    assert row["killed"] > 10
+    assert [row[fault] for fault in ("lost", "other texts", "left", "grew")] == [0, 0, 0, False]
+    assert 20 < row["s"] < 40  # of simulated time
+    assert 0 < row["partials p50 ms"] <= row["p99 ms"]
+    assert not server.batcher.recognizer.streams
+
+
+def test_what_is_lost_is_seen(numbers):
+    server, load = numbers
+    load.texts[1] = "another text"
+    step, broken = server.batcher.recognizer.step, []
+
+    def failing(chunks):
+        if len(broken) < 1 and len(load.delays) > 500:
+            broken.append(chunks)
+            raise RuntimeError("the model is broken")
+        return step(chunks)
+
+    server.batcher.recognizer.step = failing
+    row = live_load.simulate(server, load)
+    assert 0 < row["other texts"] < row["utterances"]
+    assert 0 < row["lost"] <= len(broken[0])
+
+
+@pytest.mark.parametrize(("slope", "grew"), [(0.0, False), (1.0, True), (0.005, False)])
+def test_memory_that_grows_behind_the_warm_up(slope, grew):
+    load = live_load.Load(OPTIONS, [])
+    load.memory = [(t, 1000 + min(t, 60.0) + slope * t) for t in np.arange(0.0, 600.0)]
+    row = load._memory_growth()
+    assert row["grew"] is grew
+    assert row["MB per min"] == pytest.approx(60 * slope, abs=0.01)
+    load.memory = load.memory[:100]
+    assert load._memory_growth()["grew"] is False  # it was too short to tell
+
+
+@pytest.mark.nemo
+def test_a_strategy_in_simulated_time():
+    pytest.importorskip("nemo.collections.asr.inference")
+    import numba
+    import torch
+
+    threads = torch.get_num_threads(), numba.get_num_threads()
+    try:
+        row = live_load.in_simulated_time("flexctc_beam", replace(OPTIONS, clients=8))
+    finally:
+        torch.set_num_threads(threads[0])
+        numba.set_num_threads(threads[1])
+    assert row["utterances"] > 20
+    assert row["killed"] > 5
+    assert [row[fault] for fault in ("lost", "other texts", "left", "grew")] == [0, 0, 0, False]

@@ -1,0 +1,444 @@
+"""Rows: verified before they are timed, written, printed; the table of all rows; the checks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks import cases as cases_module
+from benchmarks import run as run_module
+from benchmarks.cases import DECODER, END_TO_END, NO_TDT, ONE_FUSION, Case, Check, Line, make_cases
+from benchmarks.options import ASKED_PEERS, STRATEGIES, BenchOptions
+from benchmarks.ours import flexctc_beam
+from benchmarks.peers.base import Hypothesis, Peer, Ready, Setting
+from benchmarks.run import run
+from benchmarks.tasks import Weights
+from benchmarks.verify import Errors, beside, classify, compare, lm_scores, recompute
+from nemo_gpu_decoding import pack_arpa_in_memory
+from nemo_gpu_decoding.metrics import word_errors
+from tests.assets import ASSETS, CTC_MODEL, ROOT
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("kaldialign")
+
+KEYS = {
+    "strategy", "peer", "task", "networks", "part", "batch", "params", "peer_params", "verified",
+    "verified_by", "seconds", "ratio", "repetitions", "timing", "rtfx", "wer", "ter", "skipped",
+    "roofline",
+}  # fmt: skip
+WITH_LM = Setting(4, lm=True)
+TWIN = Peer("twin", flexctc_beam, multithreaded=True)  # our decoder under another name
+ABSENT = Peer("absent", flexctc_beam, ("a_module_that_nobody_has",))
+
+
+def changed(change):
+    """Our decoder, but `change` is made to its paths and hypotheses."""
+
+    def prepare(options, task, setting):
+        ready = flexctc_beam(options, task, setting)
+        decode = ready.decoder.decode
+
+        def decode_changed(*batch):
+            return [replace_paths(nbest, change) for nbest in decode(*batch)]
+
+        return ready._replace(
+            run=decode_changed,
+            hypotheses=lambda *batch: [
+                [Hypothesis(path.tokens.tolist(), path.score) for path in nbest] for nbest in decode_changed(*batch)
+            ],
+            decoder=SimpleNamespace(decode=decode_changed),
+        )
+
+    return prepare
+
+
+def replace_paths(nbest, change):
+    return replace(nbest, paths=tuple(change(path) for path in nbest.paths))
+
+
+def first_token_only(path):
+    return replace(path, tokens=path.tokens[:1], frames=path.frames[:1], repeats=path.repeats[:1])
+
+
+def perfect(options, task, setting):
+    """Knows the references: no decoder is better."""
+    return Ready(lambda *batch: task.texts, list)
+
+
+@pytest.fixture
+def measured(tiny_task, tiny_options, monkeypatch):
+    """Measure one case, with our decoder or one that stands in for it."""
+
+    def measure(peer, check, ours=flexctc_beam, setting=WITH_LM):
+        monkeypatch.setitem(run_module.OURS, "flexctc_beam", ours)
+        setup = run_module.Setup(tiny_options, run_module.find_hardware("cpu", 1))
+        return run_module.BatchBench(setup, tiny_task, None).measure(Case(tiny_task, peer, setting, setting, check))
+
+    return measure
+
+
+def test_an_equal_decoder_is_verified(measured):
+    row = measured(TWIN, Check.EQUAL)
+    assert row["verified"] is True
+    assert row["verified_by"].startswith("equal hypotheses and scores: 2 of 2, scores differ by at most 0.0")
+    assert "the peer's utterances decoded alone; scores recomputed: 2 of 2" in row["verified_by"]
+    assert set(row) == KEYS | {"graphs"}
+    shown = {"beam_size": 4, "lm": True, "boosting": False, "phrases": 0, "threads": 1}
+    assert row["params"] == row["peer_params"] == shown
+    assert row["ratio"] == pytest.approx(row["seconds"]["peer"] / row["seconds"]["ours"])
+    assert row["ratio"] == pytest.approx(1, abs=0.9)  # it is itself
+    assert row["seconds"]["ours"] == row["timing"]["ours"]["cpu"]["median"]
+    json.dumps(row)
+
+
+@pytest.mark.parametrize(
+    ("change", "check", "seen"),
+    [
+        (first_token_only, Check.EQUAL, "scores recomputed: 0 of 2 agree"),
+        (lambda path: replace(path, score=path.score + 1), Check.EQUAL, "0, 2 better of 2"),
+        (lambda path: replace(path, score=path.score + 1), Check.SCORES, "largest difference 1.0e+00"),
+    ],
+)
+def test_a_wrong_decoder_is_not_verified(measured, change, check, seen):
+    row = measured(TWIN, check, changed(change))
+    assert row["verified"] is False
+    assert seen in row["verified_by"]
+
+
+def test_a_tie_is_as_good_as_equality(tiny_task, tiny_options):
+    """Two tokens, equally likely in every frame: either may come first."""
+    log_probs = torch.full((1, 1, 33), -30.0)
+    log_probs[0, 0, [3, 7]] = -0.7
+    task = replace(tiny_task, inputs=log_probs, lengths=torch.tensor([1]), texts=["x"], tokens=[[3]])
+    ours = flexctc_beam(tiny_options, task, Setting(4))
+
+    def other(*batch):
+        ((found, *_),) = ours.hypotheses(*batch)
+        return [[Hypothesis([10 - found.labels[0]], found.score)]]
+
+    verdict = compare(Check.EQUAL, task, ours._replace(hypotheses=other), ours)
+    assert verdict.verified
+    assert "0, 1 tied of 1" in verdict.how
+
+
+@pytest.mark.parametrize(
+    ("listed", "ours", "kind"),
+    [
+        ([([1], -2.0)], ([1], -2.0), "equal"),
+        ([([1], -2.0)], ([1], -1.0), "better"),
+        ([([1], -2.0)], ([1], -3.0), "worse"),
+        ([([1], -2.0)], ([1], float("nan")), "worse"),
+        ([([1], -2.0)], ([2], -2.0), "tied"),
+        ([([1], -2.0)], ([2], -1.0), "better"),
+        ([([], -float("inf"))], ([2], -1.0), "better"),  # Kaldi found nothing
+        ([([1], -2.0), ([2, 2], -3.0)], ([2, 2], -3.0), "tied"),  # per token both are at -1
+        ([([1], -2.0), ([2, 2], -3.0)], ([2, 2], -2.9), "better"),  # not the score that it has
+        ([([1], -2.0), ([2], -2.5)], ([2], -2.5), "worse"),
+        ([([1], -2.0), ([2], -2.5)], ([3], -2.0), "worse"),  # of several it is none
+    ],
+)
+def test_what_a_hypothesis_is_beside_others(listed, ours, kind):
+    n_best = [Hypothesis(*h) for h in listed]
+    assert classify(n_best, Hypothesis(*ours), 1e-3, per_token=True)[0] == kind
+
+
+@pytest.mark.parametrize(("gain", "holds"), [(0.0, True), (0.5, True), (-0.5, False)])
+@pytest.mark.parametrize("check", [Check.COSTS, Check.WORDS])
+def test_worse_costs_are_no_success(check, gain, holds):
+    def fixed(*scores):
+        return Ready(None, None, lambda *batch: [[Hypothesis([1], score)] for score in scores])
+
+    task = SimpleNamespace(inputs=None, lengths=None, transducer=None)
+    verdict = compare(check, task, fixed(-4.0, -5.0), fixed(-4.0 + gain, -5.0))
+    assert verdict.verified is holds
+
+
+def test_scores_of_another_lm_are_no_success(tmp_path):
+    lm = pack_arpa_in_memory(ASSETS / "lm" / "word3.arpa")
+    score = -lm.score(["no such word"])
+
+    def found(lm_score, notes=()):
+        best = SimpleNamespace(parts=SimpleNamespace(lm=lm_score), words=(SimpleNamespace(text="no such word"),))
+        return SimpleNamespace(best=best, notes=notes)
+
+    cut_off = found(score + 3.0, ("no hypothesis has reached a final state of the graph; ...",))
+    assert lm_scores(lm, [found(score)]).verified
+    verdict = lm_scores(lm, [found(score), cut_off, found(score)])
+    assert verdict.verified
+    assert verdict.how == "LM scores of 2 of 2 texts off by at most 1e-02; 1 more end within a word"
+    assert not lm_scores(lm, [found(score), found(score + 0.1)]).verified
+    assert not lm_scores(lm, [found(score), found(float("nan"))]).verified
+    assert not lm_scores(lm, [found(score), cut_off]).verified
+    limited = lm_scores(lm, [found(score), found(score - 0.1)], limited=True)
+    assert (limited.verified, limited.how.partition("1e-02")[2]) == (True, ", 1 found by dearer paths")
+    assert not lm_scores(lm, [found(score), found(score - 0.1)]).verified
+    assert not lm_scores(lm, [found(score), found(score + 0.1)], limited=True).verified
+    assert not lm_scores(lm, []).verified
+
+
+def test_word_errors_are_compared(measured, tiny_task):
+    row = measured(Peer("perfect", perfect), Check.WER, changed(first_token_only))
+    assert row["verified"] is False
+    assert row["wer"]["peer"] == 0
+    assert row["ter"]["peer"] is None  # it gave words
+    texts = [tiny_task.vocabulary.text(tokens[:1]) for tokens in tiny_task.tokens]
+    assert row["wer"]["ours"] == pytest.approx(100 * word_errors(tiny_task.texts, texts).wer, abs=15)
+    for check in (Check.WER, Check.ABOUT):
+        assert measured(TWIN, check)["verified"] is True
+        assert measured(Peer("perfect", perfect), check, changed(first_token_only))["verified"] is False
+
+
+@pytest.mark.parametrize("setting", [Setting(4), WITH_LM, Setting(4, lm=True, phrases=4)])
+def test_scores_are_recomputed(tiny_task, tiny_options, setting):
+    assert recompute(tiny_task, flexctc_beam(tiny_options, tiny_task, setting)).verified
+
+
+def test_a_peer_that_is_not_installed_gives_the_reason(measured):
+    row = measured(ABSENT, Check.WER, setting=Setting(4, threads=8))
+    assert "a_module_that_nobody_has not installed: pip install" in row["skipped"]
+    assert row["verified"] is False
+    assert row["ratio"] is None
+    assert set(row) == KEYS
+    assert (row["params"]["threads"], row["peer_params"]["threads"]) == (8, 1)  # it knows no threads
+
+
+# ---------------------------------------------------------------------------------------- the table
+
+
+def listed(options, tasks=None):
+    tasks = tasks or [SimpleNamespace(
+        lm="lm", word_lm="lm", lexicon={"a": (1,)}, transducer=None, kind=None, weights=Weights(),
+    )]  # fmt: skip
+    return list(make_cases(options, tasks))
+
+
+def test_the_default_rows_of_flexctc_beam():
+    found = [
+        (c.peer.name if c.peer else "self", c.theirs.beam_size, c.theirs.lm, c.theirs.phrases)
+        for c in listed(BenchOptions(beams=[4, 8, 16]))
+    ]
+    expected = [("nemo", k, lm, n) for lm, n in ((False, 0), (True, 0), (True, 200)) for k in (4, 8, 16)]
+    expected += [("nemo_greedy", 0, False, 0)]
+    expected += [("flashlight", k, True, 0) for k in (4, 8, 16)]
+    expected += [("pyctcdecode", k, True, n) for n in (0, 200) for k in (4, 8, 16)]
+    assert found == [*expected, ("self", 16, True, 10)]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_default_runs_are_timed_for_less_than_two_minutes(strategy):
+    options = BenchOptions(strategy=strategy)
+    assert len(listed(options)) * len(options.tasks) * options.pair_seconds < 120
+
+
+def test_rows_on_a_gpu():
+    options = BenchOptions(device="cuda", beams=[4, 16, 64])
+    cases = listed(options)
+    assert {c.batch for c in cases} == {1, 8, 32, 128}
+    for part in (DECODER, END_TO_END):
+        for batch in options.batches:
+            found = [
+                (c.peer.name, c.ours.beam_size, c.ours.lm, c.ours.phrases)
+                for c in cases
+                if (c.part, c.batch) == (part, batch)
+            ]
+            assert found == [
+                (peer, beam, phrases > 0, phrases)
+                for peer in ("nemo", "nemo_greedy")
+                for phrases in (0, 200)
+                for beam in (4, 16, 64)
+            ]
+    cases = listed(BenchOptions(strategy="cuda_wfst", device="cuda"))
+    assert [(c.part, c.batch, c.peer.name, c.ours.beam_size) for c in cases] == [
+        (part, batch, peer, beam)
+        for batch in (1, 8, 32, 128)
+        for part, peer in ((DECODER, "riva"), (DECODER, "kaldi_decoder"), (END_TO_END, "nemo_greedy"))
+        for beam in (10, 13, 17, 25)
+    ]
+    assert {c.part for c in listed(BenchOptions(strategy="alsd_pp", device="cuda"))} == {DECODER}
+
+
+def test_rows_of_word_graphs():
+    cases = listed(BenchOptions(strategy="cuda_wfst"))
+    assert [(c.peer.name, c.ours.beam_size) for c in cases] == [("kaldi_decoder", b) for b in (10, 13, 17, 25)]
+    assert all(case.ours == case.theirs for case in cases)
+    cases = listed(BenchOptions(strategy="paged_biglm", peers=["eager"]))
+    assert [case.peer.name for case in cases if case.peer] == ["eager"] * 4
+    assert [(c.theirs.group_size, c.ours) for c in cases if c.peer is None] == [
+        (0, Setting(25, lm=True, group_size=size)) for size in (1, 4)
+    ]
+    cases = listed(BenchOptions(strategy="paged_biglm", peers=["small_lm"], group_sizes=[]))
+    assert [case.check for case in cases] == [Check.LM] * 4
+    usual = listed(BenchOptions(strategy="paged_biglm"))
+    assert {case.peer.name for case in usual if case.peer} == {"small_lm", "eager"}
+    asked = listed(BenchOptions(strategy="paged_biglm", peers=list(ASKED_PEERS), group_sizes=[]))
+    assert {case.peer.name for case in asked} == set(ASKED_PEERS)
+
+
+def test_a_greedy_row_needs_no_lm():
+    task = SimpleNamespace(lm=None, word_lm=None, lexicon={}, transducer=None, kind=None, weights=Weights())
+    (case,) = [c for c in listed(BenchOptions(peers=["nemo"]), [task]) if c.peer and c.peer.name == "nemo_greedy"]
+    assert (case.ours.lm, case.check, case.skipped) == (False, Check.SCORES, None)
+    task.transducer, task.kind = "networks", "rnnt"
+    *_, case = listed(BenchOptions(strategy="alsd_pp"), [task])
+    assert (case.peer.name, case.ours.lm, case.skipped) == ("nemo_greedy", False, None)
+
+
+def test_rows_that_cannot_be_say_why():
+    task = SimpleNamespace(lm=None, word_lm=None, lexicon={}, transducer=None, kind=None, weights=Weights())
+    reasons = {case.skipped for case in listed(BenchOptions(), [task])}
+    assert {"no lm= given", "no lm=, word_lm= given", "no lm=, lexicon= given", None} <= reasons
+    assert {c.skipped for c in listed(BenchOptions(strategy="cuda_wfst"), [task])} == {"no word_lm= given"}
+    task.kind, task.lm, task.lexicon = "tdt", "lm", {"a": (1,)}
+    cases = listed(BenchOptions(strategy="aes_pp", beams=[4]), [task])
+    assert [case.skipped for case in cases] == [NO_TDT, None]
+    task.kind = "rnnt"
+    cases = listed(BenchOptions(strategy="aes_pp", beams=[4]), [task])
+    assert [case.skipped for case in cases] == [None, None, ONE_FUSION, None, None]
+
+
+# ------------------------------------------------------------------------------------------ whole runs
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """A table of two rows."""
+    lines = (Line("flexctc_beam", "nemo", TWIN, Check.EQUAL), Line("flexctc_beam", "nemo", ABSENT, Check.WER))
+    monkeypatch.setattr(cases_module, "TABLE", lines)
+
+
+def test_a_run_prints_a_table_and_writes_header_and_rows(tmp_path, tiny_options, few, capsys):
+    out = tmp_path / "r.json"
+    rows = run(replace(tiny_options, peers=["nemo"], out=str(out), note="a test"))
+    written = json.loads(out.read_text())
+    assert written.pop("rows") == rows
+    assert {"device", "cpu", "versions", "date", "threads", "clock", "tasks", "options"} <= set(written)
+    assert written["options"]["note"] == "a test"
+    assert written["versions"]["torch"] == torch.__version__.split("+")[0] or torch.__version__
+    printed = capsys.readouterr()
+    assert f"flexctc_beam on {written['device']}" in printed.out
+    assert "twin" in printed.out
+    assert "a_module_that_nobody_has not installed" in printed.out
+    assert "target" not in printed.out
+    assert "synthetic, decoder, twin" in printed.err  # as soon as it is measured
+    assert str(tmp_path) not in out.read_text()  # no folder of this machine gets into a result
+    draw = [sys.executable, str(ROOT / "docs" / "results" / "records.py"), "plot", str(out), str(tmp_path / "r.png")]
+    subprocess.run(draw, check=True)
+    assert (tmp_path / "r.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_run_that_is_cut_off_keeps_its_rows(tmp_path, tiny_options, few, monkeypatch):
+    measure = run_module.BatchBench.measure
+
+    def cut_off(self, case):
+        if case.peer is TWIN:
+            return measure(self, case._replace(peer=ABSENT))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_module.BatchBench, "measure", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        run(replace(tiny_options, peers=["nemo"], out=str(tmp_path)))
+    (path,) = tmp_path.iterdir()  # out may be a folder
+    assert path.name.startswith("flexctc_beam-")
+    assert [row["peer"] for row in json.loads(path.read_text())["rows"]] == ["absent"]
+
+
+def test_peers_that_do_not_fit_are_named(tiny_options, capsys):
+    assert run(replace(tiny_options, peers=["kaldi_decoder"])) == []
+    assert "no row for kaldi_decoder with strategy=flexctc_beam" in capsys.readouterr().err
+
+
+def test_word_graphs_are_verified_beside_kaldi(tiny_options, capsys):
+    pytest.importorskip("kaldi_decoder")
+    options = replace(
+        tiny_options, strategy="cuda_wfst", peers=["kaldi_decoder"], graph_beams=[12], sentences=300,
+        tasks=["synthetic", "speech"],
+    )  # fmt: skip
+    rows = run(options)
+    assert [row["task"] for row in rows] == ["synthetic", "speech"]
+    for row in rows:
+        assert row["verified"], row["verified_by"]
+        assert row["verified_by"].startswith("equal words and costs: 2 of 2")
+        assert row["params"] == row["peer_params"]
+        assert row["params"]["max_active"] == 10_000
+        assert row["wer"]["ours"] == row["wer"]["peer"]
+        assert row["graph"]["ngrams"] > 1000
+    assert rows[0]["graph"]["words"] == 4 * options.vocab_size
+    assert f'graph of synthetic: {{"ngrams": {rows[0]["graph"]["ngrams"]},' in capsys.readouterr().out
+
+
+def test_large_lms_are_verified_beside_small_and_eager_ones(tiny_options):
+    pytest.importorskip("kaldifst")
+    options = replace(
+        tiny_options, strategy="paged_biglm", peers=["small_lm", "eager", *ASKED_PEERS], graph_beams=[30],
+        sentences=300, weights={"small_share": 0.1}, pair_seconds=0.1, group_sizes=[1],
+    )  # fmt: skip
+    rows = run(options)
+    names = ["small_lm", "large_lm", "let", "eager", "bounded_eager", "eager_groups", "paged_biglm"]
+    assert [row["peer"] for row in rows] == names
+    for row in rows:
+        assert row["verified"], row["verified_by"]
+        assert row["lms"]["large"] > 5 * row["lms"]["small"]
+        assert row["beside_large_lm"] == {side: {"same": 2, "better": 0, "worse": 0} for side in ("ours", "peer")}
+    by_name = dict(zip(names, rows, strict=True))
+    work = {name: row["work"]["peer"] for name, row in by_name.items() if row["work"]["peer"]}
+    lazy = rows[0]["work"]["ours"]
+    assert 0 < 2 * lazy["look_ups"] < work["eager_groups"]["look_ups"] < work["eager"]["look_ups"]
+    assert work["eager_groups"]["look_ups"] == pytest.approx(work["bounded_eager"]["look_ups"], rel=0.01)
+    assert work["eager_groups"]["arc_visits"] < work["bounded_eager"]["arc_visits"] < work["eager"]["arc_visits"]
+    limited = by_name["paged_biglm"]
+    assert [limited[side]["group_size"] for side in ("params", "peer_params")] == [1, 0]
+    assert "costs beside groups without a limit: " in limited["verified_by"]
+    assert "better" not in limited["verified_by"].partition("; ")[2].partition(": ")[2]
+    asked = {side: work["look_ups"] for side, work in limited["work"].items()}
+    assert 0 < asked["ours"] < asked["peer"]
+
+
+def test_texts_beside_those_of_the_large_graph():
+    def results(*paths):
+        return [SimpleNamespace(best=SimpleNamespace(text=text, score=score)) for text, score in paths]
+
+    static = results(("a", -1.0), ("b", -1.0), ("c", -1.0), ("d", -1.0))
+    ours = results(("a", -1.5), ("x", -0.5), ("y", -1.5), ("z", -1.0))
+    assert beside(static, ours) == {"same": 1, "better": 1, "worse": 2}
+
+
+@pytest.mark.nemo
+@pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
+def test_transducers_are_verified_beside_nemo(tiny_options, strategy):
+    pytest.importorskip("nemo.collections.asr")
+    rows = run(replace(
+        tiny_options, strategy=strategy, peers=["nemo"], encoder_width=64, prediction_width=64,
+        tasks=["synthetic", "speech"], utterances=1,
+    ))  # fmt: skip
+    assert {row["networks"] for row in rows} == {"rnnt", "tdt"}
+    measured = [row for row in rows if not row["skipped"]]
+    assert [row["verified_by"] for row in measured if not row["verified"]] == []
+    reasons = {row["skipped"] for row in rows if row["skipped"]}
+    assert reasons == ({ONE_FUSION, NO_TDT} if strategy == "aes_pp" else set())
+    if strategy == "aes_pp":
+        beams = [row for row in measured if row["peer"] == "nemo_maes"]
+        assert all("after mending" in row["verified_by"] for row in beams)
+
+
+@pytest.mark.nemo
+def test_a_model_and_its_speech(tiny_options):
+    pytest.importorskip("nemo.collections.asr")
+    rows = run(replace(
+        tiny_options, peers=["nemo"], model=str(CTC_MODEL),
+        manifest=str(ASSETS / "speech" / "test.json"),
+        lm=str(ASSETS / "lm" / "tok3.arpa"), word_lm=str(ASSETS / "lm" / "word3.arpa"), phrases=8,
+    ))  # fmt: skip
+    assert len(rows) == 4
+    assert [row["verified_by"] for row in rows if not row["verified"]] == []
+    assert all(row["wer"]["ours"] < 60 for row in rows)
+
+
+def test_outputs_of_words_have_no_token_errors(tiny_task):
+    assert Errors.of(tiny_task, tiny_task.tokens) == Errors(0.0, 0.0)
+    assert Errors.of(tiny_task, tiny_task.texts) == Errors(0.0, None)

@@ -1,0 +1,389 @@
+"""Options, and the tasks that they name: synthetic, real speech, the user's files; made-up LMs."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import scale, synthetic_lm
+from benchmarks.language import make_language
+from benchmarks.options import BenchOptions
+from benchmarks.ours import OURS, flexctc_beam
+from benchmarks.peers.base import Peer, Setting, alone, collapse
+from benchmarks.peers.nemo import BEAM_BATCH, GREEDY_BATCH
+from benchmarks.peers.text import FLASHLIGHT, PYCTCDECODE
+from benchmarks.sources import make_tasks, speech_text
+from benchmarks.tasks import Task
+from benchmarks.verify import Errors
+from nemo_gpu_decoding import pack_arpa_in_memory
+from nemo_gpu_decoding.cli.options import help_text, parse_options
+from nemo_gpu_decoding.lm.arpa import read_arpa
+from tests.assets import ROOT
+
+pytestmark = pytest.mark.slow
+NGRAMS = 2000
+
+
+# ------------------------------------------------------------------------------------------ options
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"strategy": "nonsense"}, "strategy is 'nonsense', expected one of flexctc_beam, "),
+        ({"peers": ["nemo", "kaldi"]}, "peers holds kaldi"),
+        ({"tasks": []}, "tasks holds nothing, expected any of synthetic, speech"),
+        ({"beams": []}, "beams is"),
+        ({"beams": [0]}, "beams is"),
+        ({"graph_beams": [0]}, "graph_beams is"),
+        ({"repeats": 0}, "repeats is 0"),
+        ({"threads": 0}, "threads is 0"),
+        ({"utterances": 0}, "utterances is 0"),
+        ({"max_frames": 10}, "max_frames is 10"),
+        ({"max_active": 0}, "max_active is 0"),
+        ({"sentences": 0}, "sentences is 0"),
+        ({"weights": {"lm_weight": float("nan")}}, "weights.lm_weight is nan"),
+        ({"weights": {"lm_wait": 1.0}}, "weights is 'lm_wait', expected one of lm_weight, "),
+        ({"pair_seconds": float("inf")}, "pair_seconds is inf"),
+        ({"weights": {"acoustic_scale": 0.0}}, "weights.acoustic_scale is 0.0, expected a finite number > 0"),
+        ({"group_sizes": [0]}, r"group_sizes is \[0\], expected integers >= 1"),
+        ({"weights": {"small_share": 2.0}}, r"weights.small_share is 2.0, expected a number in \(0, 1\]"),
+        ({"topology": "graph"}, "topology is 'graph', expected one of compact, normal, minimal"),
+        ({"lm": "x.arpa"}, "lm is 'x.arpa' without data="),
+        ({"data": "nowhere.npz"}, "data is 'nowhere.npz', expected an existing file"),
+        ({"strategy": "aes_pp", "data": "x.npz"}, "data is 'x.npz' with strategy=aes_pp, expected model="),
+        ({"device": "gpu"}, "device is 'gpu', expected cpu, cuda or cuda:N"),
+        ({"batches": [0]}, r"batches is \[0\]"),
+        ({"encoder_width": 12}, "encoder_width is 12, expected a multiple of 8"),
+        ({"encoder_precision": "int8"}, "encoder_precision is 'int8', expected one of bfloat16"),
+        ({"model": "m.nemo"}, "model and manifest go together"),
+        ({"model": "m.nemo", "data": "d.npz"}, "model is 'm.nemo' with data="),
+        ({"model": "m.nemo", "tokenizer": "t"}, "tokenizer is 't' with model="),
+        ({"model": "m.nemo", "manifest": "m"}, "model is 'm.nemo', expected an existing file"),
+        ({"transducers": ["ctc"]}, "transducers holds ctc"),
+        ({"out": "nowhere/r.json"}, "out is 'nowhere/r.json'"),
+        ({"mode": "stream"}, "mode is 'stream', expected one of batch, live, scale"),
+        ({"streams": [0]}, r"streams is \[0\]"),
+        ({"chunk_ms": 0.0}, "chunk_ms is 0.0, expected a finite number > 0"),
+        ({"live_seconds": float("inf")}, "live_seconds is inf"),
+        ({"ngrams": 10}, "ngrams is 10, expected an integer 1000 .. "),
+        ({"mode": "scale"}, "strategy is 'flexctc_beam', expected paged_biglm with mode=scale"),
+        ({"folder": "nowhere"}, "folder is 'nowhere', expected an existing folder"),
+        ({"mode": "scale", "strategy": "paged_biglm", "data": "x.npz"}, "data is 'x.npz' with mode=scale"),
+    ],
+)
+def test_bad_values_name_the_option(changes, message):
+    with pytest.raises(ValueError, match=message):
+        BenchOptions(**changes)
+
+
+def test_options_can_be_typed_on_a_command_line():
+    options = parse_options(BenchOptions, ["peers=[nemo,flashlight]", "beams=[4,16]", "weights.lm_weight=0.3"])
+    assert options == BenchOptions(peers=["nemo", "flashlight"], beams=[4, 16], weights={"lm_weight": 0.3})
+
+
+def test_every_option_explains_itself():
+    text = help_text("bench", "measure", BenchOptions, [])
+    for name in ("peers", "beams", "data", "weights", "probes", "tasks"):
+        assert f"  {name}=" in text
+    assert "Beam sizes K." in text
+
+
+# ---------------------------------------------------------------------------------------- synthetic
+def test_the_same_seed_gives_the_same_task(tiny_options, tiny_task):
+    (again,) = make_tasks(tiny_options)
+    assert torch.equal(again.inputs, tiny_task.inputs)
+    assert again.texts == tiny_task.texts
+    assert make_tasks(replace(tiny_options, seed=2))[0].texts != tiny_task.texts
+
+
+def test_shapes_and_lengths_are_as_asked(tiny_task):
+    assert tiny_task.inputs.shape == (2, int(tiny_task.lengths.max()), 33)
+    assert all(20 <= length <= 40 for length in tiny_task.lengths)
+    for row, length in zip(tiny_task.inputs, tiny_task.lengths, strict=True):
+        assert torch.allclose(row[:length].logsumexp(-1), torch.zeros(int(length)), atol=1e-4)
+        assert (row[length:, -1] == 0).all()  # padded frames say blank
+
+
+def test_texts_are_what_the_tokens_spell(tiny_task):
+    assert [tiny_task.vocabulary.text(tokens) for tokens in tiny_task.tokens] == tiny_task.texts
+
+
+def greedy(task):
+    return [
+        collapse(row[:length].argmax(-1).tolist(), task.vocab_size)
+        for row, length in zip(task.inputs, task.lengths, strict=True)
+    ]
+
+
+def test_greedy_search_finds_most_but_not_all(tiny_options):
+    (task,) = make_tasks(replace(tiny_options, utterances=20))
+    assert 2 < Errors.of(task, greedy(task)).ter < 30
+
+
+def test_impossible_lengths_are_an_error(tiny_options):
+    with pytest.raises(ValueError, match="min_frames is 1 and max_frames 1: hardly any utterance"):
+        make_tasks(replace(tiny_options, min_frames=1, max_frames=1))
+
+
+def test_all_words_and_pieces_differ():
+    language = make_language(700, np.random.default_rng(0))
+    assert len(set(language.pieces)) == 700
+    assert len(language.lexicon) == 2800
+
+
+def test_half_of_the_phrases_were_said(tiny_task):
+    phrases = tiny_task.phrases(4)
+    said = " ".join(tiny_task.texts).split()
+    assert [phrase in said for phrase in phrases] == [True, True, False, False]
+    spelled = [tiny_task.vocabulary.tokenize(phrase) for phrase in phrases]
+    assert [tiny_task.vocabulary.text(tokens) for tokens in spelled] == phrases
+
+
+def test_long_phrase_lists_go_on_with_pairs_of_words(tiny_task):
+    phrases = tiny_task.phrases(2000)
+    assert len(phrases) == 2000
+    assert " " in phrases[-1]
+
+
+def test_utterances_keep_their_references(tiny_task):
+    first = tiny_task.first(1)
+    assert (first.texts, first.tokens) == (tiny_task.texts[:1], tiny_task.tokens[:1])
+    assert first.inputs.shape[:2] == (1, int(tiny_task.lengths[0]))
+    three = tiny_task.repeated(3)
+    assert three.texts == [*tiny_task.texts, tiny_task.texts[0]]
+    assert torch.equal(three.inputs[2], tiny_task.inputs[0])
+
+
+def test_graphs_are_made_of_more_text_and_have_no_token_lm(tiny_options):
+    options = replace(tiny_options, strategy="cuda_wfst")
+    (task,), (fewer,) = make_tasks(options), make_tasks(replace(options, sentences=100))
+    assert task.lm is fewer.lm is None
+    assert "-200-word3" in task.word_lm.name
+    assert fewer.word_lm.stat().st_size < task.word_lm.stat().st_size
+
+
+def test_on_a_gpu_there_are_utterances_for_every_batch(tiny_options):
+    options = replace(tiny_options, device="cuda", batches=[3])
+    assert len(make_tasks(options)[0].texts) == 3
+
+
+@pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
+@pytest.mark.parametrize("task", ["synthetic", "speech"])
+def test_transducers_say_nearly_what_was_said(tiny_options, task, strategy):
+    options = replace(tiny_options, encoder_width=64, prediction_width=64, strategy=strategy, tasks=[task])
+    for found, kind in zip(make_tasks(options), ("rnnt", "tdt"), strict=True):
+        assert (found.kind, found.name) == (kind, f"{task}-{kind}")
+        ours = OURS[strategy](options, found, Setting(4, lm=True))
+        outputs = ours.read(ours.run(found.inputs, found.lengths))
+        assert Errors.of(found, outputs).ter < (40 if task == "synthetic" else 60)
+        width = 64 if task == "synthetic" else 128
+        assert found.first(1).inputs.shape == (1, int(found.lengths[0]), width)
+
+
+def test_a_narrow_prediction_network_is_refused(tiny_options):
+    options = replace(tiny_options, strategy="alsd_pp", encoder_width=64, prediction_width=8)
+    with pytest.raises(ValueError, match="prediction_width is 8, expected at least 64"):
+        make_tasks(options)
+
+
+# ------------------------------------------------------------------------------------------- speech
+def test_speech_is_hard_and_an_lm_mends_it(tiny_options, whole_speech_text):
+    options = replace(tiny_options, tasks=["speech"], utterances=20)
+    (task,) = make_tasks(options)
+    assert len(task.texts) == 20
+    assert task.inputs.shape == (20, int(task.lengths.max()), 129)
+    assert 100 < task.audio_seconds < 110
+    entropy = -(task.inputs[0].exp() * task.inputs[0]).sum(-1)[: task.lengths[0]]
+    assert entropy.mean() > 0.5  # peaked posteriors have hardly any
+    ours = OURS["flexctc_beam"](options, task, Setting(16, lm=True))
+    wer = (Errors.of(task, greedy(task)).wer, Errors.of(task, ours.read(ours.run(task.inputs, task.lengths))).wer)
+    assert wer[0] == pytest.approx(51.4, abs=0.5)
+    assert wer[1] < 45
+
+
+def test_speech_is_not_in_its_lm_text(tiny_options):
+    (task,) = make_tasks(replace(tiny_options, tasks=["speech"], utterances=20))
+    assert not set(task.texts) & {" ".join(sentence) for sentence in speech_text()}
+    assert {word for text in task.texts for word in text.split()} <= task.lexicon.keys()
+    assert [task.vocabulary.text(tokens) for tokens in task.tokens] == task.texts
+
+
+def test_speech_needs_nothing_outside_the_repository():
+    folder = ROOT / "assets" / "hard_speech"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 2_100_000
+    assert "public domain" in (folder / "README.md").read_text(encoding="utf-8")
+
+
+# -------------------------------------------------------------------------------------------- files
+@pytest.fixture
+def files(tmp_path, tiny_task):
+    """The tiny task as files, in the forms that `python -m benchmarks` takes."""
+    longest = max(map(len, tiny_task.tokens))
+    np.savez(
+        tmp_path / "task.npz",
+        log_probs=tiny_task.inputs.numpy(),
+        lengths=tiny_task.lengths.numpy(),
+        tokens=np.array([row + [-1] * (longest - len(row)) for row in tiny_task.tokens]),
+        texts=np.array(tiny_task.texts),
+        frame_seconds=0.08,
+    )
+    pieces = tiny_task.vocabulary.pieces
+    (tmp_path / "pieces.txt").write_text("\n".join(pieces) + "\n")
+    lexicon = [f"{w}\t{' '.join(pieces[t] for t in ids)}" for w, ids in tiny_task.lexicon.items()]
+    (tmp_path / "lexicon.txt").write_text("\n".join(lexicon) + "\n")
+    (tmp_path / "tok.arpa.gz").write_bytes(gzip.compress(tiny_task.lm.read_bytes()))
+    return tmp_path
+
+
+def of_files(files, **changes):
+    names = {"data": "task.npz", "tokenizer": "pieces.txt", "lexicon": "lexicon.txt", "lm": "tok.arpa.gz"}
+    return BenchOptions(**({key: str(files / name) for key, name in names.items()} | changes))
+
+
+def test_a_task_from_files_is_the_task(files, tiny_task):
+    (task,) = make_tasks(of_files(files))
+    assert torch.equal(task.inputs, tiny_task.inputs)
+    assert (task.texts, task.tokens) == (tiny_task.texts, tiny_task.tokens)
+    assert task.vocabulary.pieces == tiny_task.vocabulary.pieces
+    assert task.lexicon == tiny_task.lexicon
+    assert task.lm.read_bytes() == tiny_task.lm.read_bytes()  # unpacked
+    assert task.word_lm is None
+
+
+def test_weights_that_are_asked_for_replace_the_tasks(files, tiny_options):
+    (task,) = make_tasks(of_files(files, weights={"lm_weight": 0.9}, graph_beams=[3]))
+    assert (task.weights.lm_weight, task.weights.beam_beta) == (0.9, 0.5)
+    assert task.weights.graph_beams == (3,)
+
+
+def test_half_precision_emissions_become_float32(files):
+    with np.load(files / "task.npz") as file:
+        arrays = dict(file)
+    np.savez(files / "half.npz", **arrays | {"log_probs": arrays["log_probs"].astype(np.float16)})
+    (task,) = make_tasks(of_files(files, data=str(files / "half.npz")))
+    assert task.inputs.dtype == torch.float32
+
+
+def test_files_that_do_not_fit_are_errors(files):
+    with pytest.raises(ValueError, match="tokenizer is None"):
+        make_tasks(of_files(files, tokenizer=None))
+    with pytest.raises(ValueError, match="phrases need lexicon"):
+        make_tasks(of_files(files, lexicon=None))[0].phrases(3)
+    (files / "lexicon.txt").write_text("word\t▁xyzzy\n")
+    with pytest.raises(ValueError, match=r"lexicon.txt: the word 'word' is spelled with '▁xyzzy'"):
+        make_tasks(of_files(files))
+    (files / "pieces.txt").write_text("a\nb\n")
+    with pytest.raises(ValueError, match="tokenizer has 2 pieces, expected 32"):
+        make_tasks(of_files(files))
+    np.savez(files / "task.npz", log_probs=np.zeros((1, 2, 33)))
+    with pytest.raises(ValueError, match="lacks the arrays frame_seconds, lengths, texts, tokens"):
+        make_tasks(of_files(files))
+
+
+# --------------------------------------------------------------------------------- made up at any size
+@pytest.fixture(scope="module")
+def scale_options(tiny_options):
+    return replace(tiny_options, strategy="paged_biglm", mode="scale", ngrams=NGRAMS)
+
+
+@pytest.fixture(scope="module")
+def arpa(scale_options, tmp_path_factory):
+    path = tmp_path_factory.mktemp("scale")
+    scale.generate(scale_options, str(path), "synthetic")
+    return path / scale.LARGE
+
+
+def test_the_lm_has_the_size_that_was_asked_for_and_is_closed(arpa):
+    lm = read_arpa(arpa)
+    counts = [len(order.symbols) for order in lm.orders]
+    assert len(counts) == 3
+    assert 0.95 * NGRAMS < sum(counts) <= NGRAMS
+    assert min(counts) > 0
+    listed = [set(map(tuple, order.symbols.tolist())) for order in lm.orders]
+    for n in (1, 2):
+        assert {gram[:-1] for gram in listed[n]} <= listed[n - 1]
+        assert {gram[1:] for gram in listed[n]} <= listed[n - 1]
+        assert len(listed[n]) == counts[n]
+
+
+def test_words_after_a_word_add_up_to_one(arpa):
+    lm = pack_arpa_in_memory(arpa)
+    labels = [label for label, word in enumerate(lm.words) if word != "<s>"]
+    for state in range(1, lm.num_states):
+        if lm.arrays.states["backoff_to"][state] == 0:  # after one word
+            costs = np.array([lm.advance(state, label)[0] for label in labels])
+            assert np.exp(-costs).sum() == pytest.approx(1.0, abs=1e-3)
+
+
+def test_a_seed_gives_the_same_file_again_and_another_seed_another(scale_options, arpa, tmp_path):
+    for seed, is_same in ((scale_options.seed, True), (scale_options.seed + 1, False)):
+        scale.generate(replace(scale_options, seed=seed), str(tmp_path), "synthetic")
+        assert ((tmp_path / scale.LARGE).read_bytes() == arpa.read_bytes()) is is_same
+
+
+def test_many_small_blocks_list_the_same_ngrams(scale_options, arpa, tmp_path, monkeypatch):
+    monkeypatch.setattr(synthetic_lm, "BLOCK", 64)
+    scale.generate(scale_options, str(tmp_path), "synthetic")
+    assert (tmp_path / scale.LARGE).read_bytes() == arpa.read_bytes()
+
+
+# ----------- Every peer that is installed reads clear emissions, and says so when it is not installed
+
+NEMO = {"marks": pytest.mark.nemo}
+
+
+@pytest.fixture
+def clear_task(tiny_task: Task) -> Task:
+    """The tiny task spoken without any doubt: token, blank, token, blank ..."""
+    length = 2 * max(map(len, tiny_task.tokens))
+    log_probs = torch.full((2, length, 33), -20.0)
+    log_probs[:, :, 32] = -1e-6
+    for row, tokens in zip(log_probs, tiny_task.tokens, strict=True):
+        for i, token in enumerate(tokens):
+            row[2 * i, 32] = -20.0
+            row[2 * i, token] = -1e-6
+    lengths = torch.tensor([2 * len(tokens) for tokens in tiny_task.tokens])
+    return replace(tiny_task, inputs=log_probs, lengths=lengths)
+
+
+@pytest.mark.parametrize(
+    ("peer", "setting"),
+    [
+        pytest.param(GREEDY_BATCH, Setting(0), **NEMO),
+        pytest.param(BEAM_BATCH, Setting(4), **NEMO),
+        pytest.param(BEAM_BATCH, Setting(4, lm=True, phrases=4), **NEMO),
+        (FLASHLIGHT, Setting(4)),
+        (FLASHLIGHT, Setting(4, lm=True)),
+        (PYCTCDECODE, Setting(4)),
+        (PYCTCDECODE, Setting(4, lm=True, phrases=4)),
+        (Peer("flexctc_beam", OURS["flexctc_beam"]), Setting(4, lm=True, phrases=4)),
+    ],
+)
+def test_a_peer_reads_clear_emissions(peer, setting, clear_task, tiny_options):
+    if peer.unavailable():
+        pytest.skip(peer.unavailable())
+    ready = peer.prepare(tiny_options, clear_task, setting)
+    outputs = ready.read(ready.run(clear_task.inputs, clear_task.lengths))
+    assert Errors.of(clear_task, outputs).wer == 0
+
+
+def test_utterances_alone_are_decoded_without_their_padding(clear_task, tiny_options):
+    ready = flexctc_beam(tiny_options, clear_task, Setting(4))
+    padded = clear_task.inputs.clone()
+    padded[0, int(clear_task.lengths[0]) :] = float("nan")
+    found = alone(ready.hypotheses, (padded, clear_task.lengths))
+    assert found == ready.hypotheses(clear_task.inputs, clear_task.lengths)
+
+
+def test_a_part_that_is_missing_is_said_to_be(monkeypatch):
+    peer = FLASHLIGHT._replace(needs=("torch.no_such_part",))
+    assert peer.unavailable() == f"torch.no_such_part not installed: {peer.install}"
+    assert FLASHLIGHT._replace(needs=("no_parent.of_this",)).unavailable().startswith("no_parent.of_this")
+
+
+def test_collapse_merges_repeats_and_drops_blanks():
+    assert collapse([9, 1, 1, 9, 1, 2, 2, 9], blank_id=9) == [1, 1, 2]
+    assert collapse([], blank_id=9) == []

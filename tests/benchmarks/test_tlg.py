@@ -1,0 +1,66 @@
+"""T o L o G for other decoders: topologies are NeMo's, chains are single arcs, Kaldi finds our words."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.tlg import as_transducer, composed_graph, topology_fst
+from nemo_gpu_decoding.graph.csr import WordGraph
+from tests.graph.toy import PIECES
+from tests.graph.toy import topology_fst as kaldifst_topology
+from tests.random_models import random_log_probs
+from tests.search.word_graph.models import make, toy_graph
+
+pytestmark = pytest.mark.slow
+kaldifst = pytest.importorskip("kaldifst")
+
+TOPOLOGIES = ("compact", "normal", "minimal")
+VOCAB, FRAMES = len(PIECES), 25
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_chains_of_epsilons_come_back_as_single_arcs(seed):
+    graph = toy_graph(seed)
+    transducer = as_transducer(graph)
+    assert (transducer.arcs["input"] == 0).sum() < len(graph.arrays.epsilons)
+    again = WordGraph.from_fst(transducer, graph.words)
+    for ours, theirs in zip(graph.arrays, again.arrays, strict=True):
+        assert ours.shape == theirs.shape
+        for name in ours.dtype.names or ():
+            np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_topologies_are_those_that_nemo_makes(name):
+    ours, theirs = topology_fst(name, VOCAB), kaldifst_topology(name, VOCAB, VOCAB)
+    arcs = {
+        (state, arc.ilabel, arc.olabel, arc.nextstate)
+        for state in range(theirs.num_states)
+        for arc in kaldifst.ArcIterator(theirs, state)
+    }
+    columns = (ours.sources(), ours.arcs["input"], ours.arcs["output"], ours.arcs["target"])
+    assert set(zip(*(column.tolist() for column in columns), strict=True)) == arcs
+    assert [theirs.final(s).value for s in range(theirs.num_states)] == ours.final_costs.tolist()
+
+
+def test_a_ready_made_topology_has_no_transducer():
+    with pytest.raises(ValueError, match="topology is 'graph', expected compact, normal or minimal"):
+        topology_fst("graph", VOCAB)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_kaldi_finds_our_words_in_it(topology):
+    kaldi = pytest.importorskip("kaldi_decoder")
+    graph = toy_graph(1)
+    log_probs = random_log_probs(3, FRAMES, VOCAB + 1, seed=3)
+    ours = make(graph, topology=topology).decode(log_probs, [FRAMES] * 3)
+    options = kaldi.FasterDecoderOptions(beam=1e4, min_active=0)
+    fst = kaldifst.StdConstFst(composed_graph(graph, topology, VOCAB))
+    for frames, nbest in zip(log_probs.numpy(), ours, strict=True):
+        decoder = kaldi.FasterDecoder(fst, options)
+        decoder.decode(kaldi.DecodableCtc(np.ascontiguousarray(frames)))
+        _, path = decoder.get_best_path()
+        _, _, words, weight = kaldifst.get_linear_symbol_sequence(path)
+        assert [word.label for word in nbest.best.words] == list(words)
+        assert nbest.best.score == pytest.approx(-weight.value1 - weight.value2, abs=1e-3)
