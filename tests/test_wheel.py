@@ -30,7 +30,17 @@ ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT", "TMPDIR")  # what the pro
 
 def pip(python, *arguments):
     """pip of this environment, at work in another one, which need not have a pip of its own."""
-    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", *map(str, arguments)]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(python),
+        "install",
+        "--quiet",
+        "--no-compile",
+        *map(str, arguments),
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
