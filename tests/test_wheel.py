@@ -23,7 +23,7 @@ tokens = torch.tensor([[1, 1, 4, 0, 2, 4]])  # a token per frame; 4 is the blank
 log_probs = torch.log_softmax(5.0 * torch.nn.functional.one_hot(tokens, 5).float(), dim=-1)
 decoder = FlexCTCBeam(vocab_size=4, blank_id=4, config=FlexCTCConfig(beam_size=4))
 (nbest,) = decoder.decode(log_probs, [6])
-print(list(nbest.best.tokens), len(read_arpa(sys.argv[1]).orders))
+print([int(token) for token in nbest.best.tokens], len(read_arpa(sys.argv[1]).orders))
 """
 ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "SYSTEMROOT", "TMPDIR")  # what the processes keep of ours
 
