@@ -42,7 +42,7 @@ $(STAMP): $(RECIPE)
 	@touch $(DECODING) $@
 
 $(DECODING): $(RECIPE)
-	@VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" NEMO="$(NEMO)" EXTRAS=nemo,wfst,serve bash scripts/make_venv.sh
+	@VENV="$(VENV)" PYTHON="$(PYTHON)" TORCH="$(TORCH)" NEMO="$(NEMO)" EXTRAS=demo bash scripts/make_venv.sh
 	@touch $@
 
 demo: $(DECODING)  ## greedy against beam, + LM, + phrases on the shipped speech; rows and a picture in build/

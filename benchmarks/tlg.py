@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.graph.csr import WordGraph, arc_sources
 from nemo_gpu_decoding.graph.openfst import Fst, write_fst
 from nemo_gpu_decoding.graph.topology import COMPACT, MINIMAL, NORMAL, topology_number
@@ -21,6 +22,7 @@ def composed_graph(graph: WordGraph, topology: str, vocab_size: int) -> Any:
 
     Input labels are column + 1, output labels those of `graph.words`. The blank is column V.
     """
+    require("kaldifst")
     import kaldifst
 
     with tempfile.TemporaryDirectory(prefix="nemo-gpu-decoding-") as folder:

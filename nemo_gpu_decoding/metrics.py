@@ -60,13 +60,10 @@ def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> WordErr
 
     Raises:
         ValueError: the two lists differ in length.
-        ImportError: kaldialign is not installed.
     """
     _check_pairs(references, hypotheses)
-    try:
-        from kaldialign import edit_distance
-    except ImportError as error:
-        raise ImportError("word error rates need kaldialign: pip install kaldialign") from error
+    from kaldialign import edit_distance
+
     words = substitutions = deletions = insertions = 0
     for reference, hypothesis in zip(references, hypotheses, strict=True):
         counts = edit_distance(reference.split(), hypothesis.split())

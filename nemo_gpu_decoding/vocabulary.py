@@ -12,6 +12,8 @@ from functools import cached_property, partial
 from os import PathLike, fspath
 from typing import Any, NamedTuple
 
+from nemo_gpu_decoding.extras import require
+
 KINDS = ("bpe", "wpe", "char", "byte_bpe")
 WORD_START = "▁"  # U+2581, SentencePiece's mark of the beginning of a word
 CONTINUATION = "##"  # WordPiece's mark of a piece inside a word
@@ -92,6 +94,7 @@ class Vocabulary:
     def from_sentencepiece(cls, model: str | PathLike[str] | Any) -> Vocabulary:
         """From a SentencePiece model file or a loaded `SentencePieceProcessor`."""
         if isinstance(model, (str, PathLike)):
+            require("sentencepiece")
             from sentencepiece import SentencePieceProcessor
 
             model = SentencePieceProcessor(model_file=fspath(model))

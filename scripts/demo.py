@@ -20,8 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kaldialign import align
-from rich.console import Console
-from rich.text import Text
 
 from nemo_gpu_decoding.cli.decoding import load_phrase_file
 from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Score, encode
@@ -29,6 +27,7 @@ from nemo_gpu_decoding.cli.grid import Point, at_point
 from nemo_gpu_decoding.cli.main import guarded
 from nemo_gpu_decoding.cli.options import help_text, parse_options
 from nemo_gpu_decoding.cli.tune_plot import FORMATS
+from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import Utterance, read_manifest
 from nemo_gpu_decoding.metrics import PhraseWords, word_errors
@@ -37,6 +36,7 @@ from nemo_gpu_decoding.report import format_table
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+    from rich.text import Text
 
     from nemo_gpu_decoding.nemo_plugin.model import Head
     from nemo_gpu_decoding.search.decoder import Decoder
@@ -103,6 +103,9 @@ class Row:
 def run(options: DemoOptions) -> int:
     """For every model: encode the test speech once, decode it in several ways, print a table and some
     transcripts."""
+    require("nemo", "wfst", "plot", "demo")
+    from rich.console import Console
+
     data = Path(options.data)
     if not (data / "demo.yaml").is_file():
         raise ValueError(f"data={data} has no demo.yaml, expected the folder assets/self of the source tree")
@@ -164,12 +167,7 @@ def decode_model(
     decoders: dict[str, Decoder] = {}
     for preset in presets:
         say(f"preparing {preset.strategy} (compiled on first use, then kept)")
-        try:
-            steps = steps_of(head, preset)
-        except ImportError as error:
-            say(f"{preset.strategy} is left out: {error}")
-            continue
-        for label, ours in steps.items():
+        for label, ours in steps_of(head, preset).items():
             ours.decode(test.batches[0].inputs[:1], test.batches[0].lengths[:1])  # compiles
             decoders[label] = ours
     if others is not None:
@@ -244,6 +242,8 @@ def report(model: str, test: DevSet, rows: Sequence[Row]) -> str:
 
 def differences(test: DevSet, rows: Sequence[Row], phrases: Sequence[str], show: int) -> Text:
     """Transcripts of utterances on which the decoders disagree, what the last one mends most first."""
+    from rich.text import Text
+
     columns = list(zip(*(row.decoded.texts for row in rows), strict=True))
     disputed = [i for i, texts in enumerate(columns) if len(set(texts)) > 1]
 
@@ -270,6 +270,8 @@ def differences(test: DevSet, rows: Sequence[Row], phrases: Sequence[str], show:
 
 def coloured(reference: str, text: str, wanted: PhraseWords) -> Text:
     """A transcript with wrong and lacking words in red, and phrases found where they were said in green."""
+    from rich.text import Text
+
     in_phrase = iter(wanted.covered(text.split()))
     shown = Text()
     for said, word in align(reference.split(), text.split(), LACKING):

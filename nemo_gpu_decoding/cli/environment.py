@@ -18,6 +18,7 @@ from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.availability import install_advice
 from nemo_gpu_decoding.cuda.launch import runtime
 from nemo_gpu_decoding.cuda.sources import kernel_files
+from nemo_gpu_decoding.extras import install_command
 from nemo_gpu_decoding.jit import CACHE_VARIABLE, cache_folder
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
@@ -141,7 +142,7 @@ def cuda_obstacle() -> str | None:
 def nemo_fact() -> Fact:
     version = installed_version("nemo_toolkit")
     if version is None:
-        return Fact("NeMo", "not installed", "pip install 'nemo-gpu-decoding[nemo]' (plain log-probs need none)")
+        return Fact("NeMo", "not installed", f"{install_command('nemo')} (plain log-probs need none)")
     supported = (2, 7) <= tuple(int(part) for part in version.split(".")[:2]) < (3, 1)
     return Fact("NeMo", version, "" if supported else f"tested with {SUPPORTED_NEMO}")
 

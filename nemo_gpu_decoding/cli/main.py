@@ -12,7 +12,9 @@ from types import ModuleType
 from typing import NamedTuple
 
 from nemo_gpu_decoding import __version__
-from nemo_gpu_decoding.cli.options import help_text, parse_options
+from nemo_gpu_decoding.cli.needs import needed
+from nemo_gpu_decoding.cli.options import OptionError, help_text, parse_options
+from nemo_gpu_decoding.extras import require
 
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
@@ -70,6 +72,8 @@ def guarded(program: str, run: Callable[[], int], module: str = "nemo_gpu_decodi
     except Exception as error:
         if is_mendable(error, module):
             print(f"{program}: {error}", file=sys.stderr)
+            if isinstance(error, OptionError):
+                print(f"see `{program} --help`", file=sys.stderr)
             return EXIT_USAGE
         traceback.print_exc()
         return EXIT_FAILURE
@@ -117,7 +121,9 @@ def run_program(program: str, summary: str, module: ModuleType, arguments: Seque
     if any(argument in ("-h", "--help") for argument in arguments):
         print(help_text(program, summary, module.OPTIONS, module.EXAMPLES, positional))
         return EXIT_OK
-    return int(module.run(parse_options(module.OPTIONS, arguments, positional)))
+    options = parse_options(module.OPTIONS, arguments, positional)
+    require(*needed(name, options))
+    return int(module.run(options))
 
 
 def load_command(name: str) -> ModuleType:

@@ -24,6 +24,10 @@ T = TypeVar("T")
 HELP_WIDTH = 100  # columns
 
 
+class OptionError(ValueError):
+    """An argument that is not `key=value`, or whose key is no option: the help lists what there is."""
+
+
 @dataclass(frozen=True)
 class Option:
     """One field of an options dataclass, as the user sees it."""
@@ -62,7 +66,8 @@ def parse_options(options_class: type[T], arguments: Sequence[str], positional: 
     Dotted keys reach into mappings (`decoding.beam.beam_size=8`).
 
     Raises:
-        ValueError: an argument is not `key=value`, a key is unknown or missing, a value is no good.
+        OptionError: an argument is not `key=value`, or a key is unknown.
+        ValueError: a required key is missing, or a value is out of range.
     """
     config = OmegaConf.structured(options_class)
     options = {option.name: option for option in options_of(options_class)}
@@ -75,7 +80,7 @@ def parse_options(options_class: type[T], arguments: Sequence[str], positional: 
         key, value = _split(argument, options)
         top = key.split(".", 1)[0]
         if top not in options or (key != top and not isinstance(config._get_node(top), DictConfig)):
-            raise ValueError(_unknown_key(key, options))
+            raise OptionError(_unknown_key(key, options))
         _set(config, key, _read_value(options_class, key, value), options[top])
     missing = [name for name in options if OmegaConf.is_missing(config, name)]
     if missing:
@@ -152,7 +157,7 @@ def _split(argument: str, options: dict[str, Option]) -> tuple[str, str]:
     spelled = key.lstrip("-").replace("-", "_")
     close = difflib.get_close_matches(spelled, options, 1)
     hint = f"; did you mean {close[0]}={value or '...'}?" if close else ""
-    raise ValueError(f"{argument!r} is not of the form key=value{hint}")
+    raise OptionError(f"{argument!r} is not of the form key=value{hint}")
 
 
 def _read_value(options_class: type, key: str, value: str) -> Any:
@@ -186,8 +191,7 @@ def _set(config: DictConfig, key: str, value: Any, option: Option) -> None:
 def _unknown_key(key: str, options: dict[str, Option]) -> str:
     close = difflib.get_close_matches(key, options, 1, cutoff=0.5)
     hint = f"; did you mean {close[0]}?" if close else ""
-    described = "\n".join(option.describe() for option in options.values())
-    return f"unknown option {key!r}{hint}\nthe options are:\n{described}"
+    return f"unknown option {key!r}{hint}"
 
 
 def _first_line(error: Exception) -> str:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.live.server import LiveServer
 
 TOKEN_VARIABLE = "NEMO_GPU_DECODING_TOKEN"
-NO_SERVER = "serve needs Starlette, uvicorn and prometheus_client: pip install 'nemo-gpu-decoding[serve]'"
 EXAMPLES = (
     "model=model.nemo",
     "model=model.nemo lm=lm.arpa phrases=names.txt port=9000",
@@ -99,14 +98,9 @@ def build_server(options: ServeOptions) -> LiveServer:
     Raises:
         ValueError: an option is out of range, a public address has no token, the model cannot do it.
     """
-    try:
-        from nemo_gpu_decoding.live.server import Address, LiveServer
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] not in ("starlette", "uvicorn", "prometheus_client"):
-            raise
-        raise ImportError(NO_SERVER) from error
     from nemo_gpu_decoding.live.batcher import Batcher
     from nemo_gpu_decoding.live.recognizer import warm_up
+    from nemo_gpu_decoding.live.server import Address, LiveServer
     from nemo_gpu_decoding.live.session import Limits
 
     token = options.token or os.environ.get(TOKEN_VARIABLE)

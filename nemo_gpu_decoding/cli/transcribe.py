@@ -224,8 +224,8 @@ def run_partitions(options: TranscribeOptions) -> int:
     out = str(options.out).rstrip("/")
     if "://" not in out:
         out = str(Path(out).expanduser().absolute())
-    corpus = find_corpus(options.audio, options.manifest, options.tarred_audio)
     check_format(options.format_of_parts)
+    corpus = find_corpus(options.audio, options.manifest, options.tarred_audio)
     plan = open_run(Folder(out), corpus, options.partition_seconds, options_of_transcripts(options))
     job = Job(
         out,

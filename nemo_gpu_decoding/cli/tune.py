@@ -6,7 +6,6 @@ import shlex
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +26,7 @@ from nemo_gpu_decoding.cli.dev_set import Score
 from nemo_gpu_decoding.cli.grid import Point, at_edge, at_point, combinations, finer, varied
 from nemo_gpu_decoding.cli.options import show_value
 from nemo_gpu_decoding.cli.tune_plot import FORMATS, draw, options_of_panels
+from nemo_gpu_decoding.extras import install_command, is_installed
 from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.presets import load_preset, write_preset
@@ -95,7 +95,7 @@ class TuneOptions(ModelOptions):
     # What stays of the first LM's scores in the second pass, >= 0; 0 replaces them.
     rescore_lm_share: float = 1.0
     # Write a picture of the error rates over the weights here (.png, .svg or .pdf). null: beside `out`, with
-    # the ending .png, if matplotlib is installed.
+    # the ending .png, if the extra plot is installed.
     plot: str | None = None
     # Then decode with finer weights around the best, too; without it the command that does so is printed.
     refine: bool = False
@@ -194,16 +194,15 @@ def plot_file(options: TuneOptions) -> Path | None:
 
     Raises:
         ValueError: there is no such folder.
-        ImportError: it is asked for and matplotlib is not installed.
     """
-    if options.plot is None and options.out is None:
+    if options.plot is not None:
+        return writable_file("plot", options.plot)
+    if options.out is None:
         return None
-    if find_spec("matplotlib") is None:
-        if options.plot is not None:
-            raise ImportError(f"plot={options.plot} needs matplotlib: pip install matplotlib")
-        print("no picture of the error rates: it needs matplotlib (pip install matplotlib)", file=sys.stderr)
+    if not is_installed("matplotlib"):
+        print(f"no picture of the error rates without matplotlib: {install_command('plot')}", file=sys.stderr)
         return None
-    return writable_file("plot", options.plot) if options.plot else Path(str(options.out)).with_suffix(".png")
+    return Path(options.out).with_suffix(".png")
 
 
 def next_step(options: TuneOptions, points: Sequence[Point]) -> str:

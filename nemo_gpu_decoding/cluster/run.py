@@ -17,6 +17,7 @@ import numpy as np
 from nemo_gpu_decoding.cluster.corpus import Partition
 from nemo_gpu_decoding.cluster.folder import Folder, Plan
 from nemo_gpu_decoding.cluster.workers import Job, Totals, Transcriber
+from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.metrics import WordErrors
 from nemo_gpu_decoding.report import format_table
 
@@ -227,11 +228,10 @@ def _connected(workers: Workers) -> Any:
     if not workers.verbose:
         os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # remarks on actors that may restart
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # of Ray: leave CUDA_VISIBLE_DEVICES alone
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise ImportError("ray=... needs Ray: pip install 'nemo-gpu-decoding[cluster]'") from error
+    require("cluster")
+    import ray
+    import ray.data
+
     level = logging.INFO if workers.verbose else logging.ERROR
     if not ray.is_initialized():
         where: dict[str, Any] = {"address": workers.address}

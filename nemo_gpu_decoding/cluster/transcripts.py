@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.manifest import Utterance
 from nemo_gpu_decoding.metrics import oracle_text, word_errors
 
@@ -77,7 +78,4 @@ def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
 def check_format(out_format: str) -> None:
     """Raise an ImportError if files of this format cannot be written here."""
     if out_format == "parquet":
-        try:
-            import pyarrow.parquet  # noqa: F401
-        except ImportError as error:
-            raise ImportError("out_format=parquet needs PyArrow: pip install 'nemo-gpu-decoding[cluster]'") from error
+        require("pyarrow")

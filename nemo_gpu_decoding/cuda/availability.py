@@ -14,6 +14,7 @@ import torch
 
 from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.compile import architecture
+from nemo_gpu_decoding.extras import install_command
 
 # Warp-synchronous code needs sm_70, but CUDA 13 compiles for nothing older than Turing. Asynchronous
 # copies (sm_80) are used where they exist, and no kernel depends on them.
@@ -84,7 +85,7 @@ def _driver_problem(bindings: Any) -> str | None:
     if supported[0] < compiler[0]:
         return (
             f"the driver is for CUDA {_dotted(supported)} and can't run what NVRTC {_dotted(compiler)} "
-            f"compiles: take a newer driver, or pip install 'nemo-gpu-decoding[cuda{supported[0]}]'"
+            f"compiles: take a newer driver, or {install_command(f'cuda{supported[0]}')}"
         )
     return None
 
@@ -92,7 +93,7 @@ def _driver_problem(bindings: Any) -> str | None:
 def install_advice() -> str:
     """How to get the cuda-python that goes with this torch."""
     major = (torch.version.cuda or "13").split(".")[0]
-    return f"pip install 'nemo-gpu-decoding[cuda{major}]'"
+    return install_command(f"cuda{major}")
 
 
 def _needed() -> str:

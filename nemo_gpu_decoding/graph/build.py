@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.graph.csr import EPSILON_WORD, Spellings, WordGraph
 from nemo_gpu_decoding.graph.grammar import Grammar, grammar_fst, read_grammar
 from nemo_gpu_decoding.graph.lexicon import Lexicon, LexiconFst, OpenVocabulary, lexicon_fst
@@ -318,10 +319,9 @@ def compose_and_optimize(lexicon: Fst, grammar: Fst, progress: Progress = logger
         ValueError: the composition is empty, or cannot be determinized.
         ImportError: kaldifst is not installed.
     """
-    try:
-        import kaldifst
-    except ImportError as error:
-        raise ImportError("building word graphs needs kaldifst: pip install 'nemo-gpu-decoding[wfst]'") from error
+    require("kaldifst")
+    import kaldifst
+
     with tempfile.TemporaryDirectory(prefix="nemo-gpu-decoding-") as folder:
         paths = [os.path.join(folder, name) for name in ("l.fst", "g.fst", "lg.fst")]
         write_fst(lexicon, paths[0])

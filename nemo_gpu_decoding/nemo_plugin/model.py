@@ -17,6 +17,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.live.recognizer import Word
 from nemo_gpu_decoding.manifest import unreadable
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 # what NeMo's forward pass gives for a batch: log-probs [B, T, V + 1] or encoder output [B, D, T], and lengths [B]
 Outputs = dict[str, Tensor]
-
-NO_NEMO = "this command needs NeMo: pip install 'nemo_toolkit[asr]'"
 
 
 @dataclass(frozen=True)
@@ -378,12 +377,9 @@ def import_nemo(verbose: bool) -> type[ASRModel]:
     """Import NeMo (about ten seconds) and register our strategies."""
     if not verbose:
         _silence()
-    try:
-        from nemo.collections.asr.models import ASRModel
-    except ModuleNotFoundError as error:
-        if (error.name or "").split(".")[0] == "nemo":
-            raise ValueError(NO_NEMO) from error
-        raise
+    require("nemo")
+    from nemo.collections.asr.models import ASRModel
+
     from nemo_gpu_decoding.nemo_plugin.register import register
 
     register()

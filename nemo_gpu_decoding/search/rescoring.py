@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.checks import FieldError, check_int, check_number
+from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.lm.packed_file import is_packed_lm, load_packed_lm
@@ -157,6 +158,7 @@ class CausalLM:
     def __init__(self, model: Any, tokenizer: Any = None, *, batch_size: int = 64, device: str | None = None) -> None:
         check_int("batch_size", batch_size, 1, 1 << 20)
         if isinstance(model, str):
+            require("transformers")
             from transformers import AutoModelForCausalLM, AutoTokenizer
 
             tokenizer = tokenizer or AutoTokenizer.from_pretrained(model)

@@ -93,10 +93,11 @@ def test_a_model_or_device_that_is_not_there(argument, problem, assets, manifest
 
 @pytest.mark.parametrize("command", ["tune", "transcribe"])
 def test_without_nemo_the_command_says_what_to_install(command, assets, manifest, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "nemo.collections.asr.models", None)
-    monkeypatch.delattr("nemo.collections.asr.models", raising=False)
+    monkeypatch.setitem(sys.modules, "nemo", None)
+    monkeypatch.setitem(sys.modules, "soundfile", None)
     assert main([command, f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}"]) == 2
-    assert "needs NeMo: pip install" in capsys.readouterr().err
+    expected = f"nemo-gpu-decoding {command}: nemo is not installed: pip install 'nemo-gpu-decoding[nemo]'\n"
+    assert capsys.readouterr().err == expected
 
 
 def test_a_missing_folder_for_out_is_found_before_the_model_is_loaded(manifest, tmp_path, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -192,12 +193,13 @@ def test_words_have_a_place_on_a_curve_and_a_refined_grid_has_holes_in_its_map(t
 
 
 def test_without_matplotlib_tune_says_so(monkeypatch, manifest, capsys):
-    monkeypatch.setattr(tune, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    install = "pip install 'nemo-gpu-decoding[plot]'"
     arguments = ["tune", "model=nowhere.nemo", f"manifest={manifest}"]
     assert main([*arguments, "plot=best.png"]) == 2
-    assert "plot=best.png needs matplotlib: pip install matplotlib" in capsys.readouterr().err
+    assert f"matplotlib is not installed: {install}" in capsys.readouterr().err
     assert tune.plot_file(options("out=best.yaml")) is None
-    assert "no picture of the error rates" in capsys.readouterr().err
+    assert f"no picture of the error rates without matplotlib: {install}" in capsys.readouterr().err
     assert tune.plot_file(options()) is None
     assert not capsys.readouterr().err
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.checks import check_int, check_number
+from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.word_graph.best_path import END, FoundPaths, Steps, all_ends
@@ -204,6 +205,7 @@ class Lattice:
         Raises:
             ImportError: kaldifst is not installed.
         """
+        require("kaldifst")
         import kaldifst
 
         rows = self.arcs()

@@ -1,0 +1,66 @@
+"""Which optional dependencies each command needs with its options: they are checked before it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def needed(command: str, options: Any) -> list[str]:
+    """The names that `require` takes: extras, or single modules.
+
+    Raises:
+        ValueError: the preset cannot be read, or the LM is no file.
+    """
+    return [name for name, is_needed in NEEDS.get(command, {}).items() if is_needed(options)]
+
+
+def always(options: Any) -> bool:
+    return True
+
+
+def has_model(options: Any) -> bool:
+    return options.model is not None
+
+
+def has_sentencepiece_model(options: Any) -> bool:
+    return options.tokenizer is not None and options.tokenizer.endswith(".model")
+
+
+def draws(options: Any) -> bool:
+    return options.plot is not None
+
+
+def starts_ray(options: Any) -> bool:
+    from nemo_gpu_decoding.cli.transcribe import workers_of
+
+    return workers_of(options).address is not None
+
+
+def builds_word_graph(options: Any) -> bool:
+    """Whether a word graph is composed from an ARPA file; a ready-made graph needs no library."""
+    if options.strategy is None and options.preset is None:
+        return False  # the default strategies search no word graph
+    from omegaconf import OmegaConf
+
+    from nemo_gpu_decoding.cli.decoding import decoding_config
+    from nemo_gpu_decoding.nemo_plugin.register import find_strategy
+
+    config = decoding_config(options.strategy, options.preset, {"lm": options.lm})
+    config = OmegaConf.merge(config, getattr(options, "decoding", {}))
+    strategy = find_strategy(config)
+    if strategy is None or strategy.section != "wfst":
+        return False
+    ready_made = config.wfst.get("wfst_lm_path")
+    return bool(config.wfst.get("arpa_lm_path")) and not (ready_made and Path(ready_made).expanduser().exists())
+
+
+# command -> extra or module -> whether it is needed with these options; other commands need none
+NEEDS: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "transcribe": {"nemo": always, "kaldifst": builds_word_graph, "cluster": starts_ray},
+    "serve": {"nemo": always, "serve": always, "kaldifst": builds_word_graph},
+    "tune": {"nemo": always, "kaldifst": builds_word_graph, "plot": draws},
+    "build-graph": {"nemo": has_model, "kaldifst": always, "sentencepiece": has_sentencepiece_model},
+    "build-lm": {"nemo": has_model, "sentencepiece": has_sentencepiece_model},
+}
