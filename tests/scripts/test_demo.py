@@ -44,6 +44,7 @@ def timed_once(monkeypatch):
     monkeypatch.setattr(demo, "REPEATS", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.nemo
 def test_each_step_of_the_demo_helps(run, tmp_path, capsys, timed_once):
     pytest.importorskip("nemo.collections.asr")
