@@ -8,7 +8,7 @@ import torch
 from nemo_gpu_decoding.cuda.sources import kernel_files
 from nemo_gpu_decoding.search.transducer.cuda_prediction import PredictionPaths
 from tests.contract.subject import all_facts
-from tests.cuda_emulator.emulator import EmulatedRuntime
+from tests.cuda_emulator.emulator import EmulatedModule
 from tests.graph.toy import PIECES
 from tests.random_models import random_log_probs
 from tests.search.flexctc_beam import both as ctc
@@ -65,9 +65,9 @@ CASES = {
     "flexctc_beam": (run_flexctc, {"kernel", "finish"}),
     "transducer": (lambda: run_transducer("alsd_pp"), {"alsd", "schedule"}),
     "transducer aes": (lambda: run_transducer("aes_pp"), {"aes", "schedule"}),
-    "transducer networks": (run_networks, {"networks", "schedule"}),
+    "transducer networks": (run_networks, {"networks"}),
     "word_graph": (run_cuda_wfst, {"kernel", "best_path", "compact"}),
-    "word_graph with a large LM": (run_paged_biglm, {"kernel", "best_path"}),
+    "word_graph with a large LM": (run_paged_biglm, {"kernel", "best_path", "compact"}),
 }
 
 
@@ -83,12 +83,12 @@ def test_no_kernel_is_left_out():
 def test_a_kernel_finds_what_the_cpu_finds(case, emulated_runtime, small_blocks, monkeypatch):
     if case.startswith("word_graph"):
         pytest.importorskip("kaldifst")
-    loaded, load = set(), EmulatedRuntime.load
+    launched, launch = set(), EmulatedModule.launch
 
-    def noted(runtime, source, *given):
-        loaded.add(source)
-        return load(runtime, source, *given)
+    def noted(module, *given, **named):
+        launched.add(module.source)
+        launch(module, *given, **named)
 
-    monkeypatch.setattr(EmulatedRuntime, "load", noted)
+    monkeypatch.setattr(EmulatedModule, "launch", noted)
     CASES[case][0]()
-    assert loaded == files_of(case)
+    assert launched == files_of(case)
