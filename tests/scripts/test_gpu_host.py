@@ -74,6 +74,7 @@ def test_all_that_pass_are_a_success(run):
     assert run(python("pass"), python("pass", name="another"))[0] == 0
 
 
+@pytest.mark.slow
 def test_a_stage_that_takes_too_long_is_ended_with_all_that_it_started(run, tmp_path):
     child = tmp_path / "pid"
     code = (
@@ -191,6 +192,7 @@ def test_one_command_lists_the_stages(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_one_command_installs_the_wheels_it_finds(tmp_path):
     """No wheel here: pip complains, and the stages run all the same."""
     wheels = tmp_path / "wheels"
