@@ -10,6 +10,8 @@ NEMO   ?=
 # resolves the lowest versions: pip install uv
 UV     ?= uv
 PYTEST_ARGS ?=
+# compute capabilities that `make kernels` compiles for: ARCHITECTURES="80 90"; nothing: all
+ARCHITECTURES ?=
 # so many processes share the tests of a whole run
 PYTEST_PROCESSES ?= 2
 BENCH_ARGS  ?=
@@ -20,20 +22,26 @@ BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 # enough to decode with: what the demo waits for on a new machine
 DECODING := $(VENV)/.decoding-ready
-# A file of tests stays in one process, which keeps its models; tests/conftest.py says which comes first. Each process
-# has one thread (below): with more threads than cores, OpenMP's wait for each other.
-ALL_TESTS := -n $(PYTEST_PROCESSES) --dist loadscope --no-loadscope-reorder
+# A file of tests stays in one process, which keeps its models. Each process has one thread (below): with more threads
+# than cores, OpenMP's wait for each other.
+ALL_TESTS := -n $(PYTEST_PROCESSES) --dist loadfile
+# what took how long: a list, and a JUnit file in build/
+REPORTS = --durations=40 --junitxml=build/junit-$@.xml
 BENCH_OUT := build/bench.json
 # what an environment is made from; it is brought up to date when one of these changes
 RECIPE := pyproject.toml scripts/make_venv.sh scripts/choose_torch.py
 
+run_tests = OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(1) \
+  || { echo "tests failed: repeat one with  make pytest PYTEST_ARGS='-k name -x'"; exit 1; }
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint packages lowest kernels fix pytest coverage bench test-nemo27 test-nemo-scripts docs clean
+.PHONY: help setup demo test test-all compiler lint packages lowest kernels fix pytest coverage bench test-nemo27 test-nemo-scripts docs clean
 
 help:  ## this list
 	@echo "make <target>, and what it does (each target that needs the environment makes it first):"
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/' \
 	  | awk -F'\t' '{ printf "  %-17s %s\n", $$1, $$2 }'
+	@echo "test needs g++; test-all also uses ffmpeg and Chromium, or skips their tests: apt install g++ ffmpeg chromium"
 
 setup: $(STAMP)  ## make .venv and install everything (PYTHON=..., TORCH=... override the choices)
 
@@ -48,7 +56,16 @@ $(DECODING): $(RECIPE)
 demo: $(DECODING)  ## greedy against beam, + LM, + phrases on the shipped speech; rows and a picture in build/
 	@$(BIN)/python scripts/demo.py out=build/demo.json plot=build/demo.png
 
-test: lint packages kernels pytest  ## lint, check the CUDA kernels, then all tests
+test: compiler  ## before each commit, under 8 minutes: lint, types, kernels for two GPU generations, tests but the slow ones
+	@$(MAKE) --no-print-directory -j2 lint packages kernels ARCHITECTURES="$(or $(ARCHITECTURES),80 90)"
+	@$(call run_tests,-m "not slow" $(ALL_TESTS) $(REPORTS))
+
+test-all: compiler  ## what `make test` leaves out, under 30 minutes: the other GPU generations, the slow tests
+	@$(MAKE) --no-print-directory kernels ARCHITECTURES="$(or $(ARCHITECTURES),75 100 120)"
+	@$(call run_tests,-m slow $(ALL_TESTS) $(REPORTS))
+
+compiler:
+	@command -v g++ >/dev/null || { echo "no g++, which compiles CUDA kernels for the emulator: apt install g++"; exit 1; }
 
 lint: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check . \
@@ -67,15 +84,14 @@ lowest:  ## whether the lowest versions of pyproject.toml can be installed toget
 	  && echo "build/lowest.txt"
 
 kernels: $(STAMP)  ## compile every CUDA kernel for every GPU generation; registers and memory, spills fail
-	@$(BIN)/python scripts/check_kernels.py \
+	@$(BIN)/python scripts/check_kernels.py $(if $(ARCHITECTURES),--arch $(ARCHITECTURES)) \
 	  || { echo "kernels failed: a kernel does not compile or spills registers, see above"; exit 1; }
 
 fix: $(STAMP)  ## let ruff mend and format what it can
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 pytest: $(STAMP)  ## all tests; PYTEST_ARGS="-k name -x" narrows them
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(or $(PYTEST_ARGS),$(ALL_TESTS)) \
-	  || { echo "tests failed: repeat one with  make pytest PYTEST_ARGS='-k name -x'"; exit 1; }
+	@$(call run_tests,$(or $(PYTEST_ARGS),$(ALL_TESTS) $(REPORTS)))
 
 coverage: $(STAMP)  ## all tests, and which lines they reach; a sixth slower
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ALL_TESTS) --cov --cov-report=term:skip-covered --cov-fail-under=90

@@ -63,6 +63,12 @@ def pages_with(wanted):
     return pytest.mark.parametrize("page", [p for p in PAGES if wanted(p)], ids=lambda page: page.path.stem)
 
 
+def pages_run(wanted):
+    """The same for tests that run what a page shows: README's in `make test`, the others' in `make test-all`."""
+    pages = [pytest.param(p, marks=() if p.path.stem == "README" else pytest.mark.slow) for p in PAGES if wanted(p)]
+    return pytest.mark.parametrize("page", pages, ids=lambda page: page.path.stem)
+
+
 def script(path):
     """A module of docs/."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
@@ -126,7 +132,7 @@ def curator(monkeypatch):
 
 
 @pytest.mark.nemo
-@pages_with(lambda page: page.blocks("python"))
+@pages_run(lambda page: page.blocks("python"))
 def test_python_of_a_page(page, curator, monkeypatch, capsys):
     """The blocks of a page run one after the other, as they are read."""
     if "nemo.collections" in page.text:
@@ -203,7 +209,7 @@ def test_decoding_sections_of_a_page(page, monkeypatch):
 
 
 @pytest.mark.nemo
-@pages_with(lambda page: any(runner_of(c) for c in page.commands))
+@pages_run(lambda page: any(runner_of(c) for c in page.commands))
 def test_commands_of_a_page(page, monkeypatch, capsys):
     pytest.importorskip("nemo.collections.asr")
     monkeypatch.chdir(ROOT)
@@ -264,6 +270,7 @@ def test_links_point_to_something(page):
             assert anchor in anchors, f"{target}#{anchor}"
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path):
     """mkdocs checks links and anchors, mkdocstrings the docstrings' arguments against the signatures."""
     for module in ("mkdocs", "material", "mkdocstrings_handlers.python"):
@@ -435,6 +442,7 @@ def table_row(label):
     return [cell.strip() for cell in line.strip("|").split("|")][1:]
 
 
+@pytest.mark.slow
 @pytest.mark.nemo
 def test_the_deletion_table_is_what_its_command_prints(monkeypatch, capsys):
     pytest.importorskip("nemo.collections.asr")

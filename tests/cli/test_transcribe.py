@@ -14,7 +14,7 @@ from nemo_gpu_decoding.cli.transcribe import TranscribeOptions, build_decoding
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from tests.nemo_plugin.usage import write_lower_orders
 
-pytestmark = pytest.mark.nemo
+pytestmark = [pytest.mark.slow, pytest.mark.nemo]
 pytest.importorskip("nemo.collections.asr")
 
 

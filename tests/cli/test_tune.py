@@ -23,6 +23,8 @@ from nemo_gpu_decoding.presets import load_preset
 from tests.random_models import random_log_probs
 from tests.search.word_graph.models import VOCAB, make_paged, random_lm
 
+pytestmark = pytest.mark.slow
+
 
 def options(*arguments):
     return parse_options(TuneOptions, ["model=m", "manifest=dev.json", *arguments])

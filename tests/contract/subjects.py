@@ -193,3 +193,9 @@ TABLE: list[tuple[str, type[Subject], tuple[str, ...]]] = [
     ("paged_biglm let", Let, ("cpu",)),
     ("paged_biglm difference", DifferenceAutomaton, ("cpu", "cuda")),
 ]
+
+
+def rows(backend: str, *names: str) -> list[tuple[str, type[Subject], tuple[str, ...]]]:
+    """The rows of the table with these names, for one backend alone."""
+    table = {name: (name, kind, (backend,)) for name, kind, backends in TABLE if backend in backends}
+    return [table[name] for name in names]

@@ -19,6 +19,7 @@ SOURCE = Path(__file__).with_name("fake_libcuda.c")
 COMPILER = shutil.which("gcc") or shutil.which("g++")
 
 pytestmark = [
+    pytest.mark.slow,  # each test is a process of its own
     pytest.mark.skipif(COMPILER is None, reason="needs a C compiler"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="the real driver is there: see tests/gpu"),
     pytest.mark.skipif(importlib.util.find_spec("cuda") is None, reason="needs cuda-python"),

@@ -14,6 +14,8 @@ from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, as_records
 from tests.cuda.fakes import needs_nvrtc
 from tests.cuda_emulator.build import PACKAGE
 
+pytestmark = pytest.mark.slow
+
 pytest_plugins = ["tests.cuda_emulator.fixtures"]
 SOURCE = str(Path(__file__).with_name("common_primitives.cu"))
 CPU = torch.device("cpu")

@@ -186,6 +186,7 @@ def test_threads_may_compile_at_once(package):
     assert len(entries(package)) == 1
 
 
+@pytest.mark.slow
 @needs_nvrtc
 def test_processes_may_compile_at_once(tmp_path):
     command = [

@@ -252,6 +252,7 @@ def fail_to_capture(mode):
     print(old.device, [stream.name for stream in old.current.values()], old.underway)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["loop", "chunk"])
 def test_a_capture_that_cannot_be_ended_leaves_torch_as_it_was(mode):
     program = f"from tests.cuda.test_while_graph import fail_to_capture; fail_to_capture({mode!r})"

@@ -10,6 +10,8 @@ import torch
 from tests.cuda_emulator.emulator import EmulatorError
 from tests.cuda_emulator.kernels import HERE, launch
 
+pytestmark = pytest.mark.slow
+
 THREADS = 64
 LINES = (HERE / "faults.cu").read_text().splitlines()
 

@@ -13,7 +13,7 @@ from tests.cuda_emulator.kernels import HERE, launch
 PLAIN_AND_CHECKED = pytest.mark.parametrize(
     "emulated_runtime", [{}, {"check": True}], indirect=True, ids=["plain", "checked"]
 )
-pytestmark = PLAIN_AND_CHECKED
+pytestmark = [pytest.mark.slow, PLAIN_AND_CHECKED]
 POINT = np.dtype([("x", np.float32), ("id", np.int32)])
 
 

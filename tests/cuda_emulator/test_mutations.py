@@ -13,7 +13,10 @@ from tests.cuda_emulator.emulator import EmulatorError
 from tests.cuda_emulator.kernels import HERE, launch
 
 BARRIER = re.compile(r"__sync(threads|warp)\(\);")
-pytestmark = pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True, ids=["checked"])
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.parametrize("emulated_runtime", [{"check": True}], indirect=True, ids=["checked"]),
+]
 
 
 def barriers_of(path: Path) -> list[int]:

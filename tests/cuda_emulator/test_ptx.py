@@ -2,7 +2,7 @@
 
 The whole contract, and any other test of kernels, runs so with
 
-    EMULATOR=nvrtc python -m pytest tests/contract -k cuda
+    EMULATOR=nvrtc python -m pytest tests/search -k test_contract_cuda
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from nemo_gpu_decoding.cuda.launch import Signature, Tensor
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine as flexctc
 from nemo_gpu_decoding.search.transducer import records as transducer
 from nemo_gpu_decoding.search.word_graph import kernel_abi
-from tests.contract.subjects import AES, CudaWFSTSubject, FlexCTC, PagedBigLMSubject, Transducer
-from tests.contract.test_contract import (  # noqa: F401 (a part of the battery, that runs here too)
+from tests.contract.checks import (  # noqa: F401 (a part of the battery, that runs here too)
     decoder,
     expected,
     inputs,
@@ -33,6 +32,7 @@ from tests.contract.test_contract import (  # noqa: F401 (a part of the battery,
     test_requests_change_only_their_utterance,
     variant,
 )
+from tests.contract.subjects import AES, CudaWFSTSubject, FlexCTC, PagedBigLMSubject, Transducer
 from tests.cuda.fakes import needs_nvrtc
 from tests.cuda_emulator.build import link_ptx
 from tests.cuda_emulator.emulator import EmulatedModule, EmulatedRuntime, EmulatorError
@@ -44,7 +44,7 @@ from tests.search.transducer import table_networks as tables
 from tests.search.word_graph import both as word_graph
 from tests.search.word_graph.models import random_graph
 
-pytestmark = needs_nvrtc
+pytestmark = [pytest.mark.slow, needs_nvrtc]
 TABLE = [
     ("flexctc_beam", FlexCTC, ("cuda",)),
     ("alsd_pp", Transducer, ("cuda",)),

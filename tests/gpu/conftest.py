@@ -1,4 +1,4 @@
-"""Everything below this folder is marked `gpu`, and skipped with the reason where no kernel can run."""
+"""Everything below this folder is marked `gpu` and `slow`, and skipped with the reason where no kernel can run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,19 @@ from tests.gpu import REHEARSAL
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--one-case", action="store_true", help="run each test of tests/gpu with its first case only")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("one_case", default=False):
+        items[:] = {item.nodeid.partition("[")[0]: item for item in reversed(items)}.values()
+        items.reverse()
     ours = [item for item in items if HERE in item.path.parents]
     reason = _why_not() if ours else None
     for item in ours:
         item.add_marker(pytest.mark.gpu)
+        item.add_marker(pytest.mark.slow)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
 

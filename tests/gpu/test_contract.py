@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
+from tests.contract.checks import *
 from tests.contract.subjects import CudaWFSTSubject, DifferenceAutomaton, FlexCTC, PagedBigLMSubject
-from tests.contract.test_contract import *
 from tests.gpu import REHEARSAL
 
 DEVICE = "cpu" if REHEARSAL else "cuda"

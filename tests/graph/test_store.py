@@ -65,6 +65,7 @@ build_graph(sys.argv[1], toy_lexicon(), cache=sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_a_build_that_is_killed_while_it_fills_the_cache_leaves_no_half_graph(tmp_path, graph):
     arpa, folder = tmp_path / "lm.arpa", tmp_path / "cache"  # the LM of `graph`
     command = [sys.executable, "-c", KILLED, str(arpa), str(folder)]
@@ -77,6 +78,7 @@ def test_a_build_that_is_killed_while_it_fills_the_cache_leaves_no_half_graph(tm
     assert load_graph(kept).fingerprint == graph.fingerprint
 
 
+@pytest.mark.slow
 def test_two_processes_that_fill_one_cache_both_have_the_graph(tmp_path, graph):
     code = KILLED.replace("container._checksum", "_")
     command = [sys.executable, "-c", code, str(tmp_path / "lm.arpa"), str(tmp_path / "cache")]

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from nemo_gpu_decoding.live.slots import Slot, Slots
+from tests.contract.checks import bytes_of
 from tests.contract.subject import Subject, facts
 from tests.contract.subjects import TABLE
-from tests.contract.test_contract import bytes_of
 
 SUBJECTS = {name: kind for name, kind, _ in TABLE}
 STRATEGIES = ("flexctc_beam", "cuda_wfst", "alsd_pp")

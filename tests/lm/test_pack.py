@@ -190,6 +190,7 @@ pack.pack_arpa(sys.argv[1], sys.argv[2])
 """
 
 
+@pytest.mark.slow
 def test_killed_while_writing(write, tmp_path):
     target = tmp_path / "lm.packed"
     target.write_bytes(b"older")

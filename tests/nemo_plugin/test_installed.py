@@ -16,6 +16,8 @@ import pytest
 
 from nemo_gpu_decoding.presets import conf_folder
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

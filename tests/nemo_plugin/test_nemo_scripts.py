@@ -22,6 +22,8 @@ from nemo_gpu_decoding.metrics import word_errors
 from tests.nemo_plugin.conftest import SELF, restore
 from tests.nemo_plugin.usage import one_shot, texts, write_manifest
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).parents[2] / "docs" / "nemo_scripts.md").read_text()
 NEMO = Path(os.environ.get("NEMO_EXAMPLES", "examples/asr")).resolve().parents[1]
 TRANSDUCERS = ("alsd_pp", "aes_pp")

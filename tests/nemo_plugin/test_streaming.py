@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-pytestmark = pytest.mark.nemo
+pytestmark = [pytest.mark.slow, pytest.mark.nemo]
 pytest.importorskip("nemo.collections.asr.inference")
 
 import numpy as np

@@ -8,7 +8,7 @@ import pickle
 
 import pytest
 
-pytestmark = pytest.mark.nemo
+pytestmark = [pytest.mark.slow, pytest.mark.nemo]
 pytest.importorskip("nemo.collections.asr")
 
 import nemo

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.nemo
+pytestmark = [pytest.mark.slow, pytest.mark.nemo]
 pytest.importorskip("nemo.collections.asr")
 pytest.importorskip("kaldifst")
 

@@ -44,6 +44,7 @@ def timed_once(monkeypatch):
     monkeypatch.setattr(demo, "REPEATS", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.nemo
 def test_each_step_of_the_demo_helps(run, tmp_path, capsys, timed_once):
     pytest.importorskip("nemo.collections.asr")
@@ -153,6 +154,7 @@ def test_the_transducer_is_compiled_meanwhile_where_nothing_has_been_compiled(mo
     assert len(started) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.nemo
 def test_a_part_of_the_set_with_another_beam(run, capsys, monkeypatch):
     pytest.importorskip("nemo.collections.asr")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.contract.checks import *
 from tests.contract.subject import VOCAB, LogProbs, TokenFusion
-from tests.contract.test_contract import *
 from tests.sixth_strategy.toy import ToyBeam, ToyConfig
 
 

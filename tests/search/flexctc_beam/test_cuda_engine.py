@@ -17,7 +17,7 @@ from tests.cuda_emulator.emulator import EmulatedModule
 from tests.random_models import random_boosting, random_log_probs
 from tests.search.flexctc_beam.both import on_cuda, random_fusion
 
-pytestmark = pytest.mark.usefixtures("emulated_runtime", "small_blocks")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_runtime", "small_blocks")]
 
 V, T = 12, 24
 LENGTHS = [24, 0, 17]

@@ -13,7 +13,7 @@ from tests.contract.subject import facts
 from tests.random_models import random_boosting, random_lm, random_log_probs
 from tests.search.flexctc_beam.both import assert_equal, on_cpu, on_cuda, random_fusion
 
-pytestmark = pytest.mark.usefixtures("emulated_runtime", "small_blocks")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_runtime", "small_blocks")]
 
 V, T = 20, 25
 MERGES = ("max", "sum", "prefix")

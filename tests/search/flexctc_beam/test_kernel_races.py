@@ -9,6 +9,8 @@ from tests.cuda_emulator.mutations import assert_needed, barriers_of
 from tests.random_models import random_log_probs
 from tests.search.flexctc_beam.both import assert_equal, on_cuda, random_fusion
 
+pytestmark = pytest.mark.slow
+
 V = 30
 MERGES = ("max", "sum", "prefix")
 KERNELS = ("search/flexctc_beam/kernel.cu", "search/flexctc_beam/finish.cu")

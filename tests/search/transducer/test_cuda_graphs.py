@@ -38,6 +38,8 @@ from tests.cuda_emulator.graphs import captured_chunk, captured_while
 from tests.random_models import random_boosting
 from tests.search.transducer.table_networks import STRATEGIES, random_fusion
 
+pytestmark = pytest.mark.slow
+
 emulated = pytest.mark.usefixtures("emulated_runtime", "small_blocks")
 
 GPU = torch.device("cuda", 0)

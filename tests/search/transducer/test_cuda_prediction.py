@@ -24,7 +24,7 @@ from tests.search.transducer.nemo_models import HIDDEN, random_nemo_model
 from tests.search.transducer.nemo_models import VOCAB as NEMO_VOCAB
 from tests.search.transducer.table_networks import STRATEGIES, random_fusion
 
-pytestmark = pytest.mark.usefixtures("emulated_runtime", "small_blocks")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_runtime", "small_blocks")]
 
 V, WIDTH, JOINT, ENCODER = 12, 10, 7, 6
 UTTERANCES, BEAM, ENTRIES = 2, 4, 16

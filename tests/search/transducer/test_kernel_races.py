@@ -16,6 +16,8 @@ from tests.search.transducer.table_networks import (
     random_fusion,
 )
 
+pytestmark = pytest.mark.slow
+
 V = 40
 
 

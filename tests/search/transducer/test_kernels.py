@@ -21,7 +21,7 @@ from tests.search.transducer.table_networks import (
     random_fusion,
 )
 
-pytestmark = pytest.mark.usefixtures("emulated_runtime", "small_blocks")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_runtime", "small_blocks")]
 
 V, T = 12, 10
 LENGTHS = [T, 0, 7]

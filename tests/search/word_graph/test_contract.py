@@ -1,4 +1,4 @@
-"""What is these searches' own about bad input; the rest is in tests/contract."""
+"""The checks of tests/contract for both searches on the CPU, which share compiled code, and what is their own."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ from nemo_gpu_decoding.graph.csr import GraphArrays
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 from nemo_gpu_decoding.search.word_graph.frame import advance
+from tests.contract.checks import *
+from tests.contract.subjects import rows
 from tests.graph.toy import BLANK, PIECES
 from tests.random_models import random_log_probs
 from tests.search.word_graph.models import LM, make, make_paged, random_lm, toy_graph
 
 pytest.importorskip("kaldifst")
+TABLE = rows("cpu", "cuda_wfst", "paged_biglm")
 
 
 def test_back_pointers_are_compacted_in_long_streams():
@@ -104,7 +107,7 @@ def test_the_search_without_a_large_lm_is_compiled_for_records_without_its_field
         assert not [name for name in fields if name.startswith("lm") or name == "difference"]
 
 
-# --------------------------- What is paged_biglm's own about bad input; the rest is in tests/contract
+# ------------------------------------------------------------------------------ paged_biglm
 
 
 @pytest.mark.parametrize(

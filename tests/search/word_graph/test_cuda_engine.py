@@ -21,7 +21,7 @@ from tests.search.word_graph.both import RANDOM_COLUMNS, checked, everything, on
 from tests.search.word_graph.models import make, make_paged, nested_pair, random_graph, toy_graph
 
 pytest.importorskip("kaldifst")
-pytestmark = pytest.mark.usefixtures("emulated_runtime", "small_blocks")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_runtime", "small_blocks")]
 COLUMNS, T = len(PIECES) + 1, 20
 LENGTHS = [T, 0, 13]
 OPTIONS = {"beam": 9.0, "max_active": 200}

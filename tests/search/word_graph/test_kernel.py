@@ -31,7 +31,7 @@ from tests.search.word_graph.both import (
 from tests.search.word_graph.models import LM, fst_of, lm_table, nested_pair, random_graph, random_lm, toy_graph
 
 pytest.importorskip("kaldifst")
-pytestmark = pytest.mark.usefixtures("emulated_runtime", "small_blocks")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("emulated_runtime", "small_blocks")]
 COLUMNS, T = len(PIECES) + 1, 20
 TOPOLOGIES = ("compact", "normal", "minimal")
 

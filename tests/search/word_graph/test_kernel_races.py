@@ -29,6 +29,8 @@ from tests.search.word_graph.both import (
 from tests.search.word_graph.models import random_graph, toy_graph
 
 pytest.importorskip("kaldifst")
+
+pytestmark = pytest.mark.slow
 COLUMNS, T = 40, 4
 OPTIONS = {"vocab_size": COLUMNS - 1, "blank_id": COLUMNS - 1, "max_active": 12, "beam": 6.0}
 FOLDER = "search/word_graph"

@@ -23,6 +23,8 @@ from tests.random_models import random_log_probs
 from tests.search.word_graph.both import assert_same_lattice
 from tests.search.word_graph.models import WIDE, fst_of, make, random_graph, toy_graph
 
+pytestmark = pytest.mark.slow
+
 kaldifst = pytest.importorskip("kaldifst")
 TOPOLOGIES = ("compact", "normal", "minimal")
 

@@ -31,6 +31,8 @@ from tests.search.word_graph.models import (
     toy_graph,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def small_lattice(seed, *, topology="compact", frames=7, beam=4.0, requests=None, **options):
     decoder = make(toy_graph(seed), topology=topology, lattice=True, lattice_beam=beam, **options)

@@ -1,8 +1,8 @@
-"""What every decoder keeps, whatever its strategy and its backend; `subjects.py` is the table of them.
+"""The checks that every decoder passes on every backend; `subjects.py` is the table of decoders.
 
-A strategy of another folder runs all of it by a test file with a table of its own:
+A test file runs all checks for the rows of its own table:
 
-    from tests.contract.test_contract import *
+    from tests.contract.checks import *
 
     TABLE = [("name", ASubject, ("cpu",))]
 """
@@ -35,7 +35,7 @@ from tests.contract.subject import (
     all_facts,
     facts,
 )
-from tests.contract.subjects import TABLE, FlexCTC, Transducer  # noqa: F401 (read by name)
+from tests.contract.subjects import FlexCTC, Transducer
 from tests.cuda_emulator.build import why_no_compiler
 from tests.cuda_emulator.fixtures import new_runtime
 from tests.random_models import random_boosting, random_lm, random_log_probs

@@ -1,0 +1,6 @@
+"""The checks of tests/contract for this search on the CPU."""
+
+from tests.contract.checks import *
+from tests.contract.subjects import rows
+
+TABLE = rows("cpu", "flexctc_beam")

@@ -1,0 +1,6 @@
+"""The checks of tests/contract for both searches on the CPU. They share compiled code, and so one process."""
+
+from tests.contract.checks import *
+from tests.contract.subjects import rows
+
+TABLE = rows("cpu", "alsd_pp", "aes_pp")

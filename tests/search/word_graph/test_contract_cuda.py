@@ -1,0 +1,9 @@
+"""The checks of tests/contract for the kernels, in the emulator."""
+
+import pytest
+
+from tests.contract.checks import *
+from tests.contract.subjects import rows
+
+pytestmark = pytest.mark.slow
+TABLE = rows("cuda", "cuda_wfst", "cuda_wfst lattices", "paged_biglm", "paged_biglm difference")

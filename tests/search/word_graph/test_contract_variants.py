@@ -1,0 +1,9 @@
+"""The checks of tests/contract on the CPU for options that change how the searches of word graphs go about it."""
+
+import pytest
+
+from tests.contract.checks import *
+from tests.contract.subjects import rows
+
+pytestmark = pytest.mark.slow
+TABLE = rows("cpu", "cuda_wfst lattices", "paged_biglm eager", "paged_biglm let", "paged_biglm difference")
