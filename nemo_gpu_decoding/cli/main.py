@@ -8,8 +8,9 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nemo_gpu_decoding import __version__
 from nemo_gpu_decoding.cli.needs import needed
@@ -108,21 +109,29 @@ def _dispatch(name: str, arguments: list[str]) -> int:
         close = get_close_matches(name, COMMANDS, 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         raise ValueError(f"unknown command{hint}\n{overview()}")
-    return run_program(f"nemo-gpu-decoding {name}", COMMANDS[name].summary, load_command(name), arguments)
+    summary, needs = COMMANDS[name].summary, partial(needed, name)
+    return run_program(f"nemo-gpu-decoding {name}", summary, load_command(name), arguments, needs)
 
 
-def run_program(program: str, summary: str, module: ModuleType, arguments: Sequence[str]) -> int:
+def run_program(
+    program: str,
+    summary: str,
+    module: ModuleType,
+    arguments: Sequence[str],
+    needs: Callable[[Any], Sequence[str]] = lambda options: (),
+) -> int:
     """Run a program, or print its help if an argument is `-h` or `--help`; return its exit code.
 
     Args:
         module: has the attributes that `Command` describes.
+        needs: options -> optional dependencies, as `require` takes them.
     """
     positional = getattr(module, "POSITIONAL", None)
     if any(argument in ("-h", "--help") for argument in arguments):
         print(help_text(program, summary, module.OPTIONS, module.EXAMPLES, positional))
         return EXIT_OK
     options = parse_options(module.OPTIONS, arguments, positional)
-    require(*needed(name, options))
+    require(*needs(options))
     return int(module.run(options))
 
 
