@@ -106,6 +106,15 @@ def write_bits(words, bits, first, values):
         words[word + 1] |= (values[i] >> np.uint64(1)) >> (np.uint64(63) - shift)
 
 
+@compiled
+def largest_of(words, bits, mask, length):
+    """The largest of `length` integers of a packed array, of each the bits of `mask` (uint64). int64, -1 for none."""
+    largest = np.int64(-1)
+    for i in range(length):
+        largest = max(largest, np.int64(read_bits(words, bits, i) & mask))
+    return largest
+
+
 @inlined
 def arc_label(lm, arc):
     """The label of an arc."""
