@@ -23,11 +23,11 @@ from nemo_gpu_decoding.lm.codebook import MAX_BITS, MIN_BITS
 from nemo_gpu_decoding.lm.packed import (
     EXACT_BITS,
     NO_LABEL,
-    ROOT,
     TABLES,
     PackedArrays,
     PackedLM,
     bits_for,
+    first_bad_state,
     largest_of,
     num_words,
 )
@@ -104,11 +104,11 @@ def _check_arcs(content: Content) -> None:
     lm = assemble(content.arrays, content.facts, "lm")
     _check_facts(lm)
     arrays, states, count = lm.arrays, lm.arrays.states, lm.num_arcs
-    begins, backoffs = states["arc_begin"], states["backoff_to"][:-1]
-    if begins[0] != 0 or begins[1] != lm.vocab_size or (begins[1:] < begins[:-1]).any():
-        raise ValueError(f"arc_begin of the states does not ascend from 0, {lm.vocab_size}")
-    if backoffs[0] != ROOT or (backoffs[1:] >= np.arange(1, lm.num_states)).any():
-        raise ValueError("backoff_to of a state is no state before it")
+    if (bad := first_bad_state(states, lm.vocab_size)) >= 0:
+        raise ValueError(
+            f"state {bad} is {states[bad]}, expected an arc_begin that ascends from 0 and {lm.vocab_size}, "
+            "and a backoff_to before the state"
+        )
     for name, words, bits, own, size in (
         ("the label", arrays.labels, arrays.label_bits, arrays.label_bits, lm.vocab_size),
         ("the target", arrays.arcs, arrays.target_bits + arrays.cost_bits, arrays.target_bits, lm.num_states),
