@@ -114,21 +114,22 @@ def checked_options(cls: type[T]) -> type[T]:
 
     @wraps(create)
     def checked(self: Any, *args: Any, **options: Any) -> None:
-        def check_types() -> None:
-            for name, value in {**dict(zip(annotations, args, strict=False)), **options}.items():
-                check_type(name, value, annotations[name])
-
         for name in options:
             if name not in annotations:
-                hint = did_you_mean(name, annotations)
-                listed = ", ".join(annotations)
+                hint, listed = did_you_mean(name, annotations), ", ".join(annotations)
                 raise TypeError(f"{cls.__name__}() has no option '{name}'{hint}; valid options: {listed}")
+        given = {**dict(zip(annotations, args, strict=False)), **options}
+        for name, value in given.items():
+            if annotations[name] == "bool":  # before anything branches on it
+                check_type(name, value, "bool")
         try:
             create(self, *args, **options)
         except TypeError:  # a value that could not even be compared
-            check_types()
+            for name, value in given.items():
+                check_type(name, value, annotations[name])
             raise
-        check_types()
+        for name, value in given.items():
+            check_type(name, value, annotations[name])
 
     cls.__init__ = checked  # type: ignore[method-assign]
     return cls

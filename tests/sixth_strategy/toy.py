@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.checks import check_int
-from nemo_gpu_decoding.checks import checked_options
+from nemo_gpu_decoding.checks import check_int, checked_options
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.config import SearchConfig
