@@ -43,7 +43,7 @@ class FieldError(ValueError):
 
 def check_int(field: str, value: Any, low: int, high: int) -> None:
     """Raise a FieldError unless `value` is an integer in low .. high."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         raise FieldError(field, value, f"an integer {low} .. {high}")
 
 

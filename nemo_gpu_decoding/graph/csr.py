@@ -155,7 +155,7 @@ class WordGraph:
         for table, column in ((states, "final_cost"), (arcs, "cost"), (epsilons, "cost")):
             if not (table[column] > -np.inf).all():
                 raise ValueError(f"{self.name}: {column} holds NaN or -inf, expected costs")
-        _check_words(self)
+        _check_order(self)
         if not np.isfinite(states["final_cost"]).any():
             raise ValueError(f"{self.name} has no final state: no utterance could end in it")
 
@@ -284,8 +284,11 @@ def arc_sources(states: np.ndarray, kind: str) -> np.ndarray:
     return np.repeat(np.arange(len(states)), states[f"{kind}_end"] - states[f"{kind}_begin"])
 
 
-def _check_words(graph: WordGraph) -> None:
-    """Raise a ValueError unless word sequences are of labels before their own, and spellings of words."""
+def _check_order(graph: WordGraph) -> None:
+    """Raise a ValueError unless ranges ascend, sequences are of labels before their own, and spellings of words."""
+    for kind in ("arc", "epsilon"):
+        if (graph.arrays.states[f"{kind}_end"] < graph.arrays.states[f"{kind}_begin"]).any():
+            raise ValueError(f"{graph.name}: {kind}_end of a state is before {kind}_begin")
     sequences, words = graph.arrays.word_sequences, len(graph.words)
     if sequences.size and (sequences.min() < 0 or (sequences >= words + np.arange(len(sequences))[:, None]).any()):
         raise ValueError(f"{graph.name}: word_sequences holds a label that is no earlier one")

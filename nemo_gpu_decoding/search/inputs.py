@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 SAMPLED_ROWS = 8  # of the first input of a decoder
 NORMALISED = 0.1  # rows are log-probabilities if their logsumexp is off by less: bfloat16 has 3 digits
 
-Lengths = Tensor | Sequence[int] | np.ndarray
+Lengths: TypeAlias = Tensor | Sequence[int] | np.ndarray
 
 
 def as_batch(inputs: Any, lengths: Lengths | None, *, name: str, axes: str) -> tuple[Tensor, Lengths]:
