@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import math
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from functools import wraps
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+MOST_NUMBER, LEAST_FACTOR = 1e9, 1e-9  # beyond these, float32 sums overflow, and factors become 0
 
 
 class FieldError(ValueError):
@@ -35,27 +43,27 @@ class FieldError(ValueError):
 
 def check_int(field: str, value: Any, low: int, high: int) -> None:
     """Raise a FieldError unless `value` is an integer in low .. high."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not low <= int(value) <= high:
         raise FieldError(field, value, f"an integer {low} .. {high}")
 
 
 def check_number(field: str, value: Any, *, above_zero: bool = False, negative: bool = False) -> None:
-    """Raise a FieldError unless `value` is a finite number, >= 0, or > 0, or `negative`: any."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or (value <= 0 and above_zero):
-        raise FieldError(field, value, f"a finite number{_range(above_zero, negative)}")
-    if value < 0 and not negative:
-        raise FieldError(field, value, f"a finite number{_range(above_zero, negative)}")
+    """Raise a FieldError unless `value` is a finite number, >= 0, or > 0, or `negative`: any.
 
-
-def _range(above_zero: bool, negative: bool) -> str:
-    return " > 0" if above_zero else "" if negative else " >= 0"
+    Its size is at most MOST_NUMBER; numbers > 0 are at least LEAST_FACTOR.
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not is_number or (value <= 0 and above_zero) or (value < 0 and not negative):
+        raise FieldError(field, value, "a finite number" + (" > 0" if above_zero else "" if negative else " >= 0"))
+    if abs(value) > MOST_NUMBER or (above_zero and value < LEAST_FACTOR):
+        least = LEAST_FACTOR if above_zero else -MOST_NUMBER if negative else 0
+        raise FieldError(field, value, f"a number {least:g} .. {MOST_NUMBER:g}: scores are float32")
 
 
 def check_choice(field: str, value: Any, choices: Iterable[str]) -> None:
     """Raise a FieldError unless `value` is one of `choices`."""
     names = choices if isinstance(choices, Collection) else list(choices)
-    if value not in names:
+    if not isinstance(value, str) or value not in names:
         raise FieldError(field, value, f"one of {', '.join(names)}")
 
 
@@ -63,3 +71,65 @@ def check_bool(field: str, value: Any) -> None:
     """Raise a FieldError unless `value` is True or False."""
     if not isinstance(value, bool):
         raise FieldError(field, value, "True or False")
+
+
+_TYPES: Mapping[str, tuple[type, str]] = {  # of annotations: the type of values, and what messages expect
+    "bool": (bool, "True or False"),
+    "int": (Integral, "an integer"),
+    "float": (Real, "a number"),
+    "str": (str, "a string"),
+}
+
+
+def check_type(field: str, value: Any, annotation: str) -> None:
+    """Raise a FieldError unless `value` suits "bool", "int", "float" or "str", or one of these "| None".
+
+    An int is a float; a bool is no number. Values with other annotations pass.
+    """
+    name, _, other = annotation.partition(" | ")
+    if name not in _TYPES or (value is None and other == "None"):
+        return
+    kind, expected = _TYPES[name]
+    if not isinstance(value, kind) or (isinstance(value, bool) and name != "bool"):
+        raise FieldError(field, value, expected + (" or None" if other else ""))
+
+
+def did_you_mean(name: str, valid: Collection[str]) -> str:
+    """ " (did you mean 'beam_size'?)", or nothing if no valid name is like this one."""
+    close = difflib.get_close_matches(name, valid, n=1)
+    return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def checked_options(cls: type[T]) -> type[T]:
+    """Decorator of a dataclass of options: values of wrong types and unknown keywords are named.
+
+    `__post_init__` checks ranges. What it does not check is compared with the annotation of the field.
+
+    Raises:
+        FieldError: by `cls(...)`, for a value of another type.
+        TypeError: by `cls(...)`, for an unknown keyword; suggests the closest valid one and lists all.
+    """
+    create = cls.__init__
+    annotations = {field.name: str(field.type) for field in dataclasses.fields(cls) if field.init}  # type: ignore[arg-type]
+
+    @wraps(create)
+    def checked(self: Any, *args: Any, **options: Any) -> None:
+        for name in options:
+            if name not in annotations:
+                hint, listed = did_you_mean(name, annotations), ", ".join(annotations)
+                raise TypeError(f"{cls.__name__}() has no option '{name}'{hint}; valid options: {listed}")
+        given = {**dict(zip(annotations, args, strict=False)), **options}
+        for name, value in given.items():
+            if annotations[name] == "bool":  # before anything branches on it
+                check_type(name, value, "bool")
+        try:
+            create(self, *args, **options)
+        except TypeError:  # a value that could not even be compared
+            for name, value in given.items():
+                check_type(name, value, annotations[name])
+            raise
+        for name, value in given.items():
+            check_type(name, value, annotations[name])
+
+    cls.__init__ = checked  # type: ignore[method-assign]
+    return cls

@@ -205,12 +205,15 @@ def decode_words(text: np.ndarray) -> tuple[str, ...]:
 # -- reading ------------------------------------------------------------------------------------------
 
 
-def map_container(path: Path, kind: Kind, verify: bool) -> Content:
+def map_container(
+    path: Path, kind: Kind, verify: bool, check: Callable[[Content], None] = lambda content: None
+) -> Content:
     """The facts and arrays of a file, the arrays mapped.
 
     Args:
         verify: compare the checksum of the arrays too, which reads the whole file, once per process
             (about a second per GB). Sizes and the header's checksum are always compared.
+        check: raises a ValueError if the arrays contradict each other; called with `verify`, once per process.
 
     Raises:
         ValueError: not of this kind and version, truncated, or damaged; names the file.
@@ -221,15 +224,27 @@ def map_container(path: Path, kind: Kind, verify: bool) -> Content:
         raise ValueError(f"{path} is not a {kind.name}: it does not begin like one")
     data = np.memmap(path, np.uint8, mode="r").view(np.ndarray)
     read = _read_old if data[:8].tobytes() == kind.old_mark else _read
-    try:
+    with naming_damage(path, "its header cannot be read"):
         content = read(data, path, kind)
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged: its header cannot be read ({error})") from error
     if verify and key not in _verified:
         if _checksum(content.checked) != content.checksum:
             raise ValueError(f"{path} is damaged: its checksum does not match; {kind.remedy}")
+        with naming_damage(path, kind.remedy):
+            check(content)
         _verified.add(key)
     return content
+
+
+@contextmanager
+def naming_damage(path: Path, what: str) -> Iterator[None]:
+    """Errors that the contents of a file cause, as a ValueError that names the file and says `what`."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, ValueError) and str(path) in str(error):
+            raise
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{path} is damaged: {reason}; {what}") from error
 
 
 def _read(data: np.ndarray, path: Path, kind: Kind) -> Content:

@@ -16,12 +16,15 @@ import sys
 import tempfile
 import time
 import tracemalloc
+import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from nemo_gpu_decoding import container
 from nemo_gpu_decoding.fusion.boosting import read_phrases
 from nemo_gpu_decoding.fusion.nemo_archive import load_nemo_automaton
 from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
@@ -33,8 +36,11 @@ from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed_file import load_packed_lm, save_packed_lm
 from nemo_gpu_decoding.manifest import read_manifest
 from nemo_gpu_decoding.presets import load_preset
+from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
+from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 from tests.fusion.test_ngram import CONFIG, bigram_tensors, write_nemo
 from tests.graph.toy import LEXICON, PIECES, toy_arpa, toy_lexicon
+from tests.random_models import random_log_probs
 
 MOST_SECONDS = 5.0
 MOST_BYTES = 200_000_000
@@ -47,6 +53,36 @@ class Reader(NamedTuple):
     make: Callable[[Path], Any]
     read: Callable[[Path], Any]
     suffix: str = ""
+    sign: Callable[[bytes], bytes] = bytes  # makes the checksums of a damaged file right again
+
+
+def signed(content: bytes) -> bytes:
+    """A file of `container.py` with the right checksums, if its header can still be found."""
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = content[8:begin]
+    if begin > len(content) or not all(header.count(b'"%s":"' % name) == 1 for name in (b"header", b"body")):
+        return content
+    header = container._with_checksum(header, b"body", zlib.crc32(content[begin:]))
+    header = container._with_checksum(header, b"header", 0)
+    header = container._with_checksum(header, b"header", zlib.crc32(header))
+    return content[:8] + header + content[begin:]
+
+
+def _look_up(path: Path) -> None:
+    """Follows every arc and every back-off of a packed LM."""
+    lm = load_packed_lm(path)
+    for state in range(lm.num_states):
+        for label in range(lm.vocab_size):
+            lm.advance(state, label)
+    lm.score(lm.words)
+
+
+def _search(path: Path) -> None:
+    """Searches a graph, if it can be loaded; a decoder may refuse it, and names the graph then."""
+    graph = load_graph(path)
+    with suppress(ValueError):
+        decoder = CudaWFST(graph, len(PIECES), len(PIECES), WFSTConfig(n_best=3, backend="cpu"))
+        decoder.decode(random_log_probs(1, 12, len(PIECES) + 1, seed=0))
 
 
 def _lines(*lines: str) -> Callable[[Path], Any]:
@@ -113,6 +149,8 @@ READERS = {
     ),
     "packed": Reader(_packed, load_packed_lm),
     "graph": Reader(_graph, load_graph),
+    "signed-packed": Reader(_packed, _look_up, sign=signed),
+    "signed-graph": Reader(_graph, _search, sign=signed),
     "fst": Reader(_fst, lambda path: load_fst_graph(path, ["<eps>", "a", "b"]), ".fst"),
     "words": Reader(_lines("<eps> 0", "één 1", "twee 2", "drie 3"), _read_words, ".txt"),
     "phrases": Reader(_lines("één twee\t2.5", "drie", "vier vijf\t-1"), read_phrases, ".txt"),
@@ -176,7 +214,7 @@ def fuzz(name: str, cases: int, seed: int, folder: Path) -> Iterator[Fault]:
     valid = path.read_bytes()
     reader.read(path)  # a valid file is read
     for case in range(cases):
-        content = damaged(valid, random.Random(f"{name} {seed} {case}"))
+        content = reader.sign(damaged(valid, random.Random(f"{name} {seed} {case}")))
         path.unlink()
         path.write_bytes(content)
         if what := _fault_of(reader, path):

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.cache import cached, file_key
-from nemo_gpu_decoding.checks import FieldError, check_bool, check_choice, check_number
+from nemo_gpu_decoding.checks import FieldError, check_bool, check_choice, check_number, checked_options
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph, token_scores
 from nemo_gpu_decoding.fusion.nemo_archive import load_nemo_automaton
@@ -58,6 +58,7 @@ class Phrase:
             raise FieldError(f"weight of phrase {self.text!r}", self.weight, "a finite number")
 
 
+@checked_options
 @dataclass(frozen=True)
 class BoostingConfig:
     """NeMo's `BoostingTreeModelConfig`, key by key, and ours at the end. Scores are natural log.

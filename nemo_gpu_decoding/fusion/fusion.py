@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nemo_gpu_decoding.checks import check_number
+from nemo_gpu_decoding.checks import check_number, checked_options
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 
 
+@checked_options
 @dataclass(frozen=True)
 class Fusion:
     """An n-gram LM and a boosting tree with their weights (alpha_LM, alpha_PB of [FlexCTC] eq. 4).
@@ -28,6 +29,7 @@ class Fusion:
         check_number("boosting_weight", self.boosting_weight)
 
 
+@checked_options
 @dataclass(frozen=True)
 class Request:
     """Fusion of one utterance where it differs from the decoder's; None keeps the decoder's.

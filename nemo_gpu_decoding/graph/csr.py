@@ -155,6 +155,7 @@ class WordGraph:
         for table, column in ((states, "final_cost"), (arcs, "cost"), (epsilons, "cost")):
             if not (table[column] > -np.inf).all():
                 raise ValueError(f"{self.name}: {column} holds NaN or -inf, expected costs")
+        _check_order(self)
         if not np.isfinite(states["final_cost"]).any():
             raise ValueError(f"{self.name} has no final state: no utterance could end in it")
 
@@ -281,6 +282,25 @@ class WordGraph:
 def arc_sources(states: np.ndarray, kind: str) -> np.ndarray:
     """The state that each arc leaves, [A], or with kind "epsilon" each closure arc, [E]."""
     return np.repeat(np.arange(len(states)), states[f"{kind}_end"] - states[f"{kind}_begin"])
+
+
+def _check_order(graph: WordGraph) -> None:
+    """Raise a ValueError unless ranges ascend, sequences are of labels before their own, and spellings of words."""
+    for kind in ("arc", "epsilon"):
+        if (graph.arrays.states[f"{kind}_end"] < graph.arrays.states[f"{kind}_begin"]).any():
+            raise ValueError(f"{graph.name}: {kind}_end of a state is before {kind}_begin")
+    sequences, words = graph.arrays.word_sequences, len(graph.words)
+    if sequences.size and (sequences.min() < 0 or (sequences >= words + np.arange(len(sequences))[:, None]).any()):
+        raise ValueError(f"{graph.name}: word_sequences holds a label that is no earlier one")
+    if not 0 <= graph.unknown < max(1, words):
+        raise FieldError(f"{graph.name}: unknown", graph.unknown, f"0 .. {words - 1}")
+    if graph.spellings is None:
+        return
+    own, begin, tokens, _ = graph.spellings
+    if len(begin) != len(own) + 1 or begin[0] < 0 or begin[-1] > len(tokens) or (begin[1:] < begin[:-1]).any():
+        raise ValueError(f"{graph.name}: spellings do not ascend in 0 .. {len(tokens)}, the number of their tokens")
+    if len(own) and (own.min() < 0 or own.max() >= words):
+        raise ValueError(f"{graph.name}: a spelling is that of word {own.max()}, expected 0 .. {words - 1}")
 
 
 def _check_labels(fst: Fst, num_words: int, name: str) -> None:

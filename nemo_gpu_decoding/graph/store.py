@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.container import Kind, decode_words, encode_words, map_container, write_arrays
+from nemo_gpu_decoding.container import Kind, decode_words, encode_words, map_container, naming_damage, write_arrays
 from nemo_gpu_decoding.graph.csr import EPSILON, GRAPH_ARC, GRAPH_STATE, GraphArrays, Spellings, WordGraph
 from nemo_gpu_decoding.graph.openfst import FILE_MARK
 
@@ -54,7 +55,13 @@ def load_graph(path: str | PathLike[str], *, verify: bool = True) -> WordGraph:
         ValueError: not a graph of this version, truncated, or damaged; names the file.
         OSError: the file cannot be read.
     """
-    facts, arrays, *_ = map_container(Path(path), WORD_GRAPH, verify)
+    content = map_container(Path(path), WORD_GRAPH, verify)
+    with naming_damage(Path(path), WORD_GRAPH.remedy):
+        return _assemble(content.facts, content.arrays)
+
+
+def _assemble(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> WordGraph:
+    """The graph of the facts and arrays of a file."""
     # files of the first edition have their words among the facts
     words = decode_words(arrays["words"]) if "words" in arrays else tuple(facts["words"])
     spellings = None

@@ -106,6 +106,31 @@ def write_bits(words, bits, first, values):
         words[word + 1] |= (values[i] >> np.uint64(1)) >> (np.uint64(63) - shift)
 
 
+@compiled
+def largest_of(words, bits, mask, length):
+    """The largest of `length` integers of a packed array, of each the bits of `mask` (uint64). int64, -1 for none."""
+    largest = np.int64(-1)
+    for i in range(length):
+        largest = max(largest, np.int64(read_bits(words, bits, i) & mask))
+    return largest
+
+
+@compiled
+def first_bad_state(states, num_labels):
+    """The first state whose arcs do not follow those of the one before it, or that backs off to no earlier one; or -1.
+
+    The root has `num_labels` arcs and backs off to itself.
+    """
+    for s in range(len(states)):
+        begin, last = np.int64(states[s].arc_begin), s == len(states) - 1
+        least = np.int64(0) if s == 0 else np.int64(states[s - 1].arc_begin)
+        if begin < least or (s == 0 and begin != 0) or (s == 1 and begin != num_labels):
+            return s
+        if not last and np.int64(states[s].backoff_to) > max(0, s - 1):
+            return s
+    return -1
+
+
 @inlined
 def arc_label(lm, arc):
     """The label of an arc."""

@@ -9,8 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.container import Kind, decode_words, encode_words, map_container, write_arrays
-from nemo_gpu_decoding.lm.packed import TABLES, PackedArrays, PackedLM
+from nemo_gpu_decoding.checks import check_int
+from nemo_gpu_decoding.container import (
+    Content,
+    Kind,
+    decode_words,
+    encode_words,
+    map_container,
+    naming_damage,
+    write_arrays,
+)
+from nemo_gpu_decoding.lm.codebook import MAX_BITS, MIN_BITS
+from nemo_gpu_decoding.lm.packed import (
+    EXACT_BITS,
+    NO_LABEL,
+    TABLES,
+    PackedArrays,
+    PackedLM,
+    bits_for,
+    first_bad_state,
+    largest_of,
+    num_words,
+)
 from nemo_gpu_decoding.lm.records import LM_STATE
 
 DTYPES = {  # of the arrays, each [length]
@@ -44,15 +64,58 @@ def load_packed_lm(path: str | PathLike[str], *, verify: bool = True) -> PackedL
     """The LM of a file, mapped into memory.
 
     Args:
-        verify: compare the checksum of the arrays too, which reads the whole file, once per process
-            (about a second per GB). Sizes and the header's checksum are always compared.
+        verify: compare the checksum of the arrays too, and check where arcs and back-offs lead. That reads
+            the whole file, once per process (about a second per GB). Sizes and the header's checksum are
+            always compared. False trusts the contents: look-ups in a wrong file may end the process.
 
     Raises:
         ValueError: not a packed LM of this version, truncated, or damaged; names the file.
         OSError: the file cannot be read.
     """
-    content = map_container(Path(path), PACKED_LM, verify)
-    return assemble(content.arrays, content.facts, str(path))
+    content = map_container(Path(path), PACKED_LM, verify, _check_arcs)
+    with naming_damage(Path(path), PACKED_LM.remedy):
+        lm = assemble(content.arrays, content.facts, str(path))
+        _check_facts(lm)
+    return lm
+
+
+def _check_facts(lm: PackedLM) -> None:
+    """Raise a FieldError unless facts and sizes of arrays fit together; reads no array."""
+    arrays, words, states = lm.arrays, lm.vocab_size, lm.num_states
+    check_int("the number of words", words, 1, 1 << 32)
+    check_int("the number of states", states, 1, 1 << 32)
+    check_int("label_bits", arrays.label_bits, bits_for(words - 1), 32)
+    check_int("target_bits", arrays.target_bits, bits_for(states - 1), 32)
+    if arrays.cost_bits != EXACT_BITS:
+        check_int("cost_bits", arrays.cost_bits, MIN_BITS, MAX_BITS)
+        check_int("the size of codebook", len(arrays.codebook), 1 << arrays.cost_bits, 1 << arrays.cost_bits)
+    check_int("start_state", lm.start_state, 0, states - 1)
+    for name in ("sentence_end", "unknown"):
+        check_int(name, getattr(lm, name), NO_LABEL, words - 1)
+    for name, bits in (("labels", arrays.label_bits), ("arcs", arrays.target_bits + arrays.cost_bits)):
+        check_int(f"the size of {name}", len(getattr(arrays, name)), num_words(lm.num_arcs, bits), 1 << 62)
+
+
+def _check_arcs(content: Content) -> None:
+    """Raise a ValueError unless all that a look-up follows is there: it checks no index itself.
+
+    Reads all arrays but the costs: about 2 s for 10^9 arcs, besides the time of the disk.
+    """
+    lm = assemble(content.arrays, content.facts, "lm")
+    _check_facts(lm)
+    arrays, states, count = lm.arrays, lm.arrays.states, lm.num_arcs
+    if (bad := first_bad_state(states, lm.vocab_size)) >= 0:
+        raise ValueError(
+            f"state {bad} is {states[bad]}, expected an arc_begin that ascends from 0 and {lm.vocab_size}, "
+            "and a backoff_to before the state"
+        )
+    for name, words, bits, own, size in (
+        ("the label", arrays.labels, arrays.label_bits, arrays.label_bits, lm.vocab_size),
+        ("the target", arrays.arcs, arrays.target_bits + arrays.cost_bits, arrays.target_bits, lm.num_states),
+    ):
+        largest = largest_of(words, bits, np.uint64((1 << own) - 1), count)
+        if largest >= size:
+            raise ValueError(f"{name} of an arc is {largest}, expected 0 .. {size - 1}")
 
 
 def assemble(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], name: str) -> PackedLM:

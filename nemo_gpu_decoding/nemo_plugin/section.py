@@ -11,7 +11,6 @@ takes a dict or DictConfig with any keys: `{"strategy": "flexctc_beam", "beam": 
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
@@ -24,7 +23,7 @@ from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTDecodingConf
 from nemo.utils import logging
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gpu_decoding.checks import FieldError, check_number
+from nemo_gpu_decoding.checks import FieldError, check_number, did_you_mean
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig
 from nemo_gpu_decoding.fusion.ngram import ENCODINGS
 from nemo_gpu_decoding.search.config import SearchConfig
@@ -332,9 +331,8 @@ def check_keys(section: str, given: Collection[str], valid: Collection[str]) -> 
     """
     for key in given:
         if key not in valid:
-            close = difflib.get_close_matches(str(key), valid, n=1)
-            hint = f" (did you mean '{close[0]}'?)" if close else ""
             listed = ", ".join(sorted(valid))
+            hint = did_you_mean(str(key), valid)
             raise ValueError(f"unknown key '{section}.{key}'{hint}; valid keys: {listed}")
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nemo_gpu_decoding.checks import check_choice, check_int
+from nemo_gpu_decoding.checks import check_choice, check_int, checked_options
 
 BACKENDS = ("auto", "cuda", "cpu")
 
 
+@checked_options
 @dataclass(frozen=True)
 class SearchConfig:
     """Options of every decoder.

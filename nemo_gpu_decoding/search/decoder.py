@@ -8,6 +8,8 @@
     decoder.partial(streams)                              # what is best so far, per stream
     results = decoder.close(streams)                      # the same results, whatever the chunks were
 
+Inputs may be NumPy arrays, or one utterance [T, ...], or a list of these; without lengths all frames count.
+
 `decode` is open + push + close; there is no second path through the code. All state of a running
 utterance lives in the streams, none in the decoder: one decoder may serve many threads.
 
@@ -32,7 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import FieldError, check_int
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels, check_fusion
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
 from nemo_gpu_decoding.jit import announce_compilation
@@ -40,11 +42,13 @@ from nemo_gpu_decoding.search.backend import choose_backend
 from nemo_gpu_decoding.search.committed import worth_committing
 from nemo_gpu_decoding.search.config import SearchConfig
 from nemo_gpu_decoding.search.engine import BadRow, Engine, StreamsLost
-from nemo_gpu_decoding.search.inputs import checked_lengths
+from nemo_gpu_decoding.search.inputs import Lengths, as_batch, checked_lengths, warn_unless_normalised
 from nemo_gpu_decoding.search.result import NBest
 
 C = TypeVar("C", bound=SearchConfig)
 R = TypeVar("R", bound=NBest)
+
+MOST_STREAMS, MOST_FRAMES = 1 << 20, 1 << 24  # of one `open`; more has no memory, or 15 days of 80 ms frames
 
 
 @dataclass
@@ -87,33 +91,40 @@ class Decoder(ABC, Generic[C, R]):
     """
 
     input_name: ClassVar[str] = "log_probs"  # for messages
+    input_axes: ClassVar[str] = "T, V + 1"  # of one utterance, likewise
+    reads_log_probs: ClassVar[bool] = True  # whether inputs are log-probs, of which a sample is checked
 
     def __init__(self, config: C, fusion: Fusion | None, labels: FusionLabels) -> None:
         self.config = config
         self.fusion = fusion or Fusion()
         self._labels = labels
+        self._is_sampled = not self.reads_log_probs  # whether the first frames have been checked
         check_fusion(self.fusion, labels)
 
     # ------------------------------------------------------------------------------------ verbs
 
     def decode(
-        self, inputs: Tensor, lengths: Tensor | Sequence[int], requests: Sequence[Request | None] | None = None
+        self, inputs: Any, lengths: Lengths | None = None, requests: Sequence[Request | None] | None = None
     ) -> list[R]:
         """Decode a batch.
 
         Args:
-            inputs: [B, T, ...] floating point. For CTC decoders natural log-probabilities [B, T, V + 1];
-                for transducers the encoder's output [B, T, D] (NeMo's encoders give [B, D, T]:
-                transpose(1, 2)). What lies beyond an utterance's length is never read.
-            lengths: [B] valid frames.
+            inputs: [B, T, ...] floating point; [T, ...] of one utterance; or a list of [T, ...], which is
+                padded. torch tensors, NumPy arrays, or arrays with `__dlpack__` (JAX, CuPy). For CTC decoders
+                natural log-probabilities [B, T, V + 1]; for transducers the encoder's output [B, T, D]
+                (NeMo's encoders give [B, D, T]: transpose(1, 2)). What lies beyond an utterance's length is
+                never read.
+            lengths: [B] valid frames; None: all.
             requests: [B] weights and boosting tree of single utterances, in place of the decoder's.
 
         Returns:
-            One `NBest` per utterance.
+            One `NBest` per utterance; for [T, ...] a list of one.
 
         Raises:
-            ValueError: wrong shapes, lengths beyond T, NaN or +inf in valid frames, wrong requests.
+            ValueError: wrong types or shapes, lengths beyond T, NaN, +inf or log-probabilities above 0 (by more
+                than rounding) in valid frames, wrong requests.
         """
+        inputs, lengths = as_batch(inputs, lengths, name=self.input_name, axes=self.input_axes)
         self._check_inputs(inputs, batch=None)
         streams = self.open(len(inputs), requests, capacity=inputs.shape[1])
         self._push(streams, inputs, lengths, deferred=True)
@@ -130,16 +141,14 @@ class Decoder(ABC, Generic[C, R]):
         """Begin n utterances that arrive in chunks.
 
         Args:
-            n: number of utterances.
+            n: number of utterances, 0 .. 1,048,576.
             requests: [n] weights and boosting tree of single utterances, in place of the decoder's.
             capacity: frames of an utterance to make room for at once; more is made as they come, except
                 inside a CUDA graph, see `flexctc_beam/cuda_engine.py`.
             device: where the inputs will be, to choose the backend now and not at the first push.
         """
-        if n < 0:
-            raise FieldError("n", n, "the number of streams, >= 0")
-        if capacity < 0:
-            raise FieldError("capacity", capacity, "a number of frames, >= 0")
+        check_int("n", n, 0, MOST_STREAMS)
+        check_int("capacity", capacity, 0, MOST_FRAMES)
         fusion = BatchFusion.resolve(self.fusion, n, requests, self._labels)
         streams = Streams(fusion, capacity, np.ones(n, bool))
         if device is not None:
@@ -149,8 +158,8 @@ class Decoder(ABC, Generic[C, R]):
     def push(
         self,
         streams: Streams,
-        inputs: Tensor,
-        lengths: Tensor | Sequence[int],
+        inputs: Any,
+        lengths: Lengths | None = None,
         *,
         rows: Sequence[int] | None = None,
         isolate: bool = False,
@@ -159,8 +168,9 @@ class Decoder(ABC, Generic[C, R]):
 
         Args:
             streams: from `open`.
-            inputs: [R, T, ...] a chunk for each of `rows`.
-            lengths: [R] valid frames of it; 0: nothing new.
+            inputs: [R, T, ...] a chunk for each of `rows`; [T, ...] for one stream; or a list of [T, ...]. Arrays
+                as in `decode`.
+            lengths: [R] valid frames of it; 0: nothing new; None: all.
             rows: [R] numbers of the streams that have new frames, in this order; None: all, of which
                 closed ones have length 0.
             isolate: a frame that cannot be read costs its stream this chunk and no other stream
@@ -175,6 +185,7 @@ class Decoder(ABC, Generic[C, R]):
                 name the number of the stream. While a CUDA graph is captured, errors wait for `partial`
                 or `close`. If it is a transducer's networks that fail or give NaN, all streams are closed.
         """
+        inputs, lengths = as_batch(inputs, lengths, name=self.input_name, axes=self.input_axes)
         if rows is None:
             _check_open(streams)
             self._check_inputs(inputs, batch=len(streams))
@@ -242,7 +253,10 @@ class Decoder(ABC, Generic[C, R]):
 
     @abstractmethod
     def _check_inputs(self, inputs: Tensor, batch: int | None) -> None:
-        """Check type and shape of inputs; `batch` rows are expected, if it is not None.
+        """Check the shape of inputs, which are floating point and have three axes.
+
+        Args:
+            batch: number of rows that is expected; None: any.
 
         Raises:
             ValueError: names the argument, what was seen and what was expected.
@@ -270,9 +284,7 @@ class Decoder(ABC, Generic[C, R]):
 
     # ------------------------------------------------------------------------------- inner rooms
 
-    def _spread(
-        self, inputs: Tensor, lengths: Tensor | Sequence[int], rows: list[int], n: int
-    ) -> tuple[Tensor, np.ndarray]:
+    def _spread(self, inputs: Tensor, lengths: Lengths, rows: list[int], n: int) -> tuple[Tensor, np.ndarray]:
         """Inputs and lengths of some of n streams, as those of all: the others get no frames."""
         counts = np.zeros(n, np.int64)
         counts[rows] = checked_lengths(lengths, len(rows), inputs.shape[1], of=self.input_name)
@@ -283,13 +295,7 @@ class Decoder(ABC, Generic[C, R]):
         return spread, counts
 
     def _push(
-        self,
-        streams: Streams,
-        inputs: Tensor,
-        lengths: Tensor | np.ndarray | Sequence[int],
-        *,
-        deferred: bool,
-        isolate: bool = False,
+        self, streams: Streams, inputs: Tensor, lengths: Lengths, *, deferred: bool, isolate: bool = False
     ) -> dict[int, ValueError]:
         n, frames = inputs.shape[:2]
         if n == 0:
@@ -302,6 +308,8 @@ class Decoder(ABC, Generic[C, R]):
             counts = checked_lengths(lengths, n, frames, of=self.input_name)
             for row in np.flatnonzero((counts > 0) & ~streams.is_open)[:1]:
                 raise ValueError(f"lengths[{row}] is {counts[row]}, expected 0: stream {row} is closed")
+        if not self._is_sampled:
+            self._is_sampled = warn_unless_normalised(inputs, counts)
         errors: dict[int, ValueError] = {}
         while True:
             try:

@@ -2,16 +2,106 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nemo_gpu_decoding.search.engine import BadRow
+from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
+
+logger = logging.getLogger("nemo_gpu_decoding")
+
+SAMPLED_ROWS = 8  # of the first input of a decoder
+NORMALISED = 0.1  # rows are log-probabilities if their logsumexp is off by less: bfloat16 has 3 digits
+
+Lengths: TypeAlias = Tensor | Sequence[int] | np.ndarray
 
 
-def check_log_probs(log_probs: torch.Tensor, *, batch: int | None, columns: int) -> None:
-    """Check type and shape of log-probs [B, T, columns]; contents are checked where they are read.
+def as_batch(inputs: Any, lengths: Lengths | None, *, name: str, axes: str) -> tuple[Tensor, Lengths]:
+    """Inputs in any form as one tensor [B, T, ...], and the valid frames of each utterance.
+
+    Args:
+        inputs: [B, T, C]; [T, C], a batch of one utterance; or a list of [T, C]. Each array is a torch tensor,
+            a NumPy array, or has `__dlpack__`. A list is padded, all else is not copied where torch allows it.
+        lengths: [B] valid frames; None: all.
+        name: of the inputs in messages.
+        axes: "T, C" in messages.
+
+    Raises:
+        ValueError: wrong types or shapes; of a list also lengths.
+    """
+    if isinstance(inputs, (list, tuple)):
+        return _padded(inputs, lengths, name, axes)
+    values = _as_tensor(inputs, name, f"[B, {axes}]")
+    if values.ndim not in (2, 3):
+        raise ValueError(
+            f"{name} has shape {tuple(values.shape)}, expected [B, {axes}], [{axes}] or a list of [{axes}]"
+        )
+    if values.ndim == 2:
+        values = values[None]
+    if lengths is None:
+        lengths = np.full(len(values), values.shape[1], np.int64)
+    return values, lengths
+
+
+def _padded(inputs: Sequence[Any], lengths: Lengths | None, name: str, axes: str) -> tuple[Tensor, np.ndarray]:
+    """Arrays [T, C] of several utterances as one [B, T, C], and the valid frames of each."""
+    if not inputs:
+        raise ValueError(f"{name} is an empty list, expected at least one array [{axes}]")
+    parts = [_as_tensor(part, f"{name}[{i}]", f"[{axes}]").detach() for i, part in enumerate(inputs)]
+    for i, part in enumerate(parts):
+        if part.ndim != 2 or part.shape[1] != parts[0].shape[-1]:
+            raise ValueError(
+                f"{name}[{i}] has shape {tuple(part.shape)}, expected [{axes}], as wide as {name}[0], "
+                f"which has shape {tuple(parts[0].shape)}"
+            )
+        if (part.dtype, part.device) != (parts[0].dtype, parts[0].device):
+            raise ValueError(
+                f"{name}[{i}] is {part.dtype} on {part.device}, expected what {name}[0] is: "
+                f"{parts[0].dtype} on {parts[0].device}"
+            )
+    frames = np.array([len(part) for part in parts], np.int64)
+    counts = frames if lengths is None else checked_lengths(lengths, len(parts), int(frames.max()), of=name)
+    for i in np.flatnonzero(counts > frames)[:1]:
+        raise ValueError(f"lengths[{i}] is {counts[i]}, expected 0 .. {frames[i]} (T of {name}[{i}])")
+    return torch.nn.utils.rnn.pad_sequence(parts, batch_first=True), counts
+
+
+def _as_tensor(array: Any, name: str, axes: str) -> Tensor:
+    """An array as a dense tensor of a floating point type, which shares its memory where torch allows it."""
+    try:
+        if isinstance(array, np.ndarray):
+            array = torch.from_numpy(_as_torch_takes_it(array))
+        elif not isinstance(array, Tensor) and hasattr(array, "__dlpack__"):
+            array = torch.from_dlpack(array)
+    except (TypeError, RuntimeError, BufferError, ValueError) as error:
+        kind = getattr(array, "dtype", type(array).__name__)
+        raise ValueError(f"{name} has dtype {kind}, expected a floating point type that torch has: {error}") from error
+    if not isinstance(array, Tensor):
+        raise ValueError(
+            f"{name} is a {type(array).__name__}, expected a torch.Tensor, a NumPy array or one with __dlpack__ {axes}"
+        )
+    if array.layout is not torch.strided or array.is_meta:
+        kind = "meta" if array.is_meta else str(array.layout)
+        raise ValueError(f"{name} is a {kind} tensor, expected a dense one that holds values")
+    if not array.is_floating_point():
+        raise ValueError(f"{name} has dtype {array.dtype}, expected a floating point type")
+    return array
+
+
+def _as_torch_takes_it(array: np.ndarray) -> np.ndarray:
+    """torch shares only memory that can be written, in the machine's order of bytes, without steps backwards."""
+    if not array.flags.writeable or not array.dtype.isnative or any(step < 0 for step in array.strides):
+        return np.array(array, array.dtype.newbyteorder("="), order="C")
+    return array
+
+
+def check_log_probs(log_probs: Tensor, *, batch: int | None, columns: int) -> None:
+    """Check the shape of log-probs [B, T, columns]; contents are checked where they are read.
 
     Args:
         batch: the B that is expected, if one is.
@@ -20,7 +110,6 @@ def check_log_probs(log_probs: torch.Tensor, *, batch: int | None, columns: int)
     Raises:
         ValueError: names the argument, what was seen and what was expected.
     """
-    check_rows(log_probs, "log_probs", "[B, T, V + 1]")
     if log_probs.shape[2] != columns:
         raise ValueError(
             f"log_probs has {log_probs.shape[2]} columns, expected {columns}: "
@@ -29,27 +118,15 @@ def check_log_probs(log_probs: torch.Tensor, *, batch: int | None, columns: int)
     check_batch(log_probs, "log_probs", batch)
 
 
-def check_rows(inputs: torch.Tensor, name: str, axes: str) -> None:
-    """Check that inputs are a floating point tensor with three axes, which messages call `axes`."""
-    if not isinstance(inputs, torch.Tensor):
-        raise ValueError(f"{name} is a {type(inputs).__name__}, expected a torch.Tensor {axes}")
-    if inputs.ndim != 3:
-        raise ValueError(f"{name} has shape {tuple(inputs.shape)}, expected {axes}")
-    if not inputs.is_floating_point():
-        raise ValueError(f"{name} has dtype {inputs.dtype}, expected a floating point type")
-
-
-def check_batch(inputs: torch.Tensor, name: str, batch: int | None) -> None:
+def check_batch(inputs: Tensor, name: str, batch: int | None) -> None:
     """Check the number of rows, if one is expected."""
     if batch is not None and inputs.shape[0] != batch:
         raise ValueError(f"{name} has {inputs.shape[0]} rows, expected {batch}, one per stream")
 
 
-def checked_lengths(
-    lengths: torch.Tensor | Sequence[int], batch: int, frames: int, *, of: str = "log_probs"
-) -> np.ndarray:
+def checked_lengths(lengths: Lengths, batch: int, frames: int, *, of: str = "log_probs") -> np.ndarray:
     """`lengths` as int64 numpy array [batch] with values in 0 .. frames; `of`: what they belong to."""
-    values = np.asarray(lengths.detach().cpu() if isinstance(lengths, torch.Tensor) else lengths)
+    values = np.asarray(lengths.detach().cpu() if isinstance(lengths, Tensor) else lengths)
     if values.size == 0 and batch == 0:
         return np.zeros(0, np.int64)
     if values.ndim != 1 or len(values) != batch:
@@ -64,23 +141,56 @@ def checked_lengths(
     return values
 
 
-def as_float32(log_probs: torch.Tensor) -> np.ndarray:
+def as_float32(log_probs: Tensor) -> np.ndarray:
     """The log-probs as contiguous float32 numpy array on the CPU; a view where they already are that."""
     return log_probs.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
 
 
 def raise_bad_frame(log_probs: np.ndarray, utterance: int, frame: int) -> None:
-    """Say what is wrong with a frame in which a search has met NaN or +inf, or nothing but -inf."""
+    """Say what is wrong with a frame in which a search has met NaN, a value above 0, or nothing but -inf."""
     row = log_probs[utterance, frame]
-    bad = np.flatnonzero(~(row <= np.finfo(np.float32).max))
-    if len(bad):
-        raise BadRow(
-            utterance,
-            f"log_probs[{utterance}, {frame}, {bad[0]}] is {row[bad[0]]}, expected a log-probability: "
-            "valid frames must hold no NaN and no +inf",
-        )
+    for bad in (np.flatnonzero(~(row <= LARGEST)), np.flatnonzero(row > MOST_LOG_PROB)):
+        if len(bad):
+            place = f"log_probs[{utterance}, {frame}, {bad[0]}] is {row[bad[0]]}"
+            raise BadRow(utterance, f"{place}, expected a log-probability, at most 0: {_remedy(row)}")
     raise BadRow(
         utterance,
         f"log_probs[{utterance}, {frame}] leaves no label possible, expected at least one finite "
         "log-probability in every valid frame",
     )
+
+
+def _remedy(row: np.ndarray) -> str:
+    """What to do about a row that does not hold log-probabilities."""
+    if not (row <= LARGEST).all():
+        return "valid frames must hold no NaN and no +inf"
+    if (row >= 0).all() and abs(row.sum(dtype=np.float64) - 1) < NORMALISED:
+        return "these are probabilities, give log_probs.log()"
+    return "if these are logits, give log_probs.log_softmax(-1)"
+
+
+def warn_unless_normalised(log_probs: Tensor, lengths: Tensor | np.ndarray) -> bool:
+    """Warn if frames are not log-probabilities; looks at a few frames of the longest utterance.
+
+    Values that the search refuses are left to it.
+
+    Returns:
+        Whether there was a frame to look at; while a CUDA graph is captured, none can be.
+    """
+    if log_probs.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    counts = lengths.cpu().numpy() if isinstance(lengths, Tensor) else lengths
+    b = int(counts.argmax())
+    frames = np.unique(np.linspace(0, min(int(counts[b]), log_probs.shape[1]) - 1, SAMPLED_ROWS).astype(np.int64))
+    if frames[0] < 0:
+        return False
+    rows = log_probs[b, torch.from_numpy(frames).to(log_probs.device)].detach().double().cpu()
+    sums = rows.logsumexp(-1).numpy()
+    is_off = (np.abs(sums) > NORMALISED) & np.isfinite(sums) & (rows.numpy() <= MOST_LOG_PROB).all(axis=1)
+    if 2 * is_off.sum() > len(frames):
+        i = int(np.flatnonzero(is_off)[0])
+        logger.warning(
+            "log_probs[%d, %d] holds no log-probabilities: their exponentials sum to %.4g, expected 1: %s",
+            b, frames[i], np.exp(sums[i]), _remedy(rows[i].numpy()),
+        )  # fmt: skip
+    return True

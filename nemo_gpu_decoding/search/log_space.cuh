@@ -3,6 +3,9 @@
 
 #include "cuda/common.cuh"
 
+// No log-probability exceeds it; above 0 because types such as bfloat16 round.
+inline float most_log_prob() { return 0.01f; }
+
 // log(exp(a) + exp(b)), rounded once: in double, libraries and devices agree to the last bit.
 inline float log_add(float a, float b) {
   if (a < b) {

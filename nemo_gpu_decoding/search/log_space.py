@@ -10,6 +10,7 @@ from nemo_gpu_decoding.jit import compiled
 
 IMPOSSIBLE = np.float32(-np.inf)
 LARGEST = np.float32(np.finfo(np.float32).max)
+MOST_LOG_PROB = np.float32(0.01)  # no log-probability exceeds it; above 0 because types such as bfloat16 round
 
 
 @compiled

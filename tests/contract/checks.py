@@ -9,15 +9,19 @@ A test file runs all checks for the rows of its own table:
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import pickle
 import re
 import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cuda.launch import use_runtime
 from nemo_gpu_decoding.fusion.automaton import empty_automaton
 from nemo_gpu_decoding.fusion.fusion import Fusion, Request
@@ -476,6 +480,74 @@ def test_strided_input(subject, decoder, inputs, expected, dims):
     assert all_facts(decoder.decode(strided, LENGTHS)) == expected
 
 
+class ElsewhereArray:
+    """An array of another library, as DLPack shows it."""
+
+    def __init__(self, tensor):
+        self._tensor = tensor
+
+    def __dlpack__(self, **options):
+        return self._tensor.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self._tensor.__dlpack_device__()
+
+
+@pytest.mark.parametrize("form", [torch.Tensor.numpy, ElsewhereArray])
+def test_arrays_of_other_libraries_are_tensors(subject, decoder, inputs, expected, form):
+    whole = inputs.cpu()
+    assert all_facts(decoder.decode(form(whole), np.array(LENGTHS))) == expected
+    alone = decoder.decode(form(whole[4, : LENGTHS[4]]))  # [T, ...]
+    assert all_facts(alone) == [expected[4]]
+    parts = [form(row[:length]) for row, length in zip(whole, LENGTHS, strict=True)]
+    assert all_facts(decoder.decode(parts)) == expected
+    padded = [form(row[: length + 1]) for row, length in zip(whole, LENGTHS, strict=True)]
+    assert all_facts(decoder.decode(tuple(padded), LENGTHS)) == expected
+
+
+def test_without_lengths_all_frames_count(subject, decoder, inputs):
+    assert all_facts(decoder.decode(inputs)) == all_facts(decoder.decode(inputs, [FRAMES] * BATCH))
+
+
+def test_streams_take_arrays_of_one_or_of_several(subject, decoder, inputs, expected):
+    whole = inputs.cpu().numpy()
+    streams = decoder.open(1)
+    for first in range(0, LENGTHS[1], 4):
+        decoder.push(streams, whole[1, first : min(first + 4, LENGTHS[1])])
+    assert all_facts(decoder.close(streams)) == [expected[1]]
+    streams = decoder.open(3)
+    decoder.push(streams, [whole[4, :9], whole[1, :15]], rows=[2, 0])
+    decoder.push(streams, [whole[5, :8], whole[4, 9:20]], rows=[1, 2])
+    assert all_facts(decoder.close(streams, rows=[2, 0, 1])) == [expected[4], expected[1], expected[5]]
+
+
+def test_numpy_arrays_of_any_layout(subject, decoder, inputs, expected):
+    whole = inputs.cpu().numpy()
+    fixed = whole.copy()
+    fixed.flags.writeable = False
+    for array in (fixed, whole.astype(whole.dtype.newbyteorder()), whole[:, ::-1].copy()[:, ::-1]):
+        assert all_facts(decoder.decode(array, LENGTHS)) == expected
+
+
+def test_arrays_share_their_memory(subject, decoder, inputs, monkeypatch):
+    """A contiguous array is handed to the search as it is."""
+    seen = []
+    monkeypatch.setattr(decoder, "_check_inputs", lambda inputs, batch: seen.append(inputs.data_ptr()))
+    array = inputs.cpu().numpy()
+    with suppress(ValueError):
+        decoder.decode(array, LENGTHS)
+        decoder.decode(array[0])
+    assert seen == [array.ctypes.data] * 2
+
+
+@pytest.mark.parametrize("used", [False, True])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda decoder: pickle.loads(pickle.dumps(decoder))])
+def test_decoders_can_be_copied(subject, decoder, inputs, expected, used, copied):
+    if used:
+        decoder.decode(inputs, LENGTHS)
+    assert all_facts(copied(decoder).decode(inputs, LENGTHS)) == expected
+
+
 # ------------------------------------------------------------------ bad input
 
 
@@ -513,10 +585,17 @@ def test_bad_lengths_are_named(subject, decoder, lengths, message):
         decoder.decode(torch.zeros(2, 5, subject.width, device=subject.device), lengths)
 
 
+def test_lengths_of_lists_are_those_of_each_array(subject, decoder, inputs):
+    with pytest.raises(ValueError, match=re.escape(f"lengths[1] is 5, expected 0 .. 4 (T of {subject.argument}[1])")):
+        decoder.decode([inputs[0, :5], inputs[1, :4]], [5, 5])
+
+
 def test_bad_shapes_are_named(subject, decoder):
-    expected = re.escape(f"{subject.argument} has shape (2, 5), expected {subject.axes}")
-    with pytest.raises(ValueError, match=expected):
-        decoder.decode(torch.zeros(2, 5, device=subject.device), [5, 5])
+    own = subject.axes[len("[B, ") : -1]
+    for shape in ((5,), (1, 2, 5, subject.width)):
+        expected = f"{subject.argument} has shape {shape}, expected [B, {own}], [{own}] or a list of [{own}]"
+        with pytest.raises(ValueError, match=re.escape(expected)):
+            decoder.decode(torch.zeros(shape, device=subject.device), [5, 5])
     for width in (subject.width - 1, subject.width + 1):
         with pytest.raises(ValueError, match=subject.wrong_width(width)):
             decoder.decode(torch.zeros(2, 5, width, device=subject.device), [5, 5])
@@ -525,8 +604,21 @@ def test_bad_shapes_are_named(subject, decoder):
 def test_bad_types_are_named(subject, decoder):
     with pytest.raises(ValueError, match=rf"{subject.argument} has dtype torch\.int64"):
         decoder.decode(torch.zeros(1, 5, subject.width, dtype=torch.int64, device=subject.device), [5])
-    with pytest.raises(ValueError, match=rf"{subject.argument} is a ndarray, expected a torch\.Tensor"):
-        decoder.decode(np.zeros((1, 5, subject.width)), [5])
+    frames = torch.zeros(5, subject.width, device=subject.device)
+    for wrong, message in (
+        (np.zeros((1, 5, subject.width), int), " has dtype torch.int64"),
+        (np.zeros((1, 5, subject.width), object), " has dtype object"),
+        ("text", " is a str, expected a torch.Tensor, a NumPy array or one with __dlpack__"),
+        (frames[None].to_sparse(), " is a torch.sparse_coo tensor, expected a dense one"),
+        (frames[None].to("meta"), " is a meta tensor"),
+        ([], " is an empty list"),
+        ([frames, [[0.0]]], "[1] is a list"),
+        ([frames, frames[:, 1:]], f"[1] has shape (5, {subject.width - 1}), expected"),
+        ([frames, frames.double()], "[1] is torch.float64 on"),
+        ([frames[None]], f"[0] has shape (1, 5, {subject.width}), expected"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(subject.argument + message)):
+            decoder.decode(wrong)
 
 
 def test_bad_requests_are_named(subject, decoder, inputs):
@@ -552,8 +644,43 @@ def test_closed_streams_stay_closed(subject, decoder, inputs):
 def test_streams_know_their_number(subject, decoder, inputs):
     with pytest.raises(ValueError, match=f"{subject.argument} has 6 rows, expected 2"):
         decoder.push(decoder.open(2), inputs, LENGTHS)
-    with pytest.raises(ValueError, match="n is -1"):
-        decoder.open(-1)
+    for n in (-1, "3", 2.0, True, 10**12):
+        with pytest.raises(FieldError, match=re.escape(f"n is {n!r}, expected an integer 0 .. 1048576")):
+            decoder.open(n)
+    with pytest.raises(FieldError, match="capacity is 1000000000000, expected an integer"):
+        decoder.open(1, capacity=10**12)
+
+
+def _wrong_values(config):
+    """Values of wrong types and sizes for each option of a config."""
+    for field in dataclasses.fields(config):
+        wrong = {"bool": ["x", float("nan"), None, 1], "int": ["x", None, True, 10**12, 2.5], "str": [["max"], 3, {}]}
+        for value in wrong.get(field.type, ["x", None, [], True, float("nan")]):
+            yield field.name, value
+    for name in ("beam_beta", "softmax_temperature", "beam", "acoustic_scale", "lattice_beam", "large_lm_weight"):
+        if hasattr(config, name):
+            yield name, 1e39
+
+
+def test_options_of_a_wrong_type_or_size_are_named(subject, decoder):
+    for name, value in _wrong_values(decoder.config):
+        with pytest.raises(FieldError, match=re.escape(f"{name} is {value!r}, expected ")):
+            dataclasses.replace(decoder.config, **{name: value})
+
+
+def test_misspelt_options_are_named(subject, decoder):
+    kind = type(decoder.config)
+    expected = f"{kind.__name__}() has no option 'n_bst' (did you mean 'n_best'?); valid options: n_best, backend"
+    with pytest.raises(TypeError, match=re.escape(expected)):
+        kind(n_bst=3)
+
+
+@pytest.mark.parametrize("weight", [1e38, 3.5e38, float("inf"), -1.0, "x", True])
+def test_weights_are_numbers_that_sums_can_hold(subject, weight):
+    for kind in (Fusion, Request):
+        for name in ("lm_weight", "boosting_weight"):
+            with pytest.raises(FieldError, match=re.escape(f"{name} is {weight!r}, expected a ")):
+                kind(**{name: weight})
 
 
 # ------------------------------ LogProbs
@@ -571,6 +698,50 @@ def test_a_frame_without_any_label_is_named(subject, decoder, inputs):
     inputs[1, 6] = -float("inf")
     with pytest.raises(ValueError, match=r"log_probs\[1, 6\] leaves no label possible"):
         decoder.decode(inputs, LENGTHS)
+
+
+@of(LogProbs)
+def test_values_above_zero_are_named(subject, decoder, inputs):
+    """Rounding, as in bfloat16, is none of these."""
+    inputs[4, 17, 0] = inputs[0, 3, subject.width - 1] = 0.009
+    decoder.decode(inputs, LENGTHS)
+    for column in (0, subject.width // 2, subject.width - 1):
+        for value in (0.011, 0.5, 30.0, 1e30):
+            bad = inputs.clone()
+            bad[4, 17, column] = value
+            shown = re.escape(f"{np.float32(value)}")
+            message = rf"log_probs\[4, 17, {column}\] is {shown}, expected a log-probability, at most 0: .*log_softmax"
+            with pytest.raises(ValueError, match=message):
+                decoder.decode(bad, LENGTHS)
+
+
+@of(LogProbs)
+def test_logits_and_probabilities_are_named_with_the_way_out(subject, decoder, inputs):
+    with pytest.raises(ValueError, match=r"these are probabilities, give log_probs\.log\(\)"):
+        decoder.decode(inputs.exp(), LENGTHS)
+    with pytest.raises(ValueError, match=r"if these are logits, give log_probs\.log_softmax\(-1\)"):
+        decoder.decode(inputs + 20, LENGTHS)
+
+
+@of(LogProbs)
+def test_rows_that_are_not_normalised_are_warned_of_once(subject, variant, inputs, caplog):
+    decoder = subject.fused(variant)
+    for _ in range(2):
+        decoder.decode(inputs - 4, LENGTHS)
+    warnings = [r.getMessage() for r in caplog.records if "holds no log-probabilities" in r.getMessage()]
+    assert len(warnings) == 1
+    assert "log_probs[0, 0] holds" in warnings[0]
+    assert "sum to 0.01832, expected 1: if these are logits, give log_probs.log_softmax(-1)" in warnings[0]
+
+
+@of(LogProbs)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_log_probs_of_any_precision_are_fine(subject, variant, dtype, caplog):
+    torch.manual_seed(0)
+    for sharpness in (0.0, 1.0, 30.0):
+        rows = torch.log_softmax((sharpness * torch.randn(2, 9, subject.width)).to(dtype), -1)
+        subject.fused(variant).decode(rows.to(subject.device))
+    assert "log-probabilities" not in caplog.text
 
 
 # ------------------------------ TokenFusion

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,11 +13,12 @@ import sys
 import numpy as np
 import pytest
 
+from nemo_gpu_decoding.container import write_arrays
 from nemo_gpu_decoding.graph.build import build_graph, load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.epsilon_closure import epsilon_closure
 from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
-from nemo_gpu_decoding.graph.store import is_word_graph, load_graph
+from nemo_gpu_decoding.graph.store import is_word_graph, load_graph, save_graph
 from tests.assets import ROOT
 from tests.graph.toy import toy_arpa, toy_lexicon
 
@@ -208,3 +211,39 @@ def test_two_words_on_a_chain_get_a_word_sequence_label():
         for arc in graph.arrays.epsilons[: graph.arrays.states["epsilon_end"][0]]
     }
     assert reached == {1: [1], 2: [1, 2], 3: [1, 2, 1]}
+
+
+@pytest.mark.parametrize(
+    ("table", "changes", "message"),
+    [
+        ("states", {"epsilon_begin": 2, "epsilon_end": 1}, "epsilon_end of a state is before epsilon_begin"),
+        ("states", {"arc_begin": 2, "arc_end": 1}, "arc_end of a state is before arc_begin"),
+        ("arcs", {"target": 1 << 20}, "target holds 1048576"),
+        ("word_sequences", None, "word_sequences holds a label that is no earlier one"),
+    ],
+)
+def test_contents_that_lead_nowhere_are_refused_with_the_name_of_the_file(tmp_path, graph, table, changes, message):
+    path, changed = tmp_path / "changed.graph", np.array(getattr(graph.arrays, table))
+    if changes is None:
+        changed = np.full((1, 2), len(graph.words), np.int32)
+    for name, value in (changes or {}).items():
+        changed[0][name] = value
+    wrong = copy.copy(graph)
+    object.__setattr__(wrong, "arrays", graph.arrays._replace(**{table: changed}))
+    save_graph(wrong, path)
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))} is damaged: .*{message}.*; build it anew"):
+        load_graph(path)
+
+
+@pytest.mark.parametrize("fact", ["start", "unknown", "name"])
+def test_a_fact_that_is_missing_is_named_with_the_file(tmp_path, graph, fact, monkeypatch):
+    path = tmp_path / "short.graph"
+    monkeypatch.setattr(
+        "nemo_gpu_decoding.graph.store.write_arrays",
+        lambda path, kind, facts, arrays: write_arrays(
+            path, kind, {name: value for name, value in facts.items() if name != fact}, arrays
+        ),
+    )
+    save_graph(graph, path)
+    with pytest.raises(ValueError, match=f"{re.escape(str(path))} is damaged: '{fact}' is missing; build it anew"):
+        load_graph(path)

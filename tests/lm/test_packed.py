@@ -5,13 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from nemo_gpu_decoding.container import encode_words, write_arrays
 from nemo_gpu_decoding.lm.codebook import Codebook
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
-from nemo_gpu_decoding.lm.packed import MAX_BITS, NO_LABEL, bits_for, num_words, read_bits, write_bits
+from nemo_gpu_decoding.lm.packed import MAX_BITS, NO_LABEL, TABLES, bits_for, num_words, read_bits, write_bits
+from nemo_gpu_decoding.lm.packed_file import PACKED_LM, facts_of, load_packed_lm, save_packed_lm
 from tests.oracles.ngram import arpa_text, closed_table, log10_prob, missing_suffixes, write_arpa
 
 LN10 = math.log(10)
@@ -142,6 +146,61 @@ def test_an_order_without_ngrams(tmp_path):
 def test_state_or_label_out_of_range(pack, state, label):
     with pytest.raises(ValueError, match=r"(state|label) is -?\d, expected 0 .. \d"):
         pack(EXAMPLE).advance(state, label)
+
+
+def _signed(path, lm, **arrays):
+    """Writes an LM with other contents, and a right checksum."""
+    save_packed_lm(replace(lm, arrays=lm.arrays._replace(**arrays)), path)
+
+
+def _changed(array, place, value):
+    array = np.array(array)
+    array[place] = value
+    return array
+
+
+@pytest.mark.parametrize("layout", ["exact", "quantised"])
+def test_contents_that_lead_nowhere_are_refused(pack, tmp_path, layout):
+    lm, path = pack(closed_table(seed=1, order=3, keep=0.6), layout=layout), tmp_path / "lm.packed"
+    states, arcs, bits = lm.arrays.states, lm.arrays.arcs, lm.arrays.target_bits
+    begins, last = states["arc_begin"], lm.num_states
+    wrong = {
+        "arc_begin beyond the end": {"states": _changed(states, 2, (begins[-1] + 5, 0, 0.0))},
+        "arc_begin of the root": {"states": _changed(states, 0, (1, 0, 0.0))},
+        "fewer words in the root": {"states": _changed(states, 1, (begins[1] - 1, 0, 0.0))},
+        "backoff_to beyond the end": {"states": _changed(states, 2, (begins[2], 1 << 31, 0.0))},
+        "backoff_to itself": {"states": _changed(states, 2, (begins[2], 2, 0.0))},
+        "arcs without end": {"states": _changed(states, last, (1 << 31, 0, 0.0))},
+        "too few arcs": {"arcs": arcs[:-1]},
+        "too few labels": {"labels": lm.arrays.labels[:-1]},
+        "target beyond the end": {"arcs": _changed(arcs, 0, arcs[0] | np.uint64((1 << bits) - 1))},
+        "label beyond the end": {"labels": np.full_like(lm.arrays.labels, 2**64 - 1)},
+        "label_bits": {"label_bits": 70},
+        "target_bits": {"target_bits": 0},
+        "cost_bits": {"cost_bits": 20},
+    }
+    if (1 << bits) == lm.num_states:
+        del wrong["target beyond the end"]
+    seen = {}
+    for what, arrays in wrong.items():
+        _signed(path, lm, **arrays)
+        try:
+            seen[what] = f"accepted {load_packed_lm(path)}"
+        except ValueError as error:
+            seen[what] = str(error)
+    assert all(message.startswith(f"{path} is damaged: ") for message in seen.values()), seen
+    _signed(path, lm)
+    assert load_packed_lm(path).num_states == lm.num_states
+
+
+@pytest.mark.parametrize("fact", ["label_bits", "start_state", "counts"])
+def test_a_fact_that_is_missing_is_named_with_the_file(pack, tmp_path, fact):
+    lm, path = pack(EXAMPLE), tmp_path / "lm.packed"
+    tables = {name: getattr(lm.arrays, name) for name in TABLES}
+    facts = {name: value for name, value in facts_of(lm).items() if name != fact}
+    write_arrays(path, PACKED_LM, facts, {"words": encode_words(lm.words), **tables})
+    with pytest.raises(ValueError, match=re.escape(f"{path} is damaged: '{fact}' is missing; pack it anew")):
+        load_packed_lm(path)
 
 
 def test_bytes_of_each_part(pack):

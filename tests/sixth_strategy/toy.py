@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.checks import check_int
+from nemo_gpu_decoding.checks import check_int, checked_options
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.config import SearchConfig
@@ -19,6 +19,7 @@ from nemo_gpu_decoding.search.inputs import as_float32, check_log_probs, raise_b
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
 
 
+@checked_options
 @dataclass(frozen=True)
 class ToyConfig(SearchConfig):
     beam_size: int = 6

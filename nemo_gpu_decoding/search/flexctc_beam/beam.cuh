@@ -13,7 +13,7 @@ constexpr int FEW_ARCS = 16;  // an LM state with no more has its own arcs offer
 // Why a search stands still: Progress.status.
 enum Status {
   FINE = 0,
-  BAD_INPUT = -1,  // the next frame holds NaN or +inf
+  BAD_INPUT = -1,  // the next frame holds NaN or a value above most_log_prob()
   NO_LABEL_POSSIBLE = -2,  // the next frame leaves no label possible
   BAD_LENGTH = -3,  // the length of the chunk is below 0 or above its T
   BACK_POINTERS_FULL = -4,  // the chunk has more frames than the back-pointers have room for

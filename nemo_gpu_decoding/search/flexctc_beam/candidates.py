@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.jit import inlined, no_refcount
-from nemo_gpu_decoding.search.log_space import IMPOSSIBLE
+from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, MOST_LOG_PROB
 
 # One continuation of a hypothesis by the label of a frame.
 CANDIDATE = np.dtype(
@@ -96,7 +96,10 @@ def floor_of(candidates, count, params):
 def least_log_prob(floor, best):
     """No label below this log-probability can reach the floor, with slack for float32 rounding.
 
-    `best`: the score that a label of log-probability 0 could get at best.
+    It is at most MOST_LOG_PROB, so that a scan of the row meets every larger value.
+
+    Args:
+        best: the score that a label of log-probability 0 could get at best.
     """
     slack = 1e-6 * (abs(np.float64(floor)) + abs(best)) + 1e-5
-    return np.float32(np.float64(floor) - best - slack)
+    return np.float32(min(np.float64(floor) - best - slack, np.float64(MOST_LOG_PROB)))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number
+from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number, checked_options
 from nemo_gpu_decoding.search.config import SearchConfig
 
 MAX_BEAM_SIZE = 4096  # parents are stored as int16
 MERGE_MODES = ("max", "sum", "prefix")
 
 
+@checked_options
 @dataclass(frozen=True)
 class FlexCTCConfig(SearchConfig):
     """Options of `FlexCTCBeam`; the rest is in `SearchConfig`. `n_best` is at most `beam_size`.

@@ -38,7 +38,7 @@ from nemo_gpu_decoding.search.flexctc_beam.candidates import (
     plain,
 )
 from nemo_gpu_decoding.search.flexctc_beam.records import BAD_INPUT, HYPOTHESIS, MERGE_PREFIX, MERGE_SUM, NO_LABEL
-from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, LARGEST, log_add
+from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, MOST_LOG_PROB, log_add
 from nemo_gpu_decoding.search.row_scan import next_label
 from nemo_gpu_decoding.search.text_hash import extended_hash
 
@@ -84,8 +84,8 @@ def advance(rows, log_probs, lengths, state, params, fusions, workspace):
     """Read lengths[b] frames of log_probs[b] ([B, T, C] float32) for every b in `rows`.
 
     Updates the `BeamState` in place; its back-pointers have room for frames_done + T frames. Stops
-    before a frame that holds NaN or +inf with sizes[b] = BAD_INPUT, before one that allows no label at
-    all with sizes[b] = 0.
+    before a frame that holds NaN or a value above MOST_LOG_PROB with sizes[b] = BAD_INPUT, before one
+    that allows no label at all with sizes[b] = 0.
     """
     beam, sizes, frames_done = state.beam, state.sizes, state.frames_done
     candidates, next_beam = workspace.candidates, workspace.next_beam
@@ -127,7 +127,7 @@ def _candidates(row, beam, size, params, fusion, candidates):
         state = beam[k].lm_state
         for arc in range(fusion.lm.states[state].arc_begin, fusion.lm.states[state].arc_end):
             v = column_of(fusion.lm.arcs[arc].label, params.blank_id)
-            if not row[v] <= LARGEST:
+            if not row[v] <= MOST_LOG_PROB:
                 return BAD_INPUT
             base = beam[k].score + row[v] + params.beam_beta
             lm_bound = fusion.lm_weight * fusion.lm.arcs[arc].weight
@@ -137,7 +137,7 @@ def _candidates(row, beam, size, params, fusion, candidates):
     best = best_new_score(beam, size, params)
     v = next_label(row, 0, least_log_prob(floor, best))
     while v < row.shape[0]:
-        if not row[v] <= LARGEST:
+        if not row[v] <= MOST_LOG_PROB:
             return BAD_INPUT
         for k in range(size):
             if v == params.blank_id or v == beam[k].last_label:

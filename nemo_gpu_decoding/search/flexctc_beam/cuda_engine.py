@@ -351,8 +351,8 @@ class CUDAEngine(Engine):
 def _met_in_a_graph(b: int, status: int, frame: int, capacity: int) -> str:
     """What is wrong with stream b, when its input is no longer there to be looked at."""
     return {
-        records.BAD_INPUT: f"log_probs of stream {b} held NaN or +inf in frame {frame}, counted from "
-        "the stream's first: valid frames must hold neither",
+        records.BAD_INPUT: f"log_probs of stream {b} held NaN or a value above 0 in frame {frame}, counted "
+        "from the stream's first, expected natural log-probabilities in every valid frame",
         records.NO_LABEL_POSSIBLE: f"log_probs of stream {b} left no label possible in frame {frame}, "
         "counted from the stream's first",
         records.BAD_LENGTH: f"lengths[{b}] was below 0 or beyond T of log_probs after frame {frame}",

@@ -66,7 +66,7 @@ inline bool list_labels(const Row& row, int begin, int end, float least, Workspa
   bool bad = false;
   for (int column = begin + thread(); column < end; column += threads()) {
     float value = row[column];
-    bad |= !(value <= largest_float());
+    bad |= !(value <= most_log_prob());
     if (value >= least && value > negative_infinity() && column != work.params.blank_id) {
       work.labels[atomicAdd(&work.counters->num_labels, 1)] = column;
     }
@@ -188,8 +188,8 @@ inline void offer_new_tokens(const Row& row, int size, float& floor, int& reserv
   }
 }
 
-// Steps 1 to 6: all that may be among the K best of the frame; false if it holds NaN or +inf.
-// Call with all threads after a barrier; ends with one.
+// Steps 1 to 6: all that may be among the K best of the frame; false if it holds NaN or a
+// value above most_log_prob(). Call with all threads after a barrier; ends with one.
 inline bool list_candidates(const Row& row, int size, Workspace& work) {
   const int columns = work.columns(), step = work.sizes.labels;
   offer_blanks_and_repeats(row, size, work);

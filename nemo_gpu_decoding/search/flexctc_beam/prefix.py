@@ -23,7 +23,7 @@ from nemo_gpu_decoding.search.flexctc_beam.cpu import (
     select,
 )
 from nemo_gpu_decoding.search.flexctc_beam.records import BAD_INPUT
-from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, LARGEST, log_add
+from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, MOST_LOG_PROB, log_add
 from nemo_gpu_decoding.search.row_scan import next_label
 from nemo_gpu_decoding.search.text_hash import extended_hash
 
@@ -60,7 +60,7 @@ def _prefix_candidates(row, beam, size, params, fusion, candidates):
         state = beam[k].lm_state
         for arc in range(fusion.lm.states[state].arc_begin, fusion.lm.states[state].arc_end):
             v = column_of(fusion.lm.arcs[arc].label, params.blank_id)
-            if not row[v] <= LARGEST:
+            if not row[v] <= MOST_LOG_PROB:
                 return BAD_INPUT
             base = _base_of(row, beam[k], v, params)
             lm_bound = fusion.lm_weight * fusion.lm.arcs[arc].weight
@@ -71,7 +71,7 @@ def _prefix_candidates(row, beam, size, params, fusion, candidates):
     best = best_new_score(beam, size, params)
     v = next_label(row, 0, least_log_prob(floor, best))
     while v < row.shape[0]:
-        if not row[v] <= LARGEST:
+        if not row[v] <= MOST_LOG_PROB:
             return BAD_INPUT
         for k in range(size):
             if v == params.blank_id:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from nemo_gpu_decoding.checks import FieldError, check_bool, check_choice, check_int, check_number
+from nemo_gpu_decoding.checks import FieldError, check_bool, check_choice, check_int, check_number, checked_options
 from nemo_gpu_decoding.search.config import SearchConfig
 
 MAX_BEAM_SIZE = 1024
@@ -13,6 +13,7 @@ PRUNING_MODES = ("late", "early")
 BLANK_LM_SCORE_MODES = {"no_score": False, "lm_weighted_full": True}  # whether the LM weighs the blank
 
 
+@checked_options
 @dataclass(frozen=True)
 class TransducerConfig(SearchConfig):
     """Options that both searches share; the rest is in `SearchConfig`.
@@ -54,6 +55,7 @@ class TransducerConfig(SearchConfig):
         return self.beam_size
 
 
+@checked_options
 @dataclass(frozen=True)
 class ALSDConfig(TransducerConfig):
     """Options of `ALSDPlusPlus`; NeMo's for `malsd_batch`."""
@@ -66,6 +68,7 @@ class ALSDConfig(TransducerConfig):
         check_int("max_symbols", self.max_symbols, 1, 2**30)
 
 
+@checked_options
 @dataclass(frozen=True)
 class AESConfig(TransducerConfig):
     """Options of `AESPlusPlus`; but for `pruning_mode`, NeMo's for `maes_batch`."""

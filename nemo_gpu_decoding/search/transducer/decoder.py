@@ -16,7 +16,7 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.search.committed import common_ancestor, joined
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.engine import Engine
-from nemo_gpu_decoding.search.inputs import check_batch, check_rows
+from nemo_gpu_decoding.search.inputs import check_batch
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
 from nemo_gpu_decoding.search.transducer import cuda_engine
 from nemo_gpu_decoding.search.transducer.config import BLANK_LM_SCORE_MODES, TransducerConfig
@@ -51,7 +51,7 @@ class TransducerDecoder(Decoder[C, NBest]):
         ValueError: an argument is out of range or does not fit the others.
     """
 
-    input_name = "encoder_output"
+    input_name, input_axes, reads_log_probs = "encoder_output", "T, D", False
     config_type: ClassVar[type[Any]]  # the options of the strategy
     step: ClassVar[Callable[..., None]]  # of the strategy, compiled
     kernels: ClassVar[str]  # the source of the same step on the GPU
@@ -93,11 +93,14 @@ class TransducerDecoder(Decoder[C, NBest]):
         """
         return {"graphs": self._graphs.mode, "prediction": self._predictions.path}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies are made of the same arguments: locks and what is kept on a GPU cannot be copied."""
+        return type(self), (self.networks, self.config, self.fusion)
+
     def with_options(self, config: C, fusion: Fusion) -> TransducerDecoder[C]:
         return type(self)(self.networks, config, fusion)
 
     def _check_inputs(self, inputs: Tensor, batch: int | None) -> None:
-        check_rows(inputs, "encoder_output", "[B, T, D]")
         shape, size = tuple(inputs.shape), self.networks.encoder_size
         if shape[2] != size:
             hint = " (NeMo's encoders give [B, D, T]: transpose(1, 2))" if shape[1] == size else ""

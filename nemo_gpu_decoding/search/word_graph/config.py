@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number
+from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number, checked_options
 from nemo_gpu_decoding.graph.topology import DEFAULT_TOPOLOGY, TOPOLOGIES, topology_number
 from nemo_gpu_decoding.lm.placement import PLACEMENTS
 from nemo_gpu_decoding.search.config import SearchConfig
@@ -15,6 +15,7 @@ POSTERIORS = ("n_best", "lattice")
 DIFFERENCES = ("auto", "always", "never")
 
 
+@checked_options
 @dataclass(frozen=True)
 class WFSTConfig(SearchConfig):
     """Options of `CudaWFST`; the rest is in `SearchConfig`. The search keeps a lattice for `n_best` > 1, `lattice`
@@ -63,6 +64,7 @@ class WFSTConfig(SearchConfig):
         return TOPOLOGIES[topology_number(self.topology)] == "graph"
 
 
+@checked_options
 @dataclass(frozen=True)
 class PagedBigLMConfig(WFSTConfig):
     """Options of `PagedBigLM`: those of cuda_wfst, and what is said about the large LM.

@@ -152,7 +152,7 @@ def read_chunk(
         it, and the workspace, which may have become larger.
 
     Raises:
-        ValueError: a frame holds NaN or +inf, or allows nothing; `stream` is as it was.
+        ValueError: a frame holds NaN or values above 0, or allows nothing; `stream` is as it was.
     """
     models, count, counters = stream.models, len(stream.tokens), stream.counters.copy()
     work.current[:count].view(np.uint8)[:] = stream.tokens.view(np.uint8)  # records are copied field by field

@@ -29,7 +29,7 @@ import numpy as np
 from nemo_gpu_decoding.graph.csr import first_arc
 from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
 from nemo_gpu_decoding.jit import inlined, no_refcount
-from nemo_gpu_decoding.search.log_space import LARGEST
+from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import eager, lm_contexts, token_groups
 from nemo_gpu_decoding.search.word_graph.candidates import (
     boosted,
@@ -69,7 +69,7 @@ def advance(log_probs, begin, end, state, search, lm, work):
     """Read the frames begin .. end of log_probs [T, C] float32. work.current holds the tokens.
 
     Returns:
-        the frame before which it stopped, and why: DONE; BAD_FRAME (NaN or +inf); NO_TOKEN (no label
+        the frame before which it stopped, and why: DONE; BAD_FRAME (NaN, or above 0); NO_TOKEN (no label
         is possible); BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL: grow these and go on there.
     """
     for t in range(begin, end):
@@ -176,7 +176,7 @@ def begin_frame(best, tokens, search, work):
 def _offer_blanks_and_repeats(row, state, search, lm, work):
     """Step 1: a blank, or the last label again."""
     frame, blank_id = work.frame[0], search.params.blank_id
-    if not row[blank_id] <= LARGEST:
+    if not row[blank_id] <= MOST_LOG_PROB:
         frame.status = BAD_FRAME
         return
     blank_cost, costs = cost_of(row, blank_id, search), work.acoustic_costs

@@ -2,6 +2,7 @@
 // Counterpart of labels.py.
 #pragma once
 
+#include "search/log_space.cuh"
 #include "search/word_graph/candidates.cuh"
 
 // Step 1: a blank, or the last label again. Call with all threads after a barrier; ends with one.
@@ -30,7 +31,7 @@ inline void offer_blanks_and_repeats(const Row& row, int count, Workspace& work)
 }
 
 // List the labels that can stay below the cutoff. Call with all threads after a barrier; ends with one.
-// False if the frame holds NaN or +inf.
+// False if the frame holds NaN or a value above most_log_prob().
 inline bool choose_labels(const Row& row, int columns, Workspace& work) {
   const Search& search = work.search;
   const double most = (double)work.cutoff() - search.least_cost;
@@ -43,7 +44,7 @@ inline bool choose_labels(const Row& row, int columns, Workspace& work) {
   for (int first = 0; first < columns; first += threads()) {
     const int column = first + thread();
     const float value = column < columns ? row[column] : negative_infinity();
-    bad |= !(value <= largest_float());
+    bad |= !(value <= most_log_prob());
     const bool is_blank = column == search.blank_id && search.topology != GRAPH;
     const bool wants = value >= least && !is_blank;
     const int at = warp_append(wants, &work.counters->num_labels);

@@ -6,7 +6,7 @@ import numpy as np
 
 from nemo_gpu_decoding.graph.topology import GRAPH
 from nemo_gpu_decoding.jit import inlined, no_refcount
-from nemo_gpu_decoding.search.log_space import LARGEST
+from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph.candidates import cost_of, least_total
 from nemo_gpu_decoding.search.word_graph.keys import NONE, ordered_bits
 
@@ -19,7 +19,7 @@ def choose_labels(row, search, work):
     """Fill work.labels with those that can stay below the cutoff, the likeliest one first.
 
     Returns:
-        False if the frame holds NaN or +inf.
+        False if the frame holds NaN or a value above MOST_LOG_PROB.
     """
     frame, labels, least = work.frame[0], work.labels, _least_likely(work.frame[0], search)
     count, likeliest, unread = 0, 0, NONE if search.params.topology == GRAPH else search.params.blank_id
@@ -32,7 +32,7 @@ def choose_labels(row, search, work):
             labels[count] = v
             count += not row[v] < least and v != unread  # NaN is not below anything
     for i in range(count):
-        if not row[labels[i]] <= LARGEST:
+        if not row[labels[i]] <= MOST_LOG_PROB:
             return False
         likeliest = i if row[labels[i]] > row[labels[likeliest]] else likeliest
     if count > 0:
@@ -77,7 +77,8 @@ def labels_within(cost, source, row, search, work):
 
 @inlined
 def _least_likely(frame, search):
-    """The log-prob below which a label leads above the cutoff, whatever the source."""
+    """The log-prob below which a label leads above the cutoff, whatever the source; at most MOST_LOG_PROB."""
     most = np.float64(frame.cutoff) - search.weights.least_cost
     slack = 1e-6 * abs(most) + 1e-5  # for rounding
-    return np.float32(max(-(most + slack) / search.params.acoustic_scale, -np.float64(LARGEST)))
+    limit = -(most + slack) / search.params.acoustic_scale
+    return np.float32(min(max(limit, -np.float64(LARGEST)), np.float64(MOST_LOG_PROB)))

@@ -29,7 +29,7 @@ import numpy as np
 
 from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
 from nemo_gpu_decoding.jit import no_refcount
-from nemo_gpu_decoding.search.log_space import LARGEST
+from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import lm_contexts
 from nemo_gpu_decoding.search.word_graph.candidates import (
     cost_of,
@@ -115,7 +115,7 @@ def _expand(row, state, search, lm, work):
 def _offer_blanks_and_repeats(row, state, search, work):
     """Step 1: a blank, or the last label again."""
     blank_id, status = search.params.blank_id, DONE
-    if not row[blank_id] <= LARGEST:
+    if not row[blank_id] <= MOST_LOG_PROB:
         return BAD_FRAME
     blank_cost = cost_of(row, blank_id, search)
     for i in range(state.counters[0].tokens):
