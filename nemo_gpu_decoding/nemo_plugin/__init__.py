@@ -1,4 +1,4 @@
-"""The only folder of the product that imports NeMo (`bench/peers` does, to measure it).
+"""The only folder of the package that imports NeMo.
 
 Start with `register.py`.
 

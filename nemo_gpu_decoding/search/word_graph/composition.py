@@ -55,8 +55,8 @@ class Composition(NamedTuple):
     lms: LmPair
     difference_weight: np.float32  # lm_weight * large_lm_weight
     group_size: int  # LM contexts of a group that are expanded
-    # What each composition leaves out is measured without it: bench has one without laziness, and one
-    # without groups as well
+    # What each composition leaves out is measured without it: `benchmarks/` has one without laziness,
+    # and one without groups as well
     bounded: bool = True  # by the cutoff and the labels that may matter; False: composition "eager"
     lazy: bool = True  # LMs are queried for words within the beam by the small LM; False: before they are pruned
     grouped: bool = True  # tokens in one graph state look at its arcs together

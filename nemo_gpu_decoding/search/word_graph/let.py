@@ -15,10 +15,9 @@ Different from [LET]: an arc into an expanded group does not expand the group th
 has links of both kinds, and what it leads back to is expanded when somebody asks. A long silence is one
 node: a blank that is the only way to a token makes no node of its own.
 
-On hard speech this costs 1.1 to 1.5 times what "lazy" does
-(`python -m benchmarks strategy=paged_biglm peers=[let]`): on flat posteriors words are within the beam in
-every frame, so that groups are expanded soon after they arise. It expands
-a third fewer contexts, but queries the LMs as often, and keeps links and nodes besides.
+On hard speech this costs 1.1 to 1.5 times what "lazy" does (`python -m benchmarks strategy=paged_biglm peers=[let]`):
+on flat posteriors words are within the beam in every frame, so that groups are expanded soon after they arise. It
+expands a third fewer contexts, but queries the LMs as often, and keeps links and nodes besides.
 """
 
 from __future__ import annotations
