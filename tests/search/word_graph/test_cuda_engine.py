@@ -229,7 +229,8 @@ def test_working_memory_of_an_utterance():
     assert taken(True) == taken(False) + 20_000 * kernel_abi.SECOND.itemsize
 
 
-def test_working_memory_is_what_is_allocated(log_probs, monkeypatch):
+@pytest.mark.parametrize("search", ["compact", "normal", "composes"])
+def test_working_memory_is_what_is_allocated(monkeypatch, search, log_probs, paged_log_probs):
     seen = []
     buffers = CUDAEngine._buffers
 
@@ -238,13 +239,16 @@ def test_working_memory_is_what_is_allocated(log_probs, monkeypatch):
         return seen[-1][2]
 
     monkeypatch.setattr(CUDAEngine, "_buffers", noted)
-    for topology in ("compact", "normal"):
-        on_cuda(toy_graph(0), topology=topology, **OPTIONS).decode(log_probs, LENGTHS)
-        n, capacity, found = seen[-1]
-        own = sum(t.numel() * t.element_size() for t in found.values())
-        token = kernel_abi.PLAIN_TOKEN
-        expected = kernel_abi.working_bytes(token, kernel_abi.PLAIN_BUFFERS, capacity)
-        assert own + n * 2 * capacity.tokens * token.itemsize == n * expected
+    if search == "composes":
+        token, fields = kernel_abi.LM_TOKEN, kernel_abi.LM_BUFFERS
+        on("cuda", *random_case(0), **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
+    else:
+        token, fields = kernel_abi.PLAIN_TOKEN, kernel_abi.PLAIN_BUFFERS
+        on_cuda(toy_graph(0), topology=search, **OPTIONS).decode(log_probs, LENGTHS)
+    n, capacity, found = seen[-1]
+    own = sum(t.numel() * t.element_size() for t in found.values())
+    per_utterance = kernel_abi.working_bytes(token, fields, capacity)
+    assert own + n * 2 * capacity.tokens * token.itemsize == n * per_utterance
 
 
 # --------------------------------------------------------------------------------- with a large LM
@@ -382,23 +386,6 @@ def test_working_memory_of_an_utterance_paged():
     assert (capacity.tokens, capacity.groups, capacity.group_arcs) == (40_000, 20_000, 40_000)
     taken = kernel_abi.working_bytes(kernel_abi.LM_TOKEN, kernel_abi.LM_BUFFERS, capacity)
     assert 7.0e6 < taken < 8.2e6
-
-
-@checked
-def test_working_memory_is_what_is_allocated_paged(paged_log_probs, monkeypatch):
-    seen = []
-    buffers = cuda_engine.CUDAEngine._buffers
-    monkeypatch.setattr(
-        cuda_engine.CUDAEngine,
-        "_buffers",
-        lambda engine, n, capacity: seen.append((n, capacity, buffers(engine, n, capacity))) or seen[-1][2],
-    )
-    on("cuda", *random_case(0), **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
-    n, capacity, found = seen[-1]
-    own = sum(tensor.numel() * tensor.element_size() for tensor in found.values())
-    token = kernel_abi.LM_TOKEN
-    paged_expected = kernel_abi.working_bytes(token, kernel_abi.LM_BUFFERS, capacity)
-    assert own + n * 2 * capacity.tokens * token.itemsize == n * paged_expected
 
 
 @checked
