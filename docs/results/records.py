@@ -2,9 +2,9 @@
 
     python docs/results/records.py measure [NAME ...]      all records, or some of `RUNS`; then the two others
     python docs/results/records.py write                   figures and pictures of docs/measured.md, from the records
-    python docs/results/records.py plot RECORD.json PICTURE.png
+    python docs/results/records.py plot RECORD.json PICTURE.png [TASK]
 
-A picture shows error rate against speed, on a GPU milliseconds per batch.
+A picture shows one task: error rate against speed, on a GPU milliseconds per batch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,14 @@ KINDS = {"rnnt": "RNN-T", "tdt": "TDT"}
 Record = dict[str, Any]
 Columns = list[tuple[str, int]]  # task and beam
 
-HEADROOM = 1.1  # above the largest error rate, for the numbers there
+# The task of each picture. Of transducers the hard one has 20 s of speech, too few for error rates.
+PICTURED = {"flexctc_beam": "speech", "alsd_pp": "synthetic-rnnt", "cuda_wfst": "speech"}
+TITLES = {"speech": "hard real speech", "synthetic": "synthetic emissions"}
+PEERS = {
+    "nemo": "NeMo beam_batch", "nemo_malsd": "NeMo malsd_batch", "nemo_maes": "NeMo maes_batch",
+    "nemo_greedy": "NeMo greedy", "kaldi_decoder": "Kaldi",
+}  # fmt: skip
+MOST_LINES = 5  # of a picture
 
 
 class Point(NamedTuple):
@@ -53,94 +60,104 @@ Lines = dict[str, list[Point]]
 Rows = Sequence[Mapping[str, Any]]
 
 
-def plot_rows(header: Mapping[str, Any], rows: Rows, path: str) -> None:
-    """Draw the measured rows, a panel for each task; the suffix of `path` chooses the format.
+def plot_rows(header: Mapping[str, Any], rows: Rows, path: str, task: str | None = None) -> None:
+    """Draw the rows of one task, 900 pixels wide; the suffix of `path` chooses the format.
+
+    Args:
+        task: its name; None = the first one that was measured.
 
     Raises:
-        ValueError: no row was measured.
+        ValueError: no row of the task was measured.
     """
     from matplotlib.figure import Figure
 
     measured = [row for row in rows if not row.get("skipped")]
-    if not measured:
-        raise ValueError("rows hold nothing to plot, expected at least one measured peer")
-    panels: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for row in measured:
-        part = f", {row['part']}" if "part" in row and row["batch"] else ""
-        panels[row["task"] + part].append(row)
-    figure = Figure(figsize=(8 * len(panels), 7), layout="constrained")
-    for i, (name, shown) in enumerate(panels.items()):
-        axes = figure.add_subplot(1, len(panels), i + 1)
-        if "part" in shown[0] and shown[0]["batch"]:
-            _batches(axes, shown, header["strategy"])
-        else:
-            _errors(axes, shown, header["strategy"])
-        task, _, rest = name.partition("-")
-        axes.set_title(" ".join([TASKS.get(task, task), rest]).strip(), fontsize=10)
-        axes.grid(True, which="both", alpha=0.25)
-        axes.legend(fontsize=8)
-    figure.suptitle(f"{header['strategy']} on {header['device']}, {header['threads']} thread(s)", fontsize=10)
-    figure.savefig(path, dpi=130)
+    own = [row for row in measured if row["task"] == (task or measured[0]["task"])]
+    if not own:
+        raise ValueError(f"rows hold no measured row of task {task!r}, expected at least one")
+    batches = bool(own[0].get("batch"))  # on a GPU
+    lines = batch_lines(own) if batches else lines_of(own)
+    figure = Figure(figsize=(9, 5), layout="constrained")
+    axes = figure.add_subplot()
+    _draw(axes, dict(list(lines.items())[:MOST_LINES]), header["strategy"])
+    (_label_batches if batches else _label_errors)(axes)
+    name, _, networks = own[0]["task"].partition("-")
+    threads = f"{header['threads']} thread" + "s" * (header["threads"] > 1)
+    what = [TITLES.get(name, name), KINDS.get(networks, ""), threads, header["device"]]
+    axes.set_title(", ".join(filter(None, what)), fontsize=12, loc="left")
+    axes.grid(True, which="major", alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=100)
 
 
-def lines_of(rows: Rows, *, by_beam: bool = False) -> Lines:
-    """Label -> points: (RTFx, WER, beam), or by batch (B, milliseconds, beam) a line for every beam.
+def lines_of(rows: Rows) -> Lines:
+    """Label -> (RTFx, WER, beam) of each beam; rows with an LM and without phrases, where there are any.
 
     Our decoder is measured beside every peer: its first measurement is shown. Rows that set our decoder
-    beside itself are about cost, not about errors, and stay out.
+    beside itself are about cost, not about errors, and are left out.
     """
+    plain = [row for row in rows if not row["params"]["phrases"]] or rows
     found: dict[str, dict[Any, Point]] = defaultdict(dict)
-    for row in rows:
+    for row in [row for row in plain if row["params"]["lm"]] or plain:
         if row["peer"] == row["strategy"]:
             continue
-        for side, name, params in (
-            ("ours", row["strategy"], row["params"]), ("peer", row["peer"], row["peer_params"])
-        ):  # fmt: skip
-            beam, phrases = params["beam_size"], params["phrases"]
-            label = name + " + LM" * bool(params["lm"]) + f" + {phrases} phrases" * bool(phrases)
-            if by_beam:
-                label += f", {beam}" * bool(beam)
-                point = Point(row["batch"], 1e3 * row["seconds"][side])
-                found[label].setdefault(row["batch"], point)
-            else:
-                point = Point(row["rtfx"][side], row["wer"][side], str(beam) if beam else "")
-                found[label].setdefault(beam, point)
-    return {label: [points[key] for key in sorted(points)] for label, points in sorted(found.items())}
+        for side, name, params in (("ours", row["strategy"], row["params"]), ("peer", row["peer"], row["peer_params"])):
+            label = PEERS.get(name, name) + " + LM" * bool(params["lm"])
+            beam = params["beam_size"]
+            found[label].setdefault(beam, Point(row["rtfx"][side], row["wer"][side], f"{beam}" if beam else ""))
+    return {label: [points[key] for key in sorted(points)] for label, points in found.items()}
+
+
+def batch_lines(rows: Rows) -> Lines:
+    """Label -> (batch size, milliseconds) of the decoders alone with the largest beam, and of one read of the input."""
+    part = [row for row in rows if row["part"] == rows[0]["part"]]
+    widest = max(row["params"]["beam_size"] for row in part)
+    found: dict[str, dict[int, Point]] = defaultdict(dict)
+    for row in part:
+        if row["params"]["beam_size"] == widest and row["peer"] != row["strategy"]:
+            for side, name in (("ours", row["strategy"]), ("peer", row["peer"])):
+                params = row["params" if side == "ours" else "peer_params"]
+                label = PEERS.get(name, name) + " + LM" * bool(params["lm"])
+                found[label].setdefault(row["batch"], Point(row["batch"], 1e3 * row["seconds"][side]))
+            if row["roofline"]:
+                point = Point(row["batch"], 1e3 * row["roofline"]["seconds"])
+                found["one read of the log-probs"].setdefault(row["batch"], point)
+    return {label: [points[key] for key in sorted(points)] for label, points in found.items()}
 
 
 def _draw(axes: Any, lines: Lines, strategy: str) -> None:
+    """Lines with their names beside them, ours thicker."""
     for index, (label, points) in enumerate(lines.items()):
-        ours, color = label.startswith(strategy), f"C{index % 10}"
+        ours, color = label.startswith(strategy), f"C{index}"
         axes.plot(
-            [point.x for point in points], [point.y for point in points], color=color, label=label,
-            marker="o" if ours else "s", linestyle="-" if ours else "--", linewidth=2.2 if ours else 1.3,
+            [point.x for point in points], [point.y for point in points], color=color,
+            marker="o" if ours else "s", linestyle="-" if ours else "--", linewidth=2.5 if ours else 1.5,
         )  # fmt: skip
         for point in points:
             axes.annotate(
-                point.label, (point.x, point.y), xytext=(0, 6), textcoords="offset points", ha="center",
-                fontsize=8, color=color,
+                point.label, (point.x, point.y), xytext=(0, 7), textcoords="offset points", ha="center",
+                fontsize=10, color=color,
             )  # fmt: skip
+        top = max(points, key=lambda point: (point.y, -point.x))
+        axes.annotate(
+            label, (top.x, top.y), xytext=(0, 21), textcoords="offset points", ha="left" if ours else "center",
+            fontsize=12, color=color, weight="bold" if ours else "normal",
+        )  # fmt: skip
 
 
-def _errors(axes: Any, rows: Rows, strategy: str) -> None:
-    lines = lines_of(rows)
-    _draw(axes, lines, strategy)
+def _label_errors(axes: Any) -> None:
     axes.set_xscale("log")
-    axes.set_ylim(0, HEADROOM * max(point.y for points in lines.values() for point in points) or 1)
-    axes.set_xlabel("RTFx: seconds of audio decoded per second (right is faster); at the points: beam")
-    axes.set_ylabel("word error rate, % (lower is better)")
+    axes.margins(x=0.22, y=0.15)
+    axes.set_xlabel("seconds of audio decoded per second (numbers: beam size)", fontsize=12)
+    axes.set_ylabel("word error rate, %", fontsize=12)
 
 
-def _batches(axes: Any, rows: Rows, strategy: str) -> None:
-    lines = lines_of(rows, by_beam=True)
-    roofline = {row["batch"]: 1e3 * row["roofline"]["seconds"] for row in rows if row["roofline"]}
-    if roofline:
-        lines["one read of the log-probs"] = [Point(*point) for point in sorted(roofline.items())]
-    _draw(axes, lines, strategy)
+def _label_batches(axes: Any) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
-    axes.set_xlabel("batch size")
-    axes.set_ylabel("milliseconds per batch (lower is faster)")
+    axes.margins(x=0.22, y=0.15)
+    axes.set_xlabel("batch size", fontsize=12)
+    axes.set_ylabel("milliseconds per batch", fontsize=12)
 
 
 # ------------------------------------------------------------------------------- measured anew
@@ -189,9 +206,9 @@ def read(path: str | Path) -> Record:
 
 def write() -> None:
     PAGE.write_text(with_figures(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    for name in ("flexctc_beam", "alsd_pp", "aes_pp", "cuda_wfst"):
+    for name, task in PICTURED.items():
         record = records()[name][1]
-        plot_rows(record, record["rows"], str(HERE / f"{name}_cpu.png"))
+        plot_rows(record, record["rows"], str(HERE / f"{name}_cpu.png"), task)
 
 
 def with_figures(text: str) -> str:
@@ -442,7 +459,7 @@ WRITERS: dict[str, Callable[..., str]] = {
 def main(verb: str, *arguments: str) -> None:
     if verb == "plot":
         record = read(arguments[0])
-        plot_rows(record, record["rows"], arguments[1])
+        plot_rows(record, record["rows"], *arguments[1:])
     else:
         {"measure": measure, "write": lambda _: write()}[verb](arguments)
 
