@@ -101,28 +101,32 @@ def lines_of(rows: Rows) -> Lines:
     for row in [row for row in plain if row["params"]["lm"]] or plain:
         if row["peer"] == row["strategy"]:
             continue
-        for side, name, params in (("ours", row["strategy"], row["params"]), ("peer", row["peer"], row["peer_params"])):
-            label = PEERS.get(name, name) + " + LM" * bool(params["lm"])
-            beam = params["beam_size"]
+        for side, label, beam in decoders(row):
             found[label].setdefault(beam, Point(row["rtfx"][side], row["wer"][side], f"{beam}" if beam else ""))
     return {label: [points[key] for key in sorted(points)] for label, points in found.items()}
 
 
 def batch_lines(rows: Rows) -> Lines:
-    """Label -> (batch size, milliseconds) of the decoders alone with the largest beam, and of one read of the input."""
+    """Label -> (batch size, milliseconds) of the decoders with the largest beam, and of one read of the input."""
     part = [row for row in rows if row["part"] == rows[0]["part"]]
     widest = max(row["params"]["beam_size"] for row in part)
     found: dict[str, dict[int, Point]] = defaultdict(dict)
     for row in part:
-        if row["params"]["beam_size"] == widest and row["peer"] != row["strategy"]:
-            for side, name in (("ours", row["strategy"]), ("peer", row["peer"])):
-                params = row["params" if side == "ours" else "peer_params"]
-                label = PEERS.get(name, name) + " + LM" * bool(params["lm"])
-                found[label].setdefault(row["batch"], Point(row["batch"], 1e3 * row["seconds"][side]))
-            if row["roofline"]:
-                point = Point(row["batch"], 1e3 * row["roofline"]["seconds"])
-                found["one read of the log-probs"].setdefault(row["batch"], point)
+        if row["params"]["beam_size"] != widest or row["peer"] == row["strategy"]:
+            continue
+        times = {label: row["seconds"][side] for side, label, _ in decoders(row)}
+        if row["roofline"]:
+            times["one read of the log-probs"] = row["roofline"]["seconds"]
+        for label, seconds in times.items():
+            found[label].setdefault(row["batch"], Point(row["batch"], 1e3 * seconds))
     return {label: [points[key] for key in sorted(points)] for label, points in found.items()}
+
+
+def decoders(row: Mapping[str, Any]) -> list[tuple[str, str, Any]]:
+    """Both decoders of a row: "ours" or "peer", the name in a picture, the beam."""
+    both = (("ours", row["strategy"], row["params"]), ("peer", row["peer"], row["peer_params"]))
+    with_lm = {True: " + LM", False: ""}
+    return [(side, PEERS.get(name, name) + with_lm[bool(p["lm"])], p["beam_size"]) for side, name, p in both]
 
 
 def _draw(axes: Any, lines: Lines, strategy: str) -> None:
@@ -181,7 +185,7 @@ def measure(names: Sequence[str]) -> None:
 def records() -> dict[str, tuple[Path, Record]]:
     """The latest record of each strategy on a CPU, "cuda_wfst-live" of other modes than batch."""
     found: dict[str, tuple[Path, Record]] = {}
-    for path in HERE.glob("*.json"):
+    for path in HERE.glob("*-*.json"):  # demo.json is no benchmark
         record = read(path)
         if record["options"]["device"] != "cpu":
             continue

@@ -382,7 +382,7 @@ def test_hostile_texts_stay_texts_and_a_phone_in_the_dark_needs_no_scrolling_sid
 
 
 def make_screenshot(target: str) -> None:
-    """Greedy decoding, a token LM, and a word graph with phrases, on the shipped speech."""
+    """Greedy decoding, a token LM, LM and phrases, on the shipped speech."""
     from tempfile import TemporaryDirectory
 
     from playwright.sync_api import sync_playwright
@@ -390,8 +390,8 @@ def make_screenshot(target: str) -> None:
     speech, phrases = ASSETS / "speech" / "test.json", ASSETS / "phrases.txt"
     runs = {
         "greedy": ["strategy=greedy_batch"],
-        "flexctc_beam_lm": [f"lm={ASSETS / 'lm' / 'tok3.arpa'}"],
-        "cuda_wfst_lm_phrases": ["strategy=cuda_wfst", f"lm={ASSETS / 'lm' / 'word3.arpa'}", f"phrases={phrases}"],
+        "lm": [f"lm={ASSETS / 'lm' / 'tok3.arpa'}", "lm_weight=0.5", "beam_beta=1.0"],
+        "lm_phrases": [f"preset={ASSETS / 'demo.yaml'}"],
     }
     with TemporaryDirectory() as folder, sync_playwright() as playwright:
         files = [f"{folder}/{name}.jsonl" for name in runs]
@@ -402,7 +402,8 @@ def make_screenshot(target: str) -> None:
         written = Path(folder) / "page.html"
         assert compare([*files, f"manifest={speech}", f"phrases={phrases}", f"out={written}"]) == 0
         found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        tab = opened(found, written, [], viewport={"width": 900, "height": 640}, color_scheme="light")
+        tab = opened(found, written, [], viewport={"width": 980, "height": 760}, color_scheme="light")
+        tab.get_by_label("Order").select_option("C gains most over A")
         tab.locator("article").first.wait_for()
         tab.screenshot(path=target)
         found.close()
