@@ -231,6 +231,14 @@ class LiveServer(uvicorn.Server):
             return await self._refuse(socket, "idle_seconds", "there was no first message", REFUSED)
         except ValueError as error:
             return await self._refuse(socket, getattr(error, "field", "message"), str(error), REFUSED)
+        try:
+            return await self._transcribe(socket, session)
+        finally:
+            session.kill()
+            self.batcher.wake()
+
+    async def _transcribe(self, socket: WebSocket, session: Session) -> str:
+        """A stream from its first message to the close of its connection; returns how it ended."""
         reading = asyncio.create_task(self._read(socket, session))
         reading.add_done_callback(lambda task: self._watch(task, session))
         try:
@@ -238,15 +246,13 @@ class LiveServer(uvicorn.Server):
                 session.end()
             await self._send(socket, self._ready())
             await self._write(socket, session)
-            reading.cancel()
-            if session.error is not None:
-                return await self._refuse(socket, *session.error, FAILED if session.error[0] == "server" else REFUSED)
-            await self._timely(socket.close(RESTART if self.is_draining else DONE))
-            return "restart" if self.is_draining else "end"
         finally:
-            session.kill()
+            session.kill()  # first, for `_watch`
             reading.cancel()
-            self.batcher.wake()
+        if session.error is not None:
+            return await self._refuse(socket, *session.error, FAILED if session.error[0] == "server" else REFUSED)
+        await self._timely(socket.close(RESTART if self.is_draining else DONE))
+        return "restart" if self.is_draining else "end"
 
     def _watch(self, reading: asyncio.Task[None], session: Session) -> None:
         """A reading task that died ends its stream."""
