@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 from pathlib import Path
 
@@ -63,6 +64,8 @@ class Faulty:
             return
         if code.co_filename == rollback.__file__ or code.co_name == "step":
             return  # what puts a failed step back
+        if event == "return" and code.co_flags & inspect.CO_GENERATOR:
+            return  # a yield, where nothing can go wrong
         if self.point is None:
             self.points[code, event] = None
         elif self.point == (code, event):
@@ -90,15 +93,15 @@ class Crowd:
             else:
                 self.places[i] = session, number, at + n
 
-    def check(self):
+    def check(self, point):
         """What they have heard."""
         for i, (session, number, at) in enumerate(self.places):
-            assert session.error is None
+            assert session.error is None, point
             assert not session.is_dead
             if at is None:
                 assert session.is_over
                 found = [message["text"] for message in session.messages() if message["type"] == "final"]
-                assert " ".join(found) == self.expected[number]
+                assert " ".join(found) == self.expected[number], point
                 self.heard += 1
                 self.places[i] = None, (number + 1) % len(self.speech), 0
 
@@ -132,13 +135,13 @@ async def victim_of(batcher, crowd, faulty, samples, phase, point):
             faulty.victim = None
         else:
             await step(batcher)
-        crowd.check()
+        crowd.check(point)
     return session
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_ends_one_stream(kind, files, caplog):
-    caplog.set_level("CRITICAL", "nemo_gpu_decoding")
+    caplog.set_level("ERROR", "nemo_gpu_decoding")
     own = build_recognizer(parse_options(ServeOptions, [*KINDS[kind], "max_streams=4", "end_silence=-1"]))
     faulty, speech = Faulty(own), [soundfile.read(file, dtype="int16")[0] for file in files[:3]]
 
