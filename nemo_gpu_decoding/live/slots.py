@@ -132,10 +132,15 @@ class Slots:
             frames = [chunks[slot] for slot in slots]
             rows = [slot.row for slot in slots]
             inputs, lengths = pad_sequence(frames, batch_first=True), [len(own) for own in frames]
+            read: dict[Slot, ValueError | None] = dict.fromkeys(slots)
             found = self.decoder.push(streams, inputs, lengths, rows=rows, isolate=True)
-            errors |= {slot: found[slot.row] for slot in slots if slot.row in found}
             if self._step is not None:
-                self._step.pushed.update((slot, errors.get(slot)) for slot in slots)
+                self._step.pushed.update(read)  # first of all: what is read has to be known if anything fails
+            for slot in slots:
+                if slot.row in found:
+                    errors[slot] = found[slot.row]
+                    if self._step is not None:
+                        self._step.pushed[slot] = found[slot.row]
         if self._step is not None:
             self._step.pushed.update(known)
         return errors
