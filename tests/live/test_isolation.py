@@ -191,7 +191,7 @@ def behaviours(server, query=""):
     yield lambda: told(server, first, audio(5), "nonsense", query=query)
 
     def leave():
-        with stream(server, VICTIM, query) as socket:
+        with contextlib.suppress(ConnectionClosed), stream(server, VICTIM, query) as socket:
             socket.send(audio(5))
             wait_for(lambda: len(server.batcher.sessions) < 2 or json.loads(socket.recv(10))["type"] == "partial")
         return [], None
