@@ -103,7 +103,8 @@ def run(options: LoadOptions) -> int:
 def in_processes(options: LoadOptions) -> list[dict[str, Any]]:
     """Rows of this program, run for each strategy at the same time."""
     keys = ("clients", "seconds", "speed", "killed")  # without hostile clients
-    given = [sys.executable, "-m", "benchmarks.live_load", "simulated=true", *(f"{key}={getattr(options, key)}" for key in keys)]
+    shared = [f"{key}={getattr(options, key)}" for key in keys]
+    given = [sys.executable, "-m", "benchmarks.live_load", "simulated=true", *shared]
     rows = []
     with TemporaryDirectory() as folder:
         runs = {
