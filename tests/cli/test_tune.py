@@ -13,7 +13,8 @@ from nemo_gpu_decoding.cli.dev_set import Decoded, Score
 from nemo_gpu_decoding.cli.grid import Point, at_edge, at_point, finer, varied
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options
-from nemo_gpu_decoding.cli.tune import Trial, TuneOptions, next_step, points_of, ranked
+from nemo_gpu_decoding.cli.stages import points_of
+from nemo_gpu_decoding.cli.tune import Trial, TuneOptions, next_step, ranked
 from nemo_gpu_decoding.cli.tune_plot import best_by, draw, options_of_panels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
@@ -41,7 +42,7 @@ def test_the_grid_has_every_combination():
     small = options("lm_weight=[0,1]", "beam_beta=[0,1,2]", "boosting_weight=[1]", "beam_size=[4,8]")
     points = grid(small)
     assert len(set(points)) == len(points) == 12
-    assert Point(4, 2.0, 1.0, 1.0) in points
+    assert Point(4, 2.0, 1.0, 1.0, segmentations=1) in points
 
 
 def test_without_lm_or_phrases_their_weights_are_left_out():
@@ -104,13 +105,15 @@ def test_a_run_prints_a_table_and_writes_a_preset(assets, manifest, tmp_path, ca
     out = capsys.readouterr().out
     assert "greedy" in out.splitlines()[2]
     assert out.count("\nbeam") == 2
-    assert "(2 more combinations; show=4 lists them all)" in out
+    assert "(3 more combinations; show=5 lists them all)" in out  # both weights, then 8 segmentations with the best
     preset = load_preset(str(best))
     assert preset.strategy == "flexctc_beam"
     beam = preset.beam
-    point = Point(beam.beam_size, beam.beam_beta, beam.ngram_lm_alpha, beam.boosting_tree_alpha)
-    assert f"\nbest: {point}\n" in out
-    assert point in grid(options(*arguments[4:]))
+    values = beam.beam_size, beam.beam_beta, beam.ngram_lm_alpha, beam.boosting_tree_alpha
+    point = Point(*values, segmentations=beam.boosting_tree.segmentations)
+    tried = "beam_size=4 beam_beta=1.0 lm_weight=0.0,0.7 boosting_weight=0.0,1.0 segmentations=1,8"
+    assert f"\nbest: {point}\ntried: {tried}\n" in out
+    assert point._replace(segmentations=1) in grid(options(*arguments[4:]))
     assert f"\nword error rates over the weights: {tmp_path}/best.png\n" in out
     assert (tmp_path / "best.png").read_bytes().startswith(b"\x89PNG")
 
