@@ -26,6 +26,7 @@ BEAM_KEYS = {
     "pruning_mode": "pruning_mode",
     "phrases": "boosting_tree.key_phrases_file",
     "boosting_weight": "boosting_tree_alpha",
+    "segmentations": "boosting_tree.segmentations",
 }
 WORD_GRAPH_KEYS = {
     "beam_width": "beam_width",

@@ -39,9 +39,9 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
         FusedInfer.__init__(self, owner, cfg)
         self.beam_size = getattr(self.options.search, "beam_size", self.options.n_best)
 
-    @abstractmethod
     def chosen(self, nbest: NBest) -> Sequence[Path]:
-        """The paths to be returned, best first."""
+        """The paths to be returned, best first; their texts differ."""
+        return nbest.distinct(self.text_of, self.options.n_best).paths
 
     @abstractmethod
     def _hypothesis(self, path: Path, nbest: NBest) -> BeamHypothesis:
@@ -154,12 +154,10 @@ class FlexCTCInfer(CTCInfer):
         return bool(self.preserve_alignments)
 
     def _load(self) -> FlexCTCBeam:
-        search = replace(self.options.search, alignments=bool(self.preserve_alignments))
+        n_best = self.candidates(self.options.n_best)
+        search = replace(self.options.search, n_best=n_best, alignments=bool(self.preserve_alignments))
         fusion = load_fusion(self.options.fusion, self.blank_id, self.vocabulary())
         return FlexCTCBeam(self.blank_id, self.blank_id, search, fusion)
-
-    def chosen(self, nbest: NBest) -> Sequence[Path]:
-        return nbest.paths
 
     def _hypothesis(self, path: Path, nbest: NBest) -> BeamHypothesis:
         return from_path(path, nbest.num_frames, BeamHypothesis)

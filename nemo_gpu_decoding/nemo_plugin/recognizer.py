@@ -35,6 +35,7 @@ from nemo_gpu_decoding.live.recognizer import (
 from nemo_gpu_decoding.nemo_plugin.model import check_model_file, import_nemo, usable_device
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
 from nemo_gpu_decoding.search.result import NBest
+from nemo_gpu_decoding.search.result import Path as SearchPath
 
 N_BEST = 5  # of searches that have it anyway
 KINDS = ("auto", "buffered", "cache_aware")
@@ -234,15 +235,21 @@ class PipelineRecognizer:
             committed = self._transcript(state.tokens)
         alternatives = ()
         if wanted > 1 and state.slot is not None:
-            (nbest,) = self.pipeline.slots.partial([state.slot], wanted)
+            (nbest,) = self.pipeline.slots.partial([state.slot], self.pipeline.infer.candidates(wanted))
             alternatives = self._alternatives(nbest, wanted)
         text = output.partial_transcript.strip()
         return Step(final=final, partial=Words(text, _words(words), committed=committed.strip(), n_best=alternatives))
 
     def _alternatives(self, nbest: NBest | None, n: int) -> tuple[Alternative, ...]:
         """The n best hypotheses with different texts; none of a stream that could not be read to its end."""
-        texts = [(self._transcript(path.tokens.tolist()).strip(), path.score) for path in nbest or ()]
-        return tuple(Alternative(text, round(float(score), 4)) for text, score in texts[:n])
+        if nbest is None:
+            return ()
+
+        def text_of(path: SearchPath) -> str:
+            return self._transcript(path.tokens.tolist()).strip()
+
+        found = nbest.distinct(text_of, n)
+        return tuple(Alternative(text_of(path), round(float(path.score), 4)) for path in found)
 
     def _infer(self) -> Any:
         """The search of the model; None where NeMo decodes."""

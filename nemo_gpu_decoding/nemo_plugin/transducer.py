@@ -76,6 +76,7 @@ class TransducerInfer(FusedInfer):
         requests = self._requests(partial_hypotheses, states)
         aligned = self.preserve_alignments or self.preserve_frame_confidence
         results = self._continuation.advance(self.decoder(), frames, lengths, states, requests, keep_history=aligned)
+        results = [(nbest.distinct(self.text_of, self.options.n_best), state) for nbest, state in results]
         for nbest, _ in results:
             for note in nbest.notes:
                 logging.warning(note)
@@ -106,7 +107,8 @@ class TransducerInfer(FusedInfer):
         networks = self.networks()
         fusion = load_fusion(self.options.fusion, networks.vocab_size, self.vocabulary())
         aligned = self.preserve_alignments or self.preserve_frame_confidence
-        return self.search(networks, replace(self.options.search, alignments=aligned), fusion)
+        n_best = self.candidates(self.options.n_best)
+        return self.search(networks, replace(self.options.search, n_best=n_best, alignments=aligned), fusion)
 
     def networks(self) -> TransducerNetworks:
         """The model's prediction network and joint as the search sees them."""

@@ -59,8 +59,7 @@ def test_n_best_lists(case, files, return_hypotheses):
         scores = [hypothesis.score for hypothesis in n_best]
         assert scores == sorted(scores, reverse=True)
         assert len({tuple(hypothesis.y_sequence.tolist()) for hypothesis in n_best}) == len(n_best)
-        if not case.is_transducer:
-            assert len({hypothesis.text for hypothesis in n_best}) == len(n_best)
+        assert len({hypothesis.text for hypothesis in n_best}) == len(n_best)
         assert (n_best.text, n_best.score) == (n_best[0].text, n_best[0].score)
     if return_hypotheses and not case.is_transducer:  # NeMo leaves the log-probs there
         assert results[0].y_sequence.ndim == 2
