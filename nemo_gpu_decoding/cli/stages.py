@@ -93,7 +93,7 @@ def later_stages(
 
 def _larger(sizes: Sequence[int], segmentations: Sequence[int], weights: Sequence[float], best: Point) -> list[Point]:
     """Other beam sizes and segmentations with the best weights and all boosting weights."""
-    fixed = {name: [value] for name, value in best._asdict().items() if value is not None}
+    fixed: dict[str, Sequence[Any]] = {k: [value] for k, value in best._asdict().items() if value is not None}
     fixed |= {"beam_size": sizes, "segmentations": segmentations, "boosting_weight": weights}
     points = combinations(**fixed)
     return [point for point in points if point.boosting_weight or point.segmentations == segmentations[0]]

@@ -84,6 +84,7 @@ class WordGraphInfer(CTCInfer):
         return super().chosen(nbest)
 
     def text_of(self, path: Path) -> str:
+        assert isinstance(path, WordPath)
         return path.text if self._owner is None else self._owner.text_of(path)
 
     def _hypothesis(self, path: Path, nbest: NBest) -> WordHypothesis:
