@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from itertools import pairwise
 
 from nemo_gpu_decoding.jit import CACHE_VARIABLE
 from nemo_gpu_decoding.jit_progress import progress
@@ -36,7 +37,7 @@ def measure(strategy: str) -> str:
     marks.append((time.process_time(), progress.count))
     decoder.decode(task.inputs[:2], task.lengths[:2])
     marks.append((time.process_time(), progress.count))
-    columns = [f"{b[0] - a[0]:6.1f} s {b[1] - a[1]:5d}" for a, b in zip(marks, marks[1:], strict=False)]
+    columns = [f"{b[0] - a[0]:6.1f} s {b[1] - a[1]:5d}" for a, b in pairwise(marks)]
     return f"{strategy:14}" + "".join(columns)
 
 
