@@ -43,7 +43,7 @@ def inlined(function: F) -> F:
 
     That takes long, so it is for these alone; for others `linked` makes the same machine code.
     """
-    return numba.njit(nogil=True, inline="always")(function)
+    return _jit(function, inline="always")
 
 
 def no_refcount(function: F) -> F:
@@ -62,12 +62,17 @@ def linked(function: F) -> F:
     This takes half the time, see `jit_linked.py`. Python cannot call them.
     """
     options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": LinkedCompiler}
-    return numba.njit(nogil=True, _nrt=False, forceinline=True, **options)(function)
+    return _jit(function, _nrt=False, forceinline=True, **options)
+
+
+def _jit(function: F, **options: Any) -> Any:
+    decorator: Any = numba.njit  # whose types lack some options
+    return decorator(nogil=True, **options)(function)
 
 
 def _njit(function: F, **options: Any) -> Any:
     settings: Any = config
-    outer, dispatcher = settings.CACHE_DIR, numba.njit(nogil=True, **options)(function)
+    outer, dispatcher = settings.CACHE_DIR, _jit(function, **options)
     try:
         settings.CACHE_DIR = progress.folder = str(
             cache_folder()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from numba import _dynfunc
+from numba import _dynfunc  # type: ignore[attr-defined]
 from numba.core import types
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompilerBase, DefaultPassBuilder
@@ -61,7 +61,8 @@ class _LinkedLowering(NativeLowering):
 
 def _holds_arrays(kind: Any) -> bool:
     if isinstance(kind, types.BaseTuple):
-        return any(map(_holds_arrays, kind.types))
+        members: Any = kind
+        return any(map(_holds_arrays, members))
     return isinstance(kind, types.Buffer)
 
 
