@@ -15,6 +15,7 @@ from omegaconf import MISSING
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cli.decoding import existing_file, load_phrase_file, writable_file
+from nemo_gpu_decoding.container import write_text
 from nemo_gpu_decoding.report import format_table
 from nemo_gpu_decoding.text_file import read_lines
 
@@ -116,7 +117,7 @@ def run(options: BuildGraphOptions) -> int:
     save_graph(graph, out)
     if oov:
         left_out = (word for word in listed if word not in graph.word_ids)
-        oov.write_text("".join(f"{word}\n" for word in left_out), encoding="utf-8")
+        write_text(oov, "".join(f"{word}\n" for word in left_out))
     seconds = round(time.perf_counter() - began, 1)
     facts = {**graph.report, "bytes": out.stat().st_size, "seconds": seconds}
     print(json.dumps(facts, ensure_ascii=False, indent=2) if options.json else report(facts))

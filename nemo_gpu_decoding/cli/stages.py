@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.cli.decoding import LARGE_LM_STRATEGY, section_of
 from nemo_gpu_decoding.cli.grid import Point, combinations

@@ -73,6 +73,8 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         ValueError: an argument is out of range or does not fit the others.
     """
 
+    strategy = "cuda_wfst"
+
     def __init__(
         self,
         graph: WordGraph,
@@ -307,13 +309,11 @@ class PagedBigLM(CudaWFST):
 
     Args:
         graph: of the small LM, from `build_graph`.
-        vocab_size: V, number of tokens without the blank.
-        blank_id: column of the blank in the log-probs, 0 .. V. NeMo's is V.
+        vocab_size, blank_id, pieces: as for `CudaWFST`.
         large: the large LM, from `load_packed_lm` or `pack_arpa_in_memory`.
         small: the small LM that the graph was made of, likewise.
         config: see `PagedBigLMConfig`.
         fusion: boosting from `build_word_boosting`, and the weights of it and of both LMs.
-        pieces: text of each column, to spell words that only <unk> stands for.
 
     Example:
         >>> graph = build_graph("small.arpa", vocabulary)
@@ -325,6 +325,7 @@ class PagedBigLM(CudaWFST):
         ValueError: an argument is out of range or does not fit the others.
     """
 
+    strategy = "paged_biglm"
     config: PagedBigLMConfig
 
     def __init__(
