@@ -241,7 +241,7 @@ def odd_files(folder, source):
 
 
 @pytest.mark.parametrize("out", ["odd.jsonl", "parts/"])
-def test_bad_audio_costs_its_own_row(out, assets, manifest, tmp_path, capsys):
+def test_bad_audio_costs_its_own_row(out, assets, manifest, tmp_path, capsys, caplog):
     odd = odd_files(tmp_path, rows_of(manifest)[0])
     arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={odd}", f"out={tmp_path}/{out}", "batch_size=3"]
     assert main(["transcribe", *arguments]) == (0 if out.endswith("/") else 1)
@@ -256,7 +256,7 @@ def test_bad_audio_costs_its_own_row(out, assets, manifest, tmp_path, capsys):
     assert "ffmpeg -i talk.m4a -ac 1 -ar 16000 talk.wav" in errors["talk.m4a"]
     assert found["good.wav"]["wer"] < 0.3
     assert found["stereo.wav"]["pred_text"] == found["44k.wav"]["pred_text"] == found["good.wav"]["pred_text"]
-    assert err.count("stereo.wav has 2 channels; they are averaged") == 1
+    assert caplog.text.count("stereo.wav has 2 channels; they are averaged") == 1
     if out.endswith("jsonl"):
         assert all(error in err for error in errors.values())
         assert "4 of 9 utterances failed" in err
@@ -275,14 +275,14 @@ def test_the_channel_that_is_selected_is_decoded(assets, manifest, tmp_path, cap
     assert capsys.readouterr().out == chosen
 
 
-def test_tune_decodes_files_of_several_channels(assets, manifest, tmp_path, capsys):
+def test_tune_decodes_files_of_several_channels(assets, manifest, tmp_path, caplog):
     rows = rows_of(manifest)
     samples, rate = soundfile.read(rows[0]["audio_filepath"])
     soundfile.write(tmp_path / "stereo.wav", np.stack([samples, samples], 1), rate)
     manifest.write_text("\n".join(map(json.dumps, [{**rows[0], "audio_filepath": "stereo.wav"}, rows[1]])))
     arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", "beam_size=[2]", "beam_beta=[0]"]
     assert main(["tune", *arguments, f"out={tmp_path}/best.yaml"]) == 0
-    assert "stereo.wav has 2 channels" in capsys.readouterr().err
+    assert "stereo.wav has 2 channels" in caplog.text
 
 
 @pytest.mark.parametrize("model", ["self_ctc", "self_hybrid_rnnt"])
