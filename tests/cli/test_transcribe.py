@@ -224,8 +224,9 @@ def odd_files(folder, source):
     hole = samples.copy()
     hole[5000] = np.nan
     files = {
-        "nan.wav": (hole, rate), "stereo.wav": (np.stack([samples, samples], 1), rate), "none.wav": (samples[:0], rate),
-        "short.wav": (samples[: rate // 100], rate), "8k.wav": (samples[::2], rate // 2),
+        "nan.wav": (hole, rate), "stereo.wav": (np.stack([samples, samples], 1), rate),
+        "none.wav": (samples[:0], rate), "short.wav": (samples[: rate // 100], rate),
+        "8k.wav": (samples[::2], rate // 2),
         "44k.wav": (np.interp(np.arange(0, len(samples), rate / 44100), np.arange(len(samples)), samples), 44100),
         "good.wav": (samples, rate),
     }  # fmt: skip

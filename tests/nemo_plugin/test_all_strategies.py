@@ -218,7 +218,7 @@ def test_lm_and_phrases_that_do_not_fit_are_errors_of_the_change(case, tmp_path)
     before, wrong = case.infer, tmp_path / "wrong.arpa"
     wrong.write_text("\\data\\\nngram 1=2\n\n\\1-grams:\n-1\t<s>\n-1\tword\n\n\\end\\\n")
     for section in (case.phrases("Ω"), {"ngram_lm_model": str(wrong), "ngram_lm_alpha": 1.0}):
-        with pytest.raises(ValueError, match="Ω|wrong.arpa"):
+        with pytest.raises(ValueError, match=r"Ω|wrong\.arpa"):
             case.use(**section)
         assert case.infer is before
 
