@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
+from nemo_gpu_decoding.audio import check_channel_selector
 from nemo_gpu_decoding.cli.decoding import (
     DEFAULT_STRATEGY,
     ModelOptions,
@@ -99,6 +100,9 @@ class TuneOptions(ModelOptions):
     refine: bool = False
     # Combinations shown, best first.
     show: int = 20
+    # Of files with several channels: average, or the number of the channel to decode, from 0. null: average, with a
+    # message.
+    channel_selector: Any = None
     # How the encoder's output is kept between decodings: float32, or float16 for half the memory.
     store: str = "float32"
 
@@ -106,6 +110,7 @@ class TuneOptions(ModelOptions):
         super().__post_init__()
         check_counts(self, "n_best")
         check_rescoring(self)
+        check_channel_selector(self.channel_selector)
         if self.plot is not None and Path(self.plot).suffix not in FORMATS:
             raise ValueError(f"plot is {self.plot!r}, expected a file that ends in {', '.join(FORMATS)}")
         for name in Point.__annotations__:
@@ -156,7 +161,9 @@ def run(options: TuneOptions) -> int:
     from nemo_gpu_decoding.cli.dev_set import encode
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
-    model = Model.load(options.model, device=options.device, verbose=options.verbose)
+    model = Model.load(
+        options.model, device=options.device, verbose=options.verbose, channel_selector=options.channel_selector
+    )
     strategy = choose_strategy(options, model.default_head)
     head = model.head(STRATEGIES[strategy].family)
     searches = Searches(head, strategy, options.preset, loaded)

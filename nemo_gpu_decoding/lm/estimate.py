@@ -245,8 +245,8 @@ def _discounts(counts: np.ndarray, order: int) -> np.ndarray:
         if all(0 <= discount <= k for k, discount in enumerate(found, 1)):
             return np.array([0.0, *found])
     logger.warning(
-        "the text is too small or too regular to estimate discounts of its %d-grams (%d, %d, %d, %d of "
-        "them occur once to four times): %s are used",
+        "too little text, or too regular, to estimate Kneser-Ney discounts of %d-grams (%d, %d, %d, %d of them occur "
+        "once to four times); using %s",
         order, one, two, three, four, ", ".join(map(str, _FALLBACK)),
     )  # fmt: skip
     return np.array([0.0, *_FALLBACK])

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ import torch
 from nemo.collections.asr.parts.utils.asr_confidence_utils import ConfidenceMethodMixin
 from nemo.collections.asr.parts.utils.tokenizer_utils import define_spe_tokenizer_type
 from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaGraphs
+from nemo.utils import logging
 from omegaconf import DictConfig
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
@@ -170,6 +171,12 @@ class _EncodeIn:
 
     def __call__(self, text: str) -> list[int]:
         return self.tokenizer.text_to_ids(text, self.language)
+
+
+def warn_of_errors(errors: Mapping[int, str]) -> None:
+    """Say which utterances of a batch could not be read, and why."""
+    for row, error in errors.items():
+        logging.warning(f"utterance {row} of the batch (from 0) is not decoded: {error}")
 
 
 def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary) -> Fusion:

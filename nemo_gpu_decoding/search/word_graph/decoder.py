@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -392,7 +393,7 @@ def _work(counters: np.ndarray) -> Work:
 @lru_cache(maxsize=64)  # once for each
 def _warn_of_bonus(name: str, bonus: float, beam: float) -> None:
     logger.warning(
-        "%s: a word earns up to %s, expected at most half of the beam, which is %s: what is best without the "
-        "bonus is pruned before it can be compared. Take smaller weights, or a larger beam",
-        name, bonus, beam,
+        "%s: a boosted word gains up to %s, more than half of beam_width (%s / 2 = %s): the best path without the "
+        "bonus is pruned before it can be compared. Use beam_width >= %d or a smaller weight",
+        name, bonus, beam, beam / 2, math.ceil(2 * bonus),
     )  # fmt: skip
