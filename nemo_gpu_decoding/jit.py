@@ -22,13 +22,15 @@ import numpy as np
 from numba.core import config
 
 from nemo_gpu_decoding.jit_cache import ForgivingCache, warn_once
-from nemo_gpu_decoding.jit_linked import LinkedCompiler
 from nemo_gpu_decoding.jit_progress import progress
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
 PACKAGE = Path(__file__).parent
 CACHE_VARIABLE = "NEMO_GPU_DECODING_CACHE"
+
+# Versions of numba with which `jit_linked.py` is tested. It builds on numba's internals; other versions do without it.
+LINKED_VERSIONS = ((0, 63), (0, 68))
 
 F = TypeVar("F", bound=Callable)
 
@@ -59,8 +61,13 @@ def no_refcount(function: F) -> F:
 def linked(function: F) -> F:
     """As `no_refcount`, for functions that only compiled code calls: they become a part of their callers.
 
-    This takes half the time, see `jit_linked.py`. Python cannot call them.
+    This halves the time of compilation, see `jit_linked.py`. Python cannot call them.
     """
+    oldest, newest = LINKED_VERSIONS
+    if not oldest <= numba.version_info.short <= newest:
+        return no_refcount(function)
+    from nemo_gpu_decoding.jit_linked import LinkedCompiler
+
     options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": LinkedCompiler}
     return _jit(function, _nrt=False, forceinline=True, **options)
 

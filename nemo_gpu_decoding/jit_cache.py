@@ -6,10 +6,14 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from numba.core.caching import CompileResultCacheImpl, FunctionCache, UserProvidedCacheLocator
+from numba.core import caching
+from numba.core.caching import CompileResultCacheImpl, FunctionCache
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
+_INTERNALS: Any = caching
+# numba before 0.62 has the second name
+_FOLDER_LOCATOR = getattr(caching, "UserProvidedCacheLocator", None) or _INTERNALS._UserProvidedCacheLocator
 _warned: set[str] = set()  # folders that a warning has named
 
 
@@ -19,7 +23,7 @@ class _FolderOnly(CompileResultCacheImpl):
     numba's other folders are not named by a fingerprint of all sources, so they can hold stale code.
     """
 
-    _locator_classes = [UserProvidedCacheLocator]  # noqa: RUF012  (as numba declares it)
+    _locator_classes = [_FOLDER_LOCATOR]  # noqa: RUF012  (as numba declares it)
 
 
 class ForgivingCache(FunctionCache):
