@@ -1,9 +1,10 @@
 """A load run of the live server: many clients at once on the shipped speech, some of which die.
 
     python -m benchmarks.live_load clients=64 seconds=600 simulated=true out=build/live_load.json
-    python -m benchmarks.live_load clients=32 speed=1 strategies=[greedy,flexctc_beam]
+    python -m benchmarks.live_load clients=64 seconds=600 speed=1 hostile=8 strategies=[flexctc_beam]
 
-Each transcript is compared with what the recognizer gives for the same chunks without a server. In simulated time
+Each transcript is compared with what the recognizer gives for the same chunks without a server. Hostile clients beside
+them send what `ATTACKS` lists. In simulated time
 server, clients and model run in one process on one core, one process for each strategy: the clock stands still while
 the event loop works, goes on by the CPU time of each step of the model, and jumps where all wait. Delays are those of
 a machine that does nothing else. Sockets are left out, nothing else of the server is.
@@ -44,8 +45,17 @@ SUMMARY = "many clients of a live server at once"
 EXAMPLES = (
     "",
     "clients=64 seconds=600 simulated=true out=build/live_load.json",
-    "clients=32 speed=1 strategies=[flexctc_beam]",
+    "clients=64 seconds=600 speed=1 hostile=8 strategies=[flexctc_beam]",
 )
+# What hostile clients send, one of these on each connection: text, or bytes of audio.
+DEEP = "[" * 400_000
+ATTACKS: tuple[tuple[str | bytes, ...], ...] = (
+    ("blah",), (DEEP,), ("{}", DEEP), ("{}", bytes(3200), "blah"), (bytes(3200),), ("{}", bytes(3201)),
+    ("{}", bytes(3_000_000)), ('{"end_silence": 1e12}',), ('{"end_silence": 1e306}',), ('{"sample_rate": 1e9}',),
+    ('{"n_best": 1000000000}',), ('{"\\ud800": 1}',), ('{"phrases": ["\\ud800"]}',), ('{"language": [[]]}',),
+    (json.dumps({"phrases": ["a"] * 1001}),), ('{"phrases": ["a"], "boosting_weight": 1e38}',),
+    ("{}", '{"type": "end"}', "{}", bytes(2)), ("{}", b"", b"", "\0"),
+)  # fmt: skip
 WARM_UP = 60.0  # seconds at first in which memory may grow: buffers take the size of the load
 GROWTH = 0.01  # of its memory, that a process may take on from then to the end
 
@@ -60,8 +70,10 @@ class LoadOptions:
     seconds: float = 60.0
     # Times real time at which clients send; 0: as fast as the server reads, or in simulated time 1.
     speed: float = 0.0
-    # Share of the streams whose client dies without a word.
+    # Share of the streams whose client is cut off without a close.
     killed: float = 0.1
+    # Clients beside them that send garbage, values out of range and oversized messages; not in simulated time.
+    hostile: int = 0
     # Strategies to serve with, one server after the other; all but greedy with the shipped token LM.
     strategies: list[str] = field(default_factory=lambda: ["greedy", "flexctc_beam"])
     # In simulated time, all strategies at once.
@@ -90,7 +102,7 @@ def run(options: LoadOptions) -> int:
 
 def in_processes(options: LoadOptions) -> list[dict[str, Any]]:
     """Rows of this program, run for each strategy at the same time."""
-    keys = ("clients", "seconds", "speed", "killed")
+    keys = ("clients", "seconds", "speed", "killed")  # without hostile clients
     shared = [f"{key}={getattr(options, key)}" for key in keys]
     given = [sys.executable, "-m", "benchmarks.live_load", "simulated=true", *shared]
     rows = []
@@ -111,7 +123,7 @@ def in_processes(options: LoadOptions) -> list[dict[str, Any]]:
 def serve_options(strategy: str, options: LoadOptions) -> ServeOptions:
     """Of a server of the shipped checkpoint; its encoder sees each chunk four times, by default seven times."""
     serve = ServeOptions(model=str(DATA / "models" / "self_ctc.nemo"), strategy=strategy, port=0)
-    serve = replace(serve, max_streams=options.clients + 16, left_seconds=0.8, right_seconds=0.4)
+    serve = replace(serve, max_streams=options.clients + options.hostile + 16, left_seconds=0.8, right_seconds=0.4)
     return serve if strategy == "greedy" else replace(serve, lm=str(DATA / "lm" / "tok3.arpa"))
 
 
@@ -233,6 +245,8 @@ class Load:
         self.texts: list[str] = []  # of the utterances without a server, to be set before `run`
         self.counts = dict.fromkeys(("utterances", "killed", "lost", "other texts"), 0)
         self.delays = array("d")  # seconds from audio sent to its partial transcript
+        self.final_delays = array("d")  # seconds from the end of a stream to its last final
+        self.attacks = 0  # connections of hostile clients
         self.memory: list[tuple[float, float]] = []  # seconds since the beginning, MB
 
     async def run(self, connect: Callable[[], Any], metric: Callable[[str], Awaitable[float]]) -> dict[str, Any]:
@@ -245,14 +259,21 @@ class Load:
         loop = asyncio.get_running_loop()
         started, cpu = loop.time(), await metric("cpu_seconds_total")
         watch = asyncio.create_task(self._watch_memory(metric))
+        hostile = [asyncio.create_task(self._attack(connect, seed)) for seed in range(self.options.hostile)]
         audio = sum(await asyncio.gather(*(self._client(connect, seed) for seed in range(self.options.clients))))
         seconds, cpu = loop.time() - started, await metric("cpu_seconds_total") - cpu
-        watch.cancel()
-        await asyncio.sleep(2.0)  # those that died last are noticed
+        for task in (watch, *hostile):
+            task.cancel()
+        for ended in await asyncio.gather(watch, *hostile, return_exceptions=True):
+            if not isinstance(ended, asyncio.CancelledError):
+                raise ValueError(f"a client or the watch of memory ended: {ended!r}")
+        await asyncio.sleep(2.0)  # until the server has seen the last ones leave
         p50, p99 = (round(1000 * float(np.percentile(self.delays, p))) for p in (50, 99))
+        final_p50, final_p99 = (round(1000 * float(np.percentile(self.final_delays, p))) for p in (50, 99))
         return self.counts | {
-            "left": round(await metric("streams_open")), "audio s": round(audio), "s": round(seconds),
-            "streams per core": round(audio / cpu, 1), "partials p50 ms": p50, "p99 ms": p99,
+            "attacks": self.attacks, "left": round(await metric("streams_open")), "audio s": round(audio),
+            "s": round(seconds), "streams per core": round(audio / cpu, 1), "partials p50 ms": p50, "p99 ms": p99,
+            "finals p50 ms": final_p50, "finals p99 ms": final_p99,
         } | self._memory_growth()  # fmt: skip
 
     def _memory_growth(self) -> dict[str, Any]:
@@ -294,7 +315,7 @@ class Load:
                     socket.transport.abort()
                     self.counts["killed"] += 1
                 else:
-                    texts = []
+                    texts, last = [], None
                     async for message in socket:
                         found = json.loads(message)
                         if found["type"] == "partial":
@@ -302,12 +323,38 @@ class Load:
                             self.delays.append(clock() - heard)
                         elif found["type"] == "final":
                             texts.append(found["text"])
+                            last = clock()
                     await asyncio.gather(sending, return_exceptions=True)  # an error: the server has closed
                     self.counts["utterances"] += 1
                     self.counts["lost"] += socket.close_code != 1000
                     self.counts["other texts"] += " ".join(texts) != self.texts[i]
+                    if last is not None and last >= sent[-1][1]:  # else the last utterance had ended before
+                        self.final_delays.append(last - sent[-1][1])
             audio += len(samples) / 16000
         return audio
+
+    async def _attack(self, connect: Callable[[], Any], seed: int) -> None:
+        """One attack after the other, until cancelled. What the server answers is read, or not."""
+        from websockets.exceptions import WebSocketException
+
+        choice = random.Random(seed)
+        while True:
+            for attack in choice.sample(ATTACKS, len(ATTACKS)):
+                with contextlib.suppress(WebSocketException, OSError, asyncio.TimeoutError):
+                    async with connect() as socket:
+                        for message in attack:
+                            await socket.send(message)
+                        if choice.random() < 0.5:
+                            await asyncio.wait_for(_read_all(socket), choice.random())
+                        if choice.random() < 0.5:
+                            socket.transport.abort()
+                self.attacks += 1
+                await asyncio.sleep(0.2 * choice.random())
+
+
+async def _read_all(socket: Any) -> None:
+    async for _ in socket:
+        pass
 
 
 async def send(socket: Any, samples: np.ndarray, speed: float, size: int, sent: list[tuple[float, float]]) -> None:

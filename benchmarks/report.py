@@ -9,6 +9,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nemo_gpu_decoding.container import write_text
 from nemo_gpu_decoding.report import format_table
 
 Row = dict[str, Any]
@@ -149,4 +150,4 @@ def result_path(out: str, header: Mapping[str, Any]) -> Path:
 
 def write_result(path: Path, header: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
     """Write header and rows as JSON."""
-    path.write_text(json.dumps({**header, "rows": list(rows)}, indent=1) + "\n", encoding="utf-8")
+    write_text(path, json.dumps({**header, "rows": list(rows)}, indent=1) + "\n")

@@ -18,6 +18,7 @@ Files of the first edition, which had a layout of their own for each kind, are s
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
 import mmap
@@ -139,11 +140,20 @@ def written_whole(path: Path) -> Iterator[Path]:
     """A name beside `path` to write to; what is there at the end replaces `path`, in one step.
 
     A program that is killed meanwhile leaves the file at `path` as it was, and a folder beside it, which
-    the next one that writes to `path` removes.
+    the next one that writes to `path` removes. A link stays a link; a device or pipe is written to directly.
+
+    Raises:
+        OSError: the file cannot be written; of a full disk, names `path`.
     """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        with naming(path):
+            yield path
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_abandoned(path)
     with (
+        naming(path),
         tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder,
         one_process_at_a_time(Path(folder) / _LOCK),
     ):
@@ -152,6 +162,23 @@ def written_whole(path: Path) -> Iterator[Path]:
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
+
+
+@contextmanager
+def naming(path: str | PathLike[str]) -> Iterator[None]:
+    """A full disk is an OSError that names this file or folder, with all folders above it; writes name none."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(error.errno, error.strerror, str(Path(path).absolute())) from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 file; it appears whole or not at all. Raises as `written_whole`."""
+    with written_whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def _remove_abandoned(path: Path) -> None:
@@ -180,7 +207,8 @@ def map_zeros(file: IO[bytes], num_bytes: int, path: Path) -> np.ndarray:
         else:  # macOS, Windows: the next best, without reserving
             file.truncate(num_bytes)
     except OSError as error:
-        need = f"{error.strerror}: {num_bytes / 1e9:.2f} GB needed"
+        size = f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.3f} MB"
+        need = f"{error.strerror}: {size} needed"
         raise OSError(error.errno, need, str(path)) from None
     return np.frombuffer(mmap.mmap(file.fileno(), num_bytes), np.uint8)
 

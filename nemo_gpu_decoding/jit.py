@@ -15,32 +15,37 @@ import stat
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numba
 import numpy as np
 from numba.core import config
+
+from nemo_gpu_decoding.jit_cache import ForgivingCache, warn_once
+from nemo_gpu_decoding.jit_progress import progress
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
 PACKAGE = Path(__file__).parent
 CACHE_VARIABLE = "NEMO_GPU_DECODING_CACHE"
 
+# Versions of numba with which `jit_linked.py` is tested. It builds on numba's internals; other versions do without it.
+LINKED_VERSIONS = ((0, 63), (0, 68))
+
 F = TypeVar("F", bound=Callable)
 
 
 def compiled(function: F) -> F:
     """Compile at the first call; later processes load the result from disk in milliseconds."""
-    return _njit(function, inline="never")
+    return _njit(function)
 
 
 def inlined(function: F) -> F:
-    """Like `compiled`, for small functions inside hot loops: a call there costs more than the work.
+    """For small functions of compiled code that return arrays: numba copies their code at each call.
 
-    numba copies the code of such a function, and of all that it inlines, at each call: of a large one
-    `no_refcount` makes the same machine code in half the time.
+    That takes long, so it is for these alone; for others `linked` makes the same machine code.
     """
-    return _njit(function, inline="always")
+    return _jit(function, inline="always")
 
 
 def no_refcount(function: F) -> F:
@@ -50,17 +55,39 @@ def no_refcount(function: F) -> F:
     search that looks at a few elements of many arrays these were half of its time (measured). A function
     that makes no arrays of its own needs no counting: the caller holds all of them until it returns.
     """
-    return _njit(function, inline="never", _nrt=False, forceinline=True)
+    return _njit(function, _nrt=False, forceinline=True)
 
 
-def _njit(function: F, inline: Literal["never", "always"], **options: Any) -> Any:
+def linked(function: F) -> F:
+    """As `no_refcount`, for functions that only compiled code calls: they become a part of their callers.
+
+    This halves the time of compilation, see `jit_linked.py`. Python cannot call them.
+    """
+    oldest, newest = LINKED_VERSIONS
+    if not oldest <= numba.version_info.short <= newest:
+        return no_refcount(function)
+    from nemo_gpu_decoding.jit_linked import LinkedCompiler
+
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": LinkedCompiler}
+    return _jit(function, _nrt=False, forceinline=True, **options)
+
+
+def _jit(function: F, **options: Any) -> Any:
+    decorator: Any = numba.njit  # whose types lack some options
+    return decorator(nogil=True, **options)(function)
+
+
+def _njit(function: F, **options: Any) -> Any:
     settings: Any = config
-    outer = settings.CACHE_DIR
-    settings.CACHE_DIR = str(cache_folder())  # read while decorating, so this touches nobody else
+    outer, dispatcher = settings.CACHE_DIR, _jit(function, **options)
     try:
-        return numba.njit(cache=True, nogil=True, inline=inline, **options)(function)
+        settings.CACHE_DIR = progress.folder = str(cache_folder())  # numba reads it when it makes the cache
+        dispatcher._cache = ForgivingCache(function)
+    except (OSError, RuntimeError) as error:  # a full disk
+        warn_once(settings.CACHE_DIR, error)
     finally:
         settings.CACHE_DIR = outer
+    return dispatcher
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
@@ -102,18 +129,15 @@ def _is_ours_alone(folder: Path) -> bool:
     return is_ours and os.access(folder, os.W_OK)
 
 
-@functools.lru_cache(maxsize=1)
-def announce_compilation() -> None:
-    """Say once that the first call takes long, if nothing is cached yet."""
-    folder = cache_folder()
-    if not any(folder.rglob("*.nbi")):
-        logger.warning("compiling the search for this machine, once: 20-60 s (kept in %s)", folder)
+def announce_compilation(purpose: str) -> None:
+    """Name what the next calls compile, in the messages of `jit_progress.py`, if anything is to be compiled."""
+    progress.purpose = purpose
 
 
 def _fingerprint() -> str:
     digest = hashlib.sha256(numba.__version__.encode())
     for source in sorted(PACKAGE.rglob("*.py")):
         text = source.read_bytes()
-        if b"jit import" in text or source.name == "jit.py":
+        if b"jit import" in text or source.name.startswith("jit"):
             digest.update(text)
     return digest.hexdigest()[:16]

@@ -5,14 +5,22 @@ from __future__ import annotations
 import glob
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nemo_gpu_decoding.audio import checked_seconds
 from nemo_gpu_decoding.text_file import read_lines
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a")
+# Keys of output rows. A manifest's own values of these are not carried over, its other fields are.
+RESULT_KEYS = (
+    *("audio_filepath", "duration", "text", "pred_text", "score", "seconds", "n_best", "words"),
+    *("wer", "oracle_wer", "error", "manifest", "line"),
+)
+
+_READ = ("audio_filepath", "duration", "text", "phrases", "shard_id")
 
 
 @dataclass(frozen=True)
@@ -24,23 +32,42 @@ class Utterance:
     duration: float  # seconds
     text: str | None = None
     phrases: tuple[str, ...] | None = None  # to be boosted in this utterance alone; None = as the config says
+    fields: Mapping[str, Any] = field(default_factory=dict, hash=False)  # of its manifest row, for output
+    fault: str = ""  # why its audio cannot be decoded
 
 
 def find_utterances(audio: Any, manifest: str | None) -> list[Utterance]:
     """Utterances of `audio` (file, folder, glob or a list of them), or of a NeMo manifest.
 
+    One whose audio cannot be read has the reason in its `fault`.
+
     Raises:
-        ValueError: neither or both are given, nothing is found, a file misses or is no audio.
+        ValueError: neither or both are given, nothing is found, a file misses, or no file is audio.
     """
     if (audio is None) == (manifest is None):
         raise ValueError("give either audio=FILES (a file, folder, pattern or [list]) or manifest=FILE")
     if manifest is not None:
-        return read_manifest(Path(manifest))
-    return [Utterance(str(path), path, audio_seconds(path)) for path in find_audio(audio)]
+        utterances = read_manifest(Path(manifest))
+    else:
+        utterances = [opened(str(path), path) for path in find_audio(audio)]
+    if all(utterance.fault for utterance in utterances):
+        raise ValueError(utterances[0].fault)
+    return utterances
+
+
+def opened(name: str, path: Path, row: Mapping[str, Any] | None = None) -> Utterance:
+    """The utterance of a file, with its row of the manifest if there is one; `fault` if the audio cannot be read."""
+    row = row or {}
+    seconds, fault = 0.0, ""
+    try:
+        seconds = checked_seconds(path, name)
+    except ValueError as error:
+        fault = str(error)
+    return Utterance(name, path, seconds, row.get("text"), phrases_of(row), own_fields(row), fault)
 
 
 def find_audio(audio: Any) -> list[Path]:
-    """The files of a file, folder, glob or a list of them; nobody has looked into them yet.
+    """The files of a file, folder, glob or a list of them; they are not opened.
 
     Raises:
         ValueError: nothing is found.
@@ -53,7 +80,8 @@ def read_manifest(manifest: Path) -> list[Utterance]:
     """Utterances of a NeMo manifest: JSON lines with `audio_filepath`, relative to its folder.
 
     Raises:
-        ValueError: the manifest or an audio file misses, or a line is not what it should be.
+        ValueError: the manifest or an audio file misses, or a line is not what it should be. An utterance whose
+            audio cannot be read has the reason in its `fault`.
     """
     if not manifest.is_file():
         raise ValueError(f"manifest={manifest} is no file here")
@@ -66,9 +94,7 @@ def read_manifest(manifest: Path) -> list[Utterance]:
         path = manifest.parent / row["audio_filepath"]  # an absolute path stays as it is
         if not os.path.isfile(path):  # False for names that are too long, where Path.is_file() raises
             raise ValueError(f"{where}: there is no file {path}")
-        utterances.append(
-            Utterance(row["audio_filepath"], path, audio_seconds(path), row.get("text"), phrases_of(row))
-        )
+        utterances.append(opened(row["audio_filepath"], path, row))
     if not utterances:
         raise ValueError(f"manifest={manifest} has no lines")
     return utterances
@@ -106,48 +132,34 @@ def check_row(row: Any, where: str) -> None:
         raise ValueError(f"{where}: phrases is {phrases!r}, expected a list of texts")
 
 
-def phrases_of(row: dict[str, Any]) -> tuple[str, ...] | None:
+def own_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a manifest's row that the row of a result carries over."""
+    return {key: value for key, value in row.items() if key not in RESULT_KEYS and value is not None}
+
+
+def split_row(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest's row with the keys that decoding reads; those that only the result carries over are in `fields`."""
+    kept = {key: row[key] for key in _READ if key in row}
+    return {**kept, "fields": own_fields(row)}
+
+
+def phrases_of(row: Mapping[str, Any]) -> tuple[str, ...] | None:
     """The phrases of a manifest's row: an empty list means none, no list those of the decoding config."""
     return None if row.get("phrases") is None else tuple(row["phrases"])
 
 
 def references_of(utterances: Sequence[Utterance]) -> list[str]:
-    """Reference texts, for commands that cannot do without.
+    """Reference texts, for commands that need those of all utterances, and their audio.
 
     Raises:
-        ValueError: an utterance has none.
+        ValueError: an utterance has no text, or its audio cannot be read.
     """
     for utterance in utterances:
+        if utterance.fault:
+            raise ValueError(utterance.fault)
         if utterance.text is None:
             raise ValueError(f"{utterance.name} has no `text` in the manifest; error rates need it")
     return [utterance.text or "" for utterance in utterances]
-
-
-def audio_seconds(path: Path) -> float:
-    """Duration from the file's header.
-
-    Raises:
-        ValueError: the file cannot be read as audio.
-    """
-    import soundfile
-
-    try:
-        return float(soundfile.info(str(path)).duration)
-    except (RuntimeError, OSError) as error:
-        raise ValueError(f"{path} cannot be read as audio: {error}") from error
-
-
-def unreadable(files: Sequence[str | Path]) -> list[str]:
-    """Those of these files whose samples cannot be read; a damaged file may well have a header."""
-    import soundfile
-
-    found = []
-    for file in files:
-        try:
-            soundfile.read(file)
-        except (RuntimeError, OSError):
-            found.append(str(file))
-    return found
 
 
 def _expand(pattern: str) -> list[Path]:
@@ -161,5 +173,5 @@ def _expand(pattern: str) -> list[Path]:
         return found
     found = sorted(Path(file) for file in glob.glob(str(path), recursive=True) if Path(file).is_file())
     if not found:
-        raise ValueError(f"audio={pattern} is no file or folder here, and matches nothing as a pattern")
+        raise ValueError(f"audio={pattern}: no such file or folder, and no file matches it as a pattern")
     return found

@@ -27,6 +27,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from nemo_gpu_decoding.container import write_text
 from nemo_gpu_decoding.text_file import read_lines
 
 GROUPS = ("ctc_decoding", "rnnt_decoding")  # as NeMo's scripts name their sections
@@ -100,7 +101,7 @@ def write_preset(file: Path, config: Mapping[str, Any], comment: str) -> None:
             OmegaConf.update(config, key, _relative(Path(value).resolve(), file.resolve().parent))
     header = "".join(f"# {line}\n" for line in comment.splitlines())
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(header + OmegaConf.to_yaml(config), encoding="utf-8")
+    write_text(file, header + OmegaConf.to_yaml(config))
 
 
 def _relative(path: Path, folder: Path) -> str:

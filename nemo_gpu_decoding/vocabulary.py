@@ -203,7 +203,10 @@ class Vocabulary:
         if bad_id is not None:
             raise ValueError(f"the tokenizer gave id {bad_id} for {text!r}, expected 0 .. {len(self) - 1}")
         if uncovered := self._uncovered(words, ids):
-            raise ValueError(f"phrase {text!r} has the character {uncovered!r}, which no piece covers")
+            raise ValueError(
+                f"phrase {text!r} has the character {uncovered!r}, which is not in the model's vocabulary; letter "
+                "case matters: try ignore_case, or another spelling"
+            )
         return ids
 
     def segmentations(

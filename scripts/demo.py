@@ -27,6 +27,7 @@ from nemo_gpu_decoding.cli.grid import Point, at_point
 from nemo_gpu_decoding.cli.main import guarded
 from nemo_gpu_decoding.cli.options import help_text, parse_options
 from nemo_gpu_decoding.cli.tune_plot import FORMATS
+from nemo_gpu_decoding.container import write_text, written_whole
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import Utterance, read_manifest
@@ -129,7 +130,7 @@ def run(options: DemoOptions) -> int:
     if options.out:
         out = Path(options.out)
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps([json_row(row) for row in rows], indent=2) + "\n", encoding="utf-8")
+        write_text(out, json.dumps([json_row(row) for row in rows], indent=2) + "\n")
         print(f"\nrows: {out}")
     if options.plot:
         plot = Path(options.plot)
@@ -294,7 +295,8 @@ def draw(rows: Sequence[Row], target: Path) -> None:
         axes.bar_label(bars, fmt="%.1f", padding=2)
         axes.set(title=model, xlabel="word error rate, %")
         axes.margins(x=0.25)
-    figure.savefig(target, dpi=120)
+    with written_whole(target) as temporary:
+        figure.savefig(temporary, dpi=120)
 
 
 def live_stream(data: Path, utterance: Utterance) -> str:

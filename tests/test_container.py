@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
+import os
 import re
 import struct
 import zlib
@@ -13,13 +15,16 @@ import pytest
 
 from nemo_gpu_decoding import container
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.container import encode_words, write_arrays
+from nemo_gpu_decoding.container import encode_words, write_arrays, write_text, written_whole
 from nemo_gpu_decoding.graph.build import build_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.graph.store import WORD_GRAPH, is_word_graph, load_graph, save_graph
+from nemo_gpu_decoding.lm.arpa import read_arpa
+from nemo_gpu_decoding.lm.estimate import write_arpa as write_lm
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed_file import PACKED_LM, is_packed_lm, load_packed_lm, save_packed_lm
+from nemo_gpu_decoding.lm.scratch import Scratch
 from tests.graph.toy import toy_arpa, toy_lexicon
 from tests.oracles.ngram import closed_table, write_arpa
 
@@ -249,3 +254,70 @@ def test_checksums_are_those_of_zlib(kept, path):
     assert b'"body":"%08x"' % zlib.crc32(body) in header
     own = re.search(rb'"header":"([0-9a-f]{8})"', header)[1]
     assert b"%08x" % zlib.crc32(header.replace(own, b"0" * 8, 1)) == own
+
+
+# -------------------------------------------------------------------------------------- full disks
+
+
+def disk_is_full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def check_full_disk(error, path):
+    assert error.errno == errno.ENOSPC
+    assert str(path) in str(error)
+    assert path.is_absolute()
+
+
+def test_a_full_disk_leaves_the_older_file_and_names_it(tmp_path, monkeypatch):
+    target = tmp_path / "words.txt"
+    write_text(target, "old\n")
+    monkeypatch.setattr(os, "fsync", disk_is_full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_text(target, "new\n")
+    check_full_disk(caught.value, target)
+    assert target.read_text() == "old\n"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("name", ["lm.arpa", "lm.arpa.gz"])
+def test_a_full_disk_names_the_lm_that_was_to_be_written(name, tmp_path, monkeypatch):
+    arpa = read_arpa(write_arpa(tmp_path / "toy.arpa", closed_table(seed=0, order=2)))
+    if name.endswith(".gz"):
+        monkeypatch.setattr(gzip.GzipFile, "write", disk_is_full)
+    else:
+        monkeypatch.setattr(os, "fsync", disk_is_full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_lm(arpa, tmp_path / name)
+    check_full_disk(caught.value, tmp_path / name)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_full_disk_names_the_folder_of_scratch_arrays(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "posix_fallocate", disk_is_full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        Scratch(tmp_path).zeros(3)
+    check_full_disk(caught.value, tmp_path)
+
+
+def test_other_errors_stay_as_they_are(tmp_path):
+    with pytest.raises(OSError, match="of the writer"), written_whole(tmp_path / "file"):
+        raise OSError("of the writer")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_device_is_written_to_and_stays(tmp_path):
+    (tmp_path / "link").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_text(tmp_path / "link", "text")
+    check_full_disk(caught.value, Path("/dev/full"))
+    write_text(Path("/dev/null"), "text")
+    assert not Path("/dev/null").is_file()
+
+
+def test_a_link_stays_a_link(tmp_path):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_text() == "new"

@@ -1,21 +1,24 @@
+import errno
 import logging
 import os
 import subprocess
 import sys
+import time
 
+import numpy as np
 import pytest
+from numba.core import errors
+from numba.core.caching import IndexDataCacheFile, UserProvidedCacheLocator
 
-from nemo_gpu_decoding import jit
+from nemo_gpu_decoding import jit, jit_cache, jit_progress
 
 
 @pytest.fixture(autouse=True)
-def forget():
-    caches = (jit.cache_folder, jit.announce_compilation)
-    for cache in caches:
-        cache.cache_clear()
+def forget(monkeypatch):
+    jit.cache_folder.cache_clear()
+    monkeypatch.setattr(jit_cache, "_warned", set())
     yield
-    for cache in caches:
-        cache.cache_clear()
+    jit.cache_folder.cache_clear()
 
 
 def test_the_cache_can_be_moved(monkeypatch, tmp_path):
@@ -89,18 +92,110 @@ def test_a_folder_is_ours_alone_whatever_new_files_are_allowed(monkeypatch, tmp_
         os.umask(before)
 
 
-def test_compiling_is_announced_once_and_only_if_needed(monkeypatch, tmp_path, caplog):
+def doubled(value):
+    return 2 * value
+
+
+def disk_is_full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def warnings_of(caplog):
+    return [record.getMessage() for record in caplog.records if "cannot be used" in record.getMessage()]
+
+
+@pytest.fixture
+def cache(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv(jit.CACHE_VARIABLE, str(tmp_path))
-    with caplog.at_level(logging.WARNING, logger="nemo_gpu_decoding"):
-        jit.announce_compilation()
-        jit.announce_compilation()
-    assert len(caplog.records) == 1
-    assert str(tmp_path) in caplog.text
-    (jit.cache_folder() / "something.nbi").touch()
-    jit.announce_compilation.cache_clear()
+    caplog.set_level(logging.WARNING, logger="nemo_gpu_decoding")
+    return jit.cache_folder()
+
+
+@pytest.mark.parametrize("when", ["decorated", "saved"])
+def test_a_full_disk_costs_the_cache_and_one_warning(when, cache, monkeypatch, caplog):
+    if when == "decorated":
+        monkeypatch.setattr(UserProvidedCacheLocator, "ensure_cache_path", disk_is_full)
+    else:
+        monkeypatch.setattr(IndexDataCacheFile, "_save_data", disk_is_full)
+    assert [jit.compiled(doubled)(2), jit.no_refcount(doubled)(2.5)] == [4, 5.0]
+    (warning,) = warnings_of(caplog)
+    assert str(cache) in warning
+
+
+@pytest.mark.parametrize("ending", ["nbi", "nbc"])
+def test_a_damaged_entry_is_made_anew_with_one_warning(ending, cache, caplog):
+    assert jit.compiled(doubled)(2) == 4
+    (file,) = cache.rglob(f"*.{ending}")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    assert jit.compiled(doubled)(2) == 4
+    (warning,) = warnings_of(caplog)
+    assert str(cache) in warning
     caplog.clear()
-    jit.announce_compilation()
+    again = jit.compiled(doubled)
+    assert again(2) == 4
+    assert sum(again.stats.cache_hits.values()) == 1
+    assert not warnings_of(caplog)
+
+
+def test_linked_functions_serve_compiled_code_alone(cache):
+    part = jit.linked(doubled)
+
+    def whole(value):
+        return part(value) + 1
+
+    assert jit.no_refcount(whole)(3) == 7
+    with pytest.raises(SystemError):
+        part(3)  # its types are compiled now
+
+
+def test_a_linked_function_that_returns_arrays_is_refused(cache):
+    """A caller that counts references would free an array that nothing has counted."""
+    part = jit.linked(lambda pair: (1, pair[0]))
+
+    def whole(pair):
+        return part(pair)[0]
+
+    with pytest.raises((TypeError, errors.NumbaError), match="expected no arrays"):
+        jit.no_refcount(whole)((np.zeros(2), 1))
+
+
+def test_compiling_is_announced_once_and_only_if_needed(cache, monkeypatch, caplog):
+    monkeypatch.setattr(jit_progress, "_is_ours", lambda event: True)
+    monkeypatch.setattr(jit_progress.progress, "_announced", set())
+    monkeypatch.setattr(jit_progress.progress, "purpose", "")
+    jit.announce_compilation("flexctc_beam")
     assert not caplog.records
+    assert [jit.compiled(doubled)(value) for value in (2, 2.0)] == [4, 4.0]
+    (record,) = caplog.records
+    assert "compiling flexctc_beam (once per machine" in record.getMessage()
+    assert str(cache) in record.getMessage()
+    jit.announce_compilation("aes_pp")
+    caplog.clear()
+    assert jit.compiled(doubled)(2) == 4  # from the cache
+    assert not caplog.records
+
+
+def test_compiling_takes_no_working_time(cache, monkeypatch):
+    monkeypatch.setattr(jit_progress, "_is_ours", lambda event: True)
+    compiled, counted, began = (
+        jit_progress.progress.seconds,
+        jit_progress.progress.count,
+        jit_progress.working_seconds(),
+    )
+    all_began = time.perf_counter()
+    jit.compiled(doubled)(2)
+    spent = jit_progress.progress.seconds - compiled
+    assert spent > 0
+    assert jit_progress.progress.count == counted + 1
+    worked = jit_progress.working_seconds() - began
+    assert worked <= time.perf_counter() - all_began - spent + 1e-3
+
+
+def test_what_other_packages_compile_is_not_ours(cache):
+    before = jit_progress.progress.count, jit_progress.progress.seconds
+    jit.linked(doubled).compile("int64(int64)")
+    assert (jit_progress.progress.count, jit_progress.progress.seconds) == before
 
 
 @pytest.mark.slow

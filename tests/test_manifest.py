@@ -7,7 +7,10 @@ import json
 import numpy as np
 import pytest
 
+from nemo_gpu_decoding.audio import check_channel_selector, num_channels, write_mono
+from nemo_gpu_decoding.cluster.transcripts import json_row
 from nemo_gpu_decoding.manifest import find_utterances, read_manifest, references_of
+from nemo_gpu_decoding.nemo_plugin.model import Transcript
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -52,16 +55,66 @@ def test_exactly_one_source_is_wanted(audio, manifest):
 
 
 def test_what_is_not_found_is_named(folder):
-    with pytest.raises(ValueError, match=r"audio=.*/\*\.ogg is no file or folder here"):
+    with pytest.raises(
+        ValueError, match=r"audio=.*/\*\.ogg: no such file or folder, and no file matches it as a pattern"
+    ):
         find_utterances(f"{folder}/*.ogg", None)
     (folder / "empty").mkdir()
     with pytest.raises(ValueError, match=r"audio=.*empty: no \.wav"):
         find_utterances(str(folder / "empty"), None)
 
 
-def test_what_is_no_audio_is_named(folder):
-    with pytest.raises(ValueError, match=r"notes\.txt cannot be read as audio"):
+def test_what_is_no_audio_is_named_with_the_command_that_converts_it(folder):
+    with pytest.raises(
+        ValueError, match=r"notes\.txt cannot be read as audio.*; convert it: ffmpeg -i .*notes\.txt -ac 1"
+    ):
         find_utterances(str(folder / "notes.txt"), None)
+    (folder / "b.wav").write_bytes(b"RIFF")
+    with pytest.raises(ValueError, match=r"b\.wav cannot be read as audio") as error:
+        find_utterances(str(folder / "b.wav"), None)
+    assert "ffmpeg" not in str(error.value)
+
+
+def test_bad_audio_is_a_fault_of_its_own_utterance(folder):
+    samples = np.zeros(2_000_000, np.float32)
+    samples[1_500_000] = np.nan
+    soundfile.write(folder / "nan.wav", samples, 16000, subtype="FLOAT")
+    soundfile.write(folder / "none.wav", np.zeros(0), 16000)
+    found = find_utterances([f"{folder}/{name}" for name in ("b.wav", "nan.wav", "none.wav", "notes.txt")], None)
+    assert [utterance.fault.split(":")[0].replace(f"{folder}/", "") for utterance in found] == [
+        "", "nan.wav", "none.wav has no samples", "notes.txt cannot be read as audio",
+    ]  # fmt: skip
+    assert "sample 1500000 is nan, expected finite samples" in found[1].fault
+    with pytest.raises(ValueError, match=r"nan\.wav: sample 1500000 is nan"):
+        references_of(found[1:2])
+
+
+def test_fields_of_a_manifest_are_kept_but_for_those_of_results(folder):
+    row = {"audio_filepath": "b.wav", "text": "hi", "uid": 7, "speaker": "ann", "phrases": ["x"]}
+    manifest = write_manifest(folder, {**row, "duration": 9.0, "wer": 1.0, "error": "old", "pred_text": "old"})
+    (utterance,) = read_manifest(manifest)
+    assert utterance.fields == {"uid": 7, "speaker": "ann", "phrases": ["x"]}
+    assert json_row(utterance, Transcript("ho", -1.0), None) == {
+        **row, "duration": 0.5, "pred_text": "ho", "score": -1.0, "wer": 1.0,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("selector", "expected"), [(None, 0.375), ("average", 0.375), (0, 0.5), (1, 0.25)])
+def test_one_channel_of_several(selector, expected, tmp_path):
+    stereo, mono = tmp_path / "stereo.wav", tmp_path / "mono.wav"
+    soundfile.write(stereo, np.full((2_100_000, 2), (0.5, 0.25)), 8000)
+    write_mono(stereo, mono, selector)
+    samples, rate = soundfile.read(mono)
+    assert (samples.shape, rate, num_channels(stereo)) == ((2_100_000,), 8000, 2)
+    np.testing.assert_allclose(samples, expected)
+
+
+def test_a_channel_that_is_not_there_is_named(folder):
+    with pytest.raises(ValueError, match=r"channel_selector is 1, but .*b\.wav has 1 channel, expected .* 0 \.\. 0"):
+        write_mono(folder / "b.wav", folder / "x.wav", 1)
+    for wrong in (-1, True, "left", 0.5):
+        with pytest.raises(ValueError, match="channel_selector is"):
+            check_channel_selector(wrong)
 
 
 def test_manifest_paths_are_relative_to_the_manifest(folder):

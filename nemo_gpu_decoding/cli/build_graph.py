@@ -15,6 +15,7 @@ from omegaconf import MISSING
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cli.decoding import existing_file, load_phrase_file, writable_file
+from nemo_gpu_decoding.container import write_text
 from nemo_gpu_decoding.report import format_table
 from nemo_gpu_decoding.text_file import read_lines
 
@@ -116,7 +117,7 @@ def run(options: BuildGraphOptions) -> int:
     save_graph(graph, out)
     if oov:
         left_out = (word for word in listed if word not in graph.word_ids)
-        oov.write_text("".join(f"{word}\n" for word in left_out), encoding="utf-8")
+        write_text(oov, "".join(f"{word}\n" for word in left_out))
     seconds = round(time.perf_counter() - began, 1)
     facts = {**graph.report, "bytes": out.stat().st_size, "seconds": seconds}
     print(json.dumps(facts, ensure_ascii=False, indent=2) if options.json else report(facts))
@@ -136,18 +137,23 @@ def open_vocabulary(options: BuildGraphOptions) -> OpenVocabulary | None:
         raise error.named(f"unknown_{error.field}") from None
 
 
-def vocabulary_of_model(name: str, language: str | None = None, *, verbose: bool = False) -> Vocabulary:
-    """The tokens of a model's CTC head, as NeMo itself has them.
+def vocabulary_of_model(
+    name: str, language: str | None = None, *, head: str | None = "ctc", verbose: bool = False
+) -> Vocabulary:
+    """The tokens of a model's head, as NeMo itself has them.
 
-    `language` picks the tokenizer that spells words, in a model with one per language.
+    Args:
+        language: whose tokenizer spells words, in a model with one per language.
+        head: ctc or rnnt; None for the one that the model has.
 
     Raises:
-        ValueError: there is no such model, it has no CTC head, or no such language.
+        ValueError: there is no such model, it has no such head, or no such language.
     """
     from nemo_gpu_decoding.graph.load import in_language
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
-    vocabulary = Model.load(name, device="cpu", verbose=verbose).head("ctc").vocabulary()
+    model = Model.load(name, device="cpu", verbose=verbose)
+    vocabulary = model.head(head or model.default_head).vocabulary()
     return in_language(vocabulary, language)
 
 

@@ -69,7 +69,7 @@ def run(options: BuildLMOptions) -> int:
 
     vocabulary = None
     if options.model is not None:
-        vocabulary = vocabulary_of_model(options.model, options.source_lang)
+        vocabulary = vocabulary_of_model(options.model, options.source_lang, head=None)
     elif options.tokenizer is not None:
         vocabulary = vocabulary_of_file(options.tokenizer)
     lines = sentences(files, vocabulary)

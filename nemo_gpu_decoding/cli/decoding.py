@@ -26,6 +26,7 @@ BEAM_KEYS = {
     "pruning_mode": "pruning_mode",
     "phrases": "boosting_tree.key_phrases_file",
     "boosting_weight": "boosting_tree_alpha",
+    "segmentations": "boosting_tree.segmentations",
 }
 WORD_GRAPH_KEYS = {
     "beam_width": "beam_width",
@@ -97,7 +98,7 @@ class DecodingOptions(ModelOptions):
     beam_width: float | None = None
     # Weight of the LM (paged_biglm: of both), natural log, >= 0; 0.3 .. 1 is usual. Find it with `tune`.
     lm_weight: float | None = None
-    # For paged_biglm: share of the large LM in that, >= 0; with 1 the small LM's scores count no more.
+    # For paged_biglm: share of the large LM in that, >= 0; with 1 only the large LM counts.
     large_lm_weight: float | None = None
     # For flexctc_beam: added per token, natural log; > 0 makes up for the words that an LM swallows.
     beam_beta: float | None = None

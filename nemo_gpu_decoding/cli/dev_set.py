@@ -44,14 +44,21 @@ class DevSet:
     audio_seconds: float
     encoder_seconds: float  # what computing the inputs took
 
-    def decode(self, decoder: Search, text_of: Callable[[Path], str], second: Rescoring | None = None) -> Decoded:
-        """Best text of every utterance, oracle texts where there are more, and the seconds of the search itself."""
+    def decode(
+        self, decoder: Search, text_of: Callable[[Path], str], second: Rescoring | None = None, n_best: int = 1
+    ) -> Decoded:
+        """Best text of every utterance, oracle texts where there are more, and the seconds of the search itself.
+
+        With `n_best` > 1 so many different texts count of those that the decoder returns.
+        """
         results: list[NBest] = []
         seconds = 0.0
         for batch in self.batches:
             started = time.perf_counter()
             results += decoder.decode(batch.inputs, batch.lengths)
             seconds += time.perf_counter() - started
+        if n_best > 1:
+            results = [nbest.distinct(text_of, n_best) for nbest in results]
         if second is not None:
             from nemo_gpu_decoding.search.rescoring import rescored
 

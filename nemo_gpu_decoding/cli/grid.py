@@ -28,6 +28,7 @@ class Point(NamedTuple):
     large_lm_weight: float | None = None
     pruning_mode: str | None = None
     rescore_weight: float | None = None
+    segmentations: int | None = None
 
     def __str__(self) -> str:
         """As one would type it."""
@@ -44,7 +45,7 @@ class Point(NamedTuple):
             abs(self.beam_beta or 0.0),
             self.rescore_weight or 0.0,
         )
-        return (self.beam_size or 0, self.beam_width or 0.0, *weights)
+        return (self.beam_size or 0, self.beam_width or 0.0, self.segmentations or 0, *weights)
 
 
 def combinations(**values: Sequence[Any]) -> list[Point]:
@@ -55,6 +56,16 @@ def combinations(**values: Sequence[Any]) -> list[Point]:
 def varied(points: Sequence[Point]) -> list[str]:
     """The options that the points have, in their order."""
     return [name for name in Point._fields if any(getattr(point, name) is not None for point in points)]
+
+
+def tried_values(points: Sequence[Point]) -> str:
+    """The values of each option that the points have.
+
+    >>> tried_values([Point(beam_size=8, lm_weight=0.5), Point(beam_size=32, lm_weight=0.5)])
+    'beam_size=8,32 lm_weight=0.5'
+    """
+    values = {name: sorted({getattr(point, name) for point in points} - {None}) for name in varied(points)}
+    return " ".join(f"{name}={','.join(map(str, own))}" for name, own in values.items())
 
 
 def finer(points: Sequence[Point], best: Point) -> dict[str, tuple[float, ...]]:
@@ -91,12 +102,12 @@ def at_edge(points: Sequence[Point], best: Point) -> list[str]:
     return found
 
 
-def at_point(decoder: Decoder[Any, Any], point: Point, n_best: int | None = None) -> Decoder[Any, Any]:
+def at_point(decoder: Decoder[Any, Any], point: Point, n_best: int = 1) -> Decoder[Any, Any]:
     """The same decoder with other weights; LM or graph and phrases are shared, not loaded again.
 
     The LM of a word graph is the graph itself: None keeps its weight. Without a weight for them there
-    are no phrases, and no LM that is not part of a graph. `n_best` hypotheses are returned, as many as the decoder's
-    config says if it is None, at most beam_size.
+    are no phrases, and no LM that is not part of a graph. Where `n_best` is above 1 a beam returns all that it has,
+    since several hypotheses may have one text; a word graph returns `n_best`, or more if its config says so.
     """
     from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 
@@ -109,9 +120,9 @@ def at_point(decoder: Decoder[Any, Any], point: Point, n_best: int | None = None
         "large_lm_weight": point.large_lm_weight,
     }
     changes: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
-    changes["n_best"] = n_best or decoder.config.n_best
+    changes["n_best"] = max(n_best, decoder.config.n_best)
     if point.beam_size is not None:
-        changes["n_best"] = min(changes["n_best"], point.beam_size)
+        changes["n_best"] = point.beam_size if n_best > 1 else 1
     fusion, lm_weight = decoder.fusion, point.lm_weight
     if lm_weight is None and isinstance(decoder, CudaWFST):
         lm_weight = fusion.lm_weight

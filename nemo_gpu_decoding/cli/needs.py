@@ -47,8 +47,8 @@ def builds_word_graph(options: Any) -> bool:
     from nemo_gpu_decoding.cli.decoding import decoding_config
     from nemo_gpu_decoding.nemo_plugin.register import find_strategy
 
-    config = decoding_config(options.strategy, options.preset, {"lm": options.lm})
-    config = OmegaConf.merge(config, getattr(options, "decoding", {}))
+    preset = decoding_config(options.strategy, options.preset, {"lm": options.lm})
+    config: Any = OmegaConf.merge(preset, getattr(options, "decoding", {}))
     strategy = find_strategy(config)
     if strategy is None or strategy.section != "wfst":
         return False

@@ -36,46 +36,46 @@ class ServeOptions(DecodingOptions):
     host: str = "127.0.0.1"
     # 0: any that is free.
     port: int = 8765
-    # Wanted of every stream, in the header "Authorization: Bearer TOKEN" or as ?token=TOKEN; null: that of
-    # the environment variable NEMO_GPU_DECODING_TOKEN, or none.
+    # Required from every client, in the header "Authorization: Bearer TOKEN" or as ?token=TOKEN. null: the
+    # value of the environment variable NEMO_GPU_DECODING_TOKEN; without it no token is required.
     token: str | None = None
-    # No token is wanted, on whatever address.
+    # No token is required, on any address.
     open_to_all: bool = False
-    # NeMo's pipeline: buffered for offline checkpoints, cache_aware for those trained to stream; auto: as
-    # the encoder's config says.
+    # NeMo's pipeline: buffered for offline checkpoints, cache_aware for those trained to stream; auto: by
+    # the encoder's config.
     pipeline: str = "auto"
     # Buffered: seconds of new audio in a step.
     chunk_seconds: float = 0.4
     # Buffered: seconds of audio before them that the encoder sees again.
     left_seconds: float = 1.6
-    # Buffered: seconds of audio behind them that the encoder waits for. Less is faster and worse.
+    # Buffered: seconds of audio behind them that the encoder waits for. Less is faster and less accurate.
     right_seconds: float = 0.8
-    # So many seconds of silence end an utterance; below 0: only the end of the stream does.
+    # Seconds of silence that end an utterance, at most 60; below 0: only the end of the stream ends it.
     end_silence: float = 0.8
     # In place of that, Kaldi's rules: kaldi, or values of them, as {rule2: {min_trailing_silence: 0.8}}.
     rules: Any = None
-    # Seconds to wait for chunks of other streams when there is one.
+    # Seconds to wait for chunks of other streams before a step.
     tick_seconds: float = 0.02
     # Streams that are open at a time, at most.
     max_streams: int = 64
     # Bytes of one message, at most.
     max_message_bytes: int = 1_000_000
-    # Phrases of one stream, at most.
+    # Phrases of one stream, at most. Together they have at most 50 times as many characters.
     max_phrases: int = 1000
     # boosting_weight of one stream, at most, natural log.
     max_boosting_weight: float = 100.0
-    # Hypotheses that one stream may ask for; null: 5 of beam searches, 1 of word graphs, which keep
-    # lattices where it is more.
+    # n_best of one stream, at most; null: 5 for beam searches, 1 for word graphs, which keep lattices if it
+    # is more.
     max_n_best: int | None = None
-    # A stream without a message for so many seconds ends.
+    # Seconds without a message after which a stream ends.
     idle_seconds: float = 30.0
-    # An utterance is cut where it gets longer than so many seconds.
+    # Seconds after which an utterance is cut.
     utterance_seconds: float = 60.0
-    # Seconds of audio that wait to be decoded; a client that is further ahead is not read from.
+    # Seconds of audio of one client that may wait to be decoded; then the server reads no more until there is room.
     pending_seconds: float = 2.0
-    # A client that does not take a message for so many seconds is dropped.
+    # Seconds in which a client has to take a message; a slower one is dropped.
     send_seconds: float = 10.0
-    # On shutdown: seconds for open utterances to be finished.
+    # Seconds for open utterances to be finished at shutdown.
     shutdown_seconds: float = 10.0
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding import __version__
+from nemo_gpu_decoding.audio import check_channel_selector
 from nemo_gpu_decoding.checks import check_choice, check_number
 from nemo_gpu_decoding.cli.decoding import (
     DEFAULT_STRATEGY,
@@ -25,7 +26,9 @@ from nemo_gpu_decoding.cli.decoding import (
     section_of,
     writable_file,
 )
-from nemo_gpu_decoding.cluster.transcripts import FORMATS, check_format, json_row, oracle_of
+from nemo_gpu_decoding.cluster.transcripts import FORMATS, check_format, error_row, json_row, oracle_of
+from nemo_gpu_decoding.container import written_whole
+from nemo_gpu_decoding.jit_progress import progress, working_seconds
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
 from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
@@ -67,11 +70,15 @@ class TranscribeOptions(DecodingOptions):
     # pattern, compressed files and URLs, as s3://corpus/*.jsonl.gz, and cuts of a Lhotse Shar, cuts.*.jsonl.gz with
     # recording.*.tar beside them.
     manifest: Any = None
-    # Write one JSON object per utterance here: audio_filepath, duration, pred_text, score, seconds (of work since
-    # the line before: those of a batch stand in its first line), and where they apply n_best, words (with start, end
-    # and confidence), text, wer and oracle_wer: that of the best of the n_best hypotheses, or of the lattice with
-    # decoding.wfst.decoding_mode=lattice. A folder or URL that ends with / gets partitions: the same command again
-    # goes on where a run ended, however it ended, and an utterance that fails has `error` in its line.
+    # Of files with several channels: average, or the number of the channel to decode, from 0. null: average, with a
+    # message.
+    channel_selector: Any = None
+    # Write one JSON object per utterance here: the fields of its manifest row, audio_filepath, duration, pred_text,
+    # score, seconds (processing time; for a batch, on its first line), and where they apply n_best, words (with start,
+    # end and confidence), text, wer and oracle_wer: that of the best of the n_best hypotheses, or of the lattice with
+    # decoding.wfst.decoding_mode=lattice. An utterance that fails has `error` in place of pred_text, and the others
+    # are transcribed. A folder or URL that ends with / gets partitions: the same command again goes on where a run
+    # ended, however it ended.
     out: str | None = None
     # Hypotheses returned per utterance (in `out`); by beam searches at most beam_size.
     n_best: int = 1
@@ -116,6 +123,7 @@ class TranscribeOptions(DecodingOptions):
     def __post_init__(self) -> None:
         check_counts(self, "n_best", "batch_size")
         check_rescoring(self)
+        check_channel_selector(self.channel_selector)
         if self.head not in (None, "ctc", "rnnt"):
             raise ValueError(f"head is {self.head!r}, expected ctc or rnnt")
         check_number("partition_seconds", self.partition_seconds, above_zero=True)
@@ -180,8 +188,9 @@ OPTIONS = TranscribeOptions
 
 
 def run(options: TranscribeOptions) -> int:
-    """Transcribe; text to stdout, JSON lines to `out`, progress and totals to stderr.
+    """Transcribe; text to stdout, JSON lines to `out`, progress, errors and totals to stderr.
 
+    The exit status is 1 if an utterance failed.
     With a folder as `out` the texts are there alone, and a table of totals goes to stdout.
     """
     if options.is_partitioned:
@@ -191,12 +200,16 @@ def run(options: TranscribeOptions) -> int:
     utterances = find_utterances(options.audio, options.manifest)
     out = writable_file("out", options.out) if options.out else None
     loaded = load(options)
-    started = time.perf_counter()
-    with ExitStack() as stack:
-        sink = stack.enter_context(out.open("w", encoding="utf-8")) if out else None
+    started, compiled = working_seconds(), progress.seconds
+    with ExitStack() as stack:  # a run that dies leaves an older file as it was
+        sink = (
+            stack.enter_context(stack.enter_context(written_whole(out)).open("w", encoding="utf-8")) if out else None
+        )
         emitted = list(emit(utterances, _transcripts(loaded, utterances, options), sink))
-    report(utterances, emitted, time.perf_counter() - started, loaded.model.device_name)
-    return 0
+    report(utterances, emitted, working_seconds() - started, loaded.model.device_name)
+    if compiled < progress.seconds:
+        print(f"compiled in {progress.seconds - compiled:.1f} s besides, once per machine", file=sys.stderr)
+    return int(any(found is None for found in emitted))
 
 
 def load(options: TranscribeOptions) -> Loaded:
@@ -205,7 +218,9 @@ def load(options: TranscribeOptions) -> Loaded:
     from nemo_gpu_decoding.nemo_plugin.model import Model
     from nemo_gpu_decoding.search.rescoring import Rescoring, load_scorer
 
-    model = Model.load(options.model, device=options.device, verbose=options.verbose)
+    model = Model.load(
+        options.model, device=options.device, verbose=options.verbose, channel_selector=options.channel_selector
+    )
     config = build_decoding(options, model.default_head)
     model.head(head_of(options, str(config.strategy), model.default_head)).use(config)
     second = None
@@ -297,31 +312,41 @@ class Emitted(NamedTuple):
     oracle: str | None  # the text with the fewest errors of several, where there are any and a reference
 
 
-def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript], sink: TextIO | None) -> Iterator[Emitted]:
-    """Print each text and write its JSON line as soon as it is there."""
+def emit(
+    utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str], sink: TextIO | None
+) -> Iterator[Emitted | None]:
+    """Print each text, or the error of an utterance without one, and write its JSON line as soon as it is there."""
     from tqdm import tqdm
 
-    before = time.perf_counter()
+    before = working_seconds()
     for utterance, transcript in zip(utterances, transcripts, strict=True):
-        tqdm.write(transcript.text, file=sys.stdout)
-        oracle = oracle_of(utterance.text, transcript)
-        now = time.perf_counter()
+        if isinstance(transcript, str):
+            tqdm.write(transcript, file=sys.stderr)
+            row, emitted = error_row(utterance, transcript), None
+        else:
+            tqdm.write(transcript.text, file=sys.stdout)
+            oracle = oracle_of(utterance.text, transcript)
+            row, emitted = json_row(utterance, transcript, oracle), Emitted(transcript.text, oracle)
+        now = working_seconds()
         if sink:
-            row = {**json_row(utterance, transcript, oracle), "seconds": round(now - before, 4)}
-            sink.write(json.dumps(row, ensure_ascii=False) + "\n")
+            sink.write(json.dumps({**row, "seconds": round(now - before, 4)}, ensure_ascii=False) + "\n")
         before = now
-        yield Emitted(transcript.text, oracle)
+        yield emitted
 
 
-def report(utterances: list[Utterance], emitted: list[Emitted], seconds: float, device: str) -> None:
-    """Totals on stderr: RTFx (seconds of audio per second of work) and the word error rate."""
-    audio = sum(utterance.duration for utterance in utterances)
+def report(utterances: list[Utterance], emitted: list[Emitted | None], seconds: float, device: str) -> None:
+    """Totals on stderr: RTFx (seconds of audio per second of work, compilation left out) and the word error
+    rate, without failed utterances."""
+    done = [(utterance, found) for utterance, found in zip(utterances, emitted, strict=True) if found is not None]
+    audio = sum(utterance.duration for utterance, _ in done)
+    if len(done) < len(emitted):
+        print(f"{len(emitted) - len(done)} of {len(emitted)} utterances failed", file=sys.stderr)
     print(
-        f"{len(emitted)} utterances, {audio:.1f} s of audio in {seconds:.2f} s on {device}: "
+        f"{len(done)} utterances, {audio:.1f} s of audio in {seconds:.2f} s on {device}: "
         f"RTFx {audio / max(seconds, 1e-9):.1f}",
         file=sys.stderr,
     )
-    scored = [(u.text, found) for u, found in zip(utterances, emitted, strict=True) if u.text is not None]
+    scored = [(utterance.text, found) for utterance, found in done if utterance.text is not None]
     if scored:
         references = [reference for reference, _ in scored]
         errors = word_errors(references, [found.text for _, found in scored])
@@ -335,13 +360,21 @@ def report(utterances: list[Utterance], emitted: list[Emitted], seconds: float, 
             print(f"oracle WER {100 * word_errors(references, oracles).wer:.2f} %", file=sys.stderr)
 
 
-def _transcripts(loaded: Loaded, utterances: list[Utterance], options: TranscribeOptions) -> Iterator[Transcript]:
+def _transcripts(
+    loaded: Loaded, utterances: list[Utterance], options: TranscribeOptions
+) -> Iterator[Transcript | str]:
+    """The transcript of each utterance, or why it has none."""
     from tqdm import tqdm
 
-    files = [utterance.path for utterance in utterances]
-    phrases = [utterance.phrases for utterance in utterances]
-    found = loaded.model.transcribe(files, batch_size=options.batch_size, second=loaded.second, phrases=phrases)
-    with tqdm(total=len(files), unit="utt", desc="transcribing", disable=None, file=sys.stderr) as bar:
-        for transcript in found:
-            yield transcript
-            bar.update()
+    from nemo_gpu_decoding.cluster.workers import Item, decoded, encoded
+
+    with tqdm(total=len(utterances), unit="utt", desc="transcribing", disable=None, file=sys.stderr) as bar:
+        for begin in range(0, len(utterances), options.batch_size):
+            batch = utterances[begin : begin + options.batch_size]
+            found: dict[int, Transcript | str] = {n: each.fault for n, each in enumerate(batch) if each.fault}
+            items = [Item(n, {}, each) for n, each in enumerate(batch) if not each.fault]
+            for part in encoded(loaded.model, items) if items else ():
+                found |= zip((item.position for item in part.items), decoded(loaded, part), strict=True)
+            for n in range(len(batch)):
+                yield found[n]
+                bar.update()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -11,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
 
+from nemo_gpu_decoding.audio import check_channel_selector
 from nemo_gpu_decoding.cli.decoding import (
     DEFAULT_STRATEGY,
-    LARGE_LM_STRATEGY,
     ModelOptions,
     check_counts,
     check_rescoring,
@@ -23,8 +24,9 @@ from nemo_gpu_decoding.cli.decoding import (
     writable_file,
 )
 from nemo_gpu_decoding.cli.dev_set import Score
-from nemo_gpu_decoding.cli.grid import Point, at_edge, at_point, combinations, finer, varied
+from nemo_gpu_decoding.cli.grid import Point, at_edge, at_point, combinations, finer, tried_values, varied
 from nemo_gpu_decoding.cli.options import show_value
+from nemo_gpu_decoding.cli.stages import later_stages, points_of
 from nemo_gpu_decoding.cli.tune_plot import FORMATS, draw, options_of_panels
 from nemo_gpu_decoding.extras import install_command, is_installed
 from nemo_gpu_decoding.manifest import read_manifest
@@ -45,18 +47,12 @@ EXAMPLES = (
     "model=model.nemo manifest=dev.json lm=lm.arpa lm_weight=[0.3,0.4,0.5] beam_size=[4,8,16]",
 )
 STORES, OBJECTIVES = ("float32", "float16"), ("wer", "fscore")
-# section of the options -> weights to try; a word of a graph is several tokens
-LM_WEIGHTS = {"beam": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], "wfst": [0.3, 0.5, 0.7, 1.0, 1.3]}
-LARGE_LM_WEIGHTS = [0.5, 1.0]  # of paged_biglm; 0 is cuda_wfst
-BEAM_WIDTHS = [16.0, 40.0]  # the larger one for boosted words: bonuses are part of what is compared
-# small ones are for phrases of several tokens or words, whose bonuses add up: five words earn 14 times the weight
-BOOSTING_WEIGHTS = {"beam": [0.0, 0.25, 0.5, 0.75, 1.0, 2.0], "wfst": [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0]}
 
 
 @dataclass
 class TuneOptions(ModelOptions):
-    """Options of `tune`. Lists are the values to try (a single value will do); every combination is
-    decoded."""
+    """Options of `tune`. Lists are the values to try (a single value will do); every combination of what is listed
+    is decoded. With phrases, lists that are null are tried in stages, around the best combination so far."""
 
     # NeMo manifest of the dev set: JSON lines with audio_filepath (relative to the manifest) and text.
     manifest: str = MISSING
@@ -73,12 +69,15 @@ class TuneOptions(ModelOptions):
     # For RNN-T and TDT with an LM or phrases: when labels are dropped, after fusion (late) or before it
     # (early), such as [late,early]. null: as in the preset.
     pruning_mode: list[str] | None = None
-    # Boosting weights to try, natural log, >= 0; used if phrases are given. null: 0 .. 2, for word
-    # graphs, where they are per word, 0 .. 40.
+    # Boosting weights to try, natural log, >= 0; used if phrases are given. null: 0 .. 2. For word graphs they are
+    # per word; null: 0 .. 40 with the best LM weights, then the LM weights next to these.
     boosting_weight: list[float] | None = None
-    # Beam sizes to try; not for word graphs.
-    beam_size: list[int] = field(default_factory=lambda: [8])
-    # For word graphs: beam widths to try, natural log, > 0. null: 16, with phrases 16 and 40.
+    # Beam sizes to try; not for word graphs. null: 8, and with phrases then 32 with the best weights.
+    beam_size: list[int] | None = None
+    # Token sequences to boost per phrase, to try; not for word graphs. null: 1, then 8 with the best weights.
+    segmentations: list[int] | None = None
+    # For word graphs: beam widths to try, natural log, > 0. null: 16, and 40 where the bonus of a word would be
+    # more than half of that.
     beam_width: list[float] | None = None
     # What is best: wer, or fscore (of the phrases; the lower WER breaks ties).
     objective: str = "wer"
@@ -101,6 +100,9 @@ class TuneOptions(ModelOptions):
     refine: bool = False
     # Combinations shown, best first.
     show: int = 20
+    # Of files with several channels: average, or the number of the channel to decode, from 0. null: average, with a
+    # message.
+    channel_selector: Any = None
     # How the encoder's output is kept between decodings: float32, or float16 for half the memory.
     store: str = "float32"
 
@@ -108,6 +110,7 @@ class TuneOptions(ModelOptions):
         super().__post_init__()
         check_counts(self, "n_best")
         check_rescoring(self)
+        check_channel_selector(self.channel_selector)
         if self.plot is not None and Path(self.plot).suffix not in FORMATS:
             raise ValueError(f"plot is {self.plot!r}, expected a file that ends in {', '.join(FORMATS)}")
         for name in Point.__annotations__:
@@ -158,26 +161,20 @@ def run(options: TuneOptions) -> int:
     from nemo_gpu_decoding.cli.dev_set import encode
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
-    model = Model.load(options.model, device=options.device, verbose=options.verbose)
+    model = Model.load(
+        options.model, device=options.device, verbose=options.verbose, channel_selector=options.channel_selector
+    )
     strategy = choose_strategy(options, model.default_head)
     head = model.head(STRATEGIES[strategy].family)
-    config = decoding_config(strategy, options.preset, loaded)
+    searches = Searches(head, strategy, options.preset, loaded)
     dev = encode(head, utterances, batch_size=options.batch_size, dtype=options.store)
-    decoder = head.search(config)
-    points = points_of(options, strategy, has_lm=options.lm is not None, has_phrases=bool(phrases))
-    if options.rescore:
-        points = [point._replace(rescore_weight=weight) for point in points for weight in options.rescore_weight]
-    trials = ranked(try_points(head, dev, decoder, points, phrases, options), options.objective)
-    if options.refine:
-        around = {**trials[0].point._asdict(), **finer(points, trials[0].point)}
-        more = combinations(**{n: v if isinstance(v, tuple) else (v,) for n, v in around.items() if v is not None})
-        more = [point for point in more if point not in points]
-        trials = ranked([*trials, *try_points(head, dev, decoder, more, phrases, options)], options.objective)
+    trials = search_points(options, strategy, searches, dev, phrases)
     print(report(dev, trials, phrases, options.show))
     if head.name == "rnnt" and options.lm:
         print(f"\n{lm_weight_table(trials)}\n")
     best = trials[0].point
     print(f"best: {best}")
+    print(f"tried: {tried_values([trial.point for trial in trials])}")
     if options.out:
         preset = decoding_config(strategy, options.preset, {**files, **best._asdict()})
         write_preset(Path(options.out), preset, preset_comment(options, trials[0]))
@@ -239,56 +236,77 @@ def choose_strategy(options: TuneOptions, default_head: str) -> str:
     return strategy
 
 
-def points_of(options: TuneOptions, strategy: str, *, has_lm: bool, has_phrases: bool) -> list[Point]:
-    """What to try with a strategy; without LM or phrases their weights are left out.
+class Searches:
+    """The decoders of a strategy, one for each number of segmentations; LM or graph are shared.
 
-    Raises:
-        ValueError: an option has no effect with the strategy.
+    Args:
+        files: LM, phrases and weights that are not 0, so that all are loaded.
     """
-    section, head = section_of(strategy), STRATEGIES[strategy].family
-    is_fused, in_graph = has_lm or has_phrases, section == "wfst"
-    for name, is_used in (
-        ("beam_width", in_graph),
-        ("large_lm_weight", strategy == LARGE_LM_STRATEGY),
-        ("pruning_mode", head == "rnnt" and is_fused),
-    ):
-        if getattr(options, name) and not is_used:
-            how = strategy if is_fused or in_graph else f"{strategy} without lm or phrases"
-            raise ValueError(f"{name} is {getattr(options, name)}, which has no effect with {how}")
-    lm_weights = options.lm_weight or LM_WEIGHTS[section]
-    phrases = (options.boosting_weight or BOOSTING_WEIGHTS[section]) if has_phrases else ()
-    if in_graph:
-        large = strategy == LARGE_LM_STRATEGY
-        return combinations(
-            lm_weight=lm_weights,
-            boosting_weight=phrases,
-            beam_width=options.beam_width or BEAM_WIDTHS[: 1 + has_phrases],
-            large_lm_weight=(options.large_lm_weight or LARGE_LM_WEIGHTS) if large else (),
-        )
-    return combinations(
-        beam_size=options.beam_size,
-        beam_beta=options.beam_beta if head == "ctc" else (),
-        lm_weight=lm_weights if has_lm else (),
-        boosting_weight=phrases,
-        blank_lm_score_mode=options.blank_lm_score_mode if head == "rnnt" and is_fused else (),
-        pruning_mode=options.pruning_mode or (),
-    )
+
+    def __init__(self, head: Head, strategy: str, preset: str | None, files: dict[str, Any]) -> None:
+        self.head, self._strategy, self._preset, self._files = head, strategy, preset, files
+        self._ready: dict[int | None, Search] = {}
+
+    def at(self, segmentations: int | None) -> Search:
+        """The decoder with so many segmentations of each phrase; None: as in the preset."""
+        if segmentations not in self._ready:
+            options = {**self._files, "segmentations": segmentations}
+            self._ready[segmentations] = self.head.search(decoding_config(self._strategy, self._preset, options))
+        return self._ready[segmentations]
+
+    @property
+    def n_best(self) -> int:
+        """Hypotheses that the preset has."""
+        return self.head.decoding.decoding.options.n_best
+
+    @property
+    def most_bonus(self) -> float:
+        """The most that a word earns with a boosting weight of 1, natural log."""
+        boosting = self.at(None).fusion.boosting
+        return 0.0 if boosting is None else max(0.0, float(boosting.arrays.states["upper_bound"].max()))
+
+
+def search_points(
+    options: TuneOptions, strategy: str, searches: Searches, dev: DevSet, phrases: Sequence[str]
+) -> list[Trial]:
+    """Decode the dev set at the points of all stages; best first."""
+    in_graph = section_of(strategy) == "wfst"
+    given: dict[str, Any] = {"has_phrases": bool(phrases), "most_bonus": searches.most_bonus if in_graph else 0.0}
+    points = points_of(options, strategy, has_lm=options.lm is not None, **given)
+    if options.rescore:
+        points = [point._replace(rescore_weight=weight) for point in points for weight in options.rescore_weight]
+    trials = ranked(try_points(searches, dev, points, phrases, options), options.objective)
+    stages = later_stages(options, strategy, points, **given)
+    if options.refine:
+        stages.append(lambda best: around(best, [trial.point for trial in trials]))
+    for stage in stages:
+        known = {trial.point for trial in trials}
+        more = [point for point in stage(trials[0].point) if point not in known]
+        trials = ranked([*trials, *try_points(searches, dev, more, phrases, options)], options.objective)
+    return trials
+
+
+def around(best: Point, points: Sequence[Point]) -> list[Point]:
+    """The best point with finer weights."""
+    values: dict[str, Any] = {**best._asdict(), **finer(points, best)}
+    return combinations(**{n: v if isinstance(v, tuple) else (v,) for n, v in values.items() if v is not None})
 
 
 def try_points(
-    head: Head, dev: DevSet, decoder: Search, points: Sequence[Point], phrases: Sequence[str], options: TuneOptions
+    searches: Searches, dev: DevSet, points: Sequence[Point], phrases: Sequence[str], options: TuneOptions
 ) -> list[Trial]:
-    """Decode the dev set once per point, with the LM and the tree that `decoder` has."""
+    """Decode the dev set once per point."""
     from nemo_gpu_decoding.search.rescoring import Rescoring, load_scorer
 
     scorer = load_scorer(options.rescore) if options.rescore else None
-    n_best = options.n_best if options.n_best > 1 else None
     from tqdm import tqdm
 
     trials = []
     for point in tqdm(points, unit="point", desc="grid", disable=None, file=sys.stderr):
         second = Rescoring(scorer, point.rescore_weight or 0.0, options.rescore_lm_share) if scorer else None
-        decoded = dev.decode(at_point(decoder, point, n_best), head.text_of, second)
+        search = searches.at(point.segmentations)
+        n_best = options.n_best if options.n_best > 1 else searches.n_best
+        decoded = dev.decode(at_point(search, point, n_best), searches.head.text_of, second, n_best)
         trials.append(Trial(point, decoded, dev.score(decoded.texts, phrases, decoded.oracles)))
     return trials
 
@@ -322,17 +340,14 @@ def report(dev: DevSet, trials: Sequence[Trial], phrases: Sequence[str], show: i
 
 
 def lm_weight_table(trials: Sequence[Trial]) -> str:
-    """What the LM weight does under each way of scoring blanks; the rest as in the best trial.
+    """What the LM weight does under each way of scoring blanks; the rest as in the best trial with all LM weights.
 
     Deletions that grow with the weight are words that the LM took away.
     """
-    best = trials[0].point
-    alike = [
-        trial
-        for trial in trials
-        if trial.point._replace(lm_weight=None, blank_lm_score_mode=None)
-        == best._replace(lm_weight=None, blank_lm_score_mode=None)
-    ]
+    others = [trial.point._replace(lm_weight=None, blank_lm_score_mode=None) for trial in trials]
+    counts = Counter(others)
+    shown = max(others, key=counts.__getitem__)  # the first one, hence the best, that all LM weights were tried with
+    alike = [trial for trial, other in zip(trials, others, strict=True) if other == shown]
     alike.sort(key=lambda trial: (trial.point.blank_lm_score_mode or "", trial.point.lm_weight or 0.0))
     header = ["blank_lm_score_mode", "lm_weight", "WER %", "sub", "del", "ins"]
     rows = [[t.point.blank_lm_score_mode, t.point.lm_weight, *score_cells(Score(t.score.errors, None))] for t in alike]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.cli.grid import WEIGHTS, Point
+from nemo_gpu_decoding.container import written_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,7 +63,8 @@ def draw(trials: Sequence[Trial], greedy: Score, target: Path) -> None:
     for name, panel in zip(names, axes, strict=True):
         _curve(panel, trials, name, greedy)
     figure.suptitle(f"best: {trials[0].point}", fontsize=10)
-    figure.savefig(target, dpi=110)
+    with written_whole(target) as temporary:
+        figure.savefig(temporary, dpi=110)
 
 
 def _percent(trial: Trial) -> float:

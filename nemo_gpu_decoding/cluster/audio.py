@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import fsspec
 from fsspec.core import url_to_fs
 
-from nemo_gpu_decoding.manifest import AUDIO_SUFFIXES, check_row
+from nemo_gpu_decoding.manifest import AUDIO_SUFFIXES, check_row, split_row
 
 NEMO_TAR, LHOTSE_SHAR, WEBDATASET = "nemo_tar", "lhotse_shar", "webdataset"  # `archive` of a row
 _SHOWN = 300  # letters of an error
@@ -138,12 +138,13 @@ def _sample(sample: dict[str, Any], path: Path, number: int) -> Audio:
         more = json.loads(sample["json"]) if "json" in sample else {}
         if "txt" in sample:
             more["text"] = sample["txt"].decode("utf-8").strip()
-        check_row({**more, **row}, f"{key}.json")
+        more = {**more, **row}
+        check_row(more, f"{key}.json")
     except (ValueError, TypeError) as error:
         return Audio(row, one_line(error))
     file = path.with_suffix(suffix)
     file.write_bytes(sample[suffix[1:]])
-    return Audio({**more, **row}, file)
+    return Audio({**split_row(more), **row}, file)
 
 
 _READERS = {NEMO_TAR: _nemo_tar, LHOTSE_SHAR: _lhotse_shar, WEBDATASET: _webdataset}

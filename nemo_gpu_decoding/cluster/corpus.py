@@ -19,8 +19,9 @@ from typing import IO, Any, NamedTuple
 import fsspec
 from fsspec.core import url_to_fs
 
+from nemo_gpu_decoding.audio import audio_seconds
 from nemo_gpu_decoding.cluster.audio import LHOTSE_SHAR, NEMO_TAR, WEBDATASET, local_copy
-from nemo_gpu_decoding.manifest import audio_seconds, check_row, find_audio, parse_json
+from nemo_gpu_decoding.manifest import check_row, find_audio, own_fields, parse_json, split_row
 
 MAX_ROWS = 2000  # of a partition: rows without duration would fill it for ever
 _END = 1 << 20  # bytes of a large file's beginning and end that stand for its content
@@ -198,8 +199,10 @@ def _parsed(line: bytes, url: str, where: str) -> dict[str, Any]:
     row = parse_json(line, where)
     if isinstance(row, dict) and str(row.get("type", "")).endswith("Cut"):
         row = _row_of_cut(row, url, where)
+        check_row(row, where)
+        return row
     check_row(row, where)
-    return row
+    return split_row(row)
 
 
 def _row_of_cut(content: dict[str, Any], url: str, where: str) -> dict[str, Any]:
@@ -212,7 +215,13 @@ def _row_of_cut(content: dict[str, Any], url: str, where: str) -> dict[str, Any]
     row = {"audio_filepath": cut.id, "duration": cut.duration, "archive": LHOTSE_SHAR, "cuts": url}
     texts = [each.text for each in cut.supervisions if each.text is not None]
     custom = getattr(cut, "custom", None) or {}
-    return {**row, "text": " ".join(texts) if texts else None, "phrases": custom.get("phrases")}
+    plain = {key: value for key, value in custom.items() if isinstance(value, (str, int, float, list))}
+    return {
+        **row,
+        "text": " ".join(texts) if texts else None,
+        "phrases": custom.get("phrases"),
+        "fields": own_fields(plain),
+    }
 
 
 def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], where: str) -> dict[str, str]:

@@ -8,20 +8,19 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from nemo_gpu_decoding.extras import require
-from nemo_gpu_decoding.manifest import Utterance
+from nemo_gpu_decoding.manifest import RESULT_KEYS, Utterance
 from nemo_gpu_decoding.metrics import oracle_text, word_errors
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.nemo_plugin.model import Transcript
 
 FORMATS = ("jsonl", "parquet")
-_KEPT = ("audio_filepath", "duration", "text")  # of the manifest, where an utterance has no transcript
 
 
 def json_row(utterance: Utterance, transcript: Transcript, oracle: str | None) -> dict[str, Any]:
-    """The row of an utterance."""
+    """The row of an utterance, with the other fields that its manifest has."""
     row: dict[str, Any] = {"audio_filepath": utterance.name, "duration": round(utterance.duration, 3)}
-    row |= {"pred_text": transcript.text, **details_of(transcript)}
+    row |= {**utterance.fields, "pred_text": transcript.text, **details_of(transcript)}
     if utterance.text is not None:
         row["text"] = utterance.text
         row["wer"] = round(word_errors([utterance.text], [transcript.text]).wer, 4)
@@ -40,10 +39,13 @@ def details_of(transcript: Transcript) -> dict[str, Any]:
     return details
 
 
-def error_row(row: dict[str, Any], error: str) -> dict[str, Any]:
-    """The row of an utterance that has no transcript, from its row of the manifest."""
-    kept: dict[str, Any] = {name: row[name] for name in _KEPT if name in row}
-    return {**kept, "error": error}
+def error_row(utterance: Utterance, error: str) -> dict[str, Any]:
+    """The row of an utterance that has no transcript."""
+    row: dict[str, Any] = {"audio_filepath": utterance.name, "duration": round(utterance.duration, 3)}
+    row |= utterance.fields
+    if utterance.text is not None:
+        row["text"] = utterance.text
+    return {**row, "error": error}
 
 
 def oracle_of(reference: str | None, transcript: Transcript) -> str | None:
@@ -56,7 +58,11 @@ def oracle_of(reference: str | None, transcript: Transcript) -> str | None:
 
 
 def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
-    """The content of a file of rows. Parquet files all have one schema; what a row lacks is null there."""
+    """The content of a file of rows.
+
+    Parquet files all have one schema; what a row lacks is null there. Fields that the user's manifest has are one
+    column, `fields`, as JSON.
+    """
     if out_format == "jsonl":
         return b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows)
     import pyarrow as pa
@@ -69,10 +75,19 @@ def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
         **{"audio_filepath": text, "duration": number, "pred_text": text, "score": number},
         **{"n_best": pa.list_(n_best), "words": pa.list_(word)},
         **{"text": text, "wer": number, "oracle_wer": number, "error": text, "manifest": text, "line": pa.int64()},
+        "fields": text,
     }
     sink = BytesIO()
-    parquet.write_table(pa.Table.from_pylist(list(rows), pa.schema(columns)), sink, compression="zstd")
+    table = pa.Table.from_pylist([_with_fields(row) for row in rows], pa.schema(columns))
+    parquet.write_table(table, sink, compression="zstd")
     return sink.getvalue()
+
+
+def _with_fields(row: dict[str, Any]) -> dict[str, Any]:
+    """A row with the fields that are no columns in one, as JSON."""
+    known = {key: value for key, value in row.items() if key in RESULT_KEYS}
+    others = {key: value for key, value in row.items() if key not in known}
+    return {**known, "fields": json.dumps(others, ensure_ascii=False)} if others else known
 
 
 def check_format(out_format: str) -> None:

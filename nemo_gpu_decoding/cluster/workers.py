@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from nemo_gpu_decoding.audio import unreadable
 from nemo_gpu_decoding.cache import one_process_at_a_time
 from nemo_gpu_decoding.cluster.audio import Audio, local_audio, one_line
 from nemo_gpu_decoding.cluster.corpus import Partition
 from nemo_gpu_decoding.cluster.folder import Folder
 from nemo_gpu_decoding.cluster.transcripts import error_row, file_of, json_row, oracle_of
 from nemo_gpu_decoding.jit import cache_folder
-from nemo_gpu_decoding.manifest import Utterance, audio_seconds, phrases_of, unreadable
+from nemo_gpu_decoding.manifest import Utterance, opened
 from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs, Transcript
 from nemo_gpu_decoding.search.rescoring import Rescoring
@@ -110,7 +110,8 @@ class Transcriber:
         self.job = job
         self.folder = Folder(job.out)
         load = job.load_decoder if stage == "decode" and job.load_decoder is not None else job.load
-        self.model, self.second = load()
+        self.loaded = load()
+        self.model, self.second = self.loaded
         self._prepare(stage)
 
     def _prepare(self, stage: str | None) -> None:
@@ -118,13 +119,9 @@ class Transcriber:
 
         The others wait for it, and load what it has left on disk. What is wrong with the decoding is found here.
         """
-        import soundfile
-
         cache_folder().mkdir(parents=True, exist_ok=True)
-        with one_process_at_a_time(cache_folder() / "workers.lock"), TemporaryDirectory() as folder:
-            silence = Path(folder) / "silence.wav"
-            soundfile.write(silence, np.zeros(16000), 16000)
-            for outputs in self.model.encode([silence], batch_size=1):
+        with one_process_at_a_time(cache_folder() / "workers.lock"):
+            for outputs in self.model.encode([np.zeros(16000, np.float32)], batch_size=1):
                 if stage != "encode":
                     list(self.model.decode(outputs, second=self.second))
 
@@ -144,33 +141,18 @@ class Transcriber:
                 else:
                     ready.append(item)
             for items in batches(ready, self.job.batch_size, self.job.batch_seconds):
-                yield from self._encoded(items)
+                yield from encoded(self.model, items)
 
-    def _encoded(self, items: list[Item]) -> list[Batch]:
-        """A batch through the encoder; where that fails each utterance alone."""
-        started = time.perf_counter()
-        files = [item.utterance.path for item in items]
-        try:
-            (outputs,) = self.model.encode(files, batch_size=len(files))
-            return [Batch(items, outputs, time.perf_counter() - started)]
-        except Exception as error:
-            if _is_fatal(error):
-                raise
-            if len(items) == 1:
-                fault = f"{files[0]} cannot be read as audio" if unreadable(files) else one_line(error)
-                return [Batch(items, fault)]
-        return [batch for item in items for batch in self._encoded([item])]
-
-    def decode(self, partition: Partition, encoded: Iterable[Batch], work: float = 0.0) -> Totals:
+    def decode(self, partition: Partition, batches: Iterable[Batch], work: float = 0.0) -> Totals:
         """Decode the batches of a partition; write its rows in their order, and its marker.
 
-        `work` are seconds that have gone into `encoded` so far.
+        `work` are seconds that have gone into `batches` so far.
         """
         started = time.perf_counter() - work
         totals = Totals(partition.number, partition.shard)
         written: dict[int, dict[str, Any]] = {}  # by position in the partition
         shard = self.job.shards[partition.shard]
-        for batch in encoded:
+        for batch in batches:
             for item, row in self._rows(batch, totals):
                 written[item.position] = {**row, "manifest": shard, "line": item.row["line"]}
         rows = [written[position] for position in sorted(written)]
@@ -193,7 +175,7 @@ class Transcriber:
             totals.slowest = tuple(sorted(slowest, reverse=True)[:SLOWEST])
         for item, transcript in zip(batch.items, found, strict=True):
             if isinstance(transcript, str):
-                yield item, error_row(item.row, transcript)
+                yield item, error_row(item.utterance, transcript)
                 continue
             oracle = oracle_of(item.utterance.text, transcript)
             _count(totals, item.utterance, transcript, oracle)
@@ -204,16 +186,48 @@ class Transcriber:
         items, outputs, _ = batch
         if isinstance(outputs, str):
             return [outputs] * len(items)
-        phrases = [item.utterance.phrases for item in items]
         try:
-            return list(self.model.decode(outputs, second=self.second, phrases=phrases))
+            return decoded(self.loaded, batch)
         except Exception as error:
             if _is_fatal(error):
                 raise
             if len(items) == 1:
-                return [one_line(error)]
+                return [_named(items[0], one_line(error))]
         alone = ({name: rows[n : n + 1] for name, rows in outputs.items()} for n in range(len(items)))
         return [found for item, own in zip(items, alone, strict=True) for found in self._decoded(Batch([item], own))]
+
+
+def encoded(model: Model, items: list[Item]) -> list[Batch]:
+    """A batch through the encoder; where that fails each utterance alone."""
+    started = time.perf_counter()
+    files = [item.utterance.path for item in items]
+    try:
+        (outputs,) = model.encode(files, batch_size=len(files))
+        return [Batch(items, outputs, time.perf_counter() - started)]
+    except Exception as error:
+        if _is_fatal(error):
+            raise
+        if len(items) == 1:
+            fault = "cannot be read as audio" if unreadable(files) else one_line(error)
+            return [Batch(items, _named(items[0], fault))]
+    return [batch for item in items for batch in encoded(model, [item])]
+
+
+def decoded(loaded: Loaded, batch: Batch) -> list[Transcript | str]:
+    """Transcripts of a batch, or why an utterance has none. What is wrong with the decoding itself is raised."""
+    items, outputs, _ = batch
+    if isinstance(outputs, str):
+        return [outputs] * len(items)
+    phrases = [item.utterance.phrases for item in items]
+    found = loaded.model.decode(outputs, second=loaded.second, phrases=phrases)
+    pairs = zip(items, found, strict=True)
+    return [_named(item, transcript.error) if transcript.error else transcript for item, transcript in pairs]
+
+
+def _named(item: Item, fault: str) -> str:
+    """A fault with the name of the file."""
+    name = item.utterance.name
+    return fault if name in fault else f"{name}: {fault}"
 
 
 def _is_fatal(error: Exception) -> bool:
@@ -224,17 +238,12 @@ def _is_fatal(error: Exception) -> bool:
 def _opened(position: int, audio: Audio) -> tuple[Item, str]:
     """An utterance, and what is wrong with its audio, if anything is."""
     row, file = audio
-    seconds, fault = 0.0, ""
-    if isinstance(file, str):
-        fault = file
-    else:
-        try:
-            seconds = audio_seconds(file)
-            fault = "" if seconds else f"{row['audio_filepath']} has no samples"
-        except ValueError as error:
-            fault = one_line(error)
-    utterance = Utterance(row["audio_filepath"], Path(file), seconds, row.get("text"), phrases_of(row))
-    return Item(position, row, utterance), fault
+    read = {**row.get("fields", {}), "text": row.get("text"), "phrases": row.get("phrases")}
+    utterance = opened(row["audio_filepath"], Path(file), read)
+    fault = file if isinstance(file, str) else utterance.fault
+    if fault:
+        utterance = replace(utterance, duration=row["duration"])
+    return Item(position, row, utterance), one_line(ValueError(fault)) if fault else ""
 
 
 def batches(items: Sequence[Item], batch_size: int, batch_seconds: float | None) -> Iterator[list[Item]]:

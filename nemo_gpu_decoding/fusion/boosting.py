@@ -67,13 +67,13 @@ class BoostingConfig:
         ValueError: a value is out of range, or set to something that has no effect here.
     """
 
-    # Phrases come from one of: a boosting tree that NeMo made,
+    # A boosting tree that NeMo made. Phrases have one source: this one, `key_phrases_file`, or the two lists.
     model_path: str | None = None
-    # ... a text file: one phrase per line, optionally with a tab and its weight,
+    # A text file of phrases: one per line, optionally with a tab and its weight.
     key_phrases_file: str | None = None
-    # ... or the two lists: phrases,
+    # A list of phrases; it adds to `key_phrase_items_list`.
     key_phrases_list: Sequence[str | Phrase] | None = None
-    # ... and items: Phrase, or anything with phrase, lang and, if need be, weight.
+    # A list of items: Phrase, or anything with phrase, lang and, if need be, weight.
     key_phrase_items_list: Sequence[Any] | None = None
     # Bonus of the first token of a phrase, >= 0.
     context_score: float = 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.jit import linked, no_refcount
 
 ANY_WEIGHT = np.float32(-np.inf)
 
@@ -33,7 +33,7 @@ def lookup(automaton, vocab_size, state, label, least):
         state = states[at].backoff_to
 
 
-@inlined
+@linked
 def first_arc(arcs, low, end, label):
     """The first of the arcs low .. end whose label is not below `label`; unsigned numbers.
 

@@ -26,7 +26,7 @@ import numpy as np
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.graph.epsilon_closure import epsilon_closure
 from nemo_gpu_decoding.graph.openfst import Fst
-from nemo_gpu_decoding.jit import inlined, read_only
+from nemo_gpu_decoding.jit import linked, read_only
 
 EPSILON_WORD = "<eps>"
 INFINITE = np.float32(np.inf)
@@ -68,7 +68,7 @@ class GraphArrays(NamedTuple):
     word_sequences: np.ndarray  # [C, 2] int32: label W + i (W words) is label [i, 0], then word [i, 1]
 
 
-@inlined
+@linked
 def first_arc(arcs, state, ilabel):
     """The first arc of the state with an ilabel that is not smaller."""
     low, high = state.arc_begin, state.arc_end
@@ -81,7 +81,7 @@ def first_arc(arcs, state, ilabel):
     return low
 
 
-@inlined
+@linked
 def count_words(olabel, graph, num_words):
     """Number of words that an output label stands for."""
     count = 1
@@ -91,7 +91,7 @@ def count_words(olabel, graph, num_words):
     return count
 
 
-@inlined
+@linked
 def word_from_end(olabel, n, graph, num_words):
     """Of the words that an output label stands for, the one before the last n."""
     for _ in range(n):

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.jit import compiled
 
 _FST_MAGIC, _SYMBOLS_MAGIC = 2125659606, 2125658996
@@ -131,7 +132,8 @@ def write_fst(fst: Fst, path: str | PathLike[str]) -> None:
     body[is_arc] = np.ascontiguousarray(fst.arcs).view(np.uint8)
     header = FILE_MARK + _text("vector") + _text("standard")
     header += struct.pack("<iiQqqq", 2, 0, _EXPANDED_AND_MUTABLE, fst.start, fst.num_states, fst.num_arcs)
-    Path(path).write_bytes(header + body.tobytes())
+    with written_whole(Path(path)) as temporary:
+        temporary.write_bytes(header + body.tobytes())
 
 
 def _text(value: str) -> bytes:

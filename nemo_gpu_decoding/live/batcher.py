@@ -7,16 +7,19 @@ arrives while it works is the next batch.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
+import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 from nemo_gpu_decoding.live.metrics import Metrics
-from nemo_gpu_decoding.live.recognizer import Chunk, Recognizer
+from nemo_gpu_decoding.live.recognizer import Chunk, Recognizer, Step
 from nemo_gpu_decoding.live.session import Limits, Session, Start
 
 logger = logging.getLogger("nemo_gpu_decoding")
+
+STUCK_SECONDS = 60.0  # a step that takes longer is taken for one that never ends
 
 
 class ServerFullError(Exception):
@@ -44,6 +47,15 @@ class Batcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recognizer")
         self._ready = asyncio.Event()
         self._reserved = 0  # slots of clients whose phrases are being prepared
+        self._lost: deque[int] = deque()  # streams of the recognizer that it has to drop
+        self._is_dead = False  # no step will follow
+        self._step_began: float | None = None
+
+    @property
+    def is_well(self) -> bool:
+        """Whether streams are decoded: `run` has not ended, and no step takes longer than `STUCK_SECONDS`."""
+        began = self._step_began
+        return not self._is_dead and (began is None or time.monotonic() - began < STUCK_SECONDS)
 
     @property
     def is_full(self) -> bool:
@@ -53,9 +65,12 @@ class Batcher:
         """A stream for a client.
 
         Raises:
-            ServerFullError: as many streams as may be are open.
+            ServerFullError: `limits.max_streams` streams are open.
             FieldError: the model cannot do what the client wants.
+            RuntimeError: `run` has ended.
         """
+        if self._is_dead:
+            raise RuntimeError("no stream can be opened: the batcher has ended")
         if self.is_full:
             raise ServerFullError
         self._reserved += 1
@@ -72,14 +87,44 @@ class Batcher:
         """A stream has audio, or ends."""
         self._ready.set()
 
+    def end(self) -> None:
+        """End all streams; their audio is decoded."""
+        for session in list(self.sessions.values()):
+            try:
+                session.end()
+            except Exception as error:
+                self.crash(session, error)
+        self.wake()
+
+    def crash(self, session: Session, error: BaseException) -> None:
+        """End one stream after a fault of the server. Its slot is free, and the others go on."""
+        logger.error("a stream ended by a fault of the server", exc_info=error)
+        stream = session.crash()
+        if stream is not None:
+            self._lost.append(stream)
+        self._forget()
+        self.wake()
+
     async def run(self) -> None:
         """Decode until cancelled."""
-        while True:
-            await self._ready.wait()
-            await asyncio.sleep(self.tick_seconds)
-            self._ready.clear()
-            while batch := self._take():
-                await self._step(batch)
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                await self._ready.wait()
+                await asyncio.sleep(self.tick_seconds)
+                self._ready.clear()
+                while batch := self._take():
+                    await self._step(batch)
+                if self._lost:
+                    await loop.run_in_executor(self._thread, self._drop)
+        except Exception:
+            logger.exception("the batcher ended; all streams end")
+            raise
+        finally:
+            self._is_dead = True
+            for session in self.sessions.values():
+                session.crash()
+            self.sessions.clear()
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
@@ -89,11 +134,16 @@ class Batcher:
         for number, session in list(self.sessions.items()):
             if len(batch) == self.batch_size:
                 break
-            if session.is_ready:
+            try:
+                if not session.is_ready:
+                    continue
                 self.sessions[number] = self.sessions.pop(number)
                 chunk = session.take()
-                if chunk is not None:
-                    batch.append((session, chunk))
+            except Exception as error:
+                self.crash(session, error)
+                continue
+            if chunk is not None:
+                batch.append((session, chunk))
         self._forget()
         return batch
 
@@ -102,30 +152,48 @@ class Batcher:
         self.sessions = {number: session for number, session in self.sessions.items() if not session.is_over}
 
     async def _step(self, batch: list[tuple[Session, Chunk]]) -> None:
-        chunks = [chunk for _, chunk in batch]
         loop = asyncio.get_running_loop()
-        started = loop.time()
-        try:
-            steps = await loop.run_in_executor(self._thread, self.recognizer.step, chunks)
-        except Exception:
-            # nobody knows how far it came: these streams are lost, others and later ones are not
-            logger.exception("a step of %d streams failed", len(chunks))
-            with contextlib.suppress(Exception):  # whatever state it is in, the server goes on
-                self.recognizer.drop([chunk.stream for chunk in chunks])
-            for session, _ in batch:
-                session.fail("server", "the recognizer failed; its log says why")
-                session.kill()
-                session.is_over = True
-                session.changed.set()
-            self._forget()
+        started, self._step_began = loop.time(), time.monotonic()
+        steps = await loop.run_in_executor(self._thread, self._try, [chunk for _, chunk in batch])
+        self._step_began = None
+        if isinstance(steps, BaseException):
+            if len(batch) == 1:
+                self.crash(batch[0][0], steps)
+                return
+            logger.warning("a step of %d streams failed; each stream is stepped alone", len(batch), exc_info=steps)
+            for one in batch:
+                await self._step([one])
             return
         self.metrics.step_seconds.observe(loop.time() - started)
         self.metrics.step_streams.observe(len(batch))
         for (session, chunk), step in zip(batch, steps, strict=True):
-            seconds = session.receive(chunk, step)
-            self.metrics.audio_seconds.inc(len(chunk.samples) / self.recognizer.sample_rate)
-            if step.final is not None:
-                self.metrics.finals.inc()
-            if step.partial is not None:
-                self.metrics.partial_seconds.observe(seconds)
+            try:
+                self._receive(session, chunk, step)
+            except Exception as error:
+                self.crash(session, error)
         self._forget()
+
+    def _receive(self, session: Session, chunk: Chunk, step: Step) -> None:
+        seconds = session.receive(chunk, step)
+        self.metrics.audio_seconds.inc(len(chunk.samples) / self.recognizer.sample_rate)
+        if step.final is not None:
+            self.metrics.finals.inc()
+        if step.partial is not None:
+            self.metrics.partial_seconds.observe(seconds)
+
+    def _try(self, chunks: list[Chunk]) -> list[Step] | BaseException:
+        """A step, in the recognizer's thread. What it raises is returned, SystemExit too: it would end the thread."""
+        try:
+            self._drop()
+            return self.recognizer.step(chunks)
+        except BaseException as error:
+            return error
+
+    def _drop(self) -> None:
+        """Let the recognizer forget the streams that crashed, in its thread."""
+        while self._lost:
+            stream = self._lost.popleft()
+            try:
+                self.recognizer.drop([stream])
+            except Exception:
+                logger.exception("stream %d of the recognizer could not be dropped", stream)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -24,6 +24,7 @@ class Metrics:
     """
 
     def __init__(self, open_streams: Callable[[], int]) -> None:
+        disable_created_metrics()  # or each counter has a gauge of the time at which it began
         self.registry = CollectorRegistry()
         own: dict[str, Any] = {"namespace": NAMESPACE, "registry": self.registry}
         Gauge("streams_open", "Streams that are open.", **own).set_function(open_streams)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 MAX_N_BEST = 1000  # hypotheses of a transcript; each recognizer has a limit of its own
+MAX_END_SILENCE = 60.0  # seconds; NeMo keeps a list with one entry per frame of it
 
 
 class StreamOptions(NamedTuple):
@@ -15,7 +16,7 @@ class StreamOptions(NamedTuple):
 
     phrases: tuple[str, ...] = ()  # in place of the server's; empty: the server's
     boosting_weight: float | None = None  # of these phrases, natural log
-    end_silence: float | None = None  # seconds of silence that end an utterance; < 0: none does
+    end_silence: float | None = None  # seconds of silence that end an utterance, <= MAX_END_SILENCE; < 0: none does
     language: str | None = None  # of models that are told
     n_best: int = 1  # hypotheses of each transcript
 
@@ -67,7 +68,9 @@ class Step(NamedTuple):
 class Recognizer(Protocol):
     """A model that reads many streams at once. All but `prepare` is called from one thread."""
 
+    model: str  # name
     strategy: str
+    phrases: Sequence[str]  # of streams that name none
     sample_rate: int  # hertz
     chunk_samples: int
     right_context_seconds: float  # audio behind a chunk that is heard before it is decoded
@@ -80,10 +83,15 @@ class Recognizer(Protocol):
         """`Chunk.options` for what a client wants. Raises a FieldError for what cannot be had."""
 
     def step(self, chunks: Sequence[Chunk]) -> list[Step]:
-        """Read chunks of different streams, any number of them."""
+        """Read chunks of different streams, any number of them.
+
+        Raises:
+            Exception: the streams are as before the call. The caller gives each of these chunks to another
+                step, or drops its stream.
+        """
 
     def drop(self, streams: Iterable[int]) -> None:
-        """Forget streams without their results, after a step raised an error."""
+        """Forget streams without their results, known or not."""
 
 
 def warm_up(recognizer: Recognizer) -> None:

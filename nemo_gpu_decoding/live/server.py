@@ -2,11 +2,12 @@
 
     GET /          a page that transcribes the microphone or a file
     WS  /stream    one stream; `session.py` says what goes back and forth
+    GET /about     JSON: model, strategy, and the phrases of streams that name none
     GET /healthz   200, or 503 where no stream would be taken
     GET /metrics   counters for Prometheus
 
-With a token, /stream and /metrics want it: "Authorization: Bearer TOKEN", or ?token=TOKEN where a browser cannot set
-headers.
+With a token, /stream, /about and /metrics require it: "Authorization: Bearer TOKEN", or ?token=TOKEN where a browser
+cannot set headers.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import hmac
 import ipaddress
 import json
 import logging
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -29,11 +32,11 @@ from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from nemo_gpu_decoding.checks import FieldError, check_int, check_number
 from nemo_gpu_decoding.live.batcher import Batcher, ServerFullError
-from nemo_gpu_decoding.live.session import Session, Start, read_start
+from nemo_gpu_decoding.live.session import SHOWN, Session, Start, read_json, read_start
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
@@ -42,6 +45,7 @@ DONE, RESTART, REFUSED, FULL, FAILED = 1000, 1012, 1008, 1013, 1011  # codes of 
 OUTCOMES = frozenset(
     ("end", "restart", "disconnect", "send_seconds", "streams", "idle_seconds", "audio", "server", *Start._fields)
 )
+MESSAGES = 4  # of one client, that wait to be read
 PAGE_RULES = (
     "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -93,6 +97,7 @@ class LiveServer(uvicorn.Server):
         self.handlers: set[asyncio.Task[Any]] = set()
         routes = [
             Route("/", self._page),
+            Route("/about", self._about),
             Route("/healthz", self._health),
             Route("/metrics", self._metrics),
             WebSocketRoute("/stream", self._stream),
@@ -102,7 +107,7 @@ class LiveServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app, host=address.host, port=address.port, log_level="warning", access_log=False, server_header=False,
-                ws_max_size=limits.max_message_bytes, ws_per_message_deflate=False,
+                ws_max_size=limits.max_message_bytes, ws_max_queue=MESSAGES, ws_per_message_deflate=False,
                 ws_ping_interval=limits.idle_seconds, ws_ping_timeout=limits.idle_seconds,
                 timeout_graceful_shutdown=1,
             )
@@ -114,12 +119,16 @@ class LiveServer(uvicorn.Server):
         host, port, *_ = self.servers[0].sockets[0].getsockname()
         return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Shut down at a signal; the second Ctrl+C does not wait. Unlike uvicorn's own method it does not note the
+        signal, which uvicorn would raise again: the process ends with status 0."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
     async def shutdown(self, sockets: Any = None) -> None:
         """Take no more streams, finish open utterances, close."""
         self.is_draining = True
-        for session in self.batcher.sessions.values():
-            session.end()
-        self.batcher.wake()
+        self.batcher.end()
         if self.handlers:
             await asyncio.wait(self.handlers, timeout=self.address.shutdown_seconds)
         for session in self.batcher.sessions.values():
@@ -147,9 +156,16 @@ class LiveServer(uvicorn.Server):
         return HTMLResponse(page, headers={"Content-Security-Policy": PAGE_RULES})
 
     async def _health(self, request: Request) -> Response:
-        is_well = not (self.is_draining or self._running.done())
-        status = "ok" if is_well else "stopping"
-        return JSONResponse({"status": status, "streams": len(self.batcher.sessions)}, 200 if is_well else 503)
+        status = "stopping" if self.is_draining else "ok" if self.batcher.is_well else "failed"
+        found = {"status": status, "streams": len(self.batcher.sessions)}
+        return JSONResponse(found, 200 if status == "ok" else 503)
+
+    async def _about(self, request: Request) -> Response:
+        if not self._knows_token(request):
+            return PlainTextResponse("token is missing or wrong\n", 401)
+        recognizer = self.batcher.recognizer
+        about = {"model": recognizer.model, "strategy": recognizer.strategy, "phrases": list(recognizer.phrases)}
+        return JSONResponse(about)
 
     async def _metrics(self, request: Request) -> Response:
         if not self._knows_token(request):
@@ -181,16 +197,21 @@ class LiveServer(uvicorn.Server):
         outcome = "disconnect"
         try:
             outcome = await self._converse(socket)
-        except (WebSocketDisconnect, RuntimeError):  # a RuntimeError: sent to a client that was gone
+        except WebSocketDisconnect:
             pass
         except asyncio.TimeoutError:
             outcome = "send_seconds"
             logger.warning("a client is dropped: it does not read what it is sent")
             self._abort(socket)
+        except Exception as error:
+            if not _is_gone(socket):  # else a RuntimeError of Starlette's, which was to send to it
+                outcome = "server"
+                logger.error("a connection ended by a fault of the server", exc_info=error)
+                with contextlib.suppress(Exception):
+                    await self._refuse(socket, "server", "the server failed; its log has the reason", FAILED)
         finally:
             self.handlers.discard(task)
-            field = outcome.partition("[")[0]  # phrases, of phrases[3]
-            self.batcher.metrics.streams.labels(field if field in OUTCOMES else "message").inc()
+            self.batcher.metrics.streams.labels(_outcome(outcome)).inc()
 
     async def _converse(self, socket: WebSocket) -> str:
         """A connection from its first message to its close; returns how it ended."""
@@ -210,18 +231,35 @@ class LiveServer(uvicorn.Server):
             return await self._refuse(socket, "idle_seconds", "there was no first message", REFUSED)
         except ValueError as error:
             return await self._refuse(socket, getattr(error, "field", "message"), str(error), REFUSED)
-        reading = asyncio.create_task(self._read(socket, session))
         try:
+            return await self._transcribe(socket, session)
+        finally:
+            session.kill()
+            self.batcher.wake()
+
+    async def _transcribe(self, socket: WebSocket, session: Session) -> str:
+        """A stream from its first message to the close of its connection; returns how it ended."""
+        reading = asyncio.create_task(self._read(socket, session))
+        reading.add_done_callback(lambda task: self._watch(task, session))
+        try:
+            if self.is_draining:  # since `open` began
+                session.end()
             await self._send(socket, self._ready())
             await self._write(socket, session)
-            reading.cancel()
-            if session.error is not None:
-                return await self._refuse(socket, *session.error, FAILED if session.error[0] == "server" else REFUSED)
-            await self._timely(socket.close(RESTART if self.is_draining else DONE))
-            return "restart" if self.is_draining else "end"
         finally:
+            session.kill()  # first, for `_watch`
             reading.cancel()
-            session.kill()
+        if session.error is not None:
+            return await self._refuse(socket, *session.error, FAILED if session.error[0] == "server" else REFUSED)
+        await self._timely(socket.close(RESTART if self.is_draining else DONE))
+        return "restart" if self.is_draining else "end"
+
+    def _watch(self, reading: asyncio.Task[None], session: Session) -> None:
+        """A reading task that died ends its stream."""
+        if not reading.cancelled() and (error := reading.exception()) is not None:
+            self.batcher.crash(session, error)
+        elif not session.is_ending:
+            session.leave()
             self.batcher.wake()
 
     def _ready(self) -> dict[str, Any]:
@@ -242,10 +280,10 @@ class LiveServer(uvicorn.Server):
                 message = await asyncio.wait_for(_receive(socket), limits.idle_seconds)
                 if isinstance(message, bytes):
                     session.feed(message)
-                elif json.loads(message) == {"type": "end"}:
+                elif read_json(message) == {"type": "end"}:
                     session.end()
                 else:
-                    raise FieldError("message", message[:80], 'audio, or {"type": "end"}')
+                    raise FieldError("message", message[:SHOWN], 'audio, or {"type": "end"}')
                 self.batcher.wake()
             while True:  # all that may still come is that the client leaves
                 await _receive(socket)
@@ -279,11 +317,13 @@ class LiveServer(uvicorn.Server):
     async def _refuse(self, socket: WebSocket, field: str, message: str, code: int) -> str:
         """Say what is wrong, close; returns the field."""
         await self._send(socket, {"type": "error", "field": field, "message": message})
-        await self._timely(socket.close(code, f"{field}: see the message before"[:100]))
+        await self._timely(socket.close(code, f"{_outcome(field)}: see the message before"))
         return field
 
     async def _send(self, socket: WebSocket, message: dict[str, Any]) -> None:
-        await self._timely(socket.send_text(json.dumps(message, ensure_ascii=False)))
+        text = json.dumps(message, ensure_ascii=False)
+        # a lone surrogate becomes its escape, which JSON reads as the same
+        await self._timely(socket.send_text(text.encode("utf-8", "backslashreplace").decode()))
 
     async def _timely(self, sending: Any) -> None:
         await asyncio.wait_for(sending, self.batcher.limits.send_seconds)
@@ -307,6 +347,17 @@ async def _receive(socket: WebSocket) -> str | bytes:
         raise WebSocketDisconnect(message.get("code", 1006))
     text = message.get("text")
     return message["bytes"] if text is None else text
+
+
+def _is_gone(socket: WebSocket) -> bool:
+    """Whether nothing can be sent any more: the client has left, or the close was sent."""
+    return WebSocketState.DISCONNECTED in (socket.client_state, socket.application_state)
+
+
+def _outcome(field: str) -> str:
+    """How a stream ended, as the metrics name it: phrases, of phrases[3]; no name that a client made up."""
+    field = field.partition("[")[0]
+    return field if field in OUTCOMES else "message"
 
 
 def _is_same_origin(socket: WebSocket) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -21,10 +22,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, check_bool, check_int, check_number
-from nemo_gpu_decoding.live.recognizer import MAX_N_BEST, Chunk, Step, StreamOptions, Word, Words
+from nemo_gpu_decoding.live.recognizer import MAX_END_SILENCE, MAX_N_BEST, Chunk, Step, StreamOptions, Word, Words
 
 RATES = 8000, 192_000  # hertz, lowest and highest sample rate
 PHRASE_CHARACTERS = 200  # in one phrase
+MEAN_PHRASE_CHARACTERS = 50  # of all phrases together, for each of `Limits.max_phrases`
+SHOWN = 80  # characters of a client's text in a message
 
 
 @dataclass(frozen=True)
@@ -71,53 +74,71 @@ class Start(NamedTuple):
 
 
 def read_start(text: str, limits: Limits) -> Start:
-    """The first message of a client.
+    """The first message of a client. All values are checked here, before anything is made of them.
 
     Raises:
         FieldError: names the key at fault.
     """
-    given = _json_object(text)
-    given.pop("type", None)
+    message = read_json(text)
+    if not isinstance(message, dict):
+        raise FieldError("message", text[:SHOWN], "a JSON object")
+    message.pop("type", None)
+    given = {key: value if key == "phrases" else _short(value) for key, value in message.items()}
     for key in given:
         if key not in Start._fields:
-            raise FieldError(key, given[key], f"none; the keys are {', '.join(Start._fields)}")
+            raise FieldError(key[:SHOWN], _short(given[key]), f"none; the keys are {', '.join(Start._fields)}")
     start = Start(**given)
     check_int("sample_rate", start.sample_rate, *RATES)
     check_bool("partials", start.partials)
     check_int("n_best", start.n_best, 1, MAX_N_BEST)
     _check_phrases(start.phrases, limits)
-    if start.boosting_weight is not None:
+    weight, silence = start.boosting_weight, start.end_silence
+    if weight is not None:
         if not start.phrases:
-            raise FieldError("boosting_weight", start.boosting_weight, "phrases that it is for")
-        check_number("boosting_weight", start.boosting_weight, above_zero=True)
-        if start.boosting_weight > limits.max_boosting_weight:
-            raise FieldError("boosting_weight", start.boosting_weight, f"at most {limits.max_boosting_weight:g}")
-    if start.end_silence is not None:
-        check_number("end_silence", start.end_silence, negative=True)
+            raise FieldError("boosting_weight", weight, "phrases that it is for")
+        if not _is_number(weight) or not 0 < weight <= limits.max_boosting_weight:
+            raise FieldError("boosting_weight", weight, f"a number > 0, at most {limits.max_boosting_weight:g}")
+    if silence is not None and not (_is_number(silence) and -math.inf < silence <= MAX_END_SILENCE):
+        raise FieldError("end_silence", silence, f"seconds, at most {MAX_END_SILENCE:g}; below 0: no silence")
     if not isinstance(start.language, str | None):
         raise FieldError("language", start.language, "a text")
     return start._replace(phrases=tuple(start.phrases))
 
 
-def _json_object(text: str) -> dict[str, Any]:
+def read_json(text: str) -> Any:
+    """What a JSON text says; None for a text that is no JSON, or nested too deep to be read."""
     try:
-        given = json.loads(text)
-    except ValueError:
-        given = None
-    if not isinstance(given, dict):
-        raise FieldError("message", text[:80], "a JSON object")
-    return given
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _short(value: Any) -> Any:
+    """A value as messages show it: texts cut, containers by their length."""
+    if isinstance(value, str):
+        return value[:SHOWN]
+    if isinstance(value, list | dict):
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
+    return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _check_phrases(phrases: Any, limits: Limits) -> None:
     if not isinstance(phrases, list | tuple):
-        raise FieldError("phrases", phrases, "a list of texts")
+        raise FieldError("phrases", _short(phrases), "a list of texts")
     if len(phrases) > limits.max_phrases:
         raise FieldError("phrases", f"a list of {len(phrases)}", f"at most {limits.max_phrases} phrases")
     for number, phrase in enumerate(phrases):
         if not isinstance(phrase, str) or not phrase.strip() or len(phrase) > PHRASE_CHARACTERS:
-            shown = phrase[:80] if isinstance(phrase, str) else phrase
-            raise FieldError(f"phrases[{number}]", shown, f"a text of 1 .. {PHRASE_CHARACTERS} characters")
+            raise FieldError(f"phrases[{number}]", _short(phrase), f"a text of 1 .. {PHRASE_CHARACTERS} characters")
+        if any("\ud800" <= character <= "\udfff" for character in phrase):
+            raise FieldError(f"phrases[{number}]", _short(phrase), "a text without lone surrogates")
+    total, most = sum(map(len, phrases)), MEAN_PHRASE_CHARACTERS * limits.max_phrases
+    if total > most:
+        raise FieldError("phrases", f"{total} characters", f"at most {most} in all phrases together")
 
 
 class Resampler:
@@ -261,10 +282,24 @@ class Session:
         return asyncio.get_running_loop().time() - self._arrival()
 
     def fail(self, field: str, message: str) -> None:
-        """The stream ends: what came is decoded, and the last thing that the client is told is this error."""
+        """The stream ends: what came is decoded, and the last message to the client is this error."""
         if self.error is None:
             self.error = field, message
         self.end()
+
+    def crash(self) -> int | None:
+        """The stream ends here by a fault of the server, which is the last message to the client.
+
+        Returns:
+            The recognizer's stream, which the caller drops; None if there is none.
+        """
+        stream, self._stream = self._stream, None
+        self.error = "server", "the server failed in this stream; its log has the reason"
+        self.is_ending = self.is_dead = self.is_over = True
+        self._audio, self._pending = [], 0
+        self.read_on.set()
+        self.changed.set()
+        return stream
 
     def messages(self) -> list[dict[str, Any]]:
         """What is to be sent; a partial transcript that came too late is none of it."""

@@ -13,9 +13,10 @@ utterances begin in the largest group, and groups beside it are dropped as soon 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -36,6 +37,14 @@ class Slot:
     row: int
 
 
+class _Step(NamedTuple):
+    """What happened in a `Slots.step`."""
+
+    begun: dict[Slot, None]
+    pushed: dict[Slot, ValueError | None]  # read, or why not
+    ended: dict[Slot, None]
+
+
 class Slots:
     """Live utterances of a decoder. Belongs to one thread at a time.
 
@@ -51,6 +60,29 @@ class Slots:
             raise FieldError("first", first, "a number of utterances, >= 1")
         self.decoder, self._first = decoder, first
         self._groups: list[Streams] = []
+        self._step: _Step | None = None  # that runs
+        self._read: dict[Slot, ValueError | None] = {}  # chunks of steps that failed: read, or why not
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """A block that is done as a whole or not at all: where it raises, utterances that began in it are given up,
+        and those that ended in it go on. The next chunk that is pushed to an utterance has to be the one that was
+        pushed in this block; it is not read a second time."""
+        step, groups, closed = _Step({}, {}, {}), self._groups.copy(), list[Slot]()
+        self._step = step
+        try:
+            yield
+            self._step, closed = None, list(step.ended)
+            self.abandon(closed)
+        except BaseException:
+            self._step, self._groups = None, groups
+            for slot in closed:  # closed streams keep what they know
+                slot.streams.set_open([slot.row], True)
+            self._read |= {slot: error for slot, error in step.pushed.items() if slot not in step.begun}
+            self.abandon(list(step.begun))
+            raise
+        for slot in step.pushed:
+            self._read.pop(slot, None)
 
     def __len__(self) -> int:
         """Utterances that are running."""
@@ -77,7 +109,10 @@ class Slots:
             self._groups.append(streams)
         row = int(streams.is_open.argmin())
         self.decoder.reopen(streams, [row], None if request is None else [request])
-        return Slot(streams, row)
+        slot = Slot(streams, row)
+        if self._step is not None:
+            self._step.begun[slot] = None
+        return slot
 
     def push(self, chunks: Mapping[Slot, Tensor]) -> dict[Slot, ValueError]:
         """Read the next chunk of utterances.
@@ -91,13 +126,23 @@ class Slots:
         Raises:
             ValueError: chunks have the wrong shape; all utterances are as they were.
         """
-        errors: dict[Slot, ValueError] = {}
-        for streams, slots in self._by_group(chunks):
+        known = {slot: self._read[slot] for slot in chunks if slot in self._read}
+        errors = {slot: error for slot, error in known.items() if error is not None}
+        for streams, slots in self._by_group(slot for slot in chunks if slot not in known):
             frames = [chunks[slot] for slot in slots]
             rows = [slot.row for slot in slots]
             inputs, lengths = pad_sequence(frames, batch_first=True), [len(own) for own in frames]
+            read: dict[Slot, ValueError | None] = dict.fromkeys(slots)
             found = self.decoder.push(streams, inputs, lengths, rows=rows, isolate=True)
-            errors |= {slot: found[slot.row] for slot in slots if slot.row in found}
+            if self._step is not None:
+                self._step.pushed.update(read)  # first of all: what is read has to be known if anything fails
+            for slot in slots:
+                if slot.row in found:
+                    errors[slot] = found[slot.row]
+                    if self._step is not None:
+                        self._step.pushed[slot] = found[slot.row]
+        if self._step is not None:
+            self._step.pushed.update(known)
         return errors
 
     def partial(self, slots: Sequence[Slot], n_best: int = 1) -> list[Any]:
@@ -112,14 +157,18 @@ class Slots:
 
     def end(self, slots: Sequence[Slot]) -> list[Any]:
         """End these utterances; an `NBest` for each. Their slots are free."""
-        results = self._asked(slots, lambda streams, rows: self.decoder.close(streams, rows=rows))
-        self._drop_empty()
+        results = self.final(slots)
+        self.abandon(slots)
         return results
 
     def abandon(self, slots: Sequence[Slot]) -> None:
         """End these utterances without a result."""
+        if self._step is not None:
+            self._step.ended.update(dict.fromkeys(slots))
+            return
         for slot in slots:
             slot.streams.set_open([slot.row], False)
+            self._read.pop(slot, None)
         self._drop_empty()
 
     def _drop_empty(self) -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.jit import compiled, linked
 
 END_OF_TEXT, MARKER, FAULT = 0, 1, 2  # why a scan stopped: at a line with a backslash, at a bad line
 _NEWLINE, _BACKSLASH, _MINUS, _PLUS, _POINT, _ZERO, _NINE = (ord(c) for c in "\n\\-+.09")
@@ -99,7 +99,7 @@ def find_symbol(symbols, text, begin, end, value):
         position = (position + 1) & last
 
 
-@inlined
+@linked
 def _is_equal(symbols, index, text, begin, end):
     own = symbols.begins[index]
     if symbols.begins[index + 1] - own != end - begin:
@@ -220,7 +220,7 @@ def _scan_line(text, begin, end, symbols, scan, row, unread):
     return field, end, unread
 
 
-@inlined
+@linked
 def _next_field(text, position):
     """Begin and end of the next field in the line; both at the newline if there is none."""
     while text[position] != _NEWLINE and _is_space(text[position]):
@@ -231,13 +231,13 @@ def _next_field(text, position):
     return begin, position
 
 
-@inlined
+@linked
 def _is_space(character):
     """White space as `bytes.split()` has it."""
     return character == 32 or (9 <= character <= 13)
 
 
-@inlined
+@linked
 def _is_start_symbol(text, begin, end):
     return end - begin == 3 and text[begin] == 60 and text[begin + 1] == 115 and text[begin + 2] == 62  # <s>
 
@@ -264,7 +264,7 @@ def _number(text, begin, end):
     return (-value if negative else value), True
 
 
-@inlined
+@linked
 def _mantissa(text, position, end):
     """Digits with or without a point: their value without it, the power of ten, the end, how many."""
     mantissa, digits, decimals = np.int64(0), 0, 0
@@ -284,7 +284,7 @@ def _mantissa(text, position, end):
     return mantissa, -decimals, position, digits
 
 
-@inlined
+@linked
 def _exponent(text, position, end):
     """The exponent at "e-05", and whether it is one of at most three digits."""
     if text[position] != _LOWER_E and text[position] != _UPPER_E:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.lm.packed import NO_LABEL, ROOT
 from nemo_gpu_decoding.lm.records import LM_STATE
 from nemo_gpu_decoding.lm.trie import NGramTrie, find_label
@@ -164,7 +164,7 @@ def link(parents, state_of, children, arcs, states, suffix_states):
     return unlisted
 
 
-@inlined
+@linked
 def _find_backing_off(states, labels, state, label):
     """The arc with `label` in the first state of the chain of back-offs that has one."""
     while state != 0:

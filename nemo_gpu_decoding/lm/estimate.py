@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, check_int
+from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.lm.arpa import Arpa, NGramBlock
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -135,22 +136,17 @@ def write_ngrams(
         blocks: as many n-grams in all, orders ascending, at least one block of each.
     """
     path = Path(path)
-    unfinished = path.with_name(f".{path.name}.unfinished")
     opened = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(unfinished, "wt", encoding="utf-8", newline="\n") as file:
-            file.write("\\data\\\n")
-            file.writelines(f"ngram {order}={count}\n" for order, count in enumerate(counts, 1))
-            begun = 0
-            for block in blocks:
-                if block.order > begun:
-                    begun = block.order
-                    file.write(f"\n\\{begun}-grams:\n")
-                file.writelines(_arpa_lines(block, symbols, is_last=begun == len(counts)))
-            file.write("\n\\end\\\n")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with written_whole(path) as temporary, opened(temporary, "wt", encoding="utf-8", newline="\n") as file:
+        file.write("\\data\\\n")
+        file.writelines(f"ngram {order}={count}\n" for order, count in enumerate(counts, 1))
+        begun = 0
+        for block in blocks:
+            if block.order > begun:
+                begun = block.order
+                file.write(f"\n\\{begun}-grams:\n")
+            file.writelines(_arpa_lines(block, symbols, is_last=begun == len(counts)))
+        file.write("\n\\end\\\n")
 
 
 def _arpa_lines(block: NGramBlock, symbols: Sequence[str], *, is_last: bool) -> Iterator[str]:
@@ -249,8 +245,8 @@ def _discounts(counts: np.ndarray, order: int) -> np.ndarray:
         if all(0 <= discount <= k for k, discount in enumerate(found, 1)):
             return np.array([0.0, *found])
     logger.warning(
-        "the text is too small or too regular to estimate discounts of its %d-grams (%d, %d, %d, %d of "
-        "them occur once to four times): %s are used",
+        "too little text, or too regular, to estimate Kneser-Ney discounts of %d-grams (%d, %d, %d, %d of them occur "
+        "once to four times); using %s",
         order, one, two, three, four, ", ".join(map(str, _FALLBACK)),
     )  # fmt: skip
     return np.array([0.0, *_FALLBACK])

@@ -95,7 +95,7 @@ def pack_arpa(
             file and line.
         OSError: the file cannot be read, or there is not enough space on the disk.
     """
-    announce_compilation()
+    announce_compilation("pack-lm")
     begin = time.perf_counter()
     target = Path(target)
     _check_options(layout, cost_bits)

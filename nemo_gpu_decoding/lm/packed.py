@@ -50,7 +50,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.jit import compiled, inlined, no_refcount, read_only
+from nemo_gpu_decoding.jit import compiled, linked, no_refcount, read_only
 
 LAYOUTS = ("exact", "quantised")
 EXACT_BITS = 32
@@ -84,7 +84,7 @@ def num_words(length: int, bits: int) -> int:
     return -(-length * bits // 64) + 1
 
 
-@inlined
+@no_refcount
 def read_bits(words, bits, index):
     """Integer `index` of a packed array (uint64)."""
     position = np.int64(index) * np.int64(bits)
@@ -131,13 +131,13 @@ def first_bad_state(states, num_labels):
     return -1
 
 
-@inlined
+@linked
 def arc_label(lm, arc):
     """The label of an arc."""
     return np.int64(read_bits(lm.labels, lm.label_bits, arc))
 
 
-@inlined
+@linked
 def arc_cost_and_target(lm, arc):
     """The cost (float32) and the target (int64) of an arc."""
     bits = read_bits(lm.arcs, lm.target_bits + lm.cost_bits, arc)
@@ -148,7 +148,7 @@ def arc_cost_and_target(lm, arc):
     return lm.codebook[code], target
 
 
-@no_refcount
+@linked
 def find_arc(lm, state, label):
     """The state's own arc with `label` (int64), or -1."""
     if state == ROOT:

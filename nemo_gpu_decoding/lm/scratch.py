@@ -9,6 +9,8 @@ from os import PathLike
 import numpy as np
 from numpy.typing import DTypeLike
 
+from nemo_gpu_decoding.container import naming
+
 
 class Scratch:
     """A folder for arrays: each is a file without a name, of which the system keeps in memory what there is
@@ -25,11 +27,11 @@ class Scratch:
         """An array [count].
 
         Raises:
-            OSError: the disk is full.
+            OSError: the disk is full; names the folder.
         """
         if self.folder is None or not count:
             return np.zeros(count, dtype)
-        with tempfile.TemporaryFile(dir=self.folder) as file:
+        with naming(self.folder), tempfile.TemporaryFile(dir=self.folder) as file:
             if hasattr(os, "posix_fallocate"):  # else a full disk would kill the process at some later write
                 os.posix_fallocate(file.fileno(), 0, count * np.dtype(dtype).itemsize)
             return np.memmap(file, dtype, "r+", shape=(count,))
@@ -43,7 +45,7 @@ class Column:
     """An array that grows by rows; from `Scratch.column`."""
 
     def __init__(self, scratch: Scratch, dtype: DTypeLike, width: int | None) -> None:
-        self._dtype = np.dtype(dtype)
+        self._dtype, self._folder = np.dtype(dtype), scratch.folder
         self._shape: tuple[int, ...] = (-1,) if width is None else (-1, width)
         self._file = None if scratch.folder is None else tempfile.TemporaryFile(dir=scratch.folder)  # noqa: SIM115  (closed in finish)
         self._parts: list[np.ndarray] = [np.zeros(0, self._dtype).reshape(0, *self._shape[1:])]
@@ -53,21 +55,23 @@ class Column:
         """Some rows more.
 
         Raises:
-            OSError: the disk is full.
+            OSError: the disk is full; names the folder.
         """
         rows = np.ascontiguousarray(rows, self._dtype)
         self._size += rows.size
         if self._file is None:
             self._parts.append(rows)
         else:
-            self._file.write(rows.tobytes())
+            with naming(self._folder or ""):
+                self._file.write(rows.tobytes())
 
     def finish(self) -> np.ndarray:
         """All rows; nothing can be appended any more."""
         if self._file is None or not self._size:
             found = np.concatenate(self._parts)
         else:
-            self._file.flush()
+            with naming(self._folder or ""):
+                self._file.flush()
             found = np.memmap(self._file, self._dtype, "r+", shape=(self._size,)).reshape(self._shape)
         self._parts.clear()
         if self._file is not None:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.container import map_zeros
-from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.lm.arpa import ArpaReader, NGramBlock
 
 MAX_NGRAMS = (1 << 32) - 1
@@ -200,7 +200,7 @@ def _listed_twice(reader: ArpaReader, ngram: list[int]) -> ValueError:
 # -- compiled loops -----------------------------------------------------------------------------------
 
 
-@inlined
+@linked
 def find_label(labels, low, end, label):
     """The first index in labels[low:end], ascending, whose label is not below `label`."""
     while low < end:
@@ -301,7 +301,7 @@ def _sort(low, high, labels, costs, backoff_costs):
                 backoff_costs[to] = backoff_cost
 
 
-@inlined
+@linked
 def _move(node, to, labels, costs, backoff_costs):
     labels[to], costs[to] = labels[node], costs[node]
     if to < len(backoff_costs):

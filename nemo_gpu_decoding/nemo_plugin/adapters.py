@@ -26,7 +26,7 @@ from nemo_gpu_decoding.nemo_plugin.hypotheses import (
     TransducerHypothesis,
     WordHypothesis,
 )
-from nemo_gpu_decoding.search.word_graph.result import Word
+from nemo_gpu_decoding.search.word_graph.result import Word, WordPath
 
 Offset = dict[str, Any]  # {"word": text, "start_offset": frame, "end_offset": one past the last frame}
 
@@ -139,7 +139,7 @@ def _adapted_to_words(base: Any) -> type:
         def decode_hypothesis(self, hypotheses_list: list[Any], fold_consecutive: bool) -> list:
             for hypothesis in hypotheses_list:
                 if isinstance(hypothesis, WordHypothesis) and self.compute_timestamps is not True:
-                    hypothesis.text = self._text_of(hypothesis)
+                    hypothesis.text = self.text_of(hypothesis)
                 else:  # where times are wanted, what NeMo's code up to `compute_ctc_timestamps` reads
                     super().decode_hypothesis([hypothesis], fold_consecutive)
             return hypotheses_list
@@ -164,7 +164,7 @@ def _adapted_to_words(base: Any) -> type:
                     segment_gap_threshold=self.segment_gap_threshold,
                 )
             hypothesis.timestamp = stamps
-            hypothesis.text = self._text_of(hypothesis)
+            hypothesis.text = self.text_of(hypothesis)
             return hypothesis
 
         def _aggregate_token_confidence(self, hypothesis: Any) -> list[float]:
@@ -177,10 +177,10 @@ def _adapted_to_words(base: Any) -> type:
                 for word in self._written(hypothesis)
             ]
 
-        def _written(self, hypothesis: WordHypothesis) -> list[Word]:
+        def _written(self, hypothesis: WordHypothesis | WordPath) -> list[Word]:
             return written_words(hypothesis.words, self.supported_punctuation or ())
 
-        def _text_of(self, hypothesis: WordHypothesis) -> str:
+        def text_of(self, hypothesis: WordHypothesis | WordPath) -> str:
             return self.word_seperator.join(word.text for word in self._written(hypothesis))
 
         def _word_offsets(self, hypothesis: WordHypothesis) -> list[Offset]:

@@ -15,6 +15,7 @@ For transducers the keys are those of NeMo's `malsd_batch` and `maes_batch`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from nemo.utils import logging
@@ -83,7 +84,7 @@ def read_flexctc(cfg: DictConfig) -> Options[FlexCTCConfig]:
     for old, new in DEPRECATED.items():
         if new in given:  # old names win over new ones, as in NeMo
             logging.warning(f"`beam.{old}` is deprecated, please use `beam.{new}` instead.")
-    beam = Values(beam.section, {**beam.entries, **given})
+    beam = replace(beam, entries={**beam.entries, **given})
     options = _options(beam, FlexCTCConfig)
     alignments = cfg.get("preserve_alignments")
     if options.search.merge == "prefix" and (beam["preserve_alignments"] if alignments is None else alignments):
@@ -109,7 +110,7 @@ def read_alsd(cfg: DictConfig) -> Options[ALSDConfig]:
     elif declared not in (None, default, read):
         note = f"and beam.max_symbols_per_step is {declared}"
         raise beam.error("max_symbols", "one of them, or equal values", note)
-    return _options(Values("beam", {**beam.entries, "max_symbols": read}), ALSDConfig)
+    return _options(replace(beam, entries={**beam.entries, "max_symbols": read}), ALSDConfig)
 
 
 def read_aes(cfg: DictConfig) -> Options[AESConfig]:

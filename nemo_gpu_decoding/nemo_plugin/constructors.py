@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import is_dataclass
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.nemo_plugin.adapters import adapted
-from nemo_gpu_decoding.nemo_plugin.register import StrategySpec, find_strategy, possible_strategies
+from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
+from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, StrategySpec, find_strategy, possible_strategies
 
 FAMILY_NAMES = {"ctc": "CTC", "rnnt": "RNN-T and TDT"}
 
@@ -36,13 +39,20 @@ def _construct(
     """Stands in for `Abstract{CTC,RNNT}Decoding.__init__`; `wrapped` is the original, bound.
 
     Raises:
-        ValueError: the strategy decodes another family of models, or its options are wrong.
+        ValueError: the strategy decodes another family of models, or its options are wrong. In
+            `change_decoding_strategy` also: the LM, graph or phrases do not fit the model.
     """
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     cfg = _as_config(call.arguments["decoding_cfg"])
     spec = find_strategy(cfg)
     if spec is None:
-        wrapped(*args, **kwargs)
+        try:
+            wrapped(*args, **kwargs)
+        except ValueError as error:
+            strategy = str(cfg.get("strategy"))
+            if strategy in possible_strategies(family):
+                raise
+            raise ValueError(f"{error}{_other_strategies(strategy, family)}") from error
         return
     if spec.family != family:
         raise ValueError(_wrong_family(spec, family))
@@ -52,6 +62,24 @@ def _construct(
     instance.__class__ = adapted(instance.__class__, family, spec.section)
     networks = {name: call.arguments[name] for name in ("decoder", "joint") if name in call.arguments}
     instance.decoding = spec.build(instance, instance.cfg, **networks)
+    if _changing.get() and isinstance(instance.decoding, FusedInfer):
+        instance.decoding.decoder()
+
+
+_changing: ContextVar[bool] = ContextVar("changing_strategy", default=False)
+
+
+def change(wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Stands in for `change_decoding_strategy`: LM, graph and phrases are loaded at once.
+
+    So a file that does not fit the model is an error here, and the model keeps the strategy that it has. Restoring a
+    model does not load them: NeMo makes its decoding more than once then.
+    """
+    token = _changing.set(True)
+    try:
+        wrapped(*args, **kwargs)
+    finally:
+        _changing.reset(token)
 
 
 construct_ctc = partial(_construct, "ctc")
@@ -87,6 +115,14 @@ def _own_config(cfg: DictConfig, spec: StrategySpec) -> DictConfig:
     own = _unstructured(cfg)
     own.strategy = spec.name  # an alias too: NeMo treats some names ("wfst") in a special way later on
     return own
+
+
+def _other_strategies(strategy: str, family: str) -> str:
+    """What follows NeMo's message about a strategy that does not exist: ours, and the one with the nearest name."""
+    ours = ", ".join(spec.name for spec in STRATEGIES.values() if spec.family == family)
+    close = get_close_matches(strategy, possible_strategies(family), 1)
+    hint = f" Did you mean '{close[0]}'?" if close else ""
+    return f". nemo-gpu-decoding adds for {FAMILY_NAMES[family]}: {ours}.{hint}"
 
 
 def _wrong_family(spec: StrategySpec, family: str) -> str:

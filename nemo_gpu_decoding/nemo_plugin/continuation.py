@@ -56,7 +56,7 @@ class StreamState:
     num_frames: int  # read when this state was handed out
     history: Tensor | None = None  # [num_frames, ...] input frames, where confidence or alignments want them
     slot: Slot | None = None  # in place of batch and row, of an utterance in `Slots`
-    error: ValueError | None = None  # why the last chunk was not read, of an utterance in `Slots`
+    error: ValueError | None = None  # why the last chunk was not read
     nbest: NBest | None = None  # what it would be if it ended here, of an utterance in `Slots`
 
     def release(self) -> None:
@@ -106,8 +106,8 @@ class Continuation:
             Per utterance: what the search would return if the audio ended here, and its new state.
 
         Raises:
-            ValueError: see `Decoder.push`; a state cannot be continued. In `Slots` an utterance whose chunk cannot
-                be read has the error in its state, and the others go on.
+            ValueError: see `Decoder.push`; a state cannot be continued. An utterance whose chunk cannot be read has
+                the error in its state, and the others go on.
         """
         shared = _slots.get()
         if shared is not None:
@@ -128,12 +128,13 @@ class Continuation:
                 assert first.batch is not None
                 owner, batch = first.decoder, first.batch
                 slots = [state.row for b in rows if (state := states[b]) is not None]
-            owner.push(batch.streams, frames[rows], lengths[rows], rows=slots)
+            errors = owner.push(batch.streams, frames[rows], lengths[rows], rows=slots, isolate=True)
             nbests = owner.close(replace(batch.streams), rows=slots)  # of a copy: these stay open
             for b, slot, nbest in zip(rows, slots, nbests, strict=True):
                 batch.num_frames[slot] = nbest.num_frames
-                history = _history(states[b], frames[b, : lengths[b]]) if keep_history else None
-                state = StreamState(owner, batch, slot, batch.num_frames[slot], history)
+                read = 0 if slot in errors else lengths[b]
+                history = _history(states[b], frames[b, :read]) if keep_history else None
+                state = StreamState(owner, batch, slot, batch.num_frames[slot], history, error=errors.get(slot))
                 results[b] = nbest, state
         self._remember([results[b][1] for b, state in enumerate(states) if state is None])
         return [results[b] for b in range(len(states))]

@@ -16,11 +16,13 @@ from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis, NBestHypothe
 from nemo.utils import logging, logging_mode
 from omegaconf import DictConfig
 
+from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.nemo_plugin.beam_sections import read_flexctc
 from nemo_gpu_decoding.nemo_plugin.continuation import StreamState
 from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, from_labels, from_path
-from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer, load_fusion
+from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer, load_fusion, warn_of_errors
 from nemo_gpu_decoding.nemo_plugin.requests import next_requests
+from nemo_gpu_decoding.search.engine import BadRow
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.search.result import NBest, Path
 
@@ -39,9 +41,9 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
         FusedInfer.__init__(self, owner, cfg)
         self.beam_size = getattr(self.options.search, "beam_size", self.options.n_best)
 
-    @abstractmethod
     def chosen(self, nbest: NBest) -> Sequence[Path]:
-        """The paths to be returned, best first."""
+        """The paths to be returned, best first; their texts differ."""
+        return nbest.distinct(self.text_of, self.options.n_best).paths
 
     @abstractmethod
     def _hypothesis(self, path: Path, nbest: NBest) -> BeamHypothesis:
@@ -65,7 +67,9 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
             A 1-tuple of a list with one `Hypothesis`, or `NBestHypotheses`, per utterance.
 
         Raises:
-            ValueError: see the decoder's `decode`; labels when alignments or confidence are asked for.
+            ValueError: see the decoder's `decode`; labels when alignments or confidence are set. An utterance with
+                a frame that cannot be read, as one with NaN, has an empty hypothesis with `error`, and NeMo's log a
+                warning; the other utterances are not affected.
         """
         if decoder_lengths is None:
             decoder_lengths = torch.full((len(decoder_output),), decoder_output.shape[1])
@@ -79,18 +83,34 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
                 self.decoder(), decoder_output, decoder_lengths.cpu(), streams.states, requests, keep_history=aligned
             )
             results = [nbest for nbest, _ in advanced]
+            errors = {b: str(state.error) for b, (_, state) in enumerate(advanced) if state.error}
             streams.states = [state for _, state in advanced]
             if aligned:
                 frames = [state.history.cpu() for _, state in advanced if state.history is not None]
         else:
             requests = next_requests(self, len(decoder_output))
-            results = self.decoder().decode(decoder_output, decoder_lengths, requests)
+            results, decoder_lengths, errors = self._decode(decoder_output, decoder_lengths, requests)
             if aligned:
                 log_probs, lengths = decoder_output.cpu(), decoder_lengths.tolist()
                 frames = [row[:length] for row, length in zip(log_probs, lengths, strict=True)]
-        return ([self._hypotheses(nbest, rows) for nbest, rows in zip(results, frames, strict=True)],)
+        warn_of_errors(errors)
+        rows = enumerate(zip(results, frames, strict=True))
+        return ([self._hypotheses(nbest, of_row, errors.get(b, "")) for b, (nbest, of_row) in rows],)
 
-    def _hypotheses(self, nbest: NBest, log_probs: torch.Tensor | None) -> Hypothesis | NBestHypotheses:
+    def _decode(
+        self, log_probs: torch.Tensor, lengths: torch.Tensor, requests: Sequence[Request | None] | None
+    ) -> tuple[list[NBest], torch.Tensor, dict[int, str]]:
+        """Results, the numbers of frames that were decoded, and errors of utterances, which have no frames then."""
+        errors: dict[int, str] = {}
+        while True:
+            try:
+                return self.decoder().decode(log_probs, lengths, requests), lengths, errors
+            except BadRow as error:
+                errors[error.row] = str(error)
+                lengths = lengths.clone()
+                lengths[error.row] = 0
+
+    def _hypotheses(self, nbest: NBest, log_probs: torch.Tensor | None, error: str) -> Hypothesis | NBestHypotheses:
         for note in nbest.notes:
             logging.warning(note)
         confidence = None
@@ -99,6 +119,7 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
         hypotheses = []
         for path in self.chosen(nbest):
             hypothesis = self._hypothesis(path, nbest)
+            hypothesis.error = error
             hypothesis.frame_confidence = confidence
             if self.preserve_alignments:
                 assert log_probs is not None
@@ -154,12 +175,10 @@ class FlexCTCInfer(CTCInfer):
         return bool(self.preserve_alignments)
 
     def _load(self) -> FlexCTCBeam:
-        search = replace(self.options.search, alignments=bool(self.preserve_alignments))
+        n_best = self.candidates(self.options.n_best)
+        search = replace(self.options.search, n_best=n_best, alignments=bool(self.preserve_alignments))
         fusion = load_fusion(self.options.fusion, self.blank_id, self.vocabulary())
         return FlexCTCBeam(self.blank_id, self.blank_id, search, fusion)
-
-    def chosen(self, nbest: NBest) -> Sequence[Path]:
-        return nbest.paths
 
     def _hypothesis(self, path: Path, nbest: NBest) -> BeamHypothesis:
         return from_path(path, nbest.num_frames, BeamHypothesis)

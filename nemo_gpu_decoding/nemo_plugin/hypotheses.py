@@ -29,6 +29,7 @@ class BeamHypothesis(Hypothesis):
     token_frames: list[int] = field(default_factory=list)  # [n] start frames; `timestamp` is rewritten
     token_repeats: list[int] = field(default_factory=list)  # [n] frames that emit the token, >= 1
     score_parts: ScoreParts | None = None  # the score by source: acoustic, LM, boosting, insertion
+    error: str = ""  # why the utterance was not decoded; it has no tokens then
 
     @property
     def non_blank_frame_confidence(self) -> list[float]:

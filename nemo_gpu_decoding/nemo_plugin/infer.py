@@ -3,8 +3,9 @@ comes: the model's vocabulary, the LM and the phrases."""
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -12,6 +13,7 @@ import torch
 from nemo.collections.asr.parts.utils.asr_confidence_utils import ConfidenceMethodMixin
 from nemo.collections.asr.parts.utils.tokenizer_utils import define_spe_tokenizer_type
 from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaGraphs
+from nemo.utils import logging
 from omegaconf import DictConfig
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
@@ -20,6 +22,7 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
 from nemo_gpu_decoding.nemo_plugin.continuation import Continuation
 from nemo_gpu_decoding.nemo_plugin.section import FusionOptions, Options
+from nemo_gpu_decoding.search.result import Path
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
 
@@ -42,6 +45,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
     options: Options[Any]
 
     def __init__(self, owner: Any, cfg: DictConfig) -> None:
+        self._owner = owner
         self.strategy = str(cfg.strategy)
         self.options = self.read(cfg)
         self.return_best_hypothesis = self.options.return_best
@@ -83,6 +87,17 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         """The tokens of the model."""
         return nemo_vocabulary(self)
 
+    def candidates(self, n_best: int) -> int:
+        """The number of hypotheses to get from the search for n_best different texts: a beam gives all that it has,
+        since different tokens may spell the same text."""
+        return n_best if n_best == 1 else max(n_best, getattr(self.options.search, "beam_size", 1))
+
+    def text_of(self, path: Path) -> str:
+        """The text of a hypothesis as NeMo writes it."""
+        if self._owner is None:
+            return self.vocabulary().text(path.tokens.tolist())
+        return self._owner.decode_tokens_to_str_with_strip_punctuation(path.tokens.tolist())
+
     def boosting_tree_of(self, phrases: Sequence[str | Phrase], weight: float) -> BackoffAutomaton:
         """A boosting tree of other phrases, with the options of the config's `boosting_tree`.
 
@@ -109,8 +124,14 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         return False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles carry the options; what was loaded comes from the cache again."""
-        return self.__dict__ | {"_decoders": {}, "_continuation": Continuation(self.continued_by)}
+        """Copies and pickles carry the options; what was loaded comes from the cache again. Classes of NeMo's decoding
+        objects that are made at run time cannot be pickled."""
+        return self.__dict__ | {"_decoders": {}, "_continuation": Continuation(self.continued_by), "_owner": None}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FusedInfer:
+        other = memo[id(self)] = type(self).__new__(type(self))
+        other.__dict__ = copy.deepcopy(self.__getstate__() | {"_owner": self._owner}, memo)
+        return other
 
 
 class FrameConfidence(ConfidenceMethodMixin):
@@ -150,6 +171,12 @@ class _EncodeIn:
 
     def __call__(self, text: str) -> list[int]:
         return self.tokenizer.text_to_ids(text, self.language)
+
+
+def warn_of_errors(errors: Mapping[int, str]) -> None:
+    """Say which utterances of a batch could not be read, and why."""
+    for row, error in errors.items():
+        logging.warning(f"utterance {row} of the batch (from 0) is not decoded: {error}")
 
 
 def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary) -> Fusion:

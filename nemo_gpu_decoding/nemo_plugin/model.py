@@ -17,9 +17,9 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from nemo_gpu_decoding.audio import check_channel_selector, num_channels, unreadable, write_mono
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.live.recognizer import Word
-from nemo_gpu_decoding.manifest import unreadable
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.result import Path as SearchPath
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 # what NeMo's forward pass gives for a batch: log-probs [B, T, V + 1] or encoder output [B, D, T], and lengths [B]
 Outputs = dict[str, Tensor]
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Transcript:
@@ -47,6 +49,7 @@ class Transcript:
     words: tuple[Word, ...] = ()  # if timestamps were asked for
     n_best: tuple[tuple[str, float], ...] = ()  # (text, score), if more than one was asked for
     lattice: Lattice | None = None  # of a word graph, with decoding_mode lattice
+    error: str = ""  # why the encoder's output could not be decoded; the text is empty then
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,20 @@ class Encoded:
 class Model:
     """One loaded model and its heads, by their names in NeMo: "ctc", "rnnt" (RNN-T and TDT), or both.
 
+    Args:
+        model: of NeMo.
+        channel_selector: channel of files that have several, from 0, or "average"; None averages, with a warning.
+
     Raises:
         ValueError: the model cannot be found.
         ModuleNotFoundError: NeMo is not installed.
     """
 
-    def __init__(self, model: ASRModel) -> None:
+    def __init__(self, model: ASRModel, channel_selector: int | str | None = None) -> None:
+        check_channel_selector(channel_selector)
         self.model = model
+        self.channel_selector = channel_selector
+        self._has_warned_of_channels = False
         self.is_hybrid = hasattr(model, "ctc_decoder")
         is_ctc = hasattr(model.decoding, "ctc_decoder_predictions_tensor")
         self.heads: dict[str, Head] = {}
@@ -77,18 +87,21 @@ class Model:
             self.heads["rnnt"] = TransducerHead(self)
 
     @classmethod
-    def load(cls, name: str, *, device: str = "auto", verbose: bool = False) -> Model:
+    def load(
+        cls, name: str, *, device: str = "auto", verbose: bool = False, channel_selector: int | str | None = None
+    ) -> Model:
         """Restore a `.nemo` file, or fetch a pretrained model by its name."""
+        check_channel_selector(channel_selector)
         is_file = check_model_file(name)
         where = usable_device(device)
         asr_model = import_nemo(verbose)
         if is_file:
-            return cls(asr_model.restore_from(name, map_location=where).eval())
+            return cls(asr_model.restore_from(name, map_location=where).eval(), channel_selector)
         try:
             model = asr_model.from_pretrained(name, map_location=where)
         except OSError as error:  # unknown names and network errors alike
             raise ValueError(f"model={name} is no file here, and NeMo cannot fetch it: {error}") from error
-        return cls(model.to(where).eval())
+        return cls(model.to(where).eval(), channel_selector)
 
     @property
     def default_head(self) -> str:
@@ -145,29 +158,48 @@ class Model:
         """What NeMo's forward pass makes of each batch of files, or of samples, [N] float32 at the model's rate.
 
         Raises:
-            ValueError: a file cannot be read. NeMo's data loader leaves such files out, and all that follows
-                would stand beside the wrong file.
+            ValueError: a file cannot be read, or lacks the channel.
         """
+        for begin in range(0, len(files), batch_size):
+            yield self._encode_batch(files[begin : begin + batch_size])
+
+    def _encode_batch(self, files: Sequence[str | Path | np.ndarray]) -> Outputs:
+        """NeMo's data loader leaves out files that it cannot read; the count of rows shows it."""
         from nemo.collections.asr.parts.mixins.transcription import InternalTranscribeConfig
         from nemo.collections.common.data.utils import move_data_to_device
 
         nemo: Any = self.model
-        audio = [file if isinstance(file, np.ndarray) else str(file) for file in files]
-        config = self._transcribe_config(batch_size)
+        config = self._transcribe_config(len(files))
         config._internal = InternalTranscribeConfig()
         with ExitStack() as stack:
+            folder = stack.enter_context(TemporaryDirectory())
+            audio = [
+                file if isinstance(file, np.ndarray) else str(self._one_channel(file, Path(folder) / f"mono{n}.wav"))
+                for n, file in enumerate(files)
+            ]
             nemo._transcribe_on_begin(audio, config)
             stack.callback(nemo._transcribe_on_end, config)
-            config._internal.temp_dir = stack.enter_context(TemporaryDirectory())
+            config._internal.temp_dir = folder
             stack.enter_context(torch.inference_mode())
-            batches = iter(nemo._transcribe_input_processing(audio, config) if audio else ())
-            for begin in range(0, len(audio), batch_size):
-                expected = audio[begin : begin + batch_size]
-                batch = next(batches, None)
-                if batch is None or len(batch[0]) != len(expected):
-                    paths = [str(file) for file in expected]
-                    raise ValueError(f"{', '.join(unreadable(paths) or paths)} cannot be read as audio")
-                yield nemo._transcribe_forward(move_data_to_device(batch, config._internal.device), config)
+            batch = next(iter(nemo._transcribe_input_processing(audio, config)), None)
+            if batch is None or len(batch[0]) != len(files):
+                paths = [str(file) for file in files]
+                raise ValueError(f"{', '.join(unreadable(paths) or paths)} cannot be read as audio")
+            return nemo._transcribe_forward(move_data_to_device(batch, config._internal.device), config)
+
+    def _one_channel(self, file: str | Path, target: Path) -> str | Path:
+        """The file, or `target` with the channel that is decoded of several."""
+        channels, selector = num_channels(file), self.channel_selector
+        if channels == 1 and selector in (None, 0, "average"):
+            return file
+        write_mono(file, target, selector)
+        if selector is None and not self._has_warned_of_channels:
+            self._has_warned_of_channels = True
+            logger.warning(
+                "%s has %d channels; they are averaged, as in all such files; channel_selector=0 takes one",
+                file, channels,
+            )  # fmt: skip
+        return target
 
     def decode(
         self, outputs: Outputs, *, second: Rescoring | None = None, phrases: Sequence[Sequence[str] | None] = ()
@@ -213,6 +245,7 @@ class Model:
             words=self._words(best),
             n_best=ranked if len(ranked) > 1 else (),
             lattice=getattr(best, "lattice", None),
+            error=getattr(best, "error", ""),
         )
 
     def _words(self, hypothesis: Hypothesis) -> tuple[Word, ...]:

@@ -21,10 +21,21 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number
-from nemo_gpu_decoding.live.recognizer import MAX_N_BEST, Alternative, Chunk, Step, StreamOptions, Word, Words
+from nemo_gpu_decoding.fusion.boosting import read_phrases
+from nemo_gpu_decoding.live.recognizer import (
+    MAX_END_SILENCE,
+    MAX_N_BEST,
+    Alternative,
+    Chunk,
+    Step,
+    StreamOptions,
+    Word,
+    Words,
+)  # fmt: skip
 from nemo_gpu_decoding.nemo_plugin.model import check_model_file, import_nemo, usable_device
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
 from nemo_gpu_decoding.search.result import NBest
+from nemo_gpu_decoding.search.result import Path as SearchPath
 
 N_BEST = 5  # of searches that have it anyway
 KINDS = ("auto", "buffered", "cache_aware")
@@ -42,7 +53,7 @@ class PipelineOptions:
     chunk_seconds: float = 0.4  # new audio of a step
     left_seconds: float = 1.6  # audio before it that the encoder sees again
     right_seconds: float = 0.8  # audio behind it that the encoder waits for
-    end_silence: float = 0.8  # so much silence ends an utterance; < 0: only the end of the stream does
+    end_silence: float = 0.8  # of silence end an utterance, at most 60; < 0: only the end of the stream does
     rules: Any = None  # Kaldi's, that end an utterance in place of `end_silence`; see `endpointing.read_rules`
     max_streams: int = 64
     max_n_best: int | None = None  # hypotheses that a stream may ask for; None: 5 of beams, else 1
@@ -52,7 +63,7 @@ class PipelineOptions:
         check_number("chunk_seconds", self.chunk_seconds, above_zero=True)
         check_number("left_seconds", self.left_seconds)
         check_number("right_seconds", self.right_seconds)
-        check_number("end_silence", self.end_silence, negative=True)
+        check_end_silence(self.end_silence)
         check_int("max_streams", self.max_streams, 1, 100_000)
         if self.max_n_best is not None:
             check_int("max_n_best", self.max_n_best, 1, MAX_N_BEST)
@@ -64,13 +75,15 @@ class PipelineRecognizer:
     Args:
         pipeline: from NeMo's `PipelineBuilder`.
         strategy: name of its decoding strategy.
+        model: name of its model.
     """
 
-    def __init__(self, pipeline: Any, strategy: str) -> None:
+    def __init__(self, pipeline: Any, strategy: str, model: str) -> None:
+        from nemo_gpu_decoding.nemo_plugin.rollback import all_or_nothing
         from nemo_gpu_decoding.nemo_plugin.searching_pipelines import transcript
 
-        self.pipeline, self.strategy = pipeline, strategy
-        self._transcript = partial(transcript, pipeline)
+        self.pipeline, self.strategy, self.model = pipeline, strategy, model
+        self._transcript, self._all_or_nothing = partial(transcript, pipeline), partial(all_or_nothing, pipeline)
         self.sample_rate = int(pipeline.sample_rate)
         self.is_cache_aware = hasattr(pipeline, "context_manager")
         seconds = pipeline.chunk_size_in_secs if self.is_cache_aware else pipeline.chunk_size
@@ -119,7 +132,7 @@ class PipelineRecognizer:
             )
         except FieldError as error:
             raise error.named("max_n_best") if error.field == "streaming.n_best" else error from None
-        return cls(pipeline, strategy)
+        return cls(pipeline, strategy, Path(model).stem if Path(model).is_file() else model)
 
     def prepare(self, wanted: StreamOptions) -> tuple[Any, int]:
         """NeMo's options of a stream, and its number of hypotheses. Its phrases are compiled here and not between the
@@ -132,6 +145,7 @@ class PipelineRecognizer:
 
         options: dict[str, Any] = {"biasing_cfg": self._biasing(wanted)}
         if wanted.end_silence is not None:
+            check_end_silence(wanted.end_silence)
             options["stop_history_eou"] = milliseconds(wanted.end_silence)
         if wanted.language is not None:
             languages = self.languages
@@ -148,17 +162,33 @@ class PipelineRecognizer:
         config = getattr(self.pipeline, "_prompt_config", None) or {}
         return sorted(config.get("prompt_dict") or ())
 
+    @property
+    def phrases(self) -> list[str]:
+        """The phrases of the decoding config, which streams have that name none; not those of a tree that NeMo
+        made."""
+        infer = self._infer()
+        if infer is None:
+            return []
+        boosting = infer.options.fusion.boosting
+        found = [*(boosting.key_phrases_list or ()), *(boosting.key_phrase_items_list or ())]
+        if boosting.key_phrases_file is not None:
+            found += read_phrases(boosting.key_phrases_file)
+        return [phrase if isinstance(phrase, str) else phrase.text for phrase in found]
+
     def step(self, chunks: Sequence[Chunk]) -> list[Step]:
-        """Read one chunk of each of several streams; a stream whose numbers go bad costs no other anything."""
+        """Read one chunk of each of several streams; a stream whose numbers go bad costs no other anything.
+
+        Raises:
+            Exception: all streams are as they were before.
+        """
         from nemo.collections.asr.inference.streaming.framing.request import Frame
 
         for chunk in chunks:
             if chunk.is_first and chunk.options[1] > 1:
                 self._n_best[chunk.stream] = chunk.options[1]
-        frames = [self._frame(chunk, Frame) for chunk in chunks]
-        with torch.inference_mode():
-            outputs = self.pipeline.transcribe_step(frames)
-        steps = [self._step(chunk, output) for chunk, output in zip(chunks, outputs, strict=True)]
+        with torch.inference_mode(), self._all_or_nothing([chunk.stream for chunk in chunks]):
+            outputs = self.pipeline.transcribe_step([self._frame(chunk, Frame) for chunk in chunks])
+            steps = [self._step(chunk, output) for chunk, output in zip(chunks, outputs, strict=True)]
         for chunk in chunks:
             if chunk.is_last:
                 self._n_best.pop(chunk.stream, None)
@@ -205,25 +235,36 @@ class PipelineRecognizer:
             committed = self._transcript(state.tokens)
         alternatives = ()
         if wanted > 1 and state.slot is not None:
-            (nbest,) = self.pipeline.slots.partial([state.slot], wanted)
+            (nbest,) = self.pipeline.slots.partial([state.slot], self.pipeline.infer.candidates(wanted))
             alternatives = self._alternatives(nbest, wanted)
         text = output.partial_transcript.strip()
         return Step(final=final, partial=Words(text, _words(words), committed=committed.strip(), n_best=alternatives))
 
     def _alternatives(self, nbest: NBest | None, n: int) -> tuple[Alternative, ...]:
         """The n best hypotheses with different texts; none of a stream that could not be read to its end."""
-        texts = [(self._transcript(path.tokens.tolist()).strip(), path.score) for path in nbest or ()]
-        return tuple(Alternative(text, round(float(score), 4)) for text, score in texts[:n])
+        if nbest is None:
+            return ()
+
+        def text_of(path: SearchPath) -> str:
+            return self._transcript(path.tokens.tolist()).strip()
+
+        found = nbest.distinct(text_of, n)
+        return tuple(Alternative(text_of(path), round(float(path.score), 4)) for path in found)
+
+    def _infer(self) -> Any:
+        """The search of the model; None where NeMo decodes."""
+        from nemo_gpu_decoding.nemo_plugin.streaming import ctc_search, transducer_search
+
+        model = self.pipeline.asr_model.asr_model
+        return ctc_search(model) or transducer_search(model)
 
     def _biasing(self, wanted: StreamOptions) -> Any:
         """The stream's phrases in NeMo's form; None: those of the decoding config."""
         if not wanted.phrases:
             return None
-        model = self.pipeline.asr_model.asr_model
         from nemo_gpu_decoding.nemo_plugin.requests import biasing_request
-        from nemo_gpu_decoding.nemo_plugin.streaming import ctc_search, transducer_search
 
-        infer = ctc_search(model) or transducer_search(model)
+        infer = self._infer()
         if infer is None:
             raise FieldError("phrases", list(wanted.phrases), f"none: strategy {self.strategy} boosts no phrases")
         from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
@@ -278,6 +319,13 @@ def head_of(config: DictConfig, strategy: str) -> str:
         return family
     check_choice("strategy", strategy, [*NATIVE["ctc"]["greedy"], *STRATEGIES])
     return heads[0]
+
+
+def check_end_silence(seconds: float) -> None:
+    """Raise a FieldError unless this many seconds of silence can end an utterance; below 0: none do."""
+    check_number("end_silence", seconds, negative=True)
+    if seconds > MAX_END_SILENCE:
+        raise FieldError("end_silence", seconds, f"at most {MAX_END_SILENCE:g}, or below 0 for no silence")
 
 
 def milliseconds(seconds: float) -> int:

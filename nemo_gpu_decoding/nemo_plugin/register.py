@@ -1,7 +1,8 @@
 """Makes our strategies known to NeMo: the table of strategies, and `register()`.
 
 Every decoding object of NeMo is made by `AbstractCTCDecoding.__init__` or
-`AbstractRNNTDecoding.__init__`. These two are wrapped (`constructors.py`), and what NeMo's streaming calls where it
+`AbstractRNNTDecoding.__init__`. These two are wrapped, and `change_decoding_strategy` of the models
+(`constructors.py`), and what NeMo's streaming calls where it
 decodes greedily, whatever the config says (`streaming.py`, `pipelines.py`), and two functions that do not know n-best
 lists (`hypotheses.py`); `HOOKS` lists all that is touched. Importing this module does not import NeMo: the wrapping
 waits until NeMo is imported.
@@ -104,6 +105,18 @@ HOOKS = tuple(
         # where NeMo makes its decoding objects
         ("parts.submodules.ctc_decoding", "AbstractCTCDecoding", "__init__", "constructors:construct_ctc"),
         ("parts.submodules.rnnt_decoding", "AbstractRNNTDecoding", "__init__", "constructors:construct_rnnt"),
+        # where a model gets another one
+        *(
+            (f"models.{module}", owner, "change_decoding_strategy", "constructors:change")
+            for module, owner in (
+                ("ctc_models", "EncDecCTCModel"),
+                ("ctc_bpe_models", "EncDecCTCModelBPE"),
+                ("rnnt_models", "EncDecRNNTModel"),
+                ("rnnt_bpe_models", "EncDecRNNTBPEModel"),
+                ("hybrid_rnnt_ctc_models", "EncDecHybridRNNTCTCModel"),
+                ("hybrid_rnnt_ctc_bpe_models", "EncDecHybridRNNTCTCBPEModel"),
+            )
+        ),
         # where its scripts take n-best lists for other things
         ("parts.utils.transcribe_utils", "", "restore_transcription_order", "hypotheses:restore_order"),
         ("parts.utils.transcribe_utils", "", "write_transcription", "hypotheses:write_lists"),

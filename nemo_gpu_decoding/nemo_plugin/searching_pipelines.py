@@ -64,7 +64,8 @@ def in_slots(base: Any) -> type:
             if self.n_best == 1:
                 return decoder
             try:
-                return decoder.with_options(replace(decoder.config, n_best=self.n_best), decoder.fusion)
+                n_best = self.infer.candidates(self.n_best)
+                return decoder.with_options(replace(decoder.config, n_best=n_best), decoder.fusion)
             except FieldError as error:
                 raise error.named(f"streaming.{error.field}") from None
 
@@ -75,7 +76,8 @@ def in_slots(base: Any) -> type:
             self.find_committed([state for state in states if state is not None])
             for output, state in zip(outputs, states, strict=True):
                 output.error = self.errors.get(output.stream_id)
-                output.n_best = self.ended.get(output.stream_id)
+                ended = self.ended.get(output.stream_id)
+                output.n_best = ended and ended.distinct(self.infer.text_of, self.n_best)
                 known = [] if state is None else state.tokens[: state.committed or 0]
                 output.committed_transcript = transcript(self, known).rstrip()
             return outputs

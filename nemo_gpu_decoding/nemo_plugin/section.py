@@ -20,7 +20,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
 
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTDecodingConfig
-from nemo.utils import logging
+from nemo.utils import logging, logging_mode
 from omegaconf import DictConfig, OmegaConf
 
 from nemo_gpu_decoding.checks import FieldError, check_number, did_you_mean
@@ -136,7 +136,7 @@ class Section:
                 entries.pop(key, None)  # as the search has it
             elif entries[key] is None:
                 entries[key] = self.defaults[key]
-        values = Values(self.name, entries)
+        values = Values(self.name, entries, float(self.defaults.get("ngram_lm_alpha") or 0.0))
         names = (*self.search_types, self.strategy)
         values.choice("search_type", names, f"with strategy {self.strategy}")
         self._check_foreign(values)
@@ -173,6 +173,7 @@ class Values:
 
     section: str
     entries: Mapping[str, Any]
+    default_lm_weight: float = 0.0  # NeMo's, at which `ngram_lm_alpha` says nothing
 
     def __getitem__(self, key: str) -> Any:
         return self.entries[key]
@@ -319,6 +320,11 @@ class Values:
                 raise ValueError(f"{name} is not set, expected the weight of {self.section}.{model}, a number >= 0")
             return 0.0
         weight = self.weight(key)
+        if key == "ngram_lm_alpha" and not is_used and weight not in (0.0, self.default_lm_weight):
+            logging.warning(
+                f"`{name}` is {weight}, but has no effect: `{self.section}.{model}` names no LM.",
+                mode=logging_mode.ONCE,
+            )
         if is_used and weight == 0.0:
             logging.warning(f"`{self.section}.{model}` is set, but has no effect: `{name}` is 0.")
         return weight

@@ -17,7 +17,7 @@ from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.nemo_plugin.beam_sections import read_aes, read_alsd
 from nemo_gpu_decoding.nemo_plugin.continuation import StreamState
 from nemo_gpu_decoding.nemo_plugin.hypotheses import TransducerHypothesis, from_path
-from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer, load_fusion
+from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer, load_fusion, warn_of_errors
 from nemo_gpu_decoding.nemo_plugin.requests import biasing_request, next_requests
 from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
 from nemo_gpu_decoding.search.result import NBest, Path
@@ -69,13 +69,17 @@ class TransducerInfer(FusedInfer):
             the search would return if the audio ended here, and can be continued, see `continuation.py`.
 
         Raises:
-            ValueError: see `TransducerDecoder.decode`; a partial hypothesis cannot be continued.
+            ValueError: see `TransducerDecoder.decode`; a partial hypothesis cannot be continued. An utterance with a
+                frame that cannot be read, as one with NaN, does not read this chunk. It has the reason in `error`,
+                and NeMo's log a warning; the other utterances are not affected.
         """
         frames, lengths = encoder_output.transpose(1, 2), encoded_lengths.cpu()
         states = _states(partial_hypotheses, len(frames))
         requests = self._requests(partial_hypotheses, states)
         aligned = self.preserve_alignments or self.preserve_frame_confidence
         results = self._continuation.advance(self.decoder(), frames, lengths, states, requests, keep_history=aligned)
+        warn_of_errors({b: str(state.error) for b, (_, state) in enumerate(results) if state.error})
+        results = [(nbest.distinct(self.text_of, self.options.n_best), state) for nbest, state in results]
         for nbest, _ in results:
             for note in nbest.notes:
                 logging.warning(note)
@@ -106,7 +110,8 @@ class TransducerInfer(FusedInfer):
         networks = self.networks()
         fusion = load_fusion(self.options.fusion, networks.vocab_size, self.vocabulary())
         aligned = self.preserve_alignments or self.preserve_frame_confidence
-        return self.search(networks, replace(self.options.search, alignments=aligned), fusion)
+        n_best = self.candidates(self.options.n_best)
+        return self.search(networks, replace(self.options.search, n_best=n_best, alignments=aligned), fusion)
 
     def networks(self) -> TransducerNetworks:
         """The model's prediction network and joint as the search sees them."""
@@ -118,6 +123,7 @@ class TransducerInfer(FusedInfer):
             from_path(
                 path, nbest.num_frames, TransducerHypothesis, dec_state=state,
                 token_duration=None if path.durations is None else path.durations.tolist(),
+                error=str(state.error or ""),
             )
             for path in paths
         ]  # fmt: skip

@@ -81,7 +81,11 @@ class WordGraphInfer(CTCInfer):
     def chosen(self, nbest: NBest) -> Sequence[Path]:
         if self.options.decoding_mode == "mbr":
             return [minimum_bayes_risk(_word_paths(nbest))]
-        return nbest.paths[: self.options.n_best]
+        return super().chosen(nbest)
+
+    def text_of(self, path: Path) -> str:
+        assert isinstance(path, WordPath)
+        return path.text if self._owner is None else self._owner.text_of(path)
 
     def _hypothesis(self, path: Path, nbest: NBest) -> WordHypothesis:
         assert isinstance(path, WordPath)

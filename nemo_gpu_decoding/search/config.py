@@ -18,7 +18,8 @@ class SearchConfig:
         FieldError: a value is out of range; the message names the field.
     """
 
-    # Number of hypotheses returned per utterance, >= 1; their texts differ.
+    # Number of hypotheses returned per utterance, >= 1; their tokens differ, or in word graphs their words. Behind
+    # NeMo's interfaces their texts differ.
     n_best: int = 1
     # auto: cuda for tensors on a GPU when kernels can be had, else cpu.
     backend: str = "auto"

@@ -93,6 +93,7 @@ class Decoder(ABC, Generic[C, R]):
     input_name: ClassVar[str] = "log_probs"  # for messages
     input_axes: ClassVar[str] = "T, V + 1"  # of one utterance, likewise
     reads_log_probs: ClassVar[bool] = True  # whether inputs are log-probs, of which a sample is checked
+    strategy: ClassVar[str] = "a search"  # its name in NeMo's config, for messages
 
     def __init__(self, config: C, fusion: Fusion | None, labels: FusionLabels) -> None:
         self.config = config
@@ -330,7 +331,7 @@ class Decoder(ABC, Generic[C, R]):
         """The engine of the streams; chosen for inputs on `device` if there is none yet."""
         if streams.engine is None:
             backend = choose_backend(self.config.backend, device, lambda where: self._why_not_cuda(streams, where))
-            announce_compilation()
+            announce_compilation(self.strategy)
             if backend == "cuda":
                 streams.engine = self._cuda_engine(streams, device)
             else:

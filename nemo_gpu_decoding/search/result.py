@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -109,7 +109,8 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class NBest(Sequence[P]):
-    """The hypotheses of one utterance, best first, no two with the same text; never empty.
+    """The hypotheses of one utterance, best first, no two with the same tokens, of word graphs no two with the same
+    words; never empty. Different tokens may spell the same text, see `distinct`.
 
     What only some searches know is None from the others.
     """
@@ -130,6 +131,20 @@ class NBest(Sequence[P]):
     @property
     def best(self) -> P:
         return self.paths[0]
+
+    def distinct(self, text_of: Callable[[Any], str], n: int) -> NBest[P]:
+        """The n best hypotheses with different texts, or as many as there are.
+
+        The best hypothesis of a text stays as it is: its score is that of its tokens, and nothing is added to it.
+        """
+        if n == 1 or len(self.paths) == 1:
+            return self if len(self.paths) == 1 else replace(self, paths=self.paths[:1])
+        found: dict[str, P] = {}
+        for path in self.paths:
+            found.setdefault(text_of(path), path)
+            if len(found) == n:
+                break
+        return replace(self, paths=tuple(found.values()))
 
     def __len__(self) -> int:
         return len(self.paths)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import no_refcount
+from nemo_gpu_decoding.jit import linked
 
 BLOCK = 16  # labels looked at together
 
 
-@no_refcount
+@linked
 def next_label(row, v, least):
     """The first label from `v` on that is not below `least`; blocks without any are passed at a glance.
 

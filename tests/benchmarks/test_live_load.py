@@ -38,7 +38,33 @@ def test_nothing_is_lost(numbers):
     assert [row[fault] for fault in ("lost", "other texts", "left", "grew")] == [0, 0, 0, False]
     assert 20 < row["s"] < 40  # of simulated time
     assert 0 < row["partials p50 ms"] <= row["p99 ms"]
+    assert 0 < row["finals p50 ms"] <= row["finals p99 ms"]
     assert not server.batcher.recognizer.streams
+
+
+def test_hostile_clients_over_sockets():
+    import asyncio
+
+    from websockets.asyncio.client import connect
+
+    from nemo_gpu_decoding.live.session import Limits
+    from tests.live.test_server import audio, running
+
+    options = replace(OPTIONS, seconds=4.0, hostile=3, simulated=False)
+    load = live_load.Load(options, [np.frombuffer(audio(*[n] * 150), "<i2") for n in (1, 2, 3)])
+    load.texts = [" ".join([str(n)] * 150) for n in (1, 2, 3)]
+    with running(limits=Limits(max_streams=16)) as server:
+        url = server.url.replace("http", "ws") + "stream"
+
+        async def metric(name):
+            return server.batcher.metrics.value(name)
+
+        row = asyncio.run(load.run(lambda: connect(url, compression=None), metric))
+    assert row["attacks"] > len(live_load.ATTACKS)
+    assert [row[fault] for fault in ("lost", "other texts", "left")] == [0, 0, 0]
+    assert server.batcher.metrics.value("streams_total", outcome="server") == 0
+    for outcome in ("end_silence", "sample_rate", "n_best", "phrases", "boosting_weight", "audio", "message"):
+        assert server.batcher.metrics.value("streams_total", outcome=outcome) > 0, outcome
 
 
 def test_what_is_lost_is_seen(numbers):
@@ -47,15 +73,16 @@ def test_what_is_lost_is_seen(numbers):
     step, broken = server.batcher.recognizer.step, []
 
     def failing(chunks):
-        if len(broken) < 1 and len(load.delays) > 500:
-            broken.append(chunks)
+        if not broken and len(load.delays) > 500:
+            broken.append(chunks[0].stream)
+        if any(chunk.stream in broken for chunk in chunks):
             raise RuntimeError("the model is broken")
         return step(chunks)
 
     server.batcher.recognizer.step = failing
     row = live_load.simulate(server, load)
     assert 0 < row["other texts"] < row["utterances"]
-    assert 0 < row["lost"] <= len(broken[0])
+    assert row["lost"] == 1
 
 
 @pytest.mark.parametrize(("slope", "grew"), [(0.0, False), (1.0, True), (0.005, False)])

@@ -275,6 +275,18 @@ def test_an_lm_over_words_is_that_of_the_library(with_text, capsys):
     assert main(["build-graph", "lm=small.arpa.gz", "tokenizer=tokenizer.model", "out=x.graph"]) == 0
 
 
+def test_an_lm_over_the_tokens_of_a_transducer(with_text, monkeypatch):
+    from nemo_gpu_decoding.nemo_plugin.model import Model
+
+    vocabulary = Vocabulary.from_sentencepiece("tokenizer.model")
+    heads = {"rnnt": SimpleNamespace(vocabulary=lambda: vocabulary)}
+    model = SimpleNamespace(head=heads.__getitem__, default_head="rnnt")
+    monkeypatch.setattr(Model, "load", lambda *_, **__: model)
+    assert main(["build-lm", "text=a.txt", "out=model.arpa", "model=rnnt.nemo"]) == 0
+    assert main(["build-lm", "text=a.txt", "out=tokenizer.arpa", "tokenizer=tokenizer.model"]) == 0
+    assert (with_text / "model.arpa").read_text() == (with_text / "tokenizer.arpa").read_text()
+
+
 def test_an_lm_over_tokens_is_fused(with_text):
     arguments = ["text=a.txt", "out=lm.arpa", "order=3", "tokenizer=tokenizer.model"]
     assert main(["build-lm", *arguments]) == 0

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nemo_gpu_decoding.cli.main import main
@@ -16,6 +17,7 @@ from tests.nemo_plugin.usage import write_lower_orders
 
 pytestmark = [pytest.mark.slow, pytest.mark.nemo]
 pytest.importorskip("nemo.collections.asr")
+soundfile = pytest.importorskip("soundfile")
 
 
 def rows_of(file):
@@ -217,14 +219,72 @@ def test_a_folder_gets_partitions_and_a_run_goes_on(assets, manifest, tmp_path, 
     assert "holds a run with beam_size=8, this one has beam_size=4" in capsys.readouterr().err
 
 
-def test_a_damaged_file_is_named_in_place_of_wrong_transcripts(assets, manifest, tmp_path, capsys):
+def odd_files(folder, source):
+    """A manifest of a file that can be decoded in many forms, and of files that cannot be."""
+    samples, rate = soundfile.read(source["audio_filepath"], dtype="float32")
+    hole = samples.copy()
+    hole[5000] = np.nan
+    files = {
+        "nan.wav": (hole, rate), "stereo.wav": (np.stack([samples, samples], 1), rate),
+        "none.wav": (samples[:0], rate), "short.wav": (samples[: rate // 100], rate),
+        "8k.wav": (samples[::2], rate // 2),
+        "44k.wav": (np.interp(np.arange(0, len(samples), rate / 44100), np.arange(len(samples)), samples), 44100),
+        "good.wav": (samples, rate),
+    }  # fmt: skip
+    for name, (values, hertz) in files.items():
+        soundfile.write(folder / name, values, hertz, subtype="FLOAT")
+    (folder / "cut.flac").write_bytes(Path(source["audio_filepath"]).read_bytes()[:20000])
+    (folder / "talk.m4a").write_bytes(b"no audio")
+    names = [*files, "cut.flac", "talk.m4a"]
+    rows = [{"audio_filepath": name, "text": source["text"], "uid": n} for n, name in enumerate(names)]
+    manifest = folder / "odd.json"
+    manifest.write_text("\n".join(map(json.dumps, rows)))
+    return manifest
+
+
+@pytest.mark.parametrize("out", ["odd.jsonl", "parts/"])
+def test_bad_audio_costs_its_own_row(out, assets, manifest, tmp_path, capsys, caplog):
+    odd = odd_files(tmp_path, rows_of(manifest)[0])
+    arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={odd}", f"out={tmp_path}/{out}", "batch_size=3"]
+    assert main(["transcribe", *arguments]) == (0 if out.endswith("/") else 1)
+    err = capsys.readouterr().err
+    files = [tmp_path / out] if out.endswith("jsonl") else sorted((tmp_path / out).glob("part-*.jsonl"))
+    found = {row["audio_filepath"]: row for file in files for row in rows_of(file)}
+    assert [row["uid"] for row in found.values()] == list(range(9))
+    errors = {name: row["error"] for name, row in found.items() if "error" in row}
+    assert list(errors) == ["nan.wav", "none.wav", "cut.flac", "talk.m4a"]
+    assert all(name in error and "pred_text" not in found[name] for name, error in errors.items())
+    assert "sample 5000 is nan" in errors["nan.wav"]
+    assert "ffmpeg -i talk.m4a -ac 1 -ar 16000 talk.wav" in errors["talk.m4a"]
+    assert found["good.wav"]["wer"] < 0.3
+    assert found["stereo.wav"]["pred_text"] == found["44k.wav"]["pred_text"] == found["good.wav"]["pred_text"]
+    assert caplog.text.count("stereo.wav has 2 channels; they are averaged") == 1
+    if out.endswith("jsonl"):
+        assert all(error in err for error in errors.values())
+        assert "4 of 9 utterances failed" in err
+
+
+def test_the_channel_that_is_selected_is_decoded(assets, manifest, tmp_path, capsys):
+    source = rows_of(manifest)[0]
+    samples, rate = soundfile.read(source["audio_filepath"])
+    soundfile.write(tmp_path / "right.wav", np.stack([np.zeros_like(samples), samples], 1), rate)
+    arguments = ["transcribe", f"model={assets}/models/self_ctc.nemo", "channel_selector=1"]
+    assert main([*arguments, f"audio=[{tmp_path}/right.wav,{source['audio_filepath']}]"]) == 1
+    chosen, err = capsys.readouterr()
+    assert "channel_selector is 1, but" in err
+    assert "channels; they" not in err
+    assert main([*arguments[:2], f"audio={source['audio_filepath']}"]) == 0
+    assert capsys.readouterr().out == chosen
+
+
+def test_tune_decodes_files_of_several_channels(assets, manifest, tmp_path, caplog):
     rows = rows_of(manifest)
-    (tmp_path / "bad.flac").write_bytes(Path(rows[0]["audio_filepath"]).read_bytes()[:20000])
-    manifest.write_text("\n".join(map(json.dumps, [{**rows[0], "audio_filepath": "bad.flac"}, rows[1]])))
-    assert main(["transcribe", f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}"]) == 2
-    out, err = capsys.readouterr()
-    assert f"{tmp_path}/bad.flac cannot be read as audio" in err
-    assert not out
+    samples, rate = soundfile.read(rows[0]["audio_filepath"])
+    soundfile.write(tmp_path / "stereo.wav", np.stack([samples, samples], 1), rate)
+    manifest.write_text("\n".join(map(json.dumps, [{**rows[0], "audio_filepath": "stereo.wav"}, rows[1]])))
+    arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", "beam_size=[2]", "beam_beta=[0]"]
+    assert main(["tune", *arguments, f"out={tmp_path}/best.yaml"]) == 0
+    assert "stereo.wav has 2 channels" in caplog.text
 
 
 @pytest.mark.parametrize("model", ["self_ctc", "self_hybrid_rnnt"])

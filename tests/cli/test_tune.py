@@ -14,7 +14,8 @@ from nemo_gpu_decoding.cli.dev_set import Decoded, Score
 from nemo_gpu_decoding.cli.grid import Point, at_edge, at_point, finer, varied
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options
-from nemo_gpu_decoding.cli.tune import Trial, TuneOptions, next_step, points_of, ranked
+from nemo_gpu_decoding.cli.stages import later_stages, points_of
+from nemo_gpu_decoding.cli.tune import Trial, TuneOptions, next_step, ranked
 from nemo_gpu_decoding.cli.tune_plot import best_by, draw, options_of_panels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
@@ -44,7 +45,7 @@ def test_the_grid_has_every_combination():
     small = options("lm_weight=[0,1]", "beam_beta=[0,1,2]", "boosting_weight=[1]", "beam_size=[4,8]")
     points = grid(small)
     assert len(set(points)) == len(points) == 12
-    assert Point(4, 2.0, 1.0, 1.0) in points
+    assert Point(4, 2.0, 1.0, 1.0, segmentations=1) in points
 
 
 def test_without_lm_or_phrases_their_weights_are_left_out():
@@ -107,24 +108,27 @@ def test_a_run_prints_a_table_and_writes_a_preset(assets, manifest, tmp_path, ca
     out = capsys.readouterr().out
     assert "greedy" in out.splitlines()[2]
     assert out.count("\nbeam") == 2
-    assert "(2 more combinations; show=4 lists them all)" in out
+    assert "(3 more combinations; show=5 lists them all)" in out  # both weights, then 8 segmentations with the best
     preset = load_preset(str(best))
     assert preset.strategy == "flexctc_beam"
     beam = preset.beam
-    point = Point(beam.beam_size, beam.beam_beta, beam.ngram_lm_alpha, beam.boosting_tree_alpha)
-    assert f"\nbest: {point}\n" in out
-    assert point in grid(options(*arguments[4:]))
+    values = beam.beam_size, beam.beam_beta, beam.ngram_lm_alpha, beam.boosting_tree_alpha
+    point = Point(*values, segmentations=beam.boosting_tree.segmentations)
+    tried = "beam_size=4 beam_beta=1.0 lm_weight=0.0,0.7 boosting_weight=0.0,1.0 segmentations=1,8"
+    assert f"\nbest: {point}\ntried: {tried}\n" in out
+    assert point._replace(segmentations=1) in grid(options(*arguments[4:]))
     assert f"\nword error rates over the weights: {tmp_path}/best.png\n" in out
     assert (tmp_path / "best.png").read_bytes().startswith(b"\x89PNG")
 
-    coarse = float(re.findall(r"^beam(?: +[\d.]+){4} +([\d.]+)", out, re.M)[0])
+    coarse = float(re.findall(r"^beam(?: +[\d.]+){5} +([\d.]+)", out, re.M)[0])
     (command,) = re.findall(r"^finer weights around it.*:\n  nemo-gpu-decoding tune (.*)$", out, re.M)
     proposed = parse_options(TuneOptions, shlex.split(command))
     assert main(["tune", *arguments, "refine=true", "show=99", f"plot={tmp_path}/fine.svg"]) == 0
     out = capsys.readouterr().out
     tried = set(grid(options(*arguments[4:]))) | set(grid(proposed))
+    tried.add(point._replace(boosting_weight=1.0, segmentations=8))
     assert out.count("\nbeam") == len(tried) > 4
-    assert float(re.findall(r"^beam(?: +[\d.]+){4} +([\d.]+)", out, re.M)[0]) <= coarse
+    assert float(re.findall(r"^beam(?: +[\d.]+){5} +([\d.]+)", out, re.M)[0]) <= coarse
     assert (tmp_path / "fine.svg").read_text().startswith("<?xml")
 
     transcribe = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", f"preset={best}"]
@@ -137,7 +141,7 @@ def test_a_run_prints_a_table_and_writes_a_preset(assets, manifest, tmp_path, ca
 
 def test_finer_weights_lie_half_way_to_the_neighbours_or_beyond_the_edge():
     points = grid(options("lm_weight=[0,0.5,1]", "beam_beta=[0,1]", "boosting_weight=[2]", "beam_size=[4,8]"))
-    best = Point(8, 0.0, 0.5, 2.0)
+    best = Point(8, 0.0, 0.5, 2.0, segmentations=1)
     assert finer(points, best) == {"lm_weight": (0.25, 0.5, 0.75), "beam_beta": (-1.0, 0.0, 0.5)}
     assert at_edge(points, best) == ["beam_beta"]
     assert finer(points, best._replace(lm_weight=1.0))["lm_weight"] == (0.75, 1.0, 1.5)
@@ -156,7 +160,8 @@ def test_the_next_command_tries_the_finer_weights_and_keeps_the_rest():
     assert (program, name) == ("nemo-gpu-decoding", "tune")
     again = parse_options(TuneOptions, arguments)
     assert vars(again) == vars(given) | {
-        "lm_weight": [0.9, 1.0, 1.2], "beam_beta": [0.25, 0.5, 0.75], "boosting_weight": [1.0], "beam_size": [4]
+        "lm_weight": [0.9, 1.0, 1.2], "beam_beta": [0.25, 0.5, 0.75], "boosting_weight": [1.0], "beam_size": [4],
+        "segmentations": [1],
     }  # fmt: skip
     assert next_step(given, [best]) == "one value of each weight was tried: nothing to refine"
 
@@ -259,15 +264,82 @@ def test_points_of_a_word_graph_have_beam_widths_and_weights_for_words():
     points = grid(small, "cuda_wfst", has_lm=False, has_phrases=False)
     assert points == [Point(lm_weight=w, beam_width=12.0) for w in (0.5, 1.0)]
     assert varied(points) == ["lm_weight", "beam_width"]
-    boosted = grid(options(), "cuda_wfst")
-    tokens = grid(options())
-    assert max(p.boosting_weight for p in boosted) > 4 * max(p.boosting_weight for p in tokens)
-    # short words over digits want little, single tokens less
-    assert {1.0, 2.0} <= {p.boosting_weight for p in boosted}
-    assert {0.25, 0.75} <= {p.boosting_weight for p in tokens}
-    assert len({point.beam_width for point in boosted}) == 2
+    listed = grid(options("lm_weight=[0.5,1]", "boosting_weight=[0,10]", "beam_width=[12,20]"), "cuda_wfst")
+    assert len(set(listed)) == 8
     with pytest.raises(ValueError, match=r"beam_width is \[12.0\], which has no effect with alsd_pp"):
         grid(small, "alsd_pp")
+
+
+# ------------------------------------------------------------------ what is null is tried in stages
+
+
+def stages(options, strategy, most_bonus=0.0):
+    points = points_of(options, strategy, has_lm=True, has_phrases=True, most_bonus=most_bonus)
+    return points, later_stages(options, strategy, points, has_phrases=True, most_bonus=most_bonus)
+
+
+@pytest.mark.parametrize("strategy", ["flexctc_beam", "alsd_pp", "aes_pp"])
+def test_larger_beams_and_more_segmentations_are_tried_with_the_best_weights(strategy):
+    points, (larger,) = stages(options(), strategy)
+    assert {(point.beam_size, point.segmentations) for point in points} == {(8, 1)}
+    weights = {point.boosting_weight for point in points}
+    assert {0.0, 0.25, 0.75} <= weights  # single tokens want little
+    best = points[-1]
+    more = larger(best)
+    boosted = {point for point in more if point.boosting_weight > 0}
+    assert boosted == {
+        best._replace(beam_size=size, segmentations=n, boosting_weight=weight)
+        for size in (8, 32) for n in (1, 8) for weight in weights - {0.0}
+    }  # fmt: skip
+    assert {point.segmentations for point in set(more) - boosted} == {1}  # without a bonus all are the same
+    assert len(more) < len(points) / 2
+
+
+def test_beam_sizes_and_segmentations_that_are_listed_are_combined_with_all_weights():
+    points, (larger,) = stages(options("beam_size=[4,16]", "segmentations=[2,3]", "lm_weight=[0.5,1]"), "alsd_pp")
+    assert {(point.beam_size, point.segmentations) for point in points} == {(4, 2), (4, 3), (16, 2), (16, 3)}
+    assert set(larger(points[0])) <= set(points)
+    _, (larger,) = stages(options("beam_size=[4]"), "flexctc_beam")
+    assert {(point.beam_size, point.segmentations) for point in larger(points[0])} == {(4, 1), (4, 8)}
+
+
+def test_without_phrases_there_is_one_beam_size_and_no_second_stage():
+    points = grid(options(), has_phrases=False)
+    assert {(point.beam_size, point.segmentations) for point in points} == {(8, None)}
+    assert later_stages(options(), "flexctc_beam", points, has_phrases=False) == []
+    with pytest.raises(ValueError, match=r"segmentations is \[8\], which has no effect with flexctc_beam"):
+        grid(options("segmentations=[8]"), has_phrases=False)
+    with pytest.raises(ValueError, match=r"segmentations is \[8\], which has no effect with cuda_wfst"):
+        grid(options("segmentations=[8]"), "cuda_wfst")
+
+
+def test_word_graphs_get_the_lm_weights_then_the_phrases_then_the_lm_weights_next_to_the_best():
+    points, (boosted, neighbours) = stages(options(), "paged_biglm", most_bonus=1.0)
+    assert len(points) == 10
+    assert {(point.boosting_weight, point.beam_width) for point in points} == {(0.0, 16.0)}
+    best = points[0]._replace(lm_weight=0.7, large_lm_weight=1.0)
+    tried = boosted(best)
+    assert {point._replace(boosting_weight=0.0, beam_width=16.0) for point in tried} == {best}
+    widths = {point.boosting_weight: point.beam_width for point in tried}
+    # half of a beam is more than a word earns, where one of the beams is that wide
+    assert widths == {0.0: 16.0, 1.0: 16.0, 2.0: 16.0, 5.0: 16.0, 10.0: 40.0, 20.0: 40.0, 40.0: 40.0}
+    best = best._replace(boosting_weight=10.0, beam_width=40.0)
+    around = {best._replace(lm_weight=0.5), best._replace(lm_weight=1.0), best._replace(large_lm_weight=0.5)}
+    assert set(neighbours(best)) == {best} | around
+    wide = [point for point in (*points, *tried, *around) if point.beam_width == 40.0]
+    assert len(wide) <= 6  # these take ten times as long, and of all combinations they would be half: 70
+
+
+def test_the_lm_weight_table_is_of_the_beam_that_all_lm_weights_were_tried_with():
+    trials = ranked(
+        [
+            trial(wrong, beam_size=size, lm_weight=weight, blank_lm_score_mode="no_score", beam_beta=None)
+            for wrong, size, weight in ((2, 8, 0.5), (3, 8, 1.0), (1, 32, 0.5))
+        ],
+        "wer",
+    )
+    rows = tune.lm_weight_table(trials).splitlines()[2:]
+    assert [row.split()[:3] for row in rows] == [["no_score", "0.5", "20.00"], ["no_score", "1.0", "30.00"]]
 
 
 @pytest.mark.nemo

@@ -18,6 +18,7 @@ class FakeModel:
     def encode(self, files, batch_size):
         assert batch_size == len(files)
         time.sleep(SECONDS)
+        files = [file if isinstance(file, Path) else Path(__file__) for file in files]  # samples have no name
         if any("encoder_fails" in str(file) for file in files):
             raise ValueError("this audio is no good")
         stems = [list(file.stem.encode().ljust(64)) for file in files]

@@ -299,7 +299,7 @@ def test_nemo_boosting_tree_files_load_without_their_end_of_sentence_bonus(tmp_p
 
 
 def test_phrases_that_cannot_be_spelled_are_named():
-    with pytest.raises(ValueError, match="phrase 'axe' has the character 'x', which no piece covers"):
+    with pytest.raises(ValueError, match="phrase 'axe' has the character 'x', which is not in the model's vocabulary"):
         build_boosting_tree(["abc", "axe"], VOCABULARY)
     with pytest.raises(ValueError, match=r"'x', .*'y', .*'z', .*; and 1 more"):
         build_boosting_tree(["ax", "ay", "az", "aw", "abc"], VOCABULARY)

@@ -170,7 +170,8 @@ def test_bonuses_beyond_half_the_beam_are_warned_of_once(caplog):
     boosting = build_word_boosting({"a": 5.0, "bb cab": 8.0}, toy_graph(0), name="names.txt")
     for beam, expected in ((10.0, 0), (9.0, 1), (9.0, 1)):
         make(toy_graph(0), boosting=boosting, beam=beam).decode(log_probs_of(0)[:1, :2], [2])
-        assert sum("names.txt: a word earns up to 5.0, expected" in text for text in caplog.messages) == expected
+        message = "names.txt: a boosted word gains up to 5.0, more than half of beam_width (9.0 / 2 = 4.5)"
+        assert sum(message in text for text in caplog.messages) == expected
 
 
 # -- Words that the graph lacks: as in a graph that is built with them, their bonuses included ---------
@@ -264,7 +265,7 @@ def test_unknown_words_that_cannot_be_spelled_or_found(tmp_path):
     graph = open_graphs(0)[0]
     labelled, speller = with_piece_labels(graph), Speller(VOCABULARY)
     for phrases, message in (
-        ({"zebra": 1.0}, "has the character 'z', which no piece covers"),
+        ({"zebra": 1.0}, "has the character 'z', which is not in the model's vocabulary"),
         ({"<unk> a": 1.0}, "a phrase is '<unk> a', expected none that goes on after <unk>"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -68,6 +68,9 @@ def test_microphone_file_and_errors(tmp_path):
         page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
         page.on("request", lambda request: problems.append(request.url) if server.url not in request.url else None)
 
+        expect(page.locator("#about")).to_have_text("digits, numbers")
+        page.get_by_text("The server’s phrases (2)").click()
+        expect(page.locator("#served li")).to_have_text(["one", "two"])
         page.get_by_label("Alternatives to show").fill("2")
         page.get_by_role("button", name="Microphone").click()
         expect(page.get_by_role("status")).to_have_text("Listening to the microphone.")
@@ -83,6 +86,14 @@ def test_microphone_file_and_errors(tmp_path):
         assert "confidence 0.50" in str(spoken.first.get_attribute("title"))
         assert page.locator("#partial").inner_text() == ""
         expect(page.locator("#alternatives li")).to_have_text(["word and more", "word and moor"])
+
+        text = "\n".join(page.locator("#transcript p:not([id])").all_text_contents()) + "\n"
+        page.context.grant_permissions(["clipboard-read", "clipboard-write", "microphone"])
+        page.get_by_role("button", name="Copy").click()
+        page.wait_for_function("text => navigator.clipboard.readText().then(found => found === text)", arg=text)
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Download").click()
+        assert Path(download.value.path()).read_text(encoding="utf-8") == text
 
         page.locator("#file").set_input_files(SPEECH)
         expect(page.get_by_role("status")).to_have_text("Listening to test_000.flac.")

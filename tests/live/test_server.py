@@ -41,7 +41,7 @@ class NumberReader:
     """Hears the value of a chunk's samples as a word; zeros end an utterance."""
 
     strategy, sample_rate, chunk_samples, right_context_seconds, languages = "numbers", RATE, CHUNK, 0.0, ("en",)
-    max_n_best = 3
+    max_n_best, model, phrases = 3, "digits", ("one", "two")
 
     def __init__(self, seconds: float = 0.0) -> None:
         self.streams: dict[int, tuple[list[Word], int]] = {}  # words of the utterance, chunks so far

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
@@ -31,6 +33,47 @@ def same(found, expected) -> bool:
 
 def alone(decoder, log_probs):
     return decoder.decode(log_probs[None], [len(log_probs)])[0]
+
+
+def test_a_step_that_fails_is_not_done_by_half(decoder):
+    slots, log_probs = Slots(decoder, first=2), utterance(1, 9)
+    first, second = slots.begin(), slots.begin()
+    slots.push({first: log_probs[:3], second: log_probs[:3]})
+    bad = torch.full_like(log_probs[:2], torch.nan)
+    for attempt in range(3):
+        ends = contextlib.nullcontext() if attempt == 2 else pytest.raises(RuntimeError, match="half way")
+        with ends, slots.step():
+            third = slots.begin()
+            assert list(slots.push({first: log_probs[3:], second: bad, third: log_probs})) == [second]
+            found = slots.end([first, third])
+            if attempt < 2:
+                assert len(slots) == 3
+                raise RuntimeError("half way")
+        assert len(slots) == (1 if attempt == 2 else 2)
+    assert all(same(own, alone(decoder, log_probs)) for own in found)
+    assert slots.push({second: log_probs[3:]}) == {}
+    assert same(slots.end([second])[0], alone(decoder, log_probs))
+
+
+def test_a_step_whose_end_fails_is_not_done_by_half(decoder, monkeypatch):
+    slots, log_probs = Slots(decoder, first=2), utterance(1, 9)
+    slot, drop = slots.begin(), slots._drop_empty
+
+    def broken_once():
+        drop()
+        monkeypatch.undo()
+        raise MemoryError("injected")
+
+    def step():
+        with slots.step():
+            slots.push({slot: log_probs})
+            return slots.end([slot])
+
+    monkeypatch.setattr(slots, "_drop_empty", broken_once)
+    with pytest.raises(MemoryError):
+        step()
+    assert len(slots) == 1
+    assert same(step()[0], alone(decoder, log_probs))
 
 
 def test_utterances_that_come_and_go_give_what_they_give_alone(decoder):

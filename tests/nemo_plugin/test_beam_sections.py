@@ -50,6 +50,14 @@ def test_keys_that_are_left_out_have_the_values_that_change_decoding_strategy_gi
     )
 
 
+def test_the_weight_of_an_lm_that_is_not_there_is_warned_of(warnings):
+    options()
+    options(ngram_lm_alpha=0.0)
+    assert not warnings
+    options(ngram_lm_alpha=0.7)
+    assert warnings == ["`beam.ngram_lm_alpha` is 0.7, but has no effect: `beam.ngram_lm_model` names no LM."]
+
+
 def test_nemos_and_our_keys_arrive(assets):
     lm = str(assets / "lm" / "tok3.arpa")
     result = options(

@@ -71,9 +71,15 @@ def test_objects_made_before_unregister_keep_working():
     assert decoding.decode_ids_to_str([0, 1]) == "ab"
 
 
-def test_an_unknown_strategy_stays_nemos_own_error():
-    with pytest.raises(ValueError, match=r"Decoding strategy must be one of .* Given flexctc_bean"):
+def test_an_unknown_strategy_lists_ours_beside_nemos():
+    with pytest.raises(ValueError, match=r"Decoding strategy must be one of .* Given flexctc_bean") as error:
         char_decoding(strategy="flexctc_bean")
+    assert str(error.value).endswith("flexctc_beam, cuda_wfst, paged_biglm. Did you mean 'flexctc_beam'?")
+
+
+def test_an_unknown_strategy_of_a_transducer_lists_ours_beside_nemos(hybrid_model):
+    with pytest.raises(ValueError, match=r"malsd_batch.*: alsd_pp, aes_pp\. Did you mean 'alsd_pp'\?"):
+        hybrid_model.change_decoding_strategy({"strategy": "alsd_ppp"}, decoder_type="rnnt", verbose=False)
 
 
 def test_nemos_strategies_are_untouched():

@@ -268,6 +268,7 @@ def test_the_page_has_every_search_and_kernel(count_kernels):
         assert together == pytest.approx([sum(float(row[i]) for row in kernels) for i in range(4, 10)], rel=0.01), case
 
 
+@pytest.mark.slow
 @needs_nvrtc
 @pytest.mark.skipif(bool(why_no_compiler()), reason=why_no_compiler() or "g++ is there")
 def test_the_pages_counts_are_those_of_today(count_kernels, request):
@@ -285,6 +286,7 @@ def test_the_pages_counts_are_those_of_today(count_kernels, request):
         assert numbers == pytest.approx([float(cell) for cell in expected[4:]], rel=0.05), "count_kernels.py --write"
 
 
+@pytest.mark.slow
 @pytest.mark.nemo
 def test_the_page_says_how_many_texts_are_new(count_kernels):
     pytest.importorskip("nemo.collections.asr")

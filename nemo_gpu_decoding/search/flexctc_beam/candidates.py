@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, MOST_LOG_PROB
 
 # One continuation of a hypothesis by the label of a frame.
@@ -36,7 +36,7 @@ class Candidates(NamedTuple):
     rank: np.ndarray  # [K] int32, the slots of `items`, best first
 
 
-@no_refcount
+@linked
 def insert(items, rank, count, score, parent, label):
     """Insert a candidate if it is among the K best; returns its slot (or -1) and the new count.
 
@@ -65,7 +65,7 @@ def insert(items, rank, count, score, parent, label):
     return slot, count + 1
 
 
-@inlined
+@linked
 def _better(score, parent, label, other):
     if score != other.score:
         return score > other.score
@@ -76,12 +76,12 @@ def _better(score, parent, label, other):
     return label > other.label
 
 
-@inlined
+@linked
 def plain(label):
     return label if label >= 0 else ~label
 
 
-@inlined
+@linked
 def floor_of(candidates, count, params):
     """The score that a candidate must reach: the K-th best so far, and the best less the threshold."""
     if count == 0:
@@ -92,7 +92,7 @@ def floor_of(candidates, count, params):
     return floor
 
 
-@inlined
+@linked
 def least_log_prob(floor, best):
     """No label below this log-probability can reach the floor, with slack for float32 rounding.
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import FusionArrays, of_utterance
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
-from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import BackPointers, new_back_pointers
 from nemo_gpu_decoding.search.flexctc_beam.candidates import (
     CANDIDATE,
@@ -102,7 +102,7 @@ def advance(rows, log_probs, lengths, state, params, fusions, workspace):
             frames_done[b] += 1
 
 
-@inlined
+@linked
 def _candidates(row, beam, size, params, fusion, candidates):
     """The best continuations of a frame for merge=max and merge=sum; returns how many, or BAD_INPUT."""
     count = 0
@@ -151,7 +151,7 @@ def _candidates(row, beam, size, params, fusion, candidates):
     return count
 
 
-@inlined
+@linked
 def _offer(base, hypothesis, k, v, lm_bound, floor, params, fusion, candidates, count):
     """Score the new token v after hypothesis k and insert it if it is among the K best."""
     score, lm_state, boosting_state = fused(base, hypothesis, v, lm_bound, floor, params, fusion)
@@ -162,7 +162,7 @@ def _offer(base, hypothesis, k, v, lm_bound, floor, params, fusion, candidates, 
     return count
 
 
-@inlined
+@linked
 def best_new_score(beam, size, params):
     """The score that a new label of log-probability 0 could get at best, in double."""
     best = -np.inf
@@ -171,13 +171,13 @@ def best_new_score(beam, size, params):
     return best
 
 
-@inlined
+@linked
 def bound_of(base, hypothesis):
     """At most this is `fused(base, ...)` for a label that was not offered; summed in the same order."""
     return base + hypothesis.lm_bound + hypothesis.boosting_bound
 
 
-@inlined
+@linked
 def note_bounds(beam, size, fusion):
     """Note how much LM and boosting can add to the next token of every hypothesis.
 
@@ -195,14 +195,14 @@ def note_bounds(beam, size, fusion):
             beam[k].boosting_bound = fusion.boosting_weight * bound
 
 
-@inlined
+@linked
 def offers_arcs(hypothesis, fusion):
     """Whether the labels that the LM state has arcs for are offered apart from the scan of the row."""
     state = fusion.lm.states[hypothesis.lm_state]
     return fusion.lm_weight > 0 and state.arc_end - state.arc_begin <= FEW_ARCS
 
 
-@inlined
+@linked
 def fused(base, hypothesis, column, lm_bound, floor, params, fusion):
     """`base` plus LM and boosting for a new token, and the states after it.
 
@@ -225,26 +225,26 @@ def fused(base, hypothesis, column, lm_bound, floor, params, fusion):
     return base + weight + bonus, lm_state, boosting_state
 
 
-@inlined
+@linked
 def least_lm_weight(floor, base, bonus, lm_weight):
     """No smaller LM weight lifts base + bonus to the floor; with slack for float32 rounding."""
     slack = 1e-6 * (abs(np.float64(floor)) + abs(np.float64(base))) + 1e-5
     return (np.float64(floor) - base - bonus - slack) / lm_weight
 
 
-@inlined
+@linked
 def label_of(column, blank_id):
     """Automata number the labels without the blank."""
     return np.int32(column - 1 if column > blank_id else column)
 
 
-@inlined
+@linked
 def column_of(label, blank_id):
     """The column of the log-probs that a label of an automaton stands for."""
     return np.int32(label + 1 if label >= blank_id else label)
 
 
-@inlined
+@linked
 def select(row, beam, b, state, candidates, count, params, next_beam):
     """Candidates become the new beam: threshold, recombination, back-pointers. Returns its size."""
     back_pointers, t = state.back_pointers, state.frames_done[b]
@@ -271,7 +271,7 @@ def select(row, beam, b, state, candidates, count, params, next_beam):
     return size
 
 
-@inlined
+@linked
 def _extend(beam, candidate, params, new):
     """Make the hypothesis that `candidate` stands for."""
     new.score = candidate.score
@@ -300,7 +300,7 @@ def _extend(beam, candidate, params, new):
         new.length = old.length
 
 
-@inlined
+@linked
 def _find_duplicate(beam, size, hypothesis):
     """The slot below `size` with the same text and last label, or -1."""
     for i in range(size):

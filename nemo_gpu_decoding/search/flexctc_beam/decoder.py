@@ -45,6 +45,8 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         ValueError: an argument is out of range or does not fit the others.
     """
 
+    strategy = "flexctc_beam"
+
     def __init__(
         self, vocab_size: int, blank_id: int, config: FlexCTCConfig | None = None, fusion: Fusion | None = None
     ) -> None:

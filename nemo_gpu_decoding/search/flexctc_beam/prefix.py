@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import of_utterance
-from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.flexctc_beam.candidates import floor_of, insert, least_log_prob
 from nemo_gpu_decoding.search.flexctc_beam.cpu import (
     best_new_score,
@@ -46,7 +46,7 @@ def advance_prefix(rows, log_probs, lengths, state, params, fusions, workspace):
             frames_done[b] += 1
 
 
-@no_refcount
+@linked
 def _prefix_candidates(row, beam, size, params, fusion, candidates):
     """The best texts of a frame for merge=prefix; returns how many, or BAD_INPUT."""
     count = 0
@@ -86,14 +86,14 @@ def _prefix_candidates(row, beam, size, params, fusion, candidates):
     return count
 
 
-@inlined
+@linked
 def _base_of(row, hypothesis, v, params):
     """A new token's score without LM and boosting: it can follow itself only after a blank."""
     before = hypothesis.blank_score if v == hypothesis.last_label else hypothesis.score
     return before + row[v] + params.beam_beta
 
 
-@inlined
+@linked
 def _offer_new_text(base, beam, size, k, v, lm_bound, floor, params, fusion, candidates, count):
     """Offer text k with the token v after it, unless that text is in the beam.
 
@@ -111,7 +111,7 @@ def _offer_new_text(base, beam, size, k, v, lm_bound, floor, params, fusion, can
     return count
 
 
-@no_refcount
+@linked
 def _offer_same_text(row, beam, size, k, params, fusion, candidates, count):
     """Offer text k as it is: by a blank, by its last token again, or from its parent's text."""
     blank = beam[k].score + row[params.blank_id]
@@ -142,7 +142,7 @@ def _offer_same_text(row, beam, size, k, params, fusion, candidates, count):
     return count
 
 
-@inlined
+@linked
 def _find_text(beam, size, text_hash, length):
     """The slot below `size` with this text, or -1."""
     for i in range(size):

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import UtteranceFusion, of_utterance
-from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
+from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, log_add
 from nemo_gpu_decoding.search.text_hash import extended_hash
 from nemo_gpu_decoding.search.transducer.beam import extend, find_duplicate
@@ -83,7 +83,7 @@ def step(rows, data, params, durations, fusions):
             _next_frame(b, state)
 
 
-@no_refcount
+@linked
 def _next_frame(b, state):
     """Go to the next frame that a hypothesis has come to, and open those that have."""
     frame = np.iinfo(np.int32).max
@@ -115,7 +115,7 @@ def _prefix_search(b, data, params, fusion):
         beam[i].score = log_add(beam[i].score, gains[i])
 
 
-@inlined
+@linked
 def _expand(b, k, data, params, fusion, best):
     """The best extensions of hypothesis k; returns how many. It is left as it is if it is not open."""
     hypothesis = data.state.beam[b, k]
@@ -133,7 +133,7 @@ def _expand(b, k, data, params, fusion, best):
     return count
 
 
-@no_refcount
+@linked
 def _score_in_full(row, hypothesis, best, count, params, fusion):
     """Add LM and boosting to extensions that were ranked by the joint alone."""
     offset = token_offset(row, params, fusion)
@@ -147,7 +147,7 @@ def _score_in_full(row, hypothesis, best, count, params, fusion):
         candidate.boosting_state = boosting_state
 
 
-@no_refcount
+@linked
 def _compete(b, candidates, count, state, pool, n, scratch, params, durations):
     """Add candidates to the pool of n, but for what prefix search has counted; returns its new size."""
     for slot in candidates.rank[:count]:
@@ -161,7 +161,7 @@ def _compete(b, candidates, count, state, pool, n, scratch, params, durations):
     return n
 
 
-@no_refcount
+@linked
 def _is_counted(b, k, new, state, params):
     """Whether an expansion of hypothesis k that stays in the frame leads to a text of the beam."""
     if new.length == state.beam[b, k].length or new.frame > state.beam[b, k].frame:
@@ -197,7 +197,7 @@ def _best_of(pool, n, best):
     return count
 
 
-@no_refcount
+@linked
 def _force_blanks(b, data, params, durations, fusion):
     """Give every open hypothesis a blank (by the joint's plain score, as in NeMo) and recombine."""
     beam = data.state.beam[b]
@@ -233,6 +233,7 @@ class AESPlusPlus(TransducerDecoder[AESConfig]):
     Arguments, errors and an example: see `ALSDPlusPlus`; its options are an `AESConfig`.
     """
 
+    strategy = "aes_pp"
     config_type = AESConfig
     step = staticmethod(step)
     kernels = "search/transducer/aes.cu"

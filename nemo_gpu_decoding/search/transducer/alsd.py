@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import of_utterance
-from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
+from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
 from nemo_gpu_decoding.search.transducer.expand import best_labels, insert, new_candidates, offer_blanks, offer_tokens
@@ -58,13 +58,13 @@ def step(rows, data, params, durations, fusions):
         merge(b, candidates, count, data, scratch, params, durations)
 
 
-@inlined
+@linked
 def _is_free(b, k, data, params):
     """Whether hypothesis k may take any label: it is not finished and need not take a blank."""
     return data.row_of[b, k] >= 0 and data.state.beam[b, k].symbols < params.max_symbols
 
 
-@no_refcount
+@linked
 def _offer_without_look_ups(b, data, params, fusion, candidates):
     """Offer finished hypotheses, forced blanks and (late) all blanks; returns how many."""
     count = 0
@@ -85,7 +85,7 @@ def _offer_without_look_ups(b, data, params, fusion, candidates):
     return count
 
 
-@no_refcount
+@linked
 def _offer_labels(labels, row, hypothesis, k, params, fusion, candidates, count):
     """Offer the labels that the joint likes best, with LM and boosting."""
     offset = token_offset(row, params, fusion)
@@ -118,6 +118,7 @@ class ALSDPlusPlus(TransducerDecoder[ALSDConfig]):
         ValueError: an argument is out of range or does not fit the others.
     """
 
+    strategy = "alsd_pp"
     config_type = ALSDConfig
     step = staticmethod(step)
     kernels = "search/transducer/alsd.cu"

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import FusionArrays
-from nemo_gpu_decoding.jit import inlined
+from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.text_hash import extended_hash
 from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, KEEP, NO_LABEL, NODE, ROOT, STREAM_COUNTERS
 
@@ -111,7 +111,7 @@ def new_pending(n: int, beam_size: int) -> PendingPredictions:
     return PendingPredictions(np.zeros(n, np.int32), *arrays)
 
 
-@inlined
+@linked
 def extend(hypothesis, choice, params, durations):
     """Apply a choice to a hypothesis, all but its score and what depends on other hypotheses."""
     if choice == KEEP:
@@ -131,7 +131,7 @@ def extend(hypothesis, choice, params, durations):
     hypothesis.frame += duration
 
 
-@inlined
+@linked
 def find_duplicate(beam, size, hypothesis):
     """The slot below `size` with the same text and frame, or -1.
 

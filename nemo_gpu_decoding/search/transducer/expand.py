@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
+from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE
 from nemo_gpu_decoding.search.row_scan import next_label
 from nemo_gpu_decoding.search.transducer.records import CANDIDATE
@@ -43,7 +43,7 @@ def new_candidates(capacity):
     return Candidates(np.empty(capacity, CANDIDATE), np.empty(capacity, np.int32))
 
 
-@no_refcount
+@linked
 def insert(candidates, count, score, parent, choice, lm_state, boosting_state):
     """Insert a candidate if it is possible and among the N best; returns the new count."""
     items, rank = candidates.items, candidates.rank
@@ -69,7 +69,7 @@ def insert(candidates, count, score, parent, choice, lm_state, boosting_state):
     return count + 1
 
 
-@inlined
+@linked
 def _is_better(score, parent, choice, other):
     if score != other.score:
         return score > other.score
@@ -78,7 +78,7 @@ def _is_better(score, parent, choice, other):
     return choice < other.choice
 
 
-@inlined
+@linked
 def floor_of(candidates, count, params):
     """What a candidate must reach: the best less gamma, and the N-th best if there are N."""
     if count == 0:
@@ -89,7 +89,7 @@ def floor_of(candidates, count, params):
     return max(floor, candidates.items[candidates.rank[count - 1]].score)
 
 
-@no_refcount
+@linked
 def count_within_gamma(candidates, count, params):
     """How many of the sorted candidates are better than the best less gamma."""
     if count > 0:
@@ -99,14 +99,14 @@ def count_within_gamma(candidates, count, params):
     return count
 
 
-@inlined
+@linked
 def least_log_prob(floor, score, offset, bound, longest):
     """No label with a smaller log-probability can reach the floor; with slack for float32 rounding."""
     rest = np.float64(score) + offset + bound + longest
     return np.float32(floor - rest - 1e-6 * (abs(np.float64(floor)) + abs(rest)) - 1e-5)
 
 
-@inlined
+@linked
 def offer_blanks(row, hypothesis, k, params, fusion, candidates, count):
     """Offer the blank of hypothesis k with every duration."""
     blank_score = fused_blank(row[params.vocab_size], fusion, params.weighted_blank)
@@ -117,7 +117,7 @@ def offer_blanks(row, hypothesis, k, params, fusion, candidates, count):
     return count
 
 
-@no_refcount
+@linked
 def offer_tokens(row, hypothesis, k, params, fusion, candidates, count):
     """Offer the tokens of hypothesis k that can be among the best with LM and boosting."""
     offset = token_offset(row, params, fusion)
@@ -142,7 +142,7 @@ def offer_tokens(row, hypothesis, k, params, fusion, candidates, count):
     return count
 
 
-@no_refcount
+@linked
 def best_labels(row, labels):
     """Fill `labels` with the columns of the largest values of a row, largest first; returns how many.
 

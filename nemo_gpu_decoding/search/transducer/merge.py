@@ -8,14 +8,14 @@ way to a new one, and the network runs only for texts that are not there.
 
 from __future__ import annotations
 
-from nemo_gpu_decoding.jit import no_refcount
+from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.log_space import log_add
 from nemo_gpu_decoding.search.transducer.beam import extend, find_duplicate
 from nemo_gpu_decoding.search.transducer.records import BAD_INPUT, KEEP
 from nemo_gpu_decoding.search.transducer.scoring import is_bad
 
 
-@no_refcount
+@linked
 def begin_step(b, data, params):
     """Count the step and protect the cache entries of the present hypotheses.
 
@@ -32,7 +32,7 @@ def begin_step(b, data, params):
     return True
 
 
-@no_refcount
+@linked
 def add_node(b, hypothesis, choice, log_prob, data, params, durations):
     """Append what `choice` emits after a hypothesis to the tree of utterance b; returns its node."""
     label = choice // params.num_durations
@@ -51,7 +51,7 @@ def add_node(b, hypothesis, choice, log_prob, data, params, durations):
     return node
 
 
-@no_refcount
+@linked
 def find_prediction(b, hypothesis, state, pending):
     """Point a hypothesis with a new token to the cache entry of its text; it is pending if it is new.
 
@@ -77,7 +77,7 @@ def find_prediction(b, hypothesis, state, pending):
     hypothesis.cache_entry = oldest
 
 
-@no_refcount
+@linked
 def merge(b, candidates, count, data, scratch, params, durations):
     """The candidates become the new beam: recombination, tree of tokens, prediction cache."""
     beam = data.state.beam[b]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nemo_gpu_decoding.jit import compiled, no_refcount
+from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.search.transducer.engine import StreamState
 from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 
@@ -138,7 +138,7 @@ def _schedule(rows, beams, ended, row_of, kept, first_frames, strides, sources):
     return new, repeated
 
 
-@no_refcount
+@linked
 def _kept_row(kept, b, hypothesis):
     """The row that the same text got at the same frame in the last step, or -1."""
     old = -1

@@ -20,7 +20,7 @@ import math
 import numpy as np
 
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
-from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE
 
 # 1 - p(b) is kept above zero by clipping p(b), where NeMo's searches clip it
@@ -28,7 +28,7 @@ ALSD_CEILING = np.float32(1.0 - 1e-2)
 AES_CEILING = np.float32(1.0 - 1e-6)
 
 
-@inlined
+@linked
 def fused_blank(blank_log_prob, fusion, weighted):
     """Score of the blank: of eq. 3 if `weighted`, else of eq. 2."""
     if weighted:
@@ -36,7 +36,7 @@ def fused_blank(blank_log_prob, fusion, weighted):
     return blank_log_prob
 
 
-@inlined
+@linked
 def token_offset(row, params, fusion):
     """What every token's score gets on top of log p(v) and the weighted LM score.
 
@@ -50,13 +50,13 @@ def token_offset(row, params, fusion):
     return np.float32(0.0)
 
 
-@inlined
+@linked
 def duration_log_prob(row, params, d):
     """Log-probability of the d-th duration."""
     return row[params.vocab_size + 1 + d] if params.timed else np.float32(0.0)
 
 
-@no_refcount
+@linked
 def longest_duration(row, params):
     """Index of the most probable duration, the first of equal ones."""
     best = 0
@@ -66,7 +66,7 @@ def longest_duration(row, params):
     return best
 
 
-@no_refcount
+@linked
 def is_bad(row, params):
     """A NaN or +inf among the logits makes all log-probs of a softmax NaN: two columns tell."""
     blank = row[params.vocab_size]
@@ -74,7 +74,7 @@ def is_bad(row, params):
     return not (blank == blank and duration == duration)
 
 
-@inlined
+@linked
 def fusion_bound(hypothesis, fusion):
     """What LM and boosting can add to the next token of a hypothesis at most, weighted."""
     bound = np.float32(0.0)
@@ -85,7 +85,7 @@ def fusion_bound(hypothesis, fusion):
     return bound
 
 
-@no_refcount
+@linked
 def fused_token(lm_state, boosting_state, label, least, params, fusion):
     """What LM and boosting add to a token, weighted, and their states after it.
 
@@ -104,7 +104,7 @@ def fused_token(lm_state, boosting_state, label, least, params, fusion):
     return weight + bonus, lm_state, boosting_state
 
 
-@no_refcount
+@linked
 def fused_label(row, label, offset, hypothesis, params, fusion):
     """Score of a label, blank or token, after a hypothesis, and the states of LM and boosting after it.
 
@@ -117,7 +117,7 @@ def fused_label(row, label, offset, hypothesis, params, fusion):
     return (row[label] + offset) + fused, lm_state, boosting_state
 
 
-@inlined
+@linked
 def forced_blank(row, hypothesis, weighted, params, fusion):
     """Where a hypothesis may take nothing else: its score and choice after the blank and the longest duration."""
     d = longest_duration(row, params)

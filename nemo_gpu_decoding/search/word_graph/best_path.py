@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
+from nemo_gpu_decoding.jit import compiled, linked, no_refcount
 from nemo_gpu_decoding.lm.packed import NO_LABEL, lookup
 from nemo_gpu_decoding.search.word_graph.candidates import boosted
 from nemo_gpu_decoding.search.word_graph.composition import difference_of_label, large_of, small_of
@@ -89,7 +89,7 @@ def all_ends(tokens, final, search, lm):
     return ends[:count].copy()
 
 
-@no_refcount
+@linked
 def end_cost(token, epsilon, search, lm):
     """What it costs to end with a token, or where a closure arc leads it; inf if that is not final."""
     graph, weights, cost = search.graph, search.weights, 0.0
@@ -112,7 +112,7 @@ def end_cost(token, epsilon, search, lm):
         return cost + end_difference(olabel, context_of(token, lm), search, lm)
 
 
-@no_refcount
+@linked
 def end_difference(olabel, context, search, lm):
     """LM score difference of the word of a closure arc, if there is one, and of the end after it."""
     difference = 0.0
@@ -124,7 +124,7 @@ def end_difference(olabel, context, search, lm):
     return difference + final_difference(context, lm)
 
 
-@inlined
+@linked
 def cost_of_end(lm, state, label):
     if label == NO_LABEL:
         return np.float32(0.0)
@@ -132,7 +132,7 @@ def cost_of_end(lm, state, label):
     return cost
 
 
-@no_refcount
+@linked
 def final_difference(context, lm):
     """What the LMs' ends of sentence add, weighted."""
     if lm.difference_weight == 0:

@@ -8,7 +8,7 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.graph.csr import count_words, word_from_end
-from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.jit import inlined, linked
 from nemo_gpu_decoding.search.word_graph.keys import (
     ANY_RANK,
     LINKS_FULL,
@@ -22,26 +22,26 @@ from nemo_gpu_decoding.search.word_graph.keys import (
 )
 
 
-@inlined
+@linked
 def cost_of(row, label, search):
     return -(search.params.acoustic_scale * row[label])
 
 
-@inlined
+@linked
 def least_total(cost, arc_cost, acoustic_cost, search):
     """No arc that costs so much leads to less, whatever its word; summed as the true cost is."""
     weights = search.weights
     return cost + weights.lm_weight * arc_cost - weights.most_bonus + acoustic_cost
 
 
-@inlined
+@linked
 def lower_cutoff(total, frame, search):
     if total < frame.best:
         frame.best = total
         frame.cutoff = total + search.params.beam
 
 
-@inlined
+@linked
 def offer(total, key, context, origin, search, lm, work):
     """List a candidate if it is not above the cutoff; there must be capacity for it."""
     frame = work.frame[0]
@@ -57,7 +57,7 @@ def offer(total, key, context, origin, search, lm, work):
         frame.candidates += 1
 
 
-@no_refcount
+@linked
 def recombine(state, search, lm, work):
     """Enter the candidates among the tokens of the next frame; of equal keys the better one stays."""
     frame, next_tokens = work.frame[0], work.next_tokens
@@ -99,7 +99,7 @@ def recombine(state, search, lm, work):
     frame.candidates = 0
 
 
-@inlined
+@linked
 def _note_link(candidate, target, state, work):
     """Note a candidate as a link of the frame."""
     frame, counters = work.frame[0], state.counters[0]
@@ -114,7 +114,7 @@ def _note_link(candidate, target, state, work):
     frame.links += 1
 
 
-@no_refcount
+@linked
 def _breaks_tie(candidate, token, search, lm, current):
     """Of two candidates for one key at the same cost, whether the first is the better one.
 
@@ -132,7 +132,7 @@ def _breaks_tie(candidate, token, search, lm, current):
     return candidate.epsilon < token.epsilon
 
 
-@inlined
+@linked
 def _cost_before(source, epsilon, search):
     """Cost of a candidate before its arc: that of its source, and of a closure arc."""
     cost = source.cost
@@ -143,7 +143,7 @@ def _cost_before(source, epsilon, search):
     return cost
 
 
-@no_refcount
+@linked
 def boosted(olabel, state, search):
     """Bonus of an output label, weighted, and the boosting state after it."""
     graph, weights, num_words = search.graph, search.weights, search.params.num_words
@@ -172,7 +172,7 @@ class Table(NamedTuple):
     stamp: int  # of slots that are not void
 
 
-@inlined
+@linked
 def find_slot(key, context, table, lm):
     """The slot of a key (and LM context): its own, or the void one in which it would go."""
     slots, entries, mask = table.slots, table.entries, np.uint64(table.mask)
@@ -184,12 +184,12 @@ def find_slot(key, context, table, lm):
     return at
 
 
-@inlined
+@linked
 def fill_slot(slots, at, stamp, entry):
     slots[at].stamp, slots[at].entry = stamp, entry
 
 
-@inlined
+@linked
 def fill_table(table, count, lm):
     """Enter the first entries into a table that is void."""
     for e in range(count):
@@ -202,7 +202,7 @@ def token_table(work):
     return Table(work.token_slots, work.next_tokens, work.frame[0].token_mask, work.stamps[0])
 
 
-@no_refcount
+@linked
 def widen_token_table(lm, work):
     """Twice as much of the table."""
     work.frame[0].token_mask = 2 * work.frame[0].token_mask + 1

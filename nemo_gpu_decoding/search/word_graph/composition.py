@@ -15,7 +15,7 @@ import numpy as np
 
 from nemo_gpu_decoding.graph.csr import count_words, first_arc, word_from_end
 from nemo_gpu_decoding.graph.topology import NORMAL
-from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, lookup
 from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, least_total
 from nemo_gpu_decoding.search.word_graph.keys import NONE, boost_of, hash_of, is_first, label_of, state_of
@@ -62,22 +62,22 @@ class Composition(NamedTuple):
     grouped: bool = True  # tokens in one graph state look at its arcs together
 
 
-@inlined
+@no_refcount
 def lm_of(large, small):
     return (np.int64(large) << 32) | np.int64(small)
 
 
-@inlined
+@linked
 def large_of(context):
     return np.int64(context) >> 32
 
 
-@inlined
+@linked
 def small_of(context):
     return np.int64(context) & 0xFFFFFFFF
 
 
-@inlined
+@linked
 def difference_of_word(word, context, lms):
     """cost_large - cost_small of one word, unweighted, and the LM context after it; of no word nothing."""
     if lms.large_labels[word] == NO_LABEL:
@@ -89,7 +89,7 @@ def difference_of_word(word, context, lms):
     return cost - small_cost, lm_of(large, small)
 
 
-@inlined
+@linked
 def query(olabel, context, search, lm, work):
     """LM score difference of an output label, weighted, and the LM context after it.
 
@@ -109,7 +109,7 @@ def query(olabel, context, search, lm, work):
     return lm.difference_weight * cached.cost, cached.lm_after
 
 
-@no_refcount
+@linked
 def difference_of_label(olabel, context, search, lm):
     """LM score difference of an output label, unweighted, and the LM context after it."""
     graph, num_words, total = search.graph, search.params.num_words, np.float32(0.0)
@@ -123,7 +123,7 @@ def difference_of_label(olabel, context, search, lm):
 # ------------------------------------------- the step by which a composed search tightens the cutoff first
 
 
-@inlined
+@linked
 def likeliest_step(row, state, search, lm, work):
     """Where the best token leads at the least cost by the small LM, if that is below all candidates.
 
@@ -155,7 +155,7 @@ def likeliest_step(row, state, search, lm, work):
     return best, last_epsilon, last_arc, last_boost, least
 
 
-@inlined
+@linked
 def _likeliest_arc(row, reached, last_label, source, search, work):
     """The arc of a state with the least cost by the small LM below `least`, and that cost."""
     least, cost, boost = reached

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -72,6 +73,8 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
     Raises:
         ValueError: an argument is out of range or does not fit the others.
     """
+
+    strategy = "cuda_wfst"
 
     def __init__(
         self,
@@ -307,13 +310,11 @@ class PagedBigLM(CudaWFST):
 
     Args:
         graph: of the small LM, from `build_graph`.
-        vocab_size: V, number of tokens without the blank.
-        blank_id: column of the blank in the log-probs, 0 .. V. NeMo's is V.
+        vocab_size, blank_id, pieces: as for `CudaWFST`.
         large: the large LM, from `load_packed_lm` or `pack_arpa_in_memory`.
         small: the small LM that the graph was made of, likewise.
         config: see `PagedBigLMConfig`.
         fusion: boosting from `build_word_boosting`, and the weights of it and of both LMs.
-        pieces: text of each column, to spell words that only <unk> stands for.
 
     Example:
         >>> graph = build_graph("small.arpa", vocabulary)
@@ -325,6 +326,7 @@ class PagedBigLM(CudaWFST):
         ValueError: an argument is out of range or does not fit the others.
     """
 
+    strategy = "paged_biglm"
     config: PagedBigLMConfig
 
     def __init__(
@@ -391,7 +393,7 @@ def _work(counters: np.ndarray) -> Work:
 @lru_cache(maxsize=64)  # once for each
 def _warn_of_bonus(name: str, bonus: float, beam: float) -> None:
     logger.warning(
-        "%s: a word earns up to %s, expected at most half of the beam, which is %s: what is best without the "
-        "bonus is pruned before it can be compared. Take smaller weights, or a larger beam",
-        name, bonus, beam,
+        "%s: a boosted word gains up to %s, more than half of beam_width (%s / 2 = %s): the best path without the "
+        "bonus is pruned before it can be compared. Use beam_width >= %d or a smaller weight",
+        name, bonus, beam, beam / 2, math.ceil(2 * bonus),
     )  # fmt: skip

@@ -8,14 +8,14 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.graph.topology import NORMAL
-from nemo_gpu_decoding.jit import no_refcount
+from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, offer, recombine
 from nemo_gpu_decoding.search.word_graph.composition import query
 from nemo_gpu_decoding.search.word_graph.keys import NONE, Origin, boost_of, label_of, state_of
 from nemo_gpu_decoding.search.word_graph.token_groups import target_key
 
 
-@no_refcount
+@linked
 def expand_all_arcs(row, state, search, lm, work):
     """All arcs of all tokens, also by way of closure arcs."""
     graph, weights, frame = search.graph, search.weights, work.frame[0]

@@ -28,7 +28,7 @@ import numpy as np
 
 from nemo_gpu_decoding.graph.csr import first_arc
 from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
-from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import eager, lm_contexts, token_groups
 from nemo_gpu_decoding.search.word_graph.candidates import (
@@ -88,7 +88,7 @@ def advance(log_probs, begin, end, state, search, lm, work):
     return end, DONE
 
 
-@no_refcount
+@linked
 def _expand_within_capacity(row, state, search, lm, work):
     """All candidates that stay below the cutoff, or the cheapest if they are too many.
 
@@ -126,7 +126,7 @@ def _expand_within_capacity(row, state, search, lm, work):
     return frame.status
 
 
-@no_refcount
+@linked
 def _expand(best, row, state, search, lm, work):
     """All candidates that stay below the cutoff, as far as there is capacity for their keys.
 
@@ -156,7 +156,7 @@ def _expand(best, row, state, search, lm, work):
         frame.status = NO_TOKEN
 
 
-@inlined
+@linked
 def begin_frame(best, tokens, search, work):
     """Begin with empty tables, of a size for twice as many tokens as the last frame has."""
     frame = work.frame[0]
@@ -172,7 +172,7 @@ def begin_frame(best, tokens, search, work):
         work.stamps[table] += 1
 
 
-@no_refcount
+@linked
 def _offer_blanks_and_repeats(row, state, search, lm, work):
     """Step 1: a blank, or the last label again."""
     frame, blank_id = work.frame[0], search.params.blank_id
@@ -191,7 +191,7 @@ def _offer_blanks_and_repeats(row, state, search, lm, work):
             offer(total, key, context, Origin(REPEAT_MOVE, i, NONE), search, lm, work)
 
 
-@no_refcount
+@linked
 def _expand_groups(row, state, search, lm, work):
     """Steps 2 and 3."""
     frame = work.frame[0]
@@ -211,7 +211,7 @@ def _expand_groups(row, state, search, lm, work):
             lm_contexts.expand_deferred(row, state, search, lm, work)
 
 
-@no_refcount
+@linked
 def _tighten_cutoff(row, state, search, work):
     """Lower the cutoff by the best token's own arcs, before anything is entered for them."""
     graph, weights, frame = search.graph, search.weights, work.frame[0]
@@ -243,7 +243,7 @@ def _tighten_cutoff(row, state, search, work):
                 a += 1
 
 
-@no_refcount
+@linked
 def _epsilon_closure(row, count, search, lm, work):
     """Step 2: each token joins the group of its state, and those of all states that its closure arcs lead to."""
     graph, weights, frame = search.graph, search.weights, work.frame[0]
@@ -274,7 +274,7 @@ def _epsilon_closure(row, count, search, lm, work):
                     lm_contexts.join(key, olabel, cost, origin, search, lm, work)
 
 
-@inlined
+@linked
 def _may_expand(source, cost, search, cutoff, work):
     """Whether an arc of a small state stays below the cutoff: most groups have none. Of large states nobody knows."""
     arcs, costs, may = search.graph.arcs, work.acoustic_costs, source.arc_end - source.arc_begin > SMALL_STATE
@@ -288,7 +288,7 @@ def _may_expand(source, cost, search, cutoff, work):
     return may
 
 
-@no_refcount
+@linked
 def _expand_each(row, state, search, lm, work):
     """Step 3 for all groups, the cheapest first since it lowers the cutoff."""
     cheapest, groups, count = 0, work.expanding, work.frame[0].groups
@@ -304,7 +304,7 @@ def _expand_each(row, state, search, lm, work):
         _expand_group(groups[g], g, row, state, search, lm, work)
 
 
-@no_refcount
+@linked
 def _expand_group(group, g, row, state, search, lm, work):
     """All arcs of a group of a small state; of a large state those with labels that may matter."""
     frame, arcs, costs = work.frame[0], search.graph.arcs, work.acoustic_costs

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.graph.csr import count_words, word_from_end
-from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.search.word_graph.keys import NONE
 
 HASH_MULTIPLIER = np.uint64(6364136223846793005)  # Knuth's MMIX generator
@@ -136,7 +136,7 @@ def _texts_within(bound, to_end, n, num_nodes, links, ends, graph, num_words, nu
     return entries, last[:size].copy(), is_all
 
 
-@inlined
+@linked
 def words_of_link(epsilon, arc, graph):
     """Output labels of a closure arc and an arc; 0 for none."""
     first = graph.epsilons[epsilon].olabel if epsilon >= 0 else np.int32(0)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import inlined
+from nemo_gpu_decoding.jit import linked
 
 BLANK_MOVE, REPEAT_MOVE = -2, -1  # in place of an arc
 NEW_TOKEN = 0  # a move that begins a token or emits a word, and leaves a back-pointer
@@ -35,28 +35,28 @@ class Origin(NamedTuple):
     epsilon: int  # closure arc taken before the arc, or NONE
 
 
-@inlined
+@linked
 def key_of(state, boost, label):
     """`label` is the last label + 1, 0 after a blank."""
     return (np.int64(state) << 32) | (np.int64(boost) << 16) | np.int64(label)
 
 
-@inlined
+@linked
 def state_of(key):
     return np.int64(key) >> 32
 
 
-@inlined
+@linked
 def boost_of(key):
     return (np.int64(key) >> 16) & 0xFFFF
 
 
-@inlined
+@linked
 def label_of(key):
     return np.int64(key) & 0xFFFF
 
 
-@inlined
+@linked
 def context_of(token, lm):
     """The LM context of a token; 0 without a large LM."""
     if lm is None:
@@ -65,25 +65,25 @@ def context_of(token, lm):
         return token.lm
 
 
-@inlined
+@linked
 def hash_of(key, context):
     return (np.uint64(key) ^ (np.uint64(context) * OTHER_HASH)) * _GOLDEN
 
 
-@inlined
+@linked
 def ordered_bits(value):
     """An int64 of 32 bits that orders values as float32 does."""
     bits = np.int64(np.float32(value + np.float32(0.0)).view(np.int32))  # -0 becomes +0
     return -(bits & 0x7FFFFFFF) if bits < 0 else bits  # floats below 0 are ordered the other way round
 
 
-@inlined
+@linked
 def rank_of(cost, key, context):
     """A number that orders candidates by cost, and keys of equal cost somehow, but always alike."""
     return (ordered_bits(cost) << HASH_BITS) + np.int64(hash_of(key, context) >> np.uint64(64 - HASH_BITS))
 
 
-@inlined
+@linked
 def is_first(token, other, lm):
     """An order of the tokens of a frame that does not depend on where they are stored."""
     if lm is None:

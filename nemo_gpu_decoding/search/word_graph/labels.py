@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.graph.topology import GRAPH
-from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph.candidates import cost_of, least_total
 from nemo_gpu_decoding.search.word_graph.keys import NONE, ordered_bits
@@ -14,7 +14,7 @@ BLOCK = 16  # labels looked at together
 SORTED_LABELS = 128  # up to so many labels in play are sorted, likely ones first; not more than BINS
 
 
-@no_refcount
+@linked
 def choose_labels(row, search, work):
     """Fill work.labels with those that can stay below the cutoff, the likeliest one first.
 
@@ -41,7 +41,7 @@ def choose_labels(row, search, work):
     return True
 
 
-@inlined
+@linked
 def rank_labels(row, search, work):
     """Keep of work.labels those that stay below the cutoff once it was tightened; sort them if they are few."""
     frame, labels, count = work.frame[0], work.labels, 0
@@ -61,7 +61,7 @@ def rank_labels(row, search, work):
             labels[index] = keys[i] & 0xFFFFFFFF
 
 
-@inlined
+@linked
 def labels_within(cost, source, row, search, work):
     """How many of work.labels, from the first on, may keep an arc of a state below the cutoff."""
     frame, count = work.frame[0], 0
@@ -75,7 +75,7 @@ def labels_within(cost, source, row, search, work):
     return count
 
 
-@inlined
+@linked
 def _least_likely(frame, search):
     """The log-prob below which a label leads above the cutoff, whatever the source; at most MOST_LOG_PROB."""
     most = np.float64(frame.cutoff) - search.weights.least_cost

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.graph.csr import count_words, word_from_end
-from nemo_gpu_decoding.jit import compiled, inlined
+from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, PackedLM, lookup
 from nemo_gpu_decoding.search.word_graph.best_path import end_difference
 from nemo_gpu_decoding.search.word_graph.composition import difference_of_label
@@ -183,7 +183,7 @@ def add_end_costs(ends, states, graph, lm):
         ends[e].cost += cost
 
 
-@inlined
+@linked
 def _cost_of_label(olabel, state, graph, lm):
     """The weighted cost of the word or words of an output label, and the LM state after them."""
     total, num_words = 0.0, len(lm.labels)

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
-from nemo_gpu_decoding.jit import no_refcount
+from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import lm_contexts
 from nemo_gpu_decoding.search.word_graph.candidates import (
@@ -90,7 +90,7 @@ def advance(log_probs, begin, end, state, search, lm, work):
     return end, DONE
 
 
-@no_refcount
+@linked
 def _expand(row, state, search, lm, work):
     """All candidates that stay below the cutoff, and the tokens that they lead to."""
     frame, status = work.frame[0], DONE
@@ -110,7 +110,7 @@ def _expand(row, state, search, lm, work):
     return status
 
 
-@no_refcount
+@linked
 def _offer_blanks_and_repeats(row, state, search, work):
     """Step 1: a blank, or the last label again."""
     blank_id, status = search.params.blank_id, DONE
@@ -129,7 +129,7 @@ def _offer_blanks_and_repeats(row, state, search, work):
     return status
 
 
-@no_refcount
+@linked
 def _expand_groups(row, state, search, lm, work):
     """Steps 2 and 3."""
     frame, groups = work.frame[0], work.groups
@@ -162,7 +162,7 @@ def _expand_groups(row, state, search, lm, work):
 # ----------------------------------------------------------------------------------------- pruning
 
 
-@no_refcount
+@linked
 def _enter_within_capacity(state, work):
     """The tokens that the candidates lead to; if there is no room for all, the cheapest.
 
@@ -188,7 +188,7 @@ def _enter_within_capacity(state, work):
     _enter(work)
 
 
-@no_refcount
+@linked
 def _enter(work):
     """Enter the candidates among the tokens of the next frame. `source` of a token counts its candidates."""
     frame, next_tokens, limited = work.frame[0], work.next_tokens, work.frame[0].last_rank != ANY_RANK
@@ -220,7 +220,7 @@ def _enter(work):
                 widen_token_table(None, work)
 
 
-@no_refcount
+@linked
 def _prune(row, state, search, work):
     """What survives becomes work.current, with nodes and the links to them."""
     counters, frame, next_tokens = state.counters[0], work.frame[0], work.next_tokens
@@ -260,7 +260,7 @@ def _prune(row, state, search, work):
     return DONE
 
 
-@no_refcount
+@linked
 def _name_sources(search, state, work):
     """The nodes of groups that candidates come from, before those of the next frame: links lead back."""
     for c in range(work.frame[0].candidates):

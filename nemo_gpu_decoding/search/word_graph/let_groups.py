@@ -13,7 +13,7 @@ import numpy as np
 
 from nemo_gpu_decoding.graph.csr import first_arc
 from nemo_gpu_decoding.graph.topology import NORMAL
-from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.log_space import LARGEST
 from nemo_gpu_decoding.search.word_graph import candidates
 from nemo_gpu_decoding.search.word_graph.candidates import (
@@ -72,7 +72,7 @@ LET_CANDIDATE = np.dtype(  # `token`: of the next frame, or NONE
 )
 
 
-@inlined
+@linked
 def offer(total, key, origin, search, work):
     """List a candidate if it is not above the cutoff; the source is a node, or ~g: that of group g."""
     status = DONE
@@ -83,7 +83,7 @@ def offer(total, key, origin, search, work):
     return status
 
 
-@no_refcount
+@linked
 def _drop_hopeless(work):
     """Drop candidates above the cutoff, which has become lower since."""
     frame, kept = work.frame[0], 0
@@ -98,7 +98,7 @@ def _drop_hopeless(work):
 # --------------------------------------------------------------------------- tightening the cutoff
 
 
-@no_refcount
+@linked
 def tighten_cutoff(row, state, search, lm, work):
     """Lower the cutoff by the best token's best arc; at its true cost if it has a word, see `lm_contexts`."""
     graph = search.graph
@@ -122,7 +122,7 @@ def tighten_cutoff(row, state, search, lm, work):
     return status
 
 
-@no_refcount
+@linked
 def _best_after_words(token, words, epsilon, state, models, work):
     """A node of the best context of a token alone, after up to two output labels."""
     search, lm = models
@@ -146,7 +146,7 @@ def _best_after_words(token, words, epsilon, state, models, work):
 # ------------------------------------------------------------------------------------ token groups
 
 
-@inlined
+@linked
 def expand_closure(i, least, search, work):
     """A token joins the group of its state, and those of all states that its closure arcs lead to."""
     token, cutoff, status = work.current[i], work.frame[0].cutoff, DONE
@@ -175,7 +175,7 @@ def expand_closure(i, least, search, work):
     return status
 
 
-@inlined
+@linked
 def _join(key, cost, i, epsilon, search, work):
     frame, label = work.frame[0], np.int32(0)
     if frame.groups == len(work.groups) or frame.group_tokens == len(work.group_tokens):
@@ -208,7 +208,7 @@ def _join(key, cost, i, epsilon, search, work):
     return DONE
 
 
-@inlined
+@linked
 def expand_group(group, g, row, search, work):
     """All arcs of a group of a small state; of a large state those with labels that may matter."""
     frame, arcs, status = work.frame[0], search.graph.arcs, DONE
@@ -239,7 +239,7 @@ def expand_group(group, g, row, search, work):
     return status
 
 
-@inlined
+@linked
 def _expand_arc(a, group, g, acoustic_cost, search, work):
     """An arc that survives at the cost of a group's best token; put off where it needs the LMs."""
     arc, frame = search.graph.arcs[a], work.frame[0]
@@ -262,7 +262,7 @@ def _expand_arc(a, group, g, acoustic_cost, search, work):
 # ------------------------------------------------------------------------------ arcs with words
 
 
-@no_refcount
+@linked
 def expand_with_lm(group_arc, row, cutoff, state, search, lm, work):
     """An arc that queries the LMs, for all contexts that are within the beam before the query."""
     group, arc, weights = work.groups[group_arc.group], search.graph.arcs[group_arc.arc], search.weights
@@ -295,13 +295,13 @@ def expand_with_lm(group_arc, row, cutoff, state, search, lm, work):
     return offer(total, target_key(arc, boost, search), origin, search, work)
 
 
-@inlined
+@linked
 def _is_closed(member, closed, work):
     """Whether an arc with this last label (topology normal) is closed to a member of a group."""
     return closed != NONE and label_of(work.current[member.source].key) == closed
 
 
-@no_refcount
+@linked
 def node_of_group(group, closed, state, work):
     """The node of a group's tokens, without those that the arc is closed to, made if there is none.
 
@@ -337,7 +337,7 @@ def node_of_group(group, closed, state, work):
     return DONE, node, np.int32(NONE), least
 
 
-@no_refcount
+@linked
 def _node_after_closure(group, closed, cutoff, state, models, work):
     """The node of a group behind closure arcs with words: contexts after these, at their true cost."""
     search, lm = models
@@ -374,7 +374,7 @@ def _node_after_closure(group, closed, cutoff, state, models, work):
     return DONE, node_after
 
 
-@no_refcount
+@linked
 def _node_after_arc(before, olabel, state, models, work):
     """The node of the contexts of another one after the word of an arc, of those that cost `most` at most."""
     search, lm = models

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.word_graph.candidates import fill_slot
 from nemo_gpu_decoding.search.word_graph.composition import LM_COUNTERS, query
 from nemo_gpu_decoding.search.word_graph.keys import (
@@ -95,7 +95,7 @@ class Past(NamedTuple):
     back_pointer: np.int32
 
 
-@inlined
+@linked
 def has_room(nodes, links, contexts, state):
     counters = state.counters[0]
     return (
@@ -105,7 +105,7 @@ def has_room(nodes, links, contexts, state):
     )
 
 
-@inlined
+@linked
 def new_node(key, cost, state):
     counters = state.counters[0]
     n = np.int32(counters.nodes)
@@ -115,7 +115,7 @@ def new_node(key, cost, state):
     return n
 
 
-@inlined
+@linked
 def add_link(n, source, arc, epsilon, cost, log_prob, state):
     counters = state.counters[0]
     link = state.links[counters.links]
@@ -128,7 +128,7 @@ def add_link(n, source, arc, epsilon, cost, log_prob, state):
 # --------------------------------------------------------------------------------------- expansion
 
 
-@no_refcount
+@linked
 def expand(root, state, search, lm, work):
     """Fill a node, and all that it leads back to, with contexts; those that are filled end the way back."""
     nodes, links, stack = state.nodes, state.links, work.lm.stack
@@ -159,7 +159,7 @@ def expand(root, state, search, lm, work):
     return DONE
 
 
-@no_refcount
+@linked
 def _fill(n, total, state, search, lm, work):
     """The contexts of all nodes before a node, `total` of them, recombined."""
     counters, contexts, links, node = state.counters[0], state.contexts, state.links, state.nodes[n]
@@ -197,7 +197,7 @@ def _fill(n, total, state, search, lm, work):
     return DONE
 
 
-@no_refcount
+@linked
 def _is_before(at, c, other_at, other_c, state):
     """Of two ways to one context at the same cost, whether the first is the better one.
 
@@ -217,7 +217,7 @@ def _is_before(at, c, other_at, other_c, state):
     return state.contexts[c].epsilon < state.contexts[other_c].epsilon
 
 
-@inlined
+@linked
 def _extend_past(context, node, state, search):
     """Give a context the past of the one before it, and a new back-pointer if it has a new label."""
     link, source, counters = state.links[context.back_pointer], state.contexts[context.run], state.counters[0]
@@ -250,7 +250,7 @@ def _extend_past(context, node, state, search):
 # ----------------------------------------------------------------------------------- after a word
 
 
-@inlined
+@linked
 def enter_words(begin, count, total, before, models, state, work):
     """Enter what the contexts of a node become after a word; of equal LM contexts the cheaper one stays.
 
@@ -285,7 +285,7 @@ def enter_words(begin, count, total, before, models, state, work):
     return count
 
 
-@no_refcount
+@linked
 def _word_is_before(source, member, epsilon, other, state, work):
     """The same as `_is_before`, for ways to a context after a word."""
     if epsilon != other.epsilon:
@@ -297,7 +297,7 @@ def _word_is_before(source, member, epsilon, other, state, work):
     return state.contexts[source].lm < state.contexts[other.back_pointer].lm
 
 
-@no_refcount
+@linked
 def node_after_words(key, begin, count, state, lm):
     """The node of contexts that stand from `begin` on, with their costs; NONE if there are none."""
     if count == 0:
@@ -315,14 +315,14 @@ def node_after_words(key, begin, count, state, lm):
     return node
 
 
-@inlined
+@linked
 def copy_past(context, source):
     context.back_pointer, context.run, context.probability = source.back_pointer, source.run, source.probability
     if context.epsilon == NONE:
         context.epsilon = source.epsilon
 
 
-@no_refcount
+@linked
 def begin_words(total, state, work):
     """Make sure that `total` contexts can be entered."""
     if not has_room(1, 0, total, state):
@@ -330,7 +330,7 @@ def begin_words(total, state, work):
     return DONE if _begin_merge(total, work) else GROUPS_FULL
 
 
-@no_refcount
+@linked
 def best_context(node, contexts):
     best = node.begin
     for n in range(node.begin + 1, node.begin + node.count):
@@ -339,12 +339,12 @@ def best_context(node, contexts):
     return best
 
 
-@inlined
+@linked
 def _is_cheaper(context, other):
     return context.cost < other.cost or (context.cost == other.cost and context.lm < other.lm)
 
 
-@no_refcount
+@linked
 def _limit(begin, count, lm, state):
     """Keep `group_size` contexts of those that stand from `begin` on, the cheapest."""
     contexts, spare = state.contexts, len(state.contexts) - 1
@@ -364,7 +364,7 @@ def _limit(begin, count, lm, state):
 # -------------------------------------------------------------------------------------- hash table
 
 
-@inlined
+@linked
 def _begin_merge(total, work):
     """Begin with an empty table of contexts, as large as `total` of them need; False: there is no room."""
     size: Any = 4 * FEW
@@ -378,7 +378,7 @@ def _begin_merge(total, work):
     return True
 
 
-@inlined
+@linked
 def _number_of(lm, begin, count, total, state, work):
     """The number of the context with this LM context after `begin`, or `count`, where it would go."""
     contexts, found = state.contexts, count

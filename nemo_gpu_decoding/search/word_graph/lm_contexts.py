@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.jit import inlined, linked
 from nemo_gpu_decoding.search.log_space import LARGEST
 from nemo_gpu_decoding.search.word_graph.candidates import (
     Table,
@@ -101,7 +101,7 @@ class LmWorkspace(NamedTuple):
     cache: np.ndarray  # [power of 2] CACHED_SCORE
 
 
-@inlined
+@linked
 def begin_frame(work):
     frame = work.frame[0]
     frame.lm_groups = frame.deferred = frame.ordered = 0
@@ -110,7 +110,7 @@ def begin_frame(work):
     frame.tight_source = frame.tight_arc = frame.tight_epsilon = NONE
 
 
-@inlined
+@linked
 def count_work(counters, frame):
     """Add to a stream's counters what a frame took."""
     counters.look_ups += frame.look_ups
@@ -123,7 +123,7 @@ def count_work(counters, frame):
 # --------------------------------------------------------------------------- tightening the cutoff
 
 
-@no_refcount
+@linked
 def tighten_cutoff(row, state, search, lm, work):
     """Take the best token's arc that looks best, if by the small LM it costs less than all candidates.
 
@@ -149,7 +149,7 @@ def tighten_cutoff(row, state, search, lm, work):
 # --------------------------------------------------------------------------------- epsilon closure
 
 
-@inlined
+@linked
 def join(key, olabel, cost, origin, search, lm, work):
     """Put a token into its LM context of a group; `olabel` is that of the closure arc, or 0."""
     frame, contexts = work.frame[0], work.groups
@@ -177,7 +177,7 @@ def join(key, olabel, cost, origin, search, lm, work):
         add_group_token(contexts[c], cost, origin, work)
 
 
-@inlined
+@linked
 def _add_context(c, lm, work):
     """Put a new LM context into its group, which may be new as well."""
     frame, context, slots = work.frame[0], work.groups[c], work.lm.group_slots
@@ -201,7 +201,7 @@ def _add_context(c, lm, work):
         _widen_tables(work)
 
 
-@inlined
+@linked
 def _find_context_slot(key, context, olabel, work):
     """The slot of an LM context of a group: its own, or the void one in which it would go."""
     slots, entries, stamp = work.group_slots, work.groups, work.stamps[1]
@@ -221,7 +221,7 @@ def _group_table(work):
     return Table(work.lm.group_slots, work.expanding, work.frame[0].lm_group_mask, work.stamps[2])
 
 
-@no_refcount
+@linked
 def _widen_tables(work):
     """Twice as much of those of groups and of LM contexts."""
     frame = work.frame[0]
@@ -238,7 +238,7 @@ def _widen_tables(work):
 # --------------------------------------------------------------------------------- expanding groups
 
 
-@inlined
+@linked
 def expand_arc(a, g, acoustic_cost, state, search, lm, work):
     """An arc that survives at the cost of a group's best context; put off where it needs the LMs."""
     arc, group, frame = search.graph.arcs[a], work.expanding[g], work.frame[0]
@@ -255,7 +255,7 @@ def expand_arc(a, g, acoustic_cost, state, search, lm, work):
         frame.deferred += 1
 
 
-@inlined
+@linked
 def _order(group, lm, work):
     """List the group's contexts, cheapest first, no more than `group_size`."""
     frame, order, contexts = work.frame[0], work.lm.order, work.groups
@@ -270,7 +270,7 @@ def _order(group, lm, work):
     frame.expanded += group.count
 
 
-@no_refcount
+@linked
 def _sort(group, order, contexts):
     """Fill the group's part of `order` by a Shell sort."""
     first, c, count = group.ordered, group.newest, group.count
@@ -291,7 +291,7 @@ def _sort(group, order, contexts):
         gap //= 3
 
 
-@inlined
+@linked
 def _is_cheaper(cost, c, ordered, contexts):
     """Whether context c with this cost comes before another one: by cost, LM context, output label."""
     if cost != ordered.cost:
@@ -302,7 +302,7 @@ def _is_cheaper(cost, c, ordered, contexts):
     return context.olabel < other.olabel
 
 
-@inlined
+@linked
 def _expand_without_lm(a, group, acoustic_cost, state, search, lm, work):
     """An arc without a word, for all contexts of a group that have no word to query."""
     arc, none = search.graph.arcs[a], np.float32(0.0)
@@ -316,7 +316,7 @@ def _expand_without_lm(a, group, acoustic_cost, state, search, lm, work):
             offer_step(context, step, state, search, lm, work)
 
 
-@no_refcount
+@linked
 def expand_deferred(row, state, search, lm, work):
     """The arcs that query the LMs, for all contexts that are within the beam before the query.
 
@@ -334,7 +334,7 @@ def expand_deferred(row, state, search, lm, work):
             _expand_with_lm(a, group, acoustic_cost, cutoff, state, (search, lm), work)
 
 
-@inlined
+@linked
 def _expand_with_lm(a, group, acoustic_cost, cutoff, state, models, work):
     """One arc: for all contexts if it has a word, or else for those with a word to be queried."""
     search, lm = models

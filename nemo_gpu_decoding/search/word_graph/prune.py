@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from nemo_gpu_decoding.graph.topology import GRAPH
-from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.word_graph.candidates import cost_of
 from nemo_gpu_decoding.search.word_graph.keys import (
     ANY_RANK,
@@ -23,7 +23,7 @@ BINS = 256  # of the histogram of costs
 UNKNOWN = np.float32(-1)  # posterior that was not asked for yet
 
 
-@no_refcount
+@linked
 def prune(row, state, search, work):
     """What survives becomes work.current, with its past in `back_pointers`."""
     counters, frame, next_tokens = state.counters[0], work.frame[0], work.next_tokens
@@ -48,7 +48,7 @@ def prune(row, state, search, work):
     return DONE
 
 
-@no_refcount
+@linked
 def choose_tokens(tokens, frame, params, work):
     """Choose tokens within the beam, about max_active at most, in their order.
 
@@ -73,7 +73,7 @@ def choose_tokens(tokens, frame, params, work):
     return kept, kept < within
 
 
-@no_refcount
+@linked
 def _last_step(tokens, frame, params, histogram):
     histogram[:] = 0
     best, beam = frame.best, params.beam
@@ -88,12 +88,12 @@ def _last_step(tokens, frame, params, histogram):
     return last
 
 
-@inlined
+@linked
 def _bin(cost, best, scale):
     return min(np.int64((cost - best) * scale), BINS - 1)
 
 
-@inlined
+@linked
 def move_of(arc, epsilon, source, state, search):
     """What reading an arc means: a blank, the last label again, or something new.
 
@@ -113,7 +113,7 @@ def move_of(arc, epsilon, source, state, search):
     return REPEAT_MOVE if arcs[arc].ilabel == last_label else NEW_TOKEN
 
 
-@inlined
+@linked
 def _label_read(arc, key, search):
     """The column that a move to a token with this key reads."""
     if arc >= 0:
@@ -121,7 +121,7 @@ def _label_read(arc, key, search):
     return label_of(key) - 1 if arc == REPEAT_MOVE else np.int64(search.params.blank_id)
 
 
-@inlined
+@linked
 def _extend_past(token, row, state, search, work):
     """Give a token the past of its source, and a new back-pointer if it has a new label."""
     source, counters = work.current[np.uintp(token.source)], state.counters[0]
@@ -149,7 +149,7 @@ def _extend_past(token, row, state, search, work):
     token.probability = probability
 
 
-@inlined
+@linked
 def _keep_links(row, state, search, work):
     """Keep the frame's links between kept tokens that are not hopeless for the lattice."""
     counters, links = state.counters[0], state.links

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from nemo_gpu_decoding.graph.csr import Spellings, WordGraph, count_words, word_from_end
-from nemo_gpu_decoding.jit import compiled, inlined, no_refcount, read_only
+from nemo_gpu_decoding.jit import compiled, linked, no_refcount, read_only
 from nemo_gpu_decoding.search.result import Path
 from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps
 from nemo_gpu_decoding.search.word_graph.keys import NONE
@@ -137,7 +137,7 @@ class Tries(NamedTuple):
     dead: np.ndarray  # [w + 1, n + 1] bool, (word, first token) from which it is impossible
 
 
-@no_refcount
+@linked
 def _graph_cost(steps, end, ended, graph, total):
     """What the graph charges for a path after `total`, its end included."""
     total, state = add_graph_costs(steps, graph, total), end.state
@@ -159,7 +159,7 @@ def add_graph_costs(steps, graph, total):
     return total
 
 
-@no_refcount
+@linked
 def _most_words(steps, graph, num_words):
     """No more words are emitted on the way."""
     most = 0
@@ -179,7 +179,7 @@ def emitted_words(steps, graph, labels):
     return tokens[0, :count], words[:, :size]
 
 
-@no_refcount
+@linked
 def _split_steps(steps, last_epsilon, graph, labels, tokens, confidence, words):
     """The tokens and words of a path, at whose end a closure arc may be taken, or NONE.
 
@@ -205,13 +205,13 @@ def _split_steps(steps, last_epsilon, graph, labels, tokens, confidence, words):
     return count, size
 
 
-@inlined
+@linked
 def _silent(epsilon, graph):
     """The olabel of a closure arc, or of none."""
     return graph.epsilons[epsilon].olabel if epsilon >= 0 else np.int32(0)
 
 
-@inlined
+@linked
 def _add_words(olabel, count, words, size, graph, labels):
     """Add the words of an olabel, before which there are so many tokens, to `size` words."""
     for k in range(count_words(olabel, graph, labels.num_words) - 1, -1, -1):
@@ -222,7 +222,7 @@ def _add_words(olabel, count, words, size, graph, labels):
     return size
 
 
-@no_refcount
+@linked
 def _find_word_spans(tries, spellings, index, labels, begins, ends):
     """Fill begins and ends [w] with the first token of each word and one past its last."""
     is_spelled = labels.are_spelled and find_spans(tries, labels.unknown, index, spellings, ends)
@@ -234,7 +234,7 @@ def _find_word_spans(tries, spellings, index, labels, begins, ends):
             ends[w] = tries.words[1, w + 1] if w + 1 < len(ends) else len(tries.tokens)
 
 
-@no_refcount
+@linked
 def _fill_words(words, labels, begins, ends, tokens, before):
     """Fill words [w] SPAN. One that has no token yet lies where the token before it ends."""
     for w in range(len(words)):
@@ -260,7 +260,7 @@ def words_of(read: ReadPaths, before: np.ndarray, graph: WordGraph, pieces: Sequ
     return list(map(Word._make, zip(texts, labels, *numbers, repeat(None), strict=False)))
 
 
-@no_refcount
+@linked
 def find_spans(tries, unknown, index, spellings, ends):
     """Divide tokens among words: fill ends [number of words] with one past the last token of each.
 
@@ -290,7 +290,7 @@ def find_spans(tries, unknown, index, spellings, ends):
     return True
 
 
-@inlined
+@linked
 def _is_in(values, value):
     found = False
     for v in values:
@@ -298,7 +298,7 @@ def _is_in(values, value):
     return found
 
 
-@inlined
+@linked
 def next_end(word, is_last, tokens, at, choice, n, unknown, index, begin, spelled, beginning):
     """The next end to be tried for word n, -1 if there is none; counts choice[n] up."""
     size = len(tokens)

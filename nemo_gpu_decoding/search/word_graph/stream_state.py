@@ -12,7 +12,7 @@ import numpy as np
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.jit import compiled, inlined, no_refcount
+from nemo_gpu_decoding.jit import compiled, linked, no_refcount
 from nemo_gpu_decoding.search.engine import BadRow
 from nemo_gpu_decoding.search.inputs import raise_bad_frame
 from nemo_gpu_decoding.search.word_graph.composition import LM_COUNTERS, Composition
@@ -242,7 +242,7 @@ def collect(tokens, state, new, numbers, past):
         tokens[i].back_pointer = numbers[tokens[i].back_pointer]
 
 
-@inlined
+@linked
 def _copy_node(n, state, new, numbers, past):
     fresh, node = new.counters[0], state.nodes[n]
     copy = new.nodes[fresh.nodes]
@@ -266,7 +266,7 @@ def _copy_node(n, state, new, numbers, past):
         at = state.links[at].next
 
 
-@no_refcount
+@linked
 def _collect_back_pointers(state, new, past):
     old, fresh = state.counters[0], new.counters[0]
     fresh.back_pointers = 0
@@ -306,7 +306,7 @@ def expand_ends(tokens, state, search, lm, work):
     return DONE, total
 
 
-@inlined
+@linked
 def _may_end(token, search):
     states = search.graph.states
     state = states[state_of(token.key)]

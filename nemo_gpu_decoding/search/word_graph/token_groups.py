@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.graph.topology import COMPACT, NORMAL
-from nemo_gpu_decoding.jit import inlined, no_refcount
+from nemo_gpu_decoding.jit import inlined, linked
 from nemo_gpu_decoding.search.word_graph.candidates import (
     Table,
     boosted,
@@ -36,7 +36,7 @@ class Step(NamedTuple):
     difference: np.float32  # LM score difference, weighted
 
 
-@inlined
+@linked
 def join(key, cost, origin, search, lm, work):
     """Put a token into a group: the best one of its key, or one more for a lattice."""
     frame = work.frame[0]
@@ -58,14 +58,14 @@ def join(key, cost, origin, search, lm, work):
         add_group_token(work.groups[g], cost, origin, work)
 
 
-@inlined
+@linked
 def begin_group(group, key, cost, origin, search, work):
     group.key, group.cost, group.source, group.epsilon = key, cost, origin.source, origin.epsilon
     group.label = _last_label(origin, search, work)
     group.newest, group.other_cost = NONE, np.float32(np.inf)
 
 
-@inlined
+@linked
 def _last_label(origin, search, work):
     """That of a token + 1, where it matters."""
     label = np.int32(0)
@@ -74,7 +74,7 @@ def _last_label(origin, search, work):
     return label
 
 
-@inlined
+@linked
 def keep_best(group, cost, origin, search, lm, work):
     """Keep the best token and the best one with another last label."""
     label, best = _last_label(origin, search, work), Origin(NONE, group.source, group.epsilon)
@@ -91,7 +91,7 @@ def keep_best(group, cost, origin, search, lm, work):
             group.other_epsilon = origin.epsilon
 
 
-@inlined
+@linked
 def _is_before(cost, origin, other_cost, other, lm, work):
     if cost != other_cost:
         return cost < other_cost
@@ -100,7 +100,7 @@ def _is_before(cost, origin, other_cost, other, lm, work):
     return origin.epsilon < other.epsilon
 
 
-@inlined
+@linked
 def add_group_token(group, cost, origin, work):
     frame = work.frame[0]
     if frame.group_tokens == len(work.group_tokens):
@@ -113,7 +113,7 @@ def add_group_token(group, cost, origin, work):
     frame.group_tokens += 1
 
 
-@inlined
+@linked
 def expand_arc(a, g, acoustic_cost, state, search, lm, work):
     """An arc, for a group of the search without a large LM."""
     arc, group, bonus = search.graph.arcs[a], work.groups[g], np.float32(0.0)
@@ -124,7 +124,7 @@ def expand_arc(a, g, acoustic_cost, state, search, lm, work):
     offer_step(group, step, state, search, lm, work)
 
 
-@inlined
+@linked
 def target_key(arc, boost, search):
     """The key of the token that an arc leads to."""
     topology = search.params.topology
@@ -132,7 +132,7 @@ def target_key(arc, boost, search):
     return key_of(arc.target, boost, np.int64(arc.ilabel) + 1 if remembers else np.int64(0))
 
 
-@inlined
+@linked
 def offer_step(group, step, state, search, lm, work):
     """Offer what an arc makes of the best token of a group, or of all of them for a lattice."""
     arc, is_normal = search.graph.arcs[step.arc], search.params.topology == NORMAL
@@ -153,7 +153,7 @@ def offer_step(group, step, state, search, lm, work):
         at = token.next
 
 
-@inlined
+@linked
 def _offer(cost, origin, step, state, search, lm, work):
     arc = search.graph.arcs[step.arc]
     total = cost + search.weights.lm_weight * arc.cost - step.bonus + step.acoustic_cost
@@ -166,7 +166,7 @@ def _offer(cost, origin, step, state, search, lm, work):
         recombine(state, search, lm, work)
 
 
-@inlined
+@linked
 def _is_offered(origin, lm, frame):
     """Whether this candidate has tightened the cutoff: a lattice has it once."""
     if lm is None:
@@ -184,7 +184,7 @@ def group_table(work):
     return Table(work.group_slots, work.groups, work.frame[0].group_mask, work.stamps[1])
 
 
-@no_refcount
+@linked
 def widen_group_table(work):
     """Twice as much of the table."""
     work.frame[0].group_mask = 2 * work.frame[0].group_mask + 1

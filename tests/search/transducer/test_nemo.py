@@ -30,7 +30,7 @@ from tests.search.transducer.nemo_models import (
 )
 from tests.search.transducer.test_oracles import assert_same
 
-pytestmark = pytest.mark.nemo
+pytestmark = [pytest.mark.slow, pytest.mark.nemo]
 pytest.importorskip("nemo.collections.asr")
 # maes_batch fuses one automaton only
 MODES = [mode for mode in FUSION_MODES if mode[0] != "both"]

@@ -1,0 +1,119 @@
+"""Audio files: duration, what cannot be decoded, and one channel of several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_BLOCK = 1 << 20  # samples read at once
+_FLOATS = ("FLOAT", "DOUBLE")  # formats whose samples can be NaN or infinite
+
+
+def audio_seconds(path: str | Path, name: str | None = None) -> float:
+    """Duration from the file's header.
+
+    Args:
+        name: of the file in messages; None for its path.
+
+    Raises:
+        ValueError: the file cannot be read as audio; the message shows a command that converts it.
+    """
+    import soundfile
+
+    try:
+        return float(soundfile.info(str(path)).duration)
+    except (RuntimeError, OSError) as error:
+        name = name or str(path)
+        hint = ""
+        if Path(name).suffix.lower() not in (".wav", ".flac"):
+            hint = f"; convert it: ffmpeg -i {name} -ac 1 -ar 16000 {Path(name).with_suffix('.wav')}"
+        raise ValueError(f"{name} cannot be read as audio: {_reason(error)}{hint}") from error
+
+
+def checked_seconds(path: str | Path, name: str | None = None) -> float:
+    """Duration of a file that can be decoded. Floating-point samples are read, others need no look.
+
+    Raises:
+        ValueError: as `audio_seconds`; the file has no samples, or samples that are NaN or infinite.
+    """
+    import soundfile
+
+    name = name or str(path)
+    seconds = audio_seconds(path, name)
+    if not seconds:
+        raise ValueError(f"{name} has no samples")
+    if soundfile.info(str(path)).subtype in _FLOATS:
+        for number, block in enumerate(soundfile.blocks(str(path), _BLOCK)):
+            bad = np.argwhere(~np.isfinite(block))
+            if len(bad):
+                index = number * _BLOCK + int(bad[0][0])
+                raise ValueError(
+                    f"{name}: sample {index} is {block[tuple(bad[0])]}, expected finite samples; "
+                    "repair the file or leave it out"
+                )
+    return seconds
+
+
+def unreadable(files: Sequence[str | Path]) -> list[str]:
+    """Those of these files whose samples cannot be read; a damaged file may well have a header."""
+    import soundfile
+
+    found = []
+    for file in files:
+        try:
+            soundfile.read(file)
+        except (RuntimeError, OSError):
+            found.append(str(file))
+    return found
+
+
+def check_channel_selector(value: Any) -> None:
+    """Raise a ValueError unless this is None, "average" or the number of a channel, from 0."""
+    is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if value not in (None, "average") and not is_number:
+        raise ValueError(f"channel_selector is {value!r}, expected average, or the number of a channel, from 0")
+
+
+def num_channels(file: str | Path) -> int:
+    """Channels of a file; 1 if its header cannot be read."""
+    import soundfile
+
+    try:
+        return int(soundfile.info(str(file)).channels)
+    except (RuntimeError, OSError):
+        return 1
+
+
+def write_mono(source: str | Path, target: Path, channel_selector: int | str | None) -> None:
+    """Write one channel of a file, or the average of all, as WAV with float32 samples at the file's rate.
+
+    Args:
+        channel_selector: number of the channel, from 0; "average" or None for the average.
+
+    Raises:
+        ValueError: the samples cannot be read, or there is no such channel.
+    """
+    import soundfile
+
+    try:
+        with soundfile.SoundFile(str(source)) as opened:
+            if isinstance(channel_selector, int) and channel_selector >= opened.channels:
+                channels = "1 channel" if opened.channels == 1 else f"{opened.channels} channels"
+                raise ValueError(
+                    f"channel_selector is {channel_selector}, but {source} has {channels}, "
+                    f"expected average or 0 .. {opened.channels - 1}"
+                )
+            with soundfile.SoundFile(str(target), "w", opened.samplerate, 1, "FLOAT", format="WAV") as sink:
+                for block in opened.blocks(_BLOCK, dtype="float32", always_2d=True):
+                    is_number = isinstance(channel_selector, int)
+                    sink.write(block[:, channel_selector] if is_number else block.mean(axis=1))
+    except (RuntimeError, OSError) as error:
+        raise ValueError(f"{source} cannot be read as audio: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """libsndfile's own words, without the path before them."""
+    return str(getattr(error, "error_string", None) or error)

@@ -1,0 +1,124 @@
+"""The points that `tune` tries, stage by stage: options that are null get values around the best point so far.
+
+With phrases, the strategies over tokens try all weights with the smallest beam and one segmentation of the phrases,
+then larger beams and more segmentations with the best weights. Word graphs try the LM weights without phrases, then
+the boosting weights with the best LM weights, then the LM weights next to these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from nemo_gpu_decoding.cli.decoding import LARGE_LM_STRATEGY, section_of
+from nemo_gpu_decoding.cli.grid import Point, combinations
+from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
+
+if TYPE_CHECKING:
+    from nemo_gpu_decoding.cli.tune import TuneOptions
+
+Stage = Callable[[Point], list[Point]]  # the best point so far -> points to try next
+
+# section of the options -> weights to try; a word of a graph is several tokens
+LM_WEIGHTS = {"beam": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], "wfst": [0.3, 0.5, 0.7, 1.0, 1.3]}
+LARGE_LM_WEIGHTS = [0.5, 1.0]  # of paged_biglm; 0 is cuda_wfst
+# small ones are for phrases of several tokens or words, whose bonuses add up: five words earn 14 times the weight
+BOOSTING_WEIGHTS = {"beam": [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0], "wfst": [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0]}
+BEAM_SIZES, SEGMENTATIONS = [8, 32], [1, 8]  # more than the first only with phrases
+BEAM_WIDTHS = [16.0, 40.0]  # the larger one where a word may earn more than half of the smaller one
+
+
+def points_of(
+    options: TuneOptions, strategy: str, *, has_lm: bool, has_phrases: bool, most_bonus: float = 0.0
+) -> list[Point]:
+    """The points of the first stage; without LM or phrases their weights are left out.
+
+    Args:
+        most_bonus: the most that a word of a graph earns with a boosting weight of 1, natural log.
+
+    Raises:
+        ValueError: an option has no effect with the strategy.
+    """
+    section, head = section_of(strategy), STRATEGIES[strategy].family
+    is_fused, in_graph = has_lm or has_phrases, section == "wfst"
+    for name, is_used in (
+        ("beam_width", in_graph),
+        ("large_lm_weight", strategy == LARGE_LM_STRATEGY),
+        ("pruning_mode", head == "rnnt" and is_fused),
+        ("segmentations", has_phrases and not in_graph),
+    ):
+        if getattr(options, name) and not is_used:
+            how = strategy if is_fused or in_graph else f"{strategy} without lm or phrases"
+            raise ValueError(f"{name} is {getattr(options, name)}, which has no effect with {how}")
+    lm_weights = options.lm_weight or LM_WEIGHTS[section]
+    if in_graph:
+        large = strategy == LARGE_LM_STRATEGY
+        points = combinations(
+            lm_weight=lm_weights,
+            boosting_weight=(options.boosting_weight or [0.0]) if has_phrases else (),
+            beam_width=options.beam_width or BEAM_WIDTHS,
+            large_lm_weight=(options.large_lm_weight or LARGE_LM_WEIGHTS) if large else (),
+        )
+        return points if options.beam_width else [p for p in points if p.beam_width == _beam_width(p, most_bonus)]
+    return combinations(
+        beam_size=options.beam_size or BEAM_SIZES[:1],
+        beam_beta=options.beam_beta if head == "ctc" else (),
+        lm_weight=lm_weights if has_lm else (),
+        boosting_weight=(options.boosting_weight or BOOSTING_WEIGHTS[section]) if has_phrases else (),
+        blank_lm_score_mode=options.blank_lm_score_mode if head == "rnnt" and is_fused else (),
+        pruning_mode=options.pruning_mode or (),
+        segmentations=(options.segmentations or SEGMENTATIONS[:1]) if has_phrases else (),
+    )
+
+
+def later_stages(
+    options: TuneOptions, strategy: str, points: Sequence[Point], *, has_phrases: bool, most_bonus: float = 0.0
+) -> list[Stage]:
+    """What is tried after the points of the first stage. Stages may name points that were tried before.
+
+    Args:
+        most_bonus: as in `points_of`.
+    """
+    if not has_phrases:
+        return []
+    if section_of(strategy) == "beam":
+        weights = sorted({point.boosting_weight or 0.0 for point in points})
+        sizes = options.beam_size or BEAM_SIZES
+        return [partial(_larger, sizes, options.segmentations or SEGMENTATIONS, weights)]
+    if options.boosting_weight:
+        return []
+    return [partial(_boosted, options.beam_width or (), most_bonus), partial(_neighbours, points)]
+
+
+def _larger(sizes: Sequence[int], segmentations: Sequence[int], weights: Sequence[float], best: Point) -> list[Point]:
+    """Other beam sizes and segmentations with the best weights and all boosting weights."""
+    fixed: dict[str, Sequence[Any]] = {k: [value] for k, value in best._asdict().items() if value is not None}
+    fixed |= {"beam_size": sizes, "segmentations": segmentations, "boosting_weight": weights}
+    points = combinations(**fixed)
+    return [point for point in points if point.boosting_weight or point.segmentations == segmentations[0]]
+
+
+def _boosted(widths: Sequence[float], most_bonus: float, best: Point) -> list[Point]:
+    """The boosting weights with the best LM weights."""
+    points = [best._replace(boosting_weight=weight) for weight in BOOSTING_WEIGHTS["wfst"]]
+    if widths:
+        return [point._replace(beam_width=width) for point in points for width in widths]
+    return [point._replace(beam_width=_beam_width(point, most_bonus)) for point in points]
+
+
+def _neighbours(points: Sequence[Point], best: Point) -> list[Point]:
+    """The LM weights next to the best ones, one by one."""
+    found = []
+    for name in ("lm_weight", "large_lm_weight"):
+        values = sorted({getattr(point, name) for point in points} - {None})
+        if values:
+            at = values.index(getattr(best, name))
+            found += [best._replace(**{name: value}) for value in values[max(at - 1, 0) : at + 2]]
+    return found
+
+
+def _beam_width(point: Point, most_bonus: float) -> float:
+    """The smallest width of which a word earns at most half, or the largest one."""
+    bonus = (point.boosting_weight or 0.0) * most_bonus
+    return next((width for width in BEAM_WIDTHS if bonus <= width / 2), BEAM_WIDTHS[-1])

@@ -1,0 +1,78 @@
+"""numba's pipeline for functions that only compiled code calls: nothing of them is machine code by itself.
+
+By default numba optimises each function with all that it calls, makes machine code of it and a way in from Python,
+and then does so again for its caller. With five levels of calls the innermost loop is translated six times.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from numba import _dynfunc  # type: ignore[attr-defined]
+from numba.core import types
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder
+from numba.core.compiler_machinery import register_pass
+from numba.core.typed_passes import NativeLowering
+
+
+class _LinkedOnly(JITCodeLibrary):
+    """A library that others link; they optimise it as a part of themselves."""
+
+    def finalize(self) -> None:
+        self._raise_if_finalized()
+        for library in dict.fromkeys(self._linking_libraries):
+            self._reload_init.update(library._reload_init)
+            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+
+@ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+def _not_from_python(*_: int) -> None:
+    """What Python calls in place of such a function: the result 0 is a SystemError, and no crash."""
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class _LinkedLowering(NativeLowering):
+    _name = "linked_lowering"
+
+    def run_pass(self, state: Any) -> bool:
+        target = state.targetctx
+        if _holds_arrays(state.return_type):  # a caller that counts references would free it
+            raise TypeError(
+                f"{state.func_id.func_qualname} returns {state.return_type}, expected no arrays: use inlined"
+            )
+        state.library = _LinkedOnly(target.codegen(), state.func_id.func_qualname)
+        state.flags.no_compile = True
+        super().run_pass(state)
+        lowered = state["cr"]
+        state.library.finalize()
+        name, module = lowered.fndesc.qualname.split(".")[-1], lowered.fndesc.lookup_module()
+        address = ctypes.cast(_not_from_python, ctypes.c_void_p).value
+        function = _dynfunc.make_function(
+            module, name, "called by compiled code", address, lowered.env, (state.library,)
+        )
+        target.insert_user_function(function, lowered.fndesc, [state.library])
+        state["cr"] = lowered._replace(cfunc=function)
+        return True
+
+
+def _holds_arrays(kind: Any) -> bool:
+    if isinstance(kind, types.BaseTuple):
+        members: Any = kind
+        return any(map(_holds_arrays, members))
+    return isinstance(kind, types.Buffer)
+
+
+class LinkedCompiler(CompilerBase):
+    """numba's pipeline without machine code."""
+
+    def define_pipelines(self) -> list[Any]:
+        pipeline = DefaultPassBuilder.define_nopython_pipeline(self.state)
+        pipeline.passes = [
+            (_LinkedLowering if kind is NativeLowering else kind, name) for kind, name in pipeline.passes
+        ]
+        pipeline.finalize()
+        return [pipeline]

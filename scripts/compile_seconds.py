@@ -1,0 +1,61 @@
+"""CPU seconds that the first decoding of each strategy takes with an empty cache of compiled code.
+
+    python scripts/compile_seconds.py              # all strategies
+    python scripts/compile_seconds.py cuda_wfst
+
+Each strategy decodes two utterances of `assets/hard_speech` with an LM, in a process and with a cache of its own.
+What LMs and graphs compile while they are read is a column of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+
+from nemo_gpu_decoding.jit import CACHE_VARIABLE
+from nemo_gpu_decoding.jit_progress import progress
+
+STRATEGIES = ("flexctc_beam", "alsd_pp", "aes_pp", "cuda_wfst", "paged_biglm")
+
+
+def measure(strategy: str) -> str:
+    """One row: seconds of the decoder's construction and of its first call, functions compiled."""
+    from nemo_gpu_decoding.bench.options import GRAPH_STRATEGIES, BenchOptions
+    from nemo_gpu_decoding.bench.ours import OURS
+    from nemo_gpu_decoding.bench.peers.base import Setting
+    from nemo_gpu_decoding.bench.sources import make_tasks
+
+    options = BenchOptions(strategy=strategy, tasks=["speech"], threads=1)
+    task = make_tasks(options)[0]
+    beam = task.weights.graph_beams[0] if strategy in GRAPH_STRATEGIES else 8
+    marks = [(time.process_time(), progress.count)]
+    decoder = OURS[strategy](options, task, Setting(beam, True, threads=1)).decoder
+    marks.append((time.process_time(), progress.count))
+    decoder.decode(task.inputs[:2], task.lengths[:2])
+    marks.append((time.process_time(), progress.count))
+    columns = [f"{b[0] - a[0]:6.1f} s {b[1] - a[1]:5d}" for a, b in pairwise(marks)]
+    return f"{strategy:14}" + "".join(columns)
+
+
+def main() -> int:
+    """A process for each strategy; the table on stdout."""
+    if sys.argv[1:2] == ["--row"]:
+        print(measure(sys.argv[2]))
+        return 0
+    print(f"{'':14}{'LM and graph, functions':>16}{'first call, functions':>23}")
+    for strategy in sys.argv[1:] or STRATEGIES:
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {**os.environ, CACHE_VARIABLE: folder, "OMP_NUM_THREADS": "1"}
+            row = subprocess.run(
+                [sys.executable, __file__, "--row", strategy], env=environment, check=True, text=True, stdout=-1
+            )
+        print(row.stdout, end="", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""A full disk ends each command with status 2 and the file's name, and leaves older files as they were."""
+
+import errno
+import gzip
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from nemo_gpu_decoding.cli import transcribe
+from nemo_gpu_decoding.cli.main import main
+from nemo_gpu_decoding.presets import load_preset, write_preset
+
+
+def disk_is_full(*_, **__):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("name", ["new.arpa", "new.arpa.gz"])
+def test_build_lm(name, tmp_path, monkeypatch, capsys):
+    (tmp_path / "text.txt").write_text("a b a\nb a b\n" * 3)
+    (tmp_path / name).write_bytes(b"old")
+    monkeypatch.setattr(*((gzip.GzipFile, "write") if name.endswith("gz") else (os, "fsync")), disk_is_full)
+    assert main(["build-lm", f"text={tmp_path / 'text.txt'}", "order=2", f"out={tmp_path / name}"]) == 2
+    message = capsys.readouterr().err
+    assert f"No space left on device: '{tmp_path / name}'" in message
+    assert "Traceback" not in message
+    assert (tmp_path / name).read_bytes() == b"old"
+    assert sorted(file.name for file in tmp_path.iterdir()) == [name, "text.txt"]
+
+
+def test_presets(tmp_path, monkeypatch):
+    preset = tmp_path / "best.yaml"
+    write_preset(preset, {"strategy": "flexctc_beam", "beam": {"beam_size": 4}}, "old")
+    monkeypatch.setattr(os, "fsync", disk_is_full)
+    with pytest.raises(OSError, match=str(preset)):
+        write_preset(preset, {"strategy": "flexctc_beam", "beam": {"beam_size": 8}}, "new")
+    assert load_preset(str(preset)).beam.beam_size == 4
+
+
+@pytest.fixture
+def transcribed(tmp_path, monkeypatch):
+    """Run `transcribe out=FILE` with these transcripts in place of a model's."""
+    (tmp_path / "hyps.jsonl").write_text("old\n")
+
+    def run(transcripts):
+        utterance = SimpleNamespace(path="a.wav", text=None, duration=1.0)
+        monkeypatch.setattr(transcribe, "find_utterances", lambda *_: [utterance])
+        monkeypatch.setattr(transcribe, "load", lambda _: SimpleNamespace(model=SimpleNamespace(device_name="cpu")))
+        monkeypatch.setattr(transcribe, "_transcripts", lambda *_: transcripts())
+        monkeypatch.setattr(transcribe, "json_row", lambda *_: {"pred_text": "new"})
+        monkeypatch.setattr(transcribe, "oracle_of", lambda *_: None)
+        return main(["transcribe", "model=m.nemo", "audio=a.wav", f"out={tmp_path / 'hyps.jsonl'}"])
+
+    return run
+
+
+def test_transcribe_that_dies_keeps_the_older_file(transcribed, tmp_path):
+    def dies():
+        raise ValueError("of the model")
+        yield
+
+    assert transcribed(dies) == 1
+    assert (tmp_path / "hyps.jsonl").read_text() == "old\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["hyps.jsonl"]
+
+
+def test_transcribe_on_a_full_disk(transcribed, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(os, "fsync", disk_is_full)
+    assert transcribed(lambda: iter([SimpleNamespace(text="new")])) == 2
+    assert f"No space left on device: '{tmp_path / 'hyps.jsonl'}'" in capsys.readouterr().err
+    assert (tmp_path / "hyps.jsonl").read_text() == "old\n"
+
+
+def test_transcribe_leaves_compiling_out_of_its_speed(transcribed, tmp_path, monkeypatch, capsys):
+    def compiles():
+        monkeypatch.setattr(transcribe.progress, "seconds", transcribe.progress.seconds + 50.0)
+        yield SimpleNamespace(text="new")
+
+    # 50 s of compiling that took no time: the clock of the work has gone back
+    monkeypatch.setattr(transcribe, "report", lambda *a: print(f"worked {a[2]:.0f} s"))
+    assert transcribed(compiles) == 0
+    told = capsys.readouterr()
+    assert "worked -50 s" in told.out
+    assert "compiled in 50.0 s besides" in told.err
+    assert '"pred_text": "new"' in (tmp_path / "hyps.jsonl").read_text()

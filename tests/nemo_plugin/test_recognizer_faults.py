@@ -1,0 +1,178 @@
+"""A fault at any point of a step ends one stream, and no other."""
+# ruff: noqa: E402 (what needs NeMo is imported after the check for it)
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.nemo
+pytest.importorskip("nemo.collections.asr.inference")
+pytest.importorskip("prometheus_client")
+
+import nemo.collections.asr.inference as inference
+import soundfile
+
+import nemo_gpu_decoding
+from nemo_gpu_decoding.cli.options import parse_options
+from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer
+from nemo_gpu_decoding.live.batcher import Batcher
+from nemo_gpu_decoding.live.session import Limits, Start
+from nemo_gpu_decoding.nemo_plugin import rollback
+from tests.nemo_plugin.conftest import SELF
+
+NAMES = "ctc", "hybrid_rnnt", "streaming"
+CTC, HYBRID, CAUSAL = (f"model={SELF / 'models' / f'self_{name}.nemo'}" for name in NAMES)
+KINDS = {
+    "buffered ctc": (CTC, f"lm={SELF / 'lm' / 'tok3.arpa'}"),
+    "buffered rnnt": (HYBRID, "strategy=alsd_pp"),
+    "cache-aware ctc": (CAUSAL,),
+    "cache-aware rnnt": (CAUSAL, "strategy=aes_pp"),
+    "greedy": (CAUSAL, "strategy=greedy"),
+}
+OURS = Path(nemo_gpu_decoding.__file__).parent
+FOLDERS = tuple(str(path) for path in (OURS / "live", OURS / "nemo_plugin", Path(inference.__file__).parent))
+
+
+class Faulty:
+    """A recognizer whose steps raise at one point, where they have a chunk of the victim. Without a point they note
+    all points: the functions that a step calls, before and after their work."""
+
+    def __init__(self, own):
+        self.own, self.victim, self.point = own, None, None
+        self.has_raised = False  # in the last step of a victim
+        self.points: dict[tuple, None] = {}
+
+    def __getattr__(self, name):
+        return getattr(self.own, name)
+
+    def step(self, chunks):
+        if self.victim not in [chunk.stream for chunk in chunks]:
+            return self.own.step(chunks)
+        self.has_raised = False
+        sys.setprofile(self.hook)
+        try:
+            return self.own.step(chunks)
+        finally:
+            sys.setprofile(None)
+
+    def hook(self, frame, event, arg):
+        code = frame.f_code
+        if event not in ("call", "return") or not code.co_filename.startswith(FOLDERS):
+            return
+        if code.co_filename == rollback.__file__ or code.co_name == "step":
+            return  # what puts a failed step back
+        if event == "return" and code.co_flags & inspect.CO_GENERATOR:
+            return  # a yield, where nothing can go wrong
+        if self.point is None:
+            self.points[code, event] = None
+        elif self.point == (code, event):
+            sys.setprofile(None)
+            self.has_raised = True
+            raise MemoryError("injected")
+
+
+class Crowd:
+    """Two clients that speak the same utterances again and again."""
+
+    def __init__(self, batcher, speech, expected):
+        self.batcher, self.speech, self.expected = batcher, speech, expected
+        self.places = [(None, i, 0) for i in range(2)]
+        self.heard = 0
+
+    async def speak(self):
+        """A chunk of each."""
+        n = self.batcher.recognizer.chunk_samples
+        for i, (session, number, at) in enumerate(self.places):
+            session = session or await self.batcher.open(Start())
+            session.feed(self.speech[number][at : at + n].tobytes())
+            if at + n >= len(self.speech[number]):
+                session.end()
+                self.places[i] = session, number, None
+            else:
+                self.places[i] = session, number, at + n
+
+    def check(self, point):
+        """What they have heard."""
+        for i, (session, number, at) in enumerate(self.places):
+            assert session.error is None, point
+            assert not session.is_dead
+            if at is None:
+                assert session.is_over
+                found = [message["text"] for message in session.messages() if message["type"] == "final"]
+                assert " ".join(found) == self.expected[number], point
+                self.heard += 1
+                self.places[i] = None, (number + 1) % len(self.speech), 0
+
+
+async def step(batcher):
+    await batcher._step(batcher._take())
+
+
+async def spoken(batcher, samples):
+    """The text of a stream alone."""
+    session = await batcher.open(Start())
+    session.feed(samples.tobytes())
+    session.end()
+    while not session.is_over:
+        await step(batcher)
+    return " ".join(message["text"] for message in session.messages() if message["type"] == "final")
+
+
+async def victim_of(batcher, crowd, faulty, samples, phase, point):
+    """A third client, whose first, second or last chunk meets the fault."""
+    session, n = await batcher.open(Start()), batcher.recognizer.chunk_samples
+    for now in range(phase + 1):
+        session.feed(samples[now * n : (now + 1) * n].tobytes())
+        if now == 2:
+            session.end()
+        await crowd.speak()
+        if now == phase:
+            faulty.point, batch = point, batcher._take()
+            faulty.victim = next(chunk.stream for own, chunk in batch if own is session)
+            await batcher._step(batch)
+            faulty.victim = None
+        else:
+            await step(batcher)
+        crowd.check(point)
+    return session
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fault_ends_one_stream(kind, files, caplog):
+    caplog.set_level("ERROR", "nemo_gpu_decoding")
+    own = build_recognizer(parse_options(ServeOptions, [*KINDS[kind], "max_streams=4", "end_silence=-1"]))
+    faulty, speech = Faulty(own), [soundfile.read(file, dtype="int16")[0] for file in files[:3]]
+
+    async def run():
+        batcher = Batcher(faulty, Limits())
+        crowd = Crowd(batcher, speech, [await spoken(batcher, samples) for samples in speech])
+        ended = 0
+        for phase in range(3):
+            known, point = dict(faulty.points), None
+            session = await victim_of(batcher, crowd, faulty, speech[2], phase, point)
+            if phase < 2:
+                batcher.crash(session, ValueError("it has had its turn"))
+            for point in [point for point in faulty.points if point not in known]:
+                session = await victim_of(batcher, crowd, faulty, speech[2], phase, point)
+                if not faulty.has_raised:  # it was for another stream of the step that the point was reached
+                    batcher.crash(session, ValueError("it has had its turn"))
+                    continue
+                ended += 1
+                assert session.is_over, point
+                assert session.error is not None, point
+                assert session.error[0] == "server", point
+                assert session not in batcher.sessions.values()
+                batcher._drop()
+                going = {place[0]._stream for place in crowd.places if place[0] is not None}
+                assert set(own.pipeline._state_pool) == going - {None}, point
+        assert crowd.heard > 5
+        return ended
+
+    ended = asyncio.run(run())
+    assert ended > 60
+    print(kind, ended, "of", len(faulty.points), "points")

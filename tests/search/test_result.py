@@ -1,0 +1,36 @@
+"""`NBest.distinct`: one hypothesis for each text."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
+
+PIECES = ["j", "a", "l", "al"]
+
+
+def nbest(*spellings):
+    """Hypotheses with scores -1, -2 ..."""
+    none = np.zeros(0)
+    tokens = [np.array([PIECES.index(piece) for piece in spelling.split()], np.int32) for spelling in spellings]
+    return NBest(tuple(Path(own, none, none, none, -1.0 - i, ScoreParts(-1.0 - i)) for i, own in enumerate(tokens)))
+
+
+def text_of(path):
+    return "".join(PIECES[token] for token in path.tokens)
+
+
+@pytest.mark.parametrize(
+    ("n", "kept"), [(1, [-1.0]), (2, [-1.0, -3.0]), (3, [-1.0, -3.0, -5.0]), (9, [-1.0, -3.0, -5.0])]
+)
+def test_the_best_spelling_of_each_text_stays_with_its_own_score(n, kept):
+    found = nbest("j al", "j a l", "a l", "al", "j")
+    assert [path.score for path in found.distinct(text_of, n)] == kept
+    assert len(found) == 5
+
+
+def test_what_is_known_of_the_utterance_stays():
+    found = NBest(nbest("al", "a l").paths, num_frames=7, notes=("a table was full",), committed=1)
+    distinct = found.distinct(text_of, 2)
+    assert (len(distinct), distinct.num_frames, distinct.notes, distinct.committed) == (1, 7, found.notes, 1)
