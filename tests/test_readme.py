@@ -485,6 +485,12 @@ def test_error_rates_are_those_of_the_demo(label, model, strategy, lm):
     assert cells_of(MEASURED, label) == [*errors, " / ".join(fscores)]
 
 
+def test_getting_started_begins_with_the_error_rates_of_the_demo():
+    (greedy, *_, phrases), _ = of_demo("ctc", "flexctc_beam")
+    (page,) = [page for page in PAGES if page.path.stem == "index"]
+    assert f"falls from {greedy} % (greedy) to {phrases} % (CTC, `flexctc_beam`, LM and 34 phrases)" in page.text
+
+
 @pytest.mark.slow
 @pytest.mark.nemo
 def test_names_of_each_utterance_are_found_as_the_readme_says(monkeypatch):

@@ -51,7 +51,7 @@ def test_each_step_of_the_demo_helps(run, tmp_path, capsys, timed_once):
     pytest.importorskip("kaldifst")
     out = tmp_path / "build" / "demo.json"
     plot = tmp_path / "build" / "demo.png"
-    assert run(f"out={out}", f"plot={plot}", "show=1") == 0
+    assert run(f"out={out}", f"plot={plot}", "show=60") == 0
     assert plot.stat().st_size > 10_000
     rows = json.loads(out.read_text())
     assert all(set(row) == {"model", "decoder", "wer", "fscore", "seconds"} for row in rows)
@@ -80,6 +80,7 @@ def test_each_step_of_the_demo_helps(run, tmp_path, capsys, timed_once):
         assert all(f"\n{decoder}" in printed for decoder in decoders)
     assert "reference" in printed
     check_the_live_stream(printed)
+    check_the_example_of_the_docs(printed)
     check_the_record(rows)
 
 
@@ -91,6 +92,16 @@ def check_the_live_stream(printed):
     assert len(set(texts[:-1])) > 4
     assert texts[-1].startswith("page two of the contract mentions teresa and")
     assert [float(seconds) for seconds, _, _ in lines] == sorted(float(seconds) for seconds, _, _ in lines)
+
+
+def check_the_example_of_the_docs(printed):
+    """The utterance that docs/index.md begins with."""
+    page = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    for label, decoder in (
+        ("reference", "reference"), ("greedy", "greedy"), ("+ LM + phrases", "flexctc_beam + LM + phrases")
+    ):  # fmt: skip
+        (text,) = re.findall(rf"^\| {re.escape(label)} \| (chapter.*) \|$", page, re.M)
+        assert re.search(rf"^ +{re.escape(decoder)} +{text}$", printed, re.M), label
 
 
 def check_the_record(rows):
