@@ -328,10 +328,10 @@ def flexctc_beam(record: Record, link: str) -> str:
     starts = [record["probes"]["start"][when]["first_decode"] for when in ("first_ever", "later")]
     return table(["ours against", *column_names(columns), "verified", errors], shown) + prose(f"""
         ({audio(record)}; {link}.) On the peaked task beam {greedy["params"]["beam_size"]} with the LM takes
-        {1 / greedy["ratio"]:.1f} times the CPU seconds of NeMo's `greedy_batch`. With {lots:,} boosted phrases it takes
-        {1 / many["ratio"]:.2f} times as long as with {few}. Memory is {memory:.1f} bytes per frame and hypothesis, for any
-        vocabulary. The first decoding on a machine compiles and takes {starts[0]:.0f} s; in later processes the first one
-        takes {starts[1]:.2f} s.""")
+        {1 / greedy["ratio"]:.1f} times the CPU seconds of NeMo's `greedy_batch`. With {lots:,} boosted phrases it
+        takes {1 / many["ratio"]:.2f} times as long as with {few}. Memory is {memory:.1f} bytes per frame and
+        hypothesis, for any vocabulary. The first decoding on a machine compiles and takes {starts[0]:.0f} s; in later
+        processes the first one takes {starts[1]:.2f} s.""")
 
 
 def transducers(alsd: Record, aes: Record, alsd_link: str, aes_link: str) -> str:
