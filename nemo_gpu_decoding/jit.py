@@ -7,6 +7,7 @@ be read. So the cache lies in a folder named by a fingerprint of all sources tha
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import logging
@@ -95,6 +96,18 @@ def read_only(array: np.ndarray) -> np.ndarray:
     view = np.ascontiguousarray(array).view(np.ndarray)
     view.flags.writeable = False
     return view
+
+
+class CopiedByFields:
+    """Base of frozen dataclasses that make their arrays read-only in `__post_init__`.
+
+    NumPy copies and unpickles a read-only array as a writable one, of another type for compiled code. Copies are
+    therefore made of the fields, through `__post_init__`, so that nothing is compiled again.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        own: Any = self
+        return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(own))
 
 
 @functools.lru_cache(maxsize=1)

@@ -28,7 +28,6 @@ from nemo_gpu_decoding.cli.decoding import (
 )
 from nemo_gpu_decoding.cluster.transcripts import FORMATS, check_format, error_row, json_row, oracle_of
 from nemo_gpu_decoding.container import written_whole
-from nemo_gpu_decoding.jit_progress import progress, working_seconds
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
 from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
@@ -197,6 +196,8 @@ def run(options: TranscribeOptions) -> int:
         return run_partitions(options)
     if options.manifest is not None and not isinstance(options.manifest, str):
         raise ValueError(f"manifest={options.manifest} needs a folder as out, one that ends with /")
+    from nemo_gpu_decoding.jit_progress import progress, working_seconds
+
     utterances = find_utterances(options.audio, options.manifest)
     out = writable_file("out", options.out) if options.out else None
     loaded = load(options)
@@ -317,6 +318,8 @@ def emit(
 ) -> Iterator[Emitted | None]:
     """Print each text, or the error of an utterance without one, and write its JSON line as soon as it is there."""
     from tqdm import tqdm
+
+    from nemo_gpu_decoding.jit_progress import working_seconds
 
     before = working_seconds()
     for utterance, transcript in zip(utterances, transcripts, strict=True):

@@ -26,7 +26,7 @@ import numpy as np
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.graph.epsilon_closure import epsilon_closure
 from nemo_gpu_decoding.graph.openfst import Fst
-from nemo_gpu_decoding.jit import linked, read_only
+from nemo_gpu_decoding.jit import CopiedByFields, linked, read_only
 
 EPSILON_WORD = "<eps>"
 INFINITE = np.float32(np.inf)
@@ -118,7 +118,7 @@ class PieceLabels(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class WordGraph:
+class WordGraph(CopiedByFields):
     """A graph that transduces labels to words.
 
     Raises:

@@ -50,7 +50,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.jit import compiled, linked, no_refcount, read_only
+from nemo_gpu_decoding.jit import CopiedByFields, compiled, linked, no_refcount, read_only
 
 LAYOUTS = ("exact", "quantised")
 EXACT_BITS = 32
@@ -182,7 +182,7 @@ def lookup(lm, state, label):
 
 
 @dataclass(frozen=True, eq=False)
-class PackedLM:
+class PackedLM(CopiedByFields):
     """An n-gram LM in packed form: of a file (`packed_file.load_packed_lm`) or made in memory
     (`pack.pack_arpa_in_memory`)."""
 

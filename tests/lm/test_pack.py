@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -247,7 +246,7 @@ def test_a_full_disk_is_an_error_with_the_size_needed(write, tmp_path, monkeypat
     monkeypatch.setattr(os, "posix_fallocate", full)
     path = write(TRIGRAM)
     for temporary in (tmp_path, tmp_path.parent):
-        with pytest.raises(OSError, match=re.escape("No space left on device: 0.00 GB needed")) as error:
+        with pytest.raises(OSError, match=r"No space left on device: [\d.]+ MB needed") as error:
             pack_arpa(path, tmp_path / "lm.packed", temporary=temporary)
         assert error.value.filename == str(temporary)
     assert [file.name for file in tmp_path.iterdir()] == ["lm.arpa"]

@@ -16,6 +16,7 @@ from nemo_gpu_decoding.search.config import SearchConfig
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32, check_log_probs, raise_bad_frame
+from nemo_gpu_decoding.search.log_space import MOST_LOG_PROB
 from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts
 
 
@@ -51,26 +52,24 @@ class ToyEngine(Engine):
 
     def __init__(self, config: ToyConfig, blank_id: int, fusion: BatchFusion) -> None:
         self.config, self.blank_id, self.fusion = config, blank_id, fusion
-        trees = [fusion.trees[n] for n in fusion.tree_of]
-        starts = [(fusion.lm.start_state, tree.start_state) for tree in trees]
+        starts = [(fusion.lm.start_state, fusion.trees[n].start_state) for n in fusion.tree_of]
         self.beams = [[Hypothesis(0.0, (), blank_id, (), start)] for start in starts]
         self.frames = np.zeros(len(fusion), np.int64)
 
     def push(self, inputs, lengths, *, deferred=False) -> None:
-        values, beams = as_float32(inputs), list(self.beams)
+        values, beams = as_float32(inputs), self.beams.copy()
         for b, length in enumerate(lengths):
             for t in range(length):
                 beams[b] = self._advanced(beams[b], values[b, t], b, int(self.frames[b]) + t)
-                if not beams[b] or not (values[b, t] <= np.finfo(np.float32).max).all():
+                if not beams[b] or not (values[b, t] <= MOST_LOG_PROB).all():
                     raise_bad_frame(values, b, t)
         self.beams, self.frames = beams, self.frames + lengths
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool):
         found = []
         for b in rows:
-            ended = [h._replace(score=h.score + sum(self._weights(b, h, final))) for h in self.beams[b]]
-            ended.sort(key=lambda h: (-h.score, h.text))
-            texts = {h.text: h for h in reversed(ended)}  # the best of each text
+            scored = (h._replace(score=h.score + sum(self._weights(b, h, final))) for h in self.beams[b])
+            texts = {h.text: h for h in sorted(scored, key=lambda h: h.score)}  # the best of each text
             found.append(sorted(texts.values(), key=lambda h: (-h.score, h.text))[:n_best])
         return found
 

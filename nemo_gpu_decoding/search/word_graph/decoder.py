@@ -112,6 +112,10 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             num_words=len(graph.words),
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies are made of the same arguments, so that compiled code finds arrays of the same types."""
+        return type(self), (self.graph, self.vocab_size, self.blank_id, self.config, self.fusion, self.pieces)
+
     def with_options(self, config: Any, fusion: Fusion) -> CudaWFST:
         return CudaWFST(self.graph, self.vocab_size, self.blank_id, config, fusion, self.pieces)
 
@@ -345,6 +349,10 @@ class PagedBigLM(CudaWFST):
         self._large, self._small = large, small
         self._lms = shared_lm_pair(graph, large, small, config.difference)
         self._composition = LmComposition(self._lms, config, large.name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        models = self.graph, self.vocab_size, self.blank_id, self._large, self._small
+        return type(self), (*models, self.config, self.fusion, self.pieces)
 
     def with_options(self, config: Any, fusion: Fusion) -> PagedBigLM:
         return PagedBigLM(
