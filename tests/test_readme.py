@@ -450,10 +450,10 @@ def of_demo(model, strategy, lm="LM"):
 
 README = PAGES[0].text
 GAINS = [
-    ("CTC, [flexctc_beam](docs/flexctc_beam.md)", "ctc", "flexctc_beam", "nemo", "`beam_batch`"),
+    ("CTC, [flexctc_beam](docs/flexctc_beam.md)", "ctc", "flexctc_beam", "nemo", "NeMo's `beam_batch`"),
     ("CTC, [cuda_wfst](docs/cuda_wfst.md)", "ctc", "cuda_wfst", "kaldi_decoder", "Kaldi's decoder"),
-    ("RNN-T, [alsd_pp](docs/alsd_pp.md)", "rnnt", "alsd_pp", "nemo_malsd", "`malsd_batch`"),
-    ("TDT, [alsd_pp](docs/alsd_pp.md)", "tdt", "alsd_pp", "nemo_malsd", "`malsd_batch`"),
+    ("RNN-T, [alsd_pp](docs/alsd_pp.md)", "rnnt", "alsd_pp", "nemo_malsd", "NeMo's `malsd_batch`"),
+    ("TDT, [alsd_pp](docs/alsd_pp.md)", "tdt", "alsd_pp", "nemo_malsd", "NeMo's `malsd_batch`"),
 ]
 
 
