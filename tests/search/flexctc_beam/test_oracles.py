@@ -10,6 +10,7 @@ from hypothesis import given, settings
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.search.flexctc_beam.backpointers import new_back_pointers, new_traces, trace_back
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from tests.oracles.ctc import beam_search, collapse, ranking
@@ -144,6 +145,19 @@ def test_alignments_spell_the_text_and_its_score(merge):
             np.testing.assert_array_equal(path.alignment_log_probs, picked)
             if merge == "max":
                 assert path.parts.acoustic == pytest.approx(float(picked.sum()), abs=1e-4)
+
+
+def test_frames_behind_a_blank_are_none_of_the_token_before_it():
+    """With merge "prefix" the frames of a path need not be one alignment: 4 4 - 4 can stand for one token."""
+    back_pointers = new_back_pointers(1, 5, 1)
+    back_pointers.labels[0, :, 0] = [~4, 4, 9, 4, 4]  # the blank is 9
+    back_pointers.parents[:] = 0
+    back_pointers.log_probs[0, :, 0] = np.log([0.5, 0.3, 0.9, 0.8, 0.8])
+    traces = new_traces(1, 1, 5)
+    trace_back(back_pointers, 0, (0, 5), 0, 9, traces, 0, 0)
+    assert traces.lengths[0, 0] == 1
+    assert (traces.tokens[0, 0, 0], traces.frames[0, 0, 0], traces.repeats[0, 0, 0]) == (4, 0, 2)
+    assert traces.confidence[0, 0, 0] == pytest.approx(0.4)
 
 
 def test_no_alignments_unless_asked_for():
