@@ -364,6 +364,14 @@ def test_more_streams_than_there_is_room_for():
         assert finals(conversation(server, audio(1))[0]) == ["1"]
 
 
+def test_a_stream_has_its_place_while_it_is_prepared():
+    reader = NumberReader()
+    reader.prepare = lambda wanted: time.sleep(0.2) or NumberReader.prepare(reader, wanted)
+    with running(reader, limits=Limits(max_streams=1)) as server, stream(server) as first, stream(server) as second:
+        kinds = sorted(json.loads(socket.recv(10))["type"] for socket in (first, second))
+    assert kinds == ["error", "ready"]
+
+
 def test_messages_that_are_too_long():
     with running(limits=Limits(max_message_bytes=1000)) as server, stream(server) as socket:
         with contextlib.suppress(ConnectionClosed):
@@ -389,6 +397,13 @@ def test_long_utterances_are_cut():
     assert finals(found) == ["1 2 3 4 5", "6 7 8 9 10", "11 12"]
     starts = [word["start"] for message in found if message["type"] == "final" for word in message["words"]]
     assert starts == [round(n * CHUNK / RATE, 3) for n in range(12)]
+
+
+def test_utterances_that_end_before_they_are_long_are_not_cut():
+    """The length counts from the end of the utterance before."""
+    with running(limits=Limits(utterance_seconds=0.05)) as server:
+        found, _ = conversation(server, audio(1, 2, 0, 3, 4, 5, 0))
+    assert finals(found) == ["1 2", "3 4 5"]
 
 
 def test_a_client_that_is_too_fast_is_slowed():

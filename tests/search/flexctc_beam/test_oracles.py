@@ -87,6 +87,7 @@ narrow_problems = st.fixed_dictionaries(
         "beam_beta": st.sampled_from([-0.5, 0.0, 0.7]),
         "threshold": st.sampled_from([2.0, 8.0, 100.0]),
         "branching": st.sampled_from([1, 2, 12]),  # fewer and more arcs than are offered one by one
+        "score": st.sampled_from([0.0, -1e5, -1e6]),  # of the first frame: float32 rounds sums to 1/128 and 1/16
     }
 )
 
@@ -97,6 +98,7 @@ def hypotheses_of(problem, fusion, *, blank_id):
         1, problem["frames"], problem["vocab_size"] + 1,
         seed=problem["seed"], sharpness=problem["sharpness"],
     )  # fmt: skip
+    log_probs[0, 0] += problem["score"]
     config = FlexCTCConfig(
         beam_size=problem["beam_size"], n_best=problem["beam_size"], beam_beta=problem["beam_beta"],
         beam_threshold=problem["threshold"], threads=1,

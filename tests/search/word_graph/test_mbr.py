@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from nemo_gpu_decoding.search.word_graph.word_lattice import WordLattice
 WORDS = ("<eps>", "a", "b", "c")
 
 
-@lru_cache(maxsize=None)
+@cache
 def edit_distance(own, other):
     """By definition [Levenshtein]."""
     if not own or not other:
@@ -106,6 +106,7 @@ def test_a_text_that_lacks_words_has_an_error_for_each():
 
 def test_the_better_score_decides_among_equal_risks():
     """Risks that differ by rounding alone are equal."""
-    paths = [path_of((1,), -3.0, 1.0), path_of((2,), -1.0, 1.0 + 1e-12), path_of((3,), -2.0, 1.0), path_of((), 0.0, 2.0)]
+    rows = [((1,), -3.0, 1.0), ((2,), -1.0, 1.0 + 1e-12), ((3,), -2.0, 1.0), ((), 0.0, 2.0)]
+    paths = [path_of(*row) for row in rows]
     for shift in range(4):
         assert text_of(minimum_bayes_risk(paths[shift:] + paths[:shift])) == (2,)
