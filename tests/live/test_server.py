@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import json
@@ -31,7 +32,7 @@ from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.live.batcher import Batcher
 from nemo_gpu_decoding.live.recognizer import Alternative, Step, Word, Words
 from nemo_gpu_decoding.live.server import Address, LiveServer
-from nemo_gpu_decoding.live.session import Limits, Resampler
+from nemo_gpu_decoding.live.session import Limits, Resampler, Session, Start
 
 RATE, CHUNK = 16000, 160
 BAD, FATAL, LONG = 30000, 30001, 30002  # values of chunks that fail, fail the step, or give a long transcript
@@ -422,6 +423,18 @@ def test_a_client_that_is_too_fast_is_slowed():
         found, _ = messages(socket)
     assert finals(found) == [" ".join(map(str, values))]
     assert limits.pending_seconds * RATE <= most <= limits.pending_seconds * RATE + 2 * CHUNK
+
+
+def test_latency_counts_from_the_arrival_of_the_audio():
+    async def seconds():
+        session = Session(Start(RATE), None, (RATE, CHUNK), Limits(), lambda: 0)
+        session.feed(audio(1))
+        await asyncio.sleep(0.05)
+        session.feed(audio(2))
+        return [session.receive(session.take(), Step()) for _ in range(2)]
+
+    first, second = asyncio.run(seconds())
+    assert first - second == pytest.approx(0.05, abs=0.02)
 
 
 def test_a_client_that_does_not_read_is_dropped(caplog):

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.fusion import Fusion
@@ -117,7 +117,15 @@ def hypotheses_of(problem, fusion, *, blank_id):
     return {tuple(path.tokens): path.score for path in found}, best
 
 
+# the LM gives a token up whose score would be rounded up to the floor, but for the slack of `least_lm_weight`
+ROUNDED_UP = {
+    "seed": 6, "frames": 8, "vocab_size": 6, "sharpness": 0.3, "beam_size": 6, "beam_beta": -0.5,
+    "threshold": 2.0, "branching": 1, "score": -1e5,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("parts", ["nothing", "lm", "boosting", "both"])
+@example(problem=ROUNDED_UP, blank_first=False)
 @settings(max_examples=80, deadline=None)
 @given(problem=narrow_problems, blank_first=st.booleans())
 def test_equal_to_scoring_everything(parts, problem, blank_first):

@@ -144,6 +144,18 @@ def test_lattices_time_tokens_as_the_search_does(topology):
             assert other.best.token_confidence == pytest.approx(one.best.token_confidence, abs=1e-5)
 
 
+def test_a_loop_of_a_ready_made_graph_makes_no_other_token_longer():
+    """The loop behind both words reads label 0: it goes on with the token of w1 and not with that of w2."""
+    rows = [(0, 1, 1, 0.0, 1), (0, 2, 2, 0.0, 1), (1, 1, 0, 0.0, 1)]
+    graph = WordGraph.from_fst(fst(rows, 2, [1]), ("<eps>", "w1", "w2"))
+    log_probs = torch.tensor([[[0.6, 0.3, 0.1], [0.8, 0.1, 0.1]]]).log()
+    decoder = make(graph, vocab_size=2, blank_id=2, topology="graph", n_best=2, lattice_beam=10.0)
+    first, second = decoder.decode(log_probs, [2])[0]
+    assert [(path.text, path.repeats.tolist()) for path in (first, second)] == [("w1", [2]), ("w2", [1])]
+    confidences = [float(path.token_confidence[0]) for path in (first, second)]
+    assert confidences == pytest.approx([0.7, 0.3])
+
+
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_words_are_spelled_by_their_tokens(topology):
     graph = toy_graph(2)
