@@ -7,6 +7,7 @@ import gzip
 import os
 import re
 import struct
+import time
 import zlib
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding import container
+from nemo_gpu_decoding.cache import one_process_at_a_time
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.container import encode_words, write_arrays, write_text, written_whole
 from nemo_gpu_decoding.graph.build import build_graph
@@ -313,6 +315,22 @@ def test_a_device_is_written_to_and_stays(tmp_path):
     check_full_disk(caught.value, Path("/dev/full"))
     write_text(Path("/dev/null"), "text")
     assert not Path("/dev/null").is_file()
+
+
+def test_of_unfinished_copies_those_of_dead_processes_are_removed(tmp_path):
+    def copy_of(name, seconds, *others):
+        folder = tmp_path / f".file.{name}"
+        folder.mkdir()
+        for file in ("lock", "file", *others):
+            (folder / file).write_text("unfinished")
+        os.utime(folder / "lock", (time.time() - seconds,) * 2)
+        return folder
+
+    dead, new, other, held = copy_of("1", 100), copy_of("2", 10), copy_of("3", 100, "mine"), copy_of("4", 100)
+    with one_process_at_a_time(held / "lock"):
+        os.utime(held / "lock", (time.time() - 100,) * 2)
+        write_text(tmp_path / "file", "text")
+    assert [folder.exists() for folder in (dead, new, other, held)] == [False, True, True, True]
 
 
 def test_a_link_stays_a_link(tmp_path):

@@ -24,8 +24,6 @@ from nemo_gpu_decoding.presets import load_preset
 from tests.random_models import random_log_probs
 from tests.search.word_graph.models import VOCAB, make_paged, random_lm
 
-pytestmark = pytest.mark.slow
-
 
 def options(*arguments):
     return parse_options(TuneOptions, ["model=m", "manifest=dev.json", *arguments])
@@ -97,6 +95,7 @@ def test_an_empty_phrase_list_is_refused(manifest, tmp_path, capsys):
     assert "has no phrases" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.nemo
 def test_a_run_prints_a_table_and_writes_a_preset(assets, manifest, tmp_path, capsys):
     pytest.importorskip("nemo.collections.asr")
@@ -166,6 +165,7 @@ def test_the_next_command_tries_the_finer_weights_and_keeps_the_rest():
     assert next_step(given, [best]) == "one value of each weight was tried: nothing to refine"
 
 
+@pytest.mark.slow
 def test_the_picture_shows_the_best_trial_of_each_value_whatever_the_others(tmp_path):
     pytest.importorskip("matplotlib")
     trials = ranked(
@@ -191,6 +191,7 @@ def test_the_picture_shows_the_best_trial_of_each_value_whatever_the_others(tmp_
         draw(trials[:1], trials[0].score, tmp_path / "grid.svg")
 
 
+@pytest.mark.slow
 def test_words_have_a_place_on_a_curve_and_a_refined_grid_has_holes_in_its_map(tmp_path):
     pytest.importorskip("matplotlib")
     trials = [trial(wrong, lm_weight=0.1 * wrong, beam_beta=float(wrong), pruning_mode=mode)
@@ -211,6 +212,7 @@ def test_without_matplotlib_tune_says_so(monkeypatch, manifest, capsys):
     assert not capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.nemo
 def test_a_transducer_is_tuned_with_both_ways_of_scoring_blanks(assets, manifest, tmp_path, capsys):
     pytest.importorskip("nemo.collections.asr")
@@ -342,6 +344,7 @@ def test_the_lm_weight_table_is_of_the_beam_that_all_lm_weights_were_tried_with(
     assert [row.split()[:3] for row in rows] == [["no_score", "0.5", "20.00"], ["no_score", "1.0", "30.00"]]
 
 
+@pytest.mark.slow
 @pytest.mark.nemo
 def test_a_word_graph_is_tuned_in_the_same_way(assets, manifest, tmp_path, capsys):
     pytest.importorskip("nemo.collections.asr")
@@ -366,6 +369,7 @@ def test_a_word_graph_is_tuned_in_the_same_way(assets, manifest, tmp_path, capsy
     assert "WER" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.nemo
 def test_both_lms_of_paged_biglm_are_weighted(assets, manifest, tmp_path, capsys):
     pytest.importorskip("nemo.collections.asr")

@@ -188,6 +188,7 @@ def test_open_vocabulary_reads_any_word(tmp_path):
     expected = cheapest_lm_cost(table, ("<unk>",), 3) + 1.0 + 3 * 0.5
     assert found == {("<unk>",): pytest.approx(expected, abs=1e-4)}
     assert ("ab", "<unk>") in costs_of(graph, (0, 2, 1))
+    assert ("<unk>",) not in costs_of(graph, (0, 1))  # ▁a ▁b: two words, whatever they are
 
 
 class TestBadInput:

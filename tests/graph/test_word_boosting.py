@@ -266,6 +266,7 @@ def test_unknown_words_that_cannot_be_spelled_or_found(tmp_path):
     labelled, speller = with_piece_labels(graph), Speller(VOCABULARY)
     for phrases, message in (
         ({"zebra": 1.0}, "has the character 'z', which is not in the model's vocabulary"),
+        ({"a▁b": 1.0}, "the word 'a▁b' is spelled '▁a' '▁b', expected pieces of which the first begins a word"),
         ({"<unk> a": 1.0}, "a phrase is '<unk> a', expected none that goes on after <unk>"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -20,10 +20,12 @@ from nemo_gpu_decoding.live.endpointing import (
     trailing_blank_frames,
 )
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 from nemo_gpu_decoding.search.word_graph.result import relative_cost
 from tests.graph.toy import BLANK, PIECES
+from tests.search.transducer.table_networks import TableNetworks, random_frames
 from tests.search.word_graph.models import toy_graph
 
 FRAME = 0.08
@@ -134,6 +136,17 @@ def test_a_stream_that_heard_nothing_goes_on():
     decoder = FlexCTCBeam(len(PIECES), BLANK)
     (partial,) = decoder.partial(decoder.open(1))
     assert find_endpoint(progress_of(partial, FRAME)) is None
+
+
+def test_no_silence_follows_a_token_that_lasts_longer_than_the_audio():
+    """Every token of this TDT model moves on by 4 frames."""
+    decoder = ALSDPlusPlus(TableNetworks(9, (4,), seed=3, blank_bias=-20.0))
+    streams = decoder.open(1)
+    decoder.push(streams, random_frames(1, 2, seed=0), [2])
+    (partial,) = decoder.partial(streams)
+    assert partial.best.frames[-1] + partial.best.repeats[-1] > partial.num_frames
+    assert trailing_blank_frames(partial) == 0
+    assert progress_of(partial, FRAME).trailing_silence == 0
 
 
 @pytest.mark.parametrize(

@@ -177,6 +177,21 @@ def test_the_stream_at_fault_is_found_in_a_batch():
     assert [finals(own) for own, _ in found] == [["1"], ["2"], [], ["4"]]
 
 
+def test_streams_beyond_a_batch_take_turns():
+    """All of them have audio all the time; none waits for the end of another one."""
+    reader, heard = NumberReader(), []
+    reader.step = lambda chunks: heard.extend(chunk.stream for chunk in chunks) or NumberReader.step(reader, chunks)
+    with running(reader, batch_size=1, tick_seconds=0.2) as server, contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(stream(server)) for _ in range(3)]
+        for socket in sockets:
+            socket.send(audio(1, 2, 3, 4))
+            socket.send('{"type": "end"}')
+        found = [finals(messages(socket)[0]) for socket in sockets]
+    assert found == [["1 2 3 4"]] * 3
+    assert [sorted(heard[n : n + 3]) for n in range(0, 12, 3)] == [sorted(heard[:3])] * 4
+    assert len(set(heard)) == 3
+
+
 METHODS = [
     name
     for name, member in vars(Session).items()

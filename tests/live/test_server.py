@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import json
@@ -31,7 +32,7 @@ from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.live.batcher import Batcher
 from nemo_gpu_decoding.live.recognizer import Alternative, Step, Word, Words
 from nemo_gpu_decoding.live.server import Address, LiveServer
-from nemo_gpu_decoding.live.session import Limits, Resampler
+from nemo_gpu_decoding.live.session import Limits, Resampler, Session, Start
 
 RATE, CHUNK = 16000, 160
 BAD, FATAL, LONG = 30000, 30001, 30002  # values of chunks that fail, fail the step, or give a long transcript
@@ -364,6 +365,14 @@ def test_more_streams_than_there_is_room_for():
         assert finals(conversation(server, audio(1))[0]) == ["1"]
 
 
+def test_a_stream_has_its_place_while_it_is_prepared():
+    reader = NumberReader()
+    reader.prepare = lambda wanted: time.sleep(0.2) or NumberReader.prepare(reader, wanted)
+    with running(reader, limits=Limits(max_streams=1)) as server, stream(server) as first, stream(server) as second:
+        kinds = sorted(json.loads(socket.recv(10))["type"] for socket in (first, second))
+    assert kinds == ["error", "ready"]
+
+
 def test_messages_that_are_too_long():
     with running(limits=Limits(max_message_bytes=1000)) as server, stream(server) as socket:
         with contextlib.suppress(ConnectionClosed):
@@ -391,6 +400,13 @@ def test_long_utterances_are_cut():
     assert starts == [round(n * CHUNK / RATE, 3) for n in range(12)]
 
 
+def test_utterances_that_end_before_they_are_long_are_not_cut():
+    """The length counts from the end of the utterance before."""
+    with running(limits=Limits(utterance_seconds=0.05)) as server:
+        found, _ = conversation(server, audio(1, 2, 0, 3, 4, 5, 0))
+    assert finals(found) == ["1 2", "3 4 5"]
+
+
 def test_a_client_that_is_too_fast_is_slowed():
     limits, reader = Limits(pending_seconds=0.1), NumberReader(seconds=0.02)
     with running(reader, limits=limits, tick_seconds=0.0) as server, stream(server) as socket:
@@ -407,6 +423,18 @@ def test_a_client_that_is_too_fast_is_slowed():
         found, _ = messages(socket)
     assert finals(found) == [" ".join(map(str, values))]
     assert limits.pending_seconds * RATE <= most <= limits.pending_seconds * RATE + 2 * CHUNK
+
+
+def test_latency_counts_from_the_arrival_of_the_audio():
+    async def seconds():
+        session = Session(Start(RATE), None, (RATE, CHUNK), Limits(), lambda: 0)
+        session.feed(audio(1))
+        await asyncio.sleep(0.05)
+        session.feed(audio(2))
+        return [session.receive(session.take(), Step()) for _ in range(2)]
+
+    first, second = asyncio.run(seconds())
+    assert first - second == pytest.approx(0.05, abs=0.02)
 
 
 def test_a_client_that_does_not_read_is_dropped(caplog):

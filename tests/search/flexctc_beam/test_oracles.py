@@ -6,10 +6,11 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.search.flexctc_beam.backpointers import new_back_pointers, new_traces, trace_back
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from tests.oracles.ctc import beam_search, collapse, ranking
@@ -86,6 +87,7 @@ narrow_problems = st.fixed_dictionaries(
         "beam_beta": st.sampled_from([-0.5, 0.0, 0.7]),
         "threshold": st.sampled_from([2.0, 8.0, 100.0]),
         "branching": st.sampled_from([1, 2, 12]),  # fewer and more arcs than are offered one by one
+        "score": st.sampled_from([0.0, -1e5, -1e6]),  # of the first frame: float32 rounds sums to 1/128 and 1/16
     }
 )
 
@@ -96,6 +98,7 @@ def hypotheses_of(problem, fusion, *, blank_id):
         1, problem["frames"], problem["vocab_size"] + 1,
         seed=problem["seed"], sharpness=problem["sharpness"],
     )  # fmt: skip
+    log_probs[0, 0] += problem["score"]
     config = FlexCTCConfig(
         beam_size=problem["beam_size"], n_best=problem["beam_size"], beam_beta=problem["beam_beta"],
         beam_threshold=problem["threshold"], threads=1,
@@ -114,7 +117,15 @@ def hypotheses_of(problem, fusion, *, blank_id):
     return {tuple(path.tokens): path.score for path in found}, best
 
 
+# the LM gives a token up whose score would be rounded up to the floor, but for the slack of `least_lm_weight`
+ROUNDED_UP = {
+    "seed": 6, "frames": 8, "vocab_size": 6, "sharpness": 0.3, "beam_size": 6, "beam_beta": -0.5,
+    "threshold": 2.0, "branching": 1, "score": -1e5,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("parts", ["nothing", "lm", "boosting", "both"])
+@example(problem=ROUNDED_UP, blank_first=False)
 @settings(max_examples=80, deadline=None)
 @given(problem=narrow_problems, blank_first=st.booleans())
 def test_equal_to_scoring_everything(parts, problem, blank_first):
@@ -144,6 +155,19 @@ def test_alignments_spell_the_text_and_its_score(merge):
             np.testing.assert_array_equal(path.alignment_log_probs, picked)
             if merge == "max":
                 assert path.parts.acoustic == pytest.approx(float(picked.sum()), abs=1e-4)
+
+
+def test_frames_behind_a_blank_are_none_of_the_token_before_it():
+    """With merge "prefix" the frames of a path need not be one alignment: 4 4 - 4 can stand for one token."""
+    back_pointers = new_back_pointers(1, 5, 1)
+    back_pointers.labels[0, :, 0] = [~4, 4, 9, 4, 4]  # the blank is 9
+    back_pointers.parents[:] = 0
+    back_pointers.log_probs[0, :, 0] = np.log([0.5, 0.3, 0.9, 0.8, 0.8])
+    traces = new_traces(1, 1, 5)
+    trace_back(back_pointers, 0, (0, 5), 0, 9, traces, 0, 0)
+    assert traces.lengths[0, 0] == 1
+    assert (traces.tokens[0, 0, 0], traces.frames[0, 0, 0], traces.repeats[0, 0, 0]) == (4, 0, 2)
+    assert traces.confidence[0, 0, 0] == pytest.approx(0.4)
 
 
 def test_no_alignments_unless_asked_for():

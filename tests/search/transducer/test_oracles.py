@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 import torch
 
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.fusion import Fusion
+from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
+from nemo_gpu_decoding.search.transducer.expand import best_labels, count_within_gamma, new_candidates
 from nemo_gpu_decoding.search.transducer.schedule import JointRows
 from tests.contract.subject import facts
 from tests.oracles.transducer import Scorer, aes, alsd, brute_force
@@ -263,3 +267,37 @@ def test_partial_results_of_long_streams_look_at_the_last_nodes_only(strategy, d
         tails.append(len(getattr(best, "_tail", best)))
     assert np.median(tails[chunks // 2 :]) < len(best) / 5
     assert facts(decoder.close(streams)[0]) == facts(decoder.decode(frames, [chunk * chunks])[0])
+
+
+# ------------------------------------------------------------------------------------------ ties
+
+
+@compiled
+def labels_of(row, labels):
+    return best_labels(row, labels)
+
+
+@compiled
+def within_gamma(candidates, count, params):
+    return count_within_gamma(candidates, count, params)
+
+
+class Params(NamedTuple):
+    gamma: np.float32
+
+
+@pytest.mark.parametrize("size", range(1, 7))
+def test_of_equally_probable_labels_the_first_ones_are_kept(size):
+    row = np.array([-2, -1, -1, -np.inf, -2, -1, -3], np.float32)
+    labels = np.full(size, -1, np.int32)
+    assert labels_of(row, labels) == size
+    assert labels.tolist() == [1, 2, 5, 0, 4, 6][:size]
+
+
+@pytest.mark.parametrize(("gamma", "count"), [(2.0, 2), (2.5, 3), (0.5, 1), (0.0, 0)])
+def test_a_candidate_that_is_worse_by_all_of_gamma_is_dropped(gamma, count):
+    """As in NeMo: the best one as well, where gamma is 0."""
+    candidates = new_candidates(4)
+    candidates.rank[:3] = [2, 0, 1]  # best first
+    candidates.items["score"][:3] = [-2.0, -3.0, -1.0]
+    assert within_gamma(candidates, 3, Params(np.float32(gamma))) == count

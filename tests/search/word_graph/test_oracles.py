@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -14,9 +15,11 @@ from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.unknown_words import Speller, with_piece_labels
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
+from nemo_gpu_decoding.search.word_graph import cpu_engine
 from nemo_gpu_decoding.search.word_graph.config import COMPOSITIONS, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.decoder import NO_END, CudaWFST
 from nemo_gpu_decoding.vocabulary import Vocabulary
+from tests.graph.test_store import fst
 from tests.graph.toy import BLANK, LEXICON, PIECES, WORDS, toy_lexicon
 from tests.oracles.ngram import rescored
 from tests.oracles.viterbi import all_texts, viterbi
@@ -32,6 +35,7 @@ from tests.search.word_graph.models import (
     make,
     make_paged,
     nested_pair,
+    random_graph,
     random_lm,
     toy_graph,
 )
@@ -98,6 +102,58 @@ def test_flat_log_probs_fill_a_table_with_equal_costs(monkeypatch):
     nbest = make(toy_graph(1), beam=20.0, max_active=1, lm_weight=0.0).decode(flat, [12])[0]
     assert any("table was full" in note for note in nbest.notes)
     assert nbest.num_frames == 12
+
+
+def two_words(first, second):
+    """A graph that reads label 0 and then writes w1 or w2; (source, input, output, cost, target) rows of both."""
+    return WordGraph.from_fst(fst([*first, *second, (1, 1, 0, 0.0, 2)], 4, [1, 2]), ("<eps>", "w1", "w2"))
+
+
+def test_of_equal_paths_the_one_by_the_first_arc_is_kept():
+    graph = two_words([(0, 1, 1, 1.0, 1)], [(0, 1, 2, 1.0, 1)])
+    first = graph.words[graph.arrays.arcs["olabel"][0]]
+    path = make(graph, vocab_size=1, blank_id=1).decode(random_log_probs(1, 3, 2, seed=0), [3])[0].best
+    assert path.text == first
+
+
+def test_a_penalty_behind_an_epsilon_lowers_no_cutoff():
+    """The path by the epsilon leads at first, and falls behind by its word's penalty."""
+    graph = two_words([(0, 0, 1, 0.0, 3), (3, 1, 0, 0.0, 1)], [(0, 1, 2, 6.0, 1)])
+    assert len(graph.arrays.epsilons) == 1
+    says = torch.tensor([[[0.0, -50.0]]])
+    found = [
+        make(graph, vocab_size=1, blank_id=1, beam=5.0, boosting=boosting).decode(says, [1])[0].best
+        for boosting in (None, build_word_boosting({"w1": -20.0}, graph))
+    ]
+    assert [(path.text, path.score) for path in found] == [("w1", 0.0), ("w2", -6.0)]
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_lattices_time_tokens_as_the_search_does(topology):
+    """Frames, repeats and confidence; of ready-made graphs too, whose arcs read repeated labels and blanks."""
+    log_probs = random_log_probs(3, 25, VOCAB + 1, seed=2)
+    ready_made = random_graph(3, columns=VOCAB + 1, blank=BLANK)
+    for graph, own in ((toy_graph(1), topology), (ready_made, "graph")):
+        plain, kept = (
+            make(graph, topology=own, **options).decode(log_probs, [25, 25, 9])
+            for options in ({"beam": 12.0}, {"beam": 12.0, "n_best": 2, "lattice_beam": 6.0})
+        )
+        for one, other in zip(plain, kept, strict=True):
+            for name in ("tokens", "frames", "repeats"):
+                assert getattr(other.best, name).tolist() == getattr(one.best, name).tolist()
+            assert other.best.token_confidence == pytest.approx(one.best.token_confidence, abs=1e-5)
+
+
+def test_a_loop_of_a_ready_made_graph_makes_no_other_token_longer():
+    """The loop behind both words reads label 0: it goes on with the token of w1 and not with that of w2."""
+    rows = [(0, 1, 1, 0.0, 1), (0, 2, 2, 0.0, 1), (1, 1, 0, 0.0, 1)]
+    graph = WordGraph.from_fst(fst(rows, 2, [1]), ("<eps>", "w1", "w2"))
+    log_probs = torch.tensor([[[0.6, 0.3, 0.1], [0.8, 0.1, 0.1]]]).log()
+    decoder = make(graph, vocab_size=2, blank_id=2, topology="graph", n_best=2, lattice_beam=10.0)
+    first, second = decoder.decode(log_probs, [2])[0]
+    assert [(path.text, path.repeats.tolist()) for path in (first, second)] == [("w1", [2]), ("w2", [1])]
+    confidences = [float(path.token_confidence[0]) for path in (first, second)]
+    assert confidences == pytest.approx([0.7, 0.3])
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
@@ -279,6 +335,21 @@ def test_static_graph_and_all_compositions_agree(topology, large_seed):
     assert [n.best.text for n in plain] != [n.best.text for n in static]
 
 
+@pytest.mark.parametrize("composition", COMPOSITIONS)
+def test_a_query_cache_of_two_slots_changes_nothing(monkeypatch, composition):
+    """Different words after one LM context meet in a slot, and one word after different LM contexts."""
+    log_probs = random_log_probs(2, 12, VOCAB + 1, seed=1)
+    decoder = make_paged(random_lm(1), random_lm(21, keep=0.7), composition=composition)
+    expected = decoder.decode(log_probs, [12] * 2)
+    monkeypatch.setattr(cpu_engine, "CACHED_SCORES", 2)
+    monkeypatch.setattr(cpu_engine, "_kept", threading.local())  # workspaces of other sizes
+    for ours, theirs in zip(decoder.decode(log_probs, [12] * 2), expected, strict=True):
+        assert ours.best.text == theirs.best.text
+        assert ours.best.score == theirs.best.score
+        assert ours.work.look_ups == theirs.work.look_ups
+        assert ours.work.query_hits < theirs.work.query_hits
+
+
 @pytest.mark.parametrize("beam", [3.0, 8.0, WIDE])
 def test_the_same_lm_twice_changes_nothing(beam):
     small = random_lm(3)
@@ -357,7 +428,6 @@ def test_words_told_by_one_epsilon_after_the_other():
     from nemo_gpu_decoding.graph.csr import WordGraph
     from nemo_gpu_decoding.search.word_graph.config import COMPOSITIONS, PagedBigLMConfig
     from nemo_gpu_decoding.search.word_graph.decoder import PagedBigLM
-    from tests.graph.test_store import fst
     from tests.oracles.ngram import sentence_cost
     from tests.search.word_graph.models import lm_table
 
