@@ -1,4 +1,4 @@
-"""`CPUEngine`: buffers and threads around the compiled search of `cpu.py` and `prefix.py`."""
+"""`CPUEngine`: buffers and threads around the compiled search of `frame.py` and `prefix.py`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from nemo_gpu_decoding.search.flexctc_beam.backpointers import (
     without_first,
 )
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
-from nemo_gpu_decoding.search.flexctc_beam.cpu import advance, new_state, new_workspace
 from nemo_gpu_decoding.search.flexctc_beam.finish import Found, commit_shared, rank, trace_back_all
+from nemo_gpu_decoding.search.flexctc_beam.frame import advance, new_state, new_workspace
 from nemo_gpu_decoding.search.flexctc_beam.prefix import advance_prefix
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE_PREFIX, SearchParams
 from nemo_gpu_decoding.search.inputs import as_float32, raise_bad_frame

@@ -14,7 +14,7 @@ from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces, trace_back
-from nemo_gpu_decoding.search.flexctc_beam.cpu import label_of
+from nemo_gpu_decoding.search.flexctc_beam.frame import label_of
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE_SUM, SearchParams
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, log_add
 

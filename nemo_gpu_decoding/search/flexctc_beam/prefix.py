@@ -3,7 +3,7 @@
 A text keeps two probabilities, of its alignments that end in a blank and of those that end in its last
 token. A frame leads to a text in three ways: a blank, the last token again, or the last token newly
 after the text without it. The third adds to a text that may be in the beam already; every other
-extension is a text of its own, so that the bound of `cpu.py` holds here too.
+extension is a text of its own, so that the bound of `frame.py` holds here too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from nemo_gpu_decoding.fusion.batch import of_utterance
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.flexctc_beam.candidates import floor_of, insert, least_log_prob
-from nemo_gpu_decoding.search.flexctc_beam.cpu import (
+from nemo_gpu_decoding.search.flexctc_beam.frame import (
     best_new_score,
     bound_of,
     column_of,
@@ -30,7 +30,7 @@ from nemo_gpu_decoding.search.text_hash import extended_hash
 
 @no_refcount
 def advance_prefix(rows, log_probs, lengths, state, params, fusions, workspace):
-    """`cpu.advance` for merge=prefix."""
+    """`frame.advance` for merge=prefix."""
     beam, sizes, frames_done = state.beam, state.sizes, state.frames_done
     candidates, next_beam = workspace.candidates, workspace.next_beam
     for b in rows:
