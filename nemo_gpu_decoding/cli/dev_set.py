@@ -26,7 +26,7 @@ BATCH = 32  # utterances decoded in one call; bounds the padding, has no effect 
 
 
 @dataclass(frozen=True)
-class Batch:
+class PaddedBatch:
     """Padded inputs of a search for some utterances."""
 
     # [B, T, V + 1] log-probs, natural log; for transducers [B, T, D] encoder output
@@ -38,7 +38,7 @@ class Batch:
 class DevSet:
     """What a search reads, references and greedy texts of a manifest."""
 
-    batches: tuple[Batch, ...]
+    batches: tuple[PaddedBatch, ...]
     references: tuple[str, ...]
     greedy_texts: tuple[str, ...]
     audio_seconds: float
@@ -132,7 +132,7 @@ def encode(head: Head, utterances: Sequence[Utterance], *, batch_size: int = 8, 
     )
 
 
-def _pad(arrays: Sequence[np.ndarray], dtype: str) -> Batch:
+def _pad(arrays: Sequence[np.ndarray], dtype: str) -> PaddedBatch:
     import torch
 
     lengths = torch.tensor([len(array) for array in arrays])
@@ -140,4 +140,4 @@ def _pad(arrays: Sequence[np.ndarray], dtype: str) -> Batch:
     padded = padded.to(getattr(torch, dtype))
     for row, array in zip(padded, arrays, strict=True):
         row[: len(array)] = torch.from_numpy(array)
-    return Batch(padded, lengths)
+    return PaddedBatch(padded, lengths)

@@ -14,7 +14,7 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 from nemo_gpu_decoding.live.metrics import Metrics
-from nemo_gpu_decoding.live.recognizer import Chunk, Recognizer, Step
+from nemo_gpu_decoding.live.recognizer import Chunk, Recognizer, StepOutput
 from nemo_gpu_decoding.live.session import Limits, Session, Start
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -173,7 +173,7 @@ class Batcher:
                 self.crash(session, error)
         self._forget()
 
-    def _receive(self, session: Session, chunk: Chunk, step: Step) -> None:
+    def _receive(self, session: Session, chunk: Chunk, step: StepOutput) -> None:
         seconds = session.receive(chunk, step)
         self.metrics.audio_seconds.inc(len(chunk.samples) / self.recognizer.sample_rate)
         if step.final is not None:
@@ -181,7 +181,7 @@ class Batcher:
         if step.partial is not None:
             self.metrics.partial_seconds.observe(seconds)
 
-    def _try(self, chunks: list[Chunk]) -> list[Step] | BaseException:
+    def _try(self, chunks: list[Chunk]) -> list[StepOutput] | BaseException:
         """A step, in the recognizer's thread. What it raises is returned, SystemExit too: it would end the thread."""
         try:
             self._drop()

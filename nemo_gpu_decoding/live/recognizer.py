@@ -57,7 +57,7 @@ class Words(NamedTuple):
     n_best: tuple[Alternative, ...] = ()  # if more than one was asked for: best first, of the audio that was decoded
 
 
-class Step(NamedTuple):
+class StepOutput(NamedTuple):
     """What a chunk gave."""
 
     partial: Words | None = None  # of the utterance that goes on; None behind the last chunk
@@ -82,7 +82,7 @@ class Recognizer(Protocol):
     def prepare(self, wanted: StreamOptions) -> Any:
         """`Chunk.options` for what a client wants. Raises a FieldError for what cannot be had."""
 
-    def step(self, chunks: Sequence[Chunk]) -> list[Step]:
+    def step(self, chunks: Sequence[Chunk]) -> list[StepOutput]:
         """Read chunks of different streams, any number of them.
 
         Raises:

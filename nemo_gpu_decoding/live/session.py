@@ -22,7 +22,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, check_bool, check_int, check_number
-from nemo_gpu_decoding.live.recognizer import MAX_END_SILENCE, MAX_N_BEST, Chunk, Step, StreamOptions, Word, Words
+from nemo_gpu_decoding.live.recognizer import (
+    MAX_END_SILENCE,
+    MAX_N_BEST,
+    Chunk,
+    StepOutput,
+    StreamOptions,
+    Word,
+    Words,
+)
 
 RATES = 8000, 192_000  # hertz, lowest and highest sample rate
 PHRASE_CHARACTERS = 200  # in one phrase
@@ -260,7 +268,7 @@ class Session:
 
     # ------------------------------------------------------------------------------ transcripts out
 
-    def receive(self, chunk: Chunk, step: Step) -> float:
+    def receive(self, chunk: Chunk, step: StepOutput) -> float:
         """What a chunk gave; returns the seconds since its last sample arrived."""
         if step.error:
             self.fail("audio", step.error)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled
-from nemo_gpu_decoding.search.result import Path, made
+from nemo_gpu_decoding.search.result import Path, new_frozen
 
 P = TypeVar("P", bound=Path)
 Head = Mapping[str, np.ndarray]  # fields of a `Path` up to some token; arrays that nobody changes
@@ -106,7 +106,7 @@ def joined(head: Head | None, tail: P) -> P:
         return tail
     kind: Any = type(tail)
     kept = {field.name: getattr(tail, field.name) for field in fields(tail) if field.name not in head}
-    path: P = made(_joined_type(kind), **kept, _head=head, _tail=tail, _begin=len(head["tokens"]))
+    path: P = new_frozen(_joined_type(kind), **kept, _head=head, _tail=tail, _begin=len(head["tokens"]))
     return path
 
 

@@ -193,7 +193,7 @@ class Decoder(ABC, Generic[C, R]):
         else:
             numbers = _numbers(streams, rows, expect_open=True)
             self._check_inputs(inputs, batch=len(numbers))
-            inputs, lengths = self._spread(inputs, lengths, numbers, len(streams))
+            inputs, lengths = self._scatter_rows(inputs, lengths, numbers, len(streams))
         return self._push(streams, inputs, lengths, deferred=False, isolate=isolate)
 
     def partial(self, streams: Streams, n_best: int = 1, *, rows: Sequence[int] | None = None) -> list[R]:
@@ -285,7 +285,7 @@ class Decoder(ABC, Generic[C, R]):
 
     # ------------------------------------------------------------------------------- inner rooms
 
-    def _spread(self, inputs: Tensor, lengths: Lengths, rows: list[int], n: int) -> tuple[Tensor, np.ndarray]:
+    def _scatter_rows(self, inputs: Tensor, lengths: Lengths, rows: list[int], n: int) -> tuple[Tensor, np.ndarray]:
         """Inputs and lengths of some of n streams, as those of all: the others get no frames."""
         counts = np.zeros(n, np.int64)
         counts[rows] = checked_lengths(lengths, len(rows), inputs.shape[1], of=self.input_name)
@@ -303,7 +303,7 @@ class Decoder(ABC, Generic[C, R]):
             checked_lengths(lengths, n, frames, of=self.input_name)
             return {}
         engine = self._engine(streams, inputs.device)
-        is_taken = isinstance(lengths, Tensor) and engine.takes(lengths) and len(lengths) == n
+        is_taken = isinstance(lengths, Tensor) and engine.accepts_device_lengths(lengths) and len(lengths) == n
         counts: Any = lengths
         if not is_taken or not streams.is_open.all():
             counts = checked_lengths(lengths, n, frames, of=self.input_name)

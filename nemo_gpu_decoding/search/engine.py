@@ -19,7 +19,7 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion
 class Engine(ABC):
     """The search of n utterances on one backend."""
 
-    def takes(self, lengths: torch.Tensor) -> bool:
+    def accepts_device_lengths(self, lengths: torch.Tensor) -> bool:
         """Whether `push` takes lengths in this form, and checks them where they lie."""
         return False
 
@@ -29,7 +29,7 @@ class Engine(ABC):
 
         Args:
             inputs: [n, T, ...] floating point, on any device.
-            lengths: [n] int64 in 0 .. T, or a tensor that `takes` said yes to.
+            lengths: [n] int64 in 0 .. T, or a tensor that `accepts_device_lengths` accepts.
             deferred: errors may wait for `results`; the streams are lost then.
 
         Raises:

@@ -16,7 +16,7 @@ S = TypeVar("S", bound="Path")
 T = TypeVar("T")
 
 
-def made(kind: type[T], **values: Any) -> T:
+def new_frozen(kind: type[T], **values: Any) -> T:
     """A frozen dataclass whose fields have these values, the others their defaults. The `__init__` of one sets field
     by field, which takes longer than all else about a hypothesis."""
     result = object.__new__(kind)

@@ -132,7 +132,7 @@ class CUDAEngine(Engine):
         self._captured = False  # a graph knows the addresses of our buffers
         self._deferred: tuple[torch.Tensor, torch.Tensor] | None = None  # log-probs and lengths
 
-    def takes(self, lengths: torch.Tensor) -> bool:
+    def accepts_device_lengths(self, lengths: torch.Tensor) -> bool:
         is_integer = lengths.dtype in (torch.int32, torch.int64)
         return lengths.device == self.device and lengths.ndim == 1 and is_integer
 

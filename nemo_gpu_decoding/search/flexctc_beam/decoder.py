@@ -19,7 +19,7 @@ from nemo_gpu_decoding.search.flexctc_beam.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.flexctc_beam.finish import Found, fusion_scores
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE, SearchParams
 from nemo_gpu_decoding.search.inputs import check_log_probs
-from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts, made
+from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts, new_frozen
 
 NO_END = "the LM gives no hypothesis a finite end-of-sentence weight; scores are without it"
 
@@ -89,7 +89,7 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         paths = self._paths(found, fusion_scores(found, self._params, streams.fusion.arrays, final))
         frames, forbidden = found.frames.tolist(), (final & found.without_final).tolist()
         return [
-            made(
+            new_frozen(
                 NBest,
                 paths=paths[r],
                 num_frames=frames[r],
@@ -122,7 +122,7 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         numbers = (values[exists].tolist() for values in columns)
         results: list[list[Path]] = [[] for _ in heads]
         for r, n, begin, end, score, *parts in zip(rows.tolist(), ranks.tolist(), *numbers, strict=True):
-            path = made(
+            path = new_frozen(
                 Path,
                 tokens=tokens[begin:end],
                 frames=frames[begin:end],

@@ -180,7 +180,7 @@ class _Step:
         work.launch(work.kernels, records.SCHEDULE, grid=work.num_utterances, block=records.MERGE_THREADS)
 
     def run(self, *, in_loop: bool = False, handle: int | None = None) -> None:
-        """Launch a step, see `cuda_graphs.Step`."""
+        """Launch a step, see `cuda_graphs.GraphStep`."""
         work, params, sizes = self._work, self._algorithm.params, list_sizes(self._algorithm.params)
         logits = self._joint.logits()
         kernels = self._kernels_for(logits.dtype, in_loop)

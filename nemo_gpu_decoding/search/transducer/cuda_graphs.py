@@ -31,7 +31,7 @@ STEPS_PER_LOOK = 8
 MOST_GRAPHS = 2  # per workspace
 
 
-class Step(Protocol):
+class GraphStep(Protocol):
     """What is repeated."""
 
     @property
@@ -54,7 +54,7 @@ class GraphRunner:
         self._allowed = allowed
         self.mode: str | None = None  # found by the first run
 
-    def run(self, step: Step, work: Workspace) -> None:
+    def run(self, step: GraphStep, work: Workspace) -> None:
         """Run on the workspace's device and torch's current stream."""
         device = work.shape.device
         if self.mode is None:
@@ -83,11 +83,11 @@ class GraphRunner:
             return CHUNKS
         return LOOP
 
-    def _num_active(self, step: Step, work: Workspace) -> int:
+    def _num_active(self, step: GraphStep, work: Workspace) -> int:
         step.count_active()
         return int(work.active)
 
-    def _graph(self, mode: str, step: Step, work: Workspace) -> Any | None:
+    def _graph(self, mode: str, step: GraphStep, work: Workspace) -> Any | None:
         """The graph of this step, captured if it is new; None if the mode turned out not to work."""
         weights = tuple(_versions_of_weights(self._networks))
         key = mode, step.key, weights, _arithmetic()
@@ -119,7 +119,7 @@ class GraphRunner:
         self.mode = worse
 
 
-def _captured(mode: str, step: Step, device: torch.device) -> Any:
+def _captured(mode: str, step: GraphStep, device: torch.device) -> Any:
     """The graph of LOOP or of CHUNKS."""
 
     def round_of_steps(handle: int) -> None:
