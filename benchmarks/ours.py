@@ -41,7 +41,7 @@ from nemo_gpu_decoding.lm.arpa import read_arpa
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 
-LARGE, SMALL = "large", "small"  # the task's LM, and the LM that is pruned from it
+LARGE, SMALL = "large", "small"  # which LM: the task's, or the one that is pruned from it
 
 
 def flexctc_beam(options: BenchOptions, task: Task, setting: Setting) -> Ready:
@@ -90,7 +90,7 @@ class EagerGroups(PagedBigLM):
 
 
 class BoundedEager(EagerGroups):
-    """Eager composition with the arcs and bounds of lazy, on a CPU: the fair baseline."""
+    """Eager composition of which arcs and bounds are those of lazy, on a CPU: the fair baseline."""
 
     grouped = False
 
