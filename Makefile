@@ -1,34 +1,34 @@
-# Everything a contributor types. `make help` lists it.
+# Commands for contributors. `make help` lists them.
 SHELL := /bin/bash
 VENV   ?= .venv
-# the interpreter that makes the environment: make setup PYTHON=python3.12
+# the interpreter of the environment: make setup PYTHON=python3.12
 PYTHON ?= auto
-# what pip installs as torch: make setup TORCH="torch --index-url URL"
+# pip arguments for torch: make setup TORCH="torch --index-url URL"
 TORCH  ?= auto
-# which NeMo: make setup NEMO="nemo_toolkit[asr]==2.7.3"; nothing: what pyproject.toml allows
+# version of NeMo: make setup NEMO="nemo_toolkit[asr]==2.7.3"; empty: the range of pyproject.toml
 NEMO   ?=
 # resolves the lowest versions: pip install uv
 UV     ?= uv
 PYTEST_ARGS ?=
-# compute capabilities that `make kernels` compiles for: ARCHITECTURES="80 90"; nothing: all
+# compute capabilities that `make kernels` compiles for: ARCHITECTURES="80 90"; empty: all
 ARCHITECTURES ?=
-# so many processes share the tests of a whole run
+# number of processes of a whole test run
 PYTEST_PROCESSES ?= 2
 BENCH_ARGS  ?=
-# where `git clone https://github.com/NVIDIA-NeMo/NeMo build/NeMo` puts NeMo's scripts
+# NeMo's scripts after `git clone https://github.com/NVIDIA-NeMo/NeMo build/NeMo`
 NEMO_EXAMPLES ?= build/NeMo/examples/asr
 
 BIN   := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
-# enough to decode with: what the demo waits for on a new machine
+# marks an environment that is sufficient for the demo
 DECODING := $(VENV)/.decoding-ready
-# A file of tests stays in one process, which keeps its models. Each process has one thread (below): with more threads
-# than cores, OpenMP's wait for each other.
+# All tests of a file run in one process, which caches its models. Each process has one thread (below): with more threads
+# than cores, OpenMP's threads wait for each other.
 ALL_TESTS := -n $(PYTEST_PROCESSES) --dist loadfile
-# what took how long: a list, and a JUnit file in build/
+# durations of tests: a list, and a JUnit file in build/
 REPORTS = --durations=40 --junitxml=build/junit-$@.xml
 BENCH_OUT := build/bench.json
-# what an environment is made from; it is brought up to date when one of these changes
+# an environment is updated when one of these files changes
 RECIPE := pyproject.toml scripts/make_venv.sh scripts/choose_torch.py
 
 run_tests = OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(1) \
@@ -37,7 +37,7 @@ run_tests = OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(1) \
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-all compiler lint packages lowest kernels fix pytest coverage bench test-nemo27 test-nemo-scripts docs clean
 
-help:  ## this list
+help:  ## show this list
 	@echo "make <target>, and what it does (each target that needs the environment makes it first):"
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## (.*)/\1\t\2/' \
 	  | awk -F'\t' '{ printf "  %-17s %s\n", $$1, $$2 }'
@@ -56,7 +56,7 @@ $(DECODING): $(RECIPE)
 demo: $(DECODING)  ## greedy against beam, + LM, + phrases on the shipped speech; rows and a picture in build/
 	@$(BIN)/python scripts/demo.py out=build/demo.json plot=build/demo.png
 
-test: compiler  ## before each commit, under 8 minutes: lint, types, kernels for two GPU generations, tests but the slow ones
+test: compiler  ## before each commit, under 8 minutes: lint, types, kernels for two GPU generations, fast tests
 	@$(MAKE) --no-print-directory -j2 lint packages kernels ARCHITECTURES="$(or $(ARCHITECTURES),80 90)"
 	@$(call run_tests,-m "not slow" $(ALL_TESTS) $(REPORTS))
 
@@ -69,13 +69,13 @@ compiler:
 
 lint: $(STAMP)  ## ruff and mypy
 	@$(BIN)/ruff check . \
-	  || { echo "lint failed: 'make fix' mends what ruff can mend; the rest is listed above"; exit 1; }
+	  || { echo "lint failed: 'make fix' repairs what ruff can repair; the rest is listed above"; exit 1; }
 	@$(BIN)/mypy \
 	  || { echo "mypy failed: the types above disagree; see [tool.mypy] in pyproject.toml"; exit 1; }
 
-packages: $(STAMP)  ## pip check: whether the installed packages go together
+packages: $(STAMP)  ## pip check: whether the installed packages are compatible
 	@! $(BIN)/python -m pip check | grep -vE '^(No broken|pyctcdecode [^ ]+ has requirement numpy<2)' \
-	  || { echo "packages failed: the versions above do not go together: rm -rf $(VENV) && make setup"; exit 1; }
+	  || { echo "packages failed: the versions above are not compatible: rm -rf $(VENV) && make setup"; exit 1; }
 
 lowest:  ## whether the lowest versions of pyproject.toml can be installed together (Python 3.10, needs uv)
 	@mkdir -p build
@@ -87,13 +87,13 @@ kernels: $(STAMP)  ## compile every CUDA kernel for every GPU generation; regist
 	@$(BIN)/python scripts/check_kernels.py $(if $(ARCHITECTURES),--arch $(ARCHITECTURES)) \
 	  || { echo "kernels failed: a kernel does not compile or spills registers, see above"; exit 1; }
 
-fix: $(STAMP)  ## let ruff mend and format what it can
+fix: $(STAMP)  ## repair and format the code with ruff
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 pytest: $(STAMP)  ## all tests; PYTEST_ARGS="-k name -x" narrows them
 	@$(call run_tests,$(or $(PYTEST_ARGS),$(ALL_TESTS) $(REPORTS)))
 
-coverage: $(STAMP)  ## all tests, and which lines they reach; a sixth slower
+coverage: $(STAMP)  ## all tests with line coverage; a sixth slower
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(ALL_TESTS) --cov --cov-report=term:skip-covered --cov-fail-under=90
 
 bench: $(STAMP)  ## beside NeMo, flashlight, pyctcdecode, in 3 minutes; BENCH_ARGS="key=value ..."

@@ -25,7 +25,7 @@ EXAMPLES = (
 
 
 def run(options: BenchOptions) -> int:
-    """Measure. The rows are printed, and written to `out`."""
+    """Measure; print the rows and write them to `out`."""
     from benchmarks.run import run as measure
 
     measure(options)
@@ -33,7 +33,7 @@ def run(options: BenchOptions) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; its exit code is as that of `nemo-gpu-decoding`."""
+    """Run the command; returns an exit code as `nemo-gpu-decoding` does."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     return guarded(PROGRAM, lambda: run_program(PROGRAM, SUMMARY, sys.modules[__name__], given), "benchmarks")
 

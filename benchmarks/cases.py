@@ -1,4 +1,4 @@
-"""What is measured beside what: the table of all rows, as data."""
+"""The table of all rows: pairs of a strategy and a peer, as data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.peers.word_graphs import KALDI_DECODER, RIVA
 from benchmarks.tasks import Task
 
 FEW_PHRASES = 10
-# what both sides search with besides the log-probs: (LM, phrases)
+# models of both sides besides the log-probs: (LM, phrases)
 PLAIN, LM, PHRASES, BOTH = (False, False), (True, False), (False, True), (True, True)
 DECODER, END_TO_END = "decoder", "end to end"
 NO_TDT = "NeMo has no maes_batch for TDT"
@@ -23,7 +23,7 @@ ONE_FUSION = "NeMo's maes_batch ignores boosting beside an LM"
 
 
 class Check(Enum):
-    """How a row is verified before it is timed, see `verify.py`."""
+    """Check of a row before it is timed, see `verify.py`."""
 
     EQUAL = "equal hypotheses and scores"  # as the peer gives them for utterances alone
     WORDS = "equal words and costs"  # or better ones
@@ -37,7 +37,7 @@ class Check(Enum):
 
 
 class Line(NamedTuple):
-    """Rows to be: a strategy beside a peer, for every beam and everything added."""
+    """A strategy beside a peer; it gives rows for every beam and combination of models."""
 
     strategy: str
     family: str  # what `peers` calls the peer; "" for our strategy itself
@@ -74,7 +74,7 @@ TABLE = (
 
 
 class Case(NamedTuple):
-    """One row to be. On a CPU all utterances are one batch."""
+    """One row to measure. On a CPU all utterances are one batch."""
 
     task: Task
     peer: Peer | None  # None: the strategy itself, in another setting
@@ -83,7 +83,7 @@ class Case(NamedTuple):
     check: Check
     part: str = DECODER  # or END_TO_END: encoder and decoder
     batch: int | None = None  # B, on a GPU
-    skipped: str | None = None  # why this cannot be measured at all
+    skipped: str | None = None  # the reason why this cannot be measured
 
 
 def make_cases(options: BenchOptions, tasks: list[Task]) -> Iterator[Case]:
@@ -99,7 +99,7 @@ def make_cases(options: BenchOptions, tasks: list[Task]) -> Iterator[Case]:
 
 
 def lines_of(options: BenchOptions) -> list[Line]:
-    """The lines of the table that a run is about."""
+    """The lines of the table for the options of a run."""
     device = options.device.partition(":")[0]
     fit = [line for line in TABLE if line.strategy == options.strategy and device in line.devices]
     return [line for line in fit if line.family in options.peers or not line.family]
@@ -113,7 +113,7 @@ def _cases(line: Line, options: BenchOptions, task: Task) -> Iterator[Case]:
             yield Case(task, None, theirs, ours, line.check, skipped=missing(ours, line, task))
         return
     everything = line.added
-    if line.greedy and options.device == "cpu":  # one row: what a beam costs, and mends if there is an LM
+    if line.greedy and options.device == "cpu":  # one row: cost and gain of a beam, with an LM if there is one
         beams, everything = (max(beams),), (LM if task.lm else PLAIN,)
     for lm, boosted in everything:
         if boosted and not options.phrases:
@@ -142,7 +142,7 @@ def _own_settings(line: Line, options: BenchOptions, beam: int) -> Iterator[tupl
 
 
 def missing(setting: Setting, line: Line, task: Task) -> str | None:
-    """Why a row cannot be measured, None if it can."""
+    """The reason why a row cannot be measured, or None."""
     if line.peer is MAES and task.kind == "tdt":
         return NO_TDT
     if line.peer is MAES and setting.lm and setting.phrases:

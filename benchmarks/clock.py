@@ -1,4 +1,4 @@
-"""Where decoders are measured, and by which clock: the host's, or a GPU's events."""
+"""Clocks for decoders: the host's clock, or events of a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import torch
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cuda.launch import runtime
 
-LEAST_SECONDS = 0.2  # a quicker decoder is called repeatedly until a measurement lasts this long
+LEAST_SECONDS = 0.2  # a faster decoder is called repeatedly until a measurement lasts this long
 COPIES = 20
 FLUSH_BYTES = 256 << 20  # several times the largest cache of a GPU
 PACKAGES = (
@@ -29,7 +29,7 @@ PACKAGES = (
 
 
 class Seconds(NamedTuple):
-    """How long one call took."""
+    """Duration of one call, in seconds."""
 
     cpu: float  # of all threads together
     wall: float  # on a GPU from idle to idle
@@ -56,10 +56,10 @@ class HostClock:
 
 
 class CudaClock:
-    """Waits for the GPU before and after; an event on the current stream at both ends.
+    """Waits for the GPU before and after, and records an event on the current stream at both ends.
 
-    Before each call the GPU's cache is filled with other things: a batch would fit into it, and a
-    decoder that is called again and again would never read memory.
+    Before each call the GPU's cache is filled with other data. Otherwise a batch would stay in the cache, and repeated
+    calls would not read memory.
     """
 
     least_seconds = 0.0
@@ -83,13 +83,13 @@ class CudaClock:
 
 
 class Hardware(NamedTuple):
-    """Where decoders are measured."""
+    """The machine on which decoders are measured."""
 
     device: torch.device
     name: str
     clock: Clock
-    # The clock that ratios are taken from: CPU time is the time of the work itself, whatever else the
-    # machine does; on several threads it would hide what parallelism wins.
+    # The clock of the ratios. CPU time does not depend on other processes; with several threads it does not show the
+    # gain of parallelism.
     ratio_clock: str = "cpu"
     on_gpu: bool = False
     copy_buffer_bytes: int = 1 << 30
@@ -121,10 +121,9 @@ def find_hardware(device: str, threads: int) -> Hardware:
 def time_in_turn(
     calls: Sequence[Callable[[], object]], clock: Clock, repeats: int, most_seconds: float
 ) -> list[list[Seconds]]:
-    """Time all of them `repeats` times, one after the other, so that a change of the machine's mood
-    hits all.
+    """Time all calls in turn, `repeats` times, so that a change of the machine's speed affects all of them.
 
-    All must be warm. After `most_seconds` there is no further round, but there is at least one.
+    All must be warm. No round begins after `most_seconds`, except for the first one.
     """
     taken: list[list[Seconds]] = [[] for _ in calls]
     times = [1] * len(calls)
@@ -152,7 +151,7 @@ def summary(taken: Sequence[Seconds]) -> dict[str, dict[str, float]]:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """torch runs on so many threads inside the block."""
+    """Set the number of torch's threads within the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -162,7 +161,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def describe_machine() -> dict[str, Any]:
-    """What a measurement was made on: without it a number means nothing."""
+    """The machine and the versions of a measurement."""
     versions: dict[str, str | None] = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -178,7 +177,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def cpu_name() -> str:
-    """The processor's name as the system tells it."""
+    """The processor's name, as reported by the operating system."""
     cpuinfo = Path("/proc/cpuinfo")
     for line in cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else ():
         if line.startswith("model name"):

@@ -1,7 +1,7 @@
-"""`python -m benchmarks mode=cluster`: what Ray costs per utterance, beside one process without it.
+"""`python -m benchmarks mode=cluster`: the cost of Ray per utterance, compared with one process without it.
 
-A run as `transcribe` makes it, with `Partition`s, files and markers; but the encoder is a look-up of emissions, and
-utterances are short, so that the engine is a large part of what is measured. All runs must write the same bytes.
+A run is that of `transcribe`, with `Partition`s, files and markers. The encoder is a look-up of emissions, and
+utterances are short, so that the engine is a large part of the measured time. All runs must write the same bytes.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ RUNS = {
     "Ray, 2 workers": Workers("local", 2, 2, gpus=0),
     "Ray, 1 encoder and 1 decoder": Workers("local", 1, 1, gpus=0, decoders=(1, 1)),
 }
-SAMPLES = 800  # of each file, 50 ms: reading is little work
-WARM_UP = 0.2  # of the partitions, by the time they were finished, are not counted: workers come one by one
+SAMPLES = 800  # of each file, 50 ms: short, so that reading takes little time
+WARM_UP = 0.2  # share of the partitions that finish first and are not counted, because workers start one by one
 
 
 class EmissionModel:
-    """In place of a `Model`: emissions of a task by the number that is a file's name, and our search."""
+    """Replaces a `Model`: emissions of a task, looked up by the number in the file's name, and the search."""
 
     def __init__(self, options: BenchOptions) -> None:
         torch.set_num_threads(options.threads)
@@ -61,7 +61,7 @@ class EmissionModel:
 
 
 class Timing(NamedTuple):
-    """Of a run, without its first partitions."""
+    """Times of a run, without its first partitions."""
 
     start: float  # seconds until the first partition was finished
     per_utterance: float  # seconds, of all processes together
@@ -73,7 +73,7 @@ def load(options: BenchOptions) -> Loaded:
 
 
 def measure(options: BenchOptions, tasks: Sequence[Task]) -> Iterator[Row]:
-    """A row for every way to run.
+    """A row for every kind of run.
 
     Raises:
         ValueError: two runs have written different transcripts.
@@ -117,7 +117,7 @@ def finished(out: Path) -> list[tuple[float, str]]:
 
 
 def timed(options: BenchOptions, out: Path, plan: Plan, workers: Workers) -> Timing:
-    """Transcribe into a new folder; the times at which markers were written tell what a partition takes."""
+    """Transcribe into a new folder; the times of the markers give the time per partition."""
     job = Job(str(out), partial(load, options), tuple(plan.shards), batch_size=8)
     begun = time.time()
     totals: dict[int, Totals] = {each.number: each for each in transcribe_corpus(job, plan, workers)}

@@ -1,10 +1,10 @@
-"""Where a cluster saturates: costs per partition measured on this machine, and a simulation with up to 1,000 workers.
+"""Saturation of a cluster: costs per partition, measured on this machine, and a simulation of up to 1,000 workers.
 
     python -m benchmarks.cluster_scale pace=50 storage_mb=1000 ray=true
 
-A worker's cycle: the driver hands it a partition (one after the other), it reads the audio from a storage that all
-share, decodes, and writes transcripts and marker to the same storage. The driver's time per partition is that of Ray
-Data with two workers whose partitions are empty, so that their files are in it: a bound from above.
+In a cycle of a worker, the driver assigns a partition to it (one at a time). The worker reads the audio from a shared
+storage, decodes, and writes transcripts and marker to the same storage. The driver's time per partition is that of Ray
+Data with two workers and empty partitions. It includes their files, so it is an upper bound.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ EXAMPLES = ("ray=true", "pace=50 storage_mb=1000 driver=0.021")
 class ScaleOptions:
     """Options of the simulation."""
 
-    # Seconds of audio that a worker decodes in a second.
+    # Speed of a worker: seconds of audio per second.
     pace: float = 50.0
     # Seconds of audio in a partition.
     partition_seconds: float = 600.0
-    # Megabytes per second that the storage gives to all workers together.
+    # Bandwidth of the storage, shared by all workers, in megabytes per second.
     storage_mb: float = 1000.0
     # Bytes per second of audio: 32,000 for 16-bit WAV at 16 kHz, about half of that for FLAC.
     audio_bytes: float = 32000.0
@@ -50,7 +50,7 @@ class ScaleOptions:
     driver: float | None = None
     # Measure the driver, on a local Ray of two workers.
     ray: bool = False
-    # Partitions for that.
+    # Number of partitions for this measurement.
     partitions: int = 300
 
 
@@ -67,7 +67,7 @@ class Costs(NamedTuple):
 
 class Simulated(NamedTuple):
     times_real_time: float
-    driver: float  # share of its time that it is busy
+    driver: float  # share of the time for which the driver is busy
     storage: float
 
 
@@ -100,7 +100,7 @@ def measure_planner(rows: int = 100_000) -> float:
 
 
 def measure_partition(workers: Workers, partitions: int) -> float:
-    """Seconds per partition of a run whose partitions are empty, without what it takes to begin."""
+    """Seconds per partition of a run with empty partitions, without its start."""
     with tempfile.TemporaryDirectory() as out:
         folder = Folder(out)
         folder.write("rows.jsonl", b"")
@@ -151,7 +151,7 @@ def run(options: ScaleOptions) -> int:
 
 
 def main() -> int:
-    """The command; its exit code is as that of `nemo-gpu-decoding`."""
+    """Run the command; returns an exit code as `nemo-gpu-decoding` does."""
     return guarded(PROGRAM, lambda: run_program(PROGRAM, SUMMARY, sys.modules[__name__], sys.argv[1:]), __name__)
 
 

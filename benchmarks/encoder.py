@@ -1,7 +1,7 @@
-"""What stands before the decoders in end-to-end rows: an encoder that takes its time.
+"""The encoder of end-to-end rows; only its time matters.
 
-What it says is thrown away, and the decoders go on with the task's log-probs. So rows with and without it
-decode the same, and random weights do as well as trained ones.
+Its output is discarded, and the decoders read the task's log-probs. Rows with and without it therefore decode the same
+input, and random weights serve as well as trained ones.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Encoder(NamedTuple):
     bands: tuple[int, ...] = ()  # of features
 
     def prepare(self, task: Task, hardware: Hardware, precision: str) -> Callable[[], Batch]:
-        """What encodes as much noise as the task has audio, and then gives the task's batch; this gets timed."""
+        """A function to time: it encodes noise of the length of the task's audio, and returns the task's batch."""
         dtype, generator = getattr(torch, precision), torch.Generator().manual_seed(0)
         lengths = (task.lengths * self.inputs_per_frame).to(hardware.device)
         noise = torch.randn(len(task.texts), *self.bands, int(lengths.max()), generator=generator).to(hardware.device)
@@ -44,7 +44,7 @@ class Encoder(NamedTuple):
 
 
 def make_encoder(options: BenchOptions, hardware: Hardware, vocab_size: int) -> Encoder:
-    """That of `model`, from samples on; else a FastConformer with random weights, from features on."""
+    """The encoder of `model`, which reads samples; else a FastConformer with random weights, which reads features."""
     if not options.model:
         from benchmarks.peers.nemo import random_conformer
 

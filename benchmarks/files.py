@@ -1,4 +1,4 @@
-"""Files that are made once and kept between runs."""
+"""Files that are created once and kept between runs."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A seeded, made-up language, and the synthetic CTC posteriors of its sentences.
+"""An artificial language, drawn from a seed, and synthetic CTC posteriors of its sentences.
 
-The language's figures are those of English transcripts with 1024 BPE pieces and a 6-gram of other texts:
-about 1.5 pieces per word, since frequent words have a piece of their own, and about 3.5 nats per piece.
-Posteriors are what a trained, imperfect model would say: most frames are blank, a token lasts one or two
-frames and shares its mass with the few tokens it is mistaken for, some frames are flat.
+The language has the statistics of English transcripts with 1024 BPE pieces and a 6-gram of other texts: about 1.5
+pieces per word, because frequent words are single pieces, and about 3.5 nats per piece. The posteriors imitate a
+trained, imperfect model. Most frames are blank. A token lasts one or two frames and shares its mass with a few similar
+tokens. Some frames are flat.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FOLLOW = 0.58  # probability that a sentence goes on with one of them
 FRAME_SECONDS = 0.08  # the encoders this imitates subsample 10 ms features by 8
 BLANKS_PER_TOKEN = 2.25  # mean of a Poisson distribution; gives about 3.5 frames per token
 TWO_FRAMES = 0.25  # probability that a token lasts two frames
-FLAT_TOKEN_FRAME = 0.01  # probability that a token's frame tells nothing
+FLAT_TOKEN_FRAME = 0.01  # probability that a token's frame is flat
 FLAT_BLANK_FRAME = 0.02  # the same for a blank's
 GROUP = 8  # tokens that are mistaken for each other
 PEAK = (0.3, 0.9)  # range of a token's own posterior

@@ -1,9 +1,9 @@
-"""`python -m benchmarks mode=live`: utterances that begin at any time, decoded in chunks while they are spoken.
+"""`python -m benchmarks mode=live`: utterances that begin at random times, decoded in chunks as they arrive.
 
-Our strategy in slots, the same with a decoder call for each stream, and NeMo's greedy decoding hear the same
-chunks, N utterances at once on average. Real time is simulated: a clock goes on by the seconds that each step
-takes, which are measured, and jumps to the next chunk where none waits. So queues are as long as they would be,
-and a machine that does other things in between spoils nothing.
+Three decoders read the same chunks, of N simultaneous utterances on average: the strategy in slots, the strategy with
+a call for each stream, and NeMo's greedy decoding. Time is simulated: a clock advances by the measured seconds of each
+step, and jumps to the next chunk if none waits. Queues are therefore as long as in real time, and other processes on
+the machine do not affect them.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.live.slots import Slots
 
 ONE_BY_ONE, GREEDY = "one_by_one", "nemo_greedy"
-WARM_UP = 2  # chunks of each stream before time 0, which count for nothing
-WARM_UP_CHUNKS = 16  # of all streams, before that
+WARM_UP = 2  # chunks of each stream before time 0, which are not counted
+WARM_UP_CHUNKS = 16  # chunks of all streams before them
 TICKS = 8  # steps with a chunk of all streams, for the streams per core
-PATIENCE = 2.0  # seconds that a chunk waits before a decoder is given up: its queue has no end
+PATIENCE = 2.0  # seconds that a chunk may wait; then the queue counts as unbounded, and the decoder is stopped
 WHOLE = 1e-6  # a chunk may miss a whole number of frames by so much, relatively
 CHECKED_AT_ONCE = 64  # utterances
 
 
 class Chunk(NamedTuple):
-    """Frames `begin` to `end` of an utterance that somebody speaks."""
+    """Frames `begin` to `end` of an utterance."""
 
     time: float  # seconds; when the last of them is there
     stream: int  # each is spoken once
@@ -50,16 +50,16 @@ class Chunk(NamedTuple):
 
 
 class Live(Protocol):
-    """A decoder of streams that come and go."""
+    """A decoder of streams that begin and end at any time."""
 
-    at_once: int | None  # the most streams in a step; None: any number
+    at_once: int | None  # maximum number of streams in a step; None: any number
 
     def begin(self) -> Any:
         """A new stream."""
 
     def step(self, streams: Sequence[Any], chunks: Sequence[torch.Tensor], over: Sequence[bool]) -> list[Any]:
-        """Read a chunk [T, width] of each stream; final results of those that are over, partial ones of the others
-        are made and not returned."""
+        """Read a chunk [T, width] of each stream; returns the final results of streams that have ended. Partial
+        results of the others are computed and not returned."""
 
     def end(self, streams: Sequence[Any]) -> list[Any]:
         """Final results."""
@@ -72,7 +72,7 @@ class Live(Protocol):
 
 
 class InSlots:
-    """A decoder of ours: whatever waits is one step."""
+    """A decoder of this package in slots: all waiting chunks form one step."""
 
     at_once: int | None = None
 
@@ -99,7 +99,7 @@ class InSlots:
 
 
 class OneByOne(InSlots):
-    """The same, where every stream is a batch of its own."""
+    """The same decoder with a batch of its own for every stream."""
 
     at_once: int | None = 1
 
@@ -150,10 +150,10 @@ def measure(options: BenchOptions, hardware: Hardware, tasks: Sequence[Task]) ->
 def compare(
     options: BenchOptions, task: Task, hardware: Hardware, makers: Mapping[str, Callable[[], Live]], n: int
 ) -> Iterator[Row]:
-    """Decoders beside each other, the first of them ours.
+    """Rows of several decoders with the same chunks; the first decoder is that of this package.
 
     Raises:
-        ValueError: a chunk is no whole number of frames, or none came.
+        ValueError: a chunk is no whole number of frames, or no chunk arrived.
     """
     size = frames_of_chunk(options.chunk_ms, task.frame_seconds)
     seconds = size * task.frame_seconds
@@ -234,12 +234,12 @@ class Served(NamedTuple):
 
 
 class Queue:
-    """Chunks that wait for a decoder, in simulated time: what waits when it is free is one step.
+    """Chunks that wait for a decoder, in simulated time. All chunks that wait when it is free form one step.
 
     Args:
         chunks: in order of time, at least one.
         serve: decodes chunks of different streams; returns the seconds that it took.
-        at_once: chunks in a step at most; None: any number. Those that waited longest go first.
+        at_once: maximum number of chunks in a step, the oldest ones first; None: any number.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class Queue:
         self.served = list[Served]()
 
     def run(self, until: float = math.inf) -> None:
-        """Decode until the clock has come so far, all chunks are served or the first waits too long."""
+        """Decode until the clock reaches `until`, all chunks are served, or a chunk waits too long."""
         while self.keeps_up:
             if not self._waiting:
                 if self._arrived == len(self.chunks):
@@ -279,7 +279,7 @@ class Queue:
         return heard / _busy(taken)
 
     def figures(self) -> Row:
-        """Load and latencies, those None if the queue has no end."""
+        """Load and latencies; latencies are None if the queue is unbounded."""
         taken = self._counted()
         sizes = [one.batch for one in taken]
         latency: dict[str, dict[str, float | None]] = {}
@@ -306,7 +306,7 @@ def _busy(taken: Sequence[Served]) -> float:
 
 
 def in_turn(queues: Sequence[Queue], seconds: float) -> None:
-    """Run all of them, in turn for so many simulated seconds: a change of the machine's mood hits all."""
+    """Run all queues in turn for `seconds` of simulated time, so that a change of the machine's speed affects all."""
     first, last = queues[0].chunks[0].time, queues[0].chunks[-1].time
     for until in [*np.arange(first + seconds, last + seconds, seconds).tolist(), math.inf]:
         for queue in queues:
@@ -317,7 +317,7 @@ def in_turn(queues: Sequence[Queue], seconds: float) -> None:
 
 
 class Heard(NamedTuple):
-    """What a stream was told: frames of an utterance of the task."""
+    """The frames that a stream has read, of an utterance of the task."""
 
     row: int
     begin: int
@@ -325,7 +325,7 @@ class Heard(NamedTuple):
 
 
 class Server:
-    """A decoder, the streams that it has, and what they gave."""
+    """A decoder, its streams, and their results."""
 
     def __init__(self, decoder: Live, task: Task, hardware: Hardware) -> None:
         self.decoder, self._task, self._hardware = decoder, task, hardware
@@ -355,7 +355,7 @@ class Server:
         return float(seconds)
 
     def equal_to_one_piece(self) -> Iterator[bool]:
-        """End all streams; of each, whether it gave what its audio gives in one piece."""
+        """End all streams; yields for each whether its result equals that of its audio in one piece."""
         self._results |= dict(zip(self._running, self.decoder.end(list(self._running.values())), strict=True))
         self._running = {}
         expected: dict[Heard, Any] = {}

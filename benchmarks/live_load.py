@@ -1,13 +1,13 @@
-"""A load run of the live server: many clients at once on the shipped speech, some of which die.
+"""A load test of the live server: many simultaneous clients with the shipped speech; some of them disconnect.
 
     python -m benchmarks.live_load clients=64 seconds=600 simulated=true out=build/live_load.json
     python -m benchmarks.live_load clients=64 seconds=600 speed=1 hostile=8 strategies=[flexctc_beam]
 
-Each transcript is compared with what the recognizer gives for the same chunks without a server. Hostile clients beside
-them send what `ATTACKS` lists. In simulated time
-server, clients and model run in one process on one core, one process for each strategy: the clock stands still while
-the event loop works, goes on by the CPU time of each step of the model, and jumps where all wait. Delays are those of
-a machine that does nothing else. Sockets are left out, nothing else of the server is.
+Each transcript is compared with the recognizer's result for the same chunks without a server. Additional hostile
+clients send the messages of `ATTACKS`. In simulated time, server, clients and model run in one process on one core,
+with one process per strategy. The clock stops while the event loop works, advances by the CPU time of each step of the
+model, and jumps when all tasks wait. Delays are therefore those of a machine without other processes. Sockets are
+replaced; all other parts of the server run.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ EXAMPLES = (
     "clients=64 seconds=600 simulated=true out=build/live_load.json",
     "clients=64 seconds=600 speed=1 hostile=8 strategies=[flexctc_beam]",
 )
-# What hostile clients send, one of these on each connection: text, or bytes of audio.
+# Messages of hostile clients, one on each connection: text, or bytes of audio.
 DEEP = "[" * 400_000
 ATTACKS: tuple[tuple[str | bytes, ...], ...] = (
     ("blah",), (DEEP,), ("{}", DEEP), ("{}", bytes(3200), "blah"), (bytes(3200),), ("{}", bytes(3201)),
@@ -56,29 +56,29 @@ ATTACKS: tuple[tuple[str | bytes, ...], ...] = (
     (json.dumps({"phrases": ["a"] * 1001}),), ('{"phrases": ["a"], "boosting_weight": 1e38}',),
     ("{}", '{"type": "end"}', "{}", bytes(2)), ("{}", b"", b"", "\0"),
 )  # fmt: skip
-WARM_UP = 60.0  # seconds at first in which memory may grow: buffers take the size of the load
-GROWTH = 0.01  # of its memory, that a process may take on from then to the end
+WARM_UP = 60.0  # first seconds, in which memory may grow: buffers adapt to the load
+GROWTH = 0.01  # share of its memory by which a process may grow after the warm-up
 
 
 @dataclass
 class LoadOptions:
     """Options of `live_load`."""
 
-    # Clients that stream at the same time, each one utterance after the other.
+    # Number of simultaneous clients; each streams one utterance after the other.
     clients: int = 64
     # Seconds of audio that each client streams.
     seconds: float = 60.0
-    # Times real time at which clients send; 0: as fast as the server reads, or in simulated time 1.
+    # Speed at which clients send, relative to real time; 0: as fast as the server reads (in simulated time: 1).
     speed: float = 0.0
-    # Share of the streams whose client is cut off without a close.
+    # Share of the streams whose client disconnects without a close message, 0 .. 1.
     killed: float = 0.1
-    # Clients beside them that send garbage, values out of range and oversized messages; not in simulated time.
+    # Number of clients that send garbage, values out of range and oversized messages; not in simulated time.
     hostile: int = 0
-    # Strategies to serve with, one server after the other; all but greedy with the shipped token LM.
+    # Strategies to test, with one server after the other; all except greedy use the shipped token LM.
     strategies: list[str] = field(default_factory=lambda: ["greedy", "flexctc_beam"])
-    # In simulated time, all strategies at once.
+    # Simulate time; all strategies run at the same time.
     simulated: bool = False
-    # Write the rows here as JSON.
+    # Output file: the rows as JSON.
     out: str | None = None
 
 
@@ -86,8 +86,8 @@ OPTIONS = LoadOptions
 
 
 def run(options: LoadOptions) -> int:
-    """One row per strategy; 1 if a transcript was lost or is another than without a server, if a stream was left
-    behind, or if memory grew."""
+    """Print one row per strategy; returns 1 if a transcript is missing or differs from the result without a server, if
+    a stream stays open, or if memory grew."""
     if options.simulated and len(options.strategies) > 1:
         rows = in_processes(options)
     else:
@@ -121,14 +121,14 @@ def in_processes(options: LoadOptions) -> list[dict[str, Any]]:
 
 
 def serve_options(strategy: str, options: LoadOptions) -> ServeOptions:
-    """Of a server of the shipped checkpoint; its encoder sees each chunk four times, by default seven times."""
+    """Options of a server of the shipped checkpoint; its encoder reads each chunk four times instead of seven."""
     serve = ServeOptions(model=str(DATA / "models" / "self_ctc.nemo"), strategy=strategy, port=0)
     serve = replace(serve, max_streams=options.clients + options.hostile + 16, left_seconds=0.8, right_seconds=0.4)
     return serve if strategy == "greedy" else replace(serve, lm=str(DATA / "lm" / "tok3.arpa"))
 
 
 def over_sockets(strategy: str, options: LoadOptions) -> dict[str, Any]:
-    """A row, of a server in a process of its own."""
+    """A row of a server in its own process."""
     from websockets.asyncio.client import connect
 
     serve = serve_options(strategy, options)
@@ -151,7 +151,7 @@ def over_sockets(strategy: str, options: LoadOptions) -> dict[str, Any]:
 
 
 def in_simulated_time(strategy: str, options: LoadOptions) -> dict[str, Any]:
-    """A row, of server and clients in this process."""
+    """A row of server and clients in this process."""
     import numba
     import torch
 
@@ -166,7 +166,7 @@ def in_simulated_time(strategy: str, options: LoadOptions) -> dict[str, Any]:
 
 
 def simulate(server: LiveServer, load: Load) -> dict[str, Any]:
-    """A row, of clients in the event loop of the server."""
+    """A row of clients in the event loop of the server."""
     app: Any = server.config.app
 
     async def metric(name: str) -> float:
@@ -211,7 +211,7 @@ def texts_without_a_server(recognizer: Recognizer, speech: list[np.ndarray], mos
 
 
 def _give_back() -> None:
-    """Let the allocator return what is free: what a server in this process has then is what it needs."""
+    """Return free memory to the system, so that the memory of this process is what the server needs."""
     with contextlib.suppress(AttributeError, OSError):  # where the C library is another
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -233,10 +233,10 @@ def url_of(process: subprocess.Popen[str]) -> str:
 
 
 class Load:
-    """Clients of one server, and what they see.
+    """Clients of one server, and their measurements.
 
     Args:
-        options: how many, and what they do.
+        options: number and behaviour of the clients.
         speech: int16 samples of utterances.
     """
 
@@ -250,11 +250,11 @@ class Load:
         self.memory: list[tuple[float, float]] = []  # seconds since the beginning, MB
 
     async def run(self, connect: Callable[[], Any], metric: Callable[[str], Awaitable[float]]) -> dict[str, Any]:
-        """What clients of a server saw.
+        """Run all clients; returns a row of their measurements.
 
         Args:
-            connect: opens a connection, as `websockets` has them.
-            metric: reads one of the server's.
+            connect: opens a connection with the interface of `websockets`.
+            metric: reads a metric of the server.
         """
         loop = asyncio.get_running_loop()
         started, cpu = loop.time(), await metric("cpu_seconds_total")
@@ -334,7 +334,7 @@ class Load:
         return audio
 
     async def _attack(self, connect: Callable[[], Any], seed: int) -> None:
-        """One attack after the other, until cancelled. What the server answers is read, or not."""
+        """Run one attack after the other until cancelled. Some attacks do not read the server's answers."""
         from websockets.exceptions import WebSocketException
 
         choice = random.Random(seed)
@@ -358,7 +358,7 @@ async def _read_all(socket: Any) -> None:
 
 
 async def send(socket: Any, samples: np.ndarray, speed: float, size: int, sent: list[tuple[float, float]]) -> None:
-    """Audio in messages of `size` samples, and the end, unless the client is to die before."""
+    """Send audio in messages of `size` samples, and the end, unless the client disconnects before."""
     clock = asyncio.get_running_loop().time
     began = clock()
     for at in range(0, len(samples), size):
@@ -371,11 +371,12 @@ async def send(socket: Any, samples: np.ndarray, speed: float, size: int, sent: 
 
 
 class Pipe:
-    """A WebSocket connection to an ASGI application in this process, with what `Load` uses of `websockets`."""
+    """A WebSocket connection to an ASGI application in this process, with the methods of `websockets` that `Load`
+    uses."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
-        self._to_server: asyncio.Queue[dict[str, Any]] = asyncio.Queue(4)  # who sends more waits, as with sockets
+        self._to_server: asyncio.Queue[dict[str, Any]] = asyncio.Queue(4)  # when full, the sender waits
         self._to_client: asyncio.Queue[str | None] = asyncio.Queue()
         self._is_gone, self.close_code = False, None
 
@@ -406,7 +407,7 @@ class Pipe:
         await self._to_server.put({"type": "websocket.receive", kind: message})
 
     def abort(self) -> None:
-        """Be gone, without a word."""
+        """Disconnect without a close message."""
         self._is_gone = True
         self._clear()
         self._to_server.put_nowait({"type": "websocket.disconnect", "code": 1006})
@@ -427,8 +428,8 @@ class Pipe:
 
 
 class SimulatedTime(asyncio.SelectorEventLoop):
-    """An event loop that waits for nothing: its clock jumps to the next timer. What is given to another thread is done
-    at once, and takes as long as its CPU time."""
+    """An event loop without waiting: its clock jumps to the next timer. Calls in another thread run immediately, and
+    the clock advances by their CPU time."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -466,7 +467,7 @@ class _Jumping(selectors.DefaultSelector):
 
 
 def main() -> int:
-    """The command; its exit code is as that of `nemo-gpu-decoding`."""
+    """Run the command; returns an exit code as `nemo-gpu-decoding` does."""
     return guarded(PROGRAM, lambda: run_program(PROGRAM, SUMMARY, sys.modules[__name__], sys.argv[1:]), __name__)
 
 

@@ -12,14 +12,14 @@ from nemo_gpu_decoding.graph.topology import NEMO_NAMES
 STRATEGIES = ("flexctc_beam", "alsd_pp", "aes_pp", "cuda_wfst", "paged_biglm")
 TRANSDUCER_STRATEGIES, GRAPH_STRATEGIES = STRATEGIES[1:3], STRATEGIES[3:]
 PEERS = ("nemo", "flashlight", "pyctcdecode", "kaldi_decoder", "riva", "small_lm", "eager")
-ASKED_PEERS = ("large_lm", "let", "bounded_eager", "eager_groups")  # of paged_biglm, measured where they are named
+ASKED_PEERS = ("large_lm", "let", "bounded_eager", "eager_groups")  # of paged_biglm, measured only if `peers` has them
 TASKS = ("synthetic", "speech")
 TRANSDUCERS = ("rnnt", "tdt")
 MODES = ("batch", "live", "scale", "cluster")
 PRECISIONS = ("bfloat16", "float16", "float32")
 GRAPH_TOPOLOGIES = ("compact", "normal", "minimal")
-LEAST_NGRAMS = 1000  # below it a synthetic LM would have no 3-grams
-LIVE_UTTERANCES = 32  # that speakers choose from
+LEAST_NGRAMS = 1000  # a smaller synthetic LM has no 3-grams
+LIVE_UTTERANCES = 32  # number of different utterances of the streams
 MANY = 10**9
 _CHOICES = {
     "peers": PEERS + ASKED_PEERS, "tasks": TASKS, "transducers": TRANSDUCERS
@@ -35,7 +35,7 @@ _ABOVE_ZERO = ("pair_seconds", "chunk_ms", "live_seconds")
 
 @dataclass(frozen=True)
 class Weights:
-    """Tuned for each decoder by a small grid on the task itself. Natural log, whatever the decoder takes."""
+    """Weights in natural log, for all decoders. A small grid on the task itself gave the weights of each decoder."""
 
     lm_weight: float = 0.2
     beam_beta: float = 0.5
@@ -72,56 +72,53 @@ class BenchOptions:
     # graph of the large LM; let, the other composition [LET]; bounded_eager, eager composition with the
     # bounds of lazy; eager_groups, that with token groups).
     strategy: str = "flexctc_beam"
-    # batch: whole utterances, beside peers. live: latency, and streams per core, where utterances begin
-    # at random times and share one decoder, see `streams`; beside the same stream by stream, and NeMo's
-    # greedy decoding. scale: time, memory and disk space that paged_biglm takes with an LM of any size,
-    # see `ngrams`. cluster: what Ray costs `transcribe` per utterance, see `partitions`.
+    # batch: whole utterances, compared with peers. live: latency and streams per core, with utterances that begin at
+    # random times and share one decoder, see `streams`; compared with a call per stream and with NeMo's greedy
+    # decoding. scale: time, memory and disk space of paged_biglm with an LM of any size, see `ngrams`. cluster: the
+    # cost of Ray in `transcribe` per utterance, see `partitions`.
     mode: str = "batch"
-    # cpu, cuda or cuda:N. The GPU is measured for several batch sizes, decoders alone and behind an
-    # encoder.
+    # cpu, cuda or cuda:N. A GPU is measured with several batch sizes, for decoders alone and after an encoder.
     device: str = "cpu"
-    # What is decoded: synthetic (peaked emissions of a made-up language, drawn from `seed`), speech
-    # (flat emissions that a small checkpoint made of read English, hard to decode). Or see `data` and
-    # `model`.
+    # Inputs: synthetic (peaked emissions of an artificial language, drawn from `seed`), speech (flat emissions of a
+    # small checkpoint for read English, hard to decode). For other inputs see `data` and `model`.
     tasks: list[str] = field(default_factory=lambda: list(TASKS))
-    # Decoders to measure beside it. One that is not installed gets a row that says so.
+    # Decoders to compare with. A decoder that is not installed gets a row with this note.
     peers: list[str] = field(default_factory=lambda: list(PEERS))
-    # Write header and rows here as JSON; a folder gets a file <strategy>-<device>-<date>.json.
+    # Output file: header and rows as JSON. In a folder the file is <strategy>-<device>-<date>.json.
     out: str | None = None
-    # What should be known about the run; goes into the header of the result as it is.
+    # Notes about the run, copied into the header of the result.
     note: str | None = None
 
     # Beam sizes K.
     beams: list[int] = field(default_factory=lambda: [4, 8])
-    # For word graphs in place of `beams`: how far above the best a hypothesis may cost, natural log.
-    # []: those that suit the task.
+    # For word graphs in place of `beams`: beams by which a hypothesis may exceed the best cost, natural log. []:
+    # values that suit the task.
     graph_beams: list[int] = field(default_factory=list)
     # CPU threads of every decoder that can use more than one.
     threads: int = 1
-    # How often a peer and ours are timed in turn; medians are reported.
+    # Number of alternating measurements of a peer and the strategy; medians are reported.
     repeats: int = 3
-    # Stop repeating a pair after so many seconds: a peer may take a minute for one pass.
+    # Maximum seconds of the repetitions of a pair; a peer may take a minute for one pass.
     pair_seconds: float = 3.0
-    # Use so many utterances; of `data`, `manifest`, speech there may be fewer. null: 8, transducers 2,
-    # mode=live 32.
+    # Maximum number of utterances; `data`, `manifest` and speech may have fewer. null: 8, transducers 2, mode=live 32.
     utterances: int | None = None
-    # Phrases boosted in the rows with boosting; the first half occurs in the references, where possible.
+    # Number of phrases in the rows with boosting; the first half occurs in the references, if possible.
     phrases: int = 200
-    # Phrases in the large list of the scaling row; 0 leaves this row out.
+    # Number of phrases in the scaling row; 0 omits this row.
     many_phrases: int = 20_000
     # Measure memory growth with K, compile time and start time of flexctc_beam, each in a fresh process.
     probes: bool = False
-    # For word graphs: hypotheses per frame at most.
+    # For word graphs: maximum number of hypotheses per frame.
     max_active: int = 10_000
-    # For paged_biglm: with the largest beam also rows in which so many hypotheses of a graph state are expanded at
-    # most, beside the same search without this limit.
+    # For paged_biglm: limits of the hypotheses that are expanded per graph state; each gives a row with the largest
+    # beam, compared with the search without a limit.
     group_sizes: list[int] = field(default_factory=lambda: [1, 4])
-    # For paged_biglm on a GPU: MB of its memory for arcs of an LM that stays in the host's memory, in a row with the
-    # largest beam beside the same LM in the GPU's memory. LMs of more than 62,500 arcs per MB are larger than that.
+    # For paged_biglm on a GPU: MB of GPU memory for the arcs of an LM in host memory. The row has the largest beam,
+    # and is compared with the same LM in GPU memory. LMs with more than 62,500 arcs per MB exceed this memory.
     cache_mb: int = 1
     # For word graphs: CTC topology; compact, normal or minimal.
     topology: str = "compact"
-    # For transducers: tokens per frame at most, max_symbols of alsd_pp and NeMo's malsd_batch.
+    # For transducers: maximum number of tokens per frame, max_symbols of alsd_pp and NeMo's malsd_batch.
     max_symbols: int = 10
     # Kinds of transducers to measure, rnnt and tdt.
     transducers: list[str] = field(default_factory=lambda: list(TRANSDUCERS))
@@ -130,12 +127,12 @@ class BenchOptions:
     batches: list[int] = field(default_factory=lambda: [1, 8, 32, 128])
     # On a GPU: utterances that are compared with a peer, which decodes each of them alone.
     check_utterances: int = 32
-    # On a GPU, for CTC: measure encoder and decoder together, too.
+    # On a GPU, for CTC: also measure encoder and decoder together.
     end_to_end: bool = True
     # The encoder's arithmetic: bfloat16, float16 (autocast) or float32.
     encoder_precision: str = "bfloat16"
-    # Without `model`: layers of the encoder, which has random weights; what it says means nothing, so
-    # that the decoders go on with the task's log-probs. 17 and 512 are a FastConformer "large".
+    # Without `model`: layers of the encoder, which has random weights. Its output is discarded; the decoders read the
+    # task's log-probs. 17 and 512 are a FastConformer "large".
     encoder_layers: int = 17
     # Without `model`: its width. For synthetic transducers D, the size of the encoder's output.
     encoder_width: int = 512
@@ -147,8 +144,8 @@ class BenchOptions:
     data: str | None = None
     # With `data`: SentencePiece model, or a text file with one piece per line.
     tokenizer: str | None = None
-    # In place of `tasks`: a model (.nemo), transducer or hybrid for alsd_pp and aes_pp, else CTC or
-    # hybrid, that hears the speech of `manifest`.
+    # In place of `tasks`: a model (.nemo) that encodes the speech of `manifest`: transducer or hybrid for alsd_pp and
+    # aes_pp, else CTC or hybrid.
     model: str | None = None
     # With `model`: a NeMo manifest with references.
     manifest: str | None = None
@@ -161,43 +158,43 @@ class BenchOptions:
     # graphs, which otherwise spell words with the tokenizer.
     lexicon: str | None = None
 
-    # Synthetic: number of tokens V, the blank not counted.
+    # Synthetic: number of tokens V, without the blank.
     vocab_size: int = 1024
     # Synthetic: shortest utterance, in frames of 80 ms.
     min_frames: int = 125
     # Synthetic: longest utterance.
     max_frames: int = 375
-    # Synthetic: sentences of text that the LMs are estimated from. null: 12,000; for word graphs
-    # 100,000, which make a graph of 500,000 n-grams.
+    # Synthetic: number of sentences from which the LMs are estimated. null: 12,000; for word graphs 100,000, which
+    # give a graph of 500,000 n-grams.
     sentences: int | None = None
     # Synthetic and speech: n of the token n-gram LM.
     lm_order: int = 6
-    # Synthetic: another seed, another language.
+    # Synthetic: the seed of the language.
     seed: int = 1
 
-    # For mode=live: utterances that are spoken at once, on average, rows for each number, with the largest beam.
+    # For mode=live: mean numbers of simultaneous utterances; each gives rows with the largest beam.
     streams: list[int] = field(default_factory=lambda: [256])
-    # For mode=live: audio in a chunk, milliseconds; a whole number of frames.
+    # For mode=live: length of a chunk in milliseconds; a whole number of frames.
     chunk_ms: float = 400.0
     # For mode=live: seconds of simulated time.
     live_seconds: float = 10.0
 
-    # For mode=scale: n-grams of the made-up LM, about; it takes 80 bytes per n-gram on the disk.
+    # For mode=scale: approximate number of n-grams of the artificial LM; it needs 80 bytes of disk per n-gram.
     ngrams: int = 100_000_000
-    # For mode=scale and mode=cluster: where their files go; they are deleted at the end. null: the system's folder
-    # for temporary files.
+    # For mode=scale and mode=cluster: folder of temporary files, which are deleted at the end. null: the system's
+    # folder for temporary files.
     folder: str | None = None
 
-    # For mode=cluster: partitions of a run, decoded without Ray, by one worker and by two, and by one that encodes
-    # with one that searches. Each run is repeated `repeats` times, the quickest one counts.
+    # For mode=cluster: partitions of a run. It is decoded without Ray, by one worker, by two workers, and by an
+    # encoding and a searching worker. Each run is repeated `repeats` times; the fastest one counts.
     partitions: int = 60
     # For mode=cluster: utterances in a partition.
     partition_size: int = 100
 
-    # In place of what was tuned for each decoder on each task: weights.lm_weight=0.3 and so on; see `Weights`.
-    # lm_weight, boosting_weight (ours, and NeMo's ngram_lm_alpha and boosting_tree_alpha), beam_beta (both, per
-    # token, where an LM is); flashlight_lm_weight; pyctcdecode_lm_weight, pyctcdecode_beta (per word),
-    # hotword_weight; acoustic_scale (of word graphs); small_share (of paged_biglm).
+    # Weights in place of the tuned ones, such as weights.lm_weight=0.3: lm_weight, boosting_weight (of the strategy,
+    # and NeMo's ngram_lm_alpha and boosting_tree_alpha), beam_beta (both, per token, with an LM);
+    # flashlight_lm_weight; pyctcdecode_lm_weight, pyctcdecode_beta (per word), hotword_weight; acoustic_scale (of word
+    # graphs); small_share (of paged_biglm).
     weights: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -236,7 +233,7 @@ class BenchOptions:
 
     @property
     def most_utterances(self) -> int:
-        """How many utterances a task has at most."""
+        """Maximum number of utterances of a task."""
         some = 2 if self.strategy in TRANSDUCER_STRATEGIES else 8
         wanted = self.utterances or (LIVE_UTTERANCES if self.mode == "live" else some)
         return wanted if self.device == "cpu" else max(wanted, *self.batches)

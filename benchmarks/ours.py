@@ -1,4 +1,4 @@
-"""Our strategies in the shape of `Peer`, baselines of paged_biglm, and the graphs and LMs of tasks."""
+"""The strategies as `Peer`s, baselines of paged_biglm, and the graphs and LMs of tasks."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def aes_pp(options: BenchOptions, task: Task, setting: Setting) -> Ready:
 
 
 def cuda_wfst(which: str, options: BenchOptions, task: Task, setting: Setting) -> Ready:
-    """On the graph of the task's LM; on the small LM's it is what a search costs that knows no large LM."""
+    """Search on the graph of the task's LM; on that of the small LM it is the baseline without a large LM."""
     config = WFSTConfig(**graph_search(options, task, setting))
     return ready(CudaWFST(word_graph(task, which), task.vocab_size, task.vocab_size, config))
 
 
 def paged_biglm(composition: str, options: BenchOptions, task: Task, setting: Setting) -> Ready:
-    """One of the compositions that users may choose, or of `ABLATIONS`."""
+    """Search with a composition of the config, or one of `ABLATIONS`."""
     search, decoder = graph_search(options, task, setting), ABLATIONS.get(composition, PagedBigLM)
     named = "lazy" if composition in ABLATIONS else composition
     search |= {"group_size": setting.group_size, "placement": setting.placement, "cache_mb": options.cache_mb}
@@ -108,7 +108,7 @@ LET, EAGER, BOUNDED_EAGER, EAGER_GROUPS = (
 
 
 def ready(decoder: Any) -> Ready:
-    """What the runner needs of a decoder of ours."""
+    """The `Ready` of a decoder of this package."""
 
     def labels(path: Any) -> list[int]:
         return [word.label for word in path.words] if hasattr(path, "words") else path.tokens.tolist()
@@ -137,9 +137,9 @@ def _common(options: BenchOptions, setting: Setting) -> dict[str, Any]:
 
 
 def fusion_of(task: Task, setting: Setting) -> Fusion:
-    """LM and boosting tree as the setting asks.
+    """LM and boosting tree of a setting.
 
-    Boosting takes refunds as NeMo does, so that hypotheses can be compared with NeMo's one by one.
+    Refunds are those of NeMo, so that hypotheses can be compared with NeMo's one by one.
     """
     lm = boosting = None
     if setting.lm and task.lm:
@@ -193,7 +193,7 @@ def packed_lm(task: Task, which: str) -> PackedLM:
 
 
 def describe_graph(graph: WordGraph) -> dict[str, int]:
-    """How large a graph is, for the record."""
+    """Sizes of a graph, for the header."""
     return {
         "ngrams": int(graph.report["n-grams"]),
         "words": len(graph.words) - 1,
@@ -203,7 +203,7 @@ def describe_graph(graph: WordGraph) -> dict[str, int]:
 
 
 def work_per_frame(results: Any) -> dict[str, float]:
-    """Look-ups and so on, see `Work` of paged_biglm; nothing of a search without a large LM."""
+    """Counters per frame, see `Work` of paged_biglm; empty for a search without a large LM."""
     works = [work for work in (getattr(nbest, "work", None) for nbest in results) if work is not None]
     frames = max(1, sum(work.frames for work in works))
     names = [name for name in works[0]._fields if name != "frames"] if works else []

@@ -1,4 +1,4 @@
-"""Packages that a run needs, looked up before it starts work."""
+"""Checks before a run that its packages are installed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def first_absent(modules: Iterable[str]) -> str | None:
 
 
 def check_packages(options: BenchOptions) -> None:
-    """Check that all packages are installed without which a run has no rows.
+    """Check that all required packages of a run are installed.
 
     Raises:
-        ImportError: one is missing; names it, the option that needs it and the pip command.
+        ImportError: a package is missing; the message names it, the option that needs it and the pip command.
     """
     for needed_by, modules, install in _needs(options):
         module = first_absent(modules)

@@ -1,4 +1,4 @@
-"""What can only be measured in a process of its own: memory, and the cost of starting."""
+"""Measurements that need a separate process: memory, and the time of starting."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from nemo_gpu_decoding.jit import CACHE_VARIABLE
 
 MEMORY_BEAMS = (4, 16, 64, 256)
 POLL_SECONDS = 0.05
-# For glibc: large arrays get pages of their own, else what loading the LM has freed would be used again
-# and no growth be seen.
+# For glibc: large arrays get their own pages. Otherwise memory that was freed after loading the LM would be reused,
+# and growth would not be visible.
 GIVE_BACK_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -28,15 +28,15 @@ STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 def in_process(
     name: str, options: BenchOptions, environment: dict[str, str] | None = None, **arguments: Any
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a function of this folder, "module:function", says in a fresh process.
+    """Call a function of this folder, "module:function", in a fresh process.
 
     Returns:
-        its dict, and what it took: {"seconds": {"cpu", "wall"}, imports and compiled code included, "memory":
-        {"peak_rss": mapped files included, "peak_anonymous": without what the system can drop or write
-        out at any time}, bytes; None where there is no /proc}.
+        Its dict, and the cost: {"seconds": {"cpu", "wall"}, with imports and compilation, "memory": {"peak_rss": with
+        mapped files, "peak_anonymous": without pages that the system can drop or write out}, in bytes; None without
+        /proc}.
 
     Raises:
-        RuntimeError: it failed; with its stderr.
+        RuntimeError: the process failed; the message contains its stderr.
     """
     request = {"name": name, "options": asdict(options), "arguments": arguments}
     child = subprocess.Popen(
@@ -78,8 +78,7 @@ def probe_process(kind: str, options: BenchOptions) -> dict[str, Any]:
 
 
 def measure_memory(options: BenchOptions) -> dict[str, Any]:
-    """Growth of the process while a batch is decoded by flexctc_beam, for several beam sizes, LM
-    included.
+    """Growth of the process while flexctc_beam decodes a batch with an LM, for several beam sizes.
 
     Returns:
         `peak_bytes`: beam size -> peak above the level before the first call;
@@ -109,7 +108,7 @@ def measure_memory(options: BenchOptions) -> dict[str, Any]:
 
 
 def status_bytes(field: str, status: Path = STATUS) -> int:
-    """A memory size of a process, as Linux tells it.
+    """A memory size of a process, as reported by Linux.
 
     Raises:
         OSError: there is no such process, or no /proc.
@@ -122,7 +121,7 @@ def status_bytes(field: str, status: Path = STATUS) -> int:
 
 
 def measure_start(options: BenchOptions) -> dict[str, float]:
-    """Seconds of each step until results, in a process that has done nothing yet.
+    """Seconds of each step until the first results, in a fresh process.
 
     Returns:
         `import`, then `load` (LM and utterance, which are not made up anew), on a GPU `context`

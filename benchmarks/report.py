@@ -1,4 +1,4 @@
-"""Rows as a table for people and as JSON for everything else."""
+"""Output of rows as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Column(NamedTuple):
 
     title: str
     value: str | Callable[[Row], Any]  # where it is in the row, "latency.total.p99"
-    digits: int | None = None  # after the point; None: as it is
+    digits: int | None = None  # decimal places; None: unchanged
     factor: float = 1.0
 
     def cell(self, row: Row) -> str:
@@ -35,7 +35,7 @@ def _inner(row: Mapping[str, Any] | None, name: str) -> Any:
 
 
 def _both(name: str) -> Callable[[Row], str]:
-    """A setting, of the peer and of ours where they differ."""
+    """A setting; that of the peer and of the strategy if they differ."""
 
     def cell(row: Row) -> str:
         theirs, ours = row["peer_params"][name], row["params"][name]
@@ -49,7 +49,7 @@ def _verified(row: Row) -> str:
 
 
 def _found(row: Row) -> str:
-    """What a stage of mode=scale is about, in words."""
+    """Description of a stage of mode=scale."""
     if "counts" in row:
         return f"{sum(row['counts'])} n-grams, {row['bytes'] / 1e9:.3f} GB"
     if "paged" in row:
@@ -105,7 +105,7 @@ CLOCKS = {
 
 
 def line_of(row: Row) -> str:
-    """One row while others are still measured."""
+    """One row as a line of progress output."""
     what = [str(row[name]) for name in ("task", "part", "peer", "stage", "layout") if row.get(name)]
     if "run" in row:
         return f"{', '.join(what)}, {row['run']}: {1e3 * row['per_utterance']:.3f} ms per utterance, verified"
@@ -118,7 +118,7 @@ def line_of(row: Row) -> str:
 
 
 def format_rows(header: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """A table of all rows, with what was measured where above it and the probes below."""
+    """A table of all rows, with the machine and the options above it and the probes below."""
     mode, threads = header["mode"], header["threads"]
     lines = [f"{header['strategy']} on {header['device']}, {threads} thread(s), {header['date']}"]
     for task in header["tasks"]:

@@ -43,7 +43,7 @@ def run(options: BenchOptions, hardware: Hardware | None = None) -> list[Row]:
     """Measure; print a table; write `options.out` if it is given.
 
     Args:
-        hardware: stands in for what `options.device` names.
+        hardware: replaces the device of `options.device`.
 
     Raises:
         ImportError: a package that the run needs is not installed.
@@ -63,7 +63,7 @@ def run(options: BenchOptions, hardware: Hardware | None = None) -> list[Row]:
             rows.append(row)
             tqdm.write(line_of(row), file=sys.stderr)
             bar.update()
-            if out:  # a run that is cut off keeps what it has
+            if out:  # an interrupted run keeps its rows
                 write_result(out, header, rows)
     if options.probes and options.strategy == "flexctc_beam":
         from benchmarks.probe import probe_process
@@ -92,7 +92,7 @@ def check_peers(options: BenchOptions) -> None:
 
 
 def _plan(options: BenchOptions, hardware: Hardware) -> tuple[dict[str, Any], Iterator[Row], int]:
-    """Header, rows as they are measured, and how many there will be."""
+    """Header, iterator of rows as they are measured, and their number."""
     if options.mode == "scale":
         from benchmarks import scale
 
@@ -157,7 +157,7 @@ def describe_run(options: BenchOptions, hardware: Hardware, tasks: list[Task]) -
 
 
 class Setup(NamedTuple):
-    """What all rows of a run share."""
+    """Objects that all rows of a run share."""
 
     options: BenchOptions
     hardware: Hardware
@@ -177,13 +177,12 @@ def measure(cases: Iterable[Case], setup: Setup) -> Iterator[Row]:
 
 
 class BatchBench:
-    """What the rows of one batch share: decoders that are ready, and what they get wrong.
+    """Objects that the rows of one batch share: loaded decoders, and their word errors.
 
-    Decoders are made anew for every batch: NeMo's keep the size of their largest one, and take the time of
-    it ever after.
+    Decoders are created for every batch, because NeMo's keep buffers of the largest batch and become slower.
 
     Args:
-        size: B, the first so many utterances; None for all.
+        size: B, the number of first utterances; None: all.
     """
 
     def __init__(self, setup: Setup, task: Task, size: int | None) -> None:
@@ -205,7 +204,7 @@ class BatchBench:
         errors = self._errors(peer, case.theirs), self._errors(ours, case.ours)
         verdict = self._verdict(case, peer, ours, errors)
         calls = [self._call(case.part, decoder) for decoder in (theirs, mine)]
-        if case.part == END_TO_END:  # the decoders are warm, but the encoder may not be
+        if case.part == END_TO_END:  # the encoder may not be warm yet
             calls[1]()
         times = time_in_turn(calls, hardware.clock, options.repeats, options.pair_seconds)
         timing = {side: summary(taken) for side, taken in zip(("peer", "ours"), times, strict=True)}
@@ -223,12 +222,12 @@ class BatchBench:
         }  # fmt: skip
 
     def _prepared(self, peer: Peer, setting: Setting, device: str | None = None) -> Ready:
-        """A decoder that has its models."""
+        """A decoder with its models loaded."""
         options = self._setup.options
         return peer.prepare(replace(options, device=device or options.device), self._task, setting)
 
     def _counted(self, peer: Peer, setting: Setting) -> Errors:
-        """Of a decoder on the batch, which makes it warm, too."""
+        """Errors of a decoder on the batch; this call also warms it up."""
         decoder, batch = self._ready(peer, setting), self._batch
         return Errors.of(batch, decoder.read(decoder.run(batch.inputs, batch.lengths)))
 
@@ -236,14 +235,14 @@ class BatchBench:
         batch, mine = self._batch, self._ready(ours, case.ours)
         if not self._setup.hardware.on_gpu:
             return verify(case, batch, self._ready(peer, case.theirs), mine, errors)
-        # a peer of its own for utterances decoded alone, whose buffers fit one utterance
+        # another instance of the peer for single utterances, with buffers for one utterance
         few = batch.first(self._setup.options.check_utterances)
         verdict = verify(case, few, self._prepared(peer, case.theirs), mine, errors)
         own = beside_cpu(batch, mine, self._ready(ours, case.ours, "cpu"))
         return Verdict(verdict.verified and own.verified, f"{verdict.how}; {own.how}")
 
     def _call(self, part: str, decoder: Ready) -> Callable[[], object]:
-        """What is timed: a decoder, or an encoder and a decoder."""
+        """The call to time: a decoder, or an encoder and a decoder."""
         if part == DECODER:
             return lambda: decoder.run(self._batch.inputs, self._batch.lengths)
         encode = self._encode()
@@ -255,7 +254,7 @@ class BatchBench:
         return encoder.prepare(self._batch, hardware, options.encoder_precision)
 
     def _extras(self, case: Case, theirs: Ready, mine: Ready, device_seconds: float) -> Row:
-        """What only rows of word graphs, or of a GPU, say."""
+        """Fields of rows for word graphs, or for a GPU."""
         batch, strategy, extras = self._batch, self._setup.options.strategy, Row(graphs=theirs.graphs)
         if strategy == "cuda_wfst":
             extras["graph"] = describe_graph(word_graph(case.task, LARGE))
@@ -276,7 +275,7 @@ class BatchBench:
 
 
 def empty_row(options: BenchOptions, case: Case, peer: Peer) -> Row:
-    """Names and settings; nothing is measured, nothing verified."""
+    """A row of names and settings, without measurements or checks."""
     used = case.theirs if peer.multithreaded else case.theirs._replace(threads=1)
     names = ("seconds", "timing", "rtfx", "wer", "ter")
     nothing = {name: {"ours": None, "peer": None} for name in names}
@@ -290,7 +289,7 @@ def empty_row(options: BenchOptions, case: Case, peer: Peer) -> Row:
 
 
 def params(options: BenchOptions, task: Task, setting: Setting) -> Mapping[str, Any]:
-    """A setting as rows show it."""
+    """A setting in the form of rows."""
     shown = setting._asdict() | {"boosting": setting.phrases > 0}
     if options.strategy != "paged_biglm":
         del shown["group_size"], shown["placement"]

@@ -1,6 +1,6 @@
-"""`python -m benchmarks mode=scale`: an LM of any size is made up, packed, and decoded with by paged_biglm.
+"""`python -m benchmarks mode=scale`: generates an LM of any size, packs it, and decodes with paged_biglm.
 
-Every row is one stage, which ran in a process of its own; `docs/results/README.md` explains them.
+Every row is a stage, which runs in its own process; `docs/results/README.md` explains them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def plan(options: BenchOptions) -> Iterator[dict[str, Any]]:
 
 
 def measure(options: BenchOptions, stages: Iterable[dict[str, Any]]) -> Iterator[Row]:
-    """Run stages. What they write is deleted, of a task when the next one begins."""
+    """Run stages. The files of a task are deleted when the next task begins."""
     with tempfile.TemporaryDirectory(prefix="nemo-gpu-decoding-", dir=options.folder) as folder:
         for asked in stages:
             stage = "decode" if "beam" in asked else asked["stage"]
@@ -75,7 +75,7 @@ def measure(options: BenchOptions, stages: Iterable[dict[str, Any]]) -> Iterator
 
 
 def draw_language(options: BenchOptions, task: str) -> tuple[Language, np.random.Generator]:
-    """The language of a task, the same in every stage, and what else is drawn from."""
+    """The language of a task, the same in every stage, and the generator after it."""
     rng = np.random.default_rng(options.seed)
     if task == "speech":
         return speech_language(rng), rng
@@ -104,7 +104,7 @@ def generate(options: BenchOptions, folder: str, task: str) -> Row:
 
 
 def pack(options: BenchOptions, folder: str, task: str, layout: str) -> Row:
-    """The large LM packed; what a GPU would keep of it is all but the arcs."""
+    """The packed large LM; a GPU keeps all of it except for the arcs."""
     path = Path(folder) / f"{layout}.packed"
     report = pack_arpa(Path(folder) / LARGE, path, layout=layout)
     arrays = dict(load_packed_lm(path, verify=False).nbytes)
@@ -138,8 +138,8 @@ def graph(options: BenchOptions, folder: str, task: str) -> Row:
 
 
 def decode(options: BenchOptions, folder: str, task: str, beam: int, layout: str | None = None) -> Row:
-    """The utterances decoded with the small LM alone, or with both: a first time, which reads from the disk what is
-    not in memory, and then for the clock. Loading reads a packed file once, for its checksum.
+    """Decode the utterances with the small LM or with both LMs, twice. The first pass reads the LM from the disk; the
+    second one is timed. Loading reads a packed file once, for its checksum.
     """
     found, began = draw_task(options, task), time.process_time()
     config = graph_search(options, found, Setting(beam, threads=options.threads))

@@ -1,7 +1,7 @@
-"""Where tasks come from: two that need no files of the user, or the user's files.
+"""Sources of tasks: two built-in tasks, or the user's files.
 
-`synthetic` is peaked: a made-up language, drawn from a seed. `speech` is flat: read English as a small
-checkpoint hears it (`assets/hard_speech`).
+`synthetic` has peaked posteriors of an artificial language, drawn from a seed. `speech` has flat posteriors of a small
+checkpoint for read English (`assets/hard_speech`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SPEECH = Path(__file__).resolve().parents[1] / "assets" / "hard_speech"
 
 
 def make_tasks(options: BenchOptions) -> list[Task]:
-    """The tasks that the options ask for; for transducers one of each kind, unless `model` is given.
+    """The tasks of the options; for transducers one of each kind, unless `model` is given.
 
     Raises:
         ValueError: files lack something or do not fit each other, or the model has no such head.
@@ -61,7 +61,7 @@ def make_tasks(options: BenchOptions) -> list[Task]:
 
 
 def speech_task(options: BenchOptions, kind: str | None) -> Task:
-    """Read English as a small checkpoint hears it: flat posteriors, greedy makes 51 % word errors."""
+    """Posteriors of a small checkpoint for read English; they are flat, and greedy decoding has a WER of 51 %."""
     tensors, metadata = read_speech("emissions" if kind is None else "transducers")
     rows = tensors["log_probs" if kind is None else "encoder_output"].float()
     (pieces, lexicon), transducer, weights = speech_lexicon(), None, SPEECH_WEIGHTS
@@ -120,7 +120,7 @@ def speech_language(rng: np.random.Generator) -> Language:
 
 
 def synthetic_task(options: BenchOptions, kind: str | None) -> Task:
-    """Utterances of a made-up language (`language.py`), their posteriors, and LMs of other sentences."""
+    """Utterances of an artificial language (`language.py`), their posteriors, and LMs of other sentences."""
     rng = np.random.default_rng(options.seed)
     language = make_language(options.vocab_size, rng)
     task = spoken_task(language, options, rng)
@@ -172,7 +172,7 @@ def spoken_task(language: Language, options: BenchOptions, rng: np.random.Genera
 
 
 def _with_lms(task: Task, options: BenchOptions, key: str, text: Callable[[], list[list[str]]]) -> Task:
-    """The task with a token LM, unless words are searched, and a word trigram, each estimated once."""
+    """The task with a word trigram and, for token-level strategies, a token LM; each is estimated once."""
 
     least = (1, 1, 2)  # n-grams of order 3 and up that were seen once are left out
 
@@ -234,7 +234,7 @@ def read_task(options: BenchOptions) -> Task:
 
 
 def model_task(options: BenchOptions) -> Task:
-    """The speech of a manifest as a model hears it, encoded once."""
+    """The speech of a manifest, encoded once by a model."""
     from nemo_gpu_decoding.manifest import read_manifest, references_of
     from nemo_gpu_decoding.nemo_plugin.model import Model, TransducerHead
 

@@ -1,4 +1,4 @@
-"""A made-up trigram LM of any size, over the words of a `Language`."""
+"""An artificial trigram LM of any size, over the words of a `Language`."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""A transducer that needs no training: networks and encoder output that say what was drawn.
+"""A transducer without training: its networks and encoder output give the log-probs of a task.
 
-It is made of codes, vectors that are nearly orthogonal to each other: one per label, one per duration.
+It consists of codes, vectors that are nearly orthogonal to each other: one per label, one per duration.
 
     encoder frame       sum of the codes of the labels that the frame may be, each times its logit
-    prediction network  minus the codes of the last token and of what it is mistaken for, so that a token
-                        that was emitted is not emitted again; older tokens fade
+    prediction network  minus the codes of the last token and of similar tokens, so that an emitted token is
+                        not emitted again; older tokens fade
     joint               the product of the sum with every code: the logit of each label
 
-That is how trained transducers behave: peaky, right most of the time, and with a memory of more than
-one token. Widths, and with them the cost of a step, are those of a real model.
+Like trained transducers, it has peaked posteriors, is mostly correct, and depends on more than one token. Widths, and
+with them the cost of a step, are those of a real model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Task`: what is decoded, with the references, LMs, words, phrases and weights that belong to it."""
+"""`Task`: the inputs of decoders, with their references, LMs, words, phrases and weights."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ PADDED = -30.0  # log-prob of what is not blank in padded frames
 
 
 class Transducer(NamedTuple):
-    """Prediction network and joint that belong to a task; made anew for every device."""
+    """Prediction network and joint of a task; created for every device."""
 
     kind: str  # rnnt or tdt
     durations: tuple[int, ...]  # frames, of TDT
     ours: Callable[[], Any]  # -> `TransducerNetworks`
-    nemo: Callable[[], tuple[Any, Any]]  # the same as NeMo's decoders take them
+    nemo: Callable[[], tuple[Any, Any]]  # the same networks in NeMo's types
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +51,7 @@ class Task:
     def of(
         cls, name: str, rows: Sequence[torch.Tensor], texts: Sequence[str], vocabulary: Vocabulary, **others: Any
     ) -> Task:
-        """The task of utterances [T, ...]; padded frames of log-probs say blank, those of transducers are 0."""
+        """The task of utterances [T, ...]; padded frames of log-probs are blank, those of transducers are 0."""
         padding = 0.0 if others.get("transducer") else PADDED
         inputs = nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=padding).float()
         lengths = torch.tensor([len(row) for row in rows])
@@ -76,7 +76,7 @@ class Task:
         return self._take(torch.arange(min(utterances, len(self.texts))))
 
     def repeated(self, utterances: int) -> Task:
-        """The task with so many utterances, the same again and again."""
+        """The task with `utterances` utterances, repeated from the start."""
         return self._take(torch.arange(utterances) % len(self.texts))
 
     def _take(self, rows: torch.Tensor) -> Task:
@@ -89,14 +89,14 @@ class Task:
         )  # fmt: skip
 
     def on(self, device: torch.device | str) -> Task:
-        """The task with what decoders read on a device."""
+        """The task with its inputs on a device."""
         return replace(self, inputs=self.inputs.to(device), lengths=self.lengths.to(device))
 
     def phrases(self, count: int) -> list[str]:
-        """`count` phrases to boost: half of them rare words of the references, the rest said by nobody.
+        """`count` phrases to boost: half of them rare words of the references, the others not in the references.
 
-        Where the references have too few long words, or the lexicon too few others, words and pairs of
-        words that nobody said fill the list.
+        If the references have too few long words, or the lexicon too few others, words and pairs of words outside the
+        references fill the list.
         """
         if count and not self.lexicon:
             raise ValueError("phrases need lexicon=, the spelling of words in pieces")

@@ -1,4 +1,4 @@
-"""T o L o G: a graph composed with its CTC topology, for decoders that know no topologies."""
+"""T o L o G: a graph composed with its CTC topology, for decoders without topologies."""
 
 from __future__ import annotations
 

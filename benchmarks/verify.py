@@ -1,4 +1,4 @@
-"""Checks that come before any timing: a fast decoder that gives other results has not won anything."""
+"""Checks of results before timing; only decoders with equal results are compared."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Verdict(NamedTuple):
 
 
 def verify(case: Case, task: Task, theirs: Ready, ours: Ready, errors: tuple[Errors, Errors]) -> Verdict:
-    """Do the results of our decoder hold against the peer's?
+    """Compare the results of the strategy with those of the peer.
 
     Args:
-        task: the utterances to compare; its inputs lie where both decoders want them.
-        errors: of the peer's and of our outputs on the whole batch.
+        task: the utterances to compare, with inputs on the device of both decoders.
+        errors: errors of the peer and of the strategy on the whole batch.
     """
     check, (peer_wer, our_wer) = case.check, (errors[0].wer, errors[1].wer)
     figures = f"{check.value}: {our_wer:.2f} % and {peer_wer:.2f} %"

@@ -1,17 +1,16 @@
-"""Compile every CUDA kernel for every GPU generation and print what it takes. Needs NVRTC, but no GPU.
+"""Compile every CUDA kernel for every GPU generation and print its resources. Needs NVRTC, but no GPU.
 
     python scripts/check_kernels.py [FILE ...] [--arch 80 ...]
     python scripts/check_kernels.py --headers build/include
 
-Fails if a kernel does not compile or spills registers: spilled values live in slow memory, and a
-kernel that spills is many times slower than its author thinks. A kernel file that is used with
-preprocessor macros lists them, one line per set:
+Fails if a kernel does not compile or spills registers: spilled values are in slow memory, and make a kernel many times
+slower. A kernel file that is compiled with preprocessor macros lists them, one line per set:
 
     // variants: WIDTH=32 NAME=value
 
-With --keep they are compiled for this machine's GPU alone and kept where decoders look for them.
-With --headers nothing is compiled: the headers that are printed from numpy records are written to a
-folder, for readers and editors.
+With --keep they are compiled only for this machine's GPU and stored in the cache of the decoders. With --headers
+nothing is compiled: the headers that are generated from numpy records are written to a folder, for readers and
+editors.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _SHARED = re.compile(r"(\d+) bytes smem")
 
 @dataclass
 class Usage:
-    """What one function takes on one architecture."""
+    """Resources of one function on one architecture."""
 
     function: str
     is_kernel: bool
@@ -54,7 +53,7 @@ class Usage:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Check, print a table and what is wrong; 0 if nothing is."""
+    """Check all kernels, print a table and the errors; returns 0 if there are none."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("files", nargs="*", help="relative to the package; all kernels if none is named")
     parser.add_argument("--arch", type=int, nargs="+", default=ARCHITECTURES)
@@ -84,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def write_headers(folder: Path, files: list[str]) -> int:
-    """Write the printed headers that the files include to a folder, and print their names."""
+    """Write the generated headers that the files include to a folder, and print their names."""
     printed = {}
     for file in files:
         for name, text in read_source(file).headers.items():
@@ -98,7 +97,7 @@ def write_headers(folder: Path, files: list[str]) -> int:
 
 
 def fill_cache(files: list[str]) -> int:
-    """Compile what decoders will load on the first GPU here, all variants at once, and say how long it took."""
+    """Compile all variants for the first GPU of this machine, in parallel, and print the time."""
     import torch
 
     if not torch.cuda.is_available():
@@ -123,7 +122,7 @@ def variants(name: str) -> list[dict[str, int | str]]:
 
 
 def check(name: str, arch: int, macros: dict[str, int | str]) -> list[Usage] | str:
-    """Compile one variant of a file and read what its functions take; the compiler's errors else."""
+    """Compile one variant of a file; returns the resources of its functions, or the compiler's errors."""
     source = read_source(name)
     command = [*compiler_options(Architecture(arch), macros), "--ptxas-options=-v"]
     try:
@@ -133,7 +132,7 @@ def check(name: str, arch: int, macros: dict[str, int | str]) -> list[Usage] | s
 
 
 def usages(log: str) -> list[Usage]:
-    """Read ptxas' report: kernels, and functions that are called rather than inlined."""
+    """Parse the report of ptxas: kernels, and functions that are not inlined."""
     found: dict[str, Usage] = {}
     entries = set(_ENTRY.findall(log))
     current = None
@@ -154,7 +153,7 @@ def usages(log: str) -> list[Usage]:
 
 
 def report(jobs: list, results: list[list[Usage] | str]) -> int:
-    """Print the table and the faults."""
+    """Print the table and the errors."""
     rows, faults = [], []
     for (name, arch, macros), result in zip(jobs, results, strict=True):
         if isinstance(result, str):

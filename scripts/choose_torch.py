@@ -1,9 +1,8 @@
 """Print the torch requirement that suits this machine, for `make setup`.
 
-With an NVIDIA GPU (and wherever torch's ordinary wheels are CPU builds) that is plain torch. On Linux
-without a GPU plain torch would bring several GB of CUDA libraries that nothing can use, so the newest
-CPU build (`+cpu`) among the versions that pip can see is taken; if pip sees none, the script stops
-and says what to do. Run it with the Python of the environment to be filled.
+With an NVIDIA GPU, and on systems where torch's ordinary wheels are CPU builds, this is plain torch. On Linux without
+a GPU, plain torch installs several GB of unused CUDA libraries. The script then chooses the newest CPU build (`+cpu`)
+that pip finds. If there is none, it stops with instructions. Run it with the Python of the new environment.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def main() -> int:
 
 
 def installed_torch() -> str | None:
-    """An environment that has torch keeps it."""
+    """The version of torch in this environment, which is kept; None if there is none."""
     try:
         return importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:

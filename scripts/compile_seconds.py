@@ -3,8 +3,8 @@
     python scripts/compile_seconds.py              # all strategies
     python scripts/compile_seconds.py cuda_wfst
 
-Each strategy decodes two utterances of `assets/hard_speech` with an LM, in a process and with a cache of its own.
-What LMs and graphs compile while they are read is a column of its own.
+Each strategy decodes two utterances of `assets/hard_speech` with an LM, in a separate process with an empty cache. The
+compilation of the code that reads LMs and graphs is a separate column.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def measure(strategy: str) -> str:
 
 
 def main() -> int:
-    """A process for each strategy; the table on stdout."""
+    """Start a process for each strategy; print the table to stdout."""
     if sys.argv[1:2] == ["--row"]:
         print(measure(sys.argv[2]))
         return 0

@@ -1,12 +1,12 @@
-"""Count what every kernel takes per frame, without a GPU, and estimate its time on an H200.
+"""Count instructions and memory accesses of every kernel per frame, without a GPU, and estimate its time on an H200.
 
     python scripts/count_kernels.py [STRATEGY ...]     print the tables of these strategies, or of all
     python scripts/count_kernels.py --write            write them into docs/gpus.md; two minutes
-    python scripts/count_kernels.py --new-texts        how many hypotheses of the shipped speech get a new text
+    python scripts/count_kernels.py --new-texts        share of hypotheses with a new text, on the shipped speech
 
-Needs NVRTC and g++. Registers and static shared memory are what NVRTC says of its machine code for sm_90; all
-else is counted while its PTX runs in the emulator of `tests/cuda_emulator`, on one utterance. Nothing here has
-run on a GPU: `estimated` says what the times rest on.
+Needs NVRTC and g++. NVRTC reports registers and static shared memory of its machine code for sm_90. All other numbers
+are counted while the PTX runs in the emulator of `tests/cuda_emulator`, on one utterance. Nothing has run on a GPU;
+`estimated` explains the estimates of times.
 """
 
 from __future__ import annotations
@@ -187,10 +187,10 @@ def rows_of(run: Run) -> Iterator[Row]:
 
 
 def estimated(launched: Launched, registers: int, shared: int) -> float:
-    """Microseconds of a launch for `UTTERANCES`, where each takes what the one counted takes.
+    """Estimated microseconds of a launch for `UTTERANCES`, each with the counts of the measured one.
 
-    The longer of two: what the slowest thread of a block waits for, as often as blocks take turns on the
-    multiprocessors; and the bytes of all over the bandwidth.
+    The maximum of two times: the waits of a block's slowest thread, times the number of rounds of blocks on the
+    multiprocessors; and the bytes of all blocks divided by the bandwidth.
     """
     grid = launched.grid * UTTERANCES
     at_once = min(
@@ -249,8 +249,8 @@ def with_tables(text: str, *tables: list[list[str]]) -> str:
 
 
 def new_texts(models: Iterable[str] = ("rnnt", "tdt"), beam_size: int = 6) -> list[tuple[str, str, str]]:
-    """Models, strategies, and the share of hypotheses with a new text after a step: what the prediction network has
-    to compute, on 16 utterances of the shipped test speech at once. Needs NeMo."""
+    """Models, strategies, and the share of hypotheses with a new text after a step, which the prediction network must
+    compute. Measured on a batch of 16 utterances of the shipped test speech; needs NeMo."""
     from nemo_gpu_decoding.cli.dev_set import encode
     from nemo_gpu_decoding.manifest import read_manifest
     from nemo_gpu_decoding.nemo_plugin.model import Model

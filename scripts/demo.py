@@ -1,9 +1,8 @@
-"""`make demo`: what a beam, an LM and boosted phrases do to real mistakes, on the speech that the source
-tree ships.
+"""`make demo`: the effect of a beam, an LM and boosted phrases on the speech shipped with the source tree.
 
     python scripts/demo.py models=[ctc] show=10 beam_size=16
 
-Decoders that take long to compile are compiled by a second process meanwhile, and kept.
+A second process compiles the slowest decoders in the meantime; compiled code is cached.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ MODELS = {
     "tdt": ("self_hybrid_tdt.nemo", ("demo_tdt.yaml",)),
 }
 ROOT = Path(__file__).resolve().parents[1]
-LACKING = "***"  # a word that a transcript lacks, as sclite writes it
+LACKING = "***"  # a missing word of a transcript, as in sclite
 NEXT = """
 with your own model, recordings and names:
   nemo-gpu-decoding transcribe model=YOUR.nemo audio='recordings/*.wav' phrases=names.txt lm=tokens.arpa
@@ -64,23 +63,22 @@ class DemoOptions:
     """Options of `demo`."""
 
     # Folder with models/, speech/test.json, phrases.txt and the presets demo.yaml, demo_wfst.yaml,
-    # demo_paged.yaml, demo_rnnt.yaml and demo_tdt.yaml. the default is assets/self of the
-    # source tree.
+    # demo_paged.yaml, demo_rnnt.yaml and demo_tdt.yaml. The default is assets/self of the source tree.
     data: str = str(ROOT / "assets" / "self")
-    # Write the rows of the table here as JSON: a list of objects with model, decoder, wer,
-    # fscore, seconds.
+    # Output file: the rows of the table as JSON, a list of objects with model, decoder, wer, fscore, seconds.
     out: str | None = None
-    # Draw the error rates here, a .png, .svg or .pdf.
+    # Output file: a plot of the error rates, .png, .svg or .pdf.
     plot: str | None = None
-    # Utterances whose transcripts are shown, of those where the decoders differ; most improved first.
+    # Number of utterances whose transcripts are shown. They are utterances on which the decoders differ, most improved
+    # first.
     show: int = 3
-    # Hypotheses that beam searches keep per frame; null: as in the presets.
+    # Hypotheses kept per frame by beam searches; null: as in the presets.
     beam_size: int | None = None
     # Models to decode: any of ctc, rnnt, tdt.
     models: list[str] = field(default_factory=lambda: list(MODELS))
-    # Use the first so many utterances only; null: all.
+    # Number of first utterances to use; null: all.
     utterances: int | None = None
-    # At the end show an utterance as a live stream, with all that ctc's first preset has.
+    # At the end show an utterance as a live stream, decoded with ctc's first preset.
     live: bool = True
 
     def __post_init__(self) -> None:
@@ -113,7 +111,7 @@ def run(options: DemoOptions) -> int:
     utterances = read_manifest(data / "speech" / "test.json")[: options.utterances]
     phrases = load_phrase_file("phrases", str(data / "phrases.txt"))
     rows: list[Row] = []
-    console = Console(highlight=False, soft_wrap=True)  # colours where there is a terminal that has them
+    console = Console(highlight=False, soft_wrap=True)  # colours if the terminal supports them
     others = compile_meanwhile(options.models)
     for model in options.models:
         file, preset_files = MODELS[model]
@@ -142,8 +140,8 @@ def run(options: DemoOptions) -> int:
 
 
 def compile_meanwhile(models: Sequence[str]) -> subprocess.Popen[bytes] | None:
-    """A process that compiles the search of a transducer, which comes last, while this one loads NeMo and compiles
-    word graphs; None if that has been compiled before or is not asked for."""
+    """A process that compiles the search of a transducer while this one loads NeMo and compiles word graphs; None if
+    it is in the cache or not needed."""
     last = models[-1]
     if len(models) == 1 or last == "ctc" or any(cache_folder().rglob("*.nbi")):
         return None
@@ -159,7 +157,7 @@ def decode_model(
     phrases: Sequence[str],
     others: subprocess.Popen[bytes] | None,
 ) -> tuple[DevSet, list[Row]]:
-    """Encode the speech once; decode it greedily and as the presets say, when no other process disturbs the clock."""
+    """Encode the speech once; decode it greedily and with the presets, after the other process has ended."""
     from nemo_gpu_decoding.nemo_plugin.model import Model
 
     say(f"{model}: loading NeMo and the model")
@@ -179,24 +177,24 @@ def decode_model(
 
 
 def steps_of(head: Head, preset: DictConfig) -> dict[str, Decoder]:
-    """The decoder of a preset without anything, with the LM, with LM and phrases."""
+    """The decoders of a preset: without models, with the LM, with LM and phrases."""
     from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST, PagedBigLM
 
     name, decoder = str(preset.strategy), head.search(preset)
-    if isinstance(decoder, CudaWFST):  # the LM is the graph: there is no step without it
+    if isinstance(decoder, CudaWFST):  # the graph contains the LM, so that it cannot be removed
         unboosted = copy.deepcopy(preset)
         unboosted.wfst.boosting_tree = None
         without_phrases = head.search(unboosted)
         if not isinstance(decoder, PagedBigLM):
             return {f"{name} + LM": without_phrases, f"{name} + LM + phrases": decoder}
-        narrow = preset.wfst.beam_width / 2  # it is for the phrases that the preset's beam is so wide
+        narrow = preset.wfst.beam_width / 2  # the preset's wide beam is needed for phrases only
         return {
             f"{name} + small LM": at_point(without_phrases, Point(beam_width=narrow, large_lm_weight=0.0)),
             f"{name} + large LM": at_point(without_phrases, Point(beam_width=narrow)),
             f"{name} + large LM + phrases": decoder,
         }
     fusion, config = decoder.fusion, decoder.config
-    if "beam_beta" in preset.beam:  # beta repays what the LM takes; without it, it adds insertions
+    if "beam_beta" in preset.beam:  # beta offsets the deletions of the LM; without an LM it causes insertions
         config = replace(config, beam_beta=0.0)
     return {
         name: decoder.with_options(config, replace(fusion, lm=None, boosting=None)),
@@ -206,13 +204,13 @@ def steps_of(head: Head, preset: DictConfig) -> dict[str, Decoder]:
 
 
 def decode_beam(test: DevSet, ours: Decoder, head: Head) -> Decoded:
-    """All utterances, several times: the median of the seconds counts."""
+    """Decode all utterances several times; the result has the median of the seconds."""
     runs = [test.decode(ours, head.text_of) for _ in range(REPEATS)]
     return Decoded(runs[0].texts, statistics.median(run.seconds for run in runs))
 
 
 def decode_greedy(head: Head, test: DevSet) -> Decoded:
-    """NeMo's greedy_batch on the same input, timed like the others."""
+    """Decode the same input with NeMo's greedy_batch, timed like the others."""
     head.use_greedy()
     seconds = []
     for _ in range(REPEATS):
@@ -242,14 +240,14 @@ def report(model: str, test: DevSet, rows: Sequence[Row]) -> str:
 
 
 def differences(test: DevSet, rows: Sequence[Row], phrases: Sequence[str], show: int) -> Text:
-    """Transcripts of utterances on which the decoders disagree, what the last one mends most first."""
+    """Transcripts of utterances on which the decoders differ, in descending order of the last one's improvement."""
     from rich.text import Text
 
     columns = list(zip(*(row.decoded.texts for row in rows), strict=True))
     disputed = [i for i, texts in enumerate(columns) if len(set(texts)) > 1]
 
     def gain(i: int) -> int:
-        """Word errors of the first decoder that the last one does not make."""
+        """Word errors of the first decoder minus those of the last one."""
         before, after = (word_errors([test.references[i]], [columns[i][end]]).total for end in (0, -1))
         return before - after
 
@@ -270,7 +268,7 @@ def differences(test: DevSet, rows: Sequence[Row], phrases: Sequence[str], show:
 
 
 def coloured(reference: str, text: str, wanted: PhraseWords) -> Text:
-    """A transcript with wrong and lacking words in red, and phrases found where they were said in green."""
+    """A transcript with wrong and missing words in red, and correct phrases in green."""
     from rich.text import Text
 
     in_phrase = iter(wanted.covered(text.split()))
@@ -283,8 +281,8 @@ def coloured(reference: str, text: str, wanted: PhraseWords) -> Text:
 
 
 def draw(rows: Sequence[Row], target: Path) -> None:
-    """Write a picture of the word error rates: a panel per model, a bar per decoder; the suffix of `target` chooses
-    the format."""
+    """Write a plot of the word error rates: a panel per model, a bar per decoder; the suffix of `target` chooses the
+    format."""
     from matplotlib.figure import Figure
 
     models = list(dict.fromkeys(row.model for row in rows))
@@ -300,7 +298,7 @@ def draw(rows: Sequence[Row], target: Path) -> None:
 
 
 def live_stream(data: Path, utterance: Utterance) -> str:
-    """What a client of `nemo-gpu-decoding serve` sees of an utterance: partial transcripts, then the final one."""
+    """The output of `nemo-gpu-decoding serve` for an utterance: partial transcripts, then the final one."""
     import soundfile
 
     from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer
@@ -340,7 +338,7 @@ def say(message: str) -> None:
 
 
 def main() -> int:
-    """The command: 0, or another exit code as of `nemo-gpu-decoding`."""
+    """Run the command; returns an exit code as `nemo-gpu-decoding` does."""
     arguments, program = sys.argv[1:], "python scripts/demo.py"
     if any(argument in ("-h", "--help") for argument in arguments):
         summary = "greedy against beam, + LM, + phrases on the speech in this repository"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Make a virtual environment with this package (editable) and NeMo.
-#   EXTRAS  of pyproject.toml, beside that of CUDA; the default is everything that tests and benchmarks need
+# Create a virtual environment with this package (editable) and NeMo.
+#   EXTRAS  extras of pyproject.toml, in addition to that of CUDA; the default is all that tests and benchmarks need
 #   VENV    folder of the environment
-#   PYTHON  interpreter to make it with; "auto" takes the first supported one on the PATH
-#   TORCH   what to give `pip install` for torch; "auto" lets choose_torch.py decide
-#   NEMO    requirement for NeMo; "" takes what pyproject.toml allows
+#   PYTHON  interpreter of the environment; "auto": the first supported one on the PATH
+#   TORCH   arguments of `pip install` for torch; "auto": chosen by choose_torch.py
+#   NEMO    requirement for NeMo; "": the range of pyproject.toml
 set -euo pipefail
 cd "$(dirname "$0")/.."
 VENV="${VENV:-.venv}" PYTHON="${PYTHON:-auto}" TORCH="${TORCH:-auto}" NEMO="${NEMO:-}"
@@ -31,16 +31,16 @@ if [ "$TORCH" = auto ]; then
   TORCH="$("$python" scripts/choose_torch.py)" || exit 1
 fi
 echo "make setup: installing $TORCH"
-# -qq: errors are shown, pip's remarks are not. --no-compile: what nobody imports need not be compiled.
+# -qq: pip shows errors only. --no-compile: modules are compiled when they are imported.
 # Unquoted on purpose: TORCH may carry options, as in TORCH="torch --index-url URL"
 # shellcheck disable=SC2086
 "$python" -m pip install -qq --no-compile $TORCH || fail "could not install '$TORCH'; choose another with make setup TORCH=..."
 
-# nothing that is installed later may replace this torch
+# later installations must not replace this torch
 constraints="$VENV/torch-constraint.txt"
 "$python" -c 'from importlib.metadata import version as v; print("torch==" + v("torch"))' > "$constraints"
 
-# kernels are compiled in the tests, with or without a GPU, by the NVRTC that goes with torch
+# the tests compile kernels, with or without a GPU, by the NVRTC of torch's CUDA version
 cuda="$("$python" -W ignore -c 'import torch; print("cuda12" if (torch.version.cuda or "").startswith("12") else "cuda13")')"
 
 echo "make setup: installing NeMo and what belongs to $EXTRAS (a minute or three)"
@@ -49,7 +49,7 @@ if [ -n "$NEMO" ]; then requirements+=("$NEMO"); fi
 "$python" -m pip install -qq --no-compile --constraint "$constraints" "${requirements[@]}" \
   || fail "pip failed, see above. A broken environment is repaired by: rm -rf $VENV && make setup"
 if [[ ",$EXTRAS," = *,bench,* ]]; then
-  # pyctcdecode, a peer in benchmarks, asks for numpy < 2 though it works with newer ones; NeMo's do not go with that
+  # pyctcdecode, a peer in benchmarks, requires numpy < 2 but works with newer versions, which NeMo needs
   "$python" -m pip install -qq --no-compile --no-deps "pyctcdecode>=0.5" pygtrie || fail "could not install pyctcdecode"
 fi
 echo "make setup: done. Try: $VENV/bin/nemo-gpu-decoding doctor"

@@ -1,1 +1,1 @@
-"""The decoders that ours are measured beside; all have the shape of `base.Peer`."""
+"""The decoders that the strategies are compared with; each is a `base.Peer`."""

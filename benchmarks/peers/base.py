@@ -1,4 +1,4 @@
-"""The shape of a decoder under measurement, ours included."""
+"""The interface of all measured decoders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.packages import first_absent
 from benchmarks.tasks import Task
 from nemo_gpu_decoding import Fusion
 
-Output = list[int] | str  # token ids of one utterance, or its text from decoders that know words
+Output = list[int] | str  # token ids of one utterance, or its text from word-level decoders
 Batch = tuple[torch.Tensor, torch.Tensor]  # inputs [B, T, ...] and lengths [B]
 
 
@@ -22,7 +22,7 @@ class Hypothesis(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What one measurement asks of a decoder."""
+    """The options of a decoder in one measurement."""
 
     beam_size: int  # K; of word graphs the beam; 0 = greedy
     lm: bool = False  # n-gram LM fusion
@@ -35,11 +35,11 @@ class Setting(NamedTuple):
 class Ready(NamedTuple):
     """A decoder with its models loaded."""
 
-    run: Callable[[torch.Tensor, torch.Tensor], Any]  # what a user of it gets, in its own form; timed
-    read: Callable[[Any], list[Output]]  # texts or tokens of what `run` gave
-    # n-best lists of a batch, best first, if its scores can be compared with ours
+    run: Callable[[torch.Tensor, torch.Tensor], Any]  # decodes a batch to the decoder's own result type; timed
+    read: Callable[[Any], list[Output]]  # texts or tokens of the result of `run`
+    # n-best lists of a batch, best first, if the scores are comparable with those of the strategy
     hypotheses: Callable[[torch.Tensor, torch.Tensor], list[list[Hypothesis]]] | None = None
-    note: str = ""  # what to know of these hypotheses
+    note: str = ""  # remark on these hypotheses
     graphs: str | None = None  # on a GPU: the mode in which CUDA graphs are used
     decoder: Any = None  # of our strategies: the `Decoder`, and what it adds to scores
     fusion: Fusion = Fusion()
@@ -54,7 +54,7 @@ class Peer(NamedTuple):
     needs: tuple[str, ...] = ()  # modules to import, and the pip command that brings them
     install: str = "pip install '.[bench]'"
     multithreaded: bool = False  # does it use Setting.threads? If not, its rows say one thread
-    otherwise: str = ""  # what to say besides, where it cannot be had
+    otherwise: str = ""  # additional note if it is not available
 
     def unavailable(self) -> str | None:
         """None, or the reason why this decoder cannot run here."""
@@ -63,7 +63,7 @@ class Peer(NamedTuple):
 
 
 def device_of(options: BenchOptions, task: Task) -> torch.device:
-    """Where a decoder's networks and LMs belong: to what it decodes, unless the CPU is asked for."""
+    """The device of a decoder's networks and LMs: that of the task's inputs, unless the option is the CPU."""
     return torch.device("cpu") if options.device == "cpu" else task.inputs.device
 
 

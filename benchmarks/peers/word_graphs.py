@@ -1,11 +1,10 @@
-"""Decoders of word graphs, on the T o L o G that our graph belongs to.
+"""Decoders of word graphs, on the T o L o G of the strategy's graph.
 
-kaldi_decoder is Kaldi's FasterDecoder as a Python package [Kaldi, Povey et al. 2011];
-riva-asrlib-decoder is NVIDIA's CUDA decoder [CUDA-WFST], which NeMo's `wfst` uses. Both get our beam
-and limit of hypotheses, and log-probs that have been scaled before the clock starts, since Kaldi's has
-no acoustic scale of its own. Kaldi's gets what is best for it: `min_active` 0 (its default of 20 goes
-on with hopeless hypotheses and takes up to 20 times as long on peaky posteriors, for the same words)
-and a const FST.
+kaldi_decoder is Kaldi's FasterDecoder as a Python package [Kaldi, Povey et al. 2011]; riva-asrlib-decoder is NVIDIA's
+CUDA decoder [CUDA-WFST], which NeMo's `wfst` uses. Both use the beam and the limit of hypotheses of the strategy. The
+log-probs are scaled before the clock starts, because Kaldi's decoder has no acoustic scale. Kaldi's decoder gets its
+fastest settings: a const FST and `min_active` 0. Its default of 20 keeps hypotheses outside the beam, and takes up to
+20 times as long on peaked posteriors for the same words.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from benchmarks.tasks import Task
 from benchmarks.tlg import composed_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 
-# What a row says where Riva's cannot be had: the figure of its authors' abstract.
+# Note of a row if Riva's decoder is not available: the figure of its authors' abstract.
 PUBLISHED = (
     "; published for it: up to 7 times the throughput of the fastest CPU decoder "
     "(Galvez and Kaldewey 2023, arXiv 2311.04996)"

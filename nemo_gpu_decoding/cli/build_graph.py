@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding build-graph`: a word LM and a model's tokens to the graph of cuda_wfst."""
+"""`nemo-gpu-decoding build-graph`: builds the word graph of cuda_wfst from a word LM and a model's tokens."""
 
 from __future__ import annotations
 
@@ -38,34 +38,34 @@ EXAMPLES = (
 class BuildGraphOptions:
     """Options of `build-graph`."""
 
-    # Word n-gram LM: ARPA, plain or gzipped. KenLM makes one of text: lmplz -o 3 < text > lm.arpa
+    # Word n-gram LM: ARPA, plain or gzipped. `build-lm` or KenLM's lmplz estimates one from text.
     lm: str = MISSING
-    # The graph to write. It is L o G; the CTC topology is not composed into it, the search runs compact,
-    # normal or minimal on it.
+    # Output file: the graph L o G. It does not contain the CTC topology; the search applies compact, normal or
+    # minimal.
     out: str = MISSING
-    # The model whose tokens spell the words: a .nemo file, or the name of one that NeMo can fetch.
+    # The model whose tokens spell the words: a .nemo file, or the name of a pretrained model that NeMo can fetch.
     model: str | None = None
     # The language of the LM, for models with one tokenizer per language.
     source_lang: str | None = None
-    # Instead of the model: its SentencePiece model (*.model), or a text file with a piece per line in
-    # the order of their ids (of a second column, as in SentencePiece's .vocab, nothing is read).
+    # Instead of the model: its SentencePiece model (*.model), or a text file with one piece per line in the order of
+    # the ids. A second column, as in SentencePiece's .vocab, is ignored.
     tokenizer: str | None = None
-    # How words are spelled, instead of as the tokenizer would: a word and its pieces per line. Words
-    # that are not in it are left out.
+    # Lexicon that replaces the tokenizer's spellings: a text file with a word and its pieces per line. The graph
+    # omits words that the lexicon does not list.
     lexicon: str | None = None
-    # Spellings per word at most: the tokenizer's, then others with as few pieces as possible. More find
-    # more alignments, in a larger graph.
+    # Maximum number of spellings per word, >= 1: the tokenizer's, then those with the fewest pieces. More spellings
+    # cover more alignments and make the graph larger.
     segmentations: int = 1
-    # Text file of words or phrases (as for boosting) whose words are to be found even if the LM lacks
-    # them. They get the probability of <unk>. Phrases can only be boosted with words that are here.
+    # Text file of words or phrases (the format of boosting lists) whose words are added to the graph. Words that the
+    # LM does not list get the probability of <unk>. Boosting works only for words in the graph.
     added_words: str | None = None
-    # Also find words that the LM does not list, piece by piece; the LM needs <unk>.
+    # Also decode words that the LM does not list, piece by piece. The LM must contain <unk>.
     open_vocabulary: bool = False
-    # Cost of such a word, natural log, >= 0, beside that of <unk>.
+    # With open_vocabulary: cost of a word that the LM does not list, natural log, >= 0, in addition to that of <unk>.
     unknown_word_cost: float = WORD_COST
-    # Cost of each of its pieces, natural log, >= 0.
+    # With open_vocabulary: cost of each piece of such a word, natural log, >= 0.
     unknown_piece_cost: float = PIECE_COST
-    # Write the words of the LM that cannot be spelled here, one per line.
+    # Output file: the words of the LM that the tokens cannot spell, one per line.
     oov: str | None = None
     # Print the report as JSON instead of a table.
     json: bool = False
@@ -93,7 +93,7 @@ OPTIONS = BuildGraphOptions
 
 
 def run(options: BuildGraphOptions) -> int:
-    """Build and write the graph; progress to stderr, the report to stdout."""
+    """Build and write the graph; print progress to stderr and the report to stdout."""
     lm, out = existing_file("lm", options.lm), writable_file("out", options.out)
     oov = writable_file("oov", options.oov) if options.oov else None
     lexicon_file = existing_file("lexicon", options.lexicon) if options.lexicon else None
@@ -104,7 +104,7 @@ def run(options: BuildGraphOptions) -> int:
     from nemo_gpu_decoding.graph.store import save_graph
 
     began = time.perf_counter()
-    listed = listed_words(lm)  # refuses text and other files that are no LM, before a model is loaded
+    listed = listed_words(lm)  # raises an error for files that are no LM, before a model is loaded
     if options.tokenizer is None:
         vocabulary = vocabulary_of_model(str(options.model), options.source_lang, verbose=options.verbose)
     else:
@@ -140,14 +140,14 @@ def open_vocabulary(options: BuildGraphOptions) -> OpenVocabulary | None:
 def vocabulary_of_model(
     name: str, language: str | None = None, *, head: str | None = "ctc", verbose: bool = False
 ) -> Vocabulary:
-    """The tokens of a model's head, as NeMo itself has them.
+    """The tokens of a model's head.
 
     Args:
-        language: whose tokenizer spells words, in a model with one per language.
-        head: ctc or rnnt; None for the one that the model has.
+        language: the language of the tokenizer, for models with one tokenizer per language.
+        head: ctc or rnnt; None: the head that the model has.
 
     Raises:
-        ValueError: there is no such model, it has no such head, or no such language.
+        ValueError: there is no such model, or it lacks this head or language.
     """
     from nemo_gpu_decoding.graph.load import in_language
     from nemo_gpu_decoding.nemo_plugin.model import Model
@@ -196,17 +196,16 @@ def _listed_pieces(file: Path) -> Vocabulary:
 
 
 def added_words(file: str | None) -> list[str]:
-    """All words of a list of phrases, each once."""
+    """The distinct words of a list of phrases."""
     phrases = load_phrase_file("added_words", file)
     return list(dict.fromkeys(word for phrase in phrases for word in phrase.split()))
 
 
 def build(lm: str, lexicon: Lexicon, added: Sequence[str], unknown: OpenVocabulary | None) -> WordGraph:
-    """The graph of the words of an LM and of added ones, with a progress bar on stderr.
+    """The graph of the words of an LM and of added words, with a progress bar on stderr.
 
     Raises:
-        ValueError: an added word cannot be spelled.
-        ValueError: see `build_graph`.
+        ValueError: an added word cannot be spelled; or see `build_graph`.
     """
     from nemo_gpu_decoding.graph.build import build_graph
     from nemo_gpu_decoding.lm.arpa import ArpaReader
@@ -227,7 +226,7 @@ def track_words(words: Sequence[str]) -> Iterable[str]:
 
 @contextmanager
 def step_bar() -> Iterator[Callable[[str], None]]:
-    """A progress bar over the steps of building; what it yields is called when a step begins."""
+    """A progress bar over the steps of building. Yields a function that the caller calls when a step begins."""
     from tqdm import tqdm
 
     from nemo_gpu_decoding.graph.build import BUILD_STEPS
@@ -237,7 +236,7 @@ def step_bar() -> Iterator[Callable[[str], None]]:
 
         def begin(step: str) -> None:
             nonlocal begun
-            bar.update(begun - bar.n)  # those before this one are done
+            bar.update(begun - bar.n)  # the steps before this one are done
             bar.set_postfix_str(step)
             begun += 1
 
@@ -246,7 +245,7 @@ def step_bar() -> Iterator[Callable[[str], None]]:
 
 
 def report(facts: Mapping[str, Any]) -> str:
-    """The table for people; `json=true` gives all facts by name."""
+    """The report as a table; `json=true` prints all facts by name."""
     oov = facts["LM words without spelling"]
     orders = " + ".join(map(str, facts["n-grams by order"]))
     examples = ", ".join(facts["examples of them"][:5])

@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding build-lm`: text to an n-gram LM over words, or over the tokens of a model."""
+"""`nemo-gpu-decoding build-lm`: estimates an n-gram LM over words, or over the tokens of a model, from text."""
 
 from __future__ import annotations
 
@@ -28,23 +28,22 @@ EXAMPLES = (
 class BuildLMOptions:
     """Options of `build-lm`."""
 
-    # Text, plain or gzipped, UTF-8, a sentence per line: a file or a list [a.txt,b.txt.gz]. It is taken
-    # as it is: put it in the letter case and spelling of the model's transcripts first.
+    # Text, plain or gzipped, UTF-8, one sentence per line: a file or a list [a.txt,b.txt.gz]. The text is not
+    # normalised: convert it to the letter case and spelling of the model's transcripts first.
     text: Any = MISSING
-    # The ARPA file to write, gzipped if it ends in .gz.
+    # Output file: ARPA, gzipped if the name ends in .gz.
     out: str = MISSING
-    # Length of the n-grams, 1-10. For words 3 or 4 is usual, for tokens 6 or more.
+    # Order of the LM (length of the longest n-grams), 1 .. 10. For words 3 or 4 is usual, for tokens 6 or more.
     order: int = 3
-    # n-grams that occur less often are left out, by order; the last number holds for all higher orders.
+    # Minimum count of n-grams, by order; the last number holds for all higher orders. The LM omits rarer n-grams.
     # [1,1,2] is lmplz's --prune 0 0 1.
     min_counts: Any = 1
-    # The LM is over this model's tokens (for flexctc_beam, alsd_pp and aes_pp), in the encoding of
-    # NeMo's own LMs: a .nemo file, or the name of a model that NeMo can fetch. null: over words, for
-    # word graphs.
+    # Model (a .nemo file, or the name of a pretrained one) over whose tokens the LM is estimated, for flexctc_beam,
+    # alsd_pp and aes_pp. The file has the encoding of NeMo's own LMs. null: an LM over words, for word graphs.
     model: str | None = None
     # The language of the text, for models with one tokenizer per language.
     source_lang: str | None = None
-    # Instead of the model: its SentencePiece model (*.model), or a text file with a piece per line.
+    # Instead of the model: its SentencePiece model (*.model), or a text file with one piece per line.
     tokenizer: str | None = None
 
     def __post_init__(self) -> None:
@@ -58,7 +57,7 @@ OPTIONS = BuildLMOptions
 
 
 def run(options: BuildLMOptions) -> int:
-    """Estimate and write; a progress bar and the report on stderr."""
+    """Estimate and write the LM, with a progress bar and the report on stderr."""
     texts = [options.text] if isinstance(options.text, str) else list(options.text)
     files = [existing_file("text", file) for file in texts]
     out = writable_file("out", options.out)
@@ -82,7 +81,7 @@ def run(options: BuildLMOptions) -> int:
 
 
 def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[list[str]]:
-    """The words of each line that has any, or the tokens that spell them; with a progress bar on stderr.
+    """The words of each non-empty line, or the tokens that spell them, with a progress bar on stderr.
 
     Raises:
         ValueError: a line is not UTF-8 or cannot be spelled; names file and line.

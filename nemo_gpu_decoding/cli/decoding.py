@@ -16,7 +16,7 @@ from nemo_gpu_decoding.presets import load_preset, preset_names
 DEFAULT_STRATEGY = {"ctc": "flexctc_beam", "rnnt": "alsd_pp"}  # by head of the model
 LARGE_LM_STRATEGY = "paged_biglm"  # the one with a second LM
 
-# option -> key of NeMo's section: the same name, but for what both sections have under different ones
+# option -> key of NeMo's section
 BEAM_KEYS = {
     "beam_size": "beam_size",
     "lm": "ngram_lm_model",
@@ -38,7 +38,7 @@ WORD_GRAPH_KEYS = {
 LARGE_LM_KEYS = {"large_lm": "large_lm_path", "large_lm_weight": "large_lm_weight"}
 FILES = ("lm", "large_lm", "phrases")
 
-# Values that suit an LM, phrases, or both better than those of the shipped presets, by strategy
+# strategy -> values that replace those of its shipped preset if there is an LM, phrases, or both
 _WORD_PHRASES = {"beam_width": 30.0, "lm_weight": 0.5, "boosting_tree_alpha": 15.0}
 SUITED: dict[str, dict[str, dict[str, Any]]] = {
     "flexctc_beam": {"lm": {"beam_size": 16, "beam_beta": 1.0}, "phrases": {"beam_size": 16}},
@@ -59,21 +59,21 @@ class ModelOptions:
 
     # A .nemo file, or the name of a pretrained model that NeMo can fetch.
     model: str = MISSING
-    # Decoding strategy: flexctc_beam, cuda_wfst (word graphs) or paged_biglm (with a large LM besides)
-    # for CTC, alsd_pp or aes_pp for RNN-T and TDT; `transcribe` takes NeMo's own as well, such as
-    # greedy_batch. null: that of the preset; without one flexctc_beam if the model has a CTC head (and
-    # head=rnnt is not given), else alsd_pp.
+    # Decoding strategy. CTC: flexctc_beam, cuda_wfst (word graphs) or paged_biglm (word graphs and a large LM).
+    # RNN-T and TDT: alsd_pp or aes_pp. `transcribe` also accepts NeMo's own strategies, such as greedy_batch. null:
+    # the strategy of the preset; without a preset flexctc_beam if the model has a CTC head (and head=rnnt is not
+    # given), else alsd_pp.
     strategy: str | None = None
-    # A YAML file with decoding options in NeMo's keys (`tune` writes one), or the name of a shipped one.
-    # null: the shipped one of the strategy, with values that suit lm and phrases where they are given.
-    # Options given here win over it.
+    # A YAML file of decoding options with NeMo's keys (`tune` writes one), or the name of a shipped preset. null:
+    # the shipped preset of the strategy, adapted to lm and phrases if they are given. Options of the command line
+    # override it.
     preset: str | None = None
-    # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo). For word graphs a word-level ARPA
-    # file, or the graph that `build-graph` made of one.
+    # Token-level n-gram LM: an ARPA file or NeMo's NGPU-LM (.nemo). For word graphs: a word-level ARPA file, or a
+    # graph that `build-graph` built from one.
     lm: str | None = None
-    # For paged_biglm: the large word-level LM, a file of `pack-lm` or an ARPA file; `lm` is then the
-    # small one. If that is a graph, wfst.small_lm_path (in a preset, or decoding.wfst.small_lm_path of
-    # `transcribe`) says what it was made of.
+    # For paged_biglm: the large word-level LM, a file of `pack-lm` or an ARPA file. `lm` is the small LM. If `lm` is
+    # a graph, set wfst.small_lm_path (in a preset, or decoding.wfst.small_lm_path of `transcribe`) to the ARPA file
+    # from which the graph was built.
     large_lm: str | None = None
     # Text file of phrases to boost, one per line; `tune` reports their precision, recall and F-score.
     phrases: str | None = None
@@ -90,21 +90,21 @@ class ModelOptions:
 
 @dataclass
 class DecodingOptions(ModelOptions):
-    """Options of the commands that decode with one setting. What is null keeps the value of the preset, or of NeMo."""
+    """Options of the commands that decode with one setting. null keeps the value of the preset, or of NeMo."""
 
-    # Hypotheses kept per frame, 1 .. 4096. More is slower and seldom better beyond 16.
+    # Hypotheses kept per frame, 1 .. 4096. A larger beam is slower, and seldom better beyond 16.
     beam_size: int | None = None
-    # For word graphs: hypotheses that cost so much more than the best one are dropped, natural log, > 0.
+    # For word graphs: hypotheses whose cost exceeds the best one by more than this are dropped, natural log, > 0.
     beam_width: float | None = None
-    # Weight of the LM (paged_biglm: of both), natural log, >= 0; 0.3 .. 1 is usual. Find it with `tune`.
+    # Weight of the LM (paged_biglm: of both LMs), >= 0; 0.3 .. 1 is usual. `tune` finds it.
     lm_weight: float | None = None
-    # For paged_biglm: share of the large LM in that, >= 0; with 1 only the large LM counts.
+    # For paged_biglm: share of the large LM in lm_weight, >= 0; with 1 only the large LM counts.
     large_lm_weight: float | None = None
-    # For flexctc_beam: added per token, natural log; > 0 makes up for the words that an LM swallows.
+    # For flexctc_beam: bonus per token, natural log; a value > 0 offsets the deletions that an LM causes.
     beam_beta: float | None = None
-    # Weight of the boosting, natural log, >= 0; 0.5 .. 3 is usual, for word graphs (per word) 5 .. 40.
+    # Weight of phrase boosting, natural log, >= 0; 0.5 .. 3 is usual, for word graphs (per word) 5 .. 40.
     boosting_weight: float | None = None
-    # Any key of NeMo's decoding section, as decoding.KEY=VALUE; wins over everything else.
+    # Any key of NeMo's decoding section, as decoding.KEY=VALUE; overrides all other options.
     decoding: dict[str, Any] = field(default_factory=dict)
 
 
@@ -116,7 +116,7 @@ def check_counts(options: Any, *names: str) -> None:
 
 
 def check_rescoring(options: Any) -> None:
-    """Raise a ValueError for a second pass (`rescore`) that has nothing to order, or with weights below 0."""
+    """Raise a ValueError for a second pass (`rescore`) with n_best=1, or with weights below 0."""
     weights = options.rescore_weight
     for name, values in (
         ("rescore_weight", weights if isinstance(weights, list) else [weights]),
@@ -138,17 +138,17 @@ def section_of(strategy: str) -> str:
 
 
 def keys_of(config: DictConfig) -> dict[str, str]:
-    """The options that mean something to a config's strategy, under whichever name that stands there."""
+    """Options that have an effect with a config's strategy, and their keys in NeMo's section."""
     spec = find_strategy(config)
     keys = WORD_GRAPH_KEYS if section_of(str(config.strategy)) == "wfst" else BEAM_KEYS
     return keys | LARGE_LM_KEYS if spec is not None and spec.name == LARGE_LM_STRATEGY else keys
 
 
 def decoding_config(strategy: str | None, preset: str | None, options: Mapping[str, Any]) -> DictConfig:
-    """NeMo's `decoding` section: the preset, and over it the options that were given (not None).
+    """NeMo's `decoding` section: the preset, overridden by the options that are not None.
 
-    Without a preset the strategy's shipped one is the base, with the values that suit an LM and phrases
-    where they are given; without a strategy it is that of the preset, or flexctc_beam.
+    Without a preset, the strategy's shipped preset is the base, adapted to an LM and phrases if they are given.
+    Without a strategy, that of the preset is used, or flexctc_beam.
 
     Raises:
         ValueError: the preset cannot be read, a file that an option names does not exist, or an option
@@ -181,7 +181,7 @@ def decoding_config(strategy: str | None, preset: str | None, options: Mapping[s
 
 
 def _shipped_config(strategy: str, options: Mapping[str, Any]) -> DictConfig:
-    """The preset of a strategy, if there is one, with the values that suit what is given."""
+    """The shipped preset of a strategy, if there is one, adapted to the options."""
     if strategy not in preset_names():
         return OmegaConf.create({})
     config = load_preset(strategy)
@@ -194,7 +194,7 @@ def _shipped_config(strategy: str, options: Mapping[str, Any]) -> DictConfig:
 
 
 def _set_word_lm(config: DictConfig, file: str) -> None:
-    """Name a word LM, or the graph that was built from one; the other one of a preset goes."""
+    """Set the path of a word LM, or of the graph that was built from one, and delete the preset's other path."""
     from nemo_gpu_decoding.graph.store import is_word_graph
 
     keys = ("wfst_lm_path", "arpa_lm_path")
@@ -202,7 +202,7 @@ def _set_word_lm(config: DictConfig, file: str) -> None:
     OmegaConf.update(config, f"wfst.{named}", file, force_add=True)
     config.wfst.pop(other, None)
     if named == "arpa_lm_path":
-        config.wfst.pop("small_lm_path", None)  # which is for ready-made graphs
+        config.wfst.pop("small_lm_path", None)  # this key is for ready-made graphs
 
 
 def existing_file(option: str, value: str) -> str:
@@ -214,7 +214,7 @@ def existing_file(option: str, value: str) -> str:
 
 
 def load_phrase_file(option: str, path: str | None) -> list[str]:
-    """Phrases to be found of the list file that an option names; none if there is no such option."""
+    """Phrases with weights >= 0 of the list file that an option names; [] if `path` is None."""
     if path is None:
         return []
     from nemo_gpu_decoding.fusion.boosting import read_phrases, weight_of  # what the decoder itself reads them with
@@ -223,7 +223,7 @@ def load_phrase_file(option: str, path: str | None) -> list[str]:
 
 
 def writable_file(option: str, value: str) -> Path:
-    """Where an option wants a file to be written.
+    """The path of an option that names an output file.
 
     Raises:
         ValueError: its folder does not exist, or it is a folder itself.

@@ -26,7 +26,7 @@ BATCH = 32  # utterances decoded in one call; bounds the padding, has no effect 
 
 
 @dataclass(frozen=True)
-class Batch:
+class PaddedBatch:
     """Padded inputs of a search for some utterances."""
 
     # [B, T, V + 1] log-probs, natural log; for transducers [B, T, D] encoder output
@@ -36,20 +36,20 @@ class Batch:
 
 @dataclass(frozen=True)
 class DevSet:
-    """What a search reads, references and greedy texts of a manifest."""
+    """The encoder output, references and greedy texts of the utterances of a manifest."""
 
-    batches: tuple[Batch, ...]
+    batches: tuple[PaddedBatch, ...]
     references: tuple[str, ...]
     greedy_texts: tuple[str, ...]
     audio_seconds: float
-    encoder_seconds: float  # what computing the inputs took
+    encoder_seconds: float  # time of computing the inputs
 
     def decode(
         self, decoder: Search, text_of: Callable[[Path], str], second: Rescoring | None = None, n_best: int = 1
     ) -> Decoded:
-        """Best text of every utterance, oracle texts where there are more, and the seconds of the search itself.
+        """The best text of every utterance, oracle texts if there are alternatives, and the seconds of the search.
 
-        With `n_best` > 1 so many different texts count of those that the decoder returns.
+        With `n_best` > 1 the oracle is the best of the first `n_best` different texts.
         """
         results: list[NBest] = []
         seconds = 0.0
@@ -79,7 +79,7 @@ class DevSet:
 
 @dataclass(frozen=True)
 class Decoded:
-    """What a decoder made of a `DevSet`."""
+    """The output of a decoder for a `DevSet`."""
 
     texts: tuple[str, ...]
     seconds: float  # of the decoder alone
@@ -105,7 +105,8 @@ def _oracle(reference: str, nbest: NBest, text_of: Callable[[Path], str]) -> str
 def encode(head: Head, utterances: Sequence[Utterance], *, batch_size: int = 8, dtype: str = "float32") -> DevSet:
     """Run the encoder over all utterances, with a progress bar on stderr.
 
-    `dtype` is how its output is kept: float16 halves the memory and rounds it to three digits.
+    Args:
+        dtype: type of the stored output; float16 halves the memory and rounds to three digits.
 
     Raises:
         ValueError: an utterance has no reference text.
@@ -132,7 +133,7 @@ def encode(head: Head, utterances: Sequence[Utterance], *, batch_size: int = 8, 
     )
 
 
-def _pad(arrays: Sequence[np.ndarray], dtype: str) -> Batch:
+def _pad(arrays: Sequence[np.ndarray], dtype: str) -> PaddedBatch:
     import torch
 
     lengths = torch.tensor([len(array) for array in arrays])
@@ -140,4 +141,4 @@ def _pad(arrays: Sequence[np.ndarray], dtype: str) -> Batch:
     padded = padded.to(getattr(torch, dtype))
     for row, array in zip(padded, arrays, strict=True):
         row[: len(array)] = torch.from_numpy(array)
-    return Batch(padded, lengths)
+    return PaddedBatch(padded, lengths)

@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding doctor`: what this machine has, and which path each strategy would take on it."""
+"""`nemo-gpu-decoding doctor`: what this machine has, and the backend of each strategy on it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPTIONS = DoctorOptions
 
 
 def run(options: DoctorOptions) -> int:
-    """Look around and print; nothing is changed, no model is loaded, NeMo is not imported."""
+    """Print the facts; changes nothing, loads no model and does not import NeMo."""
     from nemo_gpu_decoding.cli.environment import examine, strategy_paths  # imports torch
 
     facts = examine()

@@ -1,4 +1,4 @@
-"""What this machine has, and which path each strategy would take on it: the facts of `doctor`."""
+"""The facts of `doctor`: what this machine has, and the backend of each strategy on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODELS = {"ctc": "CTC, hybrid", "rnnt": "RNN-T, TDT, hybrid"}  # by family of st
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that was looked at."""
+    """One line of the report."""
 
     name: str
     found: str
@@ -37,7 +37,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class StrategyPath:
-    """How one strategy would run here."""
+    """The backend of one strategy on this machine."""
 
     strategy: str
     models: str  # which models it decodes
@@ -46,7 +46,7 @@ class StrategyPath:
 
 
 def examine() -> list[Fact]:
-    """All facts, from the bottom up."""
+    """All facts, from Python and torch up to the plugin."""
     return [
         Fact("nemo-gpu-decoding", __version__),
         Fact("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
@@ -70,7 +70,7 @@ def usable_cores() -> int | None:
 
 
 def torch_facts() -> list[Fact]:
-    """torch's build, its GPU and the number of CPU threads that our decoders use by default."""
+    """torch's build, its GPU and the default number of CPU threads of the decoders."""
     build = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "CPU build"
     facts = [Fact("torch", f"{torch.__version__}, {build}")]
     if torch.cuda.is_available():
@@ -95,7 +95,7 @@ def gpu_advice(cuda_build: bool) -> str:
 
 
 def driver_fact() -> Fact:
-    """NVIDIA's driver, as nvidia-smi tells it."""
+    """NVIDIA's driver, as reported by nvidia-smi."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return Fact("NVIDIA driver", "none")
@@ -125,13 +125,13 @@ def nvrtc_fact() -> Fact:
 
 
 def kernels_fact() -> Fact:
-    """Do CUDA kernels run here, and if not, why not?"""
+    """Whether CUDA kernels run here, and if not, the reason."""
     why_not = cuda_obstacle()
     return Fact("CUDA kernels", "not available" if why_not else "run on the GPU", why_not or "")
 
 
 def cuda_obstacle() -> str | None:
-    """What keeps CUDA kernels from running on the current GPU; None if nothing does."""
+    """The reason why CUDA kernels cannot run on the current GPU; None if they can."""
     try:
         device = runtime().device_for(torch.device("cuda"))
     except RuntimeError as error:  # torch finds a GPU and can't use it
@@ -148,7 +148,7 @@ def nemo_fact() -> Fact:
 
 
 def registration_fact() -> Fact:
-    """Does NeMo find our strategies without a call of register()?"""
+    """Whether NeMo finds the strategies without a call of register()."""
     try:
         found = importlib.util.find_spec("hydra_plugins.nemo_gpu_decoding") is not None
     except ModuleNotFoundError:
@@ -159,7 +159,7 @@ def registration_fact() -> Fact:
 
 
 def numba_facts() -> list[Fact]:
-    """numba, and where compiled code is kept: without a cache every process compiles anew."""
+    """numba, and the cache of compiled code; without a cache every process compiles again."""
     folder = cache_folder()
     lasting = not folder.is_relative_to(tempfile.gettempdir())
     advice = "" if lasting else f"a temporary folder: {CACHE_VARIABLE}=FOLDER names a lasting one"

@@ -12,12 +12,12 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.decoder import Decoder
 
-# the options that are weights: more of them can be tried between two values
+# options that are weights: values between two tried values are possible
 WEIGHTS = ("lm_weight", "large_lm_weight", "boosting_weight", "beam_beta", "rescore_weight")
 
 
 class Point(NamedTuple):
-    """One combination. None: the strategy has no such option, or there is nothing to weight."""
+    """One combination of options. None: the strategy has no such option, or there is no LM or no phrase."""
 
     beam_size: int | None = None
     beam_beta: float | None = None
@@ -31,13 +31,13 @@ class Point(NamedTuple):
     segmentations: int | None = None
 
     def __str__(self) -> str:
-        """As one would type it."""
+        """The options in the form in which a user types them."""
         values = self._asdict().items()
         return " ".join(f"{name}={value}" for name, value in values if value is not None)
 
     @property
     def cost(self) -> tuple[float, ...]:
-        """Smaller searches first, then smaller weights: who wins among equally good points."""
+        """Sort key among equally good points: smaller searches first, then smaller weights."""
         weights = (
             self.lm_weight or 0.0,
             self.large_lm_weight or 0.0,
@@ -69,8 +69,9 @@ def tried_values(points: Sequence[Point]) -> str:
 
 
 def finer(points: Sequence[Point], best: Point) -> dict[str, tuple[float, ...]]:
-    """Values closer around the best, for each weight of which several were tried: half way to its neighbours;
-    where it is the smallest or the largest of them, one step beyond it.
+    """Finer values around the best, for each weight of which several were tried: half way to both neighbours.
+
+    If the best value is the smallest or the largest one, the values continue one step beyond it.
 
     >>> finer([Point(lm_weight=w) for w in (0.2, 0.6, 1.0)], Point(lm_weight=0.6))
     {'lm_weight': (0.4, 0.6, 0.8)}
@@ -92,7 +93,7 @@ def finer(points: Sequence[Point], best: Point) -> dict[str, tuple[float, ...]]:
 
 
 def at_edge(points: Sequence[Point], best: Point) -> list[str]:
-    """The weights of which the best value is the smallest or the largest that was tried, and could go on."""
+    """The weights whose best value is the smallest or largest tried one, and may be exceeded."""
     found = []
     for name in WEIGHTS:
         tried = {getattr(point, name) for point in points} - {None}
@@ -103,11 +104,11 @@ def at_edge(points: Sequence[Point], best: Point) -> list[str]:
 
 
 def at_point(decoder: Decoder[Any, Any], point: Point, n_best: int = 1) -> Decoder[Any, Any]:
-    """The same decoder with other weights; LM or graph and phrases are shared, not loaded again.
+    """The same decoder with other weights; it shares the LM or graph and the phrases.
 
-    The LM of a word graph is the graph itself: None keeps its weight. Without a weight for them there
-    are no phrases, and no LM that is not part of a graph. Where `n_best` is above 1 a beam returns all that it has,
-    since several hypotheses may have one text; a word graph returns `n_best`, or more if its config says so.
+    A weight of None removes the phrases or the token-level LM; the LM of a word graph keeps its weight. With `n_best`
+    above 1 a beam search returns its whole beam, because several hypotheses may have the same text. A word graph
+    returns `n_best` hypotheses, or more if its config says so.
     """
     from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 

@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding COMMAND key=value ...`: finds the command, turns mendable errors into one line."""
+"""`nemo-gpu-decoding COMMAND key=value ...`: runs the command and prints user errors as one line."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
 
 class Command(NamedTuple):
-    """A module with `OPTIONS` (a dataclass), `EXAMPLES` (argument strings) and `run(options) -> int`; `POSITIONAL`
-    names the option that is meant where no `key=` is written, if there is one.
+    """A module with `OPTIONS` (a dataclass), `EXAMPLES` (argument strings) and `run(options) -> int`.
 
-    It is imported only when its command is called: most of them pull in torch or NeMo.
+    Its optional attribute `POSITIONAL` names the option that arguments without `key=` belong to. The module is
+    imported when its command is called, because most of them import torch or NeMo.
     """
 
     module: str
@@ -47,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-        0, or 2 for a mistake that the user can mend (one clear message on stderr), or 1 for a fault of
-        ours (traceback on stderr).
+        0; 2 for an error that the user can correct (one message on stderr); 1 for an internal error (traceback on
+        stderr).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -61,11 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def guarded(program: str, run: Callable[[], int], module: str = "nemo_gpu_decoding") -> int:
-    """Run a program, which is `module`; its exit code, with the messages that `main` describes."""
+    """Run the program `module`; returns its exit code and prints errors as `main` does."""
     try:
         return run()
-    except BrokenPipeError:  # the reader of our output is gone, as in `... | head`
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (what is left to flush goes there)
+    except BrokenPipeError:  # the reader of stdout has ended, as in `... | head`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  (the interpreter flushes the rest to it)
         return EXIT_OK
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -91,10 +91,10 @@ def overview() -> str:
 
 
 def is_mendable(error: Exception, module: str = "nemo_gpu_decoding") -> bool:
-    """Is this a mistake in the input? A ValueError, OSError or ImportError of our own code, or of the
-    module that is the program, is.
+    """Whether the user can correct this error: a ValueError, OSError or ImportError raised by this package or by the
+    program `module`.
 
-    The same types out of other people's code may be anybody's fault; there the traceback is wanted.
+    If another library raises these types, the cause is unknown, and the traceback is printed.
     """
     if isinstance(error, OSError) and error.filename is not None:
         return True  # the system's own message names the file

@@ -1,4 +1,4 @@
-"""Which optional dependencies each command needs with its options: they are checked before it starts."""
+"""Optional dependencies of each command with given options. They are checked before the command starts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def starts_ray(options: Any) -> bool:
 
 
 def builds_word_graph(options: Any) -> bool:
-    """Whether a word graph is composed from an ARPA file; a ready-made graph needs no library."""
+    """Whether a word graph is composed from an ARPA file. A ready-made graph needs no extra library."""
     if options.strategy is None and options.preset is None:
         return False  # the default strategies search no word graph
     from omegaconf import OmegaConf
@@ -56,7 +56,7 @@ def builds_word_graph(options: Any) -> bool:
     return bool(config.wfst.get("arpa_lm_path")) and not (ready_made and Path(ready_made).expanduser().exists())
 
 
-# command -> extra or module -> whether it is needed with these options; other commands need none
+# command -> extra or module -> function of the options: is it needed? Other commands need none
 NEEDS: dict[str, dict[str, Callable[[Any], bool]]] = {
     "transcribe": {"nemo": always, "kaldifst": builds_word_graph, "cluster": starts_ray},
     "serve": {"nemo": always, "serve": always, "kaldifst": builds_word_graph},

@@ -1,7 +1,7 @@
-"""`key=value` arguments -> a dataclass of options, and the help that teaches these options.
+"""`key=value` arguments -> a dataclass of options, and the help text of these options.
 
-A command's options are a dataclass whose fields carry their explanation as comments, above the field
-or behind it. The comments are what `--help` and error messages show, so that they are written once.
+Comments above or behind the fields of the dataclass explain the options. `--help` and error messages show these
+comments.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HELP_WIDTH = 100  # columns
 
 
 class OptionError(ValueError):
-    """An argument that is not `key=value`, or whose key is no option: the help lists what there is."""
+    """An argument is not `key=value`, or its key is no option."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Option:
     """One field of an options dataclass, as the user sees it."""
 
     name: str
-    default: Any  # MISSING if the user must give it
+    default: Any  # MISSING if the option is required
     comment: str
 
     @property
@@ -48,7 +48,7 @@ class Option:
 
 
 def show_value(value: Any) -> str:
-    """A default as one would type it."""
+    """A default in the form in which a user types it."""
     if value is None or value == "":
         return "null"
     if isinstance(value, bool):
@@ -59,11 +59,11 @@ def show_value(value: Any) -> str:
 
 
 def parse_options(options_class: type[T], arguments: Sequence[str], positional: str | None = None) -> T:
-    """Build `options_class` from `["key=value", ...]`; what has no `=` becomes part of the list `positional`.
+    """Build `options_class` from `["key=value", ...]`; arguments without `=` are appended to the list `positional`.
 
-    Values of text fields are taken as they are; others are read as YAML (`8`, `[4,8]`, `null`). For a
-    list a single value will do, and the brackets, which some shells want quoted, may be missing (`4,8`).
-    Dotted keys reach into mappings (`decoding.beam.beam_size=8`).
+    Values of text fields are used unchanged; others are read as YAML (`8`, `[4,8]`, `null`). A list may be a single
+    value, and may omit its brackets (`4,8`), which some shells require to be quoted. Dotted keys set entries of
+    mappings (`decoding.beam.beam_size=8`).
 
     Raises:
         OptionError: an argument is not `key=value`, or a key is unknown.
@@ -95,7 +95,7 @@ def parse_options(options_class: type[T], arguments: Sequence[str], positional: 
 def help_text(
     program: str, summary: str, options_class: type, examples: Sequence[str], positional: str | None = None
 ) -> str:
-    """What `PROGRAM --help` prints: every option with default and meaning, examples."""
+    """The text of `PROGRAM --help`: every option with default and meaning, and examples."""
     names = [option.name for option in options_of(options_class) if option.required]
     required = [f"{name.upper()} ..." if name == positional else f"{name}=..." for name in names]
     usage = " ".join([program, *required, "[key=value ...]"])
@@ -150,7 +150,7 @@ def _own_comments(options_class: type) -> dict[str, str]:
 
 
 def _split(argument: str, options: dict[str, Option]) -> tuple[str, str]:
-    """Cut at the first `=`; `--beam-size` and the like get the spelling that works."""
+    """Split at the first `=`; for arguments such as `--beam-size`, the error proposes the correct spelling."""
     key, equals, value = argument.partition("=")
     if equals and key and not key.startswith("-"):
         return key.lstrip("+"), value
@@ -161,8 +161,8 @@ def _split(argument: str, options: dict[str, Option]) -> tuple[str, str]:
 
 
 def _read_value(options_class: type, key: str, value: str) -> Any:
-    """Text stays text for fields that hold text (so that `audio=*.wav` needs no quotes); a list needs neither
-    brackets nor a second value."""
+    """The value of an option: unchanged for text fields (so that `audio=*.wav` needs no quotes), else read as YAML.
+    A list needs no brackets."""
     hint = get_type_hints(options_class).get(key)
     if hint is str:
         return value

@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding pack-lm`: a word LM of any size to the file that paged_biglm maps into memory."""
+"""`nemo-gpu-decoding pack-lm`: converts a word LM of any size to the file that paged_biglm maps into memory."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ EXAMPLES = (
 class PackLMOptions:
     """Options of `pack-lm`."""
 
-    # Word n-gram LM: ARPA, plain or gzipped, of any size and in any order.
+    # Word n-gram LM: ARPA, plain or gzipped, of any size, with its n-grams in any sequence.
     lm: str = MISSING
-    # The file to write. It appears whole or not at all.
+    # Output file. It is renamed into place when it is complete.
     out: str = MISSING
-    # exact: scores as in the ARPA file, 10-14 bytes per n-gram. quantised: 7-9 bytes; the report says by
-    # how much a word's score may be off at most.
+    # exact: the scores of the ARPA file, 10-14 bytes per n-gram. quantised: 7-9 bytes; the report gives the largest
+    # possible error of a word's score.
     layout: str = "exact"
-    # Bits of a score in the layout quantised, 4-16: one more halves the error and takes 1/8 byte.
+    # Bits of a score in the layout quantised, 4 .. 16. One more bit halves the error and takes 1/8 byte per n-gram.
     cost_bits: int = 10
-    # Folder for temporary files, about 30 bytes per n-gram. null: that of `out`. A fast disk is best, or
-    # memory where there is enough (/dev/shm).
+    # Folder for temporary files, about 30 bytes per n-gram. null: the folder of `out`. A fast disk is best, or memory
+    # if there is enough (/dev/shm).
     temporary: str | None = None
     # Print the report as JSON instead of a table.
     json: bool = False
@@ -44,7 +44,7 @@ OPTIONS = PackLMOptions
 
 
 def run(options: PackLMOptions) -> int:
-    """Pack and write; progress to stderr, the report to stdout."""
+    """Pack the LM and write it; print progress to stderr and the report to stdout."""
     from nemo_gpu_decoding.lm.pack import pack_arpa
 
     lm, out = existing_file("lm", options.lm), writable_file("out", options.out)
@@ -59,7 +59,7 @@ def run(options: PackLMOptions) -> int:
 
 
 def report(facts: Mapping[str, Any]) -> str:
-    """The table for people; `json=true` gives all facts by name."""
+    """The report as a table; `json=true` prints all facts by name."""
     orders = " + ".join(map(str, facts["counts"]))
     error = f"a word's score is off by at most {facts['max_error']:.2g} (natural log)"
     per_ngram, speed = facts["num_bytes"] / facts["ngrams"], facts["ngrams"] / facts["seconds"]

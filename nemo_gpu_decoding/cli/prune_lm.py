@@ -1,4 +1,4 @@
-"""`nemo-gpu-decoding prune-lm`: an n-gram LM to a small one that is part of it."""
+"""`nemo-gpu-decoding prune-lm`: prunes an n-gram LM to a subset of its n-grams."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ EXAMPLES = ("lm=large.arpa.gz out=small.arpa size=100000", "lm=large.arpa.gz out
 class PruneLMOptions:
     """Options of `prune-lm`."""
 
-    # n-gram LM over words or tokens: ARPA, plain or gzipped. It need not fit into memory: what does not waits
-    # on disk, beside out, 80 bytes per n-gram.
+    # n-gram LM over words or tokens: ARPA, plain or gzipped. It may exceed the memory: the rest is stored in temporary
+    # files in the folder of `out`, 80 bytes per n-gram.
     lm: str = MISSING
-    # The ARPA file to write, gzipped if it ends in .gz. paged_biglm with both needs one look-up for two.
+    # Output file: ARPA, gzipped if the name ends in .gz. Used with the unpruned LM, it saves paged_biglm one of two
+    # look-ups per word.
     out: str = MISSING
-    # So many n-grams stay at most, of all orders together; all words stay.
+    # Maximum number of n-grams, of all orders together. All words are kept.
     size: int | None = None
-    # Instead of size: n-grams stay without which the perplexity would grow by this share, as with
-    # SRILM's `ngram -prune`; 1e-8 is usual.
+    # Instead of size: n-grams are removed if the perplexity then grows by less than this share, as with SRILM's
+    # `ngram -prune`; 1e-8 is usual.
     threshold: float | None = None
 
     def __post_init__(self) -> None:
@@ -36,7 +37,7 @@ OPTIONS = PruneLMOptions
 
 
 def run(options: PruneLMOptions) -> int:
-    """Prune and write; the report on stderr."""
+    """Prune the LM and write it, with the report on stderr."""
     lm, out = existing_file("lm", options.lm), writable_file("out", options.out)
 
     from nemo_gpu_decoding.lm.arpa import read_arpa

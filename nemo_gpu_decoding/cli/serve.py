@@ -30,52 +30,52 @@ T = TypeVar("T")
 class ServeOptions(DecodingOptions):
     """Options of `serve`."""
 
-    # Streams in one step of encoder and decoder, at most.
+    # Maximum number of streams in one step of encoder and decoder, >= 1.
     batch_size: int = 64
-    # Address to listen on. One that other machines reach needs a token, or open_to_all=true.
+    # Address to listen on. An address that other machines can reach needs a token, or open_to_all=true.
     host: str = "127.0.0.1"
-    # 0: any that is free.
+    # Port to listen on; 0: any free port.
     port: int = 8765
     # Required from every client, in the header "Authorization: Bearer TOKEN" or as ?token=TOKEN. null: the
     # value of the environment variable NEMO_GPU_DECODING_TOKEN; without it no token is required.
     token: str | None = None
-    # No token is required, on any address.
+    # Allow an address that other machines can reach without a token.
     open_to_all: bool = False
-    # NeMo's pipeline: buffered for offline checkpoints, cache_aware for those trained to stream; auto: by
-    # the encoder's config.
+    # NeMo's pipeline: buffered for offline checkpoints, cache_aware for streaming checkpoints; auto: chosen by the
+    # encoder's config.
     pipeline: str = "auto"
-    # Buffered: seconds of new audio in a step.
+    # Buffered pipeline: seconds of new audio per step.
     chunk_seconds: float = 0.4
-    # Buffered: seconds of audio before them that the encoder sees again.
+    # Buffered pipeline: seconds of past audio that the encoder reads again in each step.
     left_seconds: float = 1.6
-    # Buffered: seconds of audio behind them that the encoder waits for. Less is faster and less accurate.
+    # Buffered pipeline: seconds of future audio that each step waits for. Less is faster and less accurate.
     right_seconds: float = 0.8
-    # Seconds of silence that end an utterance, at most 60; below 0: only the end of the stream ends it.
+    # Seconds of silence that end an utterance, at most 60; below 0: utterances end only with the stream.
     end_silence: float = 0.8
-    # In place of that, Kaldi's rules: kaldi, or values of them, as {rule2: {min_trailing_silence: 0.8}}.
+    # Kaldi's endpointing rules, in place of end_silence: kaldi for the defaults, or single values, such as
+    # {rule2: {min_trailing_silence: 0.8}}.
     rules: Any = None
-    # Seconds to wait for chunks of other streams before a step.
+    # Seconds that a step waits for chunks of other streams.
     tick_seconds: float = 0.02
-    # Streams that are open at a time, at most.
+    # Maximum number of open streams.
     max_streams: int = 64
-    # Bytes of one message, at most.
+    # Maximum size of a message, in bytes.
     max_message_bytes: int = 1_000_000
-    # Phrases of one stream, at most. Together they have at most 50 times as many characters.
+    # Maximum number of phrases per stream. Together they may have 50 times as many characters.
     max_phrases: int = 1000
-    # boosting_weight of one stream, at most, natural log.
+    # Maximum boosting_weight of a stream, natural log.
     max_boosting_weight: float = 100.0
-    # n_best of one stream, at most; null: 5 for beam searches, 1 for word graphs, which keep lattices if it
-    # is more.
+    # Maximum n_best of a stream. null: 5 for beam searches, 1 for word graphs, which keep lattices if it is more.
     max_n_best: int | None = None
-    # Seconds without a message after which a stream ends.
+    # Seconds without a message after which the server ends a stream.
     idle_seconds: float = 30.0
-    # Seconds after which an utterance is cut.
+    # Maximum length of an utterance, in seconds; a longer one is cut.
     utterance_seconds: float = 60.0
-    # Seconds of audio of one client that may wait to be decoded; then the server reads no more until there is room.
+    # Seconds of undecoded audio per client; beyond that the server stops reading from the client until it catches up.
     pending_seconds: float = 2.0
-    # Seconds in which a client has to take a message; a slower one is dropped.
+    # Seconds within which a client must receive a message; a slower client is disconnected.
     send_seconds: float = 10.0
-    # Seconds for open utterances to be finished at shutdown.
+    # Seconds at shutdown to finish open utterances.
     shutdown_seconds: float = 10.0
 
     def __post_init__(self) -> None:
@@ -93,10 +93,10 @@ def run(options: ServeOptions) -> int:
 
 
 def build_server(options: ServeOptions) -> LiveServer:
-    """The server, its model loaded and warmed up.
+    """The server, with its model loaded and warmed up.
 
     Raises:
-        ValueError: an option is out of range, a public address has no token, the model cannot do it.
+        ValueError: an option is out of range, a public address has no token, or the model does not support an option.
     """
     from nemo_gpu_decoding.live.batcher import Batcher
     from nemo_gpu_decoding.live.recognizer import warm_up
@@ -107,9 +107,9 @@ def build_server(options: ServeOptions) -> LiveServer:
     address = Address(options.host, options.port, token, options.open_to_all, options.shutdown_seconds).checked()
     limits = _fields_of(Limits, options)
     recognizer = build_recognizer(options)
-    print("warming up: what is not compiled yet is compiled now", file=sys.stderr)
+    print("warming up: compiling the code that is not in the cache", file=sys.stderr)
     warm_up(recognizer)
-    gc.collect()  # the server freezes what is there when it begins
+    gc.collect()  # the server freezes all objects that exist when it starts
     batcher = Batcher(recognizer, limits, batch_size=options.batch_size, tick_seconds=options.tick_seconds)
     return LiveServer(batcher, address)
 
@@ -129,7 +129,7 @@ def build_recognizer(options: ServeOptions) -> Any:
 
 
 def _fields_of(cls: type[T], options: ServeOptions) -> T:
-    """A dataclass from the options that its fields name."""
+    """A dataclass whose fields get the values of the options of the same names."""
     return cls(
         **{
             field.name: getattr(options, field.name)

@@ -1,8 +1,8 @@
-"""The points that `tune` tries, stage by stage: options that are null get values around the best point so far.
+"""The points that `tune` tries, in stages: options that are null get values around the best point so far.
 
-With phrases, the strategies over tokens try all weights with the smallest beam and one segmentation of the phrases,
-then larger beams and more segmentations with the best weights. Word graphs try the LM weights without phrases, then
-the boosting weights with the best LM weights, then the LM weights next to these.
+With phrases, token-level strategies first try all weights with the smallest beam and one segmentation per phrase.
+Then they try larger beams and more segmentations with the best weights. Word graphs try the LM weights without
+phrases, then the boosting weights with the best LM weights, then the LM weights next to the best ones.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 Stage = Callable[[Point], list[Point]]  # the best point so far -> points to try next
 
-# section of the options -> weights to try; a word of a graph is several tokens
+# section of the options -> weights to try; wfst weights are larger, because a word of a graph is several tokens
 LM_WEIGHTS = {"beam": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], "wfst": [0.3, 0.5, 0.7, 1.0, 1.3]}
 LARGE_LM_WEIGHTS = [0.5, 1.0]  # of paged_biglm; 0 is cuda_wfst
-# small ones are for phrases of several tokens or words, whose bonuses add up: five words earn 14 times the weight
+# bonuses add up over the tokens or words of a phrase (five words earn 14 times the weight): small weights suit these
 BOOSTING_WEIGHTS = {"beam": [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0], "wfst": [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0]}
 BEAM_SIZES, SEGMENTATIONS = [8, 32], [1, 8]  # more than the first only with phrases
-BEAM_WIDTHS = [16.0, 40.0]  # the larger one where a word may earn more than half of the smaller one
+BEAM_WIDTHS = [16.0, 40.0]  # 40 if a word's bonus may exceed half of 16
 
 
 def points_of(
     options: TuneOptions, strategy: str, *, has_lm: bool, has_phrases: bool, most_bonus: float = 0.0
 ) -> list[Point]:
-    """The points of the first stage; without LM or phrases their weights are left out.
+    """The points of the first stage; weights of an absent LM or absent phrases are None.
 
     Args:
         most_bonus: the most that a word of a graph earns with a boosting weight of 1, natural log.
@@ -75,7 +75,7 @@ def points_of(
 def later_stages(
     options: TuneOptions, strategy: str, points: Sequence[Point], *, has_phrases: bool, most_bonus: float = 0.0
 ) -> list[Stage]:
-    """What is tried after the points of the first stage. Stages may name points that were tried before.
+    """The stages after the first one. A stage may repeat points that were tried before.
 
     Args:
         most_bonus: as in `points_of`.
@@ -119,6 +119,6 @@ def _neighbours(points: Sequence[Point], best: Point) -> list[Point]:
 
 
 def _beam_width(point: Point, most_bonus: float) -> float:
-    """The smallest width of which a word earns at most half, or the largest one."""
+    """The smallest beam width of which a word's bonus is at most half, or else the largest width."""
     bonus = (point.boosting_weight or 0.0) * most_bonus
     return next((width for width in BEAM_WIDTHS if bonus <= width / 2), BEAM_WIDTHS[-1])

@@ -50,7 +50,7 @@ EXAMPLES = (
     "model=model.nemo manifest=s3://corpus/dev.json out=s3://corpus/transcripts/ batch_seconds=120",
 )
 FILE_OPTIONS = ("model", "preset", "lm", "large_lm", "phrases", "rescore")
-# what a run may change when it goes on; the corpus and partition_seconds are compared elsewhere
+# options that may change when a run is resumed; the corpus and partition_seconds are compared elsewhere
 NOT_IN_TRANSCRIPTS = {
     *("audio", "manifest", "tarred_audio", "out", "partition_seconds"),
     *("device", "verbose", "workers", "decoders", "ray", "gpus_per_worker", "max_errors", "retry_errors"),
@@ -59,64 +59,64 @@ NOT_IN_TRANSCRIPTS = {
 
 @dataclass
 class TranscribeOptions(DecodingOptions):
-    """Options of `transcribe`. What is null keeps the value of the preset, or of NeMo."""
+    """Options of `transcribe`. null keeps the value of the preset, or of NeMo."""
 
-    # What to transcribe: a file, a folder, a pattern in quotes ('*.wav') or a list [a.wav,b.flac].
+    # Audio to transcribe: a file, a folder, a pattern in quotes ('*.wav') or a list [a.wav,b.flac].
     audio: Any = None
-    # Instead of audio: a NeMo manifest, JSON lines with audio_filepath (relative to the manifest). Lines
-    # with `text` are scored: word error rate per line in `out` and in total at the end. `phrases`, a list, are
-    # boosted in that utterance alone, in place of those of the option. With a folder as `out` also a list, a
-    # pattern, compressed files and URLs, as s3://corpus/*.jsonl.gz, and cuts of a Lhotse Shar, cuts.*.jsonl.gz with
-    # recording.*.tar beside them.
+    # Instead of audio: a NeMo manifest, JSON lines with audio_filepath (relative to the manifest). Lines with `text`
+    # are scored: word error rate per line in `out`, and the total at the end. A list `phrases` in a line replaces the
+    # option phrases for that utterance. With a folder as `out`, manifest may also be a list, a pattern, compressed
+    # files and URLs, such as s3://corpus/*.jsonl.gz, and cuts of a Lhotse Shar, cuts.*.jsonl.gz with recording.*.tar
+    # in the same folder.
     manifest: Any = None
-    # Of files with several channels: average, or the number of the channel to decode, from 0. null: average, with a
-    # message.
+    # For files with several channels: average, or the number of the channel to decode, from 0. null: average, with a
+    # warning.
     channel_selector: Any = None
-    # Write one JSON object per utterance here: the fields of its manifest row, audio_filepath, duration, pred_text,
+    # Output file, one JSON object per utterance: the fields of its manifest row, audio_filepath, duration, pred_text,
     # score, seconds (processing time; for a batch, on its first line), and where they apply n_best, words (with start,
-    # end and confidence), text, wer and oracle_wer: that of the best of the n_best hypotheses, or of the lattice with
-    # decoding.wfst.decoding_mode=lattice. An utterance that fails has `error` in place of pred_text, and the others
-    # are transcribed. A folder or URL that ends with / gets partitions: the same command again goes on where a run
-    # ended, however it ended.
+    # end and confidence), text, wer and oracle_wer. oracle_wer is the lowest WER of the n_best hypotheses, or of the
+    # lattice with decoding.wfst.decoding_mode=lattice. An utterance that fails has `error` in place of pred_text; the
+    # others are transcribed. A folder or URL that ends with / gets partitions: the same command, run again, resumes
+    # an interrupted run.
     out: str | None = None
-    # Hypotheses returned per utterance (in `out`); by beam searches at most beam_size.
+    # Hypotheses per utterance in `out`, >= 1; for beam searches at most beam_size.
     n_best: int = 1
-    # Second pass: an LM that orders the n_best hypotheses: a word n-gram LM (a file of pack-lm, or ARPA), or the
+    # LM that reorders the n_best hypotheses in a second pass: a word n-gram LM (a file of pack-lm, or ARPA), or the
     # name or folder of a causal LM of Hugging Face.
     rescore: str | None = None
-    # Weight of its log-probabilities, natural log, >= 0.
+    # Weight of the second-pass LM, >= 0.
     rescore_weight: float = 0.5
-    # What stays of the first LM's scores, >= 0; 0 replaces them.
+    # Factor of the first LM's scores in the second pass, >= 0; 0 drops them.
     rescore_lm_share: float = 1.0
-    # Start and end of every word in seconds, and its confidence in [0, 1], in `out`.
+    # Add the start and end of every word, in seconds, and its confidence, in [0, 1], to `out`.
     timestamps: bool = False
-    # The head of a hybrid model: ctc or rnnt. null: the one that the strategy is for; else ctc if the
-    # model has it.
+    # The head of a hybrid model: ctc or rnnt. null: the head that the strategy decodes; otherwise ctc if the model
+    # has it.
     head: str | None = None
-    # Processes that decode partitions into the folder `out`, each with the model; [2,64] lets Ray choose. More
-    # than one need Ray: pip install 'nemo-gpu-decoding[cluster]'.
+    # Processes that decode partitions into the folder `out`; each loads the model. [2,64]: Ray chooses the number.
+    # More than one process needs Ray: pip install 'nemo-gpu-decoding[cluster]'.
     workers: Any = 1
-    # Processes that search on CPU cores what the workers encode, for encoders on GPUs; [8,64] lets Ray choose.
-    # null: workers do both.
+    # Processes that run the search on CPU cores, while the workers run the encoder on GPUs. [8,64]: Ray chooses the
+    # number. null: workers do both.
     decoders: Any = None
-    # Where they run: local (this machine), auto (the Ray cluster that this machine belongs to), or an address,
-    # as ray://head:10001. null: local if there are several workers, else this process without Ray.
+    # Where the workers run: local (this machine), auto (the Ray cluster of this machine), or an address, such as
+    # ray://head:10001. null: local if there are several workers; one worker runs in this process without Ray.
     ray: str | None = None
-    # GPUs of each worker, 0.5 for two on one. null: one where the cluster has GPUs.
+    # GPUs per worker; with 0.5 two workers share one. null: one if the cluster has GPUs.
     gpus_per_worker: float | None = None
-    # Of the files in the folder `out`: jsonl or parquet. null: parquet if the folder's name ends with .parquet.
+    # Format of the files in the folder `out`: jsonl or parquet. null: parquet if the folder's name ends with .parquet.
     out_format: str | None = None
-    # Seconds of audio in a partition, > 0: what is decoded anew after a death.
+    # Seconds of audio per partition, > 0. If a worker dies, its partition is decoded again.
     partition_seconds: float = 600.0
-    # In place of batch_size, for partitions: seconds of audio in a batch, padding included, > 0.
+    # For partitions, in place of batch_size: seconds of audio per batch, padding included, > 0.
     batch_seconds: float | None = None
-    # For partitions: stop when more utterances than this have failed; null: never.
+    # For partitions: stop when more utterances than this have failed, >= 0. null: never.
     max_errors: int | None = 100
-    # Decode partitions again in which utterances failed.
+    # Decode partitions with failed utterances again.
     retry_errors: bool = False
-    # The tar files of a tarred data set, as in NeMo: a pattern, a list or shards/audio_{0..127}.tar. Rows of the
-    # manifest name their tar by shard_id; else the k-th manifest belongs to the k-th tar. Without manifest: tars of
-    # a WebDataset, KEY.wav (or .flac ...) and KEY.txt or KEY.json, with the fields of a manifest.
+    # The tar files of a tarred data set, as in NeMo: a pattern, a list or shards/audio_{0..127}.tar. The field
+    # shard_id of a row gives the number of its tar; without it the k-th manifest belongs to the k-th tar. Without
+    # manifest: tars of a WebDataset with KEY.wav (or .flac ...) and KEY.txt or KEY.json (the fields of a manifest).
     tarred_audio: Any = None
 
     def __post_init__(self) -> None:
@@ -189,8 +189,10 @@ OPTIONS = TranscribeOptions
 def run(options: TranscribeOptions) -> int:
     """Transcribe; text to stdout, JSON lines to `out`, progress, errors and totals to stderr.
 
-    The exit status is 1 if an utterance failed.
-    With a folder as `out` the texts are there alone, and a table of totals goes to stdout.
+    With a folder as `out`, the texts go to its files and a table of totals to stdout.
+
+    Returns:
+        The exit status: 1 if an utterance failed.
     """
     if options.is_partitioned:
         return run_partitions(options)
@@ -231,7 +233,7 @@ def load(options: TranscribeOptions) -> Loaded:
 
 
 def run_partitions(options: TranscribeOptions) -> int:
-    """Transcribe into a folder, or go on with what was begun there."""
+    """Transcribe into a folder, or resume the run that began there."""
     from nemo_gpu_decoding.cluster.corpus import find_corpus
     from nemo_gpu_decoding.cluster.folder import Folder, open_run
     from nemo_gpu_decoding.cluster.run import summary, transcribe_corpus
@@ -263,7 +265,7 @@ def run_partitions(options: TranscribeOptions) -> int:
 
 
 def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
-    """The options that transcripts depend on, files by their content."""
+    """Options on which transcripts depend; files are represented by digests of their content."""
     from nemo_gpu_decoding.cluster.folder import content_of
 
     given = {name: value for name, value in vars(options).items() if name not in NOT_IN_TRANSCRIPTS}
@@ -274,7 +276,7 @@ def options_of_transcripts(options: TranscribeOptions) -> dict[str, Any]:
 
 
 def workers_of(options: TranscribeOptions) -> Workers:
-    """How many workers, and where."""
+    """The number and place of the workers."""
     from nemo_gpu_decoding.cluster.run import Workers
 
     least, most = fewest_and_most("workers", options.workers)
@@ -284,7 +286,7 @@ def workers_of(options: TranscribeOptions) -> Workers:
 
 
 def head_of(options: TranscribeOptions, strategy: str, default: str) -> str:
-    """The head of the model that decodes: as asked for, else the one that the strategy is for."""
+    """The head of the model that decodes: the option `head`, else the head that the strategy decodes."""
     if options.head:
         return options.head
     return STRATEGIES[strategy].family if strategy in STRATEGIES else default
@@ -307,7 +309,7 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
 
 
 class Emitted(NamedTuple):
-    """What is left of a transcript for the totals."""
+    """The part of a transcript that the totals need."""
 
     text: str
     oracle: str | None  # the text with the fewest errors of several, where there are any and a reference
@@ -316,7 +318,7 @@ class Emitted(NamedTuple):
 def emit(
     utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str], sink: TextIO | None
 ) -> Iterator[Emitted | None]:
-    """Print each text, or the error of an utterance without one, and write its JSON line as soon as it is there."""
+    """Print each text or error and write its JSON line as soon as the utterance is decoded."""
     from tqdm import tqdm
 
     from nemo_gpu_decoding.jit_progress import working_seconds
@@ -338,8 +340,8 @@ def emit(
 
 
 def report(utterances: list[Utterance], emitted: list[Emitted | None], seconds: float, device: str) -> None:
-    """Totals on stderr: RTFx (seconds of audio per second of work, compilation left out) and the word error
-    rate, without failed utterances."""
+    """Print totals to stderr: RTFx (seconds of audio per second of work, without compilation) and the word error
+    rate. Failed utterances do not count."""
     done = [(utterance, found) for utterance, found in zip(utterances, emitted, strict=True) if found is not None]
     audio = sum(utterance.duration for utterance, _ in done)
     if len(done) < len(emitted):
@@ -366,7 +368,7 @@ def report(utterances: list[Utterance], emitted: list[Emitted | None], seconds: 
 def _transcripts(
     loaded: Loaded, utterances: list[Utterance], options: TranscribeOptions
 ) -> Iterator[Transcript | str]:
-    """The transcript of each utterance, or why it has none."""
+    """The transcript of each utterance, or its error message."""
     from tqdm import tqdm
 
     from nemo_gpu_decoding.cluster.workers import Item, decoded, encoded

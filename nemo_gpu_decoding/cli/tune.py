@@ -51,59 +51,57 @@ STORES, OBJECTIVES = ("float32", "float16"), ("wer", "fscore")
 
 @dataclass
 class TuneOptions(ModelOptions):
-    """Options of `tune`. Lists are the values to try (a single value will do); every combination of what is listed
-    is decoded. With phrases, lists that are null are tried in stages, around the best combination so far."""
+    """Options of `tune`. A list, or a single value, holds the values to try; every combination is decoded. With
+    phrases, options that are null are tried in stages, around the best combination so far."""
 
     # NeMo manifest of the dev set: JSON lines with audio_filepath (relative to the manifest) and text.
     manifest: str = MISSING
-    # LM weights to try, natural log, >= 0; used if there is an LM. null: 0 .. 1, for word graphs
-    # 0.3 .. 1.3.
+    # LM weights to try, >= 0; used if there is an LM. null: 0 .. 1, for word graphs 0.3 .. 1.3.
     lm_weight: list[float] | None = None
-    # For paged_biglm: shares of the large LM in that to try, >= 0. null: 0.5 and 1.
+    # For paged_biglm: shares of the large LM in lm_weight to try, >= 0. null: 0.5 and 1.
     large_lm_weight: list[float] | None = None
     # For flexctc_beam: insertion bonuses per token to try, natural log.
     beam_beta: list[float] = field(default_factory=lambda: [0.0, 0.5, 1.0, 1.5])
-    # For RNN-T and TDT with an LM or phrases: how blanks are scored. With no_score only tokens pay for
-    # the LM, so that its weight deletes words; a table shows it.
+    # For RNN-T and TDT with an LM or phrases: how blanks are scored. With no_score the LM lowers the scores of tokens
+    # only, so that a large weight deletes words; a table shows this effect.
     blank_lm_score_mode: list[str] = field(default_factory=lambda: ["lm_weighted_full", "no_score"])
-    # For RNN-T and TDT with an LM or phrases: when labels are dropped, after fusion (late) or before it
-    # (early), such as [late,early]. null: as in the preset.
+    # For RNN-T and TDT with an LM or phrases: whether labels are pruned after fusion (late) or before it (early),
+    # such as [late,early]. null: as in the preset.
     pruning_mode: list[str] | None = None
-    # Boosting weights to try, natural log, >= 0; used if phrases are given. null: 0 .. 2. For word graphs they are
-    # per word; null: 0 .. 40 with the best LM weights, then the LM weights next to these.
+    # Boosting weights to try, natural log, >= 0; used if phrases are given. null: 0 .. 2. Word graphs count per word;
+    # null: 0 .. 40 with the best LM weights, then the LM weights next to the best ones.
     boosting_weight: list[float] | None = None
-    # Beam sizes to try; not for word graphs. null: 8, and with phrases then 32 with the best weights.
+    # Beam sizes to try, 1 .. 4096; word graphs have none. null: 8; with phrases also 32 with the best weights.
     beam_size: list[int] | None = None
-    # Token sequences to boost per phrase, to try; not for word graphs. null: 1, then 8 with the best weights.
+    # Numbers of token sequences to boost per phrase; word graphs have none. null: 1, then 8 with the best weights.
     segmentations: list[int] | None = None
-    # For word graphs: beam widths to try, natural log, > 0. null: 16, and 40 where the bonus of a word would be
-    # more than half of that.
+    # For word graphs: beam widths to try, natural log, > 0. null: 16, or 40 if a word's bonus exceeds half of 16.
     beam_width: list[float] | None = None
-    # What is best: wer, or fscore (of the phrases; the lower WER breaks ties).
+    # The measure to optimise: wer, or fscore of the phrases (the lower WER breaks ties).
     objective: str = "wer"
-    # Write the best combination here, as a preset for `transcribe preset=...`.
+    # Output file: the best combination, as a preset for `transcribe preset=...`.
     out: str | None = None
-    # Hypotheses of each utterance, at most beam_size; with more than 1 a column shows the oracle WER, that of the
-    # best of them (of the whole lattice with wfst.decoding_mode lattice in the preset).
+    # Hypotheses per utterance, >= 1 and at most beam_size. With more than 1 a column shows the oracle WER, the lowest
+    # WER of the hypotheses (of the whole lattice with wfst.decoding_mode lattice in the preset).
     n_best: int = 1
-    # Second pass: an LM that orders the n_best hypotheses: a word n-gram LM (a file of pack-lm, or ARPA), or the
+    # LM that reorders the n_best hypotheses in a second pass: a word n-gram LM (a file of pack-lm, or ARPA), or the
     # name or folder of a causal LM of Hugging Face.
     rescore: str | None = None
-    # Weights of its log-probabilities to try, natural log, >= 0.
+    # Weights of the second-pass LM to try, >= 0.
     rescore_weight: list[float] = field(default_factory=lambda: [0.2, 0.5, 1.0])
-    # What stays of the first LM's scores in the second pass, >= 0; 0 replaces them.
+    # Factor of the first LM's scores in the second pass, >= 0; 0 drops them.
     rescore_lm_share: float = 1.0
-    # Write a picture of the error rates over the weights here (.png, .svg or .pdf). null: beside `out`, with
+    # Output file for a plot of the error rates over the weights (.png, .svg or .pdf). null: the path of `out` with
     # the ending .png, if the extra plot is installed.
     plot: str | None = None
-    # Then decode with finer weights around the best, too; without it the command that does so is printed.
+    # Also decode with finer weights around the best ones. false: the command that does so is printed.
     refine: bool = False
-    # Combinations shown, best first.
+    # Number of combinations in the table, best first.
     show: int = 20
-    # Of files with several channels: average, or the number of the channel to decode, from 0. null: average, with a
-    # message.
+    # For files with several channels: average, or the number of the channel to decode, from 0. null: average, with a
+    # warning.
     channel_selector: Any = None
-    # How the encoder's output is kept between decodings: float32, or float16 for half the memory.
+    # Type of the stored encoder output: float32, or float16 for half the memory.
     store: str = "float32"
 
     def __post_init__(self) -> None:
@@ -155,7 +153,7 @@ def run(options: TuneOptions) -> int:
     utterances = read_manifest(Path(options.manifest))
     phrases = load_phrase_file("phrases", options.phrases)
     files = {"lm": options.lm, "large_lm": options.large_lm, "phrases": options.phrases}
-    # with a weight of 0 LM or phrases would not be loaded; the weights are set per point of the grid
+    # a model with weight 0 would not be loaded; the weights are set per point of the grid
     loaded = {**files, "lm_weight": 1.0, "boosting_weight": 1.0}
 
     from nemo_gpu_decoding.cli.dev_set import encode
@@ -187,7 +185,7 @@ def run(options: TuneOptions) -> int:
 
 
 def plot_file(options: TuneOptions) -> Path | None:
-    """Where the picture goes, if there is to be one.
+    """The file of the plot, or None.
 
     Raises:
         ValueError: there is no such folder.
@@ -220,7 +218,7 @@ def next_step(options: TuneOptions, points: Sequence[Point]) -> str:
 
 
 def choose_strategy(options: TuneOptions, default_head: str) -> str:
-    """The strategy to tune: as asked for, else that of the preset, else what suits the model.
+    """The strategy to tune: the option, else that of the preset, else the default of the model's head.
 
     Raises:
         ValueError: the preset's strategy is none of ours.
@@ -240,7 +238,7 @@ class Searches:
     """The decoders of a strategy, one for each number of segmentations; LM or graph are shared.
 
     Args:
-        files: LM, phrases and weights that are not 0, so that all are loaded.
+        files: LM, phrases, and weights other than 0, so that all models are loaded.
     """
 
     def __init__(self, head: Head, strategy: str, preset: str | None, files: dict[str, Any]) -> None:
@@ -340,9 +338,10 @@ def report(dev: DevSet, trials: Sequence[Trial], phrases: Sequence[str], show: i
 
 
 def lm_weight_table(trials: Sequence[Trial]) -> str:
-    """What the LM weight does under each way of scoring blanks; the rest as in the best trial with all LM weights.
+    """A table of deletions over LM weights, for each way of scoring blanks.
 
-    Deletions that grow with the weight are words that the LM took away.
+    The other options are those of the best trial for which all LM weights were tried. Deletions that grow with the
+    weight are caused by the LM.
     """
     others = [trial.point._replace(lm_weight=None, blank_lm_score_mode=None) for trial in trials]
     counts = Counter(others)

@@ -1,4 +1,4 @@
-"""A picture of what `tune` tried: word error rates over the weights."""
+"""The plot of `tune`: word error rates over the weights."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DARK = 0.6  # of the range of colours; text is white from here on
 
 
 def options_of_panels(trials: Sequence[Trial]) -> list[str]:
-    """The options of which several values were tried, those that matter most for the WER first."""
+    """The options with several tried values, in descending order of their effect on the WER."""
 
     def spread(name: str) -> float:
         wers = [trial.score.errors.wer for trial in best_by(trials, name).values()]
@@ -32,7 +32,7 @@ def options_of_panels(trials: Sequence[Trial]) -> list[str]:
 
 
 def best_by(trials: Sequence[Trial], *names: str) -> dict[Any, Trial]:
-    """Values of these options -> the best trial with them, whatever its other options; `trials` has the best first."""
+    """Values of these options -> the best trial with them over all other options; `trials` are sorted, best first."""
     found: dict[Any, Trial] = {}
     for trial in trials:
         values = tuple(getattr(trial.point, name) for name in names)
@@ -41,10 +41,10 @@ def best_by(trials: Sequence[Trial], *names: str) -> dict[Any, Trial]:
 
 
 def draw(trials: Sequence[Trial], greedy: Score, target: Path) -> None:
-    """Write the picture: a map over the two weights that matter most, and a curve over each option.
+    """Write the plot: a map over the two options with the largest effect, and a curve over each option.
 
-    Every point is the best trial with the values that it stands for, whatever the other options; `trials` has the
-    best first. The suffix of `target` chooses the format.
+    Every point is the best trial with its values, over all other options. `trials` are sorted, best first. The suffix
+    of `target` chooses the format.
 
     Raises:
         ValueError: no option has several values.
@@ -72,7 +72,7 @@ def _percent(trial: Trial) -> float:
 
 
 def _map(axes: Axes, trials: Sequence[Trial], across: str, up: str) -> None:
-    """WER in every cell, the best one framed."""
+    """Draw the WER in every cell, with a frame around the best one."""
     from matplotlib.patches import Rectangle
 
     cells = best_by(trials, across, up)
@@ -95,7 +95,7 @@ def _map(axes: Axes, trials: Sequence[Trial], across: str, up: str) -> None:
 
 
 def _curve(axes: Axes, trials: Sequence[Trial], name: str, greedy: Score) -> None:
-    """WER, and the phrases' F-score, over one option; dotted: greedy's."""
+    """Draw the WER, and the F-score of the phrases, over one option; the dotted lines are greedy decoding."""
     best = best_by(trials, name)
     values = sorted(best)
     is_number = not isinstance(values[0], str)

@@ -1,5 +1,5 @@
-"""A corpus in, transcripts out: partitions that are decoded here or on Ray, each once. No command line here.
+"""Transcription of a corpus in partitions, in this process or on Ray; each partition is decoded once.
 
-`corpus` lists what is to be transcribed, `folder` is what a run leaves behind, `workers` decodes a partition,
-`run` hands partitions to workers. Ray is imported by `run` alone, and only where it is asked for.
+`corpus` cuts the input into partitions, `folder` stores the state and the output of a run, `workers` decodes a
+partition, `run` assigns partitions to workers. Only `run` imports Ray, and only if the run uses it.
 """

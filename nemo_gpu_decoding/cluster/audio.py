@@ -1,7 +1,7 @@
-"""Audio of a partition as files of this machine: from any URL, from tar files of NeMo, Lhotse Shar and WebDataset.
+"""Local copies of the audio of a partition: from any URL, and from tar files of NeMo, Lhotse Shar and WebDataset.
 
-Archives are read once, from beginning to end, by the libraries whose formats they are. What cannot be read costs the
-utterances that are in it, each with its reason.
+Archives are read once, sequentially, with the libraries of their formats. If a part cannot be read, its utterances get
+an error each, and the others are decoded.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from fsspec.core import url_to_fs
 from nemo_gpu_decoding.manifest import AUDIO_SUFFIXES, check_row, split_row
 
 NEMO_TAR, LHOTSE_SHAR, WEBDATASET = "nemo_tar", "lhotse_shar", "webdataset"  # `archive` of a row
-_SHOWN = 300  # letters of an error
+_SHOWN = 300  # maximum number of characters of an error
 
 
 class Audio(NamedTuple):
-    """An utterance's row of the manifest, and its audio."""
+    """The manifest row of an utterance, and its audio."""
 
     row: dict[str, Any]
-    file: Path | str  # a file of this machine, or why there is none
+    file: Path | str  # a local file, or the reason why there is none
 
 
 @contextmanager
 def local_copy(url: str) -> Iterator[Path]:
-    """A file of this machine with what lies at a path or URL; a copy is removed afterwards."""
+    """A local file with the content of a path or URL; a temporary copy is removed afterwards."""
     if "://" not in url:
         yield Path(url)
         return
@@ -44,10 +44,11 @@ def local_copy(url: str) -> Iterator[Path]:
 
 @contextmanager
 def local_audio(rows: Sequence[dict[str, Any]]) -> Iterator[list[Audio]]:
-    """The utterances of a partition, in order; copies of their audio are removed afterwards.
+    """The utterances of a partition, in order; temporary copies of their audio are removed afterwards.
 
-    `rows` are those of `corpus.write_rows`: of single files, or of one archive. WebDataset has one row for all of
-    an archive, which becomes those that are in it.
+    Args:
+        rows: rows of `corpus.write_rows`, for single files or for one archive. A WebDataset has one row per archive,
+            which is replaced by the samples in it.
     """
     archive = rows[0].get("archive") if rows else None
     with ExitStack() as stack:
@@ -59,20 +60,20 @@ def local_audio(rows: Sequence[dict[str, Any]]) -> Iterator[list[Audio]]:
         for row in rows:
             try:
                 found.append(Audio(row, stack.enter_context(local_copy(row["audio"]))))
-            except Exception as error:  # of whichever file system lies behind the URL
+            except Exception as error:  # the types depend on the file system of the URL
                 found.append(Audio(row, one_line(error)))
         yield found
 
 
 def one_line(error: Exception) -> str:
-    """The first line of an error's message, as rows have it in their `error`."""
+    """The first line of an error's message, for the field `error` of a row."""
     lines = str(error).strip().splitlines() or [""]
     text = lines[0] if isinstance(error, ValueError) else f"{type(error).__name__}: {lines[0]}"
     return text[:_SHOWN]
 
 
 def _nemo_tar(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
-    """Members of a tarred NeMo data set, which the manifest names."""
+    """Utterances of a tarred NeMo data set; the manifest names the members of the tar."""
     from webdataset.tariterators import tar_file_iterator
 
     url, wanted = rows[0]["audio"], {row["member"] for row in rows}
@@ -84,13 +85,13 @@ def _nemo_tar(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
                 path = folder / f"{len(found)}{Path(member['fname']).suffix}"
                 path.write_bytes(member["data"])
                 found[member["fname"]] = path
-    except Exception as error:  # what came before the damage is there
+    except Exception as error:  # members before the damage are read
         fault = f"{url}: {one_line(error)}"
     return [Audio(row, found.get(row["member"], fault)) for row in rows]
 
 
 def _lhotse_shar(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
-    """Cuts of a Lhotse Shar: a manifest of cuts, and their recordings in a tar file, in the same order."""
+    """Cuts of a Lhotse Shar: a manifest of cuts, and a tar file of their recordings in the same order."""
     import soundfile
     from lhotse.shar.readers.lazy import LazySharIterator
 
@@ -112,7 +113,7 @@ def _lhotse_shar(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
 
 
 def _webdataset(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
-    """Samples of a WebDataset tar: KEY.wav (or .flac ...), and KEY.txt or KEY.json with what a manifest would say."""
+    """Samples of a WebDataset tar: KEY.wav (or .flac ...), and KEY.txt or KEY.json with the fields of a manifest."""
     from webdataset.tariterators import group_by_keys, tar_file_expander
 
     url = rows[0]["audio"]
@@ -121,14 +122,14 @@ def _webdataset(rows: Sequence[dict[str, Any]], folder: Path) -> list[Audio]:
         with fsspec.open(url, "rb") as stream:
             for sample in group_by_keys(tar_file_expander([{"url": url, "stream": stream}])):
                 found.append(_sample(sample, folder / str(len(found)), len(found) + 1))
-    except Exception as error:  # how many samples come after the damage is not known
+    except Exception as error:  # the number of samples after the damage is unknown
         row = {"audio_filepath": url, "duration": 0.0, "line": len(found) + 1}
         found.append(Audio(row, f"{url} cannot be read further: {one_line(error)}"))
     return found
 
 
 def _sample(sample: dict[str, Any], path: Path, number: int) -> Audio:
-    """A sample of a WebDataset as a row of a manifest, and its audio, written to `path` with its suffix."""
+    """The manifest row of a WebDataset sample, and its audio, which is written to `path` with its suffix."""
     key = sample["__key__"]
     suffix = next((suffix for suffix in AUDIO_SUFFIXES if suffix[1:] in sample), "")
     row = {"audio_filepath": f"{key}{suffix}", "duration": 0.0, "line": number}

@@ -1,8 +1,8 @@
-"""A corpus: the rows of manifests of any size, one after the other in one file, cut into partitions.
+"""A corpus: the rows of manifests of any size, concatenated in one file and cut into partitions.
 
-Manifests may be compressed, lie at any URL that fsspec reads, and be many. A worker must reach its partition without
-reading what is before it; so the rows are copied once into the folder of the run, with the path or URL of their
-audio, and a partition is a range of bytes in that file.
+Manifests may be compressed, and at any URL that fsspec reads. The rows are copied once into the folder of the run,
+with the path or URL of their audio. A partition is a range of bytes in that file, so that a worker reads only its own
+rows.
 """
 
 from __future__ import annotations
@@ -23,43 +23,46 @@ from nemo_gpu_decoding.audio import audio_seconds
 from nemo_gpu_decoding.cluster.audio import LHOTSE_SHAR, NEMO_TAR, WEBDATASET, local_copy
 from nemo_gpu_decoding.manifest import check_row, find_audio, own_fields, parse_json, split_row
 
-MAX_ROWS = 2000  # of a partition: rows without duration would fill it for ever
-_END = 1 << 20  # bytes of a large file's beginning and end that stand for its content
+MAX_ROWS = 2000  # of a partition; needed for rows without duration
+_END = 1 << 20  # bytes of a large file's beginning and end in its digest
 
 
 class Partition(NamedTuple):
-    """Consecutive rows of one manifest: what a worker decodes at once, and what a death costs at most."""
+    """Consecutive rows of one manifest, the unit of work: if a worker dies, its partition is decoded again."""
 
     number: int  # from 0
-    shard: int  # which manifest, or which tar of a WebDataset
+    shard: int  # number of the manifest, or of the tar of a WebDataset
     begin: int  # first byte in the file of rows
     num_bytes: int
     rows: int  # 1 for a tar of a WebDataset
-    seconds: float  # of audio, as the manifest says; 0 where it does not
+    seconds: float  # of audio, by the manifest; 0 if unknown
 
 
 class Shard(NamedTuple):
     """One manifest, one tar of a WebDataset, or the files of `audio`."""
 
-    name: str  # as the user wrote it
+    name: str  # as given by the user
     digest: str  # of its content
 
 
 class Corpus(NamedTuple):
-    """What is to be transcribed: manifests, tars without manifests (WebDataset), or audio files."""
+    """The input of a run: manifests, tars without manifests (WebDataset), or audio files."""
 
     manifests: tuple[str, ...] = ()
-    audio: tuple[str, ...] = ()  # files, where there is no manifest
-    tars: tuple[str, ...] = ()  # the k-th holds the audio of rows with shard_id k, or of the k-th manifest
+    audio: tuple[str, ...] = ()  # files, if there is no manifest
+    tars: tuple[str, ...] = ()  # the k-th one holds the audio of rows with shard_id k, or of the k-th manifest
 
 
 def find_corpus(audio: Any, manifest: Any, tarred_audio: str | None = None) -> Corpus:
-    """The manifests that `manifest` names (a path or URL, a pattern, or a list of them), or the files of `audio`.
+    """The corpus of the options of `transcribe`.
 
-    `tarred_audio` are tar files with the audio of manifests, or alone: WebDatasets, which need none.
+    Args:
+        audio: files, folders or patterns.
+        manifest: a path or URL, a pattern, or a list of them.
+        tarred_audio: tar files with the audio of the manifests; without manifest, tars of a WebDataset.
 
     Raises:
-        ValueError: none or two of them are given, or nothing is found.
+        ValueError: none or several of the options are given, or no file is found.
     """
     others = manifest is not None or tarred_audio is not None
     if (audio is None) != others:
@@ -72,7 +75,7 @@ def find_corpus(audio: Any, manifest: Any, tarred_audio: str | None = None) -> C
 
 
 def _expand(option: str, value: Any) -> list[str]:
-    """Files of a path, a URL, a pattern or a list of them; {0..9}, or NeMo's _OP_0..9_CL_, is a range of numbers."""
+    """The files of a path, a URL, a pattern or a list; {0..9}, or NeMo's _OP_0..9_CL_, is a range of numbers."""
     found = []
     for pattern in map(str, value if isinstance(value, (list, tuple)) else [value]):
         for url in _ranges(pattern):
@@ -103,7 +106,7 @@ def _ranges(pattern: str) -> list[str]:
 
 
 def shards_of(corpus: Corpus) -> list[Shard]:
-    """The manifests with digests of their content; of `audio`, of the list of its files."""
+    """The shards with digests of their content; for `audio`, with a digest of the list of files."""
     if corpus.audio:
         return [Shard("audio", _digest(["\n".join(corpus.audio).encode()]))]
     if not corpus.manifests:
@@ -116,7 +119,7 @@ def shards_of(corpus: Corpus) -> list[Shard]:
 
 
 def digest_of_ends(url: str) -> str:
-    """A digest of a file's size and content, of a large one its beginning and end."""
+    """A digest of a file's size and content; for a large file, of its size, beginning and end."""
     fs, path = url_to_fs(url)
     size = fs.size(path)
     ends = [fs.cat_file(path, start=begin, end=begin + _END) for begin in (0, max(_END, size - _END)) if begin < size]
@@ -131,12 +134,12 @@ def _digest(chunks: Iterable[bytes]) -> str:
 
 
 def write_rows(corpus: Corpus, sink: IO[bytes], partition_seconds: float) -> list[Partition]:
-    """Write the rows of a corpus with the paths or URLs of their audio (`audio`, `member` of a tar), and cut them.
+    """Write the rows of a corpus with the locations of their audio (`audio`, `member` of a tar); returns partitions.
 
-    A partition ends where it has `partition_seconds` of audio, and at the end of its manifest or tar file.
+    A partition ends when it has `partition_seconds` of audio, and at the end of its manifest or tar file.
 
     Raises:
-        ValueError: a row is not what it should be, or there are none.
+        ValueError: a row is invalid, or there are no rows.
     """
     partitions: list[Partition] = []
     position = begin = rows = 0
@@ -166,7 +169,7 @@ def write_rows(corpus: Corpus, sink: IO[bytes], partition_seconds: float) -> lis
 
 
 def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Manifest's number and row; `duration` is that of the manifest, else of the file's header, 0 if unreadable."""
+    """Number of the manifest, and row; `duration` is from the manifest or the file's header, 0 if unreadable."""
     for number, name in enumerate(corpus.audio, 1):
         yield 0, {"audio_filepath": name, "audio": name, "line": number, "duration": _seconds(name)}
     tars = [_absolute(tar) for tar in corpus.tars]
@@ -183,19 +186,19 @@ def _rows(corpus: Corpus) -> Iterator[tuple[int, dict[str, Any]]]:
             elif isinstance(duration, bool) or not isinstance(duration, (int, float)) or not duration >= 0:
                 raise ValueError(f"{where}: duration is {duration!r}, expected seconds >= 0")
             yield shard, row
-    for shard, url in enumerate(() if corpus.manifests else tars):  # what is in them, their workers will find
+    for shard, url in enumerate(() if corpus.manifests else tars):  # the workers read the samples in them
         tar = {"audio_filepath": url, "audio": url, "archive": WEBDATASET}
         yield shard, {**tar, "line": 1, "duration": 0.0}
 
 
 def _lines(url: str) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not empty, and their numbers, from 1."""
+    """Non-empty lines with their numbers, from 1."""
     with fsspec.open(url, "rb", compression="infer") as file:
         yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
 
 
 def _parsed(line: bytes, url: str, where: str) -> dict[str, Any]:
-    """A row of a NeMo manifest; a cut of Lhotse becomes one."""
+    """A row of a NeMo manifest; a cut of Lhotse is converted to one."""
     row = parse_json(line, where)
     if isinstance(row, dict) and str(row.get("type", "")).endswith("Cut"):
         row = _row_of_cut(row, url, where)
@@ -210,7 +213,7 @@ def _row_of_cut(content: dict[str, Any], url: str, where: str) -> dict[str, Any]
 
     try:
         cut = deserialize_item(content)
-    except Exception as error:  # of many kinds
+    except Exception as error:  # Lhotse raises many types
         raise ValueError(f"{where}: Lhotse cannot read this cut: {type(error).__name__}: {error}") from error
     row = {"audio_filepath": cut.id, "duration": cut.duration, "archive": LHOTSE_SHAR, "cuts": url}
     texts = [each.text for each in cut.supervisions if each.text is not None]
@@ -225,7 +228,7 @@ def _row_of_cut(content: dict[str, Any], url: str, where: str) -> dict[str, Any]
 
 
 def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], where: str) -> dict[str, str]:
-    """Where the audio of a row is: its path or URL, which the manifest may give from its folder, or that of a tar."""
+    """The location of a row's audio: its path or URL, which may be relative to the manifest, or that of its tar."""
     name = str(row["audio_filepath"])
     archive = row.get("archive", NEMO_TAR)
     if tars:
@@ -240,12 +243,12 @@ def _location(row: dict[str, Any], url: str, shard: int, tars: Sequence[str], wh
 
 
 def _absolute(url: str) -> str:
-    """A path as workers in other folders find it."""
+    """The absolute path, for workers in other folders; a URL is unchanged."""
     return url if "://" in url else str(Path(url).absolute())
 
 
 def _recordings(cuts: str) -> str:
-    """The tar file beside a Shar's manifest of cuts: recording.000000.tar beside cuts.000000.jsonl.gz."""
+    """The tar file of a Shar's manifest of cuts: recording.000000.tar for cuts.000000.jsonl.gz."""
     folder, slash, name = cuts.rpartition("/")
     found = re.fullmatch(r"cuts(.*)\.jsonl(\.\w+)?", name)
     if found is None:
@@ -257,7 +260,7 @@ def _recordings(cuts: str) -> str:
 
 
 def _seconds(audio: str) -> float:
-    """Duration from the header; 0 if it cannot be read, which the worker that decodes it will tell."""
+    """Duration from the file's header; 0 if it cannot be read. The worker reports the error."""
     with suppress(ValueError, OSError), local_copy(audio) as path:
         return audio_seconds(path)
     return 0.0

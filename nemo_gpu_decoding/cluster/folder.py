@@ -1,13 +1,13 @@
 """The folder of a run: its description, a file and a marker per finished partition, and the totals of all of them.
 
-    run.json           what the run was asked for; a run with other options does not mix into it
+    run.json           the options of the run; a run with other options is rejected
     rows.jsonl         the corpus, see `corpus`
     plan.json          its partitions
     part-00000.jsonl   transcripts of a partition, in the order of the manifest; or part-00000.parquet
-    part-00000.done    marker: the partition is finished; its totals
+    part-00000.done    marker of a finished partition, with its totals
 
-A file is there as a whole or not at all, and a marker is written after its partition. So it is safe to die anywhere,
-and to write a partition twice: both times the same is written.
+Files are written atomically, and a marker is written after its partition. A run may therefore be killed at any time.
+If a partition is written twice, the content is the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fsspec.core import url_to_fs
 from nemo_gpu_decoding.cluster.corpus import Corpus, Partition, digest_of_ends, shards_of, write_rows
 from nemo_gpu_decoding.container import written_whole
 
-_PARTIAL = {"rows.jsonl", "plan.json"}  # what a death before run.json leaves
+_PARTIAL = {"rows.jsonl", "plan.json"}  # files of a run that was killed before it wrote run.json
 
 
 class Folder(NamedTuple):
@@ -38,7 +38,7 @@ class Folder(NamedTuple):
         return f"part-{partition.number:05d}.done"
 
     def names(self) -> set[str]:
-        """What lies in it; nothing if it is not there."""
+        """The names of its files; empty if the folder does not exist."""
         fs, path = url_to_fs(self.url)
         fs.invalidate_cache()
         if not fs.exists(path):
@@ -64,9 +64,9 @@ class Folder(NamedTuple):
 
     @contextmanager
     def open_whole(self, name: str) -> Iterator[IO[bytes]]:
-        """A file to be written, which appears when it is closed, in one step.
+        """A new file that becomes visible when it is closed.
 
-        On this machine's disks it is renamed into its place; object stores show an object when all of it is there.
+        On local disks it is renamed into place; object stores show an object when it is complete.
         """
         fs, path = url_to_fs(self.url)
         if "file" in (fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,)):
@@ -98,13 +98,14 @@ class Plan(NamedTuple):
 
 
 def open_run(folder: Folder, corpus: Corpus, partition_seconds: float, options: Mapping[str, Any]) -> Plan:
-    """Begin a run in a folder, or find the one that was begun there.
+    """Begin a run in a folder, or resume the run that began there.
 
-    `options` are those that transcripts depend on; values are plain (text, numbers, lists, mappings).
+    Args:
+        options: the options on which transcripts depend; values are JSON types.
 
     Raises:
-        ValueError: the folder holds a run with another corpus or other options, or something else; a row of the
-            corpus is not what it should be.
+        ValueError: the folder holds a run with another corpus or other options, or other files; or a row of the corpus
+            is invalid.
     """
     names = folder.names()
     shards = shards_of(corpus)
@@ -127,8 +128,8 @@ def open_run(folder: Folder, corpus: Corpus, partition_seconds: float, options: 
 
 
 def _check_same(folder: Folder, run: Mapping[str, Any], given: dict[str, Any], shards: list[list[str]]) -> None:
-    """Raise a ValueError that names the first option that is not what it was."""
-    found = json.loads(json.dumps(given))  # as it would come back from the file
+    """Raise a ValueError that names the first option that has changed."""
+    found = json.loads(json.dumps(given))  # in the form in which the file holds it
     for name in sorted(found.keys() | run["options"].keys()):
         old, new = run["options"].get(name), found.get(name)
         if old != new:
@@ -152,7 +153,7 @@ def _shown(value: Any) -> str:
 
 
 def content_of(path: str) -> str:
-    """A file by its name, size and content, of a large one its beginning and end; what is no file, as it is.
+    """Name and digest of a file, as in `digest_of_ends`; a value that is no file is returned unchanged.
 
     >>> content_of("no_such_file")
     'no_such_file'

@@ -1,4 +1,4 @@
-"""A run: partitions that are not finished yet go to workers, here or on Ray; progress, and totals of all of them."""
+"""A run: decodes unfinished partitions in this process or on Ray, with a progress bar and totals."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.metrics import WordErrors
 from nemo_gpu_decoding.report import format_table
 
-MAX_DEATHS = 3  # of workers, which a partition may cost: Ray would give it to new ones for ever
-SLOWEST = 5  # files that the summary names
+MAX_DEATHS = 3  # workers that may die in a partition; Ray alone retries without limit
+SLOWEST = 5  # number of slowest files in the summary
 
 
 class Workers(NamedTuple):
     """Where partitions are decoded.
 
     Args:
-        address: of Ray: "auto" (the cluster that this machine belongs to), "local" (one is started for the run) or
-            an address; None for no Ray, in this process.
-        most: workers; `least` of them are waited for.
-        gpus: of each worker; None for one where the cluster has some.
-        decoders: fewest and most of the workers that only search, on CPU cores, what the others encode; None if all
-            do both.
+        address: address of Ray, "auto" (the cluster of this machine) or "local" (a cluster is started for the run);
+            None: no Ray, one worker in this process.
+        most: maximum number of workers; the run starts when `least` of them are ready.
+        gpus: GPUs per worker; None: one if the cluster has GPUs.
+        decoders: minimum and maximum number of workers that only search, on CPU cores, while the others encode; None:
+            all workers do both.
     """
 
     address: str | None = None
@@ -48,14 +48,14 @@ class Workers(NamedTuple):
 def transcribe_corpus(
     job: Job, plan: Plan, workers: Workers, *, max_errors: int | None = None, retry_errors: bool = False
 ) -> list[Totals]:
-    """Decode the partitions that have no marker yet; totals of all partitions, by number.
+    """Decode the partitions without a marker; returns the totals of all partitions, by number.
 
     Args:
-        max_errors: utterances that may fail; None for any number.
-        retry_errors: also decode partitions in which utterances failed.
+        max_errors: number of utterances that may fail; None: any number.
+        retry_errors: also decode partitions with failed utterances.
 
     Raises:
-        ValueError: more utterances failed; the model or its decoding is not what it should be.
+        ValueError: more utterances failed, or the model or its decoding is invalid.
     """
     folder = Folder(job.out)
     totals = {each.number: each for each in finished(folder, plan.partitions)}
@@ -74,7 +74,7 @@ def transcribe_corpus(
 
 
 def finished(folder: Folder, partitions: Sequence[Partition]) -> list[Totals]:
-    """The totals of partitions that have a marker."""
+    """The totals of partitions with a marker."""
     names = folder.names()
     markers = [folder.marker_file(partition) for partition in partitions]
     return [Totals(**folder.read_json(marker)) for marker in markers if marker in names]
@@ -91,9 +91,9 @@ def _check_errors(totals: Any, max_errors: int | None) -> None:
 
 
 class Progress:
-    """One line: hours of audio done and in all, times real time, errors, time to go.
+    """A progress bar: hours of audio, speed relative to real time, errors, remaining time.
 
-    Of a WebDataset nobody knows the hours before; there the bar counts partitions.
+    The hours of a WebDataset are unknown; there the bar counts partitions.
     """
 
     def __init__(self, plan: Plan, done: Sequence[Totals]) -> None:
@@ -134,11 +134,10 @@ def _here(job: Job, todo: Sequence[Partition]) -> Iterator[Totals]:
 
 
 class RayWorker:
-    """A transcriber as an actor of Ray Data: batches of one partition in, batches of its totals out.
+    """A transcriber as an actor of Ray Data: it reads a batch with one partition and returns its totals.
 
-    With `stage` encode, batches of the partition's encoder outputs instead, in pickled form, which are what comes
-    in with `stage` decode. What ends the run is returned as `fault`, to be told by the driver in one line; Ray would
-    retry.
+    With `stage` encode it returns the pickled encoder outputs of the partition, which actors with `stage` decode read.
+    Errors that end the run are returned as `fault`, because Ray retries after exceptions; the driver prints them.
     """
 
     def __init__(self, job: Job, run: str, stage: str | None = None) -> None:
@@ -151,7 +150,7 @@ class RayWorker:
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         partition = Partition(*(batch[name][0].item() for name in Partition._fields))
         fault = str(batch["fault"][0]) if "fault" in batch else ""
-        fault = fault or self.fault or self._begun(partition)
+        fault = fault or self.fault or self._refuse_poisoned(partition)
         found = {"fault": [fault], **{name: batch[name] for name in Partition._fields}}
         if self.stage == "encode":
             started = time.perf_counter()
@@ -172,8 +171,8 @@ class RayWorker:
         encoded, work = pickle.loads(batch["encoded"][0].tobytes())
         return self.transcriber.decode(partition, encoded, work)
 
-    def _begun(self, partition: Partition) -> str:
-        """Note that a worker of this run begins a partition; why it is better not to, if that is so."""
+    def _refuse_poisoned(self, partition: Partition) -> str:
+        """Count this attempt; returns an error if earlier attempts killed `MAX_DEATHS` workers, else ""."""
         folder, name = self.transcriber.folder, self._tries(partition)
         before = folder.read_json(name) if folder.has(name) else {}
         deaths = before.get("count", 0) if before.get("run") == self.run else 0
@@ -206,7 +205,7 @@ def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[T
         pool = ray.data.ActorPoolStrategy(min_size=workers.least, max_size=workers.most)
         stage = None if workers.decoders is None else "encode"
         run = uuid4().hex
-        # dead actors are restarted, and their partitions decoded anew: Ray Data's default
+        # Ray Data restarts dead actors by default, and their partitions are decoded again
         dataset = dataset.map_batches(
             RayWorker, fn_constructor_args=(job, run, stage), compute=pool, num_gpus=_gpus(ray, workers), **cores
         )
@@ -226,8 +225,8 @@ def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[T
 def _connected(workers: Workers) -> Any:
     """Ray, connected to the cluster."""
     if not workers.verbose:
-        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # remarks on actors that may restart
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # of Ray: leave CUDA_VISIBLE_DEVICES alone
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # hides messages about actors that Ray restarts
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # Ray must not change CUDA_VISIBLE_DEVICES
     require("cluster")
     import ray
     import ray.data

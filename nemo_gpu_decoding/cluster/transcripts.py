@@ -18,7 +18,7 @@ FORMATS = ("jsonl", "parquet")
 
 
 def json_row(utterance: Utterance, transcript: Transcript, oracle: str | None) -> dict[str, Any]:
-    """The row of an utterance, with the other fields that its manifest has."""
+    """The output row of an utterance, with the other fields of its manifest row."""
     row: dict[str, Any] = {"audio_filepath": utterance.name, "duration": round(utterance.duration, 3)}
     row |= {**utterance.fields, "pred_text": transcript.text, **details_of(transcript)}
     if utterance.text is not None:
@@ -30,7 +30,7 @@ def json_row(utterance: Utterance, transcript: Transcript, oracle: str | None) -
 
 
 def details_of(transcript: Transcript) -> dict[str, Any]:
-    """What a row has of a transcript besides its text: score, and n_best and words if they were asked for."""
+    """Fields of a row besides the text: score, and n_best and words if the options select them."""
     details: dict[str, Any] = {"score": transcript.score}
     if transcript.n_best:
         details["n_best"] = [{"text": text, "score": score} for text, score in transcript.n_best]
@@ -40,7 +40,7 @@ def details_of(transcript: Transcript) -> dict[str, Any]:
 
 
 def error_row(utterance: Utterance, error: str) -> dict[str, Any]:
-    """The row of an utterance that has no transcript."""
+    """The output row of an utterance without a transcript."""
     row: dict[str, Any] = {"audio_filepath": utterance.name, "duration": round(utterance.duration, 3)}
     row |= utterance.fields
     if utterance.text is not None:
@@ -49,7 +49,7 @@ def error_row(utterance: Utterance, error: str) -> dict[str, Any]:
 
 
 def oracle_of(reference: str | None, transcript: Transcript) -> str | None:
-    """The text of the lattice, or of the n-best list, with the fewest word errors; None if there is neither."""
+    """The text of the lattice, or of the n-best list, with the fewest word errors; None without alternatives."""
     if reference is None or (transcript.lattice is None and not transcript.n_best):
         return None
     if transcript.lattice is not None:
@@ -60,7 +60,7 @@ def oracle_of(reference: str | None, transcript: Transcript) -> str | None:
 def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
     """The content of a file of rows.
 
-    Parquet files all have one schema; what a row lacks is null there. Fields that the user's manifest has are one
+    All Parquet files have the same schema; missing values are null. The user's own fields of the manifest are in one
     column, `fields`, as JSON.
     """
     if out_format == "jsonl":
@@ -84,13 +84,13 @@ def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
 
 
 def _with_fields(row: dict[str, Any]) -> dict[str, Any]:
-    """A row with the fields that are no columns in one, as JSON."""
+    """A row whose fields without a column are moved to `fields`, as JSON."""
     known = {key: value for key, value in row.items() if key in RESULT_KEYS}
     others = {key: value for key, value in row.items() if key not in known}
     return {**known, "fields": json.dumps(others, ensure_ascii=False)} if others else known
 
 
 def check_format(out_format: str) -> None:
-    """Raise an ImportError if files of this format cannot be written here."""
+    """Raise an ImportError if the library for this format is not installed."""
     if out_format == "parquet":
         require("pyarrow")

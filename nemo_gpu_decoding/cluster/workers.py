@@ -1,4 +1,4 @@
-"""A worker: a model that is loaded once and decodes partitions, one file of transcripts each. No Ray here."""
+"""A worker, without Ray: it loads a model once, and decodes partitions to one file of transcripts each."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs, Transcript
 from nemo_gpu_decoding.search.rescoring import Rescoring
 
-SLOWEST = 3  # files of a partition that its marker names
+SLOWEST = 3  # number of slowest files in a marker
 
 
 class Loaded(NamedTuple):
-    """A model that decodes as it was asked to."""
+    """A model with its decoding options."""
 
     model: Model
     second: Rescoring | None = None
@@ -35,16 +35,16 @@ class Loaded(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """What every worker of a run does.
+    """The options that all workers of a run share.
 
     Args:
         out: folder of the run.
         load: loads the model; pickled by its name.
         shards: names of the manifests.
         batch_size: utterances per batch of the encoder.
-        batch_seconds: a batch has as many utterances as have so many seconds with their padding, in place of that.
-        out_format: of the files of transcripts, "jsonl" or "parquet".
-        load_decoder: loads the model of workers that only decode; None for `load`.
+        batch_seconds: seconds of audio per batch, padding included, in place of `batch_size`; None: no limit.
+        out_format: format of the files of transcripts, "jsonl" or "parquet".
+        load_decoder: loads the model of workers that only decode; None: `load`.
     """
 
     out: str
@@ -68,11 +68,11 @@ class Batch(NamedTuple):
     """Utterances that went through the encoder together."""
 
     items: list[Item]
-    outputs: Outputs | str  # of NeMo's forward pass, or why there are none
-    work: float = 0.0  # seconds that it took
+    outputs: Outputs | str  # of NeMo's forward pass, or its error
+    work: float = 0.0  # seconds of the forward pass
 
     def on_cpu(self) -> Batch:
-        """The same with its outputs in the memory of the CPU."""
+        """A copy with outputs in CPU memory."""
         if isinstance(self.outputs, str):
             return self
         return self._replace(outputs={name: tensor.cpu() for name, tensor in self.outputs.items()})
@@ -80,7 +80,7 @@ class Batch(NamedTuple):
 
 @dataclass
 class Totals:
-    """What a marker says of its partition. Times in seconds."""
+    """The content of a marker: totals of its partition. Times are in seconds."""
 
     number: int
     shard: int
@@ -100,10 +100,10 @@ class Totals:
 
 
 class Transcriber:
-    """Decodes partitions and writes them into the folder of the run: `decode` reads what `encode` gives.
+    """Decodes partitions and writes them into the folder of the run; `decode` reads the batches of `encode`.
 
     Args:
-        stage: the part of it that this worker does, "encode" or "decode"; None for both.
+        stage: the stage that this worker runs, "encode" or "decode"; None: both.
     """
 
     def __init__(self, job: Job, stage: str | None = None) -> None:
@@ -115,9 +115,9 @@ class Transcriber:
         self._prepare(stage)
 
     def _prepare(self, stage: str | None) -> None:
-        """Decode a second of silence: kernels are compiled and a graph is built by one worker of a machine.
+        """Decode a second of silence, so that one worker per machine compiles kernels and builds the graph.
 
-        The others wait for it, and load what it has left on disk. What is wrong with the decoding is found here.
+        The other workers wait for it and load its files from the cache. Errors of the decoding options occur here.
         """
         cache_folder().mkdir(parents=True, exist_ok=True)
         with one_process_at_a_time(cache_folder() / "workers.lock"):
@@ -126,11 +126,11 @@ class Transcriber:
                     list(self.model.decode(outputs, second=self.second))
 
     def transcribe(self, partition: Partition) -> Totals:
-        """Encode and decode a partition, batch by batch; write it and its marker."""
+        """Encode and decode a partition in batches; write its transcripts and its marker."""
         return self.decode(partition, self.encode(partition))
 
     def encode(self, partition: Partition) -> Iterator[Batch]:
-        """The batches of a partition, longest utterances first. What cannot be read costs its own row."""
+        """The batches of a partition, longest utterances first. An unreadable utterance gets an error in its row."""
         lines = self.folder.read("rows.jsonl", partition.begin, partition.num_bytes).splitlines()
         with local_audio([json.loads(line) for line in lines]) as found:
             ready = []
@@ -146,7 +146,8 @@ class Transcriber:
     def decode(self, partition: Partition, batches: Iterable[Batch], work: float = 0.0) -> Totals:
         """Decode the batches of a partition; write its rows in their order, and its marker.
 
-        `work` are seconds that have gone into `batches` so far.
+        Args:
+            work: seconds that `batches` have taken so far.
         """
         started = time.perf_counter() - work
         totals = Totals(partition.number, partition.shard)
@@ -182,7 +183,7 @@ class Transcriber:
             yield item, json_row(item.utterance, transcript, oracle)
 
     def _decoded(self, batch: Batch) -> list[Transcript | str]:
-        """Transcripts of a batch, where that fails of each utterance alone; or why it has none."""
+        """Transcripts or error messages of a batch. If the batch fails, each utterance is decoded alone."""
         items, outputs, _ = batch
         if isinstance(outputs, str):
             return [outputs] * len(items)
@@ -198,7 +199,7 @@ class Transcriber:
 
 
 def encoded(model: Model, items: list[Item]) -> list[Batch]:
-    """A batch through the encoder; where that fails each utterance alone."""
+    """Run the encoder on a batch; if that fails, on each utterance alone."""
     started = time.perf_counter()
     files = [item.utterance.path for item in items]
     try:
@@ -214,7 +215,7 @@ def encoded(model: Model, items: list[Item]) -> list[Batch]:
 
 
 def decoded(loaded: Loaded, batch: Batch) -> list[Transcript | str]:
-    """Transcripts of a batch, or why an utterance has none. What is wrong with the decoding itself is raised."""
+    """Transcripts or error messages of a batch. Errors of the decoding options are raised."""
     items, outputs, _ = batch
     if isinstance(outputs, str):
         return [outputs] * len(items)
@@ -225,18 +226,18 @@ def decoded(loaded: Loaded, batch: Batch) -> list[Transcript | str]:
 
 
 def _named(item: Item, fault: str) -> str:
-    """A fault with the name of the file."""
+    """An error message with the name of the file."""
     name = item.utterance.name
     return fault if name in fault else f"{name}: {fault}"
 
 
 def _is_fatal(error: Exception) -> bool:
-    """Whether the worker, and not the utterance, is at fault: all that follows would fail."""
+    """Whether the worker is unusable, so that all later utterances would fail too."""
     return isinstance(error, MemoryError) or "CUDA error" in str(error)
 
 
 def _opened(position: int, audio: Audio) -> tuple[Item, str]:
-    """An utterance, and what is wrong with its audio, if anything is."""
+    """An utterance, and the error of its audio, or ""."""
     row, file = audio
     read = {**row.get("fields", {}), "text": row.get("text"), "phrases": row.get("phrases")}
     utterance = opened(row["audio_filepath"], Path(file), read)
@@ -247,9 +248,9 @@ def _opened(position: int, audio: Audio) -> tuple[Item, str]:
 
 
 def batches(items: Sequence[Item], batch_size: int, batch_seconds: float | None) -> Iterator[list[Item]]:
-    """Utterances by falling duration, in batches of similar ones: little padding, and no memory asked for later.
+    """Batches of utterances in descending order of duration: little padding, and the first batch needs most memory.
 
-    With `batch_seconds` a batch has as many as have so many seconds with their padding, one at least.
+    With `batch_seconds`, a batch has at most so many seconds of audio, padding included, and at least one utterance.
     """
     ordered = sorted(items, key=lambda item: (-item.utterance.duration, item.position))
     while ordered:

@@ -1,1 +1,1 @@
-"""Live streams: slots for utterances that come and go, when one has ended, and the server that reads many at once."""
+"""Live streams: slots for utterances, endpointing, and the WebSocket server."""

@@ -1,7 +1,7 @@
-"""All live streams through one recognizer: every tick takes a chunk of each stream that has one.
+"""`Batcher`: decodes all live streams with one recognizer; a step reads a chunk of each stream that has one.
 
-The recognizer works in a thread of its own, so that the event loop goes on reading and sending; what
-arrives while it works is the next batch.
+The recognizer runs in its own thread, so that the event loop continues to read and send. Chunks that arrive during a
+step form the next batch.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 from nemo_gpu_decoding.live.metrics import Metrics
-from nemo_gpu_decoding.live.recognizer import Chunk, Recognizer, Step
+from nemo_gpu_decoding.live.recognizer import Chunk, Recognizer, StepOutput
 from nemo_gpu_decoding.live.session import Limits, Session, Start
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
-STUCK_SECONDS = 60.0  # a step that takes longer is taken for one that never ends
+STUCK_SECONDS = 60.0  # a longer step counts as hung
 
 
 class ServerFullError(Exception):
-    """There is no room for another stream."""
+    """The server has no free stream."""
 
 
 class Batcher:
-    """Streams that come and go, decoded together.
+    """Decodes streams together, each from its opening to its end.
 
     Args:
         recognizer: the model.
-        limits: of the server.
-        batch_size: the most streams in one step.
-        tick_seconds: how long to wait for other streams' chunks when there is one.
+        limits: limits of the server.
+        batch_size: maximum number of streams in one step.
+        tick_seconds: seconds that a step waits for chunks of other streams.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class Batcher:
     ) -> None:
         self.recognizer, self.limits = recognizer, limits
         self.batch_size, self.tick_seconds = batch_size, tick_seconds
-        self.sessions: dict[int, Session] = {}  # by number, those that were served last at the end
+        self.sessions: dict[int, Session] = {}  # by number; sessions that were served last are at the end
         self.metrics = Metrics(lambda: len(self.sessions))
         self._numbers, self._streams = itertools.count(), itertools.count()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="recognizer")
         self._ready = asyncio.Event()
-        self._reserved = 0  # slots of clients whose phrases are being prepared
-        self._lost: deque[int] = deque()  # streams of the recognizer that it has to drop
-        self._is_dead = False  # no step will follow
+        self._reserved = 0  # streams of clients whose phrases are being prepared
+        self._lost: deque[int] = deque()  # streams that the recognizer must drop
+        self._is_dead = False  # `run` has ended
         self._step_began: float | None = None
 
     @property
@@ -66,7 +66,7 @@ class Batcher:
 
         Raises:
             ServerFullError: `limits.max_streams` streams are open.
-            FieldError: the model cannot do what the client wants.
+            FieldError: the model does not support an option of the client.
             RuntimeError: `run` has ended.
         """
         if self._is_dead:
@@ -84,11 +84,11 @@ class Batcher:
         return session
 
     def wake(self) -> None:
-        """A stream has audio, or ends."""
+        """Signal `run` that a stream has new audio or has ended."""
         self._ready.set()
 
     def end(self) -> None:
-        """End all streams; their audio is decoded."""
+        """End all streams after their audio is decoded."""
         for session in list(self.sessions.values()):
             try:
                 session.end()
@@ -97,7 +97,7 @@ class Batcher:
         self.wake()
 
     def crash(self, session: Session, error: BaseException) -> None:
-        """End one stream after a fault of the server. Its slot is free, and the others go on."""
+        """End one stream after an internal error. The other streams continue."""
         logger.error("a stream ended by a fault of the server", exc_info=error)
         stream = session.crash()
         if stream is not None:
@@ -148,7 +148,7 @@ class Batcher:
         return batch
 
     def _forget(self) -> None:
-        """Make room where streams are over."""
+        """Remove the sessions of streams that have ended."""
         self.sessions = {number: session for number, session in self.sessions.items() if not session.is_over}
 
     async def _step(self, batch: list[tuple[Session, Chunk]]) -> None:
@@ -173,7 +173,7 @@ class Batcher:
                 self.crash(session, error)
         self._forget()
 
-    def _receive(self, session: Session, chunk: Chunk, step: Step) -> None:
+    def _receive(self, session: Session, chunk: Chunk, step: StepOutput) -> None:
         seconds = session.receive(chunk, step)
         self.metrics.audio_seconds.inc(len(chunk.samples) / self.recognizer.sample_rate)
         if step.final is not None:
@@ -181,8 +181,8 @@ class Batcher:
         if step.partial is not None:
             self.metrics.partial_seconds.observe(seconds)
 
-    def _try(self, chunks: list[Chunk]) -> list[Step] | BaseException:
-        """A step, in the recognizer's thread. What it raises is returned, SystemExit too: it would end the thread."""
+    def _try(self, chunks: list[Chunk]) -> list[StepOutput] | BaseException:
+        """A step, in the recognizer's thread. Exceptions are returned, also SystemExit, which would end the thread."""
         try:
             self._drop()
             return self.recognizer.step(chunks)
@@ -190,7 +190,7 @@ class Batcher:
             return error
 
     def _drop(self) -> None:
-        """Let the recognizer forget the streams that crashed, in its thread."""
+        """Drop the streams that crashed, in the recognizer's thread."""
         while self._lost:
             stream = self._lost.popleft()
             try:

@@ -1,23 +1,23 @@
-"""When a live utterance has ended: Kaldi's five rules [Kaldi, online2/online-endpoint.h].
+"""Endpointing of live utterances by Kaldi's five rules [Kaldi, online2/online-endpoint.h].
 
-An utterance ends as soon as one rule holds, that is, if all conditions of the rule are met:
+An utterance ends as soon as one rule holds; a rule holds if all of its conditions do:
 
-    rule   anything said   trailing silence   relative cost   length     what it is for
-    1      -               5 s                -               -          nobody speaks
-    2      yes             0.5 s              2               -          a sentence that is surely over
-    3      yes             1 s                8               -          one that may be over
-    4      yes             2 s                -               -          one that breaks off
-    5      -               -                  -               20 s       a speaker who does not stop
+    rule   any token   trailing silence   relative cost   length     purpose
+    1      -           5 s                -               -          no speech
+    2      yes         0.5 s              2               -          a sentence that has very likely ended
+    3      yes         1 s                8               -          a sentence that may have ended
+    4      yes         2 s                -               -          a sentence that breaks off
+    5      -           -                  -               20 s       a long utterance without a pause
 
-They work on the partial results of any strategy, after each chunk:
+The rules apply to the partial results of any strategy, after each chunk:
 
     decoder.push(streams, log_probs, lengths)
     for i, partial in enumerate(decoder.partial(streams)):
         if find_endpoint(progress_of(partial, frame_seconds=0.08)):
             ...  # close the stream, and open another one
 
-Silence is what Kaldi tells by its silence phones. A CTC model has none: here it is the time since the
-last frame of the last token, all of which the best hypothesis calls blank.
+Kaldi detects silence by its silence phones. A CTC model has none: here trailing silence is the time since the last
+frame of the last token; the best hypothesis has only blanks there.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _check_not_negative(name: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class StreamProgress:
-    """What the rules ask of a stream. Times in seconds.
+    """The state of a stream that the rules read. Times are in seconds.
 
     Raises:
         ValueError: a number is negative or NaN, or the silence is longer than the utterance.
@@ -46,8 +46,8 @@ class StreamProgress:
 
     utterance_length: float  # since the stream was opened
     trailing_silence: float  # since the last token; all of the utterance if there is none
-    # What the best hypothesis that may end here costs above the best of all, natural log, in units of
-    # the search's scores. 0 where any hypothesis may end; inf where none may, or where it is not known.
+    # Score of the best hypothesis minus that of the best hypothesis that may end here, natural log. 0 if any
+    # hypothesis may end; inf if none may, or if it is unknown.
     relative_cost: float = math.inf
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class StreamProgress:
 
 @dataclass(frozen=True)
 class EndpointRule:
-    """Holds if all of its conditions do.
+    """A rule; it holds if all of its conditions do.
 
     Raises:
         ValueError: a number is negative or NaN.
@@ -74,11 +74,11 @@ class EndpointRule:
 
     # The best hypothesis has at least one token.
     must_contain_speech: bool
-    # Seconds of silence at the end, at least; 0 asks for nothing.
+    # Minimum seconds of silence at the end, >= 0; 0: no condition.
     min_trailing_silence: float = 0.0
-    # `StreamProgress.relative_cost` at most; inf asks for nothing.
+    # Maximum of `StreamProgress.relative_cost`, >= 0; inf: no condition.
     max_relative_cost: float = math.inf
-    # Seconds since the stream was opened, at least; 0 asks for nothing.
+    # Minimum seconds since the stream was opened, >= 0; 0: no condition.
     min_utterance_length: float = 0.0
 
     def __post_init__(self) -> None:
@@ -105,7 +105,7 @@ class EndpointConfig:
     rule5: EndpointRule | None = EndpointRule(False, min_utterance_length=20.0)
 
     def rules(self) -> Iterator[tuple[str, EndpointRule]]:
-        """Name and rule of those that are on."""
+        """Names and rules that are on."""
         for field in fields(self):
             rule = getattr(self, field.name)
             if rule is not None:
@@ -116,15 +116,15 @@ KALDI_RULES = EndpointConfig()
 
 
 def read_rules(options: Any, name: str = "rules") -> EndpointConfig:
-    """Rules as a config file has them.
+    """Rules from the options of a config file.
 
     Args:
         options: "kaldi", or values by rule and condition, {"rule2": {"min_trailing_silence": 0.8}, "rule1": None};
-            None turns a rule off, and what is left out is Kaldi's.
-        name: of the options, for messages.
+            None turns a rule off. Missing values are Kaldi's.
+        name: name of the options in messages.
 
     Raises:
-        FieldError: names the rule or condition that there is not, or whose value is wrong.
+        FieldError: a rule or condition does not exist, or its value is wrong.
     """
     if options == "kaldi":
         return KALDI_RULES
@@ -156,19 +156,18 @@ def _check_keys(name: str, options: Mapping[str, Any], known: Any) -> None:
 
 
 def find_endpoint(progress: StreamProgress, config: EndpointConfig = KALDI_RULES) -> str | None:
-    """The name of the first rule that says that the utterance has ended, None if none does."""
+    """The name of the first rule that holds, or None."""
     return next((name for name, rule in config.rules() if rule.holds(progress)), None)
 
 
 def progress_of(partial: NBest, frame_seconds: float, relative_cost: float | None = None) -> StreamProgress:
-    """What the rules ask, from a partial result.
+    """The `StreamProgress` of a partial result.
 
     Args:
-        partial: of one stream, from a decoder's `partial`.
+        partial: result of one stream, from a decoder's `partial`.
         frame_seconds: seconds from one frame of log-probs to the next.
-        relative_cost: see `StreamProgress`. Word-graph results know it themselves. For others rules 2
-            and 3 can only hold where it is given: 0 for flexctc_beam without an LM, whose hypotheses
-            may all end.
+        relative_cost: see `StreamProgress`. Results of word graphs contain it. With other strategies, rules 2 and 3
+            can only hold if it is given: 0 for flexctc_beam without an LM, whose hypotheses may all end.
 
     Raises:
         ValueError: frame_seconds is not above 0, or relative_cost is negative.
@@ -183,8 +182,8 @@ def progress_of(partial: NBest, frame_seconds: float, relative_cost: float | Non
 
 
 def trailing_blank_frames(partial: NBest) -> int:
-    """Frames since the last one of the last token of the best hypothesis; all frames without tokens. 0 where a TDT
-    token lasts longer than what was read."""
+    """Number of frames after the last token of the best hypothesis; all frames if it has no tokens. 0 if a TDT token
+    lasts beyond the frames that were read."""
     best = partial.best
     if not len(best):
         return partial.num_frames

@@ -1,4 +1,4 @@
-"""What Prometheus reads of a live server."""
+"""Prometheus metrics of the live server."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NAMESPACE = "nemo_gpu_decoding"
 
 
 class Metrics:
-    """Counters of a server since it began, in a registry of its own.
+    """Counters of a server since its start, in their own registry.
 
     Args:
-        open_streams: tells how many streams are open.
+        open_streams: returns the number of open streams.
     """
 
     def __init__(self, open_streams: Callable[[], int]) -> None:
-        disable_created_metrics()  # or each counter has a gauge of the time at which it began
+        disable_created_metrics()  # the default adds a gauge of the creation time to each counter
         self.registry = CollectorRegistry()
         own: dict[str, Any] = {"namespace": NAMESPACE, "registry": self.registry}
         Gauge("streams_open", "Streams that are open.", **own).set_function(open_streams)
@@ -41,12 +41,12 @@ class Metrics:
         self.registry.register(_Process())
 
     def value(self, name: str, **labels: str) -> float:
-        """One of them as it is now, 0 where nothing was counted; `name` without the namespace."""
+        """The present value of a metric, 0 if nothing was counted; `name` without the namespace."""
         return self.registry.get_sample_value(f"{NAMESPACE}_{name}", labels) or 0.0
 
 
 class _Process(Collector):
-    """CPU time and memory of this process, on all systems."""
+    """CPU time and memory of this process, on all operating systems."""
 
     def collect(self) -> Iterator[Metric]:
         cpu, resident = f"{NAMESPACE}_cpu_seconds", f"{NAMESPACE}_resident_bytes"
@@ -55,7 +55,7 @@ class _Process(Collector):
 
 
 def resident_bytes() -> int:
-    """Memory that the process holds now; 0 where the system does not tell."""
+    """Resident memory of this process in bytes; 0 if the system does not provide it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

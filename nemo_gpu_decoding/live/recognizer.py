@@ -1,4 +1,4 @@
-"""What a live server asks of the model behind it: one step reads a chunk of each stream that has one."""
+"""`Recognizer`: the interface between the live server and its model. A step reads a chunk of several streams."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-MAX_N_BEST = 1000  # hypotheses of a transcript; each recognizer has a limit of its own
+MAX_N_BEST = 1000  # hypotheses of a transcript; each recognizer has its own lower limit
 MAX_END_SILENCE = 60.0  # seconds; NeMo keeps a list with one entry per frame of it
 
 
 class StreamOptions(NamedTuple):
-    """What a client wants for its stream; None: as the server has it."""
+    """Options of a client for its stream; None: the server's values."""
 
-    phrases: tuple[str, ...] = ()  # in place of the server's; empty: the server's
+    phrases: tuple[str, ...] = ()  # replace the server's phrases; empty: the server's
     boosting_weight: float | None = None  # of these phrases, natural log
     end_silence: float | None = None  # seconds of silence that end an utterance, <= MAX_END_SILENCE; < 0: none does
-    language: str | None = None  # of models that are told
+    language: str | None = None  # for models with a language option
     n_best: int = 1  # hypotheses of each transcript
 
 
 class Chunk(NamedTuple):
     """Audio of one stream."""
 
-    stream: int  # number; each is used once
+    stream: int  # number of the stream; never reused
     samples: np.ndarray  # [n] float32 in -1 .. 1; `chunk_samples` of them, up to that many in the last chunk
     is_first: bool = False
     is_last: bool = False
@@ -32,12 +32,12 @@ class Chunk(NamedTuple):
 
 
 class Word(NamedTuple):
-    """A word of a transcript, under NeMo's names: times in seconds since the audio began, confidence in [0, 1]."""
+    """A word of a transcript, with NeMo's names: times in seconds since the audio began, confidence in [0, 1]."""
 
     word: str
     start: float
     end: float
-    confidence: float | None = None  # None where the strategy has none
+    confidence: float | None = None  # None if the strategy has none
 
 
 class Alternative(NamedTuple):
@@ -52,52 +52,52 @@ class Words(NamedTuple):
 
     text: str
     words: tuple[Word, ...] = ()
-    is_joined: bool = False  # begins inside a word whose beginning was in the transcript before
+    is_joined: bool = False  # the text continues the last word of the previous transcript
     committed: str = ""  # of a partial transcript: the beginning of `text` that will not change
-    n_best: tuple[Alternative, ...] = ()  # if more than one was asked for: best first, of the audio that was decoded
+    n_best: tuple[Alternative, ...] = ()  # with n_best > 1: the hypotheses, best first, for the decoded audio
 
 
-class Step(NamedTuple):
-    """What a chunk gave."""
+class StepOutput(NamedTuple):
+    """The results of a chunk."""
 
-    partial: Words | None = None  # of the utterance that goes on; None behind the last chunk
-    final: Words | None = None  # of the utterance that ended in this chunk, if one did
-    error: str | None = None  # why the stream cannot go on
+    partial: Words | None = None  # of the utterance that continues; None after the last chunk
+    final: Words | None = None  # of the utterance that ended in this chunk, if any
+    error: str | None = None  # the reason why the stream cannot continue
 
 
 class Recognizer(Protocol):
-    """A model that reads many streams at once. All but `prepare` is called from one thread."""
+    """A model that decodes many streams together. All methods except `prepare` are called from one thread."""
 
     model: str  # name
     strategy: str
-    phrases: Sequence[str]  # of streams that name none
+    phrases: Sequence[str]  # for streams without phrases of their own
     sample_rate: int  # hertz
     chunk_samples: int
-    right_context_seconds: float  # audio behind a chunk that is heard before it is decoded
-    max_n_best: int  # hypotheses that a stream may ask for
+    right_context_seconds: float  # future audio that the decoding of a chunk waits for
+    max_n_best: int  # largest `n_best` of a stream
 
     @property
     def languages(self) -> list[str]: ...
 
     def prepare(self, wanted: StreamOptions) -> Any:
-        """`Chunk.options` for what a client wants. Raises a FieldError for what cannot be had."""
+        """`Chunk.options` for the options of a client. Raises a FieldError for options that are not supported."""
 
-    def step(self, chunks: Sequence[Chunk]) -> list[Step]:
+    def step(self, chunks: Sequence[Chunk]) -> list[StepOutput]:
         """Read chunks of different streams, any number of them.
 
         Raises:
-            Exception: the streams are as before the call. The caller gives each of these chunks to another
-                step, or drops its stream.
+            Exception: the streams are unchanged. The caller passes each of these chunks to another step, or drops its
+                stream.
         """
 
     def drop(self, streams: Iterable[int]) -> None:
-        """Forget streams without their results, known or not."""
+        """Drop streams without results; unknown numbers are ignored."""
 
 
 def warm_up(recognizer: Recognizer) -> None:
-    """Hear two chunks of noise and forget them: what gets compiled on first use is compiled before a client waits."""
+    """Decode two chunks of noise, so that code is compiled before the first client connects."""
     noise = np.random.default_rng(0).normal(scale=0.1, size=(2, recognizer.chunk_samples)).astype(np.float32)
-    for stream, n_best in enumerate(sorted({1, recognizer.max_n_best}), -2):  # numbers that no client's stream has
+    for stream, n_best in enumerate(sorted({1, recognizer.max_n_best}), -2):  # numbers below 0 are unused
         options = recognizer.prepare(StreamOptions(n_best=n_best))
         for is_last, samples in zip((False, True), noise, strict=True):
             recognizer.step([Chunk(stream, samples, not is_last, is_last, options)])

@@ -1,13 +1,13 @@
-"""The WebSocket server of live streams: connections in, `batcher.py` behind them.
+"""The WebSocket server of live streams; `batcher.py` decodes them.
 
     GET /          a page that transcribes the microphone or a file
-    WS  /stream    one stream; `session.py` says what goes back and forth
-    GET /about     JSON: model, strategy, and the phrases of streams that name none
-    GET /healthz   200, or 503 where no stream would be taken
+    WS  /stream    one stream; see `session.py` for the messages
+    GET /about     JSON: model, strategy, and the server's phrases
+    GET /healthz   200, or 503 if the server accepts no streams
     GET /metrics   counters for Prometheus
 
-With a token, /stream, /about and /metrics require it: "Authorization: Bearer TOKEN", or ?token=TOKEN where a browser
-cannot set headers.
+If the server has a token, /stream, /about and /metrics require it: "Authorization: Bearer TOKEN", or ?token=TOKEN for
+browsers, which cannot set headers.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from nemo_gpu_decoding.live.session import SHOWN, Session, Start, read_json, rea
 logger = logging.getLogger("nemo_gpu_decoding")
 
 DONE, RESTART, REFUSED, FULL, FAILED = 1000, 1012, 1008, 1013, 1011  # codes of RFC 6455 and its registry
-# How streams end in the metrics: fields of errors among them, but no names that clients make up.
+# Outcomes of streams in the metrics: fields of errors among them, but no names chosen by clients.
 OUTCOMES = frozenset(
     ("end", "restart", "disconnect", "send_seconds", "streams", "idle_seconds", "audio", "server", *Start._fields)
 )
-MESSAGES = 4  # of one client, that wait to be read
+MESSAGES = 4  # maximum number of unread messages per client
 PAGE_RULES = (
     "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -53,19 +53,19 @@ PAGE_RULES = (
 
 
 class Address(NamedTuple):
-    """Where the server listens, and who may come in."""
+    """The address of the server, and its access control."""
 
     host: str = "127.0.0.1"
-    port: int = 8765  # 0: any that is free
+    port: int = 8765  # 0: any free port
     token: str | None = None
-    open_to_all: bool = False  # no token is wanted, on whatever address
-    shutdown_seconds: float = 10.0  # for open utterances to be finished
+    open_to_all: bool = False  # allow public addresses without a token
+    shutdown_seconds: float = 10.0  # to finish open utterances
 
     def checked(self) -> Address:
-        """Itself.
+        """This address, after checks.
 
         Raises:
-            FieldError: names the field that is out of range, or a public address without a token.
+            FieldError: a field is out of range, or a public address has no token.
         """
         check_int("port", self.port, 0, 65535)
         check_number("shutdown_seconds", self.shutdown_seconds)
@@ -84,11 +84,11 @@ class Address(NamedTuple):
 
 
 class LiveServer(uvicorn.Server):
-    """Serves a recognizer until it is told to stop; then open utterances are finished.
+    """Serves a recognizer until a signal or `shutdown`; then it finishes open utterances.
 
     Args:
         batcher: the streams.
-        address: where to listen.
+        address: the address to listen on.
     """
 
     def __init__(self, batcher: Batcher, address: Address) -> None:
@@ -115,33 +115,33 @@ class LiveServer(uvicorn.Server):
 
     @property
     def url(self) -> str:
-        """Of the page, once the server runs."""
+        """The URL of the page; valid while the server runs."""
         host, port, *_ = self.servers[0].sockets[0].getsockname()
         return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Shut down at a signal; the second Ctrl+C does not wait. Unlike uvicorn's own method it does not note the
-        signal, which uvicorn would raise again: the process ends with status 0."""
+        """Shut down at a signal; the second Ctrl+C does not wait. uvicorn's own method stores the signal and raises it
+        again; this one does not, so that the process ends with status 0."""
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Take no more streams, finish open utterances, close."""
+        """Accept no more streams, finish open utterances, close all connections."""
         self.is_draining = True
         self.batcher.end()
         if self.handlers:
             await asyncio.wait(self.handlers, timeout=self.address.shutdown_seconds)
         for session in self.batcher.sessions.values():
-            session.leave()  # there was no time for these
+            session.leave()  # not finished within `shutdown_seconds`
         await super().shutdown(sockets)
 
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
         self._running = asyncio.create_task(self.batcher.run())
-        # The 750,000 objects of NeMo and a model stay. Where a full collection need not visit them, Python collects
-        # what streams leave before that has become many megabytes, and no step waits for it for long.
+        # NeMo and a model are 750,000 objects that live as long as the server. Frozen objects are not visited by the
+        # collector, so that collections are short and free the objects of ended streams early.
         gc.freeze()
-        gc.collect()  # and counts anew: how often it looks depends on how much it found the last time
+        gc.collect()  # resets the counts that determine when the collector runs next
         try:
             yield
         finally:
@@ -204,7 +204,7 @@ class LiveServer(uvicorn.Server):
             logger.warning("a client is dropped: it does not read what it is sent")
             self._abort(socket)
         except Exception as error:
-            if not _is_gone(socket):  # else a RuntimeError of Starlette's, which was to send to it
+            if not _is_gone(socket):  # else Starlette raised it, because the connection was closed
                 outcome = "server"
                 logger.error("a connection ended by a fault of the server", exc_info=error)
                 with contextlib.suppress(Exception):
@@ -214,7 +214,7 @@ class LiveServer(uvicorn.Server):
             self.batcher.metrics.streams.labels(_outcome(outcome)).inc()
 
     async def _converse(self, socket: WebSocket) -> str:
-        """A connection from its first message to its close; returns how it ended."""
+        """Serve a connection from its first message to its close; returns the outcome for the metrics."""
         limits = self.batcher.limits
         try:
             if self.is_draining or self.batcher.is_full:
@@ -238,11 +238,12 @@ class LiveServer(uvicorn.Server):
             self.batcher.wake()
 
     async def _transcribe(self, socket: WebSocket, session: Session) -> str:
-        """A stream from its first message to the close of its connection; returns how it ended."""
+        """Serve a stream from its first message to the close of its connection; returns the outcome for the
+        metrics."""
         reading = asyncio.create_task(self._read(socket, session))
         reading.add_done_callback(lambda task: self._watch(task, session))
         try:
-            if self.is_draining:  # since `open` began
+            if self.is_draining:  # the shutdown began during `open`
                 session.end()
             await self._send(socket, self._ready())
             await self._write(socket, session)
@@ -255,7 +256,7 @@ class LiveServer(uvicorn.Server):
         return "restart" if self.is_draining else "end"
 
     def _watch(self, reading: asyncio.Task[None], session: Session) -> None:
-        """A reading task that died ends its stream."""
+        """End the stream of a reading task that failed."""
         if not reading.cancelled() and (error := reading.exception()) is not None:
             self.batcher.crash(session, error)
         elif not session.is_ending:
@@ -272,7 +273,7 @@ class LiveServer(uvicorn.Server):
         }  # fmt: skip
 
     async def _read(self, socket: WebSocket, session: Session) -> None:
-        """Audio of a client, until it ends, leaves, errs, or says nothing for too long."""
+        """Read audio of a client until the stream ends, the client disconnects, an error occurs, or a timeout."""
         limits = self.batcher.limits
         try:
             while not session.is_ending:
@@ -285,7 +286,7 @@ class LiveServer(uvicorn.Server):
                 else:
                     raise FieldError("message", message[:SHOWN], 'audio, or {"type": "end"}')
                 self.batcher.wake()
-            while True:  # all that may still come is that the client leaves
+            while True:  # wait for the client to disconnect
                 await _receive(socket)
         except asyncio.TimeoutError:
             session.fail("idle_seconds", f"there was no message for {limits.idle_seconds:g} seconds")
@@ -296,11 +297,11 @@ class LiveServer(uvicorn.Server):
         self.batcher.wake()
 
     async def _write(self, socket: WebSocket, session: Session) -> None:
-        """Transcripts to a client, until its stream is over.
+        """Send transcripts to a client until its stream has ended.
 
         Raises:
-            WebSocketDisconnect: the client has left.
-            TimeoutError: it does not read.
+            WebSocketDisconnect: the client has disconnected.
+            TimeoutError: the client does not read.
         """
         while True:
             await session.changed.wait()
@@ -315,21 +316,21 @@ class LiveServer(uvicorn.Server):
                 return
 
     async def _refuse(self, socket: WebSocket, field: str, message: str, code: int) -> str:
-        """Say what is wrong, close; returns the field."""
+        """Send an error message and close the connection; returns the field."""
         await self._send(socket, {"type": "error", "field": field, "message": message})
         await self._timely(socket.close(code, f"{_outcome(field)}: see the message before"))
         return field
 
     async def _send(self, socket: WebSocket, message: dict[str, Any]) -> None:
         text = json.dumps(message, ensure_ascii=False)
-        # a lone surrogate becomes its escape, which JSON reads as the same
+        # a lone surrogate becomes its escape sequence, which is equivalent in JSON
         await self._timely(socket.send_text(text.encode("utf-8", "backslashreplace").decode()))
 
     async def _timely(self, sending: Any) -> None:
         await asyncio.wait_for(sending, self.batcher.limits.send_seconds)
 
     def _abort(self, socket: WebSocket) -> None:
-        """Cut the connection: what was sent will never be read, and a close would wait behind it."""
+        """Abort the connection of a client that does not read; a close message would wait in the send buffer."""
         for connection in list(self.server_state.connections):
             transport = getattr(connection, "transport", None)
             if transport is not None and getattr(connection, "client", None) == socket.scope["client"]:
@@ -340,7 +341,7 @@ async def _receive(socket: WebSocket) -> str | bytes:
     """The next message of a client.
 
     Raises:
-        WebSocketDisconnect: it has left.
+        WebSocketDisconnect: the client has disconnected.
     """
     message = await socket.receive()
     if message["type"] == "websocket.disconnect":
@@ -350,17 +351,18 @@ async def _receive(socket: WebSocket) -> str | bytes:
 
 
 def _is_gone(socket: WebSocket) -> bool:
-    """Whether nothing can be sent any more: the client has left, or the close was sent."""
+    """Whether nothing can be sent any more: the client has disconnected, or the close was sent."""
     return WebSocketState.DISCONNECTED in (socket.client_state, socket.application_state)
 
 
 def _outcome(field: str) -> str:
-    """How a stream ended, as the metrics name it: phrases, of phrases[3]; no name that a client made up."""
+    """The outcome of a stream in the metrics: phrases, for the field phrases[3]; never a name chosen by a client."""
     field = field.partition("[")[0]
     return field if field in OUTCOMES else "message"
 
 
 def _is_same_origin(socket: WebSocket) -> bool:
-    """Whether it is a program, or our own page: browsers let any page open WebSockets, and say which it was."""
+    """Whether the client is a program or the server's own page. Browsers let any page open WebSockets, and send its
+    origin."""
     origin = socket.headers.get("origin")
     return origin is None or urlsplit(origin).netloc == socket.headers.get("host")

@@ -1,4 +1,4 @@
-"""One client's stream: what its messages may say, its audio on the way in, its transcripts on the way out.
+"""One client's stream: checks of its messages, conversion of its audio, and its transcripts.
 
     client                                             server
     {"sample_rate": 48000, "phrases": ["Castellano"]}  {"type": "ready", ...}
@@ -6,7 +6,7 @@
     ...                                                {"type": "final", ...}      an utterance is over
     {"type": "end"}                                    {"type": "final", ...}      and the connection closes
 
-What is wrong with a message is said as {"type": "error", "field": ..., "message": ...}, and that stream ends.
+After a wrong message the server sends {"type": "error", "field": ..., "message": ...} and ends the stream.
 """
 
 from __future__ import annotations
@@ -22,7 +22,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError, check_bool, check_int, check_number
-from nemo_gpu_decoding.live.recognizer import MAX_END_SILENCE, MAX_N_BEST, Chunk, Step, StreamOptions, Word, Words
+from nemo_gpu_decoding.live.recognizer import (
+    MAX_END_SILENCE,
+    MAX_N_BEST,
+    Chunk,
+    StepOutput,
+    StreamOptions,
+    Word,
+    Words,
+)
 
 RATES = 8000, 192_000  # hertz, lowest and highest sample rate
 PHRASE_CHARACTERS = 200  # in one phrase
@@ -32,7 +40,7 @@ SHOWN = 80  # characters of a client's text in a message
 
 @dataclass(frozen=True)
 class Limits:
-    """What clients may ask for and for how long they may be silent.
+    """Limits of the options and the timing of clients.
 
     Raises:
         ValueError: a limit is out of range.
@@ -43,10 +51,10 @@ class Limits:
     max_phrases: int = 1000
     max_boosting_weight: float = 100.0
     idle_seconds: float = 30.0  # without a message
-    utterance_seconds: float = 60.0  # an utterance is cut where it gets longer
-    pending_seconds: float = 2.0  # audio not decoded yet; a client that is further ahead is not read from
-    send_seconds: float = 10.0  # for a client to take a message
-    pending_finals: int = 100  # not taken yet
+    utterance_seconds: float = 60.0  # longer utterances are cut
+    pending_seconds: float = 2.0  # audio not decoded yet; beyond it the server stops reading from the client
+    send_seconds: float = 10.0  # for a client to receive a message
+    pending_finals: int = 100  # final transcripts not sent yet
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -74,10 +82,10 @@ class Start(NamedTuple):
 
 
 def read_start(text: str, limits: Limits) -> Start:
-    """The first message of a client. All values are checked here, before anything is made of them.
+    """The first message of a client, with all values checked.
 
     Raises:
-        FieldError: names the key at fault.
+        FieldError: names the wrong key.
     """
     message = read_json(text)
     if not isinstance(message, dict):
@@ -106,7 +114,7 @@ def read_start(text: str, limits: Limits) -> Start:
 
 
 def read_json(text: str) -> Any:
-    """What a JSON text says; None for a text that is no JSON, or nested too deep to be read."""
+    """The value of a JSON text; None if the text is no JSON, or nested too deeply."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -114,7 +122,7 @@ def read_json(text: str) -> Any:
 
 
 def _short(value: Any) -> Any:
-    """A value as messages show it: texts cut, containers by their length."""
+    """A value for messages: long texts are cut, containers are described by their length."""
     if isinstance(value, str):
         return value[:SHOWN]
     if isinstance(value, list | dict):
@@ -142,7 +150,7 @@ def _check_phrases(phrases: Any, limits: Limits) -> None:
 
 
 class Resampler:
-    """int16 PCM of any rate to float32 samples, the same whatever the messages it arrives in."""
+    """Resamples int16 PCM of any rate to float32 samples. The result does not depend on the sizes of messages."""
 
     def __init__(self, rate: int, target: int) -> None:
         self._stream = None
@@ -158,14 +166,14 @@ class Resampler:
 
 
 class Session:
-    """A stream that is being served. All but the chunks it gives stays in the event loop's thread.
+    """The state of one client's stream. Only the event loop's thread uses it, except for its chunks.
 
     Args:
-        start: what the client wants.
-        options: that, as `Recognizer.prepare` has it.
-        shape: sample rate of the model in hertz, samples of a chunk.
-        limits: of the server.
-        new_stream: gives numbers for the recognizer's streams.
+        start: first message of the client.
+        options: result of `Recognizer.prepare` for this message.
+        shape: sample rate of the model in hertz, and samples of a chunk.
+        limits: limits of the server.
+        new_stream: returns a new number of a recognizer's stream.
     """
 
     def __init__(
@@ -174,22 +182,22 @@ class Session:
         self.start, self.limits = start, limits
         self.rate, self.chunk_samples = shape
         self.is_ending = False  # no audio will follow
-        self.is_dead = False  # nobody wants the results
-        self.has_left = self.is_stuck = False  # the client is gone, or does not take what it is sent
-        self.is_over = False  # all is decoded
+        self.is_dead = False  # the results are not needed
+        self.has_left = self.is_stuck = False  # the client has disconnected, or does not read its messages
+        self.is_over = False  # all audio is decoded
         self.error: tuple[str, str] | None = None  # field and message
-        self.read_on = asyncio.Event()  # there is room for more audio
+        self.read_on = asyncio.Event()  # more audio may be read
         self.read_on.set()
         self.changed = asyncio.Event()  # there is something to send
-        self.audio_seconds = 0.0  # decoded
+        self.audio_seconds = 0.0  # decoded audio
         self._options, self._new_stream = options, new_stream
-        self._stream: int | None = None  # of the recognizer, if it knows us
+        self._stream: int | None = None  # number of the recognizer's stream, if there is one
         self._resample = Resampler(start.sample_rate, self.rate)
-        self._audio: list[np.ndarray] = []  # not decoded
-        self._pending = 0  # samples of it
-        self._utterance_samples = 0  # decoded, of the utterance that goes on
+        self._audio: list[np.ndarray] = []  # not decoded yet
+        self._pending = 0  # samples in `_audio`
+        self._utterance_samples = 0  # decoded samples of the present utterance
         self._offset = 0.0  # seconds of the client's audio before the recognizer's stream began
-        self._arrivals: deque[tuple[int, float]] = deque()  # samples so far and when they came, by message
+        self._arrivals: deque[tuple[int, float]] = deque()  # samples so far and time of arrival, per message
         self._arrived = self._taken = 0  # samples
         self._finals: deque[dict[str, Any]] = deque()
         self._partial: dict[str, Any] | None = None
@@ -197,10 +205,10 @@ class Session:
     # ------------------------------------------------------------------------------------ audio in
 
     def feed(self, pcm: bytes) -> None:
-        """Audio of one message.
+        """Append the audio of one message.
 
         Raises:
-            FieldError: it is no int16 PCM.
+            FieldError: the message is no int16 PCM.
         """
         if len(pcm) % 2:
             raise FieldError("audio", f"{len(pcm)} bytes", "int16 samples, two bytes each")
@@ -209,20 +217,20 @@ class Session:
             self.read_on.clear()
 
     def end(self) -> None:
-        """No audio will follow: what is there is decoded."""
+        """Mark the end of the audio; pending audio is still decoded."""
         if not self.is_ending:
             self._append(self._resample(b"", is_last=True))
             self.is_ending = True
             self.read_on.set()
 
     def leave(self) -> None:
-        """The client is gone."""
+        """Mark the client as disconnected."""
         self.has_left = True
         self.kill()
         self.changed.set()
 
     def kill(self) -> None:
-        """Nobody wants the results: audio that is not decoded is thrown away."""
+        """End the stream without results; pending audio is discarded."""
         self.is_ending = self.is_dead = True
         self._audio, self._pending = [], 0
         self.read_on.set()
@@ -236,11 +244,11 @@ class Session:
 
     @property
     def is_ready(self) -> bool:
-        """There is a chunk to decode, or the end."""
+        """Whether the stream has a chunk to decode, or has ended."""
         return not self.is_over and (self.is_ending or self._pending >= self.chunk_samples)
 
     def take(self) -> Chunk | None:
-        """The next chunk; None where the stream is over without one."""
+        """The next chunk; None if the stream ends without one."""
         is_end = self.is_ending and self._pending <= self.chunk_samples
         if is_end and not self._pending and self._stream is None:
             self.is_over = True
@@ -260,8 +268,8 @@ class Session:
 
     # ------------------------------------------------------------------------------ transcripts out
 
-    def receive(self, chunk: Chunk, step: Step) -> float:
-        """What a chunk gave; returns the seconds since its last sample arrived."""
+    def receive(self, chunk: Chunk, step: StepOutput) -> float:
+        """Process the results of a chunk; returns the seconds since its last sample arrived."""
         if step.error:
             self.fail("audio", step.error)
             self.kill()
@@ -282,13 +290,13 @@ class Session:
         return asyncio.get_running_loop().time() - self._arrival()
 
     def fail(self, field: str, message: str) -> None:
-        """The stream ends: what came is decoded, and the last message to the client is this error."""
+        """End the stream after its audio is decoded; the last message to the client is this error."""
         if self.error is None:
             self.error = field, message
         self.end()
 
     def crash(self) -> int | None:
-        """The stream ends here by a fault of the server, which is the last message to the client.
+        """End the stream after an internal error, which is the last message to the client.
 
         Returns:
             The recognizer's stream, which the caller drops; None if there is none.
@@ -302,7 +310,7 @@ class Session:
         return stream
 
     def messages(self) -> list[dict[str, Any]]:
-        """What is to be sent; a partial transcript that came too late is none of it."""
+        """The messages to send; outdated partial transcripts are omitted."""
         self.changed.clear()
         out = list(self._finals)
         self._finals.clear()
@@ -324,12 +332,12 @@ class Session:
         return message
 
     def _shifted(self, word: Word) -> dict[str, Any]:
-        """A word, its times counted from the beginning of the client's audio."""
+        """A word with times since the beginning of the client's audio."""
         start, end = (round(self._offset + seconds, 3) for seconds in (word.start, word.end))
         return word._replace(start=start, end=end)._asdict()
 
     def _arrival(self) -> float:
-        """When the last sample that was decoded arrived."""
+        """The time of arrival of the last decoded sample."""
         while len(self._arrivals) > 1 and self._arrivals[0][0] < self._taken:
             self._arrivals.popleft()
         return self._arrivals[0][1] if self._arrivals else asyncio.get_running_loop().time()

@@ -1,14 +1,14 @@
-"""`Slots`: live utterances of one decoder, which come and go one by one, searched together.
+"""`Slots`: decodes live utterances of one decoder together; each may begin and end at any time.
 
     slots = Slots(decoder)
-    here, there = slots.begin(), slots.begin(request)     # whenever somebody speaks
-    errors = slots.push({here: chunk, there: other})      # whoever has new frames, in one call
-    slots.partial([here, there])                          # what is best so far
-    (result,) = slots.end([here])                         # the utterance is over, its slot is free
+    here, there = slots.begin(), slots.begin(request)     # at the beginning of utterances
+    errors = slots.push({here: chunk, there: other})      # all utterances with new frames, in one call
+    slots.partial([here, there])                          # the best hypotheses so far
+    (result,) = slots.end([here])                         # the utterance has ended; its slot is free
 
-Slots are rows of `Streams`. Where all are taken, a group as large as all before it is added, so a step
-of n utterances is one `push` and one `partial`, or a few of each for a while after their number has grown:
-utterances begin in the largest group, and groups beside it are dropped as soon as they are empty.
+Slots are rows of `Streams`. If no slot is free, a group of slots is added that doubles their number. New utterances
+begin in the largest group, and the other groups are dropped when they are empty. A step of n utterances is therefore
+one `push` and one `partial`, or a few of each for a while after the number of utterances has grown.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.result import NBest
 
-FIRST = 8  # slots at first
+FIRST = 8  # initial number of slots
 
 
 @dataclass(frozen=True, eq=False)
 class Slot:
-    """The row that one utterance is searched in, from `begin` to `end`."""
+    """The row of one utterance, from `begin` to `end`."""
 
     streams: Streams
     row: int
 
 
 class _Step(NamedTuple):
-    """What happened in a `Slots.step`."""
+    """The events of a `Slots.step`."""
 
     begun: dict[Slot, None]
-    pushed: dict[Slot, ValueError | None]  # read, or why not
+    pushed: dict[Slot, ValueError | None]  # the error of each chunk; None: it was read
     ended: dict[Slot, None]
 
 
 class Slots:
-    """Live utterances of a decoder. Belongs to one thread at a time.
+    """Live utterances of a decoder. Only one thread may use it at a time.
 
-    What an utterance gives does not depend on the others, nor on who had its slot before.
+    The result of an utterance does not depend on the others, nor on earlier utterances in its slot.
 
     Args:
-        decoder: any.
-        first: slots to begin with, at least 1; there will be more as they are needed.
+        decoder: any decoder.
+        first: initial number of slots, >= 1; more are added when they are needed.
     """
 
     def __init__(self, decoder: Decoder[Any, Any], first: int = FIRST) -> None:
@@ -60,14 +60,14 @@ class Slots:
             raise FieldError("first", first, "a number of utterances, >= 1")
         self.decoder, self._first = decoder, first
         self._groups: list[Streams] = []
-        self._step: _Step | None = None  # that runs
-        self._read: dict[Slot, ValueError | None] = {}  # chunks of steps that failed: read, or why not
+        self._step: _Step | None = None  # the running step
+        self._read: dict[Slot, ValueError | None] = {}  # errors of chunks in failed steps; None: it was read
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """A block that is done as a whole or not at all: where it raises, utterances that began in it are given up,
-        and those that ended in it go on. The next chunk that is pushed to an utterance has to be the one that was
-        pushed in this block; it is not read a second time."""
+        """A context that is undone if it raises: utterances that began in it are abandoned, and utterances that ended
+        in it continue. The next chunk pushed to an utterance must then be the chunk of this block; it is not read
+        again."""
         step, groups, closed = _Step({}, {}, {}), self._groups.copy(), list[Slot]()
         self._step = step
         try:
@@ -76,7 +76,7 @@ class Slots:
             self.abandon(closed)
         except BaseException:
             self._step, self._groups = None, groups
-            for slot in closed:  # closed streams keep what they know
+            for slot in closed:  # closed streams keep their state
                 slot.streams.set_open([slot.row], True)
             self._read |= {slot: error for slot, error in step.pushed.items() if slot not in step.begun}
             self.abandon(list(step.begun))
@@ -85,19 +85,19 @@ class Slots:
             self._read.pop(slot, None)
 
     def __len__(self) -> int:
-        """Utterances that are running."""
+        """Number of running utterances."""
         return sum(int(streams.is_open.sum()) for streams in self._groups)
 
     @property
     def capacity(self) -> int:
-        """Utterances that there is room for."""
+        """Number of slots."""
         return sum(map(len, self._groups))
 
     def begin(self, request: Request | None = None) -> Slot:
         """Begin an utterance.
 
         Args:
-            request: its own weights and boosting tree, in place of the decoder's.
+            request: weights and boosting tree that replace the decoder's.
 
         Raises:
             ValueError: the request does not fit the decoder.
@@ -121,10 +121,10 @@ class Slots:
             chunks: [T, ...] valid frames of each utterance that has new ones; T may differ.
 
         Returns:
-            Why an utterance's chunk was not read; the utterance is as it was, and the others have read theirs.
+            The errors of chunks that were not read. Their utterances are unchanged; the others have read their chunks.
 
         Raises:
-            ValueError: chunks have the wrong shape; all utterances are as they were.
+            ValueError: chunks have the wrong shape; all utterances are unchanged.
         """
         known = {slot: self._read[slot] for slot in chunks if slot in self._read}
         errors = {slot: error for slot, error in known.items() if error is not None}
@@ -135,7 +135,7 @@ class Slots:
             read: dict[Slot, ValueError | None] = dict.fromkeys(slots)
             found = self.decoder.push(streams, inputs, lengths, rows=rows, isolate=True)
             if self._step is not None:
-                self._step.pushed.update(read)  # first of all: what is read has to be known if anything fails
+                self._step.pushed.update(read)  # before anything can fail, so that chunks are not read twice
             for slot in slots:
                 if slot.row in found:
                     errors[slot] = found[slot.row]
@@ -150,13 +150,13 @@ class Slots:
         return self._asked(slots, lambda streams, rows: self.decoder.partial(streams, n_best, rows=rows))
 
     def final(self, slots: Sequence[Slot]) -> list[Any]:
-        """What `end` would return; the utterances go on."""
+        """The result that `end` would return; the utterances continue."""
         return self._asked(
             slots, lambda streams, rows: self.decoder.close(replace(streams), rows=rows)
         )  # a copy is closed
 
     def end(self, slots: Sequence[Slot]) -> list[Any]:
-        """End these utterances; an `NBest` for each. Their slots are free."""
+        """End these utterances and free their slots; returns an `NBest` for each."""
         results = self.final(slots)
         self.abandon(slots)
         return results

@@ -27,7 +27,7 @@ from nemo_gpu_decoding.live.recognizer import (
     MAX_N_BEST,
     Alternative,
     Chunk,
-    Step,
+    StepOutput,
     StreamOptions,
     Word,
     Words,
@@ -175,7 +175,7 @@ class PipelineRecognizer:
             found += read_phrases(boosting.key_phrases_file)
         return [phrase if isinstance(phrase, str) else phrase.text for phrase in found]
 
-    def step(self, chunks: Sequence[Chunk]) -> list[Step]:
+    def step(self, chunks: Sequence[Chunk]) -> list[StepOutput]:
         """Read one chunk of each of several streams; a stream whose numbers go bad costs no other anything.
 
         Raises:
@@ -217,7 +217,7 @@ class PipelineRecognizer:
             options=chunk.options[0] if chunk.is_first else None,
         )  # fmt: skip
 
-    def _step(self, chunk: Chunk, output: Any) -> Step:
+    def _step(self, chunk: Chunk, output: Any) -> StepOutput:
         final, wanted = None, self._n_best.get(chunk.stream, 1)
         if output.final_transcript:
             separator = self.pipeline.get_sep()
@@ -227,7 +227,7 @@ class PipelineRecognizer:
             final = Words(text.strip(), _words(output.final_segments), is_joined, n_best=alternatives)
         error = getattr(output, "error", None)  # of pipelines that search
         if error is not None or chunk.is_last:
-            return Step(final=final, error=error and str(error))
+            return StepOutput(final=final, error=error and str(error))
         state = self.pipeline.get_state(chunk.stream)
         words, _ = self.pipeline.bpe_decoder.group_tokens_into_words(state.tokens, state.timesteps, state.confidences)
         committed = getattr(output, "committed_transcript", None)
@@ -238,7 +238,9 @@ class PipelineRecognizer:
             (nbest,) = self.pipeline.slots.partial([state.slot], self.pipeline.infer.candidates(wanted))
             alternatives = self._alternatives(nbest, wanted)
         text = output.partial_transcript.strip()
-        return Step(final=final, partial=Words(text, _words(words), committed=committed.strip(), n_best=alternatives))
+        return StepOutput(
+            final=final, partial=Words(text, _words(words), committed=committed.strip(), n_best=alternatives)
+        )
 
     def _alternatives(self, nbest: NBest | None, n: int) -> tuple[Alternative, ...]:
         """The n best hypotheses with different texts; none of a stream that could not be read to its end."""

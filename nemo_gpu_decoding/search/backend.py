@@ -1,4 +1,4 @@
-"""Which backend decodes: a decision made once per situation, said once in the log."""
+"""Choice of the backend that decodes; each distinct decision is logged once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Obstacle = Callable[[torch.device], "str | None"]
 
 
 def no_kernels(device: torch.device) -> str:
-    """The obstacle of a strategy that is CPU-only so far."""
+    """The `Obstacle` of a strategy without CUDA kernels."""
     return "this strategy has no CUDA kernels yet"
 
 
@@ -26,11 +26,11 @@ def choose_backend(wanted: str, device: torch.device, obstacle: Obstacle = no_ke
 
     Args:
         wanted: "cuda"; "cpu"; or "auto", which is cuda for tensors on a GPU if kernels run there.
-        device: where the tensors to be decoded are. For "cuda" they may be on the CPU: they are copied.
-        obstacle: what keeps the decoder's kernels from a device on which kernels run, or None.
+        device: device of the tensors to decode. With "cuda", tensors on the CPU are copied.
+        obstacle: the reason why the decoder's kernels cannot use a device that runs kernels, or None.
 
     Raises:
-        ValueError: `wanted` is "cuda" and the kernels do not run; says why.
+        ValueError: `wanted` is "cuda" and the kernels cannot run; the message gives the reason.
     """
     if wanted == "cpu" or (wanted == "auto" and device.type != "cuda"):
         _say_once(f"backend cpu for tensors on {device}, as {_because(wanted)}")

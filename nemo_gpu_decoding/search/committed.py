@@ -14,28 +14,28 @@ from typing import Any, TypeVar
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled
-from nemo_gpu_decoding.search.result import Path, made
+from nemo_gpu_decoding.search.result import Path, new_frozen
 
 P = TypeVar("P", bound=Path)
-Head = Mapping[str, np.ndarray]  # fields of a `Path` up to some token; arrays that nobody changes
+Head = Mapping[str, np.ndarray]  # fields of a `Path` up to some token; these arrays are never changed
 
-MIN_COMMIT = 128  # frames or back-pointers; fewer are not worth the fixed cost of a commit
+MIN_COMMIT = 128  # frames or back-pointers; a commit has a fixed cost
 
 
 def worth_committing(count: int) -> bool:
-    """Whether a stream commits so many frames or back-pointers at once."""
+    """Whether a stream commits after `count` new frames or back-pointers."""
     return count >= MIN_COMMIT
 
 
 @compiled
 def common_ancestor(parents, ends):
-    """The newest node that lies on the way back from all of `ends`, or what stands for no node if none does.
+    """The newest node on the paths from all of `ends` back to the root; the parent of the roots if there is none.
 
-    The back-pointers of live hypotheses form a tree, in which older nodes have lower numbers. Looks at the nodes after
-    the common ancestor only, however long the past is.
+    The back-pointers of live hypotheses form a tree in which older nodes have lower numbers. The time depends only on
+    the number of nodes after the common ancestor.
 
     Args:
-        parents: [nodes] the node before each one, lower than its own number.
+        parents: [nodes] number of the previous node, lower than the node's own number.
         ends: [n] nodes.
     """
     ends, newest = ends.copy(), ends.max()
@@ -47,19 +47,19 @@ def common_ancestor(parents, ends):
     return newest
 
 
-# What LM and boosting gave to a text, weighted, and how far their states are from those that they began in
+# Weighted LM and boosting scores of a text, and the offsets of its states from the start states
 TEXT_SCORES = np.dtype(
     [("lm", np.float64), ("boosting", np.float64), ("lm_state", np.int32), ("boosting_state", np.int32)]
 )
 
 
 class CommittedTokens:
-    """The committed tokens of a stream, with what LM and boosting gave to them."""
+    """The committed tokens of a stream, with their LM and boosting scores."""
 
     def __init__(self) -> None:
         self.columns = GrowingColumns()  # fields of `Path`
         self.scores = np.zeros(1, TEXT_SCORES)
-        self.frames = 0  # frames up to the end of these tokens, where a search counts by frames
+        self.frames = 0  # frames up to the end of these tokens, in searches with back-pointers per frame
 
     @property
     def head(self) -> Head | None:
@@ -68,7 +68,7 @@ class CommittedTokens:
 
 
 class GrowingColumns:
-    """Append-only arrays. A `head` that was taken before keeps its values."""
+    """Append-only arrays. A `head` keeps its values when the arrays grow."""
 
     def __init__(self) -> None:
         self._values: dict[str, np.ndarray] = {}
@@ -87,26 +87,26 @@ class GrowingColumns:
                 values = larger
             if is_array:
                 values[begin:end] = new
-            for n, value in enumerate(() if is_array else new):  # one by one: numpy would take a tuple apart
+            for n, value in enumerate(() if is_array else new):  # one by one: numpy would unpack tuples
                 values[begin + n] = value
             self._values[name], self._counts[name] = values, end
 
     def head(self) -> Head:
-        """All values so far, by the names of their columns."""
+        """Column name -> all values so far."""
         return {name: values[: self._counts[name]] for name, values in self._values.items()}
 
 
 def joined(head: Head | None, tail: P) -> P:
-    """The path that begins with `head`, whose tokens are those before the tail's; of the tail's type.
+    """The path with the tokens of `head`, then those of `tail`; of the tail's type.
 
-    Its arrays are put together when they are first looked at, so that asking for partial results and looking at
-    `after(committed)` alone takes no time for what was there before.
+    Arrays are concatenated when they are first read. Partial results and `after(committed)` therefore take no time for
+    the committed tokens.
     """
     if head is None:
         return tail
     kind: Any = type(tail)
     kept = {field.name: getattr(tail, field.name) for field in fields(tail) if field.name not in head}
-    path: P = made(_joined_type(kind), **kept, _head=head, _tail=tail, _begin=len(head["tokens"]))
+    path: P = new_frozen(_joined_type(kind), **kept, _head=head, _tail=tail, _begin=len(head["tokens"]))
     return path
 
 
@@ -127,10 +127,10 @@ def _joined_type(path_type: Any) -> Any:
         return path.__dict__["_begin"] + len(path._tail) if "_begin" in path.__dict__ else len(path.tokens)
 
     def after(path: Any, n: int) -> Path:
-        begin = n - path.__dict__.get("_begin", n + 1)  # what `replace` makes of one has all of its arrays
+        begin = n - path.__dict__.get("_begin", n + 1)  # a path from `replace` has no `_begin`; it has all arrays
         return path_type.after(path, n) if begin < 0 else path._tail._cut(begin, n)
 
-    def as_plain(path: Any) -> Any:  # what is copied or sent to another process holds no arrays of the stream
+    def as_plain(path: Any) -> Any:  # copies and pickles hold no arrays of the stream
         return path_type, tuple(getattr(path, name) for name in names)
 
     members = {name: array(name) for name in names}

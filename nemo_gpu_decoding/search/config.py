@@ -18,10 +18,10 @@ class SearchConfig:
         FieldError: a value is out of range; the message names the field.
     """
 
-    # Number of hypotheses returned per utterance, >= 1; their tokens differ, or in word graphs their words. Behind
-    # NeMo's interfaces their texts differ.
+    # Number of hypotheses returned per utterance, >= 1, with different tokens (word graphs: different words). NeMo's
+    # interfaces return hypotheses with different texts.
     n_best: int = 1
-    # auto: cuda for tensors on a GPU when kernels can be had, else cpu.
+    # auto: cuda for tensors on a GPU if the kernels can run there, else cpu.
     backend: str = "auto"
     # CPU threads of the search in one call; 0 = torch.get_num_threads().
     threads: int = 0
@@ -33,5 +33,5 @@ class SearchConfig:
 
     @property
     def max_n_best(self) -> int:
-        """The most hypotheses that a result can have."""
+        """The largest valid `n_best`."""
         return 10000

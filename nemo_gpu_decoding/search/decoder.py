@@ -1,26 +1,26 @@
-"""`Decoder`: the verbs of every decoder. Read this first.
+"""`Decoder`: the interface of all decoders.
 
     decoder = FlexCTCBeam(vocab_size=1024, blank_id=1024, config=FlexCTCConfig(beam_size=8))
     results = decoder.decode(log_probs, lengths)          # one NBest per utterance
 
     streams = decoder.open(2)                             # two live streams
     decoder.push(streams, log_probs, lengths)             # as chunks arrive, any number of times
-    decoder.partial(streams)                              # what is best so far, per stream
-    results = decoder.close(streams)                      # the same results, whatever the chunks were
+    decoder.partial(streams)                              # the best hypotheses so far, per stream
+    results = decoder.close(streams)                      # the results do not depend on the chunks
 
 Inputs may be NumPy arrays, or one utterance [T, ...], or a list of these; without lengths all frames count.
 
-`decode` is open + push + close; there is no second path through the code. All state of a running
-utterance lives in the streams, none in the decoder: one decoder may serve many threads.
+`decode` is open + push + close. The streams hold all state of running utterances, so one decoder may serve many
+threads.
 
-A server opens as many streams as it has room for and lets utterances come and go in them, one by one:
+A server opens a fixed number of streams and reuses each of them for one utterance after another:
 
     results = decoder.close(streams, rows=[1])            # stream 1 is over, the others go on
     decoder.reopen(streams, [1], requests)                # a new utterance in its place
     errors = decoder.push(streams, log_probs, lengths, rows=[0, 1], isolate=True)
 
-A strategy adds what its methods below say: how inputs are checked, what a stream is decoded with, its
-engines (`engine.py`), and how an engine's results become hypotheses.
+A strategy implements the checks of its inputs, its engines (`engine.py`), and the conversion of an engine's results to
+hypotheses.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from nemo_gpu_decoding.search.result import NBest
 C = TypeVar("C", bound=SearchConfig)
 R = TypeVar("R", bound=NBest)
 
-MOST_STREAMS, MOST_FRAMES = 1 << 20, 1 << 24  # of one `open`; more has no memory, or 15 days of 80 ms frames
+MOST_STREAMS, MOST_FRAMES = 1 << 20, 1 << 24  # of one `open`; MOST_FRAMES of 80 ms are 15 days
 
 
 @dataclass
 class Streams:
-    """n utterances being decoded: everything a search remembers. Belongs to one thread at a time."""
+    """State of n utterances that are being decoded. Only one thread may use it at a time."""
 
     fusion: BatchFusion  # LM, boosting tree and weights of each
-    capacity: int  # frames to make room for at once
+    capacity: int  # frames to allocate buffers for
     is_open: np.ndarray  # [n] bool
-    engine: Engine | None = None  # made by the first push, on the backend that suits its inputs
+    engine: Engine | None = None  # created by the first push, on the backend for its inputs
     commit_frames: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # [n] at the last commit
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class Streams:
         return len(self) > 0 and not self.is_open.any()
 
     def set_open(self, rows: Sequence[int], is_open: bool) -> None:
-        """Mark streams as open or closed; copies of these streams keep what they know."""
+        """Mark streams as open or closed; copies of these streams keep their own marks."""
         self.is_open = self.is_open.copy()
         self.is_open[list(rows)] = is_open
 
@@ -84,15 +84,15 @@ class Decoder(ABC, Generic[C, R]):
     Args:
         config: options of the search.
         fusion: LM, boosting tree and their weights.
-        labels: what the automata of the fusion read.
+        labels: the labels that the automata of the fusion read.
 
     Raises:
         ValueError: an argument is out of range or does not fit the others.
     """
 
     input_name: ClassVar[str] = "log_probs"  # for messages
-    input_axes: ClassVar[str] = "T, V + 1"  # of one utterance, likewise
-    reads_log_probs: ClassVar[bool] = True  # whether inputs are log-probs, of which a sample is checked
+    input_axes: ClassVar[str] = "T, V + 1"  # of one utterance, for messages
+    reads_log_probs: ClassVar[bool] = True  # whether inputs are log-probs; a sample of them is checked
     strategy: ClassVar[str] = "a search"  # its name in NeMo's config, for messages
 
     def __init__(self, config: C, fusion: Fusion | None, labels: FusionLabels) -> None:
@@ -111,12 +111,11 @@ class Decoder(ABC, Generic[C, R]):
 
         Args:
             inputs: [B, T, ...] floating point; [T, ...] of one utterance; or a list of [T, ...], which is
-                padded. torch tensors, NumPy arrays, or arrays with `__dlpack__` (JAX, CuPy). For CTC decoders
-                natural log-probabilities [B, T, V + 1]; for transducers the encoder's output [B, T, D]
-                (NeMo's encoders give [B, D, T]: transpose(1, 2)). What lies beyond an utterance's length is
-                never read.
+                padded. torch tensors, NumPy arrays, or arrays with `__dlpack__` (JAX, CuPy). CTC decoders read
+                natural log-probabilities [B, T, V + 1]. Transducers read the encoder's output [B, T, D]; NeMo's
+                encoders return [B, D, T], so use transpose(1, 2). Frames beyond an utterance's length are not read.
             lengths: [B] valid frames; None: all.
-            requests: [B] weights and boosting tree of single utterances, in place of the decoder's.
+            requests: [B] weights and boosting trees that replace the decoder's for single utterances.
 
         Returns:
             One `NBest` per utterance; for [T, ...] a list of one.
@@ -143,10 +142,10 @@ class Decoder(ABC, Generic[C, R]):
 
         Args:
             n: number of utterances, 0 .. 1,048,576.
-            requests: [n] weights and boosting tree of single utterances, in place of the decoder's.
-            capacity: frames of an utterance to make room for at once; more is made as they come, except
-                inside a CUDA graph, see `flexctc_beam/cuda_engine.py`.
-            device: where the inputs will be, to choose the backend now and not at the first push.
+            requests: [n] weights and boosting trees that replace the decoder's for single utterances.
+            capacity: frames per utterance to allocate buffers for, 0 .. 16,777,216. Buffers grow with the utterance,
+                except inside a CUDA graph, see `flexctc_beam/cuda_engine.py`.
+            device: device of the inputs; chooses the backend now instead of at the first push.
         """
         check_int("n", n, 0, MOST_STREAMS)
         check_int("capacity", capacity, 0, MOST_FRAMES)
@@ -171,20 +170,19 @@ class Decoder(ABC, Generic[C, R]):
             streams: from `open`.
             inputs: [R, T, ...] a chunk for each of `rows`; [T, ...] for one stream; or a list of [T, ...]. Arrays
                 as in `decode`.
-            lengths: [R] valid frames of it; 0: nothing new; None: all.
-            rows: [R] numbers of the streams that have new frames, in this order; None: all, of which
-                closed ones have length 0.
-            isolate: a frame that cannot be read costs its stream this chunk and no other stream
-                anything: its error is returned instead of raised.
+            lengths: [R] valid frames of each chunk, 0 .. T; None: all.
+            rows: [R] numbers of the streams that have new frames, in this order; None: all streams, with length 0
+                for closed ones.
+            isolate: if a frame cannot be read, only its stream skips this chunk, and its error is returned instead of
+                raised.
 
         Returns:
-            Number of a stream -> why its chunk was not read; that stream is as it was before the call.
-            Without `isolate` always empty.
+            Number of a stream -> the error in its chunk, which leaves that stream unchanged. Empty without `isolate`.
 
         Raises:
-            ValueError: as `decode`; the streams are then as they were before the call. Errors in frames
-                name the number of the stream. While a CUDA graph is captured, errors wait for `partial`
-                or `close`. If it is a transducer's networks that fail or give NaN, all streams are closed.
+            ValueError: as `decode`; the streams are unchanged. Errors in frames name the number of the stream. While a
+                CUDA graph is captured, errors are raised by `partial` or `close` instead. If a transducer's networks
+                fail or return NaN, all streams are closed.
         """
         inputs, lengths = as_batch(inputs, lengths, name=self.input_name, axes=self.input_axes)
         if rows is None:
@@ -193,16 +191,16 @@ class Decoder(ABC, Generic[C, R]):
         else:
             numbers = _numbers(streams, rows, expect_open=True)
             self._check_inputs(inputs, batch=len(numbers))
-            inputs, lengths = self._spread(inputs, lengths, numbers, len(streams))
+            inputs, lengths = self._scatter_rows(inputs, lengths, numbers, len(streams))
         return self._push(streams, inputs, lengths, deferred=False, isolate=isolate)
 
     def partial(self, streams: Streams, n_best: int = 1, *, rows: Sequence[int] | None = None) -> list[R]:
-        """The best hypotheses of streams so far; final weights are not in their scores.
+        """The best hypotheses of streams so far; their scores do not contain final weights.
 
         Args:
             streams: from `open`.
             n_best: hypotheses of each stream.
-            rows: numbers of the streams that are asked about, in this order; None: all open ones.
+            rows: numbers of open streams, in the order of the results; None: all open ones.
         """
         numbers = _open_numbers(streams, rows, distinct=False)
         most, reason = self._most_partial()
@@ -217,24 +215,23 @@ class Decoder(ABC, Generic[C, R]):
 
         Args:
             streams: from `open`.
-            rows: numbers of the streams that are over, in this order; None: all open ones.
+            rows: numbers of the streams that have ended, in the order of the results; None: all open ones.
         """
         numbers = _open_numbers(streams, rows)
         streams.set_open(numbers, False)
         return self._hypotheses(streams, numbers, self.config.n_best, final=True)
 
     def reopen(self, streams: Streams, rows: Sequence[int], requests: Sequence[Request | None] | None = None) -> None:
-        """Begin new utterances in streams that were closed. What they give does not depend on who was
-        there before, nor on the other streams.
+        """Begin new utterances in closed streams. Their results do not depend on earlier utterances or other streams.
 
         Args:
             streams: from `open`.
             rows: [R] numbers of closed streams.
-            requests: [R] weights and boosting tree of single utterances, in place of the decoder's.
+            requests: [R] weights and boosting trees that replace the decoder's for single utterances.
 
         Raises:
-            ValueError: a stream is open, wrong requests; or a CUDA graph was captured and the requests
-                have other boosting trees than it knows.
+            ValueError: a stream is open; a request is wrong; or the requests have other boosting trees than a CUDA
+                graph that was captured.
         """
         numbers = _numbers(streams, rows, expect_open=False)
         own = BatchFusion.resolve(self.fusion, len(numbers), requests, self._labels)
@@ -248,7 +245,7 @@ class Decoder(ABC, Generic[C, R]):
 
     @abstractmethod
     def with_options(self, config: C, fusion: Fusion) -> Decoder[C, R]:
-        """The same decoder with other options; what it searches with is shared."""
+        """The same decoder with other options; both share their models and graphs."""
 
     # ---------------------------------------------------------------------- what a strategy adds
 
@@ -257,10 +254,10 @@ class Decoder(ABC, Generic[C, R]):
         """Check the shape of inputs, which are floating point and have three axes.
 
         Args:
-            batch: number of rows that is expected; None: any.
+            batch: expected number of rows; None: any.
 
         Raises:
-            ValueError: names the argument, what was seen and what was expected.
+            ValueError: names the argument, the value seen and the value expected.
         """
 
     @abstractmethod
@@ -268,25 +265,25 @@ class Decoder(ABC, Generic[C, R]):
         """The search of these streams on the CPU."""
 
     def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
-        """The same on a GPU; `device` is where the first inputs are."""
+        """The search of these streams on a GPU; `device` is the device of the first inputs."""
         raise NotImplementedError
 
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
-        """None if the kernels can search these streams on `device`, else why not, in one line."""
+        """None if the kernels can search these streams on `device`, else the reason in one line."""
         return "this strategy has no CUDA kernels"
 
     def _most_partial(self) -> tuple[int, str]:
-        """The most hypotheses that `partial` gives, and what to say behind this number."""
+        """The largest n_best of `partial`, and a reason for the error message."""
         return 1, ": alternatives are known at the end only"
 
     @abstractmethod
     def _results(self, streams: Streams, engine: Engine, rows: Sequence[int], n_best: int, *, final: bool) -> list[R]:
-        """The hypotheses of some streams, from what the engine knows."""
+        """The hypotheses of some streams, from the results of the engine."""
 
-    # ------------------------------------------------------------------------------- inner rooms
+    # --------------------------------------------------------------------------------- internals
 
-    def _spread(self, inputs: Tensor, lengths: Lengths, rows: list[int], n: int) -> tuple[Tensor, np.ndarray]:
-        """Inputs and lengths of some of n streams, as those of all: the others get no frames."""
+    def _scatter_rows(self, inputs: Tensor, lengths: Lengths, rows: list[int], n: int) -> tuple[Tensor, np.ndarray]:
+        """Inputs and lengths of all n streams, from those of `rows`; the other streams have length 0."""
         counts = np.zeros(n, np.int64)
         counts[rows] = checked_lengths(lengths, len(rows), inputs.shape[1], of=self.input_name)
         if rows == list(range(n)):
@@ -303,7 +300,7 @@ class Decoder(ABC, Generic[C, R]):
             checked_lengths(lengths, n, frames, of=self.input_name)
             return {}
         engine = self._engine(streams, inputs.device)
-        is_taken = isinstance(lengths, Tensor) and engine.takes(lengths) and len(lengths) == n
+        is_taken = isinstance(lengths, Tensor) and engine.accepts_device_lengths(lengths) and len(lengths) == n
         counts: Any = lengths
         if not is_taken or not streams.is_open.all():
             counts = checked_lengths(lengths, n, frames, of=self.input_name)
@@ -328,7 +325,7 @@ class Decoder(ABC, Generic[C, R]):
                 counts[error.row] = 0
 
     def _engine(self, streams: Streams, device: torch.device) -> Engine:
-        """The engine of the streams; chosen for inputs on `device` if there is none yet."""
+        """The engine of the streams; if there is none, it is created for inputs on `device`."""
         if streams.engine is None:
             backend = choose_backend(self.config.backend, device, lambda where: self._why_not_cuda(streams, where))
             announce_compilation(self.strategy)
@@ -339,11 +336,11 @@ class Decoder(ABC, Generic[C, R]):
         return streams.engine
 
     def _commit(self, streams: Streams, frames: Mapping[int, int]) -> None:
-        """Let the engine commit tokens of streams that have read enough frames since their last commit.
+        """Commit tokens of streams that have read enough frames since their last commit.
 
         Args:
             streams: from `open`.
-            frames: number of a stream -> frames it has read.
+            frames: number of a stream -> frames read so far.
         """
         due = [row for row, read in frames.items() if worth_committing(read - streams.commit_frames[row])]
         if due and streams.engine is not None:
@@ -354,7 +351,7 @@ class Decoder(ABC, Generic[C, R]):
     def _hypotheses(self, streams: Streams, rows: Sequence[int], n_best: int, *, final: bool) -> list[R]:
         if len(rows) == 0:
             return []
-        engine = streams.engine or self._cpu_engine(streams)  # nothing pushed: any engine will do
+        engine = streams.engine or self._cpu_engine(streams)  # nothing was pushed: all engines give the same result
         return self._results(streams, engine, rows, n_best, final=final)
 
 
@@ -364,7 +361,7 @@ def _check_open(streams: Streams) -> None:
 
 
 def _open_numbers(streams: Streams, rows: Sequence[int] | None, *, distinct: bool = True) -> list[int]:
-    """The numbers of the streams that a caller asks about; None: all open ones."""
+    """`rows` if these streams are open; None: the numbers of all open streams."""
     _check_open(streams)
     if rows is None:
         return np.flatnonzero(streams.is_open).tolist()
@@ -372,10 +369,10 @@ def _open_numbers(streams: Streams, rows: Sequence[int] | None, *, distinct: boo
 
 
 def _numbers(streams: Streams, rows: Sequence[int], *, expect_open: bool, distinct: bool = True) -> list[int]:
-    """The rows, if they are numbers of streams that are open (or closed).
+    """The rows as ints.
 
     Raises:
-        ValueError: names the row.
+        ValueError: a row is no number of a stream that is open (without `expect_open`: closed).
     """
     seen: set[int] = set()
     for row in rows:

@@ -1,7 +1,7 @@
-"""`Engine`: what a backend does for the streams of one `open`. One shape for all strategies.
+"""`Engine`: the interface between a decoder and the search of one backend, for the streams of one `open`.
 
-A decoder checks arguments and builds results; its engines search. An engine holds all that its streams
-remember, so it belongs to one thread at a time.
+A decoder checks arguments and builds results; its engines search. An engine holds the state of its streams, so only
+one thread may use it at a time.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion
 class Engine(ABC):
     """The search of n utterances on one backend."""
 
-    def takes(self, lengths: torch.Tensor) -> bool:
-        """Whether `push` takes lengths in this form, and checks them where they lie."""
+    def accepts_device_lengths(self, lengths: torch.Tensor) -> bool:
+        """Whether `push` accepts these lengths as a tensor and checks them on its device."""
         return False
 
     @abstractmethod
@@ -29,33 +29,33 @@ class Engine(ABC):
 
         Args:
             inputs: [n, T, ...] floating point, on any device.
-            lengths: [n] int64 in 0 .. T, or a tensor that `takes` said yes to.
-            deferred: errors may wait for `results`; the streams are lost then.
+            lengths: [n] int64 in 0 .. T, or a tensor that `accepts_device_lengths` accepts.
+            deferred: errors may be raised by `results` instead; the streams are lost then.
 
         Raises:
-            BadRow: the search cannot read a valid frame; the streams are as they were before the call.
-            ValueError: a length that was checked here is wrong; likewise.
-            StreamsLost: the streams cannot go on.
+            BadRow: the search cannot read a valid frame; the streams are unchanged.
+            ValueError: a length in a tensor is out of range; the streams are unchanged.
+            StreamsLost: the streams cannot continue.
         """
 
     @abstractmethod
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> Any:
-        """What the decoder makes hypotheses of, in a form of the strategy. The streams stay as they are.
+        """The best hypotheses, in a form that the strategy's decoder reads. The streams are unchanged.
 
         Args:
             rows: numbers of the utterances.
             n_best: hypotheses of each.
-            final: these utterances are over, so that final weights count.
+            final: add final weights, because these utterances have ended.
 
         Raises:
             ValueError: an error that `push` deferred.
-            StreamsLost: the streams cannot go on.
+            StreamsLost: the streams cannot continue.
         """
 
     def commit(self, rows: Sequence[int]) -> None:  # noqa: B027 (engines without back-pointers have nothing to do)
         """Commit the tokens that all live hypotheses of these streams share.
 
-        Later results trace back the other tokens only. They are the same with and without commits.
+        Later results trace back only the tokens that are not committed. Commits do not change results.
 
         Args:
             rows: numbers of utterances, each once.
@@ -63,23 +63,23 @@ class Engine(ABC):
 
     @abstractmethod
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
-        """Forget these utterances and begin new ones in their place; the others go on.
+        """Replace these utterances by new ones; the others continue.
 
         Args:
             rows: numbers of utterances.
-            fusion: of all n utterances from now on; new for `rows` only.
+            fusion: the fusion of all n utterances after the call; it differs for `rows` only.
 
         Raises:
-            ValueError: a CUDA graph knows tables that would have to change; nothing has changed.
+            ValueError: a captured CUDA graph depends on tables that would change; the streams are unchanged.
         """
 
 
-class BadRow(ValueError):  # noqa: N818 (it says what has happened)
-    """Raised by an engine that cannot read a frame; no stream has changed.
+class BadRow(ValueError):  # noqa: N818 (the name describes the event)
+    """A frame cannot be read; the streams are unchanged.
 
     Args:
         row: number of the stream.
-        message: names the frame, what was seen and what was expected.
+        message: names the frame, the value seen and the value expected.
     """
 
     def __init__(self, row: int, message: str) -> None:
@@ -87,5 +87,5 @@ class BadRow(ValueError):  # noqa: N818 (it says what has happened)
         self.row = row
 
 
-class StreamsLost(ValueError):  # noqa: N818 (it says what has happened)
-    """Raised by an engine whose streams cannot go on; the decoder closes them."""
+class StreamsLost(ValueError):  # noqa: N818 (the name describes the event)
+    """The streams of an engine cannot continue; the decoder closes them."""

@@ -1,4 +1,4 @@
-"""Checks that every decoder makes before any work, and the form in which the search gets its input."""
+"""Conversion and checks of the inputs of all decoders."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
 logger = logging.getLogger("nemo_gpu_decoding")
 
 SAMPLED_ROWS = 8  # of the first input of a decoder
-NORMALISED = 0.1  # rows are log-probabilities if their logsumexp is off by less: bfloat16 has 3 digits
+NORMALISED = 0.1  # |logsumexp| of rows of log-probabilities is smaller: bfloat16 has 3 digits
 
 Lengths: TypeAlias = Tensor | Sequence[int] | np.ndarray
 
@@ -26,13 +26,13 @@ def as_batch(inputs: Any, lengths: Lengths | None, *, name: str, axes: str) -> t
 
     Args:
         inputs: [B, T, C]; [T, C], a batch of one utterance; or a list of [T, C]. Each array is a torch tensor,
-            a NumPy array, or has `__dlpack__`. A list is padded, all else is not copied where torch allows it.
+            a NumPy array, or has `__dlpack__`. A list is padded; other inputs are not copied if torch can share them.
         lengths: [B] valid frames; None: all.
-        name: of the inputs in messages.
+        name: name of the inputs in messages.
         axes: "T, C" in messages.
 
     Raises:
-        ValueError: wrong types or shapes; of a list also lengths.
+        ValueError: wrong types or shapes; for a list also wrong lengths.
     """
     if isinstance(inputs, (list, tuple)):
         return _padded(inputs, lengths, name, axes)
@@ -72,7 +72,7 @@ def _padded(inputs: Sequence[Any], lengths: Lengths | None, name: str, axes: str
 
 
 def _as_tensor(array: Any, name: str, axes: str) -> Tensor:
-    """An array as a dense tensor of a floating point type, which shares its memory where torch allows it."""
+    """An array as a dense floating point tensor, which shares its memory if torch can share it."""
     try:
         if isinstance(array, np.ndarray):
             array = torch.from_numpy(_as_torch_takes_it(array))
@@ -94,21 +94,21 @@ def _as_tensor(array: Any, name: str, axes: str) -> Tensor:
 
 
 def _as_torch_takes_it(array: np.ndarray) -> np.ndarray:
-    """torch shares only memory that can be written, in the machine's order of bytes, without steps backwards."""
+    """The array in a form that torch can share: writable, native byte order, no negative strides."""
     if not array.flags.writeable or not array.dtype.isnative or any(step < 0 for step in array.strides):
         return np.array(array, array.dtype.newbyteorder("="), order="C")
     return array
 
 
 def check_log_probs(log_probs: Tensor, *, batch: int | None, columns: int) -> None:
-    """Check the shape of log-probs [B, T, columns]; contents are checked where they are read.
+    """Check the shape of log-probs [B, T, columns]. The search checks their values.
 
     Args:
-        batch: the B that is expected, if one is.
+        batch: expected B; None: any.
         columns: vocabulary size plus one for the blank.
 
     Raises:
-        ValueError: names the argument, what was seen and what was expected.
+        ValueError: names the argument, the value seen and the value expected.
     """
     if log_probs.shape[2] != columns:
         raise ValueError(
@@ -119,13 +119,13 @@ def check_log_probs(log_probs: Tensor, *, batch: int | None, columns: int) -> No
 
 
 def check_batch(inputs: Tensor, name: str, batch: int | None) -> None:
-    """Check the number of rows, if one is expected."""
+    """Check the number of rows; `batch` None allows any."""
     if batch is not None and inputs.shape[0] != batch:
         raise ValueError(f"{name} has {inputs.shape[0]} rows, expected {batch}, one per stream")
 
 
 def checked_lengths(lengths: Lengths, batch: int, frames: int, *, of: str = "log_probs") -> np.ndarray:
-    """`lengths` as int64 numpy array [batch] with values in 0 .. frames; `of`: what they belong to."""
+    """`lengths` as int64 numpy array [batch] with values in 0 .. frames; `of`: name of the inputs in messages."""
     values = np.asarray(lengths.detach().cpu() if isinstance(lengths, Tensor) else lengths)
     if values.size == 0 and batch == 0:
         return np.zeros(0, np.int64)
@@ -142,12 +142,12 @@ def checked_lengths(lengths: Lengths, batch: int, frames: int, *, of: str = "log
 
 
 def as_float32(log_probs: Tensor) -> np.ndarray:
-    """The log-probs as contiguous float32 numpy array on the CPU; a view where they already are that."""
+    """The log-probs as contiguous float32 numpy array on the CPU, without a copy if possible."""
     return log_probs.detach().to(device="cpu", dtype=torch.float32).contiguous().numpy()
 
 
 def raise_bad_frame(log_probs: np.ndarray, utterance: int, frame: int) -> None:
-    """Say what is wrong with a frame in which a search has met NaN, a value above 0, or nothing but -inf."""
+    """Raise a BadRow for a frame with NaN, a value above 0, or only -inf."""
     row = log_probs[utterance, frame]
     for bad in (np.flatnonzero(~(row <= LARGEST)), np.flatnonzero(row > MOST_LOG_PROB)):
         if len(bad):
@@ -161,7 +161,7 @@ def raise_bad_frame(log_probs: np.ndarray, utterance: int, frame: int) -> None:
 
 
 def _remedy(row: np.ndarray) -> str:
-    """What to do about a row that does not hold log-probabilities."""
+    """Advice for a row that does not hold log-probabilities."""
     if not (row <= LARGEST).all():
         return "valid frames must hold no NaN and no +inf"
     if (row >= 0).all() and abs(row.sum(dtype=np.float64) - 1) < NORMALISED:
@@ -170,12 +170,12 @@ def _remedy(row: np.ndarray) -> str:
 
 
 def warn_unless_normalised(log_probs: Tensor, lengths: Tensor | np.ndarray) -> bool:
-    """Warn if frames are not log-probabilities; looks at a few frames of the longest utterance.
+    """Warn if a few frames of the longest utterance are not log-probabilities.
 
-    Values that the search refuses are left to it.
+    Values that the search itself rejects give no warning.
 
     Returns:
-        Whether there was a frame to look at; while a CUDA graph is captured, none can be.
+        Whether a frame was checked; while a CUDA graph is captured, no frame can be read.
     """
     if log_probs.is_cuda and torch.cuda.is_current_stream_capturing():
         return False

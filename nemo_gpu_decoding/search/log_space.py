@@ -1,4 +1,4 @@
-"""Scores are natural logarithms, float32."""
+"""Arithmetic of scores: natural logarithms, float32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_LOG_PROB = np.float32(0.01)  # no log-probability exceeds it; above 0 becau
 
 @compiled
 def log_add(a, b):
-    """log(exp(a) + exp(b)), rounded once: in double, libraries and devices agree to the last bit."""
+    """log(exp(a) + exp(b)), computed in double and rounded once: all libraries and devices agree to the bit."""
     if a < b:
         a, b = b, a
     if b == IMPOSSIBLE:

@@ -1,4 +1,4 @@
-"""Second pass over n-best lists: an LM that is too slow for the search orders what the search found.
+"""Second pass over n-best lists: hypotheses are reordered by an LM that is too slow for the search.
 
     decoder = FlexCTCBeam(..., FlexCTCConfig(n_best=50), fusion)
     nbests = decoder.decode(log_probs, lengths)
@@ -27,7 +27,7 @@ from nemo_gpu_decoding.lm.packed_file import is_packed_lm, load_packed_lm
 from nemo_gpu_decoding.search.result import NBest, Path
 
 P = TypeVar("P", bound=Path)
-# log P of each text, natural log; called once with all texts, none of them twice
+# log P of each text, natural log; called once with all distinct texts
 TextScorer = Callable[[Sequence[str]], Sequence[float]]
 
 
@@ -43,19 +43,18 @@ def rescored(
     """N-best lists in the order of their rescored paths.
 
     Args:
-        nbests: of any decoder; those of word graphs know the text: `text_of=lambda path: path.text`.
+        nbests: n-best lists of any decoder.
         scorer: log-probabilities of texts, such as a `CausalLM`.
-        text_of: the text of a path as the scorer is to see it.
-        weight: of the scorer's log-probability, >= 0.
-        lm_share: what stays of the first LM's part of the score, >= 0; 0 replaces that LM.
-        word_bonus: added per word, natural log; > 0 against deletions.
+        text_of: the text of a path for the scorer; for paths of word graphs `lambda path: path.text`.
+        weight: factor of the scorer's log-probability, >= 0.
+        lm_share: factor of the first LM's part of the score, >= 0; 0 drops that LM.
+        word_bonus: bonus per word, natural log; a value > 0 offsets deletions.
 
     Returns:
-        Lists of the same paths, best first by the new score; of equal ones the first stays first.
+        Lists of the same paths, best first by the new score; ties keep their order.
 
     Raises:
-        ValueError: a weight is out of range; the scorer gives another number of scores than it got
-            texts, or one that is no number.
+        ValueError: a weight is out of range; the scorer returns a wrong number of scores, or NaN.
     """
     check_number("weight", weight)
     check_number("lm_share", lm_share)
@@ -86,14 +85,14 @@ def _scores(scorer: TextScorer, texts: list[str]) -> dict[str, float]:
 
 
 class Rescoring(NamedTuple):
-    """A second pass as the command line has it; the fields are those of `rescored`."""
+    """Options of a second pass on the command line; the fields are arguments of `rescored`."""
 
     scorer: TextScorer
     weight: float
     lm_share: float = 1.0
 
     def changes(self, texts: Sequence[str], lm_scores: Sequence[float]) -> list[float]:
-        """What is added to the scores of texts, given the first LM's parts of them."""
+        """[n] changes of the scores of texts, given the first LM's parts of these scores."""
         log_probs = _scores(self.scorer, list(dict.fromkeys(texts)))
         return [
             self.weight * log_probs[text] + (self.lm_share - 1.0) * lm_score
@@ -104,10 +103,10 @@ class Rescoring(NamedTuple):
 def load_scorer(name: str) -> TextScorer:
     """An n-gram LM over words (a file of `pack-lm`, or ARPA), or a causal LM (name or folder) of Hugging Face.
 
-    Texts are scored once: the answers are kept.
+    The scorer caches the scores of texts.
 
     Raises:
-        ValueError: the file is damaged, or no LM.
+        ValueError: the file is damaged, or is not an LM.
         ImportError: transformers is not installed.
     """
     path = FilePath(name).expanduser()
@@ -129,7 +128,7 @@ class NgramLM:
     """log P(text) by an n-gram LM over words, </s> included.
 
     Args:
-        lm: from `load_packed_lm` or `pack_arpa_in_memory`; words that it does not list are its <unk>.
+        lm: from `load_packed_lm` or `pack_arpa_in_memory`; words that it does not list are scored as <unk>.
     """
 
     def __init__(self, lm: PackedLM) -> None:
@@ -145,14 +144,14 @@ class CausalLM:
 
     Args:
         model: a model, or the name or folder of one (`AutoModelForCausalLM`).
-        tokenizer: its tokenizer; None: the one of that name.
-        batch_size: texts scored at once, >= 1.
-        device: where to run; None: where the model is.
+        tokenizer: its tokenizer; None: loaded by the name of the model.
+        batch_size: texts per forward pass, >= 1.
+        device: device of the model; None: unchanged.
 
     Raises:
         ImportError: transformers is not installed.
-        ValueError: no tokenizer for a model that is given as an object; the tokenizer has neither a BOS
-            nor an EOS token, one of which the text begins with.
+        ValueError: a model object was given without a tokenizer; or the tokenizer has neither a BOS nor an EOS token
+            to begin texts with.
     """
 
     def __init__(self, model: Any, tokenizer: Any = None, *, batch_size: int = 64, device: str | None = None) -> None:
@@ -175,7 +174,7 @@ class CausalLM:
 
     @torch.inference_mode()
     def __call__(self, texts: Sequence[str]) -> list[float]:
-        """[n] log P of each text, natural log; texts of like length are scored together."""
+        """[n] log P of each text, natural log; texts of similar length form a batch."""
         rows = [self._tokens(text) for text in texts]
         by_length = sorted(range(len(rows)), key=lambda i: len(rows[i]))
         scores = [0.0] * len(rows)

@@ -1,4 +1,4 @@
-"""What every decoder returns: plain numbers, no NeMo, no torch."""
+"""Results of all decoders, as NumPy arrays and plain numbers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ S = TypeVar("S", bound="Path")
 T = TypeVar("T")
 
 
-def made(kind: type[T], **values: Any) -> T:
-    """A frozen dataclass whose fields have these values, the others their defaults. The `__init__` of one sets field
-    by field, which takes longer than all else about a hypothesis."""
+def new_frozen(kind: type[T], **values: Any) -> T:
+    """An instance of a frozen dataclass with these field values, and defaults for the others.
+
+    It bypasses the slow `__init__` of frozen dataclasses, which dominates the time per hypothesis.
+    """
     result = object.__new__(kind)
     result.__dict__.update(values)
     return result
@@ -26,7 +28,7 @@ def made(kind: type[T], **values: Any) -> T:
 
 @dataclass(frozen=True)
 class ScoreParts:
-    """Where a score comes from; the parts add up to `Path.score`. Natural log."""
+    """The parts of a score, natural log. They add up to `Path.score`."""
 
     acoustic: float
     lm: float = 0.0  # lm_weight * log P_LM, final weight included
@@ -37,7 +39,7 @@ class ScoreParts:
 
 @dataclass(frozen=True)
 class Path:
-    """One hypothesis of one utterance. n tokens, T frames decoded."""
+    """One hypothesis of one utterance, with n tokens over T decoded frames."""
 
     tokens: np.ndarray  # [n] int32 token ids, no blanks
     frames: np.ndarray  # [n] int32, frame at which each token starts (0 = first frame of the stream)
@@ -45,11 +47,11 @@ class Path:
     token_confidence: np.ndarray  # [n] float32 in [0, 1]: mean posterior of the token over these frames
     score: float
     parts: ScoreParts
-    # [T] int32 label per frame, blanks included; if asked for. Of transducers, [m] for m steps: several
-    # labels may share a frame
+    # [T] int32 label per frame, blanks included, if the config has `alignments`. Transducers: [m] for m steps, as
+    # several labels may share a frame
     alignment: np.ndarray | None = None
     alignment_log_probs: np.ndarray | None = None  # float32 log-posterior of these labels
-    # of transducers only
+    # transducers only
     alignment_frames: np.ndarray | None = None  # [m] int32, frame of every label in `alignment`
     durations: np.ndarray | None = None  # [n] int32, frames moved on with each token (TDT)
 
@@ -57,15 +59,17 @@ class Path:
         return len(self.tokens)
 
     def after(self: S, n: int) -> S:
-        """What comes after the first n tokens, without alignment; of word paths with the words that end there, whose
-        tokens count from the start of the stream. Of partial results it takes no time for what is committed:
+        """The path after its first n tokens, without alignment.
 
-            new = nbest.best.after(shown)  # shown: what nbest.committed was the last time
+        A word path keeps the words that end there; their token numbers count from the start of the stream. For
+        partial results the time does not depend on the number of committed tokens:
+
+            new = nbest.best.after(shown)  # shown: nbest.committed of the partial result before
         """
         return self._cut(n, n)
 
     def _cut(self: S, begin: int, n: int) -> S:
-        """The path without its first `begin` tokens, which are n of the whole path."""
+        """The path without its first `begin` tokens, which correspond to n tokens of the whole path."""
         return replace(
             self,
             tokens=self.tokens[begin:],
@@ -83,22 +87,22 @@ P = TypeVar("P", bound=Path, covariant=True)
 
 
 class Work(NamedTuple):
-    """Counters of paged_biglm over all frames of an utterance. They do not depend on chunks, except for
-    `query_hits`; `look_ups` and `groups` do not depend on the order of work either.
+    """Counters of paged_biglm over all frames of an utterance.
 
-    The last three are of LMs that a GPU reads from the host's memory (`placement: paged`), else 0. They depend on
-    the size of the GPU's cache of arcs, on what was decoded before, and on the order in which threads came.
+    They do not depend on the chunks, except for `query_hits`. `look_ups` and `groups` do not depend on the order of
+    work either. The last three are 0 unless a GPU reads the LMs from host memory (`placement: paged`). They depend on
+    the size of the GPU's cache of arcs, on earlier decoding, and on the order of the threads.
     """
 
-    look_ups: int  # words that the LMs were queried for
-    query_hits: int  # of these, answered by the LM query cache
+    look_ups: int  # words for which the LMs were queried
+    query_hits: int  # queries that the LM query cache answered
     arc_visits: int  # arcs of the graph that were looked at
     groups: int  # groups of tokens in one graph state; 0 with eager composition, tokens of the base search with let
     expanded: int  # tokens that took arcs; of a group those with one LM context count as one; with let, contexts
     frames: int
     cache_hits: int = 0  # arcs of an LM that were in the GPU's cache
     cache_misses: int = 0  # arcs that were read over the bus
-    bus_bytes: int = 0  # that these reads fetched
+    bus_bytes: int = 0  # bytes that these reads transferred
 
     @property
     def cache_hit_rate(self) -> float:
@@ -109,23 +113,22 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class NBest(Sequence[P]):
-    """The hypotheses of one utterance, best first, no two with the same tokens, of word graphs no two with the same
-    words; never empty. Different tokens may spell the same text, see `distinct`.
+    """The hypotheses of one utterance, best first, at least one.
 
-    What only some searches know is None from the others.
+    No two have the same tokens; in word graphs, no two have the same words. Different tokens may spell the same text,
+    see `distinct`. Fields that a search does not provide are None.
     """
 
     paths: tuple[P, ...]
     num_frames: int = 0
-    notes: tuple[str, ...] = ()  # what a user should know, e.g. overflow of a limit
-    lattice: Lattice | None = None  # of a word-graph search, if its config asks for it
-    # Of partial results of a word-graph search: what the best hypothesis that may end here costs above
-    # the best of all, in units of the score; inf if none may. Endpointing asks for it.
+    notes: tuple[str, ...] = ()  # messages for the user, e.g. overflow of a limit
+    lattice: Lattice | None = None  # of a word-graph search with `lattice` in its config
+    # Partial results of word-graph searches: score of the best hypothesis less that of the best hypothesis that may
+    # end here; inf if none may end. Endpointing uses it.
     relative_cost: float | None = None
     work: Work | None = None  # of paged_biglm
-    # Of partial results: so many tokens at the beginning of the best hypothesis will not change any more, for all
-    # live hypotheses have them from one common ancestor (alternatives in a lattice may differ). It never falls while
-    # a stream goes on.
+    # Partial results: number of tokens at the beginning of the best hypothesis that will not change any more, because
+    # all live hypotheses share them (alternatives in a lattice may differ). It never decreases in a stream.
     committed: int | None = None
 
     @property
@@ -133,9 +136,9 @@ class NBest(Sequence[P]):
         return self.paths[0]
 
     def distinct(self, text_of: Callable[[Any], str], n: int) -> NBest[P]:
-        """The n best hypotheses with different texts, or as many as there are.
+        """The n best hypotheses with different texts; fewer if there are fewer texts.
 
-        The best hypothesis of a text stays as it is: its score is that of its tokens, and nothing is added to it.
+        The best hypothesis of each text is returned unchanged: scores of equal texts are not added.
         """
         if n == 1 or len(self.paths) == 1:
             return self if len(self.paths) == 1 else replace(self, paths=self.paths[:1])

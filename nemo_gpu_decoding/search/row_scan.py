@@ -1,4 +1,4 @@
-"""Finding the labels of a row of log-probs that can matter; every search on the CPU calls this."""
+"""Scan of a row of log-probs for labels above a bound, used by the CPU searches."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 
 from nemo_gpu_decoding.jit import linked
 
-BLOCK = 16  # labels looked at together
+BLOCK = 16  # labels compared at once with SIMD
 
 
 @linked
 def next_label(row, v, least):
-    """The first label from `v` on that is not below `least`; blocks without any are passed at a glance.
+    """The first label >= v whose value is not below `least`; blocks without such labels are skipped as a whole.
 
-    NaN is not below anything: a bad value in the row is always met.
+    NaN is never below `least`, so the scan stops at every bad value.
     """
     while v < row.shape[0]:
         end = min(v + BLOCK, row.shape[0])

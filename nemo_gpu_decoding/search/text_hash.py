@@ -1,4 +1,4 @@
-"""Texts of hypotheses are compared by a hash of 64 bits, extended token by token."""
+"""64-bit hashes by which texts of hypotheses are compared; extended token by token."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ HASH_MULTIPLIER = np.uint64(6364136223846793005)  # Knuth's MMIX generator
 
 @compiled
 def extended_hash(text_hash, label):
-    """The hash of a text after one more token."""
+    """The hash of a text that is extended by one token."""
     return text_hash * HASH_MULTIPLIER + np.uint64(label + 1)

@@ -1,8 +1,7 @@
-"""Sharing the utterances of a batch among threads.
+"""Distributes the utterances of a batch over threads.
 
-The compiled searches release the GIL, so plain Python threads run them side by side. (numba's own
-`prange` would abort the process when two threads of a program decode at the same time, or after a
-fork, depending on the threading layer it finds.)
+The compiled searches release the GIL, so Python threads run them in parallel. (numba's `prange` is not used: with some
+threading layers it aborts the process when two threads decode at the same time, or after a fork.)
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ import torch
 
 
 def thread_count(threads: int) -> int:
-    """The number asked for; 0 means as many as torch uses."""
+    """Number of threads; 0 selects that of torch."""
     return threads if threads > 0 else torch.get_num_threads()
 
 
 def for_each_share(work: Callable[[np.ndarray], None], costs: np.ndarray, threads: int) -> None:
     """Call `work(rows)` for disjoint sets of row numbers that cover all rows with a cost above 0.
 
-    Rows are dealt out longest first to the thread with the least work. An exception in any share is
-    raised here once all shares have ended.
+    Rows are assigned in descending order of their costs, each to the thread with the least work. An exception in a
+    share is raised after all shares have ended.
     """
     rows = np.argsort(-costs, kind="stable")
     rows = rows[costs[rows] > 0]
@@ -52,5 +51,5 @@ def for_each_share(work: Callable[[np.ndarray], None], costs: np.ndarray, thread
 
 @lru_cache(maxsize=1)
 def _pool(pid: int) -> ThreadPoolExecutor:
-    """One pool per process: a forked child has none of its parent's threads and makes its own."""
+    """The pool of this process. A forked child has no threads of its parent, so it creates its own pool."""
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="nemo-gpu-decoding")

@@ -1,4 +1,4 @@
-"""Print what a GPU host is made of: what figures from it mean."""
+"""Print the hardware and software of a GPU host."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOOLS = ("nvidia-smi", "compute-sanitizer", "nvcc", "ncu", "cuobjdump")
 
 
 def main() -> int:
-    """0 if torch sees a GPU."""
+    """Returns 0 if torch sees a GPU."""
     print(f"{platform.platform()}, {os.cpu_count()} cores, Python {platform.python_version()}")
     for package in PACKAGES:
         try:

@@ -1,9 +1,9 @@
-"""Fetch the wheels that a GPU host without network needs (see README.md beside this file).
+"""Fetch the wheels for a GPU host without network (see README.md in this folder).
 
     python scripts/gpu_host/pack.py .whl [--with nvidia-cuda-sanitizer-api==13.0.85] [--check]
 
-Wheels for Python 3.12 on x86-64 Linux, one for each line of wheels.txt, 64 MiB at most together with
-the source tree. With --check nothing is written: pip is asked whether there are such wheels.
+Wheels for Python 3.12 on x86-64 Linux, one for each line of wheels.txt; at most 64 MiB together with the source tree.
+With --check nothing is written: pip only checks that the wheels exist.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from pathlib import Path
 
 WHEELS = Path(__file__).with_name("wheels.txt")
 PYTHON = "3.12"
-# pip takes a wheel only if its platform is named, so name all that the host's glibc runs
+# pip accepts only wheels of these platforms: all that the host's glibc supports
 PLATFORMS = (
     *(f"manylinux_2_{minor}_x86_64" for minor in range(39, 16, -1)),
     *(f"{old}_x86_64" for old in ("manylinux2014", "manylinux_2_12", "manylinux2010", "manylinux_2_5")),
     "manylinux1_x86_64",
 )
-# Only their source is published; they are pure Python, so that a wheel built here runs there.
+# These have no published wheels. They are pure Python, so that wheels built on this machine run on the host.
 SOURCE_ONLY = frozenset({"antlr4-python3-runtime"})
-MOST_BYTES = 46 << 20  # what 64 MiB leave beside a source tree of 18
+MOST_BYTES = 46 << 20  # 64 MiB minus 18 MiB of the source tree
 
 _EXACT = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!_-]+")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Fetch, count, weigh; 0 if all is there."""
+    """Fetch the wheels and check their number and size; returns 0 if all are there."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
     parser.add_argument("folder", type=Path, help="where the wheels go")
     parser.add_argument("--with", dest="more", nargs="+", default=[], help="further NAME==VERSION")
@@ -51,10 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def read_list(path: Path) -> list[str]:
-    """The requirements of a file, comments left out.
+    """The requirements of a file, without comments.
 
     Raises:
-        ValueError: a line is not NAME==VERSION, or a name stands there twice.
+        ValueError: a line is not NAME==VERSION, or a name occurs twice.
     """
     lines = [line.partition("#")[0].strip() for line in path.read_text(encoding="utf-8").splitlines()]
     wanted = [checked(line) for line in lines if line]
@@ -77,7 +77,7 @@ def name_of(text: str) -> str:
 
 
 def pip_commands(wanted: Sequence[str], folder: Path, check: bool) -> Iterator[list[str]]:
-    """What to run: one download for all wheels, one build for each that is published as source."""
+    """The commands of pip: one download for all wheels, and one build per package without published wheels."""
     pip = [sys.executable, "-m", "pip"]
     built = [requirement for requirement in wanted if name_of(requirement) in SOURCE_ONLY]
     ready = [requirement for requirement in wanted if requirement not in built]
@@ -94,7 +94,7 @@ def pip_commands(wanted: Sequence[str], folder: Path, check: bool) -> Iterator[l
 
 
 def report(folder: Path, wanted: Sequence[str]) -> int:
-    """Say what lies in the folder; 1 if that is not one wheel for each requirement, or too much."""
+    """Print the content of the folder; returns 1 if a wheel is missing or superfluous, or the size is too large."""
     wheels = sorted(folder.glob("*.whl"))
     size = sum(wheel.stat().st_size for wheel in wheels)
     print(f"{len(wheels)} wheels, {size / 2**20:.1f} MiB, in {folder}")

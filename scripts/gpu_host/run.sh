@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# All that a session with a GPU wants to know, in one command and under ten minutes; see README.md here.
+# All measurements of a GPU session in one command, in less than ten minutes; see README.md in this folder.
 #
 #   bash scripts/gpu_host/run.sh [stages.py's arguments]
 #
-# WHEELS  folder with the wheels that pack.py fetched (.whl); nothing is installed where it does not exist
+# WHEELS  folder with the wheels of pack.py (.whl); if it does not exist, nothing is installed
 # OUT     folder for results (build/gpu_host)
-# PYTHON  the interpreter that has torch (python3)
+# PYTHON  interpreter with torch (python3)
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 export OUT="${OUT:-build/gpu_host}" PYTHON="${PYTHON:-python3}"
@@ -21,7 +21,7 @@ if [[ " $* " != *" --dry-run "* ]] && compgen -G "$wheels/*.whl" >/dev/null; the
   export PYTHONPATH="$site${PYTHONPATH:+:$PYTHONPATH}"
 fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
-# compiled code and made-up LMs are shared by the stages
+# all stages share compiled code and artificial LMs
 export NEMO_GPU_DECODING_CACHE="${NEMO_GPU_DECODING_CACHE:-$scratch/cache}"
 export XDG_CACHE_HOME="${XDG_CACHE_HOME:-$scratch/cache}"
 export PYTHONUNBUFFERED=1

@@ -1,9 +1,9 @@
-"""Run the stages of a GPU session one after the other, each with a time limit; sum up at the end.
+"""Run the stages of a GPU session in sequence, each with a time limit, and print a summary.
 
     python scripts/gpu_host/stages.py --out FOLDER [--part PART] [--dry-run] [--only NAME ...] [--limit SECONDS]
 
-A stage that fails or takes too long does not keep the others from running. Leaves in FOLDER
-summary.json (written after every stage), log.txt (all output) and what benchmarks and profiles write.
+After a stage that fails or takes too long, the next stages still run. FOLDER then contains summary.json (written after
+every stage), log.txt (all output) and the files of benchmarks and profiles.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TextIO
 
 ROOT = Path(__file__).resolve().parents[2]
-TOTAL_SECONDS = 580  # under ten minutes, whatever happens
+TOTAL_SECONDS = 580  # limit of a run, below ten minutes
 TAIL = 25  # lines of a failed stage that are shown again at the end
 
 PASSED, FAILED, TOO_LONG, NO_TIME = "passed", "failed", "took too long", "no time left"
@@ -39,8 +39,7 @@ class Stage:
 
 
 def _pytest(*arguments: str) -> tuple[str, ...]:
-    # -vv, one more than the -q of pyproject.toml takes: the log names each test as it ends, so that a process that
-    # is cut off has said how far it came
+    # -vv outweighs the -q of pyproject.toml: the log names each finished test, also if the process is killed later
     return ("{python}", "-m", "pytest", "-vv", "-m", "gpu", "-p", "no:cacheprovider", "-rs", *arguments)
 
 
@@ -50,7 +49,7 @@ def _bench(*arguments: str) -> tuple[str, ...]:
 
 
 def _profile(name: str, kernels: str, *command: str) -> tuple[str, ...]:
-    """ncu on a few launches of some kernels, past the first ones: its report, and the figures in the log."""
+    """ncu for a few launches of some kernels, after the first ones: its report, and figures in the log."""
     report = f"{{out}}/{name}"
     profiled = f"ncu --clock-control none --set full -k 'regex:{kernels}' -s 2 -c 4 -f -o {report}"
     shown = f"ncu --import {report}.ncu-rep --csv --page details"
@@ -62,7 +61,7 @@ _SANITIZER = "tests/gpu/test_sanitizer.py"
 _TRANSDUCERS = ("tasks=[speech]", "beams=[4]", "batches=[1,8,32,128]")
 _GRAPHS = ("tasks=[speech]", "batches=[8,32]", "graph_beams=[12]")
 PARTS = TESTS, BENCHMARKS, PROFILES = ("tests", "benchmarks", "profiles")
-# file of tests/gpu -> seconds; each in a process of its own, since after one fault on a GPU everything fails
+# file of tests/gpu -> seconds; each runs in its own process, because a fault on the GPU breaks the whole process
 TEST_FILES = {
     "test_common_cuh": 20, "test_launch": 40, "test_equals_cpu": 50, "test_transducer_gpu": 50,
     "test_word_graph_gpu": 50, "test_contract": 70, "test_concurrency": 45,
@@ -144,7 +143,7 @@ STAGES = (
 
 @dataclass(frozen=True)
 class Result:
-    """How a stage ended."""
+    """Outcome of a stage."""
 
     name: str
     outcome: str
@@ -182,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run_all(stages: Sequence[Stage], values: Mapping[str, str], end: float, log: TextIO) -> list[Result]:
-    """Run stages until all are done; those that would begin after `end` (as in time()) are left out."""
+    """Run all stages, except for those that would begin after `end` (as in time())."""
     results = []
     for stage in stages:
         left = end - time.time()
@@ -193,12 +192,12 @@ def run_all(stages: Sequence[Stage], values: Mapping[str, str], end: float, log:
             result = run_stage(stage, values, min(stage.seconds, left), log)
             print(f"   {result.outcome} after {result.seconds:.0f} s", flush=True)
             results.append(result)
-        write_summary(Path(values["out"]) / "summary.json", results)  # whoever is cut off leaves what there is
+        write_summary(Path(values["out"]) / "summary.json", results)  # kept if this process is killed
     return results
 
 
 def run_stage(stage: Stage, values: Mapping[str, str], limit: float, log: TextIO) -> Result:
-    """Run one stage; its output goes to the log. When time is up, all that it started is ended."""
+    """Run one stage; its output goes to the log. After the time limit, all its processes are killed."""
     log.write(f"\n== {stage.name}\n")
     log.flush()
     start = time.monotonic()
@@ -207,7 +206,7 @@ def run_stage(stage: Stage, values: Mapping[str, str], limit: float, log: TextIO
         cwd=ROOT,
         stdout=log,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # a group of its own, so that it can be ended as a whole
+        start_new_session=True,  # a process group, so that all its processes can be killed
     )
     try:
         status: int | None = process.wait(timeout=limit)
@@ -228,7 +227,7 @@ def write_summary(path: Path, results: Sequence[Result]) -> None:
 
 
 def print_summary(results: Sequence[Result], log: Path) -> None:
-    """The last lines of what failed, then one line per stage: the end of the output says how it went."""
+    """Print the last lines of failed stages, then one line per stage, so that the output ends with the outcome."""
     text = log.read_text(encoding="utf-8", errors="replace")
     for result in results:
         if result.outcome in (FAILED, TOO_LONG):

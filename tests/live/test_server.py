@@ -30,7 +30,7 @@ from nemo_gpu_decoding.checks import FieldError, check_int
 from nemo_gpu_decoding.cli import serve
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.live.batcher import Batcher
-from nemo_gpu_decoding.live.recognizer import Alternative, Step, Word, Words
+from nemo_gpu_decoding.live.recognizer import Alternative, StepOutput, Word, Words
 from nemo_gpu_decoding.live.server import Address, LiveServer
 from nemo_gpu_decoding.live.session import Limits, Resampler, Session, Start
 
@@ -75,7 +75,7 @@ class NumberReader:
         value, seconds = self._value(chunk), CHUNK / RATE
         if value == BAD and not chunk.is_last:
             self.streams[chunk.stream] = words, n + 1
-            return Step(error="not finite")
+            return StepOutput(error="not finite")
         if value:
             text = "x" * 100_000 if value == LONG else str(value)
             words = [*words, Word(text, n * seconds, (n + 1) * seconds, 0.5)]
@@ -83,10 +83,10 @@ class NumberReader:
         n_best = [Alternative(f"{text}{'?' * n}", -float(n)) for n in range(chunk.options.n_best)]
         found = Words(text, tuple(words), committed=known, n_best=tuple(n_best) if len(n_best) > 1 else ())
         if chunk.is_last:
-            return Step(final=found if words else None)
+            return StepOutput(final=found if words else None)
         is_end = value == 0 and bool(words)
         self.streams[chunk.stream] = ([] if is_end else words, n + 1)
-        return Step(final=found) if is_end else Step(partial=found)
+        return StepOutput(final=found) if is_end else StepOutput(partial=found)
 
 
 def audio(*values):

@@ -1,1 +1,1 @@
-"""Transcripts of the same audio side by side, as one HTML page: `python -m tools.compare`, from a clone."""
+"""An HTML page that compares transcripts of the same audio: `python -m tools.compare`, in a clone."""

@@ -13,7 +13,7 @@ SUMMARY = "several transcripts of the same audio as one HTML page, word by word"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; its exit code is as that of `nemo-gpu-decoding`."""
+    """Run the command; returns an exit code as `nemo-gpu-decoding` does."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     return guarded(PROGRAM, lambda: run_program(PROGRAM, SUMMARY, compare, given), "tools")
 

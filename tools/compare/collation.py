@@ -1,4 +1,4 @@
-"""Transcripts of one utterance side by side: what they agree on, and how each reads where they differ."""
+"""Alignment of the transcripts of one utterance: passages on which they agree, and their different readings."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ GAP = ""  # no word of a text
 
 
 class Mark(NamedTuple):
-    """One word of a transcript. `kind` is WRONG in place of another word of the reference, EXTRA where it has none,
-    MISSING for a word of the reference that the transcript lacks; AGREED for all others, and without a reference."""
+    """One word of a transcript. `kind` is WRONG for a substitution, EXTRA for an insertion, MISSING for a deletion,
+    and AGREED for all other words, and without a reference."""
 
     text: str
     kind: str = AGREED
@@ -21,14 +21,14 @@ class Mark(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """Words that some transcripts have in one place."""
+    """The words of some transcripts in one passage."""
 
     transcripts: tuple[int, ...]
     words: tuple[Mark, ...]
 
 
 class Passage(NamedTuple):
-    """A stretch of the text: one reading that all share, or several."""
+    """A part of the text: one reading of all transcripts, or several readings."""
 
     readings: tuple[Reading, ...]
     start: float | None = None  # seconds
@@ -39,7 +39,7 @@ class Passage(NamedTuple):
 
 
 class Transcript(NamedTuple):
-    """What is collated. Both sequences have one element per word, or are empty."""
+    """A transcript to align. Both sequences have one element per word, or are empty."""
 
     words: Sequence[str]
     in_phrase: Sequence[bool] = ()
@@ -47,7 +47,7 @@ class Transcript(NamedTuple):
 
 
 class _Slot(NamedTuple):
-    """A word of the first text with what the others have for it; or, without such a word, what they put in."""
+    """A word of the first text with the aligned words of the others; without such a word, their insertions."""
 
     cells: list[list[Mark]]  # by text
     starts: list[float]
@@ -60,8 +60,8 @@ class _Slot(NamedTuple):
 def collate(reference: Transcript | None, transcripts: Sequence[Transcript]) -> list[Passage]:
     """The passages of an utterance, in order.
 
-    Words are aligned with those of the reference, without one with those of the first transcript, by the fewest
-    substitutions, deletions and insertions.
+    Words are aligned with the reference, or with the first transcript if there is none, with the fewest substitutions,
+    deletions and insertions.
 
     >>> for passage in collate(Transcript(["a", "b", "c"]), [Transcript(["a", "c"]), Transcript(["a", "b", "c"])]):
     ...     print([(reading.transcripts, [mark.text for mark in reading.words]) for reading in passage.readings])
@@ -88,7 +88,7 @@ def collate(reference: Transcript | None, transcripts: Sequence[Transcript]) -> 
 
 
 def difference(passages: Sequence[Passage], count: int) -> int:
-    """Words in passages on which the `count` transcripts do not agree with each other; in each the longest reading
+    """Number of words in passages on which the `count` transcripts differ; the longest reading of each passage
     counts."""
     return sum(
         max(sum(mark.kind != MISSING and mark.text != GAP for mark in reading.words) for reading in passage.readings)
@@ -98,7 +98,7 @@ def difference(passages: Sequence[Passage], count: int) -> int:
 
 
 def _slots(texts: Sequence[Transcript], *, is_scored: bool) -> list[_Slot]:
-    """For the first text's n words 2n + 1 slots: what others put in before it, the word, and so on."""
+    """2n + 1 slots for the n words of the first text: insertions before a word, the word, and so on."""
     from kaldialign import align
 
     first = texts[0].words

@@ -1,4 +1,4 @@
-"""`python -m tools.compare`: several transcripts of the same audio as one HTML page, word by word."""
+"""`python -m tools.compare`: compares transcripts of the same audio word by word on an HTML page."""
 
 from __future__ import annotations
 
@@ -40,20 +40,19 @@ MEGABYTE = 10**6
 class CompareOptions:
     """Options of `compare`."""
 
-    # Outputs of `transcribe`: files of JSON lines with audio_filepath and pred_text (as NeMo's scripts write them,
-    # too), or folders with partitions. Two or more, or one with references. `files=` may be left out.
+    # Outputs of `transcribe` or of NeMo's scripts: files of JSON lines with audio_filepath and pred_text, or folders
+    # with partitions. Give two or more, or one with references. `files=` may be omitted.
     files: list[str] = MISSING
-    # The page to write.
+    # Output file: the HTML page.
     out: str = "compare.html"
-    # NeMo manifest with references, phrases of single utterances, and the place of the audio, for outputs that
-    # lack them.
+    # NeMo manifest with references, phrases per utterance, and paths of the audio, for outputs without them.
     manifest: str | None = None
-    # Text file of phrases that are marked and scored, one per line.
+    # Text file of phrases to mark and score, one per line.
     phrases: str | None = None
-    # How the page plays audio: embed (it is part of the page), link (files, relative to the page), none, or auto:
-    # embed up to embed_mb, else link.
+    # Audio of the page: embed (part of the page), link (files, relative to the page), none, or auto: embed up to
+    # embed_mb, otherwise link.
     audio: str = "auto"
-    # Megabytes of audio that a page holds at most with audio=auto.
+    # Maximum megabytes of embedded audio with audio=auto.
     embed_mb: float = 20.0
 
     def __post_init__(self) -> None:
@@ -81,12 +80,12 @@ class Output:
 
     path: Path
     lines: dict[Key, Line]
-    seconds: float | None  # of work, where it tells
+    seconds: float | None  # processing time, if the output contains it
 
 
 @dataclass
 class Compared:
-    """An utterance with what the outputs make of it."""
+    """An utterance with its lines of all outputs."""
 
     name: str
     audio: Path | None
@@ -97,12 +96,12 @@ class Compared:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all outputs have a text: the totals are over such utterances."""
+        """Whether all outputs have a text; the totals count only such utterances."""
         return all(line is not None and line.error is None for line in self.lines)
 
 
 class Key(NamedTuple):
-    """An utterance: its audio, and which of several with the same it is."""
+    """Identifies an utterance: its audio, and its number among utterances with the same audio."""
 
     audio: str
     occurrence: int
@@ -110,7 +109,7 @@ class Key(NamedTuple):
 
 @dataclass
 class Material:
-    """What the lines of outputs and manifest say together."""
+    """References, phrases and audio of utterances, collected from outputs and manifest."""
 
     folders: tuple[Path, ...]  # where audio files are looked for
     names: dict[Key, str] = field(default_factory=dict)
@@ -119,10 +118,10 @@ class Material:
     audio: dict[Key, Path] = field(default_factory=dict)
 
     def read(self, path: Path) -> Iterator[tuple[Key, dict[str, Any], str]]:
-        """The rows of a file of JSON lines; what is known of their utterances is kept.
+        """The rows of a file of JSON lines; their references, phrases and audio are collected.
 
         Raises:
-            ValueError: a line is not what it should be, or its reference is not that of another file.
+            ValueError: a line is invalid, or its reference differs from that of another file.
         """
         seen: Counter[str] = Counter()
         for number, text in enumerate(read_lines(path), 1):
@@ -210,7 +209,7 @@ def read_output(path: Path, material: Material) -> Output:
 
 
 def _starts(row: Mapping[str, Any]) -> tuple[float, ...]:
-    """When the words begin, if every word of the text says so."""
+    """Start times of the words, if all words have one."""
     words = row.get("words")
     if not isinstance(words, list) or not all(isinstance(w, dict) and _number(w, "start") is not None for w in words):
         return ()
@@ -224,7 +223,7 @@ def _number(row: Mapping[str, Any], name: str) -> float | None:
 
 
 def put_together(outputs: Sequence[Output], material: Material, phrases: Sequence[str]) -> list[Compared]:
-    """The utterances of all outputs, in the order of the first one that has them."""
+    """The utterances of all outputs, in the order of their first occurrence."""
     keys = dict.fromkeys(key for output in outputs for key in output.lines)
     found = []
     for key in keys:
@@ -244,7 +243,7 @@ def put_together(outputs: Sequence[Output], material: Material, phrases: Sequenc
 
 
 def labels_of(paths: Sequence[Path]) -> list[str]:
-    """What tells the outputs apart: the names, with as many folders before them as that takes."""
+    """Distinct labels of the outputs: the names, with as many parent folders as needed."""
     for length in range(1, max(len(path.parts) for path in paths) + 1):
         labels = [str(Path(*path.parts[-length:]).with_suffix("")) for path in paths]
         if len(set(labels)) == len(labels):
@@ -265,7 +264,7 @@ def note_incomplete(utterances: Sequence[Compared]) -> None:
 
 
 def totals(utterances: Sequence[Compared], number: int, output: Output) -> dict[str, Any]:
-    """WER, phrase scores and times of one output, over the utterances that all have."""
+    """WER, phrase scores and times of one output, over the utterances of all outputs."""
     pairs = [
         (utterance.reference, line.text, utterance.phrases)
         for utterance in utterances
@@ -314,7 +313,7 @@ def _shown(value: float | None, factor: float = 1.0) -> str:
 
 
 def described(utterance: Compared) -> dict[str, Any]:
-    """What the page is told of an utterance; its passages stand for those outputs that have a text."""
+    """The page's data of an utterance; its passages contain the outputs with a text."""
     wanted = PhraseWords.of(utterance.phrases)
     present = [n for n, line in enumerate(utterance.lines) if line is not None and line.error is None]
     texts = [_transcript(line.text, wanted, line.starts) for n in present if (line := utterance.lines[n]) is not None]
@@ -354,7 +353,7 @@ def _passage(passage: Passage, present: Sequence[int]) -> list[Any]:
 
 
 def audio_sources(utterances: Sequence[Compared], options: CompareOptions, target: Path) -> list[str | None]:
-    """What the page's player is given for each utterance: a data URI, or a link relative to the page."""
+    """Audio sources for the page's player: a data URI or a link relative to the page, per utterance."""
     if options.audio == "none":
         return [None] * len(utterances)
     missing = sum(utterance.audio is None for utterance in utterances)
@@ -378,7 +377,7 @@ def _link(file: Path, target: Path) -> str:
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """The page with its data; whatever the texts hold, it runs no script but its own."""
+    """The page with its data; the data is escaped, so that only the page's own script runs."""
     template = Path(__file__).with_name("compare.html").read_text(encoding="utf-8")
     (style,) = re.findall(r"<style>(.*?)</style>", template, re.DOTALL)
     (script,) = re.findall(r"<script>(.*?)</script>", template, re.DOTALL)

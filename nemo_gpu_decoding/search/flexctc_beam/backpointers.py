@@ -1,14 +1,14 @@
-"""Back-pointers of a running beam search, and the way back through them.
+"""Back-pointers of a running beam search, and the trace-back through them.
 
-Every frame writes one entry per hypothesis of the beam. Example, blank = 9, beam of 2, three frames;
-a new token is stored as ~label (-1 - label), a blank or a repeated label as it is:
+Every frame writes one entry per hypothesis of the beam. A new token is stored as ~label (-1 - label); a blank or a
+repeated label is stored unchanged. Example, blank = 9, beam of 2, three frames:
 
     frame      0          1          2
     labels     ~4   9     9   4      ~4  ~7        ~4 is -5, ~7 is -8
     parents     0   0     0   0       0   1
 
-Slot 0 of frame 2 came from slot 0 of frame 1 (a blank), that from slot 0 of frame 0 (token 4): the
-text is [4, 4], its tokens start in frames 0 and 2. Slot 1 reads [4, 7]; token 4 lasts two frames.
+Slot 0 of frame 2 continues slot 0 of frame 1 (a blank), which continues slot 0 of frame 0 (token 4). Its text is
+[4, 4]; the tokens start in frames 0 and 2. The text of slot 1 is [4, 7]; token 4 lasts two frames.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class BackPointers(NamedTuple):
 
 
 class Traces(NamedTuple):
-    """N paths of each of R utterances after the committed frames, each in the first `lengths` of T entries."""
+    """N paths of each of R utterances, after the committed frames. A path fills the first `lengths` of T entries."""
 
     lengths: np.ndarray  # [R, N] int32, tokens of the path
     tokens: np.ndarray  # [R, N, T] int32
@@ -51,7 +51,7 @@ def without_first(back_pointers: BackPointers, dropped: np.ndarray, counts: np.n
 
 
 def grown(back_pointers: BackPointers, frames: int) -> BackPointers:
-    """Back-pointers with room for `frames` frames, at least doubled, holding what the old one held."""
+    """A copy of the back-pointers with a capacity of `frames` frames, and at least twice the old capacity."""
     batch, capacity, beam_size = back_pointers.labels.shape
     if frames <= capacity:
         return back_pointers
@@ -104,7 +104,7 @@ def trace_back(back_pointers, b, frames_of, slot, blank_id, traces, r, n):
 
 @compiled
 def shared_frames(back_pointers, b, num_frames, size):
-    """The first frames of utterance b in which its `size` hypotheses are the same path."""
+    """Number of first frames of utterance b in which its `size` hypotheses share one path."""
     slots, t = np.arange(size), num_frames
     while t > 0 and (slots != slots[0]).any():
         t -= 1
@@ -121,7 +121,7 @@ def _reverse(values, count):
 
 @compiled
 def trace_alignment(back_pointers, b, frames_of, slot, labels, log_probs):
-    """Fill labels and log_probs with what the path emits in every frame; arguments as of `trace_back`."""
+    """Fill labels and log_probs [T] with those of the path in every frame; other arguments as in `trace_back`."""
     first = frames_of[0]
     for t in range(frames_of[1] - 1, first - 1, -1):
         entry = back_pointers.labels[b, t, slot]

@@ -1,4 +1,4 @@
-// The beam of an utterance, and what LM and boosting add to it. Counterpart of cpu.py.
+// The beam of an utterance, and what LM and boosting add to it. Counterpart of frame.py.
 #pragma once
 
 #include "fusion/fusion.cuh"

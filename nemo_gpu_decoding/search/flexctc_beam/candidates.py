@@ -1,7 +1,7 @@
-"""The K best continuations of a frame, and the floor under which nothing can enter.
+"""The K best continuations of a frame, and the lowest score that can enter them.
 
-`Candidates` is filled in any order and stays sorted by a total order: score down, then parent up, then
-label up. So two runs, and two backends, keep the same K even among equal scores.
+`Candidates` is sorted by a total order: descending score, then ascending parent, then ascending label. All runs and
+backends therefore keep the same K candidates, even among equal scores.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CANDIDATE = np.dtype(
         ("label", np.int32),  # ~label for a new token, as in `BackPointers`
         ("lm_state", np.int32),
         ("boosting_state", np.int32),
-        ("blank_score", np.float32),  # this and what follows: merge=prefix only
+        ("blank_score", np.float32),  # this field and those below: merge=prefix only
         ("token_score", np.float32),
         ("same_text_as", np.int32),  # slot in the beam whose text this one keeps, or -1
     ],
@@ -40,8 +40,8 @@ class Candidates(NamedTuple):
 def insert(items, rank, count, score, parent, label):
     """Insert a candidate if it is among the K best; returns its slot (or -1) and the new count.
 
-    The order is total: score down, then parent up, then label up, a label that goes on before the same
-    as a new token. What is there already is not inserted again.
+    Order: descending score, then ascending parent, then ascending label; a repeated label precedes the same label as
+    a new token. A candidate that is already there is not inserted again.
     """
     if score == IMPOSSIBLE:
         return np.int32(-1), count
@@ -83,7 +83,7 @@ def plain(label):
 
 @linked
 def floor_of(candidates, count, params):
-    """The score that a candidate must reach: the K-th best so far, and the best less the threshold."""
+    """The score that a candidate must reach: the larger of the K-th best so far and the best minus the threshold."""
     if count == 0:
         return IMPOSSIBLE
     floor = candidates.items[candidates.rank[0]].score - params.threshold
@@ -94,12 +94,12 @@ def floor_of(candidates, count, params):
 
 @linked
 def least_log_prob(floor, best):
-    """No label below this log-probability can reach the floor, with slack for float32 rounding.
+    """Lower bound of the log-probability of labels that can reach the floor, with slack for float32 rounding.
 
-    It is at most MOST_LOG_PROB, so that a scan of the row meets every larger value.
+    It is at most MOST_LOG_PROB, so that a scan of the row finds every larger (invalid) value.
 
     Args:
-        best: the score that a label of log-probability 0 could get at best.
+        best: upper bound of the score of a label with log-probability 0.
     """
     slack = 1e-6 * (abs(np.float64(floor)) + abs(best)) + 1e-5
     return np.float32(min(np.float64(floor) - best - slack, np.float64(MOST_LOG_PROB)))

@@ -14,22 +14,23 @@ MERGE_MODES = ("max", "sum", "prefix")
 @checked_options
 @dataclass(frozen=True)
 class FlexCTCConfig(SearchConfig):
-    """Options of `FlexCTCBeam`; the rest is in `SearchConfig`. `n_best` is at most `beam_size`.
+    """Options of `FlexCTCBeam`, in addition to `SearchConfig`. `n_best` is at most `beam_size`.
 
     Raises:
         FieldError: a value is out of range; the message names the field.
     """
 
-    # Number of hypotheses kept per frame (K of [FlexCTC] section 3).
+    # Number of hypotheses kept per frame (K of [FlexCTC] section 3), 1 .. 4096.
     beam_size: int = 8
-    # beta of [FlexCTC] eq. 4: added for every token, natural log. > 0 against deletions by an LM.
+    # beta of [FlexCTC] eq. 4: bonus per token, natural log. A value > 0 offsets the deletions that an LM causes.
     beam_beta: float = 0.0
-    # theta: hypotheses this far below the best of the frame are dropped, natural log, > 0 or inf.
+    # theta: hypotheses whose score is lower than the best of the frame by more than this are dropped, natural log, > 0
+    # or inf.
     beam_threshold: float = 20.0
-    # What becomes of hypotheses with equal text:
-    #   max     keep the better one, after the top K were taken (NeMo's beam_batch)
-    #   sum     add their probabilities, after the top K were taken
-    #   prefix  one slot per text with blank and token scores apart: textbook CTC prefix search
+    # How hypotheses with equal text are merged:
+    #   max     keep the better one, after the top K are selected (NeMo's beam_batch)
+    #   sum     add their probabilities, after the top K are selected
+    #   prefix  textbook CTC prefix search: one slot per text with separate scores for blank and token
     merge: str = "max"
     # Keep the label of every frame in `Path.alignment`.
     alignments: bool = False

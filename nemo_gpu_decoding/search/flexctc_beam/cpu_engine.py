@@ -1,4 +1,4 @@
-"""`CPUEngine`: buffers and threads around the compiled search of `cpu.py` and `prefix.py`."""
+"""`CPUEngine`: buffers and threads for the compiled search of `frame.py` and `prefix.py`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from nemo_gpu_decoding.search.flexctc_beam.backpointers import (
     without_first,
 )
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
-from nemo_gpu_decoding.search.flexctc_beam.cpu import advance, new_state, new_workspace
 from nemo_gpu_decoding.search.flexctc_beam.finish import Found, commit_shared, rank, trace_back_all
+from nemo_gpu_decoding.search.flexctc_beam.frame import advance, new_state, new_workspace
 from nemo_gpu_decoding.search.flexctc_beam.prefix import advance_prefix
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE_PREFIX, SearchParams
 from nemo_gpu_decoding.search.inputs import as_float32, raise_bad_frame
@@ -29,7 +29,7 @@ from nemo_gpu_decoding.search.threads import for_each_share
 
 
 class CPUEngine(Engine):
-    """See `engine.Engine`. Errors are never deferred here."""
+    """See `engine.Engine`. Errors are never deferred."""
 
     def __init__(self, config: FlexCTCConfig, params: SearchParams, streams: Streams) -> None:
         self._config, self._params = config, params
@@ -56,12 +56,12 @@ class CPUEngine(Engine):
             step(rows, values, lengths, state, self._params, fusions, workspace)
 
         for_each_share(advance_rows, lengths, self._config.threads)
-        for b in np.flatnonzero(sizes <= 0):  # the streams stay as they were
+        for b in np.flatnonzero(sizes <= 0):  # an error; the state of the streams is not replaced
             raise_bad_frame(values, int(b), int(frames_done[b] - before.frames_done[b]))
         self._state = state
 
     def _back_pointers_for(self, lengths: np.ndarray) -> BackPointers:
-        """Back-pointers with room for `lengths` more frames. Those of committed frames are dropped first."""
+        """Back-pointers with a capacity for `lengths` more frames. Those of committed frames are dropped first."""
         state = self._state
         needed, capacity = int((state.frames_done + lengths).max(initial=0)), state.back_pointers.labels.shape[1]
         if capacity < needed and worth_committing(capacity):
@@ -72,7 +72,7 @@ class CPUEngine(Engine):
         return grown(self._state.back_pointers, needed)
 
     def _drop_committed(self) -> None:
-        """Commit what all streams allow, and drop the back-pointers of committed frames."""
+        """Commit tokens of all streams, and drop the back-pointers of committed frames."""
         self.commit(range(len(self._committed)))
         dropped = np.array([own.frames for own in self._committed]) - self._dropped
         state = self._state
@@ -87,7 +87,7 @@ class CPUEngine(Engine):
         scores = np.zeros((len(numbers), n_best), np.float32)
         rank(np.arange(len(numbers)), numbers, state, self._params, fusions, final, order, scores)
         without_final = order[:, 0] < 0
-        if without_final.any():  # an LM may forbid the end everywhere: better a result than none
+        if without_final.any():  # the LM forbids the end after every hypothesis: return them without final weights
             rank(np.flatnonzero(without_final), numbers, state, self._params, fusions, False, order, scores)
         committed = [self._committed[b] for b in rows]
         first = np.array([own.frames for own in committed], np.int64) - dropped

@@ -1,18 +1,16 @@
-"""`CUDAEngine`: buffers and launches around `kernel.cu` and `finish.cu`. A batch is two launches.
+"""`CUDAEngine`: buffers and launches of `kernel.cu` and `finish.cu`. A batch is two launches.
 
-    advance   one block per utterance reads the frames of a chunk: the search
-    finish    one block per utterance puts results together: final weights, order, trace-back
+    advance   one block per utterance searches the frames of a chunk
+    finish    one block per utterance computes its results: final weights, order, trace-back
 
-Nothing but results is copied to the host. A `push` waits for the device once, to say whether a frame was
-bad; `decode` waits for nothing but its results. In a steady state no memory is asked of the driver:
-torch's allocator hands out again what the batch before had. Work goes to torch's current stream; who
-pushes to the same streams from several CUDA streams must order them.
+Only results are copied to the host. `push` waits for the device once, to report a bad frame; `decode` waits only for
+its results. In a steady state torch's allocator reuses the memory of earlier batches. Work is queued on torch's
+current stream; callers that push to the same streams from several CUDA streams must order them.
 
-**Inside a CUDA graph.** While torch captures, `push` must neither wait nor ask the driver for memory. So
-streams that are to be captured are opened with `capacity` and `device`; `lengths` is an integer tensor
-on that device and is checked there; beams are advanced in place, so that every replay reads the next
-chunk; and errors wait for `partial` or `close`: a stream with an error stands still until then. As
-always with graphs, push once before capturing (to other streams), so that kernels are compiled:
+**Inside a CUDA graph.** While torch captures, `push` must neither wait nor allocate memory from the driver. Therefore
+open the streams with `capacity` and `device`, and give `lengths` as an integer tensor on that device, where it is
+checked. Beams are advanced in place, so that every replay reads the next chunk. Errors are raised by `partial` or
+`close`; a stream with an error stops until then. Before capturing, push once to other streams to compile the kernels:
 
     streams = decoder.open(8, capacity=2000, device="cuda")   # frames that a stream may have in total
     with torch.cuda.graph(graph):
@@ -48,7 +46,7 @@ TILE_BYTES = 16 * 1024  # of the back-pointers that `finish` walks through
 
 
 def why_not(beam_size: int, columns: int, device: torch.device) -> str | None:
-    """None if the kernels can search with such a beam on `device`, else why not, in one line."""
+    """None if the kernels can search with this beam on `device`, else the reason in one line."""
     if 2 * beam_size * columns > 2**32:
         return f"2 x beam {beam_size} x {columns} columns exceed the 2^32 that kernels can number"
     try:
@@ -59,13 +57,13 @@ def why_not(beam_size: int, columns: int, device: torch.device) -> str | None:
 
 
 def list_sizes(beam_size: int, columns: int, item_bytes: int, most_shared: int) -> tuple[ListSizes, int]:
-    """Sizes for rows of `columns` numbers of `item_bytes`, within `most_shared` bytes of shared memory.
+    """List sizes for rows of `columns` numbers of `item_bytes`, within `most_shared` bytes of shared memory.
 
     Returns:
-        them, and the bytes of a row in shared memory; 0: rows do not fit and are read where they lie.
+        The sizes, and the bytes of a row in shared memory; 0: rows do not fit and are read from global memory.
 
     Raises:
-        ValueError: there are none.
+        ValueError: the beam needs more shared memory.
     """
     sizes = ListSizes(2 * beam_size + THREADS, min(columns, MAX_LABELS), MAX_PAIRS)
     in_shared = -(-columns * item_bytes // 16) * 16 + 16  # RowFetch::buffer_bytes
@@ -97,13 +95,12 @@ def finish_sizes(beam_size: int, most_shared: int) -> tuple[int, int]:
 
 
 class CUDAEngine(Engine):
-    """See `engine.Engine`. Tensors of any device are taken; the search runs on one.
+    """See `engine.Engine`. Inputs may be on any device; the search runs on one GPU.
 
     Args:
-        config, params: what all streams are decoded with.
-        streams: their fusion, and the frames to make room for at once; more is made as they come,
-            except inside graphs.
-        device: of the first log-probs; on the CPU: the current GPU is taken.
+        config, params: options of all streams.
+        streams: their fusion, and the capacity of the buffers in frames; they grow, except inside graphs.
+        device: device of the first log-probs; for the CPU, the current GPU is used.
     """
 
     def __init__(self, config: FlexCTCConfig, params: SearchParams, streams: Streams, device: torch.device) -> None:
@@ -122,17 +119,17 @@ class CUDAEngine(Engine):
         self._utterances = utterances.to(self.device, non_blocking=True)
         self._beams = self._empty(n, beam_size, HYPOTHESIS.itemsize, dtype=torch.uint8)
         self._progress = torch.zeros(n, PROGRESS.itemsize, dtype=torch.uint8, device=self.device)
-        self._frames = np.zeros(n, np.int64)  # read before the last `push` that waited
-        self._most_frames = 0  # no utterance has read more
+        self._frames = np.zeros(n, np.int64)  # frames read, as of the last `push` that waited
+        self._most_frames = 0  # upper bound of the frames read by any utterance
         self._capacity = 0
         self._back_pointers: dict[str, torch.Tensor] = {}
         self._grow(streams.capacity)
         self._committed = [CommittedTokens() for _ in range(n)]
         self._dropped = np.zeros(n, np.int64)  # committed frames whose back-pointers are dropped
-        self._captured = False  # a graph knows the addresses of our buffers
+        self._captured = False  # a graph contains the addresses of the buffers
         self._deferred: tuple[torch.Tensor, torch.Tensor] | None = None  # log-probs and lengths
 
-    def takes(self, lengths: torch.Tensor) -> bool:
+    def accepts_device_lengths(self, lengths: torch.Tensor) -> bool:
         is_integer = lengths.dtype in (torch.int32, torch.int64)
         return lengths.device == self.device and lengths.ndim == 1 and is_integer
 
@@ -150,7 +147,7 @@ class CUDAEngine(Engine):
         if not in_place:
             beams, progress = torch.empty_like(beams), torch.empty_like(progress)
         self._launch_advance(values, counts, beams, progress)
-        if in_place:  # nobody waits for the kernel
+        if in_place:  # the host does not wait for the kernel
             outlive_kernels((*self._lm, *self._boosting))
         if capturing:
             self._captured = True
@@ -177,7 +174,7 @@ class CUDAEngine(Engine):
         return found
 
     def commit(self, rows: Sequence[int]) -> None:
-        if not self._captured:  # a graph knows the addresses and sizes of our buffers
+        if not self._captured:  # a graph contains the addresses and sizes of the buffers
             commit_shared(self.results(rows, 1, final=False), self._params, self._fusion.arrays)
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
@@ -186,7 +183,7 @@ class CUDAEngine(Engine):
                 "requests have other boosting trees than the CUDA graph that was captured knows, expected "
                 "the same trees in the same streams"
             )
-        # all in place: a graph knows these buffers
+        # in place, because a graph contains the addresses of these buffers
         moved = self._fusion.moved_states(fusion)
         if moved.any():
             beams = self._beams.cpu().numpy().view(HYPOTHESIS)[..., 0]
@@ -270,12 +267,12 @@ class CUDAEngine(Engine):
     # ----------------------------------------------------------------------------------- buffers
 
     def _as_read(self, log_probs: torch.Tensor) -> torch.Tensor:
-        """The log-probs in a form that the kernel reads; as they are, if possible."""
+        """The log-probs in a form that the kernel reads, without a copy if possible."""
         dtype = log_probs.dtype if log_probs.dtype in records.LOG_PROB_TYPES else torch.float32
         return log_probs.detach().to(self.device, dtype, non_blocking=True).contiguous()
 
     def _grow_for(self, lengths: np.ndarray | torch.Tensor, frames: int) -> None:
-        """Let the back-pointers hold what this chunk may bring, without waiting for the device."""
+        """Grow the back-pointers for the frames of this chunk, without waiting for the device."""
         if isinstance(lengths, torch.Tensor):
             self._most_frames += frames
         else:
@@ -289,7 +286,7 @@ class CUDAEngine(Engine):
             self._grow(max(self._most_frames, 2 * self._capacity))
 
     def _drop_committed(self) -> None:
-        """Commit what all streams allow, and drop the back-pointers of committed frames."""
+        """Commit tokens of all streams, and drop the back-pointers of committed frames."""
         self.commit(range(self._n))
         dropped = np.array([own.frames for own in self._committed]) - self._dropped
         for b in np.flatnonzero(dropped).tolist():
@@ -330,11 +327,11 @@ class CUDAEngine(Engine):
     def _raise_errors(
         self, rows: Sequence[int], reached: np.ndarray, values: torch.Tensor | None, lengths: torch.Tensor | None
     ) -> None:
-        """Raise what the first utterance with a status other than 0 met.
+        """Raise the error of the first utterance whose status is not 0.
 
         Args:
             reached: PROGRESS of the utterances `rows`.
-            values, lengths: of the push that met it, if it is known.
+            values, lengths: arguments of the push in which it occurred, if known.
         """
         bad = np.flatnonzero(reached["status"])
         if len(bad) == 0:
@@ -349,7 +346,7 @@ class CUDAEngine(Engine):
 
 
 def _met_in_a_graph(b: int, status: int, frame: int, capacity: int) -> str:
-    """What is wrong with stream b, when its input is no longer there to be looked at."""
+    """The error message of stream b when its input is no longer available."""
     return {
         records.BAD_INPUT: f"log_probs of stream {b} held NaN or a value above 0 in frame {frame}, counted "
         "from the stream's first, expected natural log-probabilities in every valid frame",
@@ -375,7 +372,7 @@ def _is_capturing(device: torch.device) -> bool:
 
 
 class _DeviceResults:
-    """The written arguments of `finish`: many arrays in one piece of memory, copied to the host at once.
+    """The outputs of `finish`: arrays in one block of memory, which one copy moves to the host.
 
     Args:
         rows, n_best, frames: R utterances, N paths of each, of up to T frames.
@@ -406,7 +403,7 @@ class _DeviceResults:
         Args:
             rows: [R] numbers of the streams.
             committed: [R] their committed tokens.
-            dropped: [R] frames that the device does not count.
+            dropped: [R] frames whose back-pointers were dropped; the device does not count them.
         """
         host = self._copied().numpy()
         got = {name: host[part].view(dtype).reshape(shape) for name, (part, dtype, shape) in self._slices.items()}

@@ -1,4 +1,4 @@
-"""`FlexCTCBeam`: the public face of flexctc_beam. Checks inputs, builds results; no algorithm."""
+"""`FlexCTCBeam`: the decoder of flexctc_beam. It checks inputs and builds results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nemo_gpu_decoding.search.flexctc_beam.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.flexctc_beam.finish import Found, fusion_scores
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE, SearchParams
 from nemo_gpu_decoding.search.inputs import check_log_probs
-from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts, made
+from nemo_gpu_decoding.search.result import NBest, Path, ScoreParts, new_frozen
 
 NO_END = "the LM gives no hypothesis a finite end-of-sentence weight; scores are without it"
 
@@ -31,15 +31,15 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         vocab_size: V, number of tokens without the blank.
         blank_id: column of the blank in the log-probs, 0 .. V. NeMo's is V.
         config: see `FlexCTCConfig`.
-        fusion: LM and boosting tree. Both number the tokens without the blank: where blank_id is V a
-            token's label is its id, with a smaller blank_id the ids above it are shifted down by one.
+        fusion: LM and boosting tree. Their labels number the tokens without the blank. If blank_id is V, a label is
+            the token's id; with a smaller blank_id, the ids above it are shifted down by one.
 
     Example:
         >>> decoder = FlexCTCBeam(2, blank_id=2, config=FlexCTCConfig(beam_size=4))
         >>> log_probs = torch.log_softmax(torch.randn(1, 50, 3), dim=-1)
         >>> tokens = decoder.decode(log_probs, [50])[0].best.tokens
 
-    One decoder may serve several threads at once: it holds no state of a running utterance.
+    Several threads may use one decoder: the streams hold the state of running utterances.
 
     Raises:
         ValueError: an argument is out of range or does not fit the others.
@@ -89,7 +89,7 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         paths = self._paths(found, fusion_scores(found, self._params, streams.fusion.arrays, final))
         frames, forbidden = found.frames.tolist(), (final & found.without_final).tolist()
         return [
-            made(
+            new_frozen(
                 NBest,
                 paths=paths[r],
                 num_frames=frames[r],
@@ -100,19 +100,21 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         ]
 
     def _committed(self, found: Found, r: int) -> int:
-        """Tokens of the best hypothesis that all live ones share."""
+        """Number of tokens of the best hypothesis that all live hypotheses share."""
         frames, head = found.traces.frames[r, 0, : found.traces.lengths[r, 0]], found.committed[r].head
         before = 0 if head is None else len(head["tokens"])
         return before + int(np.searchsorted(frames, found.shared[r]))
 
     def _paths(self, found: Found, fused: np.ndarray) -> list[tuple[Path, ...]]:
-        """The hypotheses of each utterance; `fused` [R, N] TEXT_SCORES. What can be done for all of them at once is:
-        a single number takes NumPy as long as the rest of a hypothesis."""
+        """The hypotheses of each utterance; `fused`: [R, N] TEXT_SCORES.
+
+        Most fields are computed for all hypotheses at once, because NumPy operations on single numbers are slow.
+        """
         heads = [own.head for own in found.committed]
         exists = found.order >= 0
         counts = np.where(exists, found.traces.lengths, 0)
         is_used = np.arange(found.traces.tokens.shape[2]) < counts[..., None]
-        tokens, frames, repeats, confidence = (values[is_used] for values in found.traces[1:])  # one behind the other
+        tokens, frames, repeats, confidence = (values[is_used] for values in found.traces[1:])
         ends = np.cumsum(counts).reshape(counts.shape)
         lengths = counts + np.array([0 if head is None else len(head["tokens"]) for head in heads])[:, None]
         scores, insertion = found.scores.astype(np.float64), self.config.beam_beta * lengths
@@ -122,7 +124,7 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         numbers = (values[exists].tolist() for values in columns)
         results: list[list[Path]] = [[] for _ in heads]
         for r, n, begin, end, score, *parts in zip(rows.tolist(), ranks.tolist(), *numbers, strict=True):
-            path = made(
+            path = new_frozen(
                 Path,
                 tokens=tokens[begin:end],
                 frames=frames[begin:end],

@@ -1,7 +1,4 @@
-"""The end of an utterance, or a look at it on the way: final weights, n-best order, trace-back.
-
-Also splits scores by source: what LM and boosting gave to every hypothesis that is returned.
-"""
+"""Final and partial results: final weights, n-best order, trace-back, and the parts of scores."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.committed import CommittedTokens, worth_committing
 from nemo_gpu_decoding.search.flexctc_beam.backpointers import Traces, trace_back
-from nemo_gpu_decoding.search.flexctc_beam.cpu import label_of
+from nemo_gpu_decoding.search.flexctc_beam.frame import label_of
 from nemo_gpu_decoding.search.flexctc_beam.records import MERGE_SUM, SearchParams
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, log_add
 
 
 class Found(NamedTuple):
-    """The N best hypotheses of R utterances as bare numbers, best first.
+    """The N best hypotheses of R utterances as arrays, best first.
 
     Traces and alignments begin after the committed frames.
     """
@@ -29,11 +26,11 @@ class Found(NamedTuple):
     frames: np.ndarray  # [R] int64, frames read
     order: np.ndarray  # [R, N] int32, slots in the beam; -1 where there are fewer
     scores: np.ndarray  # [R, N] float32
-    without_final: np.ndarray  # [R] bool: the LM forbids the end, so final weights were left out
+    without_final: np.ndarray  # [R] bool: the LM forbids the end, so scores have no final weights
     traces: Traces
-    shared: np.ndarray  # [R] int64, first frames in which all live hypotheses are the same path
+    shared: np.ndarray  # [R] int64, number of first frames in which all live hypotheses share one path
     committed: list[CommittedTokens]  # [R]
-    alignment: np.ndarray | None = None  # [R, N, T] int32, if the config asks for it
+    alignment: np.ndarray | None = None  # [R, N, T] int32, if the config has `alignments`
     alignment_log_probs: np.ndarray | None = None  # [R, N, T] float32
 
 
@@ -62,10 +59,14 @@ def commit_shared(found: Found, params: SearchParams, fusions: FusionArrays) -> 
 
 @compiled
 def rank(which, rows, state, params, fusions, final, order, scores):
-    """Sort the hypotheses of every b = rows[r], r in `which`; the N best with other texts.
+    """Sort the hypotheses of utterances rows[r], and keep the N best with different texts.
 
-    Fills order [R, N] with their slots (-1 where there are fewer) and scores [R, N]. `final`: add the final
-    weights of LM and boosting (the utterance is over).
+    Args:
+        which: the indices r into rows that this thread handles.
+        rows: [R] numbers of the utterances.
+        final: add the final weights of LM and boosting, because the utterances have ended.
+        order: [R, N] is filled with slots of the beam, best first; -1 where there are fewer.
+        scores: [R, N] is filled with their scores.
     """
     for r in which:
         b = rows[r]
@@ -93,7 +94,7 @@ def rank(which, rows, state, params, fusions, final, order, scores):
 
 @compiled
 def trace_back_all(which, rows, first, state, params, order, traces):
-    """Trace back the hypotheses order [R, N] of utterances rows[r], r in `which`, to frame first [R]."""
+    """Trace back the hypotheses order [R, N] of utterances rows[r] to frame first [R]; `which` as in `rank`."""
     for r in which:
         for n in range(order.shape[1]):
             if order[r, n] >= 0:
@@ -103,7 +104,7 @@ def trace_back_all(which, rows, first, state, params, order, traces):
 
 @compiled
 def _merge_equal_texts(beam, score, merge):
-    """Leave one hypothesis of each text: two may differ in whether they end in a blank."""
+    """Keep one hypothesis per text; two of a text may differ in ending with a blank or a token."""
     for k in range(len(score)):
         for i in range(k):
             if beam[i].text_hash != beam[k].text_hash or beam[i].length != beam[k].length:
@@ -115,12 +116,12 @@ def _merge_equal_texts(beam, score, merge):
 
 
 def fusion_scores(found: Found, params: SearchParams, fusions: FusionArrays, final: bool) -> np.ndarray:
-    """What LM and boosting gave to all hypotheses, [R, N] TEXT_SCORES.
+    """LM and boosting scores of all hypotheses, [R, N] TEXT_SCORES.
 
     Args:
         found: the hypotheses.
-        params, fusions: what they were decoded with.
-        final: whether final weights are in their scores, where `found` doesn't say otherwise.
+        params, fusions: options and fusion of the search.
+        final: include final weights, except for utterances with `found.without_final`.
     """
     scores = np.repeat(np.stack([own.scores for own in found.committed]), found.order.shape[1], axis=1)
     if fusions.lm_weights.any() or fusions.boosting_weights.any():
@@ -142,7 +143,7 @@ def _add_scores(rows, order, traces, params, fusions, ended, scores):
 
 @compiled
 def add_text_scores(tokens, params, fusions, b, scores):
-    """Add to scores [1] what LM and boosting give to tokens that follow in utterance b, weighted."""
+    """Add to scores [1] TEXT_SCORES the weighted LM and boosting scores of the next tokens of utterance b."""
     own, fusion = scores[0], of_utterance(fusions, b)
     lm_score, lm_state = own.lm, fusions.lm_starts[b] + own.lm_state
     boosting_score, boosting_state = own.boosting, fusions.boosting_starts[b] + own.boosting_state

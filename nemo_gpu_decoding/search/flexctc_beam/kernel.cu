@@ -1,4 +1,4 @@
-// flexctc_beam on the GPU: the steps of cpu.py [FlexCTC, section 3], one block per utterance.
+// flexctc_beam on the GPU: the steps of frame.py [FlexCTC, section 3], one block per utterance.
 //
 // One launch reads a whole batch, or a chunk of each of its streams. A block loops over the frames of
 // its utterance, with the beam in shared memory and the next frame on its way there:
@@ -11,7 +11,7 @@
 //   6. the pairs that are left are looked up, one per thread, and offered if they reach the floor
 //   7. the K best of all become the new beam
 //
-// The K hypotheses are those of cpu.py, to the bit: they depend on the order of candidates alone, and
+// The K hypotheses are those of frame.py, to the bit: they depend on the order of candidates alone, and
 // not on when a floor rises.
 //
 // Compiled once per type of log-prob (LOG_PROB) and for merge=prefix and the others apart (PREFIX).

@@ -1,9 +1,9 @@
 """merge=prefix: textbook CTC prefix search with one slot per text [FlexCTC, section 3].
 
-A text keeps two probabilities, of its alignments that end in a blank and of those that end in its last
-token. A frame leads to a text in three ways: a blank, the last token again, or the last token newly
-after the text without it. The third adds to a text that may be in the beam already; every other
-extension is a text of its own, so that the bound of `cpu.py` holds here too.
+A text has two probabilities: of its alignments that end in a blank, and of those that end in its last token. A frame
+leads to a text in three ways: by a blank, by a repetition of the last token, or by the last token as a new token after
+the text without it. The third way may add to a text that is already in the beam; every other extension is a new text,
+so that the bound of `frame.py` is valid here too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from nemo_gpu_decoding.fusion.batch import of_utterance
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.flexctc_beam.candidates import floor_of, insert, least_log_prob
-from nemo_gpu_decoding.search.flexctc_beam.cpu import (
+from nemo_gpu_decoding.search.flexctc_beam.frame import (
     best_new_score,
     bound_of,
     column_of,
@@ -30,7 +30,7 @@ from nemo_gpu_decoding.search.text_hash import extended_hash
 
 @no_refcount
 def advance_prefix(rows, log_probs, lengths, state, params, fusions, workspace):
-    """`cpu.advance` for merge=prefix."""
+    """`frame.advance` for merge=prefix."""
     beam, sizes, frames_done = state.beam, state.sizes, state.frames_done
     candidates, next_beam = workspace.candidates, workspace.next_beam
     for b in rows:
@@ -48,7 +48,7 @@ def advance_prefix(rows, log_probs, lengths, state, params, fusions, workspace):
 
 @linked
 def _prefix_candidates(row, beam, size, params, fusion, candidates):
-    """The best texts of a frame for merge=prefix; returns how many, or BAD_INPUT."""
+    """Fill the best texts of a frame for merge=prefix; returns their number, or BAD_INPUT."""
     count = 0
     for k in range(size):
         count = _offer_same_text(row, beam, size, k, params, fusion, candidates, count)
@@ -88,17 +88,14 @@ def _prefix_candidates(row, beam, size, params, fusion, candidates):
 
 @linked
 def _base_of(row, hypothesis, v, params):
-    """A new token's score without LM and boosting: it can follow itself only after a blank."""
+    """Score of a new token without LM and boosting. After the same token it needs a blank between them."""
     before = hypothesis.blank_score if v == hypothesis.last_label else hypothesis.score
     return before + row[v] + params.beam_beta
 
 
 @linked
 def _offer_new_text(base, beam, size, k, v, lm_bound, floor, params, fusion, candidates, count):
-    """Offer text k with the token v after it, unless that text is in the beam.
-
-    If it is, `_offer_same_text` has counted this extension.
-    """
+    """Offer text k extended by token v, unless that text is in the beam: `_offer_same_text` counts it then."""
     if _find_text(beam, size, extended_hash(beam[k].text_hash, v), beam[k].length + 1) < 0:
         score, lm_state, boosting_state = fused(base, beam[k], np.int32(v), lm_bound, floor, params, fusion)
         slot, count = insert(candidates.items, candidates.rank, count, score, np.int32(k), np.int32(~v))
@@ -113,7 +110,7 @@ def _offer_new_text(base, beam, size, k, v, lm_bound, floor, params, fusion, can
 
 @linked
 def _offer_same_text(row, beam, size, k, params, fusion, candidates, count):
-    """Offer text k as it is: by a blank, by its last token again, or from its parent's text."""
+    """Offer the unchanged text k: by a blank, by its last token repeated, or by a new token after its parent."""
     blank = beam[k].score + row[params.blank_id]
     repeat, arrival, parent = IMPOSSIBLE, IMPOSSIBLE, np.int64(-1)
     if beam[k].length > 0:

@@ -1,4 +1,4 @@
-"""Records and kernel arguments of flexctc_beam; `records.cuh` is printed from here."""
+"""Records and kernel arguments of flexctc_beam; `records.cuh` is generated from this file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MERGE_MAX, MERGE_SUM, MERGE_PREFIX = 0, 1, 2  # `Merge` of beam.cuh
 MERGE = {"max": MERGE_MAX, "sum": MERGE_SUM, "prefix": MERGE_PREFIX}
 NO_LABEL = -1
 
-# Why a search stands still; `Status` of beam.cuh.
+# Reasons for which a search stops; `Status` of beam.cuh.
 BAD_INPUT, NO_LABEL_POSSIBLE, BAD_LENGTH, BACK_POINTERS_FULL = -1, -2, -3, -4
 
-# The types of log-probs that the kernel reads as they are, and their names in CUDA C++.
+# Types of log-probs that the kernel reads without conversion, and their names in CUDA C++.
 LOG_PROB_TYPES = {torch.float32: "float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
 
 # One hypothesis of the beam; a batch is an array [B, K] of them. Scores are natural log.
@@ -30,7 +30,7 @@ HYPOTHESIS = np.dtype(
         ("length", np.int32),  # tokens so far
         ("lm_state", np.int32),
         ("boosting_state", np.int32),
-        # what LM and boosting can add to the next token at most, weighted
+        # upper bounds of the weighted LM and boosting scores of the next token
         ("lm_bound", np.float32),
         ("boosting_bound", np.float32),
         # merge=prefix only: the probability of the text, split by what its alignments end in
@@ -56,7 +56,7 @@ SEARCH_PARAMS = dtype_of(SearchParams)
 
 # ------------------------------------------------------------------------------------ for kernels
 
-# LM and boosting of an utterance, from its first frame to its last.
+# LM and boosting of an utterance; constant over its frames.
 UTTERANCE = np.dtype(
     [
         ("lm_start", np.int32),  # states before the first token
@@ -65,26 +65,26 @@ UTTERANCE = np.dtype(
         ("boosting_weight", np.float32),
     ]
 )
-# How far an utterance has come. All zeros: nothing read yet.
+# Progress of an utterance. All zeros: no frame has been read.
 PROGRESS = np.dtype(
     [
-        ("size", np.int32),  # hypotheses in the beam; what the beam holds counts from frame 1 on
-        ("status", np.int32),  # 0, or why the search stands still
+        ("size", np.int32),  # hypotheses in the beam; its content is valid from frame 1 on
+        ("status", np.int32),  # 0, or the reason for which the search has stopped
         ("frames", np.int64),  # frames read
     ]
 )
-# A candidate without its score, which is in its key.
+# A candidate without its score; the key contains the score.
 CANDIDATE_ITEM = np.dtype(
     [
         ("parent", np.int32),  # slot in the beam
         ("label", np.int32),  # ~label for a new token, as in `BackPointers`
-        # or ~k: the text of hypothesis k stays as it is, whichever alignment led to it (merge=prefix)
+        # or ~k: the text of hypothesis k is unchanged, for every alignment (merge=prefix)
         ("lm_state", np.int32),
         ("boosting_state", np.int32),
     ],
     metadata={"align": 16},
 )
-# What the threads of a block count together.
+# Counters that the threads of a block share.
 COUNTERS = np.dtype(
     [
         ("best_key", np.uint64),  # of the candidates seen by `keep_best` and `note_best`; 0: none
@@ -93,12 +93,12 @@ COUNTERS = np.dtype(
         ("num_labels", np.int32),
         ("num_pairs", np.int32),
         ("beam_size", np.int32),  # live hypotheses
-        ("best_new_score", np.uint32),  # ordered bits of what a label of log-prob 0 could score at best
+        ("best_new_score", np.uint32),  # ordered bits of the upper bound of a new label with log-prob 0
         ("unused", np.int32, 3),
     ],
     metadata={"align": 16},
 )
-# merge=prefix: a text that stays as it is, by a blank or by its last token.
+# merge=prefix: scores of an unchanged text, by a blank or by its last token.
 KEPT_TEXT = np.dtype([("blank_score", np.float32), ("token_score", np.float32)])
 
 

@@ -3,7 +3,7 @@
 //   expand  one block per hypothesis: log-softmax of its logits; in the first step of a frame, what its
 //           prefixes contribute; its few best extensions, or its forced blank
 //   merge   one block per utterance: these and the hypotheses that have left the frame compete (pool.cuh);
-//           the K best become the new beam; who reads which frame next
+//           the K best become the new beam; the frame that each hypothesis reads next
 //
 // Between two steps torch runs the prediction network and the joint. schedule.cu begins a run.
 //

@@ -1,15 +1,14 @@
 """`AESPlusPlus`: adaptive expansion search of RNN-T and TDT models [ALSD++/AES++].
 
-Frame by frame. The hypotheses that have come to a frame are its open ones. First, prefix search: if an
-open text is another's first part, less one token, the probability of emitting that token here is added
-to the longer one. Then, up to maes_num_steps times, every open hypothesis is expanded by its few best
-labels, those within gamma of its best one; the K best of these and of the hypotheses that have left
-the frame make the new beam. Those with a new token in this frame stay open. What is still open in the
-end is given a blank.
+The search works frame by frame; the open hypotheses are those at the present frame. Prefix search comes first: if an
+open text is another one without its last token, the probability of emitting that token in this frame is added to the
+longer text. Then, up to maes_num_steps times, every open hypothesis is expanded by its best labels, within gamma of
+the best one. The new beam holds the K best of these expansions and of the hypotheses that have left the frame.
+Hypotheses with a new token in this frame stay open. The ones that are open after the last step take a blank.
 
-An expansion in the frame that leads to a text of the beam is dropped: prefix search has counted it. In
-RNN-T that is any text of the beam, as in NeMo; in TDT one at the same frame. Texts that become equal
-in TDT, at the same later frame, are recombined by adding probabilities. Scores are those of `alsd.py`.
+An expansion within the frame that leads to a text of the beam is dropped, because prefix search has counted it. In
+RNN-T this holds for every text of the beam, as in NeMo; in TDT for texts at the same frame. Texts that become equal at
+the same later frame, in TDT, are recombined by adding probabilities. Scores are those of `alsd.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from nemo_gpu_decoding.search.transducer.scoring import (
 
 
 class Pool(NamedTuple):
-    """All that competes for the beam in a step, in the order in which it was found."""
+    """All candidates for the new beam of a step, in the order in which they were found."""
 
     items: np.ndarray  # CANDIDATE
     keys: np.ndarray  # uint64, equal for equal text and frame
@@ -54,7 +53,7 @@ class Pool(NamedTuple):
 def step(rows, data, params, durations, fusions):
     """One step of every utterance in `rows`; changes the `StepData` in place.
 
-    Leaves a size of BAD_INPUT where the joint gave NaN or +inf, and of 0 where no label is possible.
+    Sets a size of BAD_INPUT if the joint returned NaN or +inf, and of 0 if no label is possible.
     """
     capacity = params.beam_size * (params.max_extensions + 1)
     pool = Pool(np.empty(capacity, CANDIDATE), np.empty(capacity, np.uint64))
@@ -85,7 +84,7 @@ def step(rows, data, params, durations, fusions):
 
 @linked
 def _next_frame(b, state):
-    """Go to the next frame that a hypothesis has come to, and open those that have."""
+    """Advance to the next frame of any hypothesis, and open the hypotheses at that frame."""
     frame = np.iinfo(np.int32).max
     for k in range(state.counters[b].size):
         frame = min(frame, state.beam[b, k].frame)
@@ -96,7 +95,7 @@ def _next_frame(b, state):
 
 @compiled
 def _prefix_search(b, data, params, fusion):
-    """Add to every open text what its prefix, one token shorter and open too, contributes here."""
+    """Add to every open text the probability that its prefix, open and one token shorter, emits its last token."""
     beam, size = data.state.beam[b], data.state.counters[b].size
     if params.zero_duration < 0:
         return
@@ -111,13 +110,13 @@ def _prefix_search(b, data, params, fusion):
                 score, _, _ = fused_label(row, beam[i].last_label, offset, beam[j], params, fusion)
                 duration = duration_log_prob(row, params, params.zero_duration)
                 gains[i] = log_add(gains[i], beam[j].score + (score + duration))
-    for i in range(size):  # all at once: what a prefix gains here does not count for its longer text
+    for i in range(size):  # after all sums: a gain of a prefix does not count for its longer text
         beam[i].score = log_add(beam[i].score, gains[i])
 
 
 @linked
 def _expand(b, k, data, params, fusion, best):
-    """The best extensions of hypothesis k; returns how many. It is left as it is if it is not open."""
+    """Fill the best extensions of hypothesis k; returns their number. A closed hypothesis is kept unchanged."""
     hypothesis = data.state.beam[b, k]
     if not hypothesis.open:
         lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
@@ -149,7 +148,7 @@ def _score_in_full(row, hypothesis, best, count, params, fusion):
 
 @linked
 def _compete(b, candidates, count, state, pool, n, scratch, params, durations):
-    """Add candidates to the pool of n, but for what prefix search has counted; returns its new size."""
+    """Add to the pool of n the candidates that prefix search has not counted; returns its new size."""
     for slot in candidates.rank[:count]:
         candidate = candidates.items[slot]
         scratch[0] = state.beam[b, candidate.parent]
@@ -175,7 +174,7 @@ def _is_counted(b, k, new, state, params):
 
 @compiled
 def _best_of(pool, n, best):
-    """Add up what is equal in text and frame, and insert the K best of the pool into `best`."""
+    """Add the probabilities of equal text and frame, and insert the K best of the pool into `best`."""
     keys = pool.keys[:n]
     order = np.argsort(keys, kind="mergesort")
     count = 0
@@ -199,7 +198,7 @@ def _best_of(pool, n, best):
 
 @linked
 def _force_blanks(b, data, params, durations, fusion):
-    """Give every open hypothesis a blank (by the joint's plain score, as in NeMo) and recombine."""
+    """Extend every open hypothesis by a blank (with the joint's plain score, as in NeMo) and recombine."""
     beam = data.state.beam[b]
     size = 0
     for k in range(data.state.counters[b].size):
@@ -227,10 +226,8 @@ def _force_blanks(b, data, params, durations, fusion):
 class AESPlusPlus(TransducerDecoder[AESConfig]):
     """Batched adaptive expansion search of RNN-T and TDT models [ALSD++/AES++].
 
-    Faster than `ALSDPlusPlus`, and nearly as accurate, for models that rarely emit more than one token
-    per frame.
-
-    Arguments, errors and an example: see `ALSDPlusPlus`; its options are an `AESConfig`.
+    It is faster than `ALSDPlusPlus`, and nearly as accurate, for models that rarely emit more than one token per
+    frame. Arguments, errors and an example: see `ALSDPlusPlus`; the options are an `AESConfig`.
     """
 
     strategy = "aes_pp"

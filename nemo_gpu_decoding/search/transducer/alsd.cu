@@ -2,7 +2,7 @@
 //
 //   expand  one block per hypothesis: log-softmax of its logits, blank scoring, LM and boosting; its K
 //           best extensions
-//   merge   one block per utterance: the K best of all become the new beam; who reads which frame next
+//   merge   one block per utterance: the K best of all become the new beam; the frame that each hypothesis reads next
 //
 // Between two steps torch runs the prediction network and the joint. schedule.cu begins a run.
 //

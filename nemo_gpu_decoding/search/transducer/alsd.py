@@ -1,12 +1,11 @@
 """`ALSDPlusPlus`: alignment-length synchronous decoding of RNN-T and TDT models [ALSD++/AES++].
 
-In every step each hypothesis reads the frame it has come to. All its extensions, by the blank or a
-token and, in TDT, a duration, compete with those of the other hypotheses; the K best make the new
-beam, and hypotheses that have become equal in text and frame are recombined by adding probabilities.
-The score of a hypothesis is
+In every step each hypothesis reads its present frame. Its extensions are the blank and all tokens, in TDT each with a
+duration. The K best extensions of all hypotheses form the new beam; hypotheses with equal text and frame are
+recombined by adding probabilities. The score of a hypothesis is
     log P_transducer + alpha_LM log P_LM(text) + alpha_PB boost(text)
-with blanks scored as in `scoring.py`. Blanks of all hypotheses are offered before any token: they need
-no LM, and set the floor that tokens must reach to be looked up (`expand.py`).
+with blanks scored as in `scoring.py`. The blanks of all hypotheses are offered first: they need no LM, and give the
+floor that a token must reach before the LM is queried (`expand.py`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from nemo_gpu_decoding.search.transducer.scoring import (
 def step(rows, data, params, durations, fusions):
     """One step of every utterance in `rows`; changes the `StepData` in place.
 
-    Leaves a size of BAD_INPUT where the joint gave NaN or +inf, and of 0 where no label is possible.
+    Sets a size of BAD_INPUT if the joint returned NaN or +inf, and of 0 if no label is possible.
     """
     candidates = new_candidates(params.beam_size)
     labels = np.empty(min(params.beam_size, params.vocab_size + 1), np.int32)
@@ -60,13 +59,13 @@ def step(rows, data, params, durations, fusions):
 
 @linked
 def _is_free(b, k, data, params):
-    """Whether hypothesis k may take any label: it is not finished and need not take a blank."""
+    """Whether hypothesis k may take any label: it is not finished, and no blank is forced."""
     return data.row_of[b, k] >= 0 and data.state.beam[b, k].symbols < params.max_symbols
 
 
 @linked
 def _offer_without_look_ups(b, data, params, fusion, candidates):
-    """Offer finished hypotheses, forced blanks and (late) all blanks; returns how many."""
+    """Offer finished hypotheses, forced blanks and (late pruning) all blanks; returns the number of candidates."""
     count = 0
     for k in range(data.state.counters[b].size):
         hypothesis = data.state.beam[b, k]
@@ -76,7 +75,7 @@ def _offer_without_look_ups(b, data, params, fusion, candidates):
             continue
         row = data.log_probs[data.row_of[b, k]]
         if hypothesis.symbols >= params.max_symbols:
-            # where labels are narrowed down early, a forced blank keeps its plain score, as in NeMo
+            # with early pruning a forced blank keeps its plain score, as in NeMo
             weighted = params.weighted_blank and params.late
             score, choice = forced_blank(row, hypothesis, weighted, params, fusion)
             count = insert(candidates, count, score, k, choice, lm_state, boosting_state)
@@ -87,7 +86,7 @@ def _offer_without_look_ups(b, data, params, fusion, candidates):
 
 @linked
 def _offer_labels(labels, row, hypothesis, k, params, fusion, candidates, count):
-    """Offer the labels that the joint likes best, with LM and boosting."""
+    """Offer the labels with the best scores of the joint, with LM and boosting scores added."""
     offset = token_offset(row, params, fusion)
     for label in labels:
         base, lm_state, boosting_state = fused_label(row, label, offset, hypothesis, params, fusion)

@@ -1,12 +1,11 @@
 """Beams of transducer searches: hypotheses, their tree of tokens, and what a choice makes of one.
 
-RNN-T is treated as a TDT model whose only duration is 0 with probability 1: a token stays in its
-frame, and a blank, whatever its duration, moves on by at least one frame. So there is one search for
-both. A `choice` is what a hypothesis is extended by: label * D + index of the duration, D durations;
-KEEP leaves the hypothesis as it is.
+RNN-T is treated as a TDT model whose only duration is 0 with probability 1: a token stays in its frame, and a blank of
+any duration advances by at least one frame. One search therefore serves both. A `choice` is an extension of a
+hypothesis: label * D + index of the duration, for D durations; KEEP leaves the hypothesis unchanged.
 
-The tokens of all hypotheses form a tree: a node per token (with `alignments` also per blank) that
-points to the node before it. Example with two hypotheses "4 7" and "4 2", the latter a frame later:
+The tokens of all hypotheses form a tree. It has a node per token (with `alignments` also per blank), which points to
+the previous node. Example with two hypotheses "4 7" and "4 2", the latter one frame later:
 
     node      0     1     2     3          node 0 is the root, the empty text
     parent   -1     0     1     1
@@ -27,14 +26,14 @@ from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, KEEP, NO_LAB
 
 
 class BeamState(NamedTuple):
-    """What a search remembers of n utterances. P entries in the prediction cache."""
+    """State of the search of n utterances, with P entries each in the prediction cache."""
 
     beam: np.ndarray  # [n, K] HYPOTHESIS
     counters: np.ndarray  # [n] STREAM_COUNTERS
-    ends: np.ndarray  # [n] int64, frames known so far
-    steps: np.ndarray  # [n] int64, times that the utterance was worked on
+    ends: np.ndarray  # [n] int64, number of frames received so far
+    steps: np.ndarray  # [n] int64, number of steps so far
     cache_hashes: np.ndarray  # [n, P] uint64
-    cache_lengths: np.ndarray  # [n, P] int32, -1 for an entry that is free
+    cache_lengths: np.ndarray  # [n, P] int32, -1 for a free entry
     cache_used: np.ndarray  # [n, P] int64, step of the last use
 
     @property
@@ -44,7 +43,7 @@ class BeamState(NamedTuple):
 
 
 class PendingPredictions(NamedTuple):
-    """What the prediction network has to compute after a step, at most K texts per utterance."""
+    """Texts that the prediction network must compute after a step, at most K per utterance."""
 
     counts: np.ndarray  # [n] int32
     labels: np.ndarray  # [n, K] int64
@@ -53,7 +52,7 @@ class PendingPredictions(NamedTuple):
 
 
 class StepData(NamedTuple):
-    """What a step reads and changes in place."""
+    """Arrays that a step reads and changes in place."""
 
     log_probs: np.ndarray  # [rows, V + 1 (+ D)] float32, of the joint; blank in column V, then durations
     row_of: np.ndarray  # [n, K] int32, row of a hypothesis, or -1
@@ -63,7 +62,7 @@ class StepData(NamedTuple):
 
 
 def new_beam_state(fusions: FusionArrays, beam_size: int) -> BeamState:
-    """n utterances with nothing read: the empty text in slot 0, its prediction in entry 0."""
+    """State before the first frame of n utterances: the empty text in slot 0, its prediction in entry 0."""
     n = len(fusions.lm_weights)
     entries = 4 * beam_size  # at least 2 K: those of the old and of the new hypotheses
     beam = np.zeros((n, beam_size), HYPOTHESIS)
@@ -88,7 +87,7 @@ def new_beam_state(fusions: FusionArrays, beam_size: int) -> BeamState:
 
 
 def new_nodes(n: int, capacity: int) -> np.ndarray:
-    """Trees [n, capacity] NODE that hold their roots."""
+    """Trees [n, capacity] NODE that consist of their roots."""
     nodes = np.empty((n, max(1, capacity)), NODE)
     nodes[:, ROOT]["parent"] = -1
     nodes[:, ROOT]["label"] = NO_LABEL
@@ -96,7 +95,7 @@ def new_nodes(n: int, capacity: int) -> np.ndarray:
 
 
 def grown_nodes(nodes: np.ndarray, needed: int) -> np.ndarray:
-    """The trees in buffers for `needed` nodes at least; twice as large where they do not suffice."""
+    """The trees in buffers for at least `needed` nodes; a buffer that is too small is at least doubled."""
     n, capacity = nodes.shape
     if needed <= capacity:
         return nodes
@@ -106,20 +105,20 @@ def grown_nodes(nodes: np.ndarray, needed: int) -> np.ndarray:
 
 
 def new_pending(n: int, beam_size: int) -> PendingPredictions:
-    """Nothing to compute, for n utterances."""
+    """Empty lists of texts to compute, for n utterances."""
     arrays = (np.empty((n, beam_size), np.int64) for _ in range(3))
     return PendingPredictions(np.zeros(n, np.int32), *arrays)
 
 
 @linked
 def extend(hypothesis, choice, params, durations):
-    """Apply a choice to a hypothesis, all but its score and what depends on other hypotheses."""
+    """Apply a choice to a hypothesis, except for its score and fields that depend on other hypotheses."""
     if choice == KEEP:
         return
     label = choice // params.num_durations
     duration = durations[choice % params.num_durations]
     if label == params.vocab_size:
-        duration = max(1, duration)  # a blank always moves on
+        duration = max(1, duration)  # a blank always advances
     else:
         hypothesis.prefix_hash = hypothesis.text_hash
         hypothesis.text_hash = extended_hash(hypothesis.text_hash, label)
@@ -135,7 +134,7 @@ def extend(hypothesis, choice, params, durations):
 def find_duplicate(beam, size, hypothesis):
     """The slot below `size` with the same text and frame, or -1.
 
-    In RNN-T two hypotheses of a text are always at the same frame where this is asked.
+    In RNN-T two hypotheses of a text are always at the same frame when this function is called.
     """
     for i in range(size):
         if (

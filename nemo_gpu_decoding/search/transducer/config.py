@@ -1,4 +1,4 @@
-"""Options of alsd_pp and aes_pp; names and defaults as in NeMo's `beam` section."""
+"""Options of alsd_pp and aes_pp, with the names and defaults of NeMo's `beam` section."""
 
 from __future__ import annotations
 
@@ -16,30 +16,29 @@ BLANK_LM_SCORE_MODES = {"no_score": False, "lm_weighted_full": True}  # whether 
 @checked_options
 @dataclass(frozen=True)
 class TransducerConfig(SearchConfig):
-    """Options that both searches share; the rest is in `SearchConfig`.
+    """Options that both searches share, in addition to `SearchConfig`.
 
-    `n_best` is at most `beam_size`; the networks run where they are, whatever the backend.
+    `n_best` is at most `beam_size`. The networks run on their own device with every backend.
 
     Raises:
         FieldError: a value is out of range; the message names the field.
     """
 
-    # Number of hypotheses kept.
+    # Number of hypotheses kept, 1 .. 1024.
     beam_size: int = 4
-    # Rank the hypotheses by score / (number of tokens + 1) at the end; scores are reported as they are.
+    # Rank the final hypotheses by score / (number of tokens + 1). Reported scores are not normalised.
     score_norm: bool = True
     # The joint's logits are divided by this before the softmax, > 0. > 1 flattens the distribution.
     softmax_temperature: float = 1.0
-    # How a blank is scored where an LM or boosting is fused [ALSD++/AES++, eq. 2 and 3]:
-    #   lm_weighted_full  the LM gives the blank the joint's own probability: an LM deletes no words
-    #   no_score          the LM says nothing about the blank
+    # Score of the blank with an LM or boosting [ALSD++/AES++, eq. 2 and 3]:
+    #   lm_weighted_full  the blank's LM probability is that of the joint, so that an LM causes no deletions
+    #   no_score          the LM does not score the blank
     blank_lm_score_mode: str = "lm_weighted_full"
-    # When the labels of a hypothesis are narrowed down to the best: with LM and boosting scores added
-    # (late), or by the joint alone (early).
+    # Whether the labels of a hypothesis are pruned with LM and boosting scores (late) or by the joint alone (early).
     pruning_mode: str = "late"
-    # Keep every label of the way through the frames, blanks included, in `Path.alignment`.
+    # Keep every label of the alignment, blanks included, in `Path.alignment`.
     alignments: bool = False
-    # Run the steps of a search on the GPU as a CUDA graph where that works, see cuda_graphs.py.
+    # On a GPU, run the steps of a search as a CUDA graph if possible, see cuda_graphs.py.
     allow_cuda_graphs: bool = True
 
     def __post_init__(self) -> None:
@@ -58,9 +57,9 @@ class TransducerConfig(SearchConfig):
 @checked_options
 @dataclass(frozen=True)
 class ALSDConfig(TransducerConfig):
-    """Options of `ALSDPlusPlus`; NeMo's for `malsd_batch`."""
+    """Options of `ALSDPlusPlus`, with NeMo's defaults for `malsd_batch`."""
 
-    # After so many tokens in one frame, a hypothesis is given a blank.
+    # Maximum number of tokens of a hypothesis in one frame, >= 1; then it takes a blank.
     max_symbols: int = 10
 
     def __post_init__(self) -> None:
@@ -71,17 +70,17 @@ class ALSDConfig(TransducerConfig):
 @checked_options
 @dataclass(frozen=True)
 class AESConfig(TransducerConfig):
-    """Options of `AESPlusPlus`; but for `pruning_mode`, NeMo's for `maes_batch`."""
+    """Options of `AESPlusPlus`, with NeMo's defaults for `maes_batch`, except for `pruning_mode`."""
 
-    # As in `TransducerConfig`, but NeMo's default is late: gamma then compares scores with the LM, which
-    # lie further apart the larger its weight is, and tokens that are dropped for that are words deleted.
-    # late suits boosting: phrases may lift tokens that the joint puts below gamma.
+    # As in `TransducerConfig`. NeMo's default is late. gamma then prunes scores that contain the LM; with a large LM
+    # weight their differences grow, and words are deleted. late suits boosting: phrases may raise tokens that the
+    # joint scores below gamma.
     pruning_mode: str = "early"
-    # Tokens that a hypothesis may emit in one frame; then it is given a blank.
+    # Maximum number of tokens of a hypothesis in one frame, >= 1; then it takes a blank.
     maes_num_steps: int = 2
-    # A hypothesis is expanded by at most beam_size + this many labels.
+    # A hypothesis is expanded by at most beam_size + this many labels, >= 0.
     maes_expansion_beta: int = 2
-    # ... and only by labels better than its best one less this, natural log, > 0 or inf.
+    # A hypothesis is expanded only by labels whose score is within this of its best one, natural log, > 0 or inf.
     maes_expansion_gamma: float = 2.3
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
-"""`CPUEngine`: joint, step, prediction network, until no frame is left to read.
+"""`CPUEngine`: repeats joint, step and prediction network until all frames are read.
 
-The utterances of a batch work in lockstep, so that each network runs once per step for all of them;
-what a hypothesis is given depends on its own utterance alone.
+The utterances of a batch run in lockstep, so that each network runs once per step for all of them. The results of an
+utterance do not depend on the others.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from nemo_gpu_decoding.search.transducer.beam import StepData, grown_nodes, new_
 from nemo_gpu_decoding.search.transducer.engine import StreamState, TransducerEngine
 from nemo_gpu_decoding.search.transducer.schedule import JointRows
 
-# Below so many log-probs per step, handing out shares to threads costs more than it saves.
+# With fewer log-probs per step, threads cost more time than they save.
 WORK_PER_THREAD = 200_000
 
 
 class CPUEngine(TransducerEngine):
-    """The search on the CPU; the networks run where they are."""
+    """The search on the CPU; the networks run on their own device."""
 
     def _advance(self, state: StreamState, *, ended: bool) -> None:
         algorithm, beams = self._algorithm, state.beams
@@ -34,7 +34,7 @@ class CPUEngine(TransducerEngine):
         while count := joint.read(rows, ended):
             costs = np.zeros(n)
             costs[rows] = (joint.row_of[rows] >= 0).sum(axis=1)
-            rows = np.flatnonzero(costs)  # who waits once has to wait for more frames
+            rows = np.flatnonzero(costs)  # an utterance that waits once must wait for new frames
             state.nodes = grown_nodes(state.nodes, int(beams.counters["node_count"].max()) + beam_size)
             if count * joint.log_probs.shape[1] < WORK_PER_THREAD:
                 step(rows)

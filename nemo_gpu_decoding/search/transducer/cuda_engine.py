@@ -1,14 +1,14 @@
-"""`CUDAEngine`: steps of a transducer search on the GPU, around `alsd.cu` and `aes.cu`.
+"""`CUDAEngine`: steps of a transducer search on the GPU, with the kernels of `alsd.cu` and `aes.cu`.
 
-A step: the joint reads frames and predictions of all hypotheses (`cuda_joint.py`), `expand` and `merge`
-search, and the prediction network reads the new tokens (`cuda_prediction.py`). Shapes are the same in
-every step (a row for each of B * K hypotheses, whether it needs one or not), and nothing is read by the
-host, so that any number of steps can be queued or be captured in a CUDA graph (`cuda_graphs.py`). The
-utterances are copied in before the first step and out after the last.
+In a step, the joint reads frames and predictions of all hypotheses (`cuda_joint.py`), the kernels `expand` and `merge`
+search, and the prediction network reads the new tokens (`cuda_prediction.py`). Shapes are the same in every step: each
+of the B * K hypotheses has a row, also if it needs none. The host reads nothing, so that any number of steps can be
+queued or captured in a CUDA graph (`cuda_graphs.py`). The utterances are copied in before the first step and out after
+the last.
 
-The prediction cache is used without its search by text: every new token gets an entry that no
-hypothesis of the old beam uses. The prediction network has a batch of its own, with fewer rows: most hypotheses take a
-blank in a step. An utterance whose new texts find no rows waits for the next step, and reads nothing in this one.
+The prediction cache is not searched by text: every new token gets an entry that no hypothesis of the old beam uses.
+Most hypotheses take a blank in a step, so the batch of the prediction network has fewer rows. An utterance whose new
+texts find no free rows waits for the next step, and reads no frame in this one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ KEY_BYTES = 8  # of what is ranked, see rank_key.cuh
 
 
 def why_not(params: SearchParams, most_shared: int) -> str | None:
-    """None if the kernels can search with such a beam, else why not, in one line."""
+    """None if the kernels can search with this beam, else the reason in one line."""
     choices = (params.vocab_size + 1) * params.num_durations + 1
     if params.beam_size * choices > 2**32:
         return f"beam {params.beam_size} x {choices} choices exceed the 2^32 that kernels can number"
@@ -81,7 +81,7 @@ def expand_bytes(sizes: ListSizes) -> int:
 def merge_bytes(params: SearchParams) -> int:
     """Dynamic shared memory of a block of `merge`; the order is that of `MergeWorkspace` in merge.cuh.
 
-    aes_pp's `Pool` comes behind it.
+    aes_pp's `Pool` follows it.
     """
     numbers, pooled = 3 * 4, KEY_BYTES + 4
     beams = params.beam_size * (2 * HYPOTHESIS.itemsize + CANDIDATE.itemsize + numbers)
@@ -91,9 +91,9 @@ def merge_bytes(params: SearchParams) -> int:
 
 
 def prediction_rows(utterances: int, params: SearchParams) -> int:
-    """Rows of the prediction network's batch, such that an utterance seldom waits for one.
+    """Number of rows of the prediction network's batch, large enough that utterances seldom wait for one.
 
-    On real speech a step gives a new text to 12 to 37 % of the hypotheses, fewest with aes_pp (docs/gpus.md).
+    On real speech 12 to 37 % of the hypotheses have a new text after a step, fewest with aes_pp (docs/gpus.md).
     """
     rows = utterances * params.beam_size
     share = rows // (4 if params.frame_by_frame else 2)
@@ -101,7 +101,7 @@ def prediction_rows(utterances: int, params: SearchParams) -> int:
 
 
 class Shared(NamedTuple):
-    """What all runs of a decoder share."""
+    """Objects that all runs of a decoder share."""
 
     workspaces: WorkspacePool
     graphs: GraphRunner  # runs steps as CUDA graphs, or plainly
@@ -110,7 +110,7 @@ class Shared(NamedTuple):
 
 
 class CUDAEngine(TransducerEngine):
-    """The search on the device where the networks are; arguments as in `TransducerEngine`."""
+    """The search on the device of the networks; arguments as in `TransducerEngine`."""
 
     def __init__(self, algorithm: Algorithm, fusion: BatchFusion, shared: Shared) -> None:
         super().__init__(algorithm, fusion)
@@ -158,7 +158,7 @@ class CUDAEngine(TransducerEngine):
 
 
 class _Step:
-    """One step on a workspace, and the launches around it."""
+    """The launches of one step on a workspace."""
 
     def __init__(
         self, algorithm: Algorithm, work: Workspace, lm: DeviceAutomaton, joint: Joint, prediction: Prediction
@@ -168,19 +168,19 @@ class _Step:
         self._kernels: dict[tuple[torch.dtype, bool], Module] = {}  # by type of logits, and whether in a loop
         temperature = algorithm.config.softmax_temperature
         self._inverse_temperature = 1.0 / temperature
-        # what a captured step knows besides the workspace
+        # values that a captured step depends on, besides the workspace
         self.key = (
             lm.states.data_ptr(), lm.arcs.data_ptr(), algorithm.params, temperature,
             algorithm.kernels, joint.key, prediction.key,
         )  # fmt: skip
 
     def schedule(self) -> None:
-        """Decide who reads which frame first."""
+        """Choose the frame that each hypothesis reads in the first step."""
         work = self._work
         work.launch(work.kernels, records.SCHEDULE, grid=work.num_utterances, block=records.MERGE_THREADS)
 
     def run(self, *, in_loop: bool = False, handle: int | None = None) -> None:
-        """Launch a step, see `cuda_graphs.Step`."""
+        """Launch a step, see `cuda_graphs.GraphStep`."""
         work, params, sizes = self._work, self._algorithm.params, list_sizes(self._algorithm.params)
         logits = self._joint.logits()
         kernels = self._kernels_for(logits.dtype, in_loop)
@@ -220,13 +220,13 @@ class _Step:
         return self._kernels[logits, in_loop]
 
     def count_active(self) -> None:
-        """Leave in `work.active` how many utterances have a next step."""
+        """Write the number of utterances that have a next step to `work.active`."""
         work = self._work
         work.launch(work.kernels, records.COUNT_ACTIVE, grid=1, block=records.MERGE_THREADS)
 
 
 def _put(device_records: Tensor, values: np.ndarray) -> None:
-    """Fill the first records from the host; the others become zeros: utterances with nothing to read."""
+    """Copy `values` to the first records; the others become zeros, which are utterances without frames."""
     device_records[len(values) :].zero_()
     device_records[: len(values)].copy_(as_records(values))
 
@@ -249,7 +249,7 @@ def _stream_params(state: StreamState, ended: bool) -> np.ndarray:
 
 
 def _append_nodes(nodes: np.ndarray, new: Tensor, counters: np.ndarray) -> np.ndarray:
-    """The trees with what the device has added to them since the last time."""
+    """The trees with the nodes that the device has added since the last call."""
     counts = counters["node_count"] - counters["node_base"]
     most = int(counts.max())
     if most == 0:
@@ -263,7 +263,7 @@ def _append_nodes(nodes: np.ndarray, new: Tensor, counters: np.ndarray) -> np.nd
 
 
 def _list_cached_texts(beams: BeamState) -> None:
-    """Say which texts the prediction cache holds now: those of the beam."""
+    """Store the hashes and lengths of the texts in the prediction cache: those of the beam."""
     beams.steps[:] += 1
     beams.cache_lengths[:] = -1
     b, k = np.nonzero(beams.live)

@@ -1,11 +1,10 @@
-"""How the steps of a run are launched: as one CUDA graph with a loop, as replayed chunks, or plainly.
+"""Launches of the steps of a run: one CUDA graph with a loop, a graph that is replayed, or single kernels.
 
-    loop    a WHILE node repeats a few steps until nobody has a next one: the host launches once
-    chunks  a graph of some steps is replayed; between replays the host looks who is still active
-    plain   every kernel is launched on its own; the host looks every few steps
+    loop    a WHILE node repeats a few steps until no utterance has a next one; the host launches once
+    chunks  a graph of some steps is replayed; between replays the host checks for active utterances
+    plain   every kernel is launched on its own; the host checks for active utterances every few steps
 
-The best that works is taken, and what does not is said once in the log. A step after the end does no
-harm: its kernels find nothing to do.
+The first mode that works is used; the reason for each fallback is logged once. Steps after the end have no effect.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 logger = logging.getLogger("nemo_gpu_decoding")
 
 LOOP, CHUNKS, PLAIN = "loop", "chunks", "plain"
-STEPS_PER_ROUND = 4  # of a loop; a round has its own cost, and steps after the end cost their launches
+STEPS_PER_ROUND = 4  # of a loop; each round has a fixed cost, and steps after the end cost their launches
 STEPS_PER_CHUNK = 16
 STEPS_PER_LOOK = 8
 MOST_GRAPHS = 2  # per workspace
 
 
-class Step(Protocol):
-    """What is repeated."""
+class GraphStep(Protocol):
+    """The step that a run repeats."""
 
     @property
     def key(self) -> Hashable:
-        """What a captured step depends on besides the workspace."""
+        """Values that a captured step depends on, besides the workspace."""
         ...
 
     def run(self, *, in_loop: bool = False, handle: int | None = None) -> None:
-        """Queue a step; `in_loop` with the kernels of a loop's body, which tell the WHILE node of `handle`, if
-        there is one, whether anyone has a next step."""
+        """Queue a step. With `in_loop`, its kernels set the condition of the WHILE node of `handle`, if there is one:
+        whether any utterance has a next step."""
 
     def count_active(self) -> None: ...
 
@@ -54,15 +53,15 @@ class GraphRunner:
         self._allowed = allowed
         self.mode: str | None = None  # found by the first run
 
-    def run(self, step: Step, work: Workspace) -> None:
+    def run(self, step: GraphStep, work: Workspace) -> None:
         """Run on the workspace's device and torch's current stream."""
         device = work.shape.device
         if self.mode is None:
             self.mode = self._best_mode(device)
         while self._num_active(step, work):
-            mode = self.mode  # of the decoder: another thread may find that it does not work
+            mode = self.mode  # shared by threads: another thread may change it when a mode fails
             if mode == PLAIN:
-                # on the CPU a look costs nothing
+                # on the CPU a check costs nothing
                 for _ in range(1 if device.type == "cpu" else STEPS_PER_LOOK):
                     step.run()
             elif (graph := self._graph(mode, step, work)) is not None:
@@ -83,12 +82,12 @@ class GraphRunner:
             return CHUNKS
         return LOOP
 
-    def _num_active(self, step: Step, work: Workspace) -> int:
+    def _num_active(self, step: GraphStep, work: Workspace) -> int:
         step.count_active()
         return int(work.active)
 
-    def _graph(self, mode: str, step: Step, work: Workspace) -> Any | None:
-        """The graph of this step, captured if it is new; None if the mode turned out not to work."""
+    def _graph(self, mode: str, step: GraphStep, work: Workspace) -> Any | None:
+        """The graph of this step, captured if it is new; None if the mode failed."""
         weights = tuple(_versions_of_weights(self._networks))
         key = mode, step.key, weights, _arithmetic()
         if key in work.graphs:
@@ -96,7 +95,7 @@ class GraphRunner:
         if not weights:
             self._fall_back(mode, "the networks show no weights, so changes of them can't be noticed")
             return None
-        # a real step, before capturing: kernels are compiled, and libraries get their workspaces
+        # run a step before capturing, so that kernels are compiled and libraries allocate their workspaces
         with _casts_in_place():
             step.run(in_loop=mode == LOOP)
         try:
@@ -113,13 +112,13 @@ class GraphRunner:
 
     def _fall_back(self, mode: str, reason: str) -> None:
         if self.mode != mode:
-            return  # another thread has said so
+            return  # another thread has logged it
         worse = CHUNKS if mode == LOOP else PLAIN
         logger.warning("CUDA graphs: '%s' does not work here, going on with '%s': %s", mode, worse, reason)
         self.mode = worse
 
 
-def _captured(mode: str, step: Step, device: torch.device) -> Any:
+def _captured(mode: str, step: GraphStep, device: torch.device) -> Any:
     """The graph of LOOP or of CHUNKS."""
 
     def round_of_steps(handle: int) -> None:
@@ -136,7 +135,7 @@ def _captured(mode: str, step: Step, device: torch.device) -> Any:
 
 @contextmanager
 def _casts_in_place() -> Iterator[None]:
-    """Autocast keeps no weights that it has cast: a graph would read them after they are gone."""
+    """Turn off autocast's cache of cast weights: a graph would read them after they are freed."""
     before = torch.is_autocast_cache_enabled()
     torch.set_autocast_cache_enabled(False)
     try:
@@ -146,7 +145,7 @@ def _casts_in_place() -> Iterator[None]:
 
 
 def _arithmetic() -> tuple[Hashable, ...]:
-    """What torch's choice of kernels for products depends on besides their operands."""
+    """Settings that torch's choice of kernels for products depends on, besides the operands."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     backends = matmul, getattr(cudnn, "rnn", cudnn)
     tf32 = [b.fp32_precision if hasattr(b, "fp32_precision") else b.allow_tf32 for b in backends]  # torch < 2.9
@@ -156,8 +155,7 @@ def _arithmetic() -> tuple[Hashable, ...]:
 
 
 def _versions_of_weights(networks: object) -> Iterator[tuple[int, int]]:
-    """Where the weights lie and how often they were written to: a graph knows their addresses, and
-    tables that were made of them."""
+    """Addresses and version counters of the weights: a graph contains the addresses, and tables computed from them."""
     for tensor in _tensors(list(vars(networks).values())):
         yield tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
 

@@ -1,9 +1,9 @@
 """The joint in the steps of a search on the GPU: logits of the hypotheses that read a frame.
 
-A joint of ReLU and one linear layer has a fast path: a kernel gathers the rows of frames and predictions,
-adds them and takes the ReLU (`join_rows` of `networks.cu`), and one product with the layer's weights, cast
-once to the type that torch would multiply in, writes into a buffer of the workspace. All other joints are
-called as torch modules, on rows that were moved before.
+A joint of ReLU and one linear layer has a fast path: a kernel gathers the rows of frames and predictions, adds them
+and applies the ReLU (`join_rows` of `networks.cu`). One product with the layer's weights then writes the logits into a
+buffer of the workspace. The weights are cast once to the type in which torch would multiply. All other joints are
+called as torch modules, on rows that a kernel has gathered.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace
 from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks, TransducerNetworks
 from nemo_gpu_decoding.search.transducer.onednn_linear import MadeOfWeights, product_dtype, versions
 
-COLUMNS = 8  # logits of a row are a multiple of this: tensor cores want rows of 16 bytes
+COLUMNS = 8  # the columns of the logits are a multiple of this: tensor cores need rows aligned to 16 bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,13 +35,13 @@ class OutputLayer:
 
 
 class Joint(ABC):
-    """The joint on a workspace. `key`: what a captured step depends on; lives as long as the graph."""
+    """The joint on a workspace. `key`: values that a captured step depends on; the graph keeps a reference."""
 
     key: OutputLayer | None = None
 
     @abstractmethod
     def logits(self) -> Tensor:
-        """Queue one step: [rows, V + 1 (+ D) or more] logits; rows that read nothing hold anything."""
+        """Queue one step: [rows, V + 1 (+ D) or more] logits; rows that read no frame are undefined."""
 
 
 class TorchJoint(Joint):
@@ -49,7 +49,7 @@ class TorchJoint(Joint):
 
     def __init__(self, networks: TransducerNetworks, work: Workspace) -> None:
         self._networks, self._work = networks, work
-        # rows of hypotheses that need nothing keep old values
+        # rows of hypotheses that read no frame keep old values
         self._frames, self._predictions = (
             work.buffer(f"joint's {name}", rows.dtype, work.rows, *rows.shape[1:])
             for name, rows in (("frames", work.frames), ("predictions", work.cache[0]))
@@ -92,7 +92,7 @@ class FusedJoint(Joint):
 
 
 class JointPaths:
-    """Chooses how the joint of a decoder is run on the GPU; for all threads."""
+    """Chooses the implementation of a decoder's joint on the GPU, for all threads."""
 
     def __init__(self, networks: TransducerNetworks) -> None:
         self._networks = networks
@@ -100,7 +100,7 @@ class JointPaths:
         self._layers: dict[torch.dtype, MadeOfWeights[OutputLayer]] = {}
 
     def on(self, work: Workspace) -> Joint:
-        """The joint on a workspace that has taken its frames, for one run."""
+        """The joint for one run on a workspace that already holds the frames."""
         linear = self._linear()
         if linear is None or linear.weight.device != work.shape.device:
             return TorchJoint(self._networks, work)
@@ -116,7 +116,7 @@ class JointPaths:
         return FusedJoint(layer, work)
 
     def _linear(self) -> nn.Linear | None:
-        """The layer behind the ReLU; None if the joint is another one."""
+        """The layer after the ReLU; None if the joint has another form."""
         networks = self._networks
         if type(networks) not in (LSTMNetworks, StatelessNetworks):
             return None
@@ -136,6 +136,6 @@ def _output_layer(linear: nn.Linear, dtype: torch.dtype) -> OutputLayer:
     bias = linear.bias if linear.bias is not None else linear.weight.new_zeros(linear.out_features)
     weight = functional.pad(linear.weight.detach().to(dtype), (0, 0, 0, missing)).t()
     layer = OutputLayer(weight, functional.pad(bias.detach().to(dtype), (0, missing)))
-    if weight.device.type == "cuda":  # whatever stream the next user works on, it is there
+    if weight.device.type == "cuda":  # later work may be on any stream
         torch.cuda.current_stream(weight.device).synchronize()
     return layer

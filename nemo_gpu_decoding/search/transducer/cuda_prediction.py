@@ -1,14 +1,13 @@
 """The prediction network in the steps of a search on the GPU.
 
-Plain LSTMs and stateless networks have a fast path: their products are fused
-(`fused_weights.py`), and kernels that route the states do the rest (`networks.cu`). What an LSTM's
-hidden values give when multiplied by the recurrent weights is kept per text beside its state: computed
-once, together with the layer's other product, and all that a step has to do for a layer is one kernel
-and one product that writes into a buffer of the workspace.
+Plain LSTMs and stateless networks have a fast path: their products are fused (`fused_weights.py`), and the kernels of
+`networks.cu` compute the rest. The product of an LSTM's hidden values and recurrent weights is computed once per text,
+together with the layer's other product, and stored with the state. A step then needs per layer one kernel and one
+product, which writes into a buffer of the workspace.
 
     lstm_layer 0, product 0, lstm_layer 1, product 1, ..., lstm_output
 
-All other networks are called as torch modules, between two moves of rows.
+All other networks are called as torch modules, between two launches that move rows.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ LSTM, STATELESS, TORCH = "lstm", "stateless", "torch"
 
 
 class Prediction(ABC):
-    """The prediction network on a workspace: `work.labels`, `.sources` and `.targets` say what to do.
+    """The prediction network on a workspace; it computes the texts of `work.labels`, `.sources` and `.targets`.
 
-    `key`: what a captured step depends on besides workspace and networks; lives as long as the graph.
+    `key`: values that a captured step depends on, besides workspace and networks; the graph keeps a reference.
     """
 
     def __init__(self, work: Workspace, key: Hashable = None) -> None:
         self._work, self.key = work, key
 
     def begin(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Called when the workspace has taken a prediction cache, before its first step."""
+        """Called after the workspace has received a prediction cache, before its first step."""
 
     @abstractmethod
     def run(self) -> None:
-        """Queue one step: entries `targets` of the cache become the texts of `sources` and `labels`."""
+        """Queue one step: entries `targets` of the cache become the texts of `sources`, extended by `labels`."""
 
     def _launch(self, signature: Signature, **others: Any) -> None:
         work = self._work
@@ -55,12 +54,12 @@ class Prediction(ABC):
 
 
 class PredictionPaths:
-    """Chooses how the prediction network of a decoder is run on the GPU, and says so in the log."""
+    """Chooses the implementation of a decoder's prediction network on the GPU, and logs it."""
 
     def __init__(self, networks: TransducerNetworks) -> None:
         self._networks = networks
         self._weights = FusedWeights(networks)
-        self.path: str | None = None  # that the last run took: LSTM, STATELESS or TORCH
+        self.path: str | None = None  # of the last run: LSTM, STATELESS or TORCH
 
     def on(self, work: Workspace) -> Prediction:
         """The prediction network on a workspace, for one run."""
@@ -84,7 +83,7 @@ class PredictionPaths:
 
 
 class TorchPrediction(Prediction):
-    """Any network, as torch runs it: for all rows of the batch, whether they need it or not."""
+    """Any network, run by torch for all rows of the batch, also unused ones."""
 
     def __init__(self, networks: TransducerNetworks, work: Workspace) -> None:
         super().__init__(work)
@@ -157,7 +156,7 @@ class LSTMPrediction(Prediction):
 
 
 class StatelessPrediction(Prediction):
-    """A network that sees the last labels only: one kernel, no product."""
+    """A network that reads only the last labels: one kernel, no product."""
 
     def __init__(self, fused: FusedStateless, work: Workspace) -> None:
         super().__init__(work, fused)

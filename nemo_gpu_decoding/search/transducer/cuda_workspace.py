@@ -1,7 +1,7 @@
-"""The buffers of one run on the GPU, at fixed addresses so that a CUDA graph may know them.
+"""The buffers of one run on the GPU, at fixed addresses for CUDA graphs.
 
-A run copies its utterances in, works, and copies them out again; between runs a workspace holds nothing
-that counts, so any run that fits may take any idle one.
+A run copies its utterances in, searches, and copies them out. A workspace holds no state between runs, so a run may
+use any idle workspace of its shape.
 """
 
 from __future__ import annotations
@@ -20,17 +20,16 @@ from nemo_gpu_decoding.fusion.batch import DeviceAutomaton
 from nemo_gpu_decoding.search.transducer import records
 
 SCHEDULE = "search/transducer/schedule.cu"
-NODE_CAPACITY = 8192  # per utterance; when they are full, the host fetches them and the run goes on
+NODE_CAPACITY = 8192  # per utterance; when a buffer is full, the host fetches the nodes and the run continues
 MOST_IDLE = 4  # workspaces that a decoder keeps
 
-# (source, from_rows, target, to_rows): without rows, row r is number r itself; where a row is below 0,
-# nothing is moved
+# (source, from_rows, target, to_rows). None in place of rows: row r is number r. A row below 0 is not moved
 Part = tuple[Tensor, "Tensor | None", Tensor, "Tensor | None"]
 
 
 @dataclass(frozen=True)
 class WorkspaceShape:
-    """What must agree for a run to use a workspace; frames and automata may grow."""
+    """The shape that a run and its workspace must share; buffers of frames and automata may grow."""
 
     device: torch.device
     utterances: int  # B, at least those of the run
@@ -44,7 +43,7 @@ class WorkspaceShape:
 
 
 def bucket(size: int) -> int:
-    """The next power of two: sizes that come and go share a workspace, and with it a graph."""
+    """The next power of two, so that batches of similar sizes share a workspace and its graphs."""
     return 1 << max(0, size - 1).bit_length()
 
 
@@ -78,17 +77,17 @@ class Workspace:
         self.boosting = DeviceAutomaton(self._records(1, 0), self._records(1, 0))
         self.durations = torch.tensor(shape.durations, dtype=torch.int32, device=shape.device)
         self._buffers: dict[Any, Tensor] = {}
-        self.graphs: dict[Any, Any] = {}  # see cuda_graphs.py; they hold the addresses of all the above
+        self.graphs: dict[Any, Any] = {}  # see cuda_graphs.py; they contain the addresses of the buffers above
 
     def launch(
         self, module: Module, signature: Signature, *, grid: int, block: int, shared_bytes: int = 0, **others: Any
     ) -> None:
-        """Launch a kernel; `others` are those of its arguments that the workspace does not hold."""
+        """Launch a kernel; `others` are its arguments that are not attributes of the workspace."""
         own = {name: getattr(self, name) for name in signature.parameters if hasattr(self, name)}
         module.launch(signature, grid=grid, block=block, shared_bytes=shared_bytes, **{**own, **others})
 
     def move_rows(self, rows: int, *parts: Part) -> None:
-        """Move so many rows: of each part, row from_rows[r] of the source becomes row to_rows[r] of the target.
+        """Copy row from_rows[r] of the source to row to_rows[r] of the target, for r < `rows` and each part.
 
         Args:
             parts: contiguous tensors [R, ...] whose rows are of one type and shape; rows int64.
@@ -103,18 +102,18 @@ class Workspace:
             self.kernels.launch(records.MOVE_ROWS, grid=rows, block=records.MOVE_THREADS, **arguments)
 
     def buffer(self, name: str, dtype: torch.dtype, *shape: int) -> Tensor:
-        """A buffer [*shape] under a name of its user's: zeros at first, the same one ever after."""
+        """The buffer [*shape] with this name; created with zeros by the first call."""
         key = name, dtype, shape
         if key not in self._buffers:
             self._buffers[key] = self._zeros(dtype, *shape)
         return self._buffers[key]
 
     def take_frames(self, values: Tensor) -> None:
-        """Copy frames [n, C, H] in, one utterance after the other."""
+        """Copy frames [n, C, H] in, utterance by utterance."""
         self.frames = self._filled(self.frames, values.flatten(0, 1))
 
     def take_boosting(self, automaton: DeviceAutomaton) -> None:
-        """Copy the trees of this run in: they differ from run to run."""
+        """Copy the boosting trees of this run in."""
         self.boosting = DeviceAutomaton(*map(self._filled, self.boosting, automaton))
 
     def take_predictions(self, parts: Sequence[Tensor]) -> None:
@@ -123,12 +122,12 @@ class Workspace:
             own[: len(part)] = part
 
     def give_predictions(self, parts: Sequence[Tensor]) -> None:
-        """Copy it out again."""
+        """Copy the prediction cache of n utterances out."""
         for own, part in zip(self.cache, parts, strict=True):
             part.copy_(own[: len(part)])
 
     def _filled(self, buffer: Tensor, rows: Tensor) -> Tensor:
-        """The buffer, or a larger one that no graph knows, with `rows` at its start."""
+        """The buffer with `rows` at its start; if it is too small, a larger one, which is in no graph."""
         if len(rows) > len(buffer) or rows.shape[1:] != buffer.shape[1:]:
             buffer = self._zeros(rows.dtype, bucket(len(rows)), *rows.shape[1:])
             self.graphs.clear()
@@ -148,14 +147,14 @@ class Workspace:
 
 @dataclass
 class WorkspacePool:
-    """The idle workspaces of one decoder; its runs may come from several threads."""
+    """The idle workspaces of one decoder, for runs of several threads."""
 
     _idle: list[Workspace] = field(default_factory=list)  # the last used one last
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
     def borrowed(self, shape: WorkspaceShape) -> Iterator[Workspace]:
-        """A workspace of this shape for the time of a run; lost if the run fails."""
+        """A workspace of this shape for one run; it is discarded if the run fails."""
         with self._lock:
             fitting = [workspace for workspace in self._idle if workspace.shape == shape]
             if fitting:

@@ -1,4 +1,4 @@
-"""`TransducerDecoder`: input checks and results of alsd_pp and aes_pp; no algorithm."""
+"""`TransducerDecoder`: input checks and results of alsd_pp and aes_pp."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ C = TypeVar("C", bound=TransducerConfig)
 class TransducerDecoder(Decoder[C, NBest]):
     """A batched beam search over a transducer's networks. Inputs are the encoder's output [B, T, D].
 
-    In results, `parts.acoustic` is all that the networks contributed, summed over the alignments that
-    were recombined; with blank_lm_score_mode=lm_weighted_full that includes what blanks and tokens got
-    from the joint's blank probability. `repeats` is the duration, at least 1.
+    In results, `parts.acoustic` is the score of the networks, summed over the recombined alignments. With
+    blank_lm_score_mode=lm_weighted_full it includes the terms of the joint's blank probability in eq. 3. `repeats` is
+    the duration, at least 1.
 
     Args:
         networks: prediction network and joint, see `TransducerNetworks`.
         config: the options of the search.
         fusion: LM and boosting tree over the V tokens of the networks.
 
-    One decoder may serve several threads at once: it holds no state of a running utterance.
+    Several threads may use one decoder: the streams hold the state of running utterances.
 
     Raises:
         ValueError: an argument is out of range or does not fit the others.
@@ -60,7 +60,7 @@ class TransducerDecoder(Decoder[C, NBest]):
         self.networks = checked_networks(networks)
         super().__init__(config or self.config_type(), fusion, FusionLabels(networks.vocab_size))
         config = self.config
-        # an RNN-T is a TDT model that knows the duration 0 only, see `beam.py`
+        # an RNN-T is a TDT model with the duration 0 only, see `beam.py`
         durations = np.array(networks.durations or (0,), np.int32)
         zeros = np.flatnonzero(durations == 0)
         self._params = SearchParams(
@@ -82,19 +82,19 @@ class TransducerDecoder(Decoder[C, NBest]):
 
     @abstractmethod
     def _own_params(self) -> dict[str, Any]:
-        """The `SearchParams` in which alsd_pp and aes_pp differ."""
+        """The fields of `SearchParams` in which alsd_pp and aes_pp differ."""
 
     @property
     def device_modes(self) -> dict[str, str | None]:
-        """How the last run on a GPU went; None before the first one.
+        """Modes of the last run on a GPU; None before the first one.
 
-        graphs      how steps were launched: loop, chunks or plain, see `cuda_graphs.py`
-        prediction  what ran the prediction network: lstm or stateless (our kernels), or torch
+        graphs      launches of the steps: loop, chunks or plain, see `cuda_graphs.py`
+        prediction  implementation of the prediction network: lstm or stateless (kernels of this package), or torch
         """
         return {"graphs": self._graphs.mode, "prediction": self._predictions.path}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies are made of the same arguments: locks and what is kept on a GPU cannot be copied."""
+        """Copies are created from the same arguments, because locks and GPU buffers cannot be copied."""
         return type(self), (self.networks, self.config, self.fusion)
 
     def with_options(self, config: C, fusion: Fusion) -> TransducerDecoder[C]:
@@ -136,7 +136,7 @@ class TransducerDecoder(Decoder[C, NBest]):
         return results
 
     def _open_tokens(self, found: Found, r: int) -> int:
-        """Tokens of the best hypothesis that not all live ones share."""
+        """Number of tokens of the best hypothesis that are not shared by all live hypotheses."""
         own, beams = int(found.rows[r]), found.state.beams
         ends = beams.beam[own]["node"][beams.live[own]]
         best = beams.beam[own, found.order[r, 0]]["node"]

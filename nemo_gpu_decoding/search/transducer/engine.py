@@ -1,6 +1,6 @@
-"""`TransducerEngine`: what the engines of both backends share. Frames come in, results go out.
+"""`TransducerEngine`: the base class of the engines of both backends.
 
-Between runs all backends keep the same things, in a `StreamState`; a subclass says how a run is done.
+Between runs both backends keep a `StreamState`; a subclass implements a run.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Algorithm(NamedTuple):
 
 @dataclass
 class StreamState:
-    """n utterances being searched."""
+    """State of the search of n utterances between runs."""
 
     beams: BeamState
     nodes: np.ndarray  # [n, N] NODE
     predictions: Predictions
-    frames: Frames  # those that a hypothesis may still read
+    frames: Frames  # frames that a hypothesis may still read
     fusions: FusionArrays
 
     def selected(self, rows: np.ndarray) -> StreamState:
@@ -61,10 +61,10 @@ class StreamState:
         )
 
     def add_frames(self, projected: Tensor, lengths: np.ndarray) -> None:
-        """Take in new frames, and forget those that no hypothesis needs any more.
+        """Append new frames, and drop those that no hypothesis needs any more.
 
         Args:
-            projected: [sum of lengths, H], of one utterance after the other.
+            projected: [sum of lengths, H], utterance by utterance.
             lengths: [n] number of new frames.
         """
         needed = np.where(self.beams.live, self.beams.beam["frame"], np.iinfo(np.int32).max).min(axis=1)
@@ -72,7 +72,7 @@ class StreamState:
         self.beams.ends[:] += lengths
 
     def restart(self, rows: list[int], fusions: FusionArrays, moved: np.ndarray, networks: TransducerNetworks) -> None:
-        """Begin new utterances in these rows; boosting states of the others move by `moved` [n]."""
+        """Begin new utterances in these rows; the numbers of the others' boosting states change by `moved` [n]."""
         n, beam_size = self.beams.beam.shape
         self.fusions = fusions
         self.beams.beam["boosting_state"] += moved[:, None]
@@ -89,14 +89,14 @@ class Found(NamedTuple):
     scores: np.ndarray  # [R, N] float32
     state: StreamState
     rows: np.ndarray  # [R] numbers of the utterances in `state`
-    committed: list[CommittedTokens]  # [R] what comes before the nodes of `state`
+    committed: list[CommittedTokens]  # [R] the tokens before the nodes of `state`
 
 
 class TransducerEngine(Engine):
     """See `engine.Engine`; errors are never deferred.
 
     Args:
-        algorithm: what all streams are decoded with.
+        algorithm: the search of all streams.
         fusion: LM, boosting trees and weights of each utterance.
     """
 
@@ -109,21 +109,21 @@ class TransducerEngine(Engine):
         nodes = new_nodes(n, 16 * beam_size)
         self._state = StreamState(beams, nodes, predictions, Frames.none(n), fusion.arrays)
         self._committed = [CommittedTokens() for _ in range(n)]
-        self._most_nodes = FIRST_COMMIT  # of a tree, before it is looked for what can be committed
+        self._most_nodes = FIRST_COMMIT  # of a tree; a larger tree triggers a commit
         self._lost = False
 
     @abstractmethod
     def _advance(self, state: StreamState, *, ended: bool) -> None:
-        """Search until every utterance needs frames that have not come, or has `ended`.
+        """Search until every utterance needs frames that have not arrived, or has `ended`.
 
-        Stops at once with a size <= 0 in its beam where the joint's output was unusable.
+        Stops with a size <= 0 in the beam of an utterance for which the joint's output is invalid.
         """
 
     def push(self, inputs: Tensor, lengths: np.ndarray | Tensor, *, deferred: bool = False) -> None:
         """See `engine.Engine.push`.
 
-        A hypothesis that is behind others in time keeps them waiting, so that the order of steps, and
-        with it the result, is that of the whole utterance.
+        Hypotheses that are ahead in time wait for the others, so that the order of steps, and with it the result, is
+        that of the whole utterance.
         """
         assert isinstance(lengths, np.ndarray)
         self._check_alive()
@@ -137,7 +137,7 @@ class TransducerEngine(Engine):
         with torch.inference_mode(), networks.evaluation():
             projected = networks.project_encoder(new)
             self._state.add_frames(projected, lengths)
-            self._lost = True  # for good, if the networks fail half-way
+            self._lost = True  # reset below, unless the networks fail
             self._run(self._state, ended=False)
             self._lost = False
             self._state.add_frames(projected[:0], np.zeros_like(lengths))  # frees memory
@@ -145,7 +145,7 @@ class TransducerEngine(Engine):
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> Found:
         self._check_alive()
         state, numbers = self._state, np.array(rows, np.int64)
-        if final and state.frames.values.shape[1]:  # frames that wait for others to come
+        if final and state.frames.values.shape[1]:  # frames of utterances that waited for more frames
             state = state.selected(numbers)
             with torch.inference_mode(), self._algorithm.networks.evaluation():
                 self._run(state, ended=True)
@@ -196,7 +196,7 @@ class TransducerEngine(Engine):
 
 
 def valid_frames(encoder_output: Tensor, lengths: np.ndarray) -> Tensor:
-    """The valid frames of all utterances one after the other, [sum of lengths, D].
+    """The valid frames of all utterances, concatenated, [sum of lengths, D].
 
     Raises:
         ValueError: a valid frame holds NaN or infinity.

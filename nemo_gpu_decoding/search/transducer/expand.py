@@ -1,14 +1,14 @@
-"""Expansion of a hypothesis: its extensions by blank and tokens, the best of them kept in order.
+"""Expansion of a hypothesis: a sorted list of its best extensions by blank and tokens.
 
-Extensions are candidates in a total order: score down, then parent up, then choice up. So two runs, and
-two backends, keep the same ones even among equal scores.
+Extensions are sorted by a total order: descending score, then ascending parent, then ascending choice. All runs and
+backends therefore keep the same ones, even among equal scores.
 
-**Bound-pruned fusion.** Blanks and finished hypotheses need no LM: they give a floor at once, the score
-of the N-th best candidate, or that of the best less gamma. Let ub(s) be the largest weight that any
-label can get in LM state s. A token v of hypothesis k can only be kept if
-    score_k + log p(v) + log p(best duration) + alpha ub(state_k)  reaches the floor,
-and only such tokens are looked up. The result is the same to the bit: the bound is summed in the
-order of the score itself and floating-point addition is monotonic.
+**Bound-pruned fusion.** Blanks and finished hypotheses need no LM and give a floor: the score of the N-th best
+candidate, or that of the best minus gamma. Let ub(s) be the largest weight of any label in LM state s. A token v of
+hypothesis k can only be kept if
+    score_k + log p(v) + log p(best duration) + alpha ub(state_k)  reaches the floor.
+Only such tokens are looked up. The result is the same to the bit: the bound is summed in the order of the score, and
+floating-point addition is monotonic.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _is_better(score, parent, choice, other):
 
 @linked
 def floor_of(candidates, count, params):
-    """What a candidate must reach: the best less gamma, and the N-th best if there are N."""
+    """The score that a candidate must reach: the best minus gamma, or the N-th best if that is larger."""
     if count == 0:
         return IMPOSSIBLE
     floor = candidates.items[candidates.rank[0]].score - params.gamma
@@ -91,7 +91,7 @@ def floor_of(candidates, count, params):
 
 @linked
 def count_within_gamma(candidates, count, params):
-    """How many of the sorted candidates are better than the best less gamma."""
+    """Number of the sorted candidates that are better than the best minus gamma."""
     if count > 0:
         floor = candidates.items[candidates.rank[0]].score - params.gamma
         while count > 0 and not candidates.items[candidates.rank[count - 1]].score > floor:
@@ -101,7 +101,7 @@ def count_within_gamma(candidates, count, params):
 
 @linked
 def least_log_prob(floor, score, offset, bound, longest):
-    """No label with a smaller log-probability can reach the floor; with slack for float32 rounding."""
+    """Lower bound of the log-probability of labels that can reach the floor, with slack for float32 rounding."""
     rest = np.float64(score) + offset + bound + longest
     return np.float32(floor - rest - 1e-6 * (abs(np.float64(floor)) + abs(rest)) - 1e-5)
 
@@ -144,9 +144,9 @@ def offer_tokens(row, hypothesis, k, params, fusion, candidates, count):
 
 @linked
 def best_labels(row, labels):
-    """Fill `labels` with the columns of the largest values of a row, largest first; returns how many.
+    """Fill `labels` with the columns of the largest values of a row, in descending order; returns their number.
 
-    Of equal values the first column comes first.
+    Equal values are in the order of their columns.
     """
     count = 0
     v = 0

@@ -1,23 +1,23 @@
-"""Fused weights of prediction networks: matrices that `networks.cu` needs, multiplied beforehand.
+"""Fused weights of prediction networks: precomputed products of matrices for `networks.cu`.
 
-**LSTM**, H hidden values per layer, J inputs of the joint. What a label adds to the gates of the first
-layer is a row of a table. And all that a hidden value is multiplied by, now and in the next step,
-stands side by side, so that one product per layer does it:
+**LSTM**, H hidden values per layer, J inputs of the joint. A table holds the contribution of each label to the gates
+of the first layer. The two matrices that a hidden value is multiplied by, in this step and the next one, are
+concatenated, so that a layer needs one product:
 
     weights[l]   [H, 4 H + 4 H]  recurrent weights of layer l | input weights of layer l + 1
     weights[-1]  [H, 4 H + J]    recurrent weights of the last layer | projection to the joint
 
-**Stateless.** With x_i the embedding of the i-th last label, P_i the columns of the projection that it
-meets and 1 a vector of ones,
+**Stateless.** Let x_i be the embedding of the i-th last label, P_i the corresponding columns of the projection, and 1
+a vector of ones. Then
 
     projection(norm(x_0 | x_1 | ..)) = (sum_i P_i x_i - mean * P 1) / deviation + bias
 
-so tables of P_i x_i, of the sum of x_i and of the sum of its squares do: no product is left. (The norm's
-own weight and bias, if it has any, go into P and the bias.)
+so that tables of P_i x_i, of the sum of x_i and of the sum of its squares replace all products. (P and the bias
+contain the norm's weight and bias, if it has them.)
 
-Matrices are in the type that torch would multiply in, that of the weights or autocast's: they are cast once
-here and not in every step. Sums and a stateless network's tables are float32. So what is computed differs from
-torch's by rounding alone.
+Matrices have the type in which torch would multiply, that of the weights or of autocast. They are cast here once
+instead of in every step. Sums and the tables of a stateless network are float32. Results differ from torch's by
+rounding only.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ Fused = FusedLSTM | FusedStateless
 
 
 class FusedWeights:
-    """The fused weights of some networks, made anew when a weight has changed; for all threads."""
+    """The fused weights of networks, recomputed when a weight has changed; for all threads."""
 
     def __init__(self, networks: TransducerNetworks) -> None:
         self._networks = networks
@@ -72,7 +72,7 @@ class FusedWeights:
         self._fused: dict[torch.dtype, MadeOfWeights[Fused]] = {}  # by the type that products are computed in
 
     def why_not(self, device: torch.device) -> str | None:
-        """None if the networks can be fused for `device`, else why not, in one line."""
+        """None if the networks can be fused for `device`, else the reason in one line."""
         networks = self._networks
         if type(networks) is not LSTMNetworks and type(networks) is not StatelessNetworks:
             return f"{type(networks).__name__} are called through methods of their own"
@@ -94,12 +94,12 @@ class FusedWeights:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The type of what the networks give; where `why_not` is None."""
+        """The type of the networks' outputs; requires that `why_not` is None."""
         assert isinstance(self._networks, (LSTMNetworks, StatelessNetworks))
         return product_dtype(self._networks.prediction_projection.weight)
 
     def current(self) -> Fused:
-        """The weights as they are now, for products as torch would compute them now; where `why_not` is None."""
+        """The fused weights for the present weights and autocast type; requires that `why_not` is None."""
         networks = self._networks
         assert isinstance(networks, (LSTMNetworks, StatelessNetworks))
         with self._lock:
@@ -112,13 +112,13 @@ class FusedWeights:
 def _fused(networks: LSTMNetworks | StatelessNetworks) -> Fused:
     fused = _fused_lstm(networks) if isinstance(networks, LSTMNetworks) else _fused_stateless(networks)
     device = networks.prediction_projection.weight.device
-    if device.type == "cuda":  # whatever stream the next user works on, they are there
+    if device.type == "cuda":  # later work may be on any stream
         torch.cuda.current_stream(device).synchronize()
     return fused
 
 
 def _modules(networks: LSTMNetworks | StatelessNetworks) -> list[tuple[nn.Module, type[nn.Module]]]:
-    """What is fused besides a norm, and the types whose arithmetic is known here."""
+    """The modules that are fused, except for a norm, and their supported types."""
     modules: list[tuple[nn.Module, type[nn.Module]]] = [(networks.prediction_projection, nn.Linear)]
     if isinstance(networks, LSTMNetworks):
         return [*modules, (networks.embedding, nn.Embedding), (networks.lstm, nn.LSTM)]
@@ -147,7 +147,7 @@ def _sources(networks: LSTMNetworks | StatelessNetworks) -> list[Tensor]:
 def _fused_lstm(networks: LSTMNetworks) -> FusedLSTM:
     layers, projection = networks.lstm.all_weights, networks.prediction_projection
     table = networks.input_table()
-    assert table is not None  # `why_not` has asked
+    assert table is not None  # checked by `why_not`
     zeros = projection.weight.new_zeros(layers[0][1].shape[0])
     above = [weight for weight, *_ in layers[1:]] + [projection.weight]
     recurrent = [weight for _, weight, *_ in layers]

@@ -92,7 +92,7 @@ inline Hypothesis extended(
 ) {
   Hypothesis next = work.beam[chosen.parent];
   extend(next, chosen.choice, context.args.durations, context.params());
-  if (context.params().frame_by_frame) {  // who has left the frame waits until all have
+  if (context.params().frame_by_frame) {  // hypotheses past this frame are closed until all have left it
     next.open = chosen.choice != KEEP && next.frame == work.beam[chosen.parent].frame;
   }
   next.score = chosen.score;
@@ -235,7 +235,7 @@ inline void set_condition(const MergeArgs& args, bool active) {
 #endif
 }
 
-// The new beam of utterance b = blockIdx.x, and who reads which frame next.
+// The new beam of utterance b = blockIdx.x, and the frame that each hypothesis reads next.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) merge(const MergeArgs args) {
   extern __shared__ __align__(16) unsigned char smem[];
   const MergeContext context{args, (int)blockIdx.x};

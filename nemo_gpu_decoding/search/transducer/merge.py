@@ -1,9 +1,8 @@
-"""The best candidates become the new beam: recombination, tree of tokens, prediction cache.
+"""Construction of the new beam from the best candidates: recombination, tree of tokens, prediction cache.
 
-**The prediction cache.** A search meets the same text again and again: a hypothesis that waits with a
-blank proposes its best token anew in every frame. So the prediction network's output is kept per
-text: an entry is found by the text's hash and length, the one that was not used for longest gives
-way to a new one, and the network runs only for texts that are not there.
+**The prediction cache.** The same text occurs in many steps: a hypothesis that takes blanks proposes its best token in
+every frame. The outputs of the prediction network are therefore cached by the hash and length of the text. A new text
+replaces the least recently used entry, and the network runs only for texts that are not in the cache.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from nemo_gpu_decoding.search.transducer.scoring import is_bad
 def begin_step(b, data, params):
     """Count the step and protect the cache entries of the present hypotheses.
 
-    Returns False, and leaves a size of BAD_INPUT, where the joint gave NaN or +inf.
+    Returns False, and sets a size of BAD_INPUT, if the joint returned NaN or +inf.
     """
     state = data.state
     state.steps[b] += 1
@@ -34,7 +33,7 @@ def begin_step(b, data, params):
 
 @linked
 def add_node(b, hypothesis, choice, log_prob, data, params, durations):
-    """Append what `choice` emits after a hypothesis to the tree of utterance b; returns its node."""
+    """Append the label of `choice` after a hypothesis to the tree of utterance b; returns its node."""
     label = choice // params.num_durations
     duration = durations[choice % params.num_durations]
     if label == params.vocab_size:
@@ -53,7 +52,7 @@ def add_node(b, hypothesis, choice, log_prob, data, params, durations):
 
 @linked
 def find_prediction(b, hypothesis, state, pending):
-    """Point a hypothesis with a new token to the cache entry of its text; it is pending if it is new.
+    """Set the cache entry of a hypothesis with a new token; a text that is not in the cache becomes pending.
 
     `hypothesis.cache_entry` is the entry of the text without the token.
     """
@@ -79,7 +78,7 @@ def find_prediction(b, hypothesis, state, pending):
 
 @linked
 def merge(b, candidates, count, data, scratch, params, durations):
-    """The candidates become the new beam: recombination, tree of tokens, prediction cache."""
+    """Build the new beam from the candidates: recombination, tree of tokens, prediction cache."""
     beam = data.state.beam[b]
     size = 0
     for slot in candidates.rank[:count]:
@@ -99,7 +98,7 @@ def merge(b, candidates, count, data, scratch, params, durations):
             label = candidate.choice // params.num_durations
             log_prob = data.log_probs[data.row_of[b, candidate.parent], label]
             new.node = add_node(b, parent, candidate.choice, log_prob, data, params, durations)
-            if params.frame_by_frame:  # who has left the frame waits until all have
+            if params.frame_by_frame:  # hypotheses past this frame are closed until all have left it
                 new.open = new.frame == parent.frame
             if label < params.vocab_size:
                 find_prediction(b, new, data.state, data.pending)

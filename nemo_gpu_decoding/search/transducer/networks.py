@@ -1,20 +1,20 @@
-"""The networks of a transducer as the search sees them, and adapters for plain torch modules.
+"""The interface of a transducer's networks, and adapters for plain torch modules.
 
-A transducer has an encoder (run by the caller), a prediction network that reads the tokens of a
-hypothesis, and a joint network. For V tokens, the blank is label V. Example with V = 1024, a hidden
-size of 640 and an LSTM of one layer:
+A transducer has an encoder (run by the caller), a prediction network that reads the tokens of a hypothesis, and a
+joint network. For V tokens, the blank is label V. Example with V = 1024, a hidden size of 640 and an LSTM of one
+layer:
 
     project_encoder   [N, 512] encoder frames                   -> [N, 640]
     start             -                                         -> [1, 640], ([1, 1, 640], [1, 1, 640])
     predict           [N] labels, states of N hypotheses        -> [N, 640], their states after the label
     join              [N, 640] frames, [N, 640] predictions     -> [N, 1025] logits; TDT: + durations
 
-All tensors have one row per hypothesis, also the parts of a state: the search moves rows about and
-never looks into them. A row of a result must depend on its own inputs alone, not on its neighbours or
-their number; see `onednn_linear.whole_blocks` for what matrix products need for that.
+All tensors, also the parts of a state, have one row per hypothesis. The search moves rows and does not read them. A
+row of a result must depend on its own inputs only, not on other rows or their number; see `onednn_linear.whole_blocks`
+for matrix products.
 
-Networks compute in the type of their weights, or in autocast's: float32, float16, bfloat16. Cells of
-an LSTM and what a search makes of logits, log-probs and scores, are float32 whatever that type is.
+Networks compute in the type of their weights, or in that of autocast: float32, float16 or bfloat16. The cells of an
+LSTM, log-probs and scores are always float32.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ State = tuple[Tensor, ...]
 
 
 class TransducerNetworks(Protocol):
-    """What a search needs of a prediction network and a joint. H is the size of the joint's input."""
+    """A prediction network and a joint. H is the size of the joint's input."""
 
     vocab_size: int  # V, without the blank; the blank is label V and also starts a text
     durations: tuple[int, ...]  # frames, for TDT models; empty for RNN-T
@@ -46,7 +46,7 @@ class TransducerNetworks(Protocol):
         ...
 
     def evaluation(self) -> AbstractContextManager[None]:
-        """Entered for every call of a search: no dropout inside, everything as before afterwards."""
+        """A context for every call of a search: evaluation mode inside; the mode is restored afterwards."""
         ...
 
     def project_encoder(self, frames: Tensor) -> Tensor:
@@ -68,7 +68,7 @@ class TransducerNetworks(Protocol):
 
 @contextmanager
 def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """Put modules that are being trained into evaluation mode for a while."""
+    """Put modules in training mode into evaluation mode within the context."""
     trained = [part for module in modules for part in module.modules() if part.training]
     for part in trained:
         part.training = False
@@ -80,7 +80,7 @@ def evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 
 class ModuleNetworks:
-    """The joint of a transducer made of torch modules; subclasses add the prediction network.
+    """The joint of a transducer of torch modules; subclasses add the prediction network.
 
     Args:
         encoder_projection: D -> H.
@@ -170,7 +170,7 @@ class LSTMNetworks(ModuleNetworks):
             raise ValueError(f"lstm is {lstm}, expected an LSTM of one direction and without projection (proj_size=0)")
         self.embedding = embedding
         self.lstm = lstm
-        self._tables: dict[torch.dtype, MadeOfWeights[Tensor]] = {}  # by the type that products are computed in
+        self._tables: dict[torch.dtype, MadeOfWeights[Tensor]] = {}  # by the type of products
         self._input_linears = [OneDNNLinear() for _ in range(lstm.num_layers)]
         self._recurrent_linears = [OneDNNLinear() for _ in range(lstm.num_layers)]
 
@@ -185,7 +185,7 @@ class LSTMNetworks(ModuleNetworks):
         gates = self._first_gates(labels)
         hiddens: list[Tensor] = []
         cells: list[Tensor] = []
-        # cell by cell: nn.LSTM repacks its weights at every call, which costs more than a single step
+        # cell by cell: nn.LSTM repacks its weights in every call, which takes longer than one step
         for layer, (weight, recurrent, *biases) in enumerate(self.lstm.all_weights):
             if layer > 0:
                 bias = sum(biases) if biases else None
@@ -203,10 +203,10 @@ class LSTMNetworks(ModuleNetworks):
         return self.embedding.num_embeddings * weight.shape[0] * product_dtype(weight).itemsize
 
     def input_table(self) -> Tensor | None:
-        """[V + 1, 4 * hidden_size], what every label contributes to the gates of the first layer.
+        """[V + 1, 4 * hidden_size], the contribution of every label to the gates of the first layer.
 
-        It saves half of the LSTM's work, and is made anew when a weight has changed. None if it would be
-        too large, or if changes can't be seen.
+        It saves half of the LSTM's work, and is recomputed when a weight has changed. None if it would be too large,
+        or if changes cannot be detected.
         """
         if self.table_bytes() > MAX_TABLE_BYTES:
             return None
@@ -217,7 +217,7 @@ class LSTMNetworks(ModuleNetworks):
         return table.current([rows, weight, *biases], lambda: functional.linear(rows, weight, bias))
 
     def _first_gates(self, labels: Tensor) -> Tensor:
-        """What labels contribute to the gates of the first layer, [N, 4 * hidden_size]."""
+        """The contributions of labels to the gates of the first layer, [N, 4 * hidden_size]."""
         table = self.input_table()
         if table is not None:
             return table.index_select(0, labels)
@@ -238,11 +238,11 @@ def _cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class StatelessNetworks(ModuleNetworks):
-    """A prediction network that sees the last tokens only, each position through its own embedding.
+    """A prediction network that reads only the last tokens, with an embedding per position.
 
     Args:
-        embeddings: V + 1 rows each, the one of the last token first.
-        norm: applied to the embeddings, put side by side.
+        embeddings: V + 1 rows each; the first one is for the last token.
+        norm: applied to the concatenated embeddings.
         others: see `ModuleNetworks`.
     """
 
@@ -290,7 +290,7 @@ def checked_durations(durations: Sequence[int]) -> tuple[int, ...]:
 
 
 def checked_networks(networks: TransducerNetworks) -> TransducerNetworks:
-    """Try the networks on one frame of zeros.
+    """Run the networks on one frame of zeros.
 
     Raises:
         ValueError: the joint's output does not fit the vocabulary and the durations.

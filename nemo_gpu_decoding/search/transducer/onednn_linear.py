@@ -1,9 +1,8 @@
-"""Linear layers for the few rows of a search step, each row by itself.
+"""Linear layers for the few rows of a search step, with results that do not depend on the number of rows.
 
-For a matrix product torch's BLAS brings the weight into an order of its own at every call. With eight
-rows that takes about as long as the product itself. oneDNN can keep a weight in its order: so a search
-packs each weight once, and again when it has changed. Also, oneDNN treats all rows alike, where the
-BLAS works on blocks of rows and rounds a remainder otherwise.
+torch's BLAS repacks the weight in every matrix product. With eight rows this takes about as long as the product
+itself. oneDNN can store packed weights, so a search packs each weight once, and again when it has changed. oneDNN also
+rounds all rows alike; the BLAS works on blocks of rows and rounds the remaining rows differently.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-ROW_BLOCK = 8  # rows in a block of the BLAS, at most; also what oneDNN's order is chosen for
+ROW_BLOCK = 8  # largest number of rows in a block of the BLAS; oneDNN packs weights for this number of rows
 
 T = TypeVar("T")
 
-# (where it lies, how often it was written in place): another value, another weight
+# (address, version counter) of a tensor; a different value means a different weight
 Versions = list[tuple[int, int]]
 
 
 def versions(sources: Sequence[Tensor]) -> Versions | None:
-    """Changes when one of the tensors does; None if changes cannot be seen."""
+    """A value that changes when one of the tensors changes; None if changes cannot be detected."""
     if any(source.is_inference() for source in sources):
         return None
     return [(source.data_ptr(), source._version) for source in sources]
@@ -33,7 +32,7 @@ def versions(sources: Sequence[Tensor]) -> Versions | None:
 def whole_blocks(rows: Tensor) -> Tensor:
     """Rows [N, ...] on a CPU followed by zeros up to a multiple of ROW_BLOCK.
 
-    Otherwise the rounding of a row in a matrix product would depend on the number of its neighbours.
+    Without the zeros, the rounding of a row in a matrix product depends on the number of rows.
     """
     missing = -len(rows) % ROW_BLOCK
     if missing == 0 or rows.device.type != "cpu":
@@ -42,7 +41,7 @@ def whole_blocks(rows: Tensor) -> Tensor:
 
 
 def product_dtype(weight: Tensor) -> torch.dtype:
-    """What torch multiplies by a weight in: autocast's type where that is on, else the weight's own."""
+    """The type in which torch multiplies by a weight: that of autocast if it is on, else that of the weight."""
     device = weight.device.type
     if torch.is_autocast_enabled(device) and weight.dtype != torch.float64:
         return torch.get_autocast_dtype(device)
@@ -50,14 +49,14 @@ def product_dtype(weight: Tensor) -> torch.dtype:
 
 
 class MadeOfWeights(Generic[T]):
-    """A value that is made of weights, and made anew when one of them has changed."""
+    """A value computed from weights, and recomputed when one of them has changed."""
 
     _seen: Versions | None = None
-    _sources: Sequence[Tensor] = ()  # what it was made of: those addresses are not given away
+    _sources: Sequence[Tensor] = ()  # the weights; the references keep their addresses from being reused
     _value: T | None = None
 
     def current(self, sources: Sequence[Tensor], make: Callable[[], T]) -> T | None:
-        """The value for these weights; None if changes of them can't be seen."""
+        """The value for these weights; None if their changes cannot be detected."""
         now = versions(sources)
         if now is not None and now != self._seen:
             self._value = make()
@@ -65,11 +64,11 @@ class MadeOfWeights(Generic[T]):
         return None if now is None else self._value
 
     def __getstate__(self) -> None:
-        """A copy makes the value itself: oneDNN's tensors can't be copied."""
+        """A copy recomputes the value, because oneDNN's tensors cannot be copied."""
 
 
 class OneDNNLinear:
-    """`functional.linear` for one weight [outputs, inputs], packed on CPUs where oneDNN is at hand."""
+    """`functional.linear` for one weight [outputs, inputs], packed on CPUs if oneDNN is available."""
 
     def __init__(self) -> None:
         self._packed: MadeOfWeights[Tensor] = MadeOfWeights()
@@ -99,7 +98,7 @@ def _can_pack(rows: Tensor, weight: Tensor) -> bool:
 
 
 def _has_onednn() -> bool:
-    """Whether the operators that torch.compile uses for linear layers are there."""
+    """Whether torch has the oneDNN operators that torch.compile uses for linear layers."""
     operators = torch.ops.mkldnn
     return torch.backends.mkldnn.is_available() and all(
         hasattr(operators, name) for name in ("_reorder_linear_weight", "_linear_pointwise")

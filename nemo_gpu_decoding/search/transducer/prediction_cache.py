@@ -1,4 +1,4 @@
-"""Tensors that a search gives to the networks: predictions per text, and frames not read yet."""
+"""Inputs of the joint during a search: cached predictions per text, and frames that are not read yet."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Predictions:
 
     @classmethod
     def start(cls, networks: TransducerNetworks, n: int, entries: int) -> Predictions:
-        """Every utterance's entry 0 holds the empty text."""
+        """A cache in which entry 0 of every utterance holds the empty text."""
         output, state = networks.start()
 
         def spread(row: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class Predictions:
         return cls(spread(output), tuple(spread(part) for part in state))
 
     def restart(self, networks: TransducerNetworks, rows: list[int], n: int) -> None:
-        """Entry 0 of some of the n utterances holds the empty text again."""
+        """Reset entry 0 of the utterances `rows`, of n, to the empty text."""
         output, state = networks.start()
         first = torch.tensor(rows, device=self.outputs.device) * (len(self.outputs) // n)
         for part, row in zip(self.parts, (output, *state), strict=True):
@@ -55,7 +55,7 @@ class Predictions:
             return Predictions(chosen(self.outputs), tuple(chosen(part) for part in self.state))
 
     def extend(self, networks: TransducerNetworks, pending: PendingPredictions, rows: np.ndarray) -> None:
-        """Run the prediction network for the texts that utterances `rows` wait for."""
+        """Run the prediction network for the pending texts of utterances `rows`."""
         flat = np.empty((3, pending.labels.size), np.int64)
         count = _flattened(pending, rows, len(self.outputs) // len(pending.counts), flat)
         if count == 0:
@@ -69,7 +69,7 @@ class Predictions:
 
 @compiled
 def _flattened(pending, rows, entries, flat):
-    """Fill flat [3, n * K] with labels, sources and targets of all `rows`; returns how many.
+    """Fill flat [3, n * K] with labels, sources and targets of all `rows`; returns their number.
 
     Utterance b has the entries b * `entries` .. of the cache.
     """
@@ -98,10 +98,10 @@ class Frames:
         """These frames from `needed` on, and new ones after them.
 
         Args:
-            projected: [sum of lengths, H], the new frames of all utterances one after the other.
+            projected: [sum of lengths, H], the new frames of all utterances, concatenated.
             lengths: [n] number of new frames.
             ends: [n] number of frames before them.
-            needed: [n] first frame that is still wanted.
+            needed: [n] first frame that is still needed.
         """
         kept = np.maximum(ends - needed, 0)
         first = ends - kept

@@ -1,4 +1,4 @@
-"""Records, kernel arguments, block sizes of alsd_pp and aes_pp; `records.cuh` is printed from here."""
+"""Records, kernel arguments and block sizes of alsd_pp and aes_pp; `records.cuh` is generated from this file."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from nemo_gpu_decoding.cuda.records import dtype_of
 from nemo_gpu_decoding.fusion.automaton import ARC, STATE
 
 NO_LABEL = -1
-KEEP: Final = -1  # the choice to leave a hypothesis as it is
-BAD_INPUT: Final = -1  # instead of a beam's size or a number of extensions: the joint gave NaN or +inf
-NO_ROW: Final = -1  # instead of a row that is to be moved, or an entry of the prediction cache
+KEEP: Final = -1  # the choice that leaves a hypothesis unchanged
+BAD_INPUT: Final = -1  # in place of a beam's size or a number of extensions: the joint returned NaN or +inf
+NO_ROW: Final = -1  # in place of a row to move, or of an entry of the prediction cache
 ROOT = 0  # node of the empty text
 
 # One hypothesis; a batch is an array [B, K] of them. Scores are natural log.
@@ -27,7 +27,7 @@ HYPOTHESIS = np.dtype(
         ("length", np.int32),  # tokens so far
         ("frame", np.int32),  # the frame to read next
         ("symbols", np.int32),  # tokens emitted in this frame
-        ("open", np.int32),  # 1: is given the joint at `frame`, 0: waits for others
+        ("open", np.int32),  # 1: the joint reads it at `frame`; 0: it waits for others
         ("node", np.int32),  # of its last token (or blank) in the tree
         ("cache_entry", np.int32),  # of its text in the prediction cache
         ("lm_state", np.int32),
@@ -41,11 +41,11 @@ NODE = np.dtype(
         ("parent", np.int32),  # node before it
         ("label", np.int32),
         ("frame", np.int32),  # in which it was emitted
-        ("duration", np.int32),  # frames moved on with it
+        ("duration", np.int32),  # frames that it advances
         ("log_prob", np.float32),  # of the label, by the joint
     ]
 )
-# An extension of a hypothesis, before it is known whether it is kept.
+# An extension of a hypothesis, before pruning.
 CANDIDATE = np.dtype(
     [
         ("score", np.float32),
@@ -53,24 +53,24 @@ CANDIDATE = np.dtype(
         ("choice", np.int32),  # label * D + index of the duration, or KEEP
         ("lm_state", np.int32),  # after it
         ("boosting_state", np.int32),
-        ("log_prob", np.float32),  # of the label, by the joint; kernels only, the CPU still has the row
+        ("log_prob", np.float32),  # of the label, by the joint; kernels only, the CPU reads it from the row
     ]
 )
-# How far an utterance has come, 24 bytes.
+# Progress of an utterance, 24 bytes.
 STREAM_COUNTERS = np.dtype(
     [
         ("size", np.int32),  # live hypotheses; BAD_INPUT, or 0 where no label was possible
-        ("expansions", np.int32),  # aes_pp: tokens emitted at most in the present frame
+        ("expansions", np.int32),  # aes_pp: largest number of tokens that a hypothesis emitted in the present frame
         ("node_count", np.int32),  # of the whole tree
-        ("node_base", np.int32),  # kernels: number of the first node in the buffer; the host has those before
-        ("activity", np.int32),  # kernels: one of those below
-        ("new_texts", np.int32),  # kernels: of the last step, that wait for the prediction network
+        ("node_base", np.int32),  # kernels: number of the first node in the buffer; the host holds earlier nodes
+        ("activity", np.int32),  # kernels: IDLE, ACTIVE, FULL or WAITING
+        ("new_texts", np.int32),  # kernels: texts of the last step that wait for the prediction network
     ]
 )
 IDLE: Final = 0  # every hypothesis waits for frames, is finished, or the input was bad
 ACTIVE: Final = 1  # there is a next step
-FULL: Final = 2  # the host has to fetch the nodes first
-WAITING: Final = 3  # the next step gives its new texts to the prediction network, and does nothing else
+FULL: Final = 2  # the host must fetch the nodes first
+WAITING: Final = 3  # the next step only passes its new texts to the prediction network
 
 
 class SearchParams(NamedTuple):
@@ -84,12 +84,12 @@ class SearchParams(NamedTuple):
     weighted_blank: bool  # blank_lm_score_mode is lm_weighted_full
     late: bool  # pruning_mode
     alignments: bool  # blanks get nodes, too
-    # In these alsd_pp and aes_pp differ.
+    # The following differ between alsd_pp and aes_pp.
     frame_by_frame: bool  # only hypotheses in the present frame are extended
-    blank_ceiling: np.float32  # the blank's probability is clipped to this where tokens share the rest
+    blank_ceiling: np.float32  # upper limit of the blank's probability p(b) in 1 - p(b), see scoring.py
     max_symbols: int  # tokens of a hypothesis in one frame; then it takes a blank
     max_extensions: int  # M, of a hypothesis in one step
-    gamma: np.float32  # and none this far below its best one, natural log
+    gamma: np.float32  # extensions lower than the best one by more than this are dropped, natural log
 
 
 SEARCH_PARAMS = dtype_of(SearchParams)
@@ -103,7 +103,7 @@ MOVE_THREADS = 128  # a block per row
 FEWEST_PREDICTION_ROWS = 128  # of the prediction network's batch; products with fewer are hardly faster
 MOVED_PARTS = 4  # tensors whose rows one launch moves
 
-# The types that networks compute in and whose logits kernels read as they are, and their names in CUDA C++.
+# Types of networks whose logits the kernels read without conversion, and their names in CUDA C++.
 VALUE_TYPES = {torch.float32: "float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
 
 # Weights and frames of an utterance in one run, 32 bytes.
@@ -113,17 +113,17 @@ STREAM_PARAMS = np.dtype(
         ("boosting_weight", np.float32),
         ("inverse_lm_weight", np.float64),  # 1 / lm_weight; 0 where that is not finite
         ("first_row", np.int64),  # row of frame 0 in the buffer of frames; < 0 if it has been dropped
-        ("end", np.int32),  # frames known so far
-        ("ended", np.int32),  # 1: there will be no more
+        ("end", np.int32),  # frames received so far
+        ("ended", np.int32),  # 1: no more frames will follow
     ]
 )
 FUSION_STATES = np.dtype([("lm", np.int32), ("boosting", np.int32)])  # after an extension
-# What the threads of `expand` count together.
+# Counters that the threads of `expand` share.
 LIST_COUNTERS = np.dtype(
     [
         ("num_items", np.int32),
         ("num_labels", np.int32),
-        ("floor", np.float32),  # what an extension must reach to be kept
+        ("floor", np.float32),  # the score that an extension must reach
         ("threshold", np.float32),  # log-probability of the labels that are looked up first
     ],
     metadata={"align": 16},
@@ -154,7 +154,7 @@ def _beams(written: bool) -> dict[str, Tensor]:
     }
 
 
-# The batch of the prediction network; rows that nobody takes have the label 0 and NO_ROW.
+# The batch of the prediction network; unused rows have the label 0 and NO_ROW.
 def _batch(written: bool) -> dict[str, Tensor | Scalar]:
     rows = Tensor(torch.int64, ("prediction_rows",), written=written)
     return {
@@ -191,7 +191,7 @@ EXPAND = Signature(
         "columns": _INT,
     },
 )
-# One block per utterance makes the new beam of them, and gives its new texts rows of the batch.
+# One block per utterance builds the new beam from the extensions, and assigns rows of the batch to its new texts.
 MERGE = Signature(
     "merge",
     {
@@ -214,10 +214,10 @@ MERGE = Signature(
         "params": Scalar(SEARCH_PARAMS),
         "node_capacity": _INT,
         "cache_entries": _INT,  # of an utterance
-        "sets_condition": _INT,  # 1: the last block tells the WHILE node whether any utterance goes on
+        "sets_condition": _INT,  # 1: the last block sets the WHILE node's condition: does any utterance continue?
     },
 )
-# Decides who reads which frame first.
+# Chooses the frame that each hypothesis reads in the first step.
 SCHEDULE = Signature(
     "schedule",
     {
@@ -280,7 +280,7 @@ LSTM_LAYER = Signature(
     "lstm_layer",
     {
         **_ROUTES,
-        # what labels add to the gates of the first layer, bias included; null above it
+        # contributions of labels to the gates of the first layer, bias included; null in other layers
         "table": _values("labels", "4H", optional=True),
         # hidden values below times (recurrent | input) weights, or null
         "product": _values("prediction_rows", "8H", optional=True),

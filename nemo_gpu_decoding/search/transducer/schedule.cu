@@ -1,7 +1,7 @@
 // Around the steps of a search: its first schedule, and moving rows of the networks' tensors about.
 #include "search/transducer/schedule.cuh"
 
-// Decide, for every utterance b = blockIdx.x, who reads which frame first.
+// Choose, for every utterance b = blockIdx.x, the frame that each hypothesis reads first.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) schedule(const ScheduleArgs args) {
   const int b = blockIdx.x;
   const StreamCounters now = args.counters[b];
@@ -9,7 +9,7 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS) schedule(const Schedul
   schedule_next(args, b, args.beams + (int64)b * args.beam_size, now);
 }
 
-// Count who is still active, for a host or a WHILE node that waits for the end.
+// Count the active utterances, for a host or a WHILE node that waits for the end.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS) count_active(const CountActiveArgs args) {
   int own = 0;
   for (int b = thread(); b < args.num_utterances; b += threads()) {

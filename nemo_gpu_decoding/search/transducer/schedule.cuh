@@ -1,4 +1,4 @@
-// How a step ends: who reads which frame next. Counterpart of schedule.py.
+// How a step ends: the frame that each hypothesis reads next. Counterpart of schedule.py.
 #pragma once
 
 #include "search/transducer/beam.cuh"

@@ -1,9 +1,9 @@
-"""Who reads which frame in a step on the CPU, and the joint's log-probs for them.
+"""Row schedule of a CPU step: the pairs of frame and text that the joint evaluates, and their log-probs.
 
-In TDT the same text may come to the same frame twice, in different numbers of steps: "4" with a blank of
-two frames, and "4" with two blanks of one. The joint gives it what it gave before, nearly always in the
-step before (99 % of repeats; they are 10-40 % of all rows), so the rows of one step are kept for the
-next one. RNN-T has no such repeats in a run.
+In TDT the same text may reach the same frame twice, in different numbers of steps: "4" with a blank of two frames, and
+"4" with two blanks of one frame. The joint's output is the same. 10-40 % of all rows are such repeats, and 99 % of
+them repeat a row of the previous step, so the rows of one step are kept for the next one. RNN-T has no such repeats in
+a run.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 
 
 class KeptRows(NamedTuple):
-    """What each hypothesis read in the last step.
+    """The rows that each hypothesis read in the last step.
 
-    An entry of the prediction cache stands for a text there: a step that reads an entry does not give
-    it to another text.
+    An entry of the prediction cache identifies a text, because a step does not reassign the entries that it reads.
     """
 
     rows: np.ndarray  # [n, K] int32, row of log-probs, or -1
@@ -32,10 +31,10 @@ class KeptRows(NamedTuple):
 
 
 class RowSources(NamedTuple):
-    """What the R rows of a step are made of: new ones from the front, those of the last step from the end."""
+    """Sources of the R rows of a step: new rows from the front, rows of the last step from the end."""
 
-    frames: np.ndarray  # [R] int64, number in the flat frames
-    texts: np.ndarray  # [R] int64, entry in the prediction cache of all
+    frames: np.ndarray  # [R] int64, row of the flattened frames
+    texts: np.ndarray  # [R] int64, entry in the flattened prediction cache
     old_rows: np.ndarray  # [R] int64, row of the last step
 
 
@@ -51,7 +50,7 @@ class JointRows:
     def __init__(self, networks: TransducerNetworks, temperature: float, state: StreamState) -> None:
         self._networks, self._temperature, self._state = networks, temperature, state
         self._flat_frames = state.frames.values.flatten(0, 1)
-        # per utterance: frames, and entries of the cache
+        # frames and cache entries per utterance
         self._strides = state.frames.values.shape[1], state.beams.cache_hashes.shape[1]
         shape = state.beams.beam.shape
         most = shape[0] * shape[1]
@@ -63,9 +62,9 @@ class JointRows:
         self.log_probs, self._before = (np.empty((most, width), np.float32) for _ in range(2))
 
     def read(self, rows: np.ndarray, ended: bool) -> int:
-        """Fill `log_probs` and `row_of` for the utterances `rows`; returns how many hypotheses have a row.
+        """Fill `log_probs` and `row_of` for the utterances `rows`; returns the number of hypotheses with a row.
 
-        What is there holds until the next call but one.
+        The values are valid until the second next call.
         """
         self.log_probs, self._before = self._before, self.log_probs
         state, sources = self._state, self._sources
@@ -79,7 +78,7 @@ class JointRows:
         return new + repeated
 
     def _compute(self, count: int) -> None:
-        """Fill the first rows: labels and durations are normalised apart."""
+        """Fill the first `count` rows; labels and durations are normalised separately."""
         outputs = self._state.predictions.outputs
         frame, text = (torch.from_numpy(values[:count]).to(outputs.device) for values in self._sources[:2])
         logits = self._networks.join(self._flat_frames.index_select(0, frame), outputs.index_select(0, text))
@@ -93,7 +92,7 @@ class JointRows:
 def normalised(logits: Tensor, temperature: float) -> Tensor:
     """[N, columns] logits as log-probs, in double.
 
-    Rounded once by whoever keeps them, the order of a sum no longer shows, and backends agree.
+    The caller rounds them to float32 once, so that the order of a sum has no effect and all backends agree.
     """
     logits = logits.double()
     if temperature != 1.0:
@@ -103,12 +102,12 @@ def normalised(logits: Tensor, temperature: float) -> Tensor:
 
 @compiled
 def _schedule(rows, beams, ended, row_of, kept, first_frames, strides, sources):
-    """Number the hypotheses of the utterances `rows` that can be given the joint now.
+    """Number the hypotheses of the utterances `rows` that the joint can read now.
 
-    An utterance waits while one of its open hypotheses needs a frame that has not come yet (the order
-    of steps must not depend on how the frames come). If it has `ended`, such a hypothesis is finished.
+    An utterance waits while one of its open hypotheses needs a frame that has not arrived, because the order of steps
+    must not depend on the chunks. If it has `ended`, such a hypothesis is finished.
 
-    Returns how many rows have to be computed, and how many were kept.
+    Returns the number of rows to compute, and the number of kept rows.
     """
     new, repeated, last = 0, 0, sources.old_rows.shape[0] - 1
     for b in rows:
@@ -140,7 +139,7 @@ def _schedule(rows, beams, ended, row_of, kept, first_frames, strides, sources):
 
 @linked
 def _kept_row(kept, b, hypothesis):
-    """The row that the same text got at the same frame in the last step, or -1."""
+    """The row of the same text at the same frame in the last step, or -1."""
     old = -1
     for j in range(kept.rows.shape[1]):
         if (

@@ -1,16 +1,16 @@
-"""Scores of tokens and blanks, with an LM and a boosting tree fused in [ALSD++/AES++, eq. 2 and 3].
+"""Scores of tokens and blanks with a fused LM and boosting tree [ALSD++/AES++, eq. 2 and 3].
 
-An LM knows no blank. If only tokens pay for it, every token loses against the blank and an LM deletes
-words. `alpha` is the sum of the fusion weights, p the joint's posterior, b the blank:
+An LM has no probability of the blank. If it lowers the scores of tokens only, the blank wins more often and words are
+deleted. `alpha` is the sum of the fusion weights, p the joint's posterior, b the blank:
 
     no_score (eq. 2)            blank   log p(b)
                                 token v log p(v)                            + alpha log P_LM(v)
     lm_weighted_full (eq. 3)    blank   log p(b) + alpha log p(b)
                                 token v log p(v) + alpha log (1 - p(b))     + alpha log P_LM(v)
 
-So in eq. 3 the LM gives the blank the joint's own probability, and shares the rest among the tokens.
-All scores are float32, natural log. A row is the joint's log-probs for one hypothesis, [V + 1 (+ D)]:
-the blank in column V, then durations.
+In eq. 3 the LM probability of the blank is that of the joint, and the tokens share the rest. All scores are float32,
+natural log. A row holds the joint's log-probs for one hypothesis, [V + 1 (+ D)]: the blank is column V, followed by
+the durations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.log_space import IMPOSSIBLE
 
-# 1 - p(b) is kept above zero by clipping p(b), where NeMo's searches clip it
+# p(b) is clipped, as in NeMo's searches, so that 1 - p(b) is above zero
 ALSD_CEILING = np.float32(1.0 - 1e-2)
 AES_CEILING = np.float32(1.0 - 1e-6)
 
@@ -38,9 +38,9 @@ def fused_blank(blank_log_prob, fusion, weighted):
 
 @linked
 def token_offset(row, params, fusion):
-    """What every token's score gets on top of log p(v) and the weighted LM score.
+    """The term of every token's score besides log p(v) and the weighted LM score.
 
-    Computed in double and rounded, so that libraries and devices agree to the last bit.
+    It is computed in double and rounded once, so that all libraries and devices agree to the bit.
     """
     alpha = fusion.lm_weight + fusion.boosting_weight
     if params.weighted_blank and alpha > 0:
@@ -68,7 +68,7 @@ def longest_duration(row, params):
 
 @linked
 def is_bad(row, params):
-    """A NaN or +inf among the logits makes all log-probs of a softmax NaN: two columns tell."""
+    """Whether the logits held NaN or +inf. Both make all log-probs of a softmax NaN, so two columns suffice."""
     blank = row[params.vocab_size]
     duration = duration_log_prob(row, params, 0)
     return not (blank == blank and duration == duration)
@@ -76,7 +76,7 @@ def is_bad(row, params):
 
 @linked
 def fusion_bound(hypothesis, fusion):
-    """What LM and boosting can add to the next token of a hypothesis at most, weighted."""
+    """Upper bound of the weighted LM and boosting scores of the next token of a hypothesis."""
     bound = np.float32(0.0)
     if fusion.lm_weight > 0:
         bound += fusion.lm_weight * fusion.lm.states[hypothesis.lm_state].upper_bound
@@ -87,10 +87,10 @@ def fusion_bound(hypothesis, fusion):
 
 @linked
 def fused_token(lm_state, boosting_state, label, least, params, fusion):
-    """What LM and boosting add to a token, weighted, and their states after it.
+    """Weighted LM and boosting scores of a token, and the states after it.
 
-    The score is IMPOSSIBLE if it is found to be below `least` on the way. Boosting trees are small and
-    LMs are large: the cheap look-up comes first and may save the other.
+    The score is IMPOSSIBLE if a partial sum shows that it is below `least`. Boosting trees are small and LMs are
+    large: the cheap look-up comes first and may make the other one unnecessary.
     """
     weight, bonus = np.float32(0.0), np.float32(0.0)
     if fusion.boosting_weight > 0:
@@ -119,7 +119,7 @@ def fused_label(row, label, offset, hypothesis, params, fusion):
 
 @linked
 def forced_blank(row, hypothesis, weighted, params, fusion):
-    """Where a hypothesis may take nothing else: its score and choice after the blank and the longest duration."""
+    """Score and choice of a forced blank, with the most probable duration."""
     d = longest_duration(row, params)
     blank = fused_blank(row[params.vocab_size], fusion, weighted)
     score = hypothesis.score + (blank + duration_log_prob(row, params, d))

@@ -1,7 +1,7 @@
-"""The joint's output along hypotheses that are known: what confidence and alignments are made of.
+"""The joint's output along given hypotheses, for confidence measures and alignments.
 
-A search keeps one number per step. NeMo's confidence measures and its alignments want all of the
-joint's output there, so the networks are run once more, over the tokens of the hypotheses.
+A search keeps one number per step. NeMo's confidence measures and alignments need the whole output of the joint, so
+the networks run again over the tokens of the hypotheses.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 
 
 def step_log_probs(networks: TransducerNetworks, frames: Sequence[Tensor], paths: Sequence[Path]) -> list[Tensor]:
-    """Log-probs at every step of every path; labels and durations normalised apart.
+    """Log-probs at every step of every path; labels and durations are normalised separately.
 
     Args:
-        networks: those of the search.
+        networks: networks of the search.
         frames: [T, D] encoder output of each path's utterance.
-        paths: with alignments.
+        paths: hypotheses with alignments.
 
     Returns:
         One tensor [m, V + 1], for TDT [m, V + 1 + durations], float32 on the CPU, per path of m steps.

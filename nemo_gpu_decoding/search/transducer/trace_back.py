@@ -17,9 +17,9 @@ from nemo_gpu_decoding.search.transducer.records import NODE, ROOT, SearchParams
 def rank(rows, state, fusions, final, score_norm, order, scores):
     """The N best hypotheses of the n utterances `rows` with different texts.
 
-    Fills order [n, N] with their slots, best first, -1 where there are fewer, and scores [n, N].
-    `final`: the utterance is over; phrases that were not finished give back their bonus. (As in NeMo's
-    searches, the LM's end-of-sentence weight is not added.)
+    Fills order [n, N] with their slots, best first, -1 where there are fewer, and scores [n, N]. `final`: the
+    utterances have ended, and bonuses of unfinished phrases are subtracted. As in NeMo's searches, the LM's
+    end-of-sentence weight is not added.
     """
     for r in range(order.shape[0]):
         b = rows[r]
@@ -31,7 +31,7 @@ def rank(rows, state, fusions, final, score_norm, order, scores):
                 refund = fusions.boosting.states[hypothesis.boosting_state].final_weight
                 score[k] += fusions.boosting_weights[b] * refund
         _drop_equal_texts(state.beam[b], score)
-        rating = score.copy()  # what hypotheses are compared by
+        rating = score.copy()  # the sort key
         if score_norm:
             for k in range(len(score)):
                 rating[k] /= np.float32(state.beam[b, k].length + 1)
@@ -49,7 +49,7 @@ def rank(rows, state, fusions, final, score_norm, order, scores):
 
 @compiled
 def _drop_equal_texts(beam, score):
-    """Leave the best hypothesis of each text: in TDT two may differ in how far they reach."""
+    """Keep the best hypothesis of each text; in TDT two of a text may differ in their frames."""
     for k in range(len(score)):
         for i in range(k):
             if beam[i].text_hash == beam[k].text_hash and beam[i].length == beam[k].length:
@@ -58,7 +58,7 @@ def _drop_equal_texts(beam, score):
 
 @compiled
 def trace_back(nodes, node):
-    """The nodes on the way from the root to `node`, in that order, [n] NODE."""
+    """The nodes on the path from the root to `node`, in that order, [n] NODE."""
     count, before = 0, node
     while before != ROOT:
         count += 1
@@ -72,7 +72,7 @@ def trace_back(nodes, node):
 
 @compiled
 def tokens_between(nodes, ancestor, node, vocab_size):
-    """Tokens on the way from an ancestor to a node."""
+    """Number of tokens on the path from an ancestor to a node."""
     count = 0
     while node != ancestor:
         count += nodes[node].label < vocab_size
@@ -81,7 +81,7 @@ def tokens_between(nodes, ancestor, node, vocab_size):
 
 
 def path_fields(steps: np.ndarray, params: SearchParams) -> dict[str, np.ndarray]:
-    """What a `Path` tells of NODEs on its way, by the names of its fields."""
+    """Fields of a `Path` from its NODEs `steps`."""
     emitted = steps[steps["label"] < params.vocab_size]
     durations = emitted["duration"].copy()
     found = {
@@ -100,14 +100,14 @@ def path_fields(steps: np.ndarray, params: SearchParams) -> dict[str, np.ndarray
 
 @compiled
 def drop_nodes(nodes, ancestor, beam):
-    """Let an ancestor of all hypotheses be the root, and drop the nodes that lead to none of them, in place.
+    """Make an ancestor of all hypotheses the root, and drop the nodes that lead to no hypothesis, in place.
 
     Args:
-        nodes: [N] NODE, those that there are.
-        beam: [size] HYPOTHESIS, which get the new numbers.
+        nodes: [N] NODE.
+        beam: [size] HYPOTHESIS; their node numbers are updated.
 
     Returns:
-        how many nodes are left.
+        The number of remaining nodes.
     """
     numbers = np.zeros(len(nodes), np.int32)  # 1: leads to a hypothesis
     for k in range(len(beam)):
@@ -138,11 +138,11 @@ def add_scores(
 
 @compiled
 def add_fusion_scores(tokens, params, fusion, starts, scores, final):
-    """Add to scores [1] TEXT_SCORES what LM and boosting give to tokens that follow, weighted.
+    """Add to scores [1] TEXT_SCORES the weighted LM and boosting scores of the next tokens.
 
     Args:
         starts: states of the automata before the whole text.
-        final: the text is over; refunds at its end count as well.
+        final: the text has ended; add the refunds at its end.
     """
     own = scores[0]
     lm_score, lm_state = own.lm, starts[0] + own.lm_state

@@ -24,7 +24,7 @@ from nemo_gpu_decoding.search.committed import joined
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import check_log_probs
-from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work, made
+from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work, new_frozen
 from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps, best_paths, concatenated, ends_of
 from nemo_gpu_decoding.search.word_graph.committed import TextScores, shared_steps, weighted_difference
 from nemo_gpu_decoding.search.word_graph.composition import Composition
@@ -166,7 +166,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             paths = self._paths(lattice, n_best)
         else:
             paths = (joined(None if state.committed is None else state.committed.head, path),)
-        return made(
+        return new_frozen(
             NBest,
             paths=paths,
             num_frames=state.frames,
@@ -221,7 +221,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             lm, boosting, second_pass = self._parts(
                 -graph_costs[p], labels[first:last], ended, models[p], start[p], second
             )
-            path = made(
+            path = new_frozen(
                 WordPath,
                 tokens=tokens[begin:end],
                 frames=frames[begin:end],

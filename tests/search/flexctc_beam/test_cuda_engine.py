@@ -132,7 +132,7 @@ def test_results_before_anything_was_pushed(decoder):
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_lengths_may_lie_on_the_device(decoder, log_probs, expected, dtype):
     lengths = torch.tensor(LENGTHS, dtype=dtype)
-    assert decoder.open(3, device="cpu").engine.takes(lengths)
+    assert decoder.open(3, device="cpu").engine.accepts_device_lengths(lengths)
     assert [facts(nbest) for nbest in decoder.decode(log_probs, lengths)] == expected
     streams = decoder.open(3)
     for begin in range(0, T, 6):

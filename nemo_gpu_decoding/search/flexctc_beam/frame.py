@@ -4,19 +4,18 @@ The score of a hypothesis is
     log P_CTC(alignment) + alpha_LM log P_LM(text) + alpha_PB boost(text) + beta |text|
 and a frame keeps the K best of all K x V continuations, LM and boosting included ("late" pruning).
 
-**Bound-pruned late fusion.** Scoring K x V continuations with an LM is what costs time, and nearly
-all of them are hopeless. A blank or a repeated label needs no LM: these candidates alone give a floor
-under the K-th best score. Most LM states have an arc or two of their own: the labels that these
-expect are offered next, one by one. Let ub(s) be the largest weight that any other label can get in
-LM state s (`fusion/automaton.py`). Such a label v of hypothesis k can only enter the beam if
-    score_k + log p(v) + beta + alpha ub(state_k)  reaches the floor,
-and as posteriors are peaked, a handful of the K x V pairs pass. Only these are looked up. The result
-is the same to the bit, since the bound is summed in the order of the score itself and floating-point
-addition is monotonic.
+**Bound-pruned late fusion.** Scoring all K x V continuations with an LM takes most of the time, and nearly all of them
+are pruned. A blank or a repeated label needs no LM: these candidates give a floor, a lower bound of the K-th best
+score. Most LM states have one or two arcs of their own; their labels are offered next, one by one. Let ub(s) be the
+largest weight of any other label in LM state s (`fusion/automaton.py`). Such a label v of hypothesis k can only enter
+the beam if
+    score_k + log p(v) + beta + alpha ub(state_k)  reaches the floor.
+Posteriors are peaked, so only a few of the K x V pairs pass and are looked up in the LM. The result is the same to the
+bit: the bound is summed in the order of the score, and floating-point addition is monotonic.
 
-Three ways to treat hypotheses with equal text (`merge`): "max" and "sum" take the top K first and then
-recombine what is equal in text and last label, by maximum or by adding probabilities; "prefix" keeps
-one slot per text with the probabilities of ending in a blank and in a token apart.
+Hypotheses with equal text are merged in one of three ways (`merge`). "max" and "sum" select the top K first and then
+recombine hypotheses with equal text and last label, by the maximum or the sum of their probabilities. "prefix" keeps
+one slot per text, with separate probabilities of ending in a blank and in a token.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, MOST_LOG_PROB, log_ad
 from nemo_gpu_decoding.search.row_scan import next_label
 from nemo_gpu_decoding.search.text_hash import extended_hash
 
-FEW_ARCS = 8  # an LM state with no more has its own arcs offered one by one
+FEW_ARCS = 8  # the arcs of LM states with at most this many are offered one by one
 
 
 class BeamState(NamedTuple):
-    """What a search remembers of B utterances."""
+    """State of the search of B utterances."""
 
     beam: np.ndarray  # [B, K] HYPOTHESIS
-    sizes: np.ndarray  # [B] int32, live hypotheses; they come first
+    sizes: np.ndarray  # [B] int32, number of live hypotheses; they are the first ones
     frames_done: np.ndarray  # [B] int64
     back_pointers: BackPointers
 
 
 class Workspace(NamedTuple):
-    """What one thread needs for a frame."""
+    """Buffers of one thread for a frame."""
 
     candidates: Candidates
     next_beam: np.ndarray  # [K] HYPOTHESIS
@@ -67,7 +66,7 @@ def new_workspace(beam_size: int) -> Workspace:
 
 
 def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> BeamState:
-    """B utterances with nothing read: the empty text in slot 0, room for `frames` frames."""
+    """State before the first frame of B utterances: the empty text in slot 0, a capacity of `frames` frames."""
     n = len(fusions.lm_weights)
     beam = np.zeros((n, beam_size), HYPOTHESIS)
     first = beam[:, 0]
@@ -83,9 +82,9 @@ def new_state(fusions: FusionArrays, beam_size: int, frames: int) -> BeamState:
 def advance(rows, log_probs, lengths, state, params, fusions, workspace):
     """Read lengths[b] frames of log_probs[b] ([B, T, C] float32) for every b in `rows`.
 
-    Updates the `BeamState` in place; its back-pointers have room for frames_done + T frames. Stops
-    before a frame that holds NaN or a value above MOST_LOG_PROB with sizes[b] = BAD_INPUT, before one
-    that allows no label at all with sizes[b] = 0.
+    Updates the `BeamState` in place; its back-pointers have a capacity for frames_done + T frames. Stops before a
+    frame with NaN or a value above MOST_LOG_PROB, with sizes[b] = BAD_INPUT; and before a frame in which no label is
+    possible, with sizes[b] = 0.
     """
     beam, sizes, frames_done = state.beam, state.sizes, state.frames_done
     candidates, next_beam = workspace.candidates, workspace.next_beam
@@ -104,7 +103,7 @@ def advance(rows, log_probs, lengths, state, params, fusions, workspace):
 
 @linked
 def _candidates(row, beam, size, params, fusion, candidates):
-    """The best continuations of a frame for merge=max and merge=sum; returns how many, or BAD_INPUT."""
+    """Fill the best continuations of a frame for merge=max and merge=sum; returns their number, or BAD_INPUT."""
     count = 0
     blank = np.int32(params.blank_id)
     for repeats in range(2):  # a blank, the last label again
@@ -164,7 +163,7 @@ def _offer(base, hypothesis, k, v, lm_bound, floor, params, fusion, candidates, 
 
 @linked
 def best_new_score(beam, size, params):
-    """The score that a new label of log-probability 0 could get at best, in double."""
+    """Upper bound of the score of a new label with log-probability 0, in double."""
     best = -np.inf
     for k in range(size):
         best = max(best, np.float64(bound_of(beam[k].score + params.beam_beta, beam[k])))
@@ -173,15 +172,15 @@ def best_new_score(beam, size, params):
 
 @linked
 def bound_of(base, hypothesis):
-    """At most this is `fused(base, ...)` for a label that was not offered; summed in the same order."""
+    """Upper bound of `fused(base, ...)` for a label that was not offered; summed in the same order."""
     return base + hypothesis.lm_bound + hypothesis.boosting_bound
 
 
 @linked
 def note_bounds(beam, size, fusion):
-    """Note how much LM and boosting can add to the next token of every hypothesis.
+    """Store upper bounds of the LM and boosting scores of the next token of every hypothesis.
 
-    Where the few arcs of the LM state are offered one by one, the bound is that of all other labels.
+    If the arcs of the LM state are offered one by one, the bound holds for all other labels.
     """
     for k in range(size):
         beam[k].lm_bound = beam[k].boosting_bound = 0.0
@@ -197,18 +196,18 @@ def note_bounds(beam, size, fusion):
 
 @linked
 def offers_arcs(hypothesis, fusion):
-    """Whether the labels that the LM state has arcs for are offered apart from the scan of the row."""
+    """Whether the labels of the LM state's own arcs are offered one by one, before the scan of the row."""
     state = fusion.lm.states[hypothesis.lm_state]
     return fusion.lm_weight > 0 and state.arc_end - state.arc_begin <= FEW_ARCS
 
 
 @linked
 def fused(base, hypothesis, column, lm_bound, floor, params, fusion):
-    """`base` plus LM and boosting for a new token, and the states after it.
+    """`base` plus LM and boosting scores of a new token, and the states after it.
 
-    IMPOSSIBLE if that is found to be below `floor` on the way; `lm_bound` is what the LM can add at
-    most. Boosting trees are small and LMs are large: the cheap look-up comes first and may save the
-    other.
+    Returns IMPOSSIBLE if a partial sum shows that the score is below `floor`. `lm_bound` is an upper bound of the LM
+    score. Boosting trees are small and LMs are large: the cheap look-up comes first and may make the other one
+    unnecessary.
     """
     label = label_of(column, params.blank_id)
     lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
@@ -227,32 +226,32 @@ def fused(base, hypothesis, column, lm_bound, floor, params, fusion):
 
 @linked
 def least_lm_weight(floor, base, bonus, lm_weight):
-    """No smaller LM weight lifts base + bonus to the floor; with slack for float32 rounding."""
+    """Lower bound of the LM weights with which base + bonus reaches the floor, with slack for float32 rounding."""
     slack = 1e-6 * (abs(np.float64(floor)) + abs(np.float64(base))) + 1e-5
     return (np.float64(floor) - base - bonus - slack) / lm_weight
 
 
 @linked
 def label_of(column, blank_id):
-    """Automata number the labels without the blank."""
+    """The label in automata, which number labels without the blank, of a column of the log-probs."""
     return np.int32(column - 1 if column > blank_id else column)
 
 
 @linked
 def column_of(label, blank_id):
-    """The column of the log-probs that a label of an automaton stands for."""
+    """The column of the log-probs of a label in automata."""
     return np.int32(label + 1 if label >= blank_id else label)
 
 
 @linked
 def select(row, beam, b, state, candidates, count, params, next_beam):
-    """Candidates become the new beam: threshold, recombination, back-pointers. Returns its size."""
+    """Build the new beam from the candidates: threshold, recombination, back-pointers. Returns its size."""
     back_pointers, t = state.back_pointers, state.frames_done[b]
     size = 0
     for slot in candidates.rank[:count]:
         candidate = candidates.items[slot]
         least = candidates.items[candidates.rank[0]].score - params.threshold
-        if size > 0 and not candidate.score > least:  # the best stays, however small the threshold
+        if size > 0 and not candidate.score > least:  # the best candidate is kept with any threshold
             break
         new = next_beam[size]
         _extend(beam, candidate, params, new)
@@ -273,14 +272,14 @@ def select(row, beam, b, state, candidates, count, params, next_beam):
 
 @linked
 def _extend(beam, candidate, params, new):
-    """Make the hypothesis that `candidate` stands for."""
+    """Fill `new` with the hypothesis of `candidate`."""
     new.score = candidate.score
     new.lm_state = candidate.lm_state
     new.boosting_state = candidate.boosting_state
     if params.merge == MERGE_PREFIX:
         new.blank_score = candidate.blank_score
         new.token_score = candidate.token_score
-        if candidate.same_text_as >= 0:  # whichever alignment led to it
+        if candidate.same_text_as >= 0:  # the text is that of this slot, for every alignment
             old = beam[candidate.same_text_as]
             new.last_label = old.last_label
             new.text_hash = old.text_hash
