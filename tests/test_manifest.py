@@ -11,6 +11,7 @@ from nemo_gpu_decoding.audio import check_channel_selector, num_channels, write_
 from nemo_gpu_decoding.cluster.transcripts import json_row
 from nemo_gpu_decoding.manifest import find_utterances, read_manifest, references_of
 from nemo_gpu_decoding.nemo_plugin.model import Transcript
+from nemo_gpu_decoding.text_file import read_lines
 
 soundfile = pytest.importorskip("soundfile")
 
@@ -147,3 +148,8 @@ def test_a_missing_or_empty_manifest_is_named(folder):
         read_manifest(folder / "nowhere.json")
     with pytest.raises(ValueError, match="has no lines"):
         read_manifest(write_manifest(folder, ""))
+
+
+def test_lines_end_with_line_feeds_and_nothing_else_is_cut(tmp_path):
+    (tmp_path / "text").write_bytes("\ufeffa \r\n\n\tb\u2028c\r\r\nd".encode())
+    assert read_lines(tmp_path / "text") == ["a ", "", "\tb\u2028c\r", "d"]

@@ -21,6 +21,7 @@ from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.metrics import PhraseScore, WordErrors
 from nemo_gpu_decoding.presets import load_preset
+from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from tests.random_models import random_log_probs
 from tests.search.word_graph.models import VOCAB, make_paged, random_lm
 
@@ -328,6 +329,9 @@ def test_word_graphs_get_the_lm_weights_then_the_phrases_then_the_lm_weights_nex
     best = best._replace(boosting_weight=10.0, beam_width=40.0)
     around = {best._replace(lm_weight=0.5), best._replace(lm_weight=1.0), best._replace(large_lm_weight=0.5)}
     assert set(neighbours(best)) == {best} | around
+    least = best._replace(lm_weight=0.3)
+    around_least = {best._replace(lm_weight=0.5), least._replace(large_lm_weight=0.5)}
+    assert set(neighbours(least)) == {least} | around_least
     wide = [point for point in (*points, *tried, *around) if point.beam_width == 40.0]
     assert len(wide) <= 6  # these take ten times as long, and of all combinations they would be half: 70
 
@@ -410,6 +414,12 @@ def test_both_lms_get_the_weights_of_the_point():
     at = decoded(at_point(decoder, point))
     assert at == decoded(make_paged(*lms, beam=12.0, lm_weight=0.5, large_lm_weight=0.25)) != first
     assert decoded(at_point(decoder, Point())) == first == decoded(decoder)
+
+
+def test_a_beam_returns_all_that_it_has_only_where_several_texts_count():
+    decoder = FlexCTCBeam(4, 4)
+    point = Point(beam_size=16)
+    assert [at_point(decoder, point, n).config.n_best for n in (1, 3)] == [1, 16]
 
 
 @needs_kaldifst

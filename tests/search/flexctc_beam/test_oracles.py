@@ -140,6 +140,15 @@ def test_equal_to_scoring_everything(parts, problem, blank_first):
     assert found == expected
 
 
+def test_the_best_hypothesis_stays_whatever_the_threshold():
+    """Float32 rounds the best score less such a threshold to the best score."""
+    log_probs = random_log_probs(2, 12, 7, seed=3)
+    narrow = FlexCTCBeam(6, 6, FlexCTCConfig(beam_size=4, beam_threshold=1e-9)).decode(log_probs, [12, 12])
+    single = FlexCTCBeam(6, 6, FlexCTCConfig(beam_size=1)).decode(log_probs, [12, 12])
+    assert [nbest.best.tokens.tolist() for nbest in narrow] == [nbest.best.tokens.tolist() for nbest in single]
+    assert [nbest.best.score for nbest in narrow] == [nbest.best.score for nbest in single]
+
+
 # --- What stands in a result beyond its text: alignments, and what happens when an LM forbids the end
 
 
