@@ -431,7 +431,7 @@ def test_latency_counts_from_the_arrival_of_the_audio():
         session.feed(audio(1))
         await asyncio.sleep(0.05)
         session.feed(audio(2))
-        return [session.receive(session.take(), Step()) for _ in range(2)]
+        return [session.receive(session.take(), StepOutput()) for _ in range(2)]
 
     first, second = asyncio.run(seconds())
     assert first - second == pytest.approx(0.05, abs=0.02)
