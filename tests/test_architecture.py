@@ -96,7 +96,7 @@ def test_a_frame_of_word_graphs_is_read_in_few_files():
     """What else a file needs, results and lattices above all, stands beside the frame and not in it."""
     room = f"{ROOT}.search.word_graph"
     frame = read_with(f"{room}.frame")
-    assert {f"{room}.{name}" for name in ("composition", "eager", "lm_contexts")} < frame  # with a large LM
+    assert {f"{room}.{name}" for name in ("composition", "lm_contexts")} < frame  # with a large LM
     assert len(frame) <= 11
     assert sum(MODULES[name].read_text(encoding="utf-8").count("\n") for name in frame) <= 1900
 

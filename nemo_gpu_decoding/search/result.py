@@ -93,7 +93,7 @@ class Work(NamedTuple):
     look_ups: int  # words that the LMs were queried for
     query_hits: int  # of these, answered by the LM query cache
     arc_visits: int  # arcs of the graph that were looked at
-    groups: int  # groups of tokens in one graph state; 0 with eager composition, tokens of the base search with let
+    groups: int  # groups of tokens in one graph state; with let, tokens of the base search
     expanded: int  # tokens that took arcs; of a group those with one LM context count as one; with let, contexts
     frames: int
     cache_hits: int = 0  # arcs of an LM that were in the GPU's cache

@@ -12,7 +12,7 @@ from nemo_gpu_decoding.jit import compiled, linked, no_refcount
 from nemo_gpu_decoding.lm.packed import NO_LABEL, lookup
 from nemo_gpu_decoding.search.word_graph.candidates import boosted
 from nemo_gpu_decoding.search.word_graph.composition import difference_of_label, large_of, small_of
-from nemo_gpu_decoding.search.word_graph.keys import NONE, boost_of, context_of, is_first, state_of
+from nemo_gpu_decoding.search.word_graph.keys import NONE, boost_of, context_of, precedes, state_of
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.word_graph.stream_state import StreamState
@@ -61,7 +61,7 @@ def best_ends(tokens, counts, final, search, lm, ends):
                     total += end_cost(tokens[i], epsilon, search, lm)
                 if total == np.inf:
                     continue
-                if total < end.cost or (total == end.cost and is_first(tokens[i], tokens[first + end.node], lm)):
+                if total < end.cost or (total == end.cost and precedes(tokens[i], tokens[first + end.node], lm)):
                     end.node, end.epsilon, end.cost = i - first, epsilon, total
                     end.state = state_of(tokens[i].key)
         first += counts[r]
@@ -187,14 +187,14 @@ def ends_of(states: Sequence[StreamState], final: bool) -> np.ndarray:
     """[R] END: where streams end best, as `best_ends`; costs are from the first frame on."""
     ends, alike = np.empty(len(states), END), defaultdict(list)
     for r, state in enumerate(states):  # those of one decoder with the same weights and boosting share a call
-        models, composition = state.models, state.models.composition
-        weight = None if composition is None else composition.difference_weight
+        models, scorer = state.models, state.models.lm_scorer
+        weight = None if scorer is None else scorer.difference_weight
         alike[models.weights, id(models.boosting), weight].append(r)
     for rows in alike.values():
         models, tokens = states[rows[0]].models, [states[r].tokens for r in rows]
         own = np.empty(len(rows), END)
         counts = np.array([len(each) for each in tokens])
-        best_ends(concatenated(tokens), counts, final, models.search, models.composition, own)
+        best_ends(concatenated(tokens), counts, final, models.search, models.lm_scorer, own)
         ends[rows] = own
     ends["cost"] += concatenated([state.counters for state in states])["cost"]
     return ends

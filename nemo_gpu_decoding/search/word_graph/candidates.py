@@ -17,7 +17,7 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     boost_of,
     context_of,
     hash_of,
-    is_first,
+    precedes,
     rank_of,
 )
 
@@ -29,7 +29,7 @@ def cost_of(row, label, search):
 
 @linked
 def least_total(cost, arc_cost, acoustic_cost, search):
-    """No arc that costs so much leads to less, whatever its word; summed as the true cost is."""
+    """Lower bound of the total cost of an arc, with the largest bonus; summed in the order of the exact cost."""
     weights = search.weights
     return cost + weights.lm_weight * arc_cost - weights.most_bonus + acoustic_cost
 
@@ -118,8 +118,8 @@ def _note_link(candidate, target, state, work):
 def _breaks_tie(candidate, token, search, lm, current):
     """Of two candidates for one key at the same cost, whether the first is the better one.
 
-    By arc, cost before it, key of the source, closure arc. The latter three are the order of a group's
-    tokens (`token_groups.py`): it does not matter which have met in a group before.
+    Ties: arc, cost before the arc, key of the source, closure arc. The last three are the order of
+    `token_groups.keep_best`.
     """
     if candidate.arc != token.arc:
         return candidate.arc < token.arc
@@ -128,7 +128,7 @@ def _breaks_tie(candidate, token, search, lm, current):
     if own != other:
         return own < other
     if candidate.source != token.source:
-        return is_first(current[candidate.source], current[token.source], lm)
+        return precedes(current[candidate.source], current[token.source], lm)
     return candidate.epsilon < token.epsilon
 
 

@@ -45,15 +45,15 @@ class TextScores(NamedTuple):
 
     @classmethod
     def at_start(cls, models: StreamModels) -> TextScores:
-        context = 0 if models.composition is None else models.composition.lms.start
+        context = 0 if models.lm_scorer is None else models.lm_scorer.lms.start
         return cls(0.0, 0.0, context, 0.0, models.boosting.start_state)
 
     def after_words(self, words: Sequence[int], models: StreamModels) -> TextScores:
         """After more words, without the graph's costs."""
         difference, context = self.difference, self.context
-        if models.composition is not None:
+        if models.lm_scorer is not None:
             labels = np.array(words, np.int64)
-            difference, context = add_differences(labels, difference, context, models.composition)
+            difference, context = add_differences(labels, difference, context, models.lm_scorer)
         bonus, boosting_state = self.bonus, self.boosting_state
         for word in words if models.weights.boosts else ():
             weight, boosting_state = models.boosting.advance(boosting_state, word)

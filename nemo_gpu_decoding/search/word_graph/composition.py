@@ -18,7 +18,7 @@ from nemo_gpu_decoding.graph.topology import NORMAL
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, lookup
 from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, least_total
-from nemo_gpu_decoding.search.word_graph.keys import NONE, boost_of, hash_of, is_first, label_of, state_of
+from nemo_gpu_decoding.search.word_graph.keys import NONE, boost_of, hash_of, label_of, precedes, state_of
 from nemo_gpu_decoding.search.word_graph.records import COUNTERS, LM
 
 # A score of the LMs, in the LM query cache
@@ -49,17 +49,12 @@ class LmPair(NamedTuple):
     start: int  # LM context that an utterance begins with, see `lm_of`
 
 
-class Composition(NamedTuple):
-    """The LMs of an utterance, and how they are composed with the graph."""
+class LmScorer(NamedTuple):
+    """The LMs of an utterance, and how much their difference counts. `lm` in compiled code."""
 
     lms: LmPair
     difference_weight: np.float32  # lm_weight * large_lm_weight
     group_size: int  # LM contexts of a group that are expanded
-    # What each composition leaves out is measured without it: `benchmarks/` has one without laziness,
-    # and one without groups as well
-    bounded: bool = True  # by the cutoff and the labels that may matter; False: composition "eager"
-    lazy: bool = True  # LMs are queried for words within the beam by the small LM; False: before they are pruned
-    grouped: bool = True  # tokens in one graph state look at its arcs together
 
 
 @no_refcount
@@ -133,7 +128,7 @@ def likeliest_step(row, state, search, lm, work):
     graph, best = search.graph, 0
     for i in range(1, state.counters[0].tokens):
         token, other = work.current[i], work.current[best]
-        if token.cost < other.cost or (token.cost == other.cost and is_first(token, other, lm)):
+        if token.cost < other.cost or (token.cost == other.cost and precedes(token, other, lm)):
             best = i
     token = work.current[best]
     own, least = graph.states[state_of(token.key)], work.frame[0].best

@@ -73,9 +73,13 @@ MOST_STAMPS = 1 << 30  # a workspace that has begun so many tables is let go, be
 MOST_KEPT = 1 << 23  # bytes for tokens of a workspace that is kept between calls; it takes ten times as much in all
 CACHED_SCORES = 1 << 14  # of the LM query cache, a power of 2
 
+Advance = Callable[..., tuple[int, int]]  # `frame.advance`
+
 
 class CPUEngine(Engine):
     """See `search/engine.py`. Errors are never deferred here."""
+
+    advance: Advance = staticmethod(advance)
 
     def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
         self._config, self._models_of = config, models_of
@@ -84,13 +88,13 @@ class CPUEngine(Engine):
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
         values, streams, config = as_float32(log_probs), list(self._streams), self._config
-        composes = streams[0].models.composition is not None
+        composes = streams[0].models.lm_scorer is not None
 
         def read(rows: np.ndarray) -> None:
             kind = WorkspaceKind(new_workspace, config.max_active, values.shape[2], config.keeps_links, composes)
             work = taken_workspace(kind)
             for b in rows.tolist():
-                streams[b], work = read_chunk(streams[b], values, int(lengths[b]), b, work)
+                streams[b], work = read_chunk(streams[b], values, int(lengths[b]), b, work, self.advance)
             keep_workspace(kind, work)
 
         for_each_share(read, lengths, config.threads)
@@ -144,7 +148,7 @@ def _new_stream(models: StreamModels) -> StreamState:
 
 
 def read_chunk(
-    stream: StreamState, log_probs: np.ndarray, length: int, b: int, work: Workspace
+    stream: StreamState, log_probs: np.ndarray, length: int, b: int, work: Workspace, advance: Advance = advance
 ) -> tuple[StreamState, Workspace]:
     """The stream after `length` more frames of log_probs [B, T, C], those of row b.
 
@@ -157,7 +161,7 @@ def read_chunk(
     models, count, counters = stream.models, len(stream.tokens), stream.counters.copy()
     work.current[:count].view(np.uint8)[:] = stream.tokens.view(np.uint8)  # records are copied field by field
     state = StreamArrays(counters, stream.back_pointers, stream.links)
-    search, lm, frame, status = models.search, models.composition, 0, DONE
+    search, lm, frame, status = models.search, models.lm_scorer, 0, DONE
     while frame < length:
         frame, status = advance(log_probs[b], frame, length, state, search, lm, work)
         if status == BACK_POINTERS_FULL:
@@ -189,14 +193,12 @@ def new_workspace(
     """
     capacity = token_capacity(max_active)
     entries = entries or 2 * capacity
-    groups = np.empty(entries, LM_CONTEXT if composes else GROUP)
     return Workspace(
         current=np.empty(capacity, LM_TOKEN if composes else TOKEN),
         next_tokens=np.empty(capacity, LM_TOKEN if composes else TOKEN),
         token_slots=_slots(capacity),
         candidates=np.empty(CANDIDATES, LM_CANDIDATE if composes else CANDIDATE),
-        groups=groups,
-        expanding=np.empty(entries, LM_GROUP) if composes else groups,
+        groups=np.empty(0 if composes else entries, GROUP),
         group_slots=_slots(entries),
         group_tokens=np.empty(2 * entries if keeps_links else 1, GROUP_TOKEN),
         acoustic_costs=np.empty(columns, np.float32),
@@ -212,7 +214,9 @@ def new_workspace(
 
 def _lm_workspace(entries: int) -> LmWorkspace:
     return LmWorkspace(
-        group_slots=_slots(entries),
+        groups=np.empty(entries, LM_GROUP),
+        contexts=np.empty(entries, LM_CONTEXT),
+        context_slots=_slots(entries),
         order=np.empty(entries, ORDERED),
         deferred=np.empty(entries, GROUP_ARC),
         cache=_query_cache(),
@@ -220,14 +224,15 @@ def _lm_workspace(entries: int) -> LmWorkspace:
 
 
 def _query_cache() -> np.ndarray:
-    return np.zeros(CACHED_SCORES, CACHED_SCORE)  # void: nobody queries the LMs for olabel 0
+    return np.zeros(CACHED_SCORES, CACHED_SCORE)  # void: no query has olabel 0
 
 
 def with_more_groups(work: Workspace, max_active: int) -> Workspace:
     """Twice the capacity for groups; the tokens and the LM query cache stay."""
+    groups = work.groups if work.lm is None else work.lm.groups
     keeps_links, composes = len(work.group_tokens) > 1, work.lm is not None
     larger = new_workspace(
-        max_active, len(work.labels), keeps_links=keeps_links, composes=composes, entries=2 * len(work.groups)
+        max_active, len(work.labels), keeps_links=keeps_links, composes=composes, entries=2 * len(groups)
     )
     if work.lm is not None and larger.lm is not None:
         larger = larger._replace(lm=larger.lm._replace(cache=work.lm.cache))
@@ -294,7 +299,7 @@ def read_let_chunk(
     work.current[:count] = stream.tokens
     state, search, frame, stopped = collected(stream.arrays, work.current[:count]), models.search, 0, -1
     while frame < length:
-        frame, status = let.advance(log_probs[b], frame, length, state, search, models.composition, work)
+        frame, status = let.advance(log_probs[b], frame, length, state, search, models.lm_scorer, work)
         tokens = work.current[: int(state.counters["tokens"][0])]
         if status == ARENA_FULL:
             state, stopped = collected(state, tokens, more=frame == stopped), frame
@@ -322,7 +327,7 @@ def listed_stream(stream: LetStream, work: Workspace) -> tuple[LetStream, Stream
             arrays, more = collected(arrays, tokens, more=more), True
         # nodes are filled in place; what they are filled with goes behind what there is
         state = arrays._replace(counters=arrays.counters.copy(), nodes=arrays.nodes.copy())
-        status, count = expand_ends(tokens, state, search, models.composition, work)
+        status, count = expand_ends(tokens, state, search, models.lm_scorer, work)
     listed, counters = np.zeros(count, LM_TOKEN), np.zeros(1, LM_COUNTERS)
     list_contexts(tokens, state, search, listed)
     for name in LM_COUNTERS.names or ():
@@ -336,14 +341,12 @@ def new_let_workspace(max_active: int, columns: int, *, entries: int | None = No
     """Buffers for one utterance at a time, as `new_workspace`."""
     capacity = token_capacity(max_active)
     entries = entries or 2 * capacity
-    groups = np.empty(entries, LET_GROUP)
     return Workspace(
         current=np.empty(capacity, TOKEN),
         next_tokens=np.empty(capacity, TOKEN),
         token_slots=_slots(capacity),
         candidates=np.empty(max(CANDIDATES, 2 * entries), LET_CANDIDATE),
-        groups=groups,
-        expanding=groups,
+        groups=np.empty(entries, LET_GROUP),
         group_slots=_slots(entries),
         group_tokens=np.empty(2 * entries, GROUP_TOKEN),
         acoustic_costs=np.empty(columns, np.float32),

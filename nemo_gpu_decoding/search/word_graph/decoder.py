@@ -27,11 +27,11 @@ from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work, made
 from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps, best_paths, concatenated, ends_of
 from nemo_gpu_decoding.search.word_graph.committed import TextScores, shared_steps, weighted_difference
-from nemo_gpu_decoding.search.word_graph.composition import Composition
+from nemo_gpu_decoding.search.word_graph.composition import LmScorer
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine, LetEngine
-from nemo_gpu_decoding.search.word_graph.cuda_composition import LmComposition
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
+from nemo_gpu_decoding.search.word_graph.cuda_kernels import LargeLMKernels
 from nemo_gpu_decoding.search.word_graph.lattice import Lattice, lattice_of, lattice_paths
 from nemo_gpu_decoding.search.word_graph.lattice_rescoring import SecondLM
 from nemo_gpu_decoding.search.word_graph.lm_pair import shared_lm_pair
@@ -168,7 +168,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             num_frames=state.frames,
             notes=notes,
             lattice=lattice if self.config.lattice else None,
-            work=None if state.models.composition is None else _work(state.counters),
+            work=None if state.models.lm_scorer is None else _work(state.counters),
         )
 
     def _committed(self, state: StreamState, steps: Steps) -> int | None:
@@ -241,12 +241,12 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         second: SecondLM | None,
     ) -> tuple[float, float, float]:
         """What LM, boosting and second pass give to a path, of which the graph gives `lm`, unweighted."""
-        weights, composition, boosting, second_pass = models.weights, models.composition, 0.0, 0.0
+        weights, scorer, boosting, second_pass = models.weights, models.lm_scorer, 0.0, 0.0
         lm *= float(weights.lm_weight)
-        if composition is not None or weights.boosts:
+        if scorer is not None or weights.boosts:
             start = start.after_words(words, models)
-        if composition is not None:
-            lm -= weighted_difference(start.difference, start.context, ended, composition)
+        if scorer is not None:
+            lm -= weighted_difference(start.difference, start.context, ended, scorer)
         if second is not None:
             lm *= second.lm_share
             second_pass = -second.cost(np.array(words, np.int64), final=ended)
@@ -344,7 +344,7 @@ class PagedBigLM(CudaWFST):
         super().__init__(graph, vocab_size, blank_id, config, fusion, pieces)
         self._large, self._small = large, small
         self._lms = shared_lm_pair(graph, large, small, config.difference)
-        self._composition = LmComposition(self._lms, config, large.name)
+        self._kernels = LargeLMKernels(self._lms, config, large.name)
 
     def with_options(self, config: Any, fusion: Fusion) -> PagedBigLM:
         return PagedBigLM(
@@ -358,11 +358,11 @@ class PagedBigLM(CudaWFST):
         return super()._cpu_engine(streams)
 
     def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
-        return CUDAEngine(self._models_of, streams.fusion, self.config, device, self._composition)
+        return CUDAEngine(self._models_of, streams.fusion, self.config, device, self._kernels)
 
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
         if self.config.composition == "let":
-            return "composition 'let' has no CUDA kernels, expected 'lazy' or 'eager'"
+            return "composition is 'let', which has no CUDA kernels, expected 'lazy'"
         return super()._why_not_cuda(streams, device)
 
     def _most_partial(self) -> tuple[int, str]:
@@ -373,8 +373,7 @@ class PagedBigLM(CudaWFST):
     def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
         models = super()._models_of(fusion, i)
         weight = np.float32(float(models.weights.lm_weight) * self.config.large_lm_weight)
-        size, bounded = self.config.group_size or 1 << 30, self.config.composition != "eager"
-        return replace(models, composition=Composition(self._lms, weight, size, bounded))
+        return replace(models, lm_scorer=LmScorer(self._lms, weight, self.config.group_size or 1 << 30))
 
 
 def _notes(ended: bool, overflows: int, final: bool) -> tuple[str, ...]:

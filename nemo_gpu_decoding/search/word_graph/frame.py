@@ -15,9 +15,10 @@ handful of labels can stay within the beam, and in a large state (thousands of w
 these are found by binary search. Before step 2 the best token's own arcs tighten the cutoff. Nothing is
 dropped that step 4 would not drop.
 
-With a large LM (`lm` is a `Composition`, not None) a token has an LM context as well, and steps 2 and 3
-are others, see `lm_contexts.py`. numba compiles this source for both: with lm=None it drops the other
-branch of each `if lm is None` before it looks at types, so that records need no LM fields.
+With a large LM (`lm` is an `LmScorer`, not None) a token has an LM context as well, and steps 2 and 3
+are others, see `lm_contexts.py`. numba compiles this source for both. With lm=None it drops the other
+branch of each `if lm is None` before it looks at types, so that records need no LM fields. With a large LM
+it types both branches and drops the first one later.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from nemo_gpu_decoding.graph.csr import first_arc
 from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
-from nemo_gpu_decoding.search.word_graph import eager, lm_contexts, token_groups
+from nemo_gpu_decoding.search.word_graph import lm_contexts, token_groups
 from nemo_gpu_decoding.search.word_graph.candidates import (
     boosted,
     cost_of,
@@ -76,7 +77,7 @@ def advance(log_probs, begin, end, state, search, lm, work):
         if work.frame[0].status == BACK_POINTERS_FULL:  # expanded before, and now there is capacity for the past
             status = work.frame[0].status = DONE
         else:
-            status = _expand_within_capacity(log_probs[t], state, search, lm, work)
+            status = _expand_or_bisect(log_probs[t], state, search, lm, work)
         if status == DONE:
             status = prune(log_probs[t], state, search, work)
         if status != DONE:
@@ -89,13 +90,13 @@ def advance(log_probs, begin, end, state, search, lm, work):
 
 
 @linked
-def _expand_within_capacity(row, state, search, lm, work):
+def _expand_or_bisect(row, state, search, lm, work):
     """All candidates that stay below the cutoff, or the cheapest if they are too many.
 
-    If there is no capacity for all keys, that may be since the cutoff was not low yet: once more, with
-    only those entered that stay below the last cutoff. If they still are too many, the highest rank is
-    looked for with which they fit, until half of the capacity is used, which is twice what max_active
-    lets survive. The result depends on the candidates alone and not on the order in which they are found.
+    Try 1 may exceed the capacity because the cutoff is still high. Try 2 starts with the cutoff that try 1
+    found. From try 3 on, the search bisects the last rank until the tokens fit and use half of the capacity,
+    which is twice what max_active lets survive. The result depends on the candidates alone and not on the
+    order in which they are found.
     """
     frame, tries, best = work.frame[0], 0, LARGEST
     low = high = frame.last_rank = ANY_RANK
@@ -138,18 +139,15 @@ def _expand(best, row, state, search, lm, work):
         work.posteriors[np.uintp(label)] = UNKNOWN
     begin_frame(best, state.counters[0].tokens, search, work)
     if search.params.topology != GRAPH:
-        _offer_blanks_and_repeats(row, state, search, lm, work)
+        offer_blanks_and_repeats(row, state, search, lm, work)
     if frame.status == DONE and not choose_labels(row, search, work):
         frame.status = BAD_FRAME
     if frame.status == DONE:
         if lm is None:
-            _expand_groups(row, state, search, lm, work)
+            pass
         else:
             lm_contexts.begin_frame(work)
-            if lm.bounded:
-                _expand_groups(row, state, search, lm, work)
-            else:
-                eager.expand_all_arcs(row, state, search, lm, work)
+        _expand_groups(row, state, search, lm, work)
     if frame.status == DONE:
         recombine(state, search, lm, work)
     if frame.status == DONE and frame.tokens == 0:
@@ -173,7 +171,7 @@ def begin_frame(best, tokens, search, work):
 
 
 @linked
-def _offer_blanks_and_repeats(row, state, search, lm, work):
+def offer_blanks_and_repeats(row, state, search, lm, work):
     """Step 1: a blank, or the last label again."""
     frame, blank_id = work.frame[0], search.params.blank_id
     if not row[blank_id] <= MOST_LOG_PROB:
@@ -203,11 +201,10 @@ def _expand_groups(row, state, search, lm, work):
     rank_labels(row, search, work)
     if frame.labels > 0:
         _epsilon_closure(row, state.counters[0].tokens, search, lm, work)
-        if frame.status == DONE:
-            _expand_each(row, state, search, lm, work)
         if lm is None:
-            pass
+            _expand_each(work.groups, row, state, search, lm, work)
         else:
+            _expand_each(work.lm.groups, row, state, search, lm, work)
             lm_contexts.expand_deferred(row, state, search, lm, work)
 
 
@@ -276,11 +273,12 @@ def _epsilon_closure(row, count, search, lm, work):
 
 @linked
 def _may_expand(source, cost, search, cutoff, work):
-    """Whether an arc of a small state stays below the cutoff: most groups have none. Of large states nobody knows."""
+    """Whether an arc of a state may stay below the cutoff; most groups have none. Large states are always expanded."""
     arcs, costs, may = search.graph.arcs, work.acoustic_costs, source.arc_end - source.arc_begin > SMALL_STATE
     last: Any = source.arc_end - 1
     for a in range(source.arc_begin, source.arc_begin if may else source.arc_end, 2):
-        # two at a time, the last one perhaps twice, and no branch: most states have one or two, which nobody can guess
+        # Branch-free, two arcs per step (the last may be checked twice): most states have one or two arcs, so that
+        # the branch would be unpredictable.
         arc, next_arc = arcs[np.uintp(a)], arcs[np.uintp(min(a + 1, last))]
         total = least_total(cost, arc.cost, costs[np.uintp(arc.ilabel)], search)
         next_total = least_total(cost, next_arc.cost, costs[np.uintp(next_arc.ilabel)], search)
@@ -289,19 +287,23 @@ def _may_expand(source, cost, search, cutoff, work):
 
 
 @linked
-def _expand_each(row, state, search, lm, work):
+def _expand_each(groups, row, state, search, lm, work):
     """Step 3 for all groups, the cheapest first since it lowers the cutoff."""
-    cheapest, groups, count = 0, work.expanding, work.frame[0].groups
-    if lm is None:
-        pass
-    else:
-        count = work.frame[0].lm_groups
-    for g in range(count):
-        if groups[g].cost < groups[cheapest].cost:
-            cheapest = g
+    count = work.frame[0].groups if work.frame[0].status == DONE else 0
+    cheapest = cheapest_of(groups, count)
     for n in range(count):
         g = cheapest if n == 0 else (n - 1 if n <= cheapest else n)
         _expand_group(groups[g], g, row, state, search, lm, work)
+
+
+@linked
+def cheapest_of(groups, count):
+    """The first group with the least cost."""
+    cheapest = 0
+    for g in range(count):
+        if groups[g].cost < groups[cheapest].cost:
+            cheapest = g
+    return cheapest
 
 
 @linked
@@ -329,11 +331,7 @@ def _expand_group(group, g, row, state, search, lm, work):
                 frame.arc_visits += 1
             acoustic_cost = costs[np.uintp(arc.ilabel)]
             if least_total(group.cost, arc.cost, acoustic_cost, search) > frame.cutoff:
-                if lm is None:
-                    continue
-                else:
-                    if lm.lazy or arc.olabel == 0:
-                        continue
+                continue
             if lm is None:
                 token_groups.expand_arc(a, g, acoustic_cost, state, search, lm, work)
             else:

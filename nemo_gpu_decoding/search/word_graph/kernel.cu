@@ -35,15 +35,13 @@
 // survive. Only the indices of tokens, back-pointers and links depend on the order in which threads
 // arrive.
 //
-// Compiled once per type of log-prob, with LINKS=1 for lattices, with EAGER=1 for eager composition.
+// Compiled once per type of log-prob, with LINKS=1 for lattices, with COMPOSE=1 for a large LM.
 // variants: LOG_PROB=float
 // variants: LOG_PROB=float LINKS=1
 // variants: LOG_PROB=Half
 // variants: LOG_PROB=BFloat16
 // variants: COMPOSE=1 LOG_PROB=float
 // variants: COMPOSE=1 LOG_PROB=float LINKS=1
-// variants: COMPOSE=1 LOG_PROB=float EAGER=1
-// variants: COMPOSE=1 LOG_PROB=float EAGER=1 LINKS=1
 // variants: COMPOSE=1 LOG_PROB=Half
 // variants: COMPOSE=1 LOG_PROB=BFloat16
 #if COMPOSE
@@ -143,9 +141,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(const Advan
   while (now.status == DONE && rows.any()) {
     const Row row = rows.next();
 #if COMPOSE
-    now.status = expand_within_capacity(row, columns, now, shared, work);
+    now.status = expand_or_bisect(row, columns, now, shared, work);
 #else
-    now.status = expand_within_capacity(row, columns, now, work);
+    now.status = expand_or_bisect(row, columns, now, work);
 #endif
     if (now.status == DONE && KEEPS_LINKS && !has_capacity_for_links(now, work)) now.status = LINKS_FULL;
     if (now.status == DONE && !prune(row, now, work)) now.status = BACK_POINTERS_FULL;

@@ -67,7 +67,7 @@ STREAM_COUNTERS = np.dtype(
         ("status", np.int32),  # `Status` of graph.cuh
         ("needed", np.int32),  # BACK_POINTERS_FULL, LINKS_FULL: how many more the next frame may need
         ("begin", np.int32),  # frames of the chunk that were read
-        *records.TOTALS,
+        *records.STREAM_TOTALS,
     ],
     align=True,
 )
@@ -219,11 +219,11 @@ class Capacity(NamedTuple):
     tokens: int  # of a frame, those that are pruned included
     candidates: int
     columns: int  # of the log-probs, V + 1
-    groups: int  # with composition also group tokens and LM contexts
+    groups: int  # with a large LM also group tokens and LM contexts
     token_slots: int  # of hash tables: powers of two
     group_slots: int
     seconds: int  # `groups` with topology normal without links, else 0
-    group_arcs: int = 0  # what follows is for composition
+    group_arcs: int = 0  # what follows is for a large LM
     large_groups: int = 0
     queries: int = 0
     cached_scores: int = 0

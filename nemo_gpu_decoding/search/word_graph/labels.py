@@ -22,7 +22,7 @@ def choose_labels(row, search, work):
         False if the frame holds NaN or a value above MOST_LOG_PROB.
     """
     frame, labels, least = work.frame[0], work.labels, _least_likely(work.frame[0], search)
-    count, likeliest, unread = 0, 0, NONE if search.params.topology == GRAPH else search.params.blank_id
+    count, likeliest, skipped_label = 0, 0, NONE if search.params.topology == GRAPH else search.params.blank_id
     for begin in range(0, len(row), BLOCK):
         end, hits = min(begin + BLOCK, len(row)), np.int32(begin + BLOCK > len(row))
         if hits == 0:
@@ -30,7 +30,7 @@ def choose_labels(row, search, work):
                 hits += np.int32(not row[np.uintp(begin) + np.uintp(i)] < least)
         for v in range(begin, end if hits > 0 else begin):
             labels[count] = v
-            count += not row[v] < least and v != unread  # NaN is not below anything
+            count += not row[v] < least and v != skipped_label  # NaN is not below anything
     for i in range(count):
         if not row[labels[i]] <= MOST_LOG_PROB:
             return False

@@ -248,7 +248,7 @@ def lattice_of(state: StreamState, reaches_end: bool) -> Lattice:
     """
     models = state.models
     params = models.params
-    ends = all_ends(state.tokens, reaches_end, models.search, models.composition)
+    ends = all_ends(state.tokens, reaches_end, models.search, models.lm_scorer)
     links = state.links[: int(state.counters["links"][0])].copy()
     sizes = np.ones(state.frames + 1, np.int64)
     np.maximum.at(sizes, links["frame"] + 1, links["target"].astype(np.int64) + 1)

@@ -70,7 +70,7 @@ def rescored_links(
         links, sorted by target; ends; the node of the lattice that each new node comes from, ascending.
     """
     link_costs, end_costs, contexts = np.zeros(len(links)), np.zeros(len(ends)), np.zeros(num_nodes, np.int64)
-    first_lm_costs(links, ends, reaches_end, contexts, models.search, models.composition, link_costs, end_costs)
+    first_lm_costs(links, ends, reaches_end, contexts, models.search, models.lm_scorer, link_costs, end_costs)
     links, ends = links.copy(), ends.copy()
     links["cost"] -= (1.0 - second.lm_share) * link_costs
     ends["cost"] -= (1.0 - second.lm_share) * end_costs

@@ -374,7 +374,7 @@ def _begin_merge(total, work):
         work.stamps[2] += 1
     if size > len(work.lm.context_slots):
         return False
-    work.frame[0].lm_group_mask = size - 1
+    work.frame[0].context_mask = size - 1
     return True
 
 
@@ -388,7 +388,7 @@ def _number_of(lm, begin, count, total, state, work):
                 found = n
                 break
         return found
-    slots, stamp, mask = work.lm.context_slots, work.stamps[2], np.uint64(work.frame[0].lm_group_mask)
+    slots, stamp, mask = work.lm.context_slots, work.stamps[2], np.uint64(work.frame[0].context_mask)
     at = (hash_of(0, lm) >> SLOT_SHIFT) & mask
     while slots[at].stamp == stamp and contexts[begin + slots[at].entry].lm != lm:
         at = (at + np.uint64(1)) & mask

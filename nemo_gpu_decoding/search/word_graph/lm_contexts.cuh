@@ -60,7 +60,7 @@ inline bool join(int i, int e, float least, const LmWorkspace& work, GroupToken&
     }
   }
   joined = GroupToken{key_of(target, boost, 0), token.key.lm, olabel, cost, i, e, NONE, NONE};
-  return EAGER || least_total(cost, least_arc, least, search) <= work.cutoff();
+  return least_total(cost, least_arc, least, search) <= work.cutoff();
 }
 
 // List all group tokens. False if they are beyond the capacity. Call with all threads after a barrier;

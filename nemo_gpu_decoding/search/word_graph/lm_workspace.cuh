@@ -16,10 +16,6 @@
 
 #include "search/word_graph/composition.cuh"
 
-#ifndef EAGER
-#define EAGER 0  // 1: eager composition
-#endif
-
 // A hash table whose slots hold number + 1 of the first of several items with one key (0: free).
 struct Firsts {
   int* slots;  // [mask + 1], more than there are items

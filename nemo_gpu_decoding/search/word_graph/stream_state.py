@@ -15,7 +15,7 @@ from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.jit import compiled, linked, no_refcount
 from nemo_gpu_decoding.search.engine import BadRow
 from nemo_gpu_decoding.search.inputs import raise_bad_frame
-from nemo_gpu_decoding.search.word_graph.composition import LM_COUNTERS, Composition
+from nemo_gpu_decoding.search.word_graph.composition import LM_COUNTERS, LmScorer
 from nemo_gpu_decoding.search.word_graph.keys import BAD_FRAME, DONE, NONE, state_of
 from nemo_gpu_decoding.search.word_graph.let_nodes import (
     LET_COUNTERS,
@@ -49,7 +49,7 @@ class StreamModels:
     weights: StreamParams  # of the utterance
     graph: WordGraph
     boosting: BackoffAutomaton
-    composition: Composition | None = None  # with a large LM
+    lm_scorer: LmScorer | None = None  # with a large LM
     pieces: Sequence[str] | None = None  # texts of the tokens, for words that only <unk> stands for
 
     @cached_property
@@ -65,12 +65,12 @@ class StreamModels:
     @cached_property
     def _first(self) -> tuple[np.ndarray, np.ndarray]:
         """The token of an utterance of which nothing is read, and its counters."""
-        tokens = np.zeros(1, TOKEN if self.composition is None else LM_TOKEN)
-        counters = np.zeros(1, COUNTERS if self.composition is None else LM_COUNTERS)
+        tokens = np.zeros(1, TOKEN if self.lm_scorer is None else LM_TOKEN)
+        counters = np.zeros(1, COUNTERS if self.lm_scorer is None else LM_COUNTERS)
         tokens["key"], tokens["back_pointer"], tokens["source"] = self.first_key, NONE, NONE
         counters["tokens"] = 1
-        if self.composition is not None:
-            tokens["lm"] = self.composition.lms.start
+        if self.lm_scorer is not None:
+            tokens["lm"] = self.lm_scorer.lms.start
         return tokens, counters
 
     def new_stream(self, committed: Committed | None = None) -> StreamState:
@@ -180,7 +180,7 @@ class LetStream:
 
 def new_let_stream(models: StreamModels) -> LetStream:
     """Nothing read: one token, whose node has one context, the LMs' start."""
-    assert models.composition is not None
+    assert models.lm_scorer is not None
     tokens, counters = np.zeros(1, TOKEN), np.zeros(1, LET_COUNTERS)
     tokens["key"] = models.first_key
     for name in ("tokens", "nodes", "contexts"):
@@ -188,7 +188,7 @@ def new_let_stream(models: StreamModels) -> LetStream:
     arrays = _node_arrays(counters, (LET_NODES,) * 4)
     for name, value in (("key", models.first_key), ("cost", 0), ("newest", NONE), ("begin", 0), ("count", 1)):
         arrays.nodes[name][0] = value
-    start = models.composition.lms.start
+    start = models.lm_scorer.lms.start
     for name, value in (("lm", start), ("cost", 0), ("back_pointer", NONE), ("run", 0), ("epsilon", NONE)):
         arrays.contexts[name][0] = value
     arrays.contexts["probability"][0] = 0

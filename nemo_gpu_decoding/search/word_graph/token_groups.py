@@ -22,7 +22,7 @@ from nemo_gpu_decoding.search.word_graph.candidates import (
     offer,
     recombine,
 )
-from nemo_gpu_decoding.search.word_graph.keys import GROUPS_FULL, NONE, Origin, is_first, key_of, label_of
+from nemo_gpu_decoding.search.word_graph.keys import GROUPS_FULL, NONE, Origin, key_of, label_of, precedes
 
 
 class Step(NamedTuple):
@@ -96,7 +96,7 @@ def _is_before(cost, origin, other_cost, other, lm, work):
     if cost != other_cost:
         return cost < other_cost
     if origin.source != other.source:
-        return is_first(work.current[origin.source], work.current[other.source], lm)
+        return precedes(work.current[origin.source], work.current[other.source], lm)
     return origin.epsilon < other.epsilon
 
 

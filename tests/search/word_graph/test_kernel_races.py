@@ -131,7 +131,6 @@ def test_no_races_and_no_stray_accesses_paged(emulated_runtime, small_lists, top
     paged_search_everything(monkeypatch, topology)
     paged_search_everything(monkeypatch, topology, group_size=2)
     paged_search_everything(monkeypatch, topology, lattice=True, n_best=3)
-    paged_search_everything(monkeypatch, topology, composition="eager")
 
 
 # - Lattices of the kernels, run by the emulator: link for link those of the CPU, whatever the options

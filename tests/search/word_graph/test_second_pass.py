@@ -373,7 +373,7 @@ def test_a_long_stream_holds_the_links_that_its_lattice_needs(monkeypatch, backe
 
 
 @pytest.mark.usefixtures("emulated_runtime", "small_blocks")
-@pytest.mark.parametrize("composition", [None, "lazy", "eager"])
+@pytest.mark.parametrize("composition", [None, "lazy"])
 def test_a_running_stream_has_alternatives(composition):
     def decoder_of(backend):
         options = {"backend": backend, "max_active": 200, "n_best": 5, "lattice_beam": 8.0}
