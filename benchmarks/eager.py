@@ -23,10 +23,11 @@ from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.decoder import Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.log_space import LARGEST
-from nemo_gpu_decoding.search.word_graph import candidates, frame, keys, labels, lm_contexts, prune, token_groups
-from nemo_gpu_decoding.search.word_graph.composition import LmPair, query
+from nemo_gpu_decoding.search.word_graph import candidates, frame, keys, labels, prune, token_groups
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine
 from nemo_gpu_decoding.search.word_graph.keys import DONE, NONE, Origin
+from nemo_gpu_decoding.search.word_graph.large_lm import contexts
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmPair, query
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 
 
@@ -52,7 +53,7 @@ def advance(log_probs, begin, end, state, search, lm, work):
             status = prune.prune(log_probs[t], state, search, work)
         if status != DONE:
             return t, status
-        lm_contexts.count_work(state.counters[0], work.frame[0])
+        contexts.count_work(state.counters[0], work.frame[0])
     return end, DONE
 
 
@@ -97,7 +98,7 @@ def _expand(row, state, search, lm, work):
     if now.status == DONE and not labels.choose_labels(row, search, work):
         now.status = keys.BAD_FRAME
     if now.status == DONE:
-        lm_contexts.begin_frame(work)
+        contexts.begin_frame(work)
         if lm.bounded:
             _expand_groups(row, state, search, lm, work)
         else:
@@ -156,7 +157,7 @@ def _expand_groups(row, state, search, lm, work):
     """As in `frame.py`."""
     now = work.frame[0]
     if now.labels > 0:
-        lm_contexts.tighten_cutoff(row, state, search, lm, work)
+        contexts.tighten_cutoff(row, state, search, lm, work)
     labels.rank_labels(row, search, work)
     if now.labels > 0:
         _epsilon_closure(row, state.counters[0].tokens, search, lm, work)
@@ -193,33 +194,33 @@ def _epsilon_closure(row, count, search, lm, work):
 @linked
 def _join(key, olabel, cost, origin, search, lm, work):
     """Put a token into its LM context of a group; the word of a closure arc queries the LMs here."""
-    now, contexts, slots = work.frame[0], work.lm.contexts, work.lm.context_slots
+    now, slots, entries = work.frame[0], work.lm.context_slots, work.lm.contexts
     context, none = work.current[origin.source].lm, np.int32(0)
     if olabel != 0:
         difference, context = query(olabel, context, search, lm, work)
         cost += difference
-    slot = lm_contexts.find_context_slot(key, context, none, work)
+    slot = contexts.find_context_slot(key, context, none, work)
     if slots[slot].stamp == work.stamps[2]:
         c = slots[slot].entry
-        token_groups.keep_best(contexts[c], cost, origin, search, lm, work)
-        group = work.lm.groups[contexts[c].group]
+        token_groups.keep_best(entries[c], cost, origin, search, lm, work)
+        group = work.lm.groups[entries[c].group]
         group.cost = min(group.cost, cost)
-    elif now.contexts == len(contexts):
+    elif now.contexts == len(entries):
         now.status = keys.GROUPS_FULL
         return
     else:
         c = np.int32(now.contexts)
         candidates.fill_slot(slots, slot, work.stamps[2], c)
-        token_groups.begin_group(contexts[c], key, cost, origin, search, work)
-        contexts[c].lm, contexts[c].lm_after, contexts[c].olabel = context, context, none
-        contexts[c].difference = np.float32(0.0)
+        token_groups.begin_group(entries[c], key, cost, origin, search, work)
+        entries[c].lm, entries[c].lm_after, entries[c].olabel = context, context, none
+        entries[c].difference = np.float32(0.0)
         if lm.grouped:
-            g = lm_contexts.group_of(contexts[c], work)
+            g = contexts.group_of(entries[c], work)
         else:
-            g = lm_contexts.new_group(contexts[c], work)
-        lm_contexts.add_context(c, g, work)
+            g = contexts.new_group(entries[c], work)
+        contexts.add_context(c, g, work)
     if search.params.keeps_links:
-        token_groups.add_group_token(contexts[c], cost, origin, work)
+        token_groups.add_group_token(entries[c], cost, origin, work)
 
 
 @linked
@@ -246,7 +247,7 @@ def _expand_group(g, row, state, search, lm, work):
             acoustic_cost = work.acoustic_costs[arc.ilabel]
             is_below = not candidates.least_total(group.cost, arc.cost, acoustic_cost, search) > now.cutoff
             if is_below or arc.olabel != 0:
-                lm_contexts.expand_arc(a, g, acoustic_cost, state, search, lm, work)
+                contexts.expand_arc(a, g, acoustic_cost, state, search, lm, work)
 
 
 @linked
@@ -257,7 +258,7 @@ def _expand_deferred(row, state, search, lm, work):
         group, a = work.lm.groups[work.lm.deferred[n].group], work.lm.deferred[n].arc
         acoustic_cost = candidates.cost_of(row, arcs[a].ilabel, search)
         if not candidates.least_total(group.cost, arcs[a].cost, acoustic_cost, search) > LARGEST:
-            lm_contexts.expand_with_lm(a, group, acoustic_cost, LARGEST, state, (search, lm), work)
+            contexts.expand_with_lm(a, group, acoustic_cost, LARGEST, state, (search, lm), work)
 
 
 # ---------------------------------------------------------------------------------------- decoders

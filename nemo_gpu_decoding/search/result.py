@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.search.word_graph.lattice import Lattice
+    from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
 
 
 S = TypeVar("S", bound="Path")

@@ -30,7 +30,7 @@ from nemo_gpu_decoding.nemo_plugin import word_graph
 from nemo_gpu_decoding.nemo_plugin.adapters import written_words
 from nemo_gpu_decoding.nemo_plugin.word_graph import PagedInfer, WordGraphInfer
 from nemo_gpu_decoding.search.word_graph.decoder import PagedBigLM
-from nemo_gpu_decoding.search.word_graph.mbr import minimum_bayes_risk
+from nemo_gpu_decoding.search.word_graph.lattice.mbr import minimum_bayes_risk
 from nemo_gpu_decoding.search.word_graph.result import Word
 from tests.nemo_plugin.usage import decoded, predicted, texts, transcribed, write_without_unknown
 

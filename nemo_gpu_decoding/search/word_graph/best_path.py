@@ -11,8 +11,8 @@ import numpy as np
 from nemo_gpu_decoding.jit import compiled, linked, no_refcount
 from nemo_gpu_decoding.lm.packed import NO_LABEL, lookup
 from nemo_gpu_decoding.search.word_graph.candidates import boosted
-from nemo_gpu_decoding.search.word_graph.composition import difference_of_label, large_of, small_of
 from nemo_gpu_decoding.search.word_graph.keys import NONE, boost_of, context_of, precedes, state_of
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import difference_of_label, large_of, small_of
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.word_graph.stream_state import StreamState

@@ -17,8 +17,8 @@ from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.committed import GrowingColumns, Head, common_ancestor, worth_committing
 from nemo_gpu_decoding.search.word_graph.best_path import Steps, best_paths, count_back_pointers, final_difference
-from nemo_gpu_decoding.search.word_graph.composition import difference_of_word
 from nemo_gpu_decoding.search.word_graph.keys import NONE
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import difference_of_word
 from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER
 from nemo_gpu_decoding.search.word_graph.result import (
     BEFORE,

@@ -14,9 +14,7 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.threads import for_each_share
-from nemo_gpu_decoding.search.word_graph import let
 from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed, without_committed
-from nemo_gpu_decoding.search.word_graph.composition import CACHED_SCORE, LM_COUNTERS
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.frame import FEWEST_SLOTS, advance
 from nemo_gpu_decoding.search.word_graph.keys import (
@@ -28,10 +26,8 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     NO_TOKEN,
     NONE,
 )
-from nemo_gpu_decoding.search.word_graph.let_groups import LET_CANDIDATE, LET_GROUP
-from nemo_gpu_decoding.search.word_graph.let_nodes import ARENA_FULL
-from nemo_gpu_decoding.search.word_graph.link_pruning import grown_links
-from nemo_gpu_decoding.search.word_graph.lm_contexts import (
+from nemo_gpu_decoding.search.word_graph.large_lm import let
+from nemo_gpu_decoding.search.word_graph.large_lm.contexts import (
     GROUP_ARC,
     LM_CONTEXT,
     LM_FRAME_STATE,
@@ -39,6 +35,10 @@ from nemo_gpu_decoding.search.word_graph.lm_contexts import (
     ORDERED,
     LmWorkspace,
 )
+from nemo_gpu_decoding.search.word_graph.large_lm.let_groups import LET_CANDIDATE, LET_GROUP
+from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import ARENA_FULL
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import CACHED_SCORE, LM_COUNTERS
+from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import grown_links
 from nemo_gpu_decoding.search.word_graph.prune import BINS
 from nemo_gpu_decoding.search.word_graph.records import (
     CANDIDATE,
@@ -247,7 +247,7 @@ def _slots(entries: int) -> np.ndarray:
 
 
 class LetEngine(CPUEngine):
-    """The engine of `let.py`; its results are streams of LM tokens, as those of `CPUEngine`."""
+    """The engine of `large_lm/let.py`; its results are streams of LM tokens, as those of `CPUEngine`."""
 
     def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
         self._config, self._models_of = config, models_of

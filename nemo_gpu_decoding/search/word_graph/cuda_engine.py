@@ -43,7 +43,7 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     NO_TOKEN,
     NONE,
 )
-from nemo_gpu_decoding.search.word_graph.link_pruning import with_links
+from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import with_links
 from nemo_gpu_decoding.search.word_graph.records import COUNTERS
 from nemo_gpu_decoding.search.word_graph.stream_state import (
     ModelsOf,

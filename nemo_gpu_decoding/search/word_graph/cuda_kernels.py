@@ -15,10 +15,10 @@ from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.graph.topology import NORMAL
 from nemo_gpu_decoding.lm.on_device import PlacedLM
 from nemo_gpu_decoding.search.word_graph import kernel_abi, records
-from nemo_gpu_decoding.search.word_graph.composition import LM_COUNTERS, LmPair
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.kernel_abi import Capacity
 from nemo_gpu_decoding.search.word_graph.keys import NONE
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS, LmPair
 from nemo_gpu_decoding.search.word_graph.records import SearchParams
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 

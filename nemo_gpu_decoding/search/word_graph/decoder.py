@@ -27,15 +27,15 @@ from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work, made
 from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps, best_paths, concatenated, ends_of
 from nemo_gpu_decoding.search.word_graph.committed import TextScores, shared_steps, weighted_difference
-from nemo_gpu_decoding.search.word_graph.composition import LmScorer
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine, LetEngine
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
 from nemo_gpu_decoding.search.word_graph.cuda_kernels import LargeLMKernels
-from nemo_gpu_decoding.search.word_graph.lattice import Lattice, lattice_of, lattice_paths
-from nemo_gpu_decoding.search.word_graph.lattice_rescoring import SecondLM
-from nemo_gpu_decoding.search.word_graph.lm_pair import shared_lm_pair
-from nemo_gpu_decoding.search.word_graph.mbr import with_confidence
+from nemo_gpu_decoding.search.word_graph.large_lm.pair import shared_lm_pair
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmScorer
+from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice, lattice_of, lattice_paths
+from nemo_gpu_decoding.search.word_graph.lattice.mbr import with_confidence
+from nemo_gpu_decoding.search.word_graph.lattice.rescoring import SecondLM
 from nemo_gpu_decoding.search.word_graph.records import (
     MAX_BOOST_STATES,
     MAX_EPSILONS,

@@ -16,7 +16,7 @@ these are found by binary search. Before step 2 the best token's own arcs tighte
 dropped that step 4 would not drop.
 
 With a large LM (`lm` is an `LmScorer`, not None) a token has an LM context as well, and steps 2 and 3
-are others, see `lm_contexts.py`. numba compiles this source for both. With lm=None it drops the other
+are others, see `large_lm/contexts.py`. numba compiles this source for both. With lm=None it drops the other
 branch of each `if lm is None` before it looks at types, so that records need no LM fields. With a large LM
 it types both branches and drops the first one later.
 """
@@ -31,7 +31,7 @@ from nemo_gpu_decoding.graph.csr import first_arc
 from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
-from nemo_gpu_decoding.search.word_graph import lm_contexts, token_groups
+from nemo_gpu_decoding.search.word_graph import token_groups
 from nemo_gpu_decoding.search.word_graph.candidates import (
     boosted,
     cost_of,
@@ -59,6 +59,7 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     state_of,
 )
 from nemo_gpu_decoding.search.word_graph.labels import choose_labels, labels_within, rank_labels
+from nemo_gpu_decoding.search.word_graph.large_lm import contexts
 from nemo_gpu_decoding.search.word_graph.prune import UNKNOWN, prune
 
 SMALL_STATE = 8  # arcs; a state with no more is walked through whatever the labels
@@ -85,7 +86,7 @@ def advance(log_probs, begin, end, state, search, lm, work):
         if lm is None:
             pass
         else:
-            lm_contexts.count_work(state.counters[0], work.frame[0])
+            contexts.count_work(state.counters[0], work.frame[0])
     return end, DONE
 
 
@@ -146,7 +147,7 @@ def _expand(best, row, state, search, lm, work):
         if lm is None:
             pass
         else:
-            lm_contexts.begin_frame(work)
+            contexts.begin_frame(work)
         _expand_groups(row, state, search, lm, work)
     if frame.status == DONE:
         recombine(state, search, lm, work)
@@ -197,7 +198,7 @@ def _expand_groups(row, state, search, lm, work):
         if lm is None:
             _tighten_cutoff(row, state, search, work)
         else:
-            lm_contexts.tighten_cutoff(row, state, search, lm, work)
+            contexts.tighten_cutoff(row, state, search, lm, work)
     rank_labels(row, search, work)
     if frame.labels > 0:
         _epsilon_closure(row, state.counters[0].tokens, search, lm, work)
@@ -205,7 +206,7 @@ def _expand_groups(row, state, search, lm, work):
             _expand_each(work.groups, row, state, search, lm, work)
         else:
             _expand_each(work.lm.groups, row, state, search, lm, work)
-            lm_contexts.expand_deferred(row, state, search, lm, work)
+            contexts.expand_deferred(row, state, search, lm, work)
 
 
 @linked
@@ -268,7 +269,7 @@ def _epsilon_closure(row, count, search, lm, work):
                     if _may_expand(graph.states[np.uintp(target)], cost, search, cutoff, work):
                         token_groups.join(key, cost, origin, search, lm, work)
                 else:
-                    lm_contexts.join(key, olabel, cost, origin, search, lm, work)
+                    contexts.join(key, olabel, cost, origin, search, lm, work)
 
 
 @linked
@@ -335,4 +336,4 @@ def _expand_group(group, g, row, state, search, lm, work):
             if lm is None:
                 token_groups.expand_arc(a, g, acoustic_cost, state, search, lm, work)
             else:
-                lm_contexts.expand_arc(a, g, acoustic_cost, state, search, lm, work)
+                contexts.expand_arc(a, g, acoustic_cost, state, search, lm, work)

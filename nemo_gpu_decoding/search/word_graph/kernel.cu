@@ -17,10 +17,10 @@
 // With COMPOSE=1 tokens differ by LM context too, and the steps in between are others:
 //
 //   tighten_cutoff            the best token's best arc lowers the cutoff          tighten_cutoff.cuh
-//   epsilon_closure           groups of LM contexts of tokens                      lm_contexts.cuh
-//   list_group_arcs           groups look at arcs, once for all LM contexts        group_arcs.cuh
-//   expand_without_lm         arcs without words are expanded                      group_arcs.cuh
-//   expand_with_lm            words below the cutoff query the LMs first           lm_queries.cuh
+//   epsilon_closure           groups of LM contexts of tokens                      large_lm/contexts.cuh
+//   list_group_arcs           groups look at arcs, once for all LM contexts        large_lm/group_arcs.cuh
+//   expand_without_lm         arcs without words are expanded                      large_lm/group_arcs.cuh
+//   expand_with_lm            words below the cutoff query the LMs first           large_lm/queries.cuh
 //
 // Whether the LMs are queried for a word depends on the small LM's cost and on the cutoff that all
 // candidates without the LMs have left: so on no order. Answers are shared: each query is looked up
@@ -45,7 +45,7 @@
 // variants: COMPOSE=1 LOG_PROB=Half
 // variants: COMPOSE=1 LOG_PROB=BFloat16
 #if COMPOSE
-#include "search/word_graph/lm_frame.cuh"
+#include "search/word_graph/large_lm/frame.cuh"
 typedef LmAdvanceArgs AdvanceArgs;
 #else
 #include "search/word_graph/frame.cuh"

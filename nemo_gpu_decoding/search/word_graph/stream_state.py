@@ -15,9 +15,8 @@ from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.jit import compiled, linked, no_refcount
 from nemo_gpu_decoding.search.engine import BadRow
 from nemo_gpu_decoding.search.inputs import raise_bad_frame
-from nemo_gpu_decoding.search.word_graph.composition import LM_COUNTERS, LmScorer
 from nemo_gpu_decoding.search.word_graph.keys import BAD_FRAME, DONE, NONE, state_of
-from nemo_gpu_decoding.search.word_graph.let_nodes import (
+from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import (
     LET_COUNTERS,
     NODE,
     NODE_CONTEXT,
@@ -25,7 +24,8 @@ from nemo_gpu_decoding.search.word_graph.let_nodes import (
     NodeArrays,
     expand,
 )
-from nemo_gpu_decoding.search.word_graph.link_pruning import grown
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS, LmScorer
+from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import grown
 from nemo_gpu_decoding.search.word_graph.records import (
     BACK_POINTER,
     COUNTERS,

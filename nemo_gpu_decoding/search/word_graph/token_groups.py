@@ -2,7 +2,7 @@
 
 Only the cheapest token of a group matters for what follows; with topology "normal" also the cheapest
 with another last label, since an arc with the same label is closed to the first. For lattices all are
-kept. With a large LM these records are a group's LM contexts, see `lm_contexts.py`.
+kept. With a large LM these records are a group's LM contexts, see `large_lm/contexts.py`.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def test_decoders_of_the_same_graph_and_lms_share_what_they_have_made_of_them():
     import gc
     import weakref
 
-    from nemo_gpu_decoding.search.word_graph.lm_pair import shared_lm_pair
+    from nemo_gpu_decoding.search.word_graph.large_lm.pair import shared_lm_pair
 
     small, large = random_lm(1), LM(random_lm(2).table)
     ready = shared_lm_pair(small.graph, large.packed, small.packed, "auto")

@@ -392,7 +392,7 @@ def test_static_shared_memory_is_left_free(tmp_path):
     """Rows in shared memory leave the kernel what it takes for itself."""
     source = tmp_path / "sizes.cu"
     source.write_text(
-        '#define COMPOSE 1\n#include "search/word_graph/lm_workspace.cuh"\n'
+        '#define COMPOSE 1\n#include "search/word_graph/large_lm/workspace.cuh"\n'
         f'static_assert(sizeof(LmShared) + 8 <= {kernel_abi.STATIC_SHARED_BYTES}, "");\n'
         f'static_assert(sizeof(Counters) == {kernel_abi.COUNTERS.itemsize}, "");\n'
     )

@@ -363,9 +363,7 @@ def test_members_and_visits_get_more_room(monkeypatch, least_groups):
 @pytest.mark.parametrize("cache_bytes", [16, 10**6])
 def test_paged_arcs_give_the_same(monkeypatch, cache_bytes):
     placed = cuda_kernels.PlacedLM
-    monkeypatch.setattr(
-        cuda_kernels, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, cache_bytes, name)
-    )
+    monkeypatch.setattr(cuda_kernels, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, cache_bytes, name))
     graph, lms = case(1)
     options = {"beam": 9.0, "placement": "paged"}
     assert_equal_paged(graph, lms, inputs_of(1), [FRAMES, 5], **options)

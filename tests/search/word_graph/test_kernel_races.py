@@ -9,8 +9,9 @@ import torch
 from nemo_gpu_decoding.cuda.sources import read_source
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph import cuda_engine, kernel_abi, link_pruning
+from nemo_gpu_decoding.search.word_graph import cuda_engine, kernel_abi
 from nemo_gpu_decoding.search.word_graph.decoder import NO_END
+from nemo_gpu_decoding.search.word_graph.lattice import link_pruning
 from tests.contract.subject import all_facts
 from tests.cuda_emulator.mutations import assert_needed, barriers_of
 from tests.graph.test_store import fst

@@ -238,7 +238,7 @@ def test_utterances_of_a_batch_that_differ_in_one_weight_or_in_phrases_alone(pag
 
 
 def test_differences_are_those_of_both_lms():
-    from nemo_gpu_decoding.search.word_graph.difference import difference_of
+    from nemo_gpu_decoding.search.word_graph.large_lm.difference import difference_of
 
     small, large = nested_pair(2)
     difference = difference_of(large.packed, small.packed)

@@ -24,7 +24,6 @@ from nemo_gpu_decoding.search.word_graph.candidates import (
     least_total,
     lower_cutoff,
 )
-from nemo_gpu_decoding.search.word_graph.composition import likeliest_step, query
 from nemo_gpu_decoding.search.word_graph.frame import SMALL_STATE
 from nemo_gpu_decoding.search.word_graph.keys import (
     DONE,
@@ -37,7 +36,7 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     state_of,
 )
 from nemo_gpu_decoding.search.word_graph.labels import SORTED_LABELS
-from nemo_gpu_decoding.search.word_graph.let_nodes import (
+from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import (
     ARENA_FULL,
     JOIN_MOVE,
     add_link,
@@ -50,6 +49,7 @@ from nemo_gpu_decoding.search.word_graph.let_nodes import (
     new_node,
     node_after_words,
 )
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import likeliest_step, query
 from nemo_gpu_decoding.search.word_graph.records import KEY
 from nemo_gpu_decoding.search.word_graph.token_groups import group_table, target_key, widen_group_table
 
@@ -100,7 +100,7 @@ def _drop_hopeless(work):
 
 @linked
 def tighten_cutoff(row, state, search, lm, work):
-    """Lower the cutoff by the best token's best arc; at its true cost if it has a word, see `lm_contexts`."""
+    """Lower the cutoff by the best token's best arc; at its true cost if it has a word, see `contexts.py`."""
     graph = search.graph
     best, last_epsilon, last_arc, boost, least = likeliest_step(row, state, search, None, work)
     if last_arc == NONE:

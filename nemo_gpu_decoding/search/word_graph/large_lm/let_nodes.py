@@ -27,7 +27,6 @@ import numpy as np
 
 from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.word_graph.candidates import fill_slot
-from nemo_gpu_decoding.search.word_graph.composition import LM_COUNTERS, query
 from nemo_gpu_decoding.search.word_graph.keys import (
     BLANK_MOVE,
     DONE,
@@ -37,6 +36,7 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     SLOT_SHIFT,
     hash_of,
 )
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS, query
 from nemo_gpu_decoding.search.word_graph.prune import move_of
 
 ARENA_FULL = 101  # a frame may end with it: collect nodes, or make room, and go on there

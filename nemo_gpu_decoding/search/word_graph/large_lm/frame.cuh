@@ -1,8 +1,8 @@
 // One frame of the search with a large LM [LET]. Counterpart of frame.py where there is an LM.
 #pragma once
 
-#include "search/word_graph/lm_queries.cuh"
-#include "search/word_graph/tighten_cutoff.cuh"
+#include "search/word_graph/large_lm/queries.cuh"
+#include "search/word_graph/large_lm/tighten_cutoff.cuh"
 
 // Nothing is known of the next frame. Call with all threads after a barrier; ends with one.
 inline void begin_frame(LmWorkspace& work) {

@@ -29,7 +29,6 @@ import numpy as np
 from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
-from nemo_gpu_decoding.search.word_graph import lm_contexts
 from nemo_gpu_decoding.search.word_graph.candidates import (
     cost_of,
     fill_slot,
@@ -52,7 +51,8 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     rank_of,
 )
 from nemo_gpu_decoding.search.word_graph.labels import choose_labels, rank_labels
-from nemo_gpu_decoding.search.word_graph.let_groups import (
+from nemo_gpu_decoding.search.word_graph.large_lm import contexts
+from nemo_gpu_decoding.search.word_graph.large_lm.let_groups import (
     expand_closure,
     expand_group,
     expand_with_lm,
@@ -60,7 +60,7 @@ from nemo_gpu_decoding.search.word_graph.let_groups import (
     offer,
     tighten_cutoff,
 )
-from nemo_gpu_decoding.search.word_graph.let_nodes import ARENA_FULL, add_link, has_room, new_node
+from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import ARENA_FULL, add_link, has_room, new_node
 from nemo_gpu_decoding.search.word_graph.prune import choose_tokens
 
 
@@ -96,7 +96,7 @@ def _expand(row, state, search, lm, work):
     frame, status = work.frame[0], DONE
     frame.last_rank = ANY_RANK
     begin_frame(LARGEST, state.counters[0].tokens, search, work)
-    lm_contexts.begin_frame(work)
+    contexts.begin_frame(work)
     if search.params.topology != GRAPH:
         status = _offer_blanks_and_repeats(row, state, search, work)
     if status == DONE and not choose_labels(row, search, work):

@@ -4,7 +4,7 @@
 // An item of work is a token in its own state, or with one closure arc.
 #pragma once
 
-#include "search/word_graph/lm_workspace.cuh"
+#include "search/word_graph/large_lm/workspace.cuh"
 
 // Sorting many short lists of contexts at once: a warp for each, or all threads for a long one.
 constexpr int SORTED_BY_WARP = 64;  // items; a longer list is sorted by the block

@@ -2,8 +2,8 @@
 // the small LM is offered at its true cost.
 #pragma once
 
-#include "search/word_graph/group_arcs.cuh"
-#include "search/word_graph/lm_cache.cuh"
+#include "search/word_graph/large_lm/group_arcs.cuh"
+#include "search/word_graph/large_lm/query_cache.cuh"
 
 // Of the tokens with the least cost, counters.best_token becomes the first by its key. Call with all
 // threads after a barrier; ends with one.
