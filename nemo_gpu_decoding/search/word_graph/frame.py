@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.graph.csr import first_arc
-from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
+from nemo_gpu_decoding.graph.topology import GRAPH
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
 from nemo_gpu_decoding.search.word_graph import token_groups
@@ -58,7 +58,7 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     rank_of,
     state_of,
 )
-from nemo_gpu_decoding.search.word_graph.labels import choose_labels, labels_within, rank_labels
+from nemo_gpu_decoding.search.word_graph.labels import choose_labels, labels_within, likeliest_step, rank_labels
 from nemo_gpu_decoding.search.word_graph.large_lm import contexts
 from nemo_gpu_decoding.search.word_graph.prune import UNKNOWN, prune
 
@@ -196,7 +196,8 @@ def _expand_groups(row, state, search, lm, work):
     frame = work.frame[0]
     if frame.labels > 0:
         if lm is None:
-            _tighten_cutoff(row, state, search, work)
+            _, _, _, _, least = likeliest_step(row, state, search, lm, work)
+            lower_cutoff(least, frame, search)
         else:
             contexts.tighten_cutoff(row, state, search, lm, work)
     rank_labels(row, search, work)
@@ -207,38 +208,6 @@ def _expand_groups(row, state, search, lm, work):
         else:
             _expand_each(work.lm.groups, row, state, search, lm, work)
             contexts.expand_deferred(row, state, search, lm, work)
-
-
-@linked
-def _tighten_cutoff(row, state, search, work):
-    """Lower the cutoff by the best token's own arcs, before anything is entered for them."""
-    graph, weights, frame = search.graph, search.weights, work.frame[0]
-    for best in range(state.counters[0].tokens):
-        if work.current[best].cost == 0:
-            break
-    token = work.current[best]
-    own, last_label = graph.states[state_of(token.key)], np.int32(label_of(token.key)) - 1
-    for e in range(own.epsilon_begin - 1, own.epsilon_end):
-        cost, source = token.cost, own
-        if e >= own.epsilon_begin:
-            closure = graph.epsilons[e]
-            if closure.olabel != 0 and weights.boosts:  # a bonus may be < 0, where a phrase breaks off
-                continue
-            cost, source = cost + weights.lm_weight * closure.cost, graph.states[closure.target]
-        for i in range(frame.labels):
-            label = work.labels[i]
-            acoustic_cost = cost_of(row, label, search)
-            if not cost + weights.lm_weight * source.least_cost + acoustic_cost < frame.best:
-                if i == 0:
-                    break  # nor is any other as likely
-                continue
-            if search.params.topology == NORMAL and label == last_label:
-                continue
-            a = first_arc(graph.arcs, source, label)
-            while a < source.arc_end and graph.arcs[a].ilabel == label:
-                if graph.arcs[a].olabel == 0 or not weights.boosts:
-                    lower_cutoff(cost + weights.lm_weight * graph.arcs[a].cost + acoustic_cost, frame, search)
-                a += 1
 
 
 @linked

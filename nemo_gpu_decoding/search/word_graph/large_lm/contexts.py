@@ -38,7 +38,8 @@ from nemo_gpu_decoding.search.word_graph.candidates import (
     offer,
 )
 from nemo_gpu_decoding.search.word_graph.keys import DONE, GROUPS_FULL, NONE, OTHER_HASH, SLOT_SHIFT, Origin, hash_of
-from nemo_gpu_decoding.search.word_graph.large_lm.scorer import WORK_FIELDS, likeliest_step, query
+from nemo_gpu_decoding.search.word_graph.labels import likeliest_step
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import WORK_FIELDS, query
 from nemo_gpu_decoding.search.word_graph.records import FRAME_FIELDS, GROUP_FIELDS, KEY, LM
 from nemo_gpu_decoding.search.word_graph.token_groups import (
     Step,

@@ -35,7 +35,7 @@ from nemo_gpu_decoding.search.word_graph.keys import (
     label_of,
     state_of,
 )
-from nemo_gpu_decoding.search.word_graph.labels import SORTED_LABELS
+from nemo_gpu_decoding.search.word_graph.labels import SORTED_LABELS, likeliest_step
 from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import (
     ARENA_FULL,
     JOIN_MOVE,
@@ -49,7 +49,7 @@ from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import (
     new_node,
     node_after_words,
 )
-from nemo_gpu_decoding.search.word_graph.large_lm.scorer import likeliest_step, query
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import query
 from nemo_gpu_decoding.search.word_graph.records import KEY
 from nemo_gpu_decoding.search.word_graph.token_groups import group_table, target_key, widen_group_table
 
