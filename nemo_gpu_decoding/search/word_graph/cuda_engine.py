@@ -29,20 +29,12 @@ from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_device
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
-from nemo_gpu_decoding.search.word_graph import kernel_abi
+from nemo_gpu_decoding.search.word_graph import kernel_abi, keys
 from nemo_gpu_decoding.search.word_graph.best_path import concatenated
 from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cuda_kernels import PLAIN_KERNELS, LargeLMKernels, PlainKernels
 from nemo_gpu_decoding.search.word_graph.kernel_abi import BACK_POINTER, LINK, STREAM_COUNTERS, STREAM_PARAMS, WORK
-from nemo_gpu_decoding.search.word_graph.keys import (
-    BACK_POINTERS_FULL,
-    BAD_FRAME,
-    GROUPS_FULL,
-    LINKS_FULL,
-    NO_TOKEN,
-    NONE,
-)
 from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import with_links
 from nemo_gpu_decoding.search.word_graph.records import COUNTERS
 from nemo_gpu_decoding.search.word_graph.stream_state import (
@@ -57,7 +49,7 @@ from nemo_gpu_decoding.search.word_graph.stream_state import (
 FIRST_BACK_POINTERS, BACK_POINTERS_PER_ACTIVE = 4096, 4
 FIRST_LINKS = 1 << 15
 FIRST_PATH = 256  # back-pointers of a best path that are copied at first
-_FULL = (BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL)
+_FULL = (keys.BACK_POINTERS_FULL, keys.LINKS_FULL, keys.GROUPS_FULL)
 _PREVIOUS = (BACK_POINTER.names or ()).index("previous")  # of the fields, all of 4 bytes
 
 
@@ -140,15 +132,15 @@ class CUDAEngine(Engine):
         while True:
             state = self._advanced(state, values, counts)
             status = state.counters["status"]
-            for b in np.flatnonzero((status == BAD_FRAME) | (status == NO_TOKEN)).tolist():
+            for b in np.flatnonzero((status == keys.BAD_FRAME) | (status == keys.NO_TOKEN)).tolist():
                 raise_stop(as_float32(values), b, int(state.counters["begin"][b]), int(status[b]))
             if not np.isin(status, _FULL).any():
                 break
-            if (status == LINKS_FULL).any():
+            if (status == keys.LINKS_FULL).any():
                 state = self._with_room_for_links(state)
-            if (status == BACK_POINTERS_FULL).any():
-                state = self._with_more_back_pointers(state, status == BACK_POINTERS_FULL)
-            self._grown += bool((status == GROUPS_FULL).any())
+            if (status == keys.BACK_POINTERS_FULL).any():
+                state = self._with_more_back_pointers(state, status == keys.BACK_POINTERS_FULL)
+            self._grown += bool((status == keys.GROUPS_FULL).any())
         self._state = state
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
@@ -162,7 +154,7 @@ class CUDAEngine(Engine):
             if state.numbers is not None and (more := more_committed(state)):
                 self._committed[row], root = more
                 # no trace-back goes beyond it now; `compact` drops what is before it, which leads to no token
-                self._state.back_pointers.view(torch.int32)[row, int(state.numbers[root]), _PREVIOUS] = NONE
+                self._state.back_pointers.view(torch.int32)[row, int(state.numbers[root]), _PREVIOUS] = keys.NONE
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
         numbers, state = torch.tensor(list(rows), device=self.device), self._state
@@ -255,7 +247,7 @@ class CUDAEngine(Engine):
         tokens = np.stack([found["ending" if final else "best"], found["ending"]])
         back_pointers = newest_first[::-1].copy()
         numbers = None if final else np.append(back_pointers["previous"][1:], tokens["back_pointer"][0])
-        tokens["back_pointer"] = [len(newest_first) - 1, NONE]
+        tokens["back_pointer"] = [len(newest_first) - 1, keys.NONE]
         is_other = not final and found["ends"] and tokens["key"][0] != tokens["key"][1]
         back_pointers["previous"] = np.arange(-1, len(back_pointers) - 1)
         return StreamState(
@@ -413,7 +405,7 @@ class CUDAEngine(Engine):
         grows if a frame alone needs more."""
         assert state.links is not None
         counters, former, size = state.counters.copy(), list(state.former_links), state.links.shape[1]
-        stopped = counters["status"] == LINKS_FULL
+        stopped = counters["status"] == keys.LINKS_FULL
         for b in np.flatnonzero(stopped | (2 * counters["links"] > size)).tolist():
             own, links = counters[b], _on_host(state.links[b, : counters["links"][b]], LINK)
             beam = float(self._models[b].params.lattice_beam)

@@ -25,6 +25,7 @@ from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work, made
+from nemo_gpu_decoding.search.word_graph import records
 from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps, best_paths, concatenated, ends_of
 from nemo_gpu_decoding.search.word_graph.committed import TextScores, shared_steps, weighted_difference
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
@@ -36,13 +37,6 @@ from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmScorer
 from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice, lattice_of, lattice_paths
 from nemo_gpu_decoding.search.word_graph.lattice.mbr import with_confidence
 from nemo_gpu_decoding.search.word_graph.lattice.rescoring import SecondLM
-from nemo_gpu_decoding.search.word_graph.records import (
-    MAX_BOOST_STATES,
-    MAX_EPSILONS,
-    MAX_LABELS,
-    SearchParams,
-    StreamParams,
-)
 from nemo_gpu_decoding.search.word_graph.result import BEFORE, WordPath, read_paths, relative_cost, words_of
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
 
@@ -85,8 +79,8 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         fusion: Fusion | None = None,
         pieces: Sequence[str] | None = None,
     ) -> None:
-        if not 1 <= vocab_size < MAX_LABELS:
-            raise FieldError("vocab_size", vocab_size, f"1 .. {MAX_LABELS - 1}")
+        if not 1 <= vocab_size < records.MAX_LABELS:
+            raise FieldError("vocab_size", vocab_size, f"1 .. {records.MAX_LABELS - 1}")
         if not 0 <= blank_id <= vocab_size:
             raise FieldError("blank_id", blank_id, f"0 .. {vocab_size} (vocab_size)")
         self.graph, self.vocab_size, self.blank_id, self.pieces = graph, vocab_size, blank_id, pieces
@@ -97,11 +91,11 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             unit="words",
             hint=": build it with build_word_boosting for this graph",
             lm_in_graph=True,
-            max_states=MAX_BOOST_STATES,
+            max_states=records.MAX_BOOST_STATES,
         )
         super().__init__(config, fusion, labels)
         self._nothing = empty_automaton(len(graph.words))
-        self._params = SearchParams(
+        self._params = records.SearchParams(
             blank_id=blank_id,
             topology=topology_number(config.topology),
             beam=np.float32(config.beam),
@@ -263,7 +257,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         boosts = weight > 0
         boosting = fusion.trees[fusion.tree_of[i]] if boosts else self._nothing
         bonus = self._most_bonus(boosting, weight) if boosts else 0.0
-        weights = StreamParams(
+        weights = records.StreamParams(
             lm_weight=np.float32(lm_weight),
             least_cost=np.float32(lm_weight * self.graph.least_cost - 2 * bonus - 1e-3),
             boosting_weight=np.float32(weight if boosts else 0.0),
@@ -288,10 +282,10 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             )
         states = graph.arrays.states
         epsilons = int((states["epsilon_end"] - states["epsilon_begin"]).max())
-        if epsilons > MAX_EPSILONS:
+        if epsilons > records.MAX_EPSILONS:
             raise ValueError(
                 f"graph ({graph.name}) has a state with {epsilons} ways on without a label, expected at "
-                f"most {MAX_EPSILONS}: remove epsilons from it (OpenFst's fstrmepsilon)"
+                f"most {records.MAX_EPSILONS}: remove epsilons from it (OpenFst's fstrmepsilon)"
             )
         if config.is_ready_made:
             return

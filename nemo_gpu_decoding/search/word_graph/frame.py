@@ -31,33 +31,7 @@ from nemo_gpu_decoding.graph.csr import first_arc
 from nemo_gpu_decoding.graph.topology import GRAPH
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
-from nemo_gpu_decoding.search.word_graph import token_groups
-from nemo_gpu_decoding.search.word_graph.candidates import (
-    boosted,
-    cost_of,
-    least_total,
-    lower_cutoff,
-    offer,
-    recombine,
-)
-from nemo_gpu_decoding.search.word_graph.keys import (
-    ANY_RANK,
-    BACK_POINTERS_FULL,
-    BAD_FRAME,
-    BLANK_MOVE,
-    DONE,
-    HASH_BITS,
-    NO_TOKEN,
-    NONE,
-    REPEAT_MOVE,
-    Origin,
-    boost_of,
-    context_of,
-    key_of,
-    label_of,
-    rank_of,
-    state_of,
-)
+from nemo_gpu_decoding.search.word_graph import candidates, keys, token_groups
 from nemo_gpu_decoding.search.word_graph.labels import choose_labels, labels_within, likeliest_step, rank_labels
 from nemo_gpu_decoding.search.word_graph.large_lm import contexts
 from nemo_gpu_decoding.search.word_graph.prune import UNKNOWN, prune
@@ -75,19 +49,19 @@ def advance(log_probs, begin, end, state, search, lm, work):
         is possible); BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL: grow these and go on there.
     """
     for t in range(begin, end):
-        if work.frame[0].status == BACK_POINTERS_FULL:  # expanded before, and now there is capacity for the past
-            status = work.frame[0].status = DONE
+        if work.frame[0].status == keys.BACK_POINTERS_FULL:  # expanded before, and now there is capacity for the past
+            status = work.frame[0].status = keys.DONE
         else:
             status = _expand_or_bisect(log_probs[t], state, search, lm, work)
-        if status == DONE:
+        if status == keys.DONE:
             status = prune(log_probs[t], state, search, work)
-        if status != DONE:
+        if status != keys.DONE:
             return t, status
         if lm is None:
             pass
         else:
             contexts.count_work(state.counters[0], work.frame[0])
-    return end, DONE
+    return end, keys.DONE
 
 
 @linked
@@ -100,14 +74,14 @@ def _expand_or_bisect(row, state, search, lm, work):
     order in which they are found.
     """
     frame, tries, best = work.frame[0], 0, LARGEST
-    low = high = frame.last_rank = ANY_RANK
+    low = high = frame.last_rank = keys.ANY_RANK
     while tries < 3 or low < high:
         _expand(best, row, state, search, lm, work)
         tries += 1
-        if (frame.status != DONE and frame.status != NO_TOKEN) or (tries <= 2 and not frame.full):
+        if (frame.status != keys.DONE and frame.status != keys.NO_TOKEN) or (tries <= 2 and not frame.full):
             break
         if tries == 1:
-            high = frame.last_rank = rank_of(frame.cutoff, 0, 0) + (1 << HASH_BITS)
+            high = frame.last_rank = keys.rank_of(frame.cutoff, 0, 0) + (1 << keys.HASH_BITS)
             if lm is None:
                 best = frame.best
             else:
@@ -115,7 +89,7 @@ def _expand_or_bisect(row, state, search, lm, work):
             continue
         if tries == 2:
             state.counters[0].overflowed += 1
-            low = rank_of(frame.best, 0, 0)
+            low = keys.rank_of(frame.best, 0, 0)
         elif frame.full:
             high = frame.last_rank
         elif high - low <= 1 or 2 * frame.tokens >= len(work.next_tokens):
@@ -124,7 +98,7 @@ def _expand_or_bisect(row, state, search, lm, work):
             low = frame.last_rank  # also if there is no token: none ranks so high
         frame.last_rank = low + (high - low) // 2
     if tries == 2:
-        frame.last_rank = ANY_RANK  # nothing was left out
+        frame.last_rank = keys.ANY_RANK  # nothing was left out
     return frame.status
 
 
@@ -136,30 +110,30 @@ def _expand(best, row, state, search, lm, work):
     """
     frame = work.frame[0]
     for label in range(len(row)):
-        work.acoustic_costs[np.uintp(label)] = cost_of(row, np.uintp(label), search)
+        work.acoustic_costs[np.uintp(label)] = candidates.cost_of(row, np.uintp(label), search)
         work.posteriors[np.uintp(label)] = UNKNOWN
     begin_frame(best, state.counters[0].tokens, search, work)
     if search.params.topology != GRAPH:
         offer_blanks_and_repeats(row, state, search, lm, work)
-    if frame.status == DONE and not choose_labels(row, search, work):
-        frame.status = BAD_FRAME
-    if frame.status == DONE:
+    if frame.status == keys.DONE and not choose_labels(row, search, work):
+        frame.status = keys.BAD_FRAME
+    if frame.status == keys.DONE:
         if lm is None:
             pass
         else:
             contexts.begin_frame(work)
         _expand_groups(row, state, search, lm, work)
-    if frame.status == DONE:
-        recombine(state, search, lm, work)
-    if frame.status == DONE and frame.tokens == 0:
-        frame.status = NO_TOKEN
+    if frame.status == keys.DONE:
+        candidates.recombine(state, search, lm, work)
+    if frame.status == keys.DONE and frame.tokens == 0:
+        frame.status = keys.NO_TOKEN
 
 
 @linked
 def begin_frame(best, tokens, search, work):
     """Begin with empty tables, of a size for twice as many tokens as the last frame has."""
     frame = work.frame[0]
-    frame.status, frame.full = DONE, False
+    frame.status, frame.full = keys.DONE, False
     frame.tokens = frame.candidates = frame.links = frame.groups = frame.group_tokens = 0
     frame.best, frame.cutoff = best, (best + search.params.beam if best < LARGEST else LARGEST)
     slots: Any = FEWEST_SLOTS
@@ -176,18 +150,20 @@ def offer_blanks_and_repeats(row, state, search, lm, work):
     """Step 1: a blank, or the last label again."""
     frame, blank_id = work.frame[0], search.params.blank_id
     if not row[blank_id] <= MOST_LOG_PROB:
-        frame.status = BAD_FRAME
+        frame.status = keys.BAD_FRAME
         return
-    blank_cost, costs = cost_of(row, blank_id, search), work.acoustic_costs
+    blank_cost, costs = candidates.cost_of(row, blank_id, search), work.acoustic_costs
     for i in range(state.counters[0].tokens):
         if frame.candidates + 4 > len(work.candidates):  # two for this one, one to tighten the cutoff
-            recombine(state, search, lm, work)
+            candidates.recombine(state, search, lm, work)
         token = work.current[np.uintp(i)]
-        cost, key, label, context = token.cost, token.key, label_of(token.key), context_of(token, lm)
-        offer(cost + blank_cost, key - label, context, Origin(BLANK_MOVE, i, NONE), search, lm, work)
+        cost, key, label, context = token.cost, token.key, keys.label_of(token.key), keys.context_of(token, lm)
+        candidates.offer(
+            cost + blank_cost, key - label, context, keys.Origin(keys.BLANK_MOVE, i, keys.NONE), search, lm, work
+        )
         if label > 0:  # 0 after a blank, and always with topology "minimal"
             total = cost + costs[np.uintp(label - 1)]
-            offer(total, key, context, Origin(REPEAT_MOVE, i, NONE), search, lm, work)
+            candidates.offer(total, key, context, keys.Origin(keys.REPEAT_MOVE, i, keys.NONE), search, lm, work)
 
 
 @linked
@@ -197,7 +173,7 @@ def _expand_groups(row, state, search, lm, work):
     if frame.labels > 0:
         if lm is None:
             _, _, _, _, least = likeliest_step(row, state, search, lm, work)
-            lower_cutoff(least, frame, search)
+            candidates.lower_cutoff(least, frame, search)
         else:
             contexts.tighten_cutoff(row, state, search, lm, work)
     rank_labels(row, search, work)
@@ -214,13 +190,13 @@ def _expand_groups(row, state, search, lm, work):
 def _epsilon_closure(row, count, search, lm, work):
     """Step 2: each token joins the group of its state, and those of all states that its closure arcs lead to."""
     graph, weights, frame = search.graph, search.weights, work.frame[0]
-    cutoff, least = frame.cutoff, cost_of(row, work.labels[0], search)
+    cutoff, least = frame.cutoff, candidates.cost_of(row, work.labels[0], search)
     for i in range(count):
         token = work.current[np.uintp(i)]
-        source = graph.states[np.uintp(state_of(token.key))]
+        source = graph.states[np.uintp(keys.state_of(token.key))]
         for e in range(source.epsilon_begin - 1, source.epsilon_end):
-            cost, boost, epsilon, olabel = token.cost, boost_of(token.key), NONE, np.int32(0)
-            target, least_arc = state_of(token.key), source.least_cost
+            cost, boost, epsilon, olabel = token.cost, keys.boost_of(token.key), keys.NONE, np.int32(0)
+            target, least_arc = keys.state_of(token.key), source.least_cost
             if e >= source.epsilon_begin:
                 closure = graph.epsilons[np.uintp(e)]
                 cost += weights.lm_weight * closure.cost
@@ -228,12 +204,12 @@ def _epsilon_closure(row, count, search, lm, work):
                 olabel = closure.olabel
                 if olabel != 0 and weights.boosts:
                     best_cost = cost - weights.most_bonus
-                    if not least_total(best_cost, least_arc, least, search) <= cutoff:
+                    if not candidates.least_total(best_cost, least_arc, least, search) <= cutoff:
                         continue
-                    bonus, boost = boosted(olabel, boost, search)
+                    bonus, boost = candidates.boosted(olabel, boost, search)
                     cost -= bonus
-            if least_total(cost, least_arc, least, search) <= cutoff:
-                key, origin = key_of(target, boost, 0) >> 16, Origin(NONE, i, epsilon)
+            if candidates.least_total(cost, least_arc, least, search) <= cutoff:
+                key, origin = keys.key_of(target, boost, 0) >> 16, keys.Origin(keys.NONE, i, epsilon)
                 if lm is None:
                     if _may_expand(graph.states[np.uintp(target)], cost, search, cutoff, work):
                         token_groups.join(key, cost, origin, search, lm, work)
@@ -250,8 +226,8 @@ def _may_expand(source, cost, search, cutoff, work):
         # Branch-free, two arcs per step (the last may be checked twice): most states have one or two arcs, so that
         # the branch would be unpredictable.
         arc, next_arc = arcs[np.uintp(a)], arcs[np.uintp(min(a + 1, last))]
-        total = least_total(cost, arc.cost, costs[np.uintp(arc.ilabel)], search)
-        next_total = least_total(cost, next_arc.cost, costs[np.uintp(next_arc.ilabel)], search)
+        total = candidates.least_total(cost, arc.cost, costs[np.uintp(arc.ilabel)], search)
+        next_total = candidates.least_total(cost, next_arc.cost, costs[np.uintp(next_arc.ilabel)], search)
         may = may | (not total > cutoff) | (not next_total > cutoff)
     return may
 
@@ -259,7 +235,7 @@ def _may_expand(source, cost, search, cutoff, work):
 @linked
 def _expand_each(groups, row, state, search, lm, work):
     """Step 3 for all groups, the cheapest first since it lowers the cutoff."""
-    count = work.frame[0].groups if work.frame[0].status == DONE else 0
+    count = work.frame[0].groups if work.frame[0].status == keys.DONE else 0
     cheapest = cheapest_of(groups, count)
     for n in range(count):
         g = cheapest if n == 0 else (n - 1 if n <= cheapest else n)
@@ -285,10 +261,10 @@ def _expand_group(group, g, row, state, search, lm, work):
     rounds = 1 if count <= SMALL_STATE else labels_within(group.cost, source, row, search, work)
     walks = count <= SMALL_STATE * rounds
     for n in range(1 if walks else rounds):  # all arcs in one, or one for each label
-        label, first = NONE, source.arc_begin
+        label, first = keys.NONE, source.arc_begin
         if not walks:
             label = work.labels[n]
-            if least_total(group.cost, source.least_cost, costs[np.uintp(label)], search) > frame.cutoff:
+            if candidates.least_total(group.cost, source.least_cost, costs[np.uintp(label)], search) > frame.cutoff:
                 continue
             first = first_arc(arcs, source, label)
         for a in range(first, source.arc_end):
@@ -300,7 +276,7 @@ def _expand_group(group, g, row, state, search, lm, work):
             else:
                 frame.arc_visits += 1
             acoustic_cost = costs[np.uintp(arc.ilabel)]
-            if least_total(group.cost, arc.cost, acoustic_cost, search) > frame.cutoff:
+            if candidates.least_total(group.cost, arc.cost, acoustic_cost, search) > frame.cutoff:
                 continue
             if lm is None:
                 token_groups.expand_arc(a, g, acoustic_cost, state, search, lm, work)

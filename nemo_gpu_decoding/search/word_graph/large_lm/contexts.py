@@ -27,17 +27,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.jit import inlined, linked
-from nemo_gpu_decoding.search.word_graph.candidates import (
-    Table,
-    boosted,
-    cost_of,
-    fill_slot,
-    fill_table,
-    find_slot,
-    least_total,
-    offer,
-)
-from nemo_gpu_decoding.search.word_graph.keys import DONE, GROUPS_FULL, NONE, OTHER_HASH, SLOT_SHIFT, Origin, hash_of
+from nemo_gpu_decoding.search.word_graph import candidates, keys
 from nemo_gpu_decoding.search.word_graph.labels import likeliest_step
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import WORK_FIELDS, query
 from nemo_gpu_decoding.search.word_graph.records import FRAME_FIELDS, GROUP_FIELDS, KEY, LM
@@ -85,7 +75,7 @@ LM_FRAME_STATE = np.dtype(
         ("deferred", np.int64),
         ("ordered", np.int64),  # entries of `order` in use
         ("context_mask", np.int64),
-        *((f"tight_{name}", np.int32) for name in Origin._fields),  # of what has tightened the cutoff
+        *((f"tight_{name}", np.int32) for name in keys.Origin._fields),  # of what has tightened the cutoff
         *(work for work in WORK_FIELDS if work not in FRAME_FIELDS),
     ],
     align=True,
@@ -109,7 +99,7 @@ def begin_frame(work):
     frame.contexts = frame.deferred = frame.ordered = 0
     frame.look_ups = frame.query_hits = frame.arc_visits = frame.expanded = 0
     frame.context_mask = frame.group_mask
-    frame.tight_source = frame.tight_arc = frame.tight_epsilon = NONE
+    frame.tight_source = frame.tight_arc = frame.tight_epsilon = keys.NONE
 
 
 @linked
@@ -133,19 +123,19 @@ def tighten_cutoff(row, state, search, lm, work):
     cutoff by its true cost; as it is taken at once, there is a token below that cutoff.
     """
     best, last_epsilon, last_arc, boost, least = likeliest_step(row, state, search, lm, work)
-    if last_arc == NONE:
+    if last_arc == keys.NONE:
         return
     frame, graph = work.frame[0], search.graph
     difference, context, arc = np.float32(0.0), work.current[best].lm, graph.arcs[last_arc]
-    if last_epsilon != NONE and graph.epsilons[last_epsilon].olabel != 0:
+    if last_epsilon != keys.NONE and graph.epsilons[last_epsilon].olabel != 0:
         olabel = graph.epsilons[last_epsilon].olabel
         difference, context = query(olabel, context, search, lm, work)
     if arc.olabel != 0:
         more, context = query(arc.olabel, context, search, lm, work)
         difference += more
     frame.tight_source, frame.tight_arc, frame.tight_epsilon = best, last_arc, last_epsilon
-    key, origin = target_key(arc, boost, search), Origin(last_arc, best, last_epsilon)
-    offer(least + difference, key, context, origin, search, lm, work)
+    key, origin = target_key(arc, boost, search), keys.Origin(last_arc, best, last_epsilon)
+    candidates.offer(least + difference, key, context, origin, search, lm, work)
 
 
 # --------------------------------------------------------------------------------- epsilon closure
@@ -163,11 +153,11 @@ def join(key, olabel, cost, origin, search, lm, work):
         group = work.lm.groups[contexts[c].group]
         group.cost = min(group.cost, cost)
     elif frame.contexts == len(contexts):
-        frame.status = GROUPS_FULL
+        frame.status = keys.GROUPS_FULL
         return
     else:
         c = np.int32(frame.contexts)
-        fill_slot(work.lm.context_slots, slot, work.stamps[2], c)
+        candidates.fill_slot(work.lm.context_slots, slot, work.stamps[2], c)
         begin_group(contexts[c], key, cost, origin, search, work)
         contexts[c].lm, contexts[c].lm_after, contexts[c].olabel = context, context, olabel
         contexts[c].difference = np.float32(np.nan) if olabel != 0 else np.float32(0.0)
@@ -180,9 +170,9 @@ def join(key, olabel, cost, origin, search, lm, work):
 def group_of(context, work):
     """The group of a new LM context, which may be new as well."""
     slots = work.group_slots
-    slot = find_slot(context.key, 0, _group_table(work), None)
+    slot = candidates.find_slot(context.key, 0, _group_table(work), None)
     if slots[slot].stamp != work.stamps[1]:
-        fill_slot(slots, slot, work.stamps[1], new_group(context, work))
+        candidates.fill_slot(slots, slot, work.stamps[1], new_group(context, work))
     return slots[slot].entry
 
 
@@ -192,8 +182,8 @@ def new_group(context, work):
     g = np.int32(work.frame[0].groups)
     work.frame[0].groups += 1
     group = work.lm.groups[g]
-    group.key, group.cost, group.newest, group.count = context.key, context.cost, NONE, 0
-    group.ordered, group.queries = NONE, False
+    group.key, group.cost, group.newest, group.count = context.key, context.cost, keys.NONE, 0
+    group.ordered, group.queries = keys.NONE, False
     return g
 
 
@@ -216,7 +206,7 @@ def find_context_slot(key, context, olabel, work):
     """The slot of an LM context of a group: its own, or the void one in which it would go."""
     slots, entries, stamp = work.lm.context_slots, work.lm.contexts, work.stamps[2]
     mask = np.uint64(work.frame[0].context_mask)
-    at = ((hash_of(key, context) + np.uint64(olabel) * OTHER_HASH) >> SLOT_SHIFT) & mask
+    at = ((keys.hash_of(key, context) + np.uint64(olabel) * keys.OTHER_HASH) >> keys.SLOT_SHIFT) & mask
     while slots[at].stamp == stamp and not (
         entries[slots[at].entry].key == key
         and entries[slots[at].entry].lm == context
@@ -228,7 +218,7 @@ def find_context_slot(key, context, olabel, work):
 
 @inlined
 def _group_table(work):
-    return Table(work.group_slots, work.lm.groups, work.frame[0].group_mask, work.stamps[1])
+    return candidates.Table(work.group_slots, work.lm.groups, work.frame[0].group_mask, work.stamps[1])
 
 
 @linked
@@ -241,8 +231,8 @@ def _widen_tables(work):
     for c in range(frame.contexts):
         context = work.lm.contexts[c]
         at = find_context_slot(context.key, context.lm, context.olabel, work)
-        fill_slot(work.lm.context_slots, at, work.stamps[2], c)
-    fill_table(_group_table(work), frame.groups, None)
+        candidates.fill_slot(work.lm.context_slots, at, work.stamps[2], c)
+    candidates.fill_table(_group_table(work), frame.groups, None)
 
 
 # --------------------------------------------------------------------------------- expanding groups
@@ -252,13 +242,13 @@ def _widen_tables(work):
 def expand_arc(a, g, acoustic_cost, state, search, lm, work):
     """An arc that survives at the cost of a group's best context; put off where it needs the LMs."""
     arc, group, frame = search.graph.arcs[a], work.lm.groups[g], work.frame[0]
-    if group.ordered == NONE:
+    if group.ordered == keys.NONE:
         _order(group, lm, work)
     if arc.olabel == 0:
         _expand_without_lm(a, group, acoustic_cost, state, search, lm, work)
     if arc.olabel != 0 or group.queries:
         if frame.deferred == len(work.lm.deferred):
-            frame.status = GROUPS_FULL
+            frame.status = keys.GROUPS_FULL
             return
         work.lm.deferred[frame.deferred].group = g
         work.lm.deferred[frame.deferred].arc = a
@@ -336,11 +326,11 @@ def expand_deferred(row, state, search, lm, work):
     frame, arcs = work.frame[0], search.graph.arcs
     cutoff = frame.cutoff
     for n in range(frame.deferred):
-        if frame.status != DONE:
+        if frame.status != keys.DONE:
             break
         group, a = work.lm.groups[work.lm.deferred[n].group], work.lm.deferred[n].arc
-        acoustic_cost = cost_of(row, arcs[a].ilabel, search)
-        if not least_total(group.cost, arcs[a].cost, acoustic_cost, search) > cutoff:
+        acoustic_cost = candidates.cost_of(row, arcs[a].ilabel, search)
+        if not candidates.least_total(group.cost, arcs[a].cost, acoustic_cost, search) > cutoff:
             expand_with_lm(a, group, acoustic_cost, cutoff, state, (search, lm), work)
 
 
@@ -350,7 +340,7 @@ def expand_with_lm(a, group, acoustic_cost, cutoff, state, models, work):
     search, lm = models
     arc, bonus, boost = search.graph.arcs[a], np.float32(0.0), group.key & 0xFFFF
     if arc.olabel != 0 and search.weights.boosts:
-        bonus, boost = boosted(arc.olabel, boost, search)
+        bonus, boost = candidates.boosted(arc.olabel, boost, search)
     arc_cost, key = search.weights.lm_weight * arc.cost, target_key(arc, boost, search)
     for n in range(group.ordered, group.ordered + group.count):
         if work.lm.order[n].cost + arc_cost - bonus + acoustic_cost > cutoff:
