@@ -294,7 +294,7 @@ class CUDAEngine(Engine):
         work: dict[str, torch.Tensor] = {}
         if state.work is not None:
             work = {"work": state.work, "next_work": torch.empty_like(state.work)}
-        defines = {"LOG_PROB": kernel_abi.LOG_PROB_TYPES[values.dtype]}
+        defines: dict[str, int | str] = {"LOG_PROB": kernel_abi.LOG_PROB_TYPES[values.dtype]}
         if kernels.composes:
             defines["COMPOSE"] = 1
         if params.keeps_links:

@@ -10,7 +10,7 @@ from nemo_gpu_decoding.search.word_graph import keys
 from nemo_gpu_decoding.search.word_graph.candidates import cost_of
 
 BINS = 256  # of the histogram of costs
-UNKNOWN = np.float32(-1)  # posterior that was not asked for yet
+UNKNOWN = np.float32(-1)  # posterior that is not computed yet
 
 
 @linked
