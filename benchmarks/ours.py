@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.eager import BoundedEager, Eager, EagerGroups
 from benchmarks.files import cache_dir, cached, content_key
 from benchmarks.options import BenchOptions
 from benchmarks.peers.base import Hypothesis, Peer, Ready, Setting, device_of
@@ -34,12 +34,10 @@ from nemo_gpu_decoding import (
     prune_ngram_lm,
     write_arpa,
 )
-from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.lexicon import Lexicon
 from nemo_gpu_decoding.lm.arpa import read_arpa
 from nemo_gpu_decoding.lm.packed import PackedLM
-from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 
 LARGE, SMALL = "large", "small"  # which LM: the task's, or the one that is pruned from it
 
@@ -78,32 +76,15 @@ def paged_biglm(composition: str, options: BenchOptions, task: Task, setting: Se
     return ready(decoder(word_graph(task, SMALL), task.vocab_size, task.vocab_size, *lms, config))
 
 
-class EagerGroups(PagedBigLM):
-    """Token groups without laziness, on a CPU [LET, IV-C]: LMs are queried before words are pruned."""
-
-    grouped = True
-
-    def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
-        models = super()._models_of(fusion, i)
-        assert models.composition is not None
-        return replace(models, composition=models.composition._replace(lazy=False, grouped=self.grouped))
-
-
-class BoundedEager(EagerGroups):
-    """Eager composition of which arcs and bounds are those of lazy, on a CPU: the fair baseline."""
-
-    grouped = False
-
-
 OURS: dict[str, Any] = {
     "flexctc_beam": flexctc_beam, "alsd_pp": alsd_pp, "aes_pp": aes_pp, "cuda_wfst": partial(cuda_wfst, LARGE),
     "paged_biglm": partial(paged_biglm, "lazy"),
 }  # fmt: skip
-ABLATIONS: dict[str, type[PagedBigLM]] = {"bounded_eager": BoundedEager, "eager_groups": EagerGroups}
+ABLATIONS: dict[str, type[PagedBigLM]] = {"eager": Eager, "bounded_eager": BoundedEager, "eager_groups": EagerGroups}
 # Peers of paged_biglm: the graph of the large LM, that of the small LM alone, and other compositions
 LARGE_LM, SMALL_LM = (Peer(f"{lm}_lm", partial(cuda_wfst, lm), multithreaded=True) for lm in (LARGE, SMALL))
 LET, EAGER, BOUNDED_EAGER, EAGER_GROUPS = (
-    Peer(name, partial(paged_biglm, name), multithreaded=True) for name in ("let", "eager", *ABLATIONS)
+    Peer(name, partial(paged_biglm, name), multithreaded=True) for name in ("let", *ABLATIONS)
 )
 
 

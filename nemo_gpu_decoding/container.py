@@ -12,8 +12,6 @@ version    of the arrays and facts of this kind
 header     CRC-32 of the header, with zeros in this place, 8 hexadecimal digits
 body       CRC-32 of the body, likewise
 facts      JSON: all that is no array
-
-Files of the first edition, which had a layout of their own for each kind, are still read.
 """
 
 from __future__ import annotations
@@ -61,7 +59,6 @@ class Kind(NamedTuple):
     version: int
     dtypes: Mapping[str, np.dtype]  # of each array
     remedy: str  # what to do about a damaged file
-    old_mark: bytes  # 8 bytes with which files of the first edition begin
 
     @property
     def _mark(self) -> bytes:
@@ -75,7 +72,7 @@ class Kind(NamedTuple):
         """
         with open(path, "rb") as file:
             start = file.read(_SIZE.size + len(self._mark))
-        return start.startswith(self.old_mark) or start[_SIZE.size :] == self._mark
+        return start[_SIZE.size :] == self._mark
 
 
 class Content(NamedTuple):
@@ -251,9 +248,8 @@ def map_container(
     if not kind.is_kind_of(path):
         raise ValueError(f"{path} is not a {kind.name}: it does not begin like one")
     data = np.memmap(path, np.uint8, mode="r").view(np.ndarray)
-    read = _read_old if data[:8].tobytes() == kind.old_mark else _read
     with naming_damage(path, "its header cannot be read"):
-        content = read(data, path, kind)
+        content = _read(data, path, kind)
     if verify and key not in _verified:
         if _checksum(content.checked) != content.checksum:
             raise ValueError(f"{path} is damaged: its checksum does not match; {kind.remedy}")
@@ -282,9 +278,10 @@ def _read(data: np.ndarray, path: Path, kind: Kind) -> Content:
     header = data[_SIZE.size : begin].tobytes()
     found = _VERSION.match(header)
     if found and int(found[1]) != kind.version:
-        raise _other_version(path, kind, int(found[1]))
+        other = f"of version {found[1].decode()}, expected {kind.version}"
+        raise ValueError(f"{path} is a {kind.name} {other}: {kind.remedy}")
     if not found or zlib.crc32(_with_checksum(header, b"header", 0)) != int(found[2], 16):
-        raise _damaged_header(path, kind)
+        raise ValueError(f"{path} is damaged: the checksum of its header does not match; {kind.remedy}")
     entries = json.loads(header)
     metadata = entries.pop("__metadata__")
     body = data[begin:]
@@ -337,53 +334,3 @@ def _check_size(path: Path, kind: Kind, size: int, expected: int) -> None:
         raise ValueError(f"{path} is truncated: it has {size} bytes, expected {expected}")
     if size > expected:
         raise ValueError(f"{path} is damaged: it has {size} bytes, expected {expected}; {kind.remedy}")
-
-
-def _other_version(path: Path, kind: Kind, version: int) -> ValueError:
-    return ValueError(f"{path} is a {kind.name} of version {version}, expected {kind.version}: {kind.remedy}")
-
-
-def _damaged_header(path: Path, kind: Kind) -> ValueError:
-    return ValueError(f"{path} is damaged: the checksum of its header does not match; {kind.remedy}")
-
-
-# -- files of the first edition -----------------------------------------------------------------------
-#
-# 8 bytes    mark "NGDNGRAM" (packed LM) or "NGDGRAPH" (word graph)
-# uint32     version, 1
-# uint32     CRC-32 of all that follows; of packed LMs without the body
-# uint64     size of the header
-# 40 bytes   of packed LMs only: uint64 size and uint32 CRC-32 of the body, zeros
-# header     JSON: facts; "arrays": where each array begins in the body, and its length or shape; blanks
-# body       the arrays
-
-_OLD_HEAD = struct.Struct("<8sIIQ")
-_OLD_BODY = struct.Struct("<QI28x")
-
-
-def _read_old(data: np.ndarray, path: Path, kind: Kind) -> Content:
-    has_body = kind.old_mark == b"NGDNGRAM"
-    start = _OLD_HEAD.size + has_body * _OLD_BODY.size
-    if len(data) < start:
-        raise ValueError(f"{path} is truncated: it ends within its header")
-    _, version, checksum, header_size = _OLD_HEAD.unpack_from(data.data)
-    if version != 1:
-        raise _other_version(path, kind, version)
-    begin = start + header_size
-    if begin > len(data):
-        raise ValueError(f"{path} is truncated: it ends within its header")
-    checked = data[_OLD_HEAD.size :]
-    if has_body:
-        body_size, body_checksum = _OLD_BODY.unpack_from(data.data, _OLD_HEAD.size)
-        _check_size(path, kind, len(data), begin + body_size)
-        if zlib.crc32(data[_OLD_HEAD.size - _SIZE.size : begin].data) != checksum:
-            raise _damaged_header(path, kind)
-        checked, checksum = data[begin:], body_checksum
-    facts = json.loads(data[start:begin].tobytes())
-    arrays = {}
-    for name, (first, shape) in facts.pop("arrays").items():
-        end = first + int(np.prod(shape, dtype=np.int64)) * kind.dtypes[name].itemsize
-        if begin + end > len(data):
-            raise ValueError(f"{path} is truncated: it ends within {name}")
-        arrays[name] = data[begin + first : begin + end].view(kind.dtypes[name]).reshape(shape)
-    return Content(facts, arrays, checked, checksum)

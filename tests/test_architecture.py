@@ -72,8 +72,22 @@ def test_nothing_imports_upwards():
     assert not above
 
 
+# Imports that close a circle: they are for types alone, or late. importer -> imported, and why
+CIRCLES = {
+    ("search.result", "search.word_graph.lattice.lattice"): "the type of a field that word-graph searches fill",
+    ("search.word_graph.best_path", "search.word_graph.stream_state"): "the type of an argument",
+    ("search.word_graph.stream_state", "search.word_graph.committed"): "the type of a field that `committed` fills",
+    ("cli.tune_plot", "cli.tune"): "the type of an argument",
+    ("cli.stages", "cli.tune"): "the type of an argument",
+}
+
+
 def test_no_import_circles():
-    graph = {name: set(imports(path, lazy=False)) - {name, ROOT} for name, path in MODULES.items()}
+    """Imports for types and in functions count as well, but for those of `CIRCLES`."""
+    allowed = {(f"{ROOT}.{importer}", f"{ROOT}.{imported}") for importer, imported in CIRCLES}
+    graph = {name: set(imports(path, lazy=True)) - {name, ROOT} for name, path in MODULES.items()}
+    assert all(imported in graph[importer] for importer, imported in allowed)
+    graph = {name: {other for other in needs if (name, other) not in allowed} for name, needs in graph.items()}
     while True:
         leaves = {name for name, needs in graph.items() if not needs & graph.keys()}
         if not leaves:
@@ -96,7 +110,7 @@ def test_a_frame_of_word_graphs_is_read_in_few_files():
     """What else a file needs, results and lattices above all, stands beside the frame and not in it."""
     room = f"{ROOT}.search.word_graph"
     frame = read_with(f"{room}.frame")
-    assert {f"{room}.{name}" for name in ("composition", "eager", "lm_contexts")} < frame  # with a large LM
+    assert {f"{room}.{name}" for name in ("large_lm.scorer", "large_lm.contexts")} < frame  # with a large LM
     assert len(frame) <= 11
     assert sum(MODULES[name].read_text(encoding="utf-8").count("\n") for name in frame) <= 1900
 

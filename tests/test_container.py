@@ -17,10 +17,8 @@ import pytest
 from nemo_gpu_decoding import container
 from nemo_gpu_decoding.cache import one_process_at_a_time
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.container import encode_words, write_arrays, write_text, written_whole
+from nemo_gpu_decoding.container import encode_words, write_text, written_whole
 from nemo_gpu_decoding.graph.build import build_graph
-from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.graph.openfst import Fst
 from nemo_gpu_decoding.graph.store import WORD_GRAPH, is_word_graph, load_graph, save_graph
 from nemo_gpu_decoding.lm.arpa import read_arpa
 from nemo_gpu_decoding.lm.estimate import write_arpa as write_lm
@@ -30,11 +28,9 @@ from nemo_gpu_decoding.lm.scratch import Scratch
 from tests.graph.toy import toy_arpa, toy_lexicon
 from tests.oracles.ngram import closed_table, write_arpa
 
-FIRST_EDITION = Path(__file__).parent / "data"  # files that version 1 of each writer has written
-
 
 class Packed:
-    kind, mark, load, save = PACKED_LM, b"NGDNGRAM", staticmethod(load_packed_lm), save_packed_lm
+    kind, load, save = PACKED_LM, staticmethod(load_packed_lm), save_packed_lm
     is_one = staticmethod(is_packed_lm)
 
     @staticmethod
@@ -44,7 +40,7 @@ class Packed:
 
 
 class Graph:
-    kind, mark, load, save = WORD_GRAPH, b"NGDGRAPH", staticmethod(load_graph), save_graph
+    kind, load, save = WORD_GRAPH, staticmethod(load_graph), save_graph
     is_one = staticmethod(is_word_graph)
 
     @staticmethod
@@ -66,23 +62,10 @@ def path(kept, tmp_path):
     return path
 
 
-@pytest.fixture
-def old(kept, tmp_path):
-    path = tmp_path / "old"
-    name = "first_edition.packed.gz" if kept is Packed else "first_edition.graph.gz"
-    path.write_bytes(gzip.decompress((FIRST_EDITION / name).read_bytes()))
-    return path
-
-
 def change(path, place, value=None):
     data = bytearray(path.read_bytes())
     data[place] = data[place] ^ 0xFF if value is None else value
     path.write_bytes(data)
-
-
-def arrays_of(held):
-    spellings = held.spellings if isinstance(held, WordGraph) else ()
-    return [np.asarray(array) for array in (*held.arrays, *spellings)]
 
 
 def test_packed_lms_come_back(tmp_path):
@@ -104,19 +87,6 @@ def test_graphs_come_back(tmp_path):
     for fact in ("words", "report", "start", "unknown", "name"):
         assert getattr(loaded, fact) == getattr(graph, fact)
     assert all(np.array_equal(a, b) for a, b in zip(loaded.spellings, graph.spellings, strict=True))
-
-
-def test_graphs_whose_word_sequences_were_called_compounds_still_open(tmp_path):
-    columns = (np.array(column) for column in ([0, 1, 2], [0, 0, 1], [1, 2, 0], [0.0] * 3, [1, 2, 2]))
-    fst = Fst.from_arcs(0, np.array([np.inf, np.inf, 0.0]), *columns)
-    graph = WordGraph.from_fst(fst, ("<eps>", "a", "b"))
-    arrays = {"words": encode_words(graph.words), **graph.arrays._asdict()}
-    arrays["compounds"] = arrays.pop("word_sequences")
-    facts = {"start": 0, "unknown": 0, "report": {}, "name": "toy"}
-    write_arrays(tmp_path / "toy.graph", WORD_GRAPH, facts, arrays)
-    loaded = load_graph(tmp_path / "toy.graph")
-    assert loaded.arrays.word_sequences.tolist() == [[1, 2]]
-    assert loaded.fingerprint == graph.fingerprint
 
 
 def test_words_may_hold_any_unicode_white_space_but_no_line_break(tmp_path):
@@ -151,9 +121,7 @@ def test_the_format_is_safetensors(kept, path):
         assert file.metadata()["kind"] == kept.kind.name
 
 
-@pytest.mark.parametrize("version", [1, 2])
-def test_damage_anywhere_is_refused(kept, path, old, version):
-    path = path if version == 2 else old
+def test_damage_anywhere_is_refused(kept, path):
     whole = path.read_bytes()
     for place in [*range(0, 64, 3), *range(64, len(whole), 997), len(whole) - 1]:
         path.write_bytes(whole)
@@ -164,13 +132,8 @@ def test_damage_anywhere_is_refused(kept, path, old, version):
 
 
 @pytest.mark.parametrize("size", [0, 4, 7, 8, 20, 63, 64, 1000, 4096, -4096, -64, -1])
-@pytest.mark.parametrize("version", [1, 2])
-def test_truncation_is_refused_without_reading_the_arrays(kept, path, old, size, version):
-    path = path if version == 2 else old
-    whole = path.read_bytes()
-    if version == 1 and (size == -1 or size >= len(whole)):
-        size = -64  # the last array does not end with the file, which is a small one
-    path.write_bytes(whole[:size])
+def test_truncation_is_refused_without_reading_the_arrays(kept, path, size):
+    path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ValueError, match=r"is truncated|is not a (packed LM|word graph)"):
         kept.load(path, verify=False)
 
@@ -206,47 +169,26 @@ def test_the_arrays_are_verified_once_and_only_if_wanted(kept, path, monkeypatch
         kept.load(path)
 
 
-def test_other_versions_are_refused(kept, path, old):
+def test_other_versions_are_refused(kept, path):
     name, remedy = ("packed LM", "pack") if kept is Packed else ("word graph", "build")
     data = path.read_bytes().replace(b'"version":"2"', b'"version":"3"', 1)
     path.write_bytes(data)
-    change(old, slice(8, 12), struct.pack("<I", 99))
-    for file, version in ((path, 3), (old, 99)):
-        message = f"is a {name} of version {version}, expected 2: {remedy} it anew"
-        with pytest.raises(ValueError, match=message):
-            kept.load(file)
+    with pytest.raises(ValueError, match=f"is a {name} of version 3, expected 2: {remedy} it anew"):
+        kept.load(path)
 
 
-def test_files_of_each_kind_are_told_from_others(kept, path, old, tmp_path):
+def test_files_of_each_kind_are_told_from_others(kept, path, tmp_path):
     other = tmp_path / "other"
     (Graph if kept is Packed else Packed).save((Graph if kept is Packed else Packed).make(tmp_path), other)
     text = tmp_path / "text"
     text.write_text("\\data\\\nngram 1=3\n")
     assert kept.is_one(path)
-    assert kept.is_one(old)
     for file in (other, text):
         assert not kept.is_one(file)
         with pytest.raises(ValueError, match=f"{re.escape(str(file))} is not a {kept.kind.name}"):
             kept.load(file)
     with pytest.raises(FileNotFoundError):
         kept.load(tmp_path / "none")
-
-
-def test_files_of_the_first_edition_still_open(kept, old, tmp_path):
-    assert old.read_bytes().startswith(kept.mark)
-    loaded = kept.load(old)
-    options = {"layout": "quantised", "cost_bits": 4} if kept is Packed else {}
-    expected = kept.make(tmp_path, **options)
-    assert loaded.words == expected.words
-    for one, other in zip(arrays_of(loaded), arrays_of(expected), strict=True):
-        assert one.dtype == other.dtype
-        assert np.array_equal(one, other)
-    if kept is Packed:
-        assert (loaded.counts, loaded.max_error) == (expected.counts, expected.max_error)
-        assert loaded.score(["x", "y"]) == expected.score(["x", "y"])
-    else:
-        assert loaded.fingerprint == expected.fingerprint
-        assert loaded.report["n-grams"] == expected.report["n-grams"]
 
 
 def test_checksums_are_those_of_zlib(kept, path):

@@ -23,10 +23,9 @@ _DTYPES = {
     "arcs": GRAPH_ARC,
     "epsilons": EPSILON,
     "word_sequences": _INT32,
-    "compounds": _INT32,  # what word_sequences was called
     **{f"spelling_{name}": _INT32 for name in Spellings._fields},
 }
-WORD_GRAPH = Kind("word graph", 2, _DTYPES, "build it anew", b"NGDGRAPH")
+WORD_GRAPH = Kind("word graph", 2, _DTYPES, "build it anew")
 _FACTS = ("start", "unknown", "report", "name")
 
 
@@ -62,13 +61,9 @@ def load_graph(path: str | PathLike[str], *, verify: bool = True) -> WordGraph:
 
 def _assemble(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> WordGraph:
     """The graph of the facts and arrays of a file."""
-    # files of the first edition have their words among the facts
-    words = decode_words(arrays["words"]) if "words" in arrays else tuple(facts["words"])
-    spellings = None
+    words, spellings = decode_words(arrays["words"]), None
     if "spelling_words" in arrays:
         spellings = Spellings(*(arrays[f"spelling_{name}"] for name in Spellings._fields))
-    if "compounds" in arrays:
-        arrays = {**arrays, "word_sequences": arrays["compounds"]}
     tables = GraphArrays(*(arrays[name] for name in GraphArrays._fields))
     return WordGraph(tables, words=words, spellings=spellings, **{name: facts[name] for name in _FACTS})
 

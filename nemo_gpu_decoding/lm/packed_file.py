@@ -40,7 +40,7 @@ DTYPES = {  # of the arrays, each [length]
     "arcs": np.dtype(np.uint64),
     "codebook": np.dtype(np.float32),
 }
-PACKED_LM = Kind("packed LM", 2, DTYPES, "pack it anew", b"NGDNGRAM")
+PACKED_LM = Kind("packed LM", 2, DTYPES, "pack it anew")
 _BITS = ("label_bits", "target_bits", "cost_bits")
 _FACTS = ("start_state", "sentence_end", "unknown", "counts", "max_error")
 

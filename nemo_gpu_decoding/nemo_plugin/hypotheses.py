@@ -14,7 +14,7 @@ from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 from nemo_gpu_decoding.search.result import Path, ScoreParts, Work
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.search.word_graph.lattice import Lattice
+    from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
     from nemo_gpu_decoding.search.word_graph.result import Word
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from nemo_gpu_decoding.search.rescoring import Rescoring
     from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
-    from nemo_gpu_decoding.search.word_graph.lattice import Lattice
+    from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
 
 # what NeMo's forward pass gives for a batch: log-probs [B, T, V + 1] or encoder output [B, D, T], and lengths [B]
 Outputs = dict[str, Tensor]

@@ -27,8 +27,8 @@ from nemo_gpu_decoding.nemo_plugin.word_graph_sections import (
 )
 from nemo_gpu_decoding.search.result import NBest, Path
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST, PagedBigLM
-from nemo_gpu_decoding.search.word_graph.lm_pair import load_large_lm, load_small_lm
-from nemo_gpu_decoding.search.word_graph.mbr import minimum_bayes_risk
+from nemo_gpu_decoding.search.word_graph.large_lm.pair import load_large_lm, load_small_lm
+from nemo_gpu_decoding.search.word_graph.lattice.mbr import minimum_bayes_risk
 from nemo_gpu_decoding.search.word_graph.result import Word, WordPath
 
 

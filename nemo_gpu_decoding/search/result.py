@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 if TYPE_CHECKING:
-    from nemo_gpu_decoding.search.word_graph.lattice import Lattice
+    from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
 
 
 S = TypeVar("S", bound="Path")
@@ -97,7 +97,7 @@ class Work(NamedTuple):
     look_ups: int  # words for which the LMs were queried
     query_hits: int  # queries that the LM query cache answered
     arc_visits: int  # arcs of the graph that were looked at
-    groups: int  # groups of tokens in one graph state; 0 with eager composition, tokens of the base search with let
+    groups: int  # groups of tokens in one graph state; with let, tokens of the base search
     expanded: int  # tokens that took arcs; of a group those with one LM context count as one; with let, contexts
     frames: int
     cache_hits: int = 0  # arcs of an LM that were in the GPU's cache

@@ -26,7 +26,7 @@ from benchmarks.verify import identical
 from nemo_gpu_decoding.cuda.availability import why_unavailable
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from nemo_gpu_decoding.search.transducer import records as transducer_records
-from nemo_gpu_decoding.search.word_graph import cuda_composition
+from nemo_gpu_decoding.search.word_graph import cuda_kernels
 from tests.assets import ASSETS, CTC_MODEL
 from tests.benchmarks.test_run import TWIN, changed, first_token_only
 from tests.cuda_emulator.fixtures import emulated_runtime
@@ -393,8 +393,8 @@ def test_kaldi_hears_another_batch(graph_options):
 
 def test_rows_of_paged_biglm(graph_options, emulated, monkeypatch, capsys):
     pytest.importorskip("kaldifst")
-    placed = cuda_composition.PlacedLM  # the smallest cache would hold all of this LM: here half of what is asked
-    monkeypatch.setattr(cuda_composition, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 512, name))
+    placed = cuda_kernels.PlacedLM  # the smallest cache would hold all of this LM: here half of what is asked
+    monkeypatch.setattr(cuda_kernels, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 512, name))
     rows = run(replace(
         graph_options, strategy="paged_biglm", peers=["small_lm", "eager"], batches=[2], group_sizes=[1],
         weights={"small_share": 0.1}, graph_beams=[8],

@@ -79,7 +79,10 @@ def test_a_word_graph_has_its_own_keys(files):
     assert values == (0.7, 9.0, 12.0)
 
 
-@pytest.mark.parametrize("mark", [b"NGDGRAPH", b"\xd6\xfd\xb2\x7e"])
+GRAPH_START = bytes(8) + b'{"__metadata__":{"kind":"word graph",'
+
+
+@pytest.mark.parametrize("mark", [GRAPH_START, b"\xd6\xfd\xb2\x7e"])
 def test_a_graph_takes_the_place_of_the_presets_lm(mark, tmp_path, files):
     graph = tmp_path / "word.graph"
     graph.write_bytes(mark)

@@ -155,11 +155,6 @@ class PagedBigLMSubject(CudaWFSTSubject):
         return Request(boosting=boosting, boosting_weight=1.5, lm_weight=0.3)
 
 
-class Eager(PagedBigLMSubject):
-    def make(self, **options):
-        return super().make(composition="eager", **options)
-
-
 class Let(PagedBigLMSubject):
     """Best paths only."""
 
@@ -189,7 +184,6 @@ TABLE: list[tuple[str, type[Subject], tuple[str, ...]]] = [
     ("cuda_wfst", CudaWFSTSubject, ("cpu", "cuda")),
     ("cuda_wfst lattices", Lattices, ("cpu", "cuda")),
     ("paged_biglm", PagedBigLMSubject, ("cpu", "cuda")),
-    ("paged_biglm eager", Eager, ("cpu",)),
     ("paged_biglm let", Let, ("cpu",)),
     ("paged_biglm difference", DifferenceAutomaton, ("cpu", "cuda")),
 ]

@@ -131,8 +131,10 @@ ONLY_CUDA = {
     "search/flexctc_beam": {"beam", "frame", "kernel", "select"},
     "search/transducer": {"pool"},
     "search/word_graph": {
-        "arc_ranges", "compact", "expand", "graph", "group_arcs", "kernel", "links", "lm_cache",
-        "lm_frame", "lm_queries", "lm_workspace", "tighten_cutoff", "workspace",
+        "arc_ranges", "compact", "expand", "graph", "kernel", "links", "workspace",
+    },
+    "search/word_graph/large_lm": {
+        "frame", "group_arcs", "queries", "query_cache", "tighten_cutoff", "workspace",
     },
 }  # fmt: skip
 

@@ -58,8 +58,7 @@ def word_graphs(device: torch.device) -> Iterator[list[NBest]]:
     options = {"vocab_size": columns - 1, "blank_id": columns - 1, "max_active": 60, "beam": 8.0}
     for lattice in (False, True):
         yield word_graph.on_cuda(graph, lattice=lattice, **options).decode(log_probs, [5, 3])
-    for composition in ("lazy", "eager"):
-        yield word_graph.on("cuda", graph, lms, composition=composition, max_active=60).decode(log_probs, [5, 3])
+    yield word_graph.on("cuda", graph, lms, max_active=60).decode(log_probs, [5, 3])
 
 
 def transducers(device: torch.device) -> Iterator[list[tuple[int, ...]]]:

@@ -10,7 +10,7 @@ import torch
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph import cuda_composition, kernel_abi
+from nemo_gpu_decoding.search.word_graph import cuda_kernels, kernel_abi
 from tests.contract.subject import all_facts
 from tests.gpu import REHEARSAL, sized
 from tests.random_models import random_log_probs
@@ -203,14 +203,6 @@ def test_lattices_paged(device, topology):
 
 
 @needs_kaldifst
-def test_eager_composition(device):
-    check(
-        graph_of(2), pair(2), inputs_on(device, sized(10, 2), seed=6), composition="eager",
-        beam=6.0, max_active=100,
-    )  # fmt: skip
-
-
-@needs_kaldifst
 def test_many_histories(device):
     """An LM with so many states that groups are large."""
     order, keep = sized((6, 0.9), (3, 0.9))
@@ -222,8 +214,8 @@ def test_many_histories(device):
 
 @needs_kaldifst
 def test_a_tiny_cache_is_shared_by_all_blocks(device, monkeypatch):
-    placed = cuda_composition.PlacedLM
-    monkeypatch.setattr(cuda_composition, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 64, name))
+    placed = cuda_kernels.PlacedLM
+    monkeypatch.setattr(cuda_kernels, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, 64, name))
     graph, lms = graph_of(5), pair(0)
     options = {"placement": "paged", "beam": 10.0, "max_active": 300}
     check(graph, lms, inputs_on(device, seed=8), **options)

@@ -30,7 +30,7 @@ from nemo_gpu_decoding.nemo_plugin import word_graph
 from nemo_gpu_decoding.nemo_plugin.adapters import written_words
 from nemo_gpu_decoding.nemo_plugin.word_graph import PagedInfer, WordGraphInfer
 from nemo_gpu_decoding.search.word_graph.decoder import PagedBigLM
-from nemo_gpu_decoding.search.word_graph.mbr import minimum_bayes_risk
+from nemo_gpu_decoding.search.word_graph.lattice.mbr import minimum_bayes_risk
 from nemo_gpu_decoding.search.word_graph.result import Word
 from tests.nemo_plugin.usage import decoded, predicted, texts, transcribed, write_without_unknown
 
@@ -418,7 +418,7 @@ def test_words_are_those_of_the_large_lms_graph_and_fewer_are_wrong(
 @pytest.mark.parametrize(
     "wfst",
     [
-        {"composition": "eager"}, {"difference": "never"}, {"topology": "minimal"},
+        {"composition": "let"}, {"difference": "never"}, {"topology": "minimal"},
         {"group_size": 50}, {"placement": "paged", "cache_mb": 1},
     ],
     ids=str,
@@ -466,15 +466,13 @@ def test_the_ctc_head_of_a_hybrid_model(hybrid_model, paged_cfg, static, word_lm
 
 
 def test_hypotheses_say_what_the_search_did(ctc_model, paged_cfg, emissions):
-    lazy, eager = (
-        [h.work for h in decoded(ctc_model, paged_cfg(composition=name), emissions)] for name in ("lazy", "eager")
-    )
-    for own, other, frames in zip(lazy, eager, emissions[1].tolist(), strict=True):
-        assert own.frames == other.frames == frames
-        assert 0 < own.look_ups < other.look_ups
+    works = [h.work for h in decoded(ctc_model, paged_cfg(), emissions)]
+    for work, frames in zip(works, emissions[1].tolist(), strict=True):
+        assert work.frames == frames
+        assert 0 < work.query_hits < work.look_ups
     several = decoded(ctc_model, paged_cfg(return_best_hypothesis=False, beam_size=3), emissions)
     assert [[h.work.look_ups for h in found] for found in several] == [
-        [work.look_ups] * len(found) for work, found in zip(lazy, several, strict=True)
+        [work.look_ups] * len(found) for work, found in zip(works, several, strict=True)
     ]
 
 

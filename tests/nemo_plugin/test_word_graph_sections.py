@@ -296,7 +296,7 @@ def test_paged_every_search_key_arrives(read_paged):
         large_lm_weight=0.8, group_size=4, difference="never", placement="paged", cache_mb=7,
     )  # fmt: skip
     assert options.fusion.lm_weight == 0.7
-    assert read_paged(composition="eager").search.composition == "eager"
+    assert read_paged(composition="let").search.composition == "let"
 
 
 def test_every_option_of_the_search_has_a_key():
@@ -323,9 +323,8 @@ def test_a_ready_made_graph_comes_with_its_lm(read_paged, lms):
         ({"small_lm_path": "x"}, r"wfst\.small_lm_path and wfst\.arpa_lm_path are both set"),
         ({"large_lm_weight": -1}, r"wfst\.large_lm_weight is -1\.0, expected a finite number >= 0"),
         ({"large_lm_weight": "all"}, r"wfst\.large_lm_weight is 'all', expected a number"),
-        ({"composition": "static"}, r"wfst\.composition is 'static', expected one of lazy, eager"),
+        ({"composition": "static"}, r"wfst\.composition is 'static', expected one of lazy, let"),
         ({"group_size": -1}, r"wfst\.group_size is -1"),
-        ({"group_size": 2, "composition": "eager"}, r"wfst\.group_size is 2 with composition 'eager'"),
         ({"difference": "maybe"}, r"wfst\.difference is 'maybe', expected one of auto, always, never"),
         ({"placement": "host"}, r"wfst\.placement is 'host', expected one of auto, device, paged"),
         ({"cache_mb": 0}, r"wfst\.cache_mb is 0"),

@@ -10,7 +10,7 @@
 #include "search/word_graph/candidates.cuh"
 
 #if COMPOSE
-#include "search/word_graph/composition.cuh"
+#include "search/word_graph/large_lm/scorer.cuh"
 typedef LmTraceBackArgs TraceBackArgs;
 typedef LmBestPath BestPath;
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from nemo_gpu_decoding.jit import compiled, linked, no_refcount
 from nemo_gpu_decoding.lm.packed import NO_LABEL, lookup
+from nemo_gpu_decoding.search.word_graph import keys
 from nemo_gpu_decoding.search.word_graph.candidates import boosted
-from nemo_gpu_decoding.search.word_graph.composition import difference_of_label, large_of, small_of
-from nemo_gpu_decoding.search.word_graph.keys import NONE, boost_of, context_of, is_first, state_of
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import difference_of_label, large_of, small_of
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.word_graph.stream_state import StreamState
@@ -51,19 +51,19 @@ def best_ends(tokens, counts, final, search, lm, ends):
     first = 0
     for r in range(len(counts)):
         end = ends[r]
-        end.node, end.epsilon, end.state, end.cost = NONE, NONE, NONE, np.inf
+        end.node, end.epsilon, end.state, end.cost = keys.NONE, keys.NONE, keys.NONE, np.inf
         for i in range(first, first + counts[r]):
-            state = search.graph.states[state_of(tokens[i].key)]
+            state = search.graph.states[keys.state_of(tokens[i].key)]
             begin = state.epsilon_begin
             for e in range(begin - 1, state.epsilon_end if final else begin):
-                epsilon, total = NONE if e < begin else e, np.float64(tokens[i].cost)
+                epsilon, total = keys.NONE if e < begin else e, np.float64(tokens[i].cost)
                 if final:
                     total += end_cost(tokens[i], epsilon, search, lm)
                 if total == np.inf:
                     continue
-                if total < end.cost or (total == end.cost and is_first(tokens[i], tokens[first + end.node], lm)):
+                if total < end.cost or (total == end.cost and keys.precedes(tokens[i], tokens[first + end.node], lm)):
                     end.node, end.epsilon, end.cost = i - first, epsilon, total
-                    end.state = state_of(tokens[i].key)
+                    end.state = keys.state_of(tokens[i].key)
         first += counts[r]
 
 
@@ -72,14 +72,14 @@ def all_ends(tokens, final, search, lm):
     """[E] END: all ways to end, `final` as in `best_end`; without it every token is one, at no cost."""
     states, most = search.graph.states, 0
     for i in range(len(tokens)):
-        state = states[state_of(tokens[i].key)]
+        state = states[keys.state_of(tokens[i].key)]
         most += 1 + state.epsilon_end - state.epsilon_begin
     ends, count = np.empty(most, END), 0
     for i in range(len(tokens)):
-        s = state_of(tokens[i].key)
+        s = keys.state_of(tokens[i].key)
         begin = states[s].epsilon_begin
         for e in range(begin - 1, states[s].epsilon_end if final else begin):
-            epsilon, cost = NONE if e < begin else e, 0.0
+            epsilon, cost = keys.NONE if e < begin else e, 0.0
             if final:
                 cost = end_cost(tokens[i], epsilon, search, lm)
             if cost < np.inf:
@@ -93,8 +93,8 @@ def all_ends(tokens, final, search, lm):
 def end_cost(token, epsilon, search, lm):
     """What it costs to end with a token, or where a closure arc leads it; inf if that is not final."""
     graph, weights, cost = search.graph, search.weights, 0.0
-    state, boost, olabel = state_of(token.key), boost_of(token.key), np.int32(0)
-    if epsilon != NONE:
+    state, boost, olabel = keys.state_of(token.key), keys.boost_of(token.key), np.int32(0)
+    if epsilon != keys.NONE:
         closure = graph.epsilons[epsilon]
         olabel = closure.olabel
         bonus, boost = boosted(olabel, boost, search)
@@ -109,7 +109,7 @@ def end_cost(token, epsilon, search, lm):
     if lm is None:
         return cost
     else:
-        return cost + end_difference(olabel, context_of(token, lm), search, lm)
+        return cost + end_difference(olabel, keys.context_of(token, lm), search, lm)
 
 
 @linked
@@ -146,7 +146,7 @@ def final_difference(context, lm):
 @no_refcount
 def count_back_pointers(back_pointers, at):
     count = 0
-    while at != NONE:
+    while at != keys.NONE:
         at = back_pointers[at].previous
         count += 1
     return count
@@ -187,14 +187,14 @@ def ends_of(states: Sequence[StreamState], final: bool) -> np.ndarray:
     """[R] END: where streams end best, as `best_ends`; costs are from the first frame on."""
     ends, alike = np.empty(len(states), END), defaultdict(list)
     for r, state in enumerate(states):  # those of one decoder with the same weights and boosting share a call
-        models, composition = state.models, state.models.composition
-        weight = None if composition is None else composition.difference_weight
+        models, scorer = state.models, state.models.lm_scorer
+        weight = None if scorer is None else scorer.difference_weight
         alike[models.weights, id(models.boosting), weight].append(r)
     for rows in alike.values():
         models, tokens = states[rows[0]].models, [states[r].tokens for r in rows]
         own = np.empty(len(rows), END)
         counts = np.array([len(each) for each in tokens])
-        best_ends(concatenated(tokens), counts, final, models.search, models.composition, own)
+        best_ends(concatenated(tokens), counts, final, models.search, models.lm_scorer, own)
         ends[rows] = own
     ends["cost"] += concatenated([state.counters for state in states])["cost"]
     return ends
@@ -209,7 +209,7 @@ def best_paths(states: Sequence[StreamState], final: bool) -> FoundPaths:
     """The best path of each stream by the back-pointers of the search; of one that reaches no final state, the best
     of those that may go on."""
     ends, ended = ends_of(states, final), np.full(len(states), final)
-    missing = np.flatnonzero(ends["node"] == NONE)
+    missing = np.flatnonzero(ends["node"] == keys.NONE)
     if len(missing):
         ends[missing], ended[missing] = ends_of([states[r] for r in missing.tolist()], final=False), False
     # back-pointers on one path are of different frames

@@ -9,17 +9,7 @@ import numpy as np
 from nemo_gpu_decoding.fusion.lookup import ANY_WEIGHT, lookup
 from nemo_gpu_decoding.graph.csr import count_words, word_from_end
 from nemo_gpu_decoding.jit import inlined, linked
-from nemo_gpu_decoding.search.word_graph.keys import (
-    ANY_RANK,
-    LINKS_FULL,
-    NONE,
-    SLOT_SHIFT,
-    boost_of,
-    context_of,
-    hash_of,
-    is_first,
-    rank_of,
-)
+from nemo_gpu_decoding.search.word_graph import keys
 
 
 @linked
@@ -29,7 +19,7 @@ def cost_of(row, label, search):
 
 @linked
 def least_total(cost, arc_cost, acoustic_cost, search):
-    """No arc that costs so much leads to less, whatever its word; summed as the true cost is."""
+    """Lower bound of the total cost of an arc, with the largest bonus; summed in the order of the exact cost."""
     weights = search.weights
     return cost + weights.lm_weight * arc_cost - weights.most_bonus + acoustic_cost
 
@@ -61,13 +51,13 @@ def offer(total, key, context, origin, search, lm, work):
 def recombine(state, search, lm, work):
     """Enter the candidates among the tokens of the next frame; of equal keys the better one stays."""
     frame, next_tokens = work.frame[0], work.next_tokens
-    limited = frame.last_rank != ANY_RANK
+    limited = frame.last_rank != keys.ANY_RANK
     for c in range(frame.candidates):
         candidate = work.candidates[np.uintp(c)]
         if candidate.cost > frame.cutoff:
             continue  # which has become lower since
-        context = context_of(candidate, lm)
-        if limited and rank_of(candidate.cost, candidate.key, context) > frame.last_rank:
+        context = keys.context_of(candidate, lm)
+        if limited and keys.rank_of(candidate.cost, candidate.key, context) > frame.last_rank:
             continue
         slot = find_slot(candidate.key, context, token_table(work), lm)
         if work.token_slots[slot].stamp == work.stamps[0]:
@@ -104,7 +94,7 @@ def _note_link(candidate, target, state, work):
     """Note a candidate as a link of the frame."""
     frame, counters = work.frame[0], state.counters[0]
     if counters.links + frame.links == len(state.links):
-        frame.status = LINKS_FULL
+        frame.status = keys.LINKS_FULL
         return
     link = state.links[counters.links + frame.links]
     link.source, link.target, link.frame = candidate.source, target, counters.frames
@@ -118,8 +108,8 @@ def _note_link(candidate, target, state, work):
 def _breaks_tie(candidate, token, search, lm, current):
     """Of two candidates for one key at the same cost, whether the first is the better one.
 
-    By arc, cost before it, key of the source, closure arc. The latter three are the order of a group's
-    tokens (`token_groups.py`): it does not matter which have met in a group before.
+    Ties: arc, cost before the arc, key of the source, closure arc. The last three are the order of
+    `token_groups.keep_best`.
     """
     if candidate.arc != token.arc:
         return candidate.arc < token.arc
@@ -128,7 +118,7 @@ def _breaks_tie(candidate, token, search, lm, current):
     if own != other:
         return own < other
     if candidate.source != token.source:
-        return is_first(current[candidate.source], current[token.source], lm)
+        return keys.precedes(current[candidate.source], current[token.source], lm)
     return candidate.epsilon < token.epsilon
 
 
@@ -136,9 +126,9 @@ def _breaks_tie(candidate, token, search, lm, current):
 def _cost_before(source, epsilon, search):
     """Cost of a candidate before its arc: that of its source, and of a closure arc."""
     cost = source.cost
-    if epsilon != NONE:
+    if epsilon != keys.NONE:
         closure = search.graph.epsilons[epsilon]
-        bonus, _ = boosted(closure.olabel, boost_of(source.key), search)
+        bonus, _ = boosted(closure.olabel, keys.boost_of(source.key), search)
         cost = cost + search.weights.lm_weight * closure.cost - bonus
     return cost
 
@@ -176,9 +166,10 @@ class Table(NamedTuple):
 def find_slot(key, context, table, lm):
     """The slot of a key (and LM context): its own, or the void one in which it would go."""
     slots, entries, mask = table.slots, table.entries, np.uint64(table.mask)
-    at = (hash_of(key, context) >> SLOT_SHIFT) & mask
+    at = (keys.hash_of(key, context) >> keys.SLOT_SHIFT) & mask
     while slots[at].stamp == table.stamp and not (
-        entries[np.uintp(slots[at].entry)].key == key and context_of(entries[np.uintp(slots[at].entry)], lm) == context
+        entries[np.uintp(slots[at].entry)].key == key
+        and keys.context_of(entries[np.uintp(slots[at].entry)], lm) == context
     ):
         at = (at + np.uint64(1)) & mask
     return at
@@ -193,7 +184,7 @@ def fill_slot(slots, at, stamp, entry):
 def fill_table(table, count, lm):
     """Enter the first entries into a table that is void."""
     for e in range(count):
-        key, context = table.entries[e].key, context_of(table.entries[e], lm)
+        key, context = table.entries[e].key, keys.context_of(table.entries[e], lm)
         fill_slot(table.slots, find_slot(key, context, table, lm), table.stamp, e)
 
 

@@ -17,8 +17,8 @@ from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.committed import GrowingColumns, Head, common_ancestor, worth_committing
 from nemo_gpu_decoding.search.word_graph.best_path import Steps, best_paths, count_back_pointers, final_difference
-from nemo_gpu_decoding.search.word_graph.composition import difference_of_word
 from nemo_gpu_decoding.search.word_graph.keys import NONE
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import difference_of_word
 from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER
 from nemo_gpu_decoding.search.word_graph.result import (
     BEFORE,
@@ -45,15 +45,15 @@ class TextScores(NamedTuple):
 
     @classmethod
     def at_start(cls, models: StreamModels) -> TextScores:
-        context = 0 if models.composition is None else models.composition.lms.start
+        context = 0 if models.lm_scorer is None else models.lm_scorer.lms.start
         return cls(0.0, 0.0, context, 0.0, models.boosting.start_state)
 
     def after_words(self, words: Sequence[int], models: StreamModels) -> TextScores:
         """After more words, without the graph's costs."""
         difference, context = self.difference, self.context
-        if models.composition is not None:
+        if models.lm_scorer is not None:
             labels = np.array(words, np.int64)
-            difference, context = add_differences(labels, difference, context, models.composition)
+            difference, context = add_differences(labels, difference, context, models.lm_scorer)
         bonus, boosting_state = self.bonus, self.boosting_state
         for word in words if models.weights.boosts else ():
             weight, boosting_state = models.boosting.advance(boosting_state, word)

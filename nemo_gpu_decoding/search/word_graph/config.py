@@ -10,7 +10,7 @@ from nemo_gpu_decoding.lm.placement import PLACEMENTS
 from nemo_gpu_decoding.search.config import SearchConfig
 
 MAX_ACTIVE_LIMIT = 1 << 22
-COMPOSITIONS = ("lazy", "eager", "let")
+COMPOSITIONS = ("lazy", "let")
 POSTERIORS = ("n_best", "lattice")
 DIFFERENCES = ("auto", "always", "never")
 
@@ -79,13 +79,12 @@ class PagedBigLMConfig(WFSTConfig):
     # lambda, the share of the large LM, >= 0: with 1 its costs take the place of the small LM's; between
     # 0 and 1 both are interpolated (log-linearly).
     large_lm_weight: float = 1.0
-    # When the large LM is queried; with a wide beam the results are the same. lazy, the fastest: for words within
-    # the beam by the small LM's costs. let: the same, and hypotheses get their LM contexts only where a word is
-    # emitted [LET, III]; on a CPU, best paths only, 1.1 to 1.5 times the time of lazy. eager: for every word
-    # that a hypothesis could go on with, before anything is pruned (BigLM); slow, the baseline of benchmarks.
+    # How the large LM is composed with the graph; with a wide beam the results are the same. lazy, the fastest:
+    # the LM is queried for words within the beam by the small LM's costs. let: the same, and hypotheses get their
+    # LM contexts only where a word is emitted [LET, III]; CPU and best paths only, 1.1 to 1.5 times the time of lazy.
     composition: str = "lazy"
     # Of the hypotheses in one graph state that differ by LM context, so many at most are expanded by
-    # new tokens, the cheapest (the heap of a token group in [LET]); 0 = all. Not with eager composition.
+    # new tokens, the cheapest (the heap of a token group in [LET]); 0 = all.
     group_size: int = 0
     # always: make one automaton of large minus small LM, so that one look-up serves both. It is made in
     # memory, 8 bytes per n-gram and more, and needs all n-grams of the small LM to be in the large one.
@@ -109,9 +108,6 @@ class PagedBigLMConfig(WFSTConfig):
             ("composition", COMPOSITIONS), ("difference", DIFFERENCES), ("placement", PLACEMENTS),
         ):  # fmt: skip
             check_choice(name, getattr(self, name), choices)
-        if self.group_size and self.composition == "eager":
-            note = "with composition 'eager', which has no groups"
-            raise FieldError("group_size", self.group_size, "0", note)
         if self.composition == "let" and self.keeps_links:
             note = "with a lattice or n_best > 1: composition 'let' finds best paths only"
-            raise FieldError("composition", self.composition, "'lazy' or 'eager'", note)
+            raise FieldError("composition", self.composition, "'lazy'", note)

@@ -14,24 +14,12 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.threads import for_each_share
-from nemo_gpu_decoding.search.word_graph import let
+from nemo_gpu_decoding.search.word_graph import keys, records
 from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed, without_committed
-from nemo_gpu_decoding.search.word_graph.composition import CACHED_SCORE, LM_COUNTERS
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.frame import FEWEST_SLOTS, advance
-from nemo_gpu_decoding.search.word_graph.keys import (
-    BACK_POINTERS_FULL,
-    BAD_FRAME,
-    DONE,
-    GROUPS_FULL,
-    LINKS_FULL,
-    NO_TOKEN,
-    NONE,
-)
-from nemo_gpu_decoding.search.word_graph.let_groups import LET_CANDIDATE, LET_GROUP
-from nemo_gpu_decoding.search.word_graph.let_nodes import ARENA_FULL
-from nemo_gpu_decoding.search.word_graph.link_pruning import grown_links
-from nemo_gpu_decoding.search.word_graph.lm_contexts import (
+from nemo_gpu_decoding.search.word_graph.large_lm import let
+from nemo_gpu_decoding.search.word_graph.large_lm.contexts import (
     GROUP_ARC,
     LM_CONTEXT,
     LM_FRAME_STATE,
@@ -39,21 +27,11 @@ from nemo_gpu_decoding.search.word_graph.lm_contexts import (
     ORDERED,
     LmWorkspace,
 )
+from nemo_gpu_decoding.search.word_graph.large_lm.let_groups import LET_CANDIDATE, LET_GROUP
+from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import ARENA_FULL
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import CACHED_SCORE, LM_COUNTERS
+from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import grown_links
 from nemo_gpu_decoding.search.word_graph.prune import BINS
-from nemo_gpu_decoding.search.word_graph.records import (
-    CANDIDATE,
-    FRAME_STATE,
-    GROUP,
-    GROUP_TOKEN,
-    LINK,
-    LM_CANDIDATE,
-    LM_TOKEN,
-    SLOT,
-    TOKEN,
-    StreamArrays,
-    Workspace,
-    token_capacity,
-)
 from nemo_gpu_decoding.search.word_graph.stream_state import (
     LetStream,
     ModelsOf,
@@ -73,9 +51,13 @@ MOST_STAMPS = 1 << 30  # a workspace that has begun so many tables is let go, be
 MOST_KEPT = 1 << 23  # bytes for tokens of a workspace that is kept between calls; it takes ten times as much in all
 CACHED_SCORES = 1 << 14  # of the LM query cache, a power of 2
 
+Advance = Callable[..., tuple[int, int]]  # `frame.advance`
+
 
 class CPUEngine(Engine):
     """See `search/engine.py`. Errors are never deferred here."""
+
+    advance: Advance = staticmethod(advance)
 
     def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
         self._config, self._models_of = config, models_of
@@ -84,13 +66,13 @@ class CPUEngine(Engine):
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
         values, streams, config = as_float32(log_probs), list(self._streams), self._config
-        composes = streams[0].models.composition is not None
+        composes = streams[0].models.lm_scorer is not None
 
         def read(rows: np.ndarray) -> None:
             kind = WorkspaceKind(new_workspace, config.max_active, values.shape[2], config.keeps_links, composes)
             work = taken_workspace(kind)
             for b in rows.tolist():
-                streams[b], work = read_chunk(streams[b], values, int(lengths[b]), b, work)
+                streams[b], work = read_chunk(streams[b], values, int(lengths[b]), b, work, self.advance)
             keep_workspace(kind, work)
 
         for_each_share(read, lengths, config.threads)
@@ -112,7 +94,7 @@ class CPUEngine(Engine):
 class WorkspaceKind(NamedTuple):
     """What decides the sizes of a workspace."""
 
-    make: Callable[..., Workspace]
+    make: Callable[..., records.Workspace]
     max_active: int
     columns: int
     keeps_links: bool
@@ -122,18 +104,18 @@ class WorkspaceKind(NamedTuple):
 _kept = threading.local()  # the workspace that each thread has used last: making one takes 160 us
 
 
-def taken_workspace(kind: WorkspaceKind) -> Workspace:
+def taken_workspace(kind: WorkspaceKind) -> records.Workspace:
     """One that nobody else has: that of the thread's last call if it is of this kind, or a new one."""
-    last: tuple[WorkspaceKind, Workspace] | None = _kept.__dict__.pop("last", None)
+    last: tuple[WorkspaceKind, records.Workspace] | None = _kept.__dict__.pop("last", None)
     if last is None or last[0] != kind or last[1].stamps.max() > MOST_STAMPS:
         return kind.make(kind.max_active, kind.columns, keeps_links=kind.keeps_links, composes=kind.composes)
-    last[1].frame["status"] = DONE
+    last[1].frame["status"] = keys.DONE
     if last[1].lm is not None:
         last[1].lm.cache.view(np.uint8)[:] = 0  # scores of other LMs
     return last[1]
 
 
-def keep_workspace(kind: WorkspaceKind, work: Workspace) -> None:
+def keep_workspace(kind: WorkspaceKind, work: records.Workspace) -> None:
     """Keep a workspace for the next call of this thread, unless it is large."""
     if work.current.nbytes <= MOST_KEPT:
         _kept.last = kind, work
@@ -144,8 +126,13 @@ def _new_stream(models: StreamModels) -> StreamState:
 
 
 def read_chunk(
-    stream: StreamState, log_probs: np.ndarray, length: int, b: int, work: Workspace
-) -> tuple[StreamState, Workspace]:
+    stream: StreamState,
+    log_probs: np.ndarray,
+    length: int,
+    b: int,
+    work: records.Workspace,
+    advance: Advance = advance,
+) -> tuple[StreamState, records.Workspace]:
     """The stream after `length` more frames of log_probs [B, T, C], those of row b.
 
     Returns:
@@ -156,19 +143,19 @@ def read_chunk(
     """
     models, count, counters = stream.models, len(stream.tokens), stream.counters.copy()
     work.current[:count].view(np.uint8)[:] = stream.tokens.view(np.uint8)  # records are copied field by field
-    state = StreamArrays(counters, stream.back_pointers, stream.links)
-    search, lm, frame, status = models.search, models.composition, 0, DONE
+    state = records.StreamArrays(counters, stream.back_pointers, stream.links)
+    search, lm, frame, status = models.search, models.lm_scorer, 0, keys.DONE
     while frame < length:
         frame, status = advance(log_probs[b], frame, length, state, search, lm, work)
-        if status == BACK_POINTERS_FULL:
+        if status == keys.BACK_POINTERS_FULL:
             tokens, more = work.current[: int(counters["tokens"][0])], int(work.frame["tokens"][0])
             kept = grown_back_pointers(state.back_pointers, counters, tokens, more)
             state = state._replace(back_pointers=kept)
-        elif status == LINKS_FULL:
+        elif status == keys.LINKS_FULL:
             state = state._replace(links=grown_links(state.links, counters, float(models.params.lattice_beam)))
-        elif status == GROUPS_FULL:
+        elif status == keys.GROUPS_FULL:
             work = with_more_groups(work, models.params.max_active)
-        elif status in (BAD_FRAME, NO_TOKEN):
+        elif status in (keys.BAD_FRAME, keys.NO_TOKEN):
             raise_stop(log_probs, b, frame, status)
     tokens = work.current[: int(counters["tokens"][0])].view(np.uint8).copy().view(work.current.dtype)
     pasts = tokens["back_pointer"]
@@ -177,7 +164,7 @@ def read_chunk(
 
 def new_workspace(
     max_active: int, columns: int, *, keeps_links: bool = False, composes: bool = False, entries: int | None = None
-) -> Workspace:
+) -> records.Workspace:
     """Buffers for one utterance at a time.
 
     Args:
@@ -187,24 +174,22 @@ def new_workspace(
         composes: there is a large LM.
         entries: capacity for groups and LM contexts; None: twice as many as tokens.
     """
-    capacity = token_capacity(max_active)
+    capacity = records.token_capacity(max_active)
     entries = entries or 2 * capacity
-    groups = np.empty(entries, LM_CONTEXT if composes else GROUP)
-    return Workspace(
-        current=np.empty(capacity, LM_TOKEN if composes else TOKEN),
-        next_tokens=np.empty(capacity, LM_TOKEN if composes else TOKEN),
+    return records.Workspace(
+        current=np.empty(capacity, records.LM_TOKEN if composes else records.TOKEN),
+        next_tokens=np.empty(capacity, records.LM_TOKEN if composes else records.TOKEN),
         token_slots=_slots(capacity),
-        candidates=np.empty(CANDIDATES, LM_CANDIDATE if composes else CANDIDATE),
-        groups=groups,
-        expanding=np.empty(entries, LM_GROUP) if composes else groups,
+        candidates=np.empty(CANDIDATES, records.LM_CANDIDATE if composes else records.CANDIDATE),
+        groups=np.empty(0 if composes else entries, records.GROUP),
         group_slots=_slots(entries),
-        group_tokens=np.empty(2 * entries if keeps_links else 1, GROUP_TOKEN),
+        group_tokens=np.empty(2 * entries if keeps_links else 1, records.GROUP_TOKEN),
         acoustic_costs=np.empty(columns, np.float32),
         posteriors=np.empty(columns, np.float32),
         labels=np.empty(columns, np.int32),
         histogram=np.empty(BINS, np.int64),
         renumbered=np.empty(capacity, np.int32),
-        frame=np.zeros(1, LM_FRAME_STATE if composes else FRAME_STATE),
+        frame=np.zeros(1, LM_FRAME_STATE if composes else records.FRAME_STATE),
         stamps=np.zeros(3, np.int32),
         lm=_lm_workspace(entries) if composes else None,
     )
@@ -212,7 +197,9 @@ def new_workspace(
 
 def _lm_workspace(entries: int) -> LmWorkspace:
     return LmWorkspace(
-        group_slots=_slots(entries),
+        groups=np.empty(entries, LM_GROUP),
+        contexts=np.empty(entries, LM_CONTEXT),
+        context_slots=_slots(entries),
         order=np.empty(entries, ORDERED),
         deferred=np.empty(entries, GROUP_ARC),
         cache=_query_cache(),
@@ -220,14 +207,15 @@ def _lm_workspace(entries: int) -> LmWorkspace:
 
 
 def _query_cache() -> np.ndarray:
-    return np.zeros(CACHED_SCORES, CACHED_SCORE)  # void: nobody queries the LMs for olabel 0
+    return np.zeros(CACHED_SCORES, CACHED_SCORE)  # void: no query has olabel 0
 
 
-def with_more_groups(work: Workspace, max_active: int) -> Workspace:
+def with_more_groups(work: records.Workspace, max_active: int) -> records.Workspace:
     """Twice the capacity for groups; the tokens and the LM query cache stay."""
+    groups = work.groups if work.lm is None else work.lm.groups
     keeps_links, composes = len(work.group_tokens) > 1, work.lm is not None
     larger = new_workspace(
-        max_active, len(work.labels), keeps_links=keeps_links, composes=composes, entries=2 * len(work.groups)
+        max_active, len(work.labels), keeps_links=keeps_links, composes=composes, entries=2 * len(groups)
     )
     if work.lm is not None and larger.lm is not None:
         larger = larger._replace(lm=larger.lm._replace(cache=work.lm.cache))
@@ -235,14 +223,14 @@ def with_more_groups(work: Workspace, max_active: int) -> Workspace:
 
 
 def _slots(entries: int) -> np.ndarray:
-    return np.zeros(max(FEWEST_SLOTS, 1 << (2 * entries - 1).bit_length()), SLOT)
+    return np.zeros(max(FEWEST_SLOTS, 1 << (2 * entries - 1).bit_length()), records.SLOT)
 
 
 # ------------------------------------------------------------------------------ composition "let"
 
 
 class LetEngine(CPUEngine):
-    """The engine of `let.py`; its results are streams of LM tokens, as those of `CPUEngine`."""
+    """The engine of `large_lm/let.py`; its results are streams of LM tokens, as those of `CPUEngine`."""
 
     def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
         self._config, self._models_of = config, models_of
@@ -272,7 +260,7 @@ class LetEngine(CPUEngine):
             if more := more_committed(state):
                 committed, root = more
                 stream = self._let_streams[row]
-                stream.arrays.back_pointers["previous"][root] = NONE  # `collect` drops what is before it
+                stream.arrays.back_pointers["previous"][root] = keys.NONE  # `collect` drops what is before it
                 self._let_streams[row] = replace(stream, committed=committed)
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
@@ -285,8 +273,8 @@ def _new_let_stream(models: StreamModels) -> LetStream:
 
 
 def read_let_chunk(
-    stream: LetStream, log_probs: np.ndarray, length: int, b: int, work: Workspace
-) -> tuple[LetStream, Workspace]:
+    stream: LetStream, log_probs: np.ndarray, length: int, b: int, work: records.Workspace
+) -> tuple[LetStream, records.Workspace]:
     """As `read_chunk`. Nodes are filled in place, so a copy is worked on."""
     models, count = stream.models, len(stream.tokens)
     if length == 0:
@@ -294,19 +282,19 @@ def read_let_chunk(
     work.current[:count] = stream.tokens
     state, search, frame, stopped = collected(stream.arrays, work.current[:count]), models.search, 0, -1
     while frame < length:
-        frame, status = let.advance(log_probs[b], frame, length, state, search, models.composition, work)
+        frame, status = let.advance(log_probs[b], frame, length, state, search, models.lm_scorer, work)
         tokens = work.current[: int(state.counters["tokens"][0])]
         if status == ARENA_FULL:
             state, stopped = collected(state, tokens, more=frame == stopped), frame
-        elif status == GROUPS_FULL:
+        elif status == keys.GROUPS_FULL:
             work = with_more_let_groups(work, models.params.max_active)
-        elif status != DONE:
+        elif status != keys.DONE:
             raise_stop(log_probs, b, frame, status)
     tokens = work.current[: int(state.counters["tokens"][0])]
     return LetStream(models, tokens.copy(), state, stream.committed), work
 
 
-def listed_stream(stream: LetStream, work: Workspace) -> tuple[LetStream, StreamState]:
+def listed_stream(stream: LetStream, work: records.Workspace) -> tuple[LetStream, StreamState]:
     """A stream as `CPUEngine` would have it: with the contexts of the best token and of all that may end.
 
     Returns:
@@ -315,37 +303,38 @@ def listed_stream(stream: LetStream, work: Workspace) -> tuple[LetStream, Stream
     """
     models, tokens, status, count = stream.models, stream.tokens.copy(), ARENA_FULL, 0
     arrays, search, more = stream.arrays, models.search, False
-    while status != DONE:
-        if status == GROUPS_FULL:
+    while status != keys.DONE:
+        if status == keys.GROUPS_FULL:
             work = with_more_let_groups(work, models.params.max_active)
         else:
             arrays, more = collected(arrays, tokens, more=more), True
         # nodes are filled in place; what they are filled with goes behind what there is
         state = arrays._replace(counters=arrays.counters.copy(), nodes=arrays.nodes.copy())
-        status, count = expand_ends(tokens, state, search, models.composition, work)
-    listed, counters = np.zeros(count, LM_TOKEN), np.zeros(1, LM_COUNTERS)
+        status, count = expand_ends(tokens, state, search, models.lm_scorer, work)
+    listed, counters = np.zeros(count, records.LM_TOKEN), np.zeros(1, LM_COUNTERS)
     list_contexts(tokens, state, search, listed)
     for name in LM_COUNTERS.names or ():
         counters[name] = arrays.counters[name]
-    pasts, none = arrays.contexts["back_pointer"][: int(arrays.counters["contexts"][0])].copy(), np.empty(0, LINK)
+    pasts, none = (
+        arrays.contexts["back_pointer"][: int(arrays.counters["contexts"][0])].copy(),
+        np.empty(0, records.LINK),
+    )
     own = StreamState(models, listed, state.back_pointers, none, counters, pasts, stream.committed)
     return replace(stream, tokens=tokens, arrays=arrays), own
 
 
-def new_let_workspace(max_active: int, columns: int, *, entries: int | None = None) -> Workspace:
+def new_let_workspace(max_active: int, columns: int, *, entries: int | None = None) -> records.Workspace:
     """Buffers for one utterance at a time, as `new_workspace`."""
-    capacity = token_capacity(max_active)
+    capacity = records.token_capacity(max_active)
     entries = entries or 2 * capacity
-    groups = np.empty(entries, LET_GROUP)
-    return Workspace(
-        current=np.empty(capacity, TOKEN),
-        next_tokens=np.empty(capacity, TOKEN),
+    return records.Workspace(
+        current=np.empty(capacity, records.TOKEN),
+        next_tokens=np.empty(capacity, records.TOKEN),
         token_slots=_slots(capacity),
         candidates=np.empty(max(CANDIDATES, 2 * entries), LET_CANDIDATE),
-        groups=groups,
-        expanding=groups,
+        groups=np.empty(entries, LET_GROUP),
         group_slots=_slots(entries),
-        group_tokens=np.empty(2 * entries, GROUP_TOKEN),
+        group_tokens=np.empty(2 * entries, records.GROUP_TOKEN),
         acoustic_costs=np.empty(columns, np.float32),
         posteriors=np.empty(columns, np.float32),
         labels=np.empty(columns, np.int32),
@@ -362,7 +351,7 @@ def new_let_workspace(max_active: int, columns: int, *, entries: int | None = No
     )
 
 
-def with_more_let_groups(work: Workspace, max_active: int) -> Workspace:
+def with_more_let_groups(work: records.Workspace, max_active: int) -> records.Workspace:
     """Twice the room for groups and what is found in a frame; the tokens and the LM query cache stay."""
     larger = new_let_workspace(max_active, len(work.labels), entries=2 * len(work.groups))
     return larger._replace(current=work.current, lm=larger.lm._replace(cache=work.lm.cache))

@@ -3,7 +3,7 @@
     advance    one block per utterance reads its frames of the chunk: the search
     compact    drops back-pointers that lead to no token: where they fill their array, and before all
                that is known of utterances is copied to the host, for lattices
-    best_path  finds the tokens that best paths are about, with composition by both LMs' ends of sentence
+    best_path  finds the tokens that best paths are about, with a large LM by both LMs' ends of sentence
                too; these tokens and one path, from the committed words on, are copied to the host,
                whatever else streams keep
 
@@ -29,21 +29,13 @@ from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_device
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
-from nemo_gpu_decoding.search.word_graph import kernel_abi
+from nemo_gpu_decoding.search.word_graph import kernel_abi, keys
 from nemo_gpu_decoding.search.word_graph.best_path import concatenated
 from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
-from nemo_gpu_decoding.search.word_graph.cuda_composition import NO_COMPOSITION, LmComposition, NoComposition
+from nemo_gpu_decoding.search.word_graph.cuda_kernels import PLAIN_KERNELS, LargeLMKernels, PlainKernels
 from nemo_gpu_decoding.search.word_graph.kernel_abi import BACK_POINTER, LINK, STREAM_COUNTERS, STREAM_PARAMS, WORK
-from nemo_gpu_decoding.search.word_graph.keys import (
-    BACK_POINTERS_FULL,
-    BAD_FRAME,
-    GROUPS_FULL,
-    LINKS_FULL,
-    NO_TOKEN,
-    NONE,
-)
-from nemo_gpu_decoding.search.word_graph.link_pruning import with_links
+from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import with_links
 from nemo_gpu_decoding.search.word_graph.records import COUNTERS
 from nemo_gpu_decoding.search.word_graph.stream_state import (
     ModelsOf,
@@ -57,19 +49,19 @@ from nemo_gpu_decoding.search.word_graph.stream_state import (
 FIRST_BACK_POINTERS, BACK_POINTERS_PER_ACTIVE = 4096, 4
 FIRST_LINKS = 1 << 15
 FIRST_PATH = 256  # back-pointers of a best path that are copied at first
-_FULL = (BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL)
+_FULL = (keys.BACK_POINTERS_FULL, keys.LINKS_FULL, keys.GROUPS_FULL)
 _PREVIOUS = (BACK_POINTER.names or ()).index("previous")  # of the fields, all of 4 bytes
 
 
 class State(NamedTuple):
     """What streams keep between pushes; never changed in place, but by `commit`."""
 
-    tokens: torch.Tensor  # [n, held] of the composition's token; of each as many as its counters say
+    tokens: torch.Tensor  # [n, held] of the kernels' token; of each as many as its counters say
     back_pointers: torch.Tensor  # [n, R] BACK_POINTER
     links: torch.Tensor | None  # [n, L] LINK of the last frames, if links are kept
     former_links: tuple[tuple[np.ndarray, ...], ...]  # of each stream, see `with_links`
     counters: np.ndarray  # [n] STREAM_COUNTERS
-    work: torch.Tensor | None  # [n] WORK, with composition
+    work: torch.Tensor | None  # [n] WORK, with a large LM
 
 
 class CUDAEngine(Engine):
@@ -81,7 +73,7 @@ class CUDAEngine(Engine):
         fusion: of the batch, at least one utterance.
         config: options of the batch.
         device: of the first log-probs; on the CPU: the current GPU is taken.
-        composition: with a large LM, whose models these are then.
+        kernels: those of the strategy.
 
     Raises:
         ValueError: there is not enough memory for the LMs.
@@ -93,16 +85,16 @@ class CUDAEngine(Engine):
         fusion: BatchFusion,
         config: WFSTConfig,
         device: torch.device,
-        composition: NoComposition | LmComposition = NO_COMPOSITION,
+        kernels: PlainKernels | LargeLMKernels = PLAIN_KERNELS,
     ) -> None:
         self.device = runtime().device_for(device)
-        self._models_of, self._config, self._composition = models_of, config, composition
+        self._models_of, self._config, self._kernels = models_of, config, kernels
         self._models = models_of_rows(models_of, fusion, range(len(fusion)))
         graph = self._models[0].graph
         arrays = arrays_on_device(graph, graph.arrays, self.device)
         names = ("graph_states", "graph_arcs", "graph_epsilons", "graph_word_sequences")
         self._tables: dict[str, Any] = dict(zip(names, arrays, strict=True))
-        self._tables |= composition.arguments(self._models, self.device)
+        self._tables |= kernels.arguments(self._models, self.device)
         self._take_boosting()
         self._grown = 0  # times that there were more groups than expected
         self._committed = [Committed.nothing(own) for own in self._models]
@@ -111,7 +103,7 @@ class CUDAEngine(Engine):
     def _take_boosting(self) -> None:
         """Boosting automata and weights of the utterances, as kernels read them."""
         boosting, utterances = _boosting_on_device(self._models, self.device)
-        utterances["difference_weight"] = [self._composition.weight(own) for own in self._models]
+        utterances["difference_weight"] = [self._kernels.weight(own) for own in self._models]
         self._tables |= {"boosting_states": boosting.states, "boosting_arcs": boosting.arcs}
         self._tables["utterances"] = as_records(utterances).to(self.device)
 
@@ -119,7 +111,7 @@ class CUDAEngine(Engine):
         n, config = len(self._models), self._config
         counters = np.zeros(n, STREAM_COUNTERS)
         counters["tokens"] = 1
-        tokens = self._composition.first_tokens(self._models)
+        tokens = self._kernels.first_tokens(self._models)
         count = max(BACK_POINTERS_PER_ACTIVE * config.max_active, FIRST_BACK_POINTERS)
         return State(
             as_records(tokens).to(self.device),
@@ -127,7 +119,7 @@ class CUDAEngine(Engine):
             self._empty(n, FIRST_LINKS, LINK.itemsize) if config.keeps_links else None,
             ((),) * n,
             counters,
-            as_records(np.zeros(n, WORK)).to(self.device) if self._composition.composes else None,
+            as_records(np.zeros(n, WORK)).to(self.device) if self._kernels.composes else None,
         )
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
@@ -140,15 +132,15 @@ class CUDAEngine(Engine):
         while True:
             state = self._advanced(state, values, counts)
             status = state.counters["status"]
-            for b in np.flatnonzero((status == BAD_FRAME) | (status == NO_TOKEN)).tolist():
+            for b in np.flatnonzero((status == keys.BAD_FRAME) | (status == keys.NO_TOKEN)).tolist():
                 raise_stop(as_float32(values), b, int(state.counters["begin"][b]), int(status[b]))
             if not np.isin(status, _FULL).any():
                 break
-            if (status == LINKS_FULL).any():
+            if (status == keys.LINKS_FULL).any():
                 state = self._with_room_for_links(state)
-            if (status == BACK_POINTERS_FULL).any():
-                state = self._with_more_back_pointers(state, status == BACK_POINTERS_FULL)
-            self._grown += bool((status == GROUPS_FULL).any())
+            if (status == keys.BACK_POINTERS_FULL).any():
+                state = self._with_more_back_pointers(state, status == keys.BACK_POINTERS_FULL)
+            self._grown += bool((status == keys.GROUPS_FULL).any())
         self._state = state
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
@@ -162,14 +154,14 @@ class CUDAEngine(Engine):
             if state.numbers is not None and (more := more_committed(state)):
                 self._committed[row], root = more
                 # no trace-back goes beyond it now; `compact` drops what is before it, which leads to no token
-                self._state.back_pointers.view(torch.int32)[row, int(state.numbers[root]), _PREVIOUS] = NONE
+                self._state.back_pointers.view(torch.int32)[row, int(state.numbers[root]), _PREVIOUS] = keys.NONE
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
         numbers, state = torch.tensor(list(rows), device=self.device), self._state
         for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
             self._models[row], self._committed[row] = models, Committed.nothing(models)
         self._take_boosting()
-        first = as_records(self._composition.first_tokens([self._models[row] for row in rows])).to(self.device)
+        first = as_records(self._kernels.first_tokens([self._models[row] for row in rows])).to(self.device)
         tokens, counters, work = state.tokens.clone(), state.counters.copy(), state.work
         tokens[numbers, :1] = first
         counters[rows] = np.zeros((), STREAM_COUNTERS)
@@ -186,7 +178,7 @@ class CUDAEngine(Engine):
         state = self._compacted(self._state_of(rows), self._state.back_pointers.shape[1])
         counts, counters = state.counters["back_pointers"], self._counters_on_host(state.counters, state.work)
         back_pointers = _on_host(state.back_pointers[:, : counts.max(initial=0)], BACK_POINTER)
-        tokens = _on_host(state.tokens, self._composition.token)
+        tokens = _on_host(state.tokens, self._kernels.token)
         newest = np.empty((len(rows), 0), LINK)
         if state.links is not None:
             newest = _on_host(state.links[:, : state.counters["links"].max(initial=0)], LINK)
@@ -196,7 +188,7 @@ class CUDAEngine(Engine):
         return [
             StreamState(
                 self._models[row],
-                self._composition.tokens_on_host(tokens[i, : state.counters["tokens"][i]]),
+                self._kernels.tokens_on_host(tokens[i, : state.counters["tokens"][i]]),
                 back_pointers[i, : counts[i]],
                 links[i],
                 counters[i : i + 1],
@@ -255,12 +247,12 @@ class CUDAEngine(Engine):
         tokens = np.stack([found["ending" if final else "best"], found["ending"]])
         back_pointers = newest_first[::-1].copy()
         numbers = None if final else np.append(back_pointers["previous"][1:], tokens["back_pointer"][0])
-        tokens["back_pointer"] = [len(newest_first) - 1, NONE]
+        tokens["back_pointer"] = [len(newest_first) - 1, keys.NONE]
         is_other = not final and found["ends"] and tokens["key"][0] != tokens["key"][1]
         back_pointers["previous"] = np.arange(-1, len(back_pointers) - 1)
         return StreamState(
             self._models[row],
-            self._composition.tokens_on_host(tokens[: 1 + is_other]),
+            self._kernels.tokens_on_host(tokens[: 1 + is_other]),
             back_pointers,
             np.empty(0, LINK),
             counters,
@@ -271,7 +263,7 @@ class CUDAEngine(Engine):
 
     def _counters_on_host(self, counters: np.ndarray, work: torch.Tensor | None) -> np.ndarray:
         """[n] COUNTERS, or LM_COUNTERS, of all utterances."""
-        same = np.zeros(len(counters), self._composition.host_counters)
+        same = np.zeros(len(counters), self._kernels.host_counters)
         for name in COUNTERS.names or ():
             same[name] = counters[name]
         if work is not None:
@@ -293,21 +285,23 @@ class CUDAEngine(Engine):
     def _advanced(self, state: State, values: torch.Tensor, lengths: torch.Tensor) -> State:
         """The streams after the rest of the chunk, as far as nothing stops them."""
         n, frames, columns = values.shape
-        composition, params = self._composition, self._models[0].params
-        capacity = composition.capacity(self._config, params, columns, self._grown)
-        most_shared = runtime().shared_bytes(self.device) - composition.static_shared_bytes
+        kernels, params = self._kernels, self._models[0].params
+        capacity = kernels.capacity(self._config, params, columns, self._grown)
+        most_shared = runtime().shared_bytes(self.device) - kernels.static_shared_bytes
         shared_bytes, row_bytes = kernel_abi.shared_bytes(columns, values.element_size(), most_shared)
-        next_tokens = self._empty(n, 2, capacity.tokens, composition.token.itemsize)
+        next_tokens = self._empty(n, 2, capacity.tokens, kernels.token.itemsize)
         next_counters = self._empty(n, STREAM_COUNTERS.itemsize)
         work: dict[str, torch.Tensor] = {}
         if state.work is not None:
             work = {"work": state.work, "next_work": torch.empty_like(state.work)}
-        defines = {"LOG_PROB": kernel_abi.LOG_PROB_TYPES[values.dtype], **composition.defines(self._models)}
+        defines: dict[str, int | str] = {"LOG_PROB": kernel_abi.LOG_PROB_TYPES[values.dtype]}
+        if kernels.composes:
+            defines["COMPOSE"] = 1
         if params.keeps_links:
             defines["LINKS"] = 1
         self._launch(
             "kernel",
-            composition.advance,
+            kernels.advance,
             n,
             defines=defines,
             shared_bytes=shared_bytes,
@@ -337,14 +331,14 @@ class CUDAEngine(Engine):
 
     def _launch_best_path(self, wanted: torch.Tensor, capacity: int, final: bool) -> tuple[np.ndarray, torch.Tensor]:
         """[A] best paths' records of the utterances wanted, and [A, capacity] BACK_POINTER, still there."""
-        state, composition = self._state, self._composition
-        found = self._empty(len(wanted), composition.best_path.itemsize)
+        state, kernels = self._state, self._kernels
+        found = self._empty(len(wanted), kernels.best_path.itemsize)
         paths = self._empty(len(wanted), capacity, BACK_POINTER.itemsize)
         self._launch(
             "best_path",
-            composition.trace_back,
+            kernels.trace_back,
             len(wanted),
-            defines={"COMPOSE": int(composition.composes)},
+            defines={"COMPOSE": int(kernels.composes)},
             rows=wanted,
             tokens=state.tokens,
             counters=as_records(state.counters).to(self.device),
@@ -357,7 +351,7 @@ class CUDAEngine(Engine):
             num_words=self._models[0].params.num_words,
             final=final,
         )
-        return _on_host(found, composition.best_path), paths
+        return _on_host(found, kernels.best_path), paths
 
     def _compacted(self, state: State, capacity: int) -> State:
         """The streams with no more back-pointers than needed, in arrays for `capacity` of them."""
@@ -367,9 +361,9 @@ class CUDAEngine(Engine):
         kept = self._empty(n, capacity, BACK_POINTER.itemsize)
         self._launch(
             "compact",
-            self._composition.compact,
+            self._kernels.compact,
             n,
-            defines={"COMPOSE": int(self._composition.composes)},
+            defines={"COMPOSE": int(self._kernels.composes)},
             tokens=tokens,
             counters=counters,
             back_pointers=state.back_pointers,
@@ -386,7 +380,7 @@ class CUDAEngine(Engine):
     def _buffers(self, n: int, capacity: kernel_abi.Capacity) -> dict[str, torch.Tensor]:
         """What `advance` works in; hash tables are empty."""
         found = {}
-        for name, tensor in self._composition.buffers.items():
+        for name, tensor in self._kernels.buffers.items():
             new = torch.zeros if name.endswith("slots") else torch.empty
             shape = kernel_abi.buffer_shape(tensor, n, capacity)
             values = new(shape, dtype=torch.uint8, device=self.device)
@@ -411,7 +405,7 @@ class CUDAEngine(Engine):
         grows if a frame alone needs more."""
         assert state.links is not None
         counters, former, size = state.counters.copy(), list(state.former_links), state.links.shape[1]
-        stopped = counters["status"] == LINKS_FULL
+        stopped = counters["status"] == keys.LINKS_FULL
         for b in np.flatnonzero(stopped | (2 * counters["links"] > size)).tolist():
             own, links = counters[b], _on_host(state.links[b, : counters["links"][b]], LINK)
             beam = float(self._models[b].params.lattice_beam)

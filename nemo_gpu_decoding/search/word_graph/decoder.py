@@ -25,24 +25,18 @@ from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import check_log_probs
 from nemo_gpu_decoding.search.result import NBest, ScoreParts, Work, new_frozen
+from nemo_gpu_decoding.search.word_graph import records
 from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps, best_paths, concatenated, ends_of
 from nemo_gpu_decoding.search.word_graph.committed import TextScores, shared_steps, weighted_difference
-from nemo_gpu_decoding.search.word_graph.composition import Composition
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.cpu_engine import CPUEngine, LetEngine
-from nemo_gpu_decoding.search.word_graph.cuda_composition import LmComposition
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
-from nemo_gpu_decoding.search.word_graph.lattice import Lattice, lattice_of, lattice_paths
-from nemo_gpu_decoding.search.word_graph.lattice_rescoring import SecondLM
-from nemo_gpu_decoding.search.word_graph.lm_pair import shared_lm_pair
-from nemo_gpu_decoding.search.word_graph.mbr import with_confidence
-from nemo_gpu_decoding.search.word_graph.records import (
-    MAX_BOOST_STATES,
-    MAX_EPSILONS,
-    MAX_LABELS,
-    SearchParams,
-    StreamParams,
-)
+from nemo_gpu_decoding.search.word_graph.cuda_kernels import LargeLMKernels
+from nemo_gpu_decoding.search.word_graph.large_lm.pair import shared_lm_pair
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmScorer
+from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice, lattice_of, lattice_paths
+from nemo_gpu_decoding.search.word_graph.lattice.mbr import with_confidence
+from nemo_gpu_decoding.search.word_graph.lattice.rescoring import SecondLM
 from nemo_gpu_decoding.search.word_graph.result import BEFORE, WordPath, read_paths, relative_cost, words_of
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
 
@@ -85,8 +79,8 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         fusion: Fusion | None = None,
         pieces: Sequence[str] | None = None,
     ) -> None:
-        if not 1 <= vocab_size < MAX_LABELS:
-            raise FieldError("vocab_size", vocab_size, f"1 .. {MAX_LABELS - 1}")
+        if not 1 <= vocab_size < records.MAX_LABELS:
+            raise FieldError("vocab_size", vocab_size, f"1 .. {records.MAX_LABELS - 1}")
         if not 0 <= blank_id <= vocab_size:
             raise FieldError("blank_id", blank_id, f"0 .. {vocab_size} (vocab_size)")
         self.graph, self.vocab_size, self.blank_id, self.pieces = graph, vocab_size, blank_id, pieces
@@ -97,11 +91,11 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             unit="words",
             hint=": build it with build_word_boosting for this graph",
             lm_in_graph=True,
-            max_states=MAX_BOOST_STATES,
+            max_states=records.MAX_BOOST_STATES,
         )
         super().__init__(config, fusion, labels)
         self._nothing = empty_automaton(len(graph.words))
-        self._params = SearchParams(
+        self._params = records.SearchParams(
             blank_id=blank_id,
             topology=topology_number(config.topology),
             beam=np.float32(config.beam),
@@ -172,7 +166,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             num_frames=state.frames,
             notes=notes,
             lattice=lattice if self.config.lattice else None,
-            work=None if state.models.composition is None else _work(state.counters),
+            work=None if state.models.lm_scorer is None else _work(state.counters),
         )
 
     def _committed(self, state: StreamState, steps: Steps) -> int | None:
@@ -245,12 +239,12 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         second: SecondLM | None,
     ) -> tuple[float, float, float]:
         """What LM, boosting and second pass give to a path, of which the graph gives `lm`, unweighted."""
-        weights, composition, boosting, second_pass = models.weights, models.composition, 0.0, 0.0
+        weights, scorer, boosting, second_pass = models.weights, models.lm_scorer, 0.0, 0.0
         lm *= float(weights.lm_weight)
-        if composition is not None or weights.boosts:
+        if scorer is not None or weights.boosts:
             start = start.after_words(words, models)
-        if composition is not None:
-            lm -= weighted_difference(start.difference, start.context, ended, composition)
+        if scorer is not None:
+            lm -= weighted_difference(start.difference, start.context, ended, scorer)
         if second is not None:
             lm *= second.lm_share
             second_pass = -second.cost(np.array(words, np.int64), final=ended)
@@ -267,7 +261,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         boosts = weight > 0
         boosting = fusion.trees[fusion.tree_of[i]] if boosts else self._nothing
         bonus = self._most_bonus(boosting, weight) if boosts else 0.0
-        weights = StreamParams(
+        weights = records.StreamParams(
             lm_weight=np.float32(lm_weight),
             least_cost=np.float32(lm_weight * self.graph.least_cost - 2 * bonus - 1e-3),
             boosting_weight=np.float32(weight if boosts else 0.0),
@@ -292,10 +286,10 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             )
         states = graph.arrays.states
         epsilons = int((states["epsilon_end"] - states["epsilon_begin"]).max())
-        if epsilons > MAX_EPSILONS:
+        if epsilons > records.MAX_EPSILONS:
             raise ValueError(
                 f"graph ({graph.name}) has a state with {epsilons} ways on without a label, expected at "
-                f"most {MAX_EPSILONS}: remove epsilons from it (OpenFst's fstrmepsilon)"
+                f"most {records.MAX_EPSILONS}: remove epsilons from it (OpenFst's fstrmepsilon)"
             )
         if config.is_ready_made:
             return
@@ -348,7 +342,7 @@ class PagedBigLM(CudaWFST):
         super().__init__(graph, vocab_size, blank_id, config, fusion, pieces)
         self._large, self._small = large, small
         self._lms = shared_lm_pair(graph, large, small, config.difference)
-        self._composition = LmComposition(self._lms, config, large.name)
+        self._kernels = LargeLMKernels(self._lms, config, large.name)
 
     def __reduce__(self) -> tuple[Any, ...]:
         models = self.graph, self.vocab_size, self.blank_id, self._large, self._small
@@ -366,11 +360,11 @@ class PagedBigLM(CudaWFST):
         return super()._cpu_engine(streams)
 
     def _cuda_engine(self, streams: Streams, device: torch.device) -> Engine:
-        return CUDAEngine(self._models_of, streams.fusion, self.config, device, self._composition)
+        return CUDAEngine(self._models_of, streams.fusion, self.config, device, self._kernels)
 
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
         if self.config.composition == "let":
-            return "composition 'let' has no CUDA kernels, expected 'lazy' or 'eager'"
+            return "composition is 'let', which has no CUDA kernels, expected 'lazy'"
         return super()._why_not_cuda(streams, device)
 
     def _most_partial(self) -> tuple[int, str]:
@@ -381,8 +375,7 @@ class PagedBigLM(CudaWFST):
     def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
         models = super()._models_of(fusion, i)
         weight = np.float32(float(models.weights.lm_weight) * self.config.large_lm_weight)
-        size, bounded = self.config.group_size or 1 << 30, self.config.composition != "eager"
-        return replace(models, composition=Composition(self._lms, weight, size, bounded))
+        return replace(models, lm_scorer=LmScorer(self._lms, weight, self.config.group_size or 1 << 30))
 
 
 def _notes(ended: bool, overflows: int, final: bool) -> tuple[str, ...]:

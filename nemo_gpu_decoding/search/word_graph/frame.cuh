@@ -30,7 +30,7 @@ inline int expand(const Row& row, int columns, int count, float best, Workspace&
 }
 
 // The candidates, or the cheapest if they are too many. Call with all threads after a barrier.
-inline int expand_within_capacity(const Row& row, int columns, StreamCounters& now, Workspace& work) {
+inline int expand_or_bisect(const Row& row, int columns, StreamCounters& now, Workspace& work) {
   enum { UNKNOWN_BEST, KNOWN_BEST, LIMITED };
   int phase = UNKNOWN_BEST;
   float best = largest_float();

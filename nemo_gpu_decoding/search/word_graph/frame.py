@@ -15,9 +15,10 @@ handful of labels can stay within the beam, and in a large state (thousands of w
 these are found by binary search. Before step 2 the best token's own arcs tighten the cutoff. Nothing is
 dropped that step 4 would not drop.
 
-With a large LM (`lm` is a `Composition`, not None) a token has an LM context as well, and steps 2 and 3
-are others, see `lm_contexts.py`. numba compiles this source for both: with lm=None it drops the other
-branch of each `if lm is None` before it looks at types, so that records need no LM fields.
+With a large LM (`lm` is an `LmScorer`, not None) a token has an LM context as well, and steps 2 and 3
+are others, see `large_lm/contexts.py`. numba compiles this source for both. With lm=None it drops the other
+branch of each `if lm is None` before it looks at types, so that records need no LM fields. With a large LM
+it types both branches and drops the first one later.
 """
 
 from __future__ import annotations
@@ -27,37 +28,12 @@ from typing import Any
 import numpy as np
 
 from nemo_gpu_decoding.graph.csr import first_arc
-from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
+from nemo_gpu_decoding.graph.topology import GRAPH
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
-from nemo_gpu_decoding.search.word_graph import eager, lm_contexts, token_groups
-from nemo_gpu_decoding.search.word_graph.candidates import (
-    boosted,
-    cost_of,
-    least_total,
-    lower_cutoff,
-    offer,
-    recombine,
-)
-from nemo_gpu_decoding.search.word_graph.keys import (
-    ANY_RANK,
-    BACK_POINTERS_FULL,
-    BAD_FRAME,
-    BLANK_MOVE,
-    DONE,
-    HASH_BITS,
-    NO_TOKEN,
-    NONE,
-    REPEAT_MOVE,
-    Origin,
-    boost_of,
-    context_of,
-    key_of,
-    label_of,
-    rank_of,
-    state_of,
-)
-from nemo_gpu_decoding.search.word_graph.labels import choose_labels, labels_within, rank_labels
+from nemo_gpu_decoding.search.word_graph import candidates, keys, token_groups
+from nemo_gpu_decoding.search.word_graph.labels import choose_labels, labels_within, likeliest_step, rank_labels
+from nemo_gpu_decoding.search.word_graph.large_lm import contexts
 from nemo_gpu_decoding.search.word_graph.prune import UNKNOWN, prune
 
 SMALL_STATE = 8  # arcs; a state with no more is walked through whatever the labels
@@ -73,39 +49,39 @@ def advance(log_probs, begin, end, state, search, lm, work):
         is possible); BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL: grow these and go on there.
     """
     for t in range(begin, end):
-        if work.frame[0].status == BACK_POINTERS_FULL:  # expanded before, and now there is capacity for the past
-            status = work.frame[0].status = DONE
+        if work.frame[0].status == keys.BACK_POINTERS_FULL:  # expanded before, and now there is capacity for the past
+            status = work.frame[0].status = keys.DONE
         else:
-            status = _expand_within_capacity(log_probs[t], state, search, lm, work)
-        if status == DONE:
+            status = _expand_or_bisect(log_probs[t], state, search, lm, work)
+        if status == keys.DONE:
             status = prune(log_probs[t], state, search, work)
-        if status != DONE:
+        if status != keys.DONE:
             return t, status
         if lm is None:
             pass
         else:
-            lm_contexts.count_work(state.counters[0], work.frame[0])
-    return end, DONE
+            contexts.count_work(state.counters[0], work.frame[0])
+    return end, keys.DONE
 
 
 @linked
-def _expand_within_capacity(row, state, search, lm, work):
+def _expand_or_bisect(row, state, search, lm, work):
     """All candidates that stay below the cutoff, or the cheapest if they are too many.
 
-    If there is no capacity for all keys, that may be since the cutoff was not low yet: once more, with
-    only those entered that stay below the last cutoff. If they still are too many, the highest rank is
-    looked for with which they fit, until half of the capacity is used, which is twice what max_active
-    lets survive. The result depends on the candidates alone and not on the order in which they are found.
+    Try 1 may exceed the capacity because the cutoff is still high. Try 2 starts with the cutoff that try 1
+    found. From try 3 on, the search bisects the last rank until the tokens fit and use half of the capacity,
+    which is twice what max_active lets survive. The result depends on the candidates alone and not on the
+    order in which they are found.
     """
     frame, tries, best = work.frame[0], 0, LARGEST
-    low = high = frame.last_rank = ANY_RANK
+    low = high = frame.last_rank = keys.ANY_RANK
     while tries < 3 or low < high:
         _expand(best, row, state, search, lm, work)
         tries += 1
-        if (frame.status != DONE and frame.status != NO_TOKEN) or (tries <= 2 and not frame.full):
+        if (frame.status != keys.DONE and frame.status != keys.NO_TOKEN) or (tries <= 2 and not frame.full):
             break
         if tries == 1:
-            high = frame.last_rank = rank_of(frame.cutoff, 0, 0) + (1 << HASH_BITS)
+            high = frame.last_rank = keys.rank_of(frame.cutoff, 0, 0) + (1 << keys.HASH_BITS)
             if lm is None:
                 best = frame.best
             else:
@@ -113,7 +89,7 @@ def _expand_within_capacity(row, state, search, lm, work):
             continue
         if tries == 2:
             state.counters[0].overflowed += 1
-            low = rank_of(frame.best, 0, 0)
+            low = keys.rank_of(frame.best, 0, 0)
         elif frame.full:
             high = frame.last_rank
         elif high - low <= 1 or 2 * frame.tokens >= len(work.next_tokens):
@@ -122,7 +98,7 @@ def _expand_within_capacity(row, state, search, lm, work):
             low = frame.last_rank  # also if there is no token: none ranks so high
         frame.last_rank = low + (high - low) // 2
     if tries == 2:
-        frame.last_rank = ANY_RANK  # nothing was left out
+        frame.last_rank = keys.ANY_RANK  # nothing was left out
     return frame.status
 
 
@@ -134,33 +110,30 @@ def _expand(best, row, state, search, lm, work):
     """
     frame = work.frame[0]
     for label in range(len(row)):
-        work.acoustic_costs[np.uintp(label)] = cost_of(row, np.uintp(label), search)
+        work.acoustic_costs[np.uintp(label)] = candidates.cost_of(row, np.uintp(label), search)
         work.posteriors[np.uintp(label)] = UNKNOWN
     begin_frame(best, state.counters[0].tokens, search, work)
     if search.params.topology != GRAPH:
-        _offer_blanks_and_repeats(row, state, search, lm, work)
-    if frame.status == DONE and not choose_labels(row, search, work):
-        frame.status = BAD_FRAME
-    if frame.status == DONE:
+        offer_blanks_and_repeats(row, state, search, lm, work)
+    if frame.status == keys.DONE and not choose_labels(row, search, work):
+        frame.status = keys.BAD_FRAME
+    if frame.status == keys.DONE:
         if lm is None:
-            _expand_groups(row, state, search, lm, work)
+            pass
         else:
-            lm_contexts.begin_frame(work)
-            if lm.bounded:
-                _expand_groups(row, state, search, lm, work)
-            else:
-                eager.expand_all_arcs(row, state, search, lm, work)
-    if frame.status == DONE:
-        recombine(state, search, lm, work)
-    if frame.status == DONE and frame.tokens == 0:
-        frame.status = NO_TOKEN
+            contexts.begin_frame(work)
+        _expand_groups(row, state, search, lm, work)
+    if frame.status == keys.DONE:
+        candidates.recombine(state, search, lm, work)
+    if frame.status == keys.DONE and frame.tokens == 0:
+        frame.status = keys.NO_TOKEN
 
 
 @linked
 def begin_frame(best, tokens, search, work):
     """Begin with empty tables, of a size for twice as many tokens as the last frame has."""
     frame = work.frame[0]
-    frame.status, frame.full = DONE, False
+    frame.status, frame.full = keys.DONE, False
     frame.tokens = frame.candidates = frame.links = frame.groups = frame.group_tokens = 0
     frame.best, frame.cutoff = best, (best + search.params.beam if best < LARGEST else LARGEST)
     slots: Any = FEWEST_SLOTS
@@ -173,22 +146,24 @@ def begin_frame(best, tokens, search, work):
 
 
 @linked
-def _offer_blanks_and_repeats(row, state, search, lm, work):
+def offer_blanks_and_repeats(row, state, search, lm, work):
     """Step 1: a blank, or the last label again."""
     frame, blank_id = work.frame[0], search.params.blank_id
     if not row[blank_id] <= MOST_LOG_PROB:
-        frame.status = BAD_FRAME
+        frame.status = keys.BAD_FRAME
         return
-    blank_cost, costs = cost_of(row, blank_id, search), work.acoustic_costs
+    blank_cost, costs = candidates.cost_of(row, blank_id, search), work.acoustic_costs
     for i in range(state.counters[0].tokens):
         if frame.candidates + 4 > len(work.candidates):  # two for this one, one to tighten the cutoff
-            recombine(state, search, lm, work)
+            candidates.recombine(state, search, lm, work)
         token = work.current[np.uintp(i)]
-        cost, key, label, context = token.cost, token.key, label_of(token.key), context_of(token, lm)
-        offer(cost + blank_cost, key - label, context, Origin(BLANK_MOVE, i, NONE), search, lm, work)
+        cost, key, label, context = token.cost, token.key, keys.label_of(token.key), keys.context_of(token, lm)
+        candidates.offer(
+            cost + blank_cost, key - label, context, keys.Origin(keys.BLANK_MOVE, i, keys.NONE), search, lm, work
+        )
         if label > 0:  # 0 after a blank, and always with topology "minimal"
             total = cost + costs[np.uintp(label - 1)]
-            offer(total, key, context, Origin(REPEAT_MOVE, i, NONE), search, lm, work)
+            candidates.offer(total, key, context, keys.Origin(keys.REPEAT_MOVE, i, keys.NONE), search, lm, work)
 
 
 @linked
@@ -197,63 +172,31 @@ def _expand_groups(row, state, search, lm, work):
     frame = work.frame[0]
     if frame.labels > 0:
         if lm is None:
-            _tighten_cutoff(row, state, search, work)
+            _, _, _, _, least = likeliest_step(row, state, search, lm, work)
+            candidates.lower_cutoff(least, frame, search)
         else:
-            lm_contexts.tighten_cutoff(row, state, search, lm, work)
+            contexts.tighten_cutoff(row, state, search, lm, work)
     rank_labels(row, search, work)
     if frame.labels > 0:
         _epsilon_closure(row, state.counters[0].tokens, search, lm, work)
-        if frame.status == DONE:
-            _expand_each(row, state, search, lm, work)
         if lm is None:
-            pass
+            _expand_each(work.groups, row, state, search, lm, work)
         else:
-            lm_contexts.expand_deferred(row, state, search, lm, work)
-
-
-@linked
-def _tighten_cutoff(row, state, search, work):
-    """Lower the cutoff by the best token's own arcs, before anything is entered for them."""
-    graph, weights, frame = search.graph, search.weights, work.frame[0]
-    for best in range(state.counters[0].tokens):
-        if work.current[best].cost == 0:
-            break
-    token = work.current[best]
-    own, last_label = graph.states[state_of(token.key)], np.int32(label_of(token.key)) - 1
-    for e in range(own.epsilon_begin - 1, own.epsilon_end):
-        cost, source = token.cost, own
-        if e >= own.epsilon_begin:
-            closure = graph.epsilons[e]
-            if closure.olabel != 0 and weights.boosts:  # a bonus may be < 0, where a phrase breaks off
-                continue
-            cost, source = cost + weights.lm_weight * closure.cost, graph.states[closure.target]
-        for i in range(frame.labels):
-            label = work.labels[i]
-            acoustic_cost = cost_of(row, label, search)
-            if not cost + weights.lm_weight * source.least_cost + acoustic_cost < frame.best:
-                if i == 0:
-                    break  # nor is any other as likely
-                continue
-            if search.params.topology == NORMAL and label == last_label:
-                continue
-            a = first_arc(graph.arcs, source, label)
-            while a < source.arc_end and graph.arcs[a].ilabel == label:
-                if graph.arcs[a].olabel == 0 or not weights.boosts:
-                    lower_cutoff(cost + weights.lm_weight * graph.arcs[a].cost + acoustic_cost, frame, search)
-                a += 1
+            _expand_each(work.lm.groups, row, state, search, lm, work)
+            contexts.expand_deferred(row, state, search, lm, work)
 
 
 @linked
 def _epsilon_closure(row, count, search, lm, work):
     """Step 2: each token joins the group of its state, and those of all states that its closure arcs lead to."""
     graph, weights, frame = search.graph, search.weights, work.frame[0]
-    cutoff, least = frame.cutoff, cost_of(row, work.labels[0], search)
+    cutoff, least = frame.cutoff, candidates.cost_of(row, work.labels[0], search)
     for i in range(count):
         token = work.current[np.uintp(i)]
-        source = graph.states[np.uintp(state_of(token.key))]
+        source = graph.states[np.uintp(keys.state_of(token.key))]
         for e in range(source.epsilon_begin - 1, source.epsilon_end):
-            cost, boost, epsilon, olabel = token.cost, boost_of(token.key), NONE, np.int32(0)
-            target, least_arc = state_of(token.key), source.least_cost
+            cost, boost, epsilon, olabel = token.cost, keys.boost_of(token.key), keys.NONE, np.int32(0)
+            target, least_arc = keys.state_of(token.key), source.least_cost
             if e >= source.epsilon_begin:
                 closure = graph.epsilons[np.uintp(e)]
                 cost += weights.lm_weight * closure.cost
@@ -261,47 +204,52 @@ def _epsilon_closure(row, count, search, lm, work):
                 olabel = closure.olabel
                 if olabel != 0 and weights.boosts:
                     best_cost = cost - weights.most_bonus
-                    if not least_total(best_cost, least_arc, least, search) <= cutoff:
+                    if not candidates.least_total(best_cost, least_arc, least, search) <= cutoff:
                         continue
-                    bonus, boost = boosted(olabel, boost, search)
+                    bonus, boost = candidates.boosted(olabel, boost, search)
                     cost -= bonus
-            if least_total(cost, least_arc, least, search) <= cutoff:
-                key, origin = key_of(target, boost, 0) >> 16, Origin(NONE, i, epsilon)
+            if candidates.least_total(cost, least_arc, least, search) <= cutoff:
+                key, origin = keys.key_of(target, boost, 0) >> 16, keys.Origin(keys.NONE, i, epsilon)
                 if lm is None:
                     if _may_expand(graph.states[np.uintp(target)], cost, search, cutoff, work):
                         token_groups.join(key, cost, origin, search, lm, work)
                 else:
-                    lm_contexts.join(key, olabel, cost, origin, search, lm, work)
+                    contexts.join(key, olabel, cost, origin, search, lm, work)
 
 
 @linked
 def _may_expand(source, cost, search, cutoff, work):
-    """Whether an arc of a small state stays below the cutoff: most groups have none. Of large states nobody knows."""
+    """Whether an arc of a state may stay below the cutoff; most groups have none. Large states are always expanded."""
     arcs, costs, may = search.graph.arcs, work.acoustic_costs, source.arc_end - source.arc_begin > SMALL_STATE
     last: Any = source.arc_end - 1
     for a in range(source.arc_begin, source.arc_begin if may else source.arc_end, 2):
-        # two at a time, the last one perhaps twice, and no branch: most states have one or two, which nobody can guess
+        # Branch-free, two arcs per step (the last may be checked twice): most states have one or two arcs, so that
+        # the branch would be unpredictable.
         arc, next_arc = arcs[np.uintp(a)], arcs[np.uintp(min(a + 1, last))]
-        total = least_total(cost, arc.cost, costs[np.uintp(arc.ilabel)], search)
-        next_total = least_total(cost, next_arc.cost, costs[np.uintp(next_arc.ilabel)], search)
+        total = candidates.least_total(cost, arc.cost, costs[np.uintp(arc.ilabel)], search)
+        next_total = candidates.least_total(cost, next_arc.cost, costs[np.uintp(next_arc.ilabel)], search)
         may = may | (not total > cutoff) | (not next_total > cutoff)
     return may
 
 
 @linked
-def _expand_each(row, state, search, lm, work):
+def _expand_each(groups, row, state, search, lm, work):
     """Step 3 for all groups, the cheapest first since it lowers the cutoff."""
-    cheapest, groups, count = 0, work.expanding, work.frame[0].groups
-    if lm is None:
-        pass
-    else:
-        count = work.frame[0].lm_groups
-    for g in range(count):
-        if groups[g].cost < groups[cheapest].cost:
-            cheapest = g
+    count = work.frame[0].groups if work.frame[0].status == keys.DONE else 0
+    cheapest = cheapest_of(groups, count)
     for n in range(count):
         g = cheapest if n == 0 else (n - 1 if n <= cheapest else n)
         _expand_group(groups[g], g, row, state, search, lm, work)
+
+
+@linked
+def cheapest_of(groups, count):
+    """The first group with the least cost."""
+    cheapest = 0
+    for g in range(count):
+        if groups[g].cost < groups[cheapest].cost:
+            cheapest = g
+    return cheapest
 
 
 @linked
@@ -313,10 +261,10 @@ def _expand_group(group, g, row, state, search, lm, work):
     rounds = 1 if count <= SMALL_STATE else labels_within(group.cost, source, row, search, work)
     walks = count <= SMALL_STATE * rounds
     for n in range(1 if walks else rounds):  # all arcs in one, or one for each label
-        label, first = NONE, source.arc_begin
+        label, first = keys.NONE, source.arc_begin
         if not walks:
             label = work.labels[n]
-            if least_total(group.cost, source.least_cost, costs[np.uintp(label)], search) > frame.cutoff:
+            if candidates.least_total(group.cost, source.least_cost, costs[np.uintp(label)], search) > frame.cutoff:
                 continue
             first = first_arc(arcs, source, label)
         for a in range(first, source.arc_end):
@@ -328,13 +276,9 @@ def _expand_group(group, g, row, state, search, lm, work):
             else:
                 frame.arc_visits += 1
             acoustic_cost = costs[np.uintp(arc.ilabel)]
-            if least_total(group.cost, arc.cost, acoustic_cost, search) > frame.cutoff:
-                if lm is None:
-                    continue
-                else:
-                    if lm.lazy or arc.olabel == 0:
-                        continue
+            if candidates.least_total(group.cost, arc.cost, acoustic_cost, search) > frame.cutoff:
+                continue
             if lm is None:
                 token_groups.expand_arc(a, g, acoustic_cost, state, search, lm, work)
             else:
-                lm_contexts.expand_arc(a, g, acoustic_cost, state, search, lm, work)
+                contexts.expand_arc(a, g, acoustic_cost, state, search, lm, work)

@@ -17,10 +17,10 @@
 // With COMPOSE=1 tokens differ by LM context too, and the steps in between are others:
 //
 //   tighten_cutoff            the best token's best arc lowers the cutoff          tighten_cutoff.cuh
-//   epsilon_closure           groups of LM contexts of tokens                      lm_contexts.cuh
-//   list_group_arcs           groups look at arcs, once for all LM contexts        group_arcs.cuh
-//   expand_without_lm         arcs without words are expanded                      group_arcs.cuh
-//   expand_with_lm            words below the cutoff query the LMs first           lm_queries.cuh
+//   epsilon_closure           groups of LM contexts of tokens                      large_lm/contexts.cuh
+//   list_group_arcs           groups look at arcs, once for all LM contexts        large_lm/group_arcs.cuh
+//   expand_without_lm         arcs without words are expanded                      large_lm/group_arcs.cuh
+//   expand_with_lm            words below the cutoff query the LMs first           large_lm/queries.cuh
 //
 // Whether the LMs are queried for a word depends on the small LM's cost and on the cutoff that all
 // candidates without the LMs have left: so on no order. Answers are shared: each query is looked up
@@ -35,19 +35,17 @@
 // survive. Only the indices of tokens, back-pointers and links depend on the order in which threads
 // arrive.
 //
-// Compiled once per type of log-prob, with LINKS=1 for lattices, with EAGER=1 for eager composition.
+// Compiled once per type of log-prob, with LINKS=1 for lattices, with COMPOSE=1 for a large LM.
 // variants: LOG_PROB=float
 // variants: LOG_PROB=float LINKS=1
 // variants: LOG_PROB=Half
 // variants: LOG_PROB=BFloat16
 // variants: COMPOSE=1 LOG_PROB=float
 // variants: COMPOSE=1 LOG_PROB=float LINKS=1
-// variants: COMPOSE=1 LOG_PROB=float EAGER=1
-// variants: COMPOSE=1 LOG_PROB=float EAGER=1 LINKS=1
 // variants: COMPOSE=1 LOG_PROB=Half
 // variants: COMPOSE=1 LOG_PROB=BFloat16
 #if COMPOSE
-#include "search/word_graph/lm_frame.cuh"
+#include "search/word_graph/large_lm/frame.cuh"
 typedef LmAdvanceArgs AdvanceArgs;
 #else
 #include "search/word_graph/frame.cuh"
@@ -143,9 +141,9 @@ extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(const Advan
   while (now.status == DONE && rows.any()) {
     const Row row = rows.next();
 #if COMPOSE
-    now.status = expand_within_capacity(row, columns, now, shared, work);
+    now.status = expand_or_bisect(row, columns, now, shared, work);
 #else
-    now.status = expand_within_capacity(row, columns, now, work);
+    now.status = expand_or_bisect(row, columns, now, work);
 #endif
     if (now.status == DONE && KEEPS_LINKS && !has_capacity_for_links(now, work)) now.status = LINKS_FULL;
     if (now.status == DONE && !prune(row, now, work)) now.status = BACK_POINTERS_FULL;

@@ -19,7 +19,8 @@ from nemo_gpu_decoding.fusion.automaton import ARC, STATE
 from nemo_gpu_decoding.graph.csr import EPSILON, GRAPH_ARC, GRAPH_STATE
 from nemo_gpu_decoding.lm.on_device import lm_parameters
 from nemo_gpu_decoding.lm.records import LM_STATE  # noqa: F401  of lm_parameters, to be printed
-from nemo_gpu_decoding.search.word_graph import composition, keys, lm_contexts, records
+from nemo_gpu_decoding.search.word_graph import keys, records
+from nemo_gpu_decoding.search.word_graph.large_lm import contexts, scorer
 from nemo_gpu_decoding.search.word_graph.prune import BINS
 from nemo_gpu_decoding.search.word_graph.records import SearchParams, StreamParams, token_capacity
 
@@ -29,7 +30,7 @@ LOG_PROB_TYPES = {torch.float32: "float", torch.float16: "Half", torch.bfloat16:
 THREADS = 512  # per block
 CANDIDATES = 8192  # that are recombined together; at least 2 THREADS
 LEAST_GROUPS = 1024
-SORTED_BY_WARP = 64  # LM contexts of a group; of lm_contexts.cuh
+SORTED_BY_WARP = 64  # LM contexts of a group; of large_lm/contexts.cuh
 STATIC_SHARED_BYTES = 1024  # what the kernel takes for itself with COMPOSE, at most
 LM_QUERIES = 4096  # that are answered together
 CACHED_SCORES = 8192  # scores that are kept, at least LM_QUERIES
@@ -67,7 +68,7 @@ STREAM_COUNTERS = np.dtype(
         ("status", np.int32),  # `Status` of graph.cuh
         ("needed", np.int32),  # BACK_POINTERS_FULL, LINKS_FULL: how many more the next frame may need
         ("begin", np.int32),  # frames of the chunk that were read
-        *records.TOTALS,
+        *records.STREAM_TOTALS,
     ],
     align=True,
 )
@@ -90,7 +91,7 @@ def _best_path(token: np.dtype) -> np.dtype:
 PLAIN_BEST_PATH = _best_path(PLAIN_TOKEN)
 LM_BEST_PATH = _best_path(LM_TOKEN)
 # What the search of an utterance took so far (paged_biglm)
-WORK = np.dtype([*composition.WORK_FIELDS, *composition.PAGING_FIELDS])
+WORK = np.dtype([*scorer.WORK_FIELDS, *scorer.PAGING_FIELDS])
 
 # -------------------------------------------------------------------------- a frame being worked on
 
@@ -170,7 +171,7 @@ TOKEN_GROUP = np.dtype(
     align=True,
 )
 # An arc that may survive at the cost of the best context of a group
-GROUP_ARC = lm_contexts.GROUP_ARC
+GROUP_ARC = contexts.GROUP_ARC
 # A deferred LM query: an arc and an LM context
 LM_QUERY = np.dtype(
     [
@@ -185,7 +186,7 @@ LM_QUERY = np.dtype(
     align=True,
 )
 # A score of the LMs
-CACHED_SCORE = composition.CACHED_SCORE
+CACHED_SCORE = scorer.CACHED_SCORE
 # What the threads of a block count together, beside COUNTERS
 LM_COUNTERS = np.dtype(
     [
@@ -219,11 +220,11 @@ class Capacity(NamedTuple):
     tokens: int  # of a frame, those that are pruned included
     candidates: int
     columns: int  # of the log-probs, V + 1
-    groups: int  # with composition also group tokens and LM contexts
+    groups: int  # with a large LM also group tokens and LM contexts
     token_slots: int  # of hash tables: powers of two
     group_slots: int
     seconds: int  # `groups` with topology normal without links, else 0
-    group_arcs: int = 0  # what follows is for composition
+    group_arcs: int = 0  # what follows is for a large LM
     large_groups: int = 0
     queries: int = 0
     cached_scores: int = 0

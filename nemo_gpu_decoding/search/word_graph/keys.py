@@ -79,13 +79,13 @@ def ordered_bits(value):
 
 @linked
 def rank_of(cost, key, context):
-    """A number that orders candidates by cost, and keys of equal cost somehow, but always alike."""
+    """Total order of candidates: cost, then hash of the key. Deterministic."""
     return (ordered_bits(cost) << HASH_BITS) + np.int64(hash_of(key, context) >> np.uint64(64 - HASH_BITS))
 
 
 @linked
-def is_first(token, other, lm):
-    """An order of the tokens of a frame that does not depend on where they are stored."""
+def precedes(token, other, lm):
+    """Whether a token comes before another one of its frame, in an order that does not depend on their indices."""
     if lm is None:
         return token.key < other.key
     else:

@@ -1,17 +1,18 @@
-"""The labels of a frame that can matter: those with which some candidate may stay below the cutoff."""
+"""The labels of a frame with which a candidate may stay below the cutoff, and the best token's cheapest step."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.topology import GRAPH
+from nemo_gpu_decoding.graph.csr import first_arc
+from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
 from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
-from nemo_gpu_decoding.search.word_graph.candidates import cost_of, least_total
-from nemo_gpu_decoding.search.word_graph.keys import NONE, ordered_bits
+from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, least_total
+from nemo_gpu_decoding.search.word_graph.keys import NONE, boost_of, label_of, ordered_bits, precedes, state_of
 
 BLOCK = 16  # labels looked at together
-SORTED_LABELS = 128  # up to so many labels in play are sorted, likely ones first; not more than BINS
+SORTED_LABELS = 128  # up to so many labels are sorted, likely ones first; not more than BINS
 
 
 @linked
@@ -22,7 +23,7 @@ def choose_labels(row, search, work):
         False if the frame holds NaN or a value above MOST_LOG_PROB.
     """
     frame, labels, least = work.frame[0], work.labels, _least_likely(work.frame[0], search)
-    count, likeliest, unread = 0, 0, NONE if search.params.topology == GRAPH else search.params.blank_id
+    count, likeliest, skipped_label = 0, 0, NONE if search.params.topology == GRAPH else search.params.blank_id
     for begin in range(0, len(row), BLOCK):
         end, hits = min(begin + BLOCK, len(row)), np.int32(begin + BLOCK > len(row))
         if hits == 0:
@@ -30,7 +31,7 @@ def choose_labels(row, search, work):
                 hits += np.int32(not row[np.uintp(begin) + np.uintp(i)] < least)
         for v in range(begin, end if hits > 0 else begin):
             labels[count] = v
-            count += not row[v] < least and v != unread  # NaN is not below anything
+            count += not row[v] < least and v != skipped_label  # NaN is not below anything
     for i in range(count):
         if not row[labels[i]] <= MOST_LOG_PROB:
             return False
@@ -56,7 +57,7 @@ def rank_labels(row, search, work):
             keys[i] = -(ordered_bits(row[labels[i]]) << 32) + labels[i]
         for i in range(count):
             index = 0
-            for j in range(count):  # all pairs: there is no branch to guess, and SIMD compares eight at once
+            for j in range(count):  # rank by counting smaller keys: O(n^2), but without branches and with SIMD
                 index += int(keys[np.uintp(j)] < keys[np.uintp(i)])
             labels[index] = keys[i] & 0xFFFFFFFF
 
@@ -82,3 +83,59 @@ def _least_likely(frame, search):
     slack = 1e-6 * abs(most) + 1e-5  # for rounding
     limit = -(most + slack) / search.params.acoustic_scale
     return np.float32(min(max(limit, -np.float64(LARGEST)), np.float64(MOST_LOG_PROB)))
+
+
+@linked
+def likeliest_step(row, state, search, lm, work):
+    """The cheapest step of the best token, if it costs less than all candidates; at the costs of the graph alone.
+
+    Returns:
+        the best token; closure arc or NONE; arc or NONE; boosting state after them; the cost.
+    """
+    graph, best = search.graph, 0
+    for i in range(1, state.counters[0].tokens):
+        token, other = work.current[i], work.current[best]
+        if token.cost < other.cost or (token.cost == other.cost and precedes(token, other, lm)):
+            best = i
+    token = work.current[best]
+    own, least = graph.states[state_of(token.key)], work.frame[0].best
+    last_epsilon, last_arc, last_boost = NONE, NONE, boost_of(token.key)
+    for e in range(own.epsilon_begin - 1, own.epsilon_end):
+        cost, boost, source, epsilon = token.cost, boost_of(token.key), own, NONE
+        if e >= own.epsilon_begin:
+            closure, epsilon = graph.epsilons[e], e
+            bonus, boost = boosted(closure.olabel, boost, search)
+            cost += search.weights.lm_weight * closure.cost
+            cost -= bonus
+            source = graph.states[closure.target]
+        reached = least, cost, boost
+        total, a = _likeliest_arc(row, reached, label_of(token.key), source, search, work)
+        if total < least:
+            least, last_epsilon, last_arc, last_boost = total, epsilon, a, boost
+    if last_arc != NONE:
+        _, last_boost = boosted(graph.arcs[last_arc].olabel, last_boost, search)
+    return best, last_epsilon, last_arc, last_boost, least
+
+
+@linked
+def _likeliest_arc(row, reached, last_label, source, search, work):
+    """The cheapest arc of a state, if it costs less than `least`, and its cost."""
+    least, cost, boost = reached
+    frame, arcs, weights, best = work.frame[0], search.graph.arcs, search.weights, NONE
+    for i in range(frame.labels):
+        label = work.labels[i]
+        acoustic_cost = cost_of(row, label, search)
+        if least_total(cost, source.least_cost, acoustic_cost, search) > least:
+            if i == 0:
+                break  # nor is any other as likely
+            continue
+        if search.params.topology == NORMAL and label == np.int32(last_label) - 1:
+            continue
+        a = first_arc(arcs, source, label)
+        while a < source.arc_end and arcs[a].ilabel == label:
+            bonus, _ = boosted(arcs[a].olabel, boost, search)
+            total = cost + weights.lm_weight * arcs[a].cost - bonus + acoustic_cost
+            if total < least or (total == least and a < best):  # no arc is before NONE
+                least, best = total, a
+            a += 1
+    return least, best

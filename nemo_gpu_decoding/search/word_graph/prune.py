@@ -6,21 +6,11 @@ import numpy as np
 
 from nemo_gpu_decoding.graph.topology import GRAPH
 from nemo_gpu_decoding.jit import linked
+from nemo_gpu_decoding.search.word_graph import keys
 from nemo_gpu_decoding.search.word_graph.candidates import cost_of
-from nemo_gpu_decoding.search.word_graph.keys import (
-    ANY_RANK,
-    BACK_POINTERS_FULL,
-    BLANK_MOVE,
-    DONE,
-    NEW_TOKEN,
-    NONE,
-    REPEAT_MOVE,
-    label_of,
-    state_of,
-)
 
 BINS = 256  # of the histogram of costs
-UNKNOWN = np.float32(-1)  # posterior that was not asked for yet
+UNKNOWN = np.float32(-1)  # posterior that is not computed yet
 
 
 @linked
@@ -29,23 +19,23 @@ def prune(row, state, search, work):
     counters, frame, next_tokens = state.counters[0], work.frame[0], work.next_tokens
     kept, limited = choose_tokens(next_tokens, frame, search.params, work)
     if counters.back_pointers + kept > len(state.back_pointers):
-        frame.status = BACK_POINTERS_FULL
-        return BACK_POINTERS_FULL
-    counters.limited += limited or frame.last_rank != ANY_RANK
+        frame.status = keys.BACK_POINTERS_FULL
+        return keys.BACK_POINTERS_FULL
+    counters.limited += limited or frame.last_rank != keys.ANY_RANK
     for i in range(frame.tokens):
-        if work.renumbered[i] != NONE:
+        if work.renumbered[i] != keys.NONE:
             _extend_past(next_tokens[i], row, state, search, work)
     if search.params.keeps_links:
         _keep_links(row, state, search, work)
     for i in range(frame.tokens):
         index = work.renumbered[i]
-        if index != NONE:
+        if index != keys.NONE:
             work.current[index] = next_tokens[i]
             work.current[index].cost -= frame.best
     counters.tokens = kept
     counters.cost += np.float64(frame.best)
     counters.frames += 1
-    return DONE
+    return keys.DONE
 
 
 @linked
@@ -64,7 +54,7 @@ def choose_tokens(tokens, frame, params, work):
         last = _last_step(tokens, frame, params, work.histogram)
     kept, within = 0, 0
     for i in range(count):
-        work.renumbered[i] = NONE
+        work.renumbered[i] = keys.NONE
         if tokens[i].cost <= best + beam:
             within += 1
             if _bin(tokens[i].cost, best, scale) <= last:
@@ -103,14 +93,14 @@ def move_of(arc, epsilon, source, state, search):
     if arc < 0:
         return arc
     arcs, params = search.graph.arcs, search.params
-    if params.topology != GRAPH or epsilon != NONE or arcs[arc].olabel != 0:
-        return NEW_TOKEN
+    if params.topology != GRAPH or epsilon != keys.NONE or arcs[arc].olabel != 0:
+        return keys.NEW_TOKEN
     if arcs[arc].ilabel == params.blank_id:
-        return BLANK_MOVE
-    if arcs[arc].target != state_of(source.key) or source.back_pointer == NONE:
-        return NEW_TOKEN
+        return keys.BLANK_MOVE
+    if arcs[arc].target != keys.state_of(source.key) or source.back_pointer == keys.NONE:
+        return keys.NEW_TOKEN
     last_label = arcs[state.back_pointers[source.back_pointer].arc].ilabel
-    return REPEAT_MOVE if arcs[arc].ilabel == last_label else NEW_TOKEN
+    return keys.REPEAT_MOVE if arcs[arc].ilabel == last_label else keys.NEW_TOKEN
 
 
 @linked
@@ -118,7 +108,7 @@ def _label_read(arc, key, search):
     """The column that a move to a token with this key reads."""
     if arc >= 0:
         return np.int64(search.graph.arcs[arc].ilabel)
-    return label_of(key) - 1 if arc == REPEAT_MOVE else np.int64(search.params.blank_id)
+    return keys.label_of(key) - 1 if arc == keys.REPEAT_MOVE else np.int64(search.params.blank_id)
 
 
 @linked
@@ -128,7 +118,7 @@ def _extend_past(token, row, state, search, work):
     token.back_pointer, token.run = source.back_pointer, source.run
     token.probability = source.probability
     move = move_of(token.arc, token.epsilon, source, state, search)
-    if move == BLANK_MOVE:
+    if move == keys.BLANK_MOVE:
         return
     label = _label_read(token.arc, token.key, search)
     probability = np.float32(0.0)
@@ -136,7 +126,7 @@ def _extend_past(token, row, state, search, work):
         probability = work.posteriors[label]
         if probability == UNKNOWN:  # in double, libraries and devices agree to the last bit
             probability = work.posteriors[label] = np.float32(np.exp(np.float64(row[label])))
-    if move == REPEAT_MOVE:
+    if move == keys.REPEAT_MOVE:
         token.run += 1
         token.probability += probability
         return
@@ -157,7 +147,7 @@ def _keep_links(row, state, search, work):
     for i in range(begin, begin + work.frame[0].links):
         source, target = work.current[links[i].source], work.next_tokens[links[i].target]
         index = work.renumbered[links[i].target]
-        if index == NONE or links[i].acoustic_cost > work.frame[0].cutoff:
+        if index == keys.NONE or links[i].acoustic_cost > work.frame[0].cutoff:
             continue  # the cutoff may have been higher when the link was found
         if source.cost + links[i].cost - target.cost > search.params.lattice_beam:
             continue

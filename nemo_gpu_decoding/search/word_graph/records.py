@@ -99,15 +99,15 @@ LINK = np.dtype(
         ("frame", np.int32),  # that the step reads
     ]
 )
-# What a stream counts
-TOTALS = [
+# What a stream sums up over its frames
+STREAM_TOTALS = [
     ("frames", np.int64),
-    ("cost", np.float64),  # of the best token; the tokens' own costs are above it
+    ("cost", np.float64),  # of the best token; the tokens' own costs are relative to it
     ("limited", np.int64),  # frames in which max_active left tokens out
     ("overflowed", np.int64),  # frames in which there was no capacity for all tokens
     ("links", np.int64),
 ]
-COUNTERS = np.dtype([("tokens", np.int64), ("back_pointers", np.int64), *TOTALS])
+COUNTERS = np.dtype([("tokens", np.int64), ("back_pointers", np.int64), *STREAM_TOTALS])
 
 
 class StreamArrays(NamedTuple):
@@ -123,7 +123,7 @@ class StreamArrays(NamedTuple):
 # A token of the next frame before it is known whether another one with its key is better
 CANDIDATE = np.dtype([KEY, ("cost", np.float32), *_ORIGIN], align=True)
 LM_CANDIDATE = np.dtype([KEY, LM, ("cost", np.float32), *_ORIGIN], align=True)
-# Tokens in one graph state and boosting state, seen as one; with a large LM those in one LM context
+# Tokens in one graph state and boosting state, seen as one; with a large LM these fields are an LM context's
 GROUP_FIELDS = [
     ("cost", np.float32),  # of the best token
     ("source", np.int32),
@@ -163,17 +163,16 @@ class Workspace(NamedTuple):
     next_tokens: np.ndarray  # [capacity] TOKEN
     token_slots: np.ndarray  # [power of 2] SLOT
     candidates: np.ndarray  # [C] CANDIDATE, collected before they are recombined
-    groups: np.ndarray  # [entries] GROUP; LM_CONTEXT with a large LM
-    expanding: np.ndarray  # [entries] the same array; LM_GROUP with a large LM
+    groups: np.ndarray  # [entries] GROUP; with a large LM they are in `lm`
     group_slots: np.ndarray  # [power of 2] SLOT
     group_tokens: np.ndarray  # [2 entries or 1] GROUP_TOKEN
     acoustic_costs: np.ndarray  # [V + 1] float32, of the frame's labels
-    posteriors: np.ndarray  # [V + 1] float32, of those that somebody has asked for; UNKNOWN: nobody has
-    labels: np.ndarray  # [V + 1] int32, those that may matter in a frame, likely ones first
+    posteriors: np.ndarray  # [V + 1] float32, cache of exp(log-prob); UNKNOWN: not computed
+    labels: np.ndarray  # [V + 1] int32, labels that may stay within the beam in a frame, likely ones first
     histogram: np.ndarray  # [BINS] int64
     renumbered: np.ndarray  # [capacity] int32, index of each token in the next frame, or NONE
     frame: np.ndarray  # [1] FRAME_STATE
-    stamps: np.ndarray  # [3] int32, of tokens, groups, LM groups: slots with another one are void
+    stamps: np.ndarray  # [3] int32, of tokens, groups, LM contexts: slots with another stamp are void
     lm: Any = None  # LmWorkspace with a large LM
 
 

@@ -15,9 +15,9 @@ from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.jit import compiled, linked, no_refcount
 from nemo_gpu_decoding.search.engine import BadRow
 from nemo_gpu_decoding.search.inputs import raise_bad_frame
-from nemo_gpu_decoding.search.word_graph.composition import LM_COUNTERS, Composition
+from nemo_gpu_decoding.search.word_graph import records
 from nemo_gpu_decoding.search.word_graph.keys import BAD_FRAME, DONE, NONE, state_of
-from nemo_gpu_decoding.search.word_graph.let_nodes import (
+from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import (
     LET_COUNTERS,
     NODE,
     NODE_CONTEXT,
@@ -25,17 +25,8 @@ from nemo_gpu_decoding.search.word_graph.let_nodes import (
     NodeArrays,
     expand,
 )
-from nemo_gpu_decoding.search.word_graph.link_pruning import grown
-from nemo_gpu_decoding.search.word_graph.records import (
-    BACK_POINTER,
-    COUNTERS,
-    LINK,
-    LM_TOKEN,
-    TOKEN,
-    Search,
-    SearchParams,
-    StreamParams,
-)
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS, LmScorer
+from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import grown
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.search.word_graph.committed import Committed
@@ -45,17 +36,17 @@ if TYPE_CHECKING:
 class StreamModels:
     """What one utterance is decoded with."""
 
-    params: SearchParams  # of the batch
-    weights: StreamParams  # of the utterance
+    params: records.SearchParams  # of the batch
+    weights: records.StreamParams  # of the utterance
     graph: WordGraph
     boosting: BackoffAutomaton
-    composition: Composition | None = None  # with a large LM
+    lm_scorer: LmScorer | None = None  # with a large LM
     pieces: Sequence[str] | None = None  # texts of the tokens, for words that only <unk> stands for
 
     @cached_property
-    def search(self) -> Search:
+    def search(self) -> records.Search:
         """All that compiled code reads, but for the large LM."""
-        return Search(self.params, self.weights, self.graph.arrays, self.boosting.arrays)
+        return records.Search(self.params, self.weights, self.graph.arrays, self.boosting.arrays)
 
     @property
     def first_key(self) -> int:
@@ -65,20 +56,20 @@ class StreamModels:
     @cached_property
     def _first(self) -> tuple[np.ndarray, np.ndarray]:
         """The token of an utterance of which nothing is read, and its counters."""
-        tokens = np.zeros(1, TOKEN if self.composition is None else LM_TOKEN)
-        counters = np.zeros(1, COUNTERS if self.composition is None else LM_COUNTERS)
+        tokens = np.zeros(1, records.TOKEN if self.lm_scorer is None else records.LM_TOKEN)
+        counters = np.zeros(1, records.COUNTERS if self.lm_scorer is None else LM_COUNTERS)
         tokens["key"], tokens["back_pointer"], tokens["source"] = self.first_key, NONE, NONE
         counters["tokens"] = 1
-        if self.composition is not None:
-            tokens["lm"] = self.composition.lms.start
+        if self.lm_scorer is not None:
+            tokens["lm"] = self.lm_scorer.lms.start
         return tokens, counters
 
     def new_stream(self, committed: Committed | None = None) -> StreamState:
         """Nothing read: one token in the start state, whose LM context is the LMs' start."""
         tokens, counters = self._first
-        links = np.empty(1024 if self.params.keeps_links else 0, LINK)
+        links = np.empty(1024 if self.params.keeps_links else 0, records.LINK)
         pasts = None if committed is None else tokens["back_pointer"]
-        return StreamState(self, tokens, np.empty(2048, BACK_POINTER), links, counters, pasts, committed)
+        return StreamState(self, tokens, np.empty(2048, records.BACK_POINTER), links, counters, pasts, committed)
 
 
 ModelsOf = Callable[[BatchFusion, int], StreamModels]  # what utterance b of a batch is decoded with
@@ -127,7 +118,7 @@ def raise_stop(log_probs: np.ndarray, b: int, frame: int, status: int) -> None:
 
 def grown_back_pointers(back_pointers: np.ndarray, counters: np.ndarray, tokens: np.ndarray, more: int) -> np.ndarray:
     """Those that no token leads to are dropped; the array grows if that is not enough for `more`."""
-    kept = np.empty(len(back_pointers), BACK_POINTER)
+    kept = np.empty(len(back_pointers), records.BACK_POINTER)
     size = compact_back_pointers(back_pointers, int(counters["back_pointers"][0]), tokens, kept)
     counters["back_pointers"] = size
     if 2 * size > len(back_pointers) or len(back_pointers) < 2 * more:
@@ -180,15 +171,15 @@ class LetStream:
 
 def new_let_stream(models: StreamModels) -> LetStream:
     """Nothing read: one token, whose node has one context, the LMs' start."""
-    assert models.composition is not None
-    tokens, counters = np.zeros(1, TOKEN), np.zeros(1, LET_COUNTERS)
+    assert models.lm_scorer is not None
+    tokens, counters = np.zeros(1, records.TOKEN), np.zeros(1, LET_COUNTERS)
     tokens["key"] = models.first_key
     for name in ("tokens", "nodes", "contexts"):
         counters[name] = 1
     arrays = _node_arrays(counters, (LET_NODES,) * 4)
     for name, value in (("key", models.first_key), ("cost", 0), ("newest", NONE), ("begin", 0), ("count", 1)):
         arrays.nodes[name][0] = value
-    start = models.composition.lms.start
+    start = models.lm_scorer.lms.start
     for name, value in (("lm", start), ("cost", 0), ("back_pointer", NONE), ("run", 0), ("epsilon", NONE)):
         arrays.contexts[name][0] = value
     arrays.contexts["probability"][0] = 0
@@ -196,7 +187,7 @@ def new_let_stream(models: StreamModels) -> LetStream:
 
 
 def _node_arrays(counters: np.ndarray, sizes: Sequence[int]) -> NodeArrays:
-    kinds = (BACK_POINTER, NODE_LINK, NODE, NODE_CONTEXT)
+    kinds = (records.BACK_POINTER, NODE_LINK, NODE, NODE_CONTEXT)
     return NodeArrays(counters, *(np.empty(size, kind) for size, kind in zip(sizes, kinds, strict=True)))
 
 

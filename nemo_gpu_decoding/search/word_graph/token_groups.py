@@ -2,7 +2,7 @@
 
 Only the cheapest token of a group matters for what follows; with topology "normal" also the cheapest
 with another last label, since an arc with the same label is closed to the first. For lattices all are
-kept. With a large LM these records are a group's LM contexts, see `lm_contexts.py`.
+kept. With a large LM these records are a group's LM contexts, see `large_lm/contexts.py`.
 """
 
 from __future__ import annotations
@@ -13,16 +13,7 @@ import numpy as np
 
 from nemo_gpu_decoding.graph.topology import COMPACT, NORMAL
 from nemo_gpu_decoding.jit import inlined, linked
-from nemo_gpu_decoding.search.word_graph.candidates import (
-    Table,
-    boosted,
-    fill_slot,
-    fill_table,
-    find_slot,
-    offer,
-    recombine,
-)
-from nemo_gpu_decoding.search.word_graph.keys import GROUPS_FULL, NONE, Origin, is_first, key_of, label_of
+from nemo_gpu_decoding.search.word_graph import candidates, keys
 
 
 class Step(NamedTuple):
@@ -40,13 +31,13 @@ class Step(NamedTuple):
 def join(key, cost, origin, search, lm, work):
     """Put a token into a group: the best one of its key, or one more for a lattice."""
     frame = work.frame[0]
-    slot = find_slot(key, 0, group_table(work), None)
+    slot = candidates.find_slot(key, 0, group_table(work), None)
     if work.group_slots[slot].stamp != work.stamps[1]:
         if frame.groups == len(work.groups):
-            frame.status = GROUPS_FULL
+            frame.status = keys.GROUPS_FULL
             return
         g = np.int32(frame.groups)
-        fill_slot(work.group_slots, slot, work.stamps[1], g)
+        candidates.fill_slot(work.group_slots, slot, work.stamps[1], g)
         frame.groups += 1
         begin_group(work.groups[g], key, cost, origin, search, work)
         if 2 * frame.groups > frame.group_mask + 1:
@@ -62,7 +53,7 @@ def join(key, cost, origin, search, lm, work):
 def begin_group(group, key, cost, origin, search, work):
     group.key, group.cost, group.source, group.epsilon = key, cost, origin.source, origin.epsilon
     group.label = _last_label(origin, search, work)
-    group.newest, group.other_cost = NONE, np.float32(np.inf)
+    group.newest, group.other_cost = keys.NONE, np.float32(np.inf)
 
 
 @linked
@@ -70,14 +61,14 @@ def _last_label(origin, search, work):
     """That of a token + 1, where it matters."""
     label = np.int32(0)
     if search.params.topology == NORMAL:
-        label = np.int32(label_of(work.current[origin.source].key))
+        label = np.int32(keys.label_of(work.current[origin.source].key))
     return label
 
 
 @linked
 def keep_best(group, cost, origin, search, lm, work):
     """Keep the best token and the best one with another last label."""
-    label, best = _last_label(origin, search, work), Origin(NONE, group.source, group.epsilon)
+    label, best = _last_label(origin, search, work), keys.Origin(keys.NONE, group.source, group.epsilon)
     if _is_before(cost, origin, group.cost, best, lm, work):
         if label != group.label:
             group.other_cost, group.other_source = group.cost, group.source
@@ -85,7 +76,7 @@ def keep_best(group, cost, origin, search, lm, work):
         group.cost, group.source, group.epsilon = cost, origin.source, origin.epsilon
         group.label = label
     elif label != group.label:
-        other = Origin(NONE, group.other_source, group.other_epsilon)
+        other = keys.Origin(keys.NONE, group.other_source, group.other_epsilon)
         if group.other_cost == np.inf or _is_before(cost, origin, group.other_cost, other, lm, work):
             group.other_cost, group.other_source = cost, origin.source
             group.other_epsilon = origin.epsilon
@@ -96,7 +87,7 @@ def _is_before(cost, origin, other_cost, other, lm, work):
     if cost != other_cost:
         return cost < other_cost
     if origin.source != other.source:
-        return is_first(work.current[origin.source], work.current[other.source], lm)
+        return keys.precedes(work.current[origin.source], work.current[other.source], lm)
     return origin.epsilon < other.epsilon
 
 
@@ -104,7 +95,7 @@ def _is_before(cost, origin, other_cost, other, lm, work):
 def add_group_token(group, cost, origin, work):
     frame = work.frame[0]
     if frame.group_tokens == len(work.group_tokens):
-        frame.status = GROUPS_FULL
+        frame.status = keys.GROUPS_FULL
         return
     token = work.group_tokens[frame.group_tokens]
     token.cost, token.source, token.epsilon = cost, origin.source, origin.epsilon
@@ -119,7 +110,7 @@ def expand_arc(a, g, acoustic_cost, state, search, lm, work):
     arc, group, bonus = search.graph.arcs[a], work.groups[g], np.float32(0.0)
     boost = group.key & 0xFFFF
     if search.weights.boosts and arc.olabel != 0:
-        bonus, boost = boosted(arc.olabel, boost, search)
+        bonus, boost = candidates.boosted(arc.olabel, boost, search)
     step = Step(a, target_key(arc, boost, search), np.int64(0), bonus, acoustic_cost, np.float32(0.0))
     offer_step(group, step, state, search, lm, work)
 
@@ -129,7 +120,7 @@ def target_key(arc, boost, search):
     """The key of the token that an arc leads to."""
     topology = search.params.topology
     remembers = topology in (COMPACT, NORMAL)
-    return key_of(arc.target, boost, np.int64(arc.ilabel) + 1 if remembers else np.int64(0))
+    return keys.key_of(arc.target, boost, np.int64(arc.ilabel) + 1 if remembers else np.int64(0))
 
 
 @linked
@@ -138,16 +129,16 @@ def offer_step(group, step, state, search, lm, work):
     arc, is_normal = search.graph.arcs[step.arc], search.params.topology == NORMAL
     label = np.int64(arc.ilabel) + 1
     if not search.params.keeps_links:
-        cost, origin = group.cost, Origin(step.arc, group.source, group.epsilon)
+        cost, origin = group.cost, keys.Origin(step.arc, group.source, group.epsilon)
         if is_normal and label == group.label:  # the arc is closed to this one
-            cost, origin = group.other_cost, Origin(step.arc, group.other_source, group.other_epsilon)
+            cost, origin = group.other_cost, keys.Origin(step.arc, group.other_source, group.other_epsilon)
         _offer(cost, origin, step, state, search, lm, work)
         return
     at = group.newest
-    while at != NONE:
+    while at != keys.NONE:
         token = work.group_tokens[at]
-        origin = Origin(step.arc, token.source, token.epsilon)
-        is_closed = is_normal and label == label_of(work.current[token.source].key)
+        origin = keys.Origin(step.arc, token.source, token.epsilon)
+        is_closed = is_normal and label == keys.label_of(work.current[token.source].key)
         if not is_closed and not _is_offered(origin, lm, work.frame[0]):
             _offer(token.cost, origin, step, state, search, lm, work)
         at = token.next
@@ -161,9 +152,9 @@ def _offer(cost, origin, step, state, search, lm, work):
         pass
     else:
         total += step.difference
-    offer(total, step.key, step.context, origin, search, lm, work)
+    candidates.offer(total, step.key, step.context, origin, search, lm, work)
     if work.frame[0].candidates == len(work.candidates):
-        recombine(state, search, lm, work)
+        candidates.recombine(state, search, lm, work)
 
 
 @linked
@@ -181,7 +172,7 @@ def _is_offered(origin, lm, frame):
 
 @inlined
 def group_table(work):
-    return Table(work.group_slots, work.groups, work.frame[0].group_mask, work.stamps[1])
+    return candidates.Table(work.group_slots, work.groups, work.frame[0].group_mask, work.stamps[1])
 
 
 @linked
@@ -189,4 +180,4 @@ def widen_group_table(work):
     """Twice as much of the table."""
     work.frame[0].group_mask = 2 * work.frame[0].group_mask + 1
     work.stamps[1] += 1
-    fill_table(group_table(work), work.frame[0].groups, None)
+    candidates.fill_table(group_table(work), work.frame[0].groups, None)

@@ -16,7 +16,7 @@ from nemo_gpu_decoding.search.word_graph import cpu_engine, kernel_abi
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST, PagedBigLM
-from nemo_gpu_decoding.search.word_graph.lattice import Lattice
+from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
 from tests.contract.subject import all_facts
 from tests.oracles.ngram import Table
 from tests.search.word_graph.models import LM, lm_table, make, part_of, random_graph

@@ -116,11 +116,10 @@ def test_the_search_without_a_large_lm_is_compiled_for_records_without_its_field
         ({"beam": 0.0}, "beam is 0.0"),
         ({"large_lm_weight": -0.5}, "large_lm_weight is -0.5, expected a finite number >= 0"),
         ({"large_lm_weight": float("nan")}, "large_lm_weight is nan"),
-        ({"composition": "static"}, "composition is 'static', expected one of lazy, eager"),
+        ({"composition": "static"}, "composition is 'static', expected one of lazy, let"),
         ({"group_size": -1}, "group_size is -1"),
         ({"n_best": 2, "composition": "let"}, "composition is 'let' with a lattice or n_best > 1"),
         ({"lattice": True, "composition": "let"}, "composition is 'let' with a lattice or n_best > 1"),
-        ({"group_size": 4, "composition": "eager"}, "group_size is 4 with composition 'eager'"),
         ({"difference": "maybe"}, "difference is 'maybe', expected one of auto, always, never"),
         ({"placement": "disk"}, "placement is 'disk', expected one of auto, device, paged"),
         ({"cache_mb": 0}, "cache_mb is 0"),
@@ -158,7 +157,7 @@ def test_decoders_of_the_same_graph_and_lms_share_what_they_have_made_of_them():
     import gc
     import weakref
 
-    from nemo_gpu_decoding.search.word_graph.lm_pair import shared_lm_pair
+    from nemo_gpu_decoding.search.word_graph.large_lm.pair import shared_lm_pair
 
     small, large = random_lm(1), LM(random_lm(2).table)
     ready = shared_lm_pair(small.graph, large.packed, small.packed, "auto")

@@ -11,7 +11,7 @@ import torch
 from nemo_gpu_decoding.cuda import upload
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph import cuda_composition, cuda_engine, kernel_abi
+from nemo_gpu_decoding.search.word_graph import cuda_engine, cuda_kernels, kernel_abi
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
 from tests.contract.subject import all_facts
 from tests.cuda_emulator.emulator import EmulatedRuntime
@@ -327,10 +327,9 @@ def test_a_path_that_cannot_go_on_is_named_paged(paged_log_probs):
         on("cuda", *random_case(0), **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
 
 
-@pytest.mark.parametrize("composition", ["lazy", "eager"])
 @pytest.mark.parametrize("seed", range(3))
 @checked
-def test_best_paths_and_what_it_costs_to_end_paged(monkeypatch, seed, composition):
+def test_best_paths_and_what_it_costs_to_end_paged(monkeypatch, seed):
     """The same as on the CPU to the bit, where costs are equal too, of some streams and of all."""
     monkeypatch.setattr(cuda_engine, "FIRST_PATH", 1)
     graph, lms = random_case(seed, coarse=seed == 2, nested=seed == 1)
@@ -339,7 +338,7 @@ def test_best_paths_and_what_it_costs_to_end_paged(monkeypatch, seed, compositio
     seen: list[list[Any]] = []
     for backend in ("cpu", "cuda"):
         decoder = on(
-            backend, graph, lms, beam=8.0, max_active=100, boosting=boosting, composition=composition,
+            backend, graph, lms, beam=8.0, max_active=100, boosting=boosting,
             difference="always" if seed == 1 else "never",
         )  # fmt: skip
         streams = decoder.open(3)
@@ -367,14 +366,14 @@ def test_work_does_not_depend_on_chunks(paged_log_probs):
 
 @checked
 def test_lms_that_do_not_fit_are_refused(paged_log_probs, monkeypatch):
-    placed = cuda_composition.PlacedLM
+    placed = cuda_kernels.PlacedLM
 
     def scarce(arrays, how, cache_bytes, name):
         from nemo_gpu_decoding.lm.placement import Memory
 
         return placed(arrays, how, cache_bytes, name, lambda device: Memory(100, 100, 100))
 
-    monkeypatch.setattr(cuda_composition, "PlacedLM", scarce)
+    monkeypatch.setattr(cuda_kernels, "PlacedLM", scarce)
     graph, lms = random_case(6)
     with pytest.raises(ValueError, match=r"placement is 'paged': .* needs"):
         on("cuda", graph, lms, placement="paged", **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
@@ -393,12 +392,12 @@ def test_static_shared_memory_is_left_free(tmp_path):
     """Rows in shared memory leave the kernel what it takes for itself."""
     source = tmp_path / "sizes.cu"
     source.write_text(
-        '#define COMPOSE 1\n#include "search/word_graph/lm_workspace.cuh"\n'
+        '#define COMPOSE 1\n#include "search/word_graph/large_lm/workspace.cuh"\n'
         f'static_assert(sizeof(LmShared) + 8 <= {kernel_abi.STATIC_SHARED_BYTES}, "");\n'
         f'static_assert(sizeof(Counters) == {kernel_abi.COUNTERS.itemsize}, "");\n'
     )
     EmulatedRuntime(cache=tmp_path).load(str(source), torch.device("cpu"))
     columns, most = 11_000, 90_000  # two rows fit just so without what the kernel takes for itself
     assert kernel_abi.shared_bytes(columns, 4, most)[1] > 0
-    own = cuda_composition.LmComposition.static_shared_bytes
+    own = cuda_kernels.LargeLMKernels.static_shared_bytes
     assert kernel_abi.shared_bytes(columns, 4, most - own)[1] == 0

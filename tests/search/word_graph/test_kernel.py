@@ -10,7 +10,7 @@ from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.build import load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph import cuda_composition, kernel_abi
+from nemo_gpu_decoding.search.word_graph import cuda_kernels, kernel_abi
 from tests.contract.subject import all_facts
 from tests.graph.test_store import fst
 from tests.graph.toy import BLANK, PIECES, write_tlg
@@ -336,18 +336,6 @@ def test_lattices(topology, lattice_beam):
 
 
 @checked
-@pytest.mark.parametrize("topology", ["compact", "normal"])
-def test_eager_composition(topology):
-    for seed in range(2):
-        graph, lms = case(seed, coarse=seed == 1)
-        _, _, works, *_ = assert_equal_paged(
-            graph, lms, inputs_of(seed, 5), [5, 3], topology=topology, composition="eager", beam=7.0,
-            boosting=build_word_boosting(PHRASES, graph) if seed else None,
-        )  # fmt: skip
-        assert min(look_ups for look_ups, *_ in works) > 0
-
-
-@checked
 def test_many_histories_in_one_state():
     """So many that all threads sort them together."""
     graph, _ = case(0, states=6)
@@ -374,10 +362,8 @@ def test_members_and_visits_get_more_room(monkeypatch, least_groups):
 @checked
 @pytest.mark.parametrize("cache_bytes", [16, 10**6])
 def test_paged_arcs_give_the_same(monkeypatch, cache_bytes):
-    placed = cuda_composition.PlacedLM
-    monkeypatch.setattr(
-        cuda_composition, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, cache_bytes, name)
-    )
+    placed = cuda_kernels.PlacedLM
+    monkeypatch.setattr(cuda_kernels, "PlacedLM", lambda arrays, how, _, name: placed(arrays, how, cache_bytes, name))
     graph, lms = case(1)
     options = {"beam": 9.0, "placement": "paged"}
     assert_equal_paged(graph, lms, inputs_of(1), [FRAMES, 5], **options)

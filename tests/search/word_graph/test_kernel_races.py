@@ -9,8 +9,9 @@ import torch
 from nemo_gpu_decoding.cuda.sources import read_source
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
-from nemo_gpu_decoding.search.word_graph import cuda_engine, kernel_abi, link_pruning
+from nemo_gpu_decoding.search.word_graph import cuda_engine, kernel_abi
 from nemo_gpu_decoding.search.word_graph.decoder import NO_END
+from nemo_gpu_decoding.search.word_graph.lattice import link_pruning
 from tests.contract.subject import all_facts
 from tests.cuda_emulator.mutations import assert_needed, barriers_of
 from tests.graph.test_store import fst
@@ -131,7 +132,6 @@ def test_no_races_and_no_stray_accesses_paged(emulated_runtime, small_lists, top
     paged_search_everything(monkeypatch, topology)
     paged_search_everything(monkeypatch, topology, group_size=2)
     paged_search_everything(monkeypatch, topology, lattice=True, n_best=3)
-    paged_search_everything(monkeypatch, topology, composition="eager")
 
 
 # - Lattices of the kernels, run by the emulator: link for link those of the CPU, whatever the options

@@ -10,11 +10,18 @@ import pytest
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.metrics import oracle_text, word_errors
-from nemo_gpu_decoding.search.word_graph import cpu_engine, cuda_engine, link_pruning
-from nemo_gpu_decoding.search.word_graph.determinize import WORD_ARC
-from nemo_gpu_decoding.search.word_graph.link_pruning import grown
-from nemo_gpu_decoding.search.word_graph.mbr import align, matches, minimum_bayes_risk, posteriors, with_confidence
-from nemo_gpu_decoding.search.word_graph.word_lattice import WordLattice
+from nemo_gpu_decoding.search.word_graph import cpu_engine, cuda_engine
+from nemo_gpu_decoding.search.word_graph.lattice import link_pruning
+from nemo_gpu_decoding.search.word_graph.lattice.determinize import WORD_ARC
+from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import grown
+from nemo_gpu_decoding.search.word_graph.lattice.mbr import (
+    align,
+    matches,
+    minimum_bayes_risk,
+    posteriors,
+    with_confidence,
+)
+from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice
 from tests.contract.subject import all_facts
 from tests.graph.toy import PIECES
 from tests.oracles.ngram import sentence_cost
@@ -373,7 +380,7 @@ def test_a_long_stream_holds_the_links_that_its_lattice_needs(monkeypatch, backe
 
 
 @pytest.mark.usefixtures("emulated_runtime", "small_blocks")
-@pytest.mark.parametrize("composition", [None, "lazy", "eager"])
+@pytest.mark.parametrize("composition", [None, "lazy"])
 def test_a_running_stream_has_alternatives(composition):
     def decoder_of(backend):
         options = {"backend": backend, "max_active": 200, "n_best": 5, "lattice_beam": 8.0}

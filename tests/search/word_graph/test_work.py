@@ -55,24 +55,6 @@ def work_of(results):
     return np.array([nbest.work for nbest in results]).sum(0)
 
 
-def test_lazy_composition_asks_and_looks_far_less():
-    small, large = random_lm(1), random_lm(20, keep=0.8)
-    log_probs = log_probs_of(2, sharpness=4.0)
-    lazy, eager = (
-        make_paged(small, large, composition=name, beam=8.0).decode(log_probs, [FRAMES] * 3)
-        for name in ("lazy", "eager")
-    )
-    (asked, hits, arcs, groups, expanded, frames, *paging), by_eager = work_of(lazy), work_of(eager)
-    assert paging == [0, 0, 0]  # no GPU reads over a bus here
-    assert 0 < 4 * asked < by_eager[0]
-    assert 0 < 4 * arcs < by_eager[2]
-    assert 0 < hits < asked
-    assert groups > 0
-    assert 0 < expanded < by_eager[4]
-    assert by_eager[3] == 0
-    assert frames == by_eager[5] == 3 * FRAMES
-
-
 @pytest.mark.parametrize("composition", COMPOSITIONS)
 def test_work_does_not_depend_on_chunks(composition):
     decoder = make_paged(random_lm(1), random_lm(20, keep=0.8), beam=9.0, composition=composition)
@@ -256,7 +238,7 @@ def test_utterances_of_a_batch_that_differ_in_one_weight_or_in_phrases_alone(pag
 
 
 def test_differences_are_those_of_both_lms():
-    from nemo_gpu_decoding.search.word_graph.difference import difference_of
+    from nemo_gpu_decoding.search.word_graph.large_lm.difference import difference_of
 
     small, large = nested_pair(2)
     difference = difference_of(large.packed, small.packed)
@@ -347,7 +329,6 @@ OPTIONS = {
     "max_active": {"max_active": 30},
     "lattice": {"n_best": 2, "lattice_beam": 5.0},
     "lattice, normal": {"n_best": 2, "lattice_beam": 5.0, "topology": "normal"},
-    "eager": {"composition": "eager"},
     "let": {"composition": "let"},
     "let, normal": {"composition": "let", "topology": "normal"},
     "let, groups of 2": {"composition": "let", "group_size": 2},
@@ -382,7 +363,7 @@ def test_a_small_table_of_candidates_changes_nothing_and_is_kept_to(monkeypatch,
         guards.append(work.candidates[size:])
         return work._replace(candidates=work.candidates[:size])
 
-    for options in ({}, {"n_best": 5}, {"composition": "eager"}):
+    for options in ({}, {"n_best": 5}):
         decoder = make_paged(small, large, beam=9.0, **options)
         expected = decoder.decode(log_probs, [T] * 3)
         with monkeypatch.context() as patch:

@@ -9,15 +9,15 @@
    cutoff by the small LM's cost, the LMs are queried, and the arcs taken at the true cost ("prune before
    the look-up"; [LET] calls it the expansion of a group).
 
-So a word is pruned twice: by the small LM's cost before the query, by the large LM's after it. Which
-queries are made does not depend on the order of work. The cutoff of step 2 is that after step 1 and
-after it was tightened; that of the queries is what these and all arcs without queries leave. An arc and
-a context that need the LMs (the arc has a word, or the context one that is not queried yet) query them
-if and only if their cost by the small LM, boosting included, is not above that cutoff, whatever other
-answers are. So tokens, their costs to the bit, queries and groups are the same in whatever order tokens,
-groups and arcs come; arc visits, expanded tokens and cache hits are not.
+So a word is pruned twice: by the small LM's cost before the query, by the large LM's after it. There are
+two cutoffs: the epsilon closure uses the tightened one; LM queries use the one after all arcs without
+queries were taken. An arc and a context need the LMs if the arc has a word, or if the context has a word
+without a query yet. They query the LMs if and only if their cost by the small LM, boosting included, is
+at most that cutoff. So the order of tokens, groups and arcs does not matter for tokens, their costs to the
+bit, queries and groups. It does matter for arc visits, expanded tokens and cache hits.
 
-A record of work.groups is an LM context here; those in one graph state are linked in work.expanding.
+The groups are in `work.lm.groups`, their LM contexts in `work.lm.contexts`. The contexts of a group are a linked
+list.
 """
 
 from __future__ import annotations
@@ -27,19 +27,9 @@ from typing import NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.jit import inlined, linked
-from nemo_gpu_decoding.search.log_space import LARGEST
-from nemo_gpu_decoding.search.word_graph.candidates import (
-    Table,
-    boosted,
-    cost_of,
-    fill_slot,
-    fill_table,
-    find_slot,
-    least_total,
-    offer,
-)
-from nemo_gpu_decoding.search.word_graph.composition import WORK_FIELDS, likeliest_step, query
-from nemo_gpu_decoding.search.word_graph.keys import DONE, GROUPS_FULL, NONE, OTHER_HASH, SLOT_SHIFT, Origin, hash_of
+from nemo_gpu_decoding.search.word_graph import candidates, keys
+from nemo_gpu_decoding.search.word_graph.labels import likeliest_step
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import WORK_FIELDS, query
 from nemo_gpu_decoding.search.word_graph.records import FRAME_FIELDS, GROUP_FIELDS, KEY, LM
 from nemo_gpu_decoding.search.word_graph.token_groups import (
     Step,
@@ -81,11 +71,11 @@ GROUP_ARC = np.dtype([("group", np.int32), ("arc", np.int32)])
 LM_FRAME_STATE = np.dtype(
     [
         *FRAME_FIELDS,
-        ("lm_groups", np.int64),
+        ("contexts", np.int64),
         ("deferred", np.int64),
         ("ordered", np.int64),  # entries of `order` in use
-        ("lm_group_mask", np.int64),
-        *((f"tight_{name}", np.int32) for name in Origin._fields),  # of what has tightened the cutoff
+        ("context_mask", np.int64),
+        *((f"tight_{name}", np.int32) for name in keys.Origin._fields),  # of what has tightened the cutoff
         *(work for work in WORK_FIELDS if work not in FRAME_FIELDS),
     ],
     align=True,
@@ -95,7 +85,9 @@ LM_FRAME_STATE = np.dtype(
 class LmWorkspace(NamedTuple):
     """What the workspace has besides, with a large LM."""
 
-    group_slots: np.ndarray  # [power of 2] SLOT, of LM groups
+    groups: np.ndarray  # [entries] LM_GROUP
+    contexts: np.ndarray  # [entries] LM_CONTEXT
+    context_slots: np.ndarray  # [power of 2] SLOT
     order: np.ndarray  # [entries] ORDERED
     deferred: np.ndarray  # [entries] GROUP_ARC
     cache: np.ndarray  # [power of 2] CACHED_SCORE
@@ -104,10 +96,10 @@ class LmWorkspace(NamedTuple):
 @linked
 def begin_frame(work):
     frame = work.frame[0]
-    frame.lm_groups = frame.deferred = frame.ordered = 0
+    frame.contexts = frame.deferred = frame.ordered = 0
     frame.look_ups = frame.query_hits = frame.arc_visits = frame.expanded = 0
-    frame.lm_group_mask = frame.group_mask
-    frame.tight_source = frame.tight_arc = frame.tight_epsilon = NONE
+    frame.context_mask = frame.group_mask
+    frame.tight_source = frame.tight_arc = frame.tight_epsilon = keys.NONE
 
 
 @linked
@@ -116,7 +108,7 @@ def count_work(counters, frame):
     counters.look_ups += frame.look_ups
     counters.query_hits += frame.query_hits
     counters.arc_visits += frame.arc_visits
-    counters.groups += frame.lm_groups
+    counters.groups += frame.groups
     counters.expanded += frame.expanded
 
 
@@ -131,19 +123,19 @@ def tighten_cutoff(row, state, search, lm, work):
     cutoff by its true cost; as it is taken at once, there is a token below that cutoff.
     """
     best, last_epsilon, last_arc, boost, least = likeliest_step(row, state, search, lm, work)
-    if last_arc == NONE:
+    if last_arc == keys.NONE:
         return
     frame, graph = work.frame[0], search.graph
     difference, context, arc = np.float32(0.0), work.current[best].lm, graph.arcs[last_arc]
-    if last_epsilon != NONE and graph.epsilons[last_epsilon].olabel != 0:
+    if last_epsilon != keys.NONE and graph.epsilons[last_epsilon].olabel != 0:
         olabel = graph.epsilons[last_epsilon].olabel
         difference, context = query(olabel, context, search, lm, work)
     if arc.olabel != 0:
         more, context = query(arc.olabel, context, search, lm, work)
         difference += more
     frame.tight_source, frame.tight_arc, frame.tight_epsilon = best, last_arc, last_epsilon
-    key, origin = target_key(arc, boost, search), Origin(last_arc, best, last_epsilon)
-    offer(least + difference, key, context, origin, search, lm, work)
+    key, origin = target_key(arc, boost, search), keys.Origin(last_arc, best, last_epsilon)
+    candidates.offer(least + difference, key, context, origin, search, lm, work)
 
 
 # --------------------------------------------------------------------------------- epsilon closure
@@ -152,61 +144,69 @@ def tighten_cutoff(row, state, search, lm, work):
 @linked
 def join(key, olabel, cost, origin, search, lm, work):
     """Put a token into its LM context of a group; `olabel` is that of the closure arc, or 0."""
-    frame, contexts = work.frame[0], work.groups
+    frame, contexts = work.frame[0], work.lm.contexts
     context = work.current[origin.source].lm
-    if olabel != 0 and not lm.lazy:
-        difference, context = query(olabel, context, search, lm, work)
-        cost, olabel = cost + difference, np.int32(0)
-    slot = _find_context_slot(key, context, olabel, work)
-    if work.group_slots[slot].stamp == work.stamps[1]:
-        c = work.group_slots[slot].entry
+    slot = find_context_slot(key, context, olabel, work)
+    if work.lm.context_slots[slot].stamp == work.stamps[2]:
+        c = work.lm.context_slots[slot].entry
         keep_best(contexts[c], cost, origin, search, lm, work)
-        group = work.expanding[contexts[c].group]
+        group = work.lm.groups[contexts[c].group]
         group.cost = min(group.cost, cost)
-    elif frame.groups == len(contexts):
-        frame.status = GROUPS_FULL
+    elif frame.contexts == len(contexts):
+        frame.status = keys.GROUPS_FULL
         return
     else:
-        c = np.int32(frame.groups)
-        fill_slot(work.group_slots, slot, work.stamps[1], c)
+        c = np.int32(frame.contexts)
+        candidates.fill_slot(work.lm.context_slots, slot, work.stamps[2], c)
         begin_group(contexts[c], key, cost, origin, search, work)
         contexts[c].lm, contexts[c].lm_after, contexts[c].olabel = context, context, olabel
         contexts[c].difference = np.float32(np.nan) if olabel != 0 else np.float32(0.0)
-        _add_context(c, lm, work)
+        add_context(c, group_of(contexts[c], work), work)
     if search.params.keeps_links:
         add_group_token(contexts[c], cost, origin, work)
 
 
 @linked
-def _add_context(c, lm, work):
-    """Put a new LM context into its group, which may be new as well."""
-    frame, context, slots = work.frame[0], work.groups[c], work.lm.group_slots
-    slot = find_slot(context.key, 0, _group_table(work), None)
-    if slots[slot].stamp != work.stamps[2] or not lm.grouped:
-        g = np.int32(frame.lm_groups)  # there are no more groups than contexts, so there is capacity
-        frame.lm_groups += 1
-        fill_slot(slots, slot, work.stamps[2], g)
-        group = work.expanding[g]
-        group.key, group.cost, group.newest, group.count = context.key, context.cost, NONE, 0
-        group.ordered, group.queries = NONE, False
-    context.group = slots[slot].entry
-    group = work.expanding[context.group]
-    context.next = group.newest
+def group_of(context, work):
+    """The group of a new LM context, which may be new as well."""
+    slots = work.group_slots
+    slot = candidates.find_slot(context.key, 0, _group_table(work), None)
+    if slots[slot].stamp != work.stamps[1]:
+        candidates.fill_slot(slots, slot, work.stamps[1], new_group(context, work))
+    return slots[slot].entry
+
+
+@linked
+def new_group(context, work):
+    """A group without contexts. There is capacity, as there are no more groups than contexts."""
+    g = np.int32(work.frame[0].groups)
+    work.frame[0].groups += 1
+    group = work.lm.groups[g]
+    group.key, group.cost, group.newest, group.count = context.key, context.cost, keys.NONE, 0
+    group.ordered, group.queries = keys.NONE, False
+    return g
+
+
+@linked
+def add_context(c, g, work):
+    """Put LM context c, the newest one, into group g."""
+    frame, context, group = work.frame[0], work.lm.contexts[c], work.lm.groups[g]
+    context.group, context.next = g, group.newest
     group.newest = c
     group.count += 1
     group.cost = min(group.cost, context.cost)
     group.queries = group.queries or context.olabel != 0
-    frame.groups += 1
-    if 2 * frame.groups > frame.group_mask + 1:
+    frame.contexts += 1
+    if 2 * frame.contexts > frame.context_mask + 1:
         _widen_tables(work)
 
 
 @linked
-def _find_context_slot(key, context, olabel, work):
+def find_context_slot(key, context, olabel, work):
     """The slot of an LM context of a group: its own, or the void one in which it would go."""
-    slots, entries, stamp = work.group_slots, work.groups, work.stamps[1]
-    mask = np.uint64(work.frame[0].group_mask)
-    at = ((hash_of(key, context) + np.uint64(olabel) * OTHER_HASH) >> SLOT_SHIFT) & mask
+    slots, entries, stamp = work.lm.context_slots, work.lm.contexts, work.stamps[2]
+    mask = np.uint64(work.frame[0].context_mask)
+    at = ((keys.hash_of(key, context) + np.uint64(olabel) * keys.OTHER_HASH) >> keys.SLOT_SHIFT) & mask
     while slots[at].stamp == stamp and not (
         entries[slots[at].entry].key == key
         and entries[slots[at].entry].lm == context
@@ -218,21 +218,21 @@ def _find_context_slot(key, context, olabel, work):
 
 @inlined
 def _group_table(work):
-    return Table(work.lm.group_slots, work.expanding, work.frame[0].lm_group_mask, work.stamps[2])
+    return candidates.Table(work.group_slots, work.lm.groups, work.frame[0].group_mask, work.stamps[1])
 
 
 @linked
 def _widen_tables(work):
-    """Twice as much of those of groups and of LM contexts."""
+    """Double the parts in use of the hash tables of groups and of LM contexts."""
     frame = work.frame[0]
-    frame.group_mask = frame.lm_group_mask = 2 * frame.group_mask + 1
+    frame.group_mask = frame.context_mask = 2 * frame.context_mask + 1
     work.stamps[1] += 1
     work.stamps[2] += 1
-    for c in range(frame.groups):
-        context = work.groups[c]
-        at = _find_context_slot(context.key, context.lm, context.olabel, work)
-        fill_slot(work.group_slots, at, work.stamps[1], c)
-    fill_table(_group_table(work), frame.lm_groups, None)
+    for c in range(frame.contexts):
+        context = work.lm.contexts[c]
+        at = find_context_slot(context.key, context.lm, context.olabel, work)
+        candidates.fill_slot(work.lm.context_slots, at, work.stamps[2], c)
+    candidates.fill_table(_group_table(work), frame.groups, None)
 
 
 # --------------------------------------------------------------------------------- expanding groups
@@ -241,14 +241,14 @@ def _widen_tables(work):
 @linked
 def expand_arc(a, g, acoustic_cost, state, search, lm, work):
     """An arc that survives at the cost of a group's best context; put off where it needs the LMs."""
-    arc, group, frame = search.graph.arcs[a], work.expanding[g], work.frame[0]
-    if group.ordered == NONE:
+    arc, group, frame = search.graph.arcs[a], work.lm.groups[g], work.frame[0]
+    if group.ordered == keys.NONE:
         _order(group, lm, work)
     if arc.olabel == 0:
         _expand_without_lm(a, group, acoustic_cost, state, search, lm, work)
     if arc.olabel != 0 or group.queries:
         if frame.deferred == len(work.lm.deferred):
-            frame.status = GROUPS_FULL
+            frame.status = keys.GROUPS_FULL
             return
         work.lm.deferred[frame.deferred].group = g
         work.lm.deferred[frame.deferred].arc = a
@@ -258,7 +258,7 @@ def expand_arc(a, g, acoustic_cost, state, search, lm, work):
 @linked
 def _order(group, lm, work):
     """List the group's contexts, cheapest first, no more than `group_size`."""
-    frame, order, contexts = work.frame[0], work.lm.order, work.groups
+    frame, order, contexts = work.frame[0], work.lm.order, work.lm.contexts
     group.ordered = frame.ordered
     frame.ordered += group.count
     ordered = order[group.ordered]
@@ -310,7 +310,7 @@ def _expand_without_lm(a, group, acoustic_cost, state, search, lm, work):
     for n in range(group.ordered, group.ordered + group.count):
         if work.lm.order[n].cost + arc_cost + acoustic_cost > work.frame[0].cutoff:
             break
-        context = work.groups[work.lm.order[n].context]
+        context = work.lm.contexts[work.lm.order[n].context]
         if context.olabel == 0:
             step = Step(a, key, context.lm, none, acoustic_cost, none)
             offer_step(context, step, state, search, lm, work)
@@ -324,28 +324,28 @@ def expand_deferred(row, state, search, lm, work):
     So it does not matter in which order queries are made.
     """
     frame, arcs = work.frame[0], search.graph.arcs
-    cutoff = frame.cutoff if lm.lazy else LARGEST
+    cutoff = frame.cutoff
     for n in range(frame.deferred):
-        if frame.status != DONE:
+        if frame.status != keys.DONE:
             break
-        group, a = work.expanding[work.lm.deferred[n].group], work.lm.deferred[n].arc
-        acoustic_cost = cost_of(row, arcs[a].ilabel, search)
-        if not least_total(group.cost, arcs[a].cost, acoustic_cost, search) > cutoff:
-            _expand_with_lm(a, group, acoustic_cost, cutoff, state, (search, lm), work)
+        group, a = work.lm.groups[work.lm.deferred[n].group], work.lm.deferred[n].arc
+        acoustic_cost = candidates.cost_of(row, arcs[a].ilabel, search)
+        if not candidates.least_total(group.cost, arcs[a].cost, acoustic_cost, search) > cutoff:
+            expand_with_lm(a, group, acoustic_cost, cutoff, state, (search, lm), work)
 
 
 @linked
-def _expand_with_lm(a, group, acoustic_cost, cutoff, state, models, work):
+def expand_with_lm(a, group, acoustic_cost, cutoff, state, models, work):
     """One arc: for all contexts if it has a word, or else for those with a word to be queried."""
     search, lm = models
     arc, bonus, boost = search.graph.arcs[a], np.float32(0.0), group.key & 0xFFFF
     if arc.olabel != 0 and search.weights.boosts:
-        bonus, boost = boosted(arc.olabel, boost, search)
+        bonus, boost = candidates.boosted(arc.olabel, boost, search)
     arc_cost, key = search.weights.lm_weight * arc.cost, target_key(arc, boost, search)
     for n in range(group.ordered, group.ordered + group.count):
         if work.lm.order[n].cost + arc_cost - bonus + acoustic_cost > cutoff:
             break
-        context = work.groups[work.lm.order[n].context]
+        context = work.lm.contexts[work.lm.order[n].context]
         if arc.olabel == 0 and context.olabel == 0:
             continue
         if np.isnan(context.difference):

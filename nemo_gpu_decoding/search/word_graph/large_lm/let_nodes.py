@@ -26,17 +26,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nemo_gpu_decoding.jit import linked
+from nemo_gpu_decoding.search.word_graph import keys
 from nemo_gpu_decoding.search.word_graph.candidates import fill_slot
-from nemo_gpu_decoding.search.word_graph.composition import LM_COUNTERS, query
-from nemo_gpu_decoding.search.word_graph.keys import (
-    BLANK_MOVE,
-    DONE,
-    GROUPS_FULL,
-    NONE,
-    REPEAT_MOVE,
-    SLOT_SHIFT,
-    hash_of,
-)
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS, query
 from nemo_gpu_decoding.search.word_graph.prune import move_of
 
 ARENA_FULL = 101  # a frame may end with it: collect nodes, or make room, and go on there
@@ -111,7 +103,7 @@ def new_node(key, cost, state):
     n = np.int32(counters.nodes)
     counters.nodes += 1
     node = state.nodes[n]
-    node.key, node.cost, node.frame, node.newest, node.begin = key, cost, counters.frames, NONE, NONE
+    node.key, node.cost, node.frame, node.newest, node.begin = key, cost, counters.frames, keys.NONE, keys.NONE
     return n
 
 
@@ -132,31 +124,31 @@ def add_link(n, source, arc, epsilon, cost, log_prob, state):
 def expand(root, state, search, lm, work):
     """Fill a node, and all that it leads back to, with contexts; those that are filled end the way back."""
     nodes, links, stack = state.nodes, state.links, work.lm.stack
-    if nodes[root].begin != NONE:
-        return DONE
+    if nodes[root].begin != keys.NONE:
+        return keys.DONE
     stack[0], depth = root, 1
     while depth > 0:
         n = stack[depth - 1]
-        if nodes[n].begin != NONE:
+        if nodes[n].begin != keys.NONE:
             depth -= 1
             continue
         total, ready, at = 0, True, nodes[n].newest
-        while at != NONE:
+        while at != keys.NONE:
             source = links[at].node
-            if nodes[source].begin != NONE:
+            if nodes[source].begin != keys.NONE:
                 total += nodes[source].count
             elif depth == len(stack):
-                return GROUPS_FULL
+                return keys.GROUPS_FULL
             else:
                 stack[depth], ready = source, False
                 depth += 1
             at = links[at].next
         if ready:
             status = _fill(n, total, state, search, lm, work)
-            if status != DONE:
+            if status != keys.DONE:
                 return status
             depth -= 1
-    return DONE
+    return keys.DONE
 
 
 @linked
@@ -166,11 +158,11 @@ def _fill(n, total, state, search, lm, work):
     if not has_room(0, 0, total, state) or counters.back_pointers + total > len(state.back_pointers):
         return ARENA_FULL
     if not _begin_merge(total, work):
-        return GROUPS_FULL
+        return keys.GROUPS_FULL
     begin, count, at = counters.contexts, 0, node.newest
-    is_joined, single = links[at].arc == JOIN_MOVE, links[at].next == NONE
+    is_joined, single = links[at].arc == JOIN_MOVE, links[at].next == keys.NONE
     most = np.float32(np.inf) if is_joined else search.params.beam - node.cost
-    while at != NONE:
+    while at != keys.NONE:
         link = links[at]
         source = state.nodes[link.node]
         for c in range(source.begin, source.begin + source.count):
@@ -194,7 +186,7 @@ def _fill(n, total, state, search, lm, work):
     counters.contexts += count
     if not is_joined:
         counters.expanded += count
-    return DONE
+    return keys.DONE
 
 
 @linked
@@ -222,20 +214,20 @@ def _extend_past(context, node, state, search):
     """Give a context the past of the one before it, and a new back-pointer if it has a new label."""
     link, source, counters = state.links[context.back_pointer], state.contexts[context.run], state.counters[0]
     context.back_pointer, context.run, context.probability = source.back_pointer, source.run, source.probability
-    epsilon = link.epsilon if link.epsilon != NONE else source.epsilon
-    context.epsilon = NONE
+    epsilon = link.epsilon if link.epsilon != keys.NONE else source.epsilon
+    context.epsilon = keys.NONE
     if link.arc == JOIN_MOVE:
         context.epsilon = epsilon
         return
     past = Past(state.nodes[link.node].key, source.back_pointer)
     move = move_of(link.arc, epsilon, past, state, search)
-    if move == BLANK_MOVE:
+    if move == keys.BLANK_MOVE:
         return
     is_blank = link.arc >= 0 and search.graph.arcs[link.arc].ilabel == search.params.blank_id
     probability = np.float32(0.0)
     if not is_blank:  # in double, libraries and devices agree to the last bit
         probability = np.float32(np.exp(np.float64(link.log_prob)))
-    if move == REPEAT_MOVE:
+    if move == keys.REPEAT_MOVE:
         context.run += 1
         context.probability += probability
         return
@@ -301,7 +293,7 @@ def _word_is_before(source, member, epsilon, other, state, work):
 def node_after_words(key, begin, count, state, lm):
     """The node of contexts that stand from `begin` on, with their costs; NONE if there are none."""
     if count == 0:
-        return np.int32(NONE)
+        return np.int32(keys.NONE)
     least = state.contexts[begin].cost
     for n in range(begin + 1, begin + count):
         least = min(least, state.contexts[n].cost)
@@ -318,7 +310,7 @@ def node_after_words(key, begin, count, state, lm):
 @linked
 def copy_past(context, source):
     context.back_pointer, context.run, context.probability = source.back_pointer, source.run, source.probability
-    if context.epsilon == NONE:
+    if context.epsilon == keys.NONE:
         context.epsilon = source.epsilon
 
 
@@ -327,7 +319,7 @@ def begin_words(total, state, work):
     """Make sure that `total` contexts can be entered."""
     if not has_room(1, 0, total, state):
         return ARENA_FULL
-    return DONE if _begin_merge(total, work) else GROUPS_FULL
+    return keys.DONE if _begin_merge(total, work) else keys.GROUPS_FULL
 
 
 @linked
@@ -374,7 +366,7 @@ def _begin_merge(total, work):
         work.stamps[2] += 1
     if size > len(work.lm.context_slots):
         return False
-    work.frame[0].lm_group_mask = size - 1
+    work.frame[0].context_mask = size - 1
     return True
 
 
@@ -388,8 +380,8 @@ def _number_of(lm, begin, count, total, state, work):
                 found = n
                 break
         return found
-    slots, stamp, mask = work.lm.context_slots, work.stamps[2], np.uint64(work.frame[0].lm_group_mask)
-    at = (hash_of(0, lm) >> SLOT_SHIFT) & mask
+    slots, stamp, mask = work.lm.context_slots, work.stamps[2], np.uint64(work.frame[0].context_mask)
+    at = (keys.hash_of(0, lm) >> keys.SLOT_SHIFT) & mask
     while slots[at].stamp == stamp and contexts[begin + slots[at].entry].lm != lm:
         at = (at + np.uint64(1)) & mask
     if slots[at].stamp == stamp:

@@ -1,8 +1,8 @@
-// One frame of the search with composition [LET]. Counterpart of frame.py where there is an LM.
+// One frame of the search with a large LM [LET]. Counterpart of frame.py where there is an LM.
 #pragma once
 
-#include "search/word_graph/eager.cuh"
-#include "search/word_graph/tighten_cutoff.cuh"
+#include "search/word_graph/large_lm/queries.cuh"
+#include "search/word_graph/large_lm/tighten_cutoff.cuh"
 
 // Nothing is known of the next frame. Call with all threads after a barrier; ends with one.
 inline void begin_frame(LmWorkspace& work) {
@@ -47,11 +47,6 @@ inline int expand(const Row& row, int columns, int count, LmWorkspace& work) {
   }
   const float cutoff = work.cutoff();
   if (!list_labels(row, columns, work.shared)) return BAD_FRAME;
-  if (EAGER) {
-    if (!expand_eagerly(row, count, work)) return GROUPS_FULL;
-    recombine(work.next_tokens, true, work);
-    return work.next_tokens.size() > 0 ? DONE : NO_TOKEN;
-  }
   if (work.counters->num_labels > 0) {
     tighten_cutoff(row, count, work);
     if (work.cutoff() < cutoff) list_labels(row, columns, work.shared);
@@ -65,7 +60,7 @@ inline int expand(const Row& row, int columns, int count, LmWorkspace& work) {
 }
 
 // The candidates, or the cheapest if they are too many. Call with all threads after a barrier.
-inline int expand_within_limits(
+inline int bisect_last_rank(
   const Row& row, int columns, int count, RankLimits& limits, bool& overflowed, LmWorkspace& work
 ) {
   enum { ALL, BELOW_CUTOFF, BELOW_RANK };
@@ -102,12 +97,12 @@ inline int expand_within_limits(
 }
 
 // The same, with little in registers until the frame is expanded.
-inline int expand_within_capacity(
+inline int expand_or_bisect(
   const Row& row, int columns, StreamCounters& now, LmShared& shared, LmWorkspace& work
 ) {
   if (thread() == 0) shared.before = now;
   bool overflowed = false;
-  const int status = expand_within_limits(row, columns, now.tokens, shared.limits, overflowed, work);
+  const int status = bisect_last_rank(row, columns, now.tokens, shared.limits, overflowed, work);
   now = shared.before;
   now.overflowed += overflowed;
   return status;

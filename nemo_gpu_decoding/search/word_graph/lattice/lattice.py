@@ -24,14 +24,20 @@ from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.word_graph.best_path import END, FoundPaths, Steps, all_ends
-from nemo_gpu_decoding.search.word_graph.determinize import closest_words
-from nemo_gpu_decoding.search.word_graph.kbest import backward_costs, best_texts, forward_costs, name_links, path_links
 from nemo_gpu_decoding.search.word_graph.keys import BLANK_MOVE, NEW_TOKEN, NONE
-from nemo_gpu_decoding.search.word_graph.lattice_rescoring import SecondLM, rescored_links
-from nemo_gpu_decoding.search.word_graph.link_pruning import BEAM_SLACK
-from nemo_gpu_decoding.search.word_graph.lm_pair import lm_labels
+from nemo_gpu_decoding.search.word_graph.large_lm.pair import lm_labels
+from nemo_gpu_decoding.search.word_graph.lattice.determinize import closest_words
+from nemo_gpu_decoding.search.word_graph.lattice.kbest import (
+    backward_costs,
+    best_texts,
+    forward_costs,
+    name_links,
+    path_links,
+)
+from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import BEAM_SLACK
+from nemo_gpu_decoding.search.word_graph.lattice.rescoring import SecondLM, rescored_links
+from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice, determinized_lattice, word_arcs
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
-from nemo_gpu_decoding.search.word_graph.word_lattice import WordLattice, determinized_lattice, word_arcs
 
 
 @dataclass(frozen=True, eq=False)
@@ -248,7 +254,7 @@ def lattice_of(state: StreamState, reaches_end: bool) -> Lattice:
     """
     models = state.models
     params = models.params
-    ends = all_ends(state.tokens, reaches_end, models.search, models.composition)
+    ends = all_ends(state.tokens, reaches_end, models.search, models.lm_scorer)
     links = state.links[: int(state.counters["links"][0])].copy()
     sizes = np.ones(state.frames + 1, np.int64)
     np.maximum.at(sizes, links["frame"] + 1, links["target"].astype(np.int64) + 1)

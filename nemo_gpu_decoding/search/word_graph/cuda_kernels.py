@@ -1,6 +1,6 @@
-"""What differs between a search in one graph and one that composes it with a large LM, on the GPU.
+"""What differs between the kernels of cuda_wfst and those of paged_biglm, which has a large LM.
 
-An engine has one of these: `NO_COMPOSITION` for cuda_wfst, an `LmComposition` for paged_biglm.
+An engine has one of these: `PLAIN_KERNELS` for cuda_wfst, `LargeLMKernels` for paged_biglm.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.graph.topology import NORMAL
 from nemo_gpu_decoding.lm.on_device import PlacedLM
 from nemo_gpu_decoding.search.word_graph import kernel_abi, records
-from nemo_gpu_decoding.search.word_graph.composition import LM_COUNTERS, LmPair
 from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.kernel_abi import Capacity
 from nemo_gpu_decoding.search.word_graph.keys import NONE
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS, LmPair
 from nemo_gpu_decoding.search.word_graph.records import SearchParams
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 
 
-class NoComposition:
-    """The graph's own costs are all there is."""
+class PlainKernels:
+    """Kernels of the search with the graph's own costs."""
 
     composes = False
     static_shared_bytes = 0
@@ -59,19 +59,15 @@ class NoComposition:
         return 0.0
 
     def arguments(self, models: Sequence[StreamModels], device: torch.device) -> dict[str, Any]:
-        """Arguments of `advance` and `trace_back` that are composition's own."""
-        return {}
-
-    def defines(self, models: Sequence[StreamModels]) -> dict[str, int | str]:
-        """Macros of `advance`."""
+        """Arguments of `advance` and `trace_back` for the large LM."""
         return {}
 
 
-NO_COMPOSITION = NoComposition()
+PLAIN_KERNELS = PlainKernels()
 
 
-class LmComposition:
-    """The LM score difference is added to the costs of words. Keep it as long as it is decoded with.
+class LargeLMKernels:
+    """Kernels that add the LM score difference to the costs of words. Keep them as long as they are decoded with.
 
     Args:
         lms: both LMs, as the CPU's search has them.
@@ -118,17 +114,17 @@ class LmComposition:
 
     def weight(self, models: StreamModels) -> float:
         """Of the LM score difference."""
-        assert models.composition is not None
-        return float(models.composition.difference_weight)
+        assert models.lm_scorer is not None
+        return float(models.lm_scorer.difference_weight)
 
     def arguments(self, models: Sequence[StreamModels], device: torch.device) -> dict[str, Any]:
-        """Arguments of `advance` and `trace_back` that are composition's own.
+        """Arguments of `advance` and `trace_back` for the large LM.
 
         Raises:
             ValueError: there is not enough memory for the LMs.
         """
-        composition = models[0].composition
-        assert composition is not None
+        scorer = models[0].lm_scorer
+        assert scorer is not None
         labels = (self._lms.large_labels, self._lms.small_labels)
         in_large, in_small = arrays_on_device(self, labels, device)
         return {
@@ -139,11 +135,5 @@ class LmComposition:
             "is_difference": self._lms.is_difference,
             "large_end": self._lms.large_end,
             "small_end": self._lms.small_end,
-            "contexts_per_group": composition.group_size,
+            "contexts_per_group": scorer.group_size,
         }
-
-    def defines(self, models: Sequence[StreamModels]) -> dict[str, int | str]:
-        """Macros of `advance`."""
-        composition = models[0].composition
-        assert composition is not None
-        return {"COMPOSE": 1} if composition.bounded else {"COMPOSE": 1, "EAGER": 1}

@@ -19,8 +19,8 @@ from dataclasses import replace
 import numpy as np
 
 from nemo_gpu_decoding.jit import compiled
+from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice
 from nemo_gpu_decoding.search.word_graph.result import Word, WordPath
-from nemo_gpu_decoding.search.word_graph.word_lattice import WordLattice
 
 
 def posteriors(scores: Sequence[float]) -> np.ndarray:

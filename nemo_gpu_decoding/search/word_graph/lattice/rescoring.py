@@ -16,9 +16,9 @@ from nemo_gpu_decoding.graph.csr import count_words, word_from_end
 from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, PackedLM, lookup
 from nemo_gpu_decoding.search.word_graph.best_path import end_difference
-from nemo_gpu_decoding.search.word_graph.composition import difference_of_label
-from nemo_gpu_decoding.search.word_graph.kbest import words_of_link
 from nemo_gpu_decoding.search.word_graph.keys import NONE
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import difference_of_label
+from nemo_gpu_decoding.search.word_graph.lattice.kbest import words_of_link
 from nemo_gpu_decoding.search.word_graph.records import LINK
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels
 
@@ -70,7 +70,7 @@ def rescored_links(
         links, sorted by target; ends; the node of the lattice that each new node comes from, ascending.
     """
     link_costs, end_costs, contexts = np.zeros(len(links)), np.zeros(len(ends)), np.zeros(num_nodes, np.int64)
-    first_lm_costs(links, ends, reaches_end, contexts, models.search, models.composition, link_costs, end_costs)
+    first_lm_costs(links, ends, reaches_end, contexts, models.search, models.lm_scorer, link_costs, end_costs)
     links, ends = links.copy(), ends.copy()
     links["cost"] -= (1.0 - second.lm_share) * link_costs
     ends["cost"] -= (1.0 - second.lm_share) * end_costs

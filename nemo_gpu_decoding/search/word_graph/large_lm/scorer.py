@@ -13,12 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.graph.csr import count_words, first_arc, word_from_end
-from nemo_gpu_decoding.graph.topology import NORMAL
+from nemo_gpu_decoding.graph.csr import count_words, word_from_end
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedArrays, lookup
-from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, least_total
-from nemo_gpu_decoding.search.word_graph.keys import NONE, boost_of, hash_of, is_first, label_of, state_of
+from nemo_gpu_decoding.search.word_graph.keys import hash_of
 from nemo_gpu_decoding.search.word_graph.records import COUNTERS, LM
 
 # A score of the LMs, in the LM query cache
@@ -49,17 +47,12 @@ class LmPair(NamedTuple):
     start: int  # LM context that an utterance begins with, see `lm_of`
 
 
-class Composition(NamedTuple):
-    """The LMs of an utterance, and how they are composed with the graph."""
+class LmScorer(NamedTuple):
+    """The LMs of an utterance, and how much their difference counts. `lm` in compiled code."""
 
     lms: LmPair
     difference_weight: np.float32  # lm_weight * large_lm_weight
     group_size: int  # LM contexts of a group that are expanded
-    # What each composition leaves out is measured without it: `benchmarks/` has one without laziness,
-    # and one without groups as well
-    bounded: bool = True  # by the cutoff and the labels that may matter; False: composition "eager"
-    lazy: bool = True  # LMs are queried for words within the beam by the small LM; False: before they are pruned
-    grouped: bool = True  # tokens in one graph state look at its arcs together
 
 
 @no_refcount
@@ -118,62 +111,3 @@ def difference_of_label(olabel, context, search, lm):
         cost, context = difference_of_word(word, context, lm.lms)
         total += cost
     return total, context
-
-
-# ------------------------------------------- the step by which a composed search tightens the cutoff first
-
-
-@linked
-def likeliest_step(row, state, search, lm, work):
-    """Where the best token leads at the least cost by the small LM, if that is below all candidates.
-
-    Returns:
-        the best token; closure arc or NONE; arc or NONE; boosting state after them; the cost.
-    """
-    graph, best = search.graph, 0
-    for i in range(1, state.counters[0].tokens):
-        token, other = work.current[i], work.current[best]
-        if token.cost < other.cost or (token.cost == other.cost and is_first(token, other, lm)):
-            best = i
-    token = work.current[best]
-    own, least = graph.states[state_of(token.key)], work.frame[0].best
-    last_epsilon, last_arc, last_boost = NONE, NONE, boost_of(token.key)
-    for e in range(own.epsilon_begin - 1, own.epsilon_end):
-        cost, boost, source, epsilon = token.cost, boost_of(token.key), own, NONE
-        if e >= own.epsilon_begin:
-            closure, epsilon = graph.epsilons[e], e
-            bonus, boost = boosted(closure.olabel, boost, search)
-            cost += search.weights.lm_weight * closure.cost
-            cost -= bonus
-            source = graph.states[closure.target]
-        reached = least, cost, boost
-        total, a = _likeliest_arc(row, reached, label_of(token.key), source, search, work)
-        if total < least:
-            least, last_epsilon, last_arc, last_boost = total, epsilon, a, boost
-    if last_arc != NONE:
-        _, last_boost = boosted(graph.arcs[last_arc].olabel, last_boost, search)
-    return best, last_epsilon, last_arc, last_boost, least
-
-
-@linked
-def _likeliest_arc(row, reached, last_label, source, search, work):
-    """The arc of a state with the least cost by the small LM below `least`, and that cost."""
-    least, cost, boost = reached
-    frame, arcs, weights, best = work.frame[0], search.graph.arcs, search.weights, NONE
-    for i in range(frame.labels):
-        label = work.labels[i]
-        acoustic_cost = cost_of(row, label, search)
-        if least_total(cost, source.least_cost, acoustic_cost, search) > least:
-            if i == 0:
-                break  # nor is any other as likely
-            continue
-        if search.params.topology == NORMAL and label == np.int32(last_label) - 1:
-            continue
-        a = first_arc(arcs, source, label)
-        while a < source.arc_end and arcs[a].ilabel == label:
-            bonus, _ = boosted(arcs[a].olabel, boost, search)
-            total = cost + weights.lm_weight * arcs[a].cost - bonus + acoustic_cost
-            if total < least or (total == least and a < best):  # no arc is before NONE
-                least, best = total, a
-            a += 1
-    return least, best

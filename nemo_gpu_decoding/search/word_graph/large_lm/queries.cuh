@@ -2,8 +2,8 @@
 // below the cutoff by the small LM; then they are expanded at their true cost.
 #pragma once
 
-#include "search/word_graph/group_arcs.cuh"
-#include "search/word_graph/lm_cache.cuh"
+#include "search/word_graph/large_lm/group_arcs.cuh"
+#include "search/word_graph/large_lm/query_cache.cuh"
 
 // Answer all listed queries, and offer the candidates that wait for them. Call with all threads after a
 // barrier; ends with one.

@@ -4,7 +4,7 @@
 // An item of work is a token in its own state, or with one closure arc.
 #pragma once
 
-#include "search/word_graph/lm_workspace.cuh"
+#include "search/word_graph/large_lm/workspace.cuh"
 
 // Sorting many short lists of contexts at once: a warp for each, or all threads for a long one.
 constexpr int SORTED_BY_WARP = 64;  // items; a longer list is sorted by the block
@@ -60,7 +60,7 @@ inline bool join(int i, int e, float least, const LmWorkspace& work, GroupToken&
     }
   }
   joined = GroupToken{key_of(target, boost, 0), token.key.lm, olabel, cost, i, e, NONE, NONE};
-  return EAGER || least_total(cost, least_arc, least, search) <= work.cutoff();
+  return least_total(cost, least_arc, least, search) <= work.cutoff();
 }
 
 // List all group tokens. False if they are beyond the capacity. Call with all threads after a barrier;

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "search/word_graph/arc_ranges.cuh"
-#include "search/word_graph/lm_contexts.cuh"
+#include "search/word_graph/large_lm/contexts.cuh"
 
 // Whether an arc may lead to something.
 inline bool survives(const Row& row, const ArcRange& range, const LmWorkspace& work) {

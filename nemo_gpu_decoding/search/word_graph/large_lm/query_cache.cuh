@@ -2,7 +2,7 @@
 // all if it was answered in the frames before, as far as answers are kept.
 #pragma once
 
-#include "search/word_graph/lm_workspace.cuh"
+#include "search/word_graph/large_lm/workspace.cuh"
 
 inline uint64 hash_of_query(int olabel, int64 lm) { return hash_of(LmKey{olabel, lm}); }
 

@@ -2,8 +2,8 @@
 // the small LM is offered at its true cost.
 #pragma once
 
-#include "search/word_graph/group_arcs.cuh"
-#include "search/word_graph/lm_cache.cuh"
+#include "search/word_graph/large_lm/group_arcs.cuh"
+#include "search/word_graph/large_lm/query_cache.cuh"
 
 // Of the tokens with the least cost, counters.best_token becomes the first by its key. Call with all
 // threads after a barrier; ends with one.
@@ -57,8 +57,8 @@ inline void find_best_arc(
       if (arc.ilabel != label) break;
       const float bonus = boosted(arc.olabel, boost, work).bonus;
       const float total = cost + search.lm_weight * arc.cost - bonus + acoustic_cost;
-      const bool is_first = best.arc != NONE && best.epsilon == e && a < best.arc;
-      if (total < best.total || (total == best.total && is_first)) best = BestArc{total, e, a};
+      const bool precedes = best.arc != NONE && best.epsilon == e && a < best.arc;
+      if (total < best.total || (total == best.total && precedes)) best = BestArc{total, e, a};
     }
   }
 }

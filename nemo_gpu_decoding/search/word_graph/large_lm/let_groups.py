@@ -15,7 +15,7 @@ from nemo_gpu_decoding.graph.csr import first_arc
 from nemo_gpu_decoding.graph.topology import NORMAL
 from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.log_space import LARGEST
-from nemo_gpu_decoding.search.word_graph import candidates
+from nemo_gpu_decoding.search.word_graph import candidates, keys
 from nemo_gpu_decoding.search.word_graph.candidates import (
     boosted,
     cost_of,
@@ -24,20 +24,9 @@ from nemo_gpu_decoding.search.word_graph.candidates import (
     least_total,
     lower_cutoff,
 )
-from nemo_gpu_decoding.search.word_graph.composition import likeliest_step, query
 from nemo_gpu_decoding.search.word_graph.frame import SMALL_STATE
-from nemo_gpu_decoding.search.word_graph.keys import (
-    DONE,
-    GROUPS_FULL,
-    NONE,
-    Origin,
-    boost_of,
-    key_of,
-    label_of,
-    state_of,
-)
-from nemo_gpu_decoding.search.word_graph.labels import SORTED_LABELS
-from nemo_gpu_decoding.search.word_graph.let_nodes import (
+from nemo_gpu_decoding.search.word_graph.labels import SORTED_LABELS, likeliest_step
+from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import (
     ARENA_FULL,
     JOIN_MOVE,
     add_link,
@@ -50,6 +39,7 @@ from nemo_gpu_decoding.search.word_graph.let_nodes import (
     new_node,
     node_after_words,
 )
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import query
 from nemo_gpu_decoding.search.word_graph.records import KEY
 from nemo_gpu_decoding.search.word_graph.token_groups import group_table, target_key, widen_group_table
 
@@ -68,17 +58,17 @@ LET_GROUP = np.dtype(
     align=True,
 )
 LET_CANDIDATE = np.dtype(  # `token`: of the next frame, or NONE
-    [KEY, ("cost", np.float32), *((name, np.int32) for name in (*Origin._fields, "token"))], align=True
+    [KEY, ("cost", np.float32), *((name, np.int32) for name in (*keys.Origin._fields, "token"))], align=True
 )
 
 
 @linked
 def offer(total, key, origin, search, work):
     """List a candidate if it is not above the cutoff; the source is a node, or ~g: that of group g."""
-    status = DONE
+    status = keys.DONE
     if work.frame[0].candidates == len(work.candidates):
         status = _drop_hopeless(work)
-    if status == DONE:
+    if status == keys.DONE:
         candidates.offer(total, key, np.int64(0), origin, search, None, work)
     return status
 
@@ -92,7 +82,7 @@ def _drop_hopeless(work):
             work.candidates[kept] = work.candidates[c]
             kept += 1
     frame.candidates = kept
-    return DONE if 2 * kept <= len(work.candidates) else GROUPS_FULL
+    return keys.DONE if 2 * kept <= len(work.candidates) else keys.GROUPS_FULL
 
 
 # --------------------------------------------------------------------------- tightening the cutoff
@@ -100,25 +90,25 @@ def _drop_hopeless(work):
 
 @linked
 def tighten_cutoff(row, state, search, lm, work):
-    """Lower the cutoff by the best token's best arc; at its true cost if it has a word, see `lm_contexts`."""
+    """Lower the cutoff by the best token's best arc; at its true cost if it has a word, see `contexts.py`."""
     graph = search.graph
     best, last_epsilon, last_arc, boost, least = likeliest_step(row, state, search, None, work)
-    if last_arc == NONE:
-        return DONE
+    if last_arc == keys.NONE:
+        return keys.DONE
     token, olabel = work.current[best], np.int32(0)
-    if last_epsilon != NONE:
+    if last_epsilon != keys.NONE:
         olabel = graph.epsilons[last_epsilon].olabel
     words = olabel, graph.arcs[last_arc].olabel
     if words[0] == 0 and words[1] == 0:
         lower_cutoff(least, work.frame[0], search)
-        return DONE
+        return keys.DONE
     status = expand(token.back_pointer, state, search, lm, work)
-    if status != DONE:
+    if status != keys.DONE:
         return status
     status, node, difference = _best_after_words(token, words, last_epsilon, state, (search, lm), work)
-    if status == DONE:
+    if status == keys.DONE:
         key = target_key(graph.arcs[last_arc], boost, search)
-        status = offer(least + difference, key, Origin(last_arc, node, NONE), search, work)
+        status = offer(least + difference, key, keys.Origin(last_arc, node, keys.NONE), search, work)
     return status
 
 
@@ -127,7 +117,7 @@ def _best_after_words(token, words, epsilon, state, models, work):
     """A node of the best context of a token alone, after up to two output labels."""
     search, lm = models
     if not has_room(1, 0, 1, state):
-        return ARENA_FULL, np.int32(NONE), np.float32(0.0)
+        return ARENA_FULL, np.int32(keys.NONE), np.float32(0.0)
     source = state.contexts[best_context(state.nodes[token.back_pointer], state.contexts)]
     total, after = np.float32(0.0), source.lm
     for olabel in words:
@@ -140,7 +130,7 @@ def _best_after_words(token, words, epsilon, state, models, work):
     context.lm, context.cost, context.epsilon = after, np.float32(0.0), epsilon
     copy_past(context, source)
     counters.contexts += 1
-    return DONE, node, total
+    return keys.DONE, node, total
 
 
 # ------------------------------------------------------------------------------------ token groups
@@ -149,12 +139,12 @@ def _best_after_words(token, words, epsilon, state, models, work):
 @linked
 def expand_closure(i, least, search, work):
     """A token joins the group of its state, and those of all states that its closure arcs lead to."""
-    token, cutoff, status = work.current[i], work.frame[0].cutoff, DONE
+    token, cutoff, status = work.current[i], work.frame[0].cutoff, keys.DONE
     graph, weights = search.graph, search.weights
-    source = graph.states[state_of(token.key)]
+    source = graph.states[keys.state_of(token.key)]
     for e in range(source.epsilon_begin - 1, source.epsilon_end):
-        cost, boost, epsilon, olabel = token.cost, boost_of(token.key), NONE, np.int32(0)
-        target, least_arc = state_of(token.key), source.least_cost
+        cost, boost, epsilon, olabel = token.cost, keys.boost_of(token.key), keys.NONE, np.int32(0)
+        target, least_arc = keys.state_of(token.key), source.least_cost
         if e >= source.epsilon_begin:
             closure = graph.epsilons[e]
             cost += weights.lm_weight * closure.cost
@@ -166,11 +156,11 @@ def expand_closure(i, least, search, work):
                 bonus, boost = boosted(olabel, boost, search)
                 cost -= bonus
         if least_total(cost, least_arc, least, search) <= cutoff:
-            key = key_of(target, boost, 0) >> 16
+            key = keys.key_of(target, boost, 0) >> 16
             if olabel != 0:
                 key |= AFTER_WORD
             status = _join(key, cost, i, epsilon, search, work)
-            if status != DONE:
+            if status != keys.DONE:
                 break
     return status
 
@@ -179,9 +169,9 @@ def expand_closure(i, least, search, work):
 def _join(key, cost, i, epsilon, search, work):
     frame, label = work.frame[0], np.int32(0)
     if frame.groups == len(work.groups) or frame.group_tokens == len(work.group_tokens):
-        return GROUPS_FULL
+        return keys.GROUPS_FULL
     if search.params.topology == NORMAL:
-        label = np.int32(label_of(work.current[i].key))
+        label = np.int32(keys.label_of(work.current[i].key))
     slot = find_slot(key, 0, group_table(work), None)
     if work.group_slots[slot].stamp != work.stamps[1]:
         g = np.int32(frame.groups)
@@ -189,7 +179,7 @@ def _join(key, cost, i, epsilon, search, work):
         frame.groups += 1
         group = work.groups[g]
         group.key, group.cost, group.other_cost, group.label = key, cost, np.float32(np.inf), label
-        group.newest, group.node, group.least_step = NONE, NONE, LARGEST
+        group.newest, group.node, group.least_step = keys.NONE, keys.NONE, LARGEST
         if 2 * frame.groups > frame.group_mask + 1:
             widen_group_table(work)
     else:
@@ -205,19 +195,19 @@ def _join(key, cost, i, epsilon, search, work):
     member.cost, member.source, member.epsilon, member.next = cost, i, epsilon, work.groups[g].newest
     work.groups[g].newest = frame.group_tokens
     frame.group_tokens += 1
-    return DONE
+    return keys.DONE
 
 
 @linked
 def expand_group(group, g, row, search, work):
     """All arcs of a group of a small state; of a large state those with labels that may matter."""
-    frame, arcs, status = work.frame[0], search.graph.arcs, DONE
+    frame, arcs, status = work.frame[0], search.graph.arcs, keys.DONE
     source = search.graph.states[(group.key & ~AFTER_WORD) >> 16]
     count = source.arc_end - source.arc_begin
     walks = count <= SMALL_STATE or count <= 4 * frame.labels
     rounds = 1 if walks else frame.labels  # all arcs in one, or one for each label
     for n in range(rounds):
-        label, first = NONE, source.arc_begin
+        label, first = keys.NONE, source.arc_begin
         if not walks:
             label = work.labels[n]
             acoustic_cost = cost_of(row, label, search)
@@ -234,7 +224,7 @@ def expand_group(group, g, row, search, work):
             if least_total(group.cost, arcs[a].cost, acoustic_cost, search) > frame.cutoff:
                 continue
             status = _expand_arc(a, group, g, acoustic_cost, search, work)
-            if status != DONE:
+            if status != keys.DONE:
                 return status
     return status
 
@@ -248,15 +238,15 @@ def _expand_arc(a, group, g, acoustic_cost, search, work):
         if search.params.topology == NORMAL and arc.ilabel + 1 == group.label:  # closed to the best token
             cost = group.other_cost
         total = cost + search.weights.lm_weight * arc.cost + acoustic_cost
-        return offer(total, target_key(arc, group.key & 0xFFFF, search), Origin(a, ~g, NONE), search, work)
+        return offer(total, target_key(arc, group.key & 0xFFFF, search), keys.Origin(a, ~g, keys.NONE), search, work)
     if frame.deferred == len(work.lm.deferred):
-        return GROUPS_FULL
+        return keys.GROUPS_FULL
     work.lm.deferred[frame.deferred].group = g
     work.lm.deferred[frame.deferred].arc = a
     frame.deferred += 1
     step = least_total(np.float32(0.0), arc.cost, acoustic_cost, search)
     group.least_step = min(group.least_step, step)
-    return DONE
+    return keys.DONE
 
 
 # ------------------------------------------------------------------------------ arcs with words
@@ -266,39 +256,39 @@ def _expand_arc(a, group, g, acoustic_cost, search, work):
 def expand_with_lm(group_arc, row, cutoff, state, search, lm, work):
     """An arc that queries the LMs, for all contexts that are within the beam before the query."""
     group, arc, weights = work.groups[group_arc.group], search.graph.arcs[group_arc.arc], search.weights
-    acoustic_cost, closed = cost_of(row, arc.ilabel, search), np.int64(NONE)
+    acoustic_cost, closed = cost_of(row, arc.ilabel, search), np.int64(keys.NONE)
     if least_total(group.cost, arc.cost, acoustic_cost, search) > cutoff:
-        return DONE
+        return keys.DONE
     if search.params.topology == NORMAL:
         closed = np.int64(arc.ilabel) + 1
-    epsilon: Any = np.int32(NONE)
+    epsilon: Any = np.int32(keys.NONE)
     cost = np.float32(0.0)
     if group.key < AFTER_WORD:
         status, node, epsilon, cost = node_of_group(group, closed, state, work)
     else:
         status, node = _node_after_closure(group, closed, cutoff, state, (search, lm), work)
-        if node != NONE:
+        if node != keys.NONE:
             cost = state.nodes[node].cost
     bonus, boost = np.float32(0.0), group.key & 0xFFFF
-    if status == DONE and node != NONE and arc.olabel != 0:
+    if status == keys.DONE and node != keys.NONE and arc.olabel != 0:
         if weights.boosts:
             bonus, boost = boosted(arc.olabel, boost, search)
         most = cutoff - (weights.lm_weight * arc.cost - bonus + acoustic_cost)
         before = node, cost, most, epsilon
         status, node = _node_after_arc(before, arc.olabel, state, (search, lm), work)
-        if node != NONE:
-            cost, epsilon = state.nodes[node].cost, np.int32(NONE)
-    if status != DONE or node == NONE:
+        if node != keys.NONE:
+            cost, epsilon = state.nodes[node].cost, np.int32(keys.NONE)
+    if status != keys.DONE or node == keys.NONE:
         return status
     total = cost + weights.lm_weight * arc.cost - bonus + acoustic_cost
-    origin = Origin(group_arc.arc, node, epsilon)
+    origin = keys.Origin(group_arc.arc, node, epsilon)
     return offer(total, target_key(arc, boost, search), origin, search, work)
 
 
 @linked
 def _is_closed(member, closed, work):
     """Whether an arc with this last label (topology normal) is closed to a member of a group."""
-    return closed != NONE and label_of(work.current[member.source].key) == closed
+    return closed != keys.NONE and keys.label_of(work.current[member.source].key) == closed
 
 
 @linked
@@ -309,24 +299,24 @@ def node_of_group(group, closed, state, work):
         a status; the node, or NONE if there are no such tokens; the closure arc to the group if there
         is one such token, whose own node is taken, or NONE; the cost of the best of them.
     """
-    members, count, last, is_whole, least = work.group_tokens, 0, NONE, True, LARGEST
+    members, count, last, is_whole, least = work.group_tokens, 0, keys.NONE, True, LARGEST
     at = group.newest
-    while at != NONE:
+    while at != keys.NONE:
         if _is_closed(members[at], closed, work):
             is_whole = False
         else:
             count, last, least = count + 1, at, min(least, members[at].cost)
         at = members[at].next
     if count == 0:
-        return DONE, np.int32(NONE), np.int32(NONE), least
+        return keys.DONE, np.int32(keys.NONE), np.int32(keys.NONE), least
     if count == 1:
-        return DONE, work.current[members[last].source].back_pointer, members[last].epsilon, least
-    if is_whole and group.node != NONE:
-        return DONE, group.node, np.int32(NONE), least
+        return keys.DONE, work.current[members[last].source].back_pointer, members[last].epsilon, least
+    if is_whole and group.node != keys.NONE:
+        return keys.DONE, group.node, np.int32(keys.NONE), least
     if not has_room(1, count, 0, state):
-        return ARENA_FULL, np.int32(NONE), np.int32(NONE), least
+        return ARENA_FULL, np.int32(keys.NONE), np.int32(keys.NONE), least
     node, at = new_node(group.key << 16, least, state), group.newest
-    while at != NONE:
+    while at != keys.NONE:
         member = members[at]
         if not _is_closed(member, closed, work):
             source = work.current[member.source].back_pointer
@@ -334,7 +324,7 @@ def node_of_group(group, closed, state, work):
         at = member.next
     if is_whole:
         group.node = node
-    return DONE, node, np.int32(NONE), least
+    return keys.DONE, node, np.int32(keys.NONE), least
 
 
 @linked
@@ -343,25 +333,25 @@ def _node_after_closure(group, closed, cutoff, state, models, work):
     search, lm = models
     members, epsilons = work.group_tokens, search.graph.epsilons
     is_whole, at, total, most = True, group.newest, 0, cutoff - group.least_step
-    while at != NONE:
+    while at != keys.NONE:
         is_whole = is_whole and not _is_closed(members[at], closed, work)
         at = members[at].next
-    if is_whole and group.node != NONE:
-        return DONE, group.node
+    if is_whole and group.node != keys.NONE:
+        return keys.DONE, group.node
     at = group.newest
-    while at != NONE:
+    while at != keys.NONE:
         if not _is_closed(members[at], closed, work) and members[at].cost <= most:
             source = work.current[members[at].source].back_pointer
             status = expand(source, state, search, lm, work)
-            if status != DONE:
-                return status, np.int32(NONE)
+            if status != keys.DONE:
+                return status, np.int32(keys.NONE)
             total += state.nodes[source].count
         at = members[at].next
     status = begin_words(total, state, work)
-    if status != DONE:
-        return status, np.int32(NONE)
+    if status != keys.DONE:
+        return status, np.int32(keys.NONE)
     begin, count, at = state.counters[0].contexts, 0, group.newest
-    while at != NONE:
+    while at != keys.NONE:
         member = members[at]
         if not _is_closed(member, closed, work) and member.cost <= most:
             source, olabel = work.current[member.source].back_pointer, epsilons[member.epsilon].olabel
@@ -371,7 +361,7 @@ def _node_after_closure(group, closed, cutoff, state, models, work):
     node_after = node_after_words(group.key << 16, begin, count, state, lm)
     if is_whole:
         group.node = node_after
-    return DONE, node_after
+    return keys.DONE, node_after
 
 
 @linked
@@ -380,11 +370,11 @@ def _node_after_arc(before, olabel, state, models, work):
     search, lm = models
     node, base, most, epsilon = before
     status = expand(node, state, search, lm, work)
-    if status == DONE:
+    if status == keys.DONE:
         status = begin_words(state.nodes[node].count, state, work)
-    if status != DONE:
-        return status, np.int32(NONE)
+    if status != keys.DONE:
+        return status, np.int32(keys.NONE)
     source, begin = state.nodes[node], state.counters[0].contexts
-    before = node, NONE, base, most, olabel, epsilon
+    before = node, keys.NONE, base, most, olabel, epsilon
     count = enter_words(begin, 0, source.count, before, models, state, work)
-    return DONE, node_after_words(source.key, begin, count, state, lm)
+    return keys.DONE, node_after_words(source.key, begin, count, state, lm)

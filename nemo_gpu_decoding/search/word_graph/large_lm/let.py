@@ -29,30 +29,11 @@ import numpy as np
 from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.log_space import LARGEST, MOST_LOG_PROB
-from nemo_gpu_decoding.search.word_graph import lm_contexts
-from nemo_gpu_decoding.search.word_graph.candidates import (
-    cost_of,
-    fill_slot,
-    find_slot,
-    token_table,
-    widen_token_table,
-)
+from nemo_gpu_decoding.search.word_graph import candidates, keys
 from nemo_gpu_decoding.search.word_graph.frame import begin_frame
-from nemo_gpu_decoding.search.word_graph.keys import (
-    ANY_RANK,
-    BAD_FRAME,
-    BLANK_MOVE,
-    DONE,
-    HASH_BITS,
-    NO_TOKEN,
-    NONE,
-    REPEAT_MOVE,
-    Origin,
-    label_of,
-    rank_of,
-)
 from nemo_gpu_decoding.search.word_graph.labels import choose_labels, rank_labels
-from nemo_gpu_decoding.search.word_graph.let_groups import (
+from nemo_gpu_decoding.search.word_graph.large_lm import contexts
+from nemo_gpu_decoding.search.word_graph.large_lm.let_groups import (
     expand_closure,
     expand_group,
     expand_with_lm,
@@ -60,7 +41,7 @@ from nemo_gpu_decoding.search.word_graph.let_groups import (
     offer,
     tighten_cutoff,
 )
-from nemo_gpu_decoding.search.word_graph.let_nodes import ARENA_FULL, add_link, has_room, new_node
+from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import ARENA_FULL, add_link, has_room, new_node
 from nemo_gpu_decoding.search.word_graph.prune import choose_tokens
 
 
@@ -78,53 +59,53 @@ def advance(log_probs, begin, end, state, search, lm, work):
     """As `frame.advance`; ARENA_FULL: call `collect`, or make room for nodes, and go on there."""
     for t in range(begin, end):
         status = _expand(log_probs[t], state, search, lm, work)
-        if status == DONE:
+        if status == keys.DONE:
             status = _prune(log_probs[t], state, search, work)
-        if status != DONE:
+        if status != keys.DONE:
             return t, status
         counters, frame = state.counters[0], work.frame[0]
         counters.look_ups += frame.look_ups
         counters.query_hits += frame.query_hits
         counters.arc_visits += frame.arc_visits
         counters.groups += counters.tokens
-    return end, DONE
+    return end, keys.DONE
 
 
 @linked
 def _expand(row, state, search, lm, work):
     """All candidates that stay below the cutoff, and the tokens that they lead to."""
-    frame, status = work.frame[0], DONE
-    frame.last_rank = ANY_RANK
+    frame, status = work.frame[0], keys.DONE
+    frame.last_rank = keys.ANY_RANK
     begin_frame(LARGEST, state.counters[0].tokens, search, work)
-    lm_contexts.begin_frame(work)
+    contexts.begin_frame(work)
     if search.params.topology != GRAPH:
         status = _offer_blanks_and_repeats(row, state, search, work)
-    if status == DONE and not choose_labels(row, search, work):
-        status = BAD_FRAME
-    if status == DONE and frame.labels > 0:
+    if status == keys.DONE and not choose_labels(row, search, work):
+        status = keys.BAD_FRAME
+    if status == keys.DONE and frame.labels > 0:
         status = _expand_groups(row, state, search, lm, work)
-    if status == DONE:
+    if status == keys.DONE:
         _enter_within_capacity(state, work)
         if frame.tokens == 0:
-            status = NO_TOKEN
+            status = keys.NO_TOKEN
     return status
 
 
 @linked
 def _offer_blanks_and_repeats(row, state, search, work):
     """Step 1: a blank, or the last label again."""
-    blank_id, status = search.params.blank_id, DONE
+    blank_id, status = search.params.blank_id, keys.DONE
     if not row[blank_id] <= MOST_LOG_PROB:
-        return BAD_FRAME
-    blank_cost = cost_of(row, blank_id, search)
+        return keys.BAD_FRAME
+    blank_cost = candidates.cost_of(row, blank_id, search)
     for i in range(state.counters[0].tokens):
         token = work.current[i]
-        cost, key, label, node = token.cost, token.key, label_of(token.key), token.back_pointer
-        status = offer(cost + blank_cost, key - label, Origin(BLANK_MOVE, node, NONE), search, work)
-        if label > 0 and status == DONE:
-            total = cost + cost_of(row, label - 1, search)
-            status = offer(total, key, Origin(REPEAT_MOVE, node, NONE), search, work)
-        if status != DONE:
+        cost, key, label, node = token.cost, token.key, keys.label_of(token.key), token.back_pointer
+        status = offer(cost + blank_cost, key - label, keys.Origin(keys.BLANK_MOVE, node, keys.NONE), search, work)
+        if label > 0 and status == keys.DONE:
+            total = cost + candidates.cost_of(row, label - 1, search)
+            status = offer(total, key, keys.Origin(keys.REPEAT_MOVE, node, keys.NONE), search, work)
+        if status != keys.DONE:
             break
     return status
 
@@ -135,12 +116,12 @@ def _expand_groups(row, state, search, lm, work):
     frame, groups = work.frame[0], work.groups
     status = tighten_cutoff(row, state, search, lm, work)
     rank_labels(row, search, work)
-    if frame.labels == 0 or status != DONE:
+    if frame.labels == 0 or status != keys.DONE:
         return status
-    least = cost_of(row, work.labels[0], search)
+    least = candidates.cost_of(row, work.labels[0], search)
     for i in range(state.counters[0].tokens):
         status = expand_closure(i, least, search, work)
-        if status != DONE:
+        if status != keys.DONE:
             return status
     cheapest = 0
     for g in range(frame.groups):
@@ -149,12 +130,12 @@ def _expand_groups(row, state, search, lm, work):
     for n in range(frame.groups):
         g = cheapest if n == 0 else (n - 1 if n <= cheapest else n)
         status = expand_group(groups[g], g, row, search, work)
-        if status != DONE:
+        if status != keys.DONE:
             return status
     cutoff = frame.cutoff
     for n in range(frame.deferred):
         status = expand_with_lm(work.lm.deferred[n], row, cutoff, state, search, lm, work)
-        if status != DONE:
+        if status != keys.DONE:
             break
     return status
 
@@ -174,7 +155,7 @@ def _enter_within_capacity(state, work):
     if not frame.full:
         return
     state.counters[0].overflowed += 1
-    low, high = rank_of(frame.best, 0, 0), rank_of(frame.cutoff, 0, 0) + (1 << HASH_BITS)
+    low, high = keys.rank_of(frame.best, 0, 0), keys.rank_of(frame.cutoff, 0, 0) + (1 << keys.HASH_BITS)
     while high - low > 1:
         frame.last_rank = low + (high - low) // 2
         _enter(work)
@@ -191,17 +172,17 @@ def _enter_within_capacity(state, work):
 @linked
 def _enter(work):
     """Enter the candidates among the tokens of the next frame. `source` of a token counts its candidates."""
-    frame, next_tokens, limited = work.frame[0], work.next_tokens, work.frame[0].last_rank != ANY_RANK
+    frame, next_tokens, limited = work.frame[0], work.next_tokens, work.frame[0].last_rank != keys.ANY_RANK
     frame.tokens, frame.full = 0, False
     work.stamps[0] += 1
     for c in range(frame.candidates):
         candidate = work.candidates[c]
-        candidate.token = NONE
+        candidate.token = keys.NONE
         if candidate.cost > frame.cutoff:
             continue
-        if limited and rank_of(candidate.cost, candidate.key, 0) > frame.last_rank:
+        if limited and keys.rank_of(candidate.cost, candidate.key, 0) > frame.last_rank:
             continue
-        slot = find_slot(candidate.key, 0, token_table(work), None)
+        slot = candidates.find_slot(candidate.key, 0, candidates.token_table(work), None)
         if work.token_slots[slot].stamp == work.stamps[0]:
             candidate.token = work.token_slots[slot].entry
             token = next_tokens[candidate.token]
@@ -211,13 +192,13 @@ def _enter(work):
             frame.full = True
         else:
             candidate.token = np.int32(frame.tokens)
-            fill_slot(work.token_slots, slot, work.stamps[0], candidate.token)
+            candidates.fill_slot(work.token_slots, slot, work.stamps[0], candidate.token)
             frame.tokens += 1
             token = next_tokens[candidate.token]
             token.key, token.cost, token.source = candidate.key, candidate.cost, 1
             token.arc, token.back_pointer = candidate.arc, candidate.source
             if 2 * frame.tokens > frame.token_mask + 1:
-                widen_token_table(None, work)
+                candidates.widen_token_table(None, work)
 
 
 @linked
@@ -226,38 +207,38 @@ def _prune(row, state, search, work):
     counters, frame, next_tokens = state.counters[0], work.frame[0], work.next_tokens
     kept, limited = choose_tokens(next_tokens, frame, search.params, work)
     status = _name_sources(search, state, work)
-    if status == DONE and not has_room(kept, frame.candidates, 0, state):
+    if status == keys.DONE and not has_room(kept, frame.candidates, 0, state):
         status = ARENA_FULL
-    if status != DONE:
+    if status != keys.DONE:
         return status
     for t in range(frame.tokens):
         token = next_tokens[t]
         # a blank alone changes nothing: the node before it serves
-        if work.renumbered[t] != NONE and not (token.source == 1 and token.arc == BLANK_MOVE):
-            token.back_pointer, token.source = new_node(token.key, token.cost - frame.best, state), NONE
+        if work.renumbered[t] != keys.NONE and not (token.source == 1 and token.arc == keys.BLANK_MOVE):
+            token.back_pointer, token.source = new_node(token.key, token.cost - frame.best, state), keys.NONE
     for c in range(frame.candidates):
         candidate = work.candidates[c]
-        if candidate.token == NONE or work.renumbered[candidate.token] == NONE:
+        if candidate.token == keys.NONE or work.renumbered[candidate.token] == keys.NONE:
             continue
         token = next_tokens[candidate.token]
-        if token.source == NONE:
+        if token.source == keys.NONE:
             label = np.int64(search.params.blank_id)
             if candidate.arc >= 0:
                 label = np.int64(search.graph.arcs[candidate.arc].ilabel)
-            elif candidate.arc == REPEAT_MOVE:
-                label = label_of(token.key) - 1
+            elif candidate.arc == keys.REPEAT_MOVE:
+                label = keys.label_of(token.key) - 1
             cost, log_prob = candidate.cost - token.cost, row[label]
             add_link(token.back_pointer, candidate.source, candidate.arc, candidate.epsilon, cost, log_prob, state)
     for t in range(frame.tokens):
         index = work.renumbered[t]
-        if index != NONE:
+        if index != keys.NONE:
             work.current[index] = next_tokens[t]
             work.current[index].cost -= frame.best
-    counters.limited += limited or frame.last_rank != ANY_RANK
+    counters.limited += limited or frame.last_rank != keys.ANY_RANK
     counters.tokens = kept
     counters.cost += np.float64(frame.best)
     counters.frames += 1
-    return DONE
+    return keys.DONE
 
 
 @linked
@@ -265,13 +246,13 @@ def _name_sources(search, state, work):
     """The nodes of groups that candidates come from, before those of the next frame: links lead back."""
     for c in range(work.frame[0].candidates):
         candidate = work.candidates[c]
-        if candidate.source >= 0 or candidate.token == NONE or work.renumbered[candidate.token] == NONE:
+        if candidate.source >= 0 or candidate.token == keys.NONE or work.renumbered[candidate.token] == keys.NONE:
             continue
-        closed = np.int64(NONE)
+        closed = np.int64(keys.NONE)
         if search.params.topology == NORMAL:
             closed = np.int64(search.graph.arcs[candidate.arc].ilabel) + 1
         status, node, epsilon, _ = node_of_group(work.groups[~candidate.source], closed, state, work)
-        if status != DONE:
+        if status != keys.DONE:
             return status
         candidate.source, candidate.epsilon = node, epsilon
-    return DONE
+    return keys.DONE

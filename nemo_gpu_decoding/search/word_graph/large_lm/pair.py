@@ -1,4 +1,4 @@
-"""The two LMs of paged_biglm: loading them, and their `LmPair` with the words of a graph (`composition.py`)."""
+"""The two LMs of paged_biglm: loading them, and their `LmPair` with the words of a graph (`scorer.py`)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import NO_LABEL, PackedLM
 from nemo_gpu_decoding.lm.packed_file import is_packed_lm, load_packed_lm
-from nemo_gpu_decoding.search.word_graph.composition import LmPair, lm_of
-from nemo_gpu_decoding.search.word_graph.difference import difference_of
+from nemo_gpu_decoding.search.word_graph.large_lm.difference import difference_of
+from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LmPair, lm_of
 
 logger = logging.getLogger("nemo_gpu_decoding")
 

@@ -1,5 +1,5 @@
 // LM score difference of a word: what the large LM adds to the small LM's cost, and the LM context
-// after it. Counterpart of composition.py.
+// after it. Counterpart of scorer.py.
 #pragma once
 
 #include "lm/paged.cuh"

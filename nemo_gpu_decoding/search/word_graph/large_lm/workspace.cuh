@@ -14,11 +14,7 @@
 // queries.
 #pragma once
 
-#include "search/word_graph/composition.cuh"
-
-#ifndef EAGER
-#define EAGER 0  // 1: eager composition
-#endif
+#include "search/word_graph/large_lm/scorer.cuh"
 
 // A hash table whose slots hold number + 1 of the first of several items with one key (0: free).
 struct Firsts {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.search.word_graph.determinize import (
+from nemo_gpu_decoding.search.word_graph.lattice.determinize import (
     ARC,
     COST_UNIT,
     WORD_ARC,
