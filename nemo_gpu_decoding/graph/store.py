@@ -23,7 +23,7 @@ _DTYPES = {
     "arcs": GRAPH_ARC,
     "epsilons": EPSILON,
     "word_sequences": _INT32,
-    "compounds": _INT32,  # what word_sequences was called
+    "compounds": _INT32,  # word_sequences
     **{f"spelling_{name}": _INT32 for name in Spellings._fields},
 }
 WORD_GRAPH = Kind("word graph", 2, _DTYPES, "build it anew", b"NGDGRAPH")
@@ -31,10 +31,10 @@ _FACTS = ("start", "unknown", "report", "name")
 
 
 def save_graph(graph: WordGraph, path: str | PathLike[str]) -> None:
-    """Write a graph; the file appears whole or not at all.
+    """Write a graph; the file is created only if writing succeeds.
 
     Raises:
-        ValueError: the graph is one `with_piece_labels`, which is made of a saved one in no time.
+        ValueError: the graph has labels of pieces; save the original and use `with_piece_labels` after loading.
     """
     if graph.pieces is not None:
         raise ValueError(f"graph ({graph.name}) has labels of pieces, expected the graph that it was made of")
@@ -49,7 +49,7 @@ def load_graph(path: str | PathLike[str], *, verify: bool = True) -> WordGraph:
     """The graph of a file, mapped into memory.
 
     Args:
-        verify: compare the checksum of the arrays too, which reads the whole file, once per process.
+        verify: compare the checksum of the arrays, which reads the whole file once per process.
 
     Raises:
         ValueError: not a graph of this version, truncated, or damaged; names the file.
@@ -62,7 +62,7 @@ def load_graph(path: str | PathLike[str], *, verify: bool = True) -> WordGraph:
 
 def _assemble(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> WordGraph:
     """The graph of the facts and arrays of a file."""
-    # files of the first edition have their words among the facts
+    # older files have the words in the header
     words = decode_words(arrays["words"]) if "words" in arrays else tuple(facts["words"])
     spellings = None
     if "spelling_words" in arrays:
@@ -74,7 +74,7 @@ def _assemble(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Wor
 
 
 def load_or_build(path: Path, build: Callable[[], WordGraph]) -> WordGraph:
-    """The graph of a file in a cache; what `build` returns, kept there, if there is none that can be read."""
+    """Load a graph from a cache file; if that fails, build the graph and save it there."""
     try:
         if path.exists():
             return load_graph(path)
@@ -91,7 +91,7 @@ def load_or_build(path: Path, build: Callable[[], WordGraph]) -> WordGraph:
 
 
 def is_word_graph(path: str | PathLike[str]) -> bool:
-    """Whether a file is a graph, ours or OpenFst's, by its first bytes.
+    """Whether a file is a graph of this package or of OpenFst, by its first bytes.
 
     Raises:
         OSError: the file cannot be read.
