@@ -1,8 +1,8 @@
-"""Beam-search decoding for NeMo's CTC, RNN-T and TDT checkpoints, and for anybody's log-probs.
+"""Beam-search decoding for NeMo's CTC, RNN-T and TDT checkpoints, and for log-probs of other models.
 
-With NeMo installed the strategies register themselves; `decoding.strategy=flexctc_beam` is all there
-is to type. Without NeMo use the decoder classes, which take plain tensors. Importing this package
-imports neither NeMo nor CUDA; each name is loaded on first use. docs/api.md lists the names.
+With NeMo installed, the strategies register themselves: set `decoding.strategy=flexctc_beam`. Without NeMo,
+use the decoder classes, which take plain tensors. Importing this package imports neither NeMo nor CUDA;
+each name is loaded on first use. docs/api.md lists the names.
 """
 
 from __future__ import annotations

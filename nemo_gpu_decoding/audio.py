@@ -1,4 +1,4 @@
-"""Audio files: duration, what cannot be decoded, and one channel of several."""
+"""Audio files: durations, checks of samples, and selection of a channel."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _FLOATS = ("FLOAT", "DOUBLE")  # formats whose samples can be NaN or infinite
 
 
 def audio_seconds(path: str | Path, name: str | None = None) -> float:
-    """Duration from the file's header.
+    """Duration in seconds, from the file's header.
 
     Args:
-        name: of the file in messages; None for its path.
+        name: of the file, for messages; None for its path.
 
     Raises:
         ValueError: the file cannot be read as audio; the message shows a command that converts it.
@@ -34,7 +34,7 @@ def audio_seconds(path: str | Path, name: str | None = None) -> float:
 
 
 def checked_seconds(path: str | Path, name: str | None = None) -> float:
-    """Duration of a file that can be decoded. Floating-point samples are read, others need no look.
+    """Duration in seconds of a file, after a check of its samples (floating-point formats only).
 
     Raises:
         ValueError: as `audio_seconds`; the file has no samples, or samples that are NaN or infinite.
@@ -58,7 +58,7 @@ def checked_seconds(path: str | Path, name: str | None = None) -> float:
 
 
 def unreadable(files: Sequence[str | Path]) -> list[str]:
-    """Those of these files whose samples cannot be read; a damaged file may well have a header."""
+    """The files with samples that cannot be read; a damaged file may have a valid header."""
     import soundfile
 
     found = []
@@ -71,7 +71,7 @@ def unreadable(files: Sequence[str | Path]) -> list[str]:
 
 
 def check_channel_selector(value: Any) -> None:
-    """Raise a ValueError unless this is None, "average" or the number of a channel, from 0."""
+    """Raise a ValueError unless the value is None, "average" or a channel number >= 0."""
     is_number = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if value not in (None, "average") and not is_number:
         raise ValueError(f"channel_selector is {value!r}, expected average, or the number of a channel, from 0")
@@ -115,5 +115,5 @@ def write_mono(source: str | Path, target: Path, channel_selector: int | str | N
 
 
 def _reason(error: Exception) -> str:
-    """libsndfile's own words, without the path before them."""
+    """The message of libsndfile, without the path before it."""
     return str(getattr(error, "error_string", None) or error)

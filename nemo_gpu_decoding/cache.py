@@ -1,8 +1,8 @@
-"""A small cache for LMs and boosting trees: NeMo rebuilds its decoding objects far too often.
+"""A small cache for LMs and boosting trees, and locks between processes.
 
-A model restores, transcribes with timestamps or switches strategy, and each time the decoding and all
-that hangs on it is made anew. What takes seconds to load is therefore kept here, outside the decoding,
-under a key that says everything the result depends on.
+NeMo rebuilds its decoding objects at every restore, transcription with timestamps and change of strategy.
+This cache keeps LMs and trees, which take seconds to load. Its keys contain everything that the result
+depends on.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _lock = threading.Lock()
 
 
 def cached(key: Hashable, build: Callable[[], T]) -> T:
-    """What `build` returned for this key before, or else what it returns now.
+    """The cached result for this key; on a miss, calls `build` and caches its result.
 
-    Callers that come while another thread builds the same key wait for that result. If `build` raises,
-    all of them get the exception and nothing is kept.
+    If another thread builds the same key, this call waits for that result. If `build` raises, all waiting
+    callers get the exception and nothing is cached.
     """
     with _lock:
         entry = _entries.get(key)
@@ -54,18 +54,14 @@ def _fill(key: Hashable, entry: Future[Any], build: Callable[[], Any]) -> None:
 
 
 def file_key(path: str | PathLike[str]) -> tuple[str, int, int]:
-    """Identifies the content of a file without reading it: path, size, time of last change.
-
-    Raises:
-        OSError: there is no such file.
-    """
+    """Identifies the content of a file by its path, size and modification time."""
     resolved = Path(path).resolve()
     status = resolved.stat()
     return str(resolved), status.st_size, status.st_mtime_ns
 
 
 def clear() -> None:
-    """Forget everything."""
+    """Remove all entries."""
     with _lock:
         _entries.clear()
 
@@ -75,10 +71,10 @@ def clear() -> None:
 
 @contextmanager
 def one_process_at_a_time(lock: Path) -> Iterator[None]:
-    """Other processes of this machine wait here for each other; the system lets go when one dies."""
+    """A lock between processes of this machine; the system releases it when a process dies."""
     try:
         import fcntl
-    except ImportError:  # Windows: all do it, which costs time and no more
+    except ImportError:  # Windows: no lock, so processes repeat the work
         yield
         return
     with lock.open("a") as file:
@@ -88,11 +84,7 @@ def one_process_at_a_time(lock: Path) -> Iterator[None]:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether a process is between the lines of `one_process_at_a_time`; True as well where nobody can tell.
-
-    Raises:
-        OSError: there is no such file.
-    """
+    """Whether a process holds the lock of `one_process_at_a_time`; True if this is unknown."""
     try:
         import fcntl
     except ImportError:

@@ -1,4 +1,4 @@
-"""Checks of single values, and the error that names the field at fault."""
+"""Checks of single values, and `FieldError`, which names the invalid field."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-MOST_NUMBER, LEAST_FACTOR = 1e9, 1e-9  # beyond these, float32 sums overflow, and factors become 0
+MOST_NUMBER, LEAST_FACTOR = 1e9, 1e-9  # outside of these, float32 sums overflow or factors become 0
 
 
 class FieldError(ValueError):
     """A ValueError about one field: "beam is 0.0, expected a finite number > 0".
 
-    Who reads the value under another name (a key of a config, an option of a command) raises
-    `error.named("wfst.beam_width")` in its place; nobody takes the message apart.
+    If the caller knows the value under another name (a key of a config, an option of a command), it raises
+    `error.named("wfst.beam_width")` instead. So no code has to parse the message.
 
     Args:
         field: name of the field.
-        value: what was seen.
-        expected: what was expected, as it continues "expected ...".
-        note: what else there is to know about the value, behind it: "with merge='prefix'".
+        value: the value seen.
+        expected: the expected value, as text after "expected".
+        note: text after the value, such as "with merge='prefix'".
     """
 
     def __init__(self, field: str, value: Any, expected: str, note: str = "") -> None:
@@ -73,7 +73,7 @@ def check_bool(field: str, value: Any) -> None:
         raise FieldError(field, value, "True or False")
 
 
-_TYPES: Mapping[str, tuple[type, str]] = {  # of annotations: the type of values, and what messages expect
+_TYPES: Mapping[str, tuple[type, str]] = {  # annotation -> the type of values, and its name in messages
     "bool": (bool, "True or False"),
     "int": (Integral, "an integer"),
     "float": (Real, "a number"),
@@ -84,7 +84,7 @@ _TYPES: Mapping[str, tuple[type, str]] = {  # of annotations: the type of values
 def check_type(field: str, value: Any, annotation: str) -> None:
     """Raise a FieldError unless `value` suits "bool", "int", "float" or "str", or one of these "| None".
 
-    An int is a float; a bool is no number. Values with other annotations pass.
+    An int is valid for "float"; a bool is not. Values with other annotations are not checked.
     """
     name, _, other = annotation.partition(" | ")
     if name not in _TYPES or (value is None and other == "None"):
@@ -95,15 +95,15 @@ def check_type(field: str, value: Any, annotation: str) -> None:
 
 
 def did_you_mean(name: str, valid: Collection[str]) -> str:
-    """ " (did you mean 'beam_size'?)", or nothing if no valid name is like this one."""
+    """ " (did you mean 'beam_size'?)", or "" if no valid name is similar."""
     close = difflib.get_close_matches(name, valid, n=1)
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 
 def checked_options(cls: type[T]) -> type[T]:
-    """Decorator of a dataclass of options: values of wrong types and unknown keywords are named.
+    """Decorator of a dataclass of options, whose errors name values of wrong types and unknown keywords.
 
-    `__post_init__` checks ranges. What it does not check is compared with the annotation of the field.
+    `__post_init__` checks ranges. Fields that it does not check are compared with their annotations.
 
     Raises:
         FieldError: by `cls(...)`, for a value of another type.
@@ -120,11 +120,11 @@ def checked_options(cls: type[T]) -> type[T]:
                 raise TypeError(f"{cls.__name__}() has no option '{name}'{hint}; valid options: {listed}")
         given = {**dict(zip(annotations, args, strict=False)), **options}
         for name, value in given.items():
-            if annotations[name] == "bool":  # before anything branches on it
+            if annotations[name] == "bool":  # before other code branches on the value
                 check_type(name, value, "bool")
         try:
             create(self, *args, **options)
-        except TypeError:  # a value that could not even be compared
+        except TypeError:  # a value that cannot be compared with numbers
             for name, value in given.items():
                 check_type(name, value, annotations[name])
             raise

@@ -1,9 +1,9 @@
-"""Arrays in one file, memory-mapped, so that processes share it and loading takes no time: safetensors.
+"""Files of memory-mapped arrays in safetensors format, which load at once and are shared by processes.
 
 8 bytes    size of the header, uint64
-header     JSON: "__metadata__" (below), and for each array its type, its shape and where it is in the
-           body; blanks up to a multiple of 4096 bytes in the file
-body       the arrays, each at a multiple of 4096 bytes; the format has no holes: a gap is an array
+header     JSON: "__metadata__" (below), and for each array its type, shape and range in the body; padded
+           with blanks to a multiple of 4096 bytes in the file
+body       the arrays, each at a multiple of 4096 bytes; gaps are arrays, as the format forbids holes
 
 All numbers are little-endian. Rows of structured arrays are bytes: states [S, 12] U8. The metadata are
 
@@ -11,7 +11,7 @@ kind       what the file holds, "packed LM" or "word graph"
 version    of the arrays and facts of this kind
 header     CRC-32 of the header, with zeros in this place, 8 hexadecimal digits
 body       CRC-32 of the body, likewise
-facts      JSON: all that is no array
+facts      JSON: all other fields
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from nemo_gpu_decoding.checks import FieldError
 _PAGE = 4096
 _CHUNK = 1 << 22  # bytes at a time for checksums
 _LOCK = "lock"  # beside an unfinished file, held by the process that writes it
-_NEW = 60.0  # seconds for which a folder without a holder is left alone: its process may be about to lock it
+_NEW = 60.0  # grace period in seconds for a folder without a lock: its process may be about to lock it
 _SIZE = struct.Struct("<Q")
 _START = '{"__metadata__":{"kind":"%s",'
 _VERSION = re.compile(rb'.*?"version":"(\d+)","header":"([0-9a-f]{8})",')
 _TYPES = {"uint8": "U8", "int32": "I32", "uint64": "U64", "float32": "F32"}
-_verified: set[tuple[str, int, int]] = set()  # files whose checksum was compared in this process
+_verified: set[tuple[str, int, int]] = set()  # files that this process has verified
 
 Shape = tuple[int, ...]
 Fill = Callable[[Mapping[str, np.ndarray]], None]
 
 
 class Kind(NamedTuple):
-    """A kind of file: which arrays there may be, and what messages say."""
+    """A kind of file: its arrays, version and texts for messages."""
 
     name: str
     version: int
     dtypes: Mapping[str, np.dtype]  # of each array
-    remedy: str  # what to do about a damaged file
+    remedy: str  # advice for a damaged file
 
     @property
     def _mark(self) -> bytes:
@@ -76,11 +76,11 @@ class Kind(NamedTuple):
 
 
 class Content(NamedTuple):
-    """What a file holds."""
+    """The contents of a file."""
 
     facts: Mapping[str, Any]
     arrays: Mapping[str, np.ndarray]  # mapped
-    checked: np.ndarray  # [bytes] uint8, what the checksum is of
+    checked: np.ndarray  # [bytes] uint8, the range of the checksum
     checksum: int
 
 
@@ -90,12 +90,12 @@ class Content(NamedTuple):
 def write_container(
     path: str | PathLike[str], kind: Kind, facts: Mapping[str, Any], shapes: Mapping[str, Shape], fill: Fill
 ) -> int:
-    """Write a file; it appears whole or not at all.
+    """Write a file; it is created only if writing succeeds.
 
     Args:
         shapes: of each array.
-        fill: is given the arrays of the file, all zeros, to put in their contents; they are mapped and
-            may be larger than memory.
+        fill: called with the mapped arrays of the file, all zeros, to write their contents. They may be
+            larger than memory.
 
     Returns:
         the size of the file in bytes.
@@ -122,7 +122,7 @@ def write_container(
 def write_arrays(
     path: str | PathLike[str], kind: Kind, facts: Mapping[str, Any], contents: Mapping[str, np.ndarray]
 ) -> int:
-    """Write arrays that are in memory; the size of the file in bytes."""
+    """Write arrays to a file; returns its size in bytes."""
 
     def fill(arrays: Mapping[str, np.ndarray]) -> None:
         for name, array in contents.items():
@@ -134,13 +134,13 @@ def write_arrays(
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[Path]:
-    """A name beside `path` to write to; what is there at the end replaces `path`, in one step.
+    """Yield a temporary name beside `path`; at the end of the block, that file replaces `path` atomically.
 
-    A program that is killed meanwhile leaves the file at `path` as it was, and a folder beside it, which
-    the next one that writes to `path` removes. A link stays a link; a device or pipe is written to directly.
+    If the program is killed meanwhile, `path` is unchanged and a folder stays beside it; the next write to
+    `path` removes that folder. A link stays a link; devices and pipes are written directly.
 
     Raises:
-        OSError: the file cannot be written; of a full disk, names `path`.
+        OSError: the file cannot be written; if the disk is full, the error names `path`.
     """
     path = path.resolve()
     if path.exists() and not path.is_file():
@@ -163,7 +163,7 @@ def written_whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: str | PathLike[str]) -> Iterator[None]:
-    """A full disk is an OSError that names this file or folder, with all folders above it; writes name none."""
+    """Add the absolute path of this file or folder to the OSError of a full disk, which has no path."""
     try:
         yield
     except OSError as error:
@@ -173,13 +173,13 @@ def naming(path: str | PathLike[str]) -> Iterator[None]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 file; it appears whole or not at all. Raises as `written_whole`."""
+    """Write a UTF-8 file; it is created only if writing succeeds. Raises as `written_whole`."""
     with written_whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def _remove_abandoned(path: Path) -> None:
-    """Remove the unfinished copies of `path` whose processes are dead."""
+    """Remove unfinished copies of `path` left by dead processes."""
     for folder in path.parent.glob(f".{glob.escape(path.name)}.*"):
         lock = folder / _LOCK
         with suppress(OSError):  # another process was quicker
@@ -190,10 +190,10 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def map_zeros(file: IO[bytes], num_bytes: int, path: Path) -> np.ndarray:
-    """A new file, filled up with zeros, mapped as an array that can be written. [num_bytes > 0] uint8
+    """Create a file of zeros and map it as a writable array, [num_bytes > 0] uint8.
 
-    The space is reserved at once where the system can: a full disk is then an error here, and no crash
-    in a later write.
+    If the system supports it, the space is reserved now: a full disk then raises here, and does not crash a
+    later write.
 
     Raises:
         OSError: there is not enough space; names `path` and the size.
@@ -201,7 +201,7 @@ def map_zeros(file: IO[bytes], num_bytes: int, path: Path) -> np.ndarray:
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, num_bytes)
-        else:  # macOS, Windows: the next best, without reserving
+        else:  # macOS, Windows: no reservation
             file.truncate(num_bytes)
     except OSError as error:
         size = f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e8 else f"{num_bytes / 1e6:.3f} MB"
@@ -211,7 +211,7 @@ def map_zeros(file: IO[bytes], num_bytes: int, path: Path) -> np.ndarray:
 
 
 def encode_words(words: Sequence[str]) -> np.ndarray:
-    """Words as they stand in a file: UTF-8, a line each. [bytes] uint8
+    """Encode words for a file, as UTF-8 with one word per line, [bytes] uint8.
 
     Raises:
         FieldError: a word has a line break.
@@ -223,7 +223,7 @@ def encode_words(words: Sequence[str]) -> np.ndarray:
 
 
 def decode_words(text: np.ndarray) -> tuple[str, ...]:
-    """The words of `encode_words`."""
+    """The inverse of `encode_words`."""
     return tuple(text.tobytes().decode().split("\n")[:-1])
 
 
@@ -236,9 +236,9 @@ def map_container(
     """The facts and arrays of a file, the arrays mapped.
 
     Args:
-        verify: compare the checksum of the arrays too, which reads the whole file, once per process
-            (about a second per GB). Sizes and the header's checksum are always compared.
-        check: raises a ValueError if the arrays contradict each other; called with `verify`, once per process.
+        verify: compare the checksum of the arrays, which reads the whole file once per process (about a
+            second per GB). Sizes and the header's checksum are always compared.
+        check: raises a ValueError if the arrays are inconsistent; called with `verify`, once per process.
 
     Raises:
         ValueError: not of this kind and version, truncated, or damaged; names the file.
@@ -261,7 +261,7 @@ def map_container(
 
 @contextmanager
 def naming_damage(path: Path, what: str) -> Iterator[None]:
-    """Errors that the contents of a file cause, as a ValueError that names the file and says `what`."""
+    """Convert errors from the contents of a file to a ValueError with the file and `what`."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -317,7 +317,7 @@ def _entry(dtype: str, shape: Shape, begin: int, end: int) -> dict[str, Any]:
 
 
 def _with_checksum(header: bytes, name: bytes, checksum: int) -> bytes:
-    """The header with other digits at the first place of this name."""
+    """Replace the digits of the first field of this name in the header."""
     begin = header.index(b'"%s":"' % name) + len(name) + 4
     return header[:begin] + b"%08x" % checksum + header[begin + 8 :]
 

@@ -1,11 +1,11 @@
-"""Optional dependencies: the modules that each extra of pyproject.toml brings, and one message if some are missing."""
+"""Optional dependencies: the modules of each extra of pyproject.toml, and a check that they are installed."""
 
 from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
 
-# extra -> the modules of it that are imported, the one that its users know first
+# extra -> its modules that are imported, the best-known one first
 MODULES: dict[str, tuple[str, ...]] = {
     "nemo": ("nemo", "soundfile", "hydra", "lhotse", "webdataset", "fsspec", "sentencepiece", "transformers"),
     "wfst": ("kaldifst", "sentencepiece"),
@@ -20,10 +20,10 @@ def require(*names: str) -> None:
     """Check that optional dependencies are installed, without importing them.
 
     Args:
-        names: extras of pyproject.toml, or single modules of one.
+        names: extras of pyproject.toml, or single modules of an extra.
 
     Raises:
-        ModuleNotFoundError: some are missing. The message has the command that installs them.
+        ModuleNotFoundError: modules are missing; the message has the command that installs them.
     """
     missing: dict[str, str] = {}  # extra -> its first missing module
     for name in names:
@@ -47,10 +47,10 @@ def is_installed(module: str) -> bool:
 
 
 def extra_of(module: str) -> str:
-    """The smallest extra that brings a module."""
+    """The smallest extra with a module."""
     return min((extra for extra, modules in MODULES.items() if module in modules), key=lambda e: len(MODULES[e]))
 
 
 def install_command(*extras: str) -> str:
-    """What to type to get these extras."""
+    """The command that installs these extras."""
     return f"pip install 'nemo-gpu-decoding[{','.join(extras)}]'"

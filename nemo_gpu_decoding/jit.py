@@ -1,8 +1,8 @@
-"""How this package's loops are compiled: numba, without the GIL, kept on disk between runs.
+"""Compile loops with numba, without the GIL and with a cache on disk.
 
-numba's own cache looks only at the file in which a function stands: after an update of a file with
-functions that it calls, a stale result would be used, and after a renamed type the cache can't even
-be read. So the cache lies in a folder named by a fingerprint of all sources that hold compiled code.
+numba's cache checks only the file that defines a function. If a file with a called function changes, numba
+would use stale code; if a type is renamed, it cannot read the cache. So the cache folder has a name with
+a fingerprint of all sources of compiled code.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ logger = logging.getLogger("nemo_gpu_decoding")
 PACKAGE = Path(__file__).parent
 CACHE_VARIABLE = "NEMO_GPU_DECODING_CACHE"
 
-# Versions of numba with which `jit_linked.py` is tested. It builds on numba's internals; other versions do without it.
+# Versions of numba with which `jit_linked.py` is tested; it uses internals of numba, so others do not use it.
 LINKED_VERSIONS = ((0, 63), (0, 68))
 
 F = TypeVar("F", bound=Callable)
 
 
 def compiled(function: F) -> F:
-    """Compile at the first call; later processes load the result from disk in milliseconds."""
+    """Compile at the first call; later processes load the code from disk in milliseconds."""
     return _njit(function)
 
 
 def inlined(function: F) -> F:
-    """For small functions of compiled code that return arrays: numba copies their code at each call.
+    """Compile a small function that returns arrays to compiled code; numba copies it at each call.
 
-    That takes long, so it is for these alone; for others `linked` makes the same machine code.
+    This makes compilation slow. For other functions, `linked` gives the same machine code.
     """
     return _jit(function, inline="always")
 
 
 def no_refcount(function: F) -> F:
-    """As `compiled`, for functions that neither make arrays nor return any.
+    """Like `compiled`, for functions that neither create nor return arrays.
 
-    numba counts references to every array that a function touches, with an atomic instruction each. In a
-    search that looks at a few elements of many arrays these were half of its time (measured). A function
-    that makes no arrays of its own needs no counting: the caller holds all of them until it returns.
+    numba counts references to each array that a function uses, with atomic instructions. In a search that
+    reads a few elements of many arrays, these took half of the time (measured). A function without new
+    arrays needs no counts, because its caller holds all arrays until it returns.
     """
     return _njit(function, _nrt=False, forceinline=True)
 
 
 def linked(function: F) -> F:
-    """As `no_refcount`, for functions that only compiled code calls: they become a part of their callers.
+    """Like `no_refcount`, for functions that only compiled code calls; they are compiled with their callers.
 
-    This halves the time of compilation, see `jit_linked.py`. Python cannot call them.
+    This halves the compile time, see `jit_linked.py`. Python cannot call such functions.
     """
     oldest, newest = LINKED_VERSIONS
     if not oldest <= numba.version_info.short <= newest:
@@ -74,7 +74,7 @@ def linked(function: F) -> F:
 
 
 def _jit(function: F, **options: Any) -> Any:
-    decorator: Any = numba.njit  # whose types lack some options
+    decorator: Any = numba.njit  # its type hints lack some options
     return decorator(nogil=True, **options)(function)
 
 
@@ -92,7 +92,7 @@ def _njit(function: F, **options: Any) -> Any:
 
 
 def read_only(array: np.ndarray) -> np.ndarray:
-    """A plain view that cannot be written: of one type for compiled code, whether it is mapped or not."""
+    """A read-only view, which has the same type in compiled code for mapped and other arrays."""
     view = np.ascontiguousarray(array).view(np.ndarray)
     view.flags.writeable = False
     return view
@@ -112,9 +112,9 @@ class CopiedByFields:
 
 @functools.lru_cache(maxsize=1)
 def cache_folder() -> Path:
-    """The folder of this version's compiled code, made if need be.
+    """The folder of this version's compiled code; created if it does not exist.
 
-    Set the environment variable NEMO_GPU_DECODING_CACHE to put it elsewhere than ~/.cache.
+    It is below the environment variable NEMO_GPU_DECODING_CACHE, or else ~/.cache.
     """
     base = os.environ.get(CACHE_VARIABLE) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     name = f"jit-{_fingerprint()}"
@@ -135,15 +135,15 @@ def _user() -> int:
 
 
 def _is_ours_alone(folder: Path) -> bool:
-    """Whether we can write there and nobody else: numba and CUDA run what they find."""
+    """Whether only this user can write to the folder, because numba and CUDA run the code in it."""
     found = folder.lstat()
-    others = 0o022 if os.name == "posix" else 0  # elsewhere these bits say nothing
+    others = 0o022 if os.name == "posix" else 0  # other systems do not use these bits
     is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == _user() and not found.st_mode & others
     return is_ours and os.access(folder, os.W_OK)
 
 
 def announce_compilation(purpose: str) -> None:
-    """Name what the next calls compile, in the messages of `jit_progress.py`, if anything is to be compiled."""
+    """Set the name of the next compilations in the messages of `jit_progress.py`."""
     progress.purpose = purpose
 
 

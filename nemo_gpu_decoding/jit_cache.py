@@ -1,4 +1,4 @@
-"""numba's cache on disk, for disks that are full and files that are damaged: then code is compiled anew."""
+"""numba's cache on disk; if the disk is full or a file is damaged, the code is compiled again."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ logger = logging.getLogger("nemo_gpu_decoding")
 _INTERNALS: Any = caching
 # numba before 0.62 has the second name
 _FOLDER_LOCATOR = getattr(caching, "UserProvidedCacheLocator", None) or _INTERNALS._UserProvidedCacheLocator
-_warned: set[str] = set()  # folders that a warning has named
+_warned: set[str] = set()  # folders with a warning so far
 
 
 class _FolderOnly(CompileResultCacheImpl):
-    """Entries are in the folder of `numba.core.config.CACHE_DIR` and nowhere else.
+    """Entries in the folder `numba.core.config.CACHE_DIR` only.
 
-    numba's other folders are not named by a fingerprint of all sources, so they can hold stale code.
+    numba's other folders may contain stale code, because their names have no fingerprint of all sources.
     """
 
     _locator_classes = [_FOLDER_LOCATOR]  # noqa: RUF012  (as numba declares it)
 
 
 class ForgivingCache(FunctionCache):
-    """A function's cache; an error of it is a warning, once for each folder.
+    """The cache of a function; its errors become warnings, one per folder.
 
     Raises:
         RuntimeError: numba cannot write to the folder; raised by the constructor.
@@ -38,7 +38,7 @@ class ForgivingCache(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)
-        except Exception as error:  # damaged pickles raise nearly anything
+        except Exception as error:  # damaged pickles raise errors of many types
             warn_once(self.cache_path, error)
             self._remove_index()
             return None
@@ -58,7 +58,7 @@ class ForgivingCache(FunctionCache):
 
 
 def warn_once(folder: Any, error: Exception) -> None:
-    """Say that compiled code of a folder is not used, once for each folder of one version."""
+    """Warn once per folder and version that its compiled code is not used."""
     root = next(
         (str(parent) for parent in [Path(folder), *Path(folder).parents] if "jit-" in parent.name), str(folder)
     )

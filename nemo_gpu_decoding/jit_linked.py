@@ -1,7 +1,7 @@
-"""numba's pipeline for functions that only compiled code calls: nothing of them is machine code by itself.
+"""A numba pipeline for functions that only compiled code calls, without machine code per function.
 
-By default numba optimises each function with all that it calls, makes machine code of it and a way in from Python,
-and then does so again for its caller. With five levels of calls the innermost loop is translated six times.
+By default, numba optimises each function together with its callees, and generates machine code and a Python
+wrapper; it repeats this for each caller. With five levels of calls, it compiles the innermost loop six times.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ warnings.filterwarnings("ignore", "(?s).*has been considered a subtype of", Numb
 
 
 class _LinkedOnly(JITCodeLibrary):
-    """A library that others link; they optimise it as a part of themselves."""
+    """A library that callers link and optimise together with their code."""
 
     def finalize(self) -> None:
         self._raise_if_finalized()
@@ -37,7 +37,7 @@ class _LinkedOnly(JITCodeLibrary):
 
 @ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 def _not_from_python(*_: int) -> None:
-    """What Python calls in place of such a function: the result 0 is a SystemError, and no crash."""
+    """Raise a SystemError (result 0) if Python calls such a function, instead of a crash."""
 
 
 @register_pass(mutates_CFG=True, analysis_only=False)
@@ -46,7 +46,7 @@ class _LinkedLowering(NativeLowering):
 
     def run_pass(self, state: Any) -> bool:
         target = state.targetctx
-        if _holds_arrays(state.return_type):  # a caller that counts references would free it
+        if _holds_arrays(state.return_type):  # a caller with reference counts would free them
             raise TypeError(
                 f"{state.func_id.func_qualname} returns {state.return_type}, expected no arrays: use inlined"
             )
@@ -73,7 +73,7 @@ def _holds_arrays(kind: Any) -> bool:
 
 
 class LinkedCompiler(CompilerBase):
-    """numba's pipeline without machine code."""
+    """numba's pipeline without generation of machine code."""
 
     def define_pipelines(self) -> list[Any]:
         pipeline = DefaultPassBuilder.define_nopython_pipeline(self.state)

@@ -1,4 +1,4 @@
-"""What compiling takes: said when it begins, shown while it lasts, and left out of measured speeds."""
+"""Progress of compilation: messages for the user, and a clock that excludes compile time."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from numba.core import event
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
-LOG_SECONDS = 10.0  # between lines of progress where stderr is no terminal
+LOG_SECONDS = 10.0  # between lines of progress if stderr is no terminal
 
 
 class Progress(event.Listener):
-    """Listens to numba, which compiles one function at a time, with those that it calls.
+    """A listener of numba's events; numba compiles one function at a time, with its callees.
 
-    The messages are warnings: Python shows no others by default, and a first call takes up to a minute.
+    The messages are warnings, because Python hides other levels by default and a first call may take a
+    minute.
     """
 
     def __init__(self) -> None:
-        self.purpose = "functions for LMs and graphs"  # until a decoder names itself
-        self.folder = ""  # where compiled code is kept
+        self.purpose = "functions for LMs and graphs"  # until a decoder sets it
+        self.folder = ""  # of compiled code
         self.count = 0
-        self.seconds = 0.0  # of all compilations that have ended
+        self.seconds = 0.0  # of all finished compilations
         self._depth = 0
         self._began = self._told = 0.0
         self._announced: set[str] = set()
@@ -56,7 +57,7 @@ class Progress(event.Listener):
         spent = self.seconds + (now - self._began if self._depth else 0.0)
         if sys.stderr is not None and sys.stderr.isatty():
             sys.stderr.write(f"\rcompiling {self.purpose}: {self.count} functions, {spent:.0f} s ")
-            sys.stderr.write("" if self._depth else "\r\x1b[K")  # nothing stays of the line
+            sys.stderr.write("" if self._depth else "\r\x1b[K")  # erases the line
             sys.stderr.flush()
         elif now - self._told > LOG_SECONDS:
             self._told = now
@@ -72,5 +73,5 @@ event.register("numba:compile", progress)
 
 
 def working_seconds() -> float:
-    """A clock that stands still while functions are compiled, for speeds. Seconds since some moment."""
+    """A clock in seconds that excludes compile time, for measurements of speed."""
     return time.perf_counter() - progress.seconds

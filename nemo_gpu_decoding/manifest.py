@@ -1,4 +1,4 @@
-"""Audio files and NeMo manifests: which utterances a command works on."""
+"""Utterances of a command, from audio files or NeMo manifests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nemo_gpu_decoding.audio import checked_seconds
 from nemo_gpu_decoding.text_file import read_lines
 
 AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a")
-# Keys of output rows. A manifest's own values of these are not carried over, its other fields are.
+# Keys of output rows. Other fields of a manifest's rows are copied to the output.
 RESULT_KEYS = (
     *("audio_filepath", "duration", "text", "pred_text", "score", "seconds", "n_best", "words"),
     *("wer", "oracle_wer", "error", "manifest", "line"),
@@ -25,13 +25,13 @@ _READ = ("audio_filepath", "duration", "text", "phrases", "shard_id")
 
 @dataclass(frozen=True)
 class Utterance:
-    """One audio file, and its reference text where a manifest gives one."""
+    """An audio file, with its reference text if a manifest has one."""
 
-    name: str  # as the user wrote it, for output
+    name: str  # as given by the user, for output
     path: Path
     duration: float  # seconds
     text: str | None = None
-    phrases: tuple[str, ...] | None = None  # to be boosted in this utterance alone; None = as the config says
+    phrases: tuple[str, ...] | None = None  # to boost in this utterance only; None: those of the decoding config
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)  # of its manifest row, for output
     fault: str = ""  # why its audio cannot be decoded
 
@@ -39,10 +39,10 @@ class Utterance:
 def find_utterances(audio: Any, manifest: str | None) -> list[Utterance]:
     """Utterances of `audio` (file, folder, glob or a list of them), or of a NeMo manifest.
 
-    One whose audio cannot be read has the reason in its `fault`.
+    If the audio of an utterance cannot be read, its `fault` is the reason.
 
     Raises:
-        ValueError: neither or both are given, nothing is found, a file misses, or no file is audio.
+        ValueError: neither or both are given, no file is found, a file is missing, or no file is audio.
     """
     if (audio is None) == (manifest is None):
         raise ValueError("give either audio=FILES (a file, folder, pattern or [list]) or manifest=FILE")
@@ -80,8 +80,8 @@ def read_manifest(manifest: Path) -> list[Utterance]:
     """Utterances of a NeMo manifest: JSON lines with `audio_filepath`, relative to its folder.
 
     Raises:
-        ValueError: the manifest or an audio file misses, or a line is not what it should be. An utterance whose
-            audio cannot be read has the reason in its `fault`.
+        ValueError: the manifest or an audio file is missing, or a line is invalid. If the audio of an
+            utterance cannot be read, its `fault` is the reason.
     """
     if not manifest.is_file():
         raise ValueError(f"manifest={manifest} is no file here")
@@ -104,7 +104,7 @@ def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
     """One line of a NeMo manifest.
 
     Raises:
-        ValueError: it is not what it should be; `where` begins the message.
+        ValueError: the line is invalid; the message begins with `where`.
     """
     row = parse_json(line, where)
     check_row(row, where)
@@ -112,10 +112,10 @@ def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
 
 
 def parse_json(line: str | bytes, where: str) -> Any:
-    """One line of JSON; a ValueError, which begins with `where`, if it is none."""
+    """Parse a line of JSON; an invalid line raises a ValueError that begins with `where`."""
     try:
         return json.loads(line)
-    except ValueError as error:  # of numbers with too many digits, too, and of text that is not UTF-8
+    except ValueError as error:  # also for numbers with too many digits and text that is not UTF-8
         raise ValueError(f"{where}: not JSON: {error}") from error
 
 
@@ -133,23 +133,23 @@ def check_row(row: Any, where: str) -> None:
 
 
 def own_fields(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a manifest's row that the row of a result carries over."""
+    """The fields of a manifest's row that are copied to the output."""
     return {key: value for key, value in row.items() if key not in RESULT_KEYS and value is not None}
 
 
 def split_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest's row with the keys that decoding reads; those that only the result carries over are in `fields`."""
+    """A manifest's row with the keys for decoding; the other keys are in `fields`."""
     kept = {key: row[key] for key in _READ if key in row}
     return {**kept, "fields": own_fields(row)}
 
 
 def phrases_of(row: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """The phrases of a manifest's row: an empty list means none, no list those of the decoding config."""
+    """The phrases of a manifest's row; [] for no phrases, None for those of the decoding config."""
     return None if row.get("phrases") is None else tuple(row["phrases"])
 
 
 def references_of(utterances: Sequence[Utterance]) -> list[str]:
-    """Reference texts, for commands that need those of all utterances, and their audio.
+    """Reference texts, for commands that need text and audio of all utterances.
 
     Raises:
         ValueError: an utterance has no text, or its audio cannot be read.

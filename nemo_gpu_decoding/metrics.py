@@ -1,4 +1,4 @@
-"""Word error rate with its parts, and how well phrases are found."""
+"""Word error rate, and precision and recall of phrases."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class WordErrors:
 
     @property
     def wer(self) -> float:
-        """Errors per reference word; without reference words infinite, or 0 if nothing is wrong."""
+        """Errors per reference word; without reference words, infinite or (without errors) 0."""
         if self.words:
             return self.total / self.words
         return float("inf") if self.total else 0.0
@@ -30,7 +30,7 @@ class WordErrors:
 
 @dataclass(frozen=True)
 class PhraseScore:
-    """How often listed phrases were said, and how often they were found where they were said."""
+    """Counts of listed phrases that were spoken and recognised."""
 
     true_positives: int
     false_positives: int
@@ -38,13 +38,13 @@ class PhraseScore:
 
     @property
     def precision(self) -> float:
-        """Right ones among the found ones; 1 if none was found."""
+        """Share of correct phrases among the recognised ones; 1 if none was recognised."""
         found = self.true_positives + self.false_positives
         return self.true_positives / found if found else 1.0
 
     @property
     def recall(self) -> float:
-        """Found ones among the said ones; 1 if none was said."""
+        """Share of recognised phrases among the spoken ones; 1 if none was spoken."""
         said = self.true_positives + self.false_negatives
         return self.true_positives / said if said else 1.0
 
@@ -80,7 +80,7 @@ def oracle_text(reference: str, texts: Iterable[str]) -> str:
 
 
 def phrase_score(references: Sequence[str], hypotheses: Sequence[str], phrases: Iterable[str]) -> PhraseScore:
-    """Count every phrase in every utterance, as a sequence of whole words, case ignored.
+    """Count each phrase in each utterance, as a sequence of whole words, ignoring case.
 
     Raises:
         ValueError: the two lists differ in length.
@@ -101,7 +101,7 @@ def phrase_score(references: Sequence[str], hypotheses: Sequence[str], phrases: 
 
 @dataclass(frozen=True)
 class PhraseWords:
-    """A list of phrases to look for in texts, as sequences of whole words, case ignored."""
+    """Finds phrases in texts, as sequences of whole words, ignoring case."""
 
     phrases: frozenset[tuple[str, ...]]
     lengths: frozenset[int]  # of the phrases, in words
@@ -112,7 +112,7 @@ class PhraseWords:
         return cls(wanted, frozenset(map(len, wanted)))
 
     def found_in(self, words: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
-        """Where a phrase begins, and the phrase; they may overlap."""
+        """The first word's index and the words of each phrase found; phrases may overlap."""
         folded = [word.casefold() for word in words]
         for length in self.lengths:
             for start in range(len(folded) - length + 1):
@@ -121,7 +121,7 @@ class PhraseWords:
                     yield start, candidate
 
     def covered(self, words: Sequence[str]) -> list[bool]:
-        """For each word whether it is part of a phrase."""
+        """Whether each word is part of a phrase."""
         found = [False] * len(words)
         for start, phrase in self.found_in(words):
             found[start : start + len(phrase)] = [True] * len(phrase)

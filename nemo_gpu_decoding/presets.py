@@ -1,12 +1,12 @@
-"""Presets: NeMo `decoding` sections as YAML. Those that ship, one per strategy and one for open
-vocabulary, are in `conf/ctc_decoding/` and, for RNN-T and TDT, in `conf/rnnt_decoding/`.
+"""Presets: NeMo `decoding` sections as YAML files.
 
-In a Hydra application, NeMo's scripts among them, by name:
+This package has one per strategy and one for open vocabulary, in `conf/ctc_decoding/` and, for RNN-T and
+TDT, in `conf/rnnt_decoding/`. Use a preset in a Hydra application, such as NeMo's scripts, by name:
 
     transcribe_speech.py ... +ctc_decoding=flexctc_beam ctc_decoding.beam.ngram_lm_model=lm.arpa
     transcribe_speech.py ... +rnnt_decoding=alsd_pp rnnt_decoding.beam.ngram_lm_model=lm.arpa
 
-where the config keeps the section elsewhere, as in NeMo's training configs:
+in configs with the section at another place, such as NeMo's training configs:
 
     ... +ctc_decoding@model.decoding=flexctc_beam
 
@@ -46,14 +46,14 @@ PATH_KEYS = (
 
 
 def conf_folder() -> Path:
-    """The folder `conf/`: inside of the package in a wheel, beside it in a clone or editable install."""
+    """The folder `conf/`: inside the package in a wheel, beside it in a clone or editable install."""
     package = Path(__file__).parent
     is_inside = (package / "conf" / GROUPS[0]).is_dir()
     return (package if is_inside else package.parent) / "conf"
 
 
 def preset_names(*groups: str) -> list[str]:
-    """Names of the shipped presets in some of `GROUPS`, by default in all."""
+    """Names of this package's presets in some of `GROUPS`, by default in all."""
     return sorted(file.stem for group in groups or GROUPS for file in (conf_folder() / group).glob("*.yaml"))
 
 
@@ -61,7 +61,7 @@ def load_preset(name: str) -> DictConfig:
     """A preset as a config for `change_decoding_strategy`.
 
     Args:
-        name: of a file, the paths in which become absolute; or of a shipped preset.
+        name: of a file or of a preset in this package. Relative paths in a file become absolute.
 
     Raises:
         ValueError: there is no such preset, or it is no mapping with a `strategy`.
@@ -75,7 +75,7 @@ def load_preset(name: str) -> DictConfig:
     text = "\n".join(read_lines(file, f"preset={name}"))
     try:
         config = OmegaConf.create(yaml.safe_load(text))
-    # ValueErrors come of numbers with too many digits, RecursionErrors of a list within itself
+    # ValueError: a number with too many digits; RecursionError: a list that contains itself
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         raise ValueError(f"preset={name} is not valid YAML: {error}") from error
     if not isinstance(config, DictConfig) or not config or "strategy" not in config:
@@ -93,7 +93,7 @@ def load_preset(name: str) -> DictConfig:
 
 
 def write_preset(file: Path, config: Mapping[str, Any], comment: str) -> None:
-    """Write a preset that `load_preset` reads back; files in it become relative where that is short."""
+    """Write a preset for `load_preset`; nearby paths in it become relative."""
     config = OmegaConf.create(dict(config))
     for key in PATH_KEYS:
         value = OmegaConf.select(config, key)

@@ -1,4 +1,4 @@
-"""Plain text tables for a terminal."""
+"""Plain-text tables for a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns as wide as they need to be; numbers to the right, text to the left.
+    """Format a table with minimal column widths; numbers are right-aligned, text left-aligned.
 
     >>> print(format_table(["decoder", "WER"], [["greedy", 14.4], ["beam", ""], ["beam", 7.0]]))
     decoder   WER
@@ -31,7 +31,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str
 
 
 def _is_number(cell: str) -> bool:
-    """Empty cells fit into columns of numbers."""
+    """Whether a cell is a number or empty, and so fits into a column of numbers."""
     try:
         float(cell or 0)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Text files; what is wrong with one is a ValueError that names file and line."""
+"""Read text files, with errors that name file and line."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def read_lines(path: str | PathLike[str], name: str | None = None) -> list[str]:
-    r"""The lines of a UTF-8 file, without their ends "\n" or "\r\n" and without a byte-order mark.
+    r"""The lines of a UTF-8 file, without line breaks ("\n" or "\r\n") and byte-order mark.
 
-    Other characters that Python calls ends of lines, such as U+2028, are text.
+    Other line separators of Python, such as U+2028, are part of the text.
 
     Args:
-        name: of the file in messages, where that is not its path: "manifest=train.json".
+        name: of the file in messages, such as "manifest=train.json"; None for its path.
 
     Raises:
         ValueError: a line is not UTF-8.
@@ -21,7 +21,7 @@ def read_lines(path: str | PathLike[str], name: str | None = None) -> list[str]:
     content = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")
     lines = content.split(b"\n")
     if not lines[-1]:
-        lines.pop()  # what follows the last end of line is no line
+        lines.pop()  # no text after the last line break
     return [_decoded(line, f"{path if name is None else name}, line {i}") for i, line in enumerate(lines, 1)]
 
 

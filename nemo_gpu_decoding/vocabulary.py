@@ -1,4 +1,4 @@
-"""From token ids to text and words, and from text to the token sequences that may stand for it."""
+"""Vocabularies: conversion of token ids to text and words, and of text to token sequences."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from nemo_gpu_decoding.extras import require
 KINDS = ("bpe", "wpe", "char", "byte_bpe")
 WORD_START = "▁"  # U+2581, SentencePiece's mark of the beginning of a word
 CONTINUATION = "##"  # WordPiece's mark of a piece inside a word
-SPACE_BYTE = "Ġ"  # how byte-level BPE (GPT-2, Whisper) writes the space before a word
+SPACE_BYTE = "Ġ"  # the space before a word in byte-level BPE (GPT-2, Whisper)
 _SEPARATORS = (" ", "|")  # of character models; "|" is wav2vec2's
 _UNKNOWN = ("<unk>", "[UNK]")
 _SHOWN_OTHERWISE = {"<unk>": f"{WORD_START}⁇{WORD_START}"} | dict.fromkeys(
     ("<s>", "</s>", "<pad>", "[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"), ""
 )
-_CONTROL = re.compile(r"<[^<>]+>|\[[A-Z]+\]")  # <s>, <pad>, <|en|>, [CLS]: stand for no text
+_CONTROL = re.compile(r"<[^<>]+>|\[[A-Z]+\]")  # <s>, <pad>, <|en|>, [CLS]: no text
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")  # SentencePiece's byte fallback
 
-# The 256 characters that stand for bytes in byte-level BPE: printable ones for themselves, the others
-# from U+0100 upwards in their order.
+# The 256 characters of bytes in byte-level BPE: printable bytes are the same character, others are from
+# U+0100 upwards in order.
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 _CHARACTER_OF_BYTE = {byte: chr(byte) for byte in _PRINTABLE} | {
     byte: chr(0x100 + n) for n, byte in enumerate(_OTHERS)
 }
 _BYTE_OF_CHARACTER = {character: byte for byte, character in _CHARACTER_OF_BYTE.items()}
-# What byte-level BPE never merges across: English contractions, letters, digits, other characters.
+# Units that byte-level BPE never merges: English contractions, letters, digits, other characters.
 _BYTE_LEVEL_UNITS = re.compile(r"'(?:s|t|re|ve|m|ll|d)| ?[^\W\d_]+| ?\d+| ?(?:[^\s\w]|_)+")
-# The share of pieces that may be no merge of two others in a vocabulary that was made by merging.
+# Largest share of pieces in a BPE vocabulary that are not a merge of two others.
 _OTHER_PIECES = 0.01
 
 Segmentation = list[int]
@@ -54,9 +54,9 @@ class WordSpan(NamedTuple):
 class Vocabulary:
     """The V text pieces of a model, id = position, without the blank.
 
-    `kind` says how pieces join: "bpe" (SentencePiece: '▁' begins a word), "wpe" (WordPiece: '##'
+    `kind` defines how pieces join: "bpe" (SentencePiece: '▁' begins a word), "wpe" (WordPiece: '##'
     continues one), "char" (characters, ' ' or '|' between words) or "byte_bpe" (GPT-2, Whisper: the
-    characters stand for bytes, 'Ġ' for the space before a word).
+    characters are bytes, 'Ġ' is the space before a word).
 
     Raises:
         ValueError: no pieces, or an unknown kind.
@@ -64,10 +64,10 @@ class Vocabulary:
 
     pieces: tuple[str, ...]
     kind: str
-    # The model's own tokenizer. Without it text is cut as its kind of tokenizer does: BPE by merging
-    # the pair with the lowest id, WordPiece by the longest match. See `spells_by_guess`.
+    # The model's tokenizer. None: split text by the rule of `kind`. BPE merges the pair with the lowest id;
+    # WordPiece takes the longest match. See `spells_by_guess`.
     encode: Callable[[str], list[int]] | None = field(default=None, hash=False)
-    # For aggregate tokenizers: one tokenizer per language, whose ids are those of `pieces`.
+    # For aggregate tokenizers: one tokenizer per language, with the ids of `pieces`.
     encode_by_language: Mapping[str, Callable[[str], list[int]]] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
@@ -87,12 +87,12 @@ class Vocabulary:
     def from_pieces(
         cls, pieces: Sequence[str], kind: str | None = None, encode: Callable[[str], list[int]] | None = None
     ) -> Vocabulary:
-        """From the pieces alone; the kind is found from their marks unless given."""
+        """Create a vocabulary from pieces; kind None is detected from their marks."""
         return cls(tuple(pieces), kind or _guess_kind(pieces), encode)
 
     @classmethod
     def from_sentencepiece(cls, model: str | PathLike[str] | Any) -> Vocabulary:
-        """From a SentencePiece model file or a loaded `SentencePieceProcessor`."""
+        """Create a vocabulary from a SentencePiece model file or a loaded `SentencePieceProcessor`."""
         if isinstance(model, (str, PathLike)):
             require("sentencepiece")
             from sentencepiece import SentencePieceProcessor
@@ -103,17 +103,17 @@ class Vocabulary:
 
     @cached_property
     def space(self) -> int | None:
-        """The piece before every word but the first, if it alone separates words."""
+        """The id of the piece that separates words, if there is such a piece."""
         found = [mark for mark in _SEPARATORS if self.kind == "char" and mark in self.pieces]
         return self.pieces.index(found[0]) if found else None
 
     @cached_property
     def spells_by_guess(self) -> bool:
-        """Whether nobody knows how the model spells: a unigram model's pieces without its tokenizer.
+        """Whether spellings are a guess: for pieces of a unigram model without its tokenizer.
 
-        Ids of a BPE model are its merges in their order: each piece is two pieces of lower ids. A
-        unigram model chooses by probabilities, which pieces do not tell; words are then spelled with
-        the fewest pieces.
+        The ids of a BPE model are in the order of its merges: each piece merges two pieces of lower ids. A
+        unigram model chooses by probabilities, which are not in the pieces. Words are then spelled with the
+        fewest pieces.
         """
         if self.encode or self.encode_by_language or self.kind != "bpe":
             return False
@@ -121,7 +121,7 @@ class Vocabulary:
         return others > _OTHER_PIECES * len(self)
 
     def _is_merge(self, piece: str) -> bool:
-        """Whether a piece is a character or can be merged of two pieces that came before it."""
+        """Whether a piece is a character or a merge of two earlier pieces."""
         ids, own = self._surfaces, self._surfaces[piece]
         return len(piece) == 1 or any(
             all(part in ids and (len(part) == 1 or ids[part] < own) for part in (piece[:i], piece[i:]))
@@ -131,7 +131,7 @@ class Vocabulary:
     # -- ids to text -----------------------------------------------------------------------------
 
     def text(self, ids: Sequence[int]) -> str:
-        """The text that the tokens spell, as the model's tokenizer would put it."""
+        """The text of tokens, in the form of the model's tokenizer."""
         if self.kind == "char":
             return "".join(self._shown(i) for i in ids)
         if self.kind == "byte_bpe":
@@ -143,9 +143,9 @@ class Vocabulary:
         return joined.replace(WORD_START, " ")
 
     def words(self, ids: Sequence[int]) -> list[WordSpan]:
-        """The words that the tokens spell. A bare word mark goes with the word after it."""
+        """The words of tokens. A bare word mark belongs to the word after it."""
         spans: list[WordSpan] = []
-        marks = 0  # tokens before the word that spell nothing
+        marks = 0  # number of tokens without text before the word
         for begin, end in self._word_ranges(ids):
             word = self.text(ids[begin:end]).strip(" ")
             if word:
@@ -154,7 +154,7 @@ class Vocabulary:
         return spans
 
     def _word_ranges(self, ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Where words begin and end; some may be empty or a bare word mark."""
+        """The token ranges of words; some may be empty or a bare word mark."""
         if self.kind == "char":
             separators = [n for n, i in enumerate(ids) if i == self.space]
             return zip([0, *(n + 1 for n in separators)], [*separators, len(ids)], strict=True)
@@ -162,7 +162,7 @@ class Vocabulary:
         return zip([0, *starts], [*starts, len(ids)], strict=True)
 
     def _shown(self, piece: int | str) -> str:
-        """What a piece adds to the text; '▁' stands for the space before a word."""
+        """The text of a piece, with '▁' for the space before a word."""
         text = piece if isinstance(piece, str) else self.pieces[piece]
         if self.kind == "byte_bpe":
             return "" if _is_control(text) or not _BYTE_OF_CHARACTER.keys() >= set(text) else text
@@ -185,14 +185,12 @@ class Vocabulary:
     # -- text to ids -----------------------------------------------------------------------------
 
     def tokenize(self, text: str, language: str | None = None) -> Segmentation:
-        """The canonical tokens of a text: what the model's tokenizer makes of it.
+        """The tokens of a text by the model's tokenizer; without it, see `encode` and `spells_by_guess`.
 
-        Without the tokenizer the pieces decide, see `encode` and `spells_by_guess`.
-
-        `language` selects the tokenizer of an aggregate; other vocabularies have but one.
+        `language` selects the tokenizer of an aggregate; other vocabularies ignore it.
 
         Raises:
-            ValueError: no piece covers some character, or the aggregate has no such language.
+            ValueError: a character is in no piece, or the aggregate has no such language.
         """
         words = " ".join(text.split())
         if not words:
@@ -212,15 +210,15 @@ class Vocabulary:
     def segmentations(
         self, text: str, limit: int = 1, ignore_case: bool = False, language: str | None = None
     ) -> list[Segmentation]:
-        """Token sequences that spell `text`: the canonical one, then others, fewest pieces first.
+        """Token sequences of `text`: the tokenizer's, then others, fewest pieces first.
 
-        Ties go to the sequence whose earlier pieces are longer. With `ignore_case` the spellings as
-        written, in lower case, in upper case and with capital initials are taken, as far as pieces
-        cover them: up to `limit` sequences of each, the canonical ones of all spellings first.
+        For equal numbers of pieces, longer early pieces come first. With `ignore_case`, the text is also
+        spelled in lower case, in upper case and with capital initials, if pieces exist. There are up to
+        `limit` sequences per spelling, and the tokenizer's sequences of all spellings come first.
 
         Raises:
-            ValueError: limit < 1; no piece covers some character of any spelling; limit > 1 for an
-                aggregate, where pieces of another language would creep in.
+            ValueError: limit < 1; all spellings have a character that is in no piece; limit > 1 for an
+                aggregate, because pieces of other languages would match.
         """
         if limit < 1:
             raise ValueError(f"limit is {limit}, expected at least 1")
@@ -270,9 +268,9 @@ class Vocabulary:
         return ids
 
     def _merged(self, surface: str) -> Segmentation:
-        """The tokens that are left when of all pairs that form a piece the one with the lowest id is
-        merged first, of equal ones the leftmost; empty if a character is no piece.
-        """
+        """BPE: repeatedly merge the pair with the lowest id, the leftmost one first among equal ids.
+
+        Empty if a character is no piece."""
         find, parts = self._surfaces.get, list(surface)
         while True:
             pairs = ((find(a + b), n) for n, (a, b) in enumerate(itertools.pairwise(parts)))
@@ -285,7 +283,7 @@ class Vocabulary:
         return [] if None in ids else [i for i in ids if i is not None]
 
     def _longest_matches(self, surface: str) -> Segmentation:
-        """The longest piece at the beginning, then the longest that goes on; empty if one is missing."""
+        """WordPiece: the longest match from the left, repeatedly; empty if no piece matches."""
         ids = []
         while surface:
             longest = range(min(len(surface), self._longest_piece), 0, -1)
@@ -297,7 +295,7 @@ class Vocabulary:
         return ids
 
     def _surface(self, text: str) -> str:
-        """A text as pieces match it."""
+        """A text in the form that pieces match."""
         if self.kind == "byte_bpe":
             return "".join(_CHARACTER_OF_BYTE[byte] for byte in text.encode())
         return text if self.kind == "char" else WORD_START + text.replace(" ", WORD_START)
@@ -307,7 +305,7 @@ class Vocabulary:
         if not ids or any(self.pieces[i] in _UNKNOWN for i in ids):
             missing = text
         elif self.kind == "char":
-            # tokenizers of characters leave out what they do not know without a word
+            # tokenizers of characters drop unknown characters without an error
             left_out = Counter(_basic(text)) - Counter(_basic(self.text(ids)))
             missing = "".join(c for c in text if any(form in left_out for form in _basic(c)))
         else:
@@ -322,7 +320,7 @@ class Vocabulary:
 
     @cached_property
     def _surfaces(self) -> dict[str, int]:
-        """The text that each piece matches, '▁' before words; of equal pieces the first counts."""
+        """The id of the piece for each text, with '▁' before words; the first of equal pieces."""
         surfaces: dict[str, int] = {}
         for i, piece in enumerate(self.pieces):
             if piece and not _is_control(piece):
@@ -336,7 +334,7 @@ class Vocabulary:
     def _fewest_pieces(self, text: str, limit: int) -> list[Segmentation]:
         """The `limit` segmentations with the fewest pieces, by dynamic programming from the end.
 
-        best[i] holds those of text[i:] as (length, (id, rest)), best first; `rest` is such a pair again
+        best[i] has the segmentations of text[i:] as (length, (id, rest)), best first; `rest` is such a pair
         or (), so that segmentations share their tails.
         """
         surface = self._surface(f" {text}" if self.kind == "byte_bpe" else text)
@@ -347,14 +345,14 @@ class Vocabulary:
             for end in range(min(len(surface), begin + self._longest_piece), begin, -1):
                 if best[end] and (i := find(surface[begin:end])) is not None:
                     candidates += [(length + 1, (i, rest)) for length, rest in best[end]]
-            # stable: among equal lengths the longer first piece, which came first, stays first
+            # a stable sort: among equal lengths, longer first pieces stay first
             candidates.sort(key=_length)
             best[begin] = candidates[:limit]
         return [list(_unlink(chain)) for _, chain in best[0]]
 
 
 def _basic(text: str) -> str:
-    """Letters without case, accents and white space: what a tokenizer's clean-up leaves alone."""
+    """A text without case, accents and white space, which a tokenizer's normalisation may change."""
     decomposed = unicodedata.normalize("NFKD", text).casefold()
     return "".join(c for c in decomposed if not c.isspace() and not unicodedata.combining(c))
 
@@ -370,7 +368,7 @@ def _unlink(chain: tuple) -> Iterator[int]:
 
 
 def letter_cases(text: str) -> list[str]:
-    """A text as written, in lower case, in upper case and with capital initials; none of them twice."""
+    """A text as written, in lower case, in upper case and with capital initials, without duplicates."""
     capitalized = " ".join(word[:1].upper() + word[1:].lower() for word in text.split())
     return list(dict.fromkeys([text, text.lower(), text.upper(), capitalized]))
 

@@ -1,7 +1,7 @@
-"""Whether kernels can run on a device, and if not, the one line that tells the user why and what to do.
+"""Check whether kernels can run on a device; if not, give the reason and a remedy in one line.
 
-The questions are asked from the safest to the deepest: libraries of the driver are touched only after
-torch has found a device, because without one some of their calls hang.
+The checks go from safe to unsafe calls. Libraries of the driver are called only after torch has found a
+device, because some of their calls hang without one.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ def why_unavailable(device: torch.device, bindings: Any = None) -> str | None:
 
     Args:
         device: of any type, with or without index.
-        bindings: stands in for `cuda.bindings.driver`.
+        bindings: replaces `cuda.bindings.driver`.
     """
     try:
         return (
             _torch_problem(device) or _cuda_python_problem() or _compiler_problem(device) or _driver_problem(bindings)
         )
-    except Exception as error:  # the libraries below raise many types; none may stop a decoder
+    except Exception as error:  # the libraries raise errors of many types; none may stop a decoder
         return f"CUDA does not answer: {_one_line(error)}"
 
 
@@ -91,7 +91,7 @@ def _driver_problem(bindings: Any) -> str | None:
 
 
 def install_advice() -> str:
-    """How to get the cuda-python that goes with this torch."""
+    """The command that installs the cuda-python for this torch."""
     major = (torch.version.cuda or "13").split(".")[0]
     return install_command(f"cuda{major}")
 

@@ -1,12 +1,11 @@
-// Primitives that the kernels share: indices, numbers, reductions, scans, appending, sorting, and
-// fetching a row of scores ahead of its use.
+// Primitives of all kernels: indices, numbers, reductions, scans, appending, sorting, and prefetching a row
+// of scores.
 //
-// Compiled by NVRTC without CUDA's headers, and by g++ for the emulator. Each primitive says who must
-// call it and where it synchronises:
-//   warp_*   all 32 lanes of a warp call it together; it doesn't order memory.
-//   block_*  all threads of the block call it together, with equal arguments where not said otherwise.
-//            What it reads must be visible before (the caller synchronises); on return its results are
-//            visible to the block and its scratch memory may be used again.
+// Compiled by NVRTC without CUDA's headers, and by g++ for the emulator. Rules for calls and synchronisation:
+//   warp_*   all 32 lanes of a warp call it together; it does not order memory.
+//   block_*  all threads of the block call it together, by default with equal arguments. The caller
+//            synchronises before, so that its inputs are visible. On return its results are visible to the
+//            block, and its scratch memory may be reused.
 // A block has a multiple of 32 threads, at least 32, in one dimension.
 #pragma once
 
@@ -19,7 +18,7 @@ typedef long long int64;
 constexpr int LANES = 32;
 constexpr uint32 ALL_LANES = 0xffffffffu;
 
-// ---- Who am I
+// ---- Indices of threads
 
 inline int thread() { return int(threadIdx.x); }
 inline int threads() { return int(blockDim.x); }
@@ -29,8 +28,8 @@ inline int warps() { return int(blockDim.x) / LANES; }
 
 // ---- Shared memory
 
-// The next `count` elements of a block's dynamic shared memory; `shared` moves on behind them. Take the
-// types with the strictest alignment first.
+// The next `count` elements of a block's dynamic shared memory; advances `shared` past them. Allocate types
+// with the strictest alignment first.
 template <class T>
 inline T* take(uint8*& shared, int count) {
   T* start = (T*)shared;
@@ -43,7 +42,7 @@ inline T* take(uint8*& shared, int count) {
 inline float negative_infinity() { return __int_as_float(int(0xff800000u)); }
 inline float largest_float() { return __int_as_float(0x7f7fffff); }
 
-// Unsigned numbers that compare as the floats do; -0 < +0, NaNs at the ends.
+// Unsigned numbers with the order of the floats; -0 < +0, NaNs at the ends.
 inline uint32 ordered_key(float x) {
   uint32 bits = __float_as_uint(x);
   return bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -52,7 +51,7 @@ inline float float_of_key(uint32 key) {
   return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key);
 }
 
-// Numbers as torch stores them; without cuda_fp16.h, which NVRTC would have to find on the machine.
+// 16-bit floats of torch, without cuda_fp16.h, which NVRTC would have to find on the machine.
 struct Half {
   uint16 bits;
 };
@@ -62,14 +61,14 @@ struct BFloat16 {
 
 inline float to_float(float x) { return x; }
 inline float to_float(BFloat16 x) { return __uint_as_float(uint32(x.bits) << 16); }
-inline float to_float(Half x) {  // exact, subnormal numbers included
+inline float to_float(Half x) {  // exact, including subnormal numbers
   const float bias_difference = __uint_as_float(0x77800000u);  // 2^112
   float scaled = __uint_as_float(uint32(x.bits & 0x7fffu) << 13) * bias_difference;
   uint32 infinite = (x.bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;  // infinity or NaN
   return __uint_as_float(__float_as_uint(scaled) | infinite | uint32(x.bits & 0x8000u) << 16);
 }
 
-// Rounded to the nearest, of two equally near ones to the even one.
+// Rounds to nearest, ties to even.
 inline void round_to(float& to, float x) { to = x; }
 inline void round_to(BFloat16& to, float x) {
   uint32 bits = __float_as_uint(x);
@@ -109,7 +108,7 @@ inline T warp_reduce(T value, Operation operation) {
   return value;
 }
 
-// Teams: TEAM neighbouring lanes that share the work on one item, where items are fewer than threads.
+// Teams: TEAM neighbouring lanes that share the work on one item, if there are fewer items than threads.
 constexpr int TEAM = 8;
 inline int team() { return thread() / TEAM; }
 inline int teams() { return threads() / TEAM; }
@@ -123,8 +122,8 @@ inline T team_reduce(T value, Operation operation) {
   return value;
 }
 
-// Copy a record of at most TEAM words, with the lanes of a team, all of which may read it then; nothing where
-// there is no `to`. Call with all lanes of a warp.
+// Copy a record of at most TEAM words with the lanes of a team; then all lanes may read it. No copy if `to` is
+// null. Call with all lanes of a warp.
 template <class Record>
 inline void team_copy(Record* to, const Record* from) {
   static_assert(sizeof(Record) % 8 == 0 && sizeof(Record) <= 8 * TEAM, "one word of 8 bytes for each lane");
@@ -174,9 +173,9 @@ inline T block_exclusive_sum(T value, T* scratch, T* total) {
 
 // ---- Searching
 
-// The first of low .. high - 1 whose label is not below `label`, or high: labels do not descend. Each step
-// reads three labels, for which a thread waits once, and leaves a fourth of the range. HALVES: one label and
-// half of the range, for short ranges where registers are short.
+// The first of low .. high - 1 with a label >= `label`, or high; labels ascend. Each step reads three labels
+// with one memory latency and leaves a fourth of the range. HALVES: one label and half of the range per step,
+// for short ranges and kernels with few free registers.
 template <bool HALVES = false, class Index, class LabelAt>
 inline Index first_not_below(Index low, Index high, Index label, LabelAt label_at) {
   while (low < high) {
@@ -188,7 +187,7 @@ inline Index first_not_below(Index low, Index high, Index label, LabelAt label_a
     }
     const Index count = high - low;
     const Index first = low + (count >> 2), second = low + (count >> 1), third = low + count - 1 - (count >> 2);
-    // a sum, and not one test after the other: the compiler would put loads behind tests
+    // a sum instead of nested tests, because the compiler would move loads behind the tests
     const int below = (label_at(first) < label) + (label_at(second) < label) + (label_at(third) < label);
     if (below < 3) high = below == 0 ? first : below == 1 ? second : third;
     if (below > 0) low = (below == 1 ? first : below == 2 ? second : third) + 1;
@@ -198,9 +197,9 @@ inline Index first_not_below(Index low, Index high, Index label, LabelAt label_a
 
 // ---- Appending
 
-// A slot at the end of a list for every lane that wants one, -1 for the others; *count grows by as many,
-// in one atomic per warp. count: shared or global. Which warp comes first is not determined, so sort
-// what was appended. *count also grows past the list's capacity: compare the slot with it.
+// A slot at the end of a list for every lane with `wants`, -1 for the others; *count grows by the number of
+// these lanes, with one atomic per warp. count: shared or global. The order of warps is not deterministic, so sort
+// the appended items. *count may exceed the list's capacity: compare the slot with the capacity.
 inline int warp_append(bool wants, int* count) {
   uint32 wanting = __ballot_sync(ALL_LANES, wants);
   if (wanting == 0) return -1;
@@ -214,10 +213,10 @@ inline int warp_append(bool wants, int* count) {
 
 namespace sorting {
 
-// Elements 64 c .. 64 c + 63 belong to one warp for as long as no step reaches across them.
+// Elements 64 c .. 64 c + 63 belong to one warp until a step exchanges elements between such groups.
 constexpr int CHUNK = 2 * LANES;
 
-// Between two steps; the reach of a step: elements 0 .. reach - 1 exchange among themselves, and so on.
+// Synchronise between two steps. The reach of a step: elements 0 .. reach - 1 exchange among themselves, etc.
 inline void synchronize(int reach, int next_reach) {
   if (reach > CHUNK || next_reach > CHUNK) __syncthreads();
   else __syncwarp();
@@ -236,12 +235,11 @@ inline void order_pair(T* items, int low, int high, int count, Before before) {
 }  // namespace sorting
 
 // Sort items[0 .. count), shared, in place. before(a, b): whether a comes first; a strict order, and a
-// total one if the result is to be determined. Any count: no padding. At most log2(count)^2 / 2 steps,
-// but a barrier only around those that reach beyond 64 elements: none but the last one for count <= 64,
-// three for 128, 15 for 1024.
+// total one for a deterministic result. Any count, without padding. At most log2(count)^2 / 2 steps. Only
+// steps that reach beyond 64 elements need a barrier: one in total for count <= 64, three for 128, 15 for 1024.
 //
-// A bitonic network in the form whose every step puts the smaller element first (each merge starts by
-// comparing i with its mirror image), so that elements beyond `count` would stay where they are.
+// A bitonic network in the form in which each step puts the smaller element first (each merge begins with a
+// comparison of i with its mirror image). So elements beyond `count` would keep their places.
 template <class T, class Before>
 inline void block_sort(T* items, int count, Before before) {
   int last_reach = 0;
@@ -264,7 +262,7 @@ inline void block_sort(T* items, int count, Before before) {
 // Fill order[0 .. count), shared, with the numbers 0 .. count - 1, best first. before(i, j): whether
 // item i comes before item j; must be a strict total order. Index: uint16 or int.
 //
-// Few items: each is compared with all others, which has no chain of dependent steps as a network has.
+// For few items, each is compared with all others, without the chain of dependent steps of a network.
 template <class Index, class Before>
 inline void block_order(Index* order, int count, Before before) {
   if (count <= 2 * threads() && count <= 512) {
@@ -281,7 +279,7 @@ inline void block_order(Index* order, int count, Before before) {
   block_sort(order, count, before);
 }
 
-// ---- Fetching ahead
+// ---- Prefetching
 
 namespace async {
 
@@ -305,7 +303,7 @@ inline void commit() {
 #endif
 }
 
-// Until all but the last GROUPS_LEFT commits of this thread have arrived.
+// Wait until all commits of this thread except the last GROUPS_LEFT have arrived.
 template <int GROUPS_LEFT>
 inline void wait() {
 #if defined(__CUDA_EMULATOR__)
@@ -317,20 +315,20 @@ inline void wait() {
 
 }  // namespace async
 
-// A row of numbers on its way from global to shared memory, while the block does something else:
+// Asynchronous copy of a row of numbers from global to shared memory:
 //
 //   RowFetch<float> fetch;
-//   fetch.start(buffer, row, count);   // all threads; nobody reads `buffer` any more
+//   fetch.start(buffer, row, count);   // all threads; no thread reads `buffer` any more
 //   ...
 //   const float* here = fetch.finish();
 //   __syncthreads();                   // now all threads may read here[0 .. count)
 //
-// T: float, Half, BFloat16. Rows may start anywhere: the part that is aligned to 16 bytes is copied
-// asynchronously, and the few numbers around it wait in a register of one thread each.
+// T: float, Half, BFloat16. Rows may have any alignment: the part that is aligned to 16 bytes is copied
+// asynchronously, and each of the few other numbers is in a register of one thread until `finish`.
 template <class T>
 class RowFetch {
  public:
-  // What a row of `count` numbers needs in shared memory, at an address that 16 divides.
+  // Bytes of a row of `count` numbers in shared memory, at an address that is a multiple of 16.
   static constexpr int buffer_bytes(int count) { return (count * int(sizeof(T)) + 15) / 16 * 16 + 16; }
 
   void start(void* buffer, const T* source, int count) {
@@ -347,7 +345,7 @@ class RowFetch {
     if (edge_at_ >= 0) edge_ = source[edge_at_];
   }
 
-  // GROUPS_LEFT: how many rows were started after this one and may still be on their way.
+  // GROUPS_LEFT: number of rows that were started after this one and may still be in flight.
   template <int GROUPS_LEFT = 0>
   const T* finish() {
     async::wait<GROUPS_LEFT>();

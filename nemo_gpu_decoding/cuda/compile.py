@@ -1,4 +1,4 @@
-"""From a kernel file to code for the driver, through a cache on disk that several processes may share."""
+"""Compile a kernel file to code for the driver, with a cache on disk that processes may share."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from nemo_gpu_decoding.jit import cache_folder
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
-# --fmad=false: a fused multiply-add rounds once where the CPU rounds twice, and results would differ.
-# --device-as-default-execution-space: the emulator's compiler gets the same text, without __device__.
+# --fmad=false: a fused multiply-add rounds once, the CPU rounds twice; results would differ.
+# --device-as-default-execution-space: the emulator's compiler reads the same text, without __device__.
 OPTIONS = ("--std=c++17", "--fmad=false", "-lineinfo", "--device-as-default-execution-space")
 
 Defines = Mapping[str, "int | str"]
 
 
 class Architecture(NamedTuple):
-    """What kernels are compiled for."""
+    """Target architecture of a compilation."""
 
     number: int  # 90 for sm_90
-    ptx: bool = False  # the driver makes machine code of it, for whatever device there is
+    ptx: bool = False  # True: the driver compiles it to machine code for the present device
 
 
 def kernel_code(source: str, arch: Architecture, defines: Defines | None = None) -> bytes:
@@ -59,16 +59,16 @@ def kernel_code(source: str, arch: Architecture, defines: Defines | None = None)
 
 
 def compiler_options(arch: Architecture, defines: Defines | None = None) -> list[str]:
-    """What NVRTC is told, in a fixed order."""
+    """The options of NVRTC, in a fixed order."""
     macros = [f"--define-macro={name}={value}" for name, value in sorted((defines or {}).items())]
     return [f"--gpu-architecture={_target(arch)}", *OPTIONS, *macros]
 
 
 def architecture(capability: tuple[int, int]) -> Architecture | None:
-    """The architecture to compile for on a device of this compute capability; None if there is none.
+    """The architecture to compile for on a device of this compute capability, or None.
 
-    Machine code runs on later minor versions of its major version. So a GPU that is newer than the
-    compiler gets the code of its nearest older sibling; without such a sibling, PTX.
+    Machine code runs on later minor versions of its major version. If the GPU is newer than the compiler, it
+    gets the code of the nearest older version of its major version or, if there is none, PTX.
     """
     older = [number for number in nvrtc.architectures() if divmod(number, 10) <= capability]
     if not older:
@@ -87,7 +87,7 @@ def kernel_cache() -> Path:
 
 
 def _file_name(source: Source, arch: Architecture, options: list[str]) -> str:
-    """Named by all that the machine code depends on, so an entry never gets stale."""
+    """The path of an entry; its name is a hash of all inputs of the compiler, so no entry becomes stale."""
     parts = [nvrtc.version(), options, source.name, source.text, sorted(source.headers.items())]
     key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
     label = source.name.removesuffix(".cu").replace("/", "-")
@@ -95,7 +95,7 @@ def _file_name(source: Source, arch: Architecture, options: list[str]) -> str:
 
 
 def _read_entry(path: Path) -> bytes | None:
-    """The code of an entry; None if there is none or a crash or full disk has damaged it."""
+    """The code of an entry; None if it is missing or damaged."""
     try:
         entry = path.read_bytes()
     except OSError:
@@ -108,7 +108,7 @@ def _read_entry(path: Path) -> bytes | None:
 
 
 def _write_entry(path: Path, content: bytes) -> None:
-    """Write to a temporary name and rename, so that nobody ever reads half an entry."""
+    """Write to a temporary name and rename, so that no process reads a partial entry."""
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

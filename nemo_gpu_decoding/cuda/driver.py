@@ -1,7 +1,7 @@
 """The runtime for real GPUs: modules and launches through the CUDA driver's interface.
 
-Modules live in torch's context and kernels go to torch's current stream, so they are ordered with
-torch's own work, run on any device, and may be captured into a CUDA graph by a caller.
+Modules belong to torch's context, and kernels run on torch's current stream. So they run in order with
+torch's kernels, on any device, and a caller may capture them into a CUDA graph.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CudaRuntime:
     name = "cuda"
 
     def __init__(self, bindings: Any = None) -> None:
-        """`bindings` stands in for `cuda.bindings.driver`."""
+        """`bindings` replaces `cuda.bindings.driver`."""
         self._driver = Driver(bindings)
         self._lock = threading.Lock()
         self._reasons: dict[torch.device, str | None] = {}
@@ -46,7 +46,7 @@ class CudaRuntime:
 
     def why_not(self, device: torch.device) -> str | None:
         with self._lock:
-            if device.index is None:  # which device that is may change
+            if device.index is None:  # the current device may change
                 return why_unavailable(device, self._driver.given)
             if device not in self._reasons:
                 self._reasons[device] = why_unavailable(device, self._driver.given)
@@ -68,7 +68,7 @@ class CudaRuntime:
         if key not in self._modules:
             with self._lock:
                 loading = self._loading.setdefault(key, threading.Lock())
-            with loading:  # a compiler takes seconds: only those wait who want the same kernels
+            with loading:  # compiling takes seconds: threads wait only for the same kernels
                 if key not in self._modules:
                     handle = self._new_module(source, device, defines)
                     self._modules[key] = CudaModule(self._driver, handle, source, device)
@@ -135,7 +135,7 @@ class CudaModule:
                 f"kernel {signature.name} can't start on {self.device} with {grid} blocks of {block} "
                 f"threads and {shared_bytes} bytes of shared memory: {error}"
             ) from None
-        del slots  # the driver has copied the arguments by now, and not before
+        del slots  # must stay alive until here, when the driver has copied the arguments
 
     def _kernel(self, signature: Signature) -> _Kernel:
         kernel = self._kernels.get(signature.name)
@@ -150,7 +150,7 @@ class CudaModule:
             return kernel
 
     def _find(self, signature: Signature) -> _Kernel:
-        """Look a kernel up, compare its parameters and allow it all shared memory that there is."""
+        """Find a kernel, compare its parameters and allow it all shared memory of the device."""
         driver, limit = self._driver, self._driver.shared_limit(self.device.index)
         try:
             function = driver.call("cuModuleGetFunction", self._handle, signature.name.encode())
@@ -183,7 +183,7 @@ class _Kernel:
 
 
 class Driver:
-    """`cuda.bindings.driver` with exceptions, names for repeated idioms, and nothing else."""
+    """`cuda.bindings.driver` with exceptions in place of status codes."""
 
     def __init__(self, bindings: Any = None) -> None:
         self.given = bindings
@@ -197,7 +197,7 @@ class Driver:
         """The result of a driver function, without its status.
 
         Raises:
-            DriverError: names the function, the status and what the status means.
+            DriverError: has the function, the status and its meaning.
         """
         status, *values = getattr(self.bindings, name)(*arguments)
         if int(status) != 0:
@@ -209,14 +209,14 @@ class Driver:
         current = self._contexts.get(index)
         if current is None:
             self.call("cuInit", 0)
-            # kept for as long as the process lives, as torch does
+            # kept until the process ends, as in torch
             context = self.call("cuDevicePrimaryCtxRetain", self.call("cuDeviceGet", index))
             current = self._contexts[index] = _Current(self, context)
         return current
 
     @contextmanager
     def outside_capture(self) -> Iterator[None]:
-        """Allow calls that a stream capture forbids but that don't belong to any stream."""
+        """Allow calls without a stream, which a stream capture forbids otherwise."""
         relaxed = self.bindings.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
         before = self.call("cuThreadExchangeStreamCaptureMode", relaxed)
         try:
@@ -235,7 +235,7 @@ class Driver:
         return self.call("cuFuncGetAttribute", attribute, function)
 
     def check_parameters(self, function: Any, signature: Signature) -> None:
-        """Compare the signature with the compiled kernel, as far as a driver tells (12.4 and newer)."""
+        """Compare the signature with the compiled kernel, if the driver can (12.4 and newer)."""
         wanted = [signature.size]
         found: list[int] = []
         try:

@@ -1,4 +1,4 @@
-// The condition of a CUDA graph's WHILE node, as kernels set it. The emulator has its own.
+// Set the condition of a CUDA graph's WHILE node from a kernel. The emulator has its own version.
 #pragma once
 
 #ifndef __CUDA_EMULATOR__

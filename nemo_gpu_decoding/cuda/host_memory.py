@@ -1,7 +1,7 @@
-"""How much memory of the host a process may still take: the system's, and its control groups'.
+"""The free host memory of a process, within the limits of its control groups.
 
-A process in a container sees the memory of the whole machine as free, takes it, and is killed. So the
-limits of all control groups that the process belongs to are looked at, too.
+In a container, the system reports the free memory of the whole machine, but kills a process that exceeds
+the container's limit. So this module also reads the limits of all control groups of the process.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 ROOT = Path("/")
 # names of a control group's files, versions 2 and 1: limit, usage
 _FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
-# pages of files, counted as usage, that the system drops when memory is asked for
+# pages of files, which count as usage but are dropped when memory is needed
 _RECLAIMABLE = ("inactive_file", "active_file")
 
 
 def free_host_bytes(root: Path = ROOT) -> int | None:
-    """Bytes that can be taken without swapping or being killed; None if the system does not tell.
+    """Bytes that can be allocated without swapping or being killed; None if unknown.
 
     Args:
-        root: where `proc` and `sys` are.
+        root: folder that contains `proc` and `sys`.
     """
     limits = [_available(root), *(_left_of(folder) for folder in _memory_groups(root))]
     return min((limit for limit in limits if limit is not None), default=None)
@@ -30,7 +30,7 @@ def free_host_bytes(root: Path = ROOT) -> int | None:
 def lock_limit() -> int | None:
     """Bytes that the process may lock (`ulimit -l`); None if there is no limit.
 
-    NVIDIA's driver for Linux does not ask for it when it pins memory, so this is for messages only.
+    For messages only: NVIDIA's driver for Linux ignores this limit when it pins memory.
     """
     try:
         resource = importlib.import_module("resource")
@@ -48,9 +48,9 @@ def _available(root: Path) -> int | None:
 
 
 def _memory_groups(root: Path) -> Iterator[Path]:
-    """The folders of the groups that limit this process: its own and all above it.
+    """The folders of the control groups that limit this process: its own and all parents.
 
-    A container may see its own group as the top; folders that are not there have no files to read.
+    A container may see its own group as the root; missing folders are ignored.
     """
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -66,7 +66,7 @@ def _memory_groups(root: Path) -> Iterator[Path]:
 
 
 def _left_of(group: Path) -> int | None:
-    """What a control group may still take; None if it has no limit."""
+    """The bytes left in a control group; None if it has no limit."""
     for limit_file, usage_file in _FILES:
         limit, usage = _read(group / limit_file).strip(), _read(group / usage_file).strip()
         if limit.isdigit() and usage.isdigit():

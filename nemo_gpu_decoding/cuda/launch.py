@@ -1,10 +1,10 @@
-"""Loading and launching kernels: the two things that decoders ask for, and who provides them.
+"""The interface of decoders to CUDA: load and launch kernels.
 
     module = runtime().load("search/flexctc_beam/kernel.cu", device)
     module.launch(SIGNATURE, grid=batch, block=256, log_probs=log_probs, lengths=lengths, beam=16)
 
-The runtime of a process is CUDA's (`driver.py`). Tests put an emulator in its place that runs the
-same kernels on the CPU.
+The runtime of a process is CUDA's (`driver.py`). Tests replace it by an emulator that runs the same
+kernels on the CPU.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ class Module(Protocol):
     device: torch.device
 
     def find(self, signature: Signature) -> None:
-        """Look a kernel up before its first launch, which then may be captured into a CUDA graph."""
+        """Prepare a kernel, so that its first launch may be captured into a CUDA graph."""
         ...
 
     def launch(
         self, signature: Signature, /, *, grid: int, block: int, shared_bytes: int = 0, **arguments: Any
     ) -> None:
-        """Start `grid` blocks of `block` threads on torch's current stream of the device; don't wait.
+        """Start `grid` blocks of `block` threads on torch's current stream of the device, asynchronously.
 
         Args:
             signature: the kernel and its parameters.
             grid: blocks, at least 1.
             block: threads per block, a multiple of 32.
             shared_bytes: dynamic shared memory per block, at most `Runtime.shared_bytes`.
-            arguments: by name, see `checked_arguments`. The tensors must live until the kernel has
-                run; memory from torch's allocator does if it was allocated on the current stream.
+            arguments: by name, see `checked_arguments`. The memory of tensors must stay valid until the kernel
+                has run; this holds for memory that torch allocated on the current stream.
 
         Raises:
-            ValueError: an argument, or the launch's own sizes, are not what is expected.
-            RuntimeError: the device refuses the launch; the kernel is named.
+            ValueError: an argument, `grid`, `block` or `shared_bytes` is invalid.
+            RuntimeError: the device refuses the launch; the message names the kernel.
         """
         ...
 
@@ -66,7 +66,7 @@ class Runtime(Protocol):
     name: str  # "cuda", or "emulator" in tests
 
     def why_not(self, device: torch.device) -> str | None:
-        """None if kernels run on `device`, else one plain line that says why not; never raises."""
+        """None if kernels run on `device`, else the reason in one line; never raises."""
         ...
 
     def load(self, source: str, device: torch.device, defines: Mapping[str, int | str] | None = None) -> Module:
@@ -74,17 +74,17 @@ class Runtime(Protocol):
 
         Args:
             source: path relative to the package, "search/flexctc_beam/kernel.cu".
-            device: where the kernels will run.
-            defines: preprocessor macros, a variant of the module for each set.
+            device: that runs the kernels.
+            defines: preprocessor macros; each set gives a separate module.
         """
         ...
 
     def shared_bytes(self, device: torch.device) -> int:
-        """The most dynamic shared memory that one block may ask for, in bytes."""
+        """The largest dynamic shared memory of a block, in bytes."""
         ...
 
     def device_for(self, device: torch.device) -> torch.device:
-        """Where kernels run for tensors that lie on `device`; ask `why_not` whether they do."""
+        """The device of the kernels for tensors on `device`; `why_not` tells whether it is available."""
         ...
 
 
@@ -93,7 +93,7 @@ _in_use: Runtime | None = None
 
 
 def runtime() -> Runtime:
-    """The runtime of this process; CUDA's unless `use_runtime` says otherwise."""
+    """The runtime of this process: CUDA's, unless `use_runtime` has set another."""
     global _in_use
     with _lock:
         if _in_use is None:
@@ -105,7 +105,7 @@ def runtime() -> Runtime:
 
 @contextmanager
 def use_runtime(replacement: Runtime) -> Iterator[Runtime]:
-    """Put another runtime in place, for all threads of the process, until the block ends."""
+    """Replace the runtime, for all threads of the process, until the block ends."""
     global _in_use
     with _lock:
         before, _in_use = _in_use, replacement

@@ -1,4 +1,4 @@
-"""NVRTC, the run-time compiler, through cuda-python: CUDA C++ in, CUBIN or PTX out, no driver or GPU needed."""
+"""NVRTC through cuda-python: compile CUDA C++ to CUBIN or PTX, without a driver or GPU."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class CompileError(RuntimeError):
 
 @dataclass(frozen=True)
 class Compiled:
-    """What NVRTC gives back."""
+    """The result of a compilation."""
 
     code: bytes  # CUBIN or PTX
-    log: str  # warnings, and whatever the options ask for
+    log: str  # warnings, and the output of other options
 
 
 @lru_cache(maxsize=1)
@@ -45,9 +45,9 @@ def compile_program(name: str, text: str, headers: Mapping[str, str], options: S
     """Compile one translation unit.
 
     Args:
-        name: what messages call it.
+        name: of the unit, for messages.
         text: CUDA C++.
-        headers: texts by the name under which they are included.
+        headers: name in #include -> text.
         options: NVRTC's; one names the architecture: "--gpu-architecture=sm_90" for CUBIN, "compute_90" for PTX.
 
     Raises:
@@ -80,7 +80,7 @@ def _bindings() -> Any:
 
 def _read(size_of: Any, read: Any, program: Any) -> bytes:
     (size,) = _checked(size_of.__name__, size_of(program))
-    content = bytearray(size)  # the library writes into it; short `bytes` objects are shared by all
+    content = bytearray(size)  # the library writes into it; Python shares short `bytes` objects
     _checked(read.__name__, read(program, content))
     return bytes(content)
 

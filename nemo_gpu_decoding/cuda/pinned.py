@@ -1,7 +1,7 @@
-"""Tables in host memory that kernels read over the bus, for what does not fit into a GPU's memory.
+"""Tables in pinned host memory, which kernels read over the bus, for data larger than GPU memory.
 
-torch's own pinned memory comes in powers of two: a table of 33 GB would take 64. Here a table takes
-its size, rounded up to a huge page.
+torch rounds pinned memory up to powers of two: a table of 33 GB would take 64 GB. Here, the size is rounded
+up to a huge page.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _PORTABLE, _MAPPED = 1, 2
 
 
 class PinningError(RuntimeError):
-    """Memory of the host can't be had, or CUDA does not pin it."""
+    """Host memory cannot be allocated, or CUDA cannot pin it."""
 
 
 class HostTable:
     """Bytes in host memory, pinned on request, for parameters declared as `Tensor(..., pinned=True)`.
 
-    Memory stays pinned until the table and all tensors made from it are gone. Whoever drops the last of
-    them sees to it that no kernel is still reading.
+    Memory stays pinned until the table and all tensors made from it are deleted. Before the last one is
+    deleted, the caller must wait for all kernels that read it.
     """
 
     def __init__(self, nbytes: int) -> None:
-        """Allocate `nbytes` zero bytes; they take up memory when they are first written.
+        """Allocate `nbytes` zero bytes; the system reserves memory at the first write.
 
         Raises:
             ValueError: `nbytes` is negative.
-            PinningError: the system has not so much memory.
+            PinningError: the system does not have enough memory.
         """
         if nbytes < 0:
             raise ValueError(f"nbytes is {nbytes}, expected 0 or more")
@@ -57,7 +57,7 @@ class HostTable:
         return self._array.nbytes
 
     def pin(self, device: torch.device) -> HostTable:
-        """Lock the memory and let all GPUs read it, if that is not done already, `device` among them.
+        """Pin the memory and map it for all GPUs, unless this has been done; `device` must be able to read it.
 
         Raises:
             PinningError: CUDA refuses, or kernels on `device` can't read it at the host's address.
@@ -72,7 +72,7 @@ class HostTable:
 
     def _lock_pages(self) -> None:
         address = self._array.ctypes.data
-        # a fork of the process would copy pinned pages at once, all of them
+        # a fork of the process would copy all pinned pages at once
         _advise(self._memory, "MADV_DONTFORK")
         status = _cudart().cudaHostRegister(address, self.nbytes, _PORTABLE | _MAPPED)
         if int(status) != 0:
@@ -83,14 +83,14 @@ class HostTable:
                 f"{_gib(free_host_bytes(), 'an unknown amount')} are free, and `ulimit -l` allows "
                 f"{_gib(lock_limit(), 'any amount')}"
             )
-        # tensors made from the array keep it alive, and with it the pinning
+        # tensors made from the array keep it alive and pinned
         self._unpin = weakref.finalize(self._array, _unregister, address)
-        # at the end of the process the driver lets go of everything; a call then may come too late
+        # at exit the driver unpins all memory; a call may then come too late
         self._unpin.atexit = False
 
 
 def _check_addresses(device: torch.device) -> None:
-    """Kernels are given the host's address of a table; not all systems have the device know it by that."""
+    """Raise unless kernels can read a table at its host address, which not all systems support."""
     driver = Driver()
     attribute = driver.bindings.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
     driver.call("cuInit", 0)
@@ -99,7 +99,7 @@ def _check_addresses(device: torch.device) -> None:
 
 
 def _anonymous(nbytes: int) -> mmap.mmap:
-    """New memory: pages of a file may not be pinned for long, and shared ones are rarely huge."""
+    """Allocate private anonymous memory: file pages cannot be pinned for long, shared pages are rarely huge."""
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
     try:
         memory = mmap.mmap(-1, nbytes, **private)
@@ -113,7 +113,7 @@ def _anonymous(nbytes: int) -> mmap.mmap:
 
 
 def _advise(memory: mmap.mmap, advice: str) -> None:
-    """Tell the system how the memory is going to be used, if it knows of such things."""
+    """Give the system a hint on the use of the memory, if the system supports it."""
     if hasattr(mmap, advice):
         with suppress(OSError):  # a kernel built without
             memory.madvise(getattr(mmap, advice))
@@ -124,7 +124,7 @@ def _gib(nbytes: int | None, otherwise: str = "") -> str:
 
 
 def _forget_error() -> None:
-    """The runtime keeps the error of a failed call until a launch asks for it, which would then fail."""
+    """Clear the error of a failed call; otherwise the next launch reports it."""
     if torch.cuda.is_initialized():
         with suppress(RuntimeError):
             torch.zeros(1, device="cuda")

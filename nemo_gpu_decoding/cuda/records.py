@@ -1,6 +1,6 @@
-"""Numpy record types and kernel arguments as C++ structs: one field list for two languages.
+"""Print numpy record types and kernel arguments as C++ structs, so that each is declared once.
 
-A Python module declares records and kernels; kernels include them under the module's name:
+A Python module declares records and kernels; kernels include a header with the module's name:
 
     # fusion/automaton.py                       // fusion/fusion.cuh
     ARC = np.dtype([                            #include "fusion/automaton.cuh"
@@ -9,12 +9,11 @@ A Python module declares records and kernels; kernels include them under the mod
         ("target", np.int32),
     ])
 
-There is no file automaton.cuh: `sources.py` prints it, and `scripts/check_kernels.py --headers` writes
-all such headers to a folder for those who want to read them. What is printed of a module, in the order
-in which it stands there:
+The file automaton.cuh does not exist: `sources.py` prints it in memory, and `scripts/check_kernels.py
+--headers` writes all such headers to a folder. A header contains, in the order of the module:
 
     UPPER_CASE = np.dtype([...])     struct UpperCase, its fields at the same offsets as in numpy; with
-                                     metadata={"align": 16} aligned to so many bytes
+                                     metadata={"align": 16} aligned to 16 bytes
     UPPER_CASE = Signature("kernel", ...)
                                      struct UpperCaseArgs, the one argument of the kernel, by value
     UPPER_CASE: Final = -1           constexpr int UPPER_CASE
@@ -40,7 +39,7 @@ _SCALARS = {
     "b1": "bool", "i1": "signed char", "i2": "short", "i4": "int", "i8": "int64", "u1": "uint8",
     "u2": "unsigned short", "u4": "uint32", "u8": "uint64", "f4": "float", "f8": "double",
 }  # fmt: skip
-# A kernel that is compiled for several types of inputs is told which one by a macro.
+# A macro selects the input type of a kernel that is compiled for several types.
 _TYPE_CHOICE = """#ifndef {macro}
 #define {macro} float
 #endif
@@ -52,7 +51,7 @@ def header_of(module_name: str) -> str:
     """The structs of a module's records and kernel arguments.
 
     Raises:
-        ValueError: a record's fields do not lie where C++ puts them.
+        ValueError: the offset of a record's field differs from that in C++.
     """
     module = importlib.import_module(module_name)
     structs = []
@@ -75,7 +74,7 @@ def struct_name(constant: str) -> str:
 
 
 def _includes(module: ModuleType) -> list[str]:
-    """The headers of those modules of the package from which it imports records."""
+    """The headers of the package's modules from which the module imports records."""
     package = __name__.split(".")[0] + "."
     found = []
     for node in ast.parse(inspect.getsource(module)).body:
@@ -88,7 +87,7 @@ def _includes(module: ModuleType) -> list[str]:
 
 
 def _assigned_names(module: ModuleType) -> list[str]:
-    """The module's own constants: what it imports is printed by the module that declares it."""
+    """The constants that the module declares, without those that it imports."""
     names = []
     for node in ast.parse(inspect.getsource(module)).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]

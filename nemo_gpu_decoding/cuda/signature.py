@@ -1,7 +1,7 @@
-"""What a kernel expects, written down once and checked at every launch.
+"""Signatures of kernels: names, types and shapes of arguments, checked at every launch.
 
-A kernel gets bare pointers and numbers: a wrong type or a transposed tensor would read past the end
-of memory and take the whole process down. So every launch goes through `checked_arguments`.
+A kernel gets pointers and numbers without types. With a wrong dtype or a transposed tensor, it would read
+outside of the tensor and may crash the process. So every launch calls `checked_arguments`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import torch
 DType: TypeAlias = "torch.dtype | np.dtype | tuple[torch.dtype, ...]"
 Axis: TypeAlias = "str | int"
 
-# of arguments, that a signature remembers
+# largest number of forms of arguments that a signature stores
 MOST_FORMS = 256
-# `Module.launch` has these names for itself
+# parameter names of `Module.launch`
 RESERVED = frozenset({"signature", "grid", "block", "shared_bytes"})
 
 
 class Layout(NamedTuple):
-    """How a tensor holds the elements that a kernel sees."""
+    """Dtype, record size and alignment of a tensor's elements."""
 
     dtypes: tuple[torch.dtype, ...]  # any of these
     record_bytes: int  # 0 if the elements are not records
@@ -36,7 +36,7 @@ class Layout(NamedTuple):
 
     @staticmethod
     def of(dtype: DType) -> Layout:
-        """Of torch types, a plain numpy type or records."""
+        """The layout of torch types, a plain numpy type or a record type."""
         if isinstance(dtype, torch.dtype):
             return Layout((dtype,), 0, dtype.itemsize)
         if isinstance(dtype, tuple):
@@ -51,20 +51,20 @@ class Layout(NamedTuple):
 class Tensor:
     """A pointer parameter: the kernel gets the address of the first element of a contiguous tensor."""
 
-    # A structured numpy dtype means records: the tensor holds their bytes, see `as_records`. Several
-    # torch types: the kernel is compiled for each of them.
+    # A structured numpy dtype means records: the tensor holds their bytes, see `as_records`. With several
+    # torch types, the kernel is compiled for each of them.
     dtype: DType
-    # Sizes; a name stands for any size, but the same in all arguments of one launch.
+    # Sizes; a name means any size, which must be equal in all arguments of one launch.
     shape: tuple[Axis, ...]
-    # The kernel writes to it.
+    # Whether the kernel writes to it.
     written: bool = False
-    # What the kernel calls the type if it is compiled for several; chosen by the macro LOG_PROB.
+    # Name of the type in a kernel that is compiled for several types; set by the macro LOG_PROB.
     type_name: str = "LogProb"
-    # None may be given and reaches the kernel as a null pointer.
+    # Whether None is allowed; the kernel gets a null pointer.
     optional: bool = False
-    # The tensor lies in pinned host memory (`pinned.py`), which the kernel reads over the bus.
+    # Whether the tensor is in pinned host memory (`pinned.py`), which the kernel reads over the bus.
     pinned: bool = False
-    # What `dtype` means, found out once, because every launch asks for it.
+    # The layout of `dtype`, computed once for all launches.
     layout: Layout = field(init=False, repr=False, compare=False)
     alignment: int = field(init=False, repr=False, compare=False)  # the layout's, in bytes
 
@@ -81,9 +81,9 @@ class Scalar:
     """
 
     dtype: type[np.generic] | np.dtype  # np.int32, np.float32, ..., or records
-    # Least and greatest value of an integer type, None for others; found out once, as above.
+    # Least and greatest value of an integer type, None for others; computed once, as above.
     limits: tuple[int, int] | None = field(init=False, repr=False, compare=False)
-    # Of a record: how its fields are packed; None if some of them have fields or axes of their own.
+    # The packing of a record's fields; None if a field is a record or an array.
     layout: struct.Struct | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -98,15 +98,15 @@ class Scalar:
 
 @dataclass(frozen=True)
 class Signature:
-    """A kernel's name and its parameters: the fields of the one struct that it takes, by value.
+    """A kernel's name and parameters, which are the fields of a struct that it takes by value.
 
-    `records.py` prints that struct; its layout is C++'s.
+    `records.py` prints that struct with the layout of C++.
     """
 
     name: str
     parameters: Mapping[str, Tensor | Scalar]
-    # Forms of arguments that have been checked: a launch that differs in addresses and numbers alone costs
-    # some microseconds, where looking at every axis would take longer than the kernel.
+    # Forms of arguments that have been checked. A launch with other addresses and numbers only then takes
+    # some microseconds; a check of every axis would take longer than the kernel.
     checked_forms: set[tuple[Any, ...]] = field(default_factory=set, init=False, repr=False, compare=False)
     # The pointers of the last launch, and its device; at first None.
     last: list[tuple[torch.device, Pointers] | None] = field(
@@ -125,18 +125,18 @@ class Signature:
 
     @cached_property
     def pinned(self) -> tuple[tuple[str, Tensor], ...]:
-        """Those that point to pinned memory."""
+        """The pointer parameters in pinned memory."""
         return tuple((name, given) for name, given in self.tensors if given.pinned)
 
     @cached_property
     def places(self) -> tuple[tuple[int, str, Tensor], ...]:
-        """The pointer parameters, and where they stand."""
+        """The pointer parameters and their positions."""
         found = enumerate(self.parameters.items())
         return tuple((place, name, given) for place, (name, given) in found if isinstance(given, Tensor))
 
     @cached_property
     def scalars(self) -> tuple[tuple[int, str, Scalar, Callable[[Scalar, Any], Any]], ...]:
-        """The other parameters: where they stand, and the function that makes of an argument what a kernel gets."""
+        """The other parameters: their positions, and the functions that convert their arguments."""
         return tuple(
             (i, name, scalar, _record_bytes if scalar.is_record else _number)
             for i, (name, scalar) in enumerate(self.parameters.items())
@@ -149,10 +149,10 @@ class Signature:
         return self._layout.size
 
     def packed(self, values: Sequence[Any]) -> tuple[ctypes.Array[Any], ctypes.Array[Any]]:
-        """Checked arguments as a launch reads them.
+        """Pack checked arguments for a launch.
 
         Returns:
-            the struct's bytes, and [1] their address. Both must live until the launch returns.
+            the struct's bytes, and [1] their address. Both must stay alive until the launch returns.
         """
         packed = ctypes.create_string_buffer(self._layout.pack(*values), self._layout.size)
         return packed, (ctypes.c_uint64 * 1)(ctypes.addressof(packed))
@@ -170,7 +170,7 @@ _PACK_CODES = dict(
 
 
 def _packing(record: np.dtype) -> struct.Struct:
-    """How a record is packed of its fields; of those that are records, bytes are taken."""
+    """The packing of a record's fields; fields that are records are bytes."""
     code, end = "<", 0
     for dtype, offset, *_ in (record.fields or {}).values():
         own = f"{dtype.itemsize}s" if dtype.fields else _PACK_CODES[dtype.str[1:]]
@@ -193,8 +193,8 @@ def checked_arguments(signature: Signature, device: torch.device, arguments: Map
     """The arguments in the kernel's order: pointers as int, numbers as numpy scalars, records as bytes.
 
     Args:
-        signature: what is expected.
-        device: where the kernel runs, and so where tensors must lie.
+        signature: of the kernel.
+        device: that runs the kernel and holds the tensors.
         arguments: by name; a tensor (or None) per `Tensor`, a number per `Scalar`.
 
     Raises:
@@ -213,7 +213,7 @@ def checked_arguments(signature: Signature, device: torch.device, arguments: Map
     try:
         for place, name, scalar, read in signature.scalars:  # noqa: B007 (the message names it)
             values[place] = read(scalar, values[place])
-        for name, expected in signature.pinned:  # of which no form tells
+        for name, expected in signature.pinned:  # forms do not include whether memory is pinned
             if arguments[name] is not None:
                 _check_place(arguments[name], expected, device)
     except ValueError as error:
@@ -235,16 +235,16 @@ class Known(NamedTuple):
 
     tensor: weakref.ref[torch.Tensor]
     address: int
-    form: tuple[Any, ...]  # all that decides whether it fits, but for the address
+    form: tuple[Any, ...]  # all properties that are checked, except the address
 
 
 Pointers: TypeAlias = "tuple[Known | None, ...]"  # of a launch; None for a null pointer
 
 
 def _checked_pointers(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> Pointers:
-    """The tensors among the arguments, which are checked where they differ from those of the launch before.
+    """The tensors of the arguments; those that differ from the previous launch are checked.
 
-    What is the same tensor at the same address has memory as large as it had then, and needs no second look.
+    The same tensor at the same address still has memory of the same size, so it needs no check.
     """
     (before,) = signature.last  # replaced as a whole: these were checked together
     known, same = before[1] if before is not None and before[0] == device else None, True
@@ -256,7 +256,7 @@ def _checked_pointers(signature: Signature, device: torch.device, arguments: Map
             pointers.append(None)
             continue
         if not isinstance(tensor, torch.Tensor):
-            _check_forms(signature, device, arguments)  # says so
+            _check_forms(signature, device, arguments)  # raises
         address = tensor.data_ptr()
         if old is None or old.address != address or old.tensor() is not tensor:
             form = tensor.size(), tensor.dtype, tensor.device, tensor.is_contiguous()
@@ -267,7 +267,7 @@ def _checked_pointers(signature: Signature, device: torch.device, arguments: Map
     form = device, *[pointer and pointer.form for pointer in pointers]
     if form not in signature.checked_forms:
         _check_forms(signature, device, arguments)
-        if len(signature.checked_forms) >= MOST_FORMS:  # every batch has other sizes
+        if len(signature.checked_forms) >= MOST_FORMS:  # batches have many different sizes
             signature.checked_forms.clear()
         signature.checked_forms.add(form)
     for (_, name, expected), pointer in zip(signature.places, pointers, strict=True):
@@ -281,9 +281,9 @@ def _checked_pointers(signature: Signature, device: torch.device, arguments: Map
 
 
 def as_records(array: np.ndarray, device: torch.device | str = "cpu") -> torch.Tensor:
-    """A structured array as the tensor that kernels take for it: uint8 [*array.shape, itemsize].
+    """A structured array as a tensor for kernels, uint8 [*array.shape, itemsize].
 
-    On the CPU the tensor shares the array's memory where that is contiguous and writable.
+    The tensor shares the array's memory if that is contiguous and writable.
     """
     array = np.ascontiguousarray(array)
     flat = array.reshape(-1).view(np.uint8)
@@ -331,7 +331,7 @@ def _check_place(tensor: torch.Tensor, expected: Tensor, device: torch.device) -
 
 
 def _shape_in_elements(tensor: torch.Tensor, expected: Tensor) -> tuple[int, ...]:
-    """The tensor's shape, counted in records if it holds such."""
+    """The tensor's shape, in records for record types."""
     dtypes, itemsize, _ = expected.layout
     if tensor.dtype not in dtypes:
         raise ValueError(f"has dtype {tensor.dtype}, expected {' or '.join(map(str, dtypes))}")
@@ -345,7 +345,7 @@ def _shape_in_elements(tensor: torch.Tensor, expected: Tensor) -> tuple[int, ...
 
 
 def alignment_of(dtype: np.dtype) -> int:
-    """What C++ asks of a type; of a record the strictest alignment of its fields, or its own."""
+    """The alignment of a type in C++; for a record, its own or the strictest of its fields."""
     base = dtype.base
     if base.fields is None:
         return base.itemsize
@@ -403,7 +403,7 @@ def _limits(dtype: np.dtype) -> tuple[int, int] | None:
 
 
 def _floating(kind: np.dtype, value: Any) -> np.generic:
-    """Rounds fractions as every computation does; whole numbers must survive unchanged."""
+    """Convert to a floating-point type; fractions are rounded, integers must be exact."""
     with np.errstate(over="ignore"):
         converted = kind.type(value)
     if isinstance(value, (bool, int, np.bool_, np.integer)):

@@ -1,9 +1,8 @@
 """A kernel's source text and the headers that it includes.
 
-Headers are named relative to the package, wherever the including file stands:
-`#include "cuda/common.cuh"`. A header x.cuh that is no file is printed from the records of x.py, see
-`records.py`. NVRTC gets them all as texts, so it needs no folders, and the compile cache knows all that
-a kernel is made of.
+Names of headers are relative to the package: `#include "cuda/common.cuh"`. A header x.cuh without a file is
+printed from the records of x.py, see `records.py`. NVRTC gets all headers as texts, so it needs no include
+folders, and the key of the compile cache covers all texts of a kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class Source:
 
     name: str  # relative to the package, with slashes; compilers show it in messages
     text: str
-    headers: dict[str, str]  # name as included -> text, all that are reached
+    headers: dict[str, str]  # name in #include -> text, including headers of headers
 
 
 def read_source(name: str, root: Path = PACKAGE) -> Source:

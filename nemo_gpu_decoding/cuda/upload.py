@@ -1,4 +1,4 @@
-"""Tables in a device's memory, uploaded once however often they are used."""
+"""Upload tables to device memory once per owner and device, and keep them valid for kernels."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 from nemo_gpu_decoding.cuda.launch import as_records
 
 _lock = threading.Lock()
-# weakly: an owner that nobody uses any more takes its copies along
+# weak keys: the copies are freed together with their owner
 _uploaded: weakref.WeakKeyDictionary[object, dict[torch.device, tuple[torch.Tensor, ...]]]
 _uploaded = weakref.WeakKeyDictionary()
 
 
 def arrays_on_device(owner: object, arrays: Sequence[np.ndarray], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """The arrays that belong to `owner`, which never change, in the memory of `device`.
+    """The constant arrays of `owner` in the memory of `device`.
 
-    Records as `as_records` lays them out, others as they are; uploaded by the first call for a device,
-    and forgotten together with the owner.
+    Records have the layout of `as_records`. The first call for a device uploads the arrays; they are freed
+    together with the owner.
     """
     with _lock:
         copies = _uploaded.setdefault(owner, {})
@@ -33,10 +33,10 @@ def arrays_on_device(owner: object, arrays: Sequence[np.ndarray], device: torch.
 
 
 def outlive_kernels(tensors: Iterable[torch.Tensor]) -> None:
-    """Keep the tensors' memory for the kernels of torch's current stream, also when nobody holds them any more.
+    """Keep the tensors' memory until the kernels on torch's current stream end, even if the tensors are deleted.
 
-    Memory goes back to the stream that it was allocated on: without this, somebody there may write to it
-    while a kernel of another stream still reads.
+    torch returns memory to the stream of its allocation. Without this call, a kernel there may overwrite it
+    while a kernel of another stream still reads it.
     """
     for tensor in tensors:
         if tensor.device.type == "cuda":
@@ -44,6 +44,6 @@ def outlive_kernels(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def synchronize_unless_capturing(device: torch.device) -> None:
-    """Wait for all kernels on `device`; a stream that this thread captures forbids it."""
+    """Wait for all kernels on `device`, unless this thread captures a stream, which forbids waiting."""
     if not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize(device)

@@ -1,13 +1,12 @@
-"""A loop on the device: a CUDA graph whose WHILE node repeats captured work until a kernel says stop.
+"""Loops on the device: a CUDA graph with a WHILE node, which repeats work until a kernel ends it.
 
     graph = capture_while(device, body)
     graph.replay()
 
-`body(handle)` launches the work, and in it one kernel that sets the conditional handle:
-cudaGraphSetConditional(handle, more). The body runs once at least. It may hold torch's operators: what
-they allocate comes from a pool that belongs to the graph and is settled while capturing: a replay
-allocates nothing.
-WHILE nodes need CUDA 12.4 and a driver for 12.6, as NeMo asks for too.
+`body(handle)` launches the work, including one kernel that sets the conditional handle:
+cudaGraphSetConditional(handle, more). The body runs at least once. It may contain torch's operators. They
+allocate from a pool of the graph during capture; a replay allocates no memory. WHILE nodes need CUDA 12.4
+and a driver for 12.6, like NeMo.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ class GraphError(RuntimeError):
 
 
 class Bindings:
-    """`cuda.bindings` with exceptions instead of statuses, and one face for CUDA 12 and 13."""
+    """`cuda.bindings` with exceptions instead of statuses, and one interface for CUDA 12 and 13."""
 
     def __init__(self, runtime: Any = None, driver: Any = None, version: str | None = None) -> None:
-        """The arguments stand in for `cuda.bindings.runtime`, `.driver` and their version."""
+        """The arguments replace `cuda.bindings.runtime`, `.driver` and their version."""
         self.runtime = runtime or importlib.import_module("cuda.bindings.runtime")
         self.driver = driver or importlib.import_module("cuda.bindings.driver")
         version = version or importlib.import_module("cuda.bindings").__version__
-        # from CUDA 13 on, edges between nodes may carry data, and functions have an argument for it
+        # from CUDA 13 on, functions have an argument for data on edges between nodes
         self.edge_data: tuple[None, ...] = (None,) if int(version.split(".")[0]) >= 13 else ()
 
     def call(self, module: Any, name: str, *arguments: Any) -> Any:
@@ -58,7 +57,7 @@ def why_no_while_graphs(device: torch.device, bindings: Bindings | None = None) 
     try:
         bindings = bindings or Bindings()
         version = bindings.call(bindings.driver, "cuDriverGetVersion")
-    except Exception as error:  # missing libraries raise many types; none may stop a decoder
+    except Exception as error:  # missing libraries raise errors of many types; none may stop a decoder
         return f"cuda-python does not answer ({type(error).__name__}: {error})"
     if version < OLDEST_DRIVER:
         return f"the driver is for CUDA {version // 1000}.{version % 1000 // 10}, WHILE nodes need 12.6"
@@ -66,7 +65,7 @@ def why_no_while_graphs(device: torch.device, bindings: Bindings | None = None) 
 
 
 def capture_chunk(device: torch.device, body: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """A graph without a loop of its own: `body`, replayed on the current stream as often as the host says.
+    """Capture `body` into a graph without a loop, which replays on the current stream.
 
     Run the body once before, as for any graph.
 
@@ -79,20 +78,20 @@ def capture_chunk(device: torch.device, body: Callable[[], None]) -> torch.cuda.
 
 
 class WhileGraph:
-    """A captured loop. Replays on the current stream; the host does not wait."""
+    """A captured loop, which replays on the current stream asynchronously."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, pool: Any) -> None:
         self._graph = graph
-        self._pool = pool  # holds what the body computes with
+        self._pool = pool  # memory of the body's tensors
 
     def replay(self) -> None:
         self._graph.replay()
 
 
 def capture_while(device: torch.device, body: Callable[[int], None], bindings: Bindings | None = None) -> WhileGraph:
-    """Capture `body(handle)`, repeated as long as it sets the handle's condition.
+    """Capture `body(handle)` in a loop that repeats while it sets the handle's condition.
 
-    Nothing runs yet; run the body once before, as for any graph.
+    A capture does not run the kernels. Run the body once before, as for any graph.
 
     Raises:
         GraphError, RuntimeError: CUDA refuses; nothing has changed then.
@@ -114,18 +113,18 @@ def capture_while(device: torch.device, body: Callable[[int], None], bindings: B
     return WhileGraph(graph, pool)
 
 
-# torch captures one graph at a time: before each it frees memory, which it refuses while another goes on.
+# torch captures one graph at a time: it frees memory before a capture, which fails during another one.
 _capture_lock = threading.Lock()
-# Pools of captures that failed. To destroy one ends the process if torch believes that a capture goes on.
+# Pools of failed captures. Deleting one ends the process if torch still has a capture in progress.
 _abandoned: list[Any] = []
 
 
 @contextmanager
 def _capturing(device: torch.device) -> Iterator[tuple[torch.cuda.CUDAGraph, torch.cuda.Stream]]:
-    """Capture what happens inside into a new graph on a new stream; torch is as it was if that fails.
+    """Capture the block into a new graph on a new stream; restores torch's state if that fails.
 
-    torch.cuda.graph does not see to it: where CUDA refuses to end a capture, the capture's stream stays the
-    current one, and torch before 2.12 (its pull request 180395) goes on allocating for the graph.
+    torch.cuda.graph does not restore it. If CUDA refuses to end a capture, the capture's stream stays current,
+    and torch before 2.12 (its pull request 180395) continues to allocate from the graph's pool.
     """
     with _capture_lock, torch.cuda.device(device):  # graph and pool belong to the current device
         graph, stream, pool = torch.cuda.CUDAGraph(), torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
@@ -142,19 +141,19 @@ def _capturing(device: torch.device) -> Iterator[tuple[torch.cuda.CUDAGraph, tor
 
 
 def _end_allocation(device: int, pool: Any) -> None:
-    """Tell the allocator that a capture into this pool is over; newer versions of torch have done it."""
+    """End the capture into this pool in the allocator, as newer versions of torch do."""
     with suppress(RuntimeError, AttributeError):
         torch._C._cuda_endAllocateToPool(device, pool)
         torch._C._cuda_releasePool(device, pool)
 
 
 def _number(handle: Any) -> int:
-    """A conditional handle as kernels take it."""
+    """A conditional handle in the form of a kernel argument."""
     return int(handle)
 
 
 def _captured(bindings: Bindings, stream: torch.cuda.Stream) -> tuple[Any, list[Any]]:
-    """The graph that a stream is captured into, and the nodes that the next one waits for.
+    """The graph of a stream's capture, and the dependencies of its next node.
 
     Raises:
         GraphError: the stream is not being captured.
@@ -168,7 +167,7 @@ def _captured(bindings: Bindings, stream: torch.cuda.Stream) -> tuple[Any, list[
 
 
 def _add_while_node(bindings: Bindings, stream: torch.cuda.Stream, handle: Any) -> Any:
-    """Append a WHILE node to what the stream captures; returns the graph of its body, still empty."""
+    """Append a WHILE node to the stream's capture; returns the empty graph of its body."""
     driver, runtime = bindings.driver, bindings.runtime
     graph, dependencies = _captured(bindings, stream)
     node = driver.CUgraphNodeParams()
@@ -188,7 +187,7 @@ def _add_while_node(bindings: Bindings, stream: torch.cuda.Stream, handle: Any) 
 
 @contextmanager
 def _capturing_into(bindings: Bindings, graph: Any, device: torch.device) -> Iterator[None]:
-    """Capture what happens inside on a stream of its own into a given graph."""
+    """Capture the block into a given graph, on a new stream."""
     runtime = bindings.runtime
     stream = torch.cuda.Stream(device)
     mode = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeThreadLocal
@@ -197,7 +196,7 @@ def _capturing_into(bindings: Bindings, graph: Any, device: torch.device) -> Ite
         with torch.cuda.stream(stream):
             yield
     except BaseException:
-        with suppress(GraphError):  # what was raised inside is the reason
+        with suppress(GraphError):  # the error inside the block is the cause
             bindings.call(runtime, "cudaStreamEndCapture", stream.cuda_stream)
         raise
     bindings.call(runtime, "cudaStreamEndCapture", stream.cuda_stream)

@@ -1,9 +1,9 @@
-"""One layout for everything that adds a score to tokens: n-gram LMs and boosting trees.
+"""Back-off automata: the common layout of n-gram LMs and boosting trees.
 
-A `BackoffAutomaton` reads token labels one by one. In state `s` it looks for an arc with the label;
-if there is none it pays the back-off weight of `s`, moves to the back-off state and looks again. The
-root backs off to itself: a label that even the root does not list costs the root's back-off weight
-and leaves the automaton in the root.
+A `BackoffAutomaton` reads labels one by one. In state `s` it looks for an arc with the label. If there
+is none, it adds the back-off weight of `s`, moves to the back-off state and looks again. The root backs
+off to itself. A label without an arc in the root adds the root's back-off weight; the state is then the
+root.
 
 A worked example, vocabulary {0: a, 1: b}, the bigram LM  p(a) p(b) p(b|a):
 
@@ -17,15 +17,15 @@ with the arc labels [0, 1, 1], targets [2, 3, 3] and weights [log p(a), log p(b)
 of a state are sorted by label. A state with one arc for every label ("dense") is read by index, any
 other by binary search.
 
-The layout is NGPU-LM's [NGPU-LM, arXiv 2505.22857, section 2]. A root may be given with few arcs, as
-boosting trees have it; it is stored dense, so that every chain of back-offs ends in one step.
+The layout is NGPU-LM's [NGPU-LM, arXiv 2505.22857, section 2]. The columns of a root may have few arcs,
+as in boosting trees. The automaton stores the root dense, so that every back-off chain ends in one step.
 
-Two bounds per state say how large a weight can get there. `upper_bound` holds for every label,
-`backoff_bound` for the labels that the state has no arc for. In a state with one likely successor the
-first is near 0 and says nothing about the other labels, the second is what they really can get:
+Each state has two upper bounds on weights. `upper_bound` holds for every label, `backoff_bound` for the
+labels without an arc in the state. In a state with one likely successor, `upper_bound` is near 0, while
+`backoff_bound` is close to the weights of the other labels:
 
     state "new yor", arcs k:-0.01; backs off with -3.2 to "yor", arcs k:-0.05 e:-4.1
-    upper_bound = -0.01 (k)        backoff_bound = -3.2 + max(-4.1, ...): k is no label without an arc
+    upper_bound = -0.01 (k)        backoff_bound = -3.2 + max(-4.1, ...), without k
 
 The searches offer the few arcs of such a state one by one and bound all other labels by the second.
 """
@@ -58,10 +58,10 @@ ARC = np.dtype([("label", np.int32), ("weight", np.float32), ("target", np.int32
 
 
 class AutomatonArrays(NamedTuple):
-    """What compiled code sees of one or several automata."""
+    """The arrays of one or several automata, as compiled code takes them."""
 
     states: np.ndarray  # [S] STATE
-    arcs: np.ndarray  # [A] ARC, those of a state together and sorted by label
+    arcs: np.ndarray  # [A] ARC, grouped by state; within a state sorted by label
 
 
 class Columns(NamedTuple):
@@ -72,7 +72,7 @@ class Columns(NamedTuple):
     backoff_to: np.ndarray  # [S] the state itself for a root
     backoff_weights: np.ndarray  # [S]
     final_weights: np.ndarray  # [S]
-    arc_labels: np.ndarray  # [A] those of a state ascending
+    arc_labels: np.ndarray  # [A] ascending within a state
     arc_weights: np.ndarray  # [A]
     arc_targets: np.ndarray  # [A]
 
@@ -113,7 +113,7 @@ class BackoffAutomaton:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for automata that do the same with every label sequence, state by state."""
+        """A hash of the contents; equal for automata with the same states and arcs."""
         digest = hashlib.sha256(f"{self.vocab_size} {self.start_state}".encode())
         digest.update(self.arrays.states.tobytes())
         digest.update(self.arrays.arcs.tobytes())
@@ -149,7 +149,7 @@ class BackoffAutomaton:
 
 
 def empty_automaton(vocab_size: int) -> BackoffAutomaton:
-    """One state that gives every label weight 0: stands where no LM or no boosting is wanted."""
+    """An automaton with one state and weight 0 for every label; it replaces an absent LM or boosting tree."""
     zero, none = np.zeros(1, np.int32), np.zeros(0, np.int32)
     columns = Columns(zero, zero, zero, zero, zero, none, none, none)
     return BackoffAutomaton.from_columns(columns, vocab_size, 0, "none")
@@ -181,7 +181,7 @@ def concatenate(automata: Sequence[BackoffAutomaton]) -> tuple[AutomatonArrays, 
 
 
 def arcs_by_state(states: np.ndarray, arcs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The state that each arc leaves, [A], and the arcs in that order; those of a state by label."""
+    """The source state of each arc, [A], and the arcs, sorted by source state and label."""
     counts = (states["arc_end"] - states["arc_begin"]).astype(np.int64)
     sources = np.repeat(np.arange(len(states)), counts)
     position = np.arange(len(sources)) - (np.cumsum(counts) - counts)[sources]
@@ -238,7 +238,7 @@ def _check_sorted(name: str, states: np.ndarray, labels: np.ndarray) -> None:
 
 
 def _with_dense_roots(states: np.ndarray, arcs: np.ndarray, vocab_size: int) -> np.ndarray:
-    """The arcs with an arc of each root for every label; updates arc_begin and arc_end of `states`."""
+    """The arcs, with one arc per label in each root; updates `arc_begin` and `arc_end` of `states`."""
     for root in np.flatnonzero(states["backoff_to"] == np.arange(len(states))):
         begin, end = int(states["arc_begin"][root]), int(states["arc_end"][root])
         if end - begin == vocab_size:
@@ -272,7 +272,7 @@ def _add_bounds(states: np.ndarray, arcs: np.ndarray) -> None:
 
 
 def _levels(backoff_to: np.ndarray) -> list[np.ndarray]:
-    """The states that are no roots, nearest to their root first: each after what it backs off to."""
+    """All states except roots, in levels: each state comes after its back-off state."""
     levels = []
     pending = np.flatnonzero(backoff_to != np.arange(len(backoff_to)))
     is_pending = np.zeros(len(backoff_to), bool)
@@ -307,7 +307,7 @@ class _ByWeight:
         return best
 
     def best_without_own_arc(self, states: np.ndarray, parents: np.ndarray) -> np.ndarray:
-        """The largest weight among the arcs of parents[i] whose label states[i] has no arc for."""
+        """The largest weight of the arcs of parents[i] whose labels have no arc in states[i]."""
         best = np.full(len(states), -np.inf)
         undecided = np.arange(len(states))
         rank = 0

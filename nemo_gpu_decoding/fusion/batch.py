@@ -1,4 +1,4 @@
-"""LM, boosting tree and weights of each utterance of a batch."""
+"""Fusion of a batch: the LM, boosting tree and weights of each utterance."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from nemo_gpu_decoding.jit import inlined
 
 
 class FusionLabels(NamedTuple):
-    """What the automata of a decoder's fusion read."""
+    """The labels of the automata in a decoder's fusion."""
 
     size: int  # number of labels
     unit: str = "tokens"  # for messages, as `hint`
     hint: str = " (vocab_size)"
-    lm_in_graph: bool = False  # there is an LM to be weighted although `Fusion.lm` is None
+    lm_in_graph: bool = False  # the graph holds an LM that `Fusion.lm_weight` scales
     max_states: int = 1 << 31  # of an automaton
 
 
@@ -44,7 +44,7 @@ class BatchFusion:
     def resolve(
         fusion: Fusion, n: int, requests: Sequence[Request | None] | None, labels: FusionLabels
     ) -> BatchFusion:
-        """The fusion of n utterances: that of the decoder, but for what their requests say.
+        """The fusion of n utterances: the decoder's, with the values of their requests in its place.
 
         Raises:
             ValueError: a request does not fit the decoder; the message names it.
@@ -70,13 +70,13 @@ class BatchFusion:
         )
 
     def replaced(self, rows: Sequence[int], own: BatchFusion) -> BatchFusion:
-        """These utterances, of which `rows` have now the fusion of those of `own`, one after the other."""
+        """A copy in which utterance rows[i] has the fusion of utterance i of `own`."""
         lm_weights, boosting_weights = self.lm_weights.copy(), self.boosting_weights.copy()
         lm_weights[rows], boosting_weights[rows] = own.lm_weights, own.boosting_weights
         trees = [self.trees[number] for number in self.tree_of]
         for row, number in zip(rows, own.tree_of, strict=True):
             trees[row] = own.trees[number]
-        # trees that nobody reads are let go
+        # drop trees that no utterance uses any more
         read = [tree for tree, weight in zip(trees, boosting_weights, strict=True) if weight] or trees[:1]
         number_of = {tree: number for number, tree in enumerate(dict.fromkeys(read))}
         return BatchFusion(
@@ -88,13 +88,14 @@ class BatchFusion:
         )
 
     def moved_states(self, after: BatchFusion) -> np.ndarray:
-        """[n] int32, by how much boosting states move where these utterances go on with `after`: its
-        `arrays` hold other trees before theirs."""
+        """Offset of the boosting states of each utterance when `after` replaces this fusion, [n] int32.
+
+        The `arrays` of `after` hold other trees before theirs."""
         return after.arrays.boosting_starts - self.arrays.boosting_starts
 
     @cached_property
     def arrays(self) -> FusionArrays:
-        """As compiled code takes it."""
+        """The arrays for compiled code."""
         boosting, starts = self._joined
         return FusionArrays(
             lm=self.lm.arrays,
@@ -114,7 +115,7 @@ def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
     """Check that LM and boosting tree are automata over these labels.
 
     Raises:
-        ValueError: an automaton was made for others, or there is an LM beside that of the graph.
+        ValueError: an automaton has other labels, or a second LM is given beside that of the graph.
     """
     if fusion.lm is not None and labels.lm_in_graph:
         raise ValueError(f"fusion.lm is {fusion.lm.name}, expected None: the LM of a word graph is in the graph")
@@ -159,7 +160,7 @@ def _checked_requests(
     return [request or Request() for request in requests]
 
 
-_nothing = lru_cache(maxsize=16)(empty_automaton)  # is uploaded once, too
+_nothing = lru_cache(maxsize=16)(empty_automaton)  # cached, so that it is uploaded once
 
 
 def _weight(automaton: BackoffAutomaton | None, own: float, requested: float | None) -> float:
@@ -205,12 +206,12 @@ class DeviceAutomaton(NamedTuple):
 
 
 def on_device(automaton: BackoffAutomaton, device: torch.device) -> DeviceAutomaton:
-    """The automaton in the memory of `device`; uploaded once, however often it is decoded with."""
+    """The automaton in the memory of `device`; uploaded at the first call, then cached."""
     return DeviceAutomaton(*arrays_on_device(automaton, automaton.arrays, device))
 
 
 def trees_on_device(fusion: BatchFusion, device: torch.device) -> DeviceAutomaton:
-    """All boosting trees of a batch; one alone is uploaded once, several are joined for this batch."""
+    """All boosting trees of a batch; a single tree is cached, several trees are joined per batch."""
     if len(fusion.trees) == 1:
         return on_device(fusion.trees[0], device)
     joined = fusion.arrays.boosting

@@ -1,10 +1,10 @@
-"""Phrase boosting: from phrases and NeMo's `boosting_tree` options to an automaton.
+"""Phrase boosting: build a boosting tree from phrases and NeMo's `boosting_tree` options.
 
     tree = build_boosting_tree(["NVIDIA", Phrase("New York", weight=2.0)], vocabulary)
     Fusion(boosting=tree, boosting_weight=1.0)
 
-Phrases are matched as token sequences. "ann" at the beginning of "anna" (where that is the tokens of
-"ann" and more) earns nothing, unless `whole_words` is off or NeMo's refunds are asked for.
+Phrases are matched as token sequences. "ann" earns no bonus in "anna", even if the tokens of "anna" begin
+with those of "ann", unless `whole_words` is False or `refund` is "nemo".
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 REFUNDS = ("full", "nemo")
 _SHOWN = 3  # phrases at fault listed in messages
-# what Unicode's names of their characters begin with
+# prefixes of the Unicode names of their characters
 _SCRIPTS_WITHOUT_SPACES = (
     "CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "THAI", "LAO", "KHMER", "MYANMAR",
 )  # fmt: skip
@@ -41,9 +41,9 @@ _SCRIPTS_WITHOUT_SPACES = (
 
 @dataclass(frozen=True)
 class Phrase:
-    """A text to be preferred, or with a negative weight one to be avoided.
+    """A phrase to boost or, with a negative weight, to penalise.
 
-    A bonus is paid in part while the phrase is unfinished; a penalty only when it is complete.
+    A partial match of a phrase gets part of its bonus. Only a complete match gets a penalty.
 
     Raises:
         ValueError: the weight is not finite.
@@ -61,10 +61,10 @@ class Phrase:
 @checked_options
 @dataclass(frozen=True)
 class BoostingConfig:
-    """NeMo's `BoostingTreeModelConfig`, key by key, and ours at the end. Scores are natural log.
+    """NeMo's `BoostingTreeModelConfig`, followed by options of this package. Scores are natural log.
 
     Raises:
-        ValueError: a value is out of range, or set to something that has no effect here.
+        ValueError: a value is out of range or has no effect here.
     """
 
     # A boosting tree that NeMo made. Phrases have one source: this one, `key_phrases_file`, or the two lists.
@@ -79,41 +79,41 @@ class BoostingConfig:
     context_score: float = 1.0
     # Token n > 1 of a phrase gets context_score * depth_scaling + log(n); >= 0.
     depth_scaling: float = 2.0
-    # Weight of a token that neither goes on with a phrase nor begins one.
+    # Weight of a token that neither continues nor begins a phrase.
     unk_score: float = 0.0
-    # Bonus of the end-of-sentence token of attention decoders: no meaning for CTC, RNN-T and TDT.
+    # Bonus of the end-of-sentence token of attention decoders; without effect for CTC, RNN-T and TDT.
     final_eos_score: float = 1.0
     # If not 0: context_score of a phrase = score_per_phrase / number of its characters.
     score_per_phrase: float = 0.0
     # Language of the phrases for aggregate tokenizers.
     source_lang: str = "en"
-    # Triton is not used here, whatever this says.
+    # Ignored: this package does not use Triton.
     use_triton: bool | None = True
     # Every token gets context_score, without depth scaling (as in Icefall).
     uniform_weights: bool = False
     # Boost num_of_transcriptions segmentations of a phrase: the same as segmentations=5.
     use_bpe_dropout: bool = False
-    # How many these are, the tokenizer's own among them. They are enumerated, fewest pieces first.
+    # Number of these segmentations, including the tokenizer's own; enumerated, fewest pieces first.
     num_of_transcriptions: int = 5
-    # NeMo samples segmentations with it; no meaning here, where they are enumerated.
+    # Sampling parameter of NeMo's segmentations; without effect here, because all are enumerated.
     bpe_alpha: float = 0.3
-    # Token sequences boosted per phrase and spelling. With refund "full" each earns what the
-    # tokenizer's own segmentation earns in total: more pieces are no more valuable.
+    # Token sequences boosted per phrase and spelling. With refund "full" each has the same total
+    # bonus as the tokenizer's own segmentation, however many pieces it has.
     segmentations: int = 1
     # Boost the phrase as written, in lower case, in upper case and with capital initials.
     ignore_case: bool = False
-    # full: bonuses of unfinished phrases are taken back exactly; nemo: NeMo's weights to the bit, none < 0.
+    # full: bonuses of unfinished phrases are taken back exactly; nemo: NeMo's weights to the bit, all >= 0.
     refund: str = "full"
-    # Whether phrases that overlap in the text are all paid. False: no token is paid for twice, and what
-    # begins inside a complete phrase and goes on after it counts for nothing. That suits lists whose
-    # phrases end as others begin by chance, such as digit strings: one more digit after a listed number
-    # often completes another number, and earning all of its bonus puts words in. It does not suit lists
-    # that cover texts piece by piece ("new york", "york city"). Without overlaps both are the same.
+    # True: all phrases count, even where they overlap in the text. False: each token counts for one phrase,
+    # and a phrase that begins inside a complete phrase and ends after it earns no bonus. Use False for
+    # lists of digit strings: one more digit after a listed number often completes another number, and
+    # the bonus of the second number then inserts words. Use True for lists with overlapping parts
+    # ("new york", "york city"). Without overlaps the results are equal.
     overlapping: bool = True
-    # A phrase earns its bonus only where the word ends with it: "ann" nothing in "anna", but something
-    # in "ann's". Of "char" vocabularies the word must begin with it as well; other pieces are marked
-    # where words begin. More than 64 different bonuses are rounded, by at most 0.2 % of their median.
-    # None: yes with refund "full"; NeMo's refunds cannot have it.
+    # A phrase earns its bonus only if it ends at the end of a word: "ann" counts in "ann's" but not in
+    # "anna". With "char" vocabularies it must also begin at the beginning of a word; other vocabularies
+    # mark the beginnings of words. More than 64 different bonuses are rounded, by at most 0.2 % of their
+    # median. None: True with refund "full", False with refund "nemo".
     whole_words: bool | None = None
 
     def __post_init__(self) -> None:
@@ -156,7 +156,7 @@ class BoostingConfig:
 
     @property
     def is_empty(self) -> bool:
-        """No phrases are asked for."""
+        """Whether the config has no source of phrases."""
         return not self._sources()
 
     def _sources(self) -> list[str]:
@@ -165,7 +165,7 @@ class BoostingConfig:
 
     @property
     def checks_word_boundary(self) -> bool:
-        """Bonuses are taken back where the word goes on."""
+        """Whether bonuses are taken back if the next token continues the word."""
         return self.refund == "full" and self.whole_words is not False
 
     @property
@@ -178,7 +178,6 @@ def load_boosting_tree(config: BoostingConfig, vocabulary: Vocabulary) -> Backof
 
     Raises:
         ValueError: no or several sources of phrases; a phrase cannot be spelled; a damaged file.
-        FileNotFoundError: there is no such file.
     """
     sources = config._sources()
     is_lists = set(sources) <= {"key_phrases_list", "key_phrase_items_list"}
@@ -200,14 +199,14 @@ def load_boosting_tree(config: BoostingConfig, vocabulary: Vocabulary) -> Backof
 def build_boosting_tree(
     phrases: Iterable[str | Phrase], vocabulary: Vocabulary, config: BoostingConfig | None = None
 ) -> BackoffAutomaton:
-    """Build the automaton that pays bonuses for phrases; see `context_graph.py` for what is paid when.
+    """Build the boosting tree of phrases; `context_graph.py` defines the weights.
 
-    Blank and duplicate phrases are skipped with one warning; of duplicates the largest weight counts.
+    Blank and duplicate phrases are skipped with one warning. Duplicates keep the largest weight.
     Results are cached.
 
     Raises:
-        ValueError: no phrases are left; a phrase has a character that no piece covers, or with NeMo's
-            refunds a negative weight; the config names phrases of its own.
+        ValueError: no phrases are left; a phrase has a character that is not in the vocabulary; a phrase
+            has a negative weight with refund "nemo"; the config names phrases, too.
     """
     config = config or BoostingConfig()
     if isinstance(phrases, str):
@@ -224,7 +223,6 @@ def read_phrases(path: str | PathLike[str]) -> list[Phrase]:
 
     Raises:
         ValueError: a weight is no finite number, or the file is not UTF-8; names file and line.
-        FileNotFoundError: there is no such file.
     """
     phrases = []
     for number, line in enumerate(read_lines(path), 1):
@@ -241,7 +239,7 @@ def _freeze(items: Iterable[Any] | None) -> tuple[Any, ...] | None:
 
 
 def _phrase(item: Any) -> Phrase:
-    """From our Phrase, NeMo's PhraseItem, or a mapping with the same keys."""
+    """A Phrase from a Phrase, NeMo's PhraseItem, or a mapping with the same keys."""
     if isinstance(item, Phrase):
         return item
     if isinstance(item, str):
@@ -301,7 +299,7 @@ def _sequences(
 ) -> list[ScoredSequence]:
     """The token sequences of one phrase with their scores, the tokenizer's own first.
 
-    A phrase that begins with a word gets the space, if there is one, as its first token.
+    If the vocabulary has a `space` token, it comes first in a phrase that begins with a word.
     """
     weight = weight_of(phrase)
     if weight < 0 and config.refund == "nemo":
@@ -332,7 +330,7 @@ def _context_score(phrase: Phrase, config: BoostingConfig) -> float:
 
 
 def _without_repetitions(phrases: list[Phrase], name: str) -> list[Phrase]:
-    """Drop blank and duplicate phrases with one warning, normalise white space; raise if none stays."""
+    """Normalise white space, drop blank and duplicate phrases with one warning; raise if none are left."""
     kept: dict[tuple[str, str | None], Phrase] = {}
     blank = duplicate = 0
     for phrase in phrases:
@@ -350,24 +348,24 @@ def _without_repetitions(phrases: list[Phrase], name: str) -> list[Phrase]:
 
 
 def weight_of(phrase: Phrase) -> float:
-    """What multiplies the phrase's bonus."""
+    """The factor of the phrase's bonus; default 1."""
     return 1.0 if phrase.weight is None else phrase.weight
 
 
 def word_continuations(vocabulary: Vocabulary) -> np.ndarray:
     """Which pieces continue the word before them. [V] bool
 
-        "▁new" "er"     continues it: the word is not "new"
-        "▁new" "▁york"  does not: '▁' begins the next word
-        "▁new" "'s"     does not, nor do "-" and ",": only letters, digits and accents do
+        "▁new" "er"     True: the word is "newer"
+        "▁new" "▁york"  False: '▁' begins the next word
+        "▁new" "'s"     False, as for "-" and ",": only letters, digits and accents continue a word
 
-    Pieces without a text of their own (<unk>, <s>, [CLS]) and single bytes (<0xE2>), of which nobody
-    knows what they will become, do not either. Nor do characters of scripts that are written without
-    spaces: there one piece does not tell where words end, so a word may end anywhere.
+    False for pieces without a text (<unk>, <s>, [CLS]) and for single bytes (<0xE2>), because their
+    character is not known yet. False for characters of scripts without spaces, because a word may end
+    after any of them.
     """
     mark = CONTINUATION if vocabulary.kind == "wpe" else ""
     pieces = vocabulary.pieces
-    if vocabulary.kind == "byte_bpe":  # 'Ġ' is a letter in Unicode; half a character is none
+    if vocabulary.kind == "byte_bpe":  # 'Ġ' is a letter in Unicode
         pieces = tuple("" if vocabulary.starts_word(i) else vocabulary.text([i]) for i in range(len(vocabulary)))
     return np.array(
         [piece.startswith(mark) and is_word_character(piece[len(mark) : len(mark) + 1]) for piece in pieces], bool
@@ -375,7 +373,7 @@ def word_continuations(vocabulary: Vocabulary) -> np.ndarray:
 
 
 def is_word_character(character: str) -> bool:
-    """A letter, digit or accent of a script that puts spaces between words; "" is none."""
+    """Whether this is a letter, digit or accent of a script with spaces between words; False for ""."""
     if not character or unicodedata.category(character)[0] not in "LNM":
         return False
     name = unicodedata.name(unicodedata.normalize("NFKC", character)[0], "")

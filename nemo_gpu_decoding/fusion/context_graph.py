@@ -1,33 +1,33 @@
 """Context graph of boosted phrases: a trie of token sequences with failure links and weights.
 
 What a text earns (refund "full")
-    A phrase occurs wherever its tokens do. With `is_continuation` an occurrence counts only if the word
-    ends with it: the text is over, or the next token does not continue the word. A phrase whose last
-    character is part of no word ("c++") counts anyway, as do all without `is_continuation`. Nothing is
-    left of unfinished phrases at the end of an utterance: the sum does not depend on how far they got.
+    A phrase occurs wherever its tokens do. With `is_continuation`, an occurrence counts only if it ends a
+    word: the text ends there, or the next token does not continue the word. Phrases with a last character
+    that is outside of words ("c++") always count, and so do all phrases without `is_continuation`. At the
+    end of an utterance, unfinished phrases earn 0.
 
-    With `overlapping`, the default, every occurrence counts, nested ones included, but of those that begin
-    at the same token only the one with the largest bonus. In lists whose phrases end as others begin, such
-    as digit strings, a token or two more then complete another phrase, and earn the whole of it.
+    With `overlapping` (the default), all occurrences count, including nested ones. If several begin at the
+    same token, only the largest bonus counts. In lists of digit strings, one or two more tokens then
+    often complete another phrase and earn all of its bonus.
 
-    Without it no token is paid for twice. The text is matched as by Aho & Corasick (1975): the longest
-    suffix that begins a phrase. Within such a match those occurrences count that do not overlap and earn
-    most together. Where the match breaks off they are paid for good, and matching goes on behind the last
-    of them (also where the next token takes its bonus away, since its word goes on).
+    Without `overlapping`, each token counts for one phrase. The matching is that of Aho & Corasick (1975):
+    the longest suffix that begins a phrase. Within a match, the occurrences count that do not overlap and
+    have the largest total bonus. When the match ends, these bonuses are final, and matching continues
+    after the last occurrence (also if the next token continues its word and takes its bonus back).
 
-    A bonus may be negative: a penalty. Of the penalties that begin at the same token the largest counts;
-    without `overlapping` not those that begin inside a phrase that is paid for good and go on after it.
+    A negative bonus is a penalty. If several penalties begin at the same token, the largest counts. Without
+    `overlapping`, a penalty does not count if it begins inside a phrase with a final bonus and ends after it.
 
-How it is paid out
-    A phrase must be helped before it is complete, so the tokens of an unfinished one are paid in
-    advance; what a complete one earns is paid at once, and taken back if the word goes on. For a node t
-    of the trie, with parent p, label l and suffix link s (its longest proper suffix):
+Weights
+    Tokens of an unfinished phrase get an advance, so that the beam keeps them. A complete phrase gets its
+    bonus at once; a continuation of the word takes it back. For a node t of the trie, with parent p,
+    label l and suffix link s (its longest proper suffix):
 
         base(t)       = committed(p), or kept(p) if l continues a word
         kept(t)       = largest of base(t) and before(t, b) + b for the bonuses b of phrases that t ends
                         with, but in no word
         committed(t)  = largest of kept(t) and before(t, b) + b for all phrases that t ends with
-        before(t, b)  = what the tokens before that phrase are worth, as base(t)
+        before(t, b)  = value of the tokens before that phrase, defined like base(t)
         advance(t)    = largest partial sum of a phrase through t, less committed(t); at least 0
         earned(t)     = committed(t) - base(t)
         revocable(t)  = refund(t) = committed(t) - kept(t)         taken back if the word goes on
@@ -37,13 +37,13 @@ How it is paid out
         back-off t->f advance(f) - advance(t), less refund(t) for continuations (see refunds.py)
         final t       -advance(t)
 
-    With `overlapping` only phrases that are the whole of t are looked at, before(t, b) is 0, f = s, and
+    With `overlapping`, only phrases equal to the sequence of t count, before(t, b) = 0, f = s, and
     earned(s) and revocable(s) are added to those of t.
 
-    The advances cancel along every path, whatever is read; only what was earned remains. Penalties are
-    subtracted: the numbers of overlapping phrases, without advances, as an unfinished one costs nothing.
+    The advances cancel along every path; only the earned bonuses remain. Penalties are subtracted with the
+    weights of overlapping phrases, without advances, because an unfinished penalty costs 0.
 
-An example, token bonuses 1 each, phrases "a b" and "b c" and "a b c d" (committed in brackets), where
+An example with bonus 1 per token, phrases "a b" and "b c" and "a b c d" (committed in brackets), where
 no token is a continuation:
 
     text "a b x":     a +1   b +1 [2]   x: the advance is 0, "a b" is kept           total 2
@@ -71,19 +71,19 @@ import numpy as np
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.fusion.refunds import with_refunds
 
-# Every different sum of refunds costs a state with an arc for up to half of the labels. Beyond so many
-# different bonuses they are therefore rounded to multiples of about 1/256 to 1/512 of their median.
+# Each distinct sum of refunds needs a state with arcs for up to half of the labels. If there are more
+# distinct bonuses, they are rounded to multiples of about 1/256 to 1/512 of their median.
 MAX_BONUSES = 64
 _ROUNDED_BITS = 8
 ROOT = 0
 
 
 class Trie:
-    """A trie in flat arrays that grows by `find_or_add`, a level at a time, with suffix links.
+    """A trie in flat arrays, with suffix links; `find_or_add` adds many nodes at once.
 
-    Labels are 0 .. radix-1; all ids are int64 arrays. Node 0 is the root. A child is found by the key
-    parent * radix + label  in a sorted array: many nodes take a step at once, without one Python object
-    per node. With the sequences "ab" and "ba" over {0: a, 1: b} (radix 2):
+    Labels are 0 .. radix-1; all ids are int64 arrays. Node 0 is the root. A sorted array of the keys
+    parent * radix + label  gives the children of many nodes at once. With the sequences "ab" and "ba" over
+    {0: a, 1: b} (radix 2):
 
         node     0 (root)   1 "a"   2 "b"   3 "ab"   4 "ba"
         parent   -1         0       0       1        2
@@ -116,7 +116,7 @@ class Trie:
         return np.where(self._keys[at] == keys, self._nodes[at], -1)
 
     def find_or_add(self, nodes: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """As `find`, but children that do not exist yet are made."""
+        """Like `find`, but adds missing children."""
         children = self.find(nodes, labels)
         missing = np.flatnonzero(children < 0)
         if len(missing):
@@ -137,7 +137,7 @@ class Trie:
         self._nodes = np.append(self._nodes, np.arange(first, len(self)))[order]
 
     def ancestors(self, nodes: np.ndarray, steps: np.ndarray) -> np.ndarray:
-        """For each node the one so many steps nearer to the root."""
+        """The ancestor of each node, `steps` levels above it."""
         nodes = nodes.copy()
         for step in range(steps.max(initial=0)):
             climbing = steps > step
@@ -151,7 +151,7 @@ class Trie:
         return np.split(order, ends)[1:-1]
 
     def suffix_links(self) -> np.ndarray:
-        """For every node the node of its longest proper suffix; the root's is itself."""
+        """The node of the longest proper suffix of each node; the root's is the root."""
         links = np.zeros(len(self), np.int64)
         for level in self.levels()[1:]:
             links[level] = self._longest_suffix(links[self.parents[level]], self.labels[level], links)
@@ -177,24 +177,24 @@ class ScoredSequence:
     tokens: Sequence[int]
     scores: np.ndarray  # [len(tokens)] float64, none < 0 or none > 0; their sum is the phrase's bonus
     context_score: float  # bonus of a token before depth scaling, which NeMo compares at shared nodes
-    ends_in_word: bool = True  # its last character is one of a word, which the next token may continue
-    # [len(tokens)] what is paid in advance while it is unfinished; None: the partial sums of the scores
+    ends_in_word: bool = True  # whether the next token may continue the word of the last character
+    # [len(tokens)] advance after each token of the unfinished phrase; None: the partial sums of the scores
     promised: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
 class _NodeWeights:
-    """Per node; entry 0 belongs to the root and has no arc."""
+    """Weights of each node; entry 0 is the root, which no arc leads to."""
 
     arcs: np.ndarray  # weight of the arc that leads to the node
     backoff_to: np.ndarray  # failure links
     backoffs: np.ndarray
     finals: np.ndarray
-    refunds: np.ndarray  # taken back from labels that continue a word and leave by the back-off arc
+    refunds: np.ndarray  # subtracted from labels that continue a word and take the back-off arc
 
 
 def token_scores(length: int, context_score: float, depth_scaling: float, uniform: bool) -> np.ndarray:
-    """NeMo's bonus of each token of a phrase: later tokens are surer, hence worth more. [length]"""
+    """NeMo's bonus of each token of a phrase, larger for later tokens, [length]."""
     scores = np.full(length, context_score, np.float64)
     if not uniform:
         scores[1:] = context_score * depth_scaling + np.log(np.arange(2, length + 1))
@@ -216,15 +216,15 @@ def build_context_graph(
     """The boosting tree of the sequences.
 
     Args:
-        unk_score: weight of a token that neither goes on with a phrase nor begins one.
-        refund: "full" or "nemo", see above.
-        overlapping: for "full" only, pay for all occurrences of phrases, though they overlap.
-        uniform_weights: for "nemo" only, Icefall's way of paying: a completed phrase shows its bonus
-            twice until it is left.
-        is_continuation: for "full" only, [V] bool, which labels continue the word before them; None if
+        unk_score: weight of a token that neither continues nor begins a phrase.
+        refund: "full" or "nemo", see the module docstring.
+        overlapping: for "full" only, count all occurrences of phrases, even if they overlap.
+        uniform_weights: for "nemo" only, Icefall's weights: a complete phrase has its bonus twice
+            until the match ends.
+        is_continuation: for "full" only, [V] bool, whether a label continues the word before it; None:
             phrases count wherever they occur.
-        label_before: an utterance begins as if this label had been read: a space, for sequences
-            that begin with one because they must begin a word. It counts as outside of phrases.
+        label_before: the label before an utterance: a space, if sequences begin with a space to match
+            beginnings of words. It is outside of phrases.
     """
     trie = Trie(vocab_size)
     paths = _add_paths(trie, sequences)
@@ -261,7 +261,7 @@ def _columns(trie: Trie, weights: _NodeWeights) -> Columns:
 
 
 def _add_paths(trie: Trie, sequences: Sequence[ScoredSequence]) -> list[np.ndarray]:
-    """Put all sequences into the trie; the nodes that each passes."""
+    """Add all sequences to the trie; returns the nodes on the path of each."""
     lengths = np.array([len(sequence.tokens) for sequence in sequences])
     tokens = np.concatenate([np.asarray(sequence.tokens, np.int64) for sequence in sequences])
     begins = np.cumsum(lengths) - lengths
@@ -282,7 +282,7 @@ def _full_refund(
     continuations: np.ndarray,
     overlapping: bool,
 ) -> _NodeWeights:
-    """The weights of the module's docstring, under its names."""
+    """The weights of refund "full", with the names of the module docstring."""
     ends = np.array([path[-1] for path in paths])
     in_word = continuations.any() & np.array([sequence.ends_in_word for sequence in sequences])
     bonuses = np.array([sequence.scores.sum() for sequence in sequences])
@@ -290,7 +290,7 @@ def _full_refund(
     promised = np.zeros(len(trie))
     sums = [np.cumsum(s.scores) if s.promised is None else s.promised for s in sequences]
     np.maximum.at(promised, np.concatenate(paths), np.concatenate(sums))
-    is_continuation = continuations[trie.labels]  # that of the root means nothing
+    is_continuation = continuations[trie.labels]  # the root's value is unused
     last = _LastNodes(len(trie), ends, bonuses, in_word)
     if overlapping:
         backoff_to = links
@@ -310,7 +310,7 @@ def _full_refund(
 
 
 class _LastNodes:
-    """The largest bonus > 0 of the phrases that end in each node, and of those that end in no word."""
+    """The largest bonus > 0 of the phrases that end in each node, and of those that end outside of words."""
 
     def __init__(self, nodes: int, ends: np.ndarray, bonuses: np.ndarray, in_word: np.ndarray) -> None:
         self.bonus, self.sure = np.zeros(nodes), np.zeros(nodes)
@@ -321,7 +321,7 @@ class _LastNodes:
 def _apart(
     trie: Trie, links: np.ndarray, last: _LastNodes, is_continuation: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """committed, kept and failure link of every node, where no token is paid for twice."""
+    """committed, kept and failure link of each node without `overlapping`."""
     committed, kept = np.zeros(len(trie)), np.zeros(len(trie))
     committed_end, kept_end = np.zeros(len(trie), np.int64), np.zeros(len(trie), np.int64)  # in tokens
     ending = np.zeros(len(trie), np.int64)  # the longest suffix, or the node itself, with a bonus
@@ -352,7 +352,7 @@ def _apart(
 def _overlapping(
     trie: Trie, links: np.ndarray, last: _LastNodes, is_continuation: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """committed, kept, earned and revocable of every node, where all occurrences are paid."""
+    """committed, kept, earned and revocable of each node with `overlapping`."""
     committed, kept, earned, revocable = (np.zeros(len(trie)) for _ in range(4))
     for level in trie.levels():
         parents = trie.parents[level]
@@ -365,9 +365,9 @@ def _overlapping(
 
 
 def _few_values(bonuses: np.ndarray) -> np.ndarray:
-    """The bonuses in float32, or more roughly where there are many different ones.
+    """The bonuses in float32; more than `MAX_BONUSES` distinct values are rounded.
 
-    They are rounded to multiples of one power of two, so that their sums have few values as well.
+    They are rounded to multiples of one power of two, so that their sums have few distinct values, too.
     """
     values = bonuses.astype(np.float32).astype(np.float64)
     if len(np.unique(values)) <= MAX_BONUSES:
@@ -380,7 +380,7 @@ def _few_values(bonuses: np.ndarray) -> np.ndarray:
 def _nemo_refund(
     trie: Trie, links: np.ndarray, sequences: Sequence[ScoredSequence], paths: list[np.ndarray], uniform_weights: bool
 ) -> _NodeWeights:
-    """NeMo's weights, faults included; the order of the sequences matters."""
+    """The weights of refund "nemo", including NeMo's errors; they depend on the order of the sequences."""
     token_score: list[float | None] = [None] * len(trie)
     node_score, is_end = np.zeros(len(trie)), np.zeros(len(trie), bool)
     for sequence, path in zip(sequences, paths, strict=True):
@@ -390,7 +390,7 @@ def _nemo_refund(
             own = score if shared is None else max(sequence.context_score, shared)
             token_score[node] = own
             total += own
-            node_score[node] = total  # of this node only: what hangs below keeps its old sum
+            node_score[node] = total  # as in NeMo, nodes below keep their old sums
         is_end[path[-1]] = True
     arcs = np.array([0.0, *token_score[1:]], np.float64)
     keeps_bonus = is_end & (trie.depths == 1) if uniform_weights else is_end

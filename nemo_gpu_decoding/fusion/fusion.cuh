@@ -1,4 +1,4 @@
-// Look-up in back-off automata; counterpart of lookup.py.
+// Look up labels in back-off automata; counterpart of lookup.py.
 //
 // Sums are formed in the order of lookup.py, so that CPU and GPU agree to the bit (no contraction of
 // a * b + c: compile with --fmad=false).
@@ -10,13 +10,13 @@
 // One or several back-off automata over the labels 0 .. vocab_size - 1.
 struct Automaton {
   const State* states;  // [S]
-  const Arc* arcs;  // [A], those of a state together and sorted by label
+  const Arc* arcs;  // [A], grouped by state; within a state sorted by label
   int vocab_size;
 };
 
-// What reading a label brings.
+// The result of reading a label.
 struct Reading {
-  float weight;  // natural log; -inf where the look-up gave up
+  float weight;  // natural log; -inf: below `least`
   int state;  // the state after it
 };
 
@@ -31,7 +31,7 @@ inline int find_arc(const Automaton& automaton, const State& state, int label) {
 }
 
 // Weight of `label` in state number `number`, and the state after it; see lookup.py.
-// Gives up with -inf as soon as bounds show that the weight is below `least`, float or double; -inf: never.
+// Returns weight -inf as soon as bounds show that the weight is below `least` (float or double).
 template <bool HALVES = false, class Number>
 inline Reading lookup(const Automaton& automaton, int number, int label, Number least) {
   float weight = 0.0f;

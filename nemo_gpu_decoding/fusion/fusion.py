@@ -1,4 +1,4 @@
-"""Fusion: what a search adds to acoustic scores, for a decoder and for one utterance."""
+"""Shallow fusion: the LM and boosting scores that a search adds to acoustic scores."""
 
 from __future__ import annotations
 

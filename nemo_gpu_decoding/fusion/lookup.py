@@ -13,10 +13,9 @@ ANY_WEIGHT = np.float32(-np.inf)
 def lookup(automaton, vocab_size, state, label, least):
     """Weight (float32, natural log) of `label` in `state`, and the state after it.
 
-    Gives up with weight -inf as soon as upper bounds show that the weight is below `least`: a label
-    that is no likely successor then costs one step and not a whole chain of back-offs. With
-    `ANY_WEIGHT` it never gives up. The additions happen in the order in which NeMo's NGPU-LM does
-    them, so that sums agree to the bit.
+    Returns weight -inf as soon as the upper bounds show that the weight is below `least`. An unlikely
+    label then costs one step instead of a whole back-off chain. With `ANY_WEIGHT` the look-up always
+    ends at an arc. The order of additions is that of NeMo's NGPU-LM, so that sums are equal to the bit.
     """
     states, arcs = automaton.states, automaton.arcs
     weight = np.float32(0.0)
@@ -35,9 +34,9 @@ def lookup(automaton, vocab_size, state, label, least):
 
 @linked
 def first_arc(arcs, low, end, label):
-    """The first of the arcs low .. end whose label is not below `label`; unsigned numbers.
+    """The first of the arcs low .. end-1 with a label >= `label`, else end; unsigned numbers.
 
-    The halves are chosen without a branch, which a processor would guess wrong every other time.
+    The search is branch-free, because a branch would be mispredicted every other time.
     """
     count = end - low
     while count > 1:

@@ -1,4 +1,4 @@
-"""Reading NeMo's own NGPU-LM and boosting-tree files (.nemo) without NeMo.
+"""Read NGPU-LM and boosting-tree files of NeMo (.nemo) without NeMo.
 
 A .nemo file is a tar with `model_config.yaml` and `model_weights.ckpt`, a state dict. An
 `NGramGPULanguageModel` with S states, A arcs and V labels holds
@@ -87,10 +87,10 @@ def _read_archive(path: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, 
         state = torch.load(io.BytesIO(weights), map_location="cpu", weights_only=True)
     except OSError:
         raise
-    except Exception as error:  # over a damaged file, torch raises whatever its unpickler ran into
+    except Exception as error:  # torch raises many types of errors for damaged files
         raise ValueError(f"{path} is not a readable .nemo archive: {error}") from error
     if not isinstance(config, dict) or not isinstance(state, dict):
-        raise ValueError(f"{path} is not a readable .nemo archive: its configuration or weights are no mapping")
+        raise ValueError(f"{path} is not a readable .nemo archive: its configuration or weights are not a mapping")
     missing = [name for name in _TENSORS if name not in state]
     if missing:
         raise ValueError(
@@ -104,7 +104,7 @@ def _read_archive(path: str | PathLike[str]) -> tuple[dict[str, Any], dict[str, 
 
 
 def _compare_checksums(weights: bytes) -> None:
-    """A state dict is a ZIP file with a checksum of each tensor, at which `torch.load` does not look."""
+    """Check the checksums in the ZIP file of a state dict, which `torch.load` ignores."""
     if not zipfile.is_zipfile(io.BytesIO(weights)):  # torch's old format, without checksums
         return
     with zipfile.ZipFile(io.BytesIO(weights)) as archive:

@@ -1,4 +1,4 @@
-"""Loading token-level n-gram LMs: NeMo's NGPU-LM files and ARPA files."""
+"""Load token-level n-gram LMs: NeMo's NGPU-LM files and ARPA files."""
 
 from __future__ import annotations
 
@@ -45,22 +45,21 @@ def load_ngram_lm(
     encoding: str = "auto",
     normalize_unk: bool = True,
 ) -> BackoffAutomaton:
-    """Load an n-gram LM over the tokens of a model; scores are NeMo's to the bit.
+    """Load an n-gram LM over the tokens of a model; scores are equal to NeMo's to the bit.
 
-    Results are kept in a cache, keyed by the file's path, size and time of change.
+    Results are cached by the file's path, size and modification time.
 
     Args:
         path: NGPU-LM file (.nemo) or token-level ARPA file, plain or gzipped.
         vocab_size: V, the number of tokens without the blank.
         vocabulary: the model's tokens, needed for ARPA files that spell tokens as pieces.
-        encoding: how an ARPA file names tokens, one of `ENCODINGS`; "auto" finds out.
+        encoding: how an ARPA file names tokens, one of `ENCODINGS`; "auto" detects it.
         normalize_unk: divide the probability of <unk> among the tokens that an ARPA file does not list
-            (else each of them gets all of it, as in KenLM).
+            (False: each of them gets all of it, as in KenLM).
 
     Raises:
         ValueError: the file is damaged, of another kind (word-level ARPA, KenLM binary) or made for
             another vocabulary; the encoding is unknown or ambiguous.
-        FileNotFoundError: there is no such file.
     """
     if vocab_size < 1:
         raise FieldError("vocab_size", vocab_size, "at least 1")
@@ -97,14 +96,14 @@ def _labels(
     }
     fitting = [name for name, ids in readings.items() if _fits(ids, vocab_size)]
     if len(fitting) > 1:
-        raise ValueError(f"{path}: its tokens may be read as {' or '.join(fitting)}; give encoding")
+        raise ValueError(f"{path}: its tokens fit the encodings {' and '.join(fitting)}, expected one; set encoding")
     if not fitting:
         raise ValueError(_misfit(path, symbols, readings, vocab_size))
     return readings[fitting[0]]
 
 
 def _symbol_readers(pieces: tuple[str, ...] | None) -> dict[str, Callable[[str], int]]:
-    """Per encoding, what gives the token id of a symbol, or _NO_TOKEN."""
+    """Per encoding, a function from a symbol to its token id or _NO_TOKEN."""
     readers: dict[str, Callable[[str], int]] = {"nemo": _read_nemo, "ids": _read_decimal}
     if pieces is not None:
         ids = {piece: i for i, piece in reversed(list(enumerate(pieces)))}

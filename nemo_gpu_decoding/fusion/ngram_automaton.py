@@ -1,18 +1,19 @@
 """The back-off automaton of an n-gram LM over the labels 0 .. V-1 [NGPU-LM, section 2].
 
-A state is an n-gram of less than the highest order, seen as a context. Its arcs are the n-grams that
-prolong it, its back-off state is its longest proper suffix that is a state. Scores agree to the bit
-with NeMo's `NGramGPULanguageModel` wherever NeMo can read the file; besides, this reads
+A state is a context: an n-gram below the highest order. Its arcs are the n-grams that extend it by one
+label. Its back-off state is its longest proper suffix that is a state. Scores are equal to the bit to
+those of NeMo's `NGramGPULanguageModel` where NeMo can read the file. This module also reads
 
-- pruned files whose suffix n-grams are missing: an absent context has back-off weight 0, hence the
-  longest suffix that exists gives the same scores;
-- files whose prefix n-grams are missing: the context gets its state, and its own arc the weight that
-  backing off gives;
-- n-grams with <unk>, which stands for every label that the LM does not list;
-- files without <s> (an utterance begins in the root) or without </s> (ending costs nothing).
+- pruned files without some suffix n-grams: an absent context has back-off weight 0, so the longest
+  suffix in the file gives the same scores;
+- files without some prefix n-grams: the context gets a state, and the arc to it gets the weight of
+  backing off;
+- n-grams with <unk>, which represents every label that the LM does not list;
+- files without <s> (an utterance begins in the root) or without </s> (the end has weight 0).
 
-Trie, states and targets are those of `lm/trie.py` and `lm/automaton.py`. Special symbols are labels
-beyond the vocabulary there; here arcs with </s> become final weights, those with <unk> are shared out.
+`lm/trie.py` and `lm/automaton.py` build the trie, states and targets; special symbols are labels beyond
+the vocabulary there. Here, arcs with </s> become final weights and arcs with <unk> become arcs with the
+unlisted labels.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from nemo_gpu_decoding.lm.trie import NGramTrie
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
-# Symbols that are no token, as label; in the trie -k is the label V + k - 1.
+# Labels of the special symbols; the trie stores -k as the label V + k - 1.
 UNKNOWN, SENTENCE_START, SENTENCE_END = -1, -2, -3
 _NUM_SPECIAL = 3
 # NeMo's weight of a state that does not list </s>; its .nemo files may hold it (nemo NEG_INF)
@@ -55,7 +56,7 @@ def build_ngram_automaton(
     Args:
         orders: the n-grams of order 1, 2, ...; their symbols are labels 0 .. vocab_size-1 or one of the
             special symbols above.
-        normalize_unk: divide the probability of <unk> among the labels it stands for, as NeMo does.
+        normalize_unk: divide the probability of <unk> among the unlisted labels, as NeMo does.
 
     Raises:
         ValueError: an n-gram is listed twice.
@@ -73,7 +74,7 @@ def build_ngram_automaton(
     inner = trie.backoff_costs
     inner[trie.labels[: len(inner)] == eos] = 0
     if len(inner) and not any((block.symbols[:, :-1] == unk).any() for block in orders[1:]):
-        inner[unk] = 0  # as NeMo has it: unlisted labels lead to the root
+        inner[unk] = 0  # as in NeMo: unlisted labels lead to the root
     start = bos if is_listed[bos] else NO_LABEL
     linked = BackoffArcs(trie, start)
     states = linked.states[:-1]
@@ -105,9 +106,9 @@ def build_ngram_automaton(
 def resolve_final_weights(
     final_weights: np.ndarray, backoff_to: np.ndarray, backoff_weights: np.ndarray
 ) -> np.ndarray:
-    """Give states that do not list </s> (weight <= NOT_FINAL) the weight that backing off gives.
+    """Replace the final weight of states without </s> (weight <= NOT_FINAL) by that of backing off.
 
-    The float32 sums are done in NeMo's order. A chain that lists </s> nowhere keeps NOT_FINAL.
+    The float32 sums have NeMo's order. A back-off chain without </s> keeps NOT_FINAL.
     """
     resolved = final_weights.astype(np.float32)
     states, paid = np.arange(len(resolved)), np.zeros(len(resolved), np.float32)
@@ -124,7 +125,7 @@ def resolve_final_weights(
 
 
 def _reachable(block: NGramBlock, vocab_size: int) -> NGramBlock:
-    """Without n-grams that no sequence can reach: <s> after, or </s> before, something."""
+    """Drop n-grams that no sentence contains: <s> after another symbol, or </s> before one."""
     labels = np.where(block.symbols < 0, vocab_size - 1 - block.symbols, block.symbols).astype(np.int32)
     bos, eos = vocab_size - 1 - SENTENCE_START, vocab_size - 1 - SENTENCE_END
     kept = (labels[:, 1:] != bos).all(1) & (labels[:, :-1] != eos).all(1)
@@ -132,7 +133,7 @@ def _reachable(block: NGramBlock, vocab_size: int) -> NGramBlock:
 
 
 def _trie_of(orders: Sequence[NGramBlock], num_labels: int, name: str) -> NGramTrie:
-    """The trie of the n-grams, and of those that others extend though the file does not list them."""
+    """The trie of the n-grams and of their contexts, including contexts that the file does not list."""
     trie = NGramTrie([num_labels, *(len(block.symbols) for block in orders[1:])])
     for block in orders:
         if len(block.symbols) and trie.add(block) >= 0:
@@ -143,7 +144,7 @@ def _trie_of(orders: Sequence[NGramBlock], num_labels: int, name: str) -> NGramT
 
 
 def _with_contexts(orders: Sequence[NGramBlock]) -> list[NGramBlock]:
-    """The n-grams with all their contexts; those that were missing have NaN for their probability."""
+    """The n-grams with all their contexts; added contexts have probability NaN."""
     completed = list(orders)
     for n in range(len(orders) - 1, 1, -1):
         block = completed[n - 1]
@@ -165,13 +166,13 @@ def _listed_twice(name: str, order: int) -> ValueError:
 
 
 def _without_special(arcs: _Arcs, vocab_size: int, unlisted: np.ndarray, unk_share: float) -> _Arcs:
-    """Arcs with labels of the vocabulary alone; one with <unk> becomes an arc for each unlisted label.
+    """Arcs with vocabulary labels only; an arc with <unk> becomes one arc per unlisted label.
 
     Args:
-        unk_share: natural log of the number of labels that divide <unk>.
+        unk_share: natural log of the number of labels that share the probability of <unk>.
     """
     shared = (arcs.weights.astype(np.float64) - unk_share).astype(np.float32)
-    # arc i of the root has the label i: there the unlisted labels have their arcs already
+    # arc i of the root has the label i: the root has arcs for unlisted labels already
     arcs.weights[unlisted], arcs.targets[unlisted] = shared[vocab_size], arcs.targets[vocab_size]
     unknown = np.flatnonzero((arcs.labels == vocab_size) & (arcs.sources != ROOT))
     known = _Arcs(*(column[arcs.labels < vocab_size] for column in arcs))
@@ -192,7 +193,7 @@ def _without_special(arcs: _Arcs, vocab_size: int, unlisted: np.ndarray, unk_sha
 def _final_weights(
     arcs: _Arcs, eos: int, backoff_to: np.ndarray, backoff_weights: np.ndarray, name: str
 ) -> np.ndarray:
-    """The weight of ending in each state, [S]: that of </s>, back-offs included."""
+    """The final weight of each state, [S]: the weight of </s>, including back-offs."""
     final = np.full(len(backoff_to), NOT_FINAL, np.float32)
     ends = arcs.labels == eos
     final[arcs.sources[ends]] = arcs.weights[ends]

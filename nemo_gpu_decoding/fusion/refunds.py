@@ -1,18 +1,17 @@
-"""Back-off arcs whose weight depends on the label: refunds of a context graph.
+"""Refunds of a context graph: back-off arcs with a weight that depends on the label.
 
-A back-off arc has one weight for all labels. Where some labels are to pay a refund r on top of it, the
-arc leads to a copy of the back-off state instead, in which these labels weigh r less. The copy backs off
-to a copy of the next back-off state, with its own refund and that of this step, and so on to a copy of
-the root, which lists the refunding labels and backs off to the root for the others:
+A back-off arc has one weight for all labels. If some labels must pay a refund r in addition, the arc
+leads to a copy of the back-off state, in which the weights of these labels are lower by r. That copy
+backs off to a copy of the next back-off state with the sum of the refunds so far. The last copy is one of
+the root: it lists the refunding labels and backs off to the root for the others:
 
     t --back-off, refund 2--> f --back-off, refund 1--> root
 
     t --> copy of f, less 2 --> copy of root, less 3 --> root
     f --> copy of root, less 1 --> root
 
-A copy of the root is large, but shared: there is one per different sum of refunds. It lists the
-refunding labels or the others, whichever are fewer. The copies of other states have as many arcs as the
-states.
+Copies of the root are large but shared: there is one per distinct sum of refunds. It lists the refunding
+labels or the others, whichever are fewer. Copies of other states have as many arcs as the originals.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from nemo_gpu_decoding.fusion.automaton import Columns
 
 
 def with_refunds(columns: Columns, root: int, refunds: np.ndarray, is_refunding: np.ndarray) -> Columns:
-    """The automaton in which some labels pay the refund of every state that they leave by back-off.
+    """Subtract the refund of each state from refunding labels that leave it by back-off.
 
     Args:
         columns: an automaton with a single root; its states keep their numbers, copies come after them.
-        refunds: [S], 0 where nothing is taken back; that of the root means nothing.
-        is_refunding: [V] bool, which labels pay.
+        refunds: [S] natural log, 0 for none; the root's is ignored.
+        is_refunding: [V] bool, whether a label pays refunds.
     """
     refunding_states = np.flatnonzero(refunds * (np.arange(len(refunds)) != root))
     if not len(refunding_states) or not is_refunding.any():
@@ -61,11 +60,11 @@ def with_refunds(columns: Columns, root: int, refunds: np.ndarray, is_refunding:
 def _copies(
     backoff_to: np.ndarray, root: int, refunds: np.ndarray, refunding_states: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Which copies there must be.
+    """Number the copies of states.
 
     Returns:
-        per copy the state that it is a copy of, and its refund; for each of `refunding_states` the
-        number of the copy that it backs off to; for each copy of another state than the root likewise.
+        the original state of each copy and its refund; the copy that each of `refunding_states` backs
+        off to; the copy that each copy of a state other than the root backs off to.
     """
     needed_first = np.stack([backoff_to[refunding_states], refunds[refunding_states]], 1)
     copies = np.unique(needed_first, axis=0)

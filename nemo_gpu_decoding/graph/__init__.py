@@ -1,1 +1,1 @@
-"""Word graphs: what cuda_wfst and paged_biglm search. `build.py` makes one from an LM and a lexicon."""
+"""Word graphs, the search space of cuda_wfst and paged_biglm: building, loading and boosting."""

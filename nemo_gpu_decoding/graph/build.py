@@ -1,11 +1,11 @@
-"""Building a word graph: word LM (ARPA) and lexicon to L o G, as Kaldi's mkgraph does, with kaldifst.
+"""Build a word graph L o G from a word LM (ARPA) and a lexicon with kaldifst, like Kaldi's mkgraph.
 
     G   the LM with its redundant back-off states removed            grammar.py
     L   the spellings, with disambiguation symbols                   lexicon.py
-    LG  minimize(determinize*(L o G)), disambiguation to epsilon     here
+    LG  minimize(determinize*(L o G)), disambiguation to epsilon     this file
 
-Weights stay exact: determinization* compares weights to 2^-20 and minimization to 2^-30, where Kaldi's
-defaults let them differ by 2^-10 (measured: path costs off by up to 2e-3).
+Weights stay exact: determinization* compares weights to 2^-20 and minimization to 2^-30. Kaldi's default
+is 2^-10, which changes path costs by up to 2e-3 (measured).
 
     graph = build_graph("lm.arpa.gz", Lexicon.from_file("lexicon.txt", pieces))
 """
@@ -42,9 +42,9 @@ from nemo_gpu_decoding.vocabulary import CONTINUATION, WORD_START, Vocabulary
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
-_RECIPE_VERSION = 1  # of all that turns an LM and a lexicon into a graph
+_RECIPE_VERSION = 1  # version of the construction, part of the cache key
 DETERMINIZE_DELTA, MINIMIZE_DELTA = 2.0**-20, 2.0**-30
-MOST_GROWTH = 4  # of states, in a determinization that ends
+MOST_GROWTH = 4  # largest growth of the number of states in determinization
 Progress = Callable[[str], None]
 BUILD_STEPS = 7  # calls of `progress` while a graph is built
 
@@ -59,22 +59,22 @@ def build_graph(
     cache: bool | str | PathLike[str] = True,
     progress: Progress = logger.info,
 ) -> WordGraph:
-    """Build the graph of a word LM, or load it if it has been built before.
+    """Build the graph of a word LM, or load it from the cache.
 
     Args:
         arpa: word n-gram LM, plain or gzipped.
         lexicon: the spellings, or the model's vocabulary to spell the LM's words with.
         segmentations: spellings per word, if a vocabulary is given.
-        open_vocabulary: also find words that the LM does not list, at these costs; needs an LM with
-            <unk>, and with a Lexicon the tokens that may begin a word.
-        added_words: words that the LM shall list too, as likely as <unk> (see `lm/arpa.py`).
-        cache: keep the result in the cache folder, in this folder, or not at all (False). What cannot be kept
-            there, or read, is a warning.
-        progress: called with the name of every step when it begins.
+        open_vocabulary: costs of words that the LM does not list; None: such words are not found. Needs an
+            LM with <unk> and, with a Lexicon, `beginning_tokens`.
+        added_words: words to add to the LM, with the probability of <unk> (see `lm/arpa.py`).
+        cache: True for the cache folder, a folder, or False. A cache that cannot be read or written gives a
+            warning.
+        progress: called with the name of each step when it begins.
 
     Raises:
-        ValueError: the LM or the lexicon is malformed, or they have no word in common; the LM is one
-            over tokens.
+        ValueError: the LM or the lexicon is malformed, or they have no word in common; the LM has tokens
+            instead of words.
         ImportError: kaldifst is not installed.
     """
     if isinstance(lexicon, Vocabulary):
@@ -98,13 +98,13 @@ def spell_words(
     added_words: Sequence[str] = (),
     track: Callable[[Sequence[str]], Iterable[str]] = iter,
 ) -> Lexicon:
-    """The words of an LM as the model's tokenizer spells them.
+    """Spell the words of an LM with the model's tokenizer.
 
     Args:
         arpa: word n-gram LM, plain or gzipped; only its 1-grams are read.
         segmentations: spellings per word, see `Lexicon.from_vocabulary`.
-        added_words: words that the LM shall list too.
-        track: given all words, yields them one by one; for a progress display.
+        added_words: words to add to the LM.
+        track: a function from all words to an iterator over them, for a progress display.
 
     Raises:
         ValueError: no well-formed ARPA file, or an LM over tokens.
@@ -127,10 +127,10 @@ def spell_words(
 
 
 def listed_words(arpa: str | PathLike[str], added_words: Sequence[str] = ()) -> list[str]:
-    """The words of an LM; only its 1-grams are read. What stands in <...> is no word.
+    """The words of an LM, without symbols in <...>; only its 1-grams are read.
 
     Args:
-        added_words: words that the LM shall list too.
+        added_words: words to add to the LM.
 
     Raises:
         FieldError: an added word is empty or has white space.
@@ -151,10 +151,10 @@ def listed_words(arpa: str | PathLike[str], added_words: Sequence[str] = ()) -> 
 
 
 def load_fst_graph(path: str | PathLike[str], words: str | PathLike[str] | Sequence[str] | None = None) -> WordGraph:
-    """A ready-made decoding graph, such as the TLG.fst of NeMo's `wfst_lm_path`.
+    """Load a ready-made decoding graph, such as the TLG.fst of NeMo's `wfst_lm_path`.
 
-    Input labels are column + 1, as Kaldi has it. A ready-made T o L o G is decoded with
-    `topology="graph"`, a ready-made L o G (without disambiguation symbols) with any other.
+    Input labels are column + 1, as in Kaldi. Decode a T o L o G with `topology="graph"`, and an L o G (without
+    disambiguation symbols) with another topology.
 
     Args:
         path: binary OpenFst file.
@@ -175,14 +175,14 @@ def load_fst_graph(path: str | PathLike[str], words: str | PathLike[str] | Seque
 
 
 def graph_cache_folder() -> Path:
-    """Where graphs are kept: below $NEMO_GPU_DECODING_CACHE, or else ~/.cache."""
+    """The cache folder of graphs: below $NEMO_GPU_DECODING_CACHE, or else ~/.cache."""
     base = os.environ.get(CACHE_VARIABLE) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "nemo_gpu_decoding" / "graphs"
 
 
 @dataclass
 class _Recipe:
-    """All that a graph depends on, and the way to make it."""
+    """The inputs of a graph and the steps that build it."""
 
     arpa: Path
     lexicon: Lexicon
@@ -287,7 +287,7 @@ class _Recipe:
         return {WORD_COST: self.open_vocabulary.word_cost, PIECE_COST: self.open_vocabulary.piece_cost}
 
     def _lm_report(self) -> dict[str, Any]:
-        """What the LM holds, and what of it cannot be spelled."""
+        """Counts of the LM's n-grams and words, and of words that cannot be spelled."""
         unspoken = {
             label: word
             for label, word in enumerate(self.grammar.words)
@@ -340,7 +340,7 @@ def compose_and_optimize(lexicon: Fst, grammar: Fst, progress: Progress = logger
 
 
 def _determinize(lg: Any, progress: Progress) -> None:
-    """determinize* in place, where it ends; it makes fewer states as a rule."""
+    """determinize* in place, with a limit on the number of states, because it may not terminate."""
     import kaldifst
 
     most = MOST_GROWTH * lg.num_states + 10_000
@@ -383,7 +383,7 @@ def _read_symbols(path: Path) -> dict[int, str]:
 
 
 def _dense(table: dict[int, str] | Sequence[str], most: int) -> list[str]:
-    """The word of each label up to `most`, the largest of any arc, or up to the last that there is."""
+    """The word of each label up to `most`, the largest label of any arc, or up to the last word."""
     if not isinstance(table, dict):
         return list(table)
     last = max((label for label in table if label <= most), default=-1)

@@ -1,8 +1,8 @@
-"""The word graph as a search reads it: compressed rows of arcs, on the CPU and on a GPU alike.
+"""The word graph in compressed sparse rows (CSR), the layout for the CPU and the GPU.
 
-    states   [S]  arcs and epsilon-closure arcs of a state, final cost, bound on what comes next
-    arcs     [A]  ilabel, olabel, cost, target; those of a state sorted by ilabel
-    epsilons [E]  closure arcs of `epsilon_closure.py`: olabel, cost, target, bound on what comes next
+    states   [S]  ranges of arcs and epsilon-closure arcs, final cost, lower bound on arc costs
+    arcs     [A]  ilabel, olabel, cost, target; sorted by ilabel within a state
+    epsilons [E]  closure arcs of `epsilon_closure.py`: olabel, cost, target, the target's lower bound
 
 With the grammar {a: 1.0, b: 2.0}, spelled  a = token 0,  b = tokens 0 1  (#1 ends the word a):
 
@@ -54,13 +54,13 @@ EPSILON = np.dtype(
         ("olabel", np.int32),
         ("cost", np.float32),
         ("target", np.int32),
-        ("least_cost", np.float32),  # that of the target, here to save a look
+        ("least_cost", np.float32),  # copy of the target's, to save a memory access
     ]
 )
 
 
 class GraphArrays(NamedTuple):
-    """What compiled code sees of a graph."""
+    """The arrays of a graph, as compiled code takes them."""
 
     states: np.ndarray  # [S] GRAPH_STATE
     arcs: np.ndarray  # [A] GRAPH_ARC
@@ -70,7 +70,7 @@ class GraphArrays(NamedTuple):
 
 @linked
 def first_arc(arcs, state, ilabel):
-    """The first arc of the state with an ilabel that is not smaller."""
+    """The first arc of the state with an ilabel >= `ilabel`, else the end of its arcs."""
     low, high = state.arc_begin, state.arc_end
     while low < high:
         middle = (low + high) >> 1
@@ -83,7 +83,7 @@ def first_arc(arcs, state, ilabel):
 
 @linked
 def count_words(olabel, graph, num_words):
-    """Number of words that an output label stands for."""
+    """Number of words of an output label."""
     count = 1
     while olabel >= num_words:
         olabel = graph.word_sequences[olabel - num_words, 0]
@@ -93,14 +93,14 @@ def count_words(olabel, graph, num_words):
 
 @linked
 def word_from_end(olabel, n, graph, num_words):
-    """Of the words that an output label stands for, the one before the last n."""
+    """The word of an output label before its last n words."""
     for _ in range(n):
         olabel = graph.word_sequences[olabel - num_words, 0]
     return olabel if olabel < num_words else graph.word_sequences[olabel - num_words, 1]
 
 
 class Spellings(NamedTuple):
-    """The lexicon inside a graph, to tell which tokens belong to which word."""
+    """The lexicon of a graph, which maps words to tokens."""
 
     words: np.ndarray  # [N] int32, ascending; a word with several spellings has several entries
     begin: np.ndarray  # [N + 1] int32
@@ -109,7 +109,7 @@ class Spellings(NamedTuple):
 
 
 class PieceLabels(NamedTuple):
-    """Olabels of the pieces of unknown words, which are no words (`unknown_words.py`)."""
+    """Olabels of the pieces of unknown words (`unknown_words.py`)."""
 
     first: int  # of the token 0
     end: int  # of the end of an unknown word
@@ -129,10 +129,10 @@ class WordGraph(CopiedByFields):
     start: int
     words: tuple[str, ...]  # words[0] is "<eps>"
     spellings: Spellings | None  # None for ready-made graphs
-    unknown: int = 0  # the label of <unk>, whose tokens spell a word of their own; 0: there is none
+    unknown: int = 0  # the label of <unk>, with tokens that spell a new word; 0: closed vocabulary
     report: Mapping[str, Any] = field(default_factory=dict)
     name: str = "graph"
-    pieces: PieceLabels | None = None  # labels from pieces.first on stand for no words; None: all do
+    pieces: PieceLabels | None = None  # labels from pieces.first on are pieces; None: all labels are words
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arrays", GraphArrays(*map(read_only, self.arrays)))
@@ -171,12 +171,12 @@ class WordGraph(CopiedByFields):
         report: Mapping[str, Any] | None = None,
         name: str = "graph",
     ) -> WordGraph:
-        """From a transducer whose input labels are column + 1.
+        """Convert a transducer with input labels column + 1.
 
         Args:
             words: text of each output label.
-            is_epsilon: [largest input label + 1] which input labels are read without a frame;
-                by default label 0 alone.
+            is_epsilon: [largest input label + 1] bool, input labels that consume no frame; None: label 0
+                alone.
 
         Raises:
             ValueError: no states, no final state, cyclic epsilons, labels outside of their tables.
@@ -223,7 +223,7 @@ class WordGraph(CopiedByFields):
 
     @property
     def num_spoken(self) -> int:
-        """Labels of words, 0 included: those after them are no words."""
+        """Number of word labels, including 0; later labels are pieces or sequences."""
         return len(self.words) if self.pieces is None else self.pieces.first
 
     @property
@@ -238,20 +238,20 @@ class WordGraph(CopiedByFields):
 
     @cached_property
     def least_cost(self) -> float:
-        """The smallest cost of any arc or epsilon chain, at most 0: bounds what one step can gain."""
+        """The smallest cost of any arc or epsilon chain, at most 0; a lower bound on the cost of one step."""
         arcs, epsilons = self.arrays.arcs["cost"], self.arrays.epsilons["cost"]
         return float(min(0.0, arcs.min(initial=0.0))) + float(min(0.0, epsilons.min(initial=0.0)))
 
     @cached_property
     def fingerprint(self) -> str:
-        """Equal for graphs that transduce alike, state by state."""
+        """A hash of the contents; equal for graphs with the same states and arcs."""
         digest = hashlib.sha256(f"{self.start} {self.words}".encode())
         for array in self.arrays:
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
 
     def expanded(self, label: int) -> list[int]:
-        """The words that an output label stands for."""
+        """The words of an output label."""
         if label < len(self.words):
             return [label] if 0 < label < self.num_spoken else []
         first, second = self.arrays.word_sequences[label - len(self.words)]
@@ -259,7 +259,7 @@ class WordGraph(CopiedByFields):
 
     @cached_property
     def most_words(self) -> int:
-        """The most words, or pieces of unknown words, that one output label stands for."""
+        """The largest number of words, or pieces of unknown words, of one output label."""
         counts = [1] * len(self.words)
         for first, second in self.arrays.word_sequences.tolist():  # of labels before their own
             counts.append(counts[first] + counts[second])
@@ -267,7 +267,7 @@ class WordGraph(CopiedByFields):
 
     @cached_property
     def output_words(self) -> np.ndarray:
-        """The words that arcs and epsilons write, alone or in word sequences; ascending, int64."""
+        """The words on arcs and epsilons, including those in word sequences; ascending, int64."""
         arrays = self.arrays
         labels = np.unique(np.concatenate([arrays.arcs["olabel"], arrays.epsilons["olabel"]])).tolist()
         return np.array(sorted({word for label in labels for word in self.expanded(label)}), np.int64)
@@ -285,7 +285,7 @@ def arc_sources(states: np.ndarray, kind: str) -> np.ndarray:
 
 
 def _check_order(graph: WordGraph) -> None:
-    """Raise a ValueError unless ranges ascend, sequences are of labels before their own, and spellings of words."""
+    """Raise a ValueError unless ranges ascend, sequences use earlier labels, and spellings belong to words."""
     for kind in ("arc", "epsilon"):
         if (graph.arrays.states[f"{kind}_end"] < graph.arrays.states[f"{kind}_begin"]).any():
             raise ValueError(f"{graph.name}: {kind}_end of a state is before {kind}_begin")

@@ -1,15 +1,15 @@
-"""Epsilon closure of a word graph, computed once, ahead of the search.
+"""Epsilon closure of a word graph, computed once before the search.
 
-In a word graph the epsilons are back-off arcs and ends of words whose spelling begins another one:
-chains of two or three arcs. Removing them from the graph would multiply its arcs (55-131 times for the
-LMs measured). Instead every state gets a closure arc to each state that it reaches by epsilons alone,
-with the cost and the word of the chain, so that a search takes them in one step, in any order:
+Epsilons of a word graph are back-off arcs, and ends of words with a spelling that begins another spelling.
+They form chains of two or three arcs. Epsilon removal would multiply the arcs of the graph (55-131 times
+for the LMs measured). Instead, each state gets a closure arc to each state that it reaches by epsilons,
+with the cost and the word of the chain. A search then takes closure arcs in one step, in any order:
 
     0 --eps:the/1--> 1 --eps/2--> 2          closure arcs of 0: (the, 1, to 1), (the, 3, to 2)
                                              closure arcs of 1: (-, 2, to 2)
 
-Of several chains with the same words to the same state the cheapest counts. A chain with two words
-(ready-made graphs may have some) gets a word-sequence label that stands for both.
+The cheapest of several chains with the same words and target is kept. A chain with two words (possible in
+ready-made graphs) gets a word-sequence label for both.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-MAX_CHAIN = 64  # arcs; a longer chain is as good as a cycle
+MAX_CHAIN = 64  # arcs; a longer chain is treated like a cycle
 
 
 @dataclass(frozen=True, eq=False)
 class EpsilonClosure:
-    """R epsilon-closure arcs of S states, those of a state together, sorted by target and word."""
+    """R epsilon-closure arcs of S states, grouped by state, then sorted by target and word."""
 
     begin: np.ndarray  # [S + 1] int64
     words: np.ndarray  # [R] int64, 0 for none
     costs: np.ndarray  # [R] float64
     targets: np.ndarray  # [R] int64
-    sequences: np.ndarray  # [C, 2] int64: label num_words + i stands for the two labels sequences[i]
+    sequences: np.ndarray  # [C, 2] int64: label num_words + i means the two labels sequences[i]
 
 
 def epsilon_closure(
@@ -41,7 +41,7 @@ def epsilon_closure(
     num_words: int,
     name: str,
 ) -> EpsilonClosure:
-    """The closure of the epsilon arcs that are given as columns.
+    """The closure of epsilon arcs, given as columns.
 
     Raises:
         ValueError: the arcs form a cycle, or a chain of more than `MAX_CHAIN` arcs.
@@ -78,7 +78,7 @@ def _extended(
     sequences: dict[tuple[int, int], int],
     num_words: int,
 ) -> tuple[np.ndarray, ...]:
-    """Every chain with every epsilon arc of the state it leads to behind it."""
+    """Extend each chain by each epsilon arc of its target state."""
     origins, words, costs, ends = chains
     counts = begin[ends + 1] - begin[ends]
     chain = np.repeat(np.arange(len(origins)), counts)
@@ -92,7 +92,7 @@ def _extended(
 
 
 def _check_acyclic(num_states: int, sources: np.ndarray, targets: np.ndarray, name: str) -> None:
-    """Take arcs into states without epsilon arcs away again and again; what stays leads to a cycle."""
+    """Repeatedly remove arcs to states without epsilon arcs; the remaining arcs lead to a cycle."""
     alive = np.arange(len(sources))
     for _ in range(MAX_CHAIN):
         if not len(alive):

@@ -1,12 +1,12 @@
-"""From a word LM in ARPA format to the grammar transducer G of a word graph.
+"""The grammar transducer G of a word graph, from a word LM in ARPA format.
 
-    state     a context of the LM that has n-grams of its own
+    state     a context of the LM with n-grams
     arc       word:word, cost -log p(word | context), to the longest suffix that is a context
     back-off  #0:epsilon, cost -log of the back-off weight, to the next shorter context
 
-The back-off label is a symbol of its own, as in Kaldi: determinization then treats it as a real one.
-A context that does nothing but back off is left out and its back-off weight put on the arcs that led to
-it. (arpa2fst of Kaldi does so too, kaldilm does not: 197k states instead of 52k for one LM.)
+The back-off label is a separate symbol, as in Kaldi, so that determinization does not treat it as epsilon.
+A context that has a back-off arc only is removed; the arcs that led to it get its back-off weight.
+(Kaldi's arpa2fst does this, too; kaldilm does not and has 197k states instead of 52k for one LM.)
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SPECIAL_WORDS = {
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """A word LM as back-off automaton; word `words[i]` has the label i there."""
+    """A word LM as back-off automaton; the label i is the word `words[i]`."""
 
-    words: tuple[str, ...]  # all but <s> and </s>; the LM's <unk>, if there is one, among them
+    words: tuple[str, ...]  # all words except <s> and </s>, including <unk> if the LM has it
     automaton: BackoffAutomaton
-    counts: tuple[int, ...]  # n-grams of order 1, 2, ..., added words among them
+    counts: tuple[int, ...]  # n-grams of order 1, 2, ..., including added words
     name: str
     num_added: int = 0  # words that the file does not list
 
@@ -51,7 +51,7 @@ def read_grammar(path: str | PathLike[str], added: Iterable[str] = ()) -> Gramma
     """The grammar of an ARPA file.
 
     Args:
-        added: words that the LM shall list too, see `lm/arpa.py`.
+        added: words to add to the LM, see `lm/arpa.py`.
 
     Raises:
         ValueError: no well-formed ARPA file, or one without words.
@@ -70,7 +70,7 @@ def read_grammar(path: str | PathLike[str], added: Iterable[str] = ()) -> Gramma
 
 
 def grammar_fst(grammar: Grammar, outputs: np.ndarray, backoff_label: int) -> Fst:
-    """G of the words that may be spoken.
+    """G, restricted to words with an output label.
 
     Args:
         outputs: [number of words] label of each word in the FST; 0 leaves the word out.
@@ -101,10 +101,10 @@ def grammar_fst(grammar: Grammar, outputs: np.ndarray, backoff_label: int) -> Fs
 
 
 def _without_redundant(states: np.ndarray, sources: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
-    """The state to go to in place of each state, and the back-off weight to pay for that.
+    """The replacement of each state, and the back-off weight of going there.
 
-    A state is redundant if it has no arc of its own and ends no differently than its suffix does. The
-    start state stays: what it pays could be put on no arc.
+    A state is redundant if it has no arcs and its final weight is that of backing off. The start state stays,
+    because no arc could take its back-off weight.
     """
     numbers = np.arange(len(states))
     suffix, final = states["backoff_to"], states["final_weight"]

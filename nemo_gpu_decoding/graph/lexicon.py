@@ -1,8 +1,8 @@
-"""Which token sequences spell which word, and the lexicon transducer L of a word graph.
+"""Spellings of words as token sequences, and the lexicon transducer L of a word graph.
 
-Disambiguation symbols work as in Kaldi [Mohri, Pereira & Riley 2008]: a sequence that is also the
-beginning of another one, or the spelling of several words, ends in a symbol #1, #2, ... of its own, so
-that L o G can be made deterministic. They become epsilons once that is done. With the entries
+Disambiguation symbols work as in Kaldi [Mohri, Pereira & Riley 2008]. A sequence that is a prefix of
+another one, or that spells several words, ends in a symbol #1, #2, .... So L o G can be determinized;
+afterwards the symbols become epsilons. With the entries
 
     a        ▁a              an     ▁an            Anne   ▁an ne          Ann    ▁an ne
 
@@ -31,12 +31,12 @@ class Lexicon:
     """Token sequences of each word. Tokens are columns of the log-probs.
 
     Raises:
-        ValueError: a word has no spelling, an empty one, one twice, or a token that is out of range.
+        ValueError: a word has no spelling, an empty or repeated one, or a token out of range.
     """
 
     spellings: Mapping[str, tuple[Spelling, ...]]
     vocab_size: int  # number of tokens
-    # Words that no spelling could be found for, and why the first one has none
+    # Words without a spelling, and the reason for the first one
     left_out: tuple[str, ...] = ()
     reason: str = ""
 
@@ -58,13 +58,13 @@ class Lexicon:
     def from_vocabulary(cls, words: Iterable[str], vocabulary: Vocabulary, segmentations: int = 1) -> Lexicon:
         """Spell the words with the model's tokenizer.
 
-        Of character models with a space every word is spelled twice: as it is, at the beginning of an
-        utterance, and with the space before it.
+        In character models with a space, each word has two spellings: without a space, for the beginning
+        of an utterance, and with a space before it.
 
         Args:
-            words: words of the LM; those in <...> are no words and passed over.
-            segmentations: how many spellings of a word at most: the tokenizer's, then others with as
-                few pieces as possible. More find more alignments, in a graph that is larger.
+            words: words of the LM; symbols in <...> are skipped.
+            segmentations: largest number of spellings of a word: the tokenizer's, then others with as few
+                pieces as possible. More spellings allow more alignments and make the graph larger.
         """
         spellings: dict[str, tuple[Spelling, ...]] = {}
         left_out, reason = [], ""
@@ -86,7 +86,7 @@ class Lexicon:
     def from_pieces(
         cls, entries: Iterable[tuple[str, Sequence[str]]], pieces: Sequence[str], name: str = "lexicon"
     ) -> Lexicon:
-        """From (word, piece texts) pairs; a word may come several times.
+        """Create a lexicon from (word, piece texts) pairs; a word may have several pairs.
 
         Raises:
             ValueError: a piece is not one of the model's.
@@ -105,7 +105,7 @@ class Lexicon:
 
     @classmethod
     def from_file(cls, path: str | PathLike[str], pieces: Sequence[str]) -> Lexicon:
-        """From a file with a word and its pieces in each line, separated by white space.
+        """Read a file with a word and its pieces in each line, separated by white space.
 
         Raises:
             ValueError: a line without pieces, or with an unknown one; names file and line.
@@ -123,15 +123,15 @@ class Lexicon:
 
 @dataclass(frozen=True)
 class OpenVocabulary:
-    """How words that the LM does not list are spelled: any first piece, then any others.
+    """Costs and tokens of words that the LM does not list: a beginning piece, then any pieces.
 
-    The LM's <unk> is what its own LM score is; the path through the pieces costs more.
+    An unknown word costs the LM's <unk> plus the costs below.
     """
 
-    # Natural-log penalties, >= 0: of an unknown word, and of each of its pieces
+    # Natural-log penalties, >= 0, of an unknown word and of each of its pieces
     word_cost: float = 2.0
     piece_cost: float = 4.0
-    # Tokens that may be the first of a word, and of nothing else; None: as the model's vocabulary says
+    # Tokens that may only begin a word; None: from the model's vocabulary
     beginning_tokens: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -141,9 +141,9 @@ class OpenVocabulary:
             object.__setattr__(self, "beginning_tokens", tuple(self.beginning_tokens))
 
     def of(self, vocabulary: Vocabulary) -> OpenVocabulary:
-        """With the tokens that may begin a word; all of them where pieces do not say.
+        """Set the tokens that may begin a word; all tokens if the pieces do not mark this.
 
-        Of character models that is the space, so that an utterance cannot begin with an unknown word.
+        In character models this is the space, so an utterance cannot begin with an unknown word.
         """
         if self.beginning_tokens is not None:
             return self
@@ -154,14 +154,14 @@ class OpenVocabulary:
 
 @dataclass(frozen=True, eq=False)
 class LexiconFst:
-    """L, and the first of its input labels that stands for no token."""
+    """L and the first disambiguation symbol among its input labels."""
 
     fst: Fst
     first_disambiguation: int
 
 
 def disambiguated(spellings: Sequence[Spelling]) -> np.ndarray:
-    """Number of the disambiguation symbol that each spelling ends in: 1, 2, ..., or 0 for none."""
+    """The disambiguation symbol at the end of each spelling: 1, 2, ..., or 0 for none."""
     times: dict[Spelling, int] = {}
     for spelling in spellings:
         times[spelling] = times.get(spelling, 0) + 1
@@ -182,7 +182,7 @@ def lexicon_fst(
     Args:
         outputs: label of each word in G.
         backoff_label: label of #0 in G.
-        unknown: label of <unk> in G, and how it is spelled.
+        unknown: label of <unk> in G, and its costs and tokens.
     """
     entries = [(outputs[word], s) for word in outputs for s in lexicon.spellings.get(word, ())]
     symbols = disambiguated([spelling for _, spelling in entries])
@@ -210,7 +210,7 @@ def lexicon_fst(
 def _spelling_loop(
     symbol: int, state: int, word: int, unknown: OpenVocabulary, vocab_size: int
 ) -> list[tuple[int, int, int, float, int]]:
-    """The arcs of <unk>, between two disambiguation symbols so that known words stay apart from it."""
+    """The arcs of <unk>, between two disambiguation symbols that separate it from known words."""
     inside, beginning = state + 1, unknown.beginning_tokens or ()
     others = sorted(set(range(vocab_size)) - set(beginning))
     return [

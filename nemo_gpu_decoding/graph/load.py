@@ -23,16 +23,16 @@ from nemo_gpu_decoding.vocabulary import Vocabulary, letter_cases
 
 _BLANKS = ("<blk>", "<blank>")  # as NeMo and k2 name it
 _TOKENWORD = "#1"  # begins and ends a spelled word in graphs of NeMo's `mkgraph_ctc_ov`
-_LOOKED_AT = 2000  # spellings of a graph that are compared with the model's vocabulary
+_LOOKED_AT = 2000  # number of spellings of a graph to compare with the model's vocabulary
 
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """Where the graph comes from; not loaded yet."""
+    """The source of a graph and its options, before it is loaded."""
 
-    ready_made: Path | None  # a graph of ours, a folder with one, or an OpenFst file
-    arpa: Path | None  # if there is no ready-made one
-    keep_at: Path | None = None  # where to keep what is built from the LM
+    ready_made: Path | None  # a graph file of this package, a folder with one, or an OpenFst file
+    arpa: Path | None  # the LM to build a graph from, if there is no ready-made one
+    keep_at: Path | None = None  # file to save a built graph to
     topology: str | None = None
     words: Path | None = None  # words.txt of an OpenFst file
     open_vocabulary: OpenVocabulary | None = None
@@ -43,7 +43,7 @@ class GraphOptions:
 
 class LoadedGraph(NamedTuple):
     graph: WordGraph
-    topology: str  # with which it is to be searched
+    topology: str  # for the search
 
 
 def load_word_graph(
@@ -53,18 +53,17 @@ def load_word_graph(
     boosted_words: Sequence[str] = (),
     ignore_case: bool = False,
 ) -> LoadedGraph:
-    """The graph that a config asks for; from a cache where it can.
+    """Load or build the graph of a config, with a cache.
 
     Args:
         vocabulary: of the model.
         blank_id: the blank's column in the model's log-probs.
-        boosted_words: words of phrases; those that the LM lacks are added to it. A ready-made graph
-            stays as it is.
-        ignore_case: it is enough if the LM has them in another letter case.
+        boosted_words: words of phrases, which are added to the LM if it lacks them; no effect on a
+            ready-made graph.
+        ignore_case: accept words of the LM in another letter case.
 
     Raises:
-        ValueError: a file is damaged, the graph was made for another model, or cannot be what the
-            config says that it is.
+        ValueError: a file is damaged, the graph was made for another model, or it contradicts the config.
         ImportError: building graphs needs kaldifst.
     """
     if options.ready_made is not None:
@@ -100,7 +99,7 @@ def _build(
         open_vocabulary=options.open_vocabulary,
         added_words=words,
     )
-    graph = replace(graph, name=str(options.arpa))  # a kept one has the name of the file at that time
+    graph = replace(graph, name=str(options.arpa))  # a cached graph has the file name of its first build
     if options.keep_at is not None:
         save_graph(graph, options.keep_at)
     return LoadedGraph(graph, options.topology or DEFAULT_TOPOLOGY)
@@ -111,7 +110,7 @@ def _has(listed: set[str], word: str, ignore_case: bool) -> bool:
 
 
 def _to_add(word: str, vocabulary: Vocabulary, ignore_case: bool) -> str:
-    """The word as written; ignoring case, in the first letter case that the model can spell."""
+    """The word as written or, with `ignore_case`, in the first letter case that the model can spell."""
     for case in letter_cases(word) if ignore_case else []:
         with suppress(ValueError):
             vocabulary.tokenize(case)
@@ -163,7 +162,7 @@ def _graph_file(path: Path) -> Path:
 
 
 def _topology(graph: WordGraph, path: Path, wanted: str | None, blank_id: int) -> str:
-    """T o L o G files read blanks themselves; in L o G the search adds them."""
+    """The topology for a file: "graph" for T o L o G, whose arcs read blanks; another one for L o G."""
     reads_blanks = bool((graph.arrays.arcs["ilabel"] == blank_id).any())
     topology = wanted or (TOPOLOGIES[GRAPH] if reads_blanks else DEFAULT_TOPOLOGY)
     if (topology == TOPOLOGIES[GRAPH]) != reads_blanks:
@@ -176,7 +175,7 @@ def _topology(graph: WordGraph, path: Path, wanted: str | None, blank_id: int) -
 
 
 def _check_vocabulary(graph: WordGraph, path: Path, vocabulary: Vocabulary, blank_id: int) -> None:
-    """A graph that was made with another tokenizer would decode to nonsense, without any error."""
+    """Raise if the graph was built with another tokenizer, which would give wrong results without an error."""
     if graph.largest_label > blank_id:
         raise ValueError(
             f"{path} reads column {graph.largest_label}, expected 0 .. {blank_id}: it was made for another model"
@@ -192,20 +191,20 @@ def _check_vocabulary(graph: WordGraph, path: Path, vocabulary: Vocabulary, blan
         read += 1
         alike += spelled.casefold() == word.casefold()
         example = example or (f"{word!r} is spelled {spelled!r}" if spelled != word else "")
-    if 2 * alike < read:  # lexicons may well spell some words otherwise: "AT&T" as "a t and t"
+    if 2 * alike < read:  # lexicons may spell some words differently: "AT&T" as "a t and t"
         raise ValueError(
             f"{path} was made with another tokenizer than the model's: {example}; build it anew from wfst.arpa_lm_path"
         )
 
 
 def _check_input_symbols(path: Path, vocabulary: Vocabulary, blank_id: int) -> None:
-    """NeMo and Kaldi name the columns in the file: label n is column n - 1."""
+    """Compare the input symbols of a file with the vocabulary; label n is column n - 1."""
     symbols = read_input_symbols(path)
     if not symbols:
         return
     named = [symbols.get(column + 1, "nothing") for column in range(len(vocabulary))]
     differing = [c for c, piece in enumerate(vocabulary.pieces) if named[c] != piece]
-    if 2 * len(differing) > len(vocabulary):  # some tokens may have other names, as <unk> has
+    if 2 * len(differing) > len(vocabulary):  # some tokens may have other names, such as <unk>
         first = differing[0]
         raise ValueError(
             f"{path} was made with another tokenizer than the model's: column {first} is "
@@ -217,7 +216,7 @@ def _check_input_symbols(path: Path, vocabulary: Vocabulary, blank_id: int) -> N
 
 
 def in_language(vocabulary: Vocabulary, language: str | None) -> Vocabulary:
-    """The vocabulary with the tokenizer that spells the LM's words."""
+    """The vocabulary with the tokenizer of the LM's language."""
     tokenizers = vocabulary.encode_by_language
     if not tokenizers:
         if language is not None:
@@ -230,7 +229,7 @@ def in_language(vocabulary: Vocabulary, language: str | None) -> Vocabulary:
 
 
 def _words_of(added: tuple[str, ...] | Path) -> list[str]:
-    """The words of a list, or of a text file; a tab and what follows it are a phrase's weight."""
+    """The words of a list or of a text file; text after a tab is the weight of a phrase."""
     if not isinstance(added, Path):
         return [word for entry in added for word in entry.split()]
     return [word for line in read_lines(added) for word in line.partition("\t")[0].split()]

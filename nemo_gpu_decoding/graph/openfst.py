@@ -1,11 +1,11 @@
-"""OpenFst's binary files as numpy arrays: "vector" and "const" FSTs over the tropical semiring.
+"""Read and write OpenFst's binary files with numpy: "vector" and "const" FSTs, tropical semiring.
 
-Kaldi, kaldifst and NeMo write such files (`TLG.fst`). Reading them takes no FST library, and handing a
-large FST to one is quicker through a file than arc by arc. The layout, all little-endian:
+Kaldi, kaldifst and NeMo write such files (`TLG.fst`). This module needs no FST library, and a file is
+faster than arc-by-arc calls to pass a large FST to one. The layout, all little-endian:
 
     header   int32 magic, fst type, arc type, int32 version, int32 flags, uint64 properties,
              int64 start, int64 states, int64 arcs
-    symbols  input and output symbol table, where the flags say so
+    symbols  input and output symbol table, if set in the flags
     vector   per state: float32 final cost, int64 number of arcs, the arcs
     const    all states (20 bytes each), then all arcs
 
@@ -29,8 +29,8 @@ from nemo_gpu_decoding.jit import compiled
 _FST_MAGIC, _SYMBOLS_MAGIC = 2125659606, 2125658996
 _HAS_INPUT_SYMBOLS, _HAS_OUTPUT_SYMBOLS, _IS_ALIGNED = 1, 2, 4
 _ALIGNMENT = 16
-FILE_MARK = struct.pack("<i", _FST_MAGIC)  # what such a file begins with
-_EXPANDED_AND_MUTABLE = 3  # the properties of a vector FST about which nothing else is known
+FILE_MARK = struct.pack("<i", _FST_MAGIC)  # first bytes of a file
+_EXPANDED_AND_MUTABLE = 3  # properties of a vector FST; all others are unknown
 
 FST_ARC = np.dtype(
     [
@@ -74,7 +74,7 @@ class Fst:
         costs: np.ndarray,
         targets: np.ndarray,
     ) -> Fst:
-        """From arcs in any order, given as columns; those of a state are sorted by input label."""
+        """Create an FST from arcs in any order, given as columns; sorts by state and input label."""
         order = np.lexsort((outputs, inputs, sources))
         arcs = np.zeros(len(order), FST_ARC)
         for column, values in (
@@ -93,7 +93,7 @@ class Fst:
         return len(self.arcs)
 
     def sources(self) -> np.ndarray:
-        """The state that each arc leaves, [A]."""
+        """The source state of each arc, [A]."""
         return np.repeat(np.arange(self.num_states), np.diff(self.arc_begin))
 
 
@@ -151,7 +151,7 @@ class _Header(NamedTuple):
 
 
 class _Reader:
-    """Walks through the bytes of one file."""
+    """Reads the bytes of one file in order."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -247,7 +247,7 @@ class _Reader:
 
 @compiled
 def _find_vector_states(data, offsets, begin):
-    """Find where the arcs of each state lie in `data`, and count them; False if the data ends early."""
+    """Find the offsets and counts of each state's arcs in `data`; False if the data ends early."""
     at = np.int64(0)
     for state in range(len(offsets)):
         if at + 12 > len(data):

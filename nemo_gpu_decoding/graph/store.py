@@ -30,10 +30,10 @@ _FACTS = ("start", "unknown", "report", "name")
 
 
 def save_graph(graph: WordGraph, path: str | PathLike[str]) -> None:
-    """Write a graph; the file appears whole or not at all.
+    """Write a graph; the file is created only if writing succeeds.
 
     Raises:
-        ValueError: the graph is one `with_piece_labels`, which is made of a saved one in no time.
+        ValueError: the graph has labels of pieces; save the original and use `with_piece_labels` after loading.
     """
     if graph.pieces is not None:
         raise ValueError(f"graph ({graph.name}) has labels of pieces, expected the graph that it was made of")
@@ -48,7 +48,7 @@ def load_graph(path: str | PathLike[str], *, verify: bool = True) -> WordGraph:
     """The graph of a file, mapped into memory.
 
     Args:
-        verify: compare the checksum of the arrays too, which reads the whole file, once per process.
+        verify: compare the checksum of the arrays, which reads the whole file once per process.
 
     Raises:
         ValueError: not a graph of this version, truncated, or damaged; names the file.
@@ -69,7 +69,7 @@ def _assemble(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Wor
 
 
 def load_or_build(path: Path, build: Callable[[], WordGraph]) -> WordGraph:
-    """The graph of a file in a cache; what `build` returns, kept there, if there is none that can be read."""
+    """Load a graph from a cache file; if that fails, build the graph and save it there."""
     try:
         if path.exists():
             return load_graph(path)
@@ -86,7 +86,7 @@ def load_or_build(path: Path, build: Callable[[], WordGraph]) -> WordGraph:
 
 
 def is_word_graph(path: str | PathLike[str]) -> bool:
-    """Whether a file is a graph, ours or OpenFst's, by its first bytes.
+    """Whether a file is a graph of this package or of OpenFst, by its first bytes.
 
     Raises:
         OSError: the file cannot be read.

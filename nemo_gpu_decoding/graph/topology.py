@@ -1,14 +1,14 @@
-"""CTC topologies: which sequences of frames stand for a sequence of tokens.
+"""CTC topologies: the mapping from frame sequences to token sequences.
 
-A decoding graph usually is T o L o G, with a transducer T that reads frames and writes tokens. The
-search runs T natively on L o G: a search token remembers the last label, which is all that T's states
-do. Measured, words and costs are those of T o L o G for every topology, with 2-4x fewer arcs.
+A decoding graph usually is T o L o G, with a transducer T from frames to tokens. The search applies T to
+L o G on the fly: a search token stores the last label, which is the state of T. Words and costs equal those
+of T o L o G for every topology (measured), with 2-4x fewer arcs.
 
     name      a token's frames        between two equal tokens     T in NeMo
     normal    one or more             at least one blank           "default"
-    compact   one or more             nothing is asked for         "compact"
-    minimal   exactly one             nothing is asked for         "minimal"
-    graph     what the graph's own arcs say: for ready-made T o L o G files
+    compact   one or more             any number of blanks         "compact"
+    minimal   exactly one             any number of blanks         "minimal"
+    graph     defined by the graph's arcs, for ready-made T o L o G files
 
 [CUDA-WFST] and NeMo's `wfst_utils.build_topo` describe the first three.
 """
@@ -18,17 +18,13 @@ from __future__ import annotations
 from nemo_gpu_decoding.checks import FieldError
 
 TOPOLOGIES = ("compact", "normal", "minimal", "graph")
-COMPACT, NORMAL, MINIMAL, GRAPH = range(4)  # as compiled code knows them
+COMPACT, NORMAL, MINIMAL, GRAPH = range(4)  # numbers in compiled code
 NEMO_NAMES = {"default": "normal"}
 DEFAULT_TOPOLOGY = "compact"
 
 
 def topology_number(name: str) -> int:
-    """The number of a topology, NeMo's names included.
-
-    Raises:
-        FieldError: there is none of this name.
-    """
+    """The number of a topology; NeMo's names are allowed."""
     ours = NEMO_NAMES.get(name, name)
     if ours not in TOPOLOGIES:
         raise FieldError("topology", name, f"one of {', '.join(TOPOLOGIES)}")

@@ -1,19 +1,19 @@
-"""Words that an open-vocabulary graph lacks, for single utterances, without building the graph anew.
+"""Boost words that an open-vocabulary graph lacks, per utterance, without building a new graph.
 
-In an open-vocabulary graph <unk> is a loop: an epsilon arc that costs `word_cost` and writes <unk>, any
-first piece, any others at `piece_cost` each, an epsilon arc back. `with_piece_labels` lets the loop write
-what it reads: each piece an olabel of its own, and the arc back </unk>. With the pieces ▁a = 0 and b = 1
-and W words, "ab" in the loop writes
+In an open-vocabulary graph <unk> is a loop: an epsilon arc with cost `word_cost` and olabel <unk>, a
+beginning piece, further pieces with cost `piece_cost` each, and an epsilon arc back. `with_piece_labels`
+adds olabels to the loop: one per piece, and </unk> on the arc back. With the pieces ▁a = 0 and b = 1 and
+W words, "ab" in the loop writes
 
     <unk>    ▁a    b        </unk>
     unk      W     W + 1    W + 2
 
-A word is now a sequence of olabels, as a phrase is one of words: the boosting automaton of an utterance
-(`word_boosting.py`) finds it, and pays back what the loop has cost. So a word costs what it would in a
-graph that was built with it: its bonus aside, what the LM takes for an unknown word. [CUDA-WFST] names
-that as future work.
+A word is now a sequence of olabels, like a phrase of words. The boosting automaton of an utterance
+(`word_boosting.py`) matches it and refunds the cost of the loop. The word then has the same cost as in a
+graph that was built with it: the LM's cost of <unk>, less its bonus. [CUDA-WFST] names this as future
+work.
 
-The labels belong to no text: `WordGraph.expanded` leaves them out, LMs pass over them.
+These labels have no text: `WordGraph.expanded` and LMs skip them.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ WORD_COST, PIECE_COST = "unknown word cost", "unknown piece cost"  # in the repo
 
 
 def with_piece_labels(graph: WordGraph, costs: OpenVocabulary | None = None) -> WordGraph:
-    """The graph whose <unk> writes its pieces. Its arcs are copies, all else is shared.
+    """A graph with olabels on the pieces of <unk>; its arcs are copies, the other arrays are shared.
 
     Args:
         graph: with an open vocabulary.
-        costs: those that it was built with, for graphs of files that do not say so.
+        costs: of the open vocabulary; needed if the file of the graph does not have them.
 
     Raises:
         ValueError: the graph has no open vocabulary, or its costs are not known.
@@ -72,22 +72,22 @@ def with_piece_labels(graph: WordGraph, costs: OpenVocabulary | None = None) -> 
 
 @dataclass(frozen=True)
 class Speller:
-    """How words that a graph `with_piece_labels` lacks are spelled, and what is paid back for each.
+    """Spells words that a graph `with_piece_labels` lacks, and computes their refunds.
 
     Raises:
         ValueError: the ratio is negative or not finite.
     """
 
     vocabulary: Vocabulary
-    # lm_weight / boosting_weight of the utterance: the graph's costs are weighted with the first, what is
-    # paid back with the second
+    # lm_weight / boosting_weight of the utterance: the first scales the graph's costs, the second the
+    # refunds
     weight_ratio: float = 1.0
 
     def __post_init__(self) -> None:
         check_number("weight_ratio", self.weight_ratio)
 
     def spelled(self, word: str, graph: WordGraph) -> tuple[list[int], np.ndarray]:
-        """The n olabels that <unk> writes for a word, and what they have cost, [n] natural log.
+        """The n olabels of a word in the loop of <unk>, and their costs, [n] natural log.
 
         Raises:
             ValueError: no piece covers some character, or the pieces are those of several words.
@@ -107,7 +107,7 @@ class Speller:
 
 
 def _loop(graph: WordGraph) -> tuple[np.ndarray, np.ndarray]:
-    """[S] which states read the first piece of an unknown word, and which its others."""
+    """Masks [S] of the states that read the first piece of an unknown word, and of those for other pieces."""
     states, arcs, epsilons, _ = graph.arrays
     into = [label for label in np.unique(epsilons["olabel"]).tolist() if graph.expanded(label)[-1:] == [graph.unknown]]
     begins, inside = np.zeros(len(states), bool), np.zeros(len(states), bool)
@@ -121,10 +121,10 @@ def _loop(graph: WordGraph) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _behind(first: int, olabel: int, num_words: int, sequences: dict[tuple[int, int], int]) -> int:
-    """The label of a word and, after it, of all that an output label stands for; enters new sequences."""
+    """The label of the sequence of a word and an output label; adds new sequences."""
     if olabel == 0:
         return first
-    if olabel >= num_words:  # sequences are put together from the left
+    if olabel >= num_words:  # sequences grow from the left
         pair = next(pair for pair, label in sequences.items() if label == olabel)
         first, olabel = _behind(first, pair[0], num_words, sequences), pair[1]
     return sequences.setdefault((first, olabel), num_words + len(sequences))

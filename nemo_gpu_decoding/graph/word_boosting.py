@@ -1,10 +1,9 @@
 """Boosting words and phrases of words in a word graph, per utterance [CUDA-WFST].
 
-A phrase list becomes an automaton over the graph's word labels, in the layout that all boosting has
-(`fusion/automaton.py`); its state is part of the key of a search token. Single words need one state
-only, so that they cost nothing more in the search. The bonus of a word is applied where the graph
-emits the word, which is before pruning; it should stay below half the beam, or else it outweighs what
-the search can compare.
+A phrase list becomes a `BackoffAutomaton` over the graph's word labels; its state is part of the key of a
+search token. Single words need one state only, so they add no search tokens. The bonus of a word applies
+when the graph emits the word, before pruning. It should be below half the beam; hypotheses without a
+larger bonus are pruned too early.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ from nemo_gpu_decoding.vocabulary import letter_cases
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
-_MOST_CASES = 64  # ways to write one phrase, where the graph has its words in several letter cases
+_MOST_CASES = 64  # limit on letter-case variants of one phrase
 
 
 def configured_phrases(config: BoostingConfig) -> list[Phrase]:
-    """The phrases that a `boosting_tree` section names; none if it names none.
+    """The phrases of a `boosting_tree` section; [] without any.
 
     Raises:
-        ValueError: they come from a file and from lists, or a file is malformed.
+        ValueError: the section has both a file and lists, or the file is malformed.
     """
     lists = [*(config.key_phrases_list or ()), *(config.key_phrase_items_list or ())]
     if config.key_phrases_file is None:
@@ -44,12 +43,12 @@ def configured_phrases(config: BoostingConfig) -> list[Phrase]:
 
 
 def as_phrases(items: Sequence[str | Phrase]) -> list[Phrase]:
-    """Texts and phrases, all as phrases."""
+    """Convert texts to phrases."""
     return [item if isinstance(item, Phrase) else Phrase(item) for item in items]
 
 
 def words_of(phrases: Sequence[Phrase]) -> list[str]:
-    """All words of some phrases, as they are written there; not of phrases to be avoided."""
+    """All words of phrases, as written, without phrases of negative weight."""
     found = [phrase for phrase in phrases if weight_of(phrase) >= 0]
     return list(dict.fromkeys(word for phrase in found for word in phrase.text.split()))
 
@@ -63,14 +62,14 @@ def word_boosting(
     name: str,
     speller: Speller | None = None,
 ) -> BackoffAutomaton:
-    """The automaton of some phrases, with NeMo's formula for bonuses applied to words.
+    """The automaton of phrases, with NeMo's formula of bonuses applied to words.
 
-    Word n of a phrase earns context_score (n = 1), else context_score * depth_scaling + log(n), or
-    context_score with uniform_weights; with score_per_phrase the whole phrase earns that. The total is
-    shared out evenly among the words of the phrase.
+    The bonus of word n is context_score for n = 1 or with uniform_weights, else context_score *
+    depth_scaling + log(n). With score_per_phrase, that is the bonus of the whole phrase. The total is
+    divided evenly among the words of the phrase.
 
     Args:
-        missing: "error", or "skip": phrases with words that the graph lacks are named in a warning.
+        missing: "error", or "skip" to log a warning and skip phrases with words that the graph lacks.
         speller: of words that the graph lacks, see `build_word_boosting`.
 
     Raises:
@@ -94,7 +93,7 @@ def word_boosting(
 
 
 def _bonus(phrase: Phrase, config: BoostingConfig) -> float:
-    """What the whole phrase earns, natural log."""
+    """The bonus of the whole phrase, natural log."""
     weight = weight_of(phrase)
     if config.score_per_phrase:
         return weight * config.score_per_phrase
@@ -104,7 +103,7 @@ def _bonus(phrase: Phrase, config: BoostingConfig) -> float:
 
 
 def _spellings(text: str, config: BoostingConfig, graph: WordGraph) -> list[str]:
-    """The phrase as written; ignoring case, with each word in the cases that the graph has it in."""
+    """The phrase as written or, with `ignore_case`, in all letter cases that the graph has of its words."""
     forms = [[word] for word in text.split()]
     if config.ignore_case:
         known = [[case for case in letter_cases(word) if case in graph.word_ids] for (word,) in forms]
@@ -123,13 +122,13 @@ def build_word_boosting(
     """The boosting automaton of words and phrases.
 
     Args:
-        phrases: text -> bonus, natural log. A phrase earns its bonus whenever its words occur one after
-            the other; each word earns an equal share, taken back if the phrase breaks off. A bonus < 0 is
-            a penalty, paid only when the phrase is complete.
-        graph: knows the words.
-        missing: what to do about phrases with words that the graph does not have: "error", or "skip",
-            which names them in a warning.
-        speller: finds these words all the same, in a graph `with_piece_labels` (`unknown_words.py`).
+        phrases: text -> bonus, natural log. Each occurrence of a phrase earns its bonus. Each word earns an
+            equal share, which is taken back if the phrase breaks off. A bonus < 0 is a penalty for the
+            complete phrase only.
+        graph: its words are the labels.
+        missing: for phrases with words that the graph lacks: "error", or "skip" to skip them with a
+            warning.
+        speller: spells such words in a graph `with_piece_labels` (`unknown_words.py`).
 
     Raises:
         ValueError: an empty phrase, a bonus that is 0 or not finite, a word that the graph does not have,
@@ -165,11 +164,11 @@ def build_word_boosting(
 
 
 def _sequences(words: list[str], bonus: float, graph: WordGraph, speller: Speller | None) -> list[ScoredSequence]:
-    """A phrase in output labels, and each of its words that the graph lacks.
+    """The label sequences of a phrase, and of each of its words that the graph lacks.
 
-    What <unk> costs such a word is paid back wherever it occurs, which a sequence of its own does. Of
-    sequences that begin together only the best counts: so a phrase that begins with the word pays it back
-    as well. A word further on is paid back in advance while it is unfinished, as it is outside of phrases.
+    A separate sequence per missing word refunds the cost of <unk> wherever the word occurs. If several
+    sequences begin at one label, only the best counts, so a phrase that begins with the word includes its
+    refund. The refund of a later word is an advance until the word is complete, as outside of phrases.
     """
     labels: list[int] = []
     shares, promised, own = [], [], []
@@ -190,7 +189,7 @@ def _sequences(words: list[str], bonus: float, graph: WordGraph, speller: Spelle
             share += refunds
             refunds = np.zeros(len(spelled))
         pending = np.cumsum(refunds)
-        pending[-1] = 0.0  # the word is complete: its own sequence has paid
+        pending[-1] = 0.0  # the word is complete: its separate sequence has refunded it
         promised += (total + np.cumsum(np.maximum(share, 0.0)) + pending).tolist()
         total += float(np.maximum(share, 0.0).sum())
         labels += spelled
@@ -200,9 +199,9 @@ def _sequences(words: list[str], bonus: float, graph: WordGraph, speller: Spelle
 
 
 def _without_dead_ends(automaton: BackoffAutomaton) -> BackoffAutomaton:
-    """The automaton whose arcs pass by states that can do nothing but back off, such as ends of phrases.
+    """Redirect arcs from states that only back off, such as ends of phrases, to their back-off states.
 
-    They stay in the arrays, but no search gets there.
+    The skipped states stay in the arrays, but are not reachable.
     """
     states, arcs = (array.copy() for array in automaton.arrays)
     suffix = states["backoff_to"]

@@ -5,13 +5,13 @@
         for block in arpa.blocks():     # numpy columns, some ten thousand n-grams at a time
             block.symbols, block.log10_probs
 
-Fields may be separated by tabs or blanks; a back-off weight may be absent (it is 0 then). Symbols are
-split at ASCII white space only: NeMo's token LMs use characters such as U+00A0 as symbols. Memory does
-not grow with the number of n-grams: one block of text is held at a time, and the symbols.
+Tabs or blanks separate fields; an absent back-off weight is 0. Symbols are split at ASCII white space
+only, because NeMo's token LMs use characters such as U+00A0 as symbols. Memory does not grow with the
+number of n-grams: the reader holds one block of text and the symbols.
 
-Words that an LM was estimated without can be added while it is read: names that are to be found all the
-same. An added word is as likely as the LM takes any unknown word to be, <unk>'s 1-gram; in an LM without
-<unk> as the least likely word. It has no longer n-grams. Probabilities then sum to slightly more than 1.
+The reader can add words that are missing in the LM, such as names. An added word gets the 1-gram
+probability of <unk> or, in an LM without <unk>, that of the least likely word. It has 1-grams only.
+Probabilities then sum to slightly more than 1.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _KENLM_MAGIC = b"mmap lm http://kheafield.com/code"
 _DATA, _END = b"\\data\\", b"\\end\\"
 UNKNOWN_WORDS = ("<unk>", "<UNK>")
 _TOO_LARGE = float(np.finfo(np.float32).max) / math.log(10)  # log10; its cost, natural log, is infinite in float32
-_NEVER = -90.0  # log10; below it a 1-gram stands for "not possible": SRILM writes -99 for log10 0
+_NEVER = -90.0  # log10; a 1-gram below it means "impossible": SRILM writes -99 for log10 0
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ def read_arpa(
     max_order: int | None = None,
     scratch: Scratch | None = None,
 ) -> Arpa:
-    """Read a whole ARPA file, or its n-grams up to an order.
+    """Read a whole ARPA file, or its n-grams up to `max_order`.
 
     Args:
-        added: words that the LM shall list too, see the head of this file.
-        scratch: where the n-grams go, 16 bytes each and 4 per word of theirs; without it, into memory.
+        added: words to add to the LM, see the module docstring.
+        scratch: storage of the n-grams, 16 bytes each and 4 per word in them; None: memory.
 
     Raises:
         ValueError: the file is not a well-formed ARPA; the message names file and line.
@@ -96,7 +96,7 @@ def read_arpa(
 
 
 def join_blocks(order: int, blocks: Iterable[NGramBlock], scratch: Scratch | None = None) -> NGramBlock:
-    """One block of all n-grams of some blocks of that order."""
+    """Concatenate blocks of one order."""
     scratch = scratch or Scratch()
     symbols = scratch.column(np.int32, order)
     log10_probs, log10_backoffs = scratch.column(np.float64), scratch.column(np.float64)
@@ -111,8 +111,8 @@ class ArpaReader:
     """One ARPA file, read from front to back; use as a context manager.
 
     Args:
-        added: words that the LM shall list too, see the head of this file. Those that it lists already
-            are passed over. They become the first symbols; all 1-grams are then read on opening.
+        added: words to add to the LM, see the module docstring. Words that the LM lists are skipped.
+            Added words become the first symbols; the reader then reads all 1-grams on opening.
 
     Raises:
         FieldError: an added word is empty or has white space.
@@ -127,15 +127,15 @@ class ArpaReader:
                 raise FieldError("the word to be added", word, "one without white space")
         self.path = Path(path)
         self.symbols: list[str] = []  # complete once the first block of order 2 is read
-        self.added: tuple[str, ...] = ()  # the first of them: words that the file does not list
-        self._one_grams: NGramBlock | None = None  # if they are read already
+        self.added: tuple[str, ...] = ()  # the first symbols: words that the file does not list
+        self._one_grams: NGramBlock | None = None  # set once they are read
         self._table = SymbolTable()
         self._text = b""  # whole lines, read ahead
-        self._position = 0  # in the text: what lies before is consumed
+        self._position = 0  # in the text: everything before it is consumed
         self._line_number = 0  # lines consumed so far
         self._block = (0, 0)  # position in the text, and lines before it, of the block last yielded
-        self._is_above_one = False  # a probability was
-        self.num_bytes = self.path.stat().st_size  # of the file, as it lies there
+        self._is_above_one = False  # whether a probability was above 1
+        self.num_bytes = self.path.stat().st_size  # size of the file on disk
         self._raw, self._file = self._open()
         try:
             self.counts = self._read_header()  # n-grams of each order, by order
@@ -159,7 +159,7 @@ class ArpaReader:
 
     @property
     def bytes_read(self) -> int:
-        """How far the reader is in the file, compressed or not, of `num_bytes`: to show progress."""
+        """Bytes of the (compressed) file read so far, out of `num_bytes`; for progress."""
         return self._raw.tell()
 
     def blocks(self) -> Iterator[NGramBlock]:
@@ -176,7 +176,7 @@ class ArpaReader:
             raise self._error(f"found {_quote(marker)}, expected {_quote(_END)}")
 
     def fault(self, row: int, message: str) -> ValueError:
-        """An error about n-gram `row` of the block that was yielded last, with its line."""
+        """An error about n-gram `row` of the last block yielded, with its line number."""
         begin, line_number = self._block
         for line in self._text[begin:].split(b"\n"):
             line_number += 1
@@ -188,7 +188,7 @@ class ArpaReader:
     # -- lines -----------------------------------------------------------------------------------
 
     def _open(self) -> tuple[BinaryIO, BinaryIO]:
-        """The file itself and the text in it, which is the same unless the file is compressed."""
+        """The raw file and its text stream; the same object unless the file is compressed."""
         raw = open(self.path, "rb")  # noqa: SIM115  (closed in _close)
         magic = raw.read(len(_KENLM_MAGIC))
         raw.seek(0)
@@ -196,7 +196,7 @@ class ArpaReader:
             raw.close()
             raise ValueError(f"{self.path} is a KenLM binary; give the ARPA file that it was built from")
         if magic.startswith(_GZIP_MAGIC):
-            # GzipFile's own readline is slow Python; the buffer's is not
+            # the readline of GzipFile is slow Python; that of the buffer is in C
             return raw, cast(BinaryIO, io.BufferedReader(gzip.GzipFile(fileobj=raw), _BLOCK_BYTES))
         return raw, raw
 
@@ -205,7 +205,7 @@ class ArpaReader:
         self._raw.close()
 
     def _read_ahead(self) -> bool:
-        """Have text; False at the end of the file."""
+        """Read more text if there is none; False at the end of the file."""
         if self._position < len(self._text):
             return True
         try:
@@ -251,7 +251,7 @@ class ArpaReader:
         return dict(sorted(counts.items()))
 
     def _peek_line(self) -> bytes | None:
-        """The next line that is not blank, which stays unread; blank lines before it are consumed."""
+        """The next line that is not blank, without consuming it; blank lines before it are consumed."""
         line = self._next_line()
         if line is not None:
             self._position = self._text.rfind(b"\n", 0, self._position - 1) + 1
@@ -274,7 +274,7 @@ class ArpaReader:
     # -- n-grams ---------------------------------------------------------------------------------
 
     def _add_words(self, wanted: tuple[str, ...]) -> None:
-        """Read all 1-grams and put words that are not among them before them."""
+        """Read all 1-grams and insert the missing words before them."""
         listed = join_blocks(1, self._section(1))
         self.added = tuple(word for word in wanted if word.encode() not in self._table)
         log10_probs = dict(zip(self.symbols, listed.log10_probs.tolist(), strict=True))
@@ -294,7 +294,7 @@ class ArpaReader:
         )
 
     def _section(self, order: int) -> Iterator[NGramBlock]:
-        """The n-grams of one order, as many as the header says."""
+        """The n-grams of one order; their number must be that of the header."""
         self._expect_section(order)
         seen, count = 0, self.counts[order]
         for block in self._section_blocks(order):
@@ -306,7 +306,7 @@ class ArpaReader:
             raise self._miscount(order, seen, count)
 
     def _section_blocks(self, order: int) -> Iterator[NGramBlock]:
-        """The n-grams up to the next line with a backslash, which stays unread."""
+        """The n-grams before the next line with a backslash, without consuming that line."""
         while self._read_ahead():
             self._block = (self._position, self._line_number)
             text = np.frombuffer(self._text, np.uint8)
@@ -323,7 +323,7 @@ class ArpaReader:
                 return
 
     def _finish(self, order: int, scan: Scan, rows: int, unread: int) -> NGramBlock:
-        """Read what the scan has left: unusual numbers, and the symbols of 1-grams."""
+        """Read the unusual numbers and the symbols of 1-grams, which the scan leaves to Python."""
         for target, begin, end in scan.unread[:unread].tolist():
             field = self._text[begin:end]
             row, is_backoff = divmod(target, 2)
@@ -331,7 +331,7 @@ class ArpaReader:
                 raise self.fault(row, number_fault)
             (scan.log10_backoffs if is_backoff else scan.log10_probs)[row] = float(field)
         if not self._is_above_one and len(above := np.flatnonzero(scan.log10_probs[:rows] > 0)):
-            self._is_above_one = True  # said once for a file
+            self._is_above_one = True  # one warning per file
             logger.warning("%s", self.fault(int(above[0]), "a probability above 1"))
         symbols = scan.symbols[:rows]
         if order == 1:
@@ -350,7 +350,7 @@ class ArpaReader:
             raise self.fault(double, "the symbol is listed twice")
 
     def _explain(self, order: int) -> ValueError:
-        """What is wrong with the line at which the scan stopped."""
+        """The error about the line at which the scan stopped."""
         line = self._next_line() or b""
         row = line.split()
         if order == 1 and row[:1] == [b"<s>"]:
@@ -363,7 +363,7 @@ class ArpaReader:
 
 
 def _fault(order: int, row: list[bytes]) -> str | None:
-    """What is wrong with the number or the form of the fields of one line, if anything."""
+    """The fault in the number or form of the fields of one line, or None."""
     if len(row) not in (order + 1, order + 2):
         return f"{len(row)} fields, expected {order + 1} or {order + 2}"
     faults = (_number_fault(field) for field in (row[0], *row[order + 1 :]))
@@ -379,6 +379,6 @@ def _number_fault(field: bytes) -> str | None:
 
 
 def _quote(line: bytes) -> str:
-    """A line for a message, shortened; no repr(), which would double the backslashes."""
+    """A shortened line for messages; repr() would double the backslashes."""
     text = line.decode("utf-8", "backslashreplace")
     return "'" + (text if len(text) <= 60 else text[:57] + "...") + "'"

@@ -1,13 +1,13 @@
-"""The inner loop of the ARPA reader, compiled: lines of bytes to numbers and symbol indices.
+"""Compiled inner loop of the ARPA reader: lines of bytes to numbers and symbol indices.
 
-A number that has few enough digits is computed here, exactly as `float()` would; any other, and
-whatever is no number, is left to the caller as a range of the text.
+This module computes numbers with few digits, with the same result as `float()`. Other fields are
+returned to the caller as ranges of the text.
 
-Symbols (words or tokens) are looked up in a table: open addressing with linear probing. A slot is 0 if
-free, else
+Symbols (words or tokens) are in a hash table with open addressing and linear probing. A slot is 0 if free,
+else
 
     bits [0, 32)    index + 1
-    bits [32, 64)   the upper half of the symbol's hash, which spares most comparisons of bytes
+    bits [32, 64)   the upper half of the symbol's hash, which avoids most comparisons of bytes
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _NEVER = -99.0  # what SRILM writes for log10 0
 _FIRST_SLOTS = 1 << 10
 _FNV_OFFSET, _FNV_PRIME = np.uint64(0xCBF29CE484222325), np.uint64(0x100000001B3)
 _LOWER_HALF, _UPPER_HALF = np.uint64(0xFFFFFFFF), np.uint64(0xFFFFFFFF00000000)
-_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # FNV's low bits alone would crowd some slots
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # the low bits of FNV alone give more collisions
 _HALF = np.uint64(32)
 
 
 class SymbolArrays(NamedTuple):
-    """What compiled code sees of a table."""
+    """A symbol table, as compiled code takes it."""
 
     slots: np.ndarray  # [power of two] uint64
     names: np.ndarray  # uint8, the bytes of all symbols
@@ -60,7 +60,7 @@ class SymbolTable:
         return bool(find_symbol(self.arrays, text, 0, len(text), value) >= 0)
 
     def add(self, symbols: Sequence[bytes]) -> int:
-        """Append symbols; the position of the first that is there already, or -1."""
+        """Append symbols; returns the position of the first duplicate, or -1."""
         if not symbols:
             return -1
         old = len(self)
@@ -112,7 +112,7 @@ def _is_equal(symbols, index, text, begin, end):
 
 @compiled
 def _insert(symbols, first):
-    """Enter the symbols from `first` on into the slots; the first that is there already, or -1."""
+    """Enter the symbols from `first` on into the slots; returns the first duplicate, or -1."""
     last = np.int64(len(symbols.slots) - 1)
     for index in range(first, len(symbols.begins) - 1):
         begin, end = symbols.begins[index], symbols.begins[index + 1]
@@ -130,10 +130,10 @@ def _insert(symbols, first):
 
 
 class Scan(NamedTuple):
-    """What `scan_ngrams` fills: M n-grams, and K numbers that it left to the caller."""
+    """Output arrays of `scan_ngrams`: M n-grams, and K numbers that the caller must convert."""
 
-    symbols: np.ndarray  # [M, order] int32; 1-grams have the range of the symbol in `names` instead
-    names: np.ndarray  # [M, 2] int64: begin and end in the text; of 1-grams only
+    symbols: np.ndarray  # [M, order] int32; unused for 1-grams
+    names: np.ndarray  # [M, 2] int64: begin and end of the symbol in the text; only for 1-grams
     log10_probs: np.ndarray  # [M] float64
     log10_backoffs: np.ndarray  # [M] float64
     unread: np.ndarray  # [K, 3] int64: 2 * row (+ 1 for a back-off), begin and end in the text
@@ -153,13 +153,13 @@ def new_scan(text: np.ndarray, order: int) -> Scan:
 
 @compiled
 def scan_ngrams(text, begin, order, symbols: SymbolArrays, scan: Scan):
-    """Read lines of n-grams from `begin` on, up to a line with a backslash or one that is wrong.
+    """Read lines of n-grams from `begin` on, up to a line with a backslash or with an error.
 
     Args:
         text: [bytes] uint8, whole lines, each with its newline.
 
     Returns:
-        why the scan stopped, where (a line's begin), lines passed, n-grams read, numbers left unread.
+        why the scan stopped, the begin of that line, numbers of lines passed, n-grams read, numbers unread.
     """
     position, lines, rows, unread = begin, 0, 0, 0
     while position < len(text):
@@ -184,10 +184,10 @@ def scan_ngrams(text, begin, order, symbols: SymbolArrays, scan: Scan):
 
 @compiled
 def _scan_line(text, begin, end, symbols, scan, row, unread):
-    """The fields of one line, the first of them given.
+    """Read the fields of one line; `begin` and `end` are those of the first field.
 
     Returns:
-        the number of fields, 0 for an unknown symbol; the position of the newline; numbers left unread.
+        the number of fields, 0 for an unknown symbol; the position of the newline; the count of unread numbers.
     """
     field, order = 0, scan.symbols.shape[1]
     if order == 1 and _is_start_symbol(text, begin, end):
@@ -233,7 +233,7 @@ def _next_field(text, position):
 
 @linked
 def _is_space(character):
-    """White space as `bytes.split()` has it."""
+    """Whether this is white space, as in `bytes.split()`."""
     return character == 32 or (9 <= character <= 13)
 
 
@@ -244,7 +244,7 @@ def _is_start_symbol(text, begin, end):
 
 @compiled
 def _number(text, begin, end):
-    """The number at text[begin:end] as float64, and True; (0, False) if it is left to the caller."""
+    """The number at text[begin:end] as float64, and True; (0, False) if the caller must convert it."""
     position = begin
     negative = text[position] == _MINUS
     if negative or text[position] == _PLUS:
@@ -266,7 +266,7 @@ def _number(text, begin, end):
 
 @linked
 def _mantissa(text, position, end):
-    """Digits with or without a point: their value without it, the power of ten, the end, how many."""
+    """Read digits with an optional point: their integer value, the power of ten, the end, the digit count."""
     mantissa, digits, decimals = np.int64(0), 0, 0
     has_point = False
     while position < end:
@@ -286,7 +286,7 @@ def _mantissa(text, position, end):
 
 @linked
 def _exponent(text, position, end):
-    """The exponent at "e-05", and whether it is one of at most three digits."""
+    """The exponent in text such as "e-05", and whether it is valid (at most three digits)."""
     if text[position] != _LOWER_E and text[position] != _UPPER_E:
         return 0, False
     position += 1

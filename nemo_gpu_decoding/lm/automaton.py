@@ -1,13 +1,13 @@
-"""The back-off automaton of an n-gram trie: its states, and where its arcs lead.
+"""The back-off automaton of an n-gram trie: states, back-offs and the targets of arcs.
 
 The arcs are the nodes of the trie (`trie.py`): an arc leaves the state of an n-gram's context and its
-label is the last word. What is added here is what `packed.py` describes: the states with their
-back-offs, and the target of each arc. A state is an n-gram that others extend, or that has a back-off
-weight; scores would be the same if all n-grams were.
+label is the last word. This module adds the states with their back-offs and the target of each arc, in
+the layout of `packed.py`. An n-gram is a state if other n-grams extend it or if it has a back-off
+weight. Scores would be equal if all n-grams were states.
 
-An n-gram whose suffix (all but the first word) is not listed, which pruning may leave behind, needs no
-care but in the targets: an absent context has back-off weight 0. An n-gram that is only there because
-others extend it has NaN for its cost; it gets the one that backing off gives.
+Pruning may remove the suffix (all but the first word) of an n-gram. Only the targets depend on this,
+because an absent context has back-off weight 0. A context that the file does not list has cost NaN in
+the trie; its arc gets the cost of backing off.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ from nemo_gpu_decoding.lm.packed import NO_LABEL, ROOT
 from nemo_gpu_decoding.lm.records import LM_STATE
 from nemo_gpu_decoding.lm.trie import NGramTrie, find_label
 
-NO_STATE = 0  # in `state_of`: state 0 is the root, which is no n-gram
-_CHUNK = 1 << 20  # contexts at a time, to show progress
+NO_STATE = 0  # in `state_of`: 0 is the root, the empty context
+_CHUNK = 1 << 20  # contexts per progress update
 
 
 class LinkedArcs(NamedTuple):
-    """What compiled code sees of the arcs."""
+    """The arcs, as compiled code takes them."""
 
-    labels: np.ndarray  # [A] uint32; those of a state ascending
+    labels: np.ndarray  # [A] uint32; ascending within a state
     costs: np.ndarray  # [A] float32
     targets: np.ndarray  # [A] uint32
 
 
 class BackoffArcs:
-    """The arrays of an LM's automaton; A arcs, S states. The trie is used up.
+    """The arrays of an LM's automaton; A arcs, S states. It takes over the arrays of the trie.
 
     Args:
-        start: the label of <s>, which is a state in any case, or NO_LABEL.
+        start: the label of <s>, which is always a state, or NO_LABEL.
         progress: called with the number of n-grams linked since the last call, of all possible contexts.
     """
 
     def __init__(self, trie: NGramTrie, start: int, progress: Callable[[int], None] = lambda ngrams: None) -> None:
         self.counts = trie.counts
-        self.labels = trie.labels  # [A] uint32; those of a state ascending
+        self.labels = trie.labels  # [A] uint32; ascending within a state
         self.costs = trie.costs  # [A] float32
         self.targets = trie.zeros(len(self.labels), np.uint32)  # [A]
         state_of = trie.zeros(trie.num_inner, np.uint32)  # of each n-gram that may be a context
@@ -99,7 +99,7 @@ def number_states(children, backoff_costs, start, state_of):
 
 @compiled
 def enter_states(children, backoff_costs, state_of, states, num_arcs):
-    """Fill `states` but for `backoff_to`, which `link` does."""
+    """Fill all columns of `states` except `backoff_to`, which `link` fills."""
     states[0].arc_begin = 0
     states[0].backoff_to = 0
     states[0].backoff_cost = 0.0
@@ -115,7 +115,7 @@ def enter_states(children, backoff_costs, state_of, states, num_arcs):
 
 @compiled
 def link_words(state_of, num_words, states, targets):
-    """Targets of the arcs of the root, which are the 1-grams."""
+    """Set the targets of the root's arcs, the 1-grams."""
     for node in range(num_words):
         state = state_of[node] if node < len(state_of) else NO_STATE
         targets[node] = state
@@ -124,18 +124,18 @@ def link_words(state_of, num_words, states, targets):
 
 @compiled
 def link(parents, state_of, children, arcs, states, suffix_states):
-    """Targets of the arcs out of the nodes parents[0] .. parents[1]-1, all of one order n - 1 >= 1, the
-    back-offs of the states they lead to, and costs that are NaN. Lower orders must be linked already.
+    """Set the targets of the arcs from the nodes parents[0] .. parents[1]-1, all of one order n - 1 >= 1.
 
-    The longest suffix of "h w" that is a state is what the LM gets to by reading w in the back-off
-    state of h: either "h w" itself is a state, or one looks there.
+    Also sets the back-offs of their target states and replaces costs that are NaN. Lower orders must be
+    linked already. If "h w" is no state, its target is the target of w in the back-off state of h: the
+    longest suffix of "h w" that is a state.
 
     Args:
         suffix_states: the range of states of order n - 2.
 
     Returns:
-        how many of the n-grams have a suffix (the n-gram without its first word) that is not listed.
-        These n-grams are bridged: scores are those of an LM that lists it with its backed-off weight.
+        the number of n-grams with a suffix (all but the first word) that is not listed. Their scores are
+        those of an LM that lists the suffix with its backed-off weight.
     """
     labels, costs, targets = arcs.labels, arcs.costs, arcs.targets
     unlisted = 0
@@ -166,7 +166,7 @@ def link(parents, state_of, children, arcs, states, suffix_states):
 
 @linked
 def _find_backing_off(states, labels, state, label):
-    """The arc with `label` in the first state of the chain of back-offs that has one."""
+    """The arc with `label` in the first state of the back-off chain that has such an arc."""
     while state != 0:
         stop = np.int64(states[state + 1].arc_begin)
         found = find_label(labels, np.int64(states[state].arc_begin), stop, label)
@@ -178,7 +178,7 @@ def _find_backing_off(states, labels, state, label):
 
 @compiled
 def _backed_off_cost(states, arcs, state, label):
-    """The cost of a label for which `state` has no arc with a cost of its own."""
+    """The cost of a label by backing off from `state`, which has no arc with a valid cost for it."""
     cost = np.float32(0.0)
     while True:
         cost += states[state].backoff_cost

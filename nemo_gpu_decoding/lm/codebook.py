@@ -1,8 +1,8 @@
-"""Costs as small codes: bins of equal width, each decoded to the middle of the costs that fell into it.
+"""Quantisation of costs: bins of equal width, each decoded to the middle of its costs.
 
-With 2 bits and the costs [1.0, 1.2, 3.0, 8.8, 228.0]: 228 stands for "never" and keeps its own code; the
-others share three bins of width 2.6, which hold [1.0, 1.2, 3.0], nothing and [8.8]. The codebook is
-[2.0, 4.9, 8.8, 228.0] and no cost is off by more than 1.0, which is at most half a bin's width.
+With 2 bits and the costs [1.0, 1.2, 3.0, 8.8, 228.0]: 228 means "impossible" and has its own code. The
+others share three bins of width 2.6, with the costs [1.0, 1.2, 3.0], [] and [8.8]. The codebook is
+[2.0, 4.9, 8.8, 228.0]. The largest error is 1.0; it is at most half the width of a bin.
 """
 
 from __future__ import annotations
@@ -16,28 +16,24 @@ from nemo_gpu_decoding.jit import compiled
 
 MIN_BITS, MAX_BITS = 4, 16
 _CHUNK = 1 << 22  # costs at a time
-# SRILM writes log10 0 as -99; costs in this region are flags, not weights, and must not stretch the bins
+# SRILM writes log10 0 as -99. Costs in this region are flags, which must not widen the bins.
 _NEVER_COST = 90 * np.log(10.0)
 _MOST_FLAGS = 4
 
 
 @dataclass(frozen=True)
 class Codebook:
-    """A table of costs; see the head of this file."""
+    """A table of costs; see the module docstring."""
 
     values: np.ndarray  # [2 ** bits] float32
-    low: float  # where the first bin begins
+    low: float  # lower end of the first bin
     width: float  # of a bin
-    flags: np.ndarray  # float32, ascending: the costs beyond the bins, which have the last codes
-    max_error: float  # no cost is off by more, natural log
+    flags: np.ndarray  # float32, ascending: costs above the bins; they have the last codes
+    max_error: float  # largest error of a cost, natural log
 
     @classmethod
     def of(cls, costs: np.ndarray, bits: int) -> Codebook:
-        """The codebook for these costs, [A] float32, with 2 ** bits codes.
-
-        Raises:
-            ValueError: bits out of range.
-        """
+        """The codebook for these costs, [A] float32, with 2 ** bits codes."""
         check_cost_bits(bits)
         flags = _flags(costs)
         limit = flags[0] if len(flags) else np.float32(np.inf)
@@ -64,13 +60,13 @@ class Codebook:
 
 
 def check_cost_bits(bits: int) -> None:
-    """Raise a FieldError if there are no codebooks of this size."""
+    """Raise a FieldError if `bits` is out of range."""
     if not MIN_BITS <= bits <= MAX_BITS:
         raise FieldError("cost_bits", bits, f"{MIN_BITS} .. {MAX_BITS}")
 
 
 def _flags(costs: np.ndarray) -> np.ndarray:
-    """The distinct costs beyond any probability, if they are few; else only infinity, if it occurs."""
+    """The distinct costs above `_NEVER_COST`, if they are few; else infinity alone, if it occurs."""
     found = np.zeros(0, np.float32)
     for begin in range(0, len(costs), _CHUNK):
         chunk = costs[begin : begin + _CHUNK]

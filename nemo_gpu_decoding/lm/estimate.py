@@ -1,17 +1,18 @@
-"""N-gram LM estimated from text: interpolated modified Kneser-Ney, as KenLM's lmplz computes it.
+"""Estimate n-gram LMs from text with interpolated modified Kneser-Ney, like KenLM's lmplz.
 
-Over words, for word graphs, or over a model's tokens, for fusion:
+The symbols are words for word graphs, and the tokens of a model for fusion:
 
     arpa = estimate_ngram_lm((line.split() for line in open("text")), order=3)
     write_arpa(arpa, "lm.arpa")
 
-    c(g)     how often the n-gram g occurs; below the highest order, and unless g begins with <s>, how
-             many different symbols occur before g instead
+    c(g)     the number of occurrences of g, if g has the highest order or begins with <s>; else the
+             number of different symbols before g
     D(k)     discount of a count of k: D_1, D_2 or D_3+, from the counts of counts [Chen & Goodman 1998]
-    p(w|h) = (c(hw) - D(c(hw))) / c(h*) + gamma(h) p(w|h'),    gamma(h) what the discounts of c(h*) left
+    p(w|h) = (c(hw) - D(c(hw))) / c(h*) + gamma(h) p(w|h'),    gamma(h) the mass of the discounts of c(h*)
 
-h' is h without its first symbol; below the 1-grams all symbols but <s> have equal probability. An n-gram
-is numbered by its context's number and its last symbol, so that all steps are sorts and sums of columns.
+h' is h without its first symbol; below the 1-grams all symbols except <s> have equal probability. The
+number of an n-gram depends on the number of its context and its last symbol. So all steps are sorts and sums of
+columns.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ logger = logging.getLogger("nemo_gpu_decoding")
 
 UNK, BOS, EOS = "<unk>", "<s>", "</s>"
 _UNK, _BOS, _EOS = range(3)
-_LINES = 1 << 18  # of an ARPA file: so many are made at a time
-_NEVER = -99.0  # log10 probability of <s>, which nothing predicts
-# Discounts of the counts 1, 2 and 3 or more where the counts of counts give none; lmplz has the same.
+_LINES = 1 << 18  # lines of an ARPA file that are formatted at a time
+_NEVER = -99.0  # log10 probability of <s>, which is never predicted
+# Discounts of the counts 1, 2 and 3 or more if the counts of counts give none, as in lmplz.
 _FALLBACK = (0.5, 1.0, 1.5)
 
 
@@ -64,8 +65,8 @@ def estimate_ngram_lm(
         sentences: the symbols (words or tokens) of each sentence, without <s> and </s>.
         order: of the LM, 1 .. 10.
         symbols: the symbols of the LM; others in the text count as <unk>. None: all of the text.
-        min_counts: n-grams that occur less often are left out, by order; the last number holds for all
-            higher orders. (1, 1, 2) is lmplz's `--prune 0 0 1`. It may not fall with the order.
+        min_counts: by order, the least number of occurrences of an n-gram in the LM; the last number holds
+            for all higher orders. (1, 1, 2) is lmplz's `--prune 0 0 1`. It must not decrease.
 
     Returns:
         The LM; log10 weights, <unk>, <s> and </s> as its first symbols.
@@ -83,7 +84,7 @@ def estimate_ngram_lm(
     for n, grams in enumerate(tables, 1):
         counts = _adjusted(grams, tables[n] if n < order else None)
         keep = grams.occurrences >= least[n - 1]
-        if n == 1:  # all stay; <s> is predicted by nothing
+        if n == 1:  # all stay; <s> is never predicted
             keep[:], counts[_BOS] = True, 0
         weights, gamma = _weights(grams, counts, keep, n, below)
         if blocks:
@@ -106,7 +107,7 @@ class _Weights(NamedTuple):
 def _weights(
     grams: _NGrams, counts: np.ndarray, keep: np.ndarray, order: int, below: _Weights
 ) -> tuple[_Weights, np.ndarray]:
-    """The n-grams of one order with their probabilities, and gamma of those of the order below."""
+    """The n-grams of one order with their probabilities, and gamma of the n-grams of the order below."""
     size = len(below.probs)
     discounted = counts - _discounts(counts, order)[np.minimum(counts, 3)]
     total = np.bincount(grams.context, counts, minlength=size)
@@ -118,10 +119,9 @@ def _weights(
 
 
 def write_arpa(arpa: Arpa, path: str | PathLike[str]) -> None:
-    """Write an LM as an ARPA file, gzipped if the name ends in ".gz"; whole or not at all.
+    """Write an LM as an ARPA file, gzipped if the name ends in ".gz".
 
-    Raises:
-        OSError: the file cannot be written.
+    The file is created only if writing succeeds.
     """
     write_ngrams(path, arpa.symbols, [len(block.symbols) for block in arpa.orders], arpa.orders)
 
@@ -129,11 +129,11 @@ def write_arpa(arpa: Arpa, path: str | PathLike[str]) -> None:
 def write_ngrams(
     path: str | PathLike[str], symbols: Sequence[str], counts: Sequence[int], blocks: Iterable[NGramBlock]
 ) -> None:
-    """The same of an LM that need not fit into memory.
+    """Like `write_arpa`, for an LM that may be larger than memory.
 
     Args:
-        counts: n-grams of each order.
-        blocks: as many n-grams in all, orders ascending, at least one block of each.
+        counts: number of n-grams of each order.
+        blocks: all n-grams, orders ascending, at least one block of each order.
     """
     path = Path(path)
     opened = gzip.open if path.suffix == ".gz" else open
@@ -150,7 +150,7 @@ def write_ngrams(
 
 
 def _arpa_lines(block: NGramBlock, symbols: Sequence[str], *, is_last: bool) -> Iterator[str]:
-    """Column by column, which takes half the time of line by line. The highest order has no back-off weights."""
+    """The lines of n-grams, formatted by column to save half the time; the last order has no back-offs."""
     for begin in range(0, len(block.symbols), _LINES):
         rows = slice(begin, begin + _LINES)
         columns = [[symbols[i] for i in ids] for ids in block.symbols[rows].T.tolist()]
@@ -173,7 +173,7 @@ def _least_counts(min_counts: Sequence[int], order: int) -> list[int]:
 def _numbered(
     sentences: Iterable[Sequence[str]], symbols: Iterable[str] | None
 ) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """The symbols, the text as their numbers with <s> and </s>, and [n] how far each is from its <s>."""
+    """The symbols, the text as numbers with <s> and </s>, and the distance of each position from its <s>."""
     number = {UNK: _UNK, BOS: _BOS, EOS: _EOS}
     if symbols is not None:
         for symbol in symbols:

@@ -1,6 +1,6 @@
-"""Packed LMs where kernels find them, uploaded once however many decoders use them.
+"""Packed LMs in the memory of a GPU or in pinned host memory; one copy for all decoders of a process.
 
-A decoder says once what it wants, and keeps that; whoever launches a kernel asks for the device's copy:
+A decoder creates a `PlacedLM` and keeps it. `PlacedLM.on` returns the device's copy for a kernel launch:
 
     large = PlacedLM(lm.arrays, config.placement, config.cache_mb * 10**6, lm.name)
 
@@ -19,7 +19,7 @@ A decoder says once what it wants, and keeps that; whoever launches a kernel ask
       LMStep step = lookup(large, state, label, counters);
       warp_add(counters, (uint64*)args.counts + 3 * blockIdx.x);
 
-`paged.cuh` has the kernel's side, `placement.py` decides what lies where.
+`paged.cuh` is the counterpart in kernels; `placement.py` chooses the memory of the arcs.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ from nemo_gpu_decoding.lm.placement import (
 )
 from nemo_gpu_decoding.lm.records import LM_STATE
 
-SECTOR_BYTES = 32  # what a read over the bus fetches at least
+SECTOR_BYTES = 32  # smallest read over the bus
 PIECE = 1 << 26  # bytes that are copied at a time
-SHOWN_FROM = 10**9  # smaller copies take about a second and are not announced
+SHOWN_FROM = 10**9  # smaller copies take about a second and show no progress bar
 _WORD = torch.int64  # holds the bits of uint64
 
 
 def lm_parameters(name: str) -> dict[str, Tensor | Scalar]:
-    """The parameters of a kernel that make an LM, in their order; all begin with `name`."""
+    """The kernel parameters of an LM, in order; all names begin with `name`."""
     parameters: dict[str, Tensor | Scalar] = {
         "states": Tensor(LM_STATE, (f"{name} states",)),
         "labels": Tensor(_WORD, (f"{name} label words",)),
@@ -79,13 +79,13 @@ def lm_parameters(name: str) -> dict[str, Tensor | Scalar]:
 class DeviceLM:
     """An LM as kernels on `device` read it; `PagedLM` in paged.cuh."""
 
-    source: PackedArrays  # what it was made of
+    source: PackedArrays  # the arrays that were copied
     device: torch.device
     placement: ResolvedPlacement
     states: torch.Tensor  # [S + 1, 12] uint8
     labels: torch.Tensor  # packed, int64
-    arcs: torch.Tensor | None  # packed, int64; in the device's memory,
-    host_table: HostTable | None  # or in pinned memory of the host, one copy for all devices
+    arcs: torch.Tensor | None  # packed, int64; None: in `host_table`
+    host_table: HostTable | None  # the arcs in pinned host memory, one copy for all devices
     codebook: torch.Tensor  # float32
     cache: torch.Tensor | None  # [slots, 2] int64; kernels fill it
 
@@ -109,28 +109,28 @@ class DeviceLM:
 
     @property
     def device_bytes(self) -> int:
-        """What it takes of the device's memory."""
+        """Bytes of device memory."""
         parts = (self.states, self.labels, self.arcs, self.codebook, self.cache)
         return sum(part.nbytes for part in parts if part is not None)
 
     @property
     def host_bytes(self) -> int:
-        """What all devices together take of the host's memory, pinned; without the file that was read."""
+        """Bytes of pinned host memory, shared by all devices; without the mapped file."""
         return 0 if self.host_table is None else self.host_table.nbytes
 
 
 class PlacedLM:
-    """An LM, and how GPUs are to hold it; keep it as long as it is decoded with.
+    """An LM with its placement on GPUs; keep it as long as decoders use it.
 
-    Copies are shared by all decoders of the process with the same arrays and options, and freed when
-    the last `PlacedLM` that asked for them is gone.
+    All decoders of the process with the same arrays and options share one copy per device. It is freed
+    with the last `PlacedLM` that uses it.
 
     Args:
         arrays: of a `PackedLM`, in memory or mapped.
         placement: auto, device or paged, see `placement.py`.
-        cache_bytes: what the cache of a paged LM may take on each device, at least 16.
+        cache_bytes: largest size of the arc cache of a paged LM on each device, at least 16.
         name: of the LM, for messages.
-        measure: the memory that is free on a device.
+        measure: returns the free memory of a device.
 
     Raises:
         ValueError: placement or cache_bytes are out of range.
@@ -152,10 +152,10 @@ class PlacedLM:
         self._copies: dict[torch.device, DeviceLM] = {}
 
     def on(self, device: torch.device) -> DeviceLM:
-        """The copy for kernels on `device`; the first call in the process makes it.
+        """The copy for kernels on `device`; the first call in the process creates it.
 
         Raises:
-            ValueError: there is not enough memory; what is needed, what is free, what to set instead.
+            ValueError: there is not enough memory; the message has the sizes and a setting that fits.
         """
         if device not in self._copies:
             with _lock:
@@ -163,7 +163,7 @@ class PlacedLM:
         return self._copies[device]
 
     def _existing(self, device: torch.device) -> DeviceLM | None:
-        """A copy that another decoder has. `auto` takes any: it costs nothing more."""
+        """The copy of another decoder; "auto" accepts either placement, as sharing needs no memory."""
         resolved: tuple[ResolvedPlacement, ...] = ("device", "paged")
         accepted = resolved if self._placement == "auto" else (self._placement,)
         copies = (_copies.get(self._key(device, placement)) for placement in accepted)
@@ -172,25 +172,25 @@ class PlacedLM:
     def _new(self, device: torch.device) -> DeviceLM:
         need, free = footprint(self._arrays, self._cache_bytes), self._measure(device)
         if id(self._arrays.arcs) in _host_tables:
-            free = free._replace(host_free=None)  # no more of it is needed
+            free = free._replace(host_free=None)  # the pinned copy exists already
         placement = resolve_placement(self._placement, need, free, self._name, device)
         slots = cache_slots(self._arrays, self._cache_bytes)
         try:
             copy = _upload(self._arrays, device, placement, slots, self._name)
-        except (torch.OutOfMemoryError, PinningError) as error:  # somebody else was faster, or a limit
+        except (torch.OutOfMemoryError, PinningError) as error:  # another process took the memory, or a limit applies
             raise ValueError(shortage(placement, need, free, self._name, device, str(error))) from error
         _copies[self._key(device, placement)] = copy
         return copy
 
     def _key(self, device: torch.device, placement: str) -> tuple[Any, ...]:
         slots = cache_slots(self._arrays, self._cache_bytes) if placement == "paged" else 0
-        # arrays as they are, by identity: a copy keeps its own alive, so their ids are not used again
+        # arrays by identity: a copy keeps its source arrays alive, so their ids stay unique
         return (*map(id, self._arrays[:4]), device, slots)
 
 
 _lock = threading.Lock()
 _copies: weakref.WeakValueDictionary[tuple[Any, ...], DeviceLM] = weakref.WeakValueDictionary()
-# by the id of the arcs that were copied, which live as long as a `DeviceLM` holds the table
+# key: id of the source arcs, which a `DeviceLM` keeps alive together with the table
 _host_tables: weakref.WeakValueDictionary[int, HostTable] = weakref.WeakValueDictionary()
 
 
@@ -216,14 +216,14 @@ def _upload(
             cache=cache,
         )
     if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()  # whatever stream the first user works on
-        # and when nobody needs it any more, a kernel may still be reading
+        torch.cuda.current_stream(device).synchronize()  # a kernel on any stream may read the copy
+        # a kernel may still read the copy when its last reference is dropped
         weakref.finalize(copy, synchronize_unless_capturing, device).atexit = False
     return copy
 
 
 def _pinned(array: np.ndarray, device: torch.device, copier: Copier) -> HostTable:
-    """The bytes of an array in memory of the host that kernels on `device` can read; one copy for all."""
+    """The bytes of an array in pinned host memory, mapped for `device`; one copy for all devices."""
     table = _host_tables.get(id(array))
     if table is None:
         table = HostTable(array.nbytes)
@@ -235,17 +235,15 @@ def _pinned(array: np.ndarray, device: torch.device, copier: Copier) -> HostTabl
 
 
 class Copier:
-    """Copies of an LM's arrays, many GB that may be mapped from a file, piece by piece.
-
-    There is one progress bar for all; use it in a `with` block.
+    """Copy the arrays of an LM, many GB, piece by piece with one progress bar; a context manager.
 
     Args:
-        total: bytes that there will be.
-        what: for the bar, which is on stderr if that is a terminal.
+        total: bytes of all copies.
+        what: label of the bar, which is on stderr if that is a terminal.
     """
 
     def __init__(self, total: int, what: str) -> None:
-        hidden = None if total >= SHOWN_FROM else True  # None: unless stderr is no terminal
+        hidden = None if total >= SHOWN_FROM else True  # None: shown only if stderr is a terminal
         self._bar = tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=hidden, file=sys.stderr)
 
     def __enter__(self) -> Copier:
@@ -255,10 +253,10 @@ class Copier:
         self._bar.close()
 
     def copy(self, source: np.ndarray, target: torch.Tensor) -> torch.Tensor:
-        """Copy the bytes of an array to a uint8 tensor [nbytes] of any device, which is returned.
+        """Copy the bytes of an array to `target`, a uint8 tensor [nbytes] on any device; returns `target`.
 
-        Pages of a mapped file are given back after each piece: else the process would hold the file's
-        copy of an array besides its own.
+        Pages of a mapped file are dropped after each piece. Otherwise the process would hold a second copy
+        of the array.
         """
         content = source.reshape(-1).view(np.uint8)
         mapping = _mapped_file(source)
@@ -276,7 +274,7 @@ class Copier:
 
 
 def _mapped_file(array: np.ndarray) -> mmap.mmap | None:
-    """The mapping that an array is part of, if it maps a file for reading only."""
+    """The read-only file mapping that contains an array, or None."""
     base: Any = array
     reads_file = False
     while isinstance(base, np.ndarray):
@@ -286,7 +284,7 @@ def _mapped_file(array: np.ndarray) -> mmap.mmap | None:
 
 
 def _give_back(piece: np.ndarray, mapping: mmap.mmap) -> None:
-    """Drop the whole pages of a piece from the process; a later look reads them from the file again."""
+    """Drop the whole pages of a piece from the process; later reads load them from the file again."""
     if not hasattr(mmap, "MADV_DONTNEED"):
         return
     start = np.frombuffer(mapping, np.uint8).ctypes.data

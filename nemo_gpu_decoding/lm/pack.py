@@ -1,14 +1,14 @@
-"""ARPA files to packed LMs, in memory that does not grow with the number of n-grams.
+"""Pack ARPA files; the memory in use does not grow with the number of n-grams.
 
     report = pack_arpa("lm.arpa.gz", "lm.packed", layout="quantised")
     lm = load_packed_lm("lm.packed")
 
-The n-grams go order by order into a trie (`trie.py`) that lies in mapped files beside the target. They
-may come in any order. Each finds its context in the orders before it; then they are counted by context,
-moved behind their contexts and sorted by label, which takes time linear in their number. The trie
-with its states, back-offs and targets of arcs is the automaton that is packed.
+The n-grams are added order by order to a trie (`trie.py`) in mapped files beside the target. Within an
+order, any sequence is allowed. The trie finds the context of each n-gram, counts n-grams by context, moves
+them behind their contexts and sorts them by label, in time linear in their number. `automaton.py` adds
+states, back-offs and targets; the result is packed.
 
-What is in memory are the words, blocks of a few MB, and as many mapped pages as the system sees fit.
+The words and blocks of a few MB are in memory; the system decides how many mapped pages are.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _START, _END = "<s>", "</s>"
 
 @dataclass(frozen=True)
 class PackReport:
-    """What was packed and what it took."""
+    """Sizes of a packed LM, and the time and memory that packing took."""
 
     counts: tuple[int, ...]  # n-grams of each order
     repaired: int  # n-grams whose suffix (all but the first word) is not listed, see `automaton.link`
@@ -60,7 +60,7 @@ class PackReport:
     max_error: float  # of a word's cost, natural log
     num_bytes: int  # of the packed file
     seconds: float
-    peak_rss: int  # bytes, of the whole process, mapped pages included; 0 where it is not known
+    peak_rss: int  # bytes, of the whole process, including mapped pages; 0: unknown
 
     @property
     def num_ngrams(self) -> int:
@@ -78,21 +78,21 @@ def pack_arpa(
 ) -> PackReport:
     """Pack an ARPA file of any size.
 
-    Scores are those of the ARPA file: an n-gram that is not listed has its backed-off weight, also where
-    it is the suffix of a listed one, which pruning may leave behind.
+    Scores are those of the ARPA file. An unlisted n-gram has its backed-off weight, also if it is the
+    suffix of a listed n-gram.
 
     Args:
         source: ARPA file, plain or gzipped.
-        target: the file to write; it appears whole or not at all.
+        target: the file to write; it is created only if packing succeeds.
         layout: one of `packed.LAYOUTS`.
         cost_bits: of a cost in the layout "quantised", 4 .. 16.
         temporary: folder for temporary files, about 30 bytes per n-gram; None for the target's.
-        progress: show how far it is, on stderr if that is a terminal.
+        progress: show a progress bar on stderr if that is a terminal.
 
     Raises:
-        ValueError: unknown layout; cost_bits out of range; the file is not well-formed, its counts are
-            not those of the header, an n-gram's context is not listed, an n-gram is listed twice; names
-            file and line.
+        ValueError: unknown layout; cost_bits out of range; the file is not well-formed; its counts differ
+            from the header; an n-gram's context is missing; an n-gram is listed twice. The message
+            names file and line.
         OSError: the file cannot be read, or there is not enough space on the disk.
     """
     announce_compilation("pack-lm")
@@ -124,10 +124,10 @@ def pack_arpa_in_memory(
     cost_bits: int = DEFAULT_COST_BITS,
     added_words: Sequence[str] = (),
 ) -> PackedLM:
-    """Pack an ARPA file without writing anything; arguments and errors are those of `pack_arpa`.
+    """Pack an ARPA file in memory; other arguments and errors are those of `pack_arpa`.
 
     Args:
-        added_words: words that the LM shall list too, as likely as <unk> (see `lm/arpa.py`).
+        added_words: words to add to the LM, with the probability of <unk> (see `lm/arpa.py`).
     """
     _check_options(layout, cost_bits)
     with ArpaReader(source, added_words) as reader:
@@ -152,7 +152,7 @@ def _check_options(layout: str, cost_bits: int) -> None:
 
 
 class _Packing:
-    """An LM ready to be written: its automaton, and what the file will say about it."""
+    """An LM before it is written: its automaton and the header of the file."""
 
     def __init__(self, reader: ArpaReader, zeros: Zeros, layout: str, cost_bits: int, progress: bool) -> None:
         self.progress = progress
@@ -171,7 +171,7 @@ class _Packing:
 
     @property
     def lengths(self) -> dict[str, int]:
-        """Of each array."""
+        """The length of each array."""
         arcs = len(self.automaton.labels)
         return {
             "words": len(self.words),
@@ -182,7 +182,7 @@ class _Packing:
         }
 
     def fill(self, arrays: Mapping[str, np.ndarray]) -> None:
-        """Put everything into arrays of `lengths`, which hold zeros."""
+        """Fill arrays of `lengths`, which must be zero."""
         automaton = self.automaton
         arrays["words"][:] = self.words
         arrays["states"][:] = automaton.states
@@ -214,7 +214,7 @@ class _Packing:
         return costs.view(np.uint32).astype(np.uint64)
 
     def _facts(self, words: Sequence[str], cost_bits: int) -> dict[str, Any]:
-        """What the header says, see `packed_file.facts_of`."""
+        """The contents of the header, see `packed_file.facts_of`."""
         labels = {word: words.index(word) for word in (_END, *UNKNOWN_WORDS) if word in words}
         return {
             "start_state": self.automaton.start_state,
@@ -228,5 +228,5 @@ class _Packing:
         }
 
     def _bar(self, what: str, total: int, unit: str = " n-grams") -> tqdm:
-        hidden = None if self.progress else True  # None: only where stderr is a terminal
+        hidden = None if self.progress else True  # None: shown only if stderr is a terminal
         return tqdm(total=total, desc=what, unit=unit, unit_scale=True, disable=hidden, file=sys.stderr)

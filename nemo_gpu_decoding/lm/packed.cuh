@@ -1,7 +1,7 @@
 // Counterpart of lm/packed.py on the device: n-gram LMs in packed form.
 //
-// Sums are formed in the order of packed.py, so that CPU and GPU agree to the bit. Each array may lie in
-// the device's memory or in memory of the host that is mapped for it.
+// Sums have the order of packed.py, so that CPU and GPU results are equal to the bit. Each array may be in
+// device memory or in mapped host memory.
 #pragma once
 
 #include "lm/records.cuh"
@@ -17,7 +17,7 @@ struct PackedLM {  // packed.PackedArrays
   int label_bits, target_bits, cost_bits;
 };
 
-// What reading a label costs (natural log), and the state after it.
+// The cost (natural log) of a label, and the state after it.
 struct LMStep {
   float cost;
   int64 target;
@@ -51,13 +51,13 @@ inline LMStep cost_and_target(const PackedLM& lm, uint64 bits) {
 inline int64 find_arc(const PackedLM& lm, int64 state, int64 label) {
   if (state == LM_ROOT) return label;
   const int64 end = lm.states[state + 1].arc_begin;
-  const int64 low =  // by halves: with three labels at once the search that calls this spills registers
+  const int64 low =  // one label per step: three would spill registers in the calling kernel
     first_not_below<true>(int64(lm.states[state].arc_begin), end, label, [&](int64 arc) { return arc_label(lm, arc); });
   return low < end && arc_label(lm, low) == label ? low : -1;
 }
 
-// Cost of `label`, 0 .. V - 1, after `state`, back-offs included, and the state after it.
-// bits_of(arc): the bits of an arc, for LMs whose `arcs` are not read as they lie.
+// Cost of `label`, 0 .. V - 1, after `state`, including back-offs, and the state after it.
+// bits_of(arc): reads the bits of an arc, for example through a cache.
 template <class BitsOf>
 inline LMStep lookup_by(const PackedLM& lm, int64 state, int64 label, BitsOf bits_of) {
   float cost = 0.0f;

@@ -1,17 +1,16 @@
-"""Large n-gram LMs over words as one back-off automaton, in few and flat arrays.
+"""Packed LMs: large n-gram LMs over words as back-off automata in flat arrays.
 
-A state is a context: the n-grams that others extend, or that have a back-off weight. State 0 is the
-root, the empty context, which has an arc for every word: its arc i has label i. In a state, look for
-an arc with the label; if there is none, pay the back-off cost, go to the back-off state, look again.
+A state is a context: an n-gram that other n-grams extend, or that has a back-off weight. State 0 is the
+root, the empty context. The root has an arc for every word: arc i has label i. `lookup` searches a state
+for an arc with the label. If there is none, it adds the back-off cost and searches the back-off state.
 
-Costs are negative natural logs, so the back-off cost may be negative. A sentence begins in
-`start_state` (the context "<s>") and ends with the label `sentence_end`: its final cost in a state is
-what `lookup` gives for that label.
+Costs are negative natural logs; a back-off cost may be negative. A sentence begins in `start_state` (the
+context "<s>") and ends with the label `sentence_end`. The final cost of a state is the cost of that label.
 
 A worked example: the words {0: <s>, 1: </s>, 2: a, 3: b}, the 2-grams "<s> a", "a b", "a </s>":
 
     state        0 (root)            1 (<s>)   2 (a)
-    arc_begin    0                   4         5           and 7, in one row more, where the arcs end
+    arc_begin    0                   4         5           and 7 in one more row, the end of the arcs
     backoff_to   0                   0         0
     backoff_cost 0                   B(<s>)    B(a)
 
@@ -20,24 +19,23 @@ A worked example: the words {0: <s>, 1: </s>, 2: a, 3: b}, the 2-grams "<s> a", 
     cost         C()  C()  C()  C()  C(a|<s>)  C(</s>|a)  C(b|a)
     target       1    0    2    0    2         0      0
 
-"b" is no state, as nothing extends it; the arcs with label 3 lead to the longest suffix that is a state,
-here the root. `lookup(arrays, 1, 3)`: state 1 has no arc 3, so B(<s>) + C(b), and the search goes on in
-state 0.
+"b" is no state, because no n-gram extends it. The arcs with label 3 lead to its longest suffix that is a
+state, the root. `lookup(arrays, 1, 3)` finds no arc 3 in state 1; the cost is B(<s>) + C(b), the target 0.
 
-`labels` and `arcs` are arrays of small integers without gaps: integer i takes the bits [i * bits,
-(i + 1) * bits) of 64-bit words, least significant first, so that two neighbouring words always hold a
-whole one; [5, 1, 6] with 3 bits each is the one word 0b110_001_101. Here they have 2 bits per label and
-2 + 32 bits per arc. `labels` is apart because a search for a label reads many of them and only one arc:
-on a GPU, states and labels stay in its memory, arcs may be anywhere. An arc is
+`labels` and `arcs` are bit-packed integers: integer i takes the bits [i * bits, (i + 1) * bits) of 64-bit
+words, least significant first. So each integer is in at most two neighbouring words. [5, 1, 6] with 3 bits
+each is the word 0b110_001_101. In the example, labels have 2 bits and arcs 2 + 32 bits. `labels` is
+separate because a search reads many labels and only one arc. On a GPU, states and labels are in device
+memory, and arcs may be in host memory. An arc is
 
     bits [0, target_bits)                          the target
     bits [target_bits, target_bits + cost_bits)    the cost: a code, an index into `codebook`; or, when
                                                    cost_bits is 32, the bits of the float32 itself
 
-Layout "exact" has 32 cost bits; "quantised" has fewer. Back-off costs are exact in both, so a word's
-cost is off by at most `max_error` however often the model backs off. With 400,000 words, 100 M n-grams
-and 11 M states a label takes 19 bits, a target 24: 10.7 bytes per n-gram if exact, 8.0 with 10 cost
-bits, states included. `packed.cuh` is the counterpart of this file on a GPU.
+Layout "exact" has 32 cost bits; "quantised" has fewer. Back-off costs are exact in both, so the error of
+a word's cost is at most `max_error`, however often the model backs off. With 400,000 words, 100 M n-grams
+and 11 M states, a label takes 19 bits and a target 24. An n-gram then takes 10.7 bytes if exact and 8.0
+with 10 cost bits, including states. `packed.cuh` is the counterpart of this file on a GPU.
 """
 
 from __future__ import annotations
@@ -60,12 +58,12 @@ ROOT = 0
 
 
 class PackedArrays(NamedTuple):
-    """What compiled code sees of an LM. S states, A arcs; all arrays may be memory-mapped."""
+    """The arrays of an LM with S states and A arcs, as compiled code takes them; may be memory-mapped."""
 
-    states: np.ndarray  # [S + 1] LM_STATE; the last row only says where the arcs end
-    labels: np.ndarray  # A labels, packed in uint64 words; those of a state ascending
+    states: np.ndarray  # [S + 1] LM_STATE; arc_begin of the last row is A
+    labels: np.ndarray  # A labels, packed in uint64 words; ascending within a state
     arcs: np.ndarray  # A pairs (target, cost), packed in uint64 words
-    codebook: np.ndarray  # [2 ** cost_bits] float32; [1] and not used where cost_bits is 32
+    codebook: np.ndarray  # [2 ** cost_bits] float32; [1] and unused if cost_bits is 32
     label_bits: int
     target_bits: int
     cost_bits: int
@@ -80,7 +78,7 @@ def bits_for(largest: int) -> int:
 
 
 def num_words(length: int, bits: int) -> int:
-    """The 64-bit words that `length` integers take, with one more: reads touch two words at a time."""
+    """The number of 64-bit words for `length` integers, plus one, because reads touch two words at a time."""
     return -(-length * bits // 64) + 1
 
 
@@ -97,7 +95,7 @@ def read_bits(words, bits, index):
 
 @compiled
 def write_bits(words, bits, first, values):
-    """Put `values` (uint64) at the integers `first`, `first` + 1, ... of an array that is zero there."""
+    """Write `values` (uint64) to the integers `first`, `first` + 1, ..., which must be zero before."""
     for i in range(len(values)):
         position = np.int64(first + i) * np.int64(bits)
         word = position >> 6
@@ -108,7 +106,7 @@ def write_bits(words, bits, first, values):
 
 @compiled
 def largest_of(words, bits, mask, length):
-    """The largest of `length` integers of a packed array, of each the bits of `mask` (uint64). int64, -1 for none."""
+    """The largest value, masked by `mask` (uint64), of `length` packed integers; int64, -1 if length is 0."""
     largest = np.int64(-1)
     for i in range(length):
         largest = max(largest, np.int64(read_bits(words, bits, i) & mask))
@@ -117,9 +115,9 @@ def largest_of(words, bits, mask, length):
 
 @compiled
 def first_bad_state(states, num_labels):
-    """The first state whose arcs do not follow those of the one before it, or that backs off to no earlier one; or -1.
+    """The first invalid state, or -1: arc_begin must ascend and backoff_to must be an earlier state.
 
-    The root has `num_labels` arcs and backs off to itself.
+    The root must have `num_labels` arcs and back off to itself.
     """
     for s in range(len(states)):
         begin, last = np.int64(states[s].arc_begin), s == len(states) - 1
@@ -169,7 +167,7 @@ def find_arc(lm, state, label):
 
 @no_refcount
 def lookup(lm, state, label):
-    """Cost (float32) of `label`, 0 .. V-1, after `state`, back-offs included, and the state after it."""
+    """Cost (float32) of `label`, 0 .. V-1, after `state`, including back-offs, and the state after it."""
     cost = np.float32(0.0)
     here = np.int64(state)
     while True:
@@ -183,12 +181,11 @@ def lookup(lm, state, label):
 
 @dataclass(frozen=True, eq=False)
 class PackedLM(CopiedByFields):
-    """An n-gram LM in packed form: of a file (`packed_file.load_packed_lm`) or made in memory
-    (`pack.pack_arpa_in_memory`)."""
+    """A packed n-gram LM, from `packed_file.load_packed_lm` or `pack.pack_arpa_in_memory`."""
 
     arrays: PackedArrays
     words: Sequence[str]  # [V] the text of each label
-    start_state: int  # where a sentence begins: the context <s>, or the root if the LM has none
+    start_state: int  # state at the beginning of a sentence: <s>, or the root if the LM has no <s>
     sentence_end: int  # the label of </s>, NO_LABEL if the LM has none
     unknown: int  # the label of <unk>, NO_LABEL if the LM has none
     counts: tuple[int, ...]  # n-grams of each order

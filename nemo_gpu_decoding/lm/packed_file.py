@@ -46,7 +46,7 @@ _FACTS = ("start_state", "sentence_end", "unknown", "counts", "max_error")
 
 
 def save_packed_lm(lm: PackedLM, path: str | PathLike[str]) -> int:
-    """Write an LM that is in memory; the size of the file in bytes."""
+    """Write an LM to a file; returns the size of the file in bytes."""
     tables = {name: getattr(lm.arrays, name) for name in TABLES}
     return write_arrays(path, PACKED_LM, facts_of(lm), {"words": encode_words(lm.words), **tables})
 
@@ -64,9 +64,9 @@ def load_packed_lm(path: str | PathLike[str], *, verify: bool = True) -> PackedL
     """The LM of a file, mapped into memory.
 
     Args:
-        verify: compare the checksum of the arrays too, and check where arcs and back-offs lead. That reads
-            the whole file, once per process (about a second per GB). Sizes and the header's checksum are
-            always compared. False trusts the contents: look-ups in a wrong file may end the process.
+        verify: compare the checksum of the arrays, and check targets and back-offs. This reads the whole
+            file once per process (about a second per GB). With False, only sizes and the header's checksum
+            are compared, and look-ups in a damaged file may crash the process.
 
     Raises:
         ValueError: not a packed LM of this version, truncated, or damaged; names the file.
@@ -80,7 +80,7 @@ def load_packed_lm(path: str | PathLike[str], *, verify: bool = True) -> PackedL
 
 
 def _check_facts(lm: PackedLM) -> None:
-    """Raise a FieldError unless facts and sizes of arrays fit together; reads no array."""
+    """Raise a FieldError unless the header and the sizes of arrays agree; reads no array."""
     arrays, words, states = lm.arrays, lm.vocab_size, lm.num_states
     check_int("the number of words", words, 1, 1 << 32)
     check_int("the number of states", states, 1, 1 << 32)
@@ -97,9 +97,9 @@ def _check_facts(lm: PackedLM) -> None:
 
 
 def _check_arcs(content: Content) -> None:
-    """Raise a ValueError unless all that a look-up follows is there: it checks no index itself.
+    """Raise a ValueError if a target or back-off is out of range; look-ups do not check indices.
 
-    Reads all arrays but the costs: about 2 s for 10^9 arcs, besides the time of the disk.
+    Reads all arrays except the costs: about 2 s for 10^9 arcs, plus the time of the disk.
     """
     lm = assemble(content.arrays, content.facts, "lm")
     _check_facts(lm)
@@ -127,5 +127,5 @@ def assemble(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], name: s
 
 
 def facts_of(lm: PackedLM) -> dict[str, Any]:
-    """What a file says about an LM besides its arrays."""
+    """The header of a file: all fields of an LM except its arrays."""
     return {**{name: getattr(lm, name) for name in _FACTS}, **{name: getattr(lm.arrays, name) for name in _BITS}}

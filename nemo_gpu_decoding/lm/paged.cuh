@@ -1,48 +1,47 @@
-// n-gram LMs whose arcs may lie in the host's memory, read over the bus through a cache in the device's.
+// n-gram LMs with arcs in host memory, read over the bus through a cache in device memory.
 //
-// The counterparts on the host are lm/packed.py, for what a look-up gives, and lm/on_device.py, for where the
-// arrays are. Arcs never change, so the cache has nothing to do but to remember, and it may forget:
+// The counterparts on the host are lm/packed.py for look-ups and lm/on_device.py for the arrays. Arcs never
+// change, so the cache needs no invalidation:
 //
-//   slot     arc % cache_slots: neighbouring arcs never drive each other out
+//   slot     arc % cache_slots: neighbouring arcs never evict each other
 //   content  two words of 64 bits; each has half of an arc's bits and the number of that arc
-//   hit      both words have the number of the arc that is asked for
-//   miss     the arc is read over the bus and put into the slot, whatever was there
+//   hit      both words have the number of the requested arc
+//   miss     the arc is read over the bus and overwrites the slot
 //
-// One arc per slot, and not a line of neighbours, although a read fetches some: a look-up reads one arc
-// of a state, and only every second neighbour is ever asked for. Measured on the searches of a batch, with
-// a cache that holds 3 of 100 arcs: 77 % hits; 74 % if neighbours are put into the cache as well, which
-// pays only where it holds a tenth of the arcs or more.
+// A slot holds one arc instead of a line of neighbours, although a read fetches several. A look-up reads one
+// arc of a state, and only every second neighbour is ever used. Measured on the searches of a batch, with a
+// cache for 3 of 100 arcs: 77 % hits, and 74 % if neighbours are cached as well. Caching neighbours helps
+// only if the cache holds a tenth of the arcs or more.
 //
-// All blocks of all kernels on a device share the cache without locks, and get right answers in any
-// case. A word is written and read as a whole (aligned accesses of 64 bits never tear, and they are
-// relaxed atomics here, so it is no race that several threads make them at once). Whoever writes a
-// word with the number of an arc writes the half that belongs to this arc, and no other half ever
-// existed. So a word with the right number is right, however it came there; two words of different
-// arcs, from two threads that wrote the slot at once, are a miss. Zeros are the words of no arc. The
-// answer thus depends neither on the cache's size nor on who wrote when, only the counts below do.
+// All blocks of all kernels on a device share the cache without locks. Threads read and write whole words
+// as relaxed atomics of 64 bits, so concurrent accesses are no data race. A thread writes the number of an
+// arc only together with a half of that arc, and arcs are constant. So a word with the right number always
+// has the right half. Two threads may write one slot at the same time; words of different arcs are then a
+// miss. Zeros belong to no arc. So the result depends neither on the size of the cache nor on the order
+// of writes; only the counters below do.
 #pragma once
 
 #include "lm/packed.cuh"
 
 struct PagedLM {  // on_device.DeviceLM
-  PackedLM packed;  // its arcs in the host's memory, if there is a cache
-  CachedArc* cache;  // [cache_slots], zeros at first; or null: the arcs are read where they lie
+  PackedLM packed;  // its arcs are in host memory if there is a cache
+  CachedArc* cache;  // [cache_slots], initially zero; null: arcs are read without a cache
   uint32 cache_slots;
 };
 
-// What the look-ups of one thread did. They are 0 without a cache.
+// Counters of the look-ups of one thread; 0 without a cache.
 struct LookupCounters {  // on_device.COUNTERS
   uint32 hits;  // arcs that were in the cache
   uint32 misses;  // arcs that were read over the bus
-  uint32 sectors;  // of 32 bytes that these reads touched: what crosses the bus for them
+  uint32 sectors;  // of 32 bytes that these reads touched, the traffic on the bus
 };
 
 namespace paging {
 
 constexpr int WORDS_PER_SECTOR = 4;
 
-// Relaxed on the scope of the device, so past the L1 cache, which other multiprocessors don't see. The
-// two words may be of two writers.
+// Relaxed at device scope, so it bypasses the L1 cache, which other multiprocessors do not see. The two
+// words may come from two writers.
 inline CachedArc read_slot(const CachedArc* slot) {
   CachedArc found;
 #if defined(__CUDA_EMULATOR__)
@@ -74,7 +73,7 @@ inline uint32 sectors_of(int bits, int64 arc) {
   return (arc * bits >> 6) % WORDS_PER_SECTOR == WORDS_PER_SECTOR - 1 ? 2 : 1;
 }
 
-// The bits of an arc, out of the cache if they are there; else they are there afterwards.
+// The bits of an arc, from the cache or, after a miss, from host memory; a miss fills the cache.
 inline uint64 cached_bits(const PagedLM& lm, int64 arc, LookupCounters& counters) {
   const uint32 number = uint32(arc) + 1;  // PackedLM counts arcs in 32 bits, so it never wraps to 0
   CachedArc* slot = lm.cache + uint32(arc) % lm.cache_slots;
@@ -93,7 +92,7 @@ inline uint64 cached_bits(const PagedLM& lm, int64 arc, LookupCounters& counters
 
 }  // namespace paging
 
-// Cost of `label`, 0 .. V - 1, after `state`, back-offs included, and the state after it. Any thread.
+// Cost of `label`, 0 .. V - 1, after `state`, including back-offs, and the state after it. Any thread.
 inline LMStep lookup(const PagedLM& lm, int64 state, int64 label, LookupCounters& counters) {
   if (lm.cache == nullptr) return lookup(lm.packed, state, label);
   return lookup_by(lm.packed, state, label,

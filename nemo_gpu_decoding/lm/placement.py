@@ -1,10 +1,11 @@
-"""Where a GPU finds an LM: whether everything fits into its memory, or arcs stay in the host's.
+"""Placement of an LM for a GPU: all arrays in device memory, or the arcs in host memory.
 
     device    states, labels, codebook and arcs in the GPU's memory
     paged     arcs in pinned host memory, two thirds of the LM; the rest and a cache of arcs on the GPU
     auto      device, if that leaves enough for the acoustic model and the search; else paged
 
-What cannot fit is refused before anything is copied, with what is needed, what is free and what to set.
+An LM that does not fit raises an error before the copy starts. The message has the sizes that are needed
+and free, and a setting that fits.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ PLACEMENTS = ("auto", "device", "paged")
 ResolvedPlacement = Literal["device", "paged"]
 
 SLOT_BYTES = CACHED_ARC.itemsize  # of the cache
-# `auto` leaves so much of a GPU's memory free, the larger of both: for the activations of an acoustic
-# model and for the search, which takes some 5 to 20 MB per utterance of a batch
+# `auto` keeps the larger of both free on a GPU, for the activations of an acoustic model and for the
+# search, which takes some 5 to 20 MB per utterance of a batch
 RESERVED_BYTES = 2 * 10**9
 RESERVED_SHARE = 0.1  # of all its memory
-# Of the host's free memory so much may be pinned: pinned memory is never swapped out, and a system
-# without any other ends processes
+# Largest share of free host memory to pin. Pinned memory is never swapped out; if too little other memory
+# is left, the system kills processes.
 PINNABLE_SHARE = 0.9
 
 
 class Memory(NamedTuple):
-    """Bytes that are free when an LM is to be placed."""
+    """Free memory in bytes."""
 
     device_free: int
     device_total: int
@@ -39,7 +40,7 @@ class Memory(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """Bytes that an LM takes."""
+    """Size of an LM in bytes."""
 
     tables: int  # states, labels, codebook
     arcs: int
@@ -57,19 +58,19 @@ class Footprint(NamedTuple):
 
 
 def free_memory(device: torch.device) -> Memory:
-    """What the driver and the system report. Kernels that run on the host share its memory."""
+    """The free memory that the driver and the system report; an emulated device has the host's memory."""
     host = free_host_bytes()
     if device.type != "cuda":
         free = 1 << 62 if host is None else host
         return Memory(free, free, host)
     free, total = torch.cuda.mem_get_info(device)
-    # what torch's allocator holds in reserve, and gives back before it says that there is no more
+    # reserve of torch's allocator, which it frees before it reports that memory is exhausted
     idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return Memory(free + idle, total, host)
 
 
 def footprint(arrays: PackedArrays, cache_bytes: int) -> Footprint:
-    """The sizes of an LM whose cache may take `cache_bytes`; it takes no more than all arcs need."""
+    """The sizes of an LM with a cache of at most `cache_bytes`, and at most one slot per arc."""
     tables = arrays.states.nbytes + arrays.labels.nbytes + arrays.codebook.nbytes
     cache = cache_slots(arrays, cache_bytes) * SLOT_BYTES
     return Footprint(tables, arrays.arcs.nbytes, cache)
@@ -87,7 +88,7 @@ def resolve_placement(
 
     Args:
         placement: one of `PLACEMENTS`.
-        need, free: what the LM takes, and what there is.
+        need, free: the size of the LM, and the free memory.
         name, device: for messages.
 
     Raises:
@@ -108,10 +109,10 @@ def resolve_placement(
 def shortage(
     placement: str, need: Footprint, free: Memory, name: str, device: torch.device, reason: str | None = None
 ) -> str:
-    """Says that there is not enough memory: what is needed, what is free, what to set instead.
+    """The message for too little memory: sizes that are needed and free, and a setting that fits.
 
     Args:
-        reason: why memory that seemed to be free could not be had.
+        reason: why an allocation failed although the memory seemed to be free.
     """
     wanted = {"device": _on_device(need, device), "paged": _paged(need, device)}
     wanted["auto"] = f"{wanted['device']}, or, paged, {wanted['paged']}"

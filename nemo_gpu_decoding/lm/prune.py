@@ -1,16 +1,16 @@
-"""Entropy pruning of an n-gram LM [Stolcke 1998]: leaves out the n-grams that change the LM least.
+"""Entropy pruning of an n-gram LM [Stolcke 1998]: removes the n-grams that change the LM least.
 
-Leaving (h, w) out changes the relative entropy between the LM and what is left of it by
+Removing (h, w) changes the relative entropy between the LM and the pruned LM by
 
     D(h, w) = -P(h) { p(w|h) [log p(w|h') + log a' - log p(w|h)] + (1 - S) [log a' - log a] }
 
-h' is h without its first symbol, S the sum of p(.|h) over what the LM lists after h, a the back-off
-weight of h with which all p(.|h) sum to 1, and a' that without (h, w). P(h) is the probability of h by
-the LM. The lower orders of Kneser-Ney LMs do not give it well: heavy pruning costs them more than it
-costs other LMs [Chelba et al. 2010].
+h' is h without its first symbol, S the sum of p(.|h) over the symbols that the LM lists after h, a the
+back-off weight of h with which all p(.|h) sum to 1, and a' that without (h, w). P(h) is the probability
+of h in the LM. The lower orders of Kneser-Ney LMs estimate P(h) badly, so heavy pruning degrades them more
+than other LMs [Chelba et al. 2010].
 
-What stays keeps its probability, and its context and suffix stay as well; back-off weights are computed
-anew. So the small LM is part of the large one: paged_biglm then serves both with one look-up.
+Kept n-grams keep their probabilities, contexts and suffixes; back-off weights are recomputed. So the
+small LM is a subset of the large one, and paged_biglm needs one look-up for both.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from nemo_gpu_decoding.lm.arpa import Arpa, NGramBlock, join_blocks
 from nemo_gpu_decoding.lm.scratch import Scratch
 
 BOS, EOS = "<s>", "</s>"
-# The least probability that a context leaves to what it does not list: LMs are written with some digits.
+# The least probability that a context leaves to unlisted symbols: LM files have few digits.
 _LEAST_MASS = 1e-6
-# So many n-grams are worked on at a time: what is made of them on the way stays below 100 MB.
+# N-grams per step; temporary arrays then stay below 100 MB.
 _ROWS = 1 << 20
 
 
 class _Order(NamedTuple):
-    """The M n-grams of one order, and where their parts stand in the order below."""
+    """The M n-grams of one order, and the numbers of their contexts and suffixes in the order below."""
 
     block: NGramBlock
     context: np.ndarray  # [M] int32: without the last symbol
@@ -56,19 +56,19 @@ def _parts(count: int) -> Iterator[slice]:
 def prune_ngram_lm(
     arpa: Arpa, *, size: int | None = None, threshold: float | None = None, scratch: Scratch | None = None
 ) -> Arpa:
-    """The LM without the n-grams that are worth least; all 1-grams stay.
+    """Remove the n-grams that change the LM least; all 1-grams stay.
 
     Args:
         arpa: from `read_arpa` or `estimate_ngram_lm`.
-        size: as many n-grams stay at most, of all orders together.
-        threshold: n-grams stay if the LM's perplexity would grow by this share without them, as
-            with SRILM's `ngram -prune`; 1e-8 is usual.
-        scratch: where 40 bytes per n-gram go, beside the LM itself; without it, into memory. In memory at
-            any rate: 1 byte per n-gram, and 24 per n-gram of the largest order below the highest.
+        size: largest number of n-grams to keep, of all orders together.
+        threshold: remove an n-gram if the LM's perplexity grows by less than this share without it, as
+            SRILM's `ngram -prune` does; a usual value is 1e-8.
+        scratch: storage of the LM and of 40 bytes per n-gram; None: memory. Always in memory: 1 byte per
+            n-gram, and 24 per n-gram of the largest order below the highest.
 
     Raises:
-        ValueError: not one of `size` and `threshold` is given; one is out of range; the LM lists an
-            n-gram without its context.
+        ValueError: both or neither of `size` and `threshold` are given; a value is out of range; the LM
+            lists an n-gram without its context.
     """
     unigrams = len(arpa.orders[0].symbols)
     if (size is None) == (threshold is None):
@@ -126,7 +126,7 @@ class _Model:
         return order
 
     def number_of(self, grams: np.ndarray) -> np.ndarray:
-        """[M] the numbers of n-grams [M, order] in their order; -1 for those that are not listed."""
+        """The numbers of n-grams [M, order] in their order, [M]; -1 for unlisted n-grams."""
         found = self._words[grams[:, 0]]
         for n in range(1, grams.shape[1]):
             sorted_keys, numbers = self._keys[n - 1]
@@ -138,7 +138,7 @@ class _Model:
         return found
 
     def backed_off(self, n: int, rows: slice | np.ndarray, backoffs: list[np.ndarray], kept: _Kept) -> np.ndarray:
-        """[rows] log p(w|h') of n-grams of order n + 1, natural log, by the n-grams that are kept.
+        """log p(w|h') of n-grams of order n + 1 with the kept n-grams only, [rows] natural log.
 
         Args:
             backoffs: by order, of all n-grams, log10.
@@ -146,13 +146,13 @@ class _Model:
         suffixes = self.orders[n].suffix[rows]
         scores = np.where(suffixes >= 0, self.orders[n - 1].log_probs(suffixes), np.nan)
         missing = np.flatnonzero(suffixes < 0)
-        if len(missing):  # LMs that were pruned by others
+        if len(missing):  # other programs prune suffixes as well
             grams = self.orders[n].block.symbols[rows][missing].astype(np.int64)
             scores[missing] = self._log_probs(grams[:, 1:], backoffs, kept)
         return scores
 
     def _log_probs(self, grams: np.ndarray, backoffs: list[np.ndarray], kept: _Kept) -> np.ndarray:
-        """[M] log p of the last symbol of n-grams [M, order] after the others, natural log."""
+        """log p(last symbol | the others) of n-grams [M, order], [M] natural log."""
         n = grams.shape[1] - 1
         found = self.number_of(grams)
         is_kept = (found >= 0) & (kept is None or kept[n][found])
@@ -166,7 +166,7 @@ class _Model:
 
 
 class _Masses(NamedTuple):
-    """What p(.|h) and p(.|h') leave to what is not listed after h, for each context h."""
+    """The sums of p(.|h) and p(.|h') over symbols that are not listed after h, for each context h."""
 
     left: np.ndarray  # [contexts]
     left_below: np.ndarray  # [contexts]
@@ -176,12 +176,12 @@ class _Masses(NamedTuple):
         return cls(scratch.zeros(contexts), scratch.zeros(contexts))
 
     def add(self, context: np.ndarray, log_probs: np.ndarray, backed_off: np.ndarray) -> None:
-        """Some n-grams; until `finish` the masses are those of what is listed."""
+        """Add n-grams; until `finish`, the masses are those of listed symbols."""
         np.add.at(self.left, context, np.exp(log_probs))
         np.add.at(self.left_below, context, np.exp(backed_off))
 
     def finish(self) -> None:
-        """From what is listed to what is left."""
+        """Convert the masses of listed symbols to those of unlisted ones."""
         for mass in self:
             for part in _parts(len(mass)):
                 mass[part] = np.maximum(1 - mass[part], _LEAST_MASS)
@@ -219,7 +219,7 @@ def _perplexity_changes(arpa: Arpa, model: _Model, scratch: Scratch) -> list[np.
 
 
 def _kept(orders: list[_Order], changes: list[np.ndarray], threshold: float) -> list[np.ndarray]:
-    """Which n-grams stay: those worth it, and the contexts and suffixes of longer ones that stay."""
+    """Which n-grams stay: changes above the threshold, and contexts and suffixes of longer n-grams that stay."""
     kept = [change >= threshold for change in changes]
     for n in range(len(orders) - 1, 0, -1):
         order = orders[n]
@@ -234,7 +234,7 @@ def _kept(orders: list[_Order], changes: list[np.ndarray], threshold: float) -> 
 def _threshold_for(size: int, orders: list[_Order], changes: list[np.ndarray]) -> float:
     """The smallest threshold with which at most `size` n-grams stay.
 
-    Floats >= 0 are in the order of their bits read as integers, so halving these ends after 63 steps.
+    Floats >= 0 have the order of their bits as integers, so this bisects the bits in 63 steps.
     """
     low, high = 0, int(np.float64(np.inf).view(np.int64))
     while low < high:
@@ -248,7 +248,7 @@ def _threshold_for(size: int, orders: list[_Order], changes: list[np.ndarray]) -
 
 
 def _rest(arpa: Arpa, model: _Model, kept: list[np.ndarray], scratch: Scratch) -> Arpa:
-    """The LM of the n-grams that stay, with back-off weights of their own."""
+    """The LM of the kept n-grams, with new back-off weights."""
     blocks: list[NGramBlock] = []
     backoffs: list[np.ndarray] = []  # log10, of all n-grams
     for n, block in enumerate(arpa.orders):

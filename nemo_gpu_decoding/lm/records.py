@@ -6,7 +6,7 @@ import numpy as np
 
 LM_STATE = np.dtype(
     [
-        ("arc_begin", np.uint32),  # its first arc; its last is before the next state's first
+        ("arc_begin", np.uint32),  # its first arc; the next state's first arc ends the range
         ("backoff_to", np.uint32),  # the longest proper suffix that is a state; the root's is the root
         ("backoff_cost", np.float32),
     ]

@@ -1,4 +1,4 @@
-"""Arrays that need not fit into memory."""
+"""Arrays in memory-mapped files, for data that is larger than memory."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from nemo_gpu_decoding.container import naming
 
 
 class Scratch:
-    """A folder for arrays: each is a file without a name, of which the system keeps in memory what there is
-    room for, and which vanishes with the array.
+    """A folder for memory-mapped arrays; each is a file without a name that the system removes with the array.
 
     Args:
         folder: None keeps arrays in memory.
@@ -32,7 +31,7 @@ class Scratch:
         if self.folder is None or not count:
             return np.zeros(count, dtype)
         with naming(self.folder), tempfile.TemporaryFile(dir=self.folder) as file:
-            if hasattr(os, "posix_fallocate"):  # else a full disk would kill the process at some later write
+            if hasattr(os, "posix_fallocate"):  # without it, a full disk kills the process at a later write
                 os.posix_fallocate(file.fileno(), 0, count * np.dtype(dtype).itemsize)
             return np.memmap(file, dtype, "r+", shape=(count,))
 
@@ -52,7 +51,7 @@ class Column:
         self._size = 0
 
     def append(self, rows: np.ndarray) -> None:
-        """Some rows more.
+        """Append rows.
 
         Raises:
             OSError: the disk is full; names the folder.
@@ -66,7 +65,7 @@ class Column:
                 self._file.write(rows.tobytes())
 
     def finish(self) -> np.ndarray:
-        """All rows; nothing can be appended any more."""
+        """All rows; `append` is not allowed afterwards."""
         if self._file is None or not self._size:
             found = np.concatenate(self._parts)
         else:

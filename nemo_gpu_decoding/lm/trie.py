@@ -8,8 +8,8 @@ together, sorted by label. With the words a = 0, b = 1 and the n-grams "a", "b",
     labels    0      1      0        1        1
     children  2      3      4        5        5          of node i: children[i] .. children[i + 1]
 
-`automaton.py` makes states and arcs of them: of a packed LM (`pack.py`) and of the LM that is added to
-token scores (`fusion/ngram_automaton.py`).
+`automaton.py` builds states and arcs from a trie, for packed LMs (`pack.py`) and for token-level LMs
+(`fusion/ngram_automaton.py`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Zeros = Callable[[int, Any], np.ndarray]  # length and type: np.zeros, or `mappe
 
 
 def mapped_zeros(folder: Path, length: int, dtype: Any) -> np.ndarray:
-    """Zeros, [length], that the system can move out to a folder's disk.
+    """Zeros, [length], in a mapped file that the system can write out to disk.
 
-    Their file has no name: nothing is left of it when the program ends, however it ends.
+    The file has no name, so the system removes it when the program ends, even after a crash.
 
     Raises:
         OSError: there is not enough space on the disk; names the folder and the size.
@@ -51,13 +51,13 @@ def mapped_zeros(folder: Path, length: int, dtype: Any) -> np.ndarray:
 class NGramTrie:
     """The n-grams of orders 1 .. `order`, as costs (negative natural log); node i is an n-gram.
 
-    Orders are added in ascending order: all blocks of one by `add`, then `close`. An order takes two
-    mapped copies meanwhile: as staged, in the order of the blocks, and in its final order.
+    Add the orders in ascending order: all blocks of an order by `add`, then `close`. Meanwhile the order
+    has two mapped copies: the staged n-grams in the order of the blocks, and the sorted ones.
 
     Args:
-        counts: number of n-grams of each order. That of order 1 is the number of labels: node i of
-            order 1 has the label i, with infinite cost unless it is added.
-        zeros: makes all arrays.
+        counts: number of n-grams of each order. The first is the number of labels: node i of order 1 has
+            the label i, and infinite cost until it is added.
+        zeros: allocates all arrays.
     """
 
     def __init__(self, counts: Iterable[int], zeros: Zeros = np.zeros) -> None:
@@ -82,7 +82,7 @@ class NGramTrie:
 
     @property
     def num_inner(self) -> int:
-        """Nodes below the highest order: those that may have children."""
+        """Number of nodes below the highest order, which may have children."""
         return self.first[-2]
 
     def add(self, block: NGramBlock) -> int:
@@ -108,7 +108,7 @@ class NGramTrie:
         return find_contexts(self.labels, self.children, block.symbols, rows, self._extensions, begin)
 
     def close(self, order: int) -> int:
-        """Put the n-grams of the order in their places.
+        """Move the n-grams of the order behind their contexts and sort them.
 
         Returns:
             the node of an n-gram that was added twice, or -1.
@@ -142,7 +142,7 @@ def read_trie(reader: ArpaReader, zeros: Zeros, progress: Callable[[], None]) ->
     """All n-grams of an ARPA file.
 
     Args:
-        zeros: makes the arrays.
+        zeros: allocates the arrays.
         progress: called after each block.
 
     Raises:
@@ -168,12 +168,12 @@ def read_trie(reader: ArpaReader, zeros: Zeros, progress: Callable[[], None]) ->
 
 
 def _cost(log10_weights: np.ndarray) -> np.ndarray:
-    """-ln p of log10 p, float32; divided as NeMo does, a product would round otherwise."""
+    """-ln p of log10 p, float32; a division, as in NeMo, because a product rounds differently."""
     return (log10_weights / -np.log10(np.e)).astype(np.float32)
 
 
 def _check_size(reader: ArpaReader) -> None:
-    """Don't reserve space for what cannot be in the file: no line is shorter than "0 a b\n"."""
+    """Raise if the file is too small for its header (a line has 6 bytes or more), before space is reserved."""
     least = sum(2 * (order + 1) * count for order, count in reader.counts.items())
     least -= 4 * len(reader.added)
     if not reader.is_compressed and reader.num_bytes < least - 1:
@@ -184,7 +184,7 @@ def _check_size(reader: ArpaReader) -> None:
 
 
 def _listed_twice(reader: ArpaReader, ngram: list[int]) -> ValueError:
-    """The error for an n-gram, with the line at which it is found the second time."""
+    """The error for an n-gram, with the line of its second occurrence."""
     seen = 0
     with ArpaReader(reader.path, reader.added) as again:
         for block in again.blocks():
@@ -202,7 +202,7 @@ def _listed_twice(reader: ArpaReader, ngram: list[int]) -> ValueError:
 
 @linked
 def find_label(labels, low, end, label):
-    """The first index in labels[low:end], ascending, whose label is not below `label`."""
+    """The first index in low .. end-1 with labels[index] >= label, else end; labels ascend there."""
     while low < end:
         middle = (low + end) >> 1
         if labels[middle] < label:
@@ -248,7 +248,7 @@ def find_contexts(labels, children, ngrams, staged, counts, first):
 
 @compiled
 def count_to_children(counts, children, first, next_node):
-    """`children` of the nodes from `first` on, from the number of each one's children."""
+    """Fill `children` of the nodes from `first` on from the number of children of each."""
     for i in range(len(counts)):
         children[first + i] = next_node
         next_node += counts[i]
@@ -257,9 +257,9 @@ def count_to_children(counts, children, first, next_node):
 
 @compiled
 def move_to_contexts(staged, counts, children, first, labels, costs, backoff_costs):
-    """Move staged n-grams to their contexts' children; uses `counts` up.
+    """Move staged n-grams to their contexts' children; overwrites `counts`.
 
-    `backoff_costs` ends where the highest order begins, whose n-grams have none.
+    `backoff_costs` has no entries for the highest order.
     """
     for row in range(len(staged)):
         context = np.int64(staged[row].context)
@@ -285,7 +285,7 @@ def sort_children(children, begin, end, labels, costs, backoff_costs):
 
 @compiled
 def _sort(low, high, labels, costs, backoff_costs):
-    """Shell sort of nodes low .. high-1 by label, all columns along; quick where they are in order."""
+    """Shell sort of all columns of nodes low .. high-1 by label; fast for nearly sorted nodes."""
     gap = high - low
     while gap > 1:
         gap = max(1, (5 * gap - 1) // 11)

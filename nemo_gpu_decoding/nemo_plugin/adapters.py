@@ -1,13 +1,12 @@
-"""Small subclasses of NeMo's decoding classes, for what our decoders return and NeMo's do not.
+"""Subclasses of NeMo's decoding classes that convert the results of this package's decoders.
 
-NeMo makes the object; `constructors.py` then moves it to the subclass. It is made within a function
-and has one base, since Python lets an object change its class only where the memory layouts agree.
-Methods that are not named here are NeMo's.
+NeMo creates the object; `constructors.py` then sets its class to the subclass. A function creates the
+subclass with one base, because Python changes an object's class only between equal memory layouts. All
+other methods are NeMo's.
 
-Where words come from a word graph, they are the text, and the search knows the frames of each; NeMo
-joins tokens to text and finds words in that again. Of NeMo's stays what it does to any text: no space
-before punctuation marks that the model knows, `word_seperator` between words, segments, confidence by
-`confidence_cfg`.
+With a word graph, the text is the words of the search, which also has their frames. NeMo would join tokens
+to text and split it into words again. NeMo's rules for text still apply: no space before the model's
+punctuation marks, `word_seperator` between words, segments, confidence by `confidence_cfg`.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ Offset = dict[str, Any]  # {"word": text, "start_offset": frame, "end_offset": o
 
 @cache
 def adapted(cls: Any, family: str, section: str = "beam") -> type:
-    """The subclass of a decoding class, NeMo's or a user's own; the same one every time.
+    """The subclass of a decoding class of NeMo or of a user; cached.
 
     `family` and `section` are those of a `StrategySpec`.
     """
@@ -46,11 +45,11 @@ def adapted(cls: Any, family: str, section: str = "beam") -> type:
 
 def _adapted_ctc(base: Any) -> type:
     class Adapted(base):
-        """Our CTC decoders return tokens, not frame labels: there is nothing left to collapse."""
+        """A CTC decoding class for decoders that return tokens instead of frame labels."""
 
         def decode_hypothesis(self, hypotheses_list: list[Any], fold_consecutive: bool) -> list:
-            """Set `text`: a string, or where times are wanted what `compute_ctc_timestamps` reads, which
-            is (token ids, differences of the start frames, frames per token)."""
+            """Set `text`: a string or, with timestamps, the input of `compute_ctc_timestamps`: (token ids,
+            differences of the start frames, frames per token)."""
             for hypothesis in hypotheses_list:
                 ids = hypothesis.y_sequence.tolist()
                 if self.compute_timestamps is True:
@@ -61,8 +60,8 @@ def _adapted_ctc(base: Any) -> type:
             return hypotheses_list
 
         def compute_ctc_timestamps(self, hypothesis: BeamHypothesis, timestamp_type: str = "all") -> Any:
-            """Accept the triple that NeMo's n-best branch leaves in `text`, and add the confidence that
-            this branch forgets."""
+            """Accept the triple in `text` from NeMo's n-best branch, and add the confidence that this branch
+            does not compute."""
             if len(hypothesis.text) == 3:
                 if self.preserve_token_confidence:
                     self.compute_confidence([hypothesis])
@@ -79,7 +78,7 @@ def _adapted_ctc(base: Any) -> type:
 
 def _adapted_rnnt(base: Any) -> type:
     class Adapted(base):
-        """Our transducer decoders may return n-best lists with times and confidence."""
+        """A transducer decoding class that supports n-best lists with times and confidence."""
 
         def rnnt_decoder_predictions_tensor(
             self,
@@ -88,8 +87,8 @@ def _adapted_rnnt(base: Any) -> type:
             return_hypotheses: bool = False,
             partial_hypotheses: list[Any] | None = None,
         ) -> list:
-            """As NeMo's, but n-best lists look like a hypothesis where NeMo reads their text, and have
-            the confidence that NeMo gives to single hypotheses only."""
+            """Like NeMo's method, for n-best lists too: they have the fields of a hypothesis that NeMo reads,
+            and confidence, which NeMo computes for single hypotheses only."""
             results = super().rnnt_decoder_predictions_tensor(
                 encoder_output, encoded_lengths, return_hypotheses, partial_hypotheses
             )
@@ -101,8 +100,8 @@ def _adapted_rnnt(base: Any) -> type:
             return [list_type(result) if isinstance(result, list) else result for result in results]
 
         def compute_confidence(self, hypotheses_list: list[Any]) -> list:
-            """NeMo wants the start frames in `timestamp`, where the times in words and segments are by
-            then: lend it the frames."""
+            """Set `timestamp` to the start frames during NeMo's method, which reads them there; the times of
+            words and segments have replaced them."""
             stamps = [hypothesis.timestamp for hypothesis in hypotheses_list]
             for hypothesis in hypotheses_list:
                 if isinstance(hypothesis, TransducerHypothesis):
@@ -117,8 +116,8 @@ def _adapted_rnnt(base: Any) -> type:
 
 
 def written_words(words: Sequence[Word], punctuation: Collection[str]) -> list[Word]:
-    """Words as NeMo writes them, without a space before punctuation; a mark of punctuation does not make
-    the word before it last longer."""
+    """Words in NeMo's form, without a space before punctuation; a punctuation mark does not extend the
+    duration of the word before it."""
     written: list[Word] = []
     for word in words:
         if written and word.text[0] in punctuation:
@@ -130,22 +129,22 @@ def written_words(words: Sequence[Word], punctuation: Collection[str]) -> list[W
 
 
 def _adapted_to_words(base: Any) -> type:
-    """The subclass of our adapted CTC decoding class that knows what to do with word hypotheses."""
+    """The subclass of the adapted CTC decoding class for word hypotheses."""
 
     class Adapted(base):
-        """Text, times and confidence of the words of a graph. Other hypotheses are as in `base`: NeMo's
-        cache-aware streaming passes on labels, in which no graph has been searched."""
+        """Set text, times and confidence of words from a graph. Other hypotheses are handled as in `base`:
+        NeMo's cache-aware streaming also passes greedy labels."""
 
         def decode_hypothesis(self, hypotheses_list: list[Any], fold_consecutive: bool) -> list:
             for hypothesis in hypotheses_list:
                 if isinstance(hypothesis, WordHypothesis) and self.compute_timestamps is not True:
                     hypothesis.text = self.text_of(hypothesis)
-                else:  # where times are wanted, what NeMo's code up to `compute_ctc_timestamps` reads
+                else:  # with timestamps: the input of `compute_ctc_timestamps`
                     super().decode_hypothesis([hypothesis], fold_consecutive)
             return hypotheses_list
 
         def compute_ctc_timestamps(self, hypothesis: Any, timestamp_type: str = "all") -> Any:
-            """`timestamp` as NeMo's, with the frames in which the search found tokens and words."""
+            """Set `timestamp` in NeMo's form, with the frames of tokens and words from the search."""
             if not isinstance(hypothesis, WordHypothesis):
                 return super().compute_ctc_timestamps(hypothesis, timestamp_type)
             if len(hypothesis.text) == 3 and self.preserve_token_confidence:  # n-best lists
@@ -168,7 +167,7 @@ def _adapted_to_words(base: Any) -> type:
             return hypothesis
 
         def _aggregate_token_confidence(self, hypothesis: Any) -> list[float]:
-            """Confidence of the written words from that of their tokens."""
+            """Set the confidence of words from that of their tokens."""
             if not isinstance(hypothesis, WordHypothesis):
                 return super()._aggregate_token_confidence(hypothesis)
             confidence = hypothesis.token_confidence

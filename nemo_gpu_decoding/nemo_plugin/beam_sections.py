@@ -1,4 +1,4 @@
-"""NeMo's `beam` section, read for flexctc_beam, alsd_pp and aes_pp.
+"""Read NeMo's `beam` section for flexctc_beam, alsd_pp and aes_pp.
 
     strategy: flexctc_beam
     beam:
@@ -8,7 +8,7 @@
       ngram_lm_alpha: 0.7
       boosting_tree: {key_phrases_list: [acme, gdansk], ignore_case: true}
       boosting_tree_alpha: 1.0
-      merge: prefix          # ours, as are n_best, backend, threads and lm_encoding
+      merge: prefix          # not in NeMo; also n_best, backend, threads and lm_encoding
 
 For transducers the keys are those of NeMo's `malsd_batch` and `maes_batch`.
 """
@@ -36,9 +36,8 @@ FLEXCTC = Section(
 )  # fmt: skip
 DEPRECATED = {"beam_alpha": "ngram_lm_alpha", "kenlm_path": "ngram_lm_model"}
 
-# Keys that mean nothing to our transducer searches, with the values that may stand there: NeMo's
-# defaults, those of its model configs, and what eval_beamsearch_ngram_transducer.py writes: zeros for "unused",
-# and a prefix alpha of 2
+# NeMo keys without effect on these transducer searches, with the accepted values: NeMo's defaults, those of
+# its model configs, and those of eval_beamsearch_ngram_transducer.py (zeros for unused keys, prefix alpha 2)
 UNUSED: dict[str, tuple[Any, ...]] = {
     "tsd_max_sym_exp_per_step": (50,),
     "tsd_max_sym_exp": (10, 50),
@@ -50,7 +49,7 @@ UNUSED: dict[str, tuple[Any, ...]] = {
     "hat_subtract_ilm": (False,),
     "hat_ilm_weight": (0.0,),
 }
-OTHERS: dict[str, dict[str, tuple[Any, ...]]] = {  # of the other one of both searches
+OTHERS: dict[str, dict[str, tuple[Any, ...]]] = {  # keys of the other search
     "alsd_pp": {"maes_num_steps": (2,), "maes_expansion_beta": (2,), "maes_expansion_gamma": (2.3, 0)},
     "aes_pp": {"max_symbols": (None, 10), "max_symbols_per_step": (None, 10)},
 }
@@ -74,8 +73,8 @@ def read_flexctc(cfg: DictConfig) -> Options[FlexCTCConfig]:
     """Options of flexctc_beam.
 
     Raises:
-        ValueError: a key of `beam` is unknown, cannot apply to flexctc_beam or has a wrong value; the
-            message names the key and the valid ones.
+        ValueError: a key of `beam` is unknown, has no effect on flexctc_beam or has an invalid value; the
+            message has the key and the valid ones.
         FileNotFoundError: `beam.ngram_lm_model` or the phrase file is no file.
     """
     beam = FLEXCTC.read(cfg)
@@ -102,7 +101,7 @@ def read_alsd(cfg: DictConfig) -> Options[ALSDConfig]:
         ValueError, FileNotFoundError: as `read_flexctc`; the model is a multi-blank one.
     """
     beam = _read_transducer(cfg, "alsd_pp")
-    # NeMo's dataclass says `max_symbols_per_step`, its decoders read `max_symbols`: both are fine
+    # NeMo's dataclass has `max_symbols_per_step`, its decoders read `max_symbols`: accept both
     default, declared = ALSDConfig.max_symbols, beam["max_symbols_per_step"]
     read = beam.entries.get("max_symbols")
     if read is None:

@@ -1,7 +1,7 @@
-"""What happens when NeMo makes a decoding object whose config names one of our strategies.
+"""Wrappers of the constructors of NeMo's decoding objects, for strategies of this package.
 
-NeMo's own constructor runs first, on a copy of the config that says `greedy_batch`: it sets up
-everything that text, timestamps and confidence need. Then the inner decoder is replaced by ours.
+NeMo's constructor runs first, with strategy `greedy_batch` in a copy of the config. It prepares text,
+timestamps and confidence. Then the wrapper replaces the inner decoder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, StrategySpec, fin
 
 FAMILY_NAMES = {"ctc": "CTC", "rnnt": "RNN-T and TDT"}
 
-# what NeMo's greedy decoders would load or switch on, though the user wants another strategy
+# options of NeMo's greedy decoders that must be off, because another strategy is used
 GREEDY_EXTRAS = (
     "ngram_lm_model",
     "boosting_tree",
@@ -36,10 +36,10 @@ GREEDY_EXTRAS = (
 def _construct(
     family: str, wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Stands in for `Abstract{CTC,RNNT}Decoding.__init__`; `wrapped` is the original, bound.
+    """Replaces `Abstract{CTC,RNNT}Decoding.__init__`; `wrapped` is the original, bound.
 
     Raises:
-        ValueError: the strategy decodes another family of models, or its options are wrong. In
+        ValueError: the strategy decodes another family of models, or its options are invalid. In
             `change_decoding_strategy` also: the LM, graph or phrases do not fit the model.
     """
     call = inspect.signature(wrapped).bind(*args, **kwargs)
@@ -70,10 +70,10 @@ _changing: ContextVar[bool] = ContextVar("changing_strategy", default=False)
 
 
 def change(wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Stands in for `change_decoding_strategy`: LM, graph and phrases are loaded at once.
+    """Replaces `change_decoding_strategy` and loads LM, graph and phrases at once.
 
-    So a file that does not fit the model is an error here, and the model keeps the strategy that it has. Restoring a
-    model does not load them: NeMo makes its decoding more than once then.
+    So a file that does not fit the model raises here, and the model keeps its strategy. Restoring a model does
+    not load them, because NeMo then creates the decoding object more than once.
     """
     token = _changing.set(True)
     try:
@@ -118,7 +118,7 @@ def _own_config(cfg: DictConfig, spec: StrategySpec) -> DictConfig:
 
 
 def _other_strategies(strategy: str, family: str) -> str:
-    """What follows NeMo's message about a strategy that does not exist: ours, and the one with the nearest name."""
+    """Text after NeMo's message about an unknown strategy: this package's strategies, and a similar name."""
     ours = ", ".join(spec.name for spec in STRATEGIES.values() if spec.family == family)
     close = get_close_matches(strategy, possible_strategies(family), 1)
     hint = f" Did you mean '{close[0]}'?" if close else ""

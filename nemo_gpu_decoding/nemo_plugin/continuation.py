@@ -1,18 +1,18 @@
-"""Transducer streams behind NeMo's `partial_hypotheses`.
+"""Streaming search through NeMo's `partial_hypotheses`.
 
-NeMo's streaming code gives the hypotheses of one call to the next one, and any object in their
-`dec_state` travels with them. There we keep the running search:
+NeMo's streaming code passes the hypotheses of one call to the next call, including the object in their
+`dec_state`. This object holds the running search:
 
     hypotheses = decoding.rnnt_decoder_predictions_tensor(chunk, lengths, return_hypotheses=True)
     hypotheses = decoding.rnnt_decoder_predictions_tensor(
         next_chunk, lengths, return_hypotheses=True, partial_hypotheses=hypotheses
     )
 
-NeMo never says which call is the last. So every call returns what the search would return if the audio
-ended there: a copy of the streams is closed, the streams themselves stay open. After the last chunk
-that is the result of the whole utterance, whatever the chunks were.
+NeMo does not mark the last call. So each call returns the result for audio that ends there: it closes a copy
+of the streams and keeps the streams open. After the last chunk, this is the result of the whole utterance,
+whatever the chunk sizes.
 
-NeMo's pipelines do say where an utterance ends. They put all their utterances into one `Slots`, see `using_slots`.
+NeMo's pipelines mark ends of utterances. Their utterances share one `Slots`, see `using_slots`.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from nemo_gpu_decoding.live.slots import Slot, Slots
 from nemo_gpu_decoding.search.decoder import Decoder, Streams
 from nemo_gpu_decoding.search.result import NBest
 
-# Any first chunk may be a whole file, whose hypothesis a user keeps for long: of utterances that were
-# not continued yet, only those of so many batches can be.
+# A first chunk may be a whole file, and a user may keep its hypothesis for long. So utterances that were not
+# continued yet are kept for this number of batches only.
 RECENT_BATCHES = 8
 
 
@@ -51,31 +51,31 @@ class StreamState:
     """One running utterance; what `Hypothesis.dec_state` holds."""
 
     decoder: Decoder[Any, Any] | None
-    batch: StreamBatch | None  # all utterances that began together; None once released
+    batch: StreamBatch | None  # the utterances that began in one batch; None once released
     row: int
-    num_frames: int  # read when this state was handed out
-    history: Tensor | None = None  # [num_frames, ...] input frames, where confidence or alignments want them
-    slot: Slot | None = None  # in place of batch and row, of an utterance in `Slots`
+    num_frames: int  # read when this state was returned
+    history: Tensor | None = None  # [num_frames, ...] input frames, for confidence or alignments
+    slot: Slot | None = None  # for an utterance in `Slots`, instead of batch and row
     error: ValueError | None = None  # why the last chunk was not read
-    nbest: NBest | None = None  # what it would be if it ended here, of an utterance in `Slots`
+    nbest: NBest | None = None  # for an utterance in `Slots`: the result if it ended here
 
     def release(self) -> None:
-        """Free the memory; the utterance cannot be continued any more."""
+        """Free the memory; afterwards the utterance cannot be continued."""
         self.decoder = self.batch = self.history = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """A hypothesis that is pickled takes its text along, not the search."""
+        """Exclude the search from a pickled hypothesis."""
         return self.__dict__ | {"decoder": None, "batch": None, "history": None, "slot": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StreamState:
-        return self  # there is one search; who continues it first has it
+        return self  # copies share one search, which only one call can continue
 
 
 class Continuation:
     """Begins and continues the utterances of a batch.
 
     Args:
-        name: of the argument that hands states back, for messages.
+        name: of the argument with the states, for messages.
     """
 
     def __init__(self, name: str) -> None:
@@ -95,25 +95,25 @@ class Continuation:
         """Decode the next chunk of every utterance.
 
         Args:
-            decoder: for utterances that begin; the others go on with theirs.
+            decoder: for utterances that begin; running utterances keep their decoder.
             frames: [B, T, ...] log-probs or encoder output.
             lengths: [B] valid frames.
-            states: [B] where to go on; None begins an utterance.
+            states: [B] state to continue; None begins an utterance.
             requests: one per utterance that begins.
             keep_history: keep all input frames in the states.
 
         Returns:
-            Per utterance: what the search would return if the audio ended here, and its new state.
+            Per utterance: the result if the audio ended here, and the new state.
 
         Raises:
-            ValueError: see `Decoder.push`; a state cannot be continued. An utterance whose chunk cannot be read has
-                the error in its state, and the others go on.
+            ValueError: see `Decoder.push`; a state cannot be continued. If the chunk of an utterance cannot be
+                read, its state has the error, and the other utterances continue.
         """
         shared = _slots.get()
         if shared is not None:
             return _advance_in(shared, frames, lengths, states, requests, keep_history=keep_history)
         self._check(states)
-        groups: dict[int, list[int]] = {}  # utterances by the streams that they are part of
+        groups: dict[int, list[int]] = {}  # id of the streams -> utterances
         for b, state in enumerate(states):
             groups.setdefault(0 if state is None else id(state.batch), []).append(b)
         results: dict[int, tuple[NBest, StreamState]] = {}
@@ -129,7 +129,7 @@ class Continuation:
                 owner, batch = first.decoder, first.batch
                 slots = [state.row for b in rows if (state := states[b]) is not None]
             errors = owner.push(batch.streams, frames[rows], lengths[rows], rows=slots, isolate=True)
-            nbests = owner.close(replace(batch.streams), rows=slots)  # of a copy: these stay open
+            nbests = owner.close(replace(batch.streams), rows=slots)  # closes a copy
             for b, slot, nbest in zip(rows, slots, nbests, strict=True):
                 batch.num_frames[slot] = nbest.num_frames
                 read = 0 if slot in errors else lengths[b]
@@ -153,7 +153,7 @@ class Continuation:
                 raise ValueError(f"{self.name}[{b}] was continued before: expected what this has returned")
 
     def _remember(self, begun: list[StreamState]) -> None:
-        """Release what began long ago; whoever continued since has another state object."""
+        """Release the oldest states; continued utterances have newer state objects."""
         if begun:
             self._recent.append(begun)
         while len(self._recent) > RECENT_BATCHES:
@@ -166,7 +166,7 @@ _slots: ContextVar[Slots | None] = ContextVar("slots", default=None)
 
 @contextlib.contextmanager
 def using_slots(slots: Slots) -> Iterator[None]:
-    """Inside this block utterances begin in these slots; who continues them knows when to end them."""
+    """Within this block, utterances begin in these slots; the caller ends them."""
     token = _slots.set(slots)
     try:
         yield
@@ -183,7 +183,7 @@ def _advance_in(
     *,
     keep_history: bool,
 ) -> list[tuple[NBest, StreamState]]:
-    """As `Continuation.advance`, of utterances in slots: all of them in one push."""
+    """Like `Continuation.advance`, for utterances in slots, in one push."""
     request = iter(requests or repeat(None))
     own = [slots.begin(next(request)) if state is None or state.slot is None else state.slot for state in states]
     counts = lengths.tolist()

@@ -1,4 +1,4 @@
-"""The objects that NeMo calls to decode CTC log-probs: what they share, and that of flexctc_beam."""
+"""The decoders of CTC log-probs for NeMo: their base class, and flexctc_beam."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from nemo_gpu_decoding.search.result import NBest, Path
 
 
 class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
-    """A search of CTC log-probs behind the interface of NeMo's `BeamBatchedCTCInfer`.
+    """A search of CTC log-probs with the interface of NeMo's `BeamBatchedCTCInfer`.
 
-    NeMo's decoding object sets `preserve_alignments` and `preserve_frame_confidence` at any time. NeMo's
-    blank is the last column, whose number is also that of the tokens.
+    NeMo's decoding object may set `preserve_alignments` and `preserve_frame_confidence` at any time. NeMo's
+    blank is the last column, so its index is the number of tokens.
     """
 
     continued_by = "previous_pred_out"
@@ -42,16 +42,16 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
         self.beam_size = getattr(self.options.search, "beam_size", self.options.n_best)
 
     def chosen(self, nbest: NBest) -> Sequence[Path]:
-        """The paths to be returned, best first; their texts differ."""
+        """The paths to return, best first, with different texts."""
         return nbest.distinct(self.text_of, self.options.n_best).paths
 
     @abstractmethod
     def _hypothesis(self, path: Path, nbest: NBest) -> BeamHypothesis:
-        """One of them in NeMo's form."""
+        """A path in NeMo's form."""
 
     @abstractmethod
     def _alignment(self, path: Path, num_frames: int) -> np.ndarray:
-        """The label of every frame, [num_frames] integers, blanks included."""
+        """The label of each frame, including blanks, [num_frames] integers."""
 
     def forward(
         self, decoder_output: torch.Tensor, decoder_lengths: torch.Tensor | None = None
@@ -59,17 +59,17 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
         """Decode a batch.
 
         Args:
-            decoder_output: [B, T, V + 1] log-probs; or [B, T] int, labels of a greedy decoder. They leave
-                nothing to search and are collapsed, with a warning.
+            decoder_output: [B, T, V + 1] log-probs; or [B, T] int, labels of a greedy decoder, which are
+                collapsed without a search, with a warning.
             decoder_lengths: [B] valid frames; None = all of them.
 
         Returns:
             A 1-tuple of a list with one `Hypothesis`, or `NBestHypotheses`, per utterance.
 
         Raises:
-            ValueError: see the decoder's `decode`; labels when alignments or confidence are set. An utterance with
-                a frame that cannot be read, as one with NaN, has an empty hypothesis with `error`, and NeMo's log a
-                warning; the other utterances are not affected.
+            ValueError: see the decoder's `decode`; labels are given with alignments or confidence. If an
+                utterance has an invalid frame (NaN), its hypothesis is empty and has `error`, and a warning is
+                logged; the other utterances are not affected.
         """
         if decoder_lengths is None:
             decoder_lengths = torch.full((len(decoder_output),), decoder_output.shape[1])
@@ -100,7 +100,7 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
     def _decode(
         self, log_probs: torch.Tensor, lengths: torch.Tensor, requests: Sequence[Request | None] | None
     ) -> tuple[list[NBest], torch.Tensor, dict[int, str]]:
-        """Results, the numbers of frames that were decoded, and errors of utterances, which have no frames then."""
+        """Results, the numbers of decoded frames (0 after an error), and errors by utterance."""
         errors: dict[int, str] = {}
         while True:
             try:
@@ -133,7 +133,7 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
             if getattr(self, flag):
                 raise ValueError(f"{flag} is true, but labels were given, expected log-probs [B, T, V + 1]")
         logging.warning(
-            f"{self.strategy} was given greedy labels, which leave nothing to search: the text is greedy. Expected "
+            f"{self.strategy} got greedy labels, which cannot be searched: the text is greedy. Expected "
             "log-probs [B, T, V + 1], as NeMo's conformer_stream_step gives them while the plugin is registered.",
             mode=logging_mode.ONCE,
         )
@@ -147,7 +147,7 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
 
 @dataclass
 class _StreamStates:
-    """Where each utterance of the next batch goes on, None where it begins; then where each is."""
+    """The state of each utterance before and, afterwards, after a batch; None begins an utterance."""
 
     states: list[StreamState | None]
 
@@ -157,7 +157,7 @@ _streams: ContextVar[_StreamStates | None] = ContextVar("stream_states", default
 
 @contextlib.contextmanager
 def continued_streams(states: Sequence[StreamState | None]) -> Iterator[_StreamStates]:
-    """Inside this block our decoders go on with running utterances: log-probs are those of their next chunk."""
+    """Within this block, decoders continue running utterances with the next chunk of log-probs."""
     streams = _StreamStates(list(states))
     token = _streams.set(streams)
     try:
@@ -167,7 +167,7 @@ def continued_streams(states: Sequence[StreamState | None]) -> Iterator[_StreamS
 
 
 class FlexCTCInfer(CTCInfer):
-    """flexctc_beam as NeMo calls it."""
+    """flexctc_beam with NeMo's interface."""
 
     read = staticmethod(read_flexctc)
 
@@ -184,5 +184,5 @@ class FlexCTCInfer(CTCInfer):
         return from_path(path, nbest.num_frames, BeamHypothesis)
 
     def _alignment(self, path: Path, num_frames: int) -> np.ndarray:
-        assert path.alignment is not None  # the search is told to keep it
+        assert path.alignment is not None  # the options of the search enable it
         return path.alignment

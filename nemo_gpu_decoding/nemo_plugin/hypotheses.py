@@ -1,4 +1,4 @@
-"""Our results in NeMo's form."""
+"""Results of searches in NeMo's form."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class BeamHypothesis(Hypothesis):
-    """NeMo's `Hypothesis` and what a beam search knows beyond it. n tokens.
+    """NeMo's `Hypothesis` with further results of a beam search; n tokens.
 
     `y_sequence` is [n] int64 on the CPU, `timestamp` the start frame of each token, `score` a float
     (natural log), `length` the number of frames decoded.
@@ -29,11 +29,11 @@ class BeamHypothesis(Hypothesis):
     token_frames: list[int] = field(default_factory=list)  # [n] start frames; `timestamp` is rewritten
     token_repeats: list[int] = field(default_factory=list)  # [n] frames that emit the token, >= 1
     score_parts: ScoreParts | None = None  # the score by source: acoustic, LM, boosting, insertion
-    error: str = ""  # why the utterance was not decoded; it has no tokens then
+    error: str = ""  # why the utterance was not decoded, without tokens; "": decoded
 
     @property
     def non_blank_frame_confidence(self) -> list[float]:
-        """Confidence of the frames that emit a token, in order; NeMo aggregates it per token."""
+        """Confidence of frames with a token, in order; NeMo aggregates it per token."""
         if self.frame_confidence is None:
             return []
         return [
@@ -45,27 +45,26 @@ class BeamHypothesis(Hypothesis):
 
 @dataclass
 class WordHypothesis(BeamHypothesis):
-    """A hypothesis whose words come from a word graph, not from its tokens.
+    """A hypothesis with words from a word graph.
 
-    The `confidence` of a word is its posterior in the lattice; None where no lattice was kept (see
-    `decoding_mode`). NeMo's `word_confidence` stays what NeMo's `confidence_cfg` says.
+    The `confidence` of a word is its posterior in the lattice; None without a lattice (see `decoding_mode`).
+    NeMo's `confidence_cfg` still defines `word_confidence`.
     """
 
     words: tuple[Word, ...] = ()
     lattice: Lattice | None = None  # with decoding_mode lattice
-    work: Work | None = None  # what the search of the utterance had to do, of paged_biglm
+    work: Work | None = None  # counters of the search, for paged_biglm
 
 
 @dataclass
 class TransducerHypothesis(BeamHypothesis):
-    """A hypothesis of a transducer search; `token_duration` is what a TDT model moved on with each token
-    (frames)."""
+    """A hypothesis of a transducer search; `token_duration` is the TDT duration of each token in frames."""
 
-    step_confidence: list[Any] = field(default_factory=list)  # [n] where a token is emitted, by NeMo's method
+    step_confidence: list[Any] = field(default_factory=list)  # [n] at each token, by NeMo's method
 
     @property
     def non_blank_frame_confidence(self) -> list[Any]:
-        """Confidence of the steps that emit a token, in order; NeMo takes it for that of the tokens."""
+        """Confidence of steps with a token, in order; NeMo uses it as the confidence of tokens."""
         return self.step_confidence
 
 
@@ -73,7 +72,7 @@ H = TypeVar("H", bound=BeamHypothesis)
 
 
 def from_path(path: Path, num_frames: int, kind: type[H], **more: Any) -> H:
-    """One hypothesis of a search; `more` are fields that only its `kind` has."""
+    """Convert a hypothesis of a search; `more` are additional fields of its `kind`."""
     frames = path.frames.tolist()
     return kind(
         score=float(path.score),
@@ -88,7 +87,7 @@ def from_path(path: Path, num_frames: int, kind: type[H], **more: Any) -> H:
 
 
 def from_labels(labels: np.ndarray, blank_id: int) -> BeamHypothesis:
-    """The collapsed form of a frame-by-frame labelling [T]; its score is -1 as NeMo's greedy has it."""
+    """Collapse frame labels [T] to a hypothesis with score -1, as in NeMo's greedy decoding."""
     starts = np.flatnonzero(np.diff(labels, prepend=-1))  # where a run of equal labels begins
     runs = np.diff(starts, append=len(labels))
     emits = labels[starts] != blank_id
@@ -106,9 +105,9 @@ def from_labels(labels: np.ndarray, blank_id: int) -> BeamHypothesis:
 class NBestList(list):
     """The hypotheses of one utterance, best first.
 
-    NeMo's n-best lists are plain lists; yet some of its code takes them for a hypothesis: the WER
-    metric logs `.text`, and `transcribe(return_hypotheses=True)` sets `.y_sequence` to the log-probs
-    and reads `.alignments`.
+    NeMo's n-best lists are plain lists, but some of its code uses fields of a hypothesis: the WER metric logs
+    `.text`, and `transcribe(return_hypotheses=True)` sets `.y_sequence` to the log-probs and reads
+    `.alignments`.
     """
 
     y_sequence: Any = None  # [T, V + 1] log-probs, once `transcribe` has set them
@@ -126,9 +125,9 @@ class NBestList(list):
 class TimedNBestList(NBestList, Hypothesis):
     """An n-best list with timestamps.
 
-    `transcribe(timestamps=True)` converts frames to seconds, for instances of `Hypothesis` only and in
-    place. Therefore this list is one, and its `timestamp` shows NeMo the entries of all hypotheses;
-    times are to be read from the hypotheses, as `nbest[0].timestamp["word"]`.
+    `transcribe(timestamps=True)` converts frames to seconds in place, for instances of `Hypothesis` only. So
+    this list is such an instance, and its `timestamp` has the entries of all hypotheses. Read the times from
+    the hypotheses, such as `nbest[0].timestamp["word"]`.
     """
 
     @property
@@ -138,10 +137,10 @@ class TimedNBestList(NBestList, Hypothesis):
 
 
 def restore_order(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Stands in for `restore_transcription_order`, which sorts transcripts as the manifest is sorted.
+    """Replaces `restore_transcription_order`, which restores the manifest's order (`presort_manifest`).
 
-    It takes n-best lists [utterance][rank] for the pair of lists that `transcribe` once returned, and ends with an
-    IndexError or with candidates beside utterances that are not theirs. (`presort_manifest` of NeMo's scripts.)
+    NeMo's function treats n-best lists [utterance][rank] as the pair of lists that `transcribe` returned in
+    older versions. It then raises an IndexError or assigns hypotheses to wrong utterances.
     """
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     transcriptions = call.arguments["transcriptions"]
@@ -152,7 +151,7 @@ def restore_order(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kw
 
 
 def write_lists(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Stands in for `write_transcription`, which takes a list with timestamps for a hypothesis."""
+    """Replaces `write_transcription`, which would treat an n-best list with timestamps as a hypothesis."""
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     entries = call.arguments["transcriptions"]
     call.arguments["transcriptions"] = [list(e) if isinstance(e, TimedNBestList) else e for e in entries]

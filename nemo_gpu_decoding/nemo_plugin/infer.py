@@ -1,5 +1,4 @@
-"""What all our decoders behind NeMo's interfaces have in common, and what they load when the first batch
-comes: the model's vocabulary, the LM and the phrases."""
+"""The base class of decoders with NeMo's interface, which loads vocabulary, LM and phrases."""
 
 from __future__ import annotations
 
@@ -29,11 +28,11 @@ from nemo_gpu_decoding.vocabulary import Vocabulary
 class FusedInfer(WithOptionalCudaGraphs, ABC):
     """A decoder with the LM and phrases of a decoding config; `decoder()` is the search itself.
 
-    Cheap to make, for NeMo makes many: LM, graph and phrases are read when the first batch comes. NeMo
-    looks for `WithOptionalCudaGraphs` when a model goes from training to validation and back.
+    The constructor is fast, because NeMo creates many of these objects: the first batch loads LM, graph and
+    phrases. NeMo requires `WithOptionalCudaGraphs` when a model switches between training and validation.
 
     Args:
-        owner: NeMo's decoding object, set up but for this.
+        owner: NeMo's decoding object, complete except for this decoder.
         cfg: its config.
 
     Raises:
@@ -41,7 +40,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
     """
 
     section: ClassVar[str] = "beam"  # of NeMo's decoding config, where its options are
-    continued_by: ClassVar[str]  # NeMo's argument that goes on with running utterances
+    continued_by: ClassVar[str]  # NeMo's argument with the states of running utterances
     options: Options[Any]
 
     def __init__(self, owner: Any, cfg: DictConfig) -> None:
@@ -56,23 +55,23 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         self.tokenizer = getattr(owner, "tokenizer", None)
         self.labels_map = getattr(owner, "labels_map", None)  # of character models
         self._continuation = Continuation(self.continued_by)
-        self._decoders: dict[Hashable, Any] = {}  # by what `_variant` says
+        self._decoders: dict[Hashable, Any] = {}  # key: `_variant`
 
     @staticmethod
     @abstractmethod
     def read(cfg: DictConfig) -> Options[Any]:
-        """The options that the config has for this strategy."""
+        """The options of this strategy from the config."""
 
     @abstractmethod
     def _load(self) -> Any:
-        """The search, with all that it needs."""
+        """Create the search."""
 
     def _variant(self) -> Hashable:
-        """What NeMo may change later so that another search is needed."""
+        """Key of attributes that NeMo may change later and that need another search."""
         return None
 
     def decoder(self) -> Any:
-        """The search itself, with LM, graph and phrases loaded."""
+        """The search, with LM, graph and phrases loaded."""
         variant = self._variant()
         if variant not in self._decoders:
             self._decoders[variant] = self._load()
@@ -88,12 +87,12 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         return nemo_vocabulary(self)
 
     def candidates(self, n_best: int) -> int:
-        """The number of hypotheses to get from the search for n_best different texts: a beam gives all that it has,
-        since different tokens may spell the same text."""
+        """The number of hypotheses of the search for n_best different texts: the whole beam, because different
+        tokens may spell the same text."""
         return n_best if n_best == 1 else max(n_best, getattr(self.options.search, "beam_size", 1))
 
     def text_of(self, path: Path) -> str:
-        """The text of a hypothesis as NeMo writes it."""
+        """The text of a hypothesis in NeMo's form."""
         if self._owner is None:
             return self.vocabulary().text(path.tokens.tolist())
         return self._owner.decode_tokens_to_str_with_strip_punctuation(path.tokens.tolist())
@@ -102,7 +101,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         """A boosting tree of other phrases, with the options of the config's `boosting_tree`.
 
         Args:
-            weight: with which it will be used, > 0.
+            weight: of the tree in the search, > 0.
         """
         config = replace(
             self.options.fusion.boosting,
@@ -118,14 +117,14 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         return load_boosting_tree(config, self.vocabulary())
 
     def disable_cuda_graphs(self) -> bool:
-        return False  # nothing changes: there are no CUDA graphs to switch
+        return False  # no change: there are no CUDA graphs to switch
 
     def maybe_enable_cuda_graphs(self) -> bool:
         return False
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles carry the options; what was loaded comes from the cache again. Classes of NeMo's decoding
-        objects that are made at run time cannot be pickled."""
+        """Copies and pickles contain the options; loaded files come from the cache again. Classes of NeMo's
+        decoding objects that are created at run time cannot be pickled."""
         return self.__dict__ | {"_decoders": {}, "_continuation": Continuation(self.continued_by), "_owner": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FusedInfer:
@@ -135,7 +134,7 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
 
 
 class FrameConfidence(ConfidenceMethodMixin):
-    """NeMo's confidence of a frame, by the method that `confidence_cfg.method_cfg` names."""
+    """NeMo's confidence of frames, by the method of `confidence_cfg.method_cfg`."""
 
     def __init__(self, blank_id: int, method: dict[str, Any]) -> None:
         self.blank_id = blank_id
@@ -147,12 +146,12 @@ class FrameConfidence(ConfidenceMethodMixin):
 
 
 def nemo_vocabulary(decoding: Any) -> Vocabulary:
-    """The tokens of a NeMo model, as one of its decoding objects has them: its `tokenizer` (monolingual or
-    aggregate), or for a character model `labels_map`, number -> character."""
+    """The vocabulary of a NeMo decoding object: from its `tokenizer` (monolingual or aggregate) or, for a
+    character model, from `labels_map`, number -> character."""
     tokenizer = getattr(decoding, "tokenizer", None)
     if tokenizer is None:
         return Vocabulary(tuple(decoding.labels_map[i] for i in range(len(decoding.labels_map))), "char")
-    # not its `vocab`, whose order is not always that of the ids
+    # `vocab` is not always in the order of the ids
     all_pieces = tokenizer.ids_to_tokens(list(range(tokenizer.tokenizer.vocab_size)))
     kind = define_spe_tokenizer_type(all_pieces)
     if hasattr(tokenizer, "tokenizers_dict"):  # an aggregate
@@ -163,8 +162,8 @@ def nemo_vocabulary(decoding: Any) -> Vocabulary:
 
 @dataclass(frozen=True)
 class _EncodeIn:
-    """An aggregate tokenizer with its language set. Unlike lambdas, equal ones compare equal, so that a
-    vocabulary finds in the cache what an equal one left there."""
+    """An aggregate tokenizer with a language. Unlike lambdas, equal objects compare equal, so that equal
+    vocabularies have equal keys in the cache."""
 
     tokenizer: Any
     language: str
@@ -174,13 +173,13 @@ class _EncodeIn:
 
 
 def warn_of_errors(errors: Mapping[int, str]) -> None:
-    """Say which utterances of a batch could not be read, and why."""
+    """Log a warning for each utterance of a batch that could not be read."""
     for row, error in errors.items():
         logging.warning(f"utterance {row} of the batch (from 0) is not decoded: {error}")
 
 
 def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary) -> Fusion:
-    """LM and boosting tree as the config wants them; both come from a cache where they can."""
+    """Load the LM and boosting tree of a config, with a cache."""
     lm = None
     if options.lm_path is not None and options.lm_weight > 0:
         lm = load_ngram_lm(options.lm_path, vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding)

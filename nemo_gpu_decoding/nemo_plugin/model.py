@@ -1,4 +1,4 @@
-"""A NeMo model as the command line uses it: loaded once, its encoder run once, any decoding strategy."""
+"""A NeMo model for the command line: loads it, runs its encoder, and decodes with any strategy."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
     from nemo_gpu_decoding.search.word_graph.lattice.lattice import Lattice
 
-# what NeMo's forward pass gives for a batch: log-probs [B, T, V + 1] or encoder output [B, D, T], and lengths [B]
+# output of NeMo's forward pass for a batch: log-probs [B, T, V + 1] or encoder output [B, D, T], and lengths [B]
 Outputs = dict[str, Tensor]
 
 logger = logging.getLogger(__name__)
@@ -42,19 +42,19 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Transcript:
-    """What a strategy made of one utterance: best text first."""
+    """The result of a strategy for one utterance."""
 
     text: str
     score: float | None  # natural log, as the strategy defines it
-    words: tuple[Word, ...] = ()  # if timestamps were asked for
-    n_best: tuple[tuple[str, float], ...] = ()  # (text, score), if more than one was asked for
+    words: tuple[Word, ...] = ()  # with timestamps
+    n_best: tuple[tuple[str, float], ...] = ()  # (text, score), best first, for n-best lists
     lattice: Lattice | None = None  # of a word graph, with decoding_mode lattice
-    error: str = ""  # why the encoder's output could not be decoded; the text is empty then
+    error: str = ""  # why the encoder's output could not be decoded, with an empty text; "": decoded
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """What a search reads of one utterance of T frames."""
+    """The input of a search for one utterance of T frames."""
 
     # [T, V + 1] float32 log-probs, natural log; for transducers [T, D] float32 encoder output
     inputs: np.ndarray
@@ -66,7 +66,7 @@ class Model:
 
     Args:
         model: of NeMo.
-        channel_selector: channel of files that have several, from 0, or "average"; None averages, with a warning.
+        channel_selector: channel of multi-channel files, from 0, or "average"; None averages with a warning.
 
     Raises:
         ValueError: the model cannot be found.
@@ -90,7 +90,7 @@ class Model:
     def load(
         cls, name: str, *, device: str = "auto", verbose: bool = False, channel_selector: int | str | None = None
     ) -> Model:
-        """Restore a `.nemo` file, or fetch a pretrained model by its name."""
+        """Restore a `.nemo` file, or download a pretrained model by its name."""
         check_channel_selector(channel_selector)
         is_file = check_model_file(name)
         where = usable_device(device)
@@ -105,7 +105,7 @@ class Model:
 
     @property
     def default_head(self) -> str:
-        """The head that is used where none is named: ctc if there is one."""
+        """The default head: ctc if there is one."""
         return next(iter(self.heads))
 
     def head(self, name: str) -> Head:
@@ -139,14 +139,14 @@ class Model:
         second: Rescoring | None = None,
         phrases: Sequence[Sequence[str] | None] = (),
     ) -> Iterator[Transcript]:
-        """Transcribe with the present strategy, in the order of `files`, yielding batch by batch.
+        """Transcribe with the current strategy, in the order of `files`, batch by batch.
 
-        `files` may also be samples, [N] float32 at the model's rate.
-        `second` orders n-best lists anew. `phrases` are per file, None for those of the decoding config.
+        `files` may also be samples, [N] float32 at the model's rate. `second` rescores n-best lists. `phrases`
+        are per file, None for those of the decoding config.
 
         Raises:
-            ValueError: a file cannot be read, scores of the strategy have no parts, of which `second` is to
-                replace one, or it does not take phrases per utterance.
+            ValueError: a file cannot be read; the strategy's scores have no parts, which `second` needs; or
+                the strategy does not support phrases per utterance.
         """
         done = 0
         for outputs in self.encode(files, batch_size):
@@ -155,7 +155,7 @@ class Model:
             done += count
 
     def encode(self, files: Sequence[str | Path | np.ndarray], batch_size: int) -> Iterator[Outputs]:
-        """What NeMo's forward pass makes of each batch of files, or of samples, [N] float32 at the model's rate.
+        """Run NeMo's forward pass on batches of files, or of samples, [N] float32 at the model's rate.
 
         Raises:
             ValueError: a file cannot be read, or lacks the channel.
@@ -164,7 +164,7 @@ class Model:
             yield self._encode_batch(files[begin : begin + batch_size])
 
     def _encode_batch(self, files: Sequence[str | Path | np.ndarray]) -> Outputs:
-        """NeMo's data loader leaves out files that it cannot read; the count of rows shows it."""
+        """Run the forward pass; raises if NeMo's data loader drops files, which the number of rows shows."""
         from nemo.collections.asr.parts.mixins.transcription import InternalTranscribeConfig
         from nemo.collections.common.data.utils import move_data_to_device
 
@@ -188,7 +188,7 @@ class Model:
             return nemo._transcribe_forward(move_data_to_device(batch, config._internal.device), config)
 
     def _one_channel(self, file: str | Path, target: Path) -> str | Path:
-        """The file, or `target` with the channel that is decoded of several."""
+        """The file or, if it has several channels, `target` with the selected channel."""
         channels, selector = num_channels(file), self.channel_selector
         if channels == 1 and selector in (None, 0, "average"):
             return file
@@ -204,7 +204,7 @@ class Model:
     def decode(
         self, outputs: Outputs, *, second: Rescoring | None = None, phrases: Sequence[Sequence[str] | None] = ()
     ) -> Iterator[Transcript]:
-        """Transcripts of a batch of `encode`, with the present strategy; the model may be another with equal weights.
+        """Transcripts of a batch of `encode`, with the current strategy; another model with equal weights may encode.
 
         Raises:
             ValueError: as `transcribe`, but for files.
@@ -254,7 +254,7 @@ class Model:
             return ()
         spans = stamps.get("word", ())
         confidences = hypothesis.word_confidence
-        # NeMo leaves the list empty where confidence was not asked for
+        # NeMo leaves the list empty without confidence
         if confidences is None or len(confidences) != len(spans):
             confidences = [None] * len(spans)
         step = self.frame_seconds
@@ -270,7 +270,7 @@ class Model:
 
 
 class Head(ABC):
-    """A decoder of a model: what its encoder's output is decoded with."""
+    """A head of a model, which decodes the encoder's output."""
 
     name: str
 
@@ -284,22 +284,22 @@ class Head(ABC):
 
     @abstractmethod
     def encoded(self, files: Sequence[str | Path], *, batch_size: int = 8) -> Iterator[Encoded]:
-        """Run the encoder once per file, and NeMo's greedy decoding; later ones need no encoder."""
+        """Run the encoder and NeMo's greedy decoding once per file; later searches need no encoder."""
 
     @abstractmethod
     def texts(self, inputs: Tensor, lengths: Tensor) -> list[str]:
-        """NeMo's decoding, with the present strategy, of inputs as in `Encoded`, [B, T, ...], [B]."""
+        """Decode inputs as in `Encoded`, [B, T, ...], [B], with NeMo and the current strategy."""
 
     def use(self, config: DictConfig) -> None:
-        """Switch to the strategy that `config` (NeMo's `decoding` section) names."""
+        """Switch to the strategy of `config`, NeMo's `decoding` section."""
         which = {"decoder_type": self.name} if self.model.is_hybrid else {}
         self.model.model.change_decoding_strategy(config, verbose=False, **which)
 
     def search(self, config: DictConfig) -> Decoder[Any, Any]:
-        """The decoder that NeMo would run for this `decoding` section, with LM, graph and phrases.
+        """The decoder of a `decoding` section, with LM, graph and phrases.
 
         Raises:
-            ValueError: the section names a strategy that is none of ours.
+            ValueError: the strategy is not one of this package.
         """
         self.use(config)
         load = getattr(self.decoding.decoding, "decoder", None)
@@ -316,7 +316,7 @@ class Head(ABC):
         return nemo_vocabulary(self.decoding)
 
     def text_of(self, path: SearchPath) -> str:
-        """The text of a path: its words, or its tokens as NeMo writes them."""
+        """The text of a path, from its words or, in NeMo's form, from its tokens."""
         if isinstance(path, WordPath):
             return path.text
         return self.decoding.decode_tokens_to_str_with_strip_punctuation(path.tokens.tolist())
@@ -372,7 +372,7 @@ class TransducerHead(Head):
         return [hypothesis.text for hypothesis in found]
 
     def networks(self) -> TransducerNetworks:
-        """Prediction network and joint as our searches take them."""
+        """Prediction network and joint in the form of the search."""
         from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
 
         nemo: Any = self.model.model
@@ -394,7 +394,7 @@ def check_model_file(name: str) -> bool:
 
 
 def usable_device(name: str) -> torch.device:
-    """The device that an option names; auto: a GPU if there is one."""
+    """The device of an option; auto: a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -407,7 +407,7 @@ def usable_device(name: str) -> torch.device:
 
 
 def import_nemo(verbose: bool) -> type[ASRModel]:
-    """Import NeMo (about ten seconds) and register our strategies."""
+    """Import NeMo (about ten seconds) and register the strategies."""
     if not verbose:
         _silence()
     require("nemo")
@@ -420,9 +420,9 @@ def import_nemo(verbose: bool) -> type[ASRModel]:
 
 
 def _silence() -> None:
-    """Keep remarks of NeMo and its parts below ERROR off the terminal, where transcripts are printed.
+    """Hide messages of NeMo below ERROR, because transcripts are printed on the terminal.
 
-    NeMo sets its own level while it transcribes, hence a filter on its logger rather than a level.
+    NeMo changes its log level while it transcribes, so this adds a filter to its logger.
     """
     logging.getLogger("nv_one_logger").setLevel(logging.ERROR)
     nemo_logger = logging.getLogger("nemo_logger")

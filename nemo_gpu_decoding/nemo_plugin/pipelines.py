@@ -1,23 +1,23 @@
-"""The pipelines of `nemo.collections.asr.inference`, with our strategies.
+"""Search in the pipelines of `nemo.collections.asr.inference`.
 
-For CTC NeMo takes the best label of every frame there, whatever the decoding config says; of transducers it takes it
-that tokens, once found, stay. With one of our strategies the same pipelines search. Options of the pipeline's config:
+For CTC, NeMo's pipelines take the best label of each frame and ignore the decoding config. For transducers, they
+assume that tokens never change. With a strategy of this package, the same pipelines search. Options of the config:
 
-    asr.decoding             names the strategy, as it does for RNN-T:
+    asr.decoding             the strategy, as for RNN-T:
                              +asr.decoding.strategy=flexctc_beam +asr.decoding.beam.beam_size=8
-                             Without it a CTC model decodes as it was saved, if that is with a strategy of ours.
-    endpointing.rules        when an utterance ends: "kaldi", or values of Kaldi's five rules, see `endpointing.py`:
+                             Without it, a CTC model uses its saved strategy, if that is one of this package.
+    endpointing.rules        end of an utterance: "kaldi", or values of Kaldi's five rules, see `endpointing.py`:
                              +endpointing.rules.rule2.min_trailing_silence=0.8 +endpointing.rules.rule1=null
-                             Without it NeMo decides, by endpointing.stop_history_eou, as for greedy: the configs that
-                             it ships set that, and so may the options of a single stream. Rules stand in its place.
-    streaming.n_best         hypotheses of each utterance that ended, in `n_best` of the step's output; 1 if not given
+                             Without it, NeMo's endpointing.stop_history_eou applies, as for greedy decoding; NeMo's
+                             configs set it, and so may the options of a stream. Rules replace it.
+    streaming.n_best         number of hypotheses of each ended utterance, in `n_best` of the step's output; default 1
 
-Partial transcripts are the best hypothesis so far; `committed_transcript` of a step's output is the part of it that
-all live hypotheses share, which will not change. At the end of an utterance the best hypothesis is its transcript, and
-the next utterance begins. `ASRRequestOptions.biasing_cfg` has phrases of a stream. A stream whose frames cannot be
-read (NaN) ends there with the text that it has: `error` of that step's output is a ValueError that names it.
+Partial transcripts are the best hypothesis so far. `committed_transcript` of a step's output is the beginning that all
+live hypotheses share; it does not change. At the end of an utterance, its transcript is the best hypothesis, and the
+next utterance begins. `ASRRequestOptions.biasing_cfg` has the phrases of a stream. If a stream has an invalid frame
+(NaN), it ends there with its text so far, and `error` of that step's output is a ValueError that names the stream.
 
-`register.py` lists the methods of NeMo's that are wrapped.
+`register.py` lists the wrapped methods of NeMo.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ GREEDY = ("greedy", "greedy_batch")
 
 
 def build_asr(wrapped: Callable[..., Any], builder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Stands in for `BaseBuilder._build_asr`: a CTC model is built with the strategy of `asr.decoding`.
+    """Replaces `BaseBuilder._build_asr` and builds a CTC model with the strategy of `asr.decoding`.
 
     Raises:
-        ValueError: the strategy decodes another family of models, or its options are wrong.
+        ValueError: the strategy decodes another family of models, or its options are invalid.
     """
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     cfg = call.arguments["cfg"]
@@ -71,7 +71,7 @@ def build_asr(wrapped: Callable[..., Any], builder: Any, args: tuple[Any, ...], 
 
 
 def _saved_decoding(model_name: str) -> Any:
-    """The decoding config that a CTC model was saved with if it names a strategy of ours, else an empty one."""
+    """The saved decoding config of a CTC model if it has a strategy of this package, else an empty one."""
     load = ASRModel.restore_from if model_name.endswith(".nemo") else ASRModel.from_pretrained
     config: Any = load(model_name, return_config=True)
     saved = OmegaConf.select(config, "aux_ctc.decoding" if "aux_ctc" in config else "decoding")
@@ -82,10 +82,10 @@ def _saved_decoding(model_name: str) -> Any:
 
 
 def construct(wrapped: Callable[..., None], pipeline: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Stands in for `__init__` of NeMo's pipelines; one whose model decodes with our strategy searches.
+    """Replaces `__init__` of NeMo's pipelines; with a strategy of this package, the pipeline searches.
 
     Raises:
-        ValueError: an option of the pipeline cannot be had with the strategy; the message names it.
+        ValueError: the strategy does not support an option of the pipeline; the message names it.
     """
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     cls: Any = type(pipeline)
@@ -118,14 +118,14 @@ def construct(wrapped: Callable[..., None], pipeline: Any, args: tuple[Any, ...]
 
 @cache
 def _adapted(cls: Any, adapt: Callable[[Any], type]) -> type:
-    """The subclass of a pipeline's class, the same one every time."""
+    """The subclass of a pipeline's class; cached."""
     subclass = adapt(cls)
     subclass.__name__, subclass.__qualname__ = cls.__name__, cls.__qualname__
     return subclass
 
 
 class Kind(NamedTuple):
-    """What becomes of a pipeline of NeMo's."""
+    """How a pipeline of NeMo is adapted."""
 
     search: Callable[[Any], CTCInfer | TransducerInfer | None]  # of its model
     adapt: Callable[[Any], type]

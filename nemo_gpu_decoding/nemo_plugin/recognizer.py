@@ -1,10 +1,10 @@
-"""NeMo's inference pipelines as the recognizer of a live server: every step reads one chunk of many streams.
+"""NeMo's inference pipelines as recognizer of a live server; each step reads one chunk of many streams.
 
     recognizer = PipelineRecognizer.build("model.nemo", decoding, PipelineOptions(max_streams=64))
     steps = recognizer.step([Chunk(0, samples, is_first=True), Chunk(7, other)])
 
-Offline checkpoints run in NeMo's buffered pipelines, which encode each chunk with audio on both sides of it,
-cache-aware ones in its cache-aware pipelines. `streaming.py` lets both search with the strategy of the config.
+Offline checkpoints use NeMo's buffered pipelines, which encode each chunk with audio on both sides of it.
+Cache-aware checkpoints use its cache-aware pipelines. `pipelines.py` makes both search.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ KINDS = ("auto", "buffered", "cache_aware")
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """How audio is cut, in seconds; what cache-aware models read is given by their encoder.
+    """Chunk sizes in seconds and other options; the encoder of a cache-aware model defines its chunks.
 
     Raises:
         ValueError: a value is out of range.
     """
 
-    pipeline: str = "auto"  # which of NeMo's; auto: as the encoder was trained
+    pipeline: str = "auto"  # one of `KINDS`; auto: by the encoder's training
     chunk_seconds: float = 0.4  # new audio of a step
     left_seconds: float = 1.6  # audio before it that the encoder sees again
     right_seconds: float = 0.8  # audio behind it that the encoder waits for
-    end_silence: float = 0.8  # of silence end an utterance, at most 60; < 0: only the end of the stream does
-    rules: Any = None  # Kaldi's, that end an utterance in place of `end_silence`; see `endpointing.read_rules`
+    end_silence: float = 0.8  # silence that ends an utterance, at most 60; < 0: only the stream's end does
+    rules: Any = None  # Kaldi's endpointing rules, which replace `end_silence`; see `endpointing.read_rules`
     max_streams: int = 64
-    max_n_best: int | None = None  # hypotheses that a stream may ask for; None: 5 of beams, else 1
+    max_n_best: int | None = None  # largest n_best of a stream; None: 5 for beams, else 1
 
     def __post_init__(self) -> None:
         check_choice("pipeline", self.pipeline, KINDS)
@@ -70,7 +70,7 @@ class PipelineOptions:
 
 
 class PipelineRecognizer:
-    """A pipeline of NeMo's that many live streams share. Belongs to one thread at a time, but for `prepare`.
+    """A NeMo pipeline shared by many live streams. Only `prepare` may be called from several threads.
 
     Args:
         pipeline: from NeMo's `PipelineBuilder`.
@@ -88,25 +88,25 @@ class PipelineRecognizer:
         self.is_cache_aware = hasattr(pipeline, "context_manager")
         seconds = pipeline.chunk_size_in_secs if self.is_cache_aware else pipeline.chunk_size
         self.chunk_samples = int(seconds * self.sample_rate)
-        # cache-aware encoders see no more than their chunk
+        # cache-aware encoders read their chunk only
         self.right_context_seconds = 0.0 if self.is_cache_aware else float(pipeline.right_padding_size)
         self.max_n_best = int(getattr(pipeline, "n_best", 1))
-        self._n_best: dict[int, int] = {}  # of streams that want more than one
+        self._n_best: dict[int, int] = {}  # stream -> n_best, if above 1
         pipeline.open_session()
 
     @classmethod
     def build(
         cls, model: str, decoding: DictConfig, options: PipelineOptions, *, device: str = "auto", verbose: bool = False
     ) -> PipelineRecognizer:
-        """Load a model into the pipeline that suits it.
+        """Load a model and build its pipeline.
 
         Args:
             model: a .nemo file or the name of a pretrained model.
             decoding: NeMo's decoding section.
-            options: how audio is cut.
+            options: of the pipeline.
 
         Raises:
-            ValueError: the model cannot be found, or does not go with the strategy or the pipeline.
+            ValueError: the model cannot be found, or does not support the strategy or the pipeline.
         """
         check_model_file(model)
         where = usable_device(device)
@@ -135,11 +135,12 @@ class PipelineRecognizer:
         return cls(pipeline, strategy, Path(model).stem if Path(model).is_file() else model)
 
     def prepare(self, wanted: StreamOptions) -> tuple[Any, int]:
-        """NeMo's options of a stream, and its number of hypotheses. Its phrases are compiled here and not between the
-        chunks of others.
+        """NeMo's options of a stream, and its number of hypotheses; compiles its phrases.
+
+        So the phrases of a stream are not compiled between the chunks of other streams.
 
         Raises:
-            ValueError: names the field at fault.
+            ValueError: a field is invalid; the message names it.
         """
         from nemo.collections.asr.inference.streaming.framing.request_options import ASRRequestOptions
 
@@ -158,14 +159,13 @@ class PipelineRecognizer:
 
     @property
     def languages(self) -> list[str]:
-        """The languages that a stream may name; empty where the model does not ask."""
+        """The languages of streams; empty if the model takes no language."""
         config = getattr(self.pipeline, "_prompt_config", None) or {}
         return sorted(config.get("prompt_dict") or ())
 
     @property
     def phrases(self) -> list[str]:
-        """The phrases of the decoding config, which streams have that name none; not those of a tree that NeMo
-        made."""
+        """The phrases of the decoding config, the default of streams; without those of a tree made by NeMo."""
         infer = self._infer()
         if infer is None:
             return []
@@ -176,10 +176,10 @@ class PipelineRecognizer:
         return [phrase if isinstance(phrase, str) else phrase.text for phrase in found]
 
     def step(self, chunks: Sequence[Chunk]) -> list[StepOutput]:
-        """Read one chunk of each of several streams; a stream whose numbers go bad costs no other anything.
+        """Read one chunk of each of several streams; invalid numbers in one stream do not affect others.
 
         Raises:
-            Exception: all streams are as they were before.
+            Exception: all streams are unchanged.
         """
         from nemo.collections.asr.inference.streaming.framing.request import Frame
 
@@ -195,7 +195,7 @@ class PipelineRecognizer:
         return steps
 
     def drop(self, streams: Iterable[int]) -> None:
-        """Forget streams without their results."""
+        """Remove streams without results."""
         for stream in streams:
             self._n_best.pop(stream, None)
             self.pipeline.delete_state(stream)
@@ -243,7 +243,7 @@ class PipelineRecognizer:
         )
 
     def _alternatives(self, nbest: NBest | None, n: int) -> tuple[Alternative, ...]:
-        """The n best hypotheses with different texts; none of a stream that could not be read to its end."""
+        """The n best hypotheses with different texts; none if the stream ended with an error."""
         if nbest is None:
             return ()
 
@@ -254,7 +254,7 @@ class PipelineRecognizer:
         return tuple(Alternative(text_of(path), round(float(path.score), 4)) for path in found)
 
     def _infer(self) -> Any:
-        """The search of the model; None where NeMo decodes."""
+        """The search of the model; None for NeMo's strategies."""
         from nemo_gpu_decoding.nemo_plugin.streaming import ctc_search, transducer_search
 
         model = self.pipeline.asr_model.asr_model
@@ -308,7 +308,7 @@ def heads_of(config: DictConfig) -> list[str]:
 
 
 def head_of(config: DictConfig, strategy: str) -> str:
-    """The head that a strategy decodes; NeMo's greedy ones take the CTC head if there is one.
+    """The head of a strategy; NeMo's greedy strategies use the CTC head if there is one.
 
     Raises:
         ValueError: the model has no such head.
@@ -331,7 +331,7 @@ def check_end_silence(seconds: float) -> None:
 
 
 def milliseconds(seconds: float) -> int:
-    """As NeMo's `stop_history_eou`: -1 for never."""
+    """Convert to NeMo's `stop_history_eou`; -1: never."""
     return -1 if seconds < 0 else round(1000 * seconds)
 
 
@@ -356,7 +356,7 @@ def _cheap_n_best(decoding: DictConfig, pipeline: str) -> int:
 def _pipeline_config(
     model: str, decoding: DictConfig, options: PipelineOptions, *, kind: str, head: str, device: torch.device
 ) -> DictConfig:
-    """What NeMo's YAML files of streaming inference hold."""
+    """The config of NeMo's YAML files for streaming inference."""
     streaming: dict[str, Any] = {
         "sample_rate": 16000, "batch_size": options.max_streams, "num_slots": options.max_streams,
         "request_type": "frame", "word_boundary_tolerance": 4, "padding_mode": "right", "att_context_size": None,

@@ -1,15 +1,14 @@
-"""Makes our strategies known to NeMo: the table of strategies, and `register()`.
+"""Register the strategies with NeMo: the table of strategies, and `register()`.
 
-Every decoding object of NeMo is made by `AbstractCTCDecoding.__init__` or
-`AbstractRNNTDecoding.__init__`. These two are wrapped, and `change_decoding_strategy` of the models
-(`constructors.py`), and what NeMo's streaming calls where it
-decodes greedily, whatever the config says (`streaming.py`, `pipelines.py`), and two functions that do not know n-best
-lists (`hypotheses.py`); `HOOKS` lists all that is touched. Importing this module does not import NeMo: the wrapping
-waits until NeMo is imported.
+`HOOKS` lists the wrapped methods of NeMo: the constructors of its decoding objects,
+`AbstractCTCDecoding.__init__` and `AbstractRNNTDecoding.__init__`, and `change_decoding_strategy` of the
+models (`constructors.py`); streaming methods that decode greedily and ignore the config (`streaming.py`,
+`pipelines.py`); and two functions that do not support n-best lists (`hypotheses.py`). Importing this module
+does not import NeMo: the methods are wrapped when NeMo is imported.
 
-A `.nemo` file that was saved with one of our strategies names it in its config, and NeMo alone refuses
-to restore it. Where this package is not at hand, give `restore_from` another decoding section (a
-hybrid model's CTC head has its own under `aux_ctc.decoding`):
+A `.nemo` file that was saved with a strategy of this package has it in its config, and NeMo alone cannot
+restore it. Without this package, give `restore_from` another decoding section (for the CTC head of a hybrid
+model, `aux_ctc.decoding`):
 
     config = EncDecCTCModelBPE.restore_from("model.nemo", return_config=True)
     with open_dict(config):
@@ -32,11 +31,11 @@ from omegaconf import DictConfig
 
 @dataclass(frozen=True)
 class StrategySpec:
-    """One decoding strategy as NeMo's configs name it."""
+    """A decoding strategy in NeMo's configs."""
 
     name: str  # value of `strategy`
     family: str  # "ctc", or "rnnt" for RNN-T and TDT
-    section: str  # sub-config that holds its options: "beam" or "wfst"
+    section: str  # sub-config with its options: "beam" or "wfst"
     # "module:callable"; called as `factory(owner, cfg, **networks)` with NeMo's decoding object, its
     # config and, for family rnnt, `decoder` and `joint`; returns what becomes `owner.decoding`
     factory: str
@@ -56,8 +55,8 @@ STRATEGIES: dict[str, StrategySpec] = {
     )
 }
 
-# NeMo's own strategies, by family and by the section they read. With one that reads a section,
-# `<section>.search_type` may name ours: for scripts that accept only the strategies they know.
+# NeMo's strategies, by family and by the section that they read. With such a strategy, `<section>.search_type`
+# may name a strategy of this package, for scripts that accept only NeMo's strategies.
 NATIVE: dict[str, dict[str, tuple[str, ...]]] = {
     "ctc": {
         "greedy": ("greedy", "greedy_batch"),
@@ -72,18 +71,18 @@ NATIVE: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 class Hook(NamedTuple):
-    """A method of NeMo's that is wrapped, or a function."""
+    """A wrapped method or function of NeMo."""
 
     module: str
     owner: str  # the class; "" for a function
     method: str
-    # "module:callable"; called as `wrapper(wrapped, instance, args, kwargs)`. Resolved by its first call:
-    # it imports NeMo, which is only half imported when the method is wrapped
+    # "module:callable"; called as `wrapper(wrapped, instance, args, kwargs)`. Resolved at the first call, because
+    # it imports NeMo, which is only partly imported when the method is wrapped
     wrapper: str
 
     def apply(self, module: ModuleType) -> None:
         owner = self._owner(module)
-        original = vars(owner)[self.method]  # owner.method would be bound, and so another object
+        original = vars(owner)[self.method]  # owner.method would be a bound method, a different object
         if _state.active and not isinstance(original, _Wrapped):
             setattr(owner, self.method, _Wrapped(original, self._call, enabled=lambda: _state.active))
 
@@ -102,10 +101,10 @@ class Hook(NamedTuple):
 HOOKS = tuple(
     Hook(f"nemo.collections.asr.{module}", owner, method, f"{__package__}.{wrapper}")
     for module, owner, method, wrapper in (
-        # where NeMo makes its decoding objects
+        # constructors of decoding objects
         ("parts.submodules.ctc_decoding", "AbstractCTCDecoding", "__init__", "constructors:construct_ctc"),
         ("parts.submodules.rnnt_decoding", "AbstractRNNTDecoding", "__init__", "constructors:construct_rnnt"),
-        # where a model gets another one
+        # changes of a model's decoding object
         *(
             (f"models.{module}", owner, "change_decoding_strategy", "constructors:change")
             for module, owner in (
@@ -117,10 +116,10 @@ HOOKS = tuple(
                 ("hybrid_rnnt_ctc_bpe_models", "EncDecHybridRNNTCTCBPEModel"),
             )
         ),
-        # where its scripts take n-best lists for other things
+        # functions of scripts that misread n-best lists
         ("parts.utils.transcribe_utils", "", "restore_transcription_order", "hypotheses:restore_order"),
         ("parts.utils.transcribe_utils", "", "write_transcription", "hypotheses:write_lists"),
-        # where its streaming decodes CTC greedily, or takes it that a beam never changes its mind
+        # streaming that decodes CTC greedily, or assumes that tokens of a beam never change
         ("parts.mixins.mixins", "ASRModuleMixin", "conformer_stream_step", "streaming:stream_step"),
         ("parts.utils.streaming_utils", "FrameBatchASR", "transcribe", "streaming:transcribe_labels"),
         ("parts.utils.streaming_utils", "BatchedFrameASRRNNT", "__init__", "streaming:construct_merging"),
@@ -134,7 +133,7 @@ HOOKS = tuple(
 
 
 def find_strategy(cfg: DictConfig) -> StrategySpec | None:
-    """The strategy of ours that a decoding config asks for, by `strategy` or by `search_type`."""
+    """The strategy of this package in a decoding config, from `strategy` or `search_type`; else None."""
     strategy = str(cfg.get("strategy"))
     if strategy in STRATEGIES:
         return STRATEGIES[strategy]
@@ -148,16 +147,16 @@ def find_strategy(cfg: DictConfig) -> StrategySpec | None:
 
 
 def possible_strategies(family: str) -> list[str]:
-    """All that `strategy` may be for a family: NeMo's names, then ours."""
+    """Valid values of `strategy` for a family: NeMo's, then this package's."""
     native = [name for names in NATIVE[family].values() for name in names]
     return native + [spec.name for spec in STRATEGIES.values() if spec.family == family]
 
 
 def register() -> None:
-    """Let NeMo accept our strategies from now on, in this process. Calling it again changes nothing.
+    """Register this package's strategies with NeMo in this process. Repeated calls have no effect.
 
-    NeMo calls this by itself where the package is installed (see `hydra_plugins`); a script that runs
-    from a source tree calls it once.
+    If the package is installed, NeMo calls this function itself (see `hydra_plugins`). A script that runs from
+    a source tree must call it once.
     """
     _state.active = True
     if _state.hooked:
@@ -171,7 +170,7 @@ def register() -> None:
 
 
 def unregister() -> None:
-    """Give NeMo its own methods back. Decoding objects that exist already keep working."""
+    """Restore NeMo's methods. Existing decoding objects remain valid."""
     _state.active = False
     for hook in HOOKS:
         if hook.module in sys.modules:
@@ -181,12 +180,12 @@ def unregister() -> None:
 @dataclass
 class _State:
     active: bool = False
-    hooked: bool = False  # post-import hooks cannot be taken back: they are set once and ask `active`
+    hooked: bool = False  # post-import hooks cannot be removed: they are set once and check `active`
 
 
 _state = _State()
 
 
 class _Wrapped(wrapt.FunctionWrapper):
-    """A method of NeMo with our wrapper around it. Sleeps after `unregister`, should another wrapper have
-    been put on top of it."""
+    """A wrapped method of NeMo. After `unregister` it only calls the original, for the case that another wrapper
+    still refers to it."""

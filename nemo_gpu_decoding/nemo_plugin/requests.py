@@ -1,4 +1,4 @@
-"""Phrases and weights for single utterances through NeMo's own `transcribe`."""
+"""Phrases and weights per utterance with NeMo's `transcribe`."""
 
 from __future__ import annotations
 
@@ -26,21 +26,20 @@ Wanted = Request | Sequence["str | Phrase"] | None
 def utterance_requests(
     model: ASRModel, requests: Sequence[Wanted], *, boosting_weight: float | None = None
 ) -> Iterator[None]:
-    """Inside this block the model decodes its first utterance with the first request, and so on.
+    """Within this block, the model decodes its first utterance with the first request, and so on.
 
         with utterance_requests(model, [["Gdansk", "Castellano"], None, Request(lm_weight=0.3)]):
             texts = model.transcribe(files)
 
     Args:
-        model: a NeMo model whose present strategy is one of ours.
-        requests: one per utterance, in the order in which the model decodes them: a list of phrases,
-            which replaces the phrases of the decoding config (an empty list: no phrases); a `Request`;
-            or None for nothing special.
-        boosting_weight: weight of the lists of phrases. None = the config's `boosting_tree_alpha`.
+        model: a NeMo model with a strategy of this package.
+        requests: one per utterance, in the order of decoding: a list of phrases, which replaces the phrases
+            of the decoding config ([]: no phrases); a `Request`; or None for the decoding config.
+        boosting_weight: weight of the lists of phrases; None: the config's `boosting_tree_alpha`.
 
     Raises:
-        ValueError: the model decodes with another strategy, a list of phrases has no weight, or there
-            were more or fewer utterances than requests.
+        ValueError: the model has another strategy, a list of phrases has no weight, or the number of
+            utterances differs from that of requests.
     """
     infer = _active_decoder(model)
     queue = deque(_as_request(infer, wanted, boosting_weight) for wanted in requests)
@@ -50,14 +49,14 @@ def utterance_requests(
         yield
     finally:
         _pending.reset(token)
-    # not in `finally`: an error inside the block says more than what it left over
+    # not in `finally`: an error inside the block is more informative than leftover requests
     if pending.queue:
         used = pending.total - len(pending.queue)
         raise ValueError(f"requests has {pending.total} entries, but {used} utterances were decoded")
 
 
 def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
-    """The requests of the next `batch` utterances that `infer` decodes; None where there are none."""
+    """The requests of the next `batch` utterances of `infer`; None without requests."""
     pending = _pending.get()
     if pending is None or _active_decoder_or_none(pending.model) is not infer:
         return None
@@ -68,13 +67,13 @@ def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
 
 
 def biasing_request(infer: FusedInfer, biasing: Any) -> Request | None:
-    """The phrases of a stream, from NeMo's `BiasingRequestItemConfig`; None where there are none.
+    """The phrases of a stream, from NeMo's `BiasingRequestItemConfig`; None without phrases.
 
-    Its options stand in place of those of the decoding config's `boosting_tree`; keys of ours, as `whole_words`, keep
-    the values that they have there.
+    Its options replace those of the decoding config's `boosting_tree`. Keys that NeMo lacks, such as
+    `whole_words`, keep the values of the decoding config.
 
     Raises:
-        ValueError: an option has no meaning here, or the model is already compiled for NeMo's decoders.
+        ValueError: an option has no effect here, or the biasing model is compiled for NeMo's decoders.
     """
     if biasing is None or biasing.is_empty():
         return None
@@ -97,8 +96,8 @@ class _Pending:
     total: int
 
 
-# A context variable, so that threads which use one model each keep their requests apart. Not kept on the
-# decoder, for `transcribe(timestamps=True)` makes a new one.
+# A context variable, so that the requests of threads are separate. It is not an attribute of the decoder,
+# because `transcribe(timestamps=True)` creates a new decoder.
 _pending: ContextVar[_Pending | None] = ContextVar("pending_requests", default=None)
 
 

@@ -1,10 +1,10 @@
-"""A step of NeMo's pipelines is done as a whole or not at all.
+"""Undo a step of NeMo's pipelines after an error.
 
     with all_or_nothing(pipeline, [7, 8]):
         outputs = pipeline.transcribe_step(frames)     # of streams 7 and 8
 
-Where the block raises, the pipeline is as it was before: the caller steps its streams again, one by one, and drops
-the one at fault.
+If the block raises, the pipeline is restored. The caller then steps its streams one by one and drops the stream that
+raises.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 
 @contextlib.contextmanager
 def all_or_nothing(pipeline: Any, streams: Sequence[int]) -> Iterator[None]:
-    """A block that steps streams of a pipeline.
+    """A block that steps streams of a pipeline; an error in it restores the pipeline.
 
     Args:
         pipeline: buffered or cache-aware, with audio frames as its requests.
@@ -58,7 +58,7 @@ def _undo_states(pipeline: Any, streams: Sequence[int]) -> Callable[[], None]:
 
 
 def _copied(holder: Any) -> dict[str, Any]:
-    """Attributes of an object. Steps change lists and hypotheses in place, and put all else anew."""
+    """The attributes of an object, with copies of lists and hypotheses, which steps change in place."""
     return {name: _copy(value) for name, value in vars(holder).items()}
 
 
@@ -73,7 +73,7 @@ def _copy(value: Any) -> Any:
 
 
 def _undo_audio(bufferers: dict[int, Any], streams: Sequence[int]) -> Callable[[], None]:
-    """Of `BatchedAudioBufferer`, whose buffers are not changed in place."""
+    """The state of a `BatchedAudioBufferer`; steps replace its buffers."""
     before = {stream: (bufferers[stream], vars(bufferers[stream]).copy()) for stream in streams if stream in bufferers}
 
     def put_back() -> None:
@@ -87,7 +87,7 @@ def _undo_audio(bufferers: dict[int, Any], streams: Sequence[int]) -> Callable[[
 
 
 def _undo_features(bufferer: Any, streams: Sequence[int]) -> Callable[[], None]:
-    """Of `BatchedCacheFeatureBufferer`, which clears a slot before a stream gets it."""
+    """The state of a `BatchedCacheFeatureBufferer`, which clears a slot before a stream gets it."""
     put_slots_back = _undo_slots(bufferer)
     rows = [bufferer.streamidx2slotidx[stream] for stream in streams if stream in bufferer.streamidx2slotidx]
     audio = [(bufferer.audio_bufferers[row], vars(bufferer.audio_bufferers[row]).copy()) for row in rows]
@@ -103,7 +103,7 @@ def _undo_features(bufferer: Any, streams: Sequence[int]) -> Callable[[], None]:
 
 
 def _undo_caches(manager: Any, streams: Sequence[int]) -> Callable[[], None]:
-    """Of `CacheAwareContextManager`, whose free slots are zeros."""
+    """The state of a `CacheAwareContextManager`; its free slots are zeros."""
     put_slots_back = _undo_slots(manager)
     rows = [manager.streamidx2slotidx[stream] for stream in streams if stream in manager.streamidx2slotidx]
     channel, time = manager.cache_last_channel[:, rows], manager.cache_last_time[:, rows]
@@ -122,7 +122,7 @@ def _undo_caches(manager: Any, streams: Sequence[int]) -> Callable[[], None]:
 
 
 def _undo_slots(owner: Any) -> Callable[[], None]:
-    """Of both: which stream has which slot."""
+    """The mapping of streams to slots, in both."""
     (queue,) = (value for value in vars(owner).values() if isinstance(value, Queue))
     by_stream, by_slot, free = owner.streamidx2slotidx.copy(), owner.slotidx2streamidx.copy(), list(queue.queue)
 

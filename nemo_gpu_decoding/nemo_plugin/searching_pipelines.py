@@ -1,6 +1,6 @@
-"""The subclasses that stand in for NeMo's pipelines of `nemo.collections.asr.inference`: what they search, and when.
+"""Subclasses of NeMo's CTC pipelines of `nemo.collections.asr.inference` that search.
 
-`pipelines.py` says which of NeMo's becomes which of these. Those of transducers: `searching_transducers.py`.
+`pipelines.py` maps NeMo's pipelines to these classes; `searching_transducers.py` has those of transducers.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from nemo_gpu_decoding.live.slots import Slots
 from nemo_gpu_decoding.nemo_plugin.requests import biasing_request
 from nemo_gpu_decoding.search.result import NBest, Path
 
-MOST_AT_FIRST = 64  # utterances that a pipeline makes room for at once, if its batches are as large
+MOST_AT_FIRST = 64  # largest number of slots that a pipeline allocates at first
 
-# They are made within functions and have one base each, since Python lets an object change its class only
-# where the memory layouts agree.
+# Functions create these classes with one base each, because Python changes an object's class only between
+# equal memory layouts.
 
 
 def in_slots(base: Any) -> type:
-    """A pipeline whose utterances are searched in one `Slots`, which is its `slots`.
+    """A pipeline that searches its utterances in one `Slots`, its attribute `slots`.
 
-    A stream whose frames cannot be read (NaN) ends there, with the text that it has. The `error` of this step's
-    output is a ValueError that names the stream, it is None in all others; and what follows of the stream is empty.
+    If a stream has an invalid frame (NaN), it ends there with its text so far. The `error` of this step's output is
+    a ValueError that names the stream; else it is None. Later outputs of the stream are empty.
 
-    Outputs have `committed_transcript` too, the beginning of `partial_transcript` that will not change, and `n_best`,
+    Outputs also have `committed_transcript`, the beginning of `partial_transcript` that does not change, and `n_best`,
     the `NBest` of the utterance that ended in this step, or None.
     """
 
@@ -41,7 +41,7 @@ def in_slots(base: Any) -> type:
         def create_state(self, options: Any) -> Any:
             state = super().create_state(options)
             state.slot = state.error = None
-            state.committed = 0  # tokens at the beginning of the utterance that will not change; None: not known
+            state.committed = 0  # number of first tokens that do not change; None: unknown
             if self.rules is not None:
                 state.options.stop_history_eou = -1
             return state
@@ -59,7 +59,7 @@ def in_slots(base: Any) -> type:
             self.ended: dict[int, NBest] = {}  # utterances that ended in this step, by stream
 
         def decoder(self) -> Any:
-            """The model's, with as many hypotheses of an utterance as the pipeline's `streaming.n_best` says."""
+            """The search of the model, with `streaming.n_best` hypotheses per utterance."""
             decoder = self.infer.decoder()
             if self.n_best == 1:
                 return decoder
@@ -83,14 +83,14 @@ def in_slots(base: Any) -> type:
             return outputs
 
         def find_committed(self, states: list[Any]) -> None:
-            """Set `committed` of streams that go on, where the search has not done so."""
+            """Set `committed` of running streams, unless the search has set it."""
 
         def ends(self, progress: StreamProgress) -> bool:
             """Whether an utterance ends here by the rules of `endpointing.rules`."""
             return self.rules is not None and find_endpoint(progress, self.rules) is not None
 
         def fail(self, stream_id: int, state: Any, error: ValueError) -> None:
-            """Note that the stream ends by an error of the search."""
+            """End the stream with an error of the search."""
             row = f" ({self.infer.decoder().input_name}[{error.row}] is this stream)" if hasattr(error, "row") else ""
             state.error = ValueError(f"stream {stream_id} ends here: {error}{row}")
             self.errors[stream_id] = state.error
@@ -100,13 +100,13 @@ def in_slots(base: Any) -> type:
 
 
 def transcript(pipeline: Any, tokens: list[int]) -> str:
-    """The text of tokens, as NeMo's partial transcripts have it."""
+    """The text of tokens, in the form of NeMo's partial transcripts."""
     text = ids_to_text_without_stripping(tokens, pipeline.tokenizer, pipeline.get_sep())
     return re.sub(pipeline.leading_regex_pattern, r"\1", text) if pipeline.leading_regex_pattern else text
 
 
 class Chunk(NamedTuple):
-    """What a step of a CTC stream reads."""
+    """The input of a step of a CTC stream."""
 
     stream_id: int
     state: Any
@@ -120,18 +120,18 @@ class Chunk(NamedTuple):
 
 
 def searching_ctc(base: Any) -> type:
-    """A CTC pipeline whose transcripts come from the search of the model's decoding config."""
+    """A CTC pipeline with transcripts from the search of the model's decoding config."""
 
     class Adapted(_in_chunks(_with_lengths(in_slots(base)))):  # type: ignore[misc]
         def decode_log_probs(
             self, requests: list[Any], log_probs: Tensor, tail_log_probs: None, ready_state_ids: set[int]
         ) -> None:
-            """Of cache-aware streams."""
+            """Decode a step of cache-aware streams."""
             for turn in turns(requests):
                 ready_state_ids.update(self.search([requests[i] for i in turn], [(log_probs[i],) for i in turn]))
 
         def shared_transcribe_step(self, requests: list[Any], log_probs: Tensor) -> None:
-            """Of buffered streams."""
+            """Decode a step of buffered streams."""
             size = log_probs.shape[1]
             rows = [row[:n] for row, n in zip(log_probs.cpu(), self.lengths, strict=True)]
             for turn in turns(requests):
@@ -146,15 +146,15 @@ def searching_ctc(base: Any) -> type:
             self.update_partial_transcript(requests, self.tokenizer, self.leading_regex_pattern)
 
         def search(self, requests: list[Any], inputs: list[tuple[Any, ...]]) -> list[int]:
-            """Read a step of different streams, all in one push.
+            """Read a step of different streams in one push.
 
             Args:
-                requests: one of each stream.
-                inputs: what `run_greedy_decoder` takes after the request: log-probs [T, V + 1], and of buffers
-                    where NeMo clips them.
+                requests: one per stream.
+                inputs: arguments of `run_greedy_decoder` after the request: log-probs [T, V + 1] and, for buffers,
+                    the position of NeMo's clip.
 
             Returns:
-                The streams that are at the end of an utterance.
+                The streams at the end of an utterance.
             """
             chunks = [self.read(request, *own) for request, own in zip(requests, inputs, strict=True)]
             self.push([chunk for chunk in chunks if chunk.is_read and len(chunk.frames)])
@@ -184,18 +184,18 @@ def searching_ctc(base: Any) -> type:
 
 
 def _in_chunks(base: Any) -> type:
-    """A CTC pipeline that cuts what a stream reads anew out of its buffers, and hands it to the search."""
+    """A CTC pipeline that cuts the new frames of a stream out of its buffers for the search."""
     is_buffered = hasattr(base, "get_cut_off_range")
 
     class InChunks(base):
         def read(self, request: Any, log_probs: Tensor, *clip: int) -> Chunk:
-            """The frames that NeMo reads in this step; it decides whether the utterance ends with them."""
+            """The frames that NeMo reads in this step; NeMo decides whether the utterance ends with them."""
             state = self.get_state(request.stream_id)
             offset, known = state.global_offset, len(state.current_step_tokens)
             is_end = self.run_greedy_decoder(state, request, log_probs, *clip)
             begin, end = 0, len(log_probs)
-            # Buffers overlap, and where strides do not divide chunks, so do NeMo's clips. What stands before the
-            # beginning of the stream or behind its end is padding, in which models hear words.
+            # Buffers overlap, and NeMo's clips overlap, too, if the chunk is no multiple of the stride. Frames before
+            # the beginning or after the end of the stream are padding, in which models may output words.
             if is_buffered:
                 begin, end = max(state.decoder_start_idx, round(-offset)), min(state.decoder_end_idx, end)
                 begin = max(begin, round(getattr(state, "frames_read", begin + offset) - offset))
@@ -207,7 +207,7 @@ def _in_chunks(base: Any) -> type:
             return Chunk(request.stream_id, state, log_probs[begin:end], known, is_end)
 
         def push(self, chunks: list[Chunk]) -> None:
-            """Let the search read the frames of these streams."""
+            """Pass the frames of these streams to the search."""
             errors = self.slots.push({chunk.state.slot: chunk.frames for chunk in chunks})
             for chunk in chunks:
                 state, frames = chunk.state, chunk.frames
@@ -221,7 +221,7 @@ def _in_chunks(base: Any) -> type:
 
 
 def _with_lengths(base: Any) -> type:
-    """A pipeline that knows the `lengths` of its buffers: frames up to the end of the audio. NeMo leaves them out."""
+    """A pipeline with the `lengths` of its buffers: frames up to the end of the audio, which NeMo drops."""
 
     class WithLengths(base):
         def get_logprobs_given_raw_signals(self, frames: Any, signals: Any, left_paddings: list[int]) -> Tensor:
@@ -236,8 +236,8 @@ def _with_lengths(base: Any) -> type:
 
         @contextlib.contextmanager
         def _noting_lengths(self, paddings: list[int]) -> Iterator[None]:
-            """Set `lengths`, the frames of each buffer up to the end of the audio, from what the model returns;
-            `paddings` are the frames before it where NeMo rolls buffers."""
+            """Set `lengths`, the frames of each buffer up to the end of the audio, from the model's output;
+            `paddings` are the frames before the audio if NeMo rolls buffers."""
             before = paddings if self.right_padding else [0] * len(paddings)
 
             def note(model: Any, inputs: Any, output: tuple[Tensor, ...]) -> None:
@@ -253,12 +253,12 @@ def _with_lengths(base: Any) -> type:
 
 
 def _progress(partial: NBest, frame_seconds: float) -> StreamProgress:
-    """What the rules ask. Where the search cannot tell what an end costs, any hypothesis may end at no cost."""
+    """The inputs of the endpointing rules. If the search has no final costs, all hypotheses may end at cost 0."""
     return progress_of(partial, frame_seconds, 0.0 if partial.relative_cost is None else None)
 
 
 def turns(requests: list[Any]) -> list[list[int]]:
-    """Numbers of the requests, in turns in which no stream has two."""
+    """Split request numbers into turns with at most one request per stream."""
     turns: list[list[int]] = []
     count: dict[int, int] = {}
     for i, request in enumerate(requests):
@@ -270,7 +270,7 @@ def turns(requests: list[Any]) -> list[list[int]]:
 
 
 def _show(chunk: Chunk, path: Path) -> None:
-    """Put a hypothesis in place of the labels that NeMo has found in an utterance."""
+    """Replace NeMo's labels of an utterance by a hypothesis."""
     state, frames = chunk.state, path.frames.tolist()
     state.tokens = path.tokens.tolist()
     state.timesteps = [state.begin + frame for frame in frames]
@@ -280,6 +280,6 @@ def _show(chunk: Chunk, path: Path) -> None:
 
 
 def _clear(chunk: Chunk) -> None:
-    """Leave out what NeMo finds in a stream that has ended."""
+    """Remove NeMo's results of a stream that has ended."""
     chunk.state.tokens, chunk.state.timesteps, chunk.state.confidences = [], [], []
     chunk.state.current_step_tokens[chunk.known :] = []

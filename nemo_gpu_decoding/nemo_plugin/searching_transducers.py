@@ -1,7 +1,7 @@
-"""The transducer streams of NeMo's pipelines, searched.
+"""Subclasses of NeMo's transducer pipelines that search.
 
-buffered_transducer     the search goes on from buffer to buffer (streaming.stateful: true), or decodes each anew
-cache_aware_transducer  the search goes on from chunk to chunk
+buffered_transducer     continues the search in each buffer (streaming.stateful: true), or decodes each one anew
+cache_aware_transducer  continues the search in each chunk
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from nemo_gpu_decoding.nemo_plugin.searching_pipelines import in_slots, turns
 
 
 def buffered_transducer(base: Any) -> type:
-    """A transducer pipeline that lets the search go on from buffer to buffer until the utterance ends; or, where
-    `streaming.stateful` is false, decodes every buffer anew, with the phrases of its stream."""
+    """A transducer pipeline that continues the search in each buffer until the utterance ends or, with
+    `streaming.stateful: false`, decodes each buffer anew with the phrases of its stream."""
 
     class Adapted(_over_whole_buffers(_over_chunks(in_slots(base)))):  # type: ignore[misc]
         def init_decoding_computer(self) -> None:
-            self.decoding_computer = None  # NeMo's searches greedily
+            self.decoding_computer = None  # NeMo's is greedy
 
         def decode(
             self, encs: Tensor, enc_lens: Tensor, states: list[Any], offsets: list[float]
         ) -> tuple[list[Any], list[int]]:
-            """Search frames, of which the first one is number `offset` of its stream. What has a number below 0 is
-            padding, in which models hear words: it is left out. Returns hypotheses and how much of each."""
+            """Search frames; the first one is frame `offset` of its stream. Frames below 0 are padding, in which
+            models may output words, and are skipped. Returns hypotheses and the number of skipped frames of each."""
             paddings = [max(0, round(-offset)) for offset in offsets]
             ends = [max(n, padding) for n, padding in zip(enc_lens.tolist(), paddings, strict=True)]
             frames = [enc[:, begin:end].T for enc, begin, end in zip(encs, paddings, ends, strict=True)]
@@ -46,13 +46,13 @@ def buffered_transducer(base: Any) -> type:
                 _find_committed(self.slots, states)
                 return
             for state in states:
-                state.committed = len(state.tokens)  # NeMo takes tokens of this step's frames, and keeps them
+                state.committed = len(state.tokens)  # NeMo keeps the tokens of earlier steps
 
     return Adapted
 
 
 def _over_chunks(base: Any) -> type:
-    """Buffers whose new frames the search goes on with (`streaming.stateful: true`)."""
+    """A pipeline that continues the search with the new frames of each buffer (`streaming.stateful: true`)."""
 
     class OverChunks(base):
         def stateful_transcribe_step(
@@ -63,8 +63,8 @@ def _over_chunks(base: Any) -> type:
             enc_lens: Tensor,
             ready_state_ids: set[int],
         ) -> None:
-            """Read the frames of this step's chunks. What stands to the right of them is the encoder's context; the
-            next step has it as its chunk."""
+            """Read the frames of this step's chunks. The frames to their right are context of the encoder and belong
+            to the next chunk."""
             for turn in turns(requests):
                 rows = [i for i in turn if self.get_state(requests[i].stream_id).error is None]
                 states = [self.get_state(requests[i].stream_id) for i in rows]
@@ -91,7 +91,7 @@ def _over_chunks(base: Any) -> type:
                         state.committed = 0
 
         def take(self, request: Any, state: Any, hypothesis: Any) -> None:
-            """Put the best hypothesis of an utterance in place of the one before."""
+            """Replace the hypothesis of an utterance by the current best one."""
             state.slot, state.nbest = hypothesis.dec_state.slot, None
             if hypothesis.dec_state.error is not None:
                 self.fail(request.stream_id, state, hypothesis.dec_state.error)
@@ -100,8 +100,8 @@ def _over_chunks(base: Any) -> type:
             _show_hypothesis(state, hypothesis, state.begin, len(state.current_step_tokens))
 
         def is_over(self, request: Any, state: Any) -> bool:
-            """Whether the utterance ends here: by the rules, or by NeMo's endpointing, asked about the silence since
-            the last token or, where the request has them, about segments of speech."""
+            """Whether the utterance ends here, by the rules or by NeMo's endpointing. NeMo uses the silence since the
+            last token or, if the request has them, segments of speech."""
             if request.is_last or state.error is not None:
                 return request.is_last or request.stream_id in self.errors
             hypothesis = state.hyp_decoding_state
@@ -120,7 +120,7 @@ def _over_chunks(base: Any) -> type:
 
 
 def _over_whole_buffers(base: Any) -> type:
-    """Buffers that are each decoded anew (`streaming.stateful: false`)."""
+    """A pipeline that decodes each buffer anew (`streaming.stateful: false`)."""
 
     class OverWholeBuffers(base):
         def stateless_transcribe_step(
@@ -160,7 +160,7 @@ def _over_whole_buffers(base: Any) -> type:
 
 
 def cache_aware_transducer(base: Any) -> type:
-    """A transducer pipeline that lets the search go on from chunk to chunk until the utterance ends."""
+    """A transducer pipeline that continues the search in each chunk until the utterance ends."""
 
     class Adapted(in_slots(base)):  # type: ignore[misc]
         def create_state(self, options: Any) -> Any:
@@ -176,8 +176,8 @@ def cache_aware_transducer(base: Any) -> type:
                 super().cache_aware_transcribe_step(*args, **kwargs)
 
         def run_greedy_decoder(self, state: Any, request: Any, hyp: Any) -> bool:
-            """Let NeMo see the tokens of this step's frames, and put the best hypothesis in place of what earlier
-            steps took for it; NeMo decides whether the utterance ends here."""
+            """Replace the hypothesis of earlier steps by the current best one, and pass the tokens of this step's
+            frames to NeMo, which decides whether the utterance ends here."""
             state.slot = hyp.dec_state.slot
             if state.error is None and hyp.dec_state.error is not None:
                 self.fail(request.stream_id, state, hyp.dec_state.error)
@@ -213,7 +213,7 @@ def cache_aware_transducer(base: Any) -> type:
 
 
 def _find_committed(slots: Slots, states: list[Any]) -> None:
-    """Set `committed` of streams that go on."""
+    """Set `committed` of running streams."""
     going = [state for state in states if state.slot is not None]
     for state, nbest in zip(going, slots.partial([state.slot for state in going]), strict=True):
         state.committed = nbest.committed
@@ -236,8 +236,8 @@ def _last_frame(hypothesis: Any) -> int:
 
 
 def _since(last: float, frames: float, frame_seconds: float) -> StreamProgress:
-    """What the rules ask of a transducer's utterance of so many frames, whose last token ends in frame `last` (0: it
-    has none). Its hypotheses may all end, at no cost."""
+    """The inputs of the endpointing rules for a transducer's utterance; its last token ends in frame `last` (0: no
+    token). All hypotheses may end at cost 0."""
     frames = max(frames, last)
     return StreamProgress(frames * frame_seconds, (frames - last) * frame_seconds, 0.0)
 

@@ -1,9 +1,9 @@
-"""Sections of NeMo's decoding config (`beam`, `wfst`), read so that nothing is silently ignored.
+"""Strict reader of sections of NeMo's decoding config (`beam`, `wfst`): an ignored key is an error.
 
-A `Section` says as data what a strategy makes of one: the dataclass of its search, whose fields are
-keys; keys of ours beside NeMo's; and keys that mean nothing to it, with the values at which they say
-nothing (NeMo's structured configs carry the options of all its strategies). `beam_sections.py` and
-`word_graph_sections.py` have those of our strategies.
+A `Section` describes the section of a strategy as data: the dataclass of its search, with its fields as keys;
+keys that NeMo lacks; and NeMo keys without effect here, with the values that are accepted silently (NeMo's
+structured configs contain the options of all its strategies). `beam_sections.py` and
+`word_graph_sections.py` have the sections of this package's strategies.
 
 NeMo's scripts take a new key with a plus: `+ctc_decoding.beam.merge=prefix`. `change_decoding_strategy`
 takes a dict or DictConfig with any keys: `{"strategy": "flexctc_beam", "beam": {"merge": "prefix"}}`.
@@ -31,13 +31,13 @@ from nemo_gpu_decoding.search.config import SearchConfig
 T = TypeVar("T")
 S = TypeVar("S", bound=SearchConfig)
 
-# NeMo 2.7 has this section in `wfst`; configs that it saved still do
+# NeMo 2.7 has this section in `wfst`, and so do configs saved by it
 K2_DEFAULTS = {"search_beam": 20.0, "output_beam": 10.0, "min_active_states": 30, "max_active_states": 10000}
 
 
 @dataclass(frozen=True)
 class FusionOptions:
-    """LM over tokens and phrases, not loaded yet."""
+    """Paths and weights of token-level LM and phrases, before loading."""
 
     lm_path: Path | None
     lm_weight: float
@@ -52,25 +52,25 @@ class FusionOptions:
 
 @dataclass(frozen=True)
 class Options(Generic[S]):
-    """Everything that a section says."""
+    """The values of a section."""
 
-    search: S  # options of the decoder; `alignments` is left to NeMo's decoding object
+    search: S  # options of the decoder; NeMo's decoding object sets `alignments`
     n_best: int  # hypotheses returned
     return_best: bool  # False: NeMo gets n-best lists
     fusion: FusionOptions
 
 
 class NoEffect(NamedTuple):
-    """What is wrong with a key that means nothing to a strategy."""
+    """A key without effect on a strategy, with the texts of its error."""
 
-    neutral: tuple[Any, ...]  # values at which it says nothing; the first one is the default
-    reason: str  # goes on after "beam.key is 3, which "
-    remedy: str = ""  # what to do; "": remove it
+    neutral: tuple[Any, ...]  # values that are accepted silently; the first one is the default
+    reason: str  # text after "beam.key is 3, which "
+    remedy: str = ""  # advice; "": remove the key
 
 
 @functools.cache
 def nemo_defaults(family: str, section: str) -> dict[str, Any]:
-    """A section as `change_decoding_strategy` fills it up; families are "ctc" and "rnnt"."""
+    """The defaults of a section in `change_decoding_strategy`; families are "ctc" and "rnnt"."""
     schema = {"ctc": CTCDecodingConfig, "rnnt": RNNTDecodingConfig}[family]
     values: Any = OmegaConf.to_container(OmegaConf.structured(schema), resolve=True)
     return ({"k2_decoding_cfg": K2_DEFAULTS} if section == "wfst" else {}) | values[section]
@@ -78,39 +78,38 @@ def nemo_defaults(family: str, section: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Section:
-    """What a strategy makes of a section of NeMo's decoding config."""
+    """The keys of a section of NeMo's decoding config for a strategy."""
 
     strategy: str
     family: str  # "ctc", or "rnnt" for RNN-T and TDT
     name: str  # "beam" or "wfst"
     search: type[SearchConfig]
-    # Keys of ours that are no fields of `search`, and fields with another default here, with the values
-    # that they have if they are not set
+    # Further keys that NeMo lacks, and fields of `search` with another default here: key -> default
     more: Mapping[str, Any]
-    renamed: Mapping[str, str] = field(default_factory=dict)  # field of `search` -> its key, if another
+    renamed: Mapping[str, str] = field(default_factory=dict)  # field of `search` -> its key, if different
     hidden: tuple[str, ...] = ()  # fields that are no keys
     undeclared: tuple[str, ...] = ()  # NeMo's decoders read these keys, but its dataclass lacks them
     optional: tuple[str, ...] = ()  # keys of NeMo's that may be null: NeMo's default, or the search's
-    search_types: tuple[str, ...] = ("default",)  # that mean this strategy, beside its own name
-    # Keys of other strategies, dotted in nested sections: those of the section itself are no valid keys
+    search_types: tuple[str, ...] = ("default",)  # other names of this strategy
+    # Keys of other strategies, dotted in nested sections
     unused: Mapping[str, NoEffect] = field(default_factory=dict)
-    foreign: Mapping[str, str] = field(default_factory=dict)  # nested section -> whose options it has
-    counterparts: Mapping[str, str] = field(default_factory=dict)  # key of `foreign` -> ours
+    foreign: Mapping[str, str] = field(default_factory=dict)  # nested section -> owner of its options
+    counterparts: Mapping[str, str] = field(default_factory=dict)  # key of `foreign` -> key here
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """NeMo's."""
+        """NeMo's keys and defaults."""
         return nemo_defaults(self.family, self.name)
 
     @property
     def own(self) -> dict[str, Any]:
-        """Keys that we add to NeMo's, with the values that they have if they are not set."""
+        """Keys that NeMo lacks, with their defaults."""
         known = {*self.defaults, *self.undeclared, *self.hidden}
         of_search = {self.renamed.get(f.name, f.name): f.default for f in fields(self.search)}
         return {key: value for key, value in of_search.items() if key not in known} | dict(self.more)
 
     def keys(self) -> dict[str, tuple[str, ...]]:
-        """The keys that mean something, of the section and of those in it: NeMo's, then ours."""
+        """The keys with effect, including those of nested sections: NeMo's, then others."""
         known = (*self.defaults, *self.undeclared, *self.own)
         nested = {name: tuple(self.defaults[name] or ()) for name in self.foreign}
         nested["boosting_tree"] = tuple(f.name for f in fields(BoostingConfig))
@@ -121,11 +120,11 @@ class Section:
         """The values of all keys.
 
         Raises:
-            ValueError: a key is unknown or would be ignored; the message names it and the valid ones.
+            ValueError: a key is unknown or without effect; the message has the key and the valid ones.
         """
         for key in self.own:
             if key in cfg:
-                raise ValueError(f"'{key}' stands beside `{self.name}`, expected it in there: {self.name}.{key}")
+                raise ValueError(f"'{key}' is outside of `{self.name}`, expected inside: {self.name}.{key}")
         section = cfg.get(self.name) or OmegaConf.create({})
         given: Any = OmegaConf.to_container(section, resolve=True)
         valid = self.keys()[self.name]
@@ -133,7 +132,7 @@ class Section:
         entries = {**self.defaults, **self.own, **given}
         for key in self.optional:
             if entries.get(key) is None and self.defaults.get(key) is None:
-                entries.pop(key, None)  # as the search has it
+                entries.pop(key, None)  # the default of the search
             elif entries[key] is None:
                 entries[key] = self.defaults[key]
         values = Values(self.name, entries, float(self.defaults.get("ngram_lm_alpha") or 0.0))
@@ -146,13 +145,13 @@ class Section:
                 check_no_effect(f"{self.name}.{key}", values[key], what, listed)
         for flag in ("return_best_hypothesis", "compute_timestamps"):
             values.flag(flag)
-        if cfg.get("preserve_alignments") is None:  # beside the section it wins, as in NeMo
+        if cfg.get("preserve_alignments") is None:  # the value outside of the section has priority, as in NeMo
             values.flag("preserve_alignments")
         return values
 
     def _check_foreign(self, values: Values) -> None:
         for name, owner in self.foreign.items():
-            defaults = self.defaults[name] or {}  # Riva's are there only where its package is installed
+            defaults = self.defaults[name] or {}  # Riva's exist only if its package is installed
             if defaults:
                 check_keys(f"{self.name}.{name}", values[name] or (), defaults)
             neutral = _flat(defaults, f"{name}.")
@@ -173,13 +172,13 @@ class Values:
 
     section: str
     entries: Mapping[str, Any]
-    default_lm_weight: float = 0.0  # NeMo's, at which `ngram_lm_alpha` says nothing
+    default_lm_weight: float = 0.0  # NeMo's default of `ngram_lm_alpha`
 
     def __getitem__(self, key: str) -> Any:
         return self.entries[key]
 
     def error(self, key: str, expected: str, note: str = "") -> FieldError:
-        """What is wrong with a key: "beam.key is 3, expected ..."."""
+        """The error for a key: "beam.key is 3, expected ..."."""
         return FieldError(f"{self.section}.{key}", self.entries[key], expected, note)
 
     def flag(self, key: str) -> bool:
@@ -207,7 +206,7 @@ class Values:
         return value
 
     def choice(self, key: str, choices: Collection[str], note: str = "") -> str:
-        """One of `choices`, as a string in any case or as an enum member."""
+        """One of `choices`, from a string in any letter case or an enum member."""
         spelled = _spelled(self.entries[key])
         if spelled not in choices:
             raise self.error(key, f"one of {', '.join(choices)}", note)
@@ -220,7 +219,7 @@ class Values:
         return value
 
     def file(self, key: str) -> Path | None:
-        """The file that a key names, None if it names none.
+        """The file of a key; None if it is not set.
 
         Raises:
             FieldError: the value is no path.
@@ -240,8 +239,8 @@ class Values:
         """Build a dataclass of options from the keys of its fields.
 
         Args:
-            renamed: field -> key, where they differ.
-            settled: values of fields that are not read from their keys.
+            renamed: field -> key, if different.
+            settled: values of fields that are not read from keys.
         """
         keys, types = renamed or {}, get_type_hints(kind)
         options: dict[str, Any] = dict(settled)
@@ -262,11 +261,11 @@ class Values:
             if types.get(error.field) is str and key in self.entries:
                 raise self.error(key, error.expected, error.note) from None
             raise error.named(f"{self.section}.{key}") from None
-        except ValueError as error:  # about something within a value
+        except ValueError as error:  # an error inside a value
             raise ValueError(f"{self.section}: {error}") from None
 
     def n_best(self) -> Any:
-        """The number of hypotheses to return: 1, or what `n_best` says, or `beam_size`."""
+        """The number of hypotheses to return: 1, `n_best` or `beam_size`."""
         n_best, return_best = self.entries["n_best"], self.flag("return_best_hypothesis")
         if n_best is None:
             return 1 if return_best else self.entries["beam_size"]
@@ -313,7 +312,7 @@ class Values:
         return boosting, self._weight_of("boosting_tree", "boosting_tree_alpha", is_used)
 
     def _weight_of(self, model: str, key: str, is_used: bool) -> float:
-        """The weight of a fusion model. It is checked even where there is no model to be weighted."""
+        """The weight of a fusion model; it is checked even without a model."""
         name = f"{self.section}.{key}"
         if self.entries[key] is None:
             if is_used:
@@ -331,9 +330,9 @@ class Values:
 
 
 def check_keys(section: str, given: Collection[str], valid: Collection[str]) -> None:
-    """Raise a ValueError for the first key of `section` that does not exist.
+    """Raise a ValueError for the first unknown key of `section`.
 
-    The message names the key, suggests the closest valid one and lists all valid ones.
+    The message suggests the closest valid key and lists all valid keys.
     """
     for key in given:
         if key not in valid:
@@ -343,7 +342,7 @@ def check_keys(section: str, given: Collection[str], valid: Collection[str]) -> 
 
 
 def check_no_effect(key: str, value: Any, what: NoEffect, listed: str = "") -> None:
-    """Raise a ValueError if a key that means nothing is set to something."""
+    """Raise a ValueError if a key without effect has a value other than its neutral ones."""
     if value in what.neutral:
         return
     remedy = what.remedy or "remove it" + (f" (default {what.neutral[0]!r})" if what.neutral else "")
@@ -351,17 +350,16 @@ def check_no_effect(key: str, value: Any, what: NoEffect, listed: str = "") -> N
 
 
 def _spelled(value: Any) -> Any:
-    """A choice as the options have it: enum members by their values, in lower case.
+    """A choice in lower case; enum members are replaced by their values.
 
-    A config that went through a saved `.nemo` holds the NAMES of enum members ("MAX") where the user
-    had written values ("max").
+    Configs from a saved `.nemo` have the names of enum members ("MAX") instead of their values ("max").
     """
     value = value.value if isinstance(value, Enum) else value
     return value.lower() if isinstance(value, str) else value
 
 
 def _flat(section: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Nested sections as one, with dotted keys."""
+    """Flatten nested sections to one mapping with dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in section.items():
         if isinstance(value, Mapping):

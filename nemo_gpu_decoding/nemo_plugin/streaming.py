@@ -1,8 +1,8 @@
-"""NeMo's streaming by `conformer_stream_step`. (Its inference pipelines: `pipelines.py`.)
+"""Search in NeMo's streaming by `conformer_stream_step`; `pipelines.py` has the inference pipelines.
 
-For CTC models NeMo takes the best label of every frame there, whatever the decoding config says. With a model that
-decodes with one of our strategies the same call searches: the running search travels with `previous_pred_out`, texts
-are what the search would return if the audio ended. `register.py` lists the methods of NeMo's that are wrapped.
+For CTC models, NeMo takes the best label of each frame and ignores the decoding config. With a strategy of this
+package, the same call searches: `previous_pred_out` carries the running search, and texts are the result if the audio
+ended here. `register.py` lists the wrapped methods of NeMo.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 
 
 def ctc_search(model: Any) -> CTCInfer | None:
-    """Our decoder of a model's CTC head; None if it decodes with a strategy of NeMo's."""
+    """The decoder of a model's CTC head; None if its strategy is NeMo's."""
     decoding = model.ctc_decoding if hasattr(model, "ctc_decoder") else getattr(model, "decoding", None)
     infer = getattr(decoding, "decoding", None)
     return infer if isinstance(infer, CTCInfer) else None
 
 
 def transducer_search(model: Any) -> TransducerInfer | None:
-    """Our decoder of a model's transducer head; None if it decodes with a strategy of NeMo's."""
+    """The decoder of a model's transducer head; None if its strategy is NeMo's."""
     infer = getattr(model.decoding, "decoding", None)
     return infer if isinstance(infer, TransducerInfer) else None
 
 
 def stream_step(wrapped: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Stands in for `ASRModuleMixin.conformer_stream_step`.
+    """Replaces `ASRModuleMixin.conformer_stream_step`.
 
     Raises:
-        ValueError: `previous_pred_out` is not what the last step returned.
+        ValueError: `previous_pred_out` is not the output of the last step.
     """
     call = inspect.signature(wrapped).bind(*args, **kwargs)
     call.apply_defaults()
@@ -48,7 +48,7 @@ def stream_step(wrapped: Callable[..., Any], model: Any, args: tuple[Any, ...], 
     if infer is None or not call.arguments["return_transcription"]:
         return wrapped(*args, **kwargs)
     previous = call.arguments["previous_pred_out"]
-    call.arguments["return_transcription"] = False  # it would be that of the labels
+    call.arguments["return_transcription"] = False  # NeMo would transcribe the greedy labels
     outputs: list[Tensor] = []
     head = model.ctc_decoder if is_ctc_head else model.decoder
     hook = head.register_forward_hook(lambda module, inputs, output: outputs.append(output))
@@ -79,7 +79,7 @@ def _state_of(row: Tensor, b: int, strategy: str) -> Any:
 
 
 def transcribe_labels(wrapped: Callable[..., Any], batcher: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Stands in for `FrameBatchASR.transcribe`, which merges labels: says so where a search is asked for."""
+    """Replaces `FrameBatchASR.transcribe`, which merges greedy labels; warns if the config has a search."""
     infer = ctc_search(batcher.asr_model)
     if infer is not None:
         logging.warning(
@@ -93,11 +93,11 @@ def transcribe_labels(wrapped: Callable[..., Any], batcher: Any, args: tuple[Any
 def construct_merging(
     wrapped: Callable[..., Any], batcher: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-    """Stands in for `BatchedFrameASRRNNT.__init__`, whose texts are merged from the alignments of a greedy search.
+    """Replaces `BatchedFrameASRRNNT.__init__`, which merges texts from the alignments of a greedy search.
 
     Raises:
-        ValueError: the model decodes with one of our strategies, or the command line of the script, which has set the
-            strategy to NeMo's in the meantime, asks for one.
+        ValueError: the model, or the command line of the script before it changed the strategy to NeMo's, has a
+            strategy of this package.
     """
     wrapped(*args, **kwargs)
     infer = transducer_search(batcher.asr_model)

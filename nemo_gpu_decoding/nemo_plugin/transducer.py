@@ -1,4 +1,4 @@
-"""The object that NeMo calls to decode encoder output with alsd_pp or aes_pp."""
+"""The decoders of encoder output for NeMo: alsd_pp and aes_pp."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from nemo_gpu_decoding.search.transducer.step_log_probs import step_log_probs
 
 
 class TransducerInfer(FusedInfer):
-    """Transducer beam search behind the interface of NeMo's `BeamBatchedRNNTInfer`.
+    """Transducer beam search with the interface of NeMo's `BeamBatchedRNNTInfer`.
 
     Args:
         owner, cfg: see `FusedInfer`.
@@ -37,7 +37,7 @@ class TransducerInfer(FusedInfer):
         joint: NeMo's joint.
 
     Raises:
-        ValueError: the networks cannot be searched, see `networks_of`.
+        ValueError: the networks are not supported, see `networks_of`.
     """
 
     continued_by = "partial_hypotheses"
@@ -46,9 +46,9 @@ class TransducerInfer(FusedInfer):
     def __init__(self, owner: Any, cfg: DictConfig, decoder: Any, joint: Any) -> None:
         super().__init__(owner, cfg)
         self.decoder_model = decoder
-        self.joint = joint  # NeMo's decoding object looks for it
+        self.joint = joint  # NeMo's decoding object reads it
         self.durations = tuple(owner.durations or ())
-        networks_of(decoder, joint, self.durations)  # errors now rather than with the first batch
+        networks_of(decoder, joint, self.durations)  # raise errors here instead of at the first batch
         self.include_duration_confidence = bool(owner.tdt_include_duration_confidence)
 
     def __call__(
@@ -62,16 +62,16 @@ class TransducerInfer(FusedInfer):
         Args:
             encoder_output: [B, D, T].
             encoded_lengths: [B] valid frames.
-            partial_hypotheses: [B] what an earlier call returned, to be continued; None begins.
+            partial_hypotheses: [B] results of an earlier call to continue; None begins an utterance.
 
         Returns:
-            A 1-tuple of a list with one `Hypothesis`, or `NBestHypotheses`, per utterance. They are what
-            the search would return if the audio ended here, and can be continued, see `continuation.py`.
+            A 1-tuple of a list with one `Hypothesis`, or `NBestHypotheses`, per utterance: the result if the
+            audio ended here. It can be continued, see `continuation.py`.
 
         Raises:
-            ValueError: see `TransducerDecoder.decode`; a partial hypothesis cannot be continued. An utterance with a
-                frame that cannot be read, as one with NaN, does not read this chunk. It has the reason in `error`,
-                and NeMo's log a warning; the other utterances are not affected.
+            ValueError: see `TransducerDecoder.decode`; a partial hypothesis cannot be continued. If an utterance
+                has an invalid frame (NaN), it skips this chunk and has the reason in `error`, and a warning is
+                logged; the other utterances are not affected.
         """
         frames, lengths = encoder_output.transpose(1, 2), encoded_lengths.cpu()
         states = _states(partial_hypotheses, len(frames))
@@ -93,8 +93,8 @@ class TransducerInfer(FusedInfer):
     def _requests(
         self, partial_hypotheses: Sequence[Any] | None, states: Sequence[StreamState | None]
     ) -> list[Request | None] | None:
-        """Requests of the utterances that begin: the phrases that NeMo's streaming puts into an empty partial
-        hypothesis, else those of `utterance_requests`."""
+        """Requests of the utterances that begin: the phrases in an empty partial hypothesis of NeMo's streaming,
+        else those of `utterance_requests`."""
         requests = next_requests(self, states.count(None))
         begin = [partial for partial, state in zip(partial_hypotheses or [], states, strict=False) if state is None]
         phrases = [biasing_request(self, getattr(partial, "biasing_cfg", None)) for partial in begin]
@@ -114,7 +114,7 @@ class TransducerInfer(FusedInfer):
         return self.search(networks, replace(self.options.search, n_best=n_best, alignments=aligned), fusion)
 
     def networks(self) -> TransducerNetworks:
-        """The model's prediction network and joint as the search sees them."""
+        """The model's prediction network and joint in the form of the search."""
         return networks_of(self.decoder_model, self.joint, self.durations)
 
     def _hypotheses(self, nbest: NBest, state: StreamState) -> list[TransducerHypothesis]:
@@ -137,7 +137,7 @@ class TransducerInfer(FusedInfer):
         flat = [hypothesis for own in hypotheses for hypothesis in own]
         log_probs = step_log_probs(self.decoder().networks, frames, paths)
         for hypothesis, path, steps in zip(flat, paths, log_probs, strict=True):
-            # NeMo finds the tokens' confidence in TDT's by means of the alignments
+            # NeMo needs alignments for the confidence of TDT tokens
             if self.preserve_alignments or self.durations:
                 labels = torch.from_numpy(path.alignment.astype("int64"))
                 pairs = list(zip(steps, labels, strict=True))
@@ -149,7 +149,7 @@ class TransducerInfer(FusedInfer):
                 hypothesis.step_confidence = [value for value, emit in zip(confidence, emits, strict=True) if emit]
 
     def _confidence(self, log_probs: Tensor) -> list[Any]:
-        """NeMo's confidence of every step, [m]; with that of the duration, pairs of the two."""
+        """NeMo's confidence of each step, [m]; pairs of token and duration confidence if the latter is on."""
         num_labels = log_probs.shape[1] - len(self.durations)
         measure = FrameConfidence(num_labels - 1, self.confidence_method)
         labels = measure.of(log_probs[:, :num_labels])
@@ -160,28 +160,28 @@ class TransducerInfer(FusedInfer):
 
 
 class ALSDInfer(TransducerInfer):
-    """alsd_pp as NeMo calls it."""
+    """alsd_pp with NeMo's interface."""
 
     read = staticmethod(read_alsd)
     search = ALSDPlusPlus
 
 
 class AESInfer(TransducerInfer):
-    """aes_pp as NeMo calls it."""
+    """aes_pp with NeMo's interface."""
 
     read = staticmethod(read_aes)
     search = AESPlusPlus
 
 
 def _by_frame(values: Sequence[Any], path: Path) -> list[list[Any]]:
-    """The values of a path's steps, a list for each frame that the path stops at."""
+    """Group the values of a path's steps by frame; frames without steps have no list."""
     assert path.alignment_frames is not None
     steps = zip(path.alignment_frames.tolist(), values, strict=True)
     return [[value for _, value in group] for _, group in groupby(steps, key=lambda step: step[0])]
 
 
 def _states(partial_hypotheses: Sequence[Any] | None, batch: int) -> list[StreamState | None]:
-    """Where each utterance of the batch goes on; None where it begins."""
+    """The state of each utterance of the batch; None begins an utterance."""
     if partial_hypotheses is None:
         return [None] * batch
     if len(partial_hypotheses) != batch:

@@ -1,4 +1,4 @@
-"""NeMo's prediction networks and joints as `TransducerNetworks`."""
+"""Convert NeMo's prediction networks and joints to `TransducerNetworks`."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def networks_of(
 ) -> TransducerNetworks:
     """The networks of a NeMo transducer.
 
-    Plain LSTM and stateless prediction networks under a plain joint are taken apart, which saves
-    work at every step; anything else (adapters, normalised LSTMs, HAT joints) is called through NeMo's
-    own methods. Build the networks anew after enabling or disabling adapters.
+    The layers of plain LSTM and stateless prediction networks with a plain joint are called directly, which is
+    faster. Other networks (adapters, normalised LSTMs, HAT joints) are called through NeMo's methods. Create
+    the networks again after enabling or disabling adapters.
 
     Args:
         decoder: the prediction network, trained with blank_as_pad.
@@ -37,7 +37,7 @@ def networks_of(
         durations: of a TDT model, in frames; empty for RNN-T.
 
     Raises:
-        ValueError: the joint gives something else than a score per label and duration.
+        ValueError: the joint's output is not one score per label and duration.
     """
     durations = checked_durations(durations)
     _check(decoder, joint, durations)
@@ -55,7 +55,7 @@ def networks_of(
 
 
 class NemoNetworks:
-    """Any NeMo prediction network and joint, through NeMo's own methods."""
+    """Any NeMo prediction network and joint, called through NeMo's methods."""
 
     def __init__(
         self, decoder: RNNTDecoder | StatelessTransducerDecoder, joint: RNNTJoint, durations: Sequence[int] = ()

@@ -1,4 +1,4 @@
-"""The objects that NeMo calls to decode CTC log-probs with cuda_wfst and paged_biglm."""
+"""The decoders of CTC log-probs for NeMo: cuda_wfst and paged_biglm."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from nemo_gpu_decoding.search.word_graph.result import Word, WordPath
 
 
 class WordGraphInfer(CTCInfer):
-    """cuda_wfst as NeMo calls it."""
+    """cuda_wfst with NeMo's interface."""
 
     section = "wfst"
     read = staticmethod(read_cuda_wfst)
@@ -45,7 +45,7 @@ class WordGraphInfer(CTCInfer):
         return "decoding_mode mbr has one result" if self.options.decoding_mode == "mbr" else ""
 
     def boosting_tree_of(self, phrases: Sequence[str | Phrase], weight: float) -> BackoffAutomaton:
-        """The boosting automaton of other phrases; a closed vocabulary must have all of their words."""
+        """The boosting automaton of other phrases; a closed vocabulary must contain all of their words."""
         graph, fused, speller = self.decoder().graph, self.options.fusion, None
         if graph.pieces is not None:
             language = self.options.graph.source_lang
@@ -107,11 +107,11 @@ class WordGraphInfer(CTCInfer):
 
 
 class PagedInfer(WordGraphInfer):
-    """paged_biglm as NeMo calls it: cuda_wfst in the small LM's graph, with the large LM's costs."""
+    """paged_biglm with NeMo's interface: a search in the small LM's graph, with the large LM's costs."""
 
     read = staticmethod(read_paged_biglm)
     options: PagedOptions
-    finds_new_words = False  # each of their pieces would be an LM query
+    finds_new_words = False  # each piece of a new word would be an LM query
 
     def _search(self, graph: WordGraph, **others: Any) -> PagedBigLM:
         large, small = load_large_lm(self.options.large), load_small_lm(self.options.small, graph)
@@ -130,6 +130,6 @@ def _boosting(
     name: str,
     speller: Speller | None = None,
 ) -> BackoffAutomaton:
-    """Cached, since NeMo makes its decoding objects anew for every `transcribe(timestamps=True)`."""
+    """`word_boosting` with a cache, because NeMo recreates decoding objects in `transcribe(timestamps=True)`."""
     key = ("word boosting", tuple(phrases), config, graph.fingerprint, missing, speller)
     return cached(key, partial(word_boosting, phrases, config, graph, missing=missing, name=name, speller=speller))

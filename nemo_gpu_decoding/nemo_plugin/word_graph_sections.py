@@ -1,4 +1,4 @@
-"""NeMo's `wfst` section, read for cuda_wfst and paged_biglm.
+"""Read NeMo's `wfst` section for cuda_wfst and paged_biglm.
 
     strategy: cuda_wfst
     wfst:
@@ -6,11 +6,11 @@
       beam_width: 16.0               # of the search, natural log
       lm_weight: 1.0
       decoding_mode: nbest           # or mbr, lattice
-      max_active: 10000              # ours, as all that follows
+      max_active: 10000              # not in NeMo, like the keys below
       boosting_tree: {key_phrases_list: [acme, gdansk]}
       boosting_tree_alpha: 5.0
 
-With paged_biglm this LM or graph is the small LM's, and there is a large one:
+With paged_biglm, this is the LM or graph of the small LM, and there is a large LM:
 
     strategy: paged_biglm
     wfst:
@@ -18,9 +18,8 @@ With paged_biglm this LM or graph is the small LM's, and there is a large one:
       large_lm_path: large.packed    # from `nemo-gpu-decoding pack-lm`, or an ARPA file
       large_lm_weight: 1.0
 
-`beam_size` is the length of n-best lists, as with NeMo's Riva decoder. Riva's and k2's own options
-(`riva_decoding_cfg`, `k2_decoding_cfg`) mean nothing here: what is set there is an error that names the
-key to use.
+`beam_size` is the length of n-best lists, as with NeMo's Riva decoder. The options of Riva and k2
+(`riva_decoding_cfg`, `k2_decoding_cfg`) have no effect here: a value there raises an error with the key to use.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from nemo_gpu_decoding.search.word_graph.config import PagedBigLMConfig, WFSTCon
 
 DECODING_MODES = ("nbest", "mbr", "lattice")
 
-# What shapes a graph that is built from `arpa_lm_path`, with the values that it has if it is not set
+# Options of a graph that is built from `arpa_lm_path`, with their defaults
 BUILD_KEYS: dict[str, Any] = {
     "segmentations": 1,  # spellings of each word
     "added_words": None,  # words that the LM lacks: a list, or a text file of words or phrases
@@ -51,9 +50,9 @@ BUILD_KEYS: dict[str, Any] = {
 }
 MORE: dict[str, Any] = BUILD_KEYS | {
     "topology": None,  # compact, normal or minimal; None: compact, or the one inside a ready-made graph
-    "lattice_beam": None,  # natural log; None: beam_width, as NeMo's Riva decoder has it
-    # best texts over which confidence and minimum Bayes risk are taken; with posteriors: lattice, over all of the
-    # lattice, these are the texts that minimum Bayes risk chooses from
+    "lattice_beam": None,  # natural log; None: beam_width, as in NeMo's Riva decoder
+    # number of best texts for confidence and minimum Bayes risk; with posteriors: lattice, these use the whole
+    # lattice, and the texts are the candidates of minimum Bayes risk
     "posterior_paths": 20,
     "n_best": None,  # None: beam_size
     "words_path": None,  # words.txt of an OpenFst file without symbols
@@ -62,12 +61,12 @@ MORE: dict[str, Any] = BUILD_KEYS | {
     "boosting_tree_alpha": 1.0,
 }
 LARGE_LM: dict[str, Any] = {
-    "large_lm_path": None,  # packed, or an ARPA file, which is packed in memory whenever it is loaded
-    "small_lm_path": None,  # likewise; None: arpa_lm_path. For ready-made graphs: what they were made of
+    "large_lm_path": None,  # packed, or an ARPA file, which is packed in memory at each load
+    "small_lm_path": None,  # likewise; None: arpa_lm_path. For a ready-made graph: the LM that it was built from
 }
 RENAMED = {"beam": "beam_width"}
 RIVA = "riva_decoding_cfg.online_opts"
-COUNTERPARTS = {  # options of other decoders that NeMo's section holds, and ours that do the same
+COUNTERPARTS = {  # options of other decoders in NeMo's section -> the keys here with the same effect
     f"{RIVA}.decoder_opts.default_beam": "beam_width",
     f"{RIVA}.decoder_opts.max_active": "max_active",
     f"{RIVA}.decoder_opts.lattice_beam": "lattice_beam",
@@ -112,7 +111,7 @@ ABOUT_TOKENS = {  # keys of `boosting_tree` that are about tokens
 
 @dataclass(frozen=True)
 class WordGraphOptions(Options[WFSTConfig]):
-    """Everything that a `wfst` section says; `search.topology` is settled when the graph is there."""
+    """The values of a `wfst` section; `search.topology` is set when the graph is loaded."""
 
     decoding_mode: str
     graph: GraphOptions
@@ -120,19 +119,19 @@ class WordGraphOptions(Options[WFSTConfig]):
 
 @dataclass(frozen=True)
 class PagedOptions(WordGraphOptions):
-    """Everything that a `wfst` section says to paged_biglm."""
+    """The values of a `wfst` section for paged_biglm."""
 
     large: Path  # the large LM, packed or ARPA
-    small: Path  # the LM that the graph is made of, packed or ARPA
+    small: Path  # the LM of the graph, packed or ARPA
 
 
 def read_cuda_wfst(cfg: DictConfig) -> WordGraphOptions:
     """Options of cuda_wfst.
 
     Raises:
-        ValueError: a key of `wfst` is unknown, cannot apply to the strategy or has a wrong value, or no
-            LM is named; the message names the key.
-        FileNotFoundError: a file that is named does not exist.
+        ValueError: a key of `wfst` is unknown, has no effect on the strategy or has an invalid value, or no
+            LM is set; the message has the key.
+        FileNotFoundError: a file does not exist.
     """
     return WordGraphOptions(**_read(_values(CUDA_WFST, cfg), WFSTConfig))
 
@@ -158,13 +157,13 @@ def _values(section: Section, cfg: DictConfig) -> Values:
     _check_lm_is_named(cfg, section.strategy)
     values = section.read(cfg)
     if (cfg.get("beam") or {}).get("return_best_hypothesis") is False:
-        # `extract_nbest` of transcribe_speech.py says so there, whatever the strategy
+        # `extract_nbest` of transcribe_speech.py sets it there for every strategy
         return replace(values, entries={**values.entries, "return_best_hypothesis": False})
     return values
 
 
 def _check_lm_is_named(cfg: DictConfig, strategy: str) -> None:
-    """Scripts that fill `beam` alone cannot name the LM of a word graph: say which ones can."""
+    """Raise for scripts that set `beam` only, which cannot set the LM of a word graph; name scripts that can."""
     wfst = cfg.get("wfst") or {}
     lm = (cfg.get("beam") or {}).get("ngram_lm_model")
     if lm and not wfst.get("arpa_lm_path") and not wfst.get("wfst_lm_path"):
@@ -211,7 +210,7 @@ def _search_config(wfst: Values, search: type[WFSTConfig], n_best: int, mode: st
 
 
 def _backend(wfst: Values) -> Any:
-    """`device` is NeMo's word for it; its default, "cuda", says nothing: a search runs where it can."""
+    """The backend: "cpu" if NeMo's key `device` is "cpu"; its default "cuda" has no effect."""
     backend, device = wfst["backend"], wfst["device"]
     if device not in ("cuda", "cpu"):
         raise wfst.error(
@@ -260,7 +259,7 @@ def _graph_options(wfst: Values) -> GraphOptions:
 
 
 def _ready_made(wfst: Values, arpa: Path | None) -> tuple[Path | None, Path | None]:
-    """The graph that `wfst_lm_path` names; or, as in NeMo, where to keep one that is to be built."""
+    """The graph of `wfst_lm_path` or, as in NeMo, the file to save a new graph to."""
     text = wfst.text("wfst_lm_path")
     if text is None:
         return None, None
@@ -279,7 +278,7 @@ def _ready_made(wfst: Values, arpa: Path | None) -> tuple[Path | None, Path | No
 
 def _check_not_built(wfst: Values, arpa: Path | None) -> None:
     shaping = [key for key, unset in BUILD_KEYS.items() if wfst[key] != unset]
-    if arpa is not None:  # as in NeMo: what was built for this config before is used again
+    if arpa is not None:  # as in NeMo, the graph of an earlier run with this config is used
         logging.warning(
             f"`wfst.wfst_lm_path` exists and is used as it is; `wfst.arpa_lm_path`"
             f"{''.join(f', `wfst.{key}`' for key in shaping)} would shape a new one."
@@ -324,7 +323,7 @@ def _added_words(wfst: Values) -> tuple[str, ...] | Path:
 
 
 def _small_lm(wfst: Values) -> Path:
-    """Where the small LM's own scores come from, which the search takes back at every word."""
+    """The file of the small LM, whose scores the search subtracts at each word."""
     if wfst["small_lm_path"] is not None and wfst["arpa_lm_path"] is not None:
         raise ValueError(
             "wfst.small_lm_path and wfst.arpa_lm_path are both set, expected one of them: the LM of the "

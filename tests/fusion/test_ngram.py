@@ -147,7 +147,7 @@ def test_the_encodings_give_the_same_lm(load):
 def test_two_possible_readings_are_not_guessed(load):
     text = arpa_text(random_table([str(i) for i in range(V)], 2, 0.4, seed=6))
     digits = Vocabulary(tuple("543210"), "char")
-    with pytest.raises(ValueError, match="may be read as ids or pieces; give encoding"):
+    with pytest.raises(ValueError, match="fit the encodings ids and pieces, expected one; set encoding"):
         load(text, vocabulary=digits)
     assert load(text, vocabulary=digits, encoding="ids").num_arcs
 
