@@ -128,7 +128,7 @@ ONLY_CUDA = {
     "cuda": {"common", "graph_condition"},
     "lm": {"paged"},
     "search": {"rank_key", "rows"},
-    "search/flexctc_beam": {"beam", "frame", "kernel", "select"},
+    "search/flexctc_beam": {"beam", "kernel", "select"},
     "search/transducer": {"pool"},
     "search/word_graph": {
         "arc_ranges", "compact", "expand", "graph", "kernel", "links", "workspace",
