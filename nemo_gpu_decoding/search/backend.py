@@ -33,21 +33,17 @@ def choose_backend(wanted: str, device: torch.device, obstacle: Obstacle = no_ke
         ValueError: `wanted` is "cuda" and the kernels cannot run; the message gives the reason.
     """
     if wanted == "cpu" or (wanted == "auto" and device.type != "cuda"):
-        _say_once(f"backend cpu for tensors on {device}, as {_because(wanted)}")
+        _say_once(f"backend cpu for tensors on {device} (option backend={wanted})")
         return "cpu"
     gpu = runtime().device_for(device)
     why_not = runtime().why_not(gpu) or obstacle(gpu)
     if why_not is None:
-        _say_once(f"backend cuda for tensors on {device}, as {_because(wanted)}")
+        _say_once(f"backend cuda for tensors on {device} (option backend={wanted})")
         return "cuda"
     if wanted == "cuda":
         raise ValueError(f"backend is 'cuda' for tensors on {device}, expected 'cpu' or 'auto': {why_not}")
     _say_once(f"backend cpu for tensors on {device}, which are copied to the host: {why_not}")
     return "cpu"
-
-
-def _because(wanted: str) -> str:
-    return "that is where they are" if wanted == "auto" else "it was asked for"
 
 
 @lru_cache(maxsize=32)

@@ -77,8 +77,8 @@ def test_the_choice_is_said_once(said):
             backend.choose_backend("auto", GPU, nothing)
             backend.choose_backend("auto", CPU, nothing)
     assert said() == [
-        "backend cuda for tensors on cuda:0, as that is where they are",
-        "backend cpu for tensors on cpu, as that is where they are",
+        "backend cuda for tensors on cuda:0 (option backend=auto)",
+        "backend cpu for tensors on cpu (option backend=auto)",
     ]
 
 
