@@ -101,3 +101,12 @@ def test_rows_that_will_be_skipped_are_named_first(without, capsys):
     with pytest.raises(pytest.fail.Exception, match="a task was made"):
         run_module.run(BenchOptions(tasks=["synthetic"]))
     assert f"rows beside pyctcdecode are skipped: {text.PYCTCDECODE.unavailable()}\n" in capsys.readouterr().err
+
+
+def test_seconds_of_compilation():
+    command = [sys.executable, "-m", "benchmarks.compile_seconds", "flexctc_beam"]
+    shown = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    name, _, _, _, seconds, _, functions = shown.splitlines()[1].split()
+    assert name == "flexctc_beam"
+    assert float(seconds) > 0.5  # the cache was empty
+    assert int(functions) > 10

@@ -1,7 +1,7 @@
 """CPU seconds that the first decoding of each strategy takes with an empty cache of compiled code.
 
-    python scripts/compile_seconds.py              # all strategies
-    python scripts/compile_seconds.py cuda_wfst
+    python -m benchmarks.compile_seconds              # all strategies
+    python -m benchmarks.compile_seconds cuda_wfst
 
 Each strategy decodes two utterances of `assets/hard_speech` with an LM, in a separate process with an empty cache. The
 compilation of the code that reads LMs and graphs is a separate column.
@@ -24,10 +24,10 @@ STRATEGIES = ("flexctc_beam", "alsd_pp", "aes_pp", "cuda_wfst", "paged_biglm")
 
 def measure(strategy: str) -> str:
     """One row: seconds of the decoder's construction and of its first call, functions compiled."""
-    from nemo_gpu_decoding.bench.options import GRAPH_STRATEGIES, BenchOptions
-    from nemo_gpu_decoding.bench.ours import OURS
-    from nemo_gpu_decoding.bench.peers.base import Setting
-    from nemo_gpu_decoding.bench.sources import make_tasks
+    from benchmarks.options import GRAPH_STRATEGIES, BenchOptions
+    from benchmarks.ours import OURS
+    from benchmarks.peers.base import Setting
+    from benchmarks.sources import make_tasks
 
     options = BenchOptions(strategy=strategy, tasks=["speech"], threads=1)
     task = make_tasks(options)[0]
@@ -50,9 +50,8 @@ def main() -> int:
     for strategy in sys.argv[1:] or STRATEGIES:
         with tempfile.TemporaryDirectory() as folder:
             environment = {**os.environ, CACHE_VARIABLE: folder, "OMP_NUM_THREADS": "1"}
-            row = subprocess.run(
-                [sys.executable, __file__, "--row", strategy], env=environment, check=True, text=True, stdout=-1
-            )
+            command = [sys.executable, "-m", "benchmarks.compile_seconds", "--row", strategy]
+            row = subprocess.run(command, env=environment, check=True, text=True, stdout=subprocess.PIPE)
         print(row.stdout, end="", flush=True)
     return 0
 
