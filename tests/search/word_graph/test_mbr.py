@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding.search.result import ScoreParts
-from nemo_gpu_decoding.search.word_graph.determinize import WORD_ARC
-from nemo_gpu_decoding.search.word_graph.mbr import align, matches, minimum_bayes_risk, with_confidence
+from nemo_gpu_decoding.search.word_graph.lattice.determinize import WORD_ARC
+from nemo_gpu_decoding.search.word_graph.lattice.mbr import align, matches, minimum_bayes_risk, with_confidence
+from nemo_gpu_decoding.search.word_graph.lattice.word_lattice import WordLattice
 from nemo_gpu_decoding.search.word_graph.result import Word, WordPath
-from nemo_gpu_decoding.search.word_graph.word_lattice import WordLattice
 
 WORDS = ("<eps>", "a", "b", "c")
 
