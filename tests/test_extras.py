@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import sys
 from functools import cache
 from pathlib import Path
@@ -178,8 +179,8 @@ def test_modules_that_are_installed_or_not_needed_are_no_matter(lacking, monkeyp
     assert "xmlrpc" not in sys.modules
 
 
-ARPA = str(ROOT / "assets" / "self" / "lm" / "word3.arpa")
-PRESETS = ROOT / "assets" / "self"
+ARPA = shlex.quote(str(ROOT / "assets" / "self" / "lm" / "word3.arpa"))
+PRESETS = shlex.quote(str(ROOT / "assets" / "self"))
 
 
 @pytest.mark.parametrize(
@@ -213,7 +214,7 @@ PRESETS = ROOT / "assets" / "self"
     ],
 )
 def test_what_a_command_needs(command, expected):
-    name, *arguments = command.split()
+    name, *arguments = shlex.split(command)
     assert needed(name, parse_options(load_command(name).OPTIONS, arguments)) == expected
 
 

@@ -11,6 +11,7 @@ import itertools
 import logging
 import time
 from collections import deque
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
 from nemo_gpu_decoding.live.metrics import Metrics
@@ -184,15 +185,23 @@ class Batcher:
     def _try(self, chunks: list[Chunk]) -> list[StepOutput] | BaseException:
         """A step, in the recognizer's thread. Exceptions are returned, also SystemExit, which would end the thread."""
         try:
-            self._drop()
+            self._drop(later={chunk.stream for chunk in chunks})
             return self.recognizer.step(chunks)
         except BaseException as error:
             return error
 
-    def _drop(self) -> None:
-        """Drop the streams that crashed, in the recognizer's thread."""
-        while self._lost:
+    def _drop(self, later: Collection[int] = ()) -> None:
+        """Drop the streams that crashed, in the recognizer's thread.
+
+        Args:
+            later: streams of the next step. It may begin a stream that crashed after its chunk was taken, so that a
+                drop before the step would be too early.
+        """
+        for _ in range(len(self._lost)):
             stream = self._lost.popleft()
+            if stream in later:
+                self._lost.append(stream)
+                continue
             try:
                 self.recognizer.drop([stream])
             except Exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -22,8 +23,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from nemo_gpu_decoding.live import batcher as batcher_module
+from nemo_gpu_decoding.live.batcher import Batcher
 from nemo_gpu_decoding.live.server import LiveServer
-from nemo_gpu_decoding.live.session import Limits, Session, read_start
+from nemo_gpu_decoding.live.session import Limits, Session, Start, read_start
 from tests.live.test_server import (
     FATAL,
     NumberReader,
@@ -175,6 +177,25 @@ def test_the_stream_at_fault_is_found_in_a_batch():
     assert reader.batches[:5] == [4, 1, 1, 1, 1]
     assert [code for _, code in found] == [1000, 1000, 1011, 1000]
     assert [finals(own) for own, _ in found] == [["1"], ["2"], [], ["4"]]
+
+
+def test_a_stream_that_crashes_between_its_first_chunk_and_the_step_is_dropped():
+    """The step begins the stream, so a drop before the step is too early."""
+    reader = NumberReader()
+    batcher = Batcher(reader, Limits())
+
+    async def run():
+        session = await batcher.open(Start())
+        session.feed(audio(1))
+        batch = batcher._take()
+        batcher.crash(session, ValueError("the client has gone"))
+        await batcher._step(batch)
+        assert list(reader.streams)
+        batcher._drop()
+
+    asyncio.run(run())
+    batcher.close()
+    assert not reader.streams
 
 
 def test_streams_beyond_a_batch_take_turns():

@@ -215,7 +215,7 @@ def test_an_existing_graph_wins_over_the_lm_with_a_warning_as_in_nemo(read, tmp_
 
 
 def test_our_keys_do_not_stand_beside_the_section(read):
-    with pytest.raises(ValueError, match=r"expected it in there: wfst\.max_active"):
+    with pytest.raises(ValueError, match=r"expected inside: wfst\.max_active"):
         read({"max_active": 10})
 
 
@@ -346,7 +346,7 @@ def test_paged_files_that_do_not_exist(read_paged, key, lms):
 
 
 def test_paged_our_keys_do_not_stand_beside_the_section(read_paged):
-    with pytest.raises(ValueError, match=r"expected it in there: wfst\.large_lm_path"):
+    with pytest.raises(ValueError, match=r"expected inside: wfst\.large_lm_path"):
         read_paged({"large_lm_path": "large.packed"})
 
 

@@ -13,12 +13,12 @@ import pytest
 
 from tests.assets import ROOT
 
-MAKE = f"""#!{sys.executable}
+MAKE = r"""
 import json, os, pathlib, sys
 target = sys.argv[1]
 home = sorted(os.listdir(os.environ["HOME"]))
 with open(os.environ["LOG"], "a") as log:
-    log.write(json.dumps([target, os.getcwd(), home, os.environ.get("XDG_CACHE_HOME")]) + "\\n")
+    log.write(json.dumps([target, os.getcwd(), home, os.environ.get("XDG_CACHE_HOME")]) + "\n")
 if target == "demo" and os.environ["PICTURE"] == "yes":
     pathlib.Path("build").mkdir()
     pathlib.Path("build/demo.png").write_text("a picture")
@@ -33,8 +33,9 @@ def ci(tmp_path):
     for folder in (clone / ".ci", tools, home / "files"):
         folder.mkdir(parents=True)
     shutil.copy(ROOT / ".ci" / "run", clone / ".ci" / "run")
+    (tools / "make.py").write_text(MAKE)
     make = tools / "make"
-    make.write_text(MAKE)
+    make.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{tools}/make.py" "$@"\n')
     make.chmod(0o755)
     log = tmp_path / "log"
 
