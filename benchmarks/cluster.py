@@ -49,9 +49,10 @@ class EmissionModel:
         setting = Setting(max(options.beams), threads=options.threads)
         self.search = OURS[options.strategy](options, self.task, setting)
 
-    def encode(self, files: Sequence[Path], batch_size: int) -> Iterator[Outputs]:
+    def encode(self, files: Sequence[Path | np.ndarray], batch_size: int) -> Iterator[Outputs]:
         count = len(self.task.lengths)
-        chosen = torch.tensor([int(file.stem) % count if file.stem.isdigit() else 0 for file in files])
+        numbers = [int(file.stem) if isinstance(file, Path) and file.stem.isdigit() else 0 for file in files]
+        chosen = torch.tensor(numbers) % count
         lengths = self.task.lengths[chosen]
         yield {"inputs": self.task.inputs[chosen, : int(lengths.max())], "lengths": lengths}
 

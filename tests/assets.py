@@ -9,6 +9,13 @@ CTC_MODEL = ASSETS / "models" / "self_ctc.nemo"
 HYBRID_MODEL = ASSETS / "models" / "self_hybrid_rnnt.nemo"
 
 
+def quoted(value) -> str:
+    """A value for an override of Hydra's, whose grammar asks for quotes around a path with spaces or accents."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    return QuotedString(str(value), Quote.single).with_quotes()
+
+
 def sentencepiece_processor():
     """The tokenizer of the shipped checkpoints."""
     import sentencepiece

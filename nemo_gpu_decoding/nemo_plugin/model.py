@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # output of NeMo's forward pass for a batch: log-probs [B, T, V + 1] or encoder output [B, D, T], and lengths [B]
 Outputs = dict[str, Tensor]
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("nemo_gpu_decoding")
 
 
 @dataclass(frozen=True)

@@ -246,7 +246,8 @@ class EmulatedModule:
         def line(match: re.Match[str]) -> str:
             offset = int(match[1], 16) - start - 1  # a return address: the call is before it
             command = ["addr2line", "-e", str(self._library), hex(offset)]
-            found = subprocess.run(command, capture_output=True, text=True).stdout.split(" ")[0].strip()
+            found = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+            found = re.sub(r" \(discriminator \d+\)$", "", found)  # nothing else: the path may have spaces
             return found if found and not found.startswith("?") else match[0]
 
         try:

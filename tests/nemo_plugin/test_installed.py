@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from nemo_gpu_decoding.presets import conf_folder
+from tests.assets import quoted
 
 pytestmark = pytest.mark.slow
 
@@ -102,16 +103,16 @@ def result_of(assets, files, tmp_path_factory):
         "strategy": ["ctc_decoding.strategy=flexctc_beam"],
         "word graph": [
             "+ctc_decoding=cuda_wfst",
-            f"ctc_decoding.wfst.arpa_lm_path={assets / 'lm' / 'word3.arpa'}",
+            f"ctc_decoding.wfst.arpa_lm_path={quoted(assets / 'lm' / 'word3.arpa')}",
             "+ctc_decoding.wfst.boosting_tree.key_phrases_list=[graam]",
             "+ctc_decoding.wfst.boosting_tree_alpha=8",
         ],
     }
     if find_spec("kaldifst") is None:
         del ways["word graph"]
-    model = f"model_path={assets / 'models' / 'self_ctc.nemo'}"
-    two_files = f"files=[{files[0]},{files[2]}]"
-    lines = [[model, two_files, f"output={folder / str(n)}", *way] for n, way in enumerate(ways.values())]
+    model = f"model_path={quoted(assets / 'models' / 'self_ctc.nemo')}"
+    two_files = f"files=[{quoted(files[0])},{quoted(files[2])}]"
+    lines = [[model, two_files, f"output={quoted(folder / str(n))}", *way] for n, way in enumerate(ways.values())]
     (folder / "lines.json").write_text(json.dumps(lines))
     done = run(SCRIPT, folder / "lines.json", cwd=folder)
 

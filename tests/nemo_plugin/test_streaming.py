@@ -31,6 +31,7 @@ from nemo_gpu_decoding import register
 from nemo_gpu_decoding.live.slots import Slots
 from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin import searching_pipelines, streaming
+from tests.assets import quoted
 from tests.nemo_plugin.conftest import SELF
 from tests.nemo_plugin.usage import one_shot, texts, write_manifest
 
@@ -170,8 +171,9 @@ def script_texts(folder, monkeypatch, manifest, kind, head, overrides=()) -> lis
     output = folder / "output.json"
     (folder / "script.py").write_text(SCRIPT)
     (folder / "config.yaml").write_text(OmegaConf.to_yaml(config))
-    where = f"--config-path={folder}", "--config-name=config", f"hydra.run.dir={folder}"
-    paths = f"+audio_file={manifest}", f"+output_filename={output}", f"+output_dir={folder / 'out'}"
+    where = f"--config-path={folder}", "--config-name=config", f"hydra.run.dir={quoted(folder)}"
+    paths = {"audio_file": manifest, "output_filename": output, "output_dir": folder / "out"}
+    paths = [f"+{key}={quoted(path)}" for key, path in paths.items()]
     monkeypatch.setattr("sys.argv", ["script.py", *where, *paths, *overrides])
     runpy.run_path(str(folder / "script.py"), run_name="__main__")
     return [json.loads(line)["pred_text"] for line in output.read_text().splitlines()]
@@ -192,8 +194,8 @@ def test_a_streaming_script_searches_by_overrides_alone(kind, head, tmp_path, mo
     )
     lm_weight, boosting_weight, *beam = SCRIPTED[kind, head]
     fused = {
-        "ngram_lm_model": SELF / "lm" / "tok3.arpa", "ngram_lm_alpha": lm_weight,
-        "boosting_tree.key_phrases_file": SELF / "phrases.txt", "boosting_tree_alpha": boosting_weight,
+        "ngram_lm_model": quoted(SELF / "lm" / "tok3.arpa"), "ngram_lm_alpha": lm_weight,
+        "boosting_tree.key_phrases_file": quoted(SELF / "phrases.txt"), "boosting_tree_alpha": boosting_weight,
     }  # fmt: skip
     if head == "ctc":
         fused["beam_threshold"] = 30.0

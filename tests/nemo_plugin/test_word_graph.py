@@ -113,12 +113,12 @@ def test_the_decoder_has_the_options_of_the_section(ctc_model, cfg):
     assert decoder.fusion.lm_weight == 0.8
 
 
-def test_the_graph_is_made_once_and_only_when_needed(ctc_model, cfg, files, graph_cache, monkeypatch):
+def test_the_graph_is_made_once_at_the_change(ctc_model, cfg, files, graph_cache, monkeypatch):
     made = []
     monkeypatch.setattr(load, "build_graph", lambda *a, **k: made.append(a) or build_graph(*a, **k))
     before = set(graph_cache.glob("*.graph"))
     ctc_model.change_decoding_strategy(cfg(segmentations=2), verbose=False)
-    assert made == []
+    assert len(made) == 1
     ctc_model.transcribe(files[:2], batch_size=1, verbose=False)
     first = ctc_model.decoding.decoding
     ctc_model.transcribe(files[:1], timestamps=True, verbose=False)  # makes a new decoding object
