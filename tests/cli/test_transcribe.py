@@ -243,8 +243,7 @@ def odd_files(folder, source):
 
 
 @pytest.mark.parametrize("out", ["odd.jsonl", "parts/"])
-def test_bad_audio_costs_its_own_row(out, assets, manifest, tmp_path, capsys, caplog):
-    caplog.set_level("WARNING", "nemo_gpu_decoding")  # other tests change the level of pytest's handler
+def test_bad_audio_costs_its_own_row(out, assets, manifest, tmp_path, capsys, messages):
     odd = odd_files(tmp_path, rows_of(manifest)[0])
     arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={odd}", f"out={tmp_path}/{out}", "batch_size=3"]
     assert main(["transcribe", *arguments]) == (0 if out.endswith("/") else 1)
@@ -259,7 +258,7 @@ def test_bad_audio_costs_its_own_row(out, assets, manifest, tmp_path, capsys, ca
     assert "ffmpeg -i talk.m4a -ac 1 -ar 16000 talk.wav" in errors["talk.m4a"]
     assert found["good.wav"]["wer"] < 0.3
     assert found["stereo.wav"]["pred_text"] == found["44k.wav"]["pred_text"] == found["good.wav"]["pred_text"]
-    assert caplog.text.count("stereo.wav has 2 channels; they are averaged") == 1
+    assert "".join(messages).count("stereo.wav has 2 channels; they are averaged") == 1
     if out.endswith("jsonl"):
         assert all(error in err for error in errors.values())
         assert "4 of 9 utterances failed" in err
@@ -278,15 +277,14 @@ def test_the_channel_that_is_selected_is_decoded(assets, manifest, tmp_path, cap
     assert capsys.readouterr().out == chosen
 
 
-def test_tune_decodes_files_of_several_channels(assets, manifest, tmp_path, caplog):
-    caplog.set_level("WARNING", "nemo_gpu_decoding")
+def test_tune_decodes_files_of_several_channels(assets, manifest, tmp_path, messages):
     rows = rows_of(manifest)
     samples, rate = soundfile.read(rows[0]["audio_filepath"])
     soundfile.write(tmp_path / "stereo.wav", np.stack([samples, samples], 1), rate)
     manifest.write_text("\n".join(map(json.dumps, [{**rows[0], "audio_filepath": "stereo.wav"}, rows[1]])))
     arguments = [f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}", "beam_size=[2]", "beam_beta=[0]"]
     assert main(["tune", *arguments, f"out={tmp_path}/best.yaml"]) == 0
-    assert "stereo.wav has 2 channels" in caplog.text
+    assert "stereo.wav has 2 channels" in "".join(messages)
 
 
 @pytest.mark.parametrize("model", ["self_ctc", "self_hybrid_rnnt"])
