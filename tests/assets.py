@@ -10,7 +10,7 @@ HYBRID_MODEL = ASSETS / "models" / "self_hybrid_rnnt.nemo"
 
 
 def quoted(value) -> str:
-    """A value for an override of Hydra's, whose grammar asks for quotes around a path with spaces or accents."""
+    """A value as Hydra's overrides take it: quoted, because paths may have spaces or accents."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
     return QuotedString(str(value), Quote.single).with_quotes()
