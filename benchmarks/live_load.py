@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import json
 import random
 import re
@@ -210,12 +209,6 @@ def texts_without_a_server(recognizer: Recognizer, speech: list[np.ndarray], mos
     return texts
 
 
-def _give_back() -> None:
-    """Return free memory to the system, so that the memory of this process is what the server needs."""
-    with contextlib.suppress(AttributeError, OSError):  # where the C library is another
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 def command_of(serve: ServeOptions) -> list[str]:
     keys = ("model", "strategy", "lm", "port", "max_streams", "left_seconds", "right_seconds")
     options = [f"{key}={getattr(serve, key)}" for key in keys if getattr(serve, key) is not None]
@@ -293,7 +286,6 @@ class Load:
         loop = asyncio.get_running_loop()
         started = loop.time()
         while True:
-            _give_back()
             self.memory.append((loop.time() - started, await metric("resident_bytes") / 1e6))
             await asyncio.sleep(0.5)
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gc
 import hmac
 import ipaddress
@@ -46,6 +47,7 @@ OUTCOMES = frozenset(
     ("end", "restart", "disconnect", "send_seconds", "streams", "idle_seconds", "audio", "server", *Start._fields)
 )
 MESSAGES = 4  # maximum number of unread messages per client
+TRIM_SECONDS = 10.0  # between two returns of free memory to the system
 PAGE_RULES = (
     "default-src 'none'; script-src 'unsafe-inline' blob:; style-src 'unsafe-inline'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -138,6 +140,7 @@ class LiveServer(uvicorn.Server):
     @contextlib.asynccontextmanager
     async def _life(self, app: Starlette) -> AsyncIterator[None]:
         self._running = asyncio.create_task(self.batcher.run())
+        trimming = asyncio.create_task(_return_free_memory())
         # NeMo and a model are 750,000 objects that live as long as the server. Frozen objects are not visited by the
         # collector, so that collections are short and free the objects of ended streams early.
         gc.freeze()
@@ -147,6 +150,7 @@ class LiveServer(uvicorn.Server):
         finally:
             gc.unfreeze()
             self._running.cancel()
+            trimming.cancel()
             await asyncio.to_thread(self.batcher.close)
 
     # ------------------------------------------------------------------------------------- routes
@@ -335,6 +339,16 @@ class LiveServer(uvicorn.Server):
             transport = getattr(connection, "transport", None)
             if transport is not None and getattr(connection, "client", None) == socket.scope["client"]:
                 transport.abort()
+
+
+async def _return_free_memory() -> None:
+    """Return free memory to the system every `TRIM_SECONDS`. Buffers of many sizes fragment the heap of the C library,
+    which would grow for hours."""
+    with contextlib.suppress(AttributeError, OSError):  # C libraries other than glibc lack the function
+        trim = ctypes.CDLL(None).malloc_trim
+        while True:
+            await asyncio.sleep(TRIM_SECONDS)
+            trim(0)
 
 
 async def _receive(socket: WebSocket) -> str | bytes:

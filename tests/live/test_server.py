@@ -29,6 +29,7 @@ from websockets.sync.client import connect
 from nemo_gpu_decoding.checks import FieldError, check_int
 from nemo_gpu_decoding.cli import serve
 from nemo_gpu_decoding.cli.main import main
+from nemo_gpu_decoding.live import server as server_module
 from nemo_gpu_decoding.live.batcher import Batcher
 from nemo_gpu_decoding.live.recognizer import Alternative, StepOutput, Word, Words
 from nemo_gpu_decoding.live.server import Address, LiveServer
@@ -608,3 +609,26 @@ def test_shutdown_does_not_wait_for_ever():
         server.should_exit = True
         _, code = messages(socket)
         assert code != 1000
+
+
+def test_free_memory_returns_to_the_system_while_the_server_runs(monkeypatch):
+    trimmed = []
+
+    class Library:
+        def __init__(self, name):
+            assert name is None
+
+        def malloc_trim(self, kept):
+            trimmed.append(kept)
+
+    monkeypatch.setattr(server_module.ctypes, "CDLL", Library)
+    monkeypatch.setattr(server_module, "TRIM_SECONDS", 0.01)
+    with running():
+        deadline = time.monotonic() + 10
+        while len(trimmed) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert set(trimmed) == {0}
+    ended = len(trimmed)
+    time.sleep(0.05)
+    assert len(trimmed) == ended
