@@ -19,20 +19,14 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import UtteranceFusion, of_utterance
 from nemo_gpu_decoding.jit import compiled, linked
-from nemo_gpu_decoding.search.log_space import IMPOSSIBLE, log_add
-from nemo_gpu_decoding.search.text_hash import extended_hash
+from nemo_gpu_decoding.search.candidates import insert
+from nemo_gpu_decoding.search.numerics import IMPOSSIBLE, extended_hash, log_add
 from nemo_gpu_decoding.search.transducer.beam import extend, find_duplicate
 from nemo_gpu_decoding.search.transducer.config import AESConfig
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
-from nemo_gpu_decoding.search.transducer.expand import (
-    count_within_gamma,
-    insert,
-    new_candidates,
-    offer_blanks,
-    offer_tokens,
-)
+from nemo_gpu_decoding.search.transducer.expand import count_within_gamma, new_candidates, offer_blanks, offer_tokens
 from nemo_gpu_decoding.search.transducer.merge import add_node, begin_step, merge
-from nemo_gpu_decoding.search.transducer.records import CANDIDATE, HYPOTHESIS, KEEP
+from nemo_gpu_decoding.search.transducer.records import CANDIDATE, HYPOTHESIS, KEEP, NO_SCORE
 from nemo_gpu_decoding.search.transducer.scoring import (
     AES_CEILING,
     duration_log_prob,
@@ -120,7 +114,8 @@ def _expand(b, k, data, params, fusion, best):
     hypothesis = data.state.beam[b, k]
     if not hypothesis.open:
         lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
-        return insert(best, 0, hypothesis.score, k, KEEP, lm_state, boosting_state)
+        _, count = insert(best, 0, hypothesis.score, k, KEEP, lm_state, boosting_state)
+        return count
     row = data.log_probs[data.row_of[b, k]]
     none = np.float32(0.0)
     ranked_by = fusion if params.late else UtteranceFusion(fusion.lm, fusion.boosting, none, none)
@@ -191,7 +186,7 @@ def _best_of(pool, n, best):
             if i != leader:
                 score = log_add(score, pool.items[i].score)
         item = pool.items[leader]
-        count = insert(best, count, score, item.parent, item.choice, item.lm_state, item.boosting_state)
+        _, count = insert(best, count, score, item.parent, item.choice, item.lm_state, item.boosting_state)
         begin = end
     return count
 
@@ -205,7 +200,7 @@ def _force_blanks(b, data, params, durations, fusion):
         hypothesis = beam[k]
         if hypothesis.open:
             row = data.log_probs[data.row_of[b, k]]
-            score, choice = forced_blank(row, hypothesis, False, params, fusion)
+            score, choice = forced_blank(row, hypothesis, NO_SCORE, params, fusion)
             hypothesis.score = score
             hypothesis.node = add_node(b, hypothesis, choice, row[params.vocab_size], data, params, durations)
             extend(hypothesis, choice, params, durations)

@@ -1,8 +1,9 @@
 """`ALSDPlusPlus`: alignment-length synchronous decoding of RNN-T and TDT models [ALSD++/AES++].
 
 In every step each hypothesis reads its present frame. Its extensions are the blank and all tokens, in TDT each with a
-duration. The K best extensions of all hypotheses form the new beam; hypotheses with equal text and frame are
-recombined by adding probabilities. The score of a hypothesis is
+duration; the number of an extension is its `choice`, label * D + index of the duration (`beam.py`). The K best
+extensions of all hypotheses form the new beam; hypotheses with equal text and frame are recombined by adding
+probabilities. The score of a hypothesis is
     log P_transducer + alpha_LM log P_LM(text) + alpha_PB boost(text)
 with blanks scored as in `scoring.py`. The blanks of all hypotheses are offered first: they need no LM, and give the
 floor that a token must reach before the LM is queried (`expand.py`).
@@ -16,11 +17,12 @@ import numpy as np
 
 from nemo_gpu_decoding.fusion.batch import of_utterance
 from nemo_gpu_decoding.jit import compiled, linked
+from nemo_gpu_decoding.search.candidates import insert
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
-from nemo_gpu_decoding.search.transducer.expand import best_labels, insert, new_candidates, offer_blanks, offer_tokens
+from nemo_gpu_decoding.search.transducer.expand import best_labels, new_candidates, offer_blanks, offer_tokens
 from nemo_gpu_decoding.search.transducer.merge import begin_step, merge
-from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, KEEP
+from nemo_gpu_decoding.search.transducer.records import HYPOTHESIS, KEEP, NO_SCORE
 from nemo_gpu_decoding.search.transducer.scoring import (
     ALSD_CEILING,
     duration_log_prob,
@@ -71,14 +73,14 @@ def _offer_without_look_ups(b, data, params, fusion, candidates):
         hypothesis = data.state.beam[b, k]
         lm_state, boosting_state = hypothesis.lm_state, hypothesis.boosting_state
         if data.row_of[b, k] < 0:
-            count = insert(candidates, count, hypothesis.score, k, KEEP, lm_state, boosting_state)
+            _, count = insert(candidates, count, hypothesis.score, k, KEEP, lm_state, boosting_state)
             continue
         row = data.log_probs[data.row_of[b, k]]
         if hypothesis.symbols >= params.max_symbols:
             # with early pruning a forced blank keeps its plain score, as in NeMo
-            weighted = params.weighted_blank and params.late
-            score, choice = forced_blank(row, hypothesis, weighted, params, fusion)
-            count = insert(candidates, count, score, k, choice, lm_state, boosting_state)
+            blank_mode = params.blank_mode if params.late else NO_SCORE
+            score, choice = forced_blank(row, hypothesis, blank_mode, params, fusion)
+            _, count = insert(candidates, count, score, k, choice, lm_state, boosting_state)
         elif params.late:
             count = offer_blanks(row, hypothesis, k, params, fusion, candidates, count)
     return count
@@ -93,7 +95,7 @@ def _offer_labels(labels, row, hypothesis, k, params, fusion, candidates, count)
         for d in range(params.num_durations):
             score = hypothesis.score + (base + duration_log_prob(row, params, d))
             choice = label * params.num_durations + d
-            count = insert(candidates, count, score, k, choice, lm_state, boosting_state)
+            _, count = insert(candidates, count, score, k, choice, lm_state, boosting_state)
     return count
 
 
