@@ -16,7 +16,6 @@ from nemo_gpu_decoding.search.flexctc_beam.backpointers import (
     grown,
     new_traces,
     shared_frames,
-    trace_alignment,
     without_first,
 )
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
@@ -87,20 +86,12 @@ class CPUEngine(Engine):
         committed = [self._committed[b] for b in rows]
         first = np.array([own.frames for own in committed], np.int64) - dropped
         most = int((last - first).max(initial=0))
-        traces = new_traces(len(numbers), n_best, most)
+        traces = new_traces(len(numbers), n_best, most, alignments=self._config.alignments)
 
         def trace_back_rows(which: np.ndarray) -> None:
             trace_back_all(which, numbers, first, state, self._params, order, traces)
 
         for_each_share(trace_back_rows, last - first + 1, self._config.threads)
-        labels = log_probs = None
-        if self._config.alignments:
-            labels = np.empty((len(numbers), n_best, most), np.int32)
-            log_probs = np.empty((len(numbers), n_best, most), np.float32)
-            for r, n in np.argwhere(order >= 0):
-                frames_of = int(first[r]), int(last[r])
-                slot = order[r, n]
-                trace_alignment(state.back_pointers, numbers[r], frames_of, slot, labels[r, n], log_probs[r, n])
         if dropped.any():
             traces = traces._replace(frames=traces.frames + dropped[:, None, None].astype(np.int32))
         shared = last.copy()
@@ -108,7 +99,7 @@ class CPUEngine(Engine):
             for r, b in enumerate(rows):
                 shared[r] = shared_frames(state.back_pointers, b, int(last[r]), int(state.sizes[b]))
         ends, shared = last + dropped, shared + dropped
-        return NBestArrays(numbers, ends, order, scores, without_final, traces, shared, committed, labels, log_probs)
+        return NBestArrays(numbers, ends, order, scores, without_final, traces, shared, committed)
 
     def commit(self, rows: Sequence[int]) -> None:
         commit_shared(self.results(rows, 1, final=False), self._params, self._fusion.arrays)

@@ -405,11 +405,9 @@ class _DeviceResults:
             got["order"],
             got["scores"],
             got["without_final"].astype(bool),
-            Traces(*(got[name] for name in Traces._fields)),
+            Traces(*(got.get(name, got["tokens"][..., :0]) for name in Traces._fields)),  # no alignments: T = 0
             got["shared"] + dropped,
             committed,
-            got.get("alignment"),
-            got.get("alignment_log_probs"),
         )
         return found, reached
 

@@ -114,7 +114,7 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
         exists = found.order >= 0
         counts = np.where(exists, found.traces.lengths, 0)
         is_used = np.arange(found.traces.tokens.shape[2]) < counts[..., None]
-        tokens, frames, repeats, confidence = (values[is_used] for values in found.traces[1:])
+        tokens, frames, repeats, confidence = (values[is_used] for values in found.traces[1:5])
         ends = np.cumsum(counts).reshape(counts.shape)
         lengths = counts + np.array([0 if head is None else len(head["tokens"]) for head in heads])[:, None]
         scores, insertion = found.scores.astype(np.float64), self.config.beam_beta * lengths
@@ -139,10 +139,10 @@ class FlexCTCBeam(Decoder[FlexCTCConfig, NBest]):
 
     def _alignment(self, found: NBestArrays, r: int, n: int) -> dict[str, np.ndarray]:
         """Fields of a path after the committed frames, if the config has `alignments`."""
-        if found.alignment is None or found.alignment_log_probs is None:
+        if not self.config.alignments:
             return {}
-        part = slice(int(found.frames[r]) - found.committed[r].frames)
+        traces, part = found.traces, slice(int(found.frames[r]) - found.committed[r].frames)
         return {
-            "alignment": found.alignment[r, n, part].copy(),
-            "alignment_log_probs": found.alignment_log_probs[r, n, part].copy(),
+            "alignment": traces.alignment[r, n, part].copy(),
+            "alignment_log_probs": traces.alignment_log_probs[r, n, part].copy(),
         }

@@ -17,7 +17,7 @@ from nemo_gpu_decoding.search.nbest import add_text_scores, merge_equal_texts, s
 class NBestArrays(NamedTuple):
     """The N best hypotheses of R utterances as arrays, best first.
 
-    Traces and alignments begin after the committed frames.
+    Traces begin after the committed frames.
     """
 
     rows: np.ndarray  # [R] int64, numbers of the utterances
@@ -28,8 +28,6 @@ class NBestArrays(NamedTuple):
     traces: Traces
     shared: np.ndarray  # [R] int64, number of first frames in which all live hypotheses share one path
     committed: list[CommittedTokens]  # [R]
-    alignment: np.ndarray | None = None  # [R, N, T] int32, if the config has `alignments`
-    alignment_log_probs: np.ndarray | None = None  # [R, N, T] float32
 
 
 def commit_shared(found: NBestArrays, params: SearchParams, fusions: FusionArrays) -> None:
@@ -38,7 +36,7 @@ def commit_shared(found: NBestArrays, params: SearchParams, fusions: FusionArray
         end = int(found.shared[r])
         if found.order[r, 0] < 0 or not worth_committing(end - own.frames):
             continue
-        labels, *fields = (values[r, 0, : found.traces.lengths[r, 0]] for values in found.traces[1:])
+        labels, *fields = (values[r, 0, : found.traces.lengths[r, 0]] for values in found.traces[1:5])
         frames, repeats = fields[:2]
         count = int(np.searchsorted(frames, end))
         if count and frames[count - 1] + repeats[count - 1] >= end:  # later frames may repeat this token
@@ -46,10 +44,10 @@ def commit_shared(found: NBestArrays, params: SearchParams, fusions: FusionArray
             end = int(frames[count])
         names = ("tokens", "frames", "repeats", "token_confidence")
         new = {name: values[:count] for name, values in zip(names, (labels, *fields), strict=True)}
-        if found.alignment is not None and found.alignment_log_probs is not None:
+        if found.traces.alignment.size:
             part = slice(end - own.frames)
-            new |= {"alignment": found.alignment[r, 0, part]}
-            new |= {"alignment_log_probs": found.alignment_log_probs[r, 0, part]}
+            new |= {"alignment": found.traces.alignment[r, 0, part]}
+            new |= {"alignment_log_probs": found.traces.alignment_log_probs[r, 0, part]}
         own.columns.extend(new)
         _add_scores_of(labels[:count], params, fusions, found.rows[r], own.scores)
         own.frames = end

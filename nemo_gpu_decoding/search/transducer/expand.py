@@ -15,15 +15,8 @@ import numpy as np
 from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.search.candidates import Candidates, floor_of, insert
 from nemo_gpu_decoding.search.numerics import IMPOSSIBLE, next_label
+from nemo_gpu_decoding.search.transducer import scoring
 from nemo_gpu_decoding.search.transducer.records import CANDIDATE
-from nemo_gpu_decoding.search.transducer.scoring import (
-    duration_log_prob,
-    fused_blank,
-    fused_token,
-    fusion_bound,
-    longest_duration,
-    token_offset,
-)
 
 
 @compiled
@@ -51,9 +44,9 @@ def least_log_prob(floor, score, offset, bound, longest):
 @linked
 def offer_blanks(row, hypothesis, k, params, fusion, candidates, count):
     """Offer the blank of hypothesis k with every duration."""
-    blank_score = fused_blank(row[params.vocab_size], fusion, params.blank_mode)
+    blank_score = scoring.fused_blank(row[params.vocab_size], fusion, params.blank_mode)
     for d in range(params.num_durations):
-        score = hypothesis.score + (blank_score + duration_log_prob(row, params, d))
+        score = hypothesis.score + (blank_score + scoring.duration_log_prob(row, params, d))
         choice = params.vocab_size * params.num_durations + d
         _, count = insert(candidates, count, score, k, choice, hypothesis.lm_state, hypothesis.boosting_state)
     return count
@@ -62,21 +55,21 @@ def offer_blanks(row, hypothesis, k, params, fusion, candidates, count):
 @linked
 def offer_tokens(row, hypothesis, k, params, fusion, candidates, count):
     """Offer the tokens of hypothesis k that can be among the best with LM and boosting."""
-    offset = token_offset(row, params, fusion)
-    longest = duration_log_prob(row, params, longest_duration(row, params))
-    bound = fusion_bound(hypothesis, fusion)
+    offset = scoring.token_offset(row, params, fusion)
+    longest = scoring.duration_log_prob(row, params, scoring.longest_duration(row, params))
+    bound = scoring.fusion_bound(hypothesis, fusion)
     tokens = row[: params.vocab_size]
     floor = floor_of(candidates, count, params.gamma)
     v = next_label(tokens, 0, least_log_prob(floor, hypothesis.score, offset, bound, longest))
     while v < tokens.shape[0]:
         base = row[v] + offset
         if base > IMPOSSIBLE and not hypothesis.score + ((base + bound) + longest) < floor:
-            fused, lm_state, boosting_state = fused_token(
+            fused, lm_state, boosting_state = scoring.fused_token(
                 hypothesis.lm_state, hypothesis.boosting_state, np.int32(v),
                 (floor - hypothesis.score) - longest - base, params, fusion,
             )  # fmt: skip
             for d in range(params.num_durations):
-                score = hypothesis.score + ((base + fused) + duration_log_prob(row, params, d))
+                score = hypothesis.score + ((base + fused) + scoring.duration_log_prob(row, params, d))
                 choice = v * params.num_durations + d
                 _, count = insert(candidates, count, score, k, choice, lm_state, boosting_state)
             floor = floor_of(candidates, count, params.gamma)
