@@ -16,7 +16,7 @@ from nemo_gpu_decoding.jit import inlined, linked
 from nemo_gpu_decoding.search.word_graph import candidates, keys
 
 
-class Step(NamedTuple):
+class ArcStep(NamedTuple):
     """An arc, as the tokens of a group are to take it."""
 
     arc: int
@@ -111,7 +111,7 @@ def expand_arc(a, g, acoustic_cost, state, search, lm, work):
     boost = group.key & 0xFFFF
     if search.weights.boosts and arc.olabel != 0:
         bonus, boost = candidates.boosted(arc.olabel, boost, search)
-    step = Step(a, target_key(arc, boost, search), np.int64(0), bonus, acoustic_cost, np.float32(0.0))
+    step = ArcStep(a, target_key(arc, boost, search), np.int64(0), bonus, acoustic_cost, np.float32(0.0))
     offer_step(group, step, state, search, lm, work)
 
 
