@@ -1,4 +1,4 @@
-"""From the tokens of the last frame back to texts: where utterances end best, and how they got there."""
+"""Best paths: the token in which an utterance ends at the lowest cost, and its trace-back."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 END = np.dtype(
     [
-        ("node", np.int64),  # token of the last frame, or node of a lattice
-        ("epsilon", np.int32),  # closure arc taken after the last frame, or NONE
-        ("state", np.int32),  # of the graph, after the last frame and before the closure arc
+        ("node", np.int64),  # index of a token of the last frame, or node of a lattice
+        ("epsilon", np.int32),  # closure arc after the last frame, or NONE
+        ("state", np.int32),  # state of the graph before the closure arc
         ("cost", np.float64),
     ],
     align=True,
@@ -29,47 +29,49 @@ END = np.dtype(
 
 
 class Steps(NamedTuple):
-    """The back-pointers of one path, oldest first, N of them; arrays [N]."""
+    """The back-pointers of a path, oldest first, as arrays [N]."""
 
     arcs: np.ndarray  # int32
-    epsilons: np.ndarray  # int32, taken before the arc, or NONE
-    frames: np.ndarray  # int32
-    runs: np.ndarray  # int32, frames that the arc's label lasted
-    probabilities: np.ndarray  # float32, sum of its posteriors over these frames
+    epsilons: np.ndarray  # int32, closure arc before the arc, or NONE
+    frames: np.ndarray  # int32, first frame of the arc's label
+    runs: np.ndarray  # int32, frames of the label
+    probabilities: np.ndarray  # float32, sum of the label's posteriors over these frames
 
 
-@no_refcount
+@compiled
 def best_ends(tokens, counts, final, search, lm, ends):
-    """Where each of R utterances ends best.
+    """Find the best end of each of R utterances.
 
     Args:
-        tokens: those of all utterances, one utterance after the other; counts: [R] tokens of each.
-        final: the utterances are over: final costs count and closure arcs may lead to a final state.
-        ends: [R] END, filled: number of the token within its utterance, NONE if no token reaches a final state; the
-            closure arc to the end or NONE; the cost with all that comes after the last frame.
+        tokens: the tokens of all utterances, one utterance after the other.
+        counts: [R] number of tokens of each utterance.
+        final: add final costs; an utterance then ends in a final state, perhaps by a closure arc.
+        ends: [R] END, the output. `node` is the index of the token within its utterance, or NONE if no token reaches a
+            final state; `cost` is the cost of the token plus the cost of the end.
     """
     first = 0
     for r in range(len(counts)):
-        end = ends[r]
-        end.node, end.epsilon, end.state, end.cost = keys.NONE, keys.NONE, keys.NONE, np.inf
-        for i in range(first, first + counts[r]):
-            state = search.graph.states[keys.state_of(tokens[i].key)]
-            begin = state.epsilon_begin
-            for e in range(begin - 1, state.epsilon_end if final else begin):
-                epsilon, total = keys.NONE if e < begin else e, np.float64(tokens[i].cost)
-                if final:
-                    total += end_cost(tokens[i], epsilon, search, lm)
-                if total == np.inf:
-                    continue
-                if total < end.cost or (total == end.cost and keys.precedes(tokens[i], tokens[first + end.node], lm)):
-                    end.node, end.epsilon, end.cost = i - first, epsilon, total
-                    end.state = keys.state_of(tokens[i].key)
+        own, best = tokens[first : first + counts[r]], ends[r]
+        best.node, best.epsilon, best.state, best.cost = keys.NONE, keys.NONE, keys.NONE, np.inf
+        every = all_ends(own, final, search, lm)
+        for e in range(len(every)):
+            end, token = every[e], own[every[e].node]
+            total = np.float64(token.cost) + end.cost
+            if total < best.cost or (total == best.cost and keys.precedes(token, own[best.node], lm)):
+                best.node, best.epsilon, best.state, best.cost = end.node, end.epsilon, end.state, total
         first += counts[r]
 
 
 @compiled
 def all_ends(tokens, final, search, lm):
-    """[E] END: all ways to end, `final` as in `best_end`; without it every token is one, at no cost."""
+    """All ways to end an utterance.
+
+    Args:
+        final: as in `best_ends`; if False, every token is an end and costs nothing more.
+
+    Returns:
+        [E] END, in the order of tokens and closure arcs; costs without the tokens' own.
+    """
     states, most = search.graph.states, 0
     for i in range(len(tokens)):
         state = states[keys.state_of(tokens[i].key)]
@@ -91,7 +93,7 @@ def all_ends(tokens, final, search, lm):
 
 @linked
 def end_cost(token, epsilon, search, lm):
-    """What it costs to end with a token, or where a closure arc leads it; inf if that is not final."""
+    """Cost of the end after a token, or after a closure arc; inf if that state is not final."""
     graph, weights, cost = search.graph, search.weights, 0.0
     state, boost, olabel = keys.state_of(token.key), keys.boost_of(token.key), np.int32(0)
     if epsilon != keys.NONE:
@@ -114,7 +116,7 @@ def end_cost(token, epsilon, search, lm):
 
 @linked
 def end_difference(olabel, context, search, lm):
-    """LM score difference of the word of a closure arc, if there is one, and of the end after it."""
+    """Weighted LM score difference of the word of a closure arc, if it has one, and of the end after it."""
     difference = 0.0
     if lm.difference_weight == 0:
         return difference
@@ -126,6 +128,7 @@ def end_difference(olabel, context, search, lm):
 
 @linked
 def cost_of_end(lm, state, label):
+    """Cost of the label of </s> in an LM state; 0 if the LM has no such label."""
     if label == NO_LABEL:
         return np.float32(0.0)
     cost, _ = lookup(lm, state, label)
@@ -134,7 +137,7 @@ def cost_of_end(lm, state, label):
 
 @linked
 def final_difference(context, lm):
-    """What the LMs' ends of sentence add, weighted."""
+    """Weighted LM score difference of </s> after an LM context."""
     if lm.difference_weight == 0:
         return np.float32(0.0)
     cost = cost_of_end(lm.lms.large, large_of(context), lm.lms.large_end)
@@ -145,6 +148,7 @@ def final_difference(context, lm):
 
 @no_refcount
 def count_back_pointers(back_pointers, at):
+    """Length of the chain of back-pointers that begins with number `at`."""
     count = 0
     while at != keys.NONE:
         at = back_pointers[at].previous
@@ -154,10 +158,10 @@ def count_back_pointers(back_pointers, at):
 
 @no_refcount
 def trace_back(back_pointers, token, arcs, epsilons, frames, runs, probabilities, begin):
-    """Write the back-pointers that `token` points to, oldest first, to the arrays of `Steps` from `begin` on.
+    """Write the back-pointers of a token, oldest first, to the arrays of `Steps` from `begin` on.
 
     Returns:
-        one past the last of them.
+        the end of what was written.
     """
     end = begin + count_back_pointers(back_pointers, token.back_pointer)
     at, run, probability = token.back_pointer, token.run, token.probability
@@ -170,12 +174,12 @@ def trace_back(back_pointers, token, arcs, epsilons, frames, runs, probabilities
 
 
 class FoundPaths(NamedTuple):
-    """P paths, as a search or a lattice has found them."""
+    """P paths of a search or of a lattice."""
 
-    steps: Steps  # those of all paths, one path after the other
-    step_ends: np.ndarray  # [P] int64, one past the last step of each path
-    ends: np.ndarray  # [P] END; costs are from the first frame on
-    ended: np.ndarray  # [P] bool, whether these include final costs
+    steps: Steps  # the steps of all paths, one path after the other
+    step_ends: np.ndarray  # [P] int64, end of each path in `steps`
+    ends: np.ndarray  # [P] END; costs are totals from the first frame on
+    ended: np.ndarray  # [P] bool, whether the costs contain final costs
 
     def steps_of(self, n: int) -> Steps:
         """The steps of path n."""
@@ -184,16 +188,15 @@ class FoundPaths(NamedTuple):
 
 
 def ends_of(states: Sequence[StreamState], final: bool) -> np.ndarray:
-    """[R] END: where streams end best, as `best_ends`; costs are from the first frame on."""
+    """[R] END: the best end of each stream, as `best_ends`; costs are totals from the first frame on."""
     ends, alike = np.empty(len(states), END), defaultdict(list)
-    for r, state in enumerate(states):  # those of one decoder with the same weights and boosting share a call
+    for r, state in enumerate(states):  # one call serves the streams of a decoder with equal weights and boosting
         models, scorer = state.models, state.models.lm_scorer
         weight = None if scorer is None else scorer.difference_weight
         alike[models.weights, id(models.boosting), weight].append(r)
     for rows in alike.values():
         models, tokens = states[rows[0]].models, [states[r].tokens for r in rows]
-        own = np.empty(len(rows), END)
-        counts = np.array([len(each) for each in tokens])
+        own, counts = np.empty(len(rows), END), np.array([len(each) for each in tokens])
         best_ends(concatenated(tokens), counts, final, models.search, models.lm_scorer, own)
         ends[rows] = own
     ends["cost"] += concatenated([state.counters for state in states])["cost"]
@@ -201,33 +204,20 @@ def ends_of(states: Sequence[StreamState], final: bool) -> np.ndarray:
 
 
 def concatenated(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Records of one type, which np.concatenate would look at field by field."""
+    """Concatenate records of one type as bytes, because np.concatenate copies records field by field."""
     return np.concatenate([array.view(np.uint8) for array in arrays]).view(arrays[0].dtype)
 
 
 def best_paths(states: Sequence[StreamState], final: bool) -> FoundPaths:
-    """The best path of each stream by the back-pointers of the search; of one that reaches no final state, the best
-    of those that may go on."""
+    """The best path of each stream. A stream that reaches no final state has the best path without final costs."""
     ends, ended = ends_of(states, final), np.full(len(states), final)
     missing = np.flatnonzero(ends["node"] == keys.NONE)
     if len(missing):
         ends[missing], ended[missing] = ends_of([states[r] for r in missing.tolist()], final=False), False
-    # back-pointers on one path are of different frames
-    steps = _new_steps(sum(min(state.frames, len(state.back_pointers)) for state in states))
+    # a path has at most one back-pointer per frame
+    most = sum(min(state.frames, len(state.back_pointers)) for state in states)
+    steps = Steps(*np.empty((4, most), np.int32), np.empty(most, np.float32))
     step_ends, at = np.empty(len(states), np.int64), 0
     for r, (state, node) in enumerate(zip(states, ends["node"].tolist(), strict=True)):
         step_ends[r] = at = trace_back(state.back_pointers, state.tokens[node], *steps, at)
     return FoundPaths(Steps(*(values[:at] for values in steps)), step_ends, ends, ended)
-
-
-def _new_steps(count: int) -> Steps:
-    """Room for so many steps."""
-    arcs, epsilons, frames, runs = np.empty((4, count), np.int32)
-    return Steps(arcs, epsilons, frames, runs, np.empty(count, np.float32))
-
-
-def steps_of(back_pointers: np.ndarray, token: np.void) -> Steps:
-    """The path of a token."""
-    steps = _new_steps(count_back_pointers(back_pointers, token["back_pointer"]))
-    trace_back(back_pointers, token, *steps, 0)
-    return steps

@@ -1,14 +1,15 @@
-"""`CPUEngine`: buffers and threads around the compiled search of `frame.py`."""
+"""`CPUEngine` and `LetEngine`: streams, buffers and threads around the compiled search."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.lib.recfunctions import require_fields
 
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.search.engine import Engine
@@ -46,44 +47,59 @@ from nemo_gpu_decoding.search.word_graph.stream_state import (
     raise_stop,
 )
 
-CANDIDATES = 4096  # collected before they are recombined
-MOST_STAMPS = 1 << 30  # a workspace that has begun so many tables is let go, before stamps overflow
-MOST_KEPT = 1 << 23  # bytes for tokens of a workspace that is kept between calls; it takes ten times as much in all
-CACHED_SCORES = 1 << 14  # of the LM query cache, a power of 2
+CANDIDATES = 4096  # length of the list before it is recombined
+MOST_STAMPS = 1 << 30  # a workspace is replaced when its stamps exceed it, before they overflow
+MOST_KEPT = 1 << 23  # bytes of the tokens of a workspace that is kept between calls; all of it takes ten times as much
+CACHED_SCORES = 1 << 14  # size of the LM query cache, a power of 2
 
 Advance = Callable[..., tuple[int, int]]  # `frame.advance`
 
 
 class CPUEngine(Engine):
-    """See `search/engine.py`. Errors are never deferred here."""
+    """The search on the CPU, see `search/engine.py`. `push` raises all errors itself.
+
+    Args:
+        models_of: returns the models of utterance b of a batch.
+        fusion: LM weights and boosting of the batch.
+        config: options of the search.
+    """
 
     advance: Advance = staticmethod(advance)
 
     def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
         self._config, self._models_of = config, models_of
-        self._streams = [_new_stream(models) for models in models_of_rows(models_of, fusion, range(len(fusion)))]
+        self._streams: list[Any] = [None] * len(fusion)
+        self.restart(range(len(fusion)), fusion)
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
-        values, streams, config = as_float32(log_probs), list(self._streams), self._config
-        composes = streams[0].models.lm_scorer is not None
+        values, streams = as_float32(log_probs), list(self._streams)
 
         def read(rows: np.ndarray) -> None:
-            kind = WorkspaceKind(new_workspace, config.max_active, values.shape[2], config.keeps_links, composes)
-            work = taken_workspace(kind)
-            for b in rows.tolist():
-                streams[b], work = read_chunk(streams[b], values, int(lengths[b]), b, work, self.advance)
-            keep_workspace(kind, work)
+            self._read(rows, streams, values, lengths)
 
-        for_each_share(read, lengths, config.threads)
+        for_each_share(read, lengths, self._config.threads)
         self._streams = streams
+
+    def _read(self, rows: np.ndarray, streams: list[Any], values: np.ndarray, lengths: np.ndarray) -> None:
+        """Replace the streams of some rows by their states after the chunk."""
+        config, composes = self._config, streams[0].models.lm_scorer is not None
+        sizes = new_workspace, config.max_active, values.shape[2], config.keeps_links, composes
+        work = _take_workspace(*sizes)
+        for b in rows.tolist():
+            streams[b], work = read_chunk(streams[b], values, int(lengths[b]), b, work, self.advance)
+        if work.current.nbytes <= MOST_KEPT:
+            _kept.last = sizes, work
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
         return [self._streams[row] for row in rows]
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
         for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
-            self._streams[row] = _new_stream(models)
+            self._streams[row] = self._new_stream(models)
+
+    def _new_stream(self, models: StreamModels) -> Any:
+        return models.new_stream(Committed.nothing(models))
 
     def commit(self, rows: Sequence[int]) -> None:
         for row in rows:
@@ -91,38 +107,18 @@ class CPUEngine(Engine):
                 self._streams[row] = without_committed(self._streams[row], *more)
 
 
-class WorkspaceKind(NamedTuple):
-    """What decides the sizes of a workspace."""
-
-    make: Callable[..., records.Workspace]
-    max_active: int
-    columns: int
-    keeps_links: bool
-    composes: bool
+_kept = threading.local()  # the last workspace of each thread, because a new one takes 160 us
 
 
-_kept = threading.local()  # the workspace that each thread has used last: making one takes 160 us
-
-
-def taken_workspace(kind: WorkspaceKind) -> records.Workspace:
-    """One that nobody else has: that of the thread's last call if it is of this kind, or a new one."""
-    last: tuple[WorkspaceKind, records.Workspace] | None = _kept.__dict__.pop("last", None)
-    if last is None or last[0] != kind or last[1].stamps.max() > MOST_STAMPS:
-        return kind.make(kind.max_active, kind.columns, keeps_links=kind.keeps_links, composes=kind.composes)
-    last[1].frame["status"] = keys.DONE
-    if last[1].lm is not None:
-        last[1].lm.cache.view(np.uint8)[:] = 0  # scores of other LMs
-    return last[1]
-
-
-def keep_workspace(kind: WorkspaceKind, work: records.Workspace) -> None:
-    """Keep a workspace for the next call of this thread, unless it is large."""
-    if work.current.nbytes <= MOST_KEPT:
-        _kept.last = kind, work
-
-
-def _new_stream(models: StreamModels) -> StreamState:
-    return models.new_stream(Committed.nothing(models))
+def _take_workspace(make: Callable[..., records.Workspace], *sizes: int) -> records.Workspace:
+    """The workspace of the thread's last call if it has these sizes, else a new one. No other call uses it."""
+    last_sizes, work = _kept.__dict__.pop("last", (None, None))
+    if last_sizes != (make, *sizes) or work.stamps.max() > MOST_STAMPS:
+        return make(*sizes)
+    work.frame["status"] = keys.DONE
+    if work.lm is not None:
+        work.lm.cache.view(np.uint8)[:] = 0  # it may hold scores of other LMs
+    return work
 
 
 def read_chunk(
@@ -133,13 +129,13 @@ def read_chunk(
     work: records.Workspace,
     advance: Advance = advance,
 ) -> tuple[StreamState, records.Workspace]:
-    """The stream after `length` more frames of log_probs [B, T, C], those of row b.
+    """Decode the first `length` frames of log_probs[b], where log_probs is [B, T, V + 1].
 
     Returns:
-        it, and the workspace, which may have become larger.
+        the new state of the stream, and the workspace, which may be a larger one.
 
     Raises:
-        ValueError: a frame holds NaN or values above 0, or allows nothing; `stream` is as it was.
+        BadRow: a frame contains NaN or a value above 0, or no path can read it. `stream` is unchanged.
     """
     models, count, counters = stream.models, len(stream.tokens), stream.counters.copy()
     work.current[:count].view(np.uint8)[:] = stream.tokens.view(np.uint8)  # records are copied field by field
@@ -158,21 +154,21 @@ def read_chunk(
         elif status in (keys.BAD_FRAME, keys.NO_TOKEN):
             raise_stop(log_probs, b, frame, status)
     tokens = work.current[: int(counters["tokens"][0])].view(np.uint8).copy().view(work.current.dtype)
-    pasts = tokens["back_pointer"]
-    return StreamState(models, tokens, state.back_pointers, state.links, counters, pasts, stream.committed), work
+    live = tokens["back_pointer"]
+    return StreamState(models, tokens, state.back_pointers, state.links, counters, live, stream.committed), work
 
 
 def new_workspace(
-    max_active: int, columns: int, *, keeps_links: bool = False, composes: bool = False, entries: int | None = None
+    max_active: int, columns: int, keeps_links: bool = False, composes: bool = False, entries: int | None = None
 ) -> records.Workspace:
     """Buffers for one utterance at a time.
 
     Args:
-        max_active: of the config; there is capacity for four times as many tokens.
-        columns: of the log-probs, V + 1.
-        keeps_links: tokens of groups are kept, for lattices.
+        max_active: option of the config.
+        columns: V + 1, columns of the log-probs.
+        keeps_links: groups keep all their tokens, for lattices.
         composes: there is a large LM.
-        entries: capacity for groups and LM contexts; None: twice as many as tokens.
+        entries: capacity for groups and LM contexts; None: twice the capacity for tokens.
     """
     capacity = records.token_capacity(max_active)
     entries = entries or 2 * capacity
@@ -207,22 +203,25 @@ def _lm_workspace(entries: int) -> LmWorkspace:
 
 
 def _query_cache() -> np.ndarray:
-    return np.zeros(CACHED_SCORES, CACHED_SCORE)  # void: no query has olabel 0
+    return np.zeros(CACHED_SCORES, CACHED_SCORE)  # zeros are empty entries, because no query has olabel 0
 
 
 def with_more_groups(work: records.Workspace, max_active: int) -> records.Workspace:
-    """Twice the capacity for groups; the tokens and the LM query cache stay."""
-    groups = work.groups if work.lm is None else work.lm.groups
+    """A workspace with twice the capacity for groups, and the same tokens and LM query cache."""
     keeps_links, composes = len(work.group_tokens) > 1, work.lm is not None
-    larger = new_workspace(
-        max_active, len(work.labels), keeps_links=keeps_links, composes=composes, entries=2 * len(groups)
-    )
-    if work.lm is not None and larger.lm is not None:
-        larger = larger._replace(lm=larger.lm._replace(cache=work.lm.cache))
-    return larger._replace(current=work.current)
+    entries = 2 * len(work.lm.groups if composes else work.groups)
+    larger = new_workspace(max_active, len(work.labels), keeps_links, composes, entries=entries)
+    return _with_tokens_of(work, larger)
+
+
+def _with_tokens_of(work: records.Workspace, larger: records.Workspace) -> records.Workspace:
+    """The larger workspace with the tokens and the LM query cache of `work`."""
+    lm = None if work.lm is None else larger.lm._replace(cache=work.lm.cache)
+    return larger._replace(current=work.current, lm=lm)
 
 
 def _slots(entries: int) -> np.ndarray:
+    """An empty hash table for so many entries, at most half full."""
     return np.zeros(max(FEWEST_SLOTS, 1 << (2 * entries - 1).bit_length()), records.SLOT)
 
 
@@ -230,28 +229,17 @@ def _slots(entries: int) -> np.ndarray:
 
 
 class LetEngine(CPUEngine):
-    """The engine of `large_lm/let.py`; its results are streams of LM tokens, as those of `CPUEngine`."""
+    """The engine of `large_lm/let.py`. Its results are streams of LM tokens, as those of `CPUEngine`."""
 
-    def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
-        self._config, self._models_of = config, models_of
-        self._let_streams = [_new_let_stream(own) for own in models_of_rows(models_of, fusion, range(len(fusion)))]
-
-    def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
-        assert isinstance(lengths, np.ndarray)
-        values, streams, config = as_float32(log_probs), list(self._let_streams), self._config
-
-        def read(rows: np.ndarray) -> None:
-            work = new_let_workspace(config.max_active, values.shape[2])
-            for b in rows.tolist():
-                streams[b], work = read_let_chunk(streams[b], values, int(lengths[b]), b, work)
-
-        for_each_share(read, lengths, config.threads)
-        self._let_streams = streams
+    def _read(self, rows: np.ndarray, streams: list[Any], values: np.ndarray, lengths: np.ndarray) -> None:
+        work = new_let_workspace(self._config.max_active, values.shape[2])
+        for b in rows.tolist():
+            streams[b], work = read_let_chunk(streams[b], values, int(lengths[b]), b, work)
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
         work, listed = new_let_workspace(self._config.max_active, 1), []
         for row in rows:
-            self._let_streams[row], state = listed_stream(self._let_streams[row], work)
+            self._streams[row], state = listed_stream(self._streams[row], work)
             listed.append(state)
         return listed
 
@@ -259,23 +247,18 @@ class LetEngine(CPUEngine):
         for row, state in zip(rows, self.results(rows, 1, final=False), strict=True):
             if more := more_committed(state):
                 committed, root = more
-                stream = self._let_streams[row]
+                stream = self._streams[row]
                 stream.arrays.back_pointers["previous"][root] = keys.NONE  # `collect` drops what is before it
-                self._let_streams[row] = replace(stream, committed=committed)
+                self._streams[row] = replace(stream, committed=committed)
 
-    def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
-        for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
-            self._let_streams[row] = _new_let_stream(models)
-
-
-def _new_let_stream(models: StreamModels) -> LetStream:
-    return replace(new_let_stream(models), committed=Committed.nothing(models))
+    def _new_stream(self, models: StreamModels) -> LetStream:
+        return replace(new_let_stream(models), committed=Committed.nothing(models))
 
 
 def read_let_chunk(
     stream: LetStream, log_probs: np.ndarray, length: int, b: int, work: records.Workspace
 ) -> tuple[LetStream, records.Workspace]:
-    """As `read_chunk`. Nodes are filled in place, so a copy is worked on."""
+    """As `read_chunk`. It works on a copy, because the search changes nodes in place."""
     models, count = stream.models, len(stream.tokens)
     if length == 0:
         return stream, work
@@ -295,11 +278,11 @@ def read_let_chunk(
 
 
 def listed_stream(stream: LetStream, work: records.Workspace) -> tuple[LetStream, StreamState]:
-    """A stream as `CPUEngine` would have it: with the contexts of the best token and of all that may end.
+    """A stream in the form of `CPUEngine`: the contexts of the best token and of all tokens in which it may end.
 
     Returns:
-        the stream, with nothing but what its tokens lead to, and what was listed of it; back-pointers of both have the
-        same numbers.
+        the stream, reduced to the entries that its tokens need, and the list. Back-pointers have the same numbers in
+        both.
     """
     models, tokens, status, count = stream.models, stream.tokens.copy(), ARENA_FULL, 0
     arrays, search, more = stream.arrays, models.search, False
@@ -308,40 +291,25 @@ def listed_stream(stream: LetStream, work: records.Workspace) -> tuple[LetStream
             work = with_more_let_groups(work, models.params.max_active)
         else:
             arrays, more = collected(arrays, tokens, more=more), True
-        # nodes are filled in place; what they are filled with goes behind what there is
+        # nodes change in place; new contexts follow the existing ones
         state = arrays._replace(counters=arrays.counters.copy(), nodes=arrays.nodes.copy())
         status, count = expand_ends(tokens, state, search, models.lm_scorer, work)
-    listed, counters = np.zeros(count, records.LM_TOKEN), np.zeros(1, LM_COUNTERS)
+    listed, own = np.zeros(count, records.LM_TOKEN), arrays.counters
     list_contexts(tokens, state, search, listed)
-    for name in LM_COUNTERS.names or ():
-        counters[name] = arrays.counters[name]
-    pasts, none = (
-        arrays.contexts["back_pointer"][: int(arrays.counters["contexts"][0])].copy(),
-        np.empty(0, records.LINK),
-    )
-    own = StreamState(models, listed, state.back_pointers, none, counters, pasts, stream.committed)
-    return replace(stream, tokens=tokens, arrays=arrays), own
+    live = arrays.contexts["back_pointer"][: int(own["contexts"][0])].copy()
+    links, counters = np.empty(0, records.LINK), require_fields(own, LM_COUNTERS)
+    committed = stream.committed
+    listed_state = StreamState(models, listed, state.back_pointers, links, counters, live, committed)
+    return replace(stream, tokens=tokens, arrays=arrays), listed_state
 
 
 def new_let_workspace(max_active: int, columns: int, *, entries: int | None = None) -> records.Workspace:
     """Buffers for one utterance at a time, as `new_workspace`."""
-    capacity = records.token_capacity(max_active)
-    entries = entries or 2 * capacity
-    return records.Workspace(
-        current=np.empty(capacity, records.TOKEN),
-        next_tokens=np.empty(capacity, records.TOKEN),
-        token_slots=_slots(capacity),
+    entries = entries or 2 * records.token_capacity(max_active)
+    return new_workspace(max_active, columns, keeps_links=True, entries=entries)._replace(
         candidates=np.empty(max(CANDIDATES, 2 * entries), LET_CANDIDATE),
         groups=np.empty(entries, LET_GROUP),
-        group_slots=_slots(entries),
-        group_tokens=np.empty(2 * entries, records.GROUP_TOKEN),
-        acoustic_costs=np.empty(columns, np.float32),
-        posteriors=np.empty(columns, np.float32),
-        labels=np.empty(columns, np.int32),
-        histogram=np.empty(BINS, np.int64),
-        renumbered=np.empty(capacity, np.int32),
         frame=np.zeros(1, LM_FRAME_STATE),
-        stamps=np.zeros(3, np.int32),
         lm=let.LetWorkspace(
             deferred=np.empty(entries, GROUP_ARC),
             cache=_query_cache(),
@@ -352,6 +320,5 @@ def new_let_workspace(max_active: int, columns: int, *, entries: int | None = No
 
 
 def with_more_let_groups(work: records.Workspace, max_active: int) -> records.Workspace:
-    """Twice the room for groups and what is found in a frame; the tokens and the LM query cache stay."""
-    larger = new_let_workspace(max_active, len(work.labels), entries=2 * len(work.groups))
-    return larger._replace(current=work.current, lm=larger.lm._replace(cache=work.lm.cache))
+    """As `with_more_groups`, and with twice the capacity for candidates."""
+    return _with_tokens_of(work, new_let_workspace(max_active, len(work.labels), entries=2 * len(work.groups)))
