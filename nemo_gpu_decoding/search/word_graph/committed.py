@@ -143,12 +143,11 @@ def _last_boundary(words: np.ndarray, emitted_at: np.ndarray, tokens: np.ndarray
     if graph.spellings is None:  # the tokens of a word end where the graph emits the next word
         n = int(np.flatnonzero(np.diff(emitted_at, prepend=0) > 0).max(initial=0))
         return (n, int(emitted_at[n])) if n else (0, 0)
-    own = graph.spellings
-    return last_sure_end(words, tokens, graph.unknown, graph.spelling_index, own.begin, own.tokens, own.beginning)
+    return last_sure_end(words, tokens, graph.unknown, graph.spelling_index, graph.spellings)
 
 
 @compiled
-def last_sure_end(words, tokens, unknown, index, begin, spelled, beginning):
+def last_sure_end(words, tokens, unknown, index, spellings):
     """The last word that ends at the same token in every division of the tokens (see `find_spans`).
 
     The function tracks all possible ends of each word, and stops where a word may end beyond the tokens.
@@ -165,7 +164,7 @@ def last_sure_end(words, tokens, unknown, index, begin, spelled, beginning):
         for at in range(first, last + 1):
             choice[0] = 0
             while ends[at]:
-                end = next_end(words[n], True, tokens, at, choice, 0, unknown, index, begin, spelled, beginning)
+                end = next_end(words[n], True, tokens, at, choice, 0, unknown, index, spellings)
                 if end == len(tokens):
                     return sure, size
                 if end < 0:

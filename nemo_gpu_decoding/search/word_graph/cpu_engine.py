@@ -15,37 +15,17 @@ from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.threads import for_each_share
-from nemo_gpu_decoding.search.word_graph import keys, records
+from nemo_gpu_decoding.search.word_graph import keys, records, stream_state
 from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed, without_committed
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.frame import FEWEST_SLOTS, advance
-from nemo_gpu_decoding.search.word_graph.large_lm import let
-from nemo_gpu_decoding.search.word_graph.large_lm.contexts import (
-    GROUP_ARC,
-    LM_CONTEXT,
-    LM_FRAME_STATE,
-    LM_GROUP,
-    ORDERED,
-    LmWorkspace,
-)
+from nemo_gpu_decoding.search.word_graph.large_lm import contexts, let
 from nemo_gpu_decoding.search.word_graph.large_lm.let_groups import LET_CANDIDATE, LET_GROUP
 from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import ARENA_FULL
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import CACHED_SCORE, LM_COUNTERS
 from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import grown_links
 from nemo_gpu_decoding.search.word_graph.prune import BINS
-from nemo_gpu_decoding.search.word_graph.stream_state import (
-    LetStream,
-    ModelsOf,
-    StreamModels,
-    StreamState,
-    collected,
-    expand_ends,
-    grown_back_pointers,
-    list_contexts,
-    models_of_rows,
-    new_let_stream,
-    raise_stop,
-)
+from nemo_gpu_decoding.search.word_graph.stream_state import LetStream, ModelsOf, StreamModels, StreamState
 
 CANDIDATES = 4096  # length of the list before it is recombined
 MOST_STAMPS = 1 << 30  # a workspace is replaced when its stamps exceed it, before they overflow
@@ -95,7 +75,7 @@ class CPUEngine(Engine):
         return [self._streams[row] for row in rows]
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
-        for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
+        for row, models in zip(rows, stream_state.models_of_rows(self._models_of, fusion, rows), strict=True):
             self._streams[row] = self._new_stream(models)
 
     def _new_stream(self, models: StreamModels) -> Any:
@@ -145,14 +125,14 @@ def read_chunk(
         frame, status = advance(log_probs[b], frame, length, state, search, lm, work)
         if status == keys.BACK_POINTERS_FULL:
             tokens, more = work.current[: int(counters["tokens"][0])], int(work.frame["tokens"][0])
-            kept = grown_back_pointers(state.back_pointers, counters, tokens, more)
+            kept = stream_state.grown_back_pointers(state.back_pointers, counters, tokens, more)
             state = state._replace(back_pointers=kept)
         elif status == keys.LINKS_FULL:
             state = state._replace(links=grown_links(state.links, counters, float(models.params.lattice_beam)))
         elif status == keys.GROUPS_FULL:
             work = with_more_groups(work, models.params.max_active)
         elif status in (keys.BAD_FRAME, keys.NO_TOKEN):
-            raise_stop(log_probs, b, frame, status)
+            stream_state.raise_stop(log_probs, b, frame, status)
     tokens = work.current[: int(counters["tokens"][0])].view(np.uint8).copy().view(work.current.dtype)
     live = tokens["back_pointer"]
     return StreamState(models, tokens, state.back_pointers, state.links, counters, live, stream.committed), work
@@ -185,19 +165,19 @@ def new_workspace(
         labels=np.empty(columns, np.int32),
         histogram=np.empty(BINS, np.int64),
         renumbered=np.empty(capacity, np.int32),
-        frame=np.zeros(1, LM_FRAME_STATE if composes else records.FRAME_STATE),
+        frame=np.zeros(1, contexts.LM_FRAME_STATE if composes else records.FRAME_STATE),
         stamps=np.zeros(3, np.int32),
         lm=_lm_workspace(entries) if composes else None,
     )
 
 
-def _lm_workspace(entries: int) -> LmWorkspace:
-    return LmWorkspace(
-        groups=np.empty(entries, LM_GROUP),
-        contexts=np.empty(entries, LM_CONTEXT),
+def _lm_workspace(entries: int) -> contexts.LmWorkspace:
+    return contexts.LmWorkspace(
+        groups=np.empty(entries, contexts.LM_GROUP),
+        contexts=np.empty(entries, contexts.LM_CONTEXT),
         context_slots=_slots(entries),
-        order=np.empty(entries, ORDERED),
-        deferred=np.empty(entries, GROUP_ARC),
+        order=np.empty(entries, contexts.ORDERED),
+        deferred=np.empty(entries, contexts.GROUP_ARC),
         cache=_query_cache(),
     )
 
@@ -252,7 +232,7 @@ class LetEngine(CPUEngine):
                 self._streams[row] = replace(stream, committed=committed)
 
     def _new_stream(self, models: StreamModels) -> LetStream:
-        return replace(new_let_stream(models), committed=Committed.nothing(models))
+        return replace(stream_state.new_let_stream(models), committed=Committed.nothing(models))
 
 
 def read_let_chunk(
@@ -263,16 +243,16 @@ def read_let_chunk(
     if length == 0:
         return stream, work
     work.current[:count] = stream.tokens
-    state, search, frame, stopped = collected(stream.arrays, work.current[:count]), models.search, 0, -1
+    state, search, frame, stopped = stream_state.collected(stream.arrays, work.current[:count]), models.search, 0, -1
     while frame < length:
         frame, status = let.advance(log_probs[b], frame, length, state, search, models.lm_scorer, work)
         tokens = work.current[: int(state.counters["tokens"][0])]
         if status == ARENA_FULL:
-            state, stopped = collected(state, tokens, more=frame == stopped), frame
+            state, stopped = stream_state.collected(state, tokens, more=frame == stopped), frame
         elif status == keys.GROUPS_FULL:
             work = with_more_let_groups(work, models.params.max_active)
         elif status != keys.DONE:
-            raise_stop(log_probs, b, frame, status)
+            stream_state.raise_stop(log_probs, b, frame, status)
     tokens = work.current[: int(state.counters["tokens"][0])]
     return LetStream(models, tokens.copy(), state, stream.committed), work
 
@@ -290,12 +270,12 @@ def listed_stream(stream: LetStream, work: records.Workspace) -> tuple[LetStream
         if status == keys.GROUPS_FULL:
             work = with_more_let_groups(work, models.params.max_active)
         else:
-            arrays, more = collected(arrays, tokens, more=more), True
+            arrays, more = stream_state.collected(arrays, tokens, more=more), True
         # nodes change in place; new contexts follow the existing ones
         state = arrays._replace(counters=arrays.counters.copy(), nodes=arrays.nodes.copy())
-        status, count = expand_ends(tokens, state, search, models.lm_scorer, work)
+        status, count = stream_state.expand_ends(tokens, state, search, models.lm_scorer, work)
     listed, own = np.zeros(count, records.LM_TOKEN), arrays.counters
-    list_contexts(tokens, state, search, listed)
+    stream_state.list_contexts(tokens, state, search, listed)
     live = arrays.contexts["back_pointer"][: int(own["contexts"][0])].copy()
     links, counters = np.empty(0, records.LINK), require_fields(own, LM_COUNTERS)
     committed = stream.committed
@@ -309,9 +289,9 @@ def new_let_workspace(max_active: int, columns: int, *, entries: int | None = No
     return new_workspace(max_active, columns, keeps_links=True, entries=entries)._replace(
         candidates=np.empty(max(CANDIDATES, 2 * entries), LET_CANDIDATE),
         groups=np.empty(entries, LET_GROUP),
-        frame=np.zeros(1, LM_FRAME_STATE),
+        frame=np.zeros(1, contexts.LM_FRAME_STATE),
         lm=let.LetWorkspace(
-            deferred=np.empty(entries, GROUP_ARC),
+            deferred=np.empty(entries, contexts.GROUP_ARC),
             cache=_query_cache(),
             stack=np.empty(4 * entries, np.int32),
             context_slots=_slots(entries),

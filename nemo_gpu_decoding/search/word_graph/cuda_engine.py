@@ -28,7 +28,7 @@ from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_device
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
-from nemo_gpu_decoding.search.word_graph import kernel_abi, keys
+from nemo_gpu_decoding.search.word_graph import kernel_abi, keys, stream_state
 from nemo_gpu_decoding.search.word_graph.best_path import concatenated
 from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
@@ -36,13 +36,7 @@ from nemo_gpu_decoding.search.word_graph.cuda_kernels import PLAIN_KERNELS, Plai
 from nemo_gpu_decoding.search.word_graph.kernel_abi import STREAM_COUNTERS, WORK
 from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import with_links
 from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER, LINK
-from nemo_gpu_decoding.search.word_graph.stream_state import (
-    ModelsOf,
-    StreamModels,
-    StreamState,
-    models_of_rows,
-    raise_stop,
-)
+from nemo_gpu_decoding.search.word_graph.stream_state import ModelsOf, StreamModels, StreamState, models_of_rows
 
 # First capacities of a stream; the arrays grow
 FIRST_BACK_POINTERS, BACK_POINTERS_PER_ACTIVE = 4096, 4
@@ -134,7 +128,7 @@ class CUDAEngine(Engine):
             state = self._advanced(state, values, counts)
             status = state.counters["status"]
             for b in np.flatnonzero((status == keys.BAD_FRAME) | (status == keys.NO_TOKEN)).tolist():
-                raise_stop(as_float32(values), b, int(state.counters["begin"][b]), int(status[b]))
+                stream_state.raise_stop(as_float32(values), b, int(state.counters["begin"][b]), int(status[b]))
             if not np.isin(status, _FULL).any():
                 break
             if (status == keys.LINKS_FULL).any():
@@ -200,18 +194,13 @@ class CUDAEngine(Engine):
 
     def _state_of(self, rows: Sequence[int]) -> DeviceState:
         """The state of some streams."""
-        state = self._state
-        if list(rows) == list(range(len(self._models))):
+        state, own = self._state, list(rows)
+        if own == list(range(len(self._models))):
             return state
-        numbers = torch.tensor(list(rows), dtype=torch.int64, device=self.device)
-        return DeviceState(
-            state.tokens[numbers],
-            state.back_pointers[numbers],
-            None if state.links is None else state.links[numbers],
-            tuple(state.former_links[row] for row in rows),
-            state.counters[list(rows)],
-            None if state.work is None else state.work[numbers],
-        )
+        numbers = torch.tensor(own, dtype=torch.int64, device=self.device)
+        parts = {name: part[numbers] for name, part in state._asdict().items() if isinstance(part, torch.Tensor)}
+        former_links = tuple(state.former_links[row] for row in own)
+        return state._replace(**parts, former_links=former_links, counters=state.counters[own])
 
     def best_paths(self, rows: Sequence[int], *, final: bool) -> list[StreamState]:
         """The parts of some streams that best paths need, on the host.
@@ -267,12 +256,11 @@ class CUDAEngine(Engine):
 
     # ---------------------------------------------------------------------------------- launches
 
-    def _launch(self, kernel: str, signature: Signature, blocks: int, **options: Any) -> None:
+    def _launch(self, kernel: str, signature: Signature, blocks: int, defines: dict[str, Any], **options: Any) -> None:
         """Launch a kernel with these arguments and with the tables that its signature names."""
-        known = {name: self._tables[name] for name in self._tables if name in signature.parameters}
-        defines, shared_bytes = options.pop("defines", {}), options.pop("shared_bytes", 0)
+        tables = {name: table for name, table in self._tables.items() if name in signature.parameters}
         runtime().load(f"search/word_graph/{kernel}.cu", self.device, defines).launch(
-            signature, grid=blocks, block=kernel_abi.THREADS, shared_bytes=shared_bytes, **known, **options
+            signature, grid=blocks, block=kernel_abi.THREADS, **tables, **options
         )
 
     def _stream_arguments(self, state: DeviceState) -> dict[str, Any]:

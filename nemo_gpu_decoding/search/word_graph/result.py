@@ -272,10 +272,7 @@ def find_spans(tries, unknown, index, spellings, ends):
     words, tokens, choice, dead = tries
     count, n, at = words.shape[1], 0, 0
     while n < count:
-        end = next_end(
-            words[0, n], n == count - 1, tokens, at, choice, n, unknown, index, spellings.begin, spellings.tokens,
-            spellings.beginning,
-        )  # fmt: skip
+        end = next_end(words[0, n], n == count - 1, tokens, at, choice, n, unknown, index, spellings)
         if end >= 0 and not dead[n + 1, end]:
             ends[n] = at = end
             n += 1
@@ -298,12 +295,12 @@ def _is_in(values, value):
 
 
 @linked
-def next_end(word, is_last, tokens, at, choice, n, unknown, index, begin, spelled, beginning):
+def next_end(word, is_last, tokens, at, choice, n, unknown, index, spellings):
     """The next end to try for word n; -1 if there is none. Increments choice[n]."""
-    size = len(tokens)
+    size, begin, spelled = len(tokens), spellings.begin, spellings.tokens
     if word == unknown and unknown != 0:
         end = at + 1
-        while end < size and not _is_in(beginning, tokens[end]):
+        while end < size and not _is_in(spellings.beginning, tokens[end]):
             end += 1
         choice[n] += 1  # the longest first; a word of the lexicon may begin with a token that `beginning` lacks
         end -= choice[n] - 1

@@ -17,14 +17,8 @@ from nemo_gpu_decoding.search.engine import BadRow
 from nemo_gpu_decoding.search.inputs import raise_bad_frame
 from nemo_gpu_decoding.search.word_graph import records
 from nemo_gpu_decoding.search.word_graph.keys import BAD_FRAME, DONE, NONE, state_of
-from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import (
-    LET_COUNTERS,
-    NODE,
-    NODE_CONTEXT,
-    NODE_LINK,
-    NodeArrays,
-    expand,
-)
+from nemo_gpu_decoding.search.word_graph.large_lm import let_nodes
+from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import NodeArrays
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS, LmScorer
 from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import grown
 
@@ -169,7 +163,7 @@ class LetStream:
 def new_let_stream(models: StreamModels) -> LetStream:
     """A stream before its first frame: one token; its node has one context, the start states of the LMs."""
     assert models.lm_scorer is not None
-    tokens, counters = np.zeros(1, records.TOKEN), np.zeros(1, LET_COUNTERS)
+    tokens, counters = np.zeros(1, records.TOKEN), np.zeros(1, let_nodes.LET_COUNTERS)
     tokens["key"] = models.first_key
     for name in ("tokens", "nodes", "contexts"):
         counters[name] = 1
@@ -184,7 +178,7 @@ def new_let_stream(models: StreamModels) -> LetStream:
 
 
 def _node_arrays(counters: np.ndarray, sizes: Sequence[int]) -> NodeArrays:
-    kinds = (records.BACK_POINTER, NODE_LINK, NODE, NODE_CONTEXT)
+    kinds = (records.BACK_POINTER, let_nodes.NODE_LINK, let_nodes.NODE, let_nodes.NODE_CONTEXT)
     return NodeArrays(counters, *(np.empty(size, kind) for size, kind in zip(sizes, kinds, strict=True)))
 
 
@@ -289,7 +283,7 @@ def expand_ends(tokens, state, search, lm, work):
         least = min(least, tokens[i].cost)
     for i in range(len(tokens)):
         if tokens[i].cost == least or _may_end(tokens[i], search):
-            status = expand(tokens[i].back_pointer, state, search, lm, work)
+            status = let_nodes.expand(tokens[i].back_pointer, state, search, lm, work)
             if status != DONE:
                 return status, 0
             total += state.nodes[tokens[i].back_pointer].count

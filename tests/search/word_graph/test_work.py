@@ -142,7 +142,7 @@ def test_nodes_are_made_room_for_where_there_are_more(monkeypatch):
         return collected(*arguments, **options)
 
     monkeypatch.setattr(stream_state, "LET_NODES", 2)
-    monkeypatch.setattr(cpu_engine, "collected", counted)
+    monkeypatch.setattr(stream_state, "collected", counted)
     monkeypatch.setattr(
         cpu_engine, "new_let_workspace", lambda *sizes, **options: new_workspace(*sizes, **{"entries": 2, **options})
     )
