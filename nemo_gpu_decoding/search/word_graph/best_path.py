@@ -216,8 +216,20 @@ def best_paths(states: Sequence[StreamState], final: bool) -> FoundPaths:
         ends[missing], ended[missing] = ends_of([states[r] for r in missing.tolist()], final=False), False
     # a path has at most one back-pointer per frame
     most = sum(min(state.frames, len(state.back_pointers)) for state in states)
-    steps = Steps(*np.empty((4, most), np.int32), np.empty(most, np.float32))
+    steps = _new_steps(most)
     step_ends, at = np.empty(len(states), np.int64), 0
     for r, (state, node) in enumerate(zip(states, ends["node"].tolist(), strict=True)):
         step_ends[r] = at = trace_back(state.back_pointers, state.tokens[node], *steps, at)
     return FoundPaths(Steps(*(values[:at] for values in steps)), step_ends, ends, ended)
+
+
+def _new_steps(count: int) -> Steps:
+    """Arrays for `count` steps."""
+    return Steps(*np.empty((4, count), np.int32), np.empty(count, np.float32))
+
+
+def steps_of(back_pointers: np.ndarray, token: np.void) -> Steps:
+    """The path of a token."""
+    steps = _new_steps(count_back_pointers(back_pointers, token["back_pointer"]))
+    trace_back(back_pointers, token, *steps, 0)
+    return steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number, checked_options
-from nemo_gpu_decoding.graph.topology import DEFAULT_TOPOLOGY, TOPOLOGIES, topology_number
+from nemo_gpu_decoding.graph.topology import DEFAULT_TOPOLOGY, topology_number
 from nemo_gpu_decoding.lm.placement import PLACEMENTS
 from nemo_gpu_decoding.search.config import SearchConfig
 
@@ -58,10 +58,6 @@ class WFSTConfig(SearchConfig):
     def keeps_links(self) -> bool:
         """Whether the search keeps the links between tokens, for a lattice."""
         return self.lattice or self.n_best > 1 or self.posteriors == "lattice"
-
-    @property
-    def is_ready_made(self) -> bool:
-        return TOPOLOGIES[topology_number(self.topology)] == "graph"
 
 
 @checked_options

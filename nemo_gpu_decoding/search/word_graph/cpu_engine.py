@@ -1,31 +1,50 @@
-"""`CPUEngine` and `LetEngine`: streams, buffers and threads around the compiled search."""
+"""`CPUEngine`: streams, buffers and threads around the compiled search of `frame.py`."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.lib.recfunctions import require_fields
 
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
 from nemo_gpu_decoding.search.threads import for_each_share
-from nemo_gpu_decoding.search.word_graph import keys, records, stream_state
+from nemo_gpu_decoding.search.word_graph import keys, records
 from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed, without_committed
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
 from nemo_gpu_decoding.search.word_graph.frame import FEWEST_SLOTS, advance
-from nemo_gpu_decoding.search.word_graph.large_lm import contexts, let
+from nemo_gpu_decoding.search.word_graph.large_lm import let
+from nemo_gpu_decoding.search.word_graph.large_lm.contexts import (
+    GROUP_ARC,
+    LM_CONTEXT,
+    LM_FRAME_STATE,
+    LM_GROUP,
+    ORDERED,
+    LmWorkspace,
+)
 from nemo_gpu_decoding.search.word_graph.large_lm.let_groups import LET_CANDIDATE, LET_GROUP
 from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import ARENA_FULL
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import CACHED_SCORE, LM_COUNTERS
 from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import grown_links
 from nemo_gpu_decoding.search.word_graph.prune import BINS
-from nemo_gpu_decoding.search.word_graph.stream_state import LetStream, ModelsOf, StreamModels, StreamState
+from nemo_gpu_decoding.search.word_graph.stream_state import (
+    LetStream,
+    ModelsOf,
+    StreamModels,
+    StreamState,
+    collected,
+    expand_ends,
+    grown_back_pointers,
+    list_contexts,
+    models_of_rows,
+    new_let_stream,
+    raise_stop,
+)
 
 CANDIDATES = 4096  # length of the list before it is recombined
 MOST_STAMPS = 1 << 30  # a workspace is replaced when its stamps exceed it, before they overflow
@@ -48,38 +67,29 @@ class CPUEngine(Engine):
 
     def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
         self._config, self._models_of = config, models_of
-        self._streams: list[Any] = [None] * len(fusion)
-        self.restart(range(len(fusion)), fusion)
+        self._streams = [_new_stream(models) for models in models_of_rows(models_of, fusion, range(len(fusion)))]
 
     def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
         assert isinstance(lengths, np.ndarray)
-        values, streams = as_float32(log_probs), list(self._streams)
+        values, streams, config = as_float32(log_probs), list(self._streams), self._config
+        composes = streams[0].models.lm_scorer is not None
 
         def read(rows: np.ndarray) -> None:
-            self._read(rows, streams, values, lengths)
+            kind = WorkspaceKind(new_workspace, config.max_active, values.shape[2], config.keeps_links, composes)
+            work = taken_workspace(kind)
+            for b in rows.tolist():
+                streams[b], work = read_chunk(streams[b], values, int(lengths[b]), b, work, self.advance)
+            keep_workspace(kind, work)
 
-        for_each_share(read, lengths, self._config.threads)
+        for_each_share(read, lengths, config.threads)
         self._streams = streams
-
-    def _read(self, rows: np.ndarray, streams: list[Any], values: np.ndarray, lengths: np.ndarray) -> None:
-        """Replace the streams of some rows by their states after the chunk."""
-        config, composes = self._config, streams[0].models.lm_scorer is not None
-        sizes = new_workspace, config.max_active, values.shape[2], config.keeps_links, composes
-        work = _take_workspace(*sizes)
-        for b in rows.tolist():
-            streams[b], work = read_chunk(streams[b], values, int(lengths[b]), b, work, self.advance)
-        if work.current.nbytes <= MOST_KEPT:
-            _kept.last = sizes, work
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
         return [self._streams[row] for row in rows]
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
-        for row, models in zip(rows, stream_state.models_of_rows(self._models_of, fusion, rows), strict=True):
-            self._streams[row] = self._new_stream(models)
-
-    def _new_stream(self, models: StreamModels) -> Any:
-        return models.new_stream(Committed.nothing(models))
+        for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
+            self._streams[row] = _new_stream(models)
 
     def commit(self, rows: Sequence[int]) -> None:
         for row in rows:
@@ -87,18 +97,38 @@ class CPUEngine(Engine):
                 self._streams[row] = without_committed(self._streams[row], *more)
 
 
+class WorkspaceKind(NamedTuple):
+    """The sizes of a workspace, and the function that makes it."""
+
+    make: Callable[..., records.Workspace]
+    max_active: int
+    columns: int
+    keeps_links: bool
+    composes: bool
+
+
 _kept = threading.local()  # the last workspace of each thread, because a new one takes 160 us
 
 
-def _take_workspace(make: Callable[..., records.Workspace], *sizes: int) -> records.Workspace:
-    """The workspace of the thread's last call if it has these sizes, else a new one. No other call uses it."""
-    last_sizes, work = _kept.__dict__.pop("last", (None, None))
-    if last_sizes != (make, *sizes) or work.stamps.max() > MOST_STAMPS:
-        return make(*sizes)
-    work.frame["status"] = keys.DONE
-    if work.lm is not None:
-        work.lm.cache.view(np.uint8)[:] = 0  # it may hold scores of other LMs
-    return work
+def taken_workspace(kind: WorkspaceKind) -> records.Workspace:
+    """The workspace of the thread's last call if it is of this kind, else a new one. No other call uses it."""
+    last: tuple[WorkspaceKind, records.Workspace] | None = _kept.__dict__.pop("last", None)
+    if last is None or last[0] != kind or last[1].stamps.max() > MOST_STAMPS:
+        return kind.make(kind.max_active, kind.columns, keeps_links=kind.keeps_links, composes=kind.composes)
+    last[1].frame["status"] = keys.DONE
+    if last[1].lm is not None:
+        last[1].lm.cache.view(np.uint8)[:] = 0  # it may hold scores of other LMs
+    return last[1]
+
+
+def keep_workspace(kind: WorkspaceKind, work: records.Workspace) -> None:
+    """Keep a workspace for the next call of this thread, unless it is large."""
+    if work.current.nbytes <= MOST_KEPT:
+        _kept.last = kind, work
+
+
+def _new_stream(models: StreamModels) -> StreamState:
+    return models.new_stream(Committed.nothing(models))
 
 
 def read_chunk(
@@ -125,14 +155,14 @@ def read_chunk(
         frame, status = advance(log_probs[b], frame, length, state, search, lm, work)
         if status == keys.BACK_POINTERS_FULL:
             tokens, more = work.current[: int(counters["tokens"][0])], int(work.frame["tokens"][0])
-            kept = stream_state.grown_back_pointers(state.back_pointers, counters, tokens, more)
+            kept = grown_back_pointers(state.back_pointers, counters, tokens, more)
             state = state._replace(back_pointers=kept)
         elif status == keys.LINKS_FULL:
             state = state._replace(links=grown_links(state.links, counters, float(models.params.lattice_beam)))
         elif status == keys.GROUPS_FULL:
             work = with_more_groups(work, models.params.max_active)
         elif status in (keys.BAD_FRAME, keys.NO_TOKEN):
-            stream_state.raise_stop(log_probs, b, frame, status)
+            raise_stop(log_probs, b, frame, status)
     tokens = work.current[: int(counters["tokens"][0])].view(np.uint8).copy().view(work.current.dtype)
     live = tokens["back_pointer"]
     return StreamState(models, tokens, state.back_pointers, state.links, counters, live, stream.committed), work
@@ -165,25 +195,25 @@ def new_workspace(
         labels=np.empty(columns, np.int32),
         histogram=np.empty(BINS, np.int64),
         renumbered=np.empty(capacity, np.int32),
-        frame=np.zeros(1, contexts.LM_FRAME_STATE if composes else records.FRAME_STATE),
+        frame=np.zeros(1, LM_FRAME_STATE if composes else records.FRAME_STATE),
         stamps=np.zeros(3, np.int32),
         lm=_lm_workspace(entries) if composes else None,
     )
 
 
-def _lm_workspace(entries: int) -> contexts.LmWorkspace:
-    return contexts.LmWorkspace(
-        groups=np.empty(entries, contexts.LM_GROUP),
-        contexts=np.empty(entries, contexts.LM_CONTEXT),
+def _lm_workspace(entries: int) -> LmWorkspace:
+    return LmWorkspace(
+        groups=np.empty(entries, LM_GROUP),
+        contexts=np.empty(entries, LM_CONTEXT),
         context_slots=_slots(entries),
-        order=np.empty(entries, contexts.ORDERED),
-        deferred=np.empty(entries, contexts.GROUP_ARC),
+        order=np.empty(entries, ORDERED),
+        deferred=np.empty(entries, GROUP_ARC),
         cache=_query_cache(),
     )
 
 
 def _query_cache() -> np.ndarray:
-    return np.zeros(CACHED_SCORES, CACHED_SCORE)  # zeros are empty entries, because no query has olabel 0
+    return np.zeros(CACHED_SCORES, CACHED_SCORE)  # void: no query has olabel 0
 
 
 def with_more_groups(work: records.Workspace, max_active: int) -> records.Workspace:
@@ -191,17 +221,11 @@ def with_more_groups(work: records.Workspace, max_active: int) -> records.Worksp
     keeps_links, composes = len(work.group_tokens) > 1, work.lm is not None
     entries = 2 * len(work.lm.groups if composes else work.groups)
     larger = new_workspace(max_active, len(work.labels), keeps_links, composes, entries=entries)
-    return _with_tokens_of(work, larger)
-
-
-def _with_tokens_of(work: records.Workspace, larger: records.Workspace) -> records.Workspace:
-    """The larger workspace with the tokens and the LM query cache of `work`."""
-    lm = None if work.lm is None else larger.lm._replace(cache=work.lm.cache)
+    lm = None if larger.lm is None else larger.lm._replace(cache=work.lm.cache)
     return larger._replace(current=work.current, lm=lm)
 
 
 def _slots(entries: int) -> np.ndarray:
-    """An empty hash table for so many entries, at most half full."""
     return np.zeros(max(FEWEST_SLOTS, 1 << (2 * entries - 1).bit_length()), records.SLOT)
 
 
@@ -209,17 +233,28 @@ def _slots(entries: int) -> np.ndarray:
 
 
 class LetEngine(CPUEngine):
-    """The engine of `large_lm/let.py`. Its results are streams of LM tokens, as those of `CPUEngine`."""
+    """The engine of `large_lm/let.py`; its results are streams of LM tokens, as those of `CPUEngine`."""
 
-    def _read(self, rows: np.ndarray, streams: list[Any], values: np.ndarray, lengths: np.ndarray) -> None:
-        work = new_let_workspace(self._config.max_active, values.shape[2])
-        for b in rows.tolist():
-            streams[b], work = read_let_chunk(streams[b], values, int(lengths[b]), b, work)
+    def __init__(self, models_of: ModelsOf, fusion: BatchFusion, config: WFSTConfig) -> None:
+        self._config, self._models_of = config, models_of
+        self._let_streams = [_new_let_stream(own) for own in models_of_rows(models_of, fusion, range(len(fusion)))]
+
+    def push(self, log_probs: torch.Tensor, lengths: np.ndarray | torch.Tensor, *, deferred: bool = False) -> None:
+        assert isinstance(lengths, np.ndarray)
+        values, streams, config = as_float32(log_probs), list(self._let_streams), self._config
+
+        def read(rows: np.ndarray) -> None:
+            work = new_let_workspace(config.max_active, values.shape[2])
+            for b in rows.tolist():
+                streams[b], work = read_let_chunk(streams[b], values, int(lengths[b]), b, work)
+
+        for_each_share(read, lengths, config.threads)
+        self._let_streams = streams
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
         work, listed = new_let_workspace(self._config.max_active, 1), []
         for row in rows:
-            self._streams[row], state = listed_stream(self._streams[row], work)
+            self._let_streams[row], state = listed_stream(self._let_streams[row], work)
             listed.append(state)
         return listed
 
@@ -227,42 +262,47 @@ class LetEngine(CPUEngine):
         for row, state in zip(rows, self.results(rows, 1, final=False), strict=True):
             if more := more_committed(state):
                 committed, root = more
-                stream = self._streams[row]
+                stream = self._let_streams[row]
                 stream.arrays.back_pointers["previous"][root] = keys.NONE  # `collect` drops what is before it
-                self._streams[row] = replace(stream, committed=committed)
+                self._let_streams[row] = replace(stream, committed=committed)
 
-    def _new_stream(self, models: StreamModels) -> LetStream:
-        return replace(stream_state.new_let_stream(models), committed=Committed.nothing(models))
+    def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
+        for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
+            self._let_streams[row] = _new_let_stream(models)
+
+
+def _new_let_stream(models: StreamModels) -> LetStream:
+    return replace(new_let_stream(models), committed=Committed.nothing(models))
 
 
 def read_let_chunk(
     stream: LetStream, log_probs: np.ndarray, length: int, b: int, work: records.Workspace
 ) -> tuple[LetStream, records.Workspace]:
-    """As `read_chunk`. It works on a copy, because the search changes nodes in place."""
+    """As `read_chunk`. Nodes are filled in place, so a copy is worked on."""
     models, count = stream.models, len(stream.tokens)
     if length == 0:
         return stream, work
     work.current[:count] = stream.tokens
-    state, search, frame, stopped = stream_state.collected(stream.arrays, work.current[:count]), models.search, 0, -1
+    state, search, frame, stopped = collected(stream.arrays, work.current[:count]), models.search, 0, -1
     while frame < length:
         frame, status = let.advance(log_probs[b], frame, length, state, search, models.lm_scorer, work)
         tokens = work.current[: int(state.counters["tokens"][0])]
         if status == ARENA_FULL:
-            state, stopped = stream_state.collected(state, tokens, more=frame == stopped), frame
+            state, stopped = collected(state, tokens, more=frame == stopped), frame
         elif status == keys.GROUPS_FULL:
             work = with_more_let_groups(work, models.params.max_active)
         elif status != keys.DONE:
-            stream_state.raise_stop(log_probs, b, frame, status)
+            raise_stop(log_probs, b, frame, status)
     tokens = work.current[: int(state.counters["tokens"][0])]
     return LetStream(models, tokens.copy(), state, stream.committed), work
 
 
 def listed_stream(stream: LetStream, work: records.Workspace) -> tuple[LetStream, StreamState]:
-    """A stream in the form of `CPUEngine`: the contexts of the best token and of all tokens in which it may end.
+    """A stream as `CPUEngine` would have it: with the contexts of the best token and of all that may end.
 
     Returns:
-        the stream, reduced to the entries that its tokens need, and the list. Back-pointers have the same numbers in
-        both.
+        the stream, with nothing but what its tokens lead to, and what was listed of it; back-pointers of both have the
+        same numbers.
     """
     models, tokens, status, count = stream.models, stream.tokens.copy(), ARENA_FULL, 0
     arrays, search, more = stream.arrays, models.search, False
@@ -270,28 +310,43 @@ def listed_stream(stream: LetStream, work: records.Workspace) -> tuple[LetStream
         if status == keys.GROUPS_FULL:
             work = with_more_let_groups(work, models.params.max_active)
         else:
-            arrays, more = stream_state.collected(arrays, tokens, more=more), True
-        # nodes change in place; new contexts follow the existing ones
+            arrays, more = collected(arrays, tokens, more=more), True
+        # nodes are filled in place; what they are filled with goes behind what there is
         state = arrays._replace(counters=arrays.counters.copy(), nodes=arrays.nodes.copy())
-        status, count = stream_state.expand_ends(tokens, state, search, models.lm_scorer, work)
-    listed, own = np.zeros(count, records.LM_TOKEN), arrays.counters
-    stream_state.list_contexts(tokens, state, search, listed)
-    live = arrays.contexts["back_pointer"][: int(own["contexts"][0])].copy()
-    links, counters = np.empty(0, records.LINK), require_fields(own, LM_COUNTERS)
-    committed = stream.committed
-    listed_state = StreamState(models, listed, state.back_pointers, links, counters, live, committed)
-    return replace(stream, tokens=tokens, arrays=arrays), listed_state
+        status, count = expand_ends(tokens, state, search, models.lm_scorer, work)
+    listed, counters = np.zeros(count, records.LM_TOKEN), np.zeros(1, LM_COUNTERS)
+    list_contexts(tokens, state, search, listed)
+    for name in LM_COUNTERS.names or ():
+        counters[name] = arrays.counters[name]
+    pasts, none = (
+        arrays.contexts["back_pointer"][: int(arrays.counters["contexts"][0])].copy(),
+        np.empty(0, records.LINK),
+    )
+    own = StreamState(models, listed, state.back_pointers, none, counters, pasts, stream.committed)
+    return replace(stream, tokens=tokens, arrays=arrays), own
 
 
 def new_let_workspace(max_active: int, columns: int, *, entries: int | None = None) -> records.Workspace:
     """Buffers for one utterance at a time, as `new_workspace`."""
-    entries = entries or 2 * records.token_capacity(max_active)
-    return new_workspace(max_active, columns, keeps_links=True, entries=entries)._replace(
+    capacity = records.token_capacity(max_active)
+    entries = entries or 2 * capacity
+    return records.Workspace(
+        current=np.empty(capacity, records.TOKEN),
+        next_tokens=np.empty(capacity, records.TOKEN),
+        token_slots=_slots(capacity),
         candidates=np.empty(max(CANDIDATES, 2 * entries), LET_CANDIDATE),
         groups=np.empty(entries, LET_GROUP),
-        frame=np.zeros(1, contexts.LM_FRAME_STATE),
+        group_slots=_slots(entries),
+        group_tokens=np.empty(2 * entries, records.GROUP_TOKEN),
+        acoustic_costs=np.empty(columns, np.float32),
+        posteriors=np.empty(columns, np.float32),
+        labels=np.empty(columns, np.int32),
+        histogram=np.empty(BINS, np.int64),
+        renumbered=np.empty(capacity, np.int32),
+        frame=np.zeros(1, LM_FRAME_STATE),
+        stamps=np.zeros(3, np.int32),
         lm=let.LetWorkspace(
-            deferred=np.empty(entries, contexts.GROUP_ARC),
+            deferred=np.empty(entries, GROUP_ARC),
             cache=_query_cache(),
             stack=np.empty(4 * entries, np.int32),
             context_slots=_slots(entries),
@@ -300,5 +355,6 @@ def new_let_workspace(max_active: int, columns: int, *, entries: int | None = No
 
 
 def with_more_let_groups(work: records.Workspace, max_active: int) -> records.Workspace:
-    """As `with_more_groups`, and with twice the capacity for candidates."""
-    return _with_tokens_of(work, new_let_workspace(max_active, len(work.labels), entries=2 * len(work.groups)))
+    """Twice the room for groups and what is found in a frame; the tokens and the LM query cache stay."""
+    larger = new_let_workspace(max_active, len(work.labels), entries=2 * len(work.groups))
+    return larger._replace(current=work.current, lm=larger.lm._replace(cache=work.lm.cache))

@@ -17,7 +17,7 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.graph.topology import topology_number
+from nemo_gpu_decoding.graph.topology import GRAPH, topology_number
 from nemo_gpu_decoding.lm.on_device import SECTOR_BYTES
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.committed import joined
@@ -297,9 +297,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
                 f"graph ({graph.name}) has a state with {epsilons} closure arcs (paths without an input label), "
                 f"expected at most {records.MAX_EPSILONS}: remove epsilons with OpenFst's fstrmepsilon"
             )
-        if config.is_ready_made:
-            return
-        if (graph.arrays.arcs["ilabel"] == self.blank_id).any():
+        if topology_number(config.topology) != GRAPH and (graph.arrays.arcs["ilabel"] == self.blank_id).any():
             raise ValueError(
                 f"graph ({graph.name}) reads the blank (column {self.blank_id}) with topology "
                 f"{config.topology!r}, expected topology 'graph' for a ready-made T o L o G"

@@ -219,7 +219,7 @@ def _epsilon_closure(row, count, search, lm, work):
 
 @linked
 def _may_expand(source, cost, search, cutoff, work):
-    """Whether an arc of a state may stay below the cutoff: False for most states, always True for large ones."""
+    """Whether an arc of a state may stay below the cutoff; most groups have none. Large states are always expanded."""
     arcs, costs, may = search.graph.arcs, work.acoustic_costs, source.arc_end - source.arc_begin > SMALL_STATE
     last: Any = source.arc_end - 1
     for a in range(source.arc_begin, source.arc_begin if may else source.arc_end, 2):

@@ -55,7 +55,15 @@ def choose_tokens(tokens, frame, params, work):
     count, best, beam = frame.tokens, frame.best, params.beam
     last, scale = BINS - 1, np.float32(BINS) / beam
     if count > params.max_active:
-        last = _last_bin(tokens, frame, params, work.histogram)
+        histogram, last = work.histogram, 0
+        histogram[:] = 0
+        for i in range(count):
+            if tokens[i].cost <= best + beam:
+                histogram[_bin(tokens[i].cost, best, scale)] += 1
+        total = histogram[0]
+        while last < BINS - 1 and total + histogram[last + 1] <= params.max_active:
+            last += 1
+            total += histogram[last]
     kept, within = 0, 0
     for i in range(count):
         work.renumbered[i] = keys.NONE
@@ -65,22 +73,6 @@ def choose_tokens(tokens, frame, params, work):
                 work.renumbered[i] = kept
                 kept += 1
     return kept, kept < within
-
-
-@linked
-def _last_bin(tokens, frame, params, histogram):
-    """The last bin that survives."""
-    histogram[:] = 0
-    best, beam = frame.best, params.beam
-    scale = np.float32(BINS) / beam
-    for i in range(frame.tokens):
-        if tokens[i].cost <= best + beam:
-            histogram[_bin(tokens[i].cost, best, scale)] += 1
-    total, last = histogram[0], 0
-    while last < BINS - 1 and total + histogram[last + 1] <= params.max_active:
-        last += 1
-        total += histogram[last]
-    return last
 
 
 @linked

@@ -17,8 +17,14 @@ from nemo_gpu_decoding.search.engine import BadRow
 from nemo_gpu_decoding.search.inputs import raise_bad_frame
 from nemo_gpu_decoding.search.word_graph import records
 from nemo_gpu_decoding.search.word_graph.keys import BAD_FRAME, DONE, NONE, state_of
-from nemo_gpu_decoding.search.word_graph.large_lm import let_nodes
-from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import NodeArrays
+from nemo_gpu_decoding.search.word_graph.large_lm.let_nodes import (
+    LET_COUNTERS,
+    NODE,
+    NODE_CONTEXT,
+    NODE_LINK,
+    NodeArrays,
+    expand,
+)
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import LM_COUNTERS, LmScorer
 from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import grown
 
@@ -147,7 +153,7 @@ def compact_back_pointers(back_pointers, count, tokens, kept):
 
 # ------------------------------------------------------------------------------ composition "let"
 
-LET_NODES = 4096  # first capacity for nodes, and for links, contexts and back-pointers
+LET_NODES = 4096  # that there is room for at first, and as many links, contexts and back-pointers
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,9 +167,9 @@ class LetStream:
 
 
 def new_let_stream(models: StreamModels) -> LetStream:
-    """A stream before its first frame: one token; its node has one context, the start states of the LMs."""
+    """Nothing read: one token, whose node has one context, the LMs' start."""
     assert models.lm_scorer is not None
-    tokens, counters = np.zeros(1, records.TOKEN), np.zeros(1, let_nodes.LET_COUNTERS)
+    tokens, counters = np.zeros(1, records.TOKEN), np.zeros(1, LET_COUNTERS)
     tokens["key"] = models.first_key
     for name in ("tokens", "nodes", "contexts"):
         counters[name] = 1
@@ -178,15 +184,13 @@ def new_let_stream(models: StreamModels) -> LetStream:
 
 
 def _node_arrays(counters: np.ndarray, sizes: Sequence[int]) -> NodeArrays:
-    kinds = (records.BACK_POINTER, let_nodes.NODE_LINK, let_nodes.NODE, let_nodes.NODE_CONTEXT)
+    kinds = (records.BACK_POINTER, NODE_LINK, NODE, NODE_CONTEXT)
     return NodeArrays(counters, *(np.empty(size, kind) for size, kind in zip(sizes, kinds, strict=True)))
 
 
 def collected(arrays: NodeArrays, tokens: np.ndarray, *, more: bool = False) -> NodeArrays:
-    """Copy the entries that the tokens need to new arrays with free capacity, and renumber those of the tokens.
-
-    `more`: the new arrays have at least twice the capacity of the old ones.
-    """
+    """What the tokens lead to, in arrays of its own with as much room again, `more`: at least twice
+    that of before. The tokens get new numbers."""
     sizes = [len(array) for array in arrays[1:]]
     new = _node_arrays(arrays.counters.copy(), sizes)
     numbers, past = np.zeros(len(arrays.nodes), np.int32), np.zeros(len(arrays.back_pointers), np.int32)
@@ -199,7 +203,7 @@ def collected(arrays: NodeArrays, tokens: np.ndarray, *, more: bool = False) -> 
 
 @no_refcount
 def collect(tokens, state, new, numbers, past):
-    """Copy the entries that the tokens need to `new`. Links to expanded nodes are dropped.
+    """Copy to `new` what the tokens lead to; they get new numbers. Ways to expanded nodes are forgotten.
 
     Args:
         tokens: [n] TOKEN.
@@ -273,7 +277,7 @@ def _collect_back_pointers(state, new, past):
 
 @no_refcount
 def expand_ends(tokens, state, search, lm, work):
-    """Expand the best token and all tokens in which the utterance may end.
+    """Expand the best token and those that may end.
 
     Returns:
         a status, and the number of their contexts.
@@ -283,7 +287,7 @@ def expand_ends(tokens, state, search, lm, work):
         least = min(least, tokens[i].cost)
     for i in range(len(tokens)):
         if tokens[i].cost == least or _may_end(tokens[i], search):
-            status = let_nodes.expand(tokens[i].back_pointer, state, search, lm, work)
+            status = expand(tokens[i].back_pointer, state, search, lm, work)
             if status != DONE:
                 return status, 0
             total += state.nodes[tokens[i].back_pointer].count
@@ -302,7 +306,7 @@ def _may_end(token, search):
 
 @no_refcount
 def list_contexts(tokens, state, search, listed):
-    """Fill `listed` [contexts] LM_TOKEN with the contexts that `expand_ends` counted."""
+    """Fill `listed` [contexts] LM_TOKEN with the contexts that `expand_ends` has counted."""
     at, least = 0, tokens[0].cost
     for i in range(len(tokens)):
         least = min(least, tokens[i].cost)

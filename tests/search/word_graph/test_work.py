@@ -15,6 +15,7 @@ from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph import cpu_engine, stream_state
 from nemo_gpu_decoding.search.word_graph import decoder as decoder_module
+from nemo_gpu_decoding.search.word_graph.best_path import steps_of
 from nemo_gpu_decoding.search.word_graph.config import COMPOSITIONS
 from nemo_gpu_decoding.search.word_graph.cpu_engine import (
     listed_stream,
@@ -142,7 +143,7 @@ def test_nodes_are_made_room_for_where_there_are_more(monkeypatch):
         return collected(*arguments, **options)
 
     monkeypatch.setattr(stream_state, "LET_NODES", 2)
-    monkeypatch.setattr(stream_state, "collected", counted)
+    monkeypatch.setattr(cpu_engine, "collected", counted)
     monkeypatch.setattr(
         cpu_engine, "new_let_workspace", lambda *sizes, **options: new_workspace(*sizes, **{"entries": 2, **options})
     )
@@ -300,15 +301,6 @@ def read(decoder, log_probs, request, rng=None):
     return all_facts
 
 
-def path_of(back_pointers, token):
-    """The back-pointers of a token, newest first, without the numbers of others."""
-    path, at = [], token["back_pointer"]
-    while at >= 0:
-        path.append(back_pointers[at].tolist()[1:])
-        at = back_pointers["previous"][at]
-    return path
-
-
 def read_groups(models, config, log_probs, rng):
     """The same with composition "let": the groups, and the contexts of those that matter for results."""
     utterance, all_facts = new_let_stream(models), []
@@ -320,7 +312,8 @@ def read_groups(models, config, log_probs, rng):
         (_, listed), counters = listed_stream(utterance, space), utterance.arrays.counters
         contexts = sorted(listed.tokens[["key", "lm", "cost", "run", "probability"]].tolist())
         paths = sorted(
-            (token[["key", "lm"]].tolist(), path_of(listed.back_pointers, token)) for token in listed.tokens
+            (token[["key", "lm"]].tolist(), [part.tolist() for part in steps_of(listed.back_pointers, token)])
+            for token in listed.tokens
         )
         groups = sorted(utterance.tokens[["key", "cost"]].tolist())
         all_facts.append((groups, (contexts, paths), counters[[*LASTING, "expanded"]].tolist()))
