@@ -21,8 +21,7 @@ def cost_of(row, label, search):
 @linked
 def least_total(cost, arc_cost, acoustic_cost, search):
     """Lower bound of the total cost of an arc: with the largest bonus, summed in the same order as the exact cost."""
-    weights = search.weights
-    return cost + weights.lm_weight * arc_cost - weights.most_bonus + acoustic_cost
+    return cost + search.weights.lm_weight * arc_cost - search.weights.most_bonus + acoustic_cost
 
 
 @linked

@@ -80,14 +80,14 @@ class PagedBigLMConfig(WFSTConfig):
     # contexts are expanded only where a word is emitted [LET, III]; CPU and best paths only, 1.1 to 1.5 times the
     # time of lazy.
     composition: str = "lazy"
-    # Most LM contexts of a graph state that are expanded, the cheapest ones (the heap of a token group in [LET]),
-    # >= 0; 0 = all.
+    # Maximum number of LM contexts per graph state that are expanded, the cheapest ones (the heap of a token group in
+    # [LET]), >= 0; 0 = all.
     group_size: int = 0
     # Whether to build one automaton of the large LM minus the small LM, so that one look-up serves both. always:
     # build it in memory, at least 8 bytes per n-gram; the large LM must contain all n-grams of the small LM. never:
     # look up both LMs. auto: always if that condition holds and the large LM has at most 10 million n-grams.
     difference: str = "auto"
-    # Memory of the large LM for a GPU; results are the same. device: the GPU's memory. paged: the arcs (two thirds
+    # Location of the large LM for a GPU; results are the same. device: the GPU's memory. paged: the arcs (two thirds
     # of the LM) are in pinned host memory, and kernels read them through a cache. auto: device if a tenth of the
     # GPU's memory and 2 GB stay free, else paged. On a CPU the search reads the memory map with every placement.
     placement: str = "auto"
