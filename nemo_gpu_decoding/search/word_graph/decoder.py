@@ -135,10 +135,10 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         assert isinstance(engine, (CPUEngine, CUDAEngine))
         states: list[StreamState] = engine.results(rows, n_best, final=final)
         found = best_paths(states, final)
-        ended, paths = found.ended.tolist(), self._word_paths(found, [state.models for state in states], states)
+        paths = self._word_paths(found, [state.models for state in states], states)
         overflows = concatenated([state.counters for state in states])["overflowed"].tolist()
-        notes = [_notes(*each, final) for each in zip(ended, overflows, strict=True)]
-        results = [self._result(*each, n_best, final) for each in zip(states, paths, ended, notes, strict=True)]
+        each = zip(states, paths, found.ended.tolist(), overflows, strict=True)
+        results = [self._result(*own, n_best, final) for own in each]
         if final:
             return results
         costs, steps = found.ends["cost"].tolist(), [found.steps_of(r) for r in range(len(states))]
@@ -155,7 +155,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
     # ----------------------------------------------------------------------------------- results
 
     def _result(
-        self, state: StreamState, path: WordPath, ended: bool, notes: tuple[str, ...], n_best: int, final: bool
+        self, state: StreamState, path: WordPath, ended: bool, overflows: int, n_best: int, final: bool
     ) -> NBest[WordPath]:
         """The hypotheses of a stream; `path` is the best one after the committed words."""
         lattice = None
@@ -168,7 +168,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             NBest,
             paths=paths,
             num_frames=state.frames,
-            notes=notes,
+            notes=_notes(ended, overflows, final),
             lattice=lattice if self.config.lattice else None,
             work=None if state.models.lm_scorer is None else _work(state.counters),
         )

@@ -47,9 +47,9 @@ inline bool choose_labels(const Row& row, int columns, Workspace& work) {
     const float value = column < columns ? row[column] : negative_infinity();
     bad |= !(value <= most_log_prob());
     const bool is_blank = column == search.blank_id && search.topology != GRAPH;
-    const bool wants = value >= least && !is_blank;
-    const int at = warp_append(wants, &work.counters->num_labels);
-    if (wants) work.labels[at] = column;
+    const bool is_listed = value >= least && !is_blank;
+    const int at = warp_append(is_listed, &work.counters->num_labels);
+    if (is_listed) work.labels[at] = column;
   }
   return !__syncthreads_or(bad);
 }
