@@ -225,7 +225,7 @@ def _expand_group(g, row, state, search, lm, work):
     now, arcs, group = work.frame[0], search.graph.arcs, work.lm.groups[g]
     source = search.graph.states[group.key >> 16]
     count = source.arc_end - source.arc_begin
-    rounds = 1 if count <= frame.SMALL_STATE else frame.labels_within(group.cost, source, row, search, work)
+    rounds = 1 if count <= frame.SMALL_STATE else labels.labels_within(group.cost, source, row, search, work)
     walks = count <= frame.SMALL_STATE * rounds
     for n in range(1 if walks else rounds):
         label, first = NONE, source.arc_begin

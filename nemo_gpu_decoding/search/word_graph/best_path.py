@@ -38,7 +38,7 @@ class Steps(NamedTuple):
     probabilities: np.ndarray  # float32, sum of the label's posteriors over these frames
 
 
-@compiled
+@no_refcount
 def best_ends(tokens, counts, final, search, lm, ends):
     """Find the best end of each of R utterances.
 
@@ -51,14 +51,20 @@ def best_ends(tokens, counts, final, search, lm, ends):
     """
     first = 0
     for r in range(len(counts)):
-        own, best = tokens[first : first + counts[r]], ends[r]
-        best.node, best.epsilon, best.state, best.cost = keys.NONE, keys.NONE, keys.NONE, np.inf
-        every = all_ends(own, final, search, lm)
-        for e in range(len(every)):
-            end, token = every[e], own[every[e].node]
-            total = np.float64(token.cost) + end.cost
-            if total < best.cost or (total == best.cost and keys.precedes(token, own[best.node], lm)):
-                best.node, best.epsilon, best.state, best.cost = end.node, end.epsilon, end.state, total
+        end = ends[r]
+        end.node, end.epsilon, end.state, end.cost = keys.NONE, keys.NONE, keys.NONE, np.inf
+        for i in range(first, first + counts[r]):
+            state = search.graph.states[keys.state_of(tokens[i].key)]
+            begin = state.epsilon_begin
+            for e in range(begin - 1, state.epsilon_end if final else begin):
+                epsilon, total = keys.NONE if e < begin else e, np.float64(tokens[i].cost)
+                if final:
+                    total += end_cost(tokens[i], epsilon, search, lm)
+                if total == np.inf:
+                    continue
+                if total < end.cost or (total == end.cost and keys.precedes(tokens[i], tokens[first + end.node], lm)):
+                    end.node, end.epsilon, end.cost = i - first, epsilon, total
+                    end.state = keys.state_of(tokens[i].key)
         first += counts[r]
 
 
@@ -161,7 +167,7 @@ def trace_back(back_pointers, token, arcs, epsilons, frames, runs, probabilities
     """Write the back-pointers of a token, oldest first, to the arrays of `Steps` from `begin` on.
 
     Returns:
-        the end of what was written.
+        the end of the path in the arrays.
     """
     end = begin + count_back_pointers(back_pointers, token.back_pointer)
     at, run, probability = token.back_pointer, token.run, token.probability

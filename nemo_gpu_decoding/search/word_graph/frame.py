@@ -258,7 +258,7 @@ def _expand_group(group, g, row, state, search, lm, work):
     frame, arcs, costs = work.frame[0], search.graph.arcs, work.acoustic_costs
     source = search.graph.states[np.uintp(group.key >> 16)]
     count = source.arc_end - source.arc_begin
-    rounds = 1 if count <= SMALL_STATE else labels_within(group.cost, source, row, search, work)
+    rounds = 1 if count <= SMALL_STATE else labels.labels_within(group.cost, source, row, search, work)
     tries_all = count <= SMALL_STATE * rounds
     for n in range(1 if tries_all else rounds):  # one round for all arcs, or one for each label
         label, first = keys.NONE, source.arc_begin
@@ -282,17 +282,3 @@ def _expand_group(group, g, row, state, search, lm, work):
                 token_groups.expand_arc(a, g, acoustic_cost, state, search, lm, work)
             else:
                 contexts.expand_arc(a, g, acoustic_cost, state, search, lm, work)
-
-
-@linked
-def labels_within(cost, source, row, search, work):
-    """The number of leading entries of work.labels that may keep an arc of a state below the cutoff."""
-    frame, count = work.frame[0], 0
-    if frame.labels > labels.SORTED_LABELS:
-        return frame.labels
-    while count < frame.labels:
-        acoustic_cost = candidates.cost_of(row, work.labels[count], search)
-        if candidates.least_total(cost, source.least_cost, acoustic_cost, search) > frame.cutoff:
-            break
-        count += 1
-    return count

@@ -63,6 +63,20 @@ def rank_labels(row, search, work):
 
 
 @linked
+def labels_within(cost, source, row, search, work):
+    """The number of leading entries of work.labels that may keep an arc of a state below the cutoff."""
+    frame, count = work.frame[0], 0
+    if frame.labels > SORTED_LABELS:
+        return frame.labels
+    while count < frame.labels:
+        acoustic_cost = cost_of(row, work.labels[count], search)
+        if least_total(cost, source.least_cost, acoustic_cost, search) > frame.cutoff:
+            break
+        count += 1
+    return count
+
+
+@linked
 def _least_likely(frame, search):
     """The log-prob below which a label exceeds the cutoff from any source; at most MOST_LOG_PROB."""
     most = np.float64(frame.cutoff) - search.weights.least_cost
