@@ -231,7 +231,8 @@ def best_paths(states: Sequence[StreamState], final: bool) -> FoundPaths:
 
 def _new_steps(count: int) -> Steps:
     """Arrays for `count` steps."""
-    return Steps(*np.empty((4, count), np.int32), np.empty(count, np.float32))
+    arcs, epsilons, frames, runs = np.empty((4, count), np.int32)
+    return Steps(arcs, epsilons, frames, runs, np.empty(count, np.float32))
 
 
 def steps_of(back_pointers: np.ndarray, token: np.void) -> Steps:

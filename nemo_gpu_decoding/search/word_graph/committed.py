@@ -130,8 +130,10 @@ def without_committed(state: StreamState, committed: Committed, root: int) -> St
     np.maximum(previous - root, keys.NONE, out=previous)  # no token needs what is before root
     tokens["back_pointer"] -= root
     counters["back_pointers"] = len(kept)
-    own = {"tokens": tokens, "back_pointers": back_pointers, "counters": counters, "live": tokens["back_pointer"]}
-    return replace(state, **own, committed=committed)
+    live = tokens["back_pointer"]
+    return replace(
+        state, tokens=tokens, back_pointers=back_pointers, counters=counters, live=live, committed=committed
+    )
 
 
 def _last_boundary(words: np.ndarray, emitted_at: np.ndarray, tokens: np.ndarray, graph: WordGraph) -> tuple[int, int]:
