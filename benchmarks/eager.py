@@ -18,7 +18,7 @@ import numpy as np
 from nemo_gpu_decoding import PagedBigLM
 from nemo_gpu_decoding.fusion.batch import BatchFusion
 from nemo_gpu_decoding.graph.csr import first_arc
-from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
+from nemo_gpu_decoding.graph.topology import NORMAL
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.decoder import Streams
 from nemo_gpu_decoding.search.engine import Engine
@@ -89,12 +89,8 @@ def _expand_or_bisect(row, state, search, lm, work):
 def _expand(row, state, search, lm, work):
     """All candidates that stay below the cutoff, as far as there is capacity for their keys."""
     now = work.frame[0]
-    for label in range(len(row)):
-        work.acoustic_costs[label] = candidates.cost_of(row, label, search)
-        work.posteriors[label] = prune.UNKNOWN
     frame.begin_frame(LARGEST, state.counters[0].tokens, search, work)
-    if search.params.topology != GRAPH:
-        frame.offer_blanks_and_repeats(row, state, search, lm, work)
+    frame.offer_blanks_and_repeats(row, state, search, lm, work)
     if now.status == DONE and not labels.choose_labels(row, search, work):
         now.status = keys.BAD_FRAME
     if now.status == DONE:

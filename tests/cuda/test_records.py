@@ -131,7 +131,7 @@ ONLY_CUDA = {
     "search/flexctc_beam": {"beam", "kernel", "select"},
     "search/transducer": {"pool"},
     "search/word_graph": {
-        "arc_ranges", "compact", "expand", "graph", "kernel", "links", "workspace",
+        "arc_ranges", "compact", "kernel", "links", "workspace",
     },
     "search/word_graph/large_lm": {
         "frame", "group_arcs", "queries", "query_cache", "tighten_cutoff", "workspace",

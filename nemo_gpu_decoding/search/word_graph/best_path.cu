@@ -1,9 +1,8 @@
-// Best-path trace-back: the tokens that a best path ends in and its back-pointers, so that no more than
-// these are copied to the host.
+// Trace-back of best paths on the device, so that only these are copied to the host.
 //
-// One block per utterance that a result is wanted of: all threads look for the best token, for the one
-// with which the utterance ends best, and for the newest back-pointer that all tokens share; one thread
-// follows the back-pointers. With COMPOSE=1 (paged_biglm) both LMs say what it costs to end.
+// One block per utterance of the request. All threads search for the best token, for the token in which the
+// utterance ends at the lowest cost, and for the newest back-pointer that all tokens share. One thread follows
+// the back-pointers. With COMPOSE=1 (paged_biglm) the cost of the end contains the LM score difference.
 //
 // variants: COMPOSE=0
 // variants: COMPOSE=1
@@ -16,7 +15,7 @@ typedef LmBestPath BestPath;
 
 struct EndWorkspace : Workspace {
   LmPair lms;
-  int64 large_end;  // label of </s>, or below 0: ending costs nothing then
+  int64 large_end;  // label of </s>; below 0: the end costs nothing
   int64 small_end;
 };
 #else
@@ -38,7 +37,7 @@ inline double end_difference(int olabel, int64 lm, const EndWorkspace& work) {
   const LmPair& lms = work.lms;
   double total = 0.0;
   if (lms.weight == 0) return total;
-  LookupCounters counters{};  // results are no part of the search's work
+  LookupCounters counters{};  // the search does not count look-ups of results
   if (olabel != 0) {
     const LMStep step = cost_of_label(olabel, lm, work.graph, lms, counters);
     total += (double)(lms.weight * step.cost);
@@ -50,7 +49,7 @@ inline double end_difference(int olabel, int64 lm, const EndWorkspace& work) {
 }
 #endif
 
-// What it costs to end with a token, or where a closure arc leads it; infinite if that is not final.
+// Cost of the end after a token, or after a closure arc; infinite if that state is not final.
 inline double end_cost(const Key& key, int epsilon, const EndWorkspace& work) {
   const Search& search = work.search;
   int state = state_of(key), boost = boost_of(key), olabel = 0;
@@ -75,7 +74,7 @@ inline double end_cost(const Key& key, int epsilon, const EndWorkspace& work) {
   return cost;
 }
 
-// The cost of a token with all that comes after it if the utterance ends there.
+// The cost of a token plus the lowest cost of an end after it.
 inline double cost_with_end(const Token& token, const EndWorkspace& work) {
   const GraphState& state = work.graph.states[state_of(token.key)];
   const int begin = state.epsilon_begin, end = state.epsilon_end;
@@ -86,14 +85,14 @@ inline double cost_with_end(const Token& token, const EndWorkspace& work) {
   return least;
 }
 
-// The least key of all threads. Call with all threads.
+// The lowest key of all threads. Call with all threads.
 inline int64 least_key(int64 key, uint64* scratch) { return block_reduce(key, Min(), (int64*)scratch); }
 inline LmKey least_key(const LmKey& key, uint64* scratch) {
   const int64 first = least_key(key.key, scratch);
   return {first, least_key(key.key == first ? key.lm : LAST_KEY, scratch)};
 }
 
-// The best of the tokens that a thread has seen.
+// The best token of a thread.
 struct Choice {
   double cost;
   Key key;
@@ -112,8 +111,8 @@ inline Choice no_choice() {
 #endif
 }
 
-// The best of all threads goes to *token; of several that cost the same the one with the least key.
-// False if there is none. Call with all threads; a barrier must follow.
+// Write the best token of all threads to *token; ties are broken by the lower key. False if there is none.
+// Call with all threads; a barrier must follow.
 inline bool choose(const Choice& own, int* token, uint64* scratch) {
   const double cost = block_reduce(own.cost, Min(), (double*)scratch);
   const Key key = least_key(own.cost == cost ? own.key : no_choice().key, scratch);
@@ -121,8 +120,9 @@ inline bool choose(const Choice& own, int* token, uint64* scratch) {
   return cost < -negative_infinity();
 }
 
-// The newest back-pointer that all tokens share, or NONE. Every back-pointer's number is above that of
-// the one before it, so of two the newer one is followed until both are the same. Call with all threads.
+// The newest back-pointer that all tokens share, or NONE. A back-pointer has a higher number than the one
+// before it, so that of two the one with the higher number is followed until both are equal. Call with all
+// threads.
 inline int common_ancestor(
   const Token* tokens, int count, int common, const BackPointer* back_pointers, uint64* scratch
 ) {
@@ -136,7 +136,7 @@ inline int common_ancestor(
   return block_reduce(common, Min(), (int*)scratch);
 }
 
-// Copy the back-pointers of a token, newest first, as far as there is capacity, and count them. One
+// Copy the back-pointers of a token, newest first, up to the capacity, and count all of them. Call with one
 // thread.
 inline void copy_path(
   int last, int common, const BackPointer* back_pointers, BackPointer* path, int capacity, BestPath& found

@@ -1,4 +1,4 @@
-"""From the tokens of the last frame back to texts: where utterances end best, and how they got there."""
+"""Best paths: the token in which an utterance ends at the lowest cost, and its trace-back."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 END = np.dtype(
     [
-        ("node", np.int64),  # token of the last frame, or node of a lattice
-        ("epsilon", np.int32),  # closure arc taken after the last frame, or NONE
-        ("state", np.int32),  # of the graph, after the last frame and before the closure arc
+        ("node", np.int64),  # index of a token of the last frame, or node of a lattice
+        ("epsilon", np.int32),  # closure arc after the last frame, or NONE
+        ("state", np.int32),  # state of the graph before the closure arc
         ("cost", np.float64),
     ],
     align=True,
@@ -29,24 +29,25 @@ END = np.dtype(
 
 
 class Steps(NamedTuple):
-    """The back-pointers of one path, oldest first, N of them; arrays [N]."""
+    """The back-pointers of a path, oldest first, as arrays [N]."""
 
     arcs: np.ndarray  # int32
-    epsilons: np.ndarray  # int32, taken before the arc, or NONE
-    frames: np.ndarray  # int32
-    runs: np.ndarray  # int32, frames that the arc's label lasted
-    probabilities: np.ndarray  # float32, sum of its posteriors over these frames
+    epsilons: np.ndarray  # int32, closure arc before the arc, or NONE
+    frames: np.ndarray  # int32, first frame of the arc's label
+    runs: np.ndarray  # int32, frames of the label
+    probabilities: np.ndarray  # float32, sum of the label's posteriors over these frames
 
 
 @no_refcount
 def best_ends(tokens, counts, final, search, lm, ends):
-    """Where each of R utterances ends best.
+    """Find the best end of each of R utterances.
 
     Args:
-        tokens: those of all utterances, one utterance after the other; counts: [R] tokens of each.
-        final: the utterances are over: final costs count and closure arcs may lead to a final state.
-        ends: [R] END, filled: number of the token within its utterance, NONE if no token reaches a final state; the
-            closure arc to the end or NONE; the cost with all that comes after the last frame.
+        tokens: the tokens of all utterances, one utterance after the other.
+        counts: [R] number of tokens of each utterance.
+        final: add final costs; an utterance then ends in a final state, perhaps by a closure arc.
+        ends: [R] END, the output. `node` is the index of the token within its utterance, or NONE if no token reaches a
+            final state; `cost` is the cost of the token plus the cost of the end.
     """
     first = 0
     for r in range(len(counts)):
@@ -69,7 +70,14 @@ def best_ends(tokens, counts, final, search, lm, ends):
 
 @compiled
 def all_ends(tokens, final, search, lm):
-    """[E] END: all ways to end, `final` as in `best_end`; without it every token is one, at no cost."""
+    """All ways to end an utterance.
+
+    Args:
+        final: as in `best_ends`; if False, every token is an end and costs nothing more.
+
+    Returns:
+        [E] END, in the order of tokens and closure arcs; costs without the tokens' own.
+    """
     states, most = search.graph.states, 0
     for i in range(len(tokens)):
         state = states[keys.state_of(tokens[i].key)]
@@ -91,7 +99,7 @@ def all_ends(tokens, final, search, lm):
 
 @linked
 def end_cost(token, epsilon, search, lm):
-    """What it costs to end with a token, or where a closure arc leads it; inf if that is not final."""
+    """Cost of the end after a token, or after a closure arc; inf if that state is not final."""
     graph, weights, cost = search.graph, search.weights, 0.0
     state, boost, olabel = keys.state_of(token.key), keys.boost_of(token.key), np.int32(0)
     if epsilon != keys.NONE:
@@ -114,7 +122,7 @@ def end_cost(token, epsilon, search, lm):
 
 @linked
 def end_difference(olabel, context, search, lm):
-    """LM score difference of the word of a closure arc, if there is one, and of the end after it."""
+    """Weighted LM score difference of the word of a closure arc, if it has one, and of the end after it."""
     difference = 0.0
     if lm.difference_weight == 0:
         return difference
@@ -126,6 +134,7 @@ def end_difference(olabel, context, search, lm):
 
 @linked
 def cost_of_end(lm, state, label):
+    """Cost of the label of </s> in an LM state; 0 if the LM has no such label."""
     if label == NO_LABEL:
         return np.float32(0.0)
     cost, _ = lookup(lm, state, label)
@@ -134,7 +143,7 @@ def cost_of_end(lm, state, label):
 
 @linked
 def final_difference(context, lm):
-    """What the LMs' ends of sentence add, weighted."""
+    """Weighted LM score difference of </s> after an LM context."""
     if lm.difference_weight == 0:
         return np.float32(0.0)
     cost = cost_of_end(lm.lms.large, large_of(context), lm.lms.large_end)
@@ -145,6 +154,7 @@ def final_difference(context, lm):
 
 @no_refcount
 def count_back_pointers(back_pointers, at):
+    """Length of the chain of back-pointers that begins with number `at`."""
     count = 0
     while at != keys.NONE:
         at = back_pointers[at].previous
@@ -154,10 +164,10 @@ def count_back_pointers(back_pointers, at):
 
 @no_refcount
 def trace_back(back_pointers, token, arcs, epsilons, frames, runs, probabilities, begin):
-    """Write the back-pointers that `token` points to, oldest first, to the arrays of `Steps` from `begin` on.
+    """Write the back-pointers of a token, oldest first, to the arrays of `Steps` from `begin` on.
 
     Returns:
-        one past the last of them.
+        the end of the path in the arrays.
     """
     end = begin + count_back_pointers(back_pointers, token.back_pointer)
     at, run, probability = token.back_pointer, token.run, token.probability
@@ -170,12 +180,12 @@ def trace_back(back_pointers, token, arcs, epsilons, frames, runs, probabilities
 
 
 class FoundPaths(NamedTuple):
-    """P paths, as a search or a lattice has found them."""
+    """P paths of a search or of a lattice."""
 
-    steps: Steps  # those of all paths, one path after the other
-    step_ends: np.ndarray  # [P] int64, one past the last step of each path
-    ends: np.ndarray  # [P] END; costs are from the first frame on
-    ended: np.ndarray  # [P] bool, whether these include final costs
+    steps: Steps  # the steps of all paths, one path after the other
+    step_ends: np.ndarray  # [P] int64, end of each path in `steps`
+    ends: np.ndarray  # [P] END; costs are totals from the first frame on
+    ended: np.ndarray  # [P] bool, whether the costs contain final costs
 
     def steps_of(self, n: int) -> Steps:
         """The steps of path n."""
@@ -184,16 +194,15 @@ class FoundPaths(NamedTuple):
 
 
 def ends_of(states: Sequence[StreamState], final: bool) -> np.ndarray:
-    """[R] END: where streams end best, as `best_ends`; costs are from the first frame on."""
+    """[R] END: the best end of each stream, as `best_ends`; costs are totals from the first frame on."""
     ends, alike = np.empty(len(states), END), defaultdict(list)
-    for r, state in enumerate(states):  # those of one decoder with the same weights and boosting share a call
+    for r, state in enumerate(states):  # one call serves the streams of a decoder with equal weights and boosting
         models, scorer = state.models, state.models.lm_scorer
         weight = None if scorer is None else scorer.difference_weight
         alike[models.weights, id(models.boosting), weight].append(r)
     for rows in alike.values():
         models, tokens = states[rows[0]].models, [states[r].tokens for r in rows]
-        own = np.empty(len(rows), END)
-        counts = np.array([len(each) for each in tokens])
+        own, counts = np.empty(len(rows), END), np.array([len(each) for each in tokens])
         best_ends(concatenated(tokens), counts, final, models.search, models.lm_scorer, own)
         ends[rows] = own
     ends["cost"] += concatenated([state.counters for state in states])["cost"]
@@ -201,19 +210,19 @@ def ends_of(states: Sequence[StreamState], final: bool) -> np.ndarray:
 
 
 def concatenated(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Records of one type, which np.concatenate would look at field by field."""
+    """Concatenate records of one type as bytes, because np.concatenate copies records field by field."""
     return np.concatenate([array.view(np.uint8) for array in arrays]).view(arrays[0].dtype)
 
 
 def best_paths(states: Sequence[StreamState], final: bool) -> FoundPaths:
-    """The best path of each stream by the back-pointers of the search; of one that reaches no final state, the best
-    of those that may go on."""
+    """The best path of each stream. A stream that reaches no final state has the best path without final costs."""
     ends, ended = ends_of(states, final), np.full(len(states), final)
     missing = np.flatnonzero(ends["node"] == keys.NONE)
     if len(missing):
         ends[missing], ended[missing] = ends_of([states[r] for r in missing.tolist()], final=False), False
-    # back-pointers on one path are of different frames
-    steps = _new_steps(sum(min(state.frames, len(state.back_pointers)) for state in states))
+    # a path has at most one back-pointer per frame
+    most = sum(min(state.frames, len(state.back_pointers)) for state in states)
+    steps = _new_steps(most)
     step_ends, at = np.empty(len(states), np.int64), 0
     for r, (state, node) in enumerate(zip(states, ends["node"].tolist(), strict=True)):
         step_ends[r] = at = trace_back(state.back_pointers, state.tokens[node], *steps, at)
@@ -221,7 +230,7 @@ def best_paths(states: Sequence[StreamState], final: bool) -> FoundPaths:
 
 
 def _new_steps(count: int) -> Steps:
-    """Room for so many steps."""
+    """Arrays for `count` steps."""
     arcs, epsilons, frames, runs = np.empty((4, count), np.int32)
     return Steps(arcs, epsilons, frames, runs, np.empty(count, np.float32))
 

@@ -1,11 +1,11 @@
-// Candidates for tokens of the next frame: what they cost, and which of several with one key stays.
+// Candidates for tokens of the next frame: costs and recombination. Counterpart of candidates.py.
 #pragma once
 
 #include "search/word_graph/links.cuh"
 
 inline float cost_of(float log_prob, const Search& search) { return -(search.acoustic_scale * log_prob); }
 
-// No arc that costs so much leads to less, whatever its word; summed as the true cost is.
+// Lower bound of the total cost of an arc: with the largest bonus, summed in the same order as the exact cost.
 inline float least_total(float cost, float arc_cost, float acoustic_cost, const Search& search) {
   return cost + search.lm_weight * arc_cost - search.most_bonus + acoustic_cost;
 }
@@ -15,14 +15,14 @@ struct Boost {
   int state;  // of the boosting automaton, after the word
 };
 
-// Number of words that an output label stands for.
+// Number of words of an output label.
 inline int count_words(int olabel, const Graph& graph) {
   int count = 1;
   for (; olabel >= graph.num_words; count++) olabel = graph.word_sequences[2 * (olabel - graph.num_words)];
   return count;
 }
 
-// Of these words the one before the last n.
+// The word of an output label before its last n words.
 inline int word_from_end(int olabel, int n, const Graph& graph) {
   for (; n > 0; n--) olabel = graph.word_sequences[2 * (olabel - graph.num_words)];
   return olabel < graph.num_words ? olabel : graph.word_sequences[2 * (olabel - graph.num_words) + 1];
@@ -44,7 +44,7 @@ inline Boost boosted(int olabel, int state, const Workspace& work) {
   return boost;
 }
 
-// Cost of a candidate before its arc: that of its source, and of a closure arc.
+// Cost of a candidate before its arc: the cost of its source plus the cost of the closure arc.
 inline float cost_before(const Origin& origin, const Workspace& work) {
   const Token& token = work.current[origin.source];
   if (origin.epsilon == NONE) return token.cost;
@@ -53,8 +53,8 @@ inline float cost_before(const Origin& origin, const Workspace& work) {
   return token.cost + work.search.lm_weight * closure.cost - bonus;
 }
 
-// Of two candidates to one key at the same cost, whether a is the better one: arc, cost before it, key
-// of the source, epsilon closure.
+// Whether a is the better one of two candidates with equal keys and costs. Ties are broken by arc, cost before
+// the arc, key of the source, closure arc.
 inline bool breaks_tie(const Origin& a, const Origin& b, const Workspace& work) {
   if (a.arc != b.arc) return a.arc < b.arc;
   float own = cost_before(a, work), other = cost_before(b, work);
@@ -67,7 +67,7 @@ inline int last_label(const Origin& origin, const Workspace& work) {
   return label_of(work.current[origin.source].key);
 }
 
-// The origin of the candidate that `best` names, in an entry or as its second.
+// The origin of the candidate that `best` refers to, for an entry or its second.
 inline Origin origin_of(
   Rank best, const Origin& stored, const Entry& entry, const Table& table, const Workspace& work
 ) {
@@ -76,7 +76,7 @@ inline Origin origin_of(
   return candidate >= table.base ? work.candidates[candidate - table.base].origin : stored;
 }
 
-// Put `own` where *best is if that is worse. Any thread, at the same time as others.
+// Replace *best by `own` if `own` is better. Threads may call it at the same time.
 inline void compete(
   Rank own, const Origin& origin, Rank* best, const Origin& stored, const Entry& entry, int closed,
   const Table& table, const Workspace& work
@@ -96,8 +96,8 @@ inline void compete(
   }
 }
 
-// Seconds after the best ones are known: for candidates with another last label. One thread for each
-// candidate of the list.
+// Update the second of an entry, which has another last label than the best candidate. Call it when the best
+// candidates are known, with one thread for each candidate of the list.
 inline void compete_for_second(int i, const Table& table, const Workspace& work) {
   const Candidate& candidate = work.candidates[i];
   const Entry& entry = table.entries[candidate.entry];
@@ -114,7 +114,8 @@ inline void compete_for_second(int i, const Table& table, const Workspace& work)
   }
 }
 
-// Write down origins while the list is still there. Of an entry's candidates one thread does it.
+// Store origins and costs in the entries before the list is emptied. One thread for each candidate; the thread
+// of the best candidate writes.
 inline void settle(int i, const Table& table, const Workspace& work) {
   const Candidate& candidate = work.candidates[i];
   Entry& entry = table.entries[candidate.entry];
@@ -135,7 +136,7 @@ inline void settle(int i, const Table& table, const Workspace& work) {
   entry.cost = candidate.cost;
 }
 
-// Give a key its entry. One thread: that whose candidate has claimed the slot.
+// Open an entry for a new key. Call with the thread whose candidate claimed the slot.
 inline void open_entry(Candidate& candidate, Table& table, Counters& counters) {
   int at = ~candidate.entry, e = atomicAdd(table.count, 1);
   candidate.entry = at;
@@ -153,16 +154,16 @@ inline bool is_admitted(const Candidate& candidate, const Workspace& work) {
   return work.last_rank == ANY_RANK || rank_of(candidate.cost, candidate.key) <= work.last_rank;
 }
 
-// Enter the listed candidates into a table; of equal keys the better one stays. `ranked`: those that
-// rank too low are dropped, and the others are noted as links, if these are kept. Call with all threads
-// after a barrier; ends with one.
+// Move the list of candidates into a table; of equal keys the better one stays. `ranked`: candidates above the
+// cutoff or the last rank are dropped, and for lattices the others become links. Call with all threads after a
+// barrier; ends with one.
 inline void recombine(Table& table, bool ranked, Workspace& work) {
   const int count = work.counters->num_candidates;
   const float cutoff = work.cutoff();
   Candidate* candidates = work.candidates;
   for (int i = thread(); i < count; i += threads()) {
-    bool wanted = !ranked || (candidates[i].cost <= cutoff && is_admitted(candidates[i], work));
-    candidates[i].entry = wanted ? table.find_or_claim(candidates[i].key, i, candidates) : NO_ENTRY;
+    bool admitted = !ranked || (candidates[i].cost <= cutoff && is_admitted(candidates[i], work));
+    candidates[i].entry = admitted ? table.find_or_claim(candidates[i].key, i, candidates) : NO_ENTRY;
   }
   __syncthreads();
   for (int i = thread(); i < count; i += threads()) {
@@ -186,7 +187,7 @@ inline void recombine(Table& table, bool ranked, Workspace& work) {
     }
     __syncthreads();
   }
-  if (ranked && KEEPS_LINKS) note_links(count, table, work);
+  if (ranked && KEEPS_LINKS) add_links(count, table, work);
   for (int i = thread(); i < count; i += threads()) {
     if (candidates[i].entry != NO_ENTRY) settle(i, table, work);
   }
@@ -196,16 +197,16 @@ inline void recombine(Table& table, bool ranked, Workspace& work) {
   work.reserved = 0;
 }
 
-// Capacity in the list for `more` candidates of each thread. Call with all threads after a barrier.
+// Make room in the list for `more` candidates of each thread. Call with all threads after a barrier.
 inline void reserve_candidates(int more, Workspace& work) {
   if (work.reserve(more)) return;
   recombine(work.next_tokens, true, work);
   work.reserve(more);
 }
 
-// List a candidate if it is not above the cutoff. Call with all lanes of a warp.
-inline void offer(bool possible, const Candidate& candidate, Workspace& work) {
-  bool wants = possible && candidate.cost <= work.cutoff();
-  if (wants) work.lower_best(candidate.cost);
-  work.append(wants, candidate);
+// Append a candidate to the list unless it is above the cutoff. Call with all lanes of a warp.
+inline void offer(bool exists, const Candidate& candidate, Workspace& work) {
+  bool is_below = exists && candidate.cost <= work.cutoff();
+  if (is_below) work.lower_best(candidate.cost);
+  work.append(is_below, candidate);
 }

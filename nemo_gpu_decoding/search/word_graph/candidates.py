@@ -1,4 +1,4 @@
-"""Candidates: what leads into the next frame, what it costs, and which of several for one key stays."""
+"""Candidates for tokens of the next frame: costs, recombination, and the hash tables that find equal keys."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from nemo_gpu_decoding.search.word_graph import keys
 
 @linked
 def cost_of(row, label, search):
+    """Acoustic cost of a label: the scaled negative log-prob."""
     return -(search.params.acoustic_scale * row[label])
 
 
 @linked
 def least_total(cost, arc_cost, acoustic_cost, search):
-    """Lower bound of the total cost of an arc, with the largest bonus; summed in the order of the exact cost."""
-    weights = search.weights
-    return cost + weights.lm_weight * arc_cost - weights.most_bonus + acoustic_cost
+    """Lower bound of the total cost of an arc: with the largest bonus, summed in the same order as the exact cost."""
+    return cost + search.weights.lm_weight * arc_cost - search.weights.most_bonus + acoustic_cost
 
 
 @linked
 def lower_cutoff(total, frame, search):
+    """Take a candidate's cost into account: the cutoff is the lowest cost plus the beam."""
     if total < frame.best:
         frame.best = total
         frame.cutoff = total + search.params.beam
@@ -33,7 +34,7 @@ def lower_cutoff(total, frame, search):
 
 @linked
 def offer(total, key, context, origin, search, lm, work):
-    """List a candidate if it is not above the cutoff; there must be capacity for it."""
+    """Append a candidate to the list unless it is above the cutoff. The list must have capacity for it."""
     frame = work.frame[0]
     if total <= frame.cutoff:
         lower_cutoff(total, frame, search)
@@ -49,13 +50,13 @@ def offer(total, key, context, origin, search, lm, work):
 
 @linked
 def recombine(state, search, lm, work):
-    """Enter the candidates among the tokens of the next frame; of equal keys the better one stays."""
+    """Move the list of candidates into the table of next tokens. Of equal keys the better candidate stays."""
     frame, next_tokens = work.frame[0], work.next_tokens
     limited = frame.last_rank != keys.ANY_RANK
     for c in range(frame.candidates):
         candidate = work.candidates[np.uintp(c)]
         if candidate.cost > frame.cutoff:
-            continue  # which has become lower since
+            continue  # the cutoff was higher when the candidate was listed
         context = keys.context_of(candidate, lm)
         if limited and keys.rank_of(candidate.cost, candidate.key, context) > frame.last_rank:
             continue
@@ -85,13 +86,13 @@ def recombine(state, search, lm, work):
             if 2 * frame.tokens > frame.token_mask + 1:
                 widen_token_table(lm, work)
         if search.params.keeps_links:
-            _note_link(candidate, t, state, work)
+            _add_link(candidate, t, state, work)
     frame.candidates = 0
 
 
 @linked
-def _note_link(candidate, target, state, work):
-    """Note a candidate as a link of the frame."""
+def _add_link(candidate, target, state, work):
+    """Append a candidate to the links of the frame, for the lattice."""
     frame, counters = work.frame[0], state.counters[0]
     if counters.links + frame.links == len(state.links):
         frame.status = keys.LINKS_FULL
@@ -100,15 +101,15 @@ def _note_link(candidate, target, state, work):
     link.source, link.target, link.frame = candidate.source, target, counters.frames
     link.arc, link.epsilon = candidate.arc, candidate.epsilon
     link.cost = candidate.cost - work.current[candidate.source].cost
-    link.acoustic_cost = candidate.cost  # `prune` replaces it
+    link.acoustic_cost = candidate.cost  # of the target, until `prune` replaces it
     frame.links += 1
 
 
 @linked
 def _breaks_tie(candidate, token, search, lm, current):
-    """Of two candidates for one key at the same cost, whether the first is the better one.
+    """Whether a candidate replaces a next token with the same key and cost.
 
-    Ties: arc, cost before the arc, key of the source, closure arc. The last three are the order of
+    Ties are broken by arc, cost before the arc, key of the source, closure arc. The last three are the order in
     `token_groups.keep_best`.
     """
     if candidate.arc != token.arc:
@@ -124,7 +125,7 @@ def _breaks_tie(candidate, token, search, lm, current):
 
 @linked
 def _cost_before(source, epsilon, search):
-    """Cost of a candidate before its arc: that of its source, and of a closure arc."""
+    """Cost of a candidate before its arc: the cost of its source plus the cost of the closure arc."""
     cost = source.cost
     if epsilon != keys.NONE:
         closure = search.graph.epsilons[epsilon]
@@ -135,7 +136,7 @@ def _cost_before(source, epsilon, search):
 
 @linked
 def boosted(olabel, state, search):
-    """Bonus of an output label, weighted, and the boosting state after it."""
+    """Weighted bonus of an output label, and the boosting state after it."""
     graph, weights, num_words = search.graph, search.weights, search.params.num_words
     bonus = np.float32(0.0)
     if olabel == 0 or not weights.boosts:
@@ -151,20 +152,20 @@ def boosted(olabel, state, search):
 
 
 class Table(NamedTuple):
-    """A hash table of records with a key, by linear probing.
+    """A hash table of records with keys, with linear probing.
 
-    Only as much of it is in use as the frame needs: few entries stay in few cache lines.
+    Only a part of it is in use, of a size that fits the frame, so that few entries touch few cache lines.
     """
 
-    slots: np.ndarray  # [power of 2] SLOT
+    slots: np.ndarray  # [power of 2] SLOT; a slot with another stamp is empty
     entries: np.ndarray
-    mask: int  # size of the part in use, less 1
-    stamp: int  # of slots that are not void
+    mask: int  # size of the part in use, minus 1
+    stamp: int
 
 
 @linked
 def find_slot(key, context, table, lm):
-    """The slot of a key (and LM context): its own, or the void one in which it would go."""
+    """The slot of the entry with a key and LM context; if there is none, the empty slot where it belongs."""
     slots, entries, mask = table.slots, table.entries, np.uint64(table.mask)
     at = (keys.hash_of(key, context) >> keys.SLOT_SHIFT) & mask
     while slots[at].stamp == table.stamp and not (
@@ -182,7 +183,7 @@ def fill_slot(slots, at, stamp, entry):
 
 @linked
 def fill_table(table, count, lm):
-    """Enter the first entries into a table that is void."""
+    """Insert the first `count` entries into an empty table."""
     for e in range(count):
         key, context = table.entries[e].key, keys.context_of(table.entries[e], lm)
         fill_slot(table.slots, find_slot(key, context, table, lm), table.stamp, e)
@@ -195,7 +196,7 @@ def token_table(work):
 
 @linked
 def widen_token_table(lm, work):
-    """Twice as much of the table."""
+    """Double the part of the table that is in use."""
     work.frame[0].token_mask = 2 * work.frame[0].token_mask + 1
     work.stamps[0] += 1
     fill_table(token_table(work), work.frame[0].tokens, lm)

@@ -1,8 +1,7 @@
-"""Committed words of a running stream: what all live hypotheses share, traced back and scored once.
+"""Committed words of a running stream: the words that all live hypotheses share, traced back and scored once.
 
-A partial result looks at the back-pointers from the first one on that is not committed. Words are committed whole, up
-to a token at which one word ends and the next begins however the spellings of all words are divided; so the words, and
-the tokens of each, are those that would be found if nothing were ever committed.
+A partial result traces back only the back-pointers that are not committed. A commit ends at a word boundary that is
+the same in every division of the tokens into spellings. Commits therefore change neither the words nor their tokens.
 """
 
 from __future__ import annotations
@@ -16,31 +15,22 @@ import numpy as np
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.jit import compiled
 from nemo_gpu_decoding.search.committed import GrowingColumns, Head, common_ancestor, worth_committing
+from nemo_gpu_decoding.search.word_graph import keys, records, result
 from nemo_gpu_decoding.search.word_graph.best_path import Steps, best_paths, count_back_pointers, final_difference
-from nemo_gpu_decoding.search.word_graph.keys import NONE
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import difference_of_word
-from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER
-from nemo_gpu_decoding.search.word_graph.result import (
-    BEFORE,
-    Labels,
-    add_graph_costs,
-    emitted_words,
-    next_end,
-    read_paths,
-    words_of,
-)
+from nemo_gpu_decoding.search.word_graph.result import BEFORE, Labels, next_end, words_of
 from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, StreamState
 
-FEWEST_BACK_POINTERS = 2048  # that there is room for
+FEWEST_BACK_POINTERS = 2048  # smallest capacity
 
 
 class TextScores(NamedTuple):
-    """What a path has been charged and paid up to some step, unweighted, and the states that it leads to."""
+    """Unweighted scores of a path up to some step, and its LM and boosting states there."""
 
     graph_cost: float
     difference: float  # sum of LM score differences; 0 without a large LM
     context: int  # LM context
-    bonus: float
+    bonus: float  # sum of boosting bonuses
     boosting_state: int
 
     @classmethod
@@ -49,7 +39,7 @@ class TextScores(NamedTuple):
         return cls(0.0, 0.0, context, 0.0, models.boosting.start_state)
 
     def after_words(self, words: Sequence[int], models: StreamModels) -> TextScores:
-        """After more words, without the graph's costs."""
+        """The scores after more words; the graph's costs are not added."""
         difference, context = self.difference, self.context
         if models.lm_scorer is not None:
             labels = np.array(words, np.int64)
@@ -63,13 +53,13 @@ class TextScores(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Committed:
-    """What is committed of a stream."""
+    """The committed part of a stream."""
 
     columns: GrowingColumns  # fields of `WordPath`
-    head: Head | None  # of these what is committed; None: nothing
-    scores: TextScores
-    words: int = 0  # committed ones that the graph emits later, so many of the first ones that are traced back
-    stop: int = 0  # frame at which the last committed token ends
+    head: Head | None  # the committed part of the columns; None: nothing is committed
+    scores: TextScores  # at the end of the committed part
+    words: int = 0  # committed words that the graph emits later: the first ones of the trace-back
+    stop: int = 0  # end frame of the last committed token
 
     @classmethod
     def nothing(cls, models: StreamModels) -> Committed:
@@ -81,41 +71,39 @@ class Committed:
 
     @property
     def before(self) -> tuple[int, int, int, float]:
-        """BEFORE of a path that continues the committed words."""
+        """The fields of BEFORE for a path that continues the committed words."""
         return self.words, self.tokens, self.stop, self.scores.graph_cost
 
 
 def shared_steps(state: StreamState) -> tuple[int, int]:
-    """The newest back-pointer that all live hypotheses of a stream share, and how many steps lead there."""
-    assert state.pasts is not None
-    common = common_ancestor(state.back_pointers["previous"], state.pasts)
+    """The newest back-pointer that all live hypotheses share, and the number of steps up to it."""
+    assert state.live is not None
+    common = common_ancestor(state.back_pointers["previous"], state.live)
     return common, count_back_pointers(state.back_pointers, common)
 
 
 def more_committed(state: StreamState) -> tuple[Committed, int] | None:
-    """Commit the next words that all live hypotheses share.
-
-    Args:
-        state: of a running stream.
+    """Commit the next words that all live hypotheses of a running stream share.
 
     Returns:
-        What is committed then, and the back-pointer that becomes the first one; None if there are too few words.
+        The committed part, and the number of the back-pointer that becomes the first one. None if all live hypotheses
+        share too few words.
     """
     old = state.committed
-    if old is None or state.pasts is None:
+    if old is None or state.live is None:
         return None
     common, count = shared_steps(state)
     if not worth_committing(count):
         return None
     models, found = state.models, best_paths([state], final=False)
     steps, before_path = found.steps, np.array([old.before], BEFORE)
-    read = read_paths(found, before_path, models.graph, models.params.blank_id)
+    read = result.read_paths(found, before_path, models.graph, models.params.blank_id)
     path_words = words_of(read, before_path, models.graph, models.pieces)
     own, kinds = old.words, Labels.of(models.graph, models.params.blank_id)
-    tokens, (labels, emitted_at) = emitted_words(steps, models.graph.arrays, kinds)
+    tokens, (labels, emitted_at) = result.emitted_words(steps, models.graph.arrays, kinds)
     is_token = models.graph.arrays.arcs["ilabel"][steps.arcs[:count]] != models.params.blank_id
-    before = np.cumsum(is_token) - is_token  # tokens before each step; that of the last step may become longer
-    known = int((emitted_at < before[-1] + is_token[-1]).sum())  # words that are emitted in these steps
+    before = np.cumsum(is_token) - is_token  # tokens before each step; the token of the last step may become longer
+    known = int((emitted_at < before[-1] + is_token[-1]).sum())  # words that these steps emit
     n, size = _last_boundary(labels[own:known], emitted_at[own:known], tokens[: before[-1]], models.graph)
     first, later = int(np.searchsorted(before, size)), own + n - int((emitted_at < size).sum())
     if n == 0 or later < 0 or path_words[n - 1].end_token != old.tokens + size or not worth_committing(first):
@@ -124,7 +112,7 @@ def more_committed(state: StreamState) -> tuple[Committed, int] | None:
     old.columns.extend({**columns, "token_confidence": read.confidence[:size], "words": path_words[:n]})
     scores = old.scores.after_words(labels[own : own + n].tolist(), models)
     taken = Steps(*(values[:first] for values in steps))
-    scores = scores._replace(graph_cost=add_graph_costs(taken, models.graph.arrays, scores.graph_cost))
+    scores = scores._replace(graph_cost=result.add_graph_costs(taken, models.graph.arrays, scores.graph_cost))
     stop = int(read.tokens[1, size - 1] + read.tokens[2, size - 1])
     root = common
     for _ in range(count - 1 - first):
@@ -133,38 +121,41 @@ def more_committed(state: StreamState) -> tuple[Committed, int] | None:
 
 
 def without_committed(state: StreamState, committed: Committed, root: int) -> StreamState:
-    """The stream without the back-pointers before `root`, see `more_committed`."""
+    """The stream without the back-pointers before `root`; both arguments are those of `more_committed`."""
     counters, tokens = state.counters.copy(), state.tokens.copy()
     kept = state.back_pointers[root : int(counters["back_pointers"][0])]
-    back_pointers = np.empty(max(FEWEST_BACK_POINTERS, 2 * len(kept)), BACK_POINTER)
+    back_pointers = np.empty(max(FEWEST_BACK_POINTERS, 2 * len(kept)), records.BACK_POINTER)
     back_pointers[: len(kept)] = kept
     previous = back_pointers["previous"][: len(kept)]
-    np.maximum(previous - root, NONE, out=previous)  # below root: no token leads there
+    np.maximum(previous - root, keys.NONE, out=previous)  # no token needs what is before root
     tokens["back_pointer"] -= root
     counters["back_pointers"] = len(kept)
-    pasts = tokens["back_pointer"]
+    live = tokens["back_pointer"]
     return replace(
-        state, tokens=tokens, back_pointers=back_pointers, counters=counters, pasts=pasts, committed=committed
+        state, tokens=tokens, back_pointers=back_pointers, counters=counters, live=live, committed=committed
     )
 
 
 def _last_boundary(words: np.ndarray, emitted_at: np.ndarray, tokens: np.ndarray, graph: WordGraph) -> tuple[int, int]:
-    """So many words, and so many tokens, after which a word ends whatever is said later; 0, 0 if none does."""
-    if graph.spellings is None:  # a word's tokens are those up to the one with which the next comes
+    """The last word boundary that no later token can move.
+
+    Returns:
+        the numbers of words and of tokens before it; 0, 0 if there is none.
+    """
+    if graph.spellings is None:  # the tokens of a word end where the graph emits the next word
         n = int(np.flatnonzero(np.diff(emitted_at, prepend=0) > 0).max(initial=0))
         return (n, int(emitted_at[n])) if n else (0, 0)
-    own = graph.spellings
-    return last_sure_end(words, tokens, graph.unknown, graph.spelling_index, own.begin, own.tokens, own.beginning)
+    return last_sure_end(words, tokens, graph.unknown, graph.spelling_index, graph.spellings)
 
 
 @compiled
-def last_sure_end(words, tokens, unknown, index, begin, spelled, beginning):
-    """The last of some words that ends at the same token in each division of the tokens (see `find_spans`).
+def last_sure_end(words, tokens, unknown, index, spellings):
+    """The last word that ends at the same token in every division of the tokens (see `find_spans`).
 
-    Looks at all ends of each word; the search is over where one may lie beyond the tokens.
+    The function tracks all possible ends of each word, and stops where a word may end beyond the tokens.
 
     Returns:
-        how many words there are up to it, and how many tokens; 0, 0 if there is none.
+        the number of words up to it, and of their tokens; 0, 0 if there is none.
     """
     is_end, choice = np.zeros((2, len(tokens) + 1), np.bool_), np.zeros(1, np.int64)
     is_end[0, 0], first, last, sure, size = True, 0, 0, 0, 0
@@ -175,7 +166,7 @@ def last_sure_end(words, tokens, unknown, index, begin, spelled, beginning):
         for at in range(first, last + 1):
             choice[0] = 0
             while ends[at]:
-                end = next_end(words[n], True, tokens, at, choice, 0, unknown, index, begin, spelled, beginning)
+                end = next_end(words[n], True, tokens, at, choice, 0, unknown, index, spellings)
                 if end == len(tokens):
                     return sure, size
                 if end < 0:
@@ -191,7 +182,7 @@ def last_sure_end(words, tokens, unknown, index, begin, spelled, beginning):
 
 @compiled
 def add_differences(words, total, context, lm):
-    """A cost, float64, with the LM score differences along words [N] int64, unweighted; and the last LM context."""
+    """Add the unweighted LM score differences of words [N] int64 to a total; also returns the last LM context."""
     for word in words:
         cost, context = difference_of_word(word, context, lm.lms)
         total += cost
@@ -200,7 +191,7 @@ def add_differences(words, total, context, lm):
 
 @compiled
 def weighted_difference(total, context, final, lm):
-    """The weighted sum of LM score differences; `final`: with that of the end after this context."""
+    """The weighted sum of LM score differences; `final` adds the difference of </s> after this context."""
     if lm.difference_weight == 0:
         return 0.0
     total *= lm.difference_weight

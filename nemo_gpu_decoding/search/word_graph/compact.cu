@@ -1,11 +1,11 @@
-// Dropping the back-pointers that lead to no token any more.
+// Drop the back-pointers that no token needs.
 //
-// One block per utterance: marks what the chains of its tokens reach, numbers that by a running sum,
-// and copies it in order.
+// One block per utterance: it marks the chains of all tokens, renumbers the marked back-pointers by a prefix
+// sum, and copies them in order.
 //
 // variants: COMPOSE=0
 // variants: COMPOSE=1
-#include "search/word_graph/graph.cuh"
+#include "search/word_graph/keys.cuh"
 
 #if COMPOSE
 typedef LmCompactArgs CompactArgs;
@@ -15,32 +15,31 @@ typedef PlainCompactArgs CompactArgs;
 
 constexpr int MAX_THREADS = 512;
 
-// Mark what the chains of tokens reach: number 0 in place of NONE. Call with all threads; a barrier
-// must follow.
+// Mark the chains of all tokens: number 0 in place of NONE. Call with all threads; a barrier must follow.
 inline void mark(const Token* tokens, int count, const BackPointer* back_pointers, int* numbers) {
   for (int i = thread(); i < count; i += threads()) {
-    int at = tokens[i].back_pointer;  // a chain that meets another one goes on like that
+    int at = tokens[i].back_pointer;  // stop where another chain has been marked
     while (at >= 0 && atomicExch(&numbers[at], 0) == NONE) at = back_pointers[at].previous;
   }
 }
 
-// Number what is marked, in order; returns how many. Call with all threads after a barrier; ends with
-// one.
+// Number the marked back-pointers in order; returns their count. Call with all threads after a barrier; ends
+// with one.
 inline int number(int* numbers, int count, int* scratch) {
   int size = 0;
   for (int first = 0; first < count; first += threads()) {
     const int i = first + thread();
-    const bool lives = i < count && numbers[i] != NONE;
+    const bool marked = i < count && numbers[i] != NONE;
     int more;
-    const int index = size + block_exclusive_sum(int(lives), scratch, &more);
-    if (lives) numbers[i] = index;
+    const int index = size + block_exclusive_sum(int(marked), scratch, &more);
+    if (marked) numbers[i] = index;
     size += more;
   }
   __syncthreads();
   return size;
 }
 
-// Copies back-pointers that tokens still lead to, in order, to `kept`; tokens get the new numbers.
+// Copy the back-pointers that tokens need to `kept`, in order, and renumber those of the tokens.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) compact(const CompactArgs args) {
   __shared__ int scratch[LANES];
   const int64 b = blockIdx.x;

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nemo_gpu_decoding.checks import FieldError, check_choice, check_int, check_number, checked_options
-from nemo_gpu_decoding.graph.topology import DEFAULT_TOPOLOGY, TOPOLOGIES, topology_number
+from nemo_gpu_decoding.graph.topology import DEFAULT_TOPOLOGY, topology_number
 from nemo_gpu_decoding.lm.placement import PLACEMENTS
 from nemo_gpu_decoding.search.config import SearchConfig
 
@@ -18,32 +18,32 @@ DIFFERENCES = ("auto", "always", "never")
 @checked_options
 @dataclass(frozen=True)
 class WFSTConfig(SearchConfig):
-    """Options of `CudaWFST`; the rest is in `SearchConfig`. The search keeps a lattice for `n_best` > 1, `lattice`
-    and `posteriors` "lattice".
+    """Options of `CudaWFST`, in addition to those of `SearchConfig`.
 
-    Scores are natural log; a cost is a negative score.
+    Scores are natural logarithms; a cost is a negative score. The search builds a lattice if `n_best` > 1, `lattice`
+    is True, or `posteriors` is "lattice".
 
     Raises:
         FieldError: a value is out of range; the message names the field.
     """
 
-    # How tokens spread over frames: compact, normal (NeMo's "default"), minimal, or graph for a
-    # ready-made T o L o G file; see `graph/topology.py`.
+    # CTC topology: compact, normal (NeMo's "default"), minimal, or graph for a ready-made T o L o G file, which
+    # contains its topology; see `graph/topology.py`.
     topology: str = DEFAULT_TOPOLOGY
-    # Hypotheses whose cost exceeds that of the best of the frame by more are dropped, > 0. In units of
-    # the whole score: with acoustic_scale 8 a beam of 16 allows for what 2 does with acoustic_scale 1.
+    # Hypotheses that cost more than the best one of the frame plus beam are pruned, > 0. The unit is that of the
+    # scaled score: a beam of 16 with acoustic_scale 8 is as narrow as a beam of 2 with acoustic_scale 1.
     beam: float = 16.0
-    # At most about so many hypotheses per frame are expanded, the best ones. They are counted in 256
-    # steps of beam / 256: the last step that would exceed the number is left out as a whole.
+    # Approximate maximum of hypotheses per frame, >= 1. A histogram of costs has 256 bins of beam / 256. The best
+    # bins survive as long as they have at most max_active hypotheses together; the first bin always survives.
     max_active: int = 10000
-    # Factor of the acoustic log-probs, > 0 (Kaldi's acoustic scale).
+    # Factor of the log-probs, > 0 (Kaldi's acoustic scale).
     acoustic_scale: float = 1.0
-    # Alternatives whose cost exceeds that of the best path by more are not in the lattice, > 0.
+    # The lattice contains the paths that cost at most this much more than the best path, > 0.
     lattice_beam: float = 8.0
     # Keep the lattice of each utterance in its result.
     lattice: bool = False
-    # Confidence of words: over the n_best different texts, if there are more than one (n_best); or over all texts
-    # of the lattice, determinised to 50,000 states at most, with the risk of each path (lattice).
+    # Source of word confidence. n_best: the posteriors of the n_best texts, if n_best > 1. lattice: the posteriors of
+    # all texts of the lattice, determinised to at most 50,000 states; results then also have the risk of each path.
     posteriors: str = "n_best"
 
     def __post_init__(self) -> None:
@@ -56,47 +56,43 @@ class WFSTConfig(SearchConfig):
 
     @property
     def keeps_links(self) -> bool:
-        """Whether the search keeps the links between its tokens, for a lattice."""
+        """Whether the search keeps the links between tokens, for a lattice."""
         return self.lattice or self.n_best > 1 or self.posteriors == "lattice"
-
-    @property
-    def is_ready_made(self) -> bool:
-        return TOPOLOGIES[topology_number(self.topology)] == "graph"
 
 
 @checked_options
 @dataclass(frozen=True)
 class PagedBigLMConfig(WFSTConfig):
-    """Options of `PagedBigLM`: those of cuda_wfst, and what is said about the large LM.
+    """Options of `PagedBigLM`: those of `WFSTConfig`, and options of the large LM.
 
-    `Fusion.lm_weight` is the factor of both LMs: a path costs lm_weight times
-    (1 - large_lm_weight) * small LM + large_lm_weight * large LM.
+    `Fusion.lm_weight` is the weight of both LMs. The LM cost of a path is
+    lm_weight * ((1 - large_lm_weight) * small LM + large_lm_weight * large LM).
 
     Raises:
         FieldError: a value is out of range; the message names the field.
     """
 
-    # lambda, the share of the large LM, >= 0: with 1 its costs take the place of the small LM's; between
-    # 0 and 1 both are interpolated (log-linearly).
+    # Share of the large LM, >= 0. 1 replaces the small LM's costs by the large LM's; values between 0 and 1
+    # interpolate both log-linearly.
     large_lm_weight: float = 1.0
-    # How the large LM is composed with the graph; with a wide beam the results are the same. lazy, the fastest:
-    # the LM is queried for words within the beam by the small LM's costs. let: the same, and hypotheses get their
-    # LM contexts only where a word is emitted [LET, III]; CPU and best paths only, 1.1 to 1.5 times the time of lazy.
+    # On-the-fly composition of the large LM with the graph. Both give the same results with a wide beam. lazy, the
+    # fastest: the LM is queried for words that are within the beam by the small LM's costs. let: in addition, LM
+    # contexts are expanded only where a word is emitted [LET, III]; CPU and best paths only, 1.1 to 1.5 times the
+    # time of lazy.
     composition: str = "lazy"
-    # Of the hypotheses in one graph state that differ by LM context, so many at most are expanded by
-    # new tokens, the cheapest (the heap of a token group in [LET]); 0 = all.
+    # Maximum number of LM contexts per graph state that are expanded, the cheapest ones (the heap of a token group in
+    # [LET]), >= 0; 0 = all.
     group_size: int = 0
-    # always: make one automaton of large minus small LM, so that one look-up serves both. It is made in
-    # memory, 8 bytes per n-gram and more, and needs all n-grams of the small LM to be in the large one.
-    # never: look both up. auto: always where that is so and the large LM has 10 million n-grams at most.
+    # Whether to build one automaton of the large LM minus the small LM, so that one look-up serves both. always:
+    # build it in memory, at least 8 bytes per n-gram; the large LM must contain all n-grams of the small LM. never:
+    # look up both LMs. auto: always if that condition holds and the large LM has at most 10 million n-grams.
     difference: str = "auto"
-    # Where a GPU finds the large LM: device, all in its memory; paged, the arcs (two thirds of it) in
-    # pinned host memory, read by the kernels through a cache; auto, device if that leaves a tenth of the
-    # GPU's memory and 2 GB free, else paged. Results are the same. On a CPU every placement reads the
-    # memory map directly.
+    # Location of the large LM for a GPU; results are the same. device: the GPU's memory. paged: the arcs (two thirds
+    # of the LM) are in pinned host memory, and kernels read them through a cache. auto: device if a tenth of the
+    # GPU's memory and 2 GB stay free, else paged. On a CPU the search reads the memory map with every placement.
     placement: str = "auto"
-    # Size of that cache, MB (10^6 bytes) of each GPU's memory, >= 1: 62,500 arcs per MB. A CPU has no
-    # such cache: the system caches the file's pages.
+    # Size of the cache for paged in each GPU's memory, MB (10^6 bytes), >= 1; 62,500 arcs per MB. A CPU does not use
+    # it, because the operating system caches the file.
     cache_mb: int = 512
 
     def __post_init__(self) -> None:
@@ -104,10 +100,9 @@ class PagedBigLMConfig(WFSTConfig):
         check_number("large_lm_weight", self.large_lm_weight)
         check_int("group_size", self.group_size, 0, 1 << 20)
         check_int("cache_mb", self.cache_mb, 1, 1 << 20)
-        for name, choices in (
-            ("composition", COMPOSITIONS), ("difference", DIFFERENCES), ("placement", PLACEMENTS),
-        ):  # fmt: skip
-            check_choice(name, getattr(self, name), choices)
+        check_choice("composition", self.composition, COMPOSITIONS)
+        check_choice("difference", self.difference, DIFFERENCES)
+        check_choice("placement", self.placement, PLACEMENTS)
         if self.composition == "let" and self.keeps_links:
             note = "with a lattice or n_best > 1: composition 'let' finds best paths only"
             raise FieldError("composition", self.composition, "'lazy'", note)

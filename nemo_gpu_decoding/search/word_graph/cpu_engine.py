@@ -1,4 +1,4 @@
-"""`CPUEngine`: buffers and threads around the compiled search of `frame.py`."""
+"""`CPUEngine`: streams, buffers and threads around the compiled search of `frame.py`."""
 
 from __future__ import annotations
 
@@ -46,16 +46,22 @@ from nemo_gpu_decoding.search.word_graph.stream_state import (
     raise_stop,
 )
 
-CANDIDATES = 4096  # collected before they are recombined
-MOST_STAMPS = 1 << 30  # a workspace that has begun so many tables is let go, before stamps overflow
-MOST_KEPT = 1 << 23  # bytes for tokens of a workspace that is kept between calls; it takes ten times as much in all
-CACHED_SCORES = 1 << 14  # of the LM query cache, a power of 2
+CANDIDATES = 4096  # length of the list before it is recombined
+MOST_STAMPS = 1 << 30  # a workspace is replaced when its stamps exceed it, before they overflow
+MOST_KEPT = 1 << 23  # bytes of the tokens of a workspace that is kept between calls; all of it takes ten times as much
+CACHED_SCORES = 1 << 14  # size of the LM query cache, a power of 2
 
 Advance = Callable[..., tuple[int, int]]  # `frame.advance`
 
 
 class CPUEngine(Engine):
-    """See `search/engine.py`. Errors are never deferred here."""
+    """The search on the CPU, see `search/engine.py`. `push` raises all errors itself.
+
+    Args:
+        models_of: returns the models of utterance b of a batch.
+        fusion: LM weights and boosting of the batch.
+        config: options of the search.
+    """
 
     advance: Advance = staticmethod(advance)
 
@@ -92,7 +98,7 @@ class CPUEngine(Engine):
 
 
 class WorkspaceKind(NamedTuple):
-    """What decides the sizes of a workspace."""
+    """The sizes of a workspace, and the function that makes it."""
 
     make: Callable[..., records.Workspace]
     max_active: int
@@ -101,17 +107,17 @@ class WorkspaceKind(NamedTuple):
     composes: bool
 
 
-_kept = threading.local()  # the workspace that each thread has used last: making one takes 160 us
+_kept = threading.local()  # the last workspace of each thread, because a new one takes 160 us
 
 
 def taken_workspace(kind: WorkspaceKind) -> records.Workspace:
-    """One that nobody else has: that of the thread's last call if it is of this kind, or a new one."""
+    """The workspace of the thread's last call if it is of this kind, else a new one. No other call uses it."""
     last: tuple[WorkspaceKind, records.Workspace] | None = _kept.__dict__.pop("last", None)
     if last is None or last[0] != kind or last[1].stamps.max() > MOST_STAMPS:
         return kind.make(kind.max_active, kind.columns, keeps_links=kind.keeps_links, composes=kind.composes)
     last[1].frame["status"] = keys.DONE
     if last[1].lm is not None:
-        last[1].lm.cache.view(np.uint8)[:] = 0  # scores of other LMs
+        last[1].lm.cache.view(np.uint8)[:] = 0  # it may hold scores of other LMs
     return last[1]
 
 
@@ -133,13 +139,13 @@ def read_chunk(
     work: records.Workspace,
     advance: Advance = advance,
 ) -> tuple[StreamState, records.Workspace]:
-    """The stream after `length` more frames of log_probs [B, T, C], those of row b.
+    """Decode the first `length` frames of log_probs[b], where log_probs is [B, T, V + 1].
 
     Returns:
-        it, and the workspace, which may have become larger.
+        the new state of the stream, and the workspace, which may be a larger one.
 
     Raises:
-        ValueError: a frame holds NaN or values above 0, or allows nothing; `stream` is as it was.
+        BadRow: a frame contains NaN or a value above 0, or no path can read it. `stream` is unchanged.
     """
     models, count, counters = stream.models, len(stream.tokens), stream.counters.copy()
     work.current[:count].view(np.uint8)[:] = stream.tokens.view(np.uint8)  # records are copied field by field
@@ -158,21 +164,21 @@ def read_chunk(
         elif status in (keys.BAD_FRAME, keys.NO_TOKEN):
             raise_stop(log_probs, b, frame, status)
     tokens = work.current[: int(counters["tokens"][0])].view(np.uint8).copy().view(work.current.dtype)
-    pasts = tokens["back_pointer"]
-    return StreamState(models, tokens, state.back_pointers, state.links, counters, pasts, stream.committed), work
+    live = tokens["back_pointer"]
+    return StreamState(models, tokens, state.back_pointers, state.links, counters, live, stream.committed), work
 
 
 def new_workspace(
-    max_active: int, columns: int, *, keeps_links: bool = False, composes: bool = False, entries: int | None = None
+    max_active: int, columns: int, keeps_links: bool = False, composes: bool = False, entries: int | None = None
 ) -> records.Workspace:
     """Buffers for one utterance at a time.
 
     Args:
-        max_active: of the config; there is capacity for four times as many tokens.
-        columns: of the log-probs, V + 1.
-        keeps_links: tokens of groups are kept, for lattices.
+        max_active: option of the config.
+        columns: V + 1, columns of the log-probs.
+        keeps_links: groups keep all their tokens, for lattices.
         composes: there is a large LM.
-        entries: capacity for groups and LM contexts; None: twice as many as tokens.
+        entries: capacity for groups and LM contexts; None: twice the capacity for tokens.
     """
     capacity = records.token_capacity(max_active)
     entries = entries or 2 * capacity
@@ -211,15 +217,12 @@ def _query_cache() -> np.ndarray:
 
 
 def with_more_groups(work: records.Workspace, max_active: int) -> records.Workspace:
-    """Twice the capacity for groups; the tokens and the LM query cache stay."""
-    groups = work.groups if work.lm is None else work.lm.groups
+    """A workspace with twice the capacity for groups, and the same tokens and LM query cache."""
     keeps_links, composes = len(work.group_tokens) > 1, work.lm is not None
-    larger = new_workspace(
-        max_active, len(work.labels), keeps_links=keeps_links, composes=composes, entries=2 * len(groups)
-    )
-    if work.lm is not None and larger.lm is not None:
-        larger = larger._replace(lm=larger.lm._replace(cache=work.lm.cache))
-    return larger._replace(current=work.current)
+    entries = 2 * len(work.lm.groups if composes else work.groups)
+    larger = new_workspace(max_active, len(work.labels), keeps_links, composes, entries=entries)
+    lm = None if larger.lm is None else larger.lm._replace(cache=work.lm.cache)
+    return larger._replace(current=work.current, lm=lm)
 
 
 def _slots(entries: int) -> np.ndarray:

@@ -1,19 +1,17 @@
-"""`CUDAEngine`: buffers and launches around three kernels. A chunk is one launch.
+"""`CUDAEngine`: buffers and launches of three kernels, on torch's current stream. A chunk is one launch.
 
-    advance    one block per utterance reads its frames of the chunk: the search
-    compact    drops back-pointers that lead to no token: where they fill their array, and before all
-               that is known of utterances is copied to the host, for lattices
-    best_path  finds the tokens that best paths are about, with a large LM by both LMs' ends of sentence
-               too; these tokens and one path, from the committed words on, are copied to the host,
-               whatever else streams keep
+    advance    the search; one block per utterance reads its frames of the chunk
+    compact    drops the back-pointers that no token needs; runs when their array is full, and before a
+               stream is copied to the host for a lattice
+    best_path  finds the best token and the best end, and traces back one of them; only these tokens and
+               this path, from the committed words on, are copied to the host
 
-A `push` waits for the device once, to say whether a frame was bad or an array is full; in the latter
-case what no result can need is dropped from that array, or it grows, and the search goes on where it stopped.
-Between pushes a stream keeps its tokens (24 bytes each, about max_active), its back-pointers, and for
-lattices the links of its last frames (36 bytes each); other buffers are shared with whatever torch's
-allocator serves next. Links of former frames wait on the host, those that a lattice may need (5 to 25 per
-frame of peaked posteriors), so that a long stream takes no more of the device. Work goes to torch's
-current stream.
+A `push` waits for the device once, to read the status of the streams. If an array is full, the engine drops entries
+that no result needs, or grows the array, and the search continues at that frame.
+
+Between pushes a stream keeps its tokens (24 bytes each, about max_active) and its back-pointers, and for lattices the
+links of its last frames (36 bytes each). Older links that a lattice may need (5 to 25 per frame of peaked posteriors)
+move to the host, so that a long stream needs no more memory on the device. Other buffers return to torch's allocator.
 """
 
 from __future__ import annotations
@@ -23,60 +21,54 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.lib.recfunctions import assign_fields_by_name, require_fields
 
 from nemo_gpu_decoding.cuda.launch import Signature, as_records, runtime
 from nemo_gpu_decoding.cuda.upload import arrays_on_device
 from nemo_gpu_decoding.fusion.batch import BatchFusion, DeviceAutomaton, on_device
 from nemo_gpu_decoding.search.engine import Engine
 from nemo_gpu_decoding.search.inputs import as_float32
-from nemo_gpu_decoding.search.word_graph import kernel_abi, keys
+from nemo_gpu_decoding.search.word_graph import kernel_abi, keys, stream_state
 from nemo_gpu_decoding.search.word_graph.best_path import concatenated
 from nemo_gpu_decoding.search.word_graph.committed import Committed, more_committed
 from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
-from nemo_gpu_decoding.search.word_graph.cuda_kernels import PLAIN_KERNELS, LargeLMKernels, PlainKernels
-from nemo_gpu_decoding.search.word_graph.kernel_abi import BACK_POINTER, LINK, STREAM_COUNTERS, STREAM_PARAMS, WORK
+from nemo_gpu_decoding.search.word_graph.cuda_kernels import PLAIN_KERNELS, PlainKernels
+from nemo_gpu_decoding.search.word_graph.kernel_abi import STREAM_COUNTERS, WORK
 from nemo_gpu_decoding.search.word_graph.lattice.link_pruning import with_links
-from nemo_gpu_decoding.search.word_graph.records import COUNTERS
-from nemo_gpu_decoding.search.word_graph.stream_state import (
-    ModelsOf,
-    StreamModels,
-    StreamState,
-    models_of_rows,
-    raise_stop,
-)
+from nemo_gpu_decoding.search.word_graph.records import BACK_POINTER, LINK
+from nemo_gpu_decoding.search.word_graph.stream_state import ModelsOf, StreamModels, StreamState, models_of_rows
 
-# of a stream, at first; the arrays grow as more come
+# First capacities of a stream; the arrays grow
 FIRST_BACK_POINTERS, BACK_POINTERS_PER_ACTIVE = 4096, 4
 FIRST_LINKS = 1 << 15
-FIRST_PATH = 256  # back-pointers of a best path that are copied at first
+FIRST_PATH = 256  # first capacity for the back-pointers of a best path
 _FULL = (keys.BACK_POINTERS_FULL, keys.LINKS_FULL, keys.GROUPS_FULL)
 _PREVIOUS = (BACK_POINTER.names or ()).index("previous")  # of the fields, all of 4 bytes
 
 
-class State(NamedTuple):
-    """What streams keep between pushes; never changed in place, but by `commit`."""
+class DeviceState(NamedTuple):
+    """The state of n streams between pushes. Only `commit` changes it in place."""
 
-    tokens: torch.Tensor  # [n, held] of the kernels' token; of each as many as its counters say
+    tokens: torch.Tensor  # [n, held] tokens of the kernels; the counters have their numbers
     back_pointers: torch.Tensor  # [n, R] BACK_POINTER
-    links: torch.Tensor | None  # [n, L] LINK of the last frames, if links are kept
-    former_links: tuple[tuple[np.ndarray, ...], ...]  # of each stream, see `with_links`
-    counters: np.ndarray  # [n] STREAM_COUNTERS
+    links: torch.Tensor | None  # [n, L] LINK of the last frames; for lattices
+    former_links: tuple[tuple[np.ndarray, ...], ...]  # [n] older links on the host, see `with_links`
+    counters: np.ndarray  # [n] STREAM_COUNTERS, on the host
     work: torch.Tensor | None  # [n] WORK, with a large LM
 
 
 class CUDAEngine(Engine):
-    """See `search/engine.py`. Tensors of any device are taken; the search runs on one; no error is
-    deferred.
+    """The search on one GPU, see `search/engine.py`. `push` raises all errors itself.
 
     Args:
-        models_of: what utterance b of a batch is decoded with; all with the same graph.
-        fusion: of the batch, at least one utterance.
-        config: options of the batch.
-        device: of the first log-probs; on the CPU: the current GPU is taken.
-        kernels: those of the strategy.
+        models_of: returns the models of utterance b of a batch; all have the same graph.
+        fusion: LM weights and boosting of the batch, at least one utterance.
+        config: options of the search.
+        device: device of the first log-probs; if it is the CPU, the search runs on the current GPU.
+        kernels: kernels of the strategy.
 
     Raises:
-        ValueError: there is not enough memory for the LMs.
+        ValueError: the device has not enough memory for the LMs.
     """
 
     def __init__(
@@ -85,7 +77,7 @@ class CUDAEngine(Engine):
         fusion: BatchFusion,
         config: WFSTConfig,
         device: torch.device,
-        kernels: PlainKernels | LargeLMKernels = PLAIN_KERNELS,
+        kernels: PlainKernels = PLAIN_KERNELS,
     ) -> None:
         self.device = runtime().device_for(device)
         self._models_of, self._config, self._kernels = models_of, config, kernels
@@ -94,27 +86,30 @@ class CUDAEngine(Engine):
         arrays = arrays_on_device(graph, graph.arrays, self.device)
         names = ("graph_states", "graph_arcs", "graph_epsilons", "graph_word_sequences")
         self._tables: dict[str, Any] = dict(zip(names, arrays, strict=True))
-        self._tables |= kernels.arguments(self._models, self.device)
-        self._take_boosting()
-        self._grown = 0  # times that there were more groups than expected
+        self._tables |= kernels.arguments(self._models[0].lm_scorer, self.device)
+        self._upload_boosting()
+        self._grown = 0  # how often the capacity for groups was doubled
         self._committed = [Committed.nothing(own) for own in self._models]
         self._state = self._first_state()
 
-    def _take_boosting(self) -> None:
-        """Boosting automata and weights of the utterances, as kernels read them."""
+    def _upload_boosting(self) -> None:
+        """Copy the boosting automata and the weights of all utterances to the device."""
         boosting, utterances = _boosting_on_device(self._models, self.device)
-        utterances["difference_weight"] = [self._kernels.weight(own) for own in self._models]
         self._tables |= {"boosting_states": boosting.states, "boosting_arcs": boosting.arcs}
         self._tables["utterances"] = as_records(utterances).to(self.device)
 
-    def _first_state(self) -> State:
+    def _first_tokens(self, models: Sequence[StreamModels]) -> torch.Tensor:
+        """[n, 1] tokens before the first frame."""
+        tokens = require_fields(concatenated([own.first[0] for own in models]), self._kernels.token)
+        return as_records(tokens[:, None]).to(self.device)
+
+    def _first_state(self) -> DeviceState:
         n, config = len(self._models), self._config
         counters = np.zeros(n, STREAM_COUNTERS)
         counters["tokens"] = 1
-        tokens = self._kernels.first_tokens(self._models)
         count = max(BACK_POINTERS_PER_ACTIVE * config.max_active, FIRST_BACK_POINTERS)
-        return State(
-            as_records(tokens).to(self.device),
+        return DeviceState(
+            self._first_tokens(self._models),
             self._empty(n, count, BACK_POINTER.itemsize),
             self._empty(n, FIRST_LINKS, LINK.itemsize) if config.keeps_links else None,
             ((),) * n,
@@ -133,7 +128,7 @@ class CUDAEngine(Engine):
             state = self._advanced(state, values, counts)
             status = state.counters["status"]
             for b in np.flatnonzero((status == keys.BAD_FRAME) | (status == keys.NO_TOKEN)).tolist():
-                raise_stop(as_float32(values), b, int(state.counters["begin"][b]), int(status[b]))
+                stream_state.raise_stop(as_float32(values), b, int(state.counters["begin"][b]), int(status[b]))
             if not np.isin(status, _FULL).any():
                 break
             if (status == keys.LINKS_FULL).any():
@@ -144,26 +139,25 @@ class CUDAEngine(Engine):
         self._state = state
 
     def results(self, rows: Sequence[int], n_best: int, *, final: bool) -> list[StreamState]:
-        """Of the utterances `rows` what their results need: all for a lattice, else see `best_paths`."""
         if self._config.keeps_links and (final or n_best > 1):
             return self.utterances(rows)
         return self.best_paths(rows, final=final)
 
     def commit(self, rows: Sequence[int]) -> None:
         for row, state in zip(rows, self.best_paths(rows, final=False), strict=True):
-            if state.numbers is not None and (more := more_committed(state)):
+            if state.device_numbers is not None and (more := more_committed(state)):
                 self._committed[row], root = more
-                # no trace-back goes beyond it now; `compact` drops what is before it, which leads to no token
-                self._state.back_pointers.view(torch.int32)[row, int(state.numbers[root]), _PREVIOUS] = keys.NONE
+                # trace-backs end there from now on, and `compact` drops older back-pointers
+                number = int(state.device_numbers[root])
+                self._state.back_pointers.view(torch.int32)[row, number, _PREVIOUS] = keys.NONE
 
     def restart(self, rows: Sequence[int], fusion: BatchFusion) -> None:
         numbers, state = torch.tensor(list(rows), device=self.device), self._state
         for row, models in zip(rows, models_of_rows(self._models_of, fusion, rows), strict=True):
             self._models[row], self._committed[row] = models, Committed.nothing(models)
-        self._take_boosting()
-        first = as_records(self._kernels.first_tokens([self._models[row] for row in rows])).to(self.device)
+        self._upload_boosting()
         tokens, counters, work = state.tokens.clone(), state.counters.copy(), state.work
-        tokens[numbers, :1] = first
+        tokens[numbers, :1] = self._first_tokens([self._models[row] for row in rows])
         counters[rows] = np.zeros((), STREAM_COUNTERS)
         counters["tokens"][rows] = 1
         if work is not None:
@@ -171,14 +165,14 @@ class CUDAEngine(Engine):
             work[numbers] = 0
         over = set(rows)
         former_links = tuple(() if row in over else former for row, former in enumerate(state.former_links))
-        self._state = State(tokens, state.back_pointers, state.links, former_links, counters, work)
+        self._state = DeviceState(tokens, state.back_pointers, state.links, former_links, counters, work)
 
     def utterances(self, rows: Sequence[int]) -> list[StreamState]:
-        """All that is known of some utterances, in the host's memory."""
-        state = self._compacted(self._state_of(rows), self._state.back_pointers.shape[1])
+        """The complete state of some utterances, on the host."""
+        state = self._compacted(self._state_of(rows))
         counts, counters = state.counters["back_pointers"], self._counters_on_host(state.counters, state.work)
         back_pointers = _on_host(state.back_pointers[:, : counts.max(initial=0)], BACK_POINTER)
-        tokens = _on_host(state.tokens, self._kernels.token)
+        tokens, live = _on_host(state.tokens, self._kernels.token), state.counters["tokens"]
         newest = np.empty((len(rows), 0), LINK)
         if state.links is not None:
             newest = _on_host(state.links[:, : state.counters["links"].max(initial=0)], LINK)
@@ -188,51 +182,43 @@ class CUDAEngine(Engine):
         return [
             StreamState(
                 self._models[row],
-                self._kernels.tokens_on_host(tokens[i, : state.counters["tokens"][i]]),
+                require_fields(tokens[i, : live[i]], self._kernels.host_token),
                 back_pointers[i, : counts[i]],
                 links[i],
                 counters[i : i + 1],
-                pasts=tokens["back_pointer"][i, : state.counters["tokens"][i]],
+                live=tokens["back_pointer"][i, : live[i]],
                 committed=self._committed[row],
             )
             for i, row in enumerate(rows)
         ]
 
-    def _state_of(self, rows: Sequence[int]) -> State:
-        """What some streams keep."""
-        state = self._state
-        if list(rows) == list(range(len(self._models))):
+    def _state_of(self, rows: Sequence[int]) -> DeviceState:
+        """The state of some streams."""
+        state, own = self._state, list(rows)
+        if own == list(range(len(self._models))):
             return state
-        numbers = torch.tensor(list(rows), dtype=torch.int64, device=self.device)
-        return State(
-            state.tokens[numbers],
-            state.back_pointers[numbers],
-            None if state.links is None else state.links[numbers],
-            tuple(state.former_links[row] for row in rows),
-            state.counters[list(rows)],
-            None if state.work is None else state.work[numbers],
-        )
+        numbers = torch.tensor(own, dtype=torch.int64, device=self.device)
+        parts = {name: part[numbers] for name, part in state._asdict().items() if isinstance(part, torch.Tensor)}
+        former_links = tuple(state.former_links[row] for row in own)
+        return state._replace(**parts, former_links=former_links, counters=state.counters[own])
 
     def best_paths(self, rows: Sequence[int], *, final: bool) -> list[StreamState]:
-        """Of some utterances what best paths need, whatever else they have in memory.
+        """The parts of some streams that best paths need, on the host.
 
         Args:
-            rows: numbers of utterances.
-            final: they are over. The token with which each ends best is there, with its back-pointers;
-                else the best token with its back-pointers and the newest of these that all tokens share,
-                and the token with which the utterance would end best. Where no token may end, the best
-                one is there in either case.
+            rows: numbers of streams.
+            final: the utterances have ended. The result has the token in which the utterance ends at the lowest cost,
+                with its back-pointers. If False, it has the best token with its back-pointers, the newest of these
+                that all tokens share, and the token of the best end. If no token may end, the best token replaces
+                it in both cases.
         """
         if len(rows) == 0:
             return []
-        wanted = torch.tensor(rows, dtype=torch.int32).to(self.device)
-        capacity = FIRST_PATH
-        while True:
-            found, paths = self._launch_best_path(wanted, capacity, final)
-            most = int(found["back_pointers"].max())
-            if most <= capacity:
-                break
-            capacity = most
+        numbers = torch.tensor(rows, dtype=torch.int32).to(self.device)
+        found, paths = self._launch_best_path(numbers, FIRST_PATH, final)
+        most = int(found["back_pointers"].max())
+        if most > FIRST_PATH:
+            found, paths = self._launch_best_path(numbers, most, final)
         newest_first = _on_host(paths[:, :most], BACK_POINTER)
         counters = self._counters_on_host(self._state.counters, self._state.work)
         return [
@@ -243,47 +229,52 @@ class CUDAEngine(Engine):
     def _on_best_path(
         self, row: int, found: np.void, newest_first: np.ndarray, counters: np.ndarray, *, final: bool
     ) -> StreamState:
-        """An utterance of one token with this path, and perhaps of that which ends best."""
+        """A stream of one token with this path; unless `final`, the token of the best end may be a second one."""
         tokens = np.stack([found["ending" if final else "best"], found["ending"]])
         back_pointers = newest_first[::-1].copy()
         numbers = None if final else np.append(back_pointers["previous"][1:], tokens["back_pointer"][0])
         tokens["back_pointer"] = [len(newest_first) - 1, keys.NONE]
-        is_other = not final and found["ends"] and tokens["key"][0] != tokens["key"][1]
+        is_other = not final and found["ends"] and found["best"] != found["ending"]
         back_pointers["previous"] = np.arange(-1, len(back_pointers) - 1)
         return StreamState(
             self._models[row],
-            self._kernels.tokens_on_host(tokens[: 1 + is_other]),
+            require_fields(tokens[: 1 + is_other], self._kernels.host_token),
             back_pointers,
             np.empty(0, LINK),
             counters,
-            pasts=None if final else np.array([found["shared"] - 1], np.int32),
+            live=None if final else np.array([found["shared"] - 1], np.int32),
             committed=self._committed[row],
-            numbers=numbers,
+            device_numbers=numbers,
         )
 
     def _counters_on_host(self, counters: np.ndarray, work: torch.Tensor | None) -> np.ndarray:
         """[n] COUNTERS, or LM_COUNTERS, of all utterances."""
-        same = np.zeros(len(counters), self._kernels.host_counters)
-        for name in COUNTERS.names or ():
-            same[name] = counters[name]
+        same = require_fields(counters, self._kernels.host_counters)
         if work is not None:
-            counted = _on_host(work, WORK)
-            for name in WORK.names or ():
-                same[name] = counted[name]
+            assign_fields_by_name(same, _on_host(work, WORK), zero_unassigned=False)
         return same
 
     # ---------------------------------------------------------------------------------- launches
 
-    def _launch(self, kernel: str, signature: Signature, blocks: int, **options: Any) -> None:
-        """With those of the tables and sizes that the signature has."""
-        known = {name: self._tables[name] for name in self._tables if name in signature.parameters}
-        defines, shared_bytes = options.pop("defines", {}), options.pop("shared_bytes", 0)
+    def _launch(self, kernel: str, signature: Signature, blocks: int, defines: dict[str, Any], **options: Any) -> None:
+        """Launch a kernel with these arguments and with the tables that its signature names."""
+        tables = {name: table for name, table in self._tables.items() if name in signature.parameters}
         runtime().load(f"search/word_graph/{kernel}.cu", self.device, defines).launch(
-            signature, grid=blocks, block=kernel_abi.THREADS, shared_bytes=shared_bytes, **known, **options
+            signature, grid=blocks, block=kernel_abi.THREADS, **tables, **options
         )
 
-    def _advanced(self, state: State, values: torch.Tensor, lengths: torch.Tensor) -> State:
-        """The streams after the rest of the chunk, as far as nothing stops them."""
+    def _stream_arguments(self, state: DeviceState) -> dict[str, Any]:
+        """The arguments of streams, which all kernels have."""
+        return {
+            "tokens": state.tokens,
+            "counters": as_records(state.counters).to(self.device),
+            "back_pointers": state.back_pointers,
+            "held": state.tokens.shape[1],
+            "max_back_pointers": state.back_pointers.shape[1],
+        }
+
+    def _advanced(self, state: DeviceState, values: torch.Tensor, lengths: torch.Tensor) -> DeviceState:
+        """The streams after the chunk, or before the frame that stops them."""
         n, frames, columns = values.shape
         kernels, params = self._kernels, self._models[0].params
         capacity = kernels.capacity(self._config, params, columns, self._grown)
@@ -307,19 +298,15 @@ class CUDAEngine(Engine):
             shared_bytes=shared_bytes,
             log_probs=values,
             lengths=lengths,
-            tokens=state.tokens,
-            counters=as_records(state.counters).to(self.device),
             next_tokens=next_tokens,
             next_counters=next_counters,
-            back_pointers=state.back_pointers,
             links=state.links,
+            **self._stream_arguments(state),
             **work,
             **self._buffers(n, capacity),
             params=params,
             capacity=capacity,
             frames=frames,
-            held=state.tokens.shape[1],
-            max_back_pointers=state.back_pointers.shape[1],
             max_links=0 if state.links is None else state.links.shape[1],
             row_bytes=row_bytes,
         )
@@ -329,56 +316,50 @@ class CUDAEngine(Engine):
         kept = next_tokens[:, :, : counters["tokens"].max()][rows, halves].contiguous()
         return state._replace(tokens=kept, counters=counters, work=work.get("next_work"))
 
-    def _launch_best_path(self, wanted: torch.Tensor, capacity: int, final: bool) -> tuple[np.ndarray, torch.Tensor]:
-        """[A] best paths' records of the utterances wanted, and [A, capacity] BACK_POINTER, still there."""
-        state, kernels = self._state, self._kernels
-        found = self._empty(len(wanted), kernels.best_path.itemsize)
-        paths = self._empty(len(wanted), capacity, BACK_POINTER.itemsize)
+    def _launch_best_path(self, rows: torch.Tensor, capacity: int, final: bool) -> tuple[np.ndarray, torch.Tensor]:
+        """[A] best paths of the utterances `rows`, and their [A, capacity] BACK_POINTER on the device."""
+        kernels = self._kernels
+        found = self._empty(len(rows), kernels.best_path.itemsize)
+        paths = self._empty(len(rows), capacity, BACK_POINTER.itemsize)
         self._launch(
             "best_path",
             kernels.trace_back,
-            len(wanted),
+            len(rows),
             defines={"COMPOSE": int(kernels.composes)},
-            rows=wanted,
-            tokens=state.tokens,
-            counters=as_records(state.counters).to(self.device),
-            back_pointers=state.back_pointers,
+            rows=rows,
+            **self._stream_arguments(self._state),
             found=found,
             paths=paths,
-            held=state.tokens.shape[1],
-            max_back_pointers=state.back_pointers.shape[1],
             capacity=capacity,
             num_words=self._models[0].params.num_words,
             final=final,
         )
         return _on_host(found, kernels.best_path), paths
 
-    def _compacted(self, state: State, capacity: int) -> State:
-        """The streams with no more back-pointers than needed, in arrays for `capacity` of them."""
-        n, max_back_pointers = state.back_pointers.shape[:2]
-        tokens = state.tokens.clone()
-        counters = as_records(state.counters.copy()).to(self.device)
+    def _compacted(self, state: DeviceState) -> DeviceState:
+        """The streams with only the back-pointers that tokens need, in new arrays of the same capacity."""
+        n, capacity = state.back_pointers.shape[:2]
+        arguments = self._stream_arguments(
+            state._replace(tokens=state.tokens.clone(), counters=state.counters.copy())  # the kernel writes both
+        )
         kept = self._empty(n, capacity, BACK_POINTER.itemsize)
         self._launch(
             "compact",
             self._kernels.compact,
             n,
             defines={"COMPOSE": int(self._kernels.composes)},
-            tokens=tokens,
-            counters=counters,
-            back_pointers=state.back_pointers,
+            **arguments,
             kept=kept,
-            numbers=torch.empty((n, max_back_pointers), dtype=torch.int32, device=self.device),
-            held=tokens.shape[1],
-            max_back_pointers=max_back_pointers,
+            numbers=torch.empty((n, capacity), dtype=torch.int32, device=self.device),
             capacity=capacity,
         )
-        return state._replace(tokens=tokens, back_pointers=kept, counters=_on_host(counters, STREAM_COUNTERS))
+        counters = _on_host(arguments["counters"], STREAM_COUNTERS)
+        return state._replace(tokens=arguments["tokens"], back_pointers=kept, counters=counters)
 
     # ----------------------------------------------------------------------------------- buffers
 
     def _buffers(self, n: int, capacity: kernel_abi.Capacity) -> dict[str, torch.Tensor]:
-        """What `advance` works in; hash tables are empty."""
+        """The buffers of `advance`; hash tables are empty."""
         found = {}
         for name, tensor in self._kernels.buffers.items():
             new = torch.zeros if name.endswith("slots") else torch.empty
@@ -389,9 +370,9 @@ class CUDAEngine(Engine):
             found[name] = values
         return found
 
-    def _with_more_back_pointers(self, state: State, stopped: np.ndarray) -> State:
-        """Those that lead to no token are dropped; their array grows if need be."""
-        compacted = self._compacted(state, state.back_pointers.shape[1])
+    def _with_more_back_pointers(self, state: DeviceState, stopped: np.ndarray) -> DeviceState:
+        """Drop the back-pointers that no token needs; grow the array if it is then more than half full."""
+        compacted = self._compacted(state)
         capacity, live = state.back_pointers.shape[1], compacted.counters["back_pointers"]
         needed = int((live + state.counters["needed"])[stopped].max())
         if 2 * needed <= capacity:
@@ -400,9 +381,11 @@ class CUDAEngine(Engine):
         larger[:, :capacity] = compacted.back_pointers
         return compacted._replace(back_pointers=larger)
 
-    def _with_room_for_links(self, state: State) -> State:
-        """Streams whose array of links is full have them on the host, and so have those that have used half of it; it
-        grows if a frame alone needs more."""
+    def _with_room_for_links(self, state: DeviceState) -> DeviceState:
+        """Move the links of streams that have filled more than half of the array to the host.
+
+        The array grows if the links of a single frame do not fit.
+        """
         assert state.links is not None
         counters, former, size = state.counters.copy(), list(state.former_links), state.links.shape[1]
         stopped = counters["status"] == keys.LINKS_FULL
@@ -412,7 +395,7 @@ class CUDAEngine(Engine):
             former[b] = with_links(former[b], links, int(own["frames"]), beam)
             own["links"] = 0
         needed = int(counters["needed"][stopped].max())
-        # another array: should a frame of this chunk be bad, the streams are to be as they were
+        # a new array, because the streams must stay unchanged if a later frame of this chunk is bad
         links = self._empty(len(counters), size if needed <= size else 2 * needed, LINK.itemsize)
         used = int(counters["links"].max())
         links[:, :used] = state.links[:, :used]
@@ -422,21 +405,20 @@ class CUDAEngine(Engine):
         return torch.empty(shape, dtype=torch.uint8, device=self.device)
 
 
-def _on_host(records: torch.Tensor, dtype: np.dtype) -> np.ndarray:
-    """Records [..., bytes] in the host's memory, [...]."""
-    return records.cpu().contiguous().numpy().view(dtype)[..., 0]
+def _on_host(values: torch.Tensor, dtype: np.dtype) -> np.ndarray:
+    """Copy records [..., bytes] to the host, as [...] of this type."""
+    return values.cpu().contiguous().numpy().view(dtype)[..., 0]
 
 
 def _boosting_on_device(models: list[StreamModels], device: torch.device) -> tuple[DeviceAutomaton, np.ndarray]:
-    """All boosting automata one after the other, and the STREAM_PARAMS [n] of each utterance."""
+    """All boosting automata, one after the other, and the STREAM_PARAMS [n] of the utterances."""
     automata = list(dict.fromkeys(own.boosting for own in models))
     copies = [on_device(automaton, device) for automaton in automata]
     begins = np.cumsum([(0, 0)] + [(len(c.states), len(c.arcs)) for c in copies], axis=0)
-    utterances = np.zeros(len(models), STREAM_PARAMS)
-    for own, given in zip(utterances, models, strict=True):
-        own["boosting_states"], own["boosting_arcs"] = begins[automata.index(given.boosting)]
-        for name, value in given.weights._asdict().items():
-            own[name] = value
+    utterances = np.zeros(len(models), kernel_abi.STREAM_PARAMS)
+    for n, own in enumerate(models):
+        weight = 0.0 if own.lm_scorer is None else own.lm_scorer.difference_weight
+        utterances[n] = (*begins[automata.index(own.boosting)], *own.weights, weight)
     if len(copies) == 1:
         return copies[0], utterances
     return DeviceAutomaton(*(torch.cat(parts) for parts in zip(*copies, strict=True))), utterances

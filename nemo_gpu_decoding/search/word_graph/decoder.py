@@ -1,4 +1,4 @@
-"""`CudaWFST` and `PagedBigLM`: they check inputs and build results; no algorithm."""
+"""`CudaWFST` and `PagedBigLM`: checks of arguments, and results from the streams of the engines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, empty_automaton
 from nemo_gpu_decoding.fusion.batch import BatchFusion, FusionLabels
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.graph.topology import topology_number
+from nemo_gpu_decoding.graph.topology import GRAPH, topology_number
 from nemo_gpu_decoding.lm.on_device import SECTOR_BYTES
 from nemo_gpu_decoding.lm.packed import PackedLM
 from nemo_gpu_decoding.search.committed import joined
@@ -42,7 +42,7 @@ from nemo_gpu_decoding.search.word_graph.stream_state import StreamModels, Strea
 
 logger = logging.getLogger("nemo_gpu_decoding")
 
-MOST_PARTIAL = 100  # alternatives of a running stream; each is aligned with all others
+MOST_PARTIAL = 100  # most alternatives of a running stream, because each is aligned with all others
 NO_END = "no hypothesis has reached a final state of the graph; the result may break off within a word"
 
 
@@ -52,17 +52,17 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
     Args:
         graph: from `build_graph`, `load_graph` or `load_fst_graph`.
         vocab_size: V, number of tokens without the blank.
-        blank_id: column of the blank in the log-probs, 0 .. V. NeMo's is V.
+        blank_id: column of the blank in the log-probs, 0 .. V; in NeMo it is V.
         config: see `WFSTConfig`.
-        fusion: boosting from `build_word_boosting`, and the weights of it and of the graph's costs.
-        pieces: text of each column, to spell words that only <unk> stands for.
+        fusion: boosting from `build_word_boosting`; weights of the boosting and of the graph's costs.
+        pieces: text of each column, to spell words that the graph reads as <unk>.
 
     Example:
         >>> graph = build_graph("lm.arpa", vocabulary)
         >>> decoder = CudaWFST(graph, len(vocabulary), blank_id=len(vocabulary))
         >>> decoder.decode(log_probs, lengths)[0].best.text
 
-    One decoder may serve several threads at once: it holds no state of a running utterance.
+    Several threads may use one decoder at the same time, because `Streams` holds the state of utterances.
 
     Raises:
         ValueError: an argument is out of range or does not fit the others.
@@ -106,12 +106,16 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             num_words=len(graph.words),
         )
 
+    def _arguments(self, config: Any, fusion: Fusion) -> tuple[Any, ...]:
+        """The arguments that make this decoder, with these options."""
+        return self.graph, self.vocab_size, self.blank_id, config, fusion, self.pieces
+
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies are made of the same arguments, so that compiled code finds arrays of the same types."""
-        return type(self), (self.graph, self.vocab_size, self.blank_id, self.config, self.fusion, self.pieces)
+        """Build copies from the arguments, so that their arrays have the same types in compiled code."""
+        return type(self), self._arguments(self.config, self.fusion)
 
     def with_options(self, config: Any, fusion: Fusion) -> CudaWFST:
-        return CudaWFST(self.graph, self.vocab_size, self.blank_id, config, fusion, self.pieces)
+        return type(self)(*self._arguments(config, fusion))
 
     def _check_inputs(self, inputs: torch.Tensor, batch: int | None) -> None:
         check_log_probs(inputs, batch=batch, columns=self.vocab_size + 1)
@@ -131,10 +135,10 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         assert isinstance(engine, (CPUEngine, CUDAEngine))
         states: list[StreamState] = engine.results(rows, n_best, final=final)
         found = best_paths(states, final)
-        ended, paths = found.ended.tolist(), self._word_paths(found, [state.models for state in states], states)
+        paths = self._word_paths(found, [state.models for state in states], states)
         overflows = concatenated([state.counters for state in states])["overflowed"].tolist()
-        notes = [_notes(*each, final) for each in zip(ended, overflows, strict=True)]
-        results = [self._result(*each, n_best, final) for each in zip(states, paths, ended, notes, strict=True)]
+        each = zip(states, paths, found.ended.tolist(), overflows, strict=True)
+        results = [self._result(*own, n_best, final) for own in each]
         if final:
             return results
         costs, steps = found.ends["cost"].tolist(), [found.steps_of(r) for r in range(len(states))]
@@ -151,9 +155,9 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
     # ----------------------------------------------------------------------------------- results
 
     def _result(
-        self, state: StreamState, path: WordPath, ended: bool, notes: tuple[str, ...], n_best: int, final: bool
+        self, state: StreamState, path: WordPath, ended: bool, overflows: int, n_best: int, final: bool
     ) -> NBest[WordPath]:
-        """The hypotheses of a stream, of which the best one goes on with `path` after what is committed."""
+        """The hypotheses of a stream; `path` is the best one after the committed words."""
         lattice = None
         if self.config.keeps_links and (final or n_best > 1):
             lattice = lattice_of(state, ended)
@@ -164,21 +168,21 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
             NBest,
             paths=paths,
             num_frames=state.frames,
-            notes=notes,
+            notes=_notes(ended, overflows, final),
             lattice=lattice if self.config.lattice else None,
             work=None if state.models.lm_scorer is None else _work(state.counters),
         )
 
     def _committed(self, state: StreamState, steps: Steps) -> int | None:
-        """Tokens of the best hypothesis that all live ones share; None where those are not known."""
-        if state.pasts is None:
+        """The number of tokens that all live hypotheses share; None if the live hypotheses are not known."""
+        if state.live is None:
             return None
         _, count = shared_steps(state)
         shared = self.graph.arrays.arcs["ilabel"][steps.arcs[:count]] != self.blank_id
         return int(shared.sum()) + (0 if state.committed is None else state.committed.tokens)
 
     def n_best(self, lattice: Lattice, n: int = 1) -> NBest[WordPath]:
-        """The best hypotheses of a lattice that this decoder found, such as a rescored one.
+        """The n best hypotheses of a lattice of this decoder, such as a rescored one.
 
         Raises:
             ValueError: n < 1.
@@ -187,7 +191,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         return NBest(paths, int(lattice.node_frames[-1]), () if lattice.reaches_end else (NO_END,), lattice=lattice)
 
     def _paths(self, lattice: Lattice, n: int) -> tuple[WordPath, ...]:
-        """The n best paths with different words, with the confidence of each word."""
+        """The n best paths of a lattice with different words, with the confidence of each word."""
         found = lattice_paths(lattice.n_best(n), lattice.reaches_end)
         paths = self._word_paths(found, [lattice.models] * len(found.ends), second=lattice.second)
         return with_confidence(paths, lattice.determinized() if self.config.posteriors == "lattice" else None)
@@ -199,8 +203,10 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         states: Sequence[StreamState] = (),
         second: SecondLM | None = None,
     ) -> list[WordPath]:
-        """What comes after the committed words of `states`, if these are given; score and parts are those of the
-        whole path. What can be done for all paths at once is: a single number takes NumPy as long as a hypothesis."""
+        """Paths as results; with `states` they begin after the committed words, but their scores include these.
+
+        NumPy handles all paths at once, because a NumPy call takes as long for one number as for all.
+        """
         before, start = np.zeros(len(models), BEFORE), [TextScores.at_start(own) for own in models]
         for p, state in enumerate(states):
             if state.committed is not None and state.committed.head is not None:
@@ -238,7 +244,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         start: TextScores,
         second: SecondLM | None,
     ) -> tuple[float, float, float]:
-        """What LM, boosting and second pass give to a path, of which the graph gives `lm`, unweighted."""
+        """The weighted scores of LM, boosting and second pass of a path; `lm` is the unweighted score of the graph."""
         weights, scorer, boosting, second_pass = models.weights, models.lm_scorer, 0.0, 0.0
         lm *= float(weights.lm_weight)
         if scorer is not None or weights.boosts:
@@ -256,7 +262,7 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
     # ------------------------------------------------------------------------------------ models
 
     def _models_of(self, fusion: BatchFusion, i: int) -> StreamModels:
-        """What utterance i of a batch is decoded with."""
+        """The models of utterance i of a batch."""
         weight, lm_weight = float(fusion.boosting_weights[i]), float(fusion.lm_weights[i])
         boosts = weight > 0
         boosting = fusion.trees[fusion.tree_of[i]] if boosts else self._nothing
@@ -271,9 +277,9 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         return StreamModels(self._params, weights, self.graph, boosting, pieces=self.pieces)
 
     def _most_bonus(self, boosting: BackoffAutomaton, weight: float) -> float:
-        """No output label earns more; warns where a word earns more than half of the beam."""
+        """Upper bound of the bonus of an output label. Warns if the bonus of a word exceeds half of the beam."""
         bonus = weight * max(0.0, float(boosting.arrays.states["upper_bound"].max()))
-        if round(bonus, 2) > self.config.beam / 2:  # bounds are rounded up
+        if round(bonus, 2) > self.config.beam / 2:  # the bound is rounded up
             _warn_of_bonus(boosting.name, round(bonus, 1), self.config.beam)
         return bonus * self.graph.most_words
 
@@ -282,37 +288,37 @@ class CudaWFST(Decoder[WFSTConfig, NBest[WordPath]]):
         if graph.largest_label > self.vocab_size:
             raise ValueError(
                 f"graph ({graph.name}) reads column {graph.largest_label}, expected 0 .. "
-                f"{self.vocab_size}: it was made for another model"
+                f"{self.vocab_size}: it was built for another model"
             )
         states = graph.arrays.states
         epsilons = int((states["epsilon_end"] - states["epsilon_begin"]).max())
         if epsilons > records.MAX_EPSILONS:
             raise ValueError(
-                f"graph ({graph.name}) has a state with {epsilons} ways on without a label, expected at "
-                f"most {records.MAX_EPSILONS}: remove epsilons from it (OpenFst's fstrmepsilon)"
+                f"graph ({graph.name}) has a state with {epsilons} closure arcs (paths without an input label), "
+                f"expected at most {records.MAX_EPSILONS}: remove epsilons with OpenFst's fstrmepsilon"
             )
-        if config.is_ready_made:
-            return
-        if (graph.arrays.arcs["ilabel"] == self.blank_id).any():
+        if topology_number(config.topology) != GRAPH and (graph.arrays.arcs["ilabel"] == self.blank_id).any():
             raise ValueError(
                 f"graph ({graph.name}) reads the blank (column {self.blank_id}) with topology "
-                f"{config.topology!r}: a ready-made T o L o G needs topology 'graph'"
+                f"{config.topology!r}, expected topology 'graph' for a ready-made T o L o G"
             )
 
 
 class PagedBigLM(CudaWFST):
-    """Word-graph decoding with a small LM in the graph and a large one queried on the fly [LET], [XLLM].
+    """Word-graph decoding with a small LM in the graph and a large LM that is queried on the fly [LET], [XLLM].
 
-    It finds what `CudaWFST` would find in a graph of the large LM, which may be far too large to be
-    built. The verbs, requests and results are those of `CudaWFST`; `NBest.work` says what it took.
+    The results are those of `CudaWFST` with a graph of the large LM, which is often too large to be built. Methods
+    and requests are those of `CudaWFST`. `NBest.work` counts LM queries, groups and arcs.
 
     Args:
-        graph: of the small LM, from `build_graph`.
-        vocab_size, blank_id, pieces: as for `CudaWFST`.
+        graph: graph of the small LM, from `build_graph`.
+        vocab_size: as in `CudaWFST`.
+        blank_id: as in `CudaWFST`.
         large: the large LM, from `load_packed_lm` or `pack_arpa_in_memory`.
-        small: the small LM that the graph was made of, likewise.
+        small: the LM of the graph, from the same functions.
         config: see `PagedBigLMConfig`.
-        fusion: boosting from `build_word_boosting`, and the weights of it and of both LMs.
+        fusion: boosting from `build_word_boosting`; weights of the boosting and of both LMs.
+        pieces: as in `CudaWFST`.
 
     Example:
         >>> graph = build_graph("small.arpa", vocabulary)
@@ -344,15 +350,9 @@ class PagedBigLM(CudaWFST):
         self._lms = shared_lm_pair(graph, large, small, config.difference)
         self._kernels = LargeLMKernels(self._lms, config, large.name)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        models = self.graph, self.vocab_size, self.blank_id, self._large, self._small
-        return type(self), (*models, self.config, self.fusion, self.pieces)
-
-    def with_options(self, config: Any, fusion: Fusion) -> PagedBigLM:
-        return PagedBigLM(
-            self.graph, self.vocab_size, self.blank_id, self._large, self._small, config, fusion,
-            self.pieces,
-        )  # fmt: skip
+    def _arguments(self, config: Any, fusion: Fusion) -> tuple[Any, ...]:
+        own = super()._arguments(config, fusion)
+        return *own[:3], self._large, self._small, *own[3:]
 
     def _cpu_engine(self, streams: Streams) -> Engine:
         if self.config.composition == "let":
@@ -364,7 +364,7 @@ class PagedBigLM(CudaWFST):
 
     def _why_not_cuda(self, streams: Streams, device: torch.device) -> str | None:
         if self.config.composition == "let":
-            return "composition is 'let', which has no CUDA kernels, expected 'lazy'"
+            return "composition is 'let', expected 'lazy': 'let' has no CUDA kernels"
         return super()._why_not_cuda(streams, device)
 
     def _most_partial(self) -> tuple[int, str]:
@@ -379,7 +379,7 @@ class PagedBigLM(CudaWFST):
 
 
 def _notes(ended: bool, overflows: int, final: bool) -> tuple[str, ...]:
-    """What a user should know of a stream."""
+    """Warnings about the result of a stream."""
     notes = () if ended == final else (NO_END,)
     if overflows:
         return (*notes, f"a table was full {overflows} times, which narrowed the beam there")
@@ -391,7 +391,7 @@ def _work(counters: np.ndarray) -> Work:
     return Work(**counts, bus_bytes=SECTOR_BYTES * int(counters["cache_sectors"][0]))
 
 
-@lru_cache(maxsize=64)  # once for each
+@lru_cache(maxsize=64)  # warn once for each phrase list and bonus
 def _warn_of_bonus(name: str, bonus: float, beam: float) -> None:
     logger.warning(
         "%s: a boosted word gains up to %s, more than half of beam_width (%s / 2 = %s): the best path without the "

@@ -1,24 +1,25 @@
-"""One frame of the search on the CPU: Viterbi search of a word graph, frame by frame [CUDA-WFST], [LET].
+"""One frame of the word-graph search on the CPU: a Viterbi beam search of CTC log-probs [CUDA-WFST], [LET].
 
-A token is a path through the graph with its cost: acoustic_scale times the negative log-probs, plus
-lm_weight times the graph's costs, minus boosting. It is relative to that of the best token, so that
-float32 serves streams of any length; where the best one stands is a double. In every frame
+A token is a partial path through the graph with its cost: acoustic_scale times the negative log-probs, plus
+lm_weight times the graph's costs, minus boosting. Costs are relative to the best token of the frame, so that
+float32 is precise enough for streams of any length. The cost of the best token itself is a double. Each frame has
+four steps:
 
-1. a token may read a blank, or its last label again (the CTC topology, run natively; `topology.py`);
-2. epsilon closure: tokens of the same graph state form a group, also by way of closure arcs
-   (`token_groups.py`);
-3. each group expands the arcs of its state; equal keys recombine, the cheaper one stays;
-4. tokens above best + beam are pruned, then all but about max_active (`prune.py`).
+1. Each token reads a blank, or reads its last label again. These are the self-loops of the CTC topology; the
+   graph does not contain them (`graph/topology.py`).
+2. Epsilon closure: tokens in one graph state form a group. A token also joins the groups of the states that its
+   closure arcs lead to (`token_groups.py`).
+3. Each group expands the arcs of its state. Candidates with equal keys recombine: the cheapest one stays.
+4. Tokens that cost more than best + beam are pruned, then all but about max_active (`prune.py`).
 
-Steps 2 and 3 are pruned by bounds before they cost anything: posteriors are peaked, so in most frames a
-handful of labels can stay within the beam, and in a large state (thousands of words begin anywhere)
-these are found by binary search. Before step 2 the best token's own arcs tighten the cutoff. Nothing is
-dropped that step 4 would not drop.
+Lower bounds of costs skip most of the work in steps 2 and 3. Posteriors are peaked, so that in most frames only a
+few labels can stay within the beam. In a large state (any word may begin there) binary search finds their arcs.
+Before step 2 the cheapest arc of the best token lowers the cutoff. The bounds skip only what step 4 would prune.
 
-With a large LM (`lm` is an `LmScorer`, not None) a token has an LM context as well, and steps 2 and 3
-are others, see `large_lm/contexts.py`. numba compiles this source for both. With lm=None it drops the other
-branch of each `if lm is None` before it looks at types, so that records need no LM fields. With a large LM
-it types both branches and drops the first one later.
+With a large LM (`lm` is an `LmScorer`, not None) a token also has an LM context, and steps 2 and 3 differ, see
+`large_lm/contexts.py`. numba compiles this source for both cases. With lm=None it removes the other branch of each
+`if lm is None` before it infers types, so that records need no LM fields. With a large LM it infers the types of
+both branches and removes the first one later.
 """
 
 from __future__ import annotations
@@ -31,25 +32,29 @@ from nemo_gpu_decoding.graph.csr import first_arc
 from nemo_gpu_decoding.graph.topology import GRAPH
 from nemo_gpu_decoding.jit import linked, no_refcount
 from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
-from nemo_gpu_decoding.search.word_graph import candidates, keys, token_groups
-from nemo_gpu_decoding.search.word_graph.labels import choose_labels, labels_within, likeliest_step, rank_labels
+from nemo_gpu_decoding.search.word_graph import candidates, keys, labels, token_groups
 from nemo_gpu_decoding.search.word_graph.large_lm import contexts
 from nemo_gpu_decoding.search.word_graph.prune import UNKNOWN, prune
 
-SMALL_STATE = 8  # arcs; a state with no more is walked through whatever the labels
-FEWEST_SLOTS = 256  # of a hash table in use
+SMALL_STATE = 8  # the search tries all arcs of a state with at most this many
+FEWEST_SLOTS = 256  # the smallest part of a hash table that is in use
 
 
 @no_refcount
 def advance(log_probs, begin, end, state, search, lm, work):
-    """Read the frames begin .. end of log_probs [T, C] float32. work.current holds the tokens.
+    """Decode the frames begin .. end - 1 of an utterance.
+
+    Args:
+        log_probs: [T, V + 1] float32.
+        state: `StreamArrays`, updated in place; work.current holds the tokens before and after.
 
     Returns:
-        the frame before which it stopped, and why: DONE; BAD_FRAME (NaN, or above 0); NO_TOKEN (no label
-        is possible); BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL: grow these and go on there.
+        the number of the next frame, and a status. It is DONE after the last frame. BAD_FRAME (NaN, or a value above
+        0) and NO_TOKEN (the graph allows no label) are errors of that frame. After BACK_POINTERS_FULL, LINKS_FULL and
+        GROUPS_FULL the caller grows these arrays and calls again with that frame.
     """
     for t in range(begin, end):
-        if work.frame[0].status == keys.BACK_POINTERS_FULL:  # expanded before, and now there is capacity for the past
+        if work.frame[0].status == keys.BACK_POINTERS_FULL:  # the frame is expanded; only pruning is left to do
             status = work.frame[0].status = keys.DONE
         else:
             status = _expand_or_bisect(log_probs[t], state, search, lm, work)
@@ -66,7 +71,7 @@ def advance(log_probs, begin, end, state, search, lm, work):
 
 @linked
 def _expand_or_bisect(row, state, search, lm, work):
-    """All candidates that stay below the cutoff, or the cheapest if they are too many.
+    """Find the tokens of the next frame; if they exceed the capacity, the cheapest of them.
 
     Try 1 may exceed the capacity because the cutoff is still high. Try 2 starts with the cutoff that try 1
     found. From try 3 on, the search bisects the last rank until the tokens fit and use half of the capacity,
@@ -85,7 +90,7 @@ def _expand_or_bisect(row, state, search, lm, work):
             if lm is None:
                 best = frame.best
             else:
-                pass  # each try finds the same candidates, and makes the same queries
+                pass  # each try must find the same candidates, and make the same LM queries
             continue
         if tries == 2:
             state.counters[0].overflowed += 1
@@ -95,34 +100,41 @@ def _expand_or_bisect(row, state, search, lm, work):
         elif high - low <= 1 or 2 * frame.tokens >= len(work.next_tokens):
             break
         else:
-            low = frame.last_rank  # also if there is no token: none ranks so high
+            low = frame.last_rank  # also if there is no token, because all rank lower
         frame.last_rank = low + (high - low) // 2
     if tries == 2:
-        frame.last_rank = keys.ANY_RANK  # nothing was left out
+        frame.last_rank = keys.ANY_RANK  # all tokens fitted
     return frame.status
 
 
 @linked
 def _expand(best, row, state, search, lm, work):
-    """All candidates that stay below the cutoff, as far as there is capacity for their keys.
+    """Steps 1 to 3: all candidates below the cutoff become next tokens, as far as there is capacity for their keys.
 
-    Sets frame.status. `best`: cost of the best candidate, if it is known, or LARGEST.
+    Sets frame.status. `best` is the cost of the best candidate if it is known, else LARGEST.
     """
     frame = work.frame[0]
-    for label in range(len(row)):
-        work.acoustic_costs[np.uintp(label)] = candidates.cost_of(row, np.uintp(label), search)
-        work.posteriors[np.uintp(label)] = UNKNOWN
     begin_frame(best, state.counters[0].tokens, search, work)
-    if search.params.topology != GRAPH:
-        offer_blanks_and_repeats(row, state, search, lm, work)
-    if frame.status == keys.DONE and not choose_labels(row, search, work):
+    offer_blanks_and_repeats(row, state, search, lm, work)
+    if frame.status == keys.DONE and not labels.choose_labels(row, search, work):
         frame.status = keys.BAD_FRAME
     if frame.status == keys.DONE:
         if lm is None:
-            pass
+            if frame.labels > 0:
+                _, _, _, _, least = labels.likeliest_step(row, state, search, lm, work)
+                candidates.lower_cutoff(least, frame, search)
         else:
             contexts.begin_frame(work)
-        _expand_groups(row, state, search, lm, work)
+            if frame.labels > 0:
+                contexts.tighten_cutoff(row, state, search, lm, work)
+        labels.rank_labels(row, search, work)
+        if frame.labels > 0:
+            _epsilon_closure(row, state.counters[0].tokens, search, lm, work)
+            if lm is None:
+                _expand_groups(work.groups, row, state, search, lm, work)
+            else:
+                _expand_groups(work.lm.groups, row, state, search, lm, work)
+                contexts.expand_deferred(row, state, search, lm, work)
     if frame.status == keys.DONE:
         candidates.recombine(state, search, lm, work)
     if frame.status == keys.DONE and frame.tokens == 0:
@@ -131,7 +143,7 @@ def _expand(best, row, state, search, lm, work):
 
 @linked
 def begin_frame(best, tokens, search, work):
-    """Begin with empty tables, of a size for twice as many tokens as the last frame has."""
+    """Empty the tables. The part of a hash table in use has four slots or more for each token of the last frame."""
     frame = work.frame[0]
     frame.status, frame.full = keys.DONE, False
     frame.tokens = frame.candidates = frame.links = frame.groups = frame.group_tokens = 0
@@ -147,14 +159,19 @@ def begin_frame(best, tokens, search, work):
 
 @linked
 def offer_blanks_and_repeats(row, state, search, lm, work):
-    """Step 1: a blank, or the last label again."""
+    """Compute the costs of all labels. Step 1: each token reads a blank, or reads its last label again."""
+    for label in range(len(row)):
+        work.acoustic_costs[np.uintp(label)] = candidates.cost_of(row, np.uintp(label), search)
+        work.posteriors[np.uintp(label)] = UNKNOWN
     frame, blank_id = work.frame[0], search.params.blank_id
+    if search.params.topology == GRAPH:
+        return  # the graph contains blanks and self-loops
     if not row[blank_id] <= MOST_LOG_PROB:
         frame.status = keys.BAD_FRAME
         return
     blank_cost, costs = candidates.cost_of(row, blank_id, search), work.acoustic_costs
     for i in range(state.counters[0].tokens):
-        if frame.candidates + 4 > len(work.candidates):  # two for this one, one to tighten the cutoff
+        if frame.candidates + 4 > len(work.candidates):  # two for this token; the tightened cutoff needs one more
             candidates.recombine(state, search, lm, work)
         token = work.current[np.uintp(i)]
         cost, key, label, context = token.cost, token.key, keys.label_of(token.key), keys.context_of(token, lm)
@@ -167,28 +184,11 @@ def offer_blanks_and_repeats(row, state, search, lm, work):
 
 
 @linked
-def _expand_groups(row, state, search, lm, work):
-    """Steps 2 and 3."""
-    frame = work.frame[0]
-    if frame.labels > 0:
-        if lm is None:
-            _, _, _, _, least = likeliest_step(row, state, search, lm, work)
-            candidates.lower_cutoff(least, frame, search)
-        else:
-            contexts.tighten_cutoff(row, state, search, lm, work)
-    rank_labels(row, search, work)
-    if frame.labels > 0:
-        _epsilon_closure(row, state.counters[0].tokens, search, lm, work)
-        if lm is None:
-            _expand_each(work.groups, row, state, search, lm, work)
-        else:
-            _expand_each(work.lm.groups, row, state, search, lm, work)
-            contexts.expand_deferred(row, state, search, lm, work)
-
-
-@linked
 def _epsilon_closure(row, count, search, lm, work):
-    """Step 2: each token joins the group of its state, and those of all states that its closure arcs lead to."""
+    """Step 2: each token joins the group of its state, and the groups of the states that its closure arcs lead to.
+
+    A token joins a group only if an arc of that group may stay below the cutoff.
+    """
     graph, weights, frame = search.graph, search.weights, work.frame[0]
     cutoff, least = frame.cutoff, candidates.cost_of(row, work.labels[0], search)
     for i in range(count):
@@ -233,8 +233,8 @@ def _may_expand(source, cost, search, cutoff, work):
 
 
 @linked
-def _expand_each(groups, row, state, search, lm, work):
-    """Step 3 for all groups, the cheapest first since it lowers the cutoff."""
+def _expand_groups(groups, row, state, search, lm, work):
+    """Step 3: expand the cheapest group first, because it lowers the cutoff for all others."""
     count = work.frame[0].groups if work.frame[0].status == keys.DONE else 0
     cheapest = cheapest_of(groups, count)
     for n in range(count):
@@ -244,7 +244,7 @@ def _expand_each(groups, row, state, search, lm, work):
 
 @linked
 def cheapest_of(groups, count):
-    """The first group with the least cost."""
+    """Index of the first group with the lowest cost."""
     cheapest = 0
     for g in range(count):
         if groups[g].cost < groups[cheapest].cost:
@@ -254,22 +254,22 @@ def cheapest_of(groups, count):
 
 @linked
 def _expand_group(group, g, row, state, search, lm, work):
-    """All arcs of a group of a small state; of a large state those with labels that may matter."""
+    """Expand all arcs of a small state, or the arcs of a large state with labels that may stay below the cutoff."""
     frame, arcs, costs = work.frame[0], search.graph.arcs, work.acoustic_costs
     source = search.graph.states[np.uintp(group.key >> 16)]
     count = source.arc_end - source.arc_begin
-    rounds = 1 if count <= SMALL_STATE else labels_within(group.cost, source, row, search, work)
-    walks = count <= SMALL_STATE * rounds
-    for n in range(1 if walks else rounds):  # all arcs in one, or one for each label
+    rounds = 1 if count <= SMALL_STATE else labels.labels_within(group.cost, source, row, search, work)
+    tries_all = count <= SMALL_STATE * rounds
+    for n in range(1 if tries_all else rounds):  # one round for all arcs, or one for each label
         label, first = keys.NONE, source.arc_begin
-        if not walks:
+        if not tries_all:
             label = work.labels[n]
             if candidates.least_total(group.cost, source.least_cost, costs[np.uintp(label)], search) > frame.cutoff:
                 continue
             first = first_arc(arcs, source, label)
         for a in range(first, source.arc_end):
             arc = arcs[np.uintp(a)]
-            if not walks and arc.ilabel != label:
+            if not tries_all and arc.ilabel != label:
                 break
             if lm is None:
                 pass

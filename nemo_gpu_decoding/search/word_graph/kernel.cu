@@ -1,41 +1,40 @@
 // The search of word graphs on the GPU: cuda_wfst [CUDA-WFST], and with COMPOSE=1 paged_biglm [LET],
 // [XLLM].
 //
-// One launch reads a chunk of every stream, one block per utterance. A block loops over the frames of
-// its utterance, with the row of the frame and all counters in shared memory; tokens and tables lie in
-// global memory, about 4.5 MB per utterance at max_active 10000 (8 MB with COMPOSE), of which a frame
-// touches what it fills: small enough for the L2 cache. In every frame
+// A launch decodes a chunk of every stream, with one block per utterance. A block loops over the frames of
+// its utterance. Shared memory has the row of the frame and all counters. Global memory has the tokens and
+// tables, about 4.5 MB per utterance at max_active 10000 (8 MB with COMPOSE). A frame accesses only the part
+// that it fills, which fits the L2 cache. The steps of a frame are
 //
 //   offer_blanks_and_repeats  tokens read a blank or their last label again        labels.cuh
-//   choose_labels             the row is scanned for labels that can stay below the cutoff
-//   tighten_cutoff            which the best token's own arcs lower beforehand
+//   choose_labels             lists the labels of the row that can stay below the cutoff
+//   tighten_cutoff            the best token's own arcs lower the cutoff
 //   epsilon_closure           tokens in one graph state become one group           token_groups.cuh
-//   expand_groups             arcs of all groups are spread over the threads       expand.cuh
-//   recombine                 of candidates with one key the best stays            candidates.cuh
-//   prune                     a histogram of costs and the beam choose the tokens   prune.cuh
+//   expand_groups             expands the arcs of all groups                       frame.cuh
+//   recombine                 of candidates with equal keys the best one stays     candidates.cuh
+//   prune                     the beam and a histogram of costs choose the tokens  prune.cuh
 //
-// With COMPOSE=1 tokens differ by LM context too, and the steps in between are others:
+// With COMPOSE=1 tokens also differ by LM context, and these steps differ:
 //
-//   tighten_cutoff            the best token's best arc lowers the cutoff          tighten_cutoff.cuh
-//   epsilon_closure           groups of LM contexts of tokens                      large_lm/contexts.cuh
-//   list_group_arcs           groups look at arcs, once for all LM contexts        large_lm/group_arcs.cuh
-//   expand_without_lm         arcs without words are expanded                      large_lm/group_arcs.cuh
+//   tighten_cutoff            the best token's best arc lowers the cutoff          large_lm/tighten_cutoff.cuh
+//   epsilon_closure           makes groups of LM contexts                          large_lm/contexts.cuh
+//   list_group_arcs           lists arcs of groups, once for all LM contexts       large_lm/group_arcs.cuh
+//   expand_without_lm         expands arcs without words                           large_lm/group_arcs.cuh
 //   expand_with_lm            words below the cutoff query the LMs first           large_lm/queries.cuh
 //
-// Whether the LMs are queried for a word depends on the small LM's cost and on the cutoff that all
-// candidates without the LMs have left: so on no order. Answers are shared: each query is looked up
-// once, however many contexts and arcs have it. An item of work is never a state or a token, but an arc
-// of a group, or a context below the cutoff at an arc: these are spread evenly over the threads.
+// A word queries the LMs if its cost by the small LM is below the cutoff after all candidates without LM
+// queries. This does not depend on the order of work. Equal queries of different contexts and arcs are looked
+// up once. The items of work are arcs of groups, and contexts below the cutoff at an arc; they are spread
+// evenly over the threads.
 //
-// For lattices recombine also notes every candidate as a link; prune keeps those that may matter
-// (links.cuh).
+// For lattices, recombine also adds every candidate to the links, and prune keeps those that the lattice may
+// need (links.cuh).
 //
-// Surviving tokens, their costs and their back-pointers are those of the CPU to the bit: candidates
-// with one key have a total order, sums are formed in the same order, and what bounds leave out cannot
-// survive. Only the indices of tokens, back-pointers and links depend on the order in which threads
-// arrive.
+// Tokens, costs and back-pointers equal those of the CPU to the bit. Candidates with one key have a total
+// order, sums have the same order, and bounds skip only candidates that cannot survive. Only the indices of
+// tokens, back-pointers and links depend on the order of threads.
 //
-// Compiled once per type of log-prob, with LINKS=1 for lattices, with COMPOSE=1 for a large LM.
+// Variants: one per type of log-prob; LINKS=1 for lattices; COMPOSE=1 for a large LM.
 // variants: LOG_PROB=float
 // variants: LOG_PROB=float LINKS=1
 // variants: LOG_PROB=Half
@@ -56,7 +55,7 @@ typedef PlainAdvanceArgs AdvanceArgs;
 
 constexpr int MAX_THREADS = 512;
 
-// Bring the tokens of an utterance into its workspace. A barrier must follow.
+// Copy the tokens of an utterance to its workspace. A barrier must follow.
 inline void load_tokens(const Token* stored, int count, Workspace& work) {
   for (int i = thread(); i < count; i += threads()) {
     work.current[i] = stored[i];
@@ -64,7 +63,7 @@ inline void load_tokens(const Token* stored, int count, Workspace& work) {
   }
 }
 
-// The workspace of utterance b. Shared memory is used in the order of kernel_abi.shared_bytes.
+// The workspace of utterance b. The layout of shared memory is that of `shared_bytes` in kernel_abi.py.
 inline void open_workspace(
   const AdvanceArgs& args, int64 b, int64 num_links, unsigned char* shared, Workspace& work
 ) {
@@ -111,11 +110,11 @@ inline void open_workspace(
   }
 }
 
-// Read the frames counters[b].begin .. lengths[b] of every utterance b = blockIdx.x.
+// Decode the frames counters[b].begin .. lengths[b] - 1 of every utterance b = blockIdx.x.
 //
-// Reads what the utterances had come to from `tokens` and `counters`, and leaves what they have come to
-// in `next_tokens`, `next_counters` and in new back-pointers and links. An utterance that cannot go on
-// says why in its status, and stands before the frame at fault.
+// The inputs are `tokens` and `counters`; the outputs are `next_tokens`, `next_counters`, and new
+// back-pointers and links. If an utterance cannot read a frame, its status is the reason, and its other
+// outputs are those before that frame.
 extern "C" __global__ void __launch_bounds__(MAX_THREADS, 1) advance(const AdvanceArgs args) {
   extern __shared__ __align__(16) unsigned char smem[];
   const int64 b = blockIdx.x;

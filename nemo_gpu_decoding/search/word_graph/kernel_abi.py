@@ -1,7 +1,7 @@
-"""Records, sizes and arguments of the word-graph kernels; `kernel_abi.cuh` is printed from here.
+"""Records, sizes and arguments of the word-graph kernels; `kernel_abi.cuh` is printed from this file.
 
-One kernel source serves two strategies: cuda_wfst, and with COMPOSE=1 paged_biglm, whose tokens have an
-LM context in their key and whose names begin with LM here. Of what stands here without LM both make use.
+The same kernel sources serve cuda_wfst and, with COMPOSE=1, paged_biglm, whose tokens have an LM context in their key.
+Names that begin with PLAIN belong to cuda_wfst, names that begin with LM to paged_biglm, and all others to both.
 """
 
 from __future__ import annotations
@@ -18,32 +18,31 @@ from nemo_gpu_decoding.cuda.records import dtype_of
 from nemo_gpu_decoding.fusion.automaton import ARC, STATE
 from nemo_gpu_decoding.graph.csr import EPSILON, GRAPH_ARC, GRAPH_STATE
 from nemo_gpu_decoding.lm.on_device import lm_parameters
-from nemo_gpu_decoding.lm.records import LM_STATE  # noqa: F401  of lm_parameters, to be printed
+from nemo_gpu_decoding.lm.records import LM_STATE  # noqa: F401  (the header needs it for lm_parameters)
 from nemo_gpu_decoding.search.word_graph import keys, records
 from nemo_gpu_decoding.search.word_graph.large_lm import contexts, scorer
 from nemo_gpu_decoding.search.word_graph.prune import BINS
-from nemo_gpu_decoding.search.word_graph.records import SearchParams, StreamParams, token_capacity
+from nemo_gpu_decoding.search.word_graph.records import token_capacity
 
-# The types of log-probs that the kernels read as they are, and their names in CUDA C++.
+# The types of log-probs that the kernels read, and their names in CUDA C++
 LOG_PROB_TYPES = {torch.float32: "float", torch.float16: "Half", torch.bfloat16: "BFloat16"}
 
 THREADS = 512  # per block
-CANDIDATES = 8192  # that are recombined together; at least 2 THREADS
-LEAST_GROUPS = 1024
-SORTED_BY_WARP = 64  # LM contexts of a group; of large_lm/contexts.cuh
-STATIC_SHARED_BYTES = 1024  # what the kernel takes for itself with COMPOSE, at most
-LM_QUERIES = 4096  # that are answered together
-CACHED_SCORES = 8192  # scores that are kept, at least LM_QUERIES
+CANDIDATES = 8192  # length of the list before recombination, at least 2 THREADS
+LEAST_GROUPS = 1024  # smallest capacity for groups
+SORTED_BY_WARP = 64  # most LM contexts of a group that one warp sorts, see large_lm/contexts.cuh
+STATIC_SHARED_BYTES = 1024  # upper bound of the kernel's static shared memory with COMPOSE
+LM_QUERIES = 4096  # LM queries per batch
+CACHED_SCORES = 8192  # entries of the LM query cache, at least LM_QUERIES
 
 # -------------------------------------------------------------------------------------- parameters
 
-
-SEARCH_PARAMS = dtype_of(SearchParams)
+SEARCH_PARAMS = dtype_of(records.SearchParams)
 STREAM_PARAMS = np.dtype(
     [
-        ("boosting_states", np.int64),  # where its boosting automaton begins among all
+        ("boosting_states", np.int64),  # first state of its boosting automaton in the states of all
         ("boosting_arcs", np.int64),
-        *((name, kind) for name, (kind, *_) in (dtype_of(StreamParams).fields or {}).items()),
+        *((name, kind) for name, (kind, *_) in (dtype_of(records.StreamParams).fields or {}).items()),
         ("difference_weight", np.float32),  # of the LM score difference (paged_biglm)
     ],
     align=True,
@@ -51,57 +50,56 @@ STREAM_PARAMS = np.dtype(
 
 # ---------------------------------------------------------------------- what streams keep of frames
 
-# What a token of paged_biglm is known by
+# The key of a token of paged_biglm
 LM_KEY = np.dtype([records.KEY, records.LM], align=True)
 # A token between two frames
 PLAIN_TOKEN = np.dtype([records.KEY, *records.TOKEN_FIELDS], align=True)
 LM_TOKEN = np.dtype([("key", LM_KEY), *records.TOKEN_FIELDS], align=True)
-# as the CPU has them
 BACK_POINTER = records.BACK_POINTER
 LINK = records.LINK
-# How far an utterance has come
+# The progress of an utterance
 STREAM_COUNTERS = np.dtype(
     [
         ("tokens", np.int32),
         ("back_pointers", np.int32),
-        ("half", np.int32),  # of the memory for tokens, in which they are
-        ("status", np.int32),  # `Status` of graph.cuh
-        ("needed", np.int32),  # BACK_POINTERS_FULL, LINKS_FULL: how many more the next frame may need
-        ("begin", np.int32),  # frames of the chunk that were read
+        ("half", np.int32),  # 0 or 1: the half of the memory for tokens that has the current ones
+        ("status", np.int32),  # `Status` of keys.cuh
+        ("needed", np.int32),  # after BACK_POINTERS_FULL or LINKS_FULL: entries that the next frame may need
+        ("begin", np.int32),  # next frame of the chunk
         *records.STREAM_TOTALS,
     ],
     align=True,
 )
 
 
-def _best_path(token: np.dtype) -> np.dtype:
+def best_path_of(token: np.dtype) -> np.dtype:
+    """The record of a best path, for one type of tokens."""
     return np.dtype(
         [
-            ("best", token),  # the cheapest
-            ("ending", token),  # that with which the utterance ends best
-            ("ends", np.int32),  # whether any token may end
-            ("back_pointers", np.int32),  # of the path; above the capacity if there were more
-            ("shared", np.int32),  # of these, the oldest, which are those of all tokens; 0 if final
+            ("best", token),  # the cheapest token
+            ("ending", token),  # the token in which the utterance ends at the lowest cost
+            ("ends", np.int32),  # whether the utterance may end in any token
+            ("back_pointers", np.int32),  # length of the path; it may exceed the capacity
+            ("shared", np.int32),  # length of the oldest part of the path that all tokens share; 0 if final
         ],
         align=True,
     )
 
 
-# The tokens that a best path is found with
-PLAIN_BEST_PATH = _best_path(PLAIN_TOKEN)
-LM_BEST_PATH = _best_path(LM_TOKEN)
-# What the search of an utterance took so far (paged_biglm)
+PLAIN_BEST_PATH = best_path_of(PLAIN_TOKEN)
+LM_BEST_PATH = best_path_of(LM_TOKEN)
+# Counts of LM queries and of other work of an utterance (paged_biglm)
 WORK = np.dtype([*scorer.WORK_FIELDS, *scorer.PAGING_FIELDS])
 
-# -------------------------------------------------------------------------- a frame being worked on
+# --------------------------------------------------------------------------- inside of one frame
 
-# Where a candidate comes from
 ORIGIN = dtype_of(keys.Origin)
-# A token of the next frame before it is known whether another one with its key is better
+# A token of the next frame before recombination
 _CANDIDATE = [
     ("cost", np.float32),
     ("origin", ORIGIN),
-    ("entry", np.int32),  # of a table; while recombined: its slot, ~slot if it is to open it; or NO_ENTRY
+    # index of its entry in the table; during recombination its slot, ~slot if it claimed the slot, or NO_ENTRY
+    ("entry", np.int32),
 ]
 PLAIN_CANDIDATE = np.dtype([records.KEY, *_CANDIDATE], align=True)
 LM_CANDIDATE = np.dtype([("key", LM_KEY), *_CANDIDATE], align=True)
@@ -109,22 +107,22 @@ LM_CANDIDATE = np.dtype([("key", LM_KEY), *_CANDIDATE], align=True)
 _ENTRY = [("best", np.uint64), ("cost", np.float32), ("origin", ORIGIN)]  # best: `Rank` of workspace.cuh
 PLAIN_ENTRY = np.dtype([records.KEY, *_ENTRY], align=True)
 LM_ENTRY = np.dtype([("key", LM_KEY), *_ENTRY], align=True)
-# The best arc into a token group from a token with another last label than the best of all (normal)
+# The best way into a token group from a token with another last label than the best one (topology normal)
 SECOND = np.dtype([*_ENTRY, ("unused", np.int32, 2)], align=True)
-# What the threads of a block count together
+# Counters that the threads of a block share
 COUNTERS = np.dtype(
     [
-        ("best", np.uint32),  # ordered key of the least cost of a candidate that is known
+        ("best", np.uint32),  # lowest cost of a candidate so far, as an ordered key
         ("num_candidates", np.int32),
         ("num_labels", np.int32),
         ("num_next_tokens", np.int32),
         ("num_groups", np.int32),
-        ("full", np.int32),  # there were more keys than next tokens have capacity for: new ones are refused
-        ("best_token", np.int32),  # of this frame
+        ("full", np.int32),  # the keys exceed the capacity for next tokens; further keys were refused
+        ("best_token", np.int32),  # index of the best token of this frame
         ("kept", np.int32),
         ("num_back_pointers", np.int32),
-        ("last_step", np.int32),
-        ("num_links", np.int32),  # of this frame, beyond the stream's; above the capacity if there were more
+        ("last_bin", np.int32),
+        ("num_links", np.int32),  # links of this frame; they may exceed the capacity
         ("unused", np.int32),
     ]
 )
@@ -134,12 +132,12 @@ GROUP_TOKEN = np.dtype(
     [
         records.KEY,  # of the group: graph state, boosting state
         records.LM,  # before `olabel`
-        ("olabel", np.int32),  # of the closure arc, or 0; the LMs were not queried for it
+        ("olabel", np.int32),  # word of the closure arc that the LMs were not queried for yet, or 0
         ("cost", np.float32),  # by the small LM
         ("source", np.int32),  # token
         ("epsilon", np.int32),  # closure arc, or NONE
-        ("context", np.int32),  # ~t: that of group token t
-        ("next", np.int32),  # another token of the context, or NONE; only if links are kept
+        ("context", np.int32),  # ~t: the context of group token t
+        ("next", np.int32),  # next token of the context, or NONE; for lattices only
     ],
     align=True,
 )
@@ -147,21 +145,21 @@ GROUP_TOKEN = np.dtype(
 LM_CONTEXT = np.dtype(
     [
         ("best", np.int32),  # group token
-        ("second", np.int32),  # best with another last label, or NONE (topology normal)
-        ("newest", np.int32),  # only if links are kept
-        ("group", np.int32),  # ~c: that of context c
+        ("second", np.int32),  # best group token with another last label, or NONE (topology normal)
+        ("newest", np.int32),  # newest group token; for lattices only
+        ("group", np.int32),  # ~c: the group of context c
         ("queried", np.int32),  # its pending word was queried in this frame
         ("slot", np.int32),
-        ("group_slot", np.int32),  # NONE: another context's
+        ("group_slot", np.int32),  # NONE: another context has it
     ]
 )
-# LM contexts in one graph state and boosting state: arcs are looked at once for all
+# The LM contexts in one graph state and boosting state; they share the work on arcs
 TOKEN_GROUP = np.dtype(
     [
         records.KEY,
-        ("best", np.uint32),  # ordered key of the cost of its best context
+        ("best", np.uint32),  # cost of its best context, as an ordered key
         ("cost", np.float32),  # the same
-        ("begin", np.int32),  # its contexts in `order`
+        ("begin", np.int32),  # first of its contexts in `order`
         ("count", np.int32),
         ("placed", np.int32),
         ("pending", np.int32),  # a context has a pending word
@@ -170,24 +168,23 @@ TOKEN_GROUP = np.dtype(
     ],
     align=True,
 )
-# An arc that may survive at the cost of the best context of a group
+# An arc that may stay below the cutoff from the best context of a group
 GROUP_ARC = contexts.GROUP_ARC
 # A deferred LM query: an arc and an LM context
 LM_QUERY = np.dtype(
     [
         records.LM,  # before `olabel`
-        ("olabel", np.int32),  # to be queried next, or 0
-        ("slot", np.int32),  # of the answer; ~slot if it is to be looked up
-        ("difference", np.float32),  # LM score difference of what was queried so far, weighted
+        ("olabel", np.int32),  # the next word to query, or 0
+        ("slot", np.int32),  # slot of the answer; ~slot: not looked up yet
+        ("difference", np.float32),  # weighted LM score difference of the words so far
         ("arc", np.int32),
         ("context", np.int32),
         ("unused", np.int32),
     ],
     align=True,
 )
-# A score of the LMs
 CACHED_SCORE = scorer.CACHED_SCORE
-# What the threads of a block count together, beside COUNTERS
+# Further counters that the threads of a block share
 LM_COUNTERS = np.dtype(
     [
         ("num_group_tokens", np.int32),
@@ -195,13 +192,13 @@ LM_COUNTERS = np.dtype(
         ("num_groups", np.int32),
         ("num_group_arcs", np.int32),
         ("num_queries", np.int32),
-        ("num_cached", np.int32),  # scores, those of former frames included
+        ("num_cached", np.int32),  # scores in the LM query cache
         ("num_unanswered", np.int32),  # queries whose score is not cached
-        ("num_large_groups", np.int32),  # that all threads sort together
-        ("tightened_by", ORIGIN),  # the candidate that has tightened the cutoff; its source may be NONE
-        # of this frame
+        ("num_large_groups", np.int32),  # groups that all threads sort together
+        ("tightened_by", ORIGIN),  # the candidate that tightened the cutoff; its source may be NONE
+        # counts of this frame
         ("look_ups", np.int32),
-        ("answered", np.int32),  # of these, by what the LMs have said before
+        ("answered", np.int32),  # look-ups that the LM query cache answered
         ("arc_visits", np.int32),
         ("expanded", np.int32),
         ("cache_hits", np.uint32),  # LookupCounters of paged.cuh
@@ -214,17 +211,16 @@ LM_COUNTERS = np.dtype(
 
 
 class Capacity(NamedTuple):
-    """Sizes of an utterance's buffers in global memory. Results depend on none of them but on that of
-    `tokens`, which is the CPU's."""
+    """Sizes of an utterance's buffers in global memory. Only `tokens` affects results; the CPU search has it, too."""
 
-    tokens: int  # of a frame, those that are pruned included
+    tokens: int  # tokens of a frame before pruning
     candidates: int
-    columns: int  # of the log-probs, V + 1
-    groups: int  # with a large LM also group tokens and LM contexts
-    token_slots: int  # of hash tables: powers of two
+    columns: int  # V + 1
+    groups: int  # with a large LM also the number of group tokens and of LM contexts
+    token_slots: int  # sizes of hash tables: powers of two
     group_slots: int
     seconds: int  # `groups` with topology normal without links, else 0
-    group_arcs: int = 0  # what follows is for a large LM
+    group_arcs: int = 0  # from here on: with a large LM
     large_groups: int = 0
     queries: int = 0
     cached_scores: int = 0
@@ -235,7 +231,7 @@ CAPACITY = dtype_of(Capacity)
 
 
 def capacity_for(max_active: int, columns: int, *, seconds: bool) -> Capacity:
-    """What an utterance of cuda_wfst needs that keeps about `max_active` tokens."""
+    """Sizes for an utterance of cuda_wfst."""
     groups = max(2 * max_active, LEAST_GROUPS)
     tokens, candidates = token_capacity(max_active), max(CANDIDATES, 2 * THREADS)
     return Capacity(
@@ -243,7 +239,7 @@ def capacity_for(max_active: int, columns: int, *, seconds: bool) -> Capacity:
         candidates=candidates,
         columns=columns,
         groups=groups,
-        # each candidate of a list may claim a slot before there is no capacity for it
+        # each candidate of the list may claim a slot before the capacity is checked
         token_slots=slots_for(tokens + candidates),
         group_slots=slots_for(groups),
         seconds=groups * seconds,
@@ -251,11 +247,7 @@ def capacity_for(max_active: int, columns: int, *, seconds: bool) -> Capacity:
 
 
 def lm_capacity_for(max_active: int, columns: int, doubled: int = 0) -> Capacity:
-    """The same of paged_biglm.
-
-    Args:
-        doubled: how often groups and their arcs have turned out to be more.
-    """
+    """Sizes for an utterance of paged_biglm; `doubled` counts how often there were more groups or group arcs."""
     groups = max(2 * max_active, LEAST_GROUPS) << doubled
     cached_scores = max(CACHED_SCORES, LM_QUERIES, THREADS)
     return capacity_for(max_active, columns, seconds=False)._replace(
@@ -270,12 +262,12 @@ def lm_capacity_for(max_active: int, columns: int, doubled: int = 0) -> Capacity
 
 
 def slots_for(entries: int) -> int:
-    """Slots of a hash table that is at most three quarters full, a power of two."""
+    """Size of a hash table that is at most three quarters full: a power of two."""
     return 1 << (entries * 4 // 3).bit_length()
 
 
 def working_bytes(token: np.dtype, buffers: Mapping[str, Tensor], capacity: Capacity) -> int:
-    """Global memory of an utterance while a chunk is read, beside its back-pointers and links."""
+    """Bytes of global memory of an utterance during a chunk, without its back-pointers and links."""
     items = (math.prod(buffer_shape(tensor, 1, capacity)) for tensor in buffers.values())
     return 2 * capacity.tokens * token.itemsize + sum(items)
 
@@ -287,8 +279,10 @@ def buffer_shape(tensor: Tensor, batch: int, capacity: Capacity) -> tuple[int, .
 
 
 def shared_bytes(columns: int, log_prob_bytes: int, most_shared: int) -> tuple[int, int]:
-    """Dynamic shared memory of a block of `advance`, and the part of it that one row takes; 0: rows do
-    not fit and are read where they lie. The order is that of kernel.cu."""
+    """Dynamic shared memory of a block of `advance`, and the bytes of one row in it; 0: rows do not fit.
+
+    The layout is that of `open_workspace` in kernel.cu.
+    """
     scratch = 8 * 32
     own = -(-(COUNTERS.itemsize + scratch + 4 * (BINS + 2 * (THREADS + 1))) // 16) * 16
     in_shared = -(-columns * log_prob_bytes // 16) * 16 + 16  # RowFetch::buffer_bytes
@@ -306,11 +300,11 @@ _GRAPH = {
     "boosting_arcs": Tensor(ARC, ("A'",)),
 }
 _TABLES = {
-    "token_slots": Tensor(torch.int32, ("B", "token_slots"), written=True),  # zeros, as all slots
+    "token_slots": Tensor(torch.int32, ("B", "token_slots"), written=True),
     "labels": Tensor(torch.int32, ("B", "columns"), written=True),
     "group_slots": Tensor(torch.int32, ("B", "group_slots"), written=True),
 }
-# What `advance` works in; results do not depend on what was there before, but slots must be zeros
+# The buffers of `advance`. Slots must be zeros; other contents do not matter
 PLAIN_BUFFERS = {
     **_TABLES,
     "token_entries": Tensor(PLAIN_ENTRY, ("B", "tokens"), written=True),
@@ -369,12 +363,12 @@ def _advance(token: np.dtype, buffers: Mapping[str, Tensor], **more: Tensor | Sc
             "held": Scalar(np.int32),
             "max_back_pointers": Scalar(np.int32),  # R
             "max_links": Scalar(np.int32),  # L
-            "row_bytes": Scalar(np.int32),  # of a row in shared memory; 0: rows are read where they lie
+            "row_bytes": Scalar(np.int32),  # bytes of a row in shared memory; 0: rows stay in global memory
         },
     )
 
 
-# Reads the frames counters[b].begin .. lengths[b] of every utterance b.
+# Decodes the frames counters[b].begin .. lengths[b] - 1 of every utterance b
 PLAIN_ADVANCE = _advance(PLAIN_TOKEN, PLAIN_BUFFERS)
 LM_ADVANCE = _advance(
     LM_TOKEN,
@@ -382,7 +376,7 @@ LM_ADVANCE = _advance(
     work=Tensor(WORK, ("B",)),
     next_work=Tensor(WORK, ("B",), written=True),
     **_LMS,
-    contexts_per_group=Scalar(np.int32),  # that are expanded
+    contexts_per_group=Scalar(np.int32),  # most LM contexts of a group that are expanded
 )
 
 
@@ -402,7 +396,7 @@ def _compact(token: np.dtype) -> Signature:
     )
 
 
-# Drops the back-pointers that lead to no token.
+# Drops the back-pointers that no token needs
 PLAIN_COMPACT = _compact(PLAIN_TOKEN)
 LM_COMPACT = _compact(LM_TOKEN)
 
@@ -411,7 +405,7 @@ def _trace_back(token: np.dtype, best_path: np.dtype, **more: Tensor | Scalar) -
     return Signature(
         "best_path",
         {
-            "rows": Tensor(torch.int32, ("A",)),  # utterances that results are wanted of
+            "rows": Tensor(torch.int32, ("A",)),  # numbers of the utterances
             "utterances": Tensor(STREAM_PARAMS, ("B",)),
             "tokens": Tensor(token, ("B", "held")),
             "counters": Tensor(STREAM_COUNTERS, ("B",)),
@@ -424,13 +418,12 @@ def _trace_back(token: np.dtype, best_path: np.dtype, **more: Tensor | Scalar) -
             "max_back_pointers": Scalar(np.int32),  # R
             "capacity": Scalar(np.int32),
             "num_words": Scalar(np.int32),
-            # follow the token that ends best, if any may end; else the best token
-            "final": Scalar(np.bool_),
+            "final": Scalar(np.bool_),  # follow `ending` of the record if there is one, else `best`
         },
     )
 
 
-# Finds the tokens that best paths are about, and follows the back-pointers of one.
+# Finds the best token and the best end of utterances, and follows the back-pointers of one of them
 PLAIN_TRACE_BACK = _trace_back(PLAIN_TOKEN, PLAIN_BEST_PATH)
 LM_TRACE_BACK = _trace_back(
     LM_TOKEN,

@@ -1,10 +1,10 @@
-// Token keys: what a token is known by, and the records that hold a key. Counterpart of key_of and
-// hash_of on the CPU.
+// Keys of tokens, the records that contain keys, and the word graph. Counterpart of keys.py.
 //
 //   COMPOSE=0  int64  graph state, boosting state, last label + 1 (0 after a blank)
-//   COMPOSE=1  LmKey  the same, and the LM context: the states of two LMs (paged_biglm)
+//   COMPOSE=1  LmKey  the same, and the LM context: the states of both LMs (paged_biglm)
 #pragma once
 
+#include "fusion/fusion.cuh"
 #include "search/word_graph/kernel_abi.cuh"
 
 #ifndef COMPOSE
@@ -43,4 +43,35 @@ inline bool operator==(const LmKey& a, const LmKey& b) { return a.key == b.key &
 inline bool operator!=(const LmKey& a, const LmKey& b) { return !(a == b); }
 inline bool operator<(const LmKey& a, const LmKey& b) {
   return a.key != b.key ? a.key < b.key : a.lm < b.lm;
+}
+
+struct Graph {
+  const GraphState* states;  // [S]
+  const GraphArc* arcs;  // [A], the arcs of a state are sorted by ilabel
+  const Epsilon* epsilons;  // [E], arcs of the epsilon closure
+  const int* word_sequences;  // [C, 2]: the word-sequence label num_words + i stands for these two labels
+  int num_words;
+};
+
+// Options of the batch and of one utterance.
+struct Search : SearchParams, StreamParams {};
+
+enum Topology { COMPACT, NORMAL, MINIMAL, GRAPH };  // graph/topology.py
+enum Move { BLANK_MOVE = -2, REPEAT_MOVE = -1, NEW_TOKEN = 0 };  // the first two stand in place of an arc
+enum Status { DONE, BAD_FRAME, NO_TOKEN, BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL };
+constexpr int NONE = -1;
+constexpr int BINS = 256;  // of the histogram of costs
+
+// A number with the order of candidates: by cost, then by the hash of the key.
+constexpr int64 ANY_RANK = 0x7fffffffffffffffll;
+constexpr int HASH_BITS = 31;
+inline int64 rank_of(float cost, const Key& key) {
+  int bits = __float_as_int(cost + 0.0f);  // -0 becomes +0
+  int64 ordered = bits < 0 ? -(int64)(bits & 0x7fffffff) : bits;
+  return ordered * (1ll << HASH_BITS) + (int64)(hash_of(key) >> (64 - HASH_BITS));
+}
+
+// The first arc of a state whose label is not below `label`.
+inline int first_arc(const Graph& graph, const GraphState& state, int label) {
+  return first_not_below(state.arc_begin, state.arc_end, label, [&](int arc) { return graph.arcs[arc].ilabel; });
 }

@@ -1,9 +1,9 @@
-"""Keys of tokens, and the numbers that stand for moves and for how a frame ends.
+"""Keys of tokens, and constants: moves and the status of a frame.
 
-A token is known by its key: state of the graph, state of the boosting automaton, last label; with a
-large LM by its LM context as well: the states of both LMs in one number, that of the large LM in the
-upper 32 bits. Of several candidates for one key the cheapest survives; equal costs are decided by the
-arc, then by the cost before it, then by the key of the source. So no order of work matters.
+The key of a token packs the state of the graph, the state of the boosting automaton and the last label. With a
+large LM the LM context is a second part of the key. It packs the states of both LMs, the large LM's in the upper
+32 bits. Of several candidates with one key the cheapest survives. Ties are broken by the arc, then by the cost before
+the arc, then by the key of the source. Results therefore do not depend on the order of work.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ import numpy as np
 from nemo_gpu_decoding.jit import linked
 
 BLANK_MOVE, REPEAT_MOVE = -2, -1  # in place of an arc
-NEW_TOKEN = 0  # a move that begins a token or emits a word, and leaves a back-pointer
+NEW_TOKEN = 0  # a move that begins a token or emits a word; it adds a back-pointer
 NONE = -1
-HASH_BITS = 31  # of a key, in a rank
+HASH_BITS = 31  # bits of the key's hash in a rank
 ANY_RANK = np.int64(np.iinfo(np.int64).max)
-SLOT_SHIFT = np.uint64(40)  # bits of a hash from here on depend on all bits of the key
+SLOT_SHIFT = np.uint64(40)  # the bits of a hash above it depend on all bits of the key
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: Fibonacci hashing [Knuth, 6.4]
 OTHER_HASH = np.uint64(0xC2B2AE3D27D4EB4F)  # any odd number without a pattern
 
-# What a frame may end with; with one of the last three, grow the array that is full and go on there.
+# The status of a frame. After one of the last three, the caller grows the array and repeats the frame.
 DONE, BAD_FRAME, NO_TOKEN, BACK_POINTERS_FULL, LINKS_FULL, GROUPS_FULL = range(6)
 
 
 class Origin(NamedTuple):
-    """Where a candidate comes from."""
+    """The last step of a candidate."""
 
-    arc: int  # of the graph, or BLANK_MOVE, REPEAT_MOVE
-    source: int  # token of the frame before
+    arc: int  # index of an arc of the graph, or BLANK_MOVE, REPEAT_MOVE
+    source: int  # index of a token of the previous frame
     epsilon: int  # closure arc taken before the arc, or NONE
 
 
 @linked
 def key_of(state, boost, label):
-    """`label` is the last label + 1, 0 after a blank."""
+    """Pack a key; `label` is the last label + 1, or 0 after a blank."""
     return (np.int64(state) << 32) | (np.int64(boost) << 16) | np.int64(label)
 
 
@@ -61,7 +61,7 @@ def context_of(token, lm):
     """The LM context of a token; 0 without a large LM."""
     if lm is None:
         return np.int64(0)
-    else:  # numba drops a branch of this form before it looks at types
+    else:  # numba removes a branch of this form before it infers types
         return token.lm
 
 
@@ -72,20 +72,20 @@ def hash_of(key, context):
 
 @linked
 def ordered_bits(value):
-    """An int64 of 32 bits that orders values as float32 does."""
+    """An integer of 32 bits, as int64, that has the order of float32 values."""
     bits = np.int64(np.float32(value + np.float32(0.0)).view(np.int32))  # -0 becomes +0
-    return -(bits & 0x7FFFFFFF) if bits < 0 else bits  # floats below 0 are ordered the other way round
+    return -(bits & 0x7FFFFFFF) if bits < 0 else bits  # the bits of negative floats have the reverse order
 
 
 @linked
 def rank_of(cost, key, context):
-    """Total order of candidates: cost, then hash of the key. Deterministic."""
+    """A number with the order of candidates: by cost, then by the hash of the key."""
     return (ordered_bits(cost) << HASH_BITS) + np.int64(hash_of(key, context) >> np.uint64(64 - HASH_BITS))
 
 
 @linked
 def precedes(token, other, lm):
-    """Whether a token comes before another one of its frame, in an order that does not depend on their indices."""
+    """Whether a token has the lower key of two in a frame. Unlike indices, keys do not depend on the order of work."""
     if lm is None:
         return token.key < other.key
     else:

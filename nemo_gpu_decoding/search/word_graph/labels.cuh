@@ -1,11 +1,12 @@
-// Steps before tokens are expanded: which labels may matter in this frame, and how low the cutoff is.
-// Counterpart of labels.py.
+// The steps before the epsilon closure: blanks and repeats, the labels that can stay below the cutoff, and a
+// tighter cutoff. Counterpart of labels.py.
 #pragma once
 
 #include "search/numerics.cuh"
 #include "search/word_graph/candidates.cuh"
 
-// Step 1: a blank, or the last label again. Call with all threads after a barrier; ends with one.
+// Step 1: each token reads a blank, or reads its last label again. Call with all threads after a barrier; ends
+// with one.
 inline void offer_blanks_and_repeats(const Row& row, int count, Workspace& work) {
   const Search& search = work.search;
   const float blank_cost = cost_of(row[search.blank_id], search);
@@ -14,7 +15,7 @@ inline void offer_blanks_and_repeats(const Row& row, int count, Workspace& work)
     const int i = first + thread();
     Candidate candidate{{}, 0.0f, {BLANK_MOVE, i, NONE}, NO_ENTRY};
     Token token{};
-    int label = 0;  // stays 0 after a blank, and always with topology "minimal"
+    int label = 0;  // 0 after a blank, and always with topology "minimal"
     if (i < count) {
       token = work.current[i];
       label = label_of(token.key);
@@ -35,7 +36,7 @@ inline void offer_blanks_and_repeats(const Row& row, int count, Workspace& work)
 inline bool choose_labels(const Row& row, int columns, Workspace& work) {
   const Search& search = work.search;
   const double most = (double)work.cutoff() - search.least_cost;
-  const double slack = 1e-6 * fabs(most) + 1e-5;  // for rounding
+  const double slack = 1e-6 * fabs(most) + 1e-5;  // for rounding errors
   const double limit = -(most + slack) / search.acoustic_scale;
   const float least = (float)fmax(limit, -(double)largest_float());
   bool bad = false;
@@ -46,14 +47,14 @@ inline bool choose_labels(const Row& row, int columns, Workspace& work) {
     const float value = column < columns ? row[column] : negative_infinity();
     bad |= !(value <= most_log_prob());
     const bool is_blank = column == search.blank_id && search.topology != GRAPH;
-    const bool wants = value >= least && !is_blank;
-    const int at = warp_append(wants, &work.counters->num_labels);
-    if (wants) work.labels[at] = column;
+    const bool is_listed = value >= least && !is_blank;
+    const int at = warp_append(is_listed, &work.counters->num_labels);
+    if (is_listed) work.labels[at] = column;
   }
   return !__syncthreads_or(bad);
 }
 
-// The cost of the likeliest label that is listed. Call with all threads after a barrier.
+// The acoustic cost of the likeliest listed label. Call with all threads after a barrier.
 inline float least_acoustic_cost(const Row& row, Workspace& work) {
   float least = largest_float();
   for (int i = thread(); i < work.counters->num_labels; i += threads()) {
@@ -62,7 +63,7 @@ inline float least_acoustic_cost(const Row& row, Workspace& work) {
   return block_reduce(least, Min(), (float*)work.scratch);
 }
 
-// Lower the best cost by the arcs of one state. Any threads.
+// Lower the best cost to that of the cheapest arc of a state. Call with any threads.
 inline void tighten_by_arcs(
   const Row& row, float cost, int last_label, const GraphState& state, Workspace& work
 ) {
@@ -81,8 +82,8 @@ inline void tighten_by_arcs(
   }
 }
 
-// Lower the best cost by the best token's own arcs, before anything is entered for them. Call with all
-// threads after a barrier; a barrier must follow.
+// Lower the best cost to that of the best token's cheapest arc, before any arc is expanded. Call with all threads
+// after a barrier; a barrier must follow.
 inline void tighten_cutoff(const Row& row, Workspace& work) {
   const Graph& graph = work.graph;
   const Token token = work.current[work.counters->best_token];
@@ -90,7 +91,7 @@ inline void tighten_cutoff(const Row& row, Workspace& work) {
   tighten_by_arcs(row, token.cost, label_of(token.key), state, work);
   for (int e = state.epsilon_begin; e < state.epsilon_end; e++) {
     const Epsilon closure = graph.epsilons[e];
-    // a bonus may be negative, where a phrase breaks off
+    // a bonus may be negative, when a phrase is incomplete
     if (closure.olabel != 0 && work.search.boosts) continue;
     const float cost = token.cost + work.search.lm_weight * closure.cost;
     tighten_by_arcs(row, cost, label_of(token.key), graph.states[closure.target], work);

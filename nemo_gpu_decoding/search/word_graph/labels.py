@@ -1,4 +1,4 @@
-"""The labels of a frame with which a candidate may stay below the cutoff, and the best token's cheapest step."""
+"""Labels of a frame that may stay below the cutoff, and the cheapest step of the best token."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from nemo_gpu_decoding.graph.csr import first_arc
 from nemo_gpu_decoding.graph.topology import GRAPH, NORMAL
 from nemo_gpu_decoding.jit import linked
 from nemo_gpu_decoding.search.numerics import LARGEST, MOST_LOG_PROB
+from nemo_gpu_decoding.search.word_graph import keys
 from nemo_gpu_decoding.search.word_graph.candidates import boosted, cost_of, least_total
-from nemo_gpu_decoding.search.word_graph.keys import NONE, boost_of, label_of, ordered_bits, precedes, state_of
 
-BLOCK = 16  # labels looked at together
-SORTED_LABELS = 128  # up to so many labels are sorted, likely ones first; not more than BINS
+BLOCK = 16  # labels that one SIMD test covers
+SORTED_LABELS = 128  # the labels are sorted if there are at most this many; at most BINS
 
 
 @linked
 def choose_labels(row, search, work):
-    """Fill work.labels with those that can stay below the cutoff, the likeliest one first.
+    """Fill work.labels with the labels that can stay below the cutoff; the likeliest one is first.
 
     Returns:
         False if the frame holds NaN or a value above MOST_LOG_PROB.
     """
     frame, labels, least = work.frame[0], work.labels, _least_likely(work.frame[0], search)
-    count, likeliest, skipped_label = 0, 0, NONE if search.params.topology == GRAPH else search.params.blank_id
+    count, likeliest, skipped_label = 0, 0, keys.NONE if search.params.topology == GRAPH else search.params.blank_id
     for begin in range(0, len(row), BLOCK):
         end, hits = min(begin + BLOCK, len(row)), np.int32(begin + BLOCK > len(row))
         if hits == 0:
@@ -44,7 +44,7 @@ def choose_labels(row, search, work):
 
 @linked
 def rank_labels(row, search, work):
-    """Keep of work.labels those that stay below the cutoff once it was tightened; sort them if they are few."""
+    """Remove labels above the tightened cutoff from work.labels. If few are left, sort them, likely ones first."""
     frame, labels, count = work.frame[0], work.labels, 0
     least = _least_likely(frame, search)
     for i in range(frame.labels):
@@ -52,19 +52,19 @@ def rank_labels(row, search, work):
         count += not row[labels[i]] < least
     frame.labels = count
     if count <= SORTED_LABELS:
-        keys = work.histogram
+        order = work.histogram  # a buffer that is free here
         for i in range(count):
-            keys[i] = -(ordered_bits(row[labels[i]]) << 32) + labels[i]
+            order[i] = -(keys.ordered_bits(row[labels[i]]) << 32) + labels[i]
         for i in range(count):
             index = 0
             for j in range(count):  # rank by counting smaller keys: O(n^2), but without branches and with SIMD
-                index += int(keys[np.uintp(j)] < keys[np.uintp(i)])
-            labels[index] = keys[i] & 0xFFFFFFFF
+                index += int(order[np.uintp(j)] < order[np.uintp(i)])
+            labels[index] = order[i] & 0xFFFFFFFF
 
 
 @linked
 def labels_within(cost, source, row, search, work):
-    """How many of work.labels, from the first on, may keep an arc of a state below the cutoff."""
+    """The number of leading entries of work.labels that may keep an arc of a state below the cutoff."""
     frame, count = work.frame[0], 0
     if frame.labels > SORTED_LABELS:
         return frame.labels
@@ -78,30 +78,31 @@ def labels_within(cost, source, row, search, work):
 
 @linked
 def _least_likely(frame, search):
-    """The log-prob below which a label leads above the cutoff, whatever the source; at most MOST_LOG_PROB."""
+    """The log-prob below which a label exceeds the cutoff from any source; at most MOST_LOG_PROB."""
     most = np.float64(frame.cutoff) - search.weights.least_cost
-    slack = 1e-6 * abs(most) + 1e-5  # for rounding
+    slack = 1e-6 * abs(most) + 1e-5  # for rounding errors
     limit = -(most + slack) / search.params.acoustic_scale
     return np.float32(min(max(limit, -np.float64(LARGEST)), np.float64(MOST_LOG_PROB)))
 
 
 @linked
 def likeliest_step(row, state, search, lm, work):
-    """The cheapest step of the best token, if it costs less than all candidates; at the costs of the graph alone.
+    """The cheapest step of the best token, by the graph's costs, if it costs less than all candidates.
 
     Returns:
-        the best token; closure arc or NONE; arc or NONE; boosting state after them; the cost.
+        index of the best token; closure arc or NONE; arc, or NONE if no step is cheaper; boosting state after them;
+        total cost of the step, else of the best candidate.
     """
     graph, best = search.graph, 0
     for i in range(1, state.counters[0].tokens):
         token, other = work.current[i], work.current[best]
-        if token.cost < other.cost or (token.cost == other.cost and precedes(token, other, lm)):
+        if token.cost < other.cost or (token.cost == other.cost and keys.precedes(token, other, lm)):
             best = i
     token = work.current[best]
-    own, least = graph.states[state_of(token.key)], work.frame[0].best
-    last_epsilon, last_arc, last_boost = NONE, NONE, boost_of(token.key)
+    own, least = graph.states[keys.state_of(token.key)], work.frame[0].best
+    last_epsilon, last_arc, last_boost = keys.NONE, keys.NONE, keys.boost_of(token.key)
     for e in range(own.epsilon_begin - 1, own.epsilon_end):
-        cost, boost, source, epsilon = token.cost, boost_of(token.key), own, NONE
+        cost, boost, source, epsilon = token.cost, keys.boost_of(token.key), own, keys.NONE
         if e >= own.epsilon_begin:
             closure, epsilon = graph.epsilons[e], e
             bonus, boost = boosted(closure.olabel, boost, search)
@@ -109,25 +110,29 @@ def likeliest_step(row, state, search, lm, work):
             cost -= bonus
             source = graph.states[closure.target]
         reached = least, cost, boost
-        total, a = _likeliest_arc(row, reached, label_of(token.key), source, search, work)
+        total, a = _likeliest_arc(row, reached, keys.label_of(token.key), source, search, work)
         if total < least:
             least, last_epsilon, last_arc, last_boost = total, epsilon, a, boost
-    if last_arc != NONE:
+    if last_arc != keys.NONE:
         _, last_boost = boosted(graph.arcs[last_arc].olabel, last_boost, search)
     return best, last_epsilon, last_arc, last_boost, least
 
 
 @linked
 def _likeliest_arc(row, reached, last_label, source, search, work):
-    """The cheapest arc of a state, if it costs less than `least`, and its cost."""
+    """The cheapest arc of a state and its total cost; NONE and `least` if no arc costs less than `least`.
+
+    Args:
+        reached: `least`; cost and boosting state at the state.
+    """
     least, cost, boost = reached
-    frame, arcs, weights, best = work.frame[0], search.graph.arcs, search.weights, NONE
+    frame, arcs, weights, best = work.frame[0], search.graph.arcs, search.weights, keys.NONE
     for i in range(frame.labels):
         label = work.labels[i]
         acoustic_cost = cost_of(row, label, search)
         if least_total(cost, source.least_cost, acoustic_cost, search) > least:
             if i == 0:
-                break  # nor is any other as likely
+                break  # the first label is the likeliest
             continue
         if search.params.topology == NORMAL and label == np.int32(last_label) - 1:
             continue
@@ -135,7 +140,7 @@ def _likeliest_arc(row, reached, last_label, source, search, work):
         while a < source.arc_end and arcs[a].ilabel == label:
             bonus, _ = boosted(arcs[a].olabel, boost, search)
             total = cost + weights.lm_weight * arcs[a].cost - bonus + acoustic_cost
-            if total < least or (total == least and a < best):  # no arc is before NONE
+            if total < least or (total == least and a < best):  # NONE is below all arcs
                 least, best = total, a
             a += 1
     return least, best

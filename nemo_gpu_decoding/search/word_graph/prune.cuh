@@ -4,8 +4,8 @@
 
 #include "search/word_graph/candidates.cuh"
 
-// The part of the beam that a cost lies in.
-struct Steps {
+// The histogram bins of costs within the beam.
+struct CostBins {
   float best;
   float beam;
   float scale;
@@ -13,20 +13,20 @@ struct Steps {
   bool within(float cost) const { return cost <= best + beam; }
 
   int of(float cost) const {
-    int64 step = (int64)((cost - best) * scale);
-    return step < BINS - 1 ? (int)step : BINS - 1;
+    int64 bin = (int64)((cost - best) * scale);
+    return bin < BINS - 1 ? (int)bin : BINS - 1;
   }
 };
 
-// The last step that is taken from the best on, while not more than max_active tokens are in the sum.
-// Call with all threads after a barrier; ends with one.
-inline int last_step(const Steps& steps, int count, Workspace& work) {
+// The last bin that survives: the cheapest bins that have at most max_active tokens together. Call with all
+// threads after a barrier; ends with one.
+inline int last_bin(const CostBins& bins, int count, Workspace& work) {
   if (count <= work.search.max_active) return BINS - 1;
   for (int i = thread(); i < BINS; i += threads()) work.histogram[i] = 0;
   __syncthreads();
   for (int e = thread(); e < count; e += threads()) {
     const float cost = work.next_tokens.entries[e].cost;
-    if (steps.within(cost)) atomicAdd(&work.histogram[steps.of(cost)], 1);
+    if (bins.within(cost)) atomicAdd(&work.histogram[bins.of(cost)], 1);
   }
   __syncthreads();
   if (thread() == 0) {
@@ -35,13 +35,13 @@ inline int last_step(const Steps& steps, int count, Workspace& work) {
     while (last < BINS - 1 && total + work.histogram[last + 1] <= work.search.max_active) {
       total += work.histogram[++last];
     }
-    work.counters->last_step = last;
+    work.counters->last_bin = last;
   }
   __syncthreads();
-  return work.counters->last_step;
+  return work.counters->last_bin;
 }
 
-// What reading an arc means: a blank, the last label again, or something new.
+// The move of an arc; see `move_of` in prune.py.
 inline int move_of(const Origin& origin, const Token& source, const Workspace& work) {
   if (origin.arc < 0) return origin.arc;
   const GraphArc arc = work.graph.arcs[origin.arc];
@@ -52,13 +52,13 @@ inline int move_of(const Origin& origin, const Token& source, const Workspace& w
   return arc.ilabel == last_label ? REPEAT_MOVE : NEW_TOKEN;
 }
 
-// The column that a move to a token with this key reads.
+// The label (column of the log-probs) that an arc or a move to a token with this key reads.
 inline int label_read(int arc, const Key& key, const Workspace& work) {
   if (arc >= 0) return work.graph.arcs[arc].ilabel;
   return arc == REPEAT_MOVE ? label_of(key) - 1 : work.search.blank_id;
 }
 
-// A surviving token with its back-pointer: that of its source, or a new one if it has a new label.
+// A surviving token, with the back-pointer of its source, or with a new one if it has a new label.
 inline Token next_token(const Row& row, const Entry& entry, float best, int frame, Workspace& work) {
   const Token source = work.current[entry.origin.source];
   const int move = move_of(entry.origin, source, work);
@@ -81,11 +81,11 @@ inline Token next_token(const Row& row, const Entry& entry, float best, int fram
   return token;
 }
 
-// Make the link of a listed one that stays; `best` of an entry is now the number of its token, or
-// NOTHING. False if the link goes.
-inline bool complete(const Row& row, const Steps& steps, int64 frame, Link& link, const Workspace& work) {
+// Complete a link that the lattice may need; false if it does not need it. `best` of an entry is the index of its
+// token here, or NOTHING.
+inline bool complete(const Row& row, const CostBins& bins, int64 frame, Link& link, const Workspace& work) {
   const Entry& target = work.next_tokens.entries[link.target];
-  if (target.best == NOTHING || !steps.within(link.acoustic_cost)) return false;
+  if (target.best == NOTHING || !bins.within(link.acoustic_cost)) return false;
   const Token source = work.current[link.source];
   if (is_hopeless(source.cost, link.cost, target.cost, work.search)) return false;
   link.ilabel = label_read(link.arc, target.key, work);
@@ -96,16 +96,15 @@ inline bool complete(const Row& row, const Steps& steps, int64 frame, Link& link
   return true;
 }
 
-// Keep the frame's links between kept tokens; those of the next frame go behind them. Call with all
-// threads after a barrier.
-inline void keep_links(const Row& row, const Steps& steps, StreamCounters& now, Workspace& work) {
+// Keep the links of the frame between surviving tokens. Call with all threads after a barrier.
+inline void keep_links(const Row& row, const CostBins& bins, StreamCounters& now, Workspace& work) {
   const int count = work.counters->num_links;
   int kept = 0;
   for (int first = 0; first < count; first += threads()) {
     const int i = first + thread();
     Link link{};
     if (i < count) link = work.links[i];
-    const bool stays = i < count && complete(row, steps, now.frames, link, work);
+    const bool stays = i < count && complete(row, bins, now.frames, link, work);
     int more;
     const int index = kept + block_exclusive_sum(int(stays), (int*)work.scratch, &more);
     if (stays) work.links[index] = link;
@@ -116,18 +115,18 @@ inline void keep_links(const Row& row, const Steps& steps, StreamCounters& now, 
   work.max_links -= kept;
 }
 
-// What survives becomes `current`. False if its back-pointers may be beyond the capacity: nothing has
-// happened then. Call with all threads after a barrier; ends with one.
+// Step 4: the surviving tokens become `current`. False, and nothing changes, if the back-pointers may not fit.
+// Call with all threads after a barrier; ends with one.
 inline bool prune(const Row& row, StreamCounters& now, Workspace& work) {
   Table& next_tokens = work.next_tokens;
   Counters& counters = *work.counters;
   const int count = next_tokens.size();
-  const Steps steps{work.best(), work.search.beam, (float)BINS / work.search.beam};
-  const int last = last_step(steps, count, work);
-  uint64 sums = 0;  // those within the beam, and in the lower half those that are kept
+  const CostBins bins{work.best(), work.search.beam, (float)BINS / work.search.beam};
+  const int last = last_bin(bins, count, work);
+  uint64 sums = 0;  // upper half: tokens within the beam; lower half: surviving tokens
   for (int e = thread(); e < count; e += threads()) {
     const float cost = next_tokens.entries[e].cost;
-    if (steps.within(cost)) sums += (1ull << 32) + (steps.of(cost) <= last);
+    if (bins.within(cost)) sums += (1ull << 32) + (bins.of(cost) <= last);
   }
   sums = block_reduce(sums, Sum(), work.scratch);
   const int kept = (int)(uint32)sums, within = (int)(sums >> 32);
@@ -143,19 +142,19 @@ inline bool prune(const Row& row, StreamCounters& now, Workspace& work) {
   for (int first = 0; first < count; first += threads()) {
     const int e = first + thread();
     const float cost = e < count ? next_tokens.entries[e].cost : 0.0f;
-    const bool survives = e < count && steps.within(cost) && steps.of(cost) <= last;
+    const bool survives = e < count && bins.within(cost) && bins.of(cost) <= last;
     const int index = warp_append(survives, &counters.kept);
     if (KEEPS_LINKS && e < count) next_tokens.entries[e].best = survives ? index : NOTHING;
     if (!survives) continue;
-    work.next[index] = next_token(row, next_tokens.entries[e], steps.best, (int)now.frames, work);
-    if (cost == steps.best) atomicExch(&counters.best_token, index);
+    work.next[index] = next_token(row, next_tokens.entries[e], bins.best, (int)now.frames, work);
+    if (cost == bins.best) atomicExch(&counters.best_token, index);
   }
   __syncthreads();
-  if (KEEPS_LINKS) keep_links(row, steps, now, work);
+  if (KEEPS_LINKS) keep_links(row, bins, now, work);
   now.tokens = kept;
   now.back_pointers = counters.num_back_pointers;
   now.limited += kept < within || work.last_rank != ANY_RANK;
-  now.cost += steps.best;
+  now.cost += bins.best;
   now.frames++;
   now.half ^= 1;
   Token* before = work.current;

@@ -1,4 +1,4 @@
-"""Pruning: the tokens that survive a frame, with their back-pointers, and the links of the frame between them."""
+"""Pruning at the end of a frame: the tokens that survive, their back-pointers, and the links between them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from nemo_gpu_decoding.search.word_graph import keys
 from nemo_gpu_decoding.search.word_graph.candidates import cost_of
 
 BINS = 256  # of the histogram of costs
-UNKNOWN = np.float32(-1)  # posterior that is not computed yet
+UNKNOWN = np.float32(-1)  # a posterior that is not computed yet
 
 
 @linked
 def prune(row, state, search, work):
-    """What survives becomes work.current, with its past in `back_pointers`."""
+    """Step 4: the surviving tokens become work.current. Returns the status of the frame.
+
+    Nothing changes if the back-pointers do not fit.
+    """
     counters, frame, next_tokens = state.counters[0], work.frame[0], work.next_tokens
     kept, limited = choose_tokens(next_tokens, frame, search.params, work)
     if counters.back_pointers + kept > len(state.back_pointers):
@@ -24,7 +27,7 @@ def prune(row, state, search, work):
     counters.limited += limited or frame.last_rank != keys.ANY_RANK
     for i in range(frame.tokens):
         if work.renumbered[i] != keys.NONE:
-            _extend_past(next_tokens[i], row, state, search, work)
+            _add_back_pointer(next_tokens[i], row, state, search, work)
     if search.params.keeps_links:
         _keep_links(row, state, search, work)
     for i in range(frame.tokens):
@@ -40,18 +43,27 @@ def prune(row, state, search, work):
 
 @linked
 def choose_tokens(tokens, frame, params, work):
-    """Choose tokens within the beam, about max_active at most, in their order.
+    """Choose the tokens within the beam, about max_active at most; their order stays.
 
-    Costs are counted in 256 steps of beam / 256, and steps are taken from the best on while their sum
-    is not above max_active; the first step always is. work.renumbered gets each token's index, or NONE.
+    A histogram of the costs has 256 bins of beam / 256. The cheapest bins survive as long as they have at most
+    max_active tokens together; the first bin always survives. work.renumbered gets the index of each token in the
+    next frame, or NONE.
 
     Returns:
-        the number of tokens chosen, and whether max_active left any out.
+        the number of tokens chosen, and whether max_active excluded any.
     """
     count, best, beam = frame.tokens, frame.best, params.beam
     last, scale = BINS - 1, np.float32(BINS) / beam
     if count > params.max_active:
-        last = _last_step(tokens, frame, params, work.histogram)
+        histogram, last = work.histogram, 0
+        histogram[:] = 0
+        for i in range(count):
+            if tokens[i].cost <= best + beam:
+                histogram[_bin(tokens[i].cost, best, scale)] += 1
+        total = histogram[0]
+        while last < BINS - 1 and total + histogram[last + 1] <= params.max_active:
+            last += 1
+            total += histogram[last]
     kept, within = 0, 0
     for i in range(count):
         work.renumbered[i] = keys.NONE
@@ -64,31 +76,16 @@ def choose_tokens(tokens, frame, params, work):
 
 
 @linked
-def _last_step(tokens, frame, params, histogram):
-    histogram[:] = 0
-    best, beam = frame.best, params.beam
-    scale = np.float32(BINS) / beam
-    for i in range(frame.tokens):
-        if tokens[i].cost <= best + beam:
-            histogram[_bin(tokens[i].cost, best, scale)] += 1
-    total, last = histogram[0], 0
-    while last < BINS - 1 and total + histogram[last + 1] <= params.max_active:
-        last += 1
-        total += histogram[last]
-    return last
-
-
-@linked
 def _bin(cost, best, scale):
     return min(np.int64((cost - best) * scale), BINS - 1)
 
 
 @linked
 def move_of(arc, epsilon, source, state, search):
-    """What reading an arc means: a blank, the last label again, or something new.
+    """The move of an arc: BLANK_MOVE, REPEAT_MOVE or NEW_TOKEN.
 
-    The arcs of a ready-made graph contain its topology: an arc that reads the blank emits nothing new
-    unless it emits a word, and a loop that reads the last label again makes the token longer.
+    A ready-made graph contains the topology in its arcs. There an arc that reads the blank is a BLANK_MOVE unless it
+    emits a word, and a self-loop that reads the last label is a REPEAT_MOVE.
     """
     if arc < 0:
         return arc
@@ -105,15 +102,15 @@ def move_of(arc, epsilon, source, state, search):
 
 @linked
 def _label_read(arc, key, search):
-    """The column that a move to a token with this key reads."""
+    """The label (column of the log-probs) that an arc or a move to a token with this key reads."""
     if arc >= 0:
         return np.int64(search.graph.arcs[arc].ilabel)
     return keys.label_of(key) - 1 if arc == keys.REPEAT_MOVE else np.int64(search.params.blank_id)
 
 
 @linked
-def _extend_past(token, row, state, search, work):
-    """Give a token the past of its source, and a new back-pointer if it has a new label."""
+def _add_back_pointer(token, row, state, search, work):
+    """Copy the back-pointer of the source to a token; if the token has a new label, add a back-pointer."""
     source, counters = work.current[np.uintp(token.source)], state.counters[0]
     token.back_pointer, token.run = source.back_pointer, source.run
     token.probability = source.probability
@@ -124,7 +121,7 @@ def _extend_past(token, row, state, search, work):
     probability = np.float32(0.0)
     if label != search.params.blank_id:
         probability = work.posteriors[label]
-        if probability == UNKNOWN:  # in double, libraries and devices agree to the last bit
+        if probability == UNKNOWN:  # computed in double and rounded once: all libraries and devices agree to the bit
             probability = work.posteriors[label] = np.float32(np.exp(np.float64(row[label])))
     if move == keys.REPEAT_MOVE:
         token.run += 1
@@ -141,14 +138,14 @@ def _extend_past(token, row, state, search, work):
 
 @linked
 def _keep_links(row, state, search, work):
-    """Keep the frame's links between kept tokens that are not hopeless for the lattice."""
+    """Keep the links of the frame between surviving tokens whose extra cost is within the lattice beam."""
     counters, links = state.counters[0], state.links
     begin, kept = counters.links, counters.links
     for i in range(begin, begin + work.frame[0].links):
         source, target = work.current[links[i].source], work.next_tokens[links[i].target]
         index = work.renumbered[links[i].target]
         if index == keys.NONE or links[i].acoustic_cost > work.frame[0].cutoff:
-            continue  # the cutoff may have been higher when the link was found
+            continue  # the cutoff was higher when the link was found
         if source.cost + links[i].cost - target.cost > search.params.lattice_beam:
             continue
         links[kept] = links[i]

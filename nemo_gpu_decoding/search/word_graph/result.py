@@ -1,4 +1,4 @@
-"""Paths with words: what cuda_wfst returns."""
+"""Results of word-graph searches: paths with words, read from back-pointers."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 from nemo_gpu_decoding.graph.csr import Spellings, WordGraph, count_words, word_from_end
 from nemo_gpu_decoding.jit import compiled, linked, no_refcount, read_only
 from nemo_gpu_decoding.search.result import Path
+from nemo_gpu_decoding.search.word_graph import keys
 from nemo_gpu_decoding.search.word_graph.best_path import FoundPaths, Steps
-from nemo_gpu_decoding.search.word_graph.keys import NONE
 
 W = TypeVar("W", bound="WordPath")
 
@@ -22,11 +22,11 @@ class Word(NamedTuple):
     """A word of a path. Frames count from the start of the stream."""
 
     text: str
-    label: int  # in the graph's words
+    label: int  # index in the graph's words
     start_frame: int  # first frame of its first token
     end_frame: int  # one past the last frame of its last token
-    first_token: int  # its tokens are those from first_token to end_token of the path
-    end_token: int
+    first_token: int  # index of its first token in the path
+    end_token: int  # one past the index of its last token
     confidence: float | None = None  # posterior in the lattice, in [0, 1]; None without a lattice
 
 
@@ -35,7 +35,7 @@ class WordPath(Path):
     """A `Path` whose words come from a graph. `score` includes the graph's costs (`parts.lm`)."""
 
     words: tuple[Word, ...] = ()
-    risk: float | None = None  # expected number of word errors against the lattice; with posteriors "lattice"
+    risk: float | None = None  # expected number of word errors in the lattice; only with posteriors "lattice"
 
     @property
     def text(self) -> str:
@@ -47,34 +47,34 @@ class WordPath(Path):
 
 
 def relative_cost(best: float, ended: float) -> float:
-    """`NBest.relative_cost` of the costs of the best hypothesis and of the best that may end, inf if none may."""
+    """`NBest.relative_cost`: cost of the best hypothesis that may end (inf: none may) minus the best cost, >= 0."""
     return max(0.0, ended - best)
 
 
-# What a path comes after: the committed words of its stream, and what they took
+# The committed part of a stream before a path
 BEFORE = np.dtype(
     [
-        ("words", np.int64),  # of these so many are emitted on the path
-        ("tokens", np.int64),
-        ("stop", np.int64),  # frame at which the last token ends
+        ("words", np.int64),  # committed words that the graph emits on the path
+        ("tokens", np.int64),  # committed tokens
+        ("stop", np.int64),  # end frame of the last committed token
         ("graph_cost", np.float64),
     ]
 )
-# The fields of a `Word` that are numbers
+# The integer fields of `Word`
 SPAN = np.dtype([(name, np.int32) for name in ("label", "start_frame", "end_frame", "first_token", "end_token")])
-# One past the last token and the last word of a path among those of all, and what the graph charges for it
+# The ends of a path in the tokens and words of all paths, and its cost in the graph
 READ_PATH = np.dtype([("tokens", np.int64), ("words", np.int64), ("graph_cost", np.float64)])
 NO_SPELLINGS = Spellings(*(read_only(np.zeros(size, np.int32)) for size in (0, 1, 0, 0)))
 
 
 class Labels(NamedTuple):
-    """What the labels of a graph stand for."""
+    """The meanings of a graph's labels."""
 
     blank_id: int
-    num_words: int  # from here on olabels are word-sequence labels
-    num_spoken: int  # from here on words are pieces of unknown words
+    num_words: int  # olabels from here on are word-sequence labels
+    num_spoken: int  # words from here on are piece labels
     unknown: int  # the label of <unk>; 0: there is none
-    are_spelled: bool  # the graph has the words' spellings
+    are_spelled: bool  # the graph has the spellings of its words
 
     @classmethod
     def of(cls, graph: WordGraph, blank_id: int) -> Labels:
@@ -82,19 +82,19 @@ class Labels(NamedTuple):
 
 
 class ReadPaths(NamedTuple):
-    """The tokens and words of P paths, one path after the other: N tokens and W words in all."""
+    """The tokens and words of P paths, one path after the other: N tokens and W words in total."""
 
-    tokens: np.ndarray  # [3, N] int32: label, frame and run of each
+    tokens: np.ndarray  # [3, N] int32: label, first frame, number of frames
     confidence: np.ndarray  # [N] float32
     words: np.ndarray  # [W] SPAN
     paths: np.ndarray  # [P] READ_PATH
 
 
 def read_paths(found: FoundPaths, before: np.ndarray, graph: WordGraph, blank_id: int) -> ReadPaths:
-    """The tokens and words of paths, each of which comes after what `before` [P] BEFORE says.
+    """The tokens and words of P paths; `before` [P] BEFORE describes the committed part of each.
 
-    With a lexicon in the graph the tokens of each word are exact. A ready-made graph only emits a
-    word at some token: there a word's tokens are those up to the next word's.
+    If the graph has a lexicon, the tokens of each word are exact. A ready-made graph emits each word at some token;
+    the tokens of the word are then those from this token to the next word's.
     """
     spellings, labels = graph.spellings or NO_SPELLINGS, Labels.of(graph, blank_id)
     return ReadPaths(*_read_paths(found, before, graph.arrays, spellings, graph.spelling_index, labels))
@@ -129,19 +129,19 @@ def _read_paths(found, before, graph, spellings, index, labels):
 
 
 class Tries(NamedTuple):
-    """Words and tokens that are being divided among them, w words and n tokens."""
+    """The state of a search that divides n tokens among w words."""
 
-    words: np.ndarray  # [2, w] int64: label, and number of tokens before that with whose arc it came
+    words: np.ndarray  # [2, w] int64: label; number of tokens before the arc that emits the word
     tokens: np.ndarray  # [n] int32
-    choice: np.ndarray  # [w + 1] int64, spellings of each word that were tried
-    dead: np.ndarray  # [w + 1, n + 1] bool, (word, first token) from which it is impossible
+    choice: np.ndarray  # [w + 1] int64, number of spellings of each word that were tried
+    dead: np.ndarray  # [w + 1, n + 1] bool, pairs (word, first token) from which no division exists
 
 
 @linked
 def _graph_cost(steps, end, ended, graph, total):
-    """What the graph charges for a path after `total`, its end included."""
+    """Add the graph's costs of a path and of its end to `total`."""
     total, state = add_graph_costs(steps, graph, total), end.state
-    if end.epsilon != NONE:
+    if end.epsilon != keys.NONE:
         total += np.float64(graph.epsilons[end.epsilon].cost)
         state = graph.epsilons[end.epsilon].target
     if ended:
@@ -151,7 +151,7 @@ def _graph_cost(steps, end, ended, graph, total):
 
 @no_refcount
 def add_graph_costs(steps, graph, total):
-    """A cost, float64, and those of the arcs and closure arcs of a path."""
+    """Add the costs of the arcs and closure arcs of a path to `total`, float64."""
     for n in range(len(steps.arcs)):
         if steps.epsilons[n] >= 0:
             total += np.float64(graph.epsilons[steps.epsilons[n]].cost)
@@ -161,7 +161,7 @@ def add_graph_costs(steps, graph, total):
 
 @linked
 def _most_words(steps, graph, num_words):
-    """No more words are emitted on the way."""
+    """The number of words that the arcs and closure arcs of a path emit."""
     most = 0
     for n in range(len(steps.arcs)):
         most += count_words(_silent(steps.epsilons[n], graph), graph, num_words)
@@ -171,26 +171,25 @@ def _most_words(steps, graph, num_words):
 
 @compiled
 def emitted_words(steps, graph, labels):
-    """The tokens [n] int32 of a path, and [2, w] int64 its words: label, and number of tokens before that with whose
-    arc it came."""
+    """The tokens [n] int32 of a path, and its words [2, w] int64 as in `_split_steps`."""
     tokens, confidence = np.empty((3, len(steps.arcs)), np.int32), np.empty(len(steps.arcs), np.float32)
     words = np.empty((2, _most_words(steps, graph, labels.num_words)), np.int64)
-    count, size = _split_steps(steps, NONE, graph, labels, tokens, confidence, words)
+    count, size = _split_steps(steps, keys.NONE, graph, labels, tokens, confidence, words)
     return tokens[0, :count], words[:, :size]
 
 
 @linked
 def _split_steps(steps, last_epsilon, graph, labels, tokens, confidence, words):
-    """The tokens and words of a path, at whose end a closure arc may be taken, or NONE.
+    """Split a path into tokens and words.
 
     Args:
-        tokens: [3, at least one for each step] int32, filled with label, frame and run of each token; confidence:
-            likewise float32.
-        words: [2, at least `_most_words`] int64, filled with the label of each word, and the number of tokens before
-            the one with whose arc it came.
+        last_epsilon: closure arc at the end of the path, or NONE.
+        tokens: output [3, at least the number of steps] int32: label, first frame, number of frames.
+        confidence: output [at least the number of steps] float32.
+        words: output [2, at least `_most_words`] int64: label; number of tokens before the arc that emits the word.
 
     Returns:
-        how many tokens, and how many words there are.
+        the numbers of tokens and of words.
     """
     count, size = 0, 0
     for n in range(len(steps.arcs)):
@@ -207,16 +206,16 @@ def _split_steps(steps, last_epsilon, graph, labels, tokens, confidence, words):
 
 @linked
 def _silent(epsilon, graph):
-    """The olabel of a closure arc, or of none."""
+    """The olabel of a closure arc; 0 for NONE."""
     return graph.epsilons[epsilon].olabel if epsilon >= 0 else np.int32(0)
 
 
 @linked
 def _add_words(olabel, count, words, size, graph, labels):
-    """Add the words of an olabel, before which there are so many tokens, to `size` words."""
+    """Append the words of an olabel to `words`, which has `size` of them; `count` tokens precede them."""
     for k in range(count_words(olabel, graph, labels.num_words) - 1, -1, -1):
         word = word_from_end(olabel, k, graph, labels.num_words)
-        if 0 < word < labels.num_spoken:  # no piece of an unknown word
+        if 0 < word < labels.num_spoken:  # piece labels are no words
             words[0, size], words[1, size] = word, count
             size += 1
     return size
@@ -224,19 +223,19 @@ def _add_words(olabel, count, words, size, graph, labels):
 
 @linked
 def _find_word_spans(tries, spellings, index, labels, begins, ends):
-    """Fill begins and ends [w] with the first token of each word and one past its last."""
+    """Fill begins and ends [w] with the first token of each word, and one past its last token."""
     is_spelled = labels.are_spelled and find_spans(tries, labels.unknown, index, spellings, ends)
     for w in range(len(ends)):
         if is_spelled:
             begins[w] = ends[w - 1] if w > 0 else 0
-        else:  # from the token with which it was emitted to that of the next
+        else:  # from the token that emits the word to the token that emits the next word
             begins[w] = tries.words[1, w]
             ends[w] = tries.words[1, w + 1] if w + 1 < len(ends) else len(tries.tokens)
 
 
 @linked
 def _fill_words(words, labels, begins, ends, tokens, before):
-    """Fill words [w] SPAN. One that has no token yet lies where the token before it ends."""
+    """Fill words [w] SPAN. A word without tokens starts and ends where the previous token ends."""
     for w in range(len(words)):
         word, begin, end = words[w], begins[w], ends[w]
         start = stop = before.stop if begin == 0 else np.int64(tokens[1, begin - 1] + tokens[2, begin - 1])
@@ -247,7 +246,7 @@ def _fill_words(words, labels, begins, ends, tokens, before):
 
 
 def words_of(read: ReadPaths, before: np.ndarray, graph: WordGraph, pieces: Sequence[str] | None) -> list[Word]:
-    """The words of all paths that were read after `before`; `pieces` spell those that only <unk> stands for."""
+    """The words of all paths, from `read_paths`; `pieces` spell the words that the graph reads as <unk>."""
     labels, *numbers = (read.words[name].tolist() for name in SPAN.names or ())
     texts = [graph.words[label] for label in labels]
     if pieces is not None and graph.unknown:
@@ -262,21 +261,18 @@ def words_of(read: ReadPaths, before: np.ndarray, graph: WordGraph, pieces: Sequ
 
 @linked
 def find_spans(tries, unknown, index, spellings, ends):
-    """Divide tokens among words: fill ends [number of words] with one past the last token of each.
+    """Divide tokens among words, by backtracking: fill ends [w] with one past the last token of each word.
 
-    The words' spellings, one after the other, are the tokens. The last word may be incomplete (a
-    partial result); <unk> takes a token that may begin a word and all that may not after it.
+    The spellings of the words, one after the other, must equal the tokens. The last word may be incomplete, in a
+    partial result. <unk> reads one token that may begin a word, then tokens that may not.
 
     Returns:
-        whether that is possible.
+        whether there is a division.
     """
     words, tokens, choice, dead = tries
     count, n, at = words.shape[1], 0, 0
     while n < count:
-        end = next_end(
-            words[0, n], n == count - 1, tokens, at, choice, n, unknown, index, spellings.begin, spellings.tokens,
-            spellings.beginning,
-        )  # fmt: skip
+        end = next_end(words[0, n], n == count - 1, tokens, at, choice, n, unknown, index, spellings)
         if end >= 0 and not dead[n + 1, end]:
             ends[n] = at = end
             n += 1
@@ -299,14 +295,14 @@ def _is_in(values, value):
 
 
 @linked
-def next_end(word, is_last, tokens, at, choice, n, unknown, index, begin, spelled, beginning):
-    """The next end to be tried for word n, -1 if there is none; counts choice[n] up."""
-    size = len(tokens)
+def next_end(word, is_last, tokens, at, choice, n, unknown, index, spellings):
+    """The next end to try for word n; -1 if there is none. Increments choice[n]."""
+    size, begin, spelled = len(tokens), spellings.begin, spellings.tokens
     if word == unknown and unknown != 0:
         end = at + 1
-        while end < size and not _is_in(beginning, tokens[end]):
+        while end < size and not _is_in(spellings.beginning, tokens[end]):
             end += 1
-        choice[n] += 1  # the longest first, in case that a word of the lexicon begins like no word
+        choice[n] += 1  # the longest first; a word of the lexicon may begin with a token that `beginning` lacks
         end -= choice[n] - 1
         return end if at < end <= size else -1
     while index[word] + choice[n] < index[word + 1]:

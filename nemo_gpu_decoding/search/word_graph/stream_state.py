@@ -1,4 +1,4 @@
-"""What is remembered of utterances that are being decoded, and what they are decoded with."""
+"""The state of a stream between two chunks, and the models that decode it."""
 
 from __future__ import annotations
 
@@ -34,28 +34,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class StreamModels:
-    """What one utterance is decoded with."""
+    """The models and weights of one utterance."""
 
     params: records.SearchParams  # of the batch
     weights: records.StreamParams  # of the utterance
     graph: WordGraph
     boosting: BackoffAutomaton
     lm_scorer: LmScorer | None = None  # with a large LM
-    pieces: Sequence[str] | None = None  # texts of the tokens, for words that only <unk> stands for
+    pieces: Sequence[str] | None = None  # text of each token, to spell words that the graph reads as <unk>
 
     @cached_property
     def search(self) -> records.Search:
-        """All that compiled code reads, but for the large LM."""
+        """The inputs of compiled code, without the large LM."""
         return records.Search(self.params, self.weights, self.graph.arrays, self.boosting.arrays)
 
     @property
     def first_key(self) -> int:
-        """The key of the token that an utterance begins with; see `key_of`."""
+        """The key of the first token, see `key_of`."""
         return (self.graph.start << 32) | (self.boosting.start_state << 16)
 
     @cached_property
-    def _first(self) -> tuple[np.ndarray, np.ndarray]:
-        """The token of an utterance of which nothing is read, and its counters."""
+    def first(self) -> tuple[np.ndarray, np.ndarray]:
+        """The first token of an utterance, and its counters."""
         tokens = np.zeros(1, records.TOKEN if self.lm_scorer is None else records.LM_TOKEN)
         counters = np.zeros(1, records.COUNTERS if self.lm_scorer is None else LM_COUNTERS)
         tokens["key"], tokens["back_pointer"], tokens["source"] = self.first_key, NONE, NONE
@@ -65,39 +65,36 @@ class StreamModels:
         return tokens, counters
 
     def new_stream(self, committed: Committed | None = None) -> StreamState:
-        """Nothing read: one token in the start state, whose LM context is the LMs' start."""
-        tokens, counters = self._first
+        """A stream before its first frame: one token in the start states of graph, boosting and LMs."""
+        tokens, counters = self.first
         links = np.empty(1024 if self.params.keeps_links else 0, records.LINK)
-        pasts = None if committed is None else tokens["back_pointer"]
-        return StreamState(self, tokens, np.empty(2048, records.BACK_POINTER), links, counters, pasts, committed)
+        live = None if committed is None else tokens["back_pointer"]
+        return StreamState(self, tokens, np.empty(2048, records.BACK_POINTER), links, counters, live, committed)
 
 
-ModelsOf = Callable[[BatchFusion, int], StreamModels]  # what utterance b of a batch is decoded with
+ModelsOf = Callable[[BatchFusion, int], StreamModels]  # the models of utterance b of a batch
 
 
 def models_of_rows(models_of: ModelsOf, fusion: BatchFusion, rows: Sequence[int]) -> list[StreamModels]:
-    """What these utterances are decoded with; those with equal weights and trees share it."""
+    """The models of some utterances; utterances with equal weights and trees share them."""
     columns = (fusion.lm_weights, fusion.boosting_weights, fusion.tree_of)
-    kinds = zip(*(values[rows].tolist() for values in columns), strict=True)
-    known: dict[tuple[float, ...], StreamModels] = {}
-    return [
-        known[kind] if kind in known else known.setdefault(kind, models_of(fusion, row))
-        for row, kind in zip(rows, kinds, strict=True)
-    ]
+    options = list(zip(*(values[rows].tolist() for values in columns), strict=True))
+    known = {own: models_of(fusion, row) for own, row in dict(zip(options, rows, strict=True)).items()}
+    return [known[own] for own in options]
 
 
 @dataclass(frozen=True, eq=False)
 class StreamState:
-    """One utterance after some frames. Never changed in place below the counts of `counters`."""
+    """One utterance after some frames. Its entries below the counts of `counters` never change."""
 
     models: StreamModels
     tokens: np.ndarray  # [n] TOKEN
     back_pointers: np.ndarray  # [capacity] BACK_POINTER
     links: np.ndarray  # [capacity] LINK
     counters: np.ndarray  # [1] COUNTERS
-    pasts: np.ndarray | None = None  # newest back-pointer of every live hypothesis, or NONE; None: not known
-    committed: Committed | None = None  # what comes before the back-pointers; None: nothing ever does
-    numbers: np.ndarray | None = None  # of the back-pointers where a device has them, if only some are copied
+    live: np.ndarray | None = None  # newest back-pointer, or NONE, of each live hypothesis; None: not known
+    committed: Committed | None = None  # the path before the first back-pointer; None: this stream never commits
+    device_numbers: np.ndarray | None = None  # numbers of the back-pointers on the device, if these are a part of them
 
     @property
     def frames(self) -> int:
@@ -105,7 +102,7 @@ class StreamState:
 
 
 def raise_stop(log_probs: np.ndarray, b: int, frame: int, status: int) -> None:
-    """Say why a search cannot read a frame of log_probs [n, T, V + 1] (BAD_FRAME or NO_TOKEN)."""
+    """Raise the error of a frame of log_probs [n, T, V + 1] that has the status BAD_FRAME or NO_TOKEN."""
     row = log_probs[b, frame]
     if status == BAD_FRAME or not np.isfinite(row).any():
         raise_bad_frame(log_probs, b, frame)
@@ -117,7 +114,7 @@ def raise_stop(log_probs: np.ndarray, b: int, frame: int, status: int) -> None:
 
 
 def grown_back_pointers(back_pointers: np.ndarray, counters: np.ndarray, tokens: np.ndarray, more: int) -> np.ndarray:
-    """Those that no token leads to are dropped; the array grows if that is not enough for `more`."""
+    """Drop the back-pointers that no token needs; grow the array if it has no capacity for `more` after that."""
     kept = np.empty(len(back_pointers), records.BACK_POINTER)
     size = compact_back_pointers(back_pointers, int(counters["back_pointers"][0]), tokens, kept)
     counters["back_pointers"] = size
@@ -128,10 +125,10 @@ def grown_back_pointers(back_pointers: np.ndarray, counters: np.ndarray, tokens:
 
 @compiled
 def compact_back_pointers(back_pointers, count, tokens, kept):
-    """Copy the back-pointers that tokens still lead to, in order, to `kept`; tokens get new numbers.
+    """Copy the back-pointers that tokens need to `kept`, in order, and renumber those of the tokens.
 
     Returns:
-        how many were copied.
+        the number of copies.
     """
     number = np.full(count, NONE, np.int32)
     for i in range(len(tokens)):

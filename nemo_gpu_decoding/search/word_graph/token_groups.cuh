@@ -1,18 +1,18 @@
-// Epsilon closure: tokens in one graph state, their own or one that a closure arc leads to, form a
-// group.
+// Epsilon closure: the tokens in one graph state, their own or one that a closure arc leads to, form a group.
+// Counterpart of token_groups.py.
 //
-// An item of work is a token in its own state, or with one closure arc.
+// An item of work is a token in its own state, or a token with one closure arc.
 #pragma once
 
 #include "search/word_graph/candidates.cuh"
 
-// Make groups of the listed candidates. Call with all threads after a barrier; ends with one.
+// Move the list of candidates into groups. Call with all threads after a barrier; ends with one.
 inline void recombine_groups(Workspace& work) {
   if (KEEPS_LINKS) one_group_each(work);
   else recombine(work.groups, false, work);
 }
 
-// Whether the list and the groups have capacity for what each thread may find. Call with all threads.
+// Whether the list and the groups have capacity for one candidate of each thread. Call with all threads.
 inline bool reserve_groups(Workspace& work) {
   Table& groups = work.groups;
   bool listed = work.reserve(1);
@@ -22,8 +22,8 @@ inline bool reserve_groups(Workspace& work) {
   return *groups.count + threads() <= groups.capacity && work.reserve(1);
 }
 
-// The group that token i joins in its own state (e: NONE) or by closure arc e. False if nothing
-// can come of it.
+// The group that token i joins in its own state (e is NONE) or by closure arc e. False if all its arcs lead above
+// the cutoff.
 inline bool join(int i, int e, float least, const Workspace& work, Candidate& candidate) {
   const Search& search = work.search;
   const Token token = work.current[i];
@@ -49,9 +49,8 @@ inline bool join(int i, int e, float least, const Workspace& work, Candidate& ca
   return least_total(cost, least_arc, least, search) <= work.cutoff();
 }
 
-// Let tokens join groups, from item number `item` of the tokens from `first` on, as far as there is
-// capacity. Moves both on; true if all have joined. Call with all threads after a barrier; a barrier
-// must follow.
+// Step 2: tokens join groups, from item `item` of the tokens `first` and later, until the groups are full.
+// Updates both; true if all tokens have joined. Call with all threads after a barrier; a barrier must follow.
 inline bool epsilon_closure(int& first, int& item, int count, float least, Workspace& work) {
   const Graph& graph = work.graph;
   for (; first < count; first += threads(), item = 0) {
@@ -65,14 +64,14 @@ inline bool epsilon_closure(int& first, int& item, int count, float least, Works
       if (!reserve_groups(work)) return false;
       const int own = item + thread();
       Candidate candidate{};
-      bool wants = false;
+      bool joins = false;
       if (own < total) {
         const int owner = work.closure_items.owner(own), i = first + owner;
         const int begin = graph.states[state_of(work.current[i].key)].epsilon_begin;
         const int e = own - work.closure_items.begins[owner] - 1;
-        wants = join(i, e < 0 ? NONE : begin + e, least, work, candidate);
+        joins = join(i, e < 0 ? NONE : begin + e, least, work, candidate);
       }
-      work.append(wants, candidate);
+      work.append(joins, candidate);
     }
   }
   return true;

@@ -1,8 +1,8 @@
-"""Token groups: tokens in one graph state, their own or one that a closure arc leads to, seen as one.
+"""Token groups: the tokens that are in one graph state, their own or one that a closure arc leads to.
 
-Only the cheapest token of a group matters for what follows; with topology "normal" also the cheapest
-with another last label, since an arc with the same label is closed to the first. For lattices all are
-kept. With a large LM these records are a group's LM contexts, see `large_lm/contexts.py`.
+A group expands arcs for its cheapest token only. With topology "normal" a token cannot take an arc with its last
+label, so that a group also keeps the cheapest token with another last label. For lattices it keeps all its tokens.
+With a large LM the fields of a group are those of its LM contexts, see `large_lm/contexts.py`.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from nemo_gpu_decoding.jit import inlined, linked
 from nemo_gpu_decoding.search.word_graph import candidates, keys
 
 
-class Step(NamedTuple):
-    """An arc, as the tokens of a group are to take it."""
+class ArcStep(NamedTuple):
+    """An arc that the tokens of a group take."""
 
     arc: int
-    key: np.int64  # of the token that it leads to
-    context: np.int64  # and its LM context
-    bonus: np.float32  # of the word, weighted
+    key: np.int64  # of the target token
+    context: np.int64  # LM context of the target token
+    bonus: np.float32  # of the arc's word, weighted
     acoustic_cost: np.float32
     difference: np.float32  # LM score difference, weighted
 
 
 @linked
 def join(key, cost, origin, search, lm, work):
-    """Put a token into a group: the best one of its key, or one more for a lattice."""
+    """Add a token to the group with this key (graph state, boosting state); the group may be new."""
     frame = work.frame[0]
     slot = candidates.find_slot(key, 0, group_table(work), None)
     if work.group_slots[slot].stamp != work.stamps[1]:
@@ -58,16 +58,15 @@ def begin_group(group, key, cost, origin, search, work):
 
 @linked
 def _last_label(origin, search, work):
-    """That of a token + 1, where it matters."""
-    label = np.int32(0)
+    """The last label + 1 of a token; 0 with topologies that do not need it."""
     if search.params.topology == NORMAL:
-        label = np.int32(keys.label_of(work.current[origin.source].key))
-    return label
+        return np.int32(keys.label_of(work.current[origin.source].key))
+    return np.int32(0)
 
 
 @linked
 def keep_best(group, cost, origin, search, lm, work):
-    """Keep the best token and the best one with another last label."""
+    """Update the best token of a group, and the best token with another last label."""
     label, best = _last_label(origin, search, work), keys.Origin(keys.NONE, group.source, group.epsilon)
     if _is_before(cost, origin, group.cost, best, lm, work):
         if label != group.label:
@@ -106,31 +105,30 @@ def add_group_token(group, cost, origin, work):
 
 @linked
 def expand_arc(a, g, acoustic_cost, state, search, lm, work):
-    """An arc, for a group of the search without a large LM."""
+    """Expand an arc for a group, without a large LM."""
     arc, group, bonus = search.graph.arcs[a], work.groups[g], np.float32(0.0)
     boost = group.key & 0xFFFF
     if search.weights.boosts and arc.olabel != 0:
         bonus, boost = candidates.boosted(arc.olabel, boost, search)
-    step = Step(a, target_key(arc, boost, search), np.int64(0), bonus, acoustic_cost, np.float32(0.0))
+    step = ArcStep(a, target_key(arc, boost, search), np.int64(0), bonus, acoustic_cost, np.float32(0.0))
     offer_step(group, step, state, search, lm, work)
 
 
 @linked
 def target_key(arc, boost, search):
     """The key of the token that an arc leads to."""
-    topology = search.params.topology
-    remembers = topology in (COMPACT, NORMAL)
-    return keys.key_of(arc.target, boost, np.int64(arc.ilabel) + 1 if remembers else np.int64(0))
+    keeps_label = search.params.topology in (COMPACT, NORMAL)
+    return keys.key_of(arc.target, boost, np.int64(arc.ilabel) + 1 if keeps_label else np.int64(0))
 
 
 @linked
 def offer_step(group, step, state, search, lm, work):
-    """Offer what an arc makes of the best token of a group, or of all of them for a lattice."""
+    """Offer the candidate of an arc from the best token of a group; for a lattice, from all its tokens."""
     arc, is_normal = search.graph.arcs[step.arc], search.params.topology == NORMAL
     label = np.int64(arc.ilabel) + 1
     if not search.params.keeps_links:
         cost, origin = group.cost, keys.Origin(step.arc, group.source, group.epsilon)
-        if is_normal and label == group.label:  # the arc is closed to this one
+        if is_normal and label == group.label:  # the best token cannot take this arc
             cost, origin = group.other_cost, keys.Origin(step.arc, group.other_source, group.other_epsilon)
         _offer(cost, origin, step, state, search, lm, work)
         return
@@ -159,7 +157,7 @@ def _offer(cost, origin, step, state, search, lm, work):
 
 @linked
 def _is_offered(origin, lm, frame):
-    """Whether this candidate has tightened the cutoff: a lattice has it once."""
+    """Whether this is the candidate that tightened the cutoff; a lattice must contain it once."""
     if lm is None:
         return False
     else:
@@ -177,7 +175,7 @@ def group_table(work):
 
 @linked
 def widen_group_table(work):
-    """Twice as much of the table."""
+    """Double the part of the table that is in use."""
     work.frame[0].group_mask = 2 * work.frame[0].group_mask + 1
     work.stamps[1] += 1
     candidates.fill_table(group_table(work), work.frame[0].groups, None)

@@ -1,20 +1,17 @@
-// The workspace of a block: candidates that were found and not recombined yet, and the hash tables in
-// which the best candidate with each key stays.
+// The workspace of a block: the list of candidates before recombination, and hash tables of the best candidates.
 //
-//   candidates   a list, filled by all threads and emptied by `recombine`
-//   next_tokens  keys of the next frame's tokens: cost, arc, source token, closure arc of the best candidate
-//   groups       keys (graph state, boosting state): cost, source token, closure arc of the best token
+//   candidates   a list; all threads append to it, and `recombine` empties it
+//   next_tokens  key of a next token -> cost, arc, source token, closure arc of its best candidate
+//   groups       graph state, boosting state -> cost, source token, closure arc of the best token
 //
-// A table is a hash table with linear probing whose slots hold numbers of entries (0: free). Entries
-// stand together in the order in which their keys came, so that walking through a table takes as long
-// as it has entries, whatever the number of slots.
+// A table is a hash table with linear probing. Slots contain numbers of entries (0: free). Entries are stored
+// contiguously, so that a loop over a table does not depend on the number of slots.
 #pragma once
 
-#include "search/word_graph/graph.cuh"
+#include "search/word_graph/keys.cuh"
 #include "search/rows.cuh"
 
-// Whether links between tokens are kept, for lattices; in kernels of their own, for the registers'
-// sake.
+// Whether links between tokens are kept, for lattices. A separate kernel saves registers in the other.
 #ifndef LINKS
 #define LINKS 0
 #endif
@@ -22,8 +19,8 @@ constexpr bool KEEPS_LINKS = LINKS != 0;
 
 constexpr int NO_ENTRY = (int)0x80000000;  // of a candidate
 
-// 64 bits that order by cost. The lower half names the candidate: its number in the list counted from
-// the table's `base`, or less for one of an earlier list, whose origin the entry has.
+// 64 bits with the order of costs. The lower half is the number of the candidate: `base` of the table plus its
+// index in the list. Lower numbers are of earlier lists, and the entry contains their origin.
 typedef uint64 Rank;
 constexpr Rank NOTHING = ~0ull;
 constexpr uint32 FORMER_BEST = 0xffffffffu;  // a group's second token that was its best one before
@@ -37,13 +34,13 @@ struct Table {
   Entry* entries;  // [capacity]
   Second* seconds;  // [capacity], or null
   int capacity;
-  int* count;  // shared; above the capacity if there were more keys
+  int* count;  // shared; it may exceed the capacity
   uint32 base;
 
   int size() const { return min(*count, capacity); }
 
-  // The slot of a key that is there, or is claimed by a candidate of the list; else a free one, claimed
-  // for candidate i, as ~slot.
+  // The slot of a key in the table or of a candidate of the list that claimed it; else ~slot of a free slot, which
+  // candidate i claims.
   int find_or_claim(const Key& key, int i, const Candidate* candidates) {
     for (int at = (int)(hash_of(key) >> 24) & mask;; at = (at + 1) & mask) {
       int seen = __ldcg(&slots[at]);
@@ -64,13 +61,13 @@ struct Table {
   }
 };
 
-// Load balancing: items of several owners, spread evenly over the threads.
+// Load balancing: spreads the items of several owners evenly over the threads.
 struct LoadBalancer {
   int* begins;  // shared, [threads + 1]: the first item of each owner
   int* scratch;  // shared, [32]
 
-  // `mine`: items of this thread as owner; returns the number of all. Call with all threads; ends with
-  // a barrier. Nobody may still look for owners of the items before.
+  // `mine`: number of items of this thread as an owner. Returns the total. Call with all threads, after the last
+  // call of `owner` for earlier items; ends with a barrier.
   int start(int mine) const {
     int total;
     begins[thread()] = block_exclusive_sum(mine, scratch, &total);
@@ -105,16 +102,16 @@ struct Workspace {
   Token* next;  // [capacity]
   Candidate* candidates;
   int max_candidates;
-  int reserved;  // no more candidates are in the list; the same in all threads
-  int* labels;  // [V + 1], those that may matter in a frame
+  int reserved;  // upper bound of the candidates in the list; the same in all threads
+  int* labels;  // [V + 1], labels that can stay below the cutoff
   BackPointer* back_pointers;
   int max_back_pointers;
-  int64 last_rank;  // candidates that rank after are dropped
-  Link* links;  // those of this frame go here, if links are kept
+  int64 last_rank;  // candidates with a higher rank are dropped
+  Link* links;  // of this frame; for lattices
   int max_links;
 
-  // The cost of the best candidate so far. It may sink at any time: a guess that is good for bounds,
-  // and the truth after a barrier.
+  // The cost of the best candidate so far. Other threads may lower it at any time, so that it is an upper bound
+  // until the next barrier.
   float best() const { return float_of_key(*(volatile uint32*)&counters->best); }
 
   float cutoff() const {
@@ -126,18 +123,17 @@ struct Workspace {
     if (cost < best()) atomicMin(&counters->best, ordered_key(cost));
   }
 
-  // Append a candidate for every thread that has one. Call with all lanes of a warp, after `reserve`.
-  void append(bool wants, const Candidate& candidate) {
-    int at = warp_append(wants, &counters->num_candidates);
-    if (wants) candidates[at] = candidate;
+  // Append the candidates of the threads that have one. Call with all lanes of a warp, after `reserve`.
+  void append(bool exists, const Candidate& candidate) {
+    int at = warp_append(exists, &counters->num_candidates);
+    if (exists) candidates[at] = candidate;
   }
 
-  // Whether the list has capacity for `more` candidates of each thread, which are then reserved. Call
-  // with all threads.
+  // Reserve `more` candidates of each thread; false if the list has no capacity. Call with all threads.
   bool reserve(int more) {
-    int wanted = more * threads();
-    if (reserved + wanted > max_candidates) return false;
-    reserved += wanted;
+    int total = more * threads();
+    if (reserved + total > max_candidates) return false;
+    reserved += total;
     return true;
   }
 };

@@ -69,7 +69,7 @@ def test_a_state_with_more_epsilons_than_there_is_room_for_is_refused():
     states["epsilon_begin"][graph.start] = len(epsilons)
     states["epsilon_end"][graph.start] = len(epsilons) + len(many)
     arrays = GraphArrays(states, arcs, np.concatenate([epsilons, many]), word_sequences)
-    with pytest.raises(ValueError, match="1024 ways on without a label, expected at most 1023"):
+    with pytest.raises(ValueError, match=r"1024 closure arcs .* at most 1023"):
         CudaWFST(replace(graph, arrays=arrays), len(PIECES), BLANK)
 
 

@@ -475,7 +475,7 @@ def open_graph(lm):
 
 def test_let_composition_has_no_kernels(emulated_runtime):
     decoder = make_paged(random_lm(1), random_lm(20), composition="let", backend="cuda")
-    with pytest.raises(ValueError, match="composition is 'let', which has no CUDA kernels, expected 'lazy'"):
+    with pytest.raises(ValueError, match="composition is 'let', expected 'lazy': 'let' has no CUDA kernels"):
         decoder.decode(random_log_probs(1, 3, VOCAB + 1, seed=1), [3])
 
 

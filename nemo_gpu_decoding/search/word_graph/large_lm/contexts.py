@@ -32,7 +32,7 @@ from nemo_gpu_decoding.search.word_graph.labels import likeliest_step
 from nemo_gpu_decoding.search.word_graph.large_lm.scorer import WORK_FIELDS, query
 from nemo_gpu_decoding.search.word_graph.records import FRAME_FIELDS, GROUP_FIELDS, KEY, LM
 from nemo_gpu_decoding.search.word_graph.token_groups import (
-    Step,
+    ArcStep,
     add_group_token,
     begin_group,
     keep_best,
@@ -312,7 +312,7 @@ def _expand_without_lm(a, group, acoustic_cost, state, search, lm, work):
             break
         context = work.lm.contexts[work.lm.order[n].context]
         if context.olabel == 0:
-            step = Step(a, key, context.lm, none, acoustic_cost, none)
+            step = ArcStep(a, key, context.lm, none, acoustic_cost, none)
             offer_step(context, step, state, search, lm, work)
 
 
@@ -354,5 +354,5 @@ def expand_with_lm(a, group, acoustic_cost, cutoff, state, models, work):
         if arc.olabel != 0:
             more, after = query(arc.olabel, after, search, lm, work)
             difference += more
-        step = Step(a, key, after, bonus, acoustic_cost, difference)
+        step = ArcStep(a, key, after, bonus, acoustic_cost, difference)
         offer_step(context, step, state, search, lm, work)
