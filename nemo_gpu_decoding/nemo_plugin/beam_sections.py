@@ -95,11 +95,7 @@ def read_flexctc(cfg: DictConfig) -> Options[FlexCTCConfig]:
 
 
 def read_alsd(cfg: DictConfig) -> Options[ALSDConfig]:
-    """Options of alsd_pp.
-
-    Raises:
-        ValueError, FileNotFoundError: as `read_flexctc`; the model is a multi-blank one.
-    """
+    """Options of alsd_pp; raises as `read_flexctc`, and a ValueError for a multi-blank model."""
     beam = _read_transducer(cfg, "alsd_pp")
     # NeMo's dataclass has `max_symbols_per_step`, its decoders read `max_symbols`: accept both
     default, declared = ALSDConfig.max_symbols, beam["max_symbols_per_step"]
@@ -113,11 +109,7 @@ def read_alsd(cfg: DictConfig) -> Options[ALSDConfig]:
 
 
 def read_aes(cfg: DictConfig) -> Options[AESConfig]:
-    """Options of aes_pp.
-
-    Raises:
-        ValueError, FileNotFoundError: as `read_alsd`.
-    """
+    """Options of aes_pp; raises as `read_alsd`."""
     beam = _read_transducer(cfg, "aes_pp")
     if beam["maes_expansion_gamma"] == 0:
         script = "eval_beamsearch_ngram_transducer.py writes 0 unless decoding_strategy=maes"
@@ -135,7 +127,5 @@ def _read_transducer(cfg: DictConfig, strategy: str) -> Values:
 
 
 def _options(beam: Values, search: Any) -> Options[Any]:
-    n_best = beam.n_best()
-    settled = {"n_best": n_best, "alignments": False}
-    return_best = beam.flag("return_best_hypothesis")
-    return Options(beam.config(search, **settled), n_best, return_best, beam.fusion())
+    n_best, return_best = beam.n_best(), beam.flag("return_best_hypothesis")
+    return Options(beam.config(search, n_best=n_best, alignments=False), n_best, return_best, beam.fusion())

@@ -16,8 +16,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from nemo_gpu_decoding.live.endpointing import StreamProgress
 from nemo_gpu_decoding.live.slots import Slots
-from nemo_gpu_decoding.nemo_plugin.continuation import using_slots
-from nemo_gpu_decoding.nemo_plugin.searching_pipelines import in_slots, turns
+from nemo_gpu_decoding.nemo_plugin.streaming.continuation import using_slots
+from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import in_slots, turns
 
 
 def buffered_transducer(base: Any) -> type:

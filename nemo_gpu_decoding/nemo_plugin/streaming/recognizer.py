@@ -32,8 +32,8 @@ from nemo_gpu_decoding.live.recognizer import (
     Word,
     Words,
 )  # fmt: skip
-from nemo_gpu_decoding.nemo_plugin.model import check_model_file, import_nemo, usable_device
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
+from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, heads_of, import_nemo, model_config, usable_device
 from nemo_gpu_decoding.search.result import NBest
 from nemo_gpu_decoding.search.result import Path as SearchPath
 
@@ -79,8 +79,8 @@ class PipelineRecognizer:
     """
 
     def __init__(self, pipeline: Any, strategy: str, model: str) -> None:
-        from nemo_gpu_decoding.nemo_plugin.rollback import all_or_nothing
-        from nemo_gpu_decoding.nemo_plugin.searching_pipelines import transcript
+        from nemo_gpu_decoding.nemo_plugin.streaming.rollback import all_or_nothing
+        from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import transcript
 
         self.pipeline, self.strategy, self.model = pipeline, strategy, model
         self._transcript, self._all_or_nothing = partial(transcript, pipeline), partial(all_or_nothing, pipeline)
@@ -255,7 +255,7 @@ class PipelineRecognizer:
 
     def _infer(self) -> Any:
         """The search of the model; None for NeMo's strategies."""
-        from nemo_gpu_decoding.nemo_plugin.streaming import ctc_search, transducer_search
+        from nemo_gpu_decoding.nemo_plugin.streaming.stream_step import ctc_search, transducer_search
 
         model = self.pipeline.asr_model.asr_model
         return ctc_search(model) or transducer_search(model)
@@ -282,29 +282,6 @@ class PipelineRecognizer:
         except ValueError as error:
             raise FieldError("phrases", list(wanted.phrases), "phrases that can be boosted", f"({error})") from error
         return cfg
-
-
-def default_head(model: str, *, verbose: bool = False) -> str:
-    """The head that is used where no strategy says which: ctc if the model has it."""
-    check_model_file(model)
-    import_nemo(verbose)
-    return heads_of(model_config(model))[0]
-
-
-def model_config(model: str) -> DictConfig:
-    """The config of a .nemo file or of a pretrained model."""
-    from nemo.collections.asr.models import ASRModel
-
-    if Path(model).is_file():
-        return ASRModel.restore_from(model, return_config=True)
-    return ASRModel.from_pretrained(model, return_config=True)
-
-
-def heads_of(config: DictConfig) -> list[str]:
-    """The heads of a model, "ctc", "rnnt" (RNN-T and TDT) or both."""
-    if "aux_ctc" in config:
-        return ["ctc", "rnnt"]
-    return ["rnnt"] if "joint" in config else ["ctc"]
 
 
 def head_of(config: DictConfig, strategy: str) -> str:

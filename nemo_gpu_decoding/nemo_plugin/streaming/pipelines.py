@@ -37,9 +37,9 @@ from nemo_gpu_decoding.live.endpointing import read_rules
 from nemo_gpu_decoding.live.recognizer import MAX_N_BEST
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, find_strategy
-from nemo_gpu_decoding.nemo_plugin.searching_pipelines import searching_ctc
-from nemo_gpu_decoding.nemo_plugin.searching_transducers import buffered_transducer, cache_aware_transducer
-from nemo_gpu_decoding.nemo_plugin.streaming import ctc_search, transducer_search
+from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import searching_ctc
+from nemo_gpu_decoding.nemo_plugin.streaming.searching_transducers import buffered_transducer, cache_aware_transducer
+from nemo_gpu_decoding.nemo_plugin.streaming.stream_step import ctc_search, transducer_search
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 
 GREEDY = ("greedy", "greedy_batch")

@@ -58,13 +58,13 @@ def stream_step(wrapped: Callable[..., Any], model: Any, args: tuple[Any, ...], 
         hook.remove()
     known = [0 if previous is None else len(row) for row in previous or labels]
     lengths = torch.tensor([len(row) - before for row, before in zip(labels, known, strict=True)])
-    states = [None] * len(labels)
+    states: list[Any] = [None] * len(labels)
     if previous is not None:
         states = [_state_of(row, b, infer.strategy) for b, row in enumerate(previous)]
     decoding = model.ctc_decoding if is_ctc_head else model.decoding
-    with continued_streams(states) as streams:
+    with continued_streams(states):
         texts = decoding.ctc_decoder_predictions_tensor(outputs[0], lengths)
-    for row, state in zip(labels, streams.states, strict=True):
+    for row, state in zip(labels, states, strict=True):
         row.search_state = state
     return (labels, texts, *others)
 
