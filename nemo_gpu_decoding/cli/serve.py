@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gpu_decoding.cli.decoding import DEFAULT_STRATEGY, DecodingOptions, check_counts, check_weights, decoding_config
+from nemo_gpu_decoding.cli.decoding import (
+    DEFAULT_STRATEGY,
+    DecodingOptions,
+    check_counts,
+    check_weights,
+    decoding_config,
+)
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.live.server import LiveServer

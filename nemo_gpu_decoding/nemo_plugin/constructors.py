@@ -6,12 +6,12 @@ timestamps and confidence. Then the wrapper replaces the inner decoder.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import partial
+from inspect import BoundArguments
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -33,21 +33,18 @@ GREEDY_EXTRAS = (
 )
 
 
-def _construct(
-    family: str, wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: BoundArguments) -> None:
     """Replaces `Abstract{CTC,RNNT}Decoding.__init__`; `wrapped` is the original, bound.
 
     Raises:
         ValueError: the strategy decodes another family of models, or its options are invalid. In
             `change_decoding_strategy` also: the LM, graph or phrases do not fit the model.
     """
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
     cfg = _as_config(call.arguments["decoding_cfg"])
     spec = find_strategy(cfg)
     if spec is None:
         try:
-            wrapped(*args, **kwargs)
+            wrapped(*call.args, **call.kwargs)
         except ValueError as error:
             strategy = str(cfg.get("strategy"))
             if strategy in possible_strategies(family):
@@ -69,7 +66,7 @@ def _construct(
 _changing: ContextVar[bool] = ContextVar("changing_strategy", default=False)
 
 
-def change(wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def change(wrapped: Callable[..., None], instance: Any, call: BoundArguments) -> None:
     """Replaces `change_decoding_strategy` and loads LM, graph and phrases at once.
 
     So a file that does not fit the model raises here, and the model keeps its strategy. Restoring a model does
@@ -77,7 +74,7 @@ def change(wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...], k
     """
     token = _changing.set(True)
     try:
-        wrapped(*args, **kwargs)
+        wrapped(*call.args, **call.kwargs)
     finally:
         _changing.reset(token)
 

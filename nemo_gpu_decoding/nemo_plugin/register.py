@@ -19,6 +19,7 @@ model, `aux_ctc.decoding`):
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 import sys
 from dataclasses import dataclass
@@ -76,8 +77,8 @@ class Hook(NamedTuple):
     module: str
     owner: str  # the class; "" for a function
     method: str
-    # "module:callable"; called as `wrapper(wrapped, instance, args, kwargs)`. Resolved at the first call, because
-    # it imports NeMo, which is only partly imported when the method is wrapped
+    # "module:callable"; called as `wrapper(wrapped, instance, call)`, with the arguments as `BoundArguments`. Resolved
+    # at the first call, because it imports NeMo, which is only partly imported when the method is wrapped
     wrapper: str
 
     def apply(self, module: ModuleType) -> None:
@@ -95,7 +96,8 @@ class Hook(NamedTuple):
         return getattr(module, self.owner) if self.owner else module
 
     def _call(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return pkgutil.resolve_name(self.wrapper)(wrapped, instance, args, kwargs)
+        call = inspect.signature(wrapped).bind(*args, **kwargs)
+        return pkgutil.resolve_name(self.wrapper)(wrapped, instance, call)
 
 
 HOOKS = tuple(

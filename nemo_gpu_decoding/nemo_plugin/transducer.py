@@ -24,7 +24,6 @@ from nemo_gpu_decoding.search.result import NBest, Path
 from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
-from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 from nemo_gpu_decoding.search.transducer.step_log_probs import step_log_probs
 
 
@@ -106,14 +105,10 @@ class TransducerInfer(FusedInfer):
         return self.needs_frames, *(m.is_adapter_available() for m in (self.decoder_model, self.joint))
 
     def _load(self) -> TransducerDecoder[Any]:
-        networks = self.networks()
+        networks = networks_of(self.decoder_model, self.joint, self.durations)
         fusion = load_fusion(self.options.fusion, networks.vocab_size, self.vocabulary())
         n_best = self.candidates(self.options.n_best)
         return self.search(networks, replace(self.options.search, n_best=n_best, alignments=self.needs_frames), fusion)
-
-    def networks(self) -> TransducerNetworks:
-        """The model's prediction network and joint in the form of the search."""
-        return networks_of(self.decoder_model, self.joint, self.durations)
 
     def _hypotheses(self, nbest: NBest, state: StreamState) -> list[TransducerHypothesis]:
         paths: list[Any] = list(nbest)

@@ -22,12 +22,11 @@ next utterance begins. `ASRRequestOptions.biasing_cfg` has the phrases of a stre
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import cache
+from inspect import BoundArguments
 from typing import Any, NamedTuple
 
-from nemo.collections.asr.models import ASRModel
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from nemo.utils import logging
 from omegaconf import OmegaConf
@@ -37,6 +36,7 @@ from nemo_gpu_decoding.live.endpointing import read_rules
 from nemo_gpu_decoding.live.recognizer import MAX_N_BEST
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, find_strategy
+from nemo_gpu_decoding.nemo_plugin.restore import model_config
 from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import searching_ctc
 from nemo_gpu_decoding.nemo_plugin.streaming.searching_transducers import buffered_transducer, cache_aware_transducer
 from nemo_gpu_decoding.nemo_plugin.streaming.stream_step import ctc_search, transducer_search
@@ -45,16 +45,15 @@ from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 GREEDY = ("greedy", "greedy_batch")
 
 
-def build_asr(wrapped: Callable[..., Any], builder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def build_asr(wrapped: Callable[..., Any], builder: Any, call: BoundArguments) -> Any:
     """Replaces `BaseBuilder._build_asr` and builds a CTC model with the strategy of `asr.decoding`.
 
     Raises:
         ValueError: the strategy decodes another family of models, or its options are invalid.
     """
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
     cfg = call.arguments["cfg"]
     if str(cfg.asr_decoding_type).lower() != "ctc":
-        return wrapped(*args, **kwargs)
+        return wrapped(*call.args, **call.kwargs)
     given = OmegaConf.select(cfg, "asr.decoding")
     if given is None:
         given = _saved_decoding(str(cfg.asr.model_name))
@@ -72,8 +71,7 @@ def build_asr(wrapped: Callable[..., Any], builder: Any, args: tuple[Any, ...], 
 
 def _saved_decoding(model_name: str) -> Any:
     """The saved decoding config of a CTC model if it has a strategy of this package, else an empty one."""
-    load = ASRModel.restore_from if model_name.endswith(".nemo") else ASRModel.from_pretrained
-    config: Any = load(model_name, return_config=True)
+    config = model_config(model_name)
     saved = OmegaConf.select(config, "aux_ctc.decoding" if "aux_ctc" in config else "decoding")
     if saved is None or find_strategy(saved) is None:
         return OmegaConf.create({})
@@ -81,18 +79,17 @@ def _saved_decoding(model_name: str) -> Any:
     return saved
 
 
-def construct(wrapped: Callable[..., None], pipeline: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def construct(wrapped: Callable[..., None], pipeline: Any, call: BoundArguments) -> None:
     """Replaces `__init__` of NeMo's pipelines; with a strategy of this package, the pipeline searches.
 
     Raises:
         ValueError: the strategy does not support an option of the pipeline; the message names it.
     """
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
     cls: Any = type(pipeline)
     (kind,) = [KINDS[base.__name__] for base in cls.__mro__ if base.__name__ in KINDS]
     infer, cfg = kind.search(call.arguments["asr_model"].asr_model), call.arguments["cfg"]
     if infer is None:
-        wrapped(*args, **kwargs)
+        wrapped(*call.args, **call.kwargs)
         return
     if cfg.return_tail_result and not kind.reads_tail(cfg):
         raise ValueError(
@@ -112,7 +109,7 @@ def construct(wrapped: Callable[..., None], pipeline: Any, args: tuple[Any, ...]
     rules = None if rules is None else read_rules(rules, "endpointing.rules")
     pipeline.__class__ = _adapted(cls, kind.adapt)
     pipeline.infer, pipeline.rules, pipeline.n_best = infer, rules, n_best
-    wrapped(*args, **kwargs)
+    wrapped(*call.args, **call.kwargs)
     pipeline.reset_session()
 
 

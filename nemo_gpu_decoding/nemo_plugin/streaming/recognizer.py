@@ -113,19 +113,15 @@ class PipelineRecognizer:
         import_nemo(verbose)
         from nemo.collections.asr.inference.factory.pipeline_builder import PipelineBuilder
 
-        config = model_config(model)
-        if options.rules is not None and str(decoding.strategy) not in STRATEGIES:
-            raise FieldError(
-                "rules", options.rules, f"null with strategy {decoding.strategy}, which knows end_silence"
-            )
-        head, strategy = head_of(config, str(decoding.strategy)), str(decoding.strategy)
-        kind = _kind_of(config, options.pipeline)
+        config, strategy = model_config(model), str(decoding.strategy)
+        head, kind = head_of(config, strategy), _kind_of(config, options.pipeline)
+        if strategy not in STRATEGIES:
+            if options.rules is not None:
+                raise FieldError("rules", options.rules, f"null with strategy {strategy}, which uses end_silence")
+            if (options.max_n_best or 1) > 1:
+                raise FieldError("max_n_best", options.max_n_best, f"1 with strategy {strategy}, which has one hypothesis")
         if options.max_n_best is None:
             options = replace(options, max_n_best=_cheap_n_best(decoding, f"{kind} {head}"))
-        elif options.max_n_best > 1 and strategy not in STRATEGIES:
-            raise FieldError(
-                "max_n_best", options.max_n_best, f"1 with strategy {strategy}, which knows one hypothesis"
-            )
         try:
             pipeline = PipelineBuilder.build_pipeline(
                 _pipeline_config(model, decoding, options, kind=kind, head=head, device=where)
@@ -271,9 +267,8 @@ class PipelineRecognizer:
             raise FieldError("phrases", list(wanted.phrases), f"none: strategy {self.strategy} boosts no phrases")
         from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
 
-        weight = wanted.boosting_weight
-        if weight is None:
-            weight = infer.options.fusion.boosting_weight
+        default = infer.options.fusion.boosting_weight
+        weight = default if wanted.boosting_weight is None else wanted.boosting_weight
         if weight == 0:
             raise FieldError("boosting_weight", wanted.boosting_weight, "a number > 0: the server's is 0")
         cfg = BiasingRequestItemConfig({"key_phrases_list": list(wanted.phrases)}, boosting_model_alpha=weight)
@@ -323,9 +318,8 @@ def _kind_of(config: DictConfig, kind: str) -> str:
 def _cheap_n_best(decoding: DictConfig, pipeline: str) -> int:
     """Hypotheses that a search has anyway: word graphs would keep lattices for them, and a pipeline that decodes every
     buffer anew has one."""
-    if decoding.strategy not in STRATEGIES or pipeline == "buffered rnnt":
-        return 1
-    if STRATEGIES[str(decoding.strategy)].section != "beam":
+    spec = STRATEGIES.get(str(decoding.strategy))
+    if spec is None or spec.section != "beam" or pipeline == "buffered rnnt":
         return 1
     return min(N_BEST, int(OmegaConf.select(decoding, "beam.beam_size", default=1)))
 
