@@ -76,9 +76,8 @@ def restore(name: str, **options: Any) -> Any:
     try:
         return ASRModel.restore_from(name, **options)
     except Exception as error:  # NeMo does not check the parts of the archive
-        raise ValueError(
-            f"model={name} cannot be restored: {type(error).__name__}: {error}; if the file is damaged, copy it again"
-        ) from error
+        what = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(f"model={name} cannot be restored; the file may be damaged ({what})") from error
 
 
 def model_config(name: str) -> DictConfig:

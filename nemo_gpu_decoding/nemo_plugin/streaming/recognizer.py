@@ -119,7 +119,9 @@ class PipelineRecognizer:
             if options.rules is not None:
                 raise FieldError("rules", options.rules, f"null with strategy {strategy}, which uses end_silence")
             if (options.max_n_best or 1) > 1:
-                raise FieldError("max_n_best", options.max_n_best, f"1 with strategy {strategy}, which has one hypothesis")
+                raise FieldError(
+                    "max_n_best", options.max_n_best, f"1 with strategy {strategy}, which has one hypothesis"
+                )
         if options.max_n_best is None:
             options = replace(options, max_n_best=_cheap_n_best(decoding, f"{kind} {head}"))
         try:
