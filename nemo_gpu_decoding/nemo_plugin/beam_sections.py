@@ -1,16 +1,6 @@
 """Read NeMo's `beam` section for flexctc_beam, alsd_pp and aes_pp.
 
-    strategy: flexctc_beam
-    beam:
-      beam_size: 8
-      beam_beta: 1.0
-      ngram_lm_model: lm.arpa
-      ngram_lm_alpha: 0.7
-      boosting_tree: {key_phrases_list: [acme, gdansk], ignore_case: true}
-      boosting_tree_alpha: 1.0
-      merge: prefix          # not in NeMo; also n_best, backend, threads and lm_encoding
-
-For transducers the keys are those of NeMo's `malsd_batch` and `maes_batch`.
+For CTC the keys are those of NeMo's `beam_batch`, for transducers those of its `malsd_batch` and `maes_batch`.
 """
 
 from __future__ import annotations

@@ -108,13 +108,10 @@ class Section:
         of_search = {self.renamed.get(f.name, f.name): f.default for f in fields(self.search)}
         return {key: value for key, value in of_search.items() if key not in known} | dict(self.more)
 
-    def keys(self) -> dict[str, tuple[str, ...]]:
-        """The keys with effect, including those of nested sections: NeMo's, then others."""
-        known = (*self.defaults, *self.undeclared, *self.own)
-        nested = {name: tuple(self.defaults[name] or ()) for name in self.foreign}
-        nested["boosting_tree"] = tuple(f.name for f in fields(BoostingConfig))
-        valid = {self.name: tuple(key for key in known if key not in self.unused)}
-        return valid | {f"{self.name}.{name}": keys for name, keys in nested.items()}
+    @property
+    def valid(self) -> tuple[str, ...]:
+        """The keys with effect: NeMo's, then others."""
+        return tuple(key for key in (*self.defaults, *self.undeclared, *self.own) if key not in self.unused)
 
     def read(self, cfg: DictConfig) -> Values:
         """The values of all keys.
@@ -127,8 +124,7 @@ class Section:
                 raise ValueError(f"'{key}' is outside of `{self.name}`, expected inside: {self.name}.{key}")
         section = cfg.get(self.name) or OmegaConf.create({})
         given: Any = OmegaConf.to_container(section, resolve=True)
-        valid = self.keys()[self.name]
-        check_keys(self.name, [key for key in given if key not in self.unused], valid)
+        check_keys(self.name, [key for key in given if key not in self.unused], self.valid)
         entries = {**self.defaults, **self.own, **given}
         for key in self.optional:
             if entries.get(key) is None and self.defaults.get(key) is None:
@@ -136,10 +132,9 @@ class Section:
             elif entries[key] is None:
                 entries[key] = self.defaults[key]
         values = Values(self.name, entries, float(self.defaults.get("ngram_lm_alpha") or 0.0))
-        names = (*self.search_types, self.strategy)
-        values.choice("search_type", names, f"with strategy {self.strategy}")
+        values.choice("search_type", (*self.search_types, self.strategy), f"with strategy {self.strategy}")
         self._check_foreign(values)
-        listed = f"; valid keys: {', '.join(sorted(valid))}"
+        listed = f"; valid keys: {', '.join(sorted(self.valid))}"
         for key, what in self.unused.items():
             if key in values.entries:
                 check_no_effect(f"{self.name}.{key}", values[key], what, listed)

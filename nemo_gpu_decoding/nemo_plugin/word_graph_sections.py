@@ -1,25 +1,9 @@
 """Read NeMo's `wfst` section for cuda_wfst and paged_biglm.
 
-    strategy: cuda_wfst
-    wfst:
-      arpa_lm_path: words.arpa       # or wfst_lm_path: a ready-made graph
-      beam_width: 16.0               # of the search, natural log
-      lm_weight: 1.0
-      decoding_mode: nbest           # or mbr, lattice
-      max_active: 10000              # not in NeMo, like the keys below
-      boosting_tree: {key_phrases_list: [acme, gdansk]}
-      boosting_tree_alpha: 5.0
-
-With paged_biglm, this is the LM or graph of the small LM, and there is a large LM:
-
-    strategy: paged_biglm
-    wfst:
-      arpa_lm_path: small.arpa       # or wfst_lm_path: small.graph, and small_lm_path: small.arpa
-      large_lm_path: large.packed    # from `nemo-gpu-decoding pack-lm`, or an ARPA file
-      large_lm_weight: 1.0
-
-`beam_size` is the length of n-best lists, as with NeMo's Riva decoder. The options of Riva and k2
-(`riva_decoding_cfg`, `k2_decoding_cfg`) have no effect here: a value there raises an error with the key to use.
+`arpa_lm_path` is the LM of the graph, or `wfst_lm_path` a ready-made graph. With paged_biglm, this is the small LM,
+and `large_lm_path` is the large one. `beam_size` is the length of n-best lists, as with NeMo's Riva decoder. Options
+of Riva and k2 (`riva_decoding_cfg`, `k2_decoding_cfg`) have no effect here: a value there raises an error with the key
+to use.
 """
 
 from __future__ import annotations
@@ -233,11 +217,14 @@ def _graph_options(wfst: Values) -> GraphOptions:
         _check_not_built(wfst, arpa)
     elif wfst["words_path"] is not None:
         raise ValueError("wfst.words_path is set, which belongs to an OpenFst file as wfst.wfst_lm_path")
+    topology = None if wfst["topology"] is None else wfst.choice("topology", (*TOPOLOGIES, *NEMO_NAMES))
+    if topology == "graph" and ready_made is None:
+        raise ValueError("wfst.topology is 'graph', which is for ready-made T o L o G files only")
     return GraphOptions(
         ready_made=ready_made,
         arpa=None if ready_made else arpa,
         keep_at=keep_at,
-        topology=_topology(wfst, is_built=ready_made is None),
+        topology=topology,
         words=wfst.file("words_path"),
         open_vocabulary=_open_vocabulary(wfst),
         segmentations=wfst.count("segmentations"),
@@ -276,15 +263,6 @@ def _check_not_built(wfst: Values, arpa: Path | None) -> None:
             f"wfst.{shaping[0]} is {wfst[shaping[0]]!r}, which has no effect on a ready-made graph "
             "(wfst.wfst_lm_path); build it anew from wfst.arpa_lm_path"
         )
-
-
-def _topology(wfst: Values, *, is_built: bool) -> str | None:
-    if wfst["topology"] is None:
-        return None
-    topology = wfst.choice("topology", (*TOPOLOGIES, *NEMO_NAMES))
-    if topology == "graph" and is_built:
-        raise ValueError("wfst.topology is 'graph', which is for ready-made T o L o G files only")
-    return topology
 
 
 def _open_vocabulary(wfst: Values) -> OpenVocabulary | None:

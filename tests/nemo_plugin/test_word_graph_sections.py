@@ -301,7 +301,7 @@ def test_paged_every_search_key_arrives(read_paged):
 
 def test_every_option_of_the_search_has_a_key():
     own = {field.name for field in fields(PagedBigLMConfig)} - {field.name for field in fields(WFSTConfig)}
-    keys = set(PAGED_BIGLM.keys()["wfst"]) - set(section.nemo_defaults("ctc", "wfst"))
+    keys = set(PAGED_BIGLM.valid) - set(section.nemo_defaults("ctc", "wfst"))
     assert own <= keys - LARGE_LM.keys()
 
 

@@ -1,23 +1,8 @@
-"""Search in the pipelines of `nemo.collections.asr.inference`.
+"""Search in the pipelines of `nemo.collections.asr.inference`; `docs/streaming.md` has their options and outputs.
 
 For CTC, NeMo's pipelines take the best label of each frame and ignore the decoding config. For transducers, they
-assume that tokens never change. With a strategy of this package, the same pipelines search. Options of the config:
-
-    asr.decoding             the strategy, as for RNN-T:
-                             +asr.decoding.strategy=flexctc_beam +asr.decoding.beam.beam_size=8
-                             Without it, a CTC model uses its saved strategy, if that is one of this package.
-    endpointing.rules        end of an utterance: "kaldi", or values of Kaldi's five rules, see `endpointing.py`:
-                             +endpointing.rules.rule2.min_trailing_silence=0.8 +endpointing.rules.rule1=null
-                             Without it, NeMo's endpointing.stop_history_eou applies, as for greedy decoding; NeMo's
-                             configs set it, and so may the options of a stream. Rules replace it.
-    streaming.n_best         number of hypotheses of each ended utterance, in `n_best` of the step's output; default 1
-
-Partial transcripts are the best hypothesis so far. `committed_transcript` of a step's output is the beginning that all
-live hypotheses share; it does not change. At the end of an utterance, its transcript is the best hypothesis, and the
-next utterance begins. `ASRRequestOptions.biasing_cfg` has the phrases of a stream. If a stream has an invalid frame
-(NaN), it ends there with its text so far, and `error` of that step's output is a ValueError that names the stream.
-
-`register.py` lists the wrapped methods of NeMo.
+assume that tokens never change. With a strategy of this package in `asr.decoding`, the same pipelines search. Without
+`asr.decoding`, a CTC model uses its saved strategy, if that is one of this package.
 """
 
 from __future__ import annotations
