@@ -103,11 +103,7 @@ class Model:
         return next(iter(self.heads))
 
     def head(self, name: str) -> Head:
-        """A head by its name.
-
-        Raises:
-            ValueError: the model has no such head.
-        """
+        """A head by its name; a ValueError if the model lacks it."""
         if name not in self.heads:
             raise ValueError(
                 f"head={name}, but the model is a {type(self.model).__name__}; its only head is {self.default_head}"
@@ -128,8 +124,7 @@ class Model:
     def encode(self, files: Sequence[str | Path | np.ndarray], batch_size: int) -> Iterator[Outputs]:
         """Run NeMo's forward pass on batches of files, or of samples, [N] float32 at the model's rate.
 
-        Raises:
-            ValueError: a file cannot be read, or lacks the channel.
+        A file that cannot be read, or lacks the channel, raises a ValueError.
         """
         for begin in range(0, len(files), batch_size):
             yield self._encode_batch(files[begin : begin + batch_size])
@@ -264,11 +259,7 @@ class Head(ABC):
         self.model.model.change_decoding_strategy(config, verbose=False, **which)
 
     def search(self, config: DictConfig) -> Decoder[Any, Any]:
-        """The decoder of a `decoding` section, with LM, graph and phrases.
-
-        Raises:
-            ValueError: the strategy is not one of this package.
-        """
+        """The decoder of a `decoding` section, with LM, graph and phrases; the strategy is one of this package."""
         self.use(config)
         load = getattr(self.decoding.decoding, "decoder", None)
         decoder = load() if callable(load) else None

@@ -31,11 +31,7 @@ GREEDY = ("greedy", "greedy_batch")
 
 
 def build_asr(wrapped: Callable[..., Any], builder: Any, call: BoundArguments) -> Any:
-    """Replaces `BaseBuilder._build_asr` and builds a CTC model with the strategy of `asr.decoding`.
-
-    Raises:
-        ValueError: the strategy decodes another family of models, or its options are invalid.
-    """
+    """Replaces `BaseBuilder._build_asr` and builds a CTC model with the strategy of `asr.decoding`."""
     cfg = call.arguments["cfg"]
     if str(cfg.asr_decoding_type).lower() != "ctc":
         return wrapped(*call.args, **call.kwargs)
@@ -65,11 +61,7 @@ def _saved_decoding(model_name: str) -> Any:
 
 
 def construct(wrapped: Callable[..., None], pipeline: Any, call: BoundArguments) -> None:
-    """Replaces `__init__` of NeMo's pipelines; with a strategy of this package, the pipeline searches.
-
-    Raises:
-        ValueError: the strategy does not support an option of the pipeline; the message names it.
-    """
+    """Replaces `__init__` of NeMo's pipelines; with a strategy of this package, the pipeline searches."""
     cls: Any = type(pipeline)
     (kind,) = [KINDS[base.__name__] for base in cls.__mro__ if base.__name__ in KINDS]
     infer, cfg = kind.search(call.arguments["asr_model"].asr_model), call.arguments["cfg"]

@@ -43,11 +43,7 @@ KINDS = ("auto", "buffered", "cache_aware")
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """Chunk sizes in seconds and other options; the encoder of a cache-aware model defines its chunks.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """Chunk sizes in seconds and other options; the encoder of a cache-aware model defines its chunks."""
 
     pipeline: str = "auto"  # one of `KINDS`; auto: by the encoder's training
     chunk_seconds: float = 0.4  # new audio of a step
@@ -133,12 +129,9 @@ class PipelineRecognizer:
         return cls(pipeline, strategy, Path(model).stem if Path(model).is_file() else model)
 
     def prepare(self, wanted: StreamOptions) -> tuple[Any, int]:
-        """NeMo's options of a stream, and its number of hypotheses; compiles its phrases.
+        """NeMo's options of a stream, and its number of hypotheses; a ValueError names an invalid field.
 
-        So the phrases of a stream are not compiled between the chunks of other streams.
-
-        Raises:
-            ValueError: a field is invalid; the message names it.
+        Compiles the phrases of the stream, so that they are not compiled between the chunks of other streams.
         """
         from nemo.collections.asr.inference.streaming.framing.request_options import ASRRequestOptions
 
@@ -282,11 +275,7 @@ class PipelineRecognizer:
 
 
 def head_of(config: DictConfig, strategy: str) -> str:
-    """The head of a strategy; NeMo's greedy strategies use the CTC head if there is one.
-
-    Raises:
-        ValueError: the model has no such head.
-    """
+    """The head of a strategy; NeMo's greedy strategies use the CTC head if there is one."""
     heads = heads_of(config)
     if strategy in STRATEGIES:
         family = STRATEGIES[strategy].family

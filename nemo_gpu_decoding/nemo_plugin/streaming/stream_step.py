@@ -35,11 +35,7 @@ def transducer_search(model: Any) -> TransducerInfer | None:
 
 
 def stream_step(wrapped: Callable[..., Any], model: Any, call: BoundArguments) -> Any:
-    """Replaces `ASRModuleMixin.conformer_stream_step`.
-
-    Raises:
-        ValueError: `previous_pred_out` is not the output of the last step.
-    """
+    """Replaces `ASRModuleMixin.conformer_stream_step`."""
     call.apply_defaults()
     is_ctc_head = hasattr(model, "ctc_decoder") and getattr(model, "cur_decoder", "ctc") == "ctc"
     is_ctc = is_ctc_head or hasattr(model.decoding, "ctc_decoder_predictions_tensor")
@@ -92,9 +88,8 @@ def transcribe_labels(wrapped: Callable[..., Any], batcher: Any, call: BoundArgu
 def construct_merging(wrapped: Callable[..., Any], batcher: Any, call: BoundArguments) -> None:
     """Replaces `BatchedFrameASRRNNT.__init__`, which merges texts from the alignments of a greedy search.
 
-    Raises:
-        ValueError: the model, or the command line of the script before it changed the strategy to NeMo's, has a
-            strategy of this package.
+    A strategy of this package raises a ValueError. NeMo's script sets its own strategy, so that only the command line
+    shows the strategy that the user has chosen.
     """
     wrapped(*call.args, **call.kwargs)
     infer = transducer_search(batcher.asr_model)
