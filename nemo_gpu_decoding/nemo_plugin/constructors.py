@@ -55,7 +55,8 @@ def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: B
         raise ValueError(_wrong_family(spec, family))
     call.arguments["decoding_cfg"] = _host_config(cfg, spec)
     wrapped(*call.args, **call.kwargs)
-    instance.cfg = _own_config(cfg, spec)
+    instance.cfg = _unstructured(cfg)
+    instance.cfg.strategy = spec.name  # also for an alias: NeMo treats some names ("wfst") specially later on
     instance.__class__ = adapted(instance.__class__, family, spec.section)
     networks = {name: call.arguments[name] for name in ("decoder", "joint") if name in call.arguments}
     instance.decoding = spec.build(instance, instance.cfg, **networks)
@@ -106,12 +107,6 @@ def _host_config(cfg: DictConfig, spec: StrategySpec) -> DictConfig:
         if host.get(flag) is None:
             host[flag] = bool(options.get(flag, False))
     return host
-
-
-def _own_config(cfg: DictConfig, spec: StrategySpec) -> DictConfig:
-    own = _unstructured(cfg)
-    own.strategy = spec.name  # an alias too: NeMo treats some names ("wfst") in a special way later on
-    return own
 
 
 def _other_strategies(strategy: str, family: str) -> str:

@@ -77,7 +77,7 @@ def restore(name: str, **options: Any) -> Any:
         return ASRModel.restore_from(name, **options)
     except Exception as error:  # NeMo does not check the parts of the archive
         what = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"model={name} cannot be restored; the file may be damaged ({what})") from error
+        raise ValueError(f"model={name} cannot be restored ({what}); if the file is damaged, copy it again") from error
 
 
 def model_config(name: str) -> DictConfig:

@@ -190,7 +190,8 @@ def test_a_damaged_model_is_named(part, assets, audio, tmp_path, capsys):
             archive.addfile(member, io.BytesIO(data))
     assert main(["transcribe", f"model={damaged}", f"audio={audio}"]) == 2
     err = capsys.readouterr().err
-    assert f"model={damaged} cannot be restored; the file may be damaged (" in err
+    assert f"model={damaged} cannot be restored (" in err
+    assert "; if the file is damaged, copy it again" in err
     assert "Traceback" not in err
 
 
