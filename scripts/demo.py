@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from kaldialign import align
 
 from nemo_gpu_decoding.cli.decoding import load_phrase_file
-from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, Score, encode
+from nemo_gpu_decoding.cli.dev_set import Decoded, DevSet, PaddedBatch, Score, encode
 from nemo_gpu_decoding.cli.grid import Point, at_point
 from nemo_gpu_decoding.cli.main import guarded
 from nemo_gpu_decoding.cli.options import help_text, parse_options
@@ -209,6 +209,20 @@ def decode_beam(test: DevSet, ours: Decoder, head: Head) -> Decoded:
     return Decoded(runs[0].texts, statistics.median(run.seconds for run in runs))
 
 
+def nemo_texts(head: Head, batch: PaddedBatch) -> list[str]:
+    """Decode a batch with NeMo's decoding object and its current strategy."""
+    import torch
+
+    decoding: Any = head.decoding
+    if head.name == "ctc":
+        found = decoding.ctc_decoder_predictions_tensor(batch.inputs, batch.lengths, return_hypotheses=True)
+    else:
+        frames = batch.inputs.transpose(1, 2)
+        with torch.inference_mode():
+            found = decoding.rnnt_decoder_predictions_tensor(frames, batch.lengths, return_hypotheses=True)
+    return [hypothesis.text for hypothesis in found]
+
+
 def decode_greedy(head: Head, test: DevSet) -> Decoded:
     """Decode the same input with NeMo's greedy_batch, timed like the others."""
     head.use_greedy()
@@ -216,7 +230,7 @@ def decode_greedy(head: Head, test: DevSet) -> Decoded:
     for _ in range(REPEATS):
         texts, started = [], time.perf_counter()
         for batch in test.batches:
-            texts += head.texts(batch.inputs, batch.lengths)
+            texts += nemo_texts(head, batch)
         seconds.append(time.perf_counter() - started)
     return Decoded(tuple(texts), statistics.median(seconds))
 

@@ -37,6 +37,8 @@ WORD_GRAPH_KEYS = {
 }
 LARGE_LM_KEYS = {"large_lm": "large_lm_path", "large_lm_weight": "large_lm_weight"}
 FILES = ("lm", "large_lm", "phrases")
+LM_KEYS = ("ngram_lm_model", "kenlm_path", "arpa_lm_path", "wfst_lm_path")  # of NeMo's sections
+PHRASE_KEYS = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase_items_list")  # of `boosting_tree`
 
 # strategy -> values that replace those of its shipped preset if there is an LM, phrases, or both
 _WORD_PHRASES = {"beam_width": 30.0, "lm_weight": 0.5, "boosting_tree_alpha": 15.0}
@@ -96,13 +98,14 @@ class DecodingOptions(ModelOptions):
     beam_size: int | None = None
     # For word graphs: hypotheses whose cost exceeds the best one by more than this are dropped, natural log, > 0.
     beam_width: float | None = None
-    # Weight of the LM (paged_biglm: of both LMs), >= 0; 0.3 .. 1 is usual. `tune` finds it.
+    # Weight of the LM (paged_biglm: of both LMs), >= 0; 0.3 .. 1 is usual. `tune` finds it. An error without an LM.
     lm_weight: float | None = None
     # For paged_biglm: share of the large LM in lm_weight, >= 0; with 1 only the large LM counts.
     large_lm_weight: float | None = None
     # For flexctc_beam: bonus per token, natural log; a value > 0 offsets the deletions that an LM causes.
     beam_beta: float | None = None
-    # Weight of phrase boosting, natural log, >= 0; 0.5 .. 3 is usual, for word graphs (per word) 5 .. 40.
+    # Weight of phrase boosting, natural log, >= 0; 0.5 .. 3 is usual, for word graphs (per word) 5 .. 40. An error
+    # without phrases.
     boosting_weight: float | None = None
     # Any key of NeMo's decoding section, as decoding.KEY=VALUE; overrides all other options.
     decoding: dict[str, Any] = field(default_factory=dict)
@@ -128,6 +131,26 @@ def check_rescoring(options: Any) -> None:
         raise ValueError(
             f"rescore={options.rescore} orders n_best hypotheses; n_best is {options.n_best}, expected >= 2"
         )
+
+
+def check_weight(name: str, value: Any, is_used: bool) -> None:
+    """Raise a ValueError for `lm_weight` without an LM, or `boosting_weight` without phrases."""
+    if value is not None and not is_used:
+        option, what = {"lm_weight": ("lm", "an LM"), "boosting_weight": ("phrases", "phrases")}[name]
+        raise ValueError(f"{name} is {value}, which has no effect without {what}; add {option}=FILE or remove {name}")
+
+
+def check_weights(config: DictConfig, options: Any, *, has_own_phrases: bool) -> None:
+    """Raise a ValueError for a weight on the command line whose LM or phrases are not in the `decoding` section.
+
+    Args:
+        has_own_phrases: whether utterances or streams may have phrases of their own.
+    """
+    section = config.get(section_of(str(config.strategy))) or {}
+    check_weight("lm_weight", options.lm_weight, any(section.get(key) for key in LM_KEYS))
+    tree = section.get("boosting_tree") or {}
+    has_phrases = has_own_phrases or any(tree.get(key) for key in PHRASE_KEYS)
+    check_weight("boosting_weight", options.boosting_weight, has_phrases)
 
 
 def section_of(strategy: str) -> str:

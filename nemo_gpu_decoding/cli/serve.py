@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gpu_decoding.cli.decoding import DEFAULT_STRATEGY, DecodingOptions, check_counts, decoding_config
+from nemo_gpu_decoding.cli.decoding import (
+    DEFAULT_STRATEGY,
+    DecodingOptions,
+    check_counts,
+    check_weights,
+    decoding_config,
+)
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.live.server import LiveServer
@@ -116,13 +122,15 @@ def build_server(options: ServeOptions) -> LiveServer:
 
 def build_recognizer(options: ServeOptions) -> Any:
     """The model in NeMo's pipeline, with the strategy."""
-    from nemo_gpu_decoding.nemo_plugin.recognizer import PipelineOptions, PipelineRecognizer, default_head
+    from nemo_gpu_decoding.nemo_plugin.restore import default_head
+    from nemo_gpu_decoding.nemo_plugin.streaming.recognizer import PipelineOptions, PipelineRecognizer
 
     strategy = options.strategy
     if strategy is None and options.preset is None:
         strategy = DEFAULT_STRATEGY[default_head(options.model, verbose=options.verbose)]
     config = decoding_config(strategy, options.preset, vars(options))
     decoding = cast(DictConfig, OmegaConf.merge(config, options.decoding))
+    check_weights(decoding, options, has_own_phrases=True)
     return PipelineRecognizer.build(
         options.model, decoding, _fields_of(PipelineOptions, options), device=options.device, verbose=options.verbose
     )

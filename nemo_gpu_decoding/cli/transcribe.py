@@ -22,6 +22,7 @@ from nemo_gpu_decoding.cli.decoding import (
     DecodingOptions,
     check_counts,
     check_rescoring,
+    check_weights,
     decoding_config,
     section_of,
     writable_file,
@@ -201,6 +202,8 @@ def run(options: TranscribeOptions) -> int:
     from nemo_gpu_decoding.jit_progress import progress, working_seconds
 
     utterances = find_utterances(options.audio, options.manifest)
+    has_own_phrases = any(utterance.phrases is not None for utterance in utterances)
+    check_weights(build_decoding(options), options, has_own_phrases=has_own_phrases)
     out = writable_file("out", options.out) if options.out else None
     loaded = load(options)
     started, compiled = working_seconds(), progress.seconds
@@ -243,6 +246,7 @@ def run_partitions(options: TranscribeOptions) -> int:
     if "://" not in out:
         out = str(Path(out).expanduser().absolute())
     check_format(options.format_of_parts)
+    check_weights(build_decoding(options), options, has_own_phrases=options.manifest is not None)
     corpus = find_corpus(options.audio, options.manifest, options.tarred_audio)
     plan = open_run(Folder(out), corpus, options.partition_seconds, options_of_transcripts(options))
     job = Job(

@@ -18,6 +18,7 @@ from nemo_gpu_decoding.cli.decoding import (
     ModelOptions,
     check_counts,
     check_rescoring,
+    check_weight,
     decoding_config,
     load_phrase_file,
     section_of,
@@ -152,6 +153,7 @@ def run(options: TuneOptions) -> int:
     plot = plot_file(options)
     utterances = read_manifest(Path(options.manifest))
     phrases = load_phrase_file("phrases", options.phrases)
+    check_weight("boosting_weight", options.boosting_weight, bool(phrases))
     files = {"lm": options.lm, "large_lm": options.large_lm, "phrases": options.phrases}
     # a model with weight 0 would not be loaded; the weights are set per point of the grid
     loaded = {**files, "lm_weight": 1.0, "boosting_weight": 1.0}
@@ -163,6 +165,7 @@ def run(options: TuneOptions) -> int:
         options.model, device=options.device, verbose=options.verbose, channel_selector=options.channel_selector
     )
     strategy = choose_strategy(options, model.default_head)
+    check_weight("lm_weight", options.lm_weight, options.lm is not None or section_of(strategy) == "wfst")
     head = model.head(STRATEGIES[strategy].family)
     searches = Searches(head, strategy, options.preset, loaded)
     dev = encode(head, utterances, batch_size=options.batch_size, dtype=options.store)

@@ -27,8 +27,6 @@ from nemo_gpu_decoding.nemo_plugin.hypotheses import (
 )
 from nemo_gpu_decoding.search.word_graph.result import Word, WordPath
 
-Offset = dict[str, Any]  # {"word": text, "start_offset": frame, "end_offset": one past the last frame}
-
 
 @cache
 def adapted(cls: Any, family: str, section: str = "beam") -> type:
@@ -150,7 +148,10 @@ def _adapted_to_words(base: Any) -> type:
             if len(hypothesis.text) == 3 and self.preserve_token_confidence:  # n-best lists
                 self.compute_confidence([hypothesis])
             stamps: dict[str, list] = {"timestep": list(hypothesis.token_frames)}
-            words = self._word_offsets(hypothesis)
+            words = [
+                {"word": word.text, "start_offset": word.start_frame, "end_offset": word.end_frame}
+                for word in self._written(hypothesis)
+            ]
             if timestamp_type in ("char", "all"):
                 stamps["char"] = self._token_offsets(hypothesis)
             if timestamp_type in ("word", "all"):
@@ -182,18 +183,12 @@ def _adapted_to_words(base: Any) -> type:
         def text_of(self, hypothesis: WordHypothesis | WordPath) -> str:
             return self.word_seperator.join(word.text for word in self._written(hypothesis))
 
-        def _word_offsets(self, hypothesis: WordHypothesis) -> list[Offset]:
-            return [
-                {"word": word.text, "start_offset": word.start_frame, "end_offset": word.end_frame}
-                for word in self._written(hypothesis)
+        def _token_offsets(self, hypothesis: WordHypothesis) -> list[dict[str, Any]]:
+            texts = [
+                self.decode_tokens_to_str(self.decode_ids_to_tokens([token]))
+                for token in hypothesis.y_sequence.tolist()
             ]
-
-        def _token_offsets(self, hypothesis: WordHypothesis) -> list[Offset]:
-            ids = hypothesis.y_sequence.tolist()
-            texts = [self.decode_tokens_to_str(self.decode_ids_to_tokens([token])) for token in ids]
             spans = zip(texts, hypothesis.token_frames, hypothesis.token_repeats, strict=True)
-            return [
-                {"char": text, "start_offset": start, "end_offset": start + repeats} for text, start, repeats in spans
-            ]
+            return [{"char": text, "start_offset": start, "end_offset": start + n} for text, start, n in spans]
 
     return Adapted

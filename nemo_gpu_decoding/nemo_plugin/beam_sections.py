@@ -1,16 +1,6 @@
 """Read NeMo's `beam` section for flexctc_beam, alsd_pp and aes_pp.
 
-    strategy: flexctc_beam
-    beam:
-      beam_size: 8
-      beam_beta: 1.0
-      ngram_lm_model: lm.arpa
-      ngram_lm_alpha: 0.7
-      boosting_tree: {key_phrases_list: [acme, gdansk], ignore_case: true}
-      boosting_tree_alpha: 1.0
-      merge: prefix          # not in NeMo; also n_best, backend, threads and lm_encoding
-
-For transducers the keys are those of NeMo's `malsd_batch` and `maes_batch`.
+For CTC the keys are those of NeMo's `beam_batch`, for transducers those of its `malsd_batch` and `maes_batch`.
 """
 
 from __future__ import annotations
@@ -95,11 +85,7 @@ def read_flexctc(cfg: DictConfig) -> Options[FlexCTCConfig]:
 
 
 def read_alsd(cfg: DictConfig) -> Options[ALSDConfig]:
-    """Options of alsd_pp.
-
-    Raises:
-        ValueError, FileNotFoundError: as `read_flexctc`; the model is a multi-blank one.
-    """
+    """Options of alsd_pp; raises as `read_flexctc`, and a ValueError for a multi-blank model."""
     beam = _read_transducer(cfg, "alsd_pp")
     # NeMo's dataclass has `max_symbols_per_step`, its decoders read `max_symbols`: accept both
     default, declared = ALSDConfig.max_symbols, beam["max_symbols_per_step"]
@@ -113,11 +99,7 @@ def read_alsd(cfg: DictConfig) -> Options[ALSDConfig]:
 
 
 def read_aes(cfg: DictConfig) -> Options[AESConfig]:
-    """Options of aes_pp.
-
-    Raises:
-        ValueError, FileNotFoundError: as `read_alsd`.
-    """
+    """Options of aes_pp; raises as `read_alsd`."""
     beam = _read_transducer(cfg, "aes_pp")
     if beam["maes_expansion_gamma"] == 0:
         script = "eval_beamsearch_ngram_transducer.py writes 0 unless decoding_strategy=maes"
@@ -135,7 +117,5 @@ def _read_transducer(cfg: DictConfig, strategy: str) -> Values:
 
 
 def _options(beam: Values, search: Any) -> Options[Any]:
-    n_best = beam.n_best()
-    settled = {"n_best": n_best, "alignments": False}
-    return_best = beam.flag("return_best_hypothesis")
-    return Options(beam.config(search, **settled), n_best, return_best, beam.fusion())
+    n_best, return_best = beam.n_best(), beam.flag("return_best_hypothesis")
+    return Options(beam.config(search, n_best=n_best, alignments=False), n_best, return_best, beam.fusion())

@@ -6,12 +6,12 @@ timestamps and confidence. Then the wrapper replaces the inner decoder.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import is_dataclass
 from difflib import get_close_matches
 from functools import partial
+from inspect import BoundArguments
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -33,21 +33,18 @@ GREEDY_EXTRAS = (
 )
 
 
-def _construct(
-    family: str, wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def _construct(family: str, wrapped: Callable[..., None], instance: Any, call: BoundArguments) -> None:
     """Replaces `Abstract{CTC,RNNT}Decoding.__init__`; `wrapped` is the original, bound.
 
     Raises:
         ValueError: the strategy decodes another family of models, or its options are invalid. In
             `change_decoding_strategy` also: the LM, graph or phrases do not fit the model.
     """
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
     cfg = _as_config(call.arguments["decoding_cfg"])
     spec = find_strategy(cfg)
     if spec is None:
         try:
-            wrapped(*args, **kwargs)
+            wrapped(*call.args, **call.kwargs)
         except ValueError as error:
             strategy = str(cfg.get("strategy"))
             if strategy in possible_strategies(family):
@@ -58,7 +55,8 @@ def _construct(
         raise ValueError(_wrong_family(spec, family))
     call.arguments["decoding_cfg"] = _host_config(cfg, spec)
     wrapped(*call.args, **call.kwargs)
-    instance.cfg = _own_config(cfg, spec)
+    instance.cfg = _unstructured(cfg)
+    instance.cfg.strategy = spec.name  # also for an alias: NeMo treats some names ("wfst") specially later on
     instance.__class__ = adapted(instance.__class__, family, spec.section)
     networks = {name: call.arguments[name] for name in ("decoder", "joint") if name in call.arguments}
     instance.decoding = spec.build(instance, instance.cfg, **networks)
@@ -69,7 +67,7 @@ def _construct(
 _changing: ContextVar[bool] = ContextVar("changing_strategy", default=False)
 
 
-def change(wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def change(wrapped: Callable[..., None], instance: Any, call: BoundArguments) -> None:
     """Replaces `change_decoding_strategy` and loads LM, graph and phrases at once.
 
     So a file that does not fit the model raises here, and the model keeps its strategy. Restoring a model does
@@ -77,7 +75,7 @@ def change(wrapped: Callable[..., None], instance: Any, args: tuple[Any, ...], k
     """
     token = _changing.set(True)
     try:
-        wrapped(*args, **kwargs)
+        wrapped(*call.args, **call.kwargs)
     finally:
         _changing.reset(token)
 
@@ -109,12 +107,6 @@ def _host_config(cfg: DictConfig, spec: StrategySpec) -> DictConfig:
         if host.get(flag) is None:
             host[flag] = bool(options.get(flag, False))
     return host
-
-
-def _own_config(cfg: DictConfig, spec: StrategySpec) -> DictConfig:
-    own = _unstructured(cfg)
-    own.strategy = spec.name  # an alias too: NeMo treats some names ("wfst") in a special way later on
-    return own
 
 
 def _other_strategies(strategy: str, family: str) -> str:

@@ -6,7 +6,7 @@ import contextlib
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,10 @@ from omegaconf import DictConfig
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.nemo_plugin.beam_sections import read_flexctc
-from nemo_gpu_decoding.nemo_plugin.continuation import StreamState
 from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, from_labels, from_path
 from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer, load_fusion, warn_of_errors
 from nemo_gpu_decoding.nemo_plugin.requests import next_requests
+from nemo_gpu_decoding.nemo_plugin.streaming.continuation import StreamState
 from nemo_gpu_decoding.search.engine import BadRow
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
 from nemo_gpu_decoding.search.result import NBest, Path
@@ -75,20 +75,20 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
             decoder_lengths = torch.full((len(decoder_output),), decoder_output.shape[1])
         if decoder_output.ndim == 2:
             return (self._collapse(decoder_output.cpu().numpy(), decoder_lengths.tolist()),)
-        aligned = self.preserve_alignments or self.preserve_frame_confidence
+        aligned = self.needs_frames
         frames: list[Any] = [None] * len(decoder_output)
-        if streams := _streams.get():
-            requests = next_requests(self, streams.states.count(None))
+        states = _streams.get()
+        requests = next_requests(self, len(decoder_output) if states is None else states.count(None))
+        if states is not None:
             advanced = self._continuation.advance(
-                self.decoder(), decoder_output, decoder_lengths.cpu(), streams.states, requests, keep_history=aligned
+                self.decoder(), decoder_output, decoder_lengths.cpu(), states, requests, keep_history=aligned
             )
             results = [nbest for nbest, _ in advanced]
             errors = {b: str(state.error) for b, (_, state) in enumerate(advanced) if state.error}
-            streams.states = [state for _, state in advanced]
+            states[:] = [state for _, state in advanced]
             if aligned:
                 frames = [state.history.cpu() for _, state in advanced if state.history is not None]
         else:
-            requests = next_requests(self, len(decoder_output))
             results, decoder_lengths, errors = self._decode(decoder_output, decoder_lengths, requests)
             if aligned:
                 log_probs, lengths = decoder_output.cpu(), decoder_lengths.tolist()
@@ -137,31 +137,23 @@ class CTCInfer(FusedInfer, AbstractBeamCTCInfer):
             "log-probs [B, T, V + 1], as NeMo's conformer_stream_step gives them while the plugin is registered.",
             mode=logging_mode.ONCE,
         )
-        hypotheses: list[BeamHypothesis] = [
-            from_labels(row[:length], self.blank_id) for row, length in zip(labels, lengths, strict=True)
-        ]
+        hypotheses = [from_labels(row[:length], self.blank_id) for row, length in zip(labels, lengths, strict=True)]
         if self.return_best_hypothesis:
-            return hypotheses
+            return [*hypotheses]
         return [NBestHypotheses([hypothesis]) for hypothesis in hypotheses]
 
 
-@dataclass
-class _StreamStates:
-    """The state of each utterance before and, afterwards, after a batch; None begins an utterance."""
-
-    states: list[StreamState | None]
-
-
-_streams: ContextVar[_StreamStates | None] = ContextVar("stream_states", default=None)
+# the state of each utterance before and, afterwards, after a batch; None begins an utterance
+_streams: ContextVar[list[StreamState | None] | None] = ContextVar("stream_states", default=None)
 
 
 @contextlib.contextmanager
-def continued_streams(states: Sequence[StreamState | None]) -> Iterator[_StreamStates]:
-    """Within this block, decoders continue running utterances with the next chunk of log-probs."""
-    streams = _StreamStates(list(states))
-    token = _streams.set(streams)
+def continued_streams(states: list[StreamState | None]) -> Iterator[None]:
+    """Within this block, decoders continue running utterances with the next chunk of log-probs, and replace `states`
+    by the new ones."""
+    token = _streams.set(states)
     try:
-        yield streams
+        yield
     finally:
         _streams.reset(token)
 

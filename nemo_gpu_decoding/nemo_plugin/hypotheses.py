@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from inspect import BoundArguments
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -136,23 +136,21 @@ class TimedNBestList(NBestList, Hypothesis):
         return {level: [entry for hyp in self for entry in hyp.timestamp[level]] for level in levels}
 
 
-def restore_order(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def restore_order(wrapped: Callable[..., Any], _: Any, call: BoundArguments) -> Any:
     """Replaces `restore_transcription_order`, which restores the manifest's order (`presort_manifest`).
 
     NeMo's function treats n-best lists [utterance][rank] as the pair of lists that `transcribe` returned in
     older versions. It then raises an IndexError or assigns hypotheses to wrong utterances.
     """
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
     transcriptions = call.arguments["transcriptions"]
     if not isinstance(transcriptions, list) or not transcriptions or not isinstance(transcriptions[0], list):
-        return wrapped(*args, **kwargs)
+        return wrapped(*call.args, **call.kwargs)
     call.arguments["transcriptions"] = list(range(len(transcriptions)))
     return [transcriptions[row] for row in wrapped(*call.args, **call.kwargs)]
 
 
-def write_lists(wrapped: Callable[..., Any], _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def write_lists(wrapped: Callable[..., Any], _: Any, call: BoundArguments) -> Any:
     """Replaces `write_transcription`, which would treat an n-best list with timestamps as a hypothesis."""
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
     entries = call.arguments["transcriptions"]
     call.arguments["transcriptions"] = [list(e) if isinstance(e, TimedNBestList) else e for e in entries]
     return wrapped(*call.args, **call.kwargs)

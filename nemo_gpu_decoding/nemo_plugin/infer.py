@@ -19,8 +19,8 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree, load_boosting_tree
 from nemo_gpu_decoding.fusion.fusion import Fusion
 from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
-from nemo_gpu_decoding.nemo_plugin.continuation import Continuation
 from nemo_gpu_decoding.nemo_plugin.section import FusionOptions, Options
+from nemo_gpu_decoding.nemo_plugin.streaming.continuation import Continuation
 from nemo_gpu_decoding.search.result import Path
 from nemo_gpu_decoding.vocabulary import Vocabulary
 
@@ -78,12 +78,16 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         return self._decoders[variant]
 
     @property
+    def needs_frames(self) -> bool:
+        """Whether results need the input frames, for alignments or confidence."""
+        return self.preserve_alignments or self.preserve_frame_confidence
+
+    @property
     def why_one_best(self) -> str:
         """Why a stream's transcript is not the best path of an n-best list; empty: it is."""
         return ""
 
     def vocabulary(self) -> Vocabulary:
-        """The tokens of the model."""
         return nemo_vocabulary(self)
 
     def candidates(self, n_best: int) -> int:
@@ -103,13 +107,8 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
         Args:
             weight: of the tree in the search, > 0.
         """
-        config = replace(
-            self.options.fusion.boosting,
-            model_path=None,
-            key_phrases_file=None,
-            key_phrases_list=None,
-            key_phrase_items_list=None,
-        )
+        sources = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase_items_list")
+        config = replace(self.options.fusion.boosting, **dict.fromkeys(sources))
         return build_boosting_tree(phrases, self.vocabulary(), config)
 
     def boosting_of(self, config: BoostingConfig) -> BackoffAutomaton:
@@ -183,7 +182,5 @@ def load_fusion(options: FusionOptions, vocab_size: int, vocabulary: Vocabulary)
     lm = None
     if options.lm_path is not None and options.lm_weight > 0:
         lm = load_ngram_lm(options.lm_path, vocab_size, vocabulary=vocabulary, encoding=options.lm_encoding)
-    boosting = None
-    if options.has_phrases:
-        boosting = load_boosting_tree(options.boosting, vocabulary)
+    boosting = load_boosting_tree(options.boosting, vocabulary) if options.has_phrases else None
     return Fusion(lm, options.lm_weight, boosting, options.boosting_weight)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,9 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from nemo_gpu_decoding.audio import check_channel_selector, num_channels, unreadable, write_mono
-from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.live.recognizer import Word
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
+from nemo_gpu_decoding.nemo_plugin.requests import utterance_requests
+from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, import_nemo, restore, usable_device
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.result import Path as SearchPath
 from nemo_gpu_decoding.search.word_graph.result import WordPath
@@ -92,16 +92,10 @@ class Model:
     ) -> Model:
         """Restore a `.nemo` file, or download a pretrained model by its name."""
         check_channel_selector(channel_selector)
-        is_file = check_model_file(name)
+        check_model_file(name)
         where = usable_device(device)
-        asr_model = import_nemo(verbose)
-        if is_file:
-            return cls(asr_model.restore_from(name, map_location=where).eval(), channel_selector)
-        try:
-            model = asr_model.from_pretrained(name, map_location=where)
-        except OSError as error:  # unknown names and network errors alike
-            raise ValueError(f"model={name} is no file here, and NeMo cannot fetch it: {error}") from error
-        return cls(model.to(where).eval(), channel_selector)
+        import_nemo(verbose)
+        return cls(restore(name, map_location=where).to(where).eval(), channel_selector)
 
     @property
     def default_head(self) -> str:
@@ -109,11 +103,7 @@ class Model:
         return next(iter(self.heads))
 
     def head(self, name: str) -> Head:
-        """A head by its name.
-
-        Raises:
-            ValueError: the model has no such head.
-        """
+        """A head by its name; a ValueError if the model lacks it."""
         if name not in self.heads:
             raise ValueError(
                 f"head={name}, but the model is a {type(self.model).__name__}; its only head is {self.default_head}"
@@ -131,34 +121,10 @@ class Model:
         device = next(self.model.parameters()).device
         return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
-    def transcribe(
-        self,
-        files: Sequence[str | Path | np.ndarray],
-        *,
-        batch_size: int = 8,
-        second: Rescoring | None = None,
-        phrases: Sequence[Sequence[str] | None] = (),
-    ) -> Iterator[Transcript]:
-        """Transcribe with the current strategy, in the order of `files`, batch by batch.
-
-        `files` may also be samples, [N] float32 at the model's rate. `second` rescores n-best lists. `phrases`
-        are per file, None for those of the decoding config.
-
-        Raises:
-            ValueError: a file cannot be read; the strategy's scores have no parts, which `second` needs; or
-                the strategy does not support phrases per utterance.
-        """
-        done = 0
-        for outputs in self.encode(files, batch_size):
-            count = len(next(iter(outputs.values())))
-            yield from self.decode(outputs, second=second, phrases=phrases[done : done + count])
-            done += count
-
     def encode(self, files: Sequence[str | Path | np.ndarray], batch_size: int) -> Iterator[Outputs]:
         """Run NeMo's forward pass on batches of files, or of samples, [N] float32 at the model's rate.
 
-        Raises:
-            ValueError: a file cannot be read, or lacks the channel.
+        A file that cannot be read, or lacks the channel, raises a ValueError.
         """
         for begin in range(0, len(files), batch_size):
             yield self._encode_batch(files[begin : begin + batch_size])
@@ -206,17 +172,18 @@ class Model:
     ) -> Iterator[Transcript]:
         """Transcripts of a batch of `encode`, with the current strategy; another model with equal weights may encode.
 
-        Raises:
-            ValueError: as `transcribe`, but for files.
-        """
-        with ExitStack() as stack:
-            if any(own is not None for own in phrases):
-                from nemo_gpu_decoding.nemo_plugin.requests import utterance_requests
+        Args:
+            second: rescores n-best lists.
+            phrases: per utterance; None: those of the decoding config.
 
-                stack.enter_context(utterance_requests(self.model, phrases))
+        Raises:
+            ValueError: the strategy's scores have no parts, which `second` needs; or the strategy does not support
+                phrases per utterance.
+        """
+        has_own = any(own is not None for own in phrases)
+        with utterance_requests(self.model, phrases) if has_own else nullcontext():
             hypotheses = self.hypotheses(outputs)
-        for hypothesis in hypotheses:
-            found = _as_list(hypothesis)
+        for found in map(_as_list, hypotheses):
             yield self._transcript(found if second is None else _rescored(found, second))
 
     def hypotheses(self, outputs: Outputs) -> list[Any]:
@@ -238,7 +205,7 @@ class Model:
 
     def _transcript(self, hypotheses: Sequence[Hypothesis]) -> Transcript:
         best = hypotheses[0]
-        ranked = tuple((hypothesis.text, _score(hypothesis)) for hypothesis in hypotheses)
+        ranked = tuple((hypothesis.text, round(float(hypothesis.score), 4)) for hypothesis in hypotheses)
         return Transcript(
             text=best.text,
             score=ranked[0][1],
@@ -286,21 +253,13 @@ class Head(ABC):
     def encoded(self, files: Sequence[str | Path], *, batch_size: int = 8) -> Iterator[Encoded]:
         """Run the encoder and NeMo's greedy decoding once per file; later searches need no encoder."""
 
-    @abstractmethod
-    def texts(self, inputs: Tensor, lengths: Tensor) -> list[str]:
-        """Decode inputs as in `Encoded`, [B, T, ...], [B], with NeMo and the current strategy."""
-
     def use(self, config: DictConfig) -> None:
         """Switch to the strategy of `config`, NeMo's `decoding` section."""
         which = {"decoder_type": self.name} if self.model.is_hybrid else {}
         self.model.model.change_decoding_strategy(config, verbose=False, **which)
 
     def search(self, config: DictConfig) -> Decoder[Any, Any]:
-        """The decoder of a `decoding` section, with LM, graph and phrases.
-
-        Raises:
-            ValueError: the strategy is not one of this package.
-        """
+        """The decoder of a `decoding` section, with LM, graph and phrases; the strategy is one of this package."""
         self.use(config)
         load = getattr(self.decoding.decoding, "decoder", None)
         decoder = load() if callable(load) else None
@@ -343,10 +302,6 @@ class CTCHead(Head):
                 log_probs = hypothesis.y_sequence.detach().float().cpu().numpy()
                 yield Encoded(np.ascontiguousarray(log_probs), hypothesis.text)
 
-    def texts(self, inputs: Tensor, lengths: Tensor) -> list[str]:
-        decode = self.decoding.ctc_decoder_predictions_tensor
-        return [hypothesis.text for hypothesis in decode(inputs, lengths, return_hypotheses=True)]
-
 
 class TransducerHead(Head):
     """The RNN-T or TDT head; a search reads the encoder's output."""
@@ -365,73 +320,12 @@ class TransducerHead(Head):
             for row, length, found in zip(rows, lengths, self.model.hypotheses(outputs), strict=True):
                 yield Encoded(row[:length].copy(), found.text)
 
-    def texts(self, inputs: Tensor, lengths: Tensor) -> list[str]:
-        decode = self.decoding.rnnt_decoder_predictions_tensor
-        with torch.inference_mode():
-            found = decode(inputs.transpose(1, 2), lengths, return_hypotheses=True)
-        return [hypothesis.text for hypothesis in found]
-
     def networks(self) -> TransducerNetworks:
         """Prediction network and joint in the form of the search."""
         from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
 
         nemo: Any = self.model.model
         return networks_of(nemo.decoder, nemo.joint, self.decoding.durations or ())
-
-
-def check_model_file(name: str) -> bool:
-    """Whether a model's name is that of a file.
-
-    Raises:
-        ValueError: it should be one and is not, or is no archive.
-    """
-    is_file = Path(name).is_file()
-    if name.endswith(".nemo") and not is_file:
-        raise ValueError(f"model={name} is no file here")
-    if is_file and not tarfile.is_tarfile(name):
-        raise ValueError(f"model={name} is no NeMo model: a .nemo file is a tar archive")
-    return is_file
-
-
-def usable_device(name: str) -> torch.device:
-    """The device of an option; auto: a GPU if there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device is {name!r}, expected auto, cpu, cuda or cuda:N") from error
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(f"device is {name!r}, but torch sees {torch.cuda.device_count()} CUDA devices")
-    return device
-
-
-def import_nemo(verbose: bool) -> type[ASRModel]:
-    """Import NeMo (about ten seconds) and register the strategies."""
-    if not verbose:
-        _silence()
-    require("nemo")
-    from nemo.collections.asr.models import ASRModel
-
-    from nemo_gpu_decoding.nemo_plugin.register import register
-
-    register()
-    return ASRModel
-
-
-def _silence() -> None:
-    """Hide messages of NeMo below ERROR, because transcripts are printed on the terminal.
-
-    NeMo changes its log level while it transcribes, so this adds a filter to its logger.
-    """
-    logging.getLogger("nv_one_logger").setLevel(logging.ERROR)
-    nemo_logger = logging.getLogger("nemo_logger")
-    if _only_errors not in nemo_logger.filters:
-        nemo_logger.addFilter(_only_errors)
-
-
-def _only_errors(record: logging.LogRecord) -> bool:
-    return record.levelno >= logging.ERROR
 
 
 def _as_list(result: Any) -> list[Any]:
@@ -453,7 +347,3 @@ def _rescored(hypotheses: Sequence[Hypothesis], second: Rescoring) -> list[Hypot
     for hypothesis, change in zip(hypotheses, changes, strict=True):
         hypothesis.score = float(hypothesis.score) + change
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
-
-
-def _score(hypothesis: Hypothesis) -> float:
-    return round(float(hypothesis.score), 4)

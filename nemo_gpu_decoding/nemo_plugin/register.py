@@ -2,9 +2,9 @@
 
 `HOOKS` lists the wrapped methods of NeMo: the constructors of its decoding objects,
 `AbstractCTCDecoding.__init__` and `AbstractRNNTDecoding.__init__`, and `change_decoding_strategy` of the
-models (`constructors.py`); streaming methods that decode greedily and ignore the config (`streaming.py`,
-`pipelines.py`); and two functions that do not support n-best lists (`hypotheses.py`). Importing this module
-does not import NeMo: the methods are wrapped when NeMo is imported.
+models (`constructors.py`); streaming methods that decode greedily and ignore the config (`streaming/`); and two
+functions that do not support n-best lists (`hypotheses.py`). Importing this module does not import NeMo: the methods
+are wrapped when NeMo is imported.
 
 A `.nemo` file that was saved with a strategy of this package has it in its config, and NeMo alone cannot
 restore it. Without this package, give `restore_from` another decoding section (for the CTC head of a hybrid
@@ -19,6 +19,7 @@ model, `aux_ctc.decoding`):
 
 from __future__ import annotations
 
+import inspect
 import pkgutil
 import sys
 from dataclasses import dataclass
@@ -76,8 +77,8 @@ class Hook(NamedTuple):
     module: str
     owner: str  # the class; "" for a function
     method: str
-    # "module:callable"; called as `wrapper(wrapped, instance, args, kwargs)`. Resolved at the first call, because
-    # it imports NeMo, which is only partly imported when the method is wrapped
+    # "module:callable"; called as `wrapper(wrapped, instance, call)`, with the arguments as `BoundArguments`. Resolved
+    # at the first call, because it imports NeMo, which is only partly imported when the method is wrapped
     wrapper: str
 
     def apply(self, module: ModuleType) -> None:
@@ -95,7 +96,8 @@ class Hook(NamedTuple):
         return getattr(module, self.owner) if self.owner else module
 
     def _call(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return pkgutil.resolve_name(self.wrapper)(wrapped, instance, args, kwargs)
+        call = inspect.signature(wrapped).bind(*args, **kwargs)
+        return pkgutil.resolve_name(self.wrapper)(wrapped, instance, call)
 
 
 HOOKS = tuple(
@@ -120,14 +122,19 @@ HOOKS = tuple(
         ("parts.utils.transcribe_utils", "", "restore_transcription_order", "hypotheses:restore_order"),
         ("parts.utils.transcribe_utils", "", "write_transcription", "hypotheses:write_lists"),
         # streaming that decodes CTC greedily, or assumes that tokens of a beam never change
-        ("parts.mixins.mixins", "ASRModuleMixin", "conformer_stream_step", "streaming:stream_step"),
-        ("parts.utils.streaming_utils", "FrameBatchASR", "transcribe", "streaming:transcribe_labels"),
-        ("parts.utils.streaming_utils", "BatchedFrameASRRNNT", "__init__", "streaming:construct_merging"),
-        ("inference.factory.base_builder", "BaseBuilder", "_build_asr", "pipelines:build_asr"),
-        ("inference.pipelines.buffered_ctc_pipeline", "BufferedCTCPipeline", "__init__", "pipelines:construct"),
-        ("inference.pipelines.buffered_rnnt_pipeline", "BufferedRNNTPipeline", "__init__", "pipelines:construct"),
-        ("inference.pipelines.cache_aware_ctc_pipeline", "CacheAwareCTCPipeline", "__init__", "pipelines:construct"),
-        ("inference.pipelines.cache_aware_rnnt_pipeline", "CacheAwareRNNTPipeline", "__init__", "pipelines:construct"),
+        ("parts.mixins.mixins", "ASRModuleMixin", "conformer_stream_step", "streaming.stream_step:stream_step"),
+        ("parts.utils.streaming_utils", "FrameBatchASR", "transcribe", "streaming.stream_step:transcribe_labels"),
+        ("parts.utils.streaming_utils", "BatchedFrameASRRNNT", "__init__", "streaming.stream_step:construct_merging"),
+        ("inference.factory.base_builder", "BaseBuilder", "_build_asr", "streaming.pipelines:build_asr"),
+        *(
+            (f"inference.pipelines.{module}_pipeline", f"{owner}Pipeline", "__init__", "streaming.pipelines:construct")
+            for module, owner in (
+                ("buffered_ctc", "BufferedCTC"),
+                ("buffered_rnnt", "BufferedRNNT"),
+                ("cache_aware_ctc", "CacheAwareCTC"),
+                ("cache_aware_rnnt", "CacheAwareRNNT"),
+            )
+        ),
     )
 )
 

@@ -41,7 +41,14 @@ def utterance_requests(
         ValueError: the model has another strategy, a list of phrases has no weight, or the number of
             utterances differs from that of requests.
     """
-    infer = _active_decoder(model)
+    from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
+
+    infer = getattr(_decoding(model), "decoding", None)
+    if not isinstance(infer, FusedInfer):
+        raise ValueError(
+            f"the model decodes with strategy '{_decoding(model).cfg.strategy}', expected {' or '.join(STRATEGIES)} "
+            "(see change_decoding_strategy)"
+        )
     queue = deque(_as_request(infer, wanted, boosting_weight) for wanted in requests)
     pending = _Pending(model, queue, total=len(queue))
     token = _pending.set(pending)
@@ -58,7 +65,7 @@ def utterance_requests(
 def next_requests(infer: Any, batch: int) -> list[Request | None] | None:
     """The requests of the next `batch` utterances of `infer`; None without requests."""
     pending = _pending.get()
-    if pending is None or _active_decoder_or_none(pending.model) is not infer:
+    if pending is None or _decoding(pending.model).decoding is not infer:
         return None
     if len(pending.queue) < batch:
         done = pending.total - len(pending.queue)
@@ -101,24 +108,9 @@ class _Pending:
 _pending: ContextVar[_Pending | None] = ContextVar("pending_requests", default=None)
 
 
-def _active_decoder_or_none(model: Any) -> FusedInfer | None:
-    from nemo_gpu_decoding.nemo_plugin.infer import FusedInfer
-
-    is_ctc_head = getattr(model, "cur_decoder", None) == "ctc"
-    decoder = getattr(model.ctc_decoding if is_ctc_head else model.decoding, "decoding", None)
-    return decoder if isinstance(decoder, FusedInfer) else None
-
-
-def _active_decoder(model: Any) -> FusedInfer:
-    decoder = _active_decoder_or_none(model)
-    if decoder is None:
-        is_ctc_head = getattr(model, "cur_decoder", None) == "ctc"
-        strategy = model.cfg.aux_ctc.decoding.strategy if is_ctc_head else model.cfg.decoding.strategy
-        raise ValueError(
-            f"the model decodes with strategy '{strategy}', expected {' or '.join(STRATEGIES)} "
-            "(see change_decoding_strategy)"
-        )
-    return decoder
+def _decoding(model: Any) -> Any:
+    """NeMo's decoding object of the head in use."""
+    return model.ctc_decoding if getattr(model, "cur_decoder", None) == "ctc" else model.decoding
 
 
 def _as_request(infer: FusedInfer, wanted: Wanted, boosting_weight: float | None) -> Request | None:

@@ -12,18 +12,18 @@ takes a dict or DictConfig with any keys: `{"strategy": "flexctc_beam", "beam": 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, get_type_hints
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTDecodingConfig
 from nemo.utils import logging, logging_mode
 from omegaconf import DictConfig, OmegaConf
 
-from nemo_gpu_decoding.checks import FieldError, check_number, did_you_mean
+from nemo_gpu_decoding.checks import FieldError, check_bool, check_number, did_you_mean
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig
 from nemo_gpu_decoding.fusion.ngram import ENCODINGS
 from nemo_gpu_decoding.search.config import SearchConfig
@@ -108,13 +108,10 @@ class Section:
         of_search = {self.renamed.get(f.name, f.name): f.default for f in fields(self.search)}
         return {key: value for key, value in of_search.items() if key not in known} | dict(self.more)
 
-    def keys(self) -> dict[str, tuple[str, ...]]:
-        """The keys with effect, including those of nested sections: NeMo's, then others."""
-        known = (*self.defaults, *self.undeclared, *self.own)
-        nested = {name: tuple(self.defaults[name] or ()) for name in self.foreign}
-        nested["boosting_tree"] = tuple(f.name for f in fields(BoostingConfig))
-        valid = {self.name: tuple(key for key in known if key not in self.unused)}
-        return valid | {f"{self.name}.{name}": keys for name, keys in nested.items()}
+    @property
+    def valid(self) -> tuple[str, ...]:
+        """The keys with effect: NeMo's, then others."""
+        return tuple(key for key in (*self.defaults, *self.undeclared, *self.own) if key not in self.unused)
 
     def read(self, cfg: DictConfig) -> Values:
         """The values of all keys.
@@ -127,8 +124,7 @@ class Section:
                 raise ValueError(f"'{key}' is outside of `{self.name}`, expected inside: {self.name}.{key}")
         section = cfg.get(self.name) or OmegaConf.create({})
         given: Any = OmegaConf.to_container(section, resolve=True)
-        valid = self.keys()[self.name]
-        check_keys(self.name, [key for key in given if key not in self.unused], valid)
+        check_keys(self.name, [key for key in given if key not in self.unused], self.valid)
         entries = {**self.defaults, **self.own, **given}
         for key in self.optional:
             if entries.get(key) is None and self.defaults.get(key) is None:
@@ -136,10 +132,9 @@ class Section:
             elif entries[key] is None:
                 entries[key] = self.defaults[key]
         values = Values(self.name, entries, float(self.defaults.get("ngram_lm_alpha") or 0.0))
-        names = (*self.search_types, self.strategy)
-        values.choice("search_type", names, f"with strategy {self.strategy}")
+        values.choice("search_type", (*self.search_types, self.strategy), f"with strategy {self.strategy}")
         self._check_foreign(values)
-        listed = f"; valid keys: {', '.join(sorted(valid))}"
+        listed = f"; valid keys: {', '.join(sorted(self.valid))}"
         for key, what in self.unused.items():
             if key in values.entries:
                 check_no_effect(f"{self.name}.{key}", values[key], what, listed)
@@ -155,19 +150,18 @@ class Section:
             if defaults:
                 check_keys(f"{self.name}.{name}", values[name] or (), defaults)
             neutral = _flat(defaults, f"{name}.")
+            reason = f"is an option of {owner} and has no effect with '{self.strategy}'"
             for key, value in _flat(values[name] or {}, f"{name}.").items():
-                ours = self.counterparts.get(key)
-                remedy = f"set {self.name}.{ours} instead" if ours else ""
-                reason = f"is an option of {owner} and has no effect with '{self.strategy}'"
+                remedy = f"set {self.name}.{self.counterparts[key]} instead" if key in self.counterparts else ""
                 known = (neutral[key],) if key in neutral else ()
                 check_no_effect(f"{self.name}.{key}", value, NoEffect(known, reason, remedy))
 
 
 @dataclass(frozen=True)
 class Values:
-    """The values of all keys of a section. Its methods check one of them; errors name the key.
+    """The values of all keys of a section. Its methods check one of them, or build a dataclass that checks them.
 
-    All but `file` raise a FieldError.
+    Errors are ValueErrors that name the key, or a FileNotFoundError.
     """
 
     section: str
@@ -183,21 +177,13 @@ class Values:
 
     def flag(self, key: str) -> bool:
         value = self.entries.get(key, False)
-        if not isinstance(value, bool):
-            raise self.error(key, "true or false")
+        check_bool(f"{self.section}.{key}", value)
         return value
-
-    def number(self, key: str) -> float:
-        value = self.entries[key]
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.error(key, "a number")
-        return float(value)
 
     def weight(self, key: str) -> float:
         """A finite number >= 0."""
-        value = self.number(key)
-        check_number(f"{self.section}.{key}", value)
-        return value
+        check_number(f"{self.section}.{key}", self.entries[key])
+        return float(self.entries[key])
 
     def count(self, key: str) -> int:
         value = self.entries[key]
@@ -219,12 +205,7 @@ class Values:
         return value
 
     def file(self, key: str) -> Path | None:
-        """The file of a key; None if it is not set.
-
-        Raises:
-            FieldError: the value is no path.
-            FileNotFoundError: there is no such file.
-        """
+        """The file of a key; None if it is not set."""
         value = self.entries.get(key)
         if value is None:
             return None
@@ -235,32 +216,23 @@ class Values:
             raise FileNotFoundError(f"{self.section}.{key} is '{value}', which is no file")
         return path
 
-    def config(self, kind: type[T], renamed: Mapping[str, str] | None = None, **settled: Any) -> T:
-        """Build a dataclass of options from the keys of its fields.
+    def config(self, kind: Callable[..., T], renamed: Mapping[str, str] | None = None, **settled: Any) -> T:
+        """A dataclass of options from the keys of its fields; the dataclass checks the values.
 
         Args:
             renamed: field -> key, if different.
             settled: values of fields that are not read from keys.
         """
-        keys, types = renamed or {}, get_type_hints(kind)
-        options: dict[str, Any] = dict(settled)
-        for name, wanted in types.items():
-            key = keys.get(name, name)
-            if name in settled or key not in self.entries:
-                continue
-            if wanted is float:
-                options[name] = self.number(key)
-            elif wanted is bool:
-                options[name] = self.flag(key)
-            else:
-                options[name] = _spelled(self.entries[key]) if wanted is str else self.entries[key]
+        keys, options = renamed or {}, dict(settled)
+        for each in fields(cast(Any, kind)):
+            key = keys.get(each.name, each.name)
+            if each.name not in settled and key in self.entries:
+                value = self.entries[key]
+                options[each.name] = _spelled(value) if each.type == "str" else value
         try:
             return kind(**options)
         except FieldError as error:
-            key = keys.get(error.field, error.field)
-            if types.get(error.field) is str and key in self.entries:
-                raise self.error(key, error.expected, error.note) from None
-            raise error.named(f"{self.section}.{key}") from None
+            raise error.named(f"{self.section}.{keys.get(error.field, error.field)}") from None
         except ValueError as error:  # an error inside a value
             raise ValueError(f"{self.section}: {error}") from None
 
@@ -277,28 +249,13 @@ class Values:
         return n_best
 
     def fusion(self) -> FusionOptions:
-        """LM over tokens and phrases of a `beam` section.
-
-        Raises:
-            ValueError: a value is wrong; the message names the key.
-            FileNotFoundError: the LM or the phrase file is no file.
-        """
-        boosting, boosting_weight = self.boosting()
-        has_lm = self.entries["ngram_lm_model"] is not None
-        return FusionOptions(
-            lm_path=self.file("ngram_lm_model"),
-            lm_weight=self._weight_of("ngram_lm_model", "ngram_lm_alpha", has_lm),
-            lm_encoding=self.choice("lm_encoding", ENCODINGS),
-            boosting=boosting,
-            boosting_weight=boosting_weight,
-        )
+        """LM over tokens and phrases of a `beam` section."""
+        lm = self.file("ngram_lm_model")
+        weight = self._weight_of("ngram_lm_model", "ngram_lm_alpha", lm is not None)
+        return FusionOptions(lm, weight, self.choice("lm_encoding", ENCODINGS), *self.boosting())
 
     def boosting(self) -> tuple[BoostingConfig, float]:
-        """Phrases and their weight.
-
-        Raises:
-            ValueError, FileNotFoundError: as `fusion`.
-        """
+        """Phrases and their weight."""
         name, given = f"{self.section}.boosting_tree", dict(self.entries["boosting_tree"] or {})
         check_keys(name, given, [f.name for f in fields(BoostingConfig)])
         switches = {f.name for f in fields(BoostingConfig) if isinstance(f.default, bool)}
@@ -308,8 +265,7 @@ class Values:
             tree.file(key)
         language = given.get("source_lang", BoostingConfig.source_lang)  # no choice: in the case it has
         boosting = tree.config(BoostingConfig, source_lang=language)
-        is_used = not boosting.is_empty
-        return boosting, self._weight_of("boosting_tree", "boosting_tree_alpha", is_used)
+        return boosting, self._weight_of("boosting_tree", "boosting_tree_alpha", not boosting.is_empty)
 
     def _weight_of(self, model: str, key: str, is_used: bool) -> float:
         """The weight of a fusion model; it is checked even without a model."""
@@ -330,15 +286,11 @@ class Values:
 
 
 def check_keys(section: str, given: Collection[str], valid: Collection[str]) -> None:
-    """Raise a ValueError for the first unknown key of `section`.
-
-    The message suggests the closest valid key and lists all valid keys.
-    """
+    """Raise a ValueError for an unknown key of `section`; it suggests the closest key and lists the valid ones."""
     for key in given:
         if key not in valid:
-            listed = ", ".join(sorted(valid))
             hint = did_you_mean(str(key), valid)
-            raise ValueError(f"unknown key '{section}.{key}'{hint}; valid keys: {listed}")
+            raise ValueError(f"unknown key '{section}.{key}'{hint}; valid keys: {', '.join(sorted(valid))}")
 
 
 def check_no_effect(key: str, value: Any, what: NoEffect, listed: str = "") -> None:

@@ -15,16 +15,15 @@ from torch import Tensor
 
 from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.nemo_plugin.beam_sections import read_aes, read_alsd
-from nemo_gpu_decoding.nemo_plugin.continuation import StreamState
 from nemo_gpu_decoding.nemo_plugin.hypotheses import TransducerHypothesis, from_path
 from nemo_gpu_decoding.nemo_plugin.infer import FrameConfidence, FusedInfer, load_fusion, warn_of_errors
 from nemo_gpu_decoding.nemo_plugin.requests import biasing_request, next_requests
+from nemo_gpu_decoding.nemo_plugin.streaming.continuation import StreamState
 from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
 from nemo_gpu_decoding.search.result import NBest, Path
 from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.decoder import TransducerDecoder
-from nemo_gpu_decoding.search.transducer.networks import TransducerNetworks
 from nemo_gpu_decoding.search.transducer.step_log_probs import step_log_probs
 
 
@@ -76,7 +75,7 @@ class TransducerInfer(FusedInfer):
         frames, lengths = encoder_output.transpose(1, 2), encoded_lengths.cpu()
         states = _states(partial_hypotheses, len(frames))
         requests = self._requests(partial_hypotheses, states)
-        aligned = self.preserve_alignments or self.preserve_frame_confidence
+        aligned = self.needs_frames
         results = self._continuation.advance(self.decoder(), frames, lengths, states, requests, keep_history=aligned)
         warn_of_errors({b: str(state.error) for b, (_, state) in enumerate(results) if state.error})
         results = [(nbest.distinct(self.text_of, self.options.n_best), state) for nbest, state in results]
@@ -103,19 +102,13 @@ class TransducerInfer(FusedInfer):
         return [own or request for own, request in zip(phrases, requests or [None] * len(phrases), strict=True)]
 
     def _variant(self) -> Hashable:
-        aligned = self.preserve_alignments or self.preserve_frame_confidence
-        return aligned, *(m.is_adapter_available() for m in (self.decoder_model, self.joint))
+        return self.needs_frames, *(m.is_adapter_available() for m in (self.decoder_model, self.joint))
 
     def _load(self) -> TransducerDecoder[Any]:
-        networks = self.networks()
+        networks = networks_of(self.decoder_model, self.joint, self.durations)
         fusion = load_fusion(self.options.fusion, networks.vocab_size, self.vocabulary())
-        aligned = self.preserve_alignments or self.preserve_frame_confidence
         n_best = self.candidates(self.options.n_best)
-        return self.search(networks, replace(self.options.search, n_best=n_best, alignments=aligned), fusion)
-
-    def networks(self) -> TransducerNetworks:
-        """The model's prediction network and joint in the form of the search."""
-        return networks_of(self.decoder_model, self.joint, self.durations)
+        return self.search(networks, replace(self.options.search, n_best=n_best, alignments=self.needs_frames), fusion)
 
     def _hypotheses(self, nbest: NBest, state: StreamState) -> list[TransducerHypothesis]:
         paths: list[Any] = list(nbest)

@@ -80,7 +80,7 @@ class WordGraphInfer(CTCInfer):
 
     def chosen(self, nbest: NBest) -> Sequence[Path]:
         if self.options.decoding_mode == "mbr":
-            return [minimum_bayes_risk(_word_paths(nbest))]
+            return [minimum_bayes_risk([path for path in nbest if isinstance(path, WordPath)])]
         return super().chosen(nbest)
 
     def text_of(self, path: Path) -> str:
@@ -116,10 +116,6 @@ class PagedInfer(WordGraphInfer):
     def _search(self, graph: WordGraph, **others: Any) -> PagedBigLM:
         large, small = load_large_lm(self.options.large), load_small_lm(self.options.small, graph)
         return PagedBigLM(graph, self.blank_id, self.blank_id, large, small, **others)
-
-
-def _word_paths(nbest: NBest) -> list[WordPath]:
-    return [path for path in nbest if isinstance(path, WordPath)]
 
 
 def _boosting(

@@ -1,32 +1,16 @@
 """Read NeMo's `wfst` section for cuda_wfst and paged_biglm.
 
-    strategy: cuda_wfst
-    wfst:
-      arpa_lm_path: words.arpa       # or wfst_lm_path: a ready-made graph
-      beam_width: 16.0               # of the search, natural log
-      lm_weight: 1.0
-      decoding_mode: nbest           # or mbr, lattice
-      max_active: 10000              # not in NeMo, like the keys below
-      boosting_tree: {key_phrases_list: [acme, gdansk]}
-      boosting_tree_alpha: 5.0
-
-With paged_biglm, this is the LM or graph of the small LM, and there is a large LM:
-
-    strategy: paged_biglm
-    wfst:
-      arpa_lm_path: small.arpa       # or wfst_lm_path: small.graph, and small_lm_path: small.arpa
-      large_lm_path: large.packed    # from `nemo-gpu-decoding pack-lm`, or an ARPA file
-      large_lm_weight: 1.0
-
-`beam_size` is the length of n-best lists, as with NeMo's Riva decoder. The options of Riva and k2
-(`riva_decoding_cfg`, `k2_decoding_cfg`) have no effect here: a value there raises an error with the key to use.
+`arpa_lm_path` is the LM of the graph, or `wfst_lm_path` a ready-made graph. With paged_biglm, this is the small LM,
+and `large_lm_path` is the large one. `beam_size` is the length of n-best lists, as with NeMo's Riva decoder. Options
+of Riva and k2 (`riva_decoding_cfg`, `k2_decoding_cfg`) have no effect here: a value there raises an error with the key
+to use.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nemo.utils import logging
 from omegaconf import DictConfig
@@ -104,7 +88,7 @@ ABOUT_TOKENS = {  # keys of `boosting_tree` that are about tokens
         ("source_lang", ("en",), "see wfst.source_lang for the language of the graph's words"),
         ("refund", ("full",), "NeMo's refunds are made for tokens"),
         ("overlapping", (True,), "it pays for every phrase that occurs, overlapping or not"),
-        ("whole_words", (None, True), "a word graph knows nothing but whole words"),
+        ("whole_words", (None, True), "phrases of a word graph consist of whole words"),
     )
 }
 
@@ -137,11 +121,7 @@ def read_cuda_wfst(cfg: DictConfig) -> WordGraphOptions:
 
 
 def read_paged_biglm(cfg: DictConfig) -> PagedOptions:
-    """Options of paged_biglm.
-
-    Raises:
-        ValueError, FileNotFoundError: as `read_cuda_wfst`.
-    """
+    """Options of paged_biglm; raises as `read_cuda_wfst`."""
     wfst = _values(PAGED_BIGLM, cfg)
     options = _read(wfst, PagedBigLMConfig)
     large = wfst.file("large_lm_path")
@@ -179,34 +159,27 @@ def _read(wfst: Values, search: type[WFSTConfig]) -> dict[str, Any]:
     """The fields of `WordGraphOptions`."""
     mode = wfst.choice("decoding_mode", DECODING_MODES)
     n_best = _n_best(wfst, mode)
-    boosting, boosting_weight = wfst.boosting()
+    boosting, weight = wfst.boosting()
     for key, effect in ABOUT_TOKENS.items():
         check_no_effect(f"wfst.boosting_tree.{key}", getattr(boosting, key), effect)
-    fusion = FusionOptions(None, wfst.weight("lm_weight"), "auto", boosting, boosting_weight)
     return {
         "search": _search_config(wfst, search, n_best, mode),
         "n_best": n_best,
         "return_best": wfst.flag("return_best_hypothesis"),
-        "fusion": fusion,
+        "fusion": FusionOptions(None, wfst.weight("lm_weight"), "auto", boosting, weight),
         "decoding_mode": mode,
         "graph": _graph_options(wfst),
     }
 
 
 def _search_config(wfst: Values, search: type[WFSTConfig], n_best: int, mode: str) -> WFSTConfig:
-    """Alternatives are kept only where somebody asks for them: they cost time and memory."""
+    """Options of the search; it keeps alternatives, which cost time and memory, only if the result needs them."""
     paths = wfst.count("posterior_paths")
-    needs_alternatives = n_best > 1 or mode != "nbest"
-    lattice_beam = wfst.number("beam_width" if wfst["lattice_beam"] is None else "lattice_beam")
-    return wfst.config(
-        search,
-        RENAMED,
-        topology=WFSTConfig.topology,
-        lattice_beam=lattice_beam,
-        lattice=mode == "lattice",
-        n_best=max(n_best, paths) if needs_alternatives else 1,
-        backend=_backend(wfst),
-    )
+    settled = {"topology": WFSTConfig.topology, "lattice": mode == "lattice", "backend": _backend(wfst)}
+    if wfst["lattice_beam"] is None:
+        settled["lattice_beam"] = wfst["beam_width"]
+    n_best = max(n_best, paths) if n_best > 1 or mode != "nbest" else 1
+    return wfst.config(search, RENAMED, n_best=n_best, **settled)
 
 
 def _backend(wfst: Values) -> Any:
@@ -222,10 +195,9 @@ def _backend(wfst: Values) -> Any:
 
 
 def _n_best(wfst: Values, mode: str) -> int:
-    wfst.count("beam_size")
+    for key in ("beam_size",) if wfst["n_best"] is None else ("beam_size", "n_best"):
+        wfst.count(key)
     n_best = wfst.n_best()
-    if wfst["n_best"] is not None:
-        wfst.count("n_best")
     if mode != "mbr":
         return n_best
     if wfst["n_best"] not in (None, 1):
@@ -245,11 +217,14 @@ def _graph_options(wfst: Values) -> GraphOptions:
         _check_not_built(wfst, arpa)
     elif wfst["words_path"] is not None:
         raise ValueError("wfst.words_path is set, which belongs to an OpenFst file as wfst.wfst_lm_path")
+    topology = None if wfst["topology"] is None else wfst.choice("topology", (*TOPOLOGIES, *NEMO_NAMES))
+    if topology == "graph" and ready_made is None:
+        raise ValueError("wfst.topology is 'graph', which is for ready-made T o L o G files only")
     return GraphOptions(
         ready_made=ready_made,
         arpa=None if ready_made else arpa,
         keep_at=keep_at,
-        topology=_topology(wfst, is_built=ready_made is None),
+        topology=topology,
         words=wfst.file("words_path"),
         open_vocabulary=_open_vocabulary(wfst),
         segmentations=wfst.count("segmentations"),
@@ -290,33 +265,22 @@ def _check_not_built(wfst: Values, arpa: Path | None) -> None:
         )
 
 
-def _topology(wfst: Values, *, is_built: bool) -> str | None:
-    if wfst["topology"] is None:
-        return None
-    topology = wfst.choice("topology", (*TOPOLOGIES, *NEMO_NAMES))
-    if topology == "graph" and is_built:
-        raise ValueError("wfst.topology is 'graph', which is for ready-made T o L o G files only")
-    return topology
-
-
 def _open_vocabulary(wfst: Values) -> OpenVocabulary | None:
     costs = {"word_cost": "unknown_word_cost", "piece_cost": "unknown_piece_cost"}
     is_open = wfst.flag("open_vocabulary_decoding")
     options = wfst.config(OpenVocabulary, costs)
     for key in () if is_open else costs.values():
         if wfst[key] != BUILD_KEYS[key]:
-            raise ValueError(f"wfst.{key} is {wfst.number(key)}, which needs wfst.open_vocabulary_decoding: true")
+            raise ValueError(f"wfst.{key} is {wfst[key]}, which needs wfst.open_vocabulary_decoding: true")
     return options if is_open else None
 
 
 def _added_words(wfst: Values) -> tuple[str, ...] | Path:
     value = wfst["added_words"]
-    if isinstance(value, str):
-        path = wfst.file("added_words")
-        assert path is not None
-        return path
     if value is None:
         return ()
+    if isinstance(value, str):
+        return cast(Path, wfst.file("added_words"))
     if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise wfst.error("added_words", "a list of words or a text file")
     return tuple(value)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
+import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from nemo_gpu_decoding.cli.decoding import check_weights
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.cli.options import parse_options
+from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer
 from nemo_gpu_decoding.cli.transcribe import TranscribeOptions, build_decoding
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from tests.nemo_plugin.usage import write_lower_orders
@@ -22,6 +26,11 @@ soundfile = pytest.importorskip("soundfile")
 
 def rows_of(file):
     return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.fixture
+def audio(manifest):
+    return rows_of(manifest)[0]["audio_filepath"]
 
 
 def test_text_goes_to_stdout_and_totals_to_stderr(assets, manifest, capsys):
@@ -122,6 +131,68 @@ def test_a_missing_folder_for_out_is_found_before_the_model_is_loaded(manifest, 
 def test_values_out_of_range(argument, problem, capsys):
     assert main(["transcribe", "model=m.nemo", argument]) == 2
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        ("lm_weight=0.5", "lm_weight is 0.5, which has no effect without an LM; add lm=FILE or remove lm_weight"),
+        (
+            "boosting_weight=2",
+            "boosting_weight is 2.0, which has no effect without phrases; add phrases=FILE or remove boosting_weight",
+        ),
+    ],
+)
+@pytest.mark.parametrize("out", ["hyps.jsonl", "parts/"])
+def test_a_weight_without_what_it_weighs_is_refused(argument, problem, out, audio, tmp_path, capsys):
+    assert main(["transcribe", "model=m.nemo", f"audio={audio}", f"out={tmp_path}/{out}", argument]) == 2
+    assert problem in capsys.readouterr().err
+    assert not (tmp_path / out).exists()
+
+
+def test_tune_refuses_weights_without_what_they_weigh(assets, manifest, capsys):
+    arguments = ["tune", f"model={assets}/models/self_ctc.nemo", f"manifest={manifest}"]
+    for argument, option in (("lm_weight=[0.5]", "lm"), ("boosting_weight=[1]", "phrases")):
+        assert main([*arguments, argument]) == 2
+        assert f"; add {option}=FILE or remove {argument.split('=')[0]}" in capsys.readouterr().err
+
+
+def test_weights_of_what_a_preset_or_raw_keys_name(assets, tmp_path):
+    preset = tmp_path / "best.yaml"
+    preset.write_text(f"strategy: flexctc_beam\nbeam:\n  ngram_lm_model: {assets}/lm/tok3.arpa\n")
+    for arguments in (
+        [f"preset={preset}", "lm_weight=0.5"],
+        ["strategy=cuda_wfst", "lm_weight=0.5", "decoding.wfst.arpa_lm_path=words.arpa"],
+        ["boosting_weight=2", "decoding.beam.boosting_tree.key_phrases_list=[acme]"],
+    ):
+        options = parse_options(TranscribeOptions, ["model=m", *arguments])
+        check_weights(build_decoding(options), options, has_own_phrases=False)
+    options = parse_options(TranscribeOptions, ["model=m", "boosting_weight=2"])
+    check_weights(build_decoding(options), options, has_own_phrases=True)
+
+
+def test_serve_refuses_the_weight_of_no_lm_and_accepts_that_of_phrases_per_stream():
+    options = parse_options(ServeOptions, ["model=m.nemo", "strategy=flexctc_beam", "lm_weight=0.5"])
+    with pytest.raises(ValueError, match=r"lm_weight is 0\.5, which has no effect without an LM; add lm=FILE"):
+        build_recognizer(options)
+    options = parse_options(ServeOptions, ["model=m.nemo", "strategy=flexctc_beam", "boosting_weight=2"])
+    with pytest.raises(ValueError, match=r"model=m\.nemo is no file here"):
+        build_recognizer(options)
+
+
+@pytest.mark.parametrize("part", ["model_config.yaml", "tokenizer.model", "model_weights.ckpt"])
+def test_a_damaged_model_is_named(part, assets, audio, tmp_path, capsys):
+    damaged = tmp_path / "damaged.nemo"
+    with tarfile.open(assets / "models" / "self_ctc.nemo") as whole, tarfile.open(damaged, "w") as archive:
+        for member in filter(tarfile.TarInfo.isfile, whole):
+            data = bytearray(whole.extractfile(member).read())
+            data[0] ^= 0xFF if member.name.endswith(part) else 0
+            archive.addfile(member, io.BytesIO(data))
+    assert main(["transcribe", f"model={damaged}", f"audio={audio}"]) == 2
+    err = capsys.readouterr().err
+    assert f"model={damaged} cannot be restored (" in err
+    assert "; if the file is damaged, copy it again" in err
+    assert "Traceback" not in err
 
 
 def test_a_word_graph_finds_words_with_times_and_alternatives(assets, manifest, tmp_path, capsys):
@@ -289,15 +360,14 @@ def test_tune_decodes_files_of_several_channels(assets, manifest, tmp_path, mess
 
 @pytest.mark.parametrize("model", ["self_ctc", "self_hybrid_rnnt"])
 def test_phrases_of_a_manifest_are_those_of_its_utterances(model, assets, manifest, capsys):
-    head = ["head=rnnt"] if model == "self_hybrid_rnnt" else []
-    arguments = ["transcribe", f"model={assets}/models/{model}.nemo", f"manifest={manifest}", "boosting_weight=9"]
-    arguments += head
+    arguments = ["transcribe", f"model={assets}/models/{model}.nemo", f"manifest={manifest}"]
+    arguments += ["head=rnnt"] if model == "self_hybrid_rnnt" else []
     assert main(arguments) == 0
     plain = capsys.readouterr().out.splitlines()
     rows = rows_of(manifest)
     rows[1]["phrases"] = ["zeppelin"]
     manifest.write_text("\n".join(map(json.dumps, rows)))
-    assert main(arguments) == 0
+    assert main([*arguments, "boosting_weight=9"]) == 0
     boosted = capsys.readouterr().out.splitlines()
     assert boosted[0] == plain[0]
     assert "zeppelin" in boosted[1]

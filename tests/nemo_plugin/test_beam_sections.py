@@ -2,6 +2,7 @@
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
 import enum
+from dataclasses import fields
 
 import pytest
 
@@ -15,6 +16,7 @@ from nemo.collections.asr.parts.utils.batched_beam_decoding_utils import BlankLM
 from nemo.utils import logging as nemo_logging
 from omegaconf import OmegaConf
 
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig
 from nemo_gpu_decoding.nemo_plugin import section
 from nemo_gpu_decoding.nemo_plugin.beam_sections import FLEXCTC, TRANSDUCERS, read_aes, read_alsd, read_flexctc
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
@@ -185,10 +187,9 @@ def test_preserve_alignments_beside_the_section_counts_too():
 
 
 def test_the_valid_keys_are_nemos_and_ours():
-    keys = FLEXCTC.keys()
     nemo = OmegaConf.to_container(OmegaConf.structured(CTCDecodingConfig()))["beam"]
-    assert set(keys["beam"]) == {*nemo, "merge", "n_best", "backend", "threads", "lm_encoding"}
-    assert set(keys["beam.boosting_tree"]) == {
+    assert set(FLEXCTC.valid) == {*nemo, "merge", "n_best", "backend", "threads", "lm_encoding"}
+    assert {each.name for each in fields(BoostingConfig)} == {
         *nemo["boosting_tree"], "segmentations", "ignore_case", "refund", "overlapping", "whole_words",
     }  # fmt: skip
 
@@ -392,7 +393,7 @@ def test_the_valid_keys_are_nemos_and_ours_but_for_those_without_effect(strategy
     nemo = OmegaConf.to_container(OmegaConf.structured(RNNTDecodingConfig))["beam"]
     section = TRANSDUCERS[strategy]
     known = {*nemo, *section.undeclared, "n_best", "backend", "threads", "lm_encoding"}
-    assert set(section.keys()["beam"]) == known - set(section.unused)
+    assert set(section.valid) == known - set(section.unused)
     assert set(section.unused) <= known
 
 

@@ -126,8 +126,8 @@ def test_boosting_as_in_the_beam_section(read, assets):
     ("wfst", "message"),
     [
         ({"beam_widht": 3.0}, r"unknown key 'wfst\.beam_widht' \(did you mean 'beam_width'\?\)"),
-        ({"beam_width": 0}, r"wfst\.beam_width is 0\.0, expected a finite number > 0"),
-        ({"beam_width": "wide"}, r"wfst\.beam_width is 'wide', expected a number"),
+        ({"beam_width": 0}, r"wfst\.beam_width is 0, expected a finite number > 0"),
+        ({"beam_width": "wide"}, r"wfst\.beam_width is 'wide', expected a finite number"),
         ({"lm_weight": -1.0}, r"wfst\.lm_weight is -1\.0"),
         ({"max_active": 0}, r"wfst\.max_active is 0"),
         ({"beam_size": 0}, r"wfst\.beam_size is 0"),
@@ -154,7 +154,7 @@ def test_boosting_as_in_the_beam_section(read, assets):
         ({"preserve_alignments": "no"}, r"wfst\.preserve_alignments is 'no'"),
         ({"compute_timestamps": 1}, r"wfst\.compute_timestamps is 1"),
         ({"boosting_tree": {"key_phrase": ["a"]}}, r"unknown key 'wfst\.boosting_tree\.key_phrase'"),
-        ({"boosting_tree_alpha": -1}, r"wfst\.boosting_tree_alpha is -1\.0"),
+        ({"boosting_tree_alpha": -1}, r"wfst\.boosting_tree_alpha is -1"),
         (
             {"boosting_tree": {"key_phrases_list": ["a"], "segmentations": 2}},
             r"wfst\.boosting_tree\.segmentations is 2.*see wfst\.segmentations",
@@ -301,7 +301,7 @@ def test_paged_every_search_key_arrives(read_paged):
 
 def test_every_option_of_the_search_has_a_key():
     own = {field.name for field in fields(PagedBigLMConfig)} - {field.name for field in fields(WFSTConfig)}
-    keys = set(PAGED_BIGLM.keys()["wfst"]) - set(section.nemo_defaults("ctc", "wfst"))
+    keys = set(PAGED_BIGLM.valid) - set(section.nemo_defaults("ctc", "wfst"))
     assert own <= keys - LARGE_LM.keys()
 
 
@@ -321,8 +321,8 @@ def test_a_ready_made_graph_comes_with_its_lm(read_paged, lms):
         ({"large_lm_path": None}, r"wfst\.large_lm_path is not set, expected the large LM"),
         ({"arpa_lm_path": None}, r"wfst\.arpa_lm_path and wfst\.wfst_lm_path are not set"),
         ({"small_lm_path": "x"}, r"wfst\.small_lm_path and wfst\.arpa_lm_path are both set"),
-        ({"large_lm_weight": -1}, r"wfst\.large_lm_weight is -1\.0, expected a finite number >= 0"),
-        ({"large_lm_weight": "all"}, r"wfst\.large_lm_weight is 'all', expected a number"),
+        ({"large_lm_weight": -1}, r"wfst\.large_lm_weight is -1, expected a finite number >= 0"),
+        ({"large_lm_weight": "all"}, r"wfst\.large_lm_weight is 'all', expected a finite number"),
         ({"composition": "static"}, r"wfst\.composition is 'static', expected one of lazy, let"),
         ({"group_size": -1}, r"wfst\.group_size is -1"),
         ({"difference": "maybe"}, r"wfst\.difference is 'maybe', expected one of auto, always, never"),
@@ -330,7 +330,7 @@ def test_a_ready_made_graph_comes_with_its_lm(read_paged, lms):
         ({"cache_mb": 0}, r"wfst\.cache_mb is 0"),
         ({"search_type": "cuda_wfst"}, r"wfst\.search_type is 'cuda_wfst'"),
         ({"k2_decoding_cfg": {"search_beam": 3}}, r"no effect with 'paged_biglm'; set wfst\.beam_width"),
-        ({"beam_width": 0}, r"wfst\.beam_width is 0\.0"),
+        ({"beam_width": 0}, r"wfst\.beam_width is 0"),
     ],
 )
 def test_paged_bad_keys_are_named(read_paged, wfst, message):

@@ -7,8 +7,8 @@ ended here. `register.py` lists the wrapped methods of NeMo.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
+from inspect import BoundArguments
 from typing import Any
 
 import torch
@@ -34,19 +34,14 @@ def transducer_search(model: Any) -> TransducerInfer | None:
     return infer if isinstance(infer, TransducerInfer) else None
 
 
-def stream_step(wrapped: Callable[..., Any], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Replaces `ASRModuleMixin.conformer_stream_step`.
-
-    Raises:
-        ValueError: `previous_pred_out` is not the output of the last step.
-    """
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
+def stream_step(wrapped: Callable[..., Any], model: Any, call: BoundArguments) -> Any:
+    """Replaces `ASRModuleMixin.conformer_stream_step`."""
     call.apply_defaults()
     is_ctc_head = hasattr(model, "ctc_decoder") and getattr(model, "cur_decoder", "ctc") == "ctc"
     is_ctc = is_ctc_head or hasattr(model.decoding, "ctc_decoder_predictions_tensor")
     infer = ctc_search(model) if is_ctc else None
     if infer is None or not call.arguments["return_transcription"]:
-        return wrapped(*args, **kwargs)
+        return wrapped(*call.args, **call.kwargs)
     previous = call.arguments["previous_pred_out"]
     call.arguments["return_transcription"] = False  # NeMo would transcribe the greedy labels
     outputs: list[Tensor] = []
@@ -56,15 +51,15 @@ def stream_step(wrapped: Callable[..., Any], model: Any, args: tuple[Any, ...], 
         labels, _, *others = wrapped(*call.args, **call.kwargs)
     finally:
         hook.remove()
-    known = [0 if previous is None else len(row) for row in previous or labels]
-    lengths = torch.tensor([len(row) - before for row, before in zip(labels, known, strict=True)])
-    states = [None] * len(labels)
+    states: list[Any] = [None] * len(labels)
+    lengths = torch.tensor([len(row) for row in labels])
     if previous is not None:
+        lengths -= torch.tensor([len(row) for row in previous])
         states = [_state_of(row, b, infer.strategy) for b, row in enumerate(previous)]
     decoding = model.ctc_decoding if is_ctc_head else model.decoding
-    with continued_streams(states) as streams:
+    with continued_streams(states):
         texts = decoding.ctc_decoder_predictions_tensor(outputs[0], lengths)
-    for row, state in zip(labels, streams.states, strict=True):
+    for row, state in zip(labels, states, strict=True):
         row.search_state = state
     return (labels, texts, *others)
 
@@ -78,7 +73,7 @@ def _state_of(row: Tensor, b: int, strategy: str) -> Any:
     return row.search_state
 
 
-def transcribe_labels(wrapped: Callable[..., Any], batcher: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def transcribe_labels(wrapped: Callable[..., Any], batcher: Any, call: BoundArguments) -> Any:
     """Replaces `FrameBatchASR.transcribe`, which merges greedy labels; warns if the config has a search."""
     infer = ctc_search(batcher.asr_model)
     if infer is not None:
@@ -87,19 +82,16 @@ def transcribe_labels(wrapped: Callable[..., Any], batcher: Any, args: tuple[Any
             "every frame: the text is greedy. FrameBatchChunkedCTC and the buffered pipeline of "
             "nemo.collections.asr.inference search."
         )
-    return wrapped(*args, **kwargs)
+    return wrapped(*call.args, **call.kwargs)
 
 
-def construct_merging(
-    wrapped: Callable[..., Any], batcher: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
+def construct_merging(wrapped: Callable[..., Any], batcher: Any, call: BoundArguments) -> None:
     """Replaces `BatchedFrameASRRNNT.__init__`, which merges texts from the alignments of a greedy search.
 
-    Raises:
-        ValueError: the model, or the command line of the script before it changed the strategy to NeMo's, has a
-            strategy of this package.
+    A strategy of this package raises a ValueError. NeMo's script sets its own strategy, so that only the command line
+    shows the strategy that the user has chosen.
     """
-    wrapped(*args, **kwargs)
+    wrapped(*call.args, **call.kwargs)
     infer = transducer_search(batcher.asr_model)
     strategy = _strategy_on_the_command_line() if infer is None else infer.strategy
     if strategy is not None:

@@ -1,33 +1,17 @@
-"""Search in the pipelines of `nemo.collections.asr.inference`.
+"""Search in the pipelines of `nemo.collections.asr.inference`; `docs/streaming.md` has their options and outputs.
 
 For CTC, NeMo's pipelines take the best label of each frame and ignore the decoding config. For transducers, they
-assume that tokens never change. With a strategy of this package, the same pipelines search. Options of the config:
-
-    asr.decoding             the strategy, as for RNN-T:
-                             +asr.decoding.strategy=flexctc_beam +asr.decoding.beam.beam_size=8
-                             Without it, a CTC model uses its saved strategy, if that is one of this package.
-    endpointing.rules        end of an utterance: "kaldi", or values of Kaldi's five rules, see `endpointing.py`:
-                             +endpointing.rules.rule2.min_trailing_silence=0.8 +endpointing.rules.rule1=null
-                             Without it, NeMo's endpointing.stop_history_eou applies, as for greedy decoding; NeMo's
-                             configs set it, and so may the options of a stream. Rules replace it.
-    streaming.n_best         number of hypotheses of each ended utterance, in `n_best` of the step's output; default 1
-
-Partial transcripts are the best hypothesis so far. `committed_transcript` of a step's output is the beginning that all
-live hypotheses share; it does not change. At the end of an utterance, its transcript is the best hypothesis, and the
-next utterance begins. `ASRRequestOptions.biasing_cfg` has the phrases of a stream. If a stream has an invalid frame
-(NaN), it ends there with its text so far, and `error` of that step's output is a ValueError that names the stream.
-
-`register.py` lists the wrapped methods of NeMo.
+assume that tokens never change. With a strategy of this package in `asr.decoding`, the same pipelines search. Without
+`asr.decoding`, a CTC model uses its saved strategy, if that is one of this package.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import cache
+from inspect import BoundArguments
 from typing import Any, NamedTuple
 
-from nemo.collections.asr.models import ASRModel
 from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecodingConfig
 from nemo.utils import logging
 from omegaconf import OmegaConf
@@ -37,24 +21,20 @@ from nemo_gpu_decoding.live.endpointing import read_rules
 from nemo_gpu_decoding.live.recognizer import MAX_N_BEST
 from nemo_gpu_decoding.nemo_plugin.ctc import CTCInfer
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES, find_strategy
-from nemo_gpu_decoding.nemo_plugin.searching_pipelines import searching_ctc
-from nemo_gpu_decoding.nemo_plugin.searching_transducers import buffered_transducer, cache_aware_transducer
-from nemo_gpu_decoding.nemo_plugin.streaming import ctc_search, transducer_search
+from nemo_gpu_decoding.nemo_plugin.restore import model_config
+from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import searching_ctc
+from nemo_gpu_decoding.nemo_plugin.streaming.searching_transducers import buffered_transducer, cache_aware_transducer
+from nemo_gpu_decoding.nemo_plugin.streaming.stream_step import ctc_search, transducer_search
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
 
 GREEDY = ("greedy", "greedy_batch")
 
 
-def build_asr(wrapped: Callable[..., Any], builder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Replaces `BaseBuilder._build_asr` and builds a CTC model with the strategy of `asr.decoding`.
-
-    Raises:
-        ValueError: the strategy decodes another family of models, or its options are invalid.
-    """
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
+def build_asr(wrapped: Callable[..., Any], builder: Any, call: BoundArguments) -> Any:
+    """Replaces `BaseBuilder._build_asr` and builds a CTC model with the strategy of `asr.decoding`."""
     cfg = call.arguments["cfg"]
     if str(cfg.asr_decoding_type).lower() != "ctc":
-        return wrapped(*args, **kwargs)
+        return wrapped(*call.args, **call.kwargs)
     given = OmegaConf.select(cfg, "asr.decoding")
     if given is None:
         given = _saved_decoding(str(cfg.asr.model_name))
@@ -72,8 +52,7 @@ def build_asr(wrapped: Callable[..., Any], builder: Any, args: tuple[Any, ...], 
 
 def _saved_decoding(model_name: str) -> Any:
     """The saved decoding config of a CTC model if it has a strategy of this package, else an empty one."""
-    load = ASRModel.restore_from if model_name.endswith(".nemo") else ASRModel.from_pretrained
-    config: Any = load(model_name, return_config=True)
+    config = model_config(model_name)
     saved = OmegaConf.select(config, "aux_ctc.decoding" if "aux_ctc" in config else "decoding")
     if saved is None or find_strategy(saved) is None:
         return OmegaConf.create({})
@@ -81,18 +60,13 @@ def _saved_decoding(model_name: str) -> Any:
     return saved
 
 
-def construct(wrapped: Callable[..., None], pipeline: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Replaces `__init__` of NeMo's pipelines; with a strategy of this package, the pipeline searches.
-
-    Raises:
-        ValueError: the strategy does not support an option of the pipeline; the message names it.
-    """
-    call = inspect.signature(wrapped).bind(*args, **kwargs)
+def construct(wrapped: Callable[..., None], pipeline: Any, call: BoundArguments) -> None:
+    """Replaces `__init__` of NeMo's pipelines; with a strategy of this package, the pipeline searches."""
     cls: Any = type(pipeline)
     (kind,) = [KINDS[base.__name__] for base in cls.__mro__ if base.__name__ in KINDS]
     infer, cfg = kind.search(call.arguments["asr_model"].asr_model), call.arguments["cfg"]
     if infer is None:
-        wrapped(*args, **kwargs)
+        wrapped(*call.args, **call.kwargs)
         return
     if cfg.return_tail_result and not kind.reads_tail(cfg):
         raise ValueError(
@@ -112,7 +86,7 @@ def construct(wrapped: Callable[..., None], pipeline: Any, args: tuple[Any, ...]
     rules = None if rules is None else read_rules(rules, "endpointing.rules")
     pipeline.__class__ = _adapted(cls, kind.adapt)
     pipeline.infer, pipeline.rules, pipeline.n_best = infer, rules, n_best
-    wrapped(*args, **kwargs)
+    wrapped(*call.args, **call.kwargs)
     pipeline.reset_session()
 
 

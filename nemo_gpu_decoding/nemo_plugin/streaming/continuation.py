@@ -42,6 +42,7 @@ RECENT_BATCHES = 8
 class StreamBatch:
     """Utterances that began in one batch."""
 
+    decoder: Decoder[Any, Any]
     streams: Streams
     num_frames: list[int]  # read so far, of each
 
@@ -50,10 +51,9 @@ class StreamBatch:
 class StreamState:
     """One running utterance; what `Hypothesis.dec_state` holds."""
 
-    decoder: Decoder[Any, Any] | None
-    batch: StreamBatch | None  # the utterances that began in one batch; None once released
-    row: int
     num_frames: int  # read when this state was returned
+    batch: StreamBatch | None = None  # the utterances that began in one batch; None once released, or with `slot`
+    row: int = 0  # in `batch`
     history: Tensor | None = None  # [num_frames, ...] input frames, for confidence or alignments
     slot: Slot | None = None  # for an utterance in `Slots`, instead of batch and row
     error: ValueError | None = None  # why the last chunk was not read
@@ -61,11 +61,11 @@ class StreamState:
 
     def release(self) -> None:
         """Free the memory; afterwards the utterance cannot be continued."""
-        self.decoder = self.batch = self.history = None
+        self.batch = self.history = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Exclude the search from a pickled hypothesis."""
-        return self.__dict__ | {"decoder": None, "batch": None, "history": None, "slot": None}
+        return self.__dict__ | {"batch": None, "history": None, "slot": None}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StreamState:
         return self  # copies share one search, which only one call can continue
@@ -118,24 +118,18 @@ class Continuation:
             groups.setdefault(0 if state is None else id(state.batch), []).append(b)
         results: dict[int, tuple[NBest, StreamState]] = {}
         for rows in groups.values():
-            first = states[rows[0]]
-            if first is None:
-                owner = decoder
-                batch = StreamBatch(decoder.open(len(rows), requests), [0] * len(rows))
-                slots = list(range(len(rows)))
-            else:
-                assert first.decoder is not None
-                assert first.batch is not None
-                owner, batch = first.decoder, first.batch
-                slots = [state.row for b in rows if (state := states[b]) is not None]
-            errors = owner.push(batch.streams, frames[rows], lengths[rows], rows=slots, isolate=True)
-            nbests = owner.close(replace(batch.streams), rows=slots)  # closes a copy
+            running = [state for b in rows if (state := states[b]) is not None]
+            slots = [state.row for state in running] or list(range(len(rows)))
+            batch = running[0].batch if running else None
+            if batch is None:
+                batch = StreamBatch(decoder, decoder.open(len(rows), requests), [0] * len(rows))
+            errors = batch.decoder.push(batch.streams, frames[rows], lengths[rows], rows=slots, isolate=True)
+            nbests = batch.decoder.close(replace(batch.streams), rows=slots)  # closes a copy
             for b, slot, nbest in zip(rows, slots, nbests, strict=True):
                 batch.num_frames[slot] = nbest.num_frames
                 read = 0 if slot in errors else lengths[b]
                 history = _history(states[b], frames[b, :read]) if keep_history else None
-                state = StreamState(owner, batch, slot, batch.num_frames[slot], history, error=errors.get(slot))
-                results[b] = nbest, state
+                results[b] = nbest, StreamState(nbest.num_frames, batch, slot, history, error=errors.get(slot))
         self._remember([results[b][1] for b, state in enumerate(states) if state is None])
         return [results[b] for b in range(len(states))]
 
@@ -192,7 +186,7 @@ def _advance_in(
     for b, (slot, nbest) in enumerate(zip(own, slots.final(own), strict=True)):
         read = 0 if slot in errors else counts[b]
         history = _history(states[b], frames[b, :read]) if keep_history else None
-        state = StreamState(slots.decoder, None, 0, nbest.num_frames, history, slot, errors.get(slot), nbest)
+        state = StreamState(nbest.num_frames, history=history, slot=slot, error=errors.get(slot), nbest=nbest)
         results.append((nbest, state))
     return results
 

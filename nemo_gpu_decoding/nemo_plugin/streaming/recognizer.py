@@ -32,8 +32,8 @@ from nemo_gpu_decoding.live.recognizer import (
     Word,
     Words,
 )  # fmt: skip
-from nemo_gpu_decoding.nemo_plugin.model import check_model_file, import_nemo, usable_device
 from nemo_gpu_decoding.nemo_plugin.register import NATIVE, STRATEGIES
+from nemo_gpu_decoding.nemo_plugin.restore import check_model_file, heads_of, import_nemo, model_config, usable_device
 from nemo_gpu_decoding.search.result import NBest
 from nemo_gpu_decoding.search.result import Path as SearchPath
 
@@ -43,11 +43,7 @@ KINDS = ("auto", "buffered", "cache_aware")
 
 @dataclass(frozen=True)
 class PipelineOptions:
-    """Chunk sizes in seconds and other options; the encoder of a cache-aware model defines its chunks.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
+    """Chunk sizes in seconds and other options; the encoder of a cache-aware model defines its chunks."""
 
     pipeline: str = "auto"  # one of `KINDS`; auto: by the encoder's training
     chunk_seconds: float = 0.4  # new audio of a step
@@ -79,8 +75,8 @@ class PipelineRecognizer:
     """
 
     def __init__(self, pipeline: Any, strategy: str, model: str) -> None:
-        from nemo_gpu_decoding.nemo_plugin.rollback import all_or_nothing
-        from nemo_gpu_decoding.nemo_plugin.searching_pipelines import transcript
+        from nemo_gpu_decoding.nemo_plugin.streaming.rollback import all_or_nothing
+        from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import transcript
 
         self.pipeline, self.strategy, self.model = pipeline, strategy, model
         self._transcript, self._all_or_nothing = partial(transcript, pipeline), partial(all_or_nothing, pipeline)
@@ -113,19 +109,17 @@ class PipelineRecognizer:
         import_nemo(verbose)
         from nemo.collections.asr.inference.factory.pipeline_builder import PipelineBuilder
 
-        config = model_config(model)
-        if options.rules is not None and str(decoding.strategy) not in STRATEGIES:
-            raise FieldError(
-                "rules", options.rules, f"null with strategy {decoding.strategy}, which knows end_silence"
-            )
-        head, strategy = head_of(config, str(decoding.strategy)), str(decoding.strategy)
-        kind = _kind_of(config, options.pipeline)
+        config, strategy = model_config(model), str(decoding.strategy)
+        head, kind = head_of(config, strategy), _kind_of(config, options.pipeline)
+        if strategy not in STRATEGIES:
+            if options.rules is not None:
+                raise FieldError("rules", options.rules, f"null with strategy {strategy}, which uses end_silence")
+            if (options.max_n_best or 1) > 1:
+                raise FieldError(
+                    "max_n_best", options.max_n_best, f"1 with strategy {strategy}, which has one hypothesis"
+                )
         if options.max_n_best is None:
             options = replace(options, max_n_best=_cheap_n_best(decoding, f"{kind} {head}"))
-        elif options.max_n_best > 1 and strategy not in STRATEGIES:
-            raise FieldError(
-                "max_n_best", options.max_n_best, f"1 with strategy {strategy}, which knows one hypothesis"
-            )
         try:
             pipeline = PipelineBuilder.build_pipeline(
                 _pipeline_config(model, decoding, options, kind=kind, head=head, device=where)
@@ -135,12 +129,9 @@ class PipelineRecognizer:
         return cls(pipeline, strategy, Path(model).stem if Path(model).is_file() else model)
 
     def prepare(self, wanted: StreamOptions) -> tuple[Any, int]:
-        """NeMo's options of a stream, and its number of hypotheses; compiles its phrases.
+        """NeMo's options of a stream, and its number of hypotheses; a ValueError names an invalid field.
 
-        So the phrases of a stream are not compiled between the chunks of other streams.
-
-        Raises:
-            ValueError: a field is invalid; the message names it.
+        Compiles the phrases of the stream, so that they are not compiled between the chunks of other streams.
         """
         from nemo.collections.asr.inference.streaming.framing.request_options import ASRRequestOptions
 
@@ -255,7 +246,7 @@ class PipelineRecognizer:
 
     def _infer(self) -> Any:
         """The search of the model; None for NeMo's strategies."""
-        from nemo_gpu_decoding.nemo_plugin.streaming import ctc_search, transducer_search
+        from nemo_gpu_decoding.nemo_plugin.streaming.stream_step import ctc_search, transducer_search
 
         model = self.pipeline.asr_model.asr_model
         return ctc_search(model) or transducer_search(model)
@@ -271,9 +262,8 @@ class PipelineRecognizer:
             raise FieldError("phrases", list(wanted.phrases), f"none: strategy {self.strategy} boosts no phrases")
         from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
 
-        weight = wanted.boosting_weight
-        if weight is None:
-            weight = infer.options.fusion.boosting_weight
+        default = infer.options.fusion.boosting_weight
+        weight = default if wanted.boosting_weight is None else wanted.boosting_weight
         if weight == 0:
             raise FieldError("boosting_weight", wanted.boosting_weight, "a number > 0: the server's is 0")
         cfg = BiasingRequestItemConfig({"key_phrases_list": list(wanted.phrases)}, boosting_model_alpha=weight)
@@ -284,35 +274,8 @@ class PipelineRecognizer:
         return cfg
 
 
-def default_head(model: str, *, verbose: bool = False) -> str:
-    """The head that is used where no strategy says which: ctc if the model has it."""
-    check_model_file(model)
-    import_nemo(verbose)
-    return heads_of(model_config(model))[0]
-
-
-def model_config(model: str) -> DictConfig:
-    """The config of a .nemo file or of a pretrained model."""
-    from nemo.collections.asr.models import ASRModel
-
-    if Path(model).is_file():
-        return ASRModel.restore_from(model, return_config=True)
-    return ASRModel.from_pretrained(model, return_config=True)
-
-
-def heads_of(config: DictConfig) -> list[str]:
-    """The heads of a model, "ctc", "rnnt" (RNN-T and TDT) or both."""
-    if "aux_ctc" in config:
-        return ["ctc", "rnnt"]
-    return ["rnnt"] if "joint" in config else ["ctc"]
-
-
 def head_of(config: DictConfig, strategy: str) -> str:
-    """The head of a strategy; NeMo's greedy strategies use the CTC head if there is one.
-
-    Raises:
-        ValueError: the model has no such head.
-    """
+    """The head of a strategy; NeMo's greedy strategies use the CTC head if there is one."""
     heads = heads_of(config)
     if strategy in STRATEGIES:
         family = STRATEGIES[strategy].family
@@ -346,9 +309,8 @@ def _kind_of(config: DictConfig, kind: str) -> str:
 def _cheap_n_best(decoding: DictConfig, pipeline: str) -> int:
     """Hypotheses that a search has anyway: word graphs would keep lattices for them, and a pipeline that decodes every
     buffer anew has one."""
-    if decoding.strategy not in STRATEGIES or pipeline == "buffered rnnt":
-        return 1
-    if STRATEGIES[str(decoding.strategy)].section != "beam":
+    spec = STRATEGIES.get(str(decoding.strategy))
+    if spec is None or spec.section != "beam" or pipeline == "buffered rnnt":
         return 1
     return min(N_BEST, int(OmegaConf.select(decoding, "beam.beam_size", default=1)))
 

@@ -83,7 +83,10 @@ def in_slots(base: Any) -> type:
             return outputs
 
         def find_committed(self, states: list[Any]) -> None:
-            """Set `committed` of running streams, unless the search has set it."""
+            """Set `committed` of running streams."""
+            going = [state for state in states if state.slot is not None]
+            for state, nbest in zip(going, self.slots.partial([state.slot for state in going]), strict=True):
+                state.committed = nbest.committed
 
         def ends(self, progress: StreamProgress) -> bool:
             """Whether an utterance ends here by the rules of `endpointing.rules`."""
@@ -175,10 +178,13 @@ def searching_ctc(base: Any) -> type:
                 _show(chunk, self.infer.chosen(nbest)[0])
             for chunk in over:
                 if chunk not in ended:
-                    _clear(chunk)
+                    _show(chunk, None)
                 self.bpe_decoder.decode_bpe_tokens(chunk.state)
                 chunk.state.cleanup_after_eou()
             return [chunk.stream_id for chunk in over]
+
+        def find_committed(self, states: list[Any]) -> None:
+            pass  # `search` has set it
 
     return Adapted
 
@@ -269,17 +275,23 @@ def turns(requests: list[Any]) -> list[list[int]]:
     return turns
 
 
-def _show(chunk: Chunk, path: Path) -> None:
-    """Replace NeMo's labels of an utterance by a hypothesis."""
-    state, frames = chunk.state, path.frames.tolist()
-    state.tokens = path.tokens.tolist()
-    state.timesteps = [state.begin + frame for frame in frames]
+def _show(chunk: Chunk, path: Path | None) -> None:
+    """Replace NeMo's labels of an utterance by a path; None: by nothing, because the stream has ended."""
+    state = chunk.state
+    frames = [] if path is None else path.frames.tolist()
+    tokens = [] if path is None else path.tokens.tolist()
+    show(state, chunk.known, tokens, frames, state.frames_before if frames else 0)
     state.confidences = [state.frame_confidences[frame] for frame in frames]
-    new = sum(frame < state.frames_before for frame in frames)
-    state.current_step_tokens[chunk.known :] = state.tokens[new:]
 
 
-def _clear(chunk: Chunk) -> None:
-    """Remove NeMo's results of a stream that has ended."""
-    chunk.state.tokens, chunk.state.timesteps, chunk.state.confidences = [], [], []
-    chunk.state.current_step_tokens[chunk.known :] = []
+def show(state: Any, known: int, tokens: list[int], frames: list[int], before: int) -> None:
+    """Replace the tokens of an utterance.
+
+    Args:
+        known: number of tokens of this step that belong to earlier utterances.
+        frames: of the tokens, from the beginning of the utterance.
+        before: number of these frames that were read in earlier steps.
+    """
+    state.tokens = tokens
+    state.timesteps = [state.begin + frame for frame in frames]
+    state.current_step_tokens[known:] = tokens[sum(frame < before for frame in frames) :]

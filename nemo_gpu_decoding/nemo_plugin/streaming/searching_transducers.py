@@ -15,9 +15,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from nemo_gpu_decoding.live.endpointing import StreamProgress
-from nemo_gpu_decoding.live.slots import Slots
-from nemo_gpu_decoding.nemo_plugin.continuation import using_slots
-from nemo_gpu_decoding.nemo_plugin.searching_pipelines import in_slots, turns
+from nemo_gpu_decoding.nemo_plugin.streaming.continuation import using_slots
+from nemo_gpu_decoding.nemo_plugin.streaming.searching_pipelines import in_slots, show, turns
 
 
 def buffered_transducer(base: Any) -> type:
@@ -43,7 +42,7 @@ def buffered_transducer(base: Any) -> type:
 
         def find_committed(self, states: list[Any]) -> None:
             if self.stateful:
-                _find_committed(self.slots, states)
+                super().find_committed(states)
                 return
             for state in states:
                 state.committed = len(state.tokens)  # NeMo keeps the tokens of earlier steps
@@ -97,7 +96,7 @@ def _over_chunks(base: Any) -> type:
                 self.fail(request.stream_id, state, hypothesis.dec_state.error)
                 return
             state.hyp_decoding_state, state.nbest = hypothesis, hypothesis.dec_state.nbest
-            _show_hypothesis(state, hypothesis, state.begin, len(state.current_step_tokens))
+            _show_hypothesis(state, hypothesis, len(state.current_step_tokens))
 
         def is_over(self, request: Any, state: Any) -> bool:
             """Whether the utterance ends here, by the rules or by NeMo's endpointing. NeMo uses the silence since the
@@ -167,7 +166,7 @@ def cache_aware_transducer(base: Any) -> type:
             state = super().create_state(options)
             state.phrases = getattr(state.options, "biasing_cfg", None)
             if state.phrases is not None:
-                state.options.biasing_cfg = None  # or else NeMo would say that they are left out
+                state.options.biasing_cfg = None  # NeMo would warn that it ignores them
             self._begin(state, 0)
             return state
 
@@ -190,15 +189,13 @@ def cache_aware_transducer(base: Any) -> type:
             old = sum(frame < state.frames_read for frame in hyp.token_frames)
             state.set_offset(old)
             is_end = super().run_greedy_decoder(state, request, hyp)
-            _show_hypothesis(state, hyp, state.global_offset, known)
+            state.begin = state.global_offset
+            _show_hypothesis(state, hyp, known)
             is_end = is_end or self.ends(_since(_last_frame(hyp), state.frames_read, self.model_stride_in_secs))
             if is_end:
                 self.ended[request.stream_id] = hyp.dec_state.nbest
                 self._begin(state, state.global_offset + state.frames_read)
             return is_end
-
-        def find_committed(self, states: list[Any]) -> None:
-            _find_committed(self.slots, states)
 
         def _begin(self, state: Any, frame: int) -> None:
             """Begin an utterance at a frame of the stream."""
@@ -212,21 +209,10 @@ def cache_aware_transducer(base: Any) -> type:
     return Adapted
 
 
-def _find_committed(slots: Slots, states: list[Any]) -> None:
-    """Set `committed` of running streams."""
-    going = [state for state in states if state.slot is not None]
-    for state, nbest in zip(going, slots.partial([state.slot for state in going]), strict=True):
-        state.committed = nbest.committed
-
-
-def _show_hypothesis(state: Any, hypothesis: Any, begin: float, known: int) -> None:
-    """Put a transducer's hypothesis of the utterance that began in frame `begin` in place of the one before; `known`
-    tokens were found in this step before it was read."""
-    old = sum(frame < state.frames_read for frame in hypothesis.token_frames)
-    state.tokens = hypothesis.y_sequence.tolist()
-    state.timesteps = [begin + frame for frame in hypothesis.token_frames]
+def _show_hypothesis(state: Any, hypothesis: Any, known: int) -> None:
+    """Replace a transducer's hypothesis of the running utterance; `known` is as in `show`."""
+    show(state, known, hypothesis.y_sequence.tolist(), hypothesis.token_frames, state.frames_read)
     state.confidences = list(hypothesis.step_confidence) or [0.0] * len(state.tokens)
-    state.current_step_tokens[known:] = state.tokens[old:]
     state.frames_read = int(hypothesis.length)
 
 

@@ -27,11 +27,11 @@ def all_or_nothing(pipeline: Any, streams: Sequence[int]) -> Iterator[None]:
         pipeline: buffered or cache-aware, with audio frames as its requests.
         streams: all streams of the step.
     """
-    undo = [_undo_states(pipeline, streams)]
+    undo = [_undo_objects(pipeline._state_pool, streams)]
     if hasattr(pipeline, "context_manager"):
         undo += [_undo_features(pipeline.bufferer, streams), _undo_caches(pipeline.context_manager, streams)]
     else:
-        undo.append(_undo_audio(pipeline.bufferer.bufferers, streams))
+        undo.append(_undo_objects(pipeline.bufferer.bufferers, streams))
     slots = getattr(pipeline, "slots", None)  # of pipelines that search
     try:
         with contextlib.nullcontext() if slots is None else slots.step():
@@ -43,16 +43,16 @@ def all_or_nothing(pipeline: Any, streams: Sequence[int]) -> Iterator[None]:
         raise
 
 
-def _undo_states(pipeline: Any, streams: Sequence[int]) -> Callable[[], None]:
-    pool = pipeline._state_pool
-    before = {stream: (pool[stream], _copied(pool[stream])) for stream in streams if stream in pool}
+def _undo_objects(held: dict[int, Any], streams: Sequence[int]) -> Callable[[], None]:
+    """The objects of streams and their attributes; tensors are not copied, because steps replace them."""
+    before = {stream: (held[stream], _copied(held[stream])) for stream in streams if stream in held}
 
     def put_back() -> None:
         for stream in streams:
-            pool.pop(stream, None)
-        for stream, (state, values) in before.items():
-            pool[stream] = state
-            state.__dict__ = values
+            held.pop(stream, None)
+        for stream, (own, values) in before.items():
+            held[stream] = own
+            own.__dict__ = values
 
     return put_back
 
@@ -70,20 +70,6 @@ def _copy(value: Any) -> Any:
         other.__dict__ = {name: own.copy() if isinstance(own, list) else own for name, own in vars(value).items()}
         return other
     return value
-
-
-def _undo_audio(bufferers: dict[int, Any], streams: Sequence[int]) -> Callable[[], None]:
-    """The state of a `BatchedAudioBufferer`; steps replace its buffers."""
-    before = {stream: (bufferers[stream], vars(bufferers[stream]).copy()) for stream in streams if stream in bufferers}
-
-    def put_back() -> None:
-        for stream in streams:
-            bufferers.pop(stream, None)
-        for stream, (bufferer, values) in before.items():
-            bufferers[stream] = bufferer
-            bufferer.__dict__ = values
-
-    return put_back
 
 
 def _undo_features(bufferer: Any, streams: Sequence[int]) -> Callable[[], None]:
