@@ -108,7 +108,8 @@ class FusedInfer(WithOptionalCudaGraphs, ABC):
             weight: of the tree in the search, > 0.
         """
         sources = ("model_path", "key_phrases_file", "key_phrases_list", "key_phrase_items_list")
-        config = replace(self.options.fusion.boosting, **dict.fromkeys(sources))
+        cleared: dict[str, Any] = dict.fromkeys(sources)
+        config = replace(self.options.fusion.boosting, **cleared)
         return build_boosting_tree(phrases, self.vocabulary(), config)
 
     def boosting_of(self, config: BoostingConfig) -> BackoffAutomaton:
