@@ -189,7 +189,7 @@ def _remove_abandoned(path: Path) -> None:
                     shutil.rmtree(folder)
 
 
-def map_zeros(file: IO[bytes], num_bytes: int, path: Path) -> np.ndarray:
+def map_zeros(file: IO[bytes], num_bytes: int, path: str | PathLike[str]) -> np.ndarray:
     """Create a file of zeros and map it as a writable array, [num_bytes > 0] uint8.
 
     If the system supports it, the space is reserved now: a full disk then raises here, and does not crash a

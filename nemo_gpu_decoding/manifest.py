@@ -101,11 +101,7 @@ def read_manifest(manifest: Path) -> list[Utterance]:
 
 
 def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
-    """One line of a NeMo manifest.
-
-    Raises:
-        ValueError: the line is invalid; the message begins with `where`.
-    """
+    """One line of a NeMo manifest; an invalid line raises a ValueError that begins with `where`."""
     row = parse_json(line, where)
     check_row(row, where)
     return row

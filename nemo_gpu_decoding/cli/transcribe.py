@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -26,10 +26,9 @@ from nemo_gpu_decoding.cli.decoding import (
     section_of,
     writable_file,
 )
-from nemo_gpu_decoding.cluster.transcripts import FORMATS, check_format, error_row, json_row, oracle_of
+from nemo_gpu_decoding.cluster.transcripts import FORMATS, Totals, check_format, row_of
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
-from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 if TYPE_CHECKING:
@@ -208,11 +207,11 @@ def run(options: TranscribeOptions) -> int:
         sink = (
             stack.enter_context(stack.enter_context(written_whole(out)).open("w", encoding="utf-8")) if out else None
         )
-        emitted = list(emit(utterances, _transcripts(loaded, utterances, options), sink))
-    report(utterances, emitted, working_seconds() - started, loaded.model.device_name)
+        totals = emit(utterances, _transcripts(loaded, utterances, options), sink)
+    report(totals, working_seconds() - started, loaded.model.device_name)
     if compiled < progress.seconds:
         print(f"compiled in {progress.seconds - compiled:.1f} s besides, once per machine", file=sys.stderr)
-    return int(any(found is None for found in emitted))
+    return int(totals.errors > 0)
 
 
 def load(options: TranscribeOptions) -> Loaded:
@@ -308,61 +307,45 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
     return cast(DictConfig, OmegaConf.merge(config, options.decoding))
 
 
-class Emitted(NamedTuple):
-    """The part of a transcript that the totals need."""
-
-    text: str
-    oracle: str | None  # the text with the fewest errors of several, where there are any and a reference
-
-
-def emit(
-    utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str], sink: TextIO | None
-) -> Iterator[Emitted | None]:
-    """Print each text or error and write its JSON line as soon as the utterance is decoded."""
+def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str], sink: TextIO | None) -> Totals:
+    """Print each text or error and write its JSON line as soon as the utterance is decoded; returns the totals."""
     from tqdm import tqdm
 
     from nemo_gpu_decoding.jit_progress import working_seconds
 
-    before = working_seconds()
+    totals, before = Totals(), working_seconds()
     for utterance, transcript in zip(utterances, transcripts, strict=True):
         if isinstance(transcript, str):
             tqdm.write(transcript, file=sys.stderr)
-            row, emitted = error_row(utterance, transcript), None
         else:
             tqdm.write(transcript.text, file=sys.stdout)
-            oracle = oracle_of(utterance.text, transcript)
-            row, emitted = json_row(utterance, transcript, oracle), Emitted(transcript.text, oracle)
+        row = row_of(utterance, transcript, totals)
         now = working_seconds()
         if sink:
             sink.write(json.dumps({**row, "seconds": round(now - before, 4)}, ensure_ascii=False) + "\n")
         before = now
-        yield emitted
+    return totals
 
 
-def report(utterances: list[Utterance], emitted: list[Emitted | None], seconds: float, device: str) -> None:
+def report(totals: Totals, seconds: float, device: str) -> None:
     """Print totals to stderr: RTFx (seconds of audio per second of work, without compilation) and the word error
     rate. Failed utterances do not count."""
-    done = [(utterance, found) for utterance, found in zip(utterances, emitted, strict=True) if found is not None]
-    audio = sum(utterance.duration for utterance, _ in done)
-    if len(done) < len(emitted):
-        print(f"{len(emitted) - len(done)} of {len(emitted)} utterances failed", file=sys.stderr)
+    if totals.errors:
+        print(f"{totals.errors} of {totals.rows} utterances failed", file=sys.stderr)
     print(
-        f"{len(done)} utterances, {audio:.1f} s of audio in {seconds:.2f} s on {device}: "
-        f"RTFx {audio / max(seconds, 1e-9):.1f}",
+        f"{totals.rows - totals.errors} utterances, {totals.audio:.1f} s of audio in {seconds:.2f} s on {device}: "
+        f"RTFx {totals.audio / max(seconds, 1e-9):.1f}",
         file=sys.stderr,
     )
-    scored = [(utterance.text, found) for utterance, found in done if utterance.text is not None]
-    if scored:
-        references = [reference for reference, _ in scored]
-        errors = word_errors(references, [found.text for _, found in scored])
+    if totals.scored:
+        errors = totals.word_errors
         print(
             f"WER {100 * errors.wer:.2f} % of {errors.words} words "
             f"(sub {errors.substitutions}, del {errors.deletions}, ins {errors.insertions})",
             file=sys.stderr,
         )
-        oracles = [found.oracle for _, found in scored if found.oracle is not None]
-        if len(oracles) == len(scored):
-            print(f"oracle WER {100 * word_errors(references, oracles).wer:.2f} %", file=sys.stderr)
+    if totals.oracle_wer is not None:
+        print(f"oracle WER {100 * totals.oracle_wer:.2f} %", file=sys.stderr)
 
 
 def _transcripts(

@@ -9,6 +9,7 @@ import pickle
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple
 from uuid import uuid4
 
@@ -16,9 +17,9 @@ import numpy as np
 
 from nemo_gpu_decoding.cluster.corpus import Partition
 from nemo_gpu_decoding.cluster.folder import Folder, Plan
-from nemo_gpu_decoding.cluster.workers import Job, Totals, Transcriber
+from nemo_gpu_decoding.cluster.transcripts import Totals
+from nemo_gpu_decoding.cluster.workers import Job, Transcriber
 from nemo_gpu_decoding.extras import require
-from nemo_gpu_decoding.metrics import WordErrors
 from nemo_gpu_decoding.report import format_table
 
 MAX_DEATHS = 3  # workers that may die in a partition; Ray alone retries without limit
@@ -119,7 +120,7 @@ class Progress:
         self.bar.update(self.parts[totals.number])
         self.hours += totals.audio / 3600
         self.errors += totals.errors
-        elapsed = max(float(self.bar.format_dict["elapsed"] or 0), 1e-9) if not self.bar.disable else 1.0
+        elapsed = max(self.bar.format_dict["elapsed"], 1e-9)
         self.bar.set_postfix_str(f"{3600 * self.hours / elapsed:.1f} x real time, {self.errors} errors")
 
 
@@ -199,20 +200,17 @@ def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[T
     """
     ray = _connected(workers)
     try:
-        items = [partition._asdict() for partition in todo]
-        dataset = ray.data.from_items(items, override_num_blocks=len(items))
-        cores: dict[str, Any] = {"batch_size": 1, "num_cpus": 1}
-        pool = ray.data.ActorPoolStrategy(min_size=workers.least, max_size=workers.most)
-        stage = None if workers.decoders is None else "encode"
-        run = uuid4().hex
-        # Ray Data restarts dead actors by default, and their partitions are decoded again
-        dataset = dataset.map_batches(
-            RayWorker, fn_constructor_args=(job, run, stage), compute=pool, num_gpus=_gpus(ray, workers), **cores
-        )
+        dataset = ray.data.from_items([each._asdict() for each in todo], override_num_blocks=len(todo))
+        run, pools = uuid4().hex, [(None, workers.least, workers.most)]
         if workers.decoders is not None:
-            least, most = workers.decoders
-            pool = ray.data.ActorPoolStrategy(min_size=least, max_size=most)
-            dataset = dataset.map_batches(RayWorker, fn_constructor_args=(job, run, "decode"), compute=pool, **cores)
+            pools = [("encode", *pools[0][1:]), ("decode", *workers.decoders)]
+        for stage, least, most in pools:
+            # Ray Data restarts dead actors by default, and their partitions are decoded again
+            dataset = dataset.map_batches(
+                RayWorker, fn_constructor_args=(job, run, stage), batch_size=1, num_cpus=1,
+                num_gpus=0 if stage == "decode" else _gpus(ray, workers),
+                compute=ray.data.ActorPoolStrategy(min_size=least, max_size=most),
+            )  # fmt: skip
         for row in dataset.iter_rows():
             if row["fault"]:
                 raise ValueError(row["fault"])
@@ -273,15 +271,10 @@ def summary(totals: Sequence[Totals], shards: Sequence[str]) -> str:
 
 
 def _summary_row(name: str, totals: Sequence[Totals]) -> list[Any]:
-    def total(field: str) -> Any:
-        return sum(getattr(each, field) for each in totals)
-
-    row = [name, total("rows"), f"{total('audio') / 3600:.3f}", total("errors")]
-    if not total("scored"):
-        return [*row, "", "", "", "", "", ""]
-    errors = WordErrors(total("words"), total("substitutions"), total("deletions"), total("insertions"))
-    oracle = ""
-    if total("with_oracle") == total("scored"):
-        oracle = f"{100 * total('oracle_errors') / max(errors.words, 1):.2f}"
-    counts = [errors.words, errors.substitutions, errors.deletions, errors.insertions]
-    return [*row, f"{100 * errors.wer:.2f}", *counts, oracle]
+    numbers = [each.name for each in fields(Totals) if isinstance(each.default, int | float)]
+    both = Totals(**{field: sum(getattr(each, field) for each in totals) for field in numbers})
+    row = [name, both.rows, f"{both.audio / 3600:.3f}", both.errors]
+    if not both.scored:
+        return [*row, *[""] * 6]
+    errors, oracle = both.word_errors, both.oracle_wer
+    return [*row, f"{100 * errors.wer:.2f}", *vars(errors).values(), "" if oracle is None else f"{100 * oracle:.2f}"]

@@ -16,19 +16,9 @@ from typing import Any, Protocol
 
 import torch
 
-from nemo_gpu_decoding.cuda.signature import Scalar, Signature, Tensor, as_records, checked_arguments
+from nemo_gpu_decoding.cuda.signature import Scalar, Signature, Tensor, as_records
 
-__all__ = [
-    "Module",
-    "Runtime",
-    "Scalar",
-    "Signature",
-    "Tensor",
-    "as_records",
-    "checked_arguments",
-    "runtime",
-    "use_runtime",
-]
+__all__ = ["Module", "Runtime", "Scalar", "Signature", "Tensor", "as_records", "runtime", "use_runtime"]
 
 
 class Module(Protocol):
@@ -50,8 +40,8 @@ class Module(Protocol):
             grid: blocks, at least 1.
             block: threads per block, a multiple of 32.
             shared_bytes: dynamic shared memory per block, at most `Runtime.shared_bytes`.
-            arguments: by name, see `checked_arguments`. The memory of tensors must stay valid until the kernel
-                has run; this holds for memory that torch allocated on the current stream.
+            arguments: by name, see `signature.checked_arguments`. The memory of tensors must stay valid until the
+                kernel has run; this holds for memory that torch allocated on the current stream.
 
         Raises:
             ValueError: an argument, `grid`, `block` or `shared_bytes` is invalid.

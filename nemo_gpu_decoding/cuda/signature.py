@@ -159,7 +159,7 @@ class Signature:
 
     @cached_property
     def _layout(self) -> struct.Struct:
-        dtypes = [_scalar_type(parameter) for parameter in self.parameters.values()]
+        dtypes = [np.uint64 if isinstance(own, Tensor) else own.dtype for own in self.parameters.values()]
         return _packing(np.dtype([(f"_{n}", d) for n, d in enumerate(dtypes)], align=True))
 
 
@@ -183,10 +183,6 @@ def _flat_layout(dtype: np.dtype) -> struct.Struct | None:
     if dtype.fields is None or any(own.fields or own.shape for own, *_ in dtype.fields.values()):
         return None
     return _packing(dtype)
-
-
-def _scalar_type(parameter: Tensor | Scalar) -> np.dtype:
-    return np.dtype(np.uint64 if isinstance(parameter, Tensor) else parameter.dtype)
 
 
 def checked_arguments(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> list[Any]:

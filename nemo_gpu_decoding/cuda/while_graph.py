@@ -106,7 +106,7 @@ def capture_while(device: torch.device, body: Callable[[int], None], bindings: B
             handle = bindings.call(bindings.runtime, create, parent, 1, ASSIGN_DEFAULT)
             inner = _add_while_node(bindings, stream, handle)
             with _capturing_into(bindings, inner, device), torch.cuda.use_mem_pool(pool, device):
-                body(_number(handle))
+                body(int(handle))
     except BaseException:
         _abandoned.append(pool)
         raise
@@ -145,11 +145,6 @@ def _end_allocation(device: int, pool: Any) -> None:
     with suppress(RuntimeError, AttributeError):
         torch._C._cuda_endAllocateToPool(device, pool)
         torch._C._cuda_releasePool(device, pool)
-
-
-def _number(handle: Any) -> int:
-    """A conditional handle in the form of a kernel argument."""
-    return int(handle)
 
 
 def _captured(bindings: Bindings, stream: torch.cuda.Stream) -> tuple[Any, list[Any]]:

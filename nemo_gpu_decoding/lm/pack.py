@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,8 @@ from nemo_gpu_decoding.lm.packed import (
     write_bits,
 )
 from nemo_gpu_decoding.lm.packed_file import DTYPES, PACKED_LM, assemble
-from nemo_gpu_decoding.lm.trie import Zeros, mapped_zeros, read_trie
+from nemo_gpu_decoding.lm.scratch import Scratch
+from nemo_gpu_decoding.lm.trie import Zeros, read_trie
 
 DEFAULT_COST_BITS = 10
 _CHUNK = 1 << 20  # n-grams at a time
@@ -100,7 +100,7 @@ def pack_arpa(
     target = Path(target)
     _check_options(layout, cost_bits)
     target.parent.mkdir(parents=True, exist_ok=True)
-    zeros = partial(mapped_zeros, target.parent if temporary is None else Path(temporary))
+    zeros = Scratch(target.parent if temporary is None else temporary).zeros
     with ArpaReader(source) as reader:
         packing = _Packing(reader, zeros, layout, cost_bits, progress)
     shapes = {name: (length,) for name, length in packing.lengths.items()}

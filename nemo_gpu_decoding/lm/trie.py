@@ -14,16 +14,13 @@ together, sorted by label. With the words a = 0, b = 1 and the n-grams "a", "b",
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.container import map_zeros
 from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.lm.arpa import ArpaReader, NGramBlock
 
@@ -31,21 +28,7 @@ MAX_NGRAMS = (1 << 32) - 1
 STAGED = np.dtype([("context", np.uint32), ("label", np.uint32), ("cost", np.float32), ("backoff_cost", np.float32)])
 
 
-Zeros = Callable[[int, Any], np.ndarray]  # length and type: np.zeros, or `mapped_zeros` of a folder
-
-
-def mapped_zeros(folder: Path, length: int, dtype: Any) -> np.ndarray:
-    """Zeros, [length], in a mapped file that the system can write out to disk.
-
-    The file has no name, so the system removes it when the program ends, even after a crash.
-
-    Raises:
-        OSError: there is not enough space on the disk; names the folder and the size.
-    """
-    if length == 0:
-        return np.zeros(length, dtype)
-    with tempfile.TemporaryFile(dir=folder) as file:
-        return map_zeros(file, length * np.dtype(dtype).itemsize, folder).view(dtype)
+Zeros = Callable[[int, Any], np.ndarray]  # length and type: `Scratch.zeros`
 
 
 class NGramTrie:
