@@ -66,7 +66,7 @@ class DevSet:
         oracles: tuple[str, ...] = ()
         if any(len(nbest) > 1 or nbest.lattice is not None for nbest in results):
             pairs = zip(self.references, results, strict=True)
-            oracles = tuple(_oracle(reference, nbest, text_of) for reference, nbest in pairs)
+            oracles = tuple(oracle_text(text, map(text_of, nbest), nbest.lattice) for text, nbest in pairs)
         return Decoded(tuple(text_of(nbest.best) for nbest in results), seconds, oracles)
 
     def score(self, texts: Sequence[str], phrases: Sequence[str], oracles: Sequence[str] = ()) -> Score:
@@ -93,13 +93,6 @@ class Score:
     errors: WordErrors
     phrases: PhraseScore | None
     oracle: WordErrors | None = None  # of the best texts of lattices or n-best lists
-
-
-def _oracle(reference: str, nbest: NBest, text_of: Callable[[Path], str]) -> str:
-    """The text of the lattice, or of the n-best list, with the fewest word errors."""
-    if nbest.lattice is not None:
-        return nbest.lattice.oracle(reference)
-    return oracle_text(reference, map(text_of, nbest))
 
 
 def encode(head: Head, utterances: Sequence[Utterance], *, batch_size: int = 8, dtype: str = "float32") -> DevSet:

@@ -38,13 +38,7 @@ class Point(NamedTuple):
     @property
     def cost(self) -> tuple[float, ...]:
         """Sort key among equally good points: smaller searches first, then smaller weights."""
-        weights = (
-            self.lm_weight or 0.0,
-            self.large_lm_weight or 0.0,
-            self.boosting_weight or 0.0,
-            abs(self.beam_beta or 0.0),
-            self.rescore_weight or 0.0,
-        )
+        weights = (abs(getattr(self, name) or 0.0) for name in WEIGHTS)
         return (self.beam_size or 0, self.beam_width or 0.0, self.segmentations or 0, *weights)
 
 

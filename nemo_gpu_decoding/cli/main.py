@@ -7,12 +7,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from nemo_gpu_decoding import __version__
+from nemo_gpu_decoding.checks import did_you_mean
 from nemo_gpu_decoding.cli.needs import needed
 from nemo_gpu_decoding.cli.options import OptionError, help_text, parse_options
 from nemo_gpu_decoding.extras import require
@@ -106,9 +106,7 @@ def is_mendable(error: Exception, module: str = "nemo_gpu_decoding") -> bool:
 
 def _dispatch(name: str, arguments: list[str]) -> int:
     if name not in COMMANDS:
-        close = get_close_matches(name, COMMANDS, 1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ValueError(f"unknown command{hint}\n{overview()}")
+        raise ValueError(f"unknown command{did_you_mean(name, COMMANDS, '; did you mean {}?')}\n{overview()}")
     summary, needs = COMMANDS[name].summary, partial(needed, name)
     return run_program(f"nemo-gpu-decoding {name}", summary, load_command(name), arguments, needs)
 

@@ -124,11 +124,9 @@ class TranscribeOptions(DecodingOptions):
         check_channel_selector(self.channel_selector)
         if self.head not in (None, "ctc", "rnnt"):
             raise ValueError(f"head is {self.head!r}, expected ctc or rnnt")
-        check_number("partition_seconds", self.partition_seconds, above_zero=True)
-        if self.batch_seconds is not None:
-            check_number("batch_seconds", self.batch_seconds, above_zero=True)
-        if self.gpus_per_worker is not None:
-            check_number("gpus_per_worker", self.gpus_per_worker)
+        for name, above_zero in (("partition_seconds", True), ("batch_seconds", True), ("gpus_per_worker", False)):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), above_zero=above_zero)
         if self.max_errors is not None and self.max_errors < 0:
             raise ValueError(f"max_errors is {self.max_errors}, expected an integer >= 0 or null")
         if self.out_format is not None:
@@ -171,16 +169,8 @@ def fewest_and_most(name: str, value: Any) -> tuple[int, int]:
 
 
 PARTITION_OPTIONS = (
-    "workers",
-    "decoders",
-    "ray",
-    "gpus_per_worker",
-    "out_format",
-    "partition_seconds",
-    "batch_seconds",
-    "max_errors",
-    "retry_errors",
-    "tarred_audio",
+    *("workers", "decoders", "ray", "gpus_per_worker", "out_format"),
+    *("partition_seconds", "batch_seconds", "max_errors", "retry_errors", "tarred_audio"),
 )
 OPTIONS = TranscribeOptions
 

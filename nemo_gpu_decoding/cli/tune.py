@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import MISSING
 
 from nemo_gpu_decoding.audio import check_channel_selector
+from nemo_gpu_decoding.checks import check_choice
 from nemo_gpu_decoding.cli.decoding import (
     DEFAULT_STRATEGY,
     ModelOptions,
@@ -118,12 +119,9 @@ class TuneOptions(ModelOptions):
 
         _check_names("blank_lm_score_mode", self.blank_lm_score_mode, BLANK_LM_SCORE_MODES)
         _check_names("pruning_mode", self.pruning_mode or [], PRUNING_MODES)
-        for name, known in (
-            ("strategy", [None, *STRATEGIES]), ("store", STORES), ("objective", OBJECTIVES),
-        ):  # fmt: skip
-            if getattr(self, name) not in known:
-                expected = ", ".join(map(str, filter(None, known)))
-                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {expected}")
+        for name, known in (("strategy", STRATEGIES), ("store", STORES), ("objective", OBJECTIVES)):
+            if getattr(self, name) is not None:
+                check_choice(name, getattr(self, name), known)
         if self.objective == "fscore" and self.phrases is None:
             raise ValueError("objective is 'fscore', which needs phrases=FILE")
 

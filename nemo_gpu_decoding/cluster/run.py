@@ -163,7 +163,7 @@ class RayWorker:
         else:
             found["totals"] = [json.dumps(vars(self._decoded(partition, batch)))]
         if not fault:
-            self.transcriber.folder.remove(self._tries(partition))
+            self.transcriber.folder.fs.rm_file(self._tries(partition))
         return found
 
     def _decoded(self, partition: Partition, batch: dict[str, Any]) -> Totals:
@@ -175,7 +175,7 @@ class RayWorker:
     def _refuse_poisoned(self, partition: Partition) -> str:
         """Count this attempt; returns an error if earlier attempts killed `MAX_DEATHS` workers, else ""."""
         folder, name = self.transcriber.folder, self._tries(partition)
-        before = folder.read_json(name) if folder.has(name) else {}
+        before = folder.read_json(name) if folder.fs.exists(name) else {}
         deaths = before.get("count", 0) if before.get("run") == self.run else 0
         if deaths >= MAX_DEATHS:
             first = json.loads(folder.read("rows.jsonl", partition.begin, partition.num_bytes).splitlines()[0])["line"]

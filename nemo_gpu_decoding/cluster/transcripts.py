@@ -95,9 +95,9 @@ def details_of(transcript: Transcript) -> dict[str, Any]:
 
 def oracle_of(reference: str, transcript: Transcript) -> str | None:
     """The text of the lattice, or of the n-best list, with the fewest word errors; None without alternatives."""
-    if transcript.lattice is not None:
-        return transcript.lattice.oracle(reference)
-    return oracle_text(reference, [text for text, _ in transcript.n_best]) if transcript.n_best else None
+    if transcript.lattice is None and not transcript.n_best:
+        return None
+    return oracle_text(reference, [text for text, _ in transcript.n_best], transcript.lattice)
 
 
 def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
