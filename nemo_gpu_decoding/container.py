@@ -65,11 +65,7 @@ class Kind(NamedTuple):
         return (_START % self.name).encode()
 
     def is_kind_of(self, path: str | PathLike[str]) -> bool:
-        """Whether a file is of this kind, by its first bytes.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Whether a file is of this kind, by its first bytes."""
         with open(path, "rb") as file:
             start = file.read(_SIZE.size + len(self._mark))
         return start[_SIZE.size :] == self._mark

@@ -67,11 +67,7 @@ def opened(name: str, path: Path, row: Mapping[str, Any] | None = None) -> Utter
 
 
 def find_audio(audio: Any) -> list[Path]:
-    """The files of a file, folder, glob or a list of them; they are not opened.
-
-    Raises:
-        ValueError: nothing is found.
-    """
+    """The files of a file, folder, glob or a list of them; they are not opened."""
     patterns = audio if isinstance(audio, (list, tuple)) else [audio]
     return [path for pattern in patterns for path in _expand(str(pattern))]
 

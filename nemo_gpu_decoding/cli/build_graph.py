@@ -5,24 +5,26 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
+from tqdm import tqdm
 
 from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.cli.decoding import existing_file, load_phrase_file, writable_file
 from nemo_gpu_decoding.container import write_text
 from nemo_gpu_decoding.report import format_table
 from nemo_gpu_decoding.text_file import read_lines
+from nemo_gpu_decoding.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.graph.csr import WordGraph
     from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
-    from nemo_gpu_decoding.vocabulary import Vocabulary
 
 WORD_COST, PIECE_COST = 2.0, 4.0  # natural log, those of `OpenVocabulary`
 
@@ -110,7 +112,8 @@ def run(options: BuildGraphOptions) -> int:
     else:
         vocabulary = vocabulary_of_file(options.tokenizer)
     if lexicon_file is None:
-        lexicon = spell_words(lm, vocabulary, options.segmentations, added, track_words)
+        track = partial(tqdm, unit="word", desc="spelling", disable=None, file=sys.stderr)
+        lexicon = spell_words(lm, vocabulary, options.segmentations, added, track)
     else:
         lexicon = Lexicon.from_file(lexicon_file, vocabulary.pieces)
     graph = build(lm, lexicon, added, unknown and unknown.of(vocabulary))
@@ -145,9 +148,6 @@ def vocabulary_of_model(
     Args:
         language: the language of the tokenizer, for models with one tokenizer per language.
         head: ctc or rnnt; None: the head that the model has.
-
-    Raises:
-        ValueError: there is no such model, or it lacks this head or language.
     """
     from nemo_gpu_decoding.graph.load import in_language
     from nemo_gpu_decoding.nemo_plugin.model import Model
@@ -158,18 +158,10 @@ def vocabulary_of_model(
 
 
 def vocabulary_of_file(name: str) -> Vocabulary:
-    """The tokens of a SentencePiece model (*.model) or of a text file with one piece per line.
-
-    Raises:
-        ValueError: there is no such file, or it is neither.
-    """
+    """The tokens of a SentencePiece model (*.model) or of a text file with one piece per line."""
     file = Path(existing_file("tokenizer", name))
-    return _sentencepiece(file) if file.suffix == ".model" else _listed_pieces(file)
-
-
-def _sentencepiece(file: Path) -> Vocabulary:
-    from nemo_gpu_decoding.vocabulary import Vocabulary
-
+    if file.suffix != ".model":
+        return _listed_pieces(file)
     try:
         return Vocabulary.from_sentencepiece(file)
     except (RuntimeError, OSError) as error:
@@ -177,8 +169,6 @@ def _sentencepiece(file: Path) -> Vocabulary:
 
 
 def _listed_pieces(file: Path) -> Vocabulary:
-    from nemo_gpu_decoding.vocabulary import Vocabulary
-
     sibling = file.with_name("tokenizer.model")
     if file.name == "vocab.txt" and sibling.is_file():
         raise ValueError(
@@ -202,11 +192,7 @@ def added_words(file: str | None) -> list[str]:
 
 
 def build(lm: str, lexicon: Lexicon, added: Sequence[str], unknown: OpenVocabulary | None) -> WordGraph:
-    """The graph of the words of an LM and of added words, with a progress bar on stderr.
-
-    Raises:
-        ValueError: an added word cannot be spelled; or see `build_graph`.
-    """
+    """The graph of the words of an LM and of added words, with a progress bar on stderr."""
     from nemo_gpu_decoding.graph.build import build_graph
     from nemo_gpu_decoding.lm.arpa import ArpaReader
 
@@ -217,18 +203,9 @@ def build(lm: str, lexicon: Lexicon, added: Sequence[str], unknown: OpenVocabula
         return build_graph(lm, lexicon, open_vocabulary=unknown, added_words=added, cache=False, progress=progress)
 
 
-def track_words(words: Sequence[str]) -> Iterable[str]:
-    """The words, with a progress bar."""
-    from tqdm import tqdm
-
-    return tqdm(words, unit="word", desc="spelling", disable=None, file=sys.stderr)
-
-
 @contextmanager
 def step_bar() -> Iterator[Callable[[str], None]]:
     """A progress bar over the steps of building. Yields a function that the caller calls when a step begins."""
-    from tqdm import tqdm
-
     from nemo_gpu_decoding.graph.build import BUILD_STEPS
 
     with tqdm(total=BUILD_STEPS, unit="step", desc="graph", disable=None, file=sys.stderr) as bar:

@@ -8,11 +8,7 @@ from typing import Any
 
 
 def needed(command: str, options: Any) -> list[str]:
-    """The names that `require` takes: extras, or single modules.
-
-    Raises:
-        ValueError: the preset cannot be read, or the LM is no file.
-    """
+    """The names that `require` takes: extras, or single modules."""
     return [name for name, is_needed in NEEDS.get(command, {}).items() if is_needed(options)]
 
 

@@ -67,11 +67,7 @@ def run(options: ServeOptions) -> int:
 
 
 def build_server(options: ServeOptions) -> LiveServer:
-    """The server, with its model loaded and warmed up.
-
-    Raises:
-        ValueError: an option is out of range, a public address has no token, or the model does not support an option.
-    """
+    """The server, with its model loaded and warmed up."""
     from nemo_gpu_decoding.live.batcher import Batcher
     from nemo_gpu_decoding.live.recognizer import warm_up
     from nemo_gpu_decoding.live.server import LiveServer

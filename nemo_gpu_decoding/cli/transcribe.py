@@ -13,19 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
 
 from nemo_gpu_decoding import __version__
 from nemo_gpu_decoding.audio import check_channel_selector
 from nemo_gpu_decoding.checks import check_choice, check_number
-from nemo_gpu_decoding.cli.decoding import (
-    DEFAULT_STRATEGY,
-    DecodingOptions,
-    check_counts,
-    check_rescoring,
-    decoding_config,
-    section_of,
-    writable_file,
-)
+from nemo_gpu_decoding.cli import decoding
 from nemo_gpu_decoding.cluster.transcripts import FORMATS, Totals, check_format, row_of
 from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
@@ -57,7 +50,7 @@ NOT_IN_TRANSCRIPTS = {
 
 
 @dataclass
-class TranscribeOptions(DecodingOptions):
+class TranscribeOptions(decoding.DecodingOptions):
     """Options of `transcribe`. null keeps the value of the preset, or of NeMo."""
 
     # Audio to transcribe: a file, a folder, a pattern in quotes ('*.wav') or a list [a.wav,b.flac].
@@ -119,8 +112,8 @@ class TranscribeOptions(DecodingOptions):
     tarred_audio: Any = None
 
     def __post_init__(self) -> None:
-        check_counts(self, "n_best", "batch_size")
-        check_rescoring(self)
+        decoding.check_counts(self, "n_best", "batch_size")
+        decoding.check_rescoring(self)
         check_channel_selector(self.channel_selector)
         if self.head not in (None, "ctc", "rnnt"):
             raise ValueError(f"head is {self.head!r}, expected ctc or rnnt")
@@ -190,7 +183,7 @@ def run(options: TranscribeOptions) -> int:
     from nemo_gpu_decoding.jit_progress import progress, working_seconds
 
     utterances = find_utterances(options.audio, options.manifest)
-    out = writable_file("out", options.out) if options.out else None
+    out = decoding.writable_file("out", options.out) if options.out else None
     loaded = load(options)
     started, compiled = working_seconds(), progress.seconds
     with ExitStack() as stack:  # a run that dies leaves an older file as it was
@@ -285,10 +278,10 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
     """NeMo's decoding section for these options."""
     strategy = options.strategy
     if strategy is None and options.preset is None:
-        strategy = DEFAULT_STRATEGY[options.head or default_head]
-    config = decoding_config(strategy, options.preset, vars(options))
+        strategy = decoding.DEFAULT_STRATEGY[options.head or default_head]
+    config = decoding.decoding_config(strategy, options.preset, vars(options))
     if options.n_best > 1:
-        section = section_of(str(config.strategy))
+        section = decoding.section_of(str(config.strategy))
         OmegaConf.update(config, f"{section}.return_best_hypothesis", False, force_add=True)
         OmegaConf.update(config, f"{section}.n_best", options.n_best, force_add=True)
     if options.timestamps:
@@ -299,8 +292,6 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
 
 def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str], sink: TextIO | None) -> Totals:
     """Print each text or error and write its JSON line as soon as the utterance is decoded; returns the totals."""
-    from tqdm import tqdm
-
     from nemo_gpu_decoding.jit_progress import working_seconds
 
     totals, before = Totals(), working_seconds()
@@ -342,8 +333,6 @@ def _transcripts(
     loaded: Loaded, utterances: list[Utterance], options: TranscribeOptions
 ) -> Iterator[Transcript | str]:
     """The transcript of each utterance, or its error message."""
-    from tqdm import tqdm
-
     from nemo_gpu_decoding.cluster.workers import Item, decoded, encoded
 
     with tqdm(total=len(utterances), unit="utt", desc="transcribing", disable=None, file=sys.stderr) as bar:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 import numpy as np
+from tqdm import tqdm
 
 from nemo_gpu_decoding.cluster.corpus import Partition
 from nemo_gpu_decoding.cluster.folder import Folder, Plan
@@ -98,8 +99,6 @@ class Progress:
     """
 
     def __init__(self, plan: Plan, done: Sequence[Totals]) -> None:
-        from tqdm import tqdm
-
         in_hours = all(partition.seconds for partition in plan.partitions)
         self.parts = {each.number: each.seconds / 3600 if in_hours else 1 for each in plan.partitions}
         self.hours = 0.0
@@ -192,12 +191,7 @@ class RayWorker:
 
 
 def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[Totals]:
-    """Decode in actors of Ray. Totals come in the order in which partitions finish.
-
-    Raises:
-        ValueError: no worker could load the model or its decoding, or there is no such cluster.
-        ImportError: Ray is not installed.
-    """
+    """Decode in actors of Ray. Totals come in the order in which partitions finish."""
     ray = _connected(workers)
     try:
         dataset = ray.data.from_items([each._asdict() for each in todo], override_num_blocks=len(todo))

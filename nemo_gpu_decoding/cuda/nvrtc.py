@@ -49,10 +49,6 @@ def compile_program(name: str, text: str, headers: Mapping[str, str], options: S
         text: CUDA C++.
         headers: name in #include -> text.
         options: NVRTC's; one names the architecture: "--gpu-architecture=sm_90" for CUBIN, "compute_90" for PTX.
-
-    Raises:
-        CompileError: with NVRTC's log.
-        ImportError, RuntimeError: see `version`.
     """
     nvrtc = _bindings()
     names = [header.encode() for header in headers]

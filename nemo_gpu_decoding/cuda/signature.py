@@ -276,7 +276,7 @@ def _checked_pointers(signature: Signature, device: torch.device, arguments: Map
     return tuple(pointers)
 
 
-def as_records(array: np.ndarray, device: torch.device | str = "cpu") -> torch.Tensor:
+def as_records(array: np.ndarray) -> torch.Tensor:
     """A structured array as a tensor for kernels, uint8 [*array.shape, itemsize].
 
     The tensor shares the array's memory if that is contiguous and writable.
@@ -285,7 +285,7 @@ def as_records(array: np.ndarray, device: torch.device | str = "cpu") -> torch.T
     flat = array.reshape(-1).view(np.uint8)
     if not flat.flags.writeable:
         flat = flat.copy()
-    return torch.from_numpy(flat).view(*array.shape, array.dtype.itemsize).to(device)
+    return torch.from_numpy(flat).view(*array.shape, array.dtype.itemsize)
 
 
 def _raise_names(signature: Signature, arguments: Mapping[str, Any]) -> NoReturn:

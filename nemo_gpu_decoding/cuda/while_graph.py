@@ -39,11 +39,7 @@ class Bindings:
         self.edge_data: tuple[None, ...] = (None,) if int(version.split(".")[0]) >= 13 else ()
 
     def call(self, module: Any, name: str, *arguments: Any) -> Any:
-        """The result of a function without its status.
-
-        Raises:
-            GraphError: names the function and the status.
-        """
+        """The result of a function without its status."""
         status, *values = getattr(module, name)(*arguments)
         if int(status) != 0:
             raise GraphError(f"{name} fails with {status}")
@@ -148,11 +144,7 @@ def _end_allocation(device: int, pool: Any) -> None:
 
 
 def _captured(bindings: Bindings, stream: torch.cuda.Stream) -> tuple[Any, list[Any]]:
-    """The graph of a stream's capture, and the dependencies of its next node.
-
-    Raises:
-        GraphError: the stream is not being captured.
-    """
+    """The graph of a stream's capture, and the dependencies of its next node."""
     found = bindings.call(bindings.runtime, "cudaStreamGetCaptureInfo", stream.cuda_stream)
     status, _, graph, dependencies = found[:4]
     active = bindings.runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive

@@ -105,10 +105,6 @@ def spell_words(
         segmentations: spellings per word, see `Lexicon.from_vocabulary`.
         added_words: words to add to the LM.
         track: a function from all words to an iterator over them, for a progress display.
-
-    Raises:
-        ValueError: no well-formed ARPA file, or an LM over tokens.
-        OSError: the file cannot be read.
     """
     words = listed_words(arpa, added_words)
     if _are_tokens(words, vocabulary):
@@ -131,11 +127,6 @@ def listed_words(arpa: str | PathLike[str], added_words: Sequence[str] = ()) -> 
 
     Args:
         added_words: words to add to the LM.
-
-    Raises:
-        FieldError: an added word is empty or has white space.
-        ValueError: no well-formed ARPA file.
-        OSError: the file cannot be read.
     """
     try:
         opened = ArpaReader(arpa, added_words)
@@ -300,12 +291,7 @@ class _Recipe:
 
 
 def compose_and_optimize(lexicon: Fst, grammar: Fst, progress: Progress = logger.info) -> Fst:
-    """minimize(determinize*(lexicon o grammar)) by kaldifst, with exact weights.
-
-    Raises:
-        ValueError: the composition is empty, or cannot be determinized.
-        ImportError: kaldifst is not installed.
-    """
+    """minimize(determinize*(lexicon o grammar)) by kaldifst, with exact weights."""
     require("kaldifst")
     import kaldifst
 

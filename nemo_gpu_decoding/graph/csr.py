@@ -168,7 +168,6 @@ class WordGraph(CopiedByFields):
         is_epsilon: np.ndarray | None = None,
         spellings: Spellings | None = None,
         unknown: int = 0,
-        report: Mapping[str, Any] | None = None,
         name: str = "graph",
     ) -> WordGraph:
         """Convert a transducer with input labels column + 1.
@@ -210,7 +209,7 @@ class WordGraph(CopiedByFields):
         epsilons["least_cost"] = states["least_cost"][closure.targets]
         return cls(
             GraphArrays(states, arcs, epsilons, closure.sequences.astype(np.int32)),
-            fst.start, tuple(words), spellings, unknown, dict(report or {}), name,
+            fst.start, tuple(words), spellings, unknown, name=name,
         )  # fmt: skip
 
     @property

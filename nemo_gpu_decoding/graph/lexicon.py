@@ -36,9 +36,7 @@ class Lexicon:
 
     spellings: Mapping[str, tuple[Spelling, ...]]
     vocab_size: int  # number of tokens
-    # Words without a spelling, and the reason for the first one
-    left_out: tuple[str, ...] = ()
-    reason: str = ""
+    reason: str = ""  # why the first word without a spelling has none
 
     def __post_init__(self) -> None:
         for word, spellings in self.spellings.items():
@@ -67,20 +65,19 @@ class Lexicon:
                 pieces as possible. More spellings allow more alignments and make the graph larger.
         """
         spellings: dict[str, tuple[Spelling, ...]] = {}
-        left_out, reason = [], ""
+        reason = ""
         for word in words:
             if word.startswith("<") and word.endswith(">"):
                 continue
             try:
                 found = vocabulary.segmentations(word, segmentations)
             except ValueError as error:
-                left_out.append(word)
                 reason = reason or str(error)
                 continue
             spellings[word] = tuple(map(tuple, found))
             if vocabulary.space is not None:
                 spellings[word] += tuple((vocabulary.space, *spelling) for spelling in spellings[word])
-        return cls(spellings, len(vocabulary), tuple(left_out), reason)
+        return cls(spellings, len(vocabulary), reason)
 
     @classmethod
     def from_pieces(

@@ -86,11 +86,7 @@ def load_or_build(path: Path, build: Callable[[], WordGraph]) -> WordGraph:
 
 
 def is_word_graph(path: str | PathLike[str]) -> bool:
-    """Whether a file is a graph of this package or of OpenFst, by its first bytes.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Whether a file is a graph of this package or of OpenFst, by its first bytes."""
     with open(path, "rb") as file:
         is_fst = file.read(len(FILE_MARK)) == FILE_MARK
     return is_fst or WORD_GRAPH.is_kind_of(path)

@@ -48,11 +48,7 @@ class Column:
         self._size = 0
 
     def append(self, rows: np.ndarray) -> None:
-        """Append rows.
-
-        Raises:
-            OSError: the disk is full; names the folder.
-        """
+        """Append rows."""
         rows = np.ascontiguousarray(rows, self._dtype)
         self._size += rows.size
         if self._file is None:

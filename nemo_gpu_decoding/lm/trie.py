@@ -127,10 +127,6 @@ def read_trie(reader: ArpaReader, zeros: Zeros, progress: Callable[[], None]) ->
     Args:
         zeros: allocates the arrays.
         progress: called after each block.
-
-    Raises:
-        ValueError: the file is not well-formed; an n-gram's context is not listed, or an n-gram is
-            listed twice. Names file and line.
     """
     total = sum(reader.counts.values())
     if total > MAX_NGRAMS:
