@@ -6,11 +6,9 @@ comments.
 
 from __future__ import annotations
 
-import ast
 import inspect
-import io
+import re
 import textwrap
-import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -131,23 +129,15 @@ def _own_comments(options_class: type) -> dict[str, str]:
         source = textwrap.dedent(inspect.getsource(options_class))
     except (OSError, TypeError):
         return {}
-    comments = {
-        token.start[0]: token
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    definition = ast.parse(source).body[0]
-    assert isinstance(definition, ast.ClassDef)
-    found = {}
-    for node in definition.body:
-        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for line in source.splitlines():
+        if line.startswith("    # "):
+            above.append(line[6:].strip())
             continue
-        first = node.lineno
-        while first - 1 in comments and comments[first - 1].line.lstrip().startswith("#"):
-            first -= 1
-        lines = [*range(first, node.lineno), node.end_lineno or node.lineno]
-        texts = [comments[line].string.lstrip("# ").rstrip() for line in lines if line in comments]
-        found[node.target.id] = " ".join(texts)
+        if field := re.match(r" {4}(\w+): .*?(  # (.*))?$", line):
+            found[field[1]] = " ".join([*above, field[3] or ""]).strip()
+        above = []
     return found
 
 

@@ -19,8 +19,9 @@ from nemo_gpu_decoding import __version__
 from nemo_gpu_decoding.audio import check_channel_selector
 from nemo_gpu_decoding.checks import check_choice, check_number
 from nemo_gpu_decoding.cli import decoding
-from nemo_gpu_decoding.cluster.transcripts import FORMATS, Totals, check_format, row_of
+from nemo_gpu_decoding.cluster.transcripts import FORMATS, Totals, row_of
 from nemo_gpu_decoding.container import written_whole
+from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
@@ -224,7 +225,8 @@ def run_partitions(options: TranscribeOptions) -> int:
     out = str(options.out).rstrip("/")
     if "://" not in out:
         out = str(Path(out).expanduser().absolute())
-    check_format(options.format_of_parts)
+    if options.format_of_parts == "parquet":
+        require("pyarrow")
     corpus = find_corpus(options.audio, options.manifest, options.tarred_audio)
     plan = open_run(Folder(out), corpus, options.partition_seconds, options_of_transcripts(options))
     job = Job(

@@ -8,7 +8,7 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -67,8 +67,10 @@ def transcribe_corpus(
     progress = Progress(plan, list(totals.values()))
     with progress.bar:
         _check_errors(totals.values(), max_errors)
-        decoded = _here(job, todo) if workers.address is None else _on_ray(job, todo, workers)
-        for each in decoded if todo else ():
+        found: Iterable[Totals] = ()
+        if todo:
+            found = _on_ray(job, todo, workers) if workers.address else map(Transcriber(job).transcribe, todo)
+        for each in found:
             totals[each.number] = each
             progress.add(each)
             _check_errors(totals.values(), max_errors)
@@ -121,13 +123,6 @@ class Progress:
         self.errors += totals.errors
         elapsed = max(self.bar.format_dict["elapsed"], 1e-9)
         self.bar.set_postfix_str(f"{3600 * self.hours / elapsed:.1f} x real time, {self.errors} errors")
-
-
-def _here(job: Job, todo: Sequence[Partition]) -> Iterator[Totals]:
-    """Decode in this process."""
-    transcriber = Transcriber(job)
-    for partition in todo:
-        yield transcriber.transcribe(partition)
 
 
 # ------------------------------------------------------------------------------------------------- Ray
@@ -193,6 +188,9 @@ class RayWorker:
 def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[Totals]:
     """Decode in actors of Ray. Totals come in the order in which partitions finish."""
     ray = _connected(workers)
+    gpus = workers.gpus
+    if gpus is None:
+        gpus = 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
     try:
         dataset = ray.data.from_items([each._asdict() for each in todo], override_num_blocks=len(todo))
         run, pools = uuid4().hex, [(None, workers.least, workers.most)]
@@ -202,7 +200,7 @@ def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[T
             # Ray Data restarts dead actors by default, and their partitions are decoded again
             dataset = dataset.map_batches(
                 RayWorker, fn_constructor_args=(job, run, stage), batch_size=1, num_cpus=1,
-                num_gpus=0 if stage == "decode" else _gpus(ray, workers),
+                num_gpus=0 if stage == "decode" else gpus,
                 compute=ray.data.ActorPoolStrategy(min_size=least, max_size=most),
             )  # fmt: skip
         for row in dataset.iter_rows():
@@ -237,12 +235,6 @@ def _connected(workers: Workers) -> Any:
         logging.getLogger(name).setLevel(level)
     ray.data.DataContext.get_current().enable_progress_bars = workers.verbose
     return ray
-
-
-def _gpus(ray: Any, workers: Workers) -> float:
-    if workers.gpus is not None:
-        return workers.gpus
-    return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
 
 
 # --------------------------------------------------------------------------------------------- summary

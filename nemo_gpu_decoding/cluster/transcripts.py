@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.manifest import RESULT_KEYS, Utterance
 from nemo_gpu_decoding.metrics import WordErrors, oracle_text, word_errors
 
@@ -131,9 +130,3 @@ def _with_fields(row: dict[str, Any]) -> dict[str, Any]:
     known = {key: value for key, value in row.items() if key in RESULT_KEYS}
     others = {key: value for key, value in row.items() if key not in known}
     return {**known, "fields": json.dumps(others, ensure_ascii=False)} if others else known
-
-
-def check_format(out_format: str) -> None:
-    """Raise an ImportError if the library for this format is not installed."""
-    if out_format == "parquet":
-        require("pyarrow")

@@ -119,14 +119,9 @@ class Signature:
             raise ValueError(f"{self.name}: parameters may not be called {', '.join(taken)}")
 
     @cached_property
-    def tensors(self) -> tuple[tuple[str, Tensor], ...]:
-        """The pointer parameters."""
-        return tuple((name, given) for _, name, given in self.places)
-
-    @cached_property
     def pinned(self) -> tuple[tuple[str, Tensor], ...]:
         """The pointer parameters in pinned memory."""
-        return tuple((name, given) for name, given in self.tensors if given.pinned)
+        return tuple((name, given) for _, name, given in self.places if given.pinned)
 
     @cached_property
     def places(self) -> tuple[tuple[int, str, Tensor], ...]:
@@ -219,7 +214,7 @@ def checked_arguments(signature: Signature, device: torch.device, arguments: Map
 
 def _check_forms(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> None:
     axes: dict[str, tuple[int, str]] = {}
-    for name, expected in signature.tensors:
+    for _, name, expected in signature.places:
         try:
             _check_form(name, expected, device, arguments[name], axes)
         except ValueError as error:

@@ -11,6 +11,7 @@ the sequences become  ▁a;  ▁an #1 (it begins others);  ▁an ne #1  and  ▁
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -159,15 +160,14 @@ class LexiconFst:
 
 def disambiguated(spellings: Sequence[Spelling]) -> np.ndarray:
     """The disambiguation symbol at the end of each spelling: 1, 2, ..., or 0 for none."""
-    times: dict[Spelling, int] = {}
-    for spelling in spellings:
-        times[spelling] = times.get(spelling, 0) + 1
+    times = Counter(spellings)
     prefixes = {spelling[:end] for spelling in times for end in range(1, len(spelling))}
-    used: dict[Spelling, int] = {}
+    used: Counter[Spelling] = Counter()
     symbols = np.zeros(len(spellings), np.int64)
     for i, spelling in enumerate(spellings):
         if times[spelling] > 1 or spelling in prefixes:
-            symbols[i] = used[spelling] = used.get(spelling, 0) + 1
+            used[spelling] += 1
+            symbols[i] = used[spelling]
     return symbols
 
 

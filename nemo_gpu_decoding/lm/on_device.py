@@ -178,10 +178,10 @@ def _upload(
 ) -> DeviceLM:
     paged = placement == "paged"
     cache = torch.zeros((slots, placing.SLOT_BYTES // 8), dtype=_WORD, device=device) if paged else None
-    with Copier(sum(array.nbytes for array in arrays[:4]), f"{name} to {device}") as copier:
+    with copying_bar(sum(array.nbytes for array in arrays[:4]), f"{name} to {device}") as bar:
 
         def uploaded(array: np.ndarray) -> torch.Tensor:
-            return copier.copy(array, torch.empty(array.nbytes, dtype=torch.uint8, device=device))
+            return copy_bytes(array, torch.empty(array.nbytes, dtype=torch.uint8, device=device), bar)
 
         copy = DeviceLM(
             source=arrays,
@@ -190,7 +190,7 @@ def _upload(
             states=uploaded(arrays.states).view(-1, LM_STATE.itemsize),
             labels=uploaded(arrays.labels).view(_WORD),
             arcs=None if paged else uploaded(arrays.arcs).view(_WORD),
-            host_table=_pinned(arrays.arcs, device, copier) if paged else None,
+            host_table=_pinned(arrays.arcs, device, bar) if paged else None,
             codebook=uploaded(arrays.codebook).view(torch.float32),
             cache=cache,
         )
@@ -201,55 +201,43 @@ def _upload(
     return copy
 
 
-def _pinned(array: np.ndarray, device: torch.device, copier: Copier) -> HostTable:
+def _pinned(array: np.ndarray, device: torch.device, bar: tqdm) -> HostTable:
     """The bytes of an array in pinned host memory, mapped for `device`; one copy for all devices."""
     table = _host_tables.get(id(array))
     if table is None:
         table = HostTable(array.nbytes)
-        copier.copy(array, table.bytes)
+        copy_bytes(array, table.bytes, bar)
     if device.type == "cuda":
         table.pin(device)
     _host_tables[id(array)] = table
     return table
 
 
-class Copier:
-    """Copy the arrays of an LM, many GB, piece by piece with one progress bar; a context manager.
+def copying_bar(total: int, what: str) -> tqdm:
+    """A progress bar over the bytes of an LM, on stderr if that is a terminal and the LM is large."""
+    hidden = None if total >= SHOWN_FROM else True  # None: shown only if stderr is a terminal
+    return tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=hidden, file=sys.stderr)
 
-    Args:
-        total: bytes of all copies.
-        what: label of the bar, which is on stderr if that is a terminal.
+
+def copy_bytes(source: np.ndarray, target: torch.Tensor, bar: tqdm) -> torch.Tensor:
+    """Copy the bytes of an array piece by piece to `target`, a uint8 tensor [nbytes] on any device; returns `target`.
+
+    Pages of a mapped file are dropped after each piece. Otherwise the process would hold a second copy
+    of the array.
     """
-
-    def __init__(self, total: int, what: str) -> None:
-        hidden = None if total >= SHOWN_FROM else True  # None: shown only if stderr is a terminal
-        self._bar = tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=hidden, file=sys.stderr)
-
-    def __enter__(self) -> Copier:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def copy(self, source: np.ndarray, target: torch.Tensor) -> torch.Tensor:
-        """Copy the bytes of an array to `target`, a uint8 tensor [nbytes] on any device; returns `target`.
-
-        Pages of a mapped file are dropped after each piece. Otherwise the process would hold a second copy
-        of the array.
-        """
-        content = source.reshape(-1).view(np.uint8)
-        mapping = _mapped_file(source)
-        for begin in range(0, len(content), PIECE):
-            piece = content[begin : begin + PIECE]
-            end = begin + len(piece)
-            if target.device.type == "cpu":
-                np.copyto(target.numpy()[begin:end], piece)
-            else:
-                target[begin:end].copy_(torch.from_numpy(piece.copy()))
-            if mapping is not None:
-                _give_back(piece, mapping)
-            self._bar.update(len(piece))
-        return target
+    content = source.reshape(-1).view(np.uint8)
+    mapping = _mapped_file(source)
+    for begin in range(0, len(content), PIECE):
+        piece = content[begin : begin + PIECE]
+        end = begin + len(piece)
+        if target.device.type == "cpu":
+            np.copyto(target.numpy()[begin:end], piece)
+        else:
+            target[begin:end].copy_(torch.from_numpy(piece.copy()))
+        if mapping is not None:
+            _give_back(piece, mapping)
+        bar.update(len(piece))
+    return target
 
 
 def _mapped_file(array: np.ndarray) -> mmap.mmap | None:

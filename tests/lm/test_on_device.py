@@ -13,7 +13,7 @@ import torch
 
 from nemo_gpu_decoding.cuda.pinned import PinningError
 from nemo_gpu_decoding.lm import on_device
-from nemo_gpu_decoding.lm.on_device import Copier, PlacedLM
+from nemo_gpu_decoding.lm.on_device import PlacedLM, copy_bytes, copying_bar
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.packed import PackedArrays
 from nemo_gpu_decoding.lm.packed_file import load_packed_lm, save_packed_lm
@@ -81,8 +81,8 @@ def test_pages_of_a_file_are_given_back_and_can_be_read_again(tmp_path):
     content.tofile(tmp_path / "file")
     file = np.memmap(tmp_path / "file", np.uint8, "r")[4096:].view(np.ndarray)
     target = torch.empty(file.nbytes, dtype=torch.uint8)
-    with Copier(file.nbytes, "test") as copier:
-        copier.copy(file, target)
+    with copying_bar(file.nbytes, "test") as bar:
+        copy_bytes(file, target, bar)
     assert mapped_bytes(tmp_path / "file") < 1 << 20
     assert np.array_equal(target.numpy(), content[4096:])
     assert np.array_equal(file, content[4096:])
