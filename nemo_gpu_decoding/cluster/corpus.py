@@ -194,12 +194,11 @@ def _lines(url: str) -> Iterator[tuple[int, bytes]]:
 def _parsed(line: bytes, url: str, where: str) -> dict[str, Any]:
     """A row of a NeMo manifest; a cut of Lhotse is converted to one."""
     row = parse_json(line, where)
-    if isinstance(row, dict) and str(row.get("type", "")).endswith("Cut"):
+    is_cut = isinstance(row, dict) and str(row.get("type", "")).endswith("Cut")
+    if is_cut:
         row = _row_of_cut(row, url, where)
-        check_row(row, where)
-        return row
     check_row(row, where)
-    return split_row(row)
+    return row if is_cut else split_row(row)
 
 
 def _row_of_cut(content: dict[str, Any], url: str, where: str) -> dict[str, Any]:

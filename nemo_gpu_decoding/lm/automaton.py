@@ -153,10 +153,11 @@ def link(parents, state_of, children, arcs, states, suffix_states):
                 low = found = find_label(labels, low, stop, label)
                 if found == stop or labels[found] != label:
                     state = np.int64(states[suffix].backoff_to)
-                    found = _find_backing_off(states, labels, state, label)
+                    found, _ = _find_backing_off(states, labels, state, label, np.float32(0.0))
             unlisted += not (is_listed_parent and state == suffix)
             if np.isnan(costs[arc]):
-                costs[arc] = _backed_off_cost(states, arcs, state_of[parent], label)
+                lower, paid = _find_backing_off(states, labels, suffix, label, states[state_of[parent]].backoff_cost)
+                costs[arc] = paid + costs[lower]
             own = state_of[arc] if arc < len(state_of) else NO_STATE
             targets[arc] = targets[found] if own == NO_STATE else own
             if own != NO_STATE:
@@ -165,27 +166,13 @@ def link(parents, state_of, children, arcs, states, suffix_states):
 
 
 @linked
-def _find_backing_off(states, labels, state, label):
-    """The arc with `label` in the first state of the back-off chain that has such an arc."""
+def _find_backing_off(states, labels, state, label, cost):
+    """The arc with `label` in the first state of the back-off chain that has such an arc; `cost` plus back-offs."""
     while state != 0:
         stop = np.int64(states[state + 1].arc_begin)
         found = find_label(labels, np.int64(states[state].arc_begin), stop, label)
         if found < stop and labels[found] == label:
-            return found
-        state = np.int64(states[state].backoff_to)
-    return label
-
-
-@compiled
-def _backed_off_cost(states, arcs, state, label):
-    """The cost of a label by backing off from `state`, which has no arc with a valid cost for it."""
-    cost = np.float32(0.0)
-    while True:
+            return found, cost
         cost += states[state].backoff_cost
         state = np.int64(states[state].backoff_to)
-        if state == 0:
-            return cost + arcs.costs[label]
-        stop = np.int64(states[state + 1].arc_begin)
-        found = find_label(arcs.labels, np.int64(states[state].arc_begin), stop, label)
-        if found < stop and arcs.labels[found] == label:
-            return cost + arcs.costs[found]
+    return label, cost

@@ -89,7 +89,6 @@ def pack_arpa(
     announce_compilation("pack-lm")
     begin = time.perf_counter()
     target = Path(target)
-    _check_options(layout, cost_bits)
     target.parent.mkdir(parents=True, exist_ok=True)
     zeros = Scratch(target.parent if temporary is None else temporary).zeros
     with ArpaReader(source) as reader:
@@ -120,7 +119,6 @@ def pack_arpa_in_memory(
     Args:
         added_words: words to add to the LM, with the probability of <unk> (see `lm/arpa.py`).
     """
-    _check_options(layout, cost_bits)
     with ArpaReader(source, added_words) as reader:
         packing = _Packing(reader, np.zeros, layout, cost_bits, progress=False)
     arrays = {name: np.zeros(length, DTYPES[name]) for name, length in packing.lengths.items()}
@@ -137,15 +135,12 @@ def _peak_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _check_options(layout: str, cost_bits: int) -> None:
-    check_choice("layout", layout, packed.LAYOUTS)
-    check_cost_bits(cost_bits)
-
-
 class _Packing:
     """An LM before it is written: its automaton and the header of the file."""
 
     def __init__(self, reader: ArpaReader, zeros: Zeros, layout: str, cost_bits: int, progress: bool) -> None:
+        check_choice("layout", layout, packed.LAYOUTS)
+        check_cost_bits(cost_bits)
         self.progress = progress
         self.automaton = self._read(reader, zeros)
         words = reader.symbols
@@ -184,7 +179,9 @@ class _Packing:
             for begin in range(0, len(automaton.labels), _CHUNK):
                 chunk = slice(begin, begin + _CHUNK)
                 labels = automaton.labels[chunk].astype(np.uint64)
-                arcs = self._codes(automaton.costs[chunk]) << shift | automaton.targets[chunk]
+                costs = automaton.costs[chunk]
+                codes = self.codebook.encode(costs) if self.codebook else costs.view(np.uint32).astype(np.uint64)
+                arcs = codes << shift | automaton.targets[chunk]
                 packed.write_bits(arrays["labels"], self.facts["label_bits"], begin, labels)
                 packed.write_bits(arrays["arcs"], self.arc_bits, begin, arcs)
                 bar.update(len(labels))
@@ -198,11 +195,6 @@ class _Packing:
         start = words.index(_START) if _START in words else packed.NO_LABEL
         with self._bar("linking", trie.num_inner) as bar:
             return BackoffArcs(trie, start, bar.update)
-
-    def _codes(self, costs: np.ndarray) -> np.ndarray:
-        if self.codebook:
-            return self.codebook.encode(costs)
-        return costs.view(np.uint32).astype(np.uint64)
 
     def _facts(self, words: Sequence[str], cost_bits: int) -> dict[str, Any]:
         """The contents of the header, see `packed_file.facts_of`."""
