@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import MISSING
 from tqdm import tqdm
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import check_number
 from nemo_gpu_decoding.cli.decoding import existing_file, load_phrase_file, writable_file
 from nemo_gpu_decoding.container import write_text
 from nemo_gpu_decoding.report import format_table
@@ -87,6 +87,8 @@ class BuildGraphOptions:
                 "all spellings of its words"
             )
         costs = (self.unknown_word_cost, self.unknown_piece_cost)
+        for name in ("unknown_word_cost", "unknown_piece_cost"):
+            check_number(name, getattr(self, name))
         if not self.open_vocabulary and costs != (WORD_COST, PIECE_COST):
             raise ValueError("unknown_word_cost and unknown_piece_cost need open_vocabulary=true")
 
@@ -99,10 +101,11 @@ def run(options: BuildGraphOptions) -> int:
     lm, out = existing_file("lm", options.lm), writable_file("out", options.out)
     oov = writable_file("oov", options.oov) if options.oov else None
     lexicon_file = existing_file("lexicon", options.lexicon) if options.lexicon else None
-    added, unknown = added_words(options.added_words), open_vocabulary(options)
+    phrases = load_phrase_file("added_words", options.added_words)
+    added = list(dict.fromkeys(word for phrase in phrases for word in phrase.split()))
 
     from nemo_gpu_decoding.graph.build import listed_words, spell_words
-    from nemo_gpu_decoding.graph.lexicon import Lexicon
+    from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
     from nemo_gpu_decoding.graph.store import save_graph
 
     began = time.perf_counter()
@@ -116,7 +119,8 @@ def run(options: BuildGraphOptions) -> int:
         lexicon = spell_words(lm, vocabulary, options.segmentations, added, track)
     else:
         lexicon = Lexicon.from_file(lexicon_file, vocabulary.pieces)
-    graph = build(lm, lexicon, added, unknown and unknown.of(vocabulary))
+    costs = OpenVocabulary(options.unknown_word_cost, options.unknown_piece_cost)
+    graph = build(lm, lexicon, added, costs.of(vocabulary) if options.open_vocabulary else None)
     save_graph(graph, out)
     if oov:
         left_out = (word for word in listed if word not in graph.word_ids)
@@ -126,18 +130,6 @@ def run(options: BuildGraphOptions) -> int:
     print(json.dumps(facts, ensure_ascii=False, indent=2) if options.json else report(facts))
     print(f"written to {out}; use it with  transcribe strategy=cuda_wfst lm={out}", file=sys.stderr)
     return 0
-
-
-def open_vocabulary(options: BuildGraphOptions) -> OpenVocabulary | None:
-    """The costs of words that the LM does not list; None for a closed vocabulary."""
-    from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
-
-    if not options.open_vocabulary:
-        return None
-    try:
-        return OpenVocabulary(options.unknown_word_cost, options.unknown_piece_cost)
-    except FieldError as error:
-        raise error.named(f"unknown_{error.field}") from None
 
 
 def vocabulary_of_model(
@@ -183,12 +175,6 @@ def _listed_pieces(file: Path) -> Vocabulary:
         return Vocabulary.from_pieces(pieces)
     except ValueError as error:
         raise ValueError(f"tokenizer={file}: {error}") from error
-
-
-def added_words(file: str | None) -> list[str]:
-    """The distinct words of a list of phrases."""
-    phrases = load_phrase_file("added_words", file)
-    return list(dict.fromkeys(word for phrase in phrases for word in phrase.split()))
 
 
 def build(lm: str, lexicon: Lexicon, added: Sequence[str], unknown: OpenVocabulary | None) -> WordGraph:

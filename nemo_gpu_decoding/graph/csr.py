@@ -190,10 +190,7 @@ class WordGraph(CopiedByFields):
         own = np.flatnonzero(~silent & possible)
         own = own[np.lexsort((fst.arcs["output"][own], inputs[own], sources[own]))]
         jumps = np.flatnonzero(silent & possible)
-        closure = epsilon_closure(
-            fst.num_states, sources[jumps], fst.arcs["output"][jumps], fst.arcs["cost"][jumps],
-            fst.arcs["target"][jumps], len(words), name,
-        )  # fmt: skip
+        closure = epsilon_closure(fst.num_states, sources[jumps], fst.arcs[jumps], len(words), name)
         arcs = np.zeros(len(own), GRAPH_ARC)
         arcs["ilabel"], arcs["olabel"] = inputs[own] - 1, fst.arcs["output"][own]
         arcs["cost"], arcs["target"] = fst.arcs["cost"][own], fst.arcs["target"][own]
