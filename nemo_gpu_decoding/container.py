@@ -95,9 +95,6 @@ def write_container(
 
     Returns:
         the size of the file in bytes.
-
-    Raises:
-        OSError: the file cannot be written, or there is not enough space on the disk.
     """
     layout, body_size = _layout(kind, shapes)
     metadata = {"kind": kind.name, "version": str(kind.version), "header": "0" * 8, "body": "0" * 8}
@@ -207,11 +204,7 @@ def map_zeros(file: IO[bytes], num_bytes: int, path: str | PathLike[str]) -> np.
 
 
 def encode_words(words: Sequence[str]) -> np.ndarray:
-    """Encode words for a file, as UTF-8 with one word per line, [bytes] uint8.
-
-    Raises:
-        FieldError: a word has a line break.
-    """
+    """Encode words for a file, as UTF-8 with one word per line, [bytes] uint8."""
     text = "".join(f"{word}\n" for word in words)
     if text.count("\n") != len(words):
         raise FieldError("a word", next(w for w in words if "\n" in w), "one without line breaks")

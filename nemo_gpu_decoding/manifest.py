@@ -141,11 +141,7 @@ def phrases_of(row: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def references_of(utterances: Sequence[Utterance]) -> list[str]:
-    """Reference texts, for commands that need text and audio of all utterances.
-
-    Raises:
-        ValueError: an utterance has no text, or its audio cannot be read.
-    """
+    """Reference texts, for commands that need text and audio of all utterances."""
     for utterance in utterances:
         if utterance.fault:
             raise ValueError(utterance.fault)

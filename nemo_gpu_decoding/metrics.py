@@ -83,11 +83,7 @@ def oracle_text(reference: str, texts: Iterable[str], lattice: Any = None) -> st
 
 
 def phrase_score(references: Sequence[str], hypotheses: Sequence[str], phrases: Iterable[str]) -> PhraseScore:
-    """Count each phrase in each utterance, as a sequence of whole words, ignoring case.
-
-    Raises:
-        ValueError: the two lists differ in length.
-    """
+    """Count each phrase in each utterance, as a sequence of whole words, ignoring case."""
     _check_pairs(references, hypotheses)
     wanted = PhraseWords.of(phrases)
     right = spurious = missed = 0

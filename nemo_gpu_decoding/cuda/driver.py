@@ -194,11 +194,7 @@ class Driver:
         return self.given or importlib.import_module("cuda.bindings.driver")
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """The result of a driver function, without its status.
-
-        Raises:
-            DriverError: has the function, the status and its meaning.
-        """
+        """The result of a driver function, without its status."""
         status, *values = getattr(self.bindings, name)(*arguments)
         if int(status) != 0:
             raise DriverError(f"{name} fails with {self._explained(status)}")

@@ -24,12 +24,7 @@ class Compiled:
 
 @lru_cache(maxsize=1)
 def version() -> tuple[int, int]:
-    """Major and minor version of the NVRTC library that cuda-python finds.
-
-    Raises:
-        ImportError: cuda-python is not installed.
-        RuntimeError: there is no NVRTC library that fits it.
-    """
+    """Major and minor version of the NVRTC library that cuda-python finds."""
     major, minor = _checked("nvrtcVersion", _bindings().nvrtcVersion())
     return int(major), int(minor)
 

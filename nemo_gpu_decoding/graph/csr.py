@@ -176,9 +176,6 @@ class WordGraph(CopiedByFields):
             words: text of each output label.
             is_epsilon: [largest input label + 1] bool, input labels that consume no frame; None: label 0
                 alone.
-
-        Raises:
-            ValueError: no states, no final state, cyclic epsilons, labels outside of their tables.
         """
         if fst.num_states == 0 or fst.start < 0:
             raise ValueError(f"{name} is empty: it has no start state")

@@ -84,11 +84,7 @@ class Lexicon:
     def from_pieces(
         cls, entries: Iterable[tuple[str, Sequence[str]]], pieces: Sequence[str], name: str = "lexicon"
     ) -> Lexicon:
-        """Create a lexicon from (word, piece texts) pairs; a word may have several pairs.
-
-        Raises:
-            ValueError: a piece is not one of the model's.
-        """
+        """Create a lexicon from (word, piece texts) pairs; a word may have several pairs."""
         index = {piece: token for token, piece in enumerate(pieces)}
         spellings: dict[str, dict[Spelling, None]] = {}
         for word, spelled in entries:

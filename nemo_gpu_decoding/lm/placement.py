@@ -90,9 +90,6 @@ def resolve_placement(
         placement: one of `PLACEMENTS`.
         need, free: the size of the LM, and the free memory.
         name, device: for messages.
-
-    Raises:
-        ValueError: it does not fit into the GPU's memory, or into the host's.
     """
     if placement == "device":
         if need.on_device > free.device_free:

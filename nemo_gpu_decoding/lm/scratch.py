@@ -22,11 +22,7 @@ class Scratch:
         self.folder = folder
 
     def zeros(self, count: int, dtype: DTypeLike = np.float64) -> np.ndarray:
-        """An array [count].
-
-        Raises:
-            OSError: there is not enough space on the disk; names the folder and the size.
-        """
+        """An array [count]."""
         if self.folder is None or not count:
             return np.zeros(count, dtype)
         with tempfile.TemporaryFile(dir=self.folder) as file:
