@@ -62,7 +62,8 @@ class BackoffArcs:
 
     def _link(self, trie: NGramTrie, state_of: np.ndarray, progress: Callable[[int], None]) -> int:
         repaired = 0
-        link_words(state_of, trie.counts[0], self.states, self.targets)
+        words = min(trie.counts[0], len(state_of))  # an LM of 1-grams has no contexts
+        self.targets[:words] = state_of[:words]  # of the root's arcs
         arcs = LinkedArcs(self.labels, self.costs, self.targets)
         first_states = _first_states(trie, state_of)
         for order in range(2, trie.order + 1):
@@ -99,27 +100,13 @@ def number_states(children, backoff_costs, start, state_of):
 
 @compiled
 def enter_states(children, backoff_costs, state_of, states, num_arcs):
-    """Fill all columns of `states` except `backoff_to`, which `link` fills."""
-    states[0].arc_begin = 0
-    states[0].backoff_to = 0
-    states[0].backoff_cost = 0.0
+    """Fill all columns of `states`, which are zeros, except `backoff_to`, which `link` fills for longer contexts."""
     for node in range(len(state_of)):
         state = state_of[node]
         if state != NO_STATE:
             states[state].arc_begin = children[node]
             states[state].backoff_cost = backoff_costs[node]
     states[len(states) - 1].arc_begin = num_arcs
-    states[len(states) - 1].backoff_to = 0
-    states[len(states) - 1].backoff_cost = 0.0
-
-
-@compiled
-def link_words(state_of, num_words, states, targets):
-    """Set the targets of the root's arcs, the 1-grams."""
-    for node in range(num_words):
-        state = state_of[node] if node < len(state_of) else NO_STATE
-        targets[node] = state
-        states[state].backoff_to = 0
 
 
 @compiled

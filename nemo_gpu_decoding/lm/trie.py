@@ -100,7 +100,10 @@ class NGramTrie:
             return -1
         begin, end = self._contexts(order)
         columns = (self.labels, self.costs, self.backoff_costs)
-        count_to_children(self._extensions, self.children, begin, end)
+        ends = self.children[begin + 1 : end + 1]
+        np.cumsum(self._extensions, dtype=np.uint32, out=ends)
+        ends += np.uint32(end)
+        self.children[begin] = end
         move_to_contexts(self._staged, self._extensions, self.children, begin, *columns)
         self._staged, self._extensions, self._added = np.zeros(0, STAGED), np.zeros(0, np.uint32), 0
         return int(sort_children(self.children, begin, end, *columns))
@@ -223,15 +226,6 @@ def find_contexts(labels, children, ngrams, staged, counts, first):
         staged[row].label = ngrams[row, size - 1]
         counts[path[size - 2] - first] += 1
     return -1
-
-
-@compiled
-def count_to_children(counts, children, first, next_node):
-    """Fill `children` of the nodes from `first` on from the number of children of each."""
-    for i in range(len(counts)):
-        children[first + i] = next_node
-        next_node += counts[i]
-    children[first + len(counts)] = next_node
 
 
 @compiled
