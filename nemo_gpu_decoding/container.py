@@ -274,7 +274,10 @@ def _read(data: np.ndarray, path: Path, kind: Kind) -> Content:
     entries = json.loads(header)
     metadata = entries.pop("__metadata__")
     body = data[begin:]
-    _check_size(path, kind, len(data), begin + max(e["data_offsets"][1] for e in entries.values()))
+    size, expected = len(data), begin + max(e["data_offsets"][1] for e in entries.values())
+    if size != expected:
+        fault, remedy = ("truncated", "") if size < expected else ("damaged", f"; {kind.remedy}")
+        raise ValueError(f"{path} is {fault}: it has {size} bytes, expected {expected}{remedy}")
     dtypes = kind.dtypes
     arrays = {name: _array(body, e, dtypes[name]) for name, e in entries.items() if name in dtypes}
     return Content(json.loads(metadata["facts"]), arrays, body, int(metadata["body"], 16))
@@ -316,10 +319,3 @@ def _checksum(data: np.ndarray) -> int:
     for begin in range(0, len(data), _CHUNK):
         checksum = zlib.crc32(data[begin : begin + _CHUNK].data, checksum)
     return checksum
-
-
-def _check_size(path: Path, kind: Kind, size: int, expected: int) -> None:
-    if size < expected:
-        raise ValueError(f"{path} is truncated: it has {size} bytes, expected {expected}")
-    if size > expected:
-        raise ValueError(f"{path} is damaged: it has {size} bytes, expected {expected}; {kind.remedy}")
