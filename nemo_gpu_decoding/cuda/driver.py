@@ -121,15 +121,9 @@ class CudaModule:
         try:
             with self._driver.context(self.device.index):
                 self._driver.call(
-                    "cuLaunchKernel",
-                    kernel.function,
-                    *(grid, 1, 1),
-                    *(block, 1, 1),
-                    shared_bytes,
-                    self._driver.bindings.CUstream(stream),
-                    ctypes.addressof(addresses),
-                    0,
-                )
+                    "cuLaunchKernel", kernel.function, grid, 1, 1, block, 1, 1, shared_bytes,
+                    self._driver.bindings.CUstream(stream), ctypes.addressof(addresses), 0,
+                )  # fmt: skip
         except DriverError as error:
             raise DriverError(
                 f"kernel {signature.name} can't start on {self.device} with {grid} blocks of {block} "

@@ -28,7 +28,6 @@ class Module(Protocol):
 
     def find(self, signature: Signature) -> None:
         """Prepare a kernel, so that its first launch may be captured into a CUDA graph."""
-        ...
 
     def launch(
         self, signature: Signature, /, *, grid: int, block: int, shared_bytes: int = 0, **arguments: Any
@@ -47,7 +46,6 @@ class Module(Protocol):
             ValueError: an argument, `grid`, `block` or `shared_bytes` is invalid.
             RuntimeError: the device refuses the launch; the message names the kernel.
         """
-        ...
 
 
 class Runtime(Protocol):
@@ -57,7 +55,6 @@ class Runtime(Protocol):
 
     def why_not(self, device: torch.device) -> str | None:
         """None if kernels run on `device`, else the reason in one line; never raises."""
-        ...
 
     def load(self, source: str, device: torch.device, defines: Mapping[str, int | str] | None = None) -> Module:
         """The kernels of a source file, compiled at first use.
@@ -67,15 +64,12 @@ class Runtime(Protocol):
             device: that runs the kernels.
             defines: preprocessor macros; each set gives a separate module.
         """
-        ...
 
     def shared_bytes(self, device: torch.device) -> int:
         """The largest dynamic shared memory of a block, in bytes."""
-        ...
 
     def device_for(self, device: torch.device) -> torch.device:
         """The device of the kernels for tensors on `device`; `why_not` tells whether it is available."""
-        ...
 
 
 _lock = threading.Lock()
