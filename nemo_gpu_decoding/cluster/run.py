@@ -193,9 +193,10 @@ def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[T
         gpus = 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
     try:
         dataset = ray.data.from_items([each._asdict() for each in todo], override_num_blocks=len(todo))
-        run, pools = uuid4().hex, [(None, workers.least, workers.most)]
+        run = uuid4().hex
+        pools: list[tuple[str | None, int, int]] = [(None, workers.least, workers.most)]
         if workers.decoders is not None:
-            pools = [("encode", *pools[0][1:]), ("decode", *workers.decoders)]
+            pools = [("encode", workers.least, workers.most), ("decode", *workers.decoders)]
         for stage, least, most in pools:
             # Ray Data restarts dead actors by default, and their partitions are decoded again
             dataset = dataset.map_batches(

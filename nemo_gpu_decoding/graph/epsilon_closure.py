@@ -44,8 +44,9 @@ def epsilon_closure(
     """
     order = np.argsort(sources, kind="stable")
     sources, arcs = sources[order].astype(np.int64), arcs[order]
-    words, targets = arcs["output"].astype(np.int64), arcs["target"].astype(np.int64)
-    costs = arcs["cost"].astype(np.float64)
+    words: np.ndarray = arcs["output"].astype(np.int64)
+    costs: np.ndarray = arcs["cost"].astype(np.float64)
+    targets: np.ndarray = arcs["target"].astype(np.int64)
     _check_acyclic(num_states, sources, targets, name)
     begin = np.searchsorted(sources, np.arange(num_states + 1))
     sequences: dict[tuple[int, int], int] = {}

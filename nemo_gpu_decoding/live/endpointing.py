@@ -33,7 +33,7 @@ from nemo_gpu_decoding.search.result import NBest
 
 
 def _check_not_negative(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, Real) or not value >= 0:  # NaN is not
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:  # NaN is not
         raise FieldError(name, value, "a number >= 0")
 
 

@@ -213,6 +213,11 @@ class PackedLM(CopiedByFields):
     def num_arcs(self) -> int:
         return int(self.arrays.states["arc_begin"][-1])
 
+    @property
+    def nbytes(self) -> Mapping[str, int]:
+        """Bytes of each array."""
+        return {name: getattr(self.arrays, name).nbytes for name in TABLES}
+
     @cached_property
     def word_ids(self) -> Mapping[str, int]:
         """The label of each word."""

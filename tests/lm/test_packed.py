@@ -205,7 +205,7 @@ def test_a_fact_that_is_missing_is_named_with_the_file(pack, tmp_path, fact):
 
 def test_bytes_of_each_part(pack):
     lm = pack(EXAMPLE)
-    assert [array.nbytes for array in lm.arrays[:4]] == [4 * 12, 2 * 8, 5 * 8, 4]
+    assert lm.nbytes == {"states": 4 * 12, "labels": 2 * 8, "arcs": 5 * 8, "codebook": 4}
 
 
 # -- Arrays of small integers -------------------------------------------------------------------------
