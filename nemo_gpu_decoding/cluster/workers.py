@@ -111,13 +111,9 @@ class Transcriber:
         """The batches of a partition, longest utterances first. An unreadable utterance gets an error in its row."""
         lines = self.folder.read("rows.jsonl", partition.begin, partition.num_bytes).splitlines()
         with local_audio([json.loads(line) for line in lines]) as found:
-            ready = []
-            for position, audio in enumerate(found):
-                item, fault = _opened(position, audio)
-                if fault:
-                    yield Batch([item], fault)
-                else:
-                    ready.append(item)
+            read = [_opened(position, audio) for position, audio in enumerate(found)]
+            yield from (Batch([item], item.utterance.fault) for item in read if item.utterance.fault)
+            ready = [item for item in read if not item.utterance.fault]
             for items in batches(ready, self.job.batch_size, self.job.batch_seconds):
                 yield from encoded(self.model, items)
 
@@ -207,15 +203,15 @@ def _is_fatal(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "CUDA error" in str(error)
 
 
-def _opened(position: int, audio: Audio) -> tuple[Item, str]:
-    """An utterance, and the error of its audio, or ""."""
+def _opened(position: int, audio: Audio) -> Item:
+    """An utterance with the error of its audio, if there is one."""
     row, file = audio
     read = {**row.get("fields", {}), "text": row.get("text"), "phrases": row.get("phrases")}
     utterance = opened(row["audio_filepath"], Path(file), read)
     fault = file if isinstance(file, str) else utterance.fault
     if fault:
-        utterance = replace(utterance, duration=row["duration"])
-    return Item(position, row, utterance), one_line(ValueError(fault)) if fault else ""
+        utterance = replace(utterance, duration=row["duration"], fault=one_line(ValueError(fault)))
+    return Item(position, row, utterance)
 
 
 def batches(items: Sequence[Item], batch_size: int, batch_seconds: float | None) -> Iterator[list[Item]]:

@@ -89,6 +89,7 @@ def pack_arpa(
     announce_compilation("pack-lm")
     begin = time.perf_counter()
     target = Path(target)
+    _check_options(layout, cost_bits)
     target.parent.mkdir(parents=True, exist_ok=True)
     zeros = Scratch(target.parent if temporary is None else temporary).zeros
     with ArpaReader(source) as reader:
@@ -119,6 +120,7 @@ def pack_arpa_in_memory(
     Args:
         added_words: words to add to the LM, with the probability of <unk> (see `lm/arpa.py`).
     """
+    _check_options(layout, cost_bits)
     with ArpaReader(source, added_words) as reader:
         packing = _Packing(reader, np.zeros, layout, cost_bits, progress=False)
     arrays = {name: np.zeros(length, DTYPES[name]) for name, length in packing.lengths.items()}
@@ -135,12 +137,15 @@ def _peak_rss() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def _check_options(layout: str, cost_bits: int) -> None:
+    check_choice("layout", layout, packed.LAYOUTS)
+    check_cost_bits(cost_bits)
+
+
 class _Packing:
     """An LM before it is written: its automaton and the header of the file."""
 
     def __init__(self, reader: ArpaReader, zeros: Zeros, layout: str, cost_bits: int, progress: bool) -> None:
-        check_choice("layout", layout, packed.LAYOUTS)
-        check_cost_bits(cost_bits)
         self.progress = progress
         self.automaton = self._read(reader, zeros)
         words = reader.symbols
