@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 @dataclass
-class ServeOptions(DecodingOptions, Limits, Address):
+class ServeOptions(Limits, Address, DecodingOptions):
     """Options of `serve`."""
 
     # Maximum number of streams in one step of encoder and decoder, >= 1.
