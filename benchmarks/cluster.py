@@ -27,7 +27,8 @@ from benchmarks.tasks import Task
 from nemo_gpu_decoding.cluster.corpus import find_corpus
 from nemo_gpu_decoding.cluster.folder import Folder, Plan, open_run
 from nemo_gpu_decoding.cluster.run import Workers, transcribe_corpus
-from nemo_gpu_decoding.cluster.workers import Job, Loaded, Totals
+from nemo_gpu_decoding.cluster.transcripts import Totals
+from nemo_gpu_decoding.cluster.workers import Job, Loaded
 from nemo_gpu_decoding.nemo_plugin.model import Outputs, Transcript
 
 RUNS = {

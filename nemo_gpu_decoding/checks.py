@@ -94,10 +94,10 @@ def check_type(field: str, value: Any, annotation: str) -> None:
         raise FieldError(field, value, expected + (" or None" if other else ""))
 
 
-def did_you_mean(name: str, valid: Collection[str]) -> str:
+def did_you_mean(name: str, valid: Iterable[str], form: str = " (did you mean '{}'?)", cutoff: float = 0.6) -> str:
     """ " (did you mean 'beam_size'?)", or "" if no valid name is similar."""
-    close = difflib.get_close_matches(name, valid, n=1)
-    return f" (did you mean '{close[0]}'?)" if close else ""
+    close = difflib.get_close_matches(name, list(valid), 1, cutoff)
+    return form.replace("{}", close[0], 1) if close else ""
 
 
 def checked_options(cls: type[T]) -> type[T]:

@@ -65,11 +65,7 @@ class Kind(NamedTuple):
         return (_START % self.name).encode()
 
     def is_kind_of(self, path: str | PathLike[str]) -> bool:
-        """Whether a file is of this kind, by its first bytes.
-
-        Raises:
-            OSError: the file cannot be read.
-        """
+        """Whether a file is of this kind, by its first bytes."""
         with open(path, "rb") as file:
             start = file.read(_SIZE.size + len(self._mark))
         return start[_SIZE.size :] == self._mark
@@ -99,9 +95,6 @@ def write_container(
 
     Returns:
         the size of the file in bytes.
-
-    Raises:
-        OSError: the file cannot be written, or there is not enough space on the disk.
     """
     layout, body_size = _layout(kind, shapes)
     metadata = {"kind": kind.name, "version": str(kind.version), "header": "0" * 8, "body": "0" * 8}
@@ -189,7 +182,7 @@ def _remove_abandoned(path: Path) -> None:
                     shutil.rmtree(folder)
 
 
-def map_zeros(file: IO[bytes], num_bytes: int, path: Path) -> np.ndarray:
+def map_zeros(file: IO[bytes], num_bytes: int, path: str | PathLike[str]) -> np.ndarray:
     """Create a file of zeros and map it as a writable array, [num_bytes > 0] uint8.
 
     If the system supports it, the space is reserved now: a full disk then raises here, and does not crash a
@@ -211,11 +204,7 @@ def map_zeros(file: IO[bytes], num_bytes: int, path: Path) -> np.ndarray:
 
 
 def encode_words(words: Sequence[str]) -> np.ndarray:
-    """Encode words for a file, as UTF-8 with one word per line, [bytes] uint8.
-
-    Raises:
-        FieldError: a word has a line break.
-    """
+    """Encode words for a file, as UTF-8 with one word per line, [bytes] uint8."""
     text = "".join(f"{word}\n" for word in words)
     if text.count("\n") != len(words):
         raise FieldError("a word", next(w for w in words if "\n" in w), "one without line breaks")
@@ -285,7 +274,10 @@ def _read(data: np.ndarray, path: Path, kind: Kind) -> Content:
     entries = json.loads(header)
     metadata = entries.pop("__metadata__")
     body = data[begin:]
-    _check_size(path, kind, len(data), begin + max(e["data_offsets"][1] for e in entries.values()))
+    size, expected = len(data), begin + max(e["data_offsets"][1] for e in entries.values())
+    if size != expected:
+        fault, remedy = ("truncated", "") if size < expected else ("damaged", f"; {kind.remedy}")
+        raise ValueError(f"{path} is {fault}: it has {size} bytes, expected {expected}{remedy}")
     dtypes = kind.dtypes
     arrays = {name: _array(body, e, dtypes[name]) for name, e in entries.items() if name in dtypes}
     return Content(json.loads(metadata["facts"]), arrays, body, int(metadata["body"], 16))
@@ -327,10 +319,3 @@ def _checksum(data: np.ndarray) -> int:
     for begin in range(0, len(data), _CHUNK):
         checksum = zlib.crc32(data[begin : begin + _CHUNK].data, checksum)
     return checksum
-
-
-def _check_size(path: Path, kind: Kind, size: int, expected: int) -> None:
-    if size < expected:
-        raise ValueError(f"{path} is truncated: it has {size} bytes, expected {expected}")
-    if size > expected:
-        raise ValueError(f"{path} is damaged: it has {size} bytes, expected {expected}; {kind.remedy}")

@@ -110,16 +110,18 @@ class CopiedByFields:
         return type(self), tuple(getattr(self, field.name) for field in dataclasses.fields(own))
 
 
+def cache_root() -> Path:
+    """The folder of all caches: below the environment variable NEMO_GPU_DECODING_CACHE, or else ~/.cache."""
+    base = os.environ.get(CACHE_VARIABLE) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "nemo_gpu_decoding"
+
+
 @functools.lru_cache(maxsize=1)
 def cache_folder() -> Path:
-    """The folder of this version's compiled code; created if it does not exist.
-
-    It is below the environment variable NEMO_GPU_DECODING_CACHE, or else ~/.cache.
-    """
-    base = os.environ.get(CACHE_VARIABLE) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    """The folder of this version's compiled code, below `cache_root`; created if it does not exist."""
     name = f"jit-{_fingerprint()}"
     temporary = Path(tempfile.gettempdir()) / f"nemo-gpu-decoding-{_user()}-{name}"
-    for folder in (Path(base).expanduser() / "nemo_gpu_decoding" / name, temporary):
+    for folder in (cache_root() / name, temporary):
         try:
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
             if _is_ours_alone(folder):

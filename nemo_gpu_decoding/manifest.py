@@ -67,11 +67,7 @@ def opened(name: str, path: Path, row: Mapping[str, Any] | None = None) -> Utter
 
 
 def find_audio(audio: Any) -> list[Path]:
-    """The files of a file, folder, glob or a list of them; they are not opened.
-
-    Raises:
-        ValueError: nothing is found.
-    """
+    """The files of a file, folder, glob or a list of them; they are not opened."""
     patterns = audio if isinstance(audio, (list, tuple)) else [audio]
     return [path for pattern in patterns for path in _expand(str(pattern))]
 
@@ -101,11 +97,7 @@ def read_manifest(manifest: Path) -> list[Utterance]:
 
 
 def parse_row(line: str | bytes, where: str) -> dict[str, Any]:
-    """One line of a NeMo manifest.
-
-    Raises:
-        ValueError: the line is invalid; the message begins with `where`.
-    """
+    """One line of a NeMo manifest; an invalid line raises a ValueError that begins with `where`."""
     row = parse_json(line, where)
     check_row(row, where)
     return row
@@ -149,11 +141,7 @@ def phrases_of(row: Mapping[str, Any]) -> tuple[str, ...] | None:
 
 
 def references_of(utterances: Sequence[Utterance]) -> list[str]:
-    """Reference texts, for commands that need text and audio of all utterances.
-
-    Raises:
-        ValueError: an utterance has no text, or its audio cannot be read.
-    """
+    """Reference texts, for commands that need text and audio of all utterances."""
     for utterance in utterances:
         if utterance.fault:
             raise ValueError(utterance.fault)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,15 @@ def word_errors(references: Sequence[str], hypotheses: Sequence[str]) -> WordErr
     return WordErrors(words, substitutions, deletions, insertions)
 
 
-def oracle_text(reference: str, texts: Iterable[str]) -> str:
-    """The text with the fewest word errors, the first of several."""
+def oracle_text(reference: str, texts: Iterable[str], lattice: Any = None) -> str:
+    """The text of the lattice or, without one, of the texts, with the fewest word errors, the first of several."""
+    if lattice is not None:
+        return lattice.oracle(reference)
     return min(texts, key=lambda text: word_errors([reference], [text]).total)
 
 
 def phrase_score(references: Sequence[str], hypotheses: Sequence[str], phrases: Iterable[str]) -> PhraseScore:
-    """Count each phrase in each utterance, as a sequence of whole words, ignoring case.
-
-    Raises:
-        ValueError: the two lists differ in length.
-    """
+    """Count each phrase in each utterance, as a sequence of whole words, ignoring case."""
     _check_pairs(references, hypotheses)
     wanted = PhraseWords.of(phrases)
     right = spurious = missed = 0

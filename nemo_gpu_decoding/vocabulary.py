@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from operator import itemgetter
 from os import PathLike, fspath
 from typing import Any, NamedTuple
 
@@ -346,7 +347,7 @@ class Vocabulary:
                 if best[end] and (i := find(surface[begin:end])) is not None:
                     candidates += [(length + 1, (i, rest)) for length, rest in best[end]]
             # a stable sort: among equal lengths, longer first pieces stay first
-            candidates.sort(key=_length)
+            candidates.sort(key=itemgetter(0))
             best[begin] = candidates[:limit]
         return [list(_unlink(chain)) for _, chain in best[0]]
 
@@ -355,10 +356,6 @@ def _basic(text: str) -> str:
     """A text without case, accents and white space, which a tokenizer's normalisation may change."""
     decomposed = unicodedata.normalize("NFKD", text).casefold()
     return "".join(c for c in decomposed if not c.isspace() and not unicodedata.combining(c))
-
-
-def _length(candidate: tuple[int, tuple]) -> int:
-    return candidate[0]
 
 
 def _unlink(chain: tuple) -> Iterator[int]:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nemo_gpu_decoding.audio import check_channel_selector, num_channels, write_mono
-from nemo_gpu_decoding.cluster.transcripts import json_row
+from nemo_gpu_decoding.cluster.transcripts import Totals, row_of
 from nemo_gpu_decoding.manifest import find_utterances, read_manifest, references_of
 from nemo_gpu_decoding.nemo_plugin.model import Transcript
 from nemo_gpu_decoding.text_file import read_lines
@@ -95,7 +95,7 @@ def test_fields_of_a_manifest_are_kept_but_for_those_of_results(folder):
     manifest = write_manifest(folder, {**row, "duration": 9.0, "wer": 1.0, "error": "old", "pred_text": "old"})
     (utterance,) = read_manifest(manifest)
     assert utterance.fields == {"uid": 7, "speaker": "ann", "phrases": ["x"]}
-    assert json_row(utterance, Transcript("ho", -1.0), None) == {
+    assert row_of(utterance, Transcript("ho", -1.0), Totals()) == {
         **row, "duration": 0.5, "pred_text": "ho", "score": -1.0, "wer": 1.0,
     }  # fmt: skip
 

@@ -5,24 +5,26 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
+from tqdm import tqdm
 
-from nemo_gpu_decoding.checks import FieldError
+from nemo_gpu_decoding.checks import check_number
 from nemo_gpu_decoding.cli.decoding import existing_file, load_phrase_file, writable_file
 from nemo_gpu_decoding.container import write_text
 from nemo_gpu_decoding.report import format_table
 from nemo_gpu_decoding.text_file import read_lines
+from nemo_gpu_decoding.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.graph.csr import WordGraph
     from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
-    from nemo_gpu_decoding.vocabulary import Vocabulary
 
 WORD_COST, PIECE_COST = 2.0, 4.0  # natural log, those of `OpenVocabulary`
 
@@ -85,6 +87,8 @@ class BuildGraphOptions:
                 "all spellings of its words"
             )
         costs = (self.unknown_word_cost, self.unknown_piece_cost)
+        for name in ("unknown_word_cost", "unknown_piece_cost"):
+            check_number(name, getattr(self, name))
         if not self.open_vocabulary and costs != (WORD_COST, PIECE_COST):
             raise ValueError("unknown_word_cost and unknown_piece_cost need open_vocabulary=true")
 
@@ -97,10 +101,11 @@ def run(options: BuildGraphOptions) -> int:
     lm, out = existing_file("lm", options.lm), writable_file("out", options.out)
     oov = writable_file("oov", options.oov) if options.oov else None
     lexicon_file = existing_file("lexicon", options.lexicon) if options.lexicon else None
-    added, unknown = added_words(options.added_words), open_vocabulary(options)
+    phrases = load_phrase_file("added_words", options.added_words)
+    added = list(dict.fromkeys(word for phrase in phrases for word in phrase.split()))
 
     from nemo_gpu_decoding.graph.build import listed_words, spell_words
-    from nemo_gpu_decoding.graph.lexicon import Lexicon
+    from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
     from nemo_gpu_decoding.graph.store import save_graph
 
     began = time.perf_counter()
@@ -110,10 +115,12 @@ def run(options: BuildGraphOptions) -> int:
     else:
         vocabulary = vocabulary_of_file(options.tokenizer)
     if lexicon_file is None:
-        lexicon = spell_words(lm, vocabulary, options.segmentations, added, track_words)
+        track = partial(tqdm, unit="word", desc="spelling", disable=None, file=sys.stderr)
+        lexicon = spell_words(lm, vocabulary, options.segmentations, added, track)
     else:
         lexicon = Lexicon.from_file(lexicon_file, vocabulary.pieces)
-    graph = build(lm, lexicon, added, unknown and unknown.of(vocabulary))
+    costs = OpenVocabulary(options.unknown_word_cost, options.unknown_piece_cost)
+    graph = build(lm, lexicon, added, costs.of(vocabulary) if options.open_vocabulary else None)
     save_graph(graph, out)
     if oov:
         left_out = (word for word in listed if word not in graph.word_ids)
@@ -125,18 +132,6 @@ def run(options: BuildGraphOptions) -> int:
     return 0
 
 
-def open_vocabulary(options: BuildGraphOptions) -> OpenVocabulary | None:
-    """The costs of words that the LM does not list; None for a closed vocabulary."""
-    from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
-
-    if not options.open_vocabulary:
-        return None
-    try:
-        return OpenVocabulary(options.unknown_word_cost, options.unknown_piece_cost)
-    except FieldError as error:
-        raise error.named(f"unknown_{error.field}") from None
-
-
 def vocabulary_of_model(
     name: str, language: str | None = None, *, head: str | None = "ctc", verbose: bool = False
 ) -> Vocabulary:
@@ -145,9 +140,6 @@ def vocabulary_of_model(
     Args:
         language: the language of the tokenizer, for models with one tokenizer per language.
         head: ctc or rnnt; None: the head that the model has.
-
-    Raises:
-        ValueError: there is no such model, or it lacks this head or language.
     """
     from nemo_gpu_decoding.graph.load import in_language
     from nemo_gpu_decoding.nemo_plugin.model import Model
@@ -158,18 +150,10 @@ def vocabulary_of_model(
 
 
 def vocabulary_of_file(name: str) -> Vocabulary:
-    """The tokens of a SentencePiece model (*.model) or of a text file with one piece per line.
-
-    Raises:
-        ValueError: there is no such file, or it is neither.
-    """
+    """The tokens of a SentencePiece model (*.model) or of a text file with one piece per line."""
     file = Path(existing_file("tokenizer", name))
-    return _sentencepiece(file) if file.suffix == ".model" else _listed_pieces(file)
-
-
-def _sentencepiece(file: Path) -> Vocabulary:
-    from nemo_gpu_decoding.vocabulary import Vocabulary
-
+    if file.suffix != ".model":
+        return _listed_pieces(file)
     try:
         return Vocabulary.from_sentencepiece(file)
     except (RuntimeError, OSError) as error:
@@ -177,8 +161,6 @@ def _sentencepiece(file: Path) -> Vocabulary:
 
 
 def _listed_pieces(file: Path) -> Vocabulary:
-    from nemo_gpu_decoding.vocabulary import Vocabulary
-
     sibling = file.with_name("tokenizer.model")
     if file.name == "vocab.txt" and sibling.is_file():
         raise ValueError(
@@ -195,18 +177,8 @@ def _listed_pieces(file: Path) -> Vocabulary:
         raise ValueError(f"tokenizer={file}: {error}") from error
 
 
-def added_words(file: str | None) -> list[str]:
-    """The distinct words of a list of phrases."""
-    phrases = load_phrase_file("added_words", file)
-    return list(dict.fromkeys(word for phrase in phrases for word in phrase.split()))
-
-
 def build(lm: str, lexicon: Lexicon, added: Sequence[str], unknown: OpenVocabulary | None) -> WordGraph:
-    """The graph of the words of an LM and of added words, with a progress bar on stderr.
-
-    Raises:
-        ValueError: an added word cannot be spelled; or see `build_graph`.
-    """
+    """The graph of the words of an LM and of added words, with a progress bar on stderr."""
     from nemo_gpu_decoding.graph.build import build_graph
     from nemo_gpu_decoding.lm.arpa import ArpaReader
 
@@ -217,18 +189,9 @@ def build(lm: str, lexicon: Lexicon, added: Sequence[str], unknown: OpenVocabula
         return build_graph(lm, lexicon, open_vocabulary=unknown, added_words=added, cache=False, progress=progress)
 
 
-def track_words(words: Sequence[str]) -> Iterable[str]:
-    """The words, with a progress bar."""
-    from tqdm import tqdm
-
-    return tqdm(words, unit="word", desc="spelling", disable=None, file=sys.stderr)
-
-
 @contextmanager
 def step_bar() -> Iterator[Callable[[str], None]]:
     """A progress bar over the steps of building. Yields a function that the caller calls when a step begins."""
-    from tqdm import tqdm
-
     from nemo_gpu_decoding.graph.build import BUILD_STEPS
 
     with tqdm(total=BUILD_STEPS, unit="step", desc="graph", disable=None, file=sys.stderr) as bar:

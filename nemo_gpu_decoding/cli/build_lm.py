@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
+from tqdm import tqdm
 
 from nemo_gpu_decoding.cli.build_graph import vocabulary_of_file, vocabulary_of_model
 from nemo_gpu_decoding.cli.decoding import existing_file, writable_file
@@ -81,13 +82,7 @@ def run(options: BuildLMOptions) -> int:
 
 
 def sentences(files: Sequence[str], vocabulary: Vocabulary | None) -> Iterator[list[str]]:
-    """The words of each non-empty line, or the tokens that spell them, with a progress bar on stderr.
-
-    Raises:
-        ValueError: a line is not UTF-8 or cannot be spelled; names file and line.
-    """
-    from tqdm import tqdm
-
+    """The words of each non-empty line, or the tokens that spell them, with a progress bar on stderr."""
     for name in files:
         opened = gzip.open if name.endswith(".gz") else open
         with opened(name, "rb") as file, tqdm(unit=" lines", desc=name, disable=None) as bar:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tqdm import tqdm
+
 from nemo_gpu_decoding.manifest import Utterance, references_of
 from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, oracle_text, phrase_score, word_errors
 
@@ -66,7 +68,7 @@ class DevSet:
         oracles: tuple[str, ...] = ()
         if any(len(nbest) > 1 or nbest.lattice is not None for nbest in results):
             pairs = zip(self.references, results, strict=True)
-            oracles = tuple(_oracle(reference, nbest, text_of) for reference, nbest in pairs)
+            oracles = tuple(oracle_text(text, map(text_of, nbest), nbest.lattice) for text, nbest in pairs)
         return Decoded(tuple(text_of(nbest.best) for nbest in results), seconds, oracles)
 
     def score(self, texts: Sequence[str], phrases: Sequence[str], oracles: Sequence[str] = ()) -> Score:
@@ -95,39 +97,23 @@ class Score:
     oracle: WordErrors | None = None  # of the best texts of lattices or n-best lists
 
 
-def _oracle(reference: str, nbest: NBest, text_of: Callable[[Path], str]) -> str:
-    """The text of the lattice, or of the n-best list, with the fewest word errors."""
-    if nbest.lattice is not None:
-        return nbest.lattice.oracle(reference)
-    return oracle_text(reference, map(text_of, nbest))
-
-
 def encode(head: Head, utterances: Sequence[Utterance], *, batch_size: int = 8, dtype: str = "float32") -> DevSet:
     """Run the encoder over all utterances, with a progress bar on stderr.
 
     Args:
         dtype: type of the stored output; float16 halves the memory and rounds to three digits.
-
-    Raises:
-        ValueError: an utterance has no reference text.
     """
-    from tqdm import tqdm
-
     references = references_of(utterances)
     files = [utterance.path for utterance in utterances]
     started = time.perf_counter()
-    bar = tqdm(total=len(files), unit="utt", desc="encoder", disable=None, file=sys.stderr)
-    arrays, texts = [], []
-    with bar:
-        for encoded in head.encoded(files, batch_size=batch_size):
-            arrays.append(encoded.inputs)
-            texts.append(encoded.greedy_text)
-            bar.update()
+    outputs = head.encoded(files, batch_size=batch_size)
+    shown = tqdm(outputs, total=len(files), unit="utt", desc="encoder", disable=None, file=sys.stderr)
+    arrays, texts = zip(*((encoded.inputs, encoded.greedy_text) for encoded in shown), strict=True)
     seconds = time.perf_counter() - started
     return DevSet(
         batches=tuple(_pad(arrays[i : i + BATCH], dtype) for i in range(0, len(arrays), BATCH)),
         references=tuple(references),
-        greedy_texts=tuple(texts),
+        greedy_texts=texts,
         audio_seconds=sum(utterance.duration for utterance in utterances),
         encoder_seconds=seconds,
     )

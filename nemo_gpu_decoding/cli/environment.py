@@ -50,7 +50,7 @@ def examine() -> list[Fact]:
     return [
         Fact("nemo-gpu-decoding", __version__),
         Fact("Python", f"{platform.python_version()} on {platform.system()} {platform.machine()}"),
-        Fact("CPU cores", str(usable_cores())),
+        Fact("CPU cores", str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())),
         *torch_facts(),
         driver_fact(),
         cuda_python_fact(),
@@ -60,13 +60,6 @@ def examine() -> list[Fact]:
         registration_fact(),
         *numba_facts(),
     ]
-
-
-def usable_cores() -> int | None:
-    """Cores that this process may use, which in a container are fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
 
 
 def torch_facts() -> list[Fact]:

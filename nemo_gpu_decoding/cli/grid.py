@@ -38,13 +38,7 @@ class Point(NamedTuple):
     @property
     def cost(self) -> tuple[float, ...]:
         """Sort key among equally good points: smaller searches first, then smaller weights."""
-        weights = (
-            self.lm_weight or 0.0,
-            self.large_lm_weight or 0.0,
-            self.boosting_weight or 0.0,
-            abs(self.beam_beta or 0.0),
-            self.rescore_weight or 0.0,
-        )
+        weights = (abs(getattr(self, name) or 0.0) for name in WEIGHTS)
         return (self.beam_size or 0, self.beam_width or 0.0, self.segmentations or 0, *weights)
 
 
@@ -112,15 +106,9 @@ def at_point(decoder: Decoder[Any, Any], point: Point, n_best: int = 1) -> Decod
     """
     from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 
-    values = {
-        "beam_size": point.beam_size,
-        "beam_beta": point.beam_beta,
-        "blank_lm_score_mode": point.blank_lm_score_mode,
-        "pruning_mode": point.pruning_mode,
-        "beam": point.beam_width,
-        "large_lm_weight": point.large_lm_weight,
-    }
-    changes: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    names = ("beam_size", "beam_beta", "blank_lm_score_mode", "pruning_mode", "beam", "large_lm_weight")
+    values = point._asdict() | {"beam": point.beam_width}
+    changes: dict[str, Any] = {name: values[name] for name in names if values[name] is not None}
     changes["n_best"] = max(n_best, decoder.config.n_best)
     if point.beam_size is not None:
         changes["n_best"] = point.beam_size if n_best > 1 else 1

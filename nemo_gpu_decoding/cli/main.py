@@ -7,12 +7,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from difflib import get_close_matches
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 from nemo_gpu_decoding import __version__
+from nemo_gpu_decoding.checks import did_you_mean
 from nemo_gpu_decoding.cli.needs import needed
 from nemo_gpu_decoding.cli.options import OptionError, help_text, parse_options
 from nemo_gpu_decoding.extras import require
@@ -20,26 +20,18 @@ from nemo_gpu_decoding.extras import require
 EXIT_OK, EXIT_FAILURE, EXIT_USAGE = 0, 1, 2
 
 
-class Command(NamedTuple):
-    """A module with `OPTIONS` (a dataclass), `EXAMPLES` (argument strings) and `run(options) -> int`.
-
-    Its optional attribute `POSITIONAL` names the option that arguments without `key=` belong to. The module is
-    imported when its command is called, because most of them import torch or NeMo.
-    """
-
-    module: str
-    summary: str
-
-
+# Name and summary of each command. Its module in this folder has `OPTIONS` (a dataclass), `EXAMPLES` (argument
+# strings) and `run(options) -> int`. The optional attribute `POSITIONAL` names the option that arguments without
+# `key=` belong to. The module is imported when its command is called, because most of them import torch or NeMo.
 COMMANDS = {
-    "transcribe": Command("transcribe", "audio files to text, with a beam, an LM and boosted phrases"),
-    "serve": Command("serve", "live streams to text: a WebSocket server with a page to try it on"),
-    "tune": Command("tune", "find LM, insertion and boosting weights on a dev manifest"),
-    "build-graph": Command("build_graph", "a word LM to the graph that cuda_wfst searches, with a report"),
-    "build-lm": Command("build_lm", "text to an n-gram LM over words, or over the tokens of a model"),
-    "prune-lm": Command("prune_lm", "an n-gram LM to a small one that is part of it"),
-    "pack-lm": Command("pack_lm", "a word LM of any size to the file that paged_biglm maps into memory"),
-    "doctor": Command("doctor", "what this machine has, and which path each strategy would take"),
+    "transcribe": "audio files to text, with a beam, an LM and boosted phrases",
+    "serve": "live streams to text: a WebSocket server with a page to try it on",
+    "tune": "find LM, insertion and boosting weights on a dev manifest",
+    "build-graph": "a word LM to the graph that cuda_wfst searches, with a report",
+    "build-lm": "text to an n-gram LM over words, or over the tokens of a model",
+    "prune-lm": "an n-gram LM to a small one that is part of it",
+    "pack-lm": "a word LM of any size to the file that paged_biglm maps into memory",
+    "doctor": "what this machine has, and which path each strategy would take",
 }
 
 
@@ -83,7 +75,7 @@ def guarded(program: str, run: Callable[[], int], module: str = "nemo_gpu_decodi
 def overview() -> str:
     """The text of `nemo-gpu-decoding --help`."""
     width = max(map(len, COMMANDS))
-    listed = "\n".join(f"  {name:{width}}  {command.summary}" for name, command in COMMANDS.items())
+    listed = "\n".join(f"  {name:{width}}  {summary}" for name, summary in COMMANDS.items())
     return (
         f"usage: nemo-gpu-decoding COMMAND key=value ...\n\ncommands:\n{listed}\n\n"
         "`nemo-gpu-decoding COMMAND --help` explains every option of a command."
@@ -106,11 +98,10 @@ def is_mendable(error: Exception, module: str = "nemo_gpu_decoding") -> bool:
 
 def _dispatch(name: str, arguments: list[str]) -> int:
     if name not in COMMANDS:
-        close = get_close_matches(name, COMMANDS, 1)
-        hint = f"; did you mean {close[0]}?" if close else ""
-        raise ValueError(f"unknown command{hint}\n{overview()}")
-    summary, needs = COMMANDS[name].summary, partial(needed, name)
-    return run_program(f"nemo-gpu-decoding {name}", summary, load_command(name), arguments, needs)
+        raise ValueError(f"unknown command{did_you_mean(name, COMMANDS, '; did you mean {}?')}\n{overview()}")
+    return run_program(
+        f"nemo-gpu-decoding {name}", COMMANDS[name], load_command(name), arguments, partial(needed, name)
+    )
 
 
 def run_program(
@@ -123,7 +114,7 @@ def run_program(
     """Run a program, or print its help if an argument is `-h` or `--help`; return its exit code.
 
     Args:
-        module: has the attributes that `Command` describes.
+        module: has the attributes that the modules of `COMMANDS` have.
         needs: options -> optional dependencies, as `require` takes them.
     """
     positional = getattr(module, "POSITIONAL", None)
@@ -136,7 +127,7 @@ def run_program(
 
 
 def load_command(name: str) -> ModuleType:
-    return importlib.import_module(f"nemo_gpu_decoding.cli.{COMMANDS[name].module}")
+    return importlib.import_module(f"nemo_gpu_decoding.cli.{name.replace('-', '_')}")
 
 
 if __name__ == "__main__":

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 
 def needed(command: str, options: Any) -> list[str]:
-    """The names that `require` takes: extras, or single modules.
-
-    Raises:
-        ValueError: the preset cannot be read, or the LM is no file.
-    """
+    """The names that `require` takes: extras, or single modules."""
     return [name for name, is_needed in NEEDS.get(command, {}).items() if is_needed(options)]
 
 
@@ -20,16 +17,8 @@ def always(options: Any) -> bool:
     return True
 
 
-def has_model(options: Any) -> bool:
-    return options.model is not None
-
-
 def has_sentencepiece_model(options: Any) -> bool:
     return options.tokenizer is not None and options.tokenizer.endswith(".model")
-
-
-def draws(options: Any) -> bool:
-    return options.plot is not None
 
 
 def starts_ray(options: Any) -> bool:
@@ -57,10 +46,10 @@ def builds_word_graph(options: Any) -> bool:
 
 
 # command -> extra or module -> function of the options: is it needed? Other commands need none
-NEEDS: dict[str, dict[str, Callable[[Any], bool]]] = {
+NEEDS: dict[str, dict[str, Callable[[Any], Any]]] = {
     "transcribe": {"nemo": always, "kaldifst": builds_word_graph, "cluster": starts_ray},
     "serve": {"nemo": always, "serve": always, "kaldifst": builds_word_graph},
-    "tune": {"nemo": always, "kaldifst": builds_word_graph, "plot": draws},
-    "build-graph": {"nemo": has_model, "kaldifst": always, "sentencepiece": has_sentencepiece_model},
-    "build-lm": {"nemo": has_model, "sentencepiece": has_sentencepiece_model},
+    "tune": {"nemo": always, "kaldifst": builds_word_graph, "plot": attrgetter("plot")},
+    "build-graph": {"nemo": attrgetter("model"), "kaldifst": always, "sentencepiece": has_sentencepiece_model},
+    "build-lm": {"nemo": attrgetter("model"), "sentencepiece": has_sentencepiece_model},
 }

@@ -6,12 +6,9 @@ comments.
 
 from __future__ import annotations
 
-import ast
-import difflib
 import inspect
-import io
+import re
 import textwrap
-import tokenize
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -19,6 +16,8 @@ from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 import yaml
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
+from nemo_gpu_decoding.checks import did_you_mean
 
 T = TypeVar("T")
 HELP_WIDTH = 100  # columns
@@ -80,7 +79,8 @@ def parse_options(options_class: type[T], arguments: Sequence[str], positional: 
         key, value = _split(argument, options)
         top = key.split(".", 1)[0]
         if top not in options or (key != top and not isinstance(config._get_node(top), DictConfig)):
-            raise OptionError(_unknown_key(key, options))
+            hint = did_you_mean(key, options, "; did you mean {}?", cutoff=0.5)
+            raise OptionError(f"unknown option {key!r}{hint}")
         _set(config, key, _read_value(options_class, key, value), options[top])
     missing = [name for name in options if OmegaConf.is_missing(config, name)]
     if missing:
@@ -129,23 +129,15 @@ def _own_comments(options_class: type) -> dict[str, str]:
         source = textwrap.dedent(inspect.getsource(options_class))
     except (OSError, TypeError):
         return {}
-    comments = {
-        token.start[0]: token
-        for token in tokenize.generate_tokens(io.StringIO(source).readline)
-        if token.type == tokenize.COMMENT
-    }
-    definition = ast.parse(source).body[0]
-    assert isinstance(definition, ast.ClassDef)
-    found = {}
-    for node in definition.body:
-        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for line in source.splitlines():
+        if line.startswith("    # "):
+            above.append(line[6:].strip())
             continue
-        first = node.lineno
-        while first - 1 in comments and comments[first - 1].line.lstrip().startswith("#"):
-            first -= 1
-        lines = [*range(first, node.lineno), node.end_lineno or node.lineno]
-        texts = [comments[line].string.lstrip("# ").rstrip() for line in lines if line in comments]
-        found[node.target.id] = " ".join(texts)
+        if field := re.match(r" {4}(\w+): .*?(  # (.*))?$", line):
+            found[field[1]] = " ".join([*above, field[3] or ""]).strip()
+        above = []
     return found
 
 
@@ -155,8 +147,7 @@ def _split(argument: str, options: dict[str, Option]) -> tuple[str, str]:
     if equals and key and not key.startswith("-"):
         return key.lstrip("+"), value
     spelled = key.lstrip("-").replace("-", "_")
-    close = difflib.get_close_matches(spelled, options, 1)
-    hint = f"; did you mean {close[0]}={value or '...'}?" if close else ""
+    hint = did_you_mean(spelled, options, "; did you mean {}=" + (value or "...") + "?")
     raise OptionError(f"{argument!r} is not of the form key=value{hint}")
 
 
@@ -186,12 +177,6 @@ def _set(config: DictConfig, key: str, value: Any, option: Option) -> None:
         OmegaConf.update(config, key, value, merge=True, force_add="." in key)
     except (OmegaConfBaseException, ValueError, TypeError) as error:
         raise ValueError(f"{key}={value}: {_first_line(error)}\n{option.describe()}") from error
-
-
-def _unknown_key(key: str, options: dict[str, Option]) -> str:
-    close = difflib.get_close_matches(key, options, 1, cutoff=0.5)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return f"unknown option {key!r}{hint}"
 
 
 def _first_line(error: Exception) -> str:

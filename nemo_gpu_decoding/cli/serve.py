@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -18,6 +18,7 @@ from nemo_gpu_decoding.cli.decoding import (
     check_weights,
     decoding_config,
 )
+from nemo_gpu_decoding.live.options import Address, Limits
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.live.server import LiveServer
@@ -33,20 +34,11 @@ T = TypeVar("T")
 
 
 @dataclass
-class ServeOptions(DecodingOptions):
+class ServeOptions(Limits, Address, DecodingOptions):
     """Options of `serve`."""
 
     # Maximum number of streams in one step of encoder and decoder, >= 1.
     batch_size: int = 64
-    # Address to listen on. An address that other machines can reach needs a token, or open_to_all=true.
-    host: str = "127.0.0.1"
-    # Port to listen on; 0: any free port.
-    port: int = 8765
-    # Required from every client, in the header "Authorization: Bearer TOKEN" or as ?token=TOKEN. null: the
-    # value of the environment variable NEMO_GPU_DECODING_TOKEN; without it no token is required.
-    token: str | None = None
-    # Allow an address that other machines can reach without a token.
-    open_to_all: bool = False
     # NeMo's pipeline: buffered for offline checkpoints, cache_aware for streaming checkpoints; auto: chosen by the
     # encoder's config.
     pipeline: str = "auto"
@@ -63,26 +55,8 @@ class ServeOptions(DecodingOptions):
     rules: Any = None
     # Seconds that a step waits for chunks of other streams.
     tick_seconds: float = 0.02
-    # Maximum number of open streams.
-    max_streams: int = 64
-    # Maximum size of a message, in bytes.
-    max_message_bytes: int = 1_000_000
-    # Maximum number of phrases per stream. Together they may have 50 times as many characters.
-    max_phrases: int = 1000
-    # Maximum boosting_weight of a stream, natural log.
-    max_boosting_weight: float = 100.0
     # Maximum n_best of a stream. null: 5 for beam searches, 1 for word graphs, which keep lattices if it is more.
     max_n_best: int | None = None
-    # Seconds without a message after which the server ends a stream.
-    idle_seconds: float = 30.0
-    # Maximum length of an utterance, in seconds; a longer one is cut.
-    utterance_seconds: float = 60.0
-    # Seconds of undecoded audio per client; beyond that the server stops reading from the client until it catches up.
-    pending_seconds: float = 2.0
-    # Seconds within which a client must receive a message; a slower client is disconnected.
-    send_seconds: float = 10.0
-    # Seconds at shutdown to finish open utterances.
-    shutdown_seconds: float = 10.0
 
     def __post_init__(self) -> None:
         check_counts(self, "batch_size")
@@ -99,19 +73,13 @@ def run(options: ServeOptions) -> int:
 
 
 def build_server(options: ServeOptions) -> LiveServer:
-    """The server, with its model loaded and warmed up.
-
-    Raises:
-        ValueError: an option is out of range, a public address has no token, or the model does not support an option.
-    """
+    """The server, with its model loaded and warmed up."""
     from nemo_gpu_decoding.live.batcher import Batcher
     from nemo_gpu_decoding.live.recognizer import warm_up
-    from nemo_gpu_decoding.live.server import Address, LiveServer
-    from nemo_gpu_decoding.live.session import Limits
+    from nemo_gpu_decoding.live.server import LiveServer
 
     token = options.token or os.environ.get(TOKEN_VARIABLE)
-    address = Address(options.host, options.port, token, options.open_to_all, options.shutdown_seconds).checked()
-    limits = _fields_of(Limits, options)
+    address, limits = _fields_of(Address, replace(options, token=token)), _fields_of(Limits, options)
     recognizer = build_recognizer(options)
     print("warming up: compiling the code that is not in the cache", file=sys.stderr)
     warm_up(recognizer)
@@ -138,13 +106,7 @@ def build_recognizer(options: ServeOptions) -> Any:
 
 def _fields_of(cls: type[T], options: ServeOptions) -> T:
     """A dataclass whose fields get the values of the options of the same names."""
-    return cls(
-        **{
-            field.name: getattr(options, field.name)
-            for field in fields(cast(Any, cls))
-            if hasattr(options, field.name)
-        }
-    )
+    return cls(**{field.name: getattr(options, field.name) for field in fields(cast(Any, cls))})
 
 
 async def _serve(server: LiveServer) -> None:

@@ -36,9 +36,6 @@ def points_of(
 
     Args:
         most_bonus: the most that a word of a graph earns with a boosting weight of 1, natural log.
-
-    Raises:
-        ValueError: an option has no effect with the strategy.
     """
     section, head = section_of(strategy), STRATEGIES[strategy].family
     is_fused, in_graph = has_lm or has_phrases, section == "wfst"

@@ -10,27 +10,19 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
 
 from nemo_gpu_decoding import __version__
 from nemo_gpu_decoding.audio import check_channel_selector
 from nemo_gpu_decoding.checks import check_choice, check_number
-from nemo_gpu_decoding.cli.decoding import (
-    DEFAULT_STRATEGY,
-    DecodingOptions,
-    check_counts,
-    check_rescoring,
-    check_weights,
-    decoding_config,
-    section_of,
-    writable_file,
-)
-from nemo_gpu_decoding.cluster.transcripts import FORMATS, check_format, error_row, json_row, oracle_of
+from nemo_gpu_decoding.cli import decoding
+from nemo_gpu_decoding.cluster.transcripts import FORMATS, Totals, row_of
 from nemo_gpu_decoding.container import written_whole
+from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.manifest import Utterance, find_utterances
-from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin.register import STRATEGIES
 
 if TYPE_CHECKING:
@@ -59,7 +51,7 @@ NOT_IN_TRANSCRIPTS = {
 
 
 @dataclass
-class TranscribeOptions(DecodingOptions):
+class TranscribeOptions(decoding.DecodingOptions):
     """Options of `transcribe`. null keeps the value of the preset, or of NeMo."""
 
     # Audio to transcribe: a file, a folder, a pattern in quotes ('*.wav') or a list [a.wav,b.flac].
@@ -121,16 +113,14 @@ class TranscribeOptions(DecodingOptions):
     tarred_audio: Any = None
 
     def __post_init__(self) -> None:
-        check_counts(self, "n_best", "batch_size")
-        check_rescoring(self)
+        decoding.check_counts(self, "n_best", "batch_size")
+        decoding.check_rescoring(self)
         check_channel_selector(self.channel_selector)
         if self.head not in (None, "ctc", "rnnt"):
             raise ValueError(f"head is {self.head!r}, expected ctc or rnnt")
-        check_number("partition_seconds", self.partition_seconds, above_zero=True)
-        if self.batch_seconds is not None:
-            check_number("batch_seconds", self.batch_seconds, above_zero=True)
-        if self.gpus_per_worker is not None:
-            check_number("gpus_per_worker", self.gpus_per_worker)
+        for name, above_zero in (("partition_seconds", True), ("batch_seconds", True), ("gpus_per_worker", False)):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), above_zero=above_zero)
         if self.max_errors is not None and self.max_errors < 0:
             raise ValueError(f"max_errors is {self.max_errors}, expected an integer >= 0 or null")
         if self.out_format is not None:
@@ -173,16 +163,8 @@ def fewest_and_most(name: str, value: Any) -> tuple[int, int]:
 
 
 PARTITION_OPTIONS = (
-    "workers",
-    "decoders",
-    "ray",
-    "gpus_per_worker",
-    "out_format",
-    "partition_seconds",
-    "batch_seconds",
-    "max_errors",
-    "retry_errors",
-    "tarred_audio",
+    *("workers", "decoders", "ray", "gpus_per_worker", "out_format"),
+    *("partition_seconds", "batch_seconds", "max_errors", "retry_errors", "tarred_audio"),
 )
 OPTIONS = TranscribeOptions
 
@@ -203,19 +185,19 @@ def run(options: TranscribeOptions) -> int:
 
     utterances = find_utterances(options.audio, options.manifest)
     has_own_phrases = any(utterance.phrases is not None for utterance in utterances)
-    check_weights(build_decoding(options), options, has_own_phrases=has_own_phrases)
-    out = writable_file("out", options.out) if options.out else None
+    decoding.check_weights(build_decoding(options), options, has_own_phrases=has_own_phrases)
+    out = decoding.writable_file("out", options.out) if options.out else None
     loaded = load(options)
     started, compiled = working_seconds(), progress.seconds
     with ExitStack() as stack:  # a run that dies leaves an older file as it was
         sink = (
             stack.enter_context(stack.enter_context(written_whole(out)).open("w", encoding="utf-8")) if out else None
         )
-        emitted = list(emit(utterances, _transcripts(loaded, utterances, options), sink))
-    report(utterances, emitted, working_seconds() - started, loaded.model.device_name)
+        totals = emit(utterances, _transcripts(loaded, utterances, options), sink)
+    report(totals, working_seconds() - started, loaded.model.device_name)
     if compiled < progress.seconds:
         print(f"compiled in {progress.seconds - compiled:.1f} s besides, once per machine", file=sys.stderr)
-    return int(any(found is None for found in emitted))
+    return int(totals.errors > 0)
 
 
 def load(options: TranscribeOptions) -> Loaded:
@@ -245,8 +227,9 @@ def run_partitions(options: TranscribeOptions) -> int:
     out = str(options.out).rstrip("/")
     if "://" not in out:
         out = str(Path(out).expanduser().absolute())
-    check_format(options.format_of_parts)
-    check_weights(build_decoding(options), options, has_own_phrases=options.manifest is not None)
+    if options.format_of_parts == "parquet":
+        require("pyarrow")
+    decoding.check_weights(build_decoding(options), options, has_own_phrases=options.manifest is not None)
     corpus = find_corpus(options.audio, options.manifest, options.tarred_audio)
     plan = open_run(Folder(out), corpus, options.partition_seconds, options_of_transcripts(options))
     job = Job(
@@ -300,10 +283,10 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
     """NeMo's decoding section for these options."""
     strategy = options.strategy
     if strategy is None and options.preset is None:
-        strategy = DEFAULT_STRATEGY[options.head or default_head]
-    config = decoding_config(strategy, options.preset, vars(options))
+        strategy = decoding.DEFAULT_STRATEGY[options.head or default_head]
+    config = decoding.decoding_config(strategy, options.preset, vars(options))
     if options.n_best > 1:
-        section = section_of(str(config.strategy))
+        section = decoding.section_of(str(config.strategy))
         OmegaConf.update(config, f"{section}.return_best_hypothesis", False, force_add=True)
         OmegaConf.update(config, f"{section}.n_best", options.n_best, force_add=True)
     if options.timestamps:
@@ -312,69 +295,49 @@ def build_decoding(options: TranscribeOptions, default_head: str = "ctc") -> Dic
     return cast(DictConfig, OmegaConf.merge(config, options.decoding))
 
 
-class Emitted(NamedTuple):
-    """The part of a transcript that the totals need."""
-
-    text: str
-    oracle: str | None  # the text with the fewest errors of several, where there are any and a reference
-
-
-def emit(
-    utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str], sink: TextIO | None
-) -> Iterator[Emitted | None]:
-    """Print each text or error and write its JSON line as soon as the utterance is decoded."""
-    from tqdm import tqdm
-
+def emit(utterances: Iterable[Utterance], transcripts: Iterable[Transcript | str], sink: TextIO | None) -> Totals:
+    """Print each text or error and write its JSON line as soon as the utterance is decoded; returns the totals."""
     from nemo_gpu_decoding.jit_progress import working_seconds
 
-    before = working_seconds()
+    totals, before = Totals(), working_seconds()
     for utterance, transcript in zip(utterances, transcripts, strict=True):
         if isinstance(transcript, str):
             tqdm.write(transcript, file=sys.stderr)
-            row, emitted = error_row(utterance, transcript), None
         else:
             tqdm.write(transcript.text, file=sys.stdout)
-            oracle = oracle_of(utterance.text, transcript)
-            row, emitted = json_row(utterance, transcript, oracle), Emitted(transcript.text, oracle)
+        row = row_of(utterance, transcript, totals)
         now = working_seconds()
         if sink:
             sink.write(json.dumps({**row, "seconds": round(now - before, 4)}, ensure_ascii=False) + "\n")
         before = now
-        yield emitted
+    return totals
 
 
-def report(utterances: list[Utterance], emitted: list[Emitted | None], seconds: float, device: str) -> None:
+def report(totals: Totals, seconds: float, device: str) -> None:
     """Print totals to stderr: RTFx (seconds of audio per second of work, without compilation) and the word error
     rate. Failed utterances do not count."""
-    done = [(utterance, found) for utterance, found in zip(utterances, emitted, strict=True) if found is not None]
-    audio = sum(utterance.duration for utterance, _ in done)
-    if len(done) < len(emitted):
-        print(f"{len(emitted) - len(done)} of {len(emitted)} utterances failed", file=sys.stderr)
+    if totals.errors:
+        print(f"{totals.errors} of {totals.rows} utterances failed", file=sys.stderr)
     print(
-        f"{len(done)} utterances, {audio:.1f} s of audio in {seconds:.2f} s on {device}: "
-        f"RTFx {audio / max(seconds, 1e-9):.1f}",
+        f"{totals.rows - totals.errors} utterances, {totals.audio:.1f} s of audio in {seconds:.2f} s on {device}: "
+        f"RTFx {totals.audio / max(seconds, 1e-9):.1f}",
         file=sys.stderr,
     )
-    scored = [(utterance.text, found) for utterance, found in done if utterance.text is not None]
-    if scored:
-        references = [reference for reference, _ in scored]
-        errors = word_errors(references, [found.text for _, found in scored])
+    if totals.scored:
+        errors = totals.word_errors
         print(
             f"WER {100 * errors.wer:.2f} % of {errors.words} words "
             f"(sub {errors.substitutions}, del {errors.deletions}, ins {errors.insertions})",
             file=sys.stderr,
         )
-        oracles = [found.oracle for _, found in scored if found.oracle is not None]
-        if len(oracles) == len(scored):
-            print(f"oracle WER {100 * word_errors(references, oracles).wer:.2f} %", file=sys.stderr)
+    if totals.oracle_wer is not None:
+        print(f"oracle WER {100 * totals.oracle_wer:.2f} %", file=sys.stderr)
 
 
 def _transcripts(
     loaded: Loaded, utterances: list[Utterance], options: TranscribeOptions
 ) -> Iterator[Transcript | str]:
     """The transcript of each utterance, or its error message."""
-    from tqdm import tqdm
-
     from nemo_gpu_decoding.cluster.workers import Item, decoded, encoded
 
     with tqdm(total=len(utterances), unit="utt", desc="transcribing", disable=None, file=sys.stderr) as bar:

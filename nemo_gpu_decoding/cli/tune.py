@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import MISSING
+from tqdm import tqdm
 
 from nemo_gpu_decoding.audio import check_channel_selector
+from nemo_gpu_decoding.checks import check_choice
 from nemo_gpu_decoding.cli.decoding import (
     DEFAULT_STRATEGY,
     ModelOptions,
@@ -119,12 +121,9 @@ class TuneOptions(ModelOptions):
 
         _check_names("blank_lm_score_mode", self.blank_lm_score_mode, BLANK_LM_SCORE_MODES)
         _check_names("pruning_mode", self.pruning_mode or [], PRUNING_MODES)
-        for name, known in (
-            ("strategy", [None, *STRATEGIES]), ("store", STORES), ("objective", OBJECTIVES),
-        ):  # fmt: skip
-            if getattr(self, name) not in known:
-                expected = ", ".join(map(str, filter(None, known)))
-                raise ValueError(f"{name} is {getattr(self, name)!r}, expected one of {expected}")
+        for name, known in (("strategy", STRATEGIES), ("store", STORES), ("objective", OBJECTIVES)):
+            if getattr(self, name) is not None:
+                check_choice(name, getattr(self, name), known)
         if self.objective == "fscore" and self.phrases is None:
             raise ValueError("objective is 'fscore', which needs phrases=FILE")
 
@@ -188,11 +187,7 @@ def run(options: TuneOptions) -> int:
 
 
 def plot_file(options: TuneOptions) -> Path | None:
-    """The file of the plot, or None.
-
-    Raises:
-        ValueError: there is no such folder.
-    """
+    """The file of the plot, or None."""
     if options.plot is not None:
         return writable_file("plot", options.plot)
     if options.out is None:
@@ -221,11 +216,7 @@ def next_step(options: TuneOptions, points: Sequence[Point]) -> str:
 
 
 def choose_strategy(options: TuneOptions, default_head: str) -> str:
-    """The strategy to tune: the option, else that of the preset, else the default of the model's head.
-
-    Raises:
-        ValueError: the preset's strategy is none of ours.
-    """
+    """The strategy to tune: the option, else that of the preset, else the default of the model's head."""
     if options.strategy:
         return options.strategy
     if options.preset is None:
@@ -300,8 +291,6 @@ def try_points(
     from nemo_gpu_decoding.search.rescoring import Rescoring, load_scorer
 
     scorer = load_scorer(options.rescore) if options.rescore else None
-    from tqdm import tqdm
-
     trials = []
     for point in tqdm(points, unit="point", desc="grid", disable=None, file=sys.stderr):
         second = Rescoring(scorer, point.rescore_weight or 0.0, options.rescore_lm_share) if scorer else None

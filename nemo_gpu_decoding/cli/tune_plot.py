@@ -45,9 +45,6 @@ def draw(trials: Sequence[Trial], greedy: Score, target: Path) -> None:
 
     Every point is the best trial with its values, over all other options. `trials` are sorted, best first. The suffix
     of `target` chooses the format.
-
-    Raises:
-        ValueError: no option has several values.
     """
     from matplotlib.figure import Figure
 

@@ -60,9 +60,6 @@ def find_corpus(audio: Any, manifest: Any, tarred_audio: str | None = None) -> C
         audio: files, folders or patterns.
         manifest: a path or URL, a pattern, or a list of them.
         tarred_audio: tar files with the audio of the manifests; without manifest, tars of a WebDataset.
-
-    Raises:
-        ValueError: none or several of the options are given, or no file is found.
     """
     others = manifest is not None or tarred_audio is not None
     if (audio is None) != others:
@@ -137,9 +134,6 @@ def write_rows(corpus: Corpus, sink: IO[bytes], partition_seconds: float) -> lis
     """Write the rows of a corpus with the locations of their audio (`audio`, `member` of a tar); returns partitions.
 
     A partition ends when it has `partition_seconds` of audio, and at the end of its manifest or tar file.
-
-    Raises:
-        ValueError: a row is invalid, or there are no rows.
     """
     partitions: list[Partition] = []
     position = begin = rows = 0
@@ -200,12 +194,11 @@ def _lines(url: str) -> Iterator[tuple[int, bytes]]:
 def _parsed(line: bytes, url: str, where: str) -> dict[str, Any]:
     """A row of a NeMo manifest; a cut of Lhotse is converted to one."""
     row = parse_json(line, where)
-    if isinstance(row, dict) and str(row.get("type", "")).endswith("Cut"):
+    is_cut = isinstance(row, dict) and str(row.get("type", "")).endswith("Cut")
+    if is_cut:
         row = _row_of_cut(row, url, where)
-        check_row(row, where)
-        return row
     check_row(row, where)
-    return split_row(row)
+    return row if is_cut else split_row(row)
 
 
 def _row_of_cut(content: dict[str, Any], url: str, where: str) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from fsspec.core import url_to_fs
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
 
 from nemo_gpu_decoding.cluster.corpus import Corpus, Partition, digest_of_ends, shards_of, write_rows
 from nemo_gpu_decoding.container import written_whole
@@ -31,6 +33,12 @@ class Folder(NamedTuple):
 
     url: str
 
+    @property
+    def fs(self) -> DirFileSystem:
+        """Its file system, with names relative to the folder."""
+        fs, path = url_to_fs(self.url)
+        return DirFileSystem(path, fs)
+
     def partition_file(self, partition: Partition, out_format: str) -> str:
         return f"part-{partition.number:05d}.{out_format}"
 
@@ -39,25 +47,13 @@ class Folder(NamedTuple):
 
     def names(self) -> set[str]:
         """The names of its files; empty if the folder does not exist."""
-        fs, path = url_to_fs(self.url)
+        fs = self.fs
         fs.invalidate_cache()
-        if not fs.exists(path):
-            return set()
-        return {str(name).rstrip("/").rsplit("/", 1)[-1] for name in fs.ls(path, detail=False)}
+        return {name.rstrip("/") for name in fs.ls("", detail=False)} if fs.exists("") else set()
 
     def read(self, name: str, begin: int = 0, num_bytes: int | None = None) -> bytes:
         """A file, or a range of its bytes."""
-        fs, path = url_to_fs(self.url)
-        end = None if num_bytes is None else begin + num_bytes
-        return fs.cat_file(f"{path}/{name}", start=begin, end=end)
-
-    def has(self, name: str) -> bool:
-        fs, path = url_to_fs(self.url)
-        return bool(fs.exists(f"{path}/{name}"))
-
-    def remove(self, name: str) -> None:
-        fs, path = url_to_fs(self.url)
-        fs.rm_file(f"{path}/{name}")
+        return self.fs.cat_file(name, start=begin, end=None if num_bytes is None else begin + num_bytes)
 
     def read_json(self, name: str) -> Any:
         return json.loads(self.read(name))
@@ -68,14 +64,13 @@ class Folder(NamedTuple):
 
         On local disks it is renamed into place; object stores show an object when it is complete.
         """
-        fs, path = url_to_fs(self.url)
-        if "file" in (fs.protocol if isinstance(fs.protocol, tuple) else (fs.protocol,)):
-            with written_whole(Path(path) / name) as temporary, temporary.open("wb") as file:
+        fs = self.fs
+        if isinstance(fs.fs, LocalFileSystem):
+            with written_whole(Path(fs.path) / name) as temporary, temporary.open("wb") as file:
                 yield file
-                file.flush()
         else:
-            fs.makedirs(path, exist_ok=True)
-            with fs.open(f"{path}/{name}", "wb") as file:
+            fs.makedirs("", exist_ok=True)
+            with fs.open(name, "wb") as file:
                 yield file
 
     def write(self, name: str, content: bytes) -> None:

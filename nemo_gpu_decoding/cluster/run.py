@@ -8,17 +8,19 @@ import os
 import pickle
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 import numpy as np
+from tqdm import tqdm
 
 from nemo_gpu_decoding.cluster.corpus import Partition
 from nemo_gpu_decoding.cluster.folder import Folder, Plan
-from nemo_gpu_decoding.cluster.workers import Job, Totals, Transcriber
+from nemo_gpu_decoding.cluster.transcripts import Totals
+from nemo_gpu_decoding.cluster.workers import Job, Transcriber
 from nemo_gpu_decoding.extras import require
-from nemo_gpu_decoding.metrics import WordErrors
 from nemo_gpu_decoding.report import format_table
 
 MAX_DEATHS = 3  # workers that may die in a partition; Ray alone retries without limit
@@ -65,8 +67,10 @@ def transcribe_corpus(
     progress = Progress(plan, list(totals.values()))
     with progress.bar:
         _check_errors(totals.values(), max_errors)
-        decoded = _here(job, todo) if workers.address is None else _on_ray(job, todo, workers)
-        for each in decoded if todo else ():
+        found: Iterable[Totals] = ()
+        if todo:
+            found = _on_ray(job, todo, workers) if workers.address else map(Transcriber(job).transcribe, todo)
+        for each in found:
             totals[each.number] = each
             progress.add(each)
             _check_errors(totals.values(), max_errors)
@@ -97,8 +101,6 @@ class Progress:
     """
 
     def __init__(self, plan: Plan, done: Sequence[Totals]) -> None:
-        from tqdm import tqdm
-
         in_hours = all(partition.seconds for partition in plan.partitions)
         self.parts = {each.number: each.seconds / 3600 if in_hours else 1 for each in plan.partitions}
         self.hours = 0.0
@@ -119,15 +121,8 @@ class Progress:
         self.bar.update(self.parts[totals.number])
         self.hours += totals.audio / 3600
         self.errors += totals.errors
-        elapsed = max(float(self.bar.format_dict["elapsed"] or 0), 1e-9) if not self.bar.disable else 1.0
+        elapsed = max(self.bar.format_dict["elapsed"], 1e-9)
         self.bar.set_postfix_str(f"{3600 * self.hours / elapsed:.1f} x real time, {self.errors} errors")
-
-
-def _here(job: Job, todo: Sequence[Partition]) -> Iterator[Totals]:
-    """Decode in this process."""
-    transcriber = Transcriber(job)
-    for partition in todo:
-        yield transcriber.transcribe(partition)
 
 
 # ------------------------------------------------------------------------------------------------- Ray
@@ -162,7 +157,7 @@ class RayWorker:
         else:
             found["totals"] = [json.dumps(vars(self._decoded(partition, batch)))]
         if not fault:
-            self.transcriber.folder.remove(self._tries(partition))
+            self.transcriber.folder.fs.rm_file(self._tries(partition))
         return found
 
     def _decoded(self, partition: Partition, batch: dict[str, Any]) -> Totals:
@@ -174,7 +169,7 @@ class RayWorker:
     def _refuse_poisoned(self, partition: Partition) -> str:
         """Count this attempt; returns an error if earlier attempts killed `MAX_DEATHS` workers, else ""."""
         folder, name = self.transcriber.folder, self._tries(partition)
-        before = folder.read_json(name) if folder.has(name) else {}
+        before = folder.read_json(name) if folder.fs.exists(name) else {}
         deaths = before.get("count", 0) if before.get("run") == self.run else 0
         if deaths >= MAX_DEATHS:
             first = json.loads(folder.read("rows.jsonl", partition.begin, partition.num_bytes).splitlines()[0])["line"]
@@ -191,28 +186,24 @@ class RayWorker:
 
 
 def _on_ray(job: Job, todo: Sequence[Partition], workers: Workers) -> Iterator[Totals]:
-    """Decode in actors of Ray. Totals come in the order in which partitions finish.
-
-    Raises:
-        ValueError: no worker could load the model or its decoding, or there is no such cluster.
-        ImportError: Ray is not installed.
-    """
+    """Decode in actors of Ray. Totals come in the order in which partitions finish."""
     ray = _connected(workers)
+    gpus = workers.gpus
+    if gpus is None:
+        gpus = 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
     try:
-        items = [partition._asdict() for partition in todo]
-        dataset = ray.data.from_items(items, override_num_blocks=len(items))
-        cores: dict[str, Any] = {"batch_size": 1, "num_cpus": 1}
-        pool = ray.data.ActorPoolStrategy(min_size=workers.least, max_size=workers.most)
-        stage = None if workers.decoders is None else "encode"
+        dataset = ray.data.from_items([each._asdict() for each in todo], override_num_blocks=len(todo))
         run = uuid4().hex
-        # Ray Data restarts dead actors by default, and their partitions are decoded again
-        dataset = dataset.map_batches(
-            RayWorker, fn_constructor_args=(job, run, stage), compute=pool, num_gpus=_gpus(ray, workers), **cores
-        )
+        pools: list[tuple[str | None, int, int]] = [(None, workers.least, workers.most)]
         if workers.decoders is not None:
-            least, most = workers.decoders
-            pool = ray.data.ActorPoolStrategy(min_size=least, max_size=most)
-            dataset = dataset.map_batches(RayWorker, fn_constructor_args=(job, run, "decode"), compute=pool, **cores)
+            pools = [("encode", workers.least, workers.most), ("decode", *workers.decoders)]
+        for stage, least, most in pools:
+            # Ray Data restarts dead actors by default, and their partitions are decoded again
+            dataset = dataset.map_batches(
+                RayWorker, fn_constructor_args=(job, run, stage), batch_size=1, num_cpus=1,
+                num_gpus=0 if stage == "decode" else gpus,
+                compute=ray.data.ActorPoolStrategy(min_size=least, max_size=most),
+            )  # fmt: skip
         for row in dataset.iter_rows():
             if row["fault"]:
                 raise ValueError(row["fault"])
@@ -247,12 +238,6 @@ def _connected(workers: Workers) -> Any:
     return ray
 
 
-def _gpus(ray: Any, workers: Workers) -> float:
-    if workers.gpus is not None:
-        return workers.gpus
-    return 1.0 if ray.cluster_resources().get("GPU", 0) else 0.0
-
-
 # --------------------------------------------------------------------------------------------- summary
 
 
@@ -273,15 +258,10 @@ def summary(totals: Sequence[Totals], shards: Sequence[str]) -> str:
 
 
 def _summary_row(name: str, totals: Sequence[Totals]) -> list[Any]:
-    def total(field: str) -> Any:
-        return sum(getattr(each, field) for each in totals)
-
-    row = [name, total("rows"), f"{total('audio') / 3600:.3f}", total("errors")]
-    if not total("scored"):
-        return [*row, "", "", "", "", "", ""]
-    errors = WordErrors(total("words"), total("substitutions"), total("deletions"), total("insertions"))
-    oracle = ""
-    if total("with_oracle") == total("scored"):
-        oracle = f"{100 * total('oracle_errors') / max(errors.words, 1):.2f}"
-    counts = [errors.words, errors.substitutions, errors.deletions, errors.insertions]
-    return [*row, f"{100 * errors.wer:.2f}", *counts, oracle]
+    numbers = [each.name for each in fields(Totals) if isinstance(each.default, int | float)]
+    both = Totals(**{field: sum(getattr(each, field) for each in totals) for field in numbers})
+    row = [name, both.rows, f"{both.audio / 3600:.3f}", both.errors]
+    if not both.scored:
+        return [*row, *[""] * 6]
+    errors, oracle = both.word_errors, both.oracle_wer
+    return [*row, f"{100 * errors.wer:.2f}", *vars(errors).values(), "" if oracle is None else f"{100 * oracle:.2f}"]

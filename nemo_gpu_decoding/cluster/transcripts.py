@@ -1,15 +1,15 @@
-"""Rows of transcripts, one per utterance, and files of them: JSON lines or Parquet."""
+"""Rows of transcripts, one per utterance, with their totals, and files of them: JSON lines or Parquet."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.manifest import RESULT_KEYS, Utterance
-from nemo_gpu_decoding.metrics import oracle_text, word_errors
+from nemo_gpu_decoding.metrics import WordErrors, oracle_text, word_errors
 
 if TYPE_CHECKING:
     from nemo_gpu_decoding.nemo_plugin.model import Transcript
@@ -17,15 +17,68 @@ if TYPE_CHECKING:
 FORMATS = ("jsonl", "parquet")
 
 
-def json_row(utterance: Utterance, transcript: Transcript, oracle: str | None) -> dict[str, Any]:
-    """The output row of an utterance, with the other fields of its manifest row."""
-    row: dict[str, Any] = {"audio_filepath": utterance.name, "duration": round(utterance.duration, 3)}
-    row |= {**utterance.fields, "pred_text": transcript.text, **details_of(transcript)}
-    if utterance.text is not None:
-        row["text"] = utterance.text
-        row["wer"] = round(word_errors([utterance.text], [transcript.text]).wer, 4)
+@dataclass
+class Totals:
+    """The content of a marker: totals of its partition. Times are in seconds."""
+
+    number: int = 0
+    shard: int = 0
+    rows: int = 0
+    audio: float = 0.0  # of utterances that were decoded
+    work: float = 0.0
+    errors: int = 0
+    last_error: str = ""
+    scored: int = 0  # utterances with a reference
+    words: int = 0
+    substitutions: int = 0
+    deletions: int = 0
+    insertions: int = 0
+    with_oracle: int = 0
+    oracle_errors: int = 0
+    slowest: tuple[tuple[float, str], ...] = ()  # seconds of work per second of audio, and the file
+
+    @property
+    def word_errors(self) -> WordErrors:
+        return WordErrors(self.words, self.substitutions, self.deletions, self.insertions)
+
+    @property
+    def oracle_wer(self) -> float | None:
+        """The lowest WER of the alternatives; None if an utterance with a reference has none."""
+        has_oracle = self.scored and self.with_oracle == self.scored
+        return self.oracle_errors / max(self.words, 1) if has_oracle else None
+
+    def count(self, errors: WordErrors, oracle: WordErrors | None) -> None:
+        """Add the word errors of an utterance with a reference, and those of its best alternative."""
+        self.scored += 1
+        for name, value in vars(errors).items():
+            setattr(self, name, getattr(self, name) + value)
         if oracle is not None:
-            row["oracle_wer"] = round(word_errors([utterance.text], [oracle]).wer, 4)
+            self.with_oracle += 1
+            self.oracle_errors += oracle.total
+
+
+def row_of(utterance: Utterance, transcript: Transcript | str, totals: Totals) -> dict[str, Any]:
+    """The output row of an utterance, with the other fields of its manifest row; also adds it to `totals`.
+
+    Args:
+        transcript: of the utterance, or the reason why it has none.
+    """
+    row: dict[str, Any] = {"audio_filepath": utterance.name, "duration": round(utterance.duration, 3)}
+    row |= utterance.fields
+    totals.rows += 1
+    text = {} if utterance.text is None else {"text": utterance.text}
+    if isinstance(transcript, str):
+        totals.errors, totals.last_error = totals.errors + 1, transcript
+        return {**row, **text, "error": transcript}
+    totals.audio = round(totals.audio + utterance.duration, 3)
+    row |= {"pred_text": transcript.text, **details_of(transcript)}
+    if utterance.text is not None:
+        best = oracle_of(utterance.text, transcript)
+        errors = word_errors([utterance.text], [transcript.text])
+        oracle = None if best is None else word_errors([utterance.text], [best])
+        totals.count(errors, oracle)
+        row |= {**text, "wer": round(errors.wer, 4)}
+        row |= {} if oracle is None else {"oracle_wer": round(oracle.wer, 4)}
     return row
 
 
@@ -39,22 +92,11 @@ def details_of(transcript: Transcript) -> dict[str, Any]:
     return details
 
 
-def error_row(utterance: Utterance, error: str) -> dict[str, Any]:
-    """The output row of an utterance without a transcript."""
-    row: dict[str, Any] = {"audio_filepath": utterance.name, "duration": round(utterance.duration, 3)}
-    row |= utterance.fields
-    if utterance.text is not None:
-        row["text"] = utterance.text
-    return {**row, "error": error}
-
-
-def oracle_of(reference: str | None, transcript: Transcript) -> str | None:
+def oracle_of(reference: str, transcript: Transcript) -> str | None:
     """The text of the lattice, or of the n-best list, with the fewest word errors; None without alternatives."""
-    if reference is None or (transcript.lattice is None and not transcript.n_best):
+    if transcript.lattice is None and not transcript.n_best:
         return None
-    if transcript.lattice is not None:
-        return transcript.lattice.oracle(reference)
-    return oracle_text(reference, [text for text, _ in transcript.n_best])
+    return oracle_text(reference, [text for text, _ in transcript.n_best], transcript.lattice)
 
 
 def file_of(rows: Sequence[dict[str, Any]], out_format: str) -> bytes:
@@ -88,9 +130,3 @@ def _with_fields(row: dict[str, Any]) -> dict[str, Any]:
     known = {key: value for key, value in row.items() if key in RESULT_KEYS}
     others = {key: value for key, value in row.items() if key not in known}
     return {**known, "fields": json.dumps(others, ensure_ascii=False)} if others else known
-
-
-def check_format(out_format: str) -> None:
-    """Raise an ImportError if the library for this format is not installed."""
-    if out_format == "parquet":
-        require("pyarrow")

@@ -16,10 +16,9 @@ from nemo_gpu_decoding.cache import one_process_at_a_time
 from nemo_gpu_decoding.cluster.audio import Audio, local_audio, one_line
 from nemo_gpu_decoding.cluster.corpus import Partition
 from nemo_gpu_decoding.cluster.folder import Folder
-from nemo_gpu_decoding.cluster.transcripts import error_row, file_of, json_row, oracle_of
+from nemo_gpu_decoding.cluster.transcripts import Totals, file_of, row_of
 from nemo_gpu_decoding.jit import cache_folder
 from nemo_gpu_decoding.manifest import Utterance, opened
-from nemo_gpu_decoding.metrics import word_errors
 from nemo_gpu_decoding.nemo_plugin.model import Model, Outputs, Transcript
 from nemo_gpu_decoding.search.rescoring import Rescoring
 
@@ -78,27 +77,6 @@ class Batch(NamedTuple):
         return self._replace(outputs={name: tensor.cpu() for name, tensor in self.outputs.items()})
 
 
-@dataclass
-class Totals:
-    """The content of a marker: totals of its partition. Times are in seconds."""
-
-    number: int
-    shard: int
-    rows: int = 0
-    audio: float = 0.0  # of utterances that were decoded
-    work: float = 0.0
-    errors: int = 0
-    last_error: str = ""
-    scored: int = 0  # utterances with a reference
-    words: int = 0
-    substitutions: int = 0
-    deletions: int = 0
-    insertions: int = 0
-    with_oracle: int = 0
-    oracle_errors: int = 0
-    slowest: tuple[tuple[float, str], ...] = ()  # seconds of work per second of audio, and the file
-
-
 class Transcriber:
     """Decodes partitions and writes them into the folder of the run; `decode` reads the batches of `encode`.
 
@@ -133,13 +111,9 @@ class Transcriber:
         """The batches of a partition, longest utterances first. An unreadable utterance gets an error in its row."""
         lines = self.folder.read("rows.jsonl", partition.begin, partition.num_bytes).splitlines()
         with local_audio([json.loads(line) for line in lines]) as found:
-            ready = []
-            for position, audio in enumerate(found):
-                item, fault = _opened(position, audio)
-                if fault:
-                    yield Batch([item], fault)
-                else:
-                    ready.append(item)
+            read = [_opened(position, audio) for position, audio in enumerate(found)]
+            yield from (Batch([item], item.utterance.fault) for item in read if item.utterance.fault)
+            ready = [item for item in read if not item.utterance.fault]
             for items in batches(ready, self.job.batch_size, self.job.batch_seconds):
                 yield from encoded(self.model, items)
 
@@ -157,8 +131,6 @@ class Transcriber:
             for item, row in self._rows(batch, totals):
                 written[item.position] = {**row, "manifest": shard, "line": item.row["line"]}
         rows = [written[position] for position in sorted(written)]
-        failed = [row["error"] for row in rows if "error" in row]
-        totals.rows, totals.errors, totals.last_error = len(rows), len(failed), failed[-1] if failed else ""
         totals.work = round(time.perf_counter() - started, 3)
         name = self.folder.partition_file(partition, self.job.out_format)
         self.folder.write(name, file_of(rows, self.job.out_format))
@@ -175,12 +147,7 @@ class Transcriber:
             slowest = [*totals.slowest, (round(pace, 4), max(durations, key=lambda name: durations[name]))]
             totals.slowest = tuple(sorted(slowest, reverse=True)[:SLOWEST])
         for item, transcript in zip(batch.items, found, strict=True):
-            if isinstance(transcript, str):
-                yield item, error_row(item.utterance, transcript)
-                continue
-            oracle = oracle_of(item.utterance.text, transcript)
-            _count(totals, item.utterance, transcript, oracle)
-            yield item, json_row(item.utterance, transcript, oracle)
+            yield item, row_of(item.utterance, transcript, totals)
 
     def _decoded(self, batch: Batch) -> list[Transcript | str]:
         """Transcripts or error messages of a batch. If the batch fails, each utterance is decoded alone."""
@@ -236,15 +203,15 @@ def _is_fatal(error: Exception) -> bool:
     return isinstance(error, MemoryError) or "CUDA error" in str(error)
 
 
-def _opened(position: int, audio: Audio) -> tuple[Item, str]:
-    """An utterance, and the error of its audio, or ""."""
+def _opened(position: int, audio: Audio) -> Item:
+    """An utterance with the error of its audio, if there is one."""
     row, file = audio
     read = {**row.get("fields", {}), "text": row.get("text"), "phrases": row.get("phrases")}
     utterance = opened(row["audio_filepath"], Path(file), read)
     fault = file if isinstance(file, str) else utterance.fault
     if fault:
-        utterance = replace(utterance, duration=row["duration"])
-    return Item(position, row, utterance), one_line(ValueError(fault)) if fault else ""
+        utterance = replace(utterance, duration=row["duration"], fault=one_line(ValueError(fault)))
+    return Item(position, row, utterance)
 
 
 def batches(items: Sequence[Item], batch_size: int, batch_seconds: float | None) -> Iterator[list[Item]]:
@@ -258,18 +225,3 @@ def batches(items: Sequence[Item], batch_size: int, batch_seconds: float | None)
         count = batch_size if batch_seconds is None else max(1, int(batch_seconds / max(longest, 1e-3)))
         yield ordered[:count]
         ordered = ordered[count:]
-
-
-def _count(totals: Totals, utterance: Utterance, transcript: Transcript, oracle: str | None) -> None:
-    totals.audio = round(totals.audio + utterance.duration, 3)
-    if utterance.text is None:
-        return
-    errors = word_errors([utterance.text], [transcript.text])
-    totals.scored += 1
-    totals.words += errors.words
-    totals.substitutions += errors.substitutions
-    totals.deletions += errors.deletions
-    totals.insertions += errors.insertions
-    if oracle is not None:
-        totals.with_oracle += 1
-        totals.oracle_errors += word_errors([utterance.text], [oracle]).total

@@ -49,7 +49,8 @@ def _torch_problem(device: torch.device) -> str | None:
         return f"there is no {device}, torch finds {count} GPU(s)"
     capability = torch.cuda.get_device_capability(device)
     if capability < OLDEST_CAPABILITY:
-        return f"{device} is too old: compute capability {_dotted(capability)}, {_needed()}"
+        oldest = _dotted(OLDEST_CAPABILITY)
+        return f"{device} is too old: compute capability {_dotted(capability)}, needed is {oldest} or newer"
     return None
 
 
@@ -94,10 +95,6 @@ def install_advice() -> str:
     """The command that installs the cuda-python for this torch."""
     major = (torch.version.cuda or "13").split(".")[0]
     return install_command(f"cuda{major}")
-
-
-def _needed() -> str:
-    return f"needed is {_dotted(OLDEST_CAPABILITY)} or newer"
 
 
 def _dotted(version: tuple[int, int]) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from nemo_gpu_decoding.container import written_whole
 from nemo_gpu_decoding.cuda import nvrtc
 from nemo_gpu_decoding.cuda.sources import Source, read_source
 from nemo_gpu_decoding.jit import cache_folder
@@ -108,15 +107,8 @@ def _read_entry(path: Path) -> bytes | None:
 
 
 def _write_entry(path: Path, content: bytes) -> None:
-    """Write to a temporary name and rename, so that no process reads a partial entry."""
-    temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-        with os.fdopen(handle, "wb") as file:
-            file.write(hashlib.sha256(content).digest() + content)
-        os.replace(temporary, path)
+        with written_whole(path) as temporary:
+            temporary.write_bytes(hashlib.sha256(content).digest() + content)
     except OSError as error:
-        if temporary is not None:
-            Path(temporary).unlink(missing_ok=True)
         logger.warning("can't keep a compiled kernel in %s (%s), it serves this process", path, error)

@@ -121,15 +121,9 @@ class CudaModule:
         try:
             with self._driver.context(self.device.index):
                 self._driver.call(
-                    "cuLaunchKernel",
-                    kernel.function,
-                    *(grid, 1, 1),
-                    *(block, 1, 1),
-                    shared_bytes,
-                    self._driver.bindings.CUstream(stream),
-                    ctypes.addressof(addresses),
-                    0,
-                )
+                    "cuLaunchKernel", kernel.function, grid, 1, 1, block, 1, 1, shared_bytes,
+                    self._driver.bindings.CUstream(stream), ctypes.addressof(addresses), 0,
+                )  # fmt: skip
         except DriverError as error:
             raise DriverError(
                 f"kernel {signature.name} can't start on {self.device} with {grid} blocks of {block} "
@@ -194,11 +188,7 @@ class Driver:
         return self.given or importlib.import_module("cuda.bindings.driver")
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """The result of a driver function, without its status.
-
-        Raises:
-            DriverError: has the function, the status and its meaning.
-        """
+        """The result of a driver function, without its status."""
         status, *values = getattr(self.bindings, name)(*arguments)
         if int(status) != 0:
             raise DriverError(f"{name} fails with {self._explained(status)}")

@@ -16,19 +16,9 @@ from typing import Any, Protocol
 
 import torch
 
-from nemo_gpu_decoding.cuda.signature import Scalar, Signature, Tensor, as_records, checked_arguments
+from nemo_gpu_decoding.cuda.signature import Scalar, Signature, Tensor, as_records
 
-__all__ = [
-    "Module",
-    "Runtime",
-    "Scalar",
-    "Signature",
-    "Tensor",
-    "as_records",
-    "checked_arguments",
-    "runtime",
-    "use_runtime",
-]
+__all__ = ["Module", "Runtime", "Scalar", "Signature", "Tensor", "as_records", "runtime", "use_runtime"]
 
 
 class Module(Protocol):
@@ -38,7 +28,6 @@ class Module(Protocol):
 
     def find(self, signature: Signature) -> None:
         """Prepare a kernel, so that its first launch may be captured into a CUDA graph."""
-        ...
 
     def launch(
         self, signature: Signature, /, *, grid: int, block: int, shared_bytes: int = 0, **arguments: Any
@@ -50,14 +39,13 @@ class Module(Protocol):
             grid: blocks, at least 1.
             block: threads per block, a multiple of 32.
             shared_bytes: dynamic shared memory per block, at most `Runtime.shared_bytes`.
-            arguments: by name, see `checked_arguments`. The memory of tensors must stay valid until the kernel
-                has run; this holds for memory that torch allocated on the current stream.
+            arguments: by name, see `signature.checked_arguments`. The memory of tensors must stay valid until the
+                kernel has run; this holds for memory that torch allocated on the current stream.
 
         Raises:
             ValueError: an argument, `grid`, `block` or `shared_bytes` is invalid.
             RuntimeError: the device refuses the launch; the message names the kernel.
         """
-        ...
 
 
 class Runtime(Protocol):
@@ -67,7 +55,6 @@ class Runtime(Protocol):
 
     def why_not(self, device: torch.device) -> str | None:
         """None if kernels run on `device`, else the reason in one line; never raises."""
-        ...
 
     def load(self, source: str, device: torch.device, defines: Mapping[str, int | str] | None = None) -> Module:
         """The kernels of a source file, compiled at first use.
@@ -77,15 +64,12 @@ class Runtime(Protocol):
             device: that runs the kernels.
             defines: preprocessor macros; each set gives a separate module.
         """
-        ...
 
     def shared_bytes(self, device: torch.device) -> int:
         """The largest dynamic shared memory of a block, in bytes."""
-        ...
 
     def device_for(self, device: torch.device) -> torch.device:
         """The device of the kernels for tensors on `device`; `why_not` tells whether it is available."""
-        ...
 
 
 _lock = threading.Lock()

@@ -24,12 +24,7 @@ class Compiled:
 
 @lru_cache(maxsize=1)
 def version() -> tuple[int, int]:
-    """Major and minor version of the NVRTC library that cuda-python finds.
-
-    Raises:
-        ImportError: cuda-python is not installed.
-        RuntimeError: there is no NVRTC library that fits it.
-    """
+    """Major and minor version of the NVRTC library that cuda-python finds."""
     major, minor = _checked("nvrtcVersion", _bindings().nvrtcVersion())
     return int(major), int(minor)
 
@@ -49,10 +44,6 @@ def compile_program(name: str, text: str, headers: Mapping[str, str], options: S
         text: CUDA C++.
         headers: name in #include -> text.
         options: NVRTC's; one names the architecture: "--gpu-architecture=sm_90" for CUBIN, "compute_90" for PTX.
-
-    Raises:
-        CompileError: with NVRTC's log.
-        ImportError, RuntimeError: see `version`.
     """
     nvrtc = _bindings()
     names = [header.encode() for header in headers]

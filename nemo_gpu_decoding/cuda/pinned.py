@@ -84,7 +84,7 @@ class HostTable:
                 f"{_gib(lock_limit(), 'any amount')}"
             )
         # tensors made from the array keep it alive and pinned
-        self._unpin = weakref.finalize(self._array, _unregister, address)
+        self._unpin = weakref.finalize(self._array, lambda: _cudart().cudaHostUnregister(address))
         # at exit the driver unpins all memory; a call may then come too late
         self._unpin.atexit = False
 
@@ -128,10 +128,6 @@ def _forget_error() -> None:
     if torch.cuda.is_initialized():
         with suppress(RuntimeError):
             torch.zeros(1, device="cuda")
-
-
-def _unregister(address: int) -> None:
-    _cudart().cudaHostUnregister(address)
 
 
 def _cudart() -> Any:

@@ -54,8 +54,8 @@ def header_of(module_name: str) -> str:
         ValueError: the offset of a record's field differs from that in C++.
     """
     module = importlib.import_module(module_name)
-    structs = []
-    for name in _assigned_names(module):
+    body, structs = ast.parse(inspect.getsource(module)).body, []
+    for name in _assigned_names(body):
         value = getattr(module, name)
         if isinstance(value, np.dtype) and value.fields:
             structs.append(_record(module, name, value))
@@ -63,7 +63,7 @@ def header_of(module_name: str) -> str:
             structs.append(_arguments(module, name, value))
         elif isinstance(value, int) and name in module.__annotations__:
             structs.append(f"constexpr int {name} = {int(value)};")
-    includes = ['#include "cuda/common.cuh"', *_includes(module)]
+    includes = ['#include "cuda/common.cuh"', *_includes(module, body)]
     head = ["#pragma once", f"// Printed from {module_name}.", *includes, ""]
     return "\n".join([*head, *structs, ""])
 
@@ -73,11 +73,11 @@ def struct_name(constant: str) -> str:
     return "".join(part.capitalize() for part in constant.strip("_").split("_"))
 
 
-def _includes(module: ModuleType) -> list[str]:
+def _includes(module: ModuleType, body: list[ast.stmt]) -> list[str]:
     """The headers of the package's modules from which the module imports records."""
     package = __name__.split(".")[0] + "."
     found = []
-    for node in ast.parse(inspect.getsource(module)).body:
+    for node in body:
         name = node.module or "" if isinstance(node, ast.ImportFrom) else ""
         if name.startswith(package) and isinstance(node, ast.ImportFrom):
             values = [getattr(module, alias.asname or alias.name) for alias in node.names]
@@ -86,10 +86,10 @@ def _includes(module: ModuleType) -> list[str]:
     return found
 
 
-def _assigned_names(module: ModuleType) -> list[str]:
+def _assigned_names(body: list[ast.stmt]) -> list[str]:
     """The constants that the module declares, without those that it imports."""
     names = []
-    for node in ast.parse(inspect.getsource(module)).body:
+    for node in body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         names += [target.id for target in targets if isinstance(target, ast.Name)]
     return names

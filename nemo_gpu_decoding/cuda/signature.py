@@ -119,14 +119,9 @@ class Signature:
             raise ValueError(f"{self.name}: parameters may not be called {', '.join(taken)}")
 
     @cached_property
-    def tensors(self) -> tuple[tuple[str, Tensor], ...]:
-        """The pointer parameters."""
-        return tuple((name, given) for _, name, given in self.places)
-
-    @cached_property
     def pinned(self) -> tuple[tuple[str, Tensor], ...]:
         """The pointer parameters in pinned memory."""
-        return tuple((name, given) for name, given in self.tensors if given.pinned)
+        return tuple((name, given) for _, name, given in self.places if given.pinned)
 
     @cached_property
     def places(self) -> tuple[tuple[int, str, Tensor], ...]:
@@ -159,7 +154,7 @@ class Signature:
 
     @cached_property
     def _layout(self) -> struct.Struct:
-        dtypes = [_scalar_type(parameter) for parameter in self.parameters.values()]
+        dtypes = [np.uint64 if isinstance(own, Tensor) else own.dtype for own in self.parameters.values()]
         return _packing(np.dtype([(f"_{n}", d) for n, d in enumerate(dtypes)], align=True))
 
 
@@ -183,10 +178,6 @@ def _flat_layout(dtype: np.dtype) -> struct.Struct | None:
     if dtype.fields is None or any(own.fields or own.shape for own, *_ in dtype.fields.values()):
         return None
     return _packing(dtype)
-
-
-def _scalar_type(parameter: Tensor | Scalar) -> np.dtype:
-    return np.dtype(np.uint64 if isinstance(parameter, Tensor) else parameter.dtype)
 
 
 def checked_arguments(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> list[Any]:
@@ -223,7 +214,7 @@ def checked_arguments(signature: Signature, device: torch.device, arguments: Map
 
 def _check_forms(signature: Signature, device: torch.device, arguments: Mapping[str, Any]) -> None:
     axes: dict[str, tuple[int, str]] = {}
-    for name, expected in signature.tensors:
+    for _, name, expected in signature.places:
         try:
             _check_form(name, expected, device, arguments[name], axes)
         except ValueError as error:
@@ -280,7 +271,7 @@ def _checked_pointers(signature: Signature, device: torch.device, arguments: Map
     return tuple(pointers)
 
 
-def as_records(array: np.ndarray, device: torch.device | str = "cpu") -> torch.Tensor:
+def as_records(array: np.ndarray) -> torch.Tensor:
     """A structured array as a tensor for kernels, uint8 [*array.shape, itemsize].
 
     The tensor shares the array's memory if that is contiguous and writable.
@@ -289,7 +280,7 @@ def as_records(array: np.ndarray, device: torch.device | str = "cpu") -> torch.T
     flat = array.reshape(-1).view(np.uint8)
     if not flat.flags.writeable:
         flat = flat.copy()
-    return torch.from_numpy(flat).view(*array.shape, array.dtype.itemsize).to(device)
+    return torch.from_numpy(flat).view(*array.shape, array.dtype.itemsize)
 
 
 def _raise_names(signature: Signature, arguments: Mapping[str, Any]) -> NoReturn:

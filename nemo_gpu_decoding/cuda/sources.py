@@ -28,11 +28,7 @@ class Source:
 
 
 def read_source(name: str, root: Path = PACKAGE) -> Source:
-    """Read a kernel file and, recursively, its headers.
-
-    Raises:
-        FileNotFoundError: names the file that is missing and the one that includes it.
-    """
+    """Read a kernel file and, recursively, its headers."""
     text = _read(root, name, needed_by=None)
     headers: dict[str, str] = {}
     open_ends = [(name, text)]

@@ -39,11 +39,7 @@ class Bindings:
         self.edge_data: tuple[None, ...] = (None,) if int(version.split(".")[0]) >= 13 else ()
 
     def call(self, module: Any, name: str, *arguments: Any) -> Any:
-        """The result of a function without its status.
-
-        Raises:
-            GraphError: names the function and the status.
-        """
+        """The result of a function without its status."""
         status, *values = getattr(module, name)(*arguments)
         if int(status) != 0:
             raise GraphError(f"{name} fails with {status}")
@@ -106,7 +102,7 @@ def capture_while(device: torch.device, body: Callable[[int], None], bindings: B
             handle = bindings.call(bindings.runtime, create, parent, 1, ASSIGN_DEFAULT)
             inner = _add_while_node(bindings, stream, handle)
             with _capturing_into(bindings, inner, device), torch.cuda.use_mem_pool(pool, device):
-                body(_number(handle))
+                body(int(handle))
     except BaseException:
         _abandoned.append(pool)
         raise
@@ -147,17 +143,8 @@ def _end_allocation(device: int, pool: Any) -> None:
         torch._C._cuda_releasePool(device, pool)
 
 
-def _number(handle: Any) -> int:
-    """A conditional handle in the form of a kernel argument."""
-    return int(handle)
-
-
 def _captured(bindings: Bindings, stream: torch.cuda.Stream) -> tuple[Any, list[Any]]:
-    """The graph of a stream's capture, and the dependencies of its next node.
-
-    Raises:
-        GraphError: the stream is not being captured.
-    """
+    """The graph of a stream's capture, and the dependencies of its next node."""
     found = bindings.call(bindings.runtime, "cudaStreamGetCaptureInfo", stream.cuda_stream)
     status, _, graph, dependencies = found[:4]
     active = bindings.runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive

@@ -31,11 +31,11 @@ from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.graph.csr import EPSILON_WORD, Spellings, WordGraph
 from nemo_gpu_decoding.graph.grammar import Grammar, grammar_fst, read_grammar
-from nemo_gpu_decoding.graph.lexicon import Lexicon, LexiconFst, OpenVocabulary, lexicon_fst
+from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary, lexicon_fst
 from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
 from nemo_gpu_decoding.graph.store import load_or_build
 from nemo_gpu_decoding.graph.unknown_words import PIECE_COST, WORD_COST
-from nemo_gpu_decoding.jit import CACHE_VARIABLE
+from nemo_gpu_decoding.jit import cache_root
 from nemo_gpu_decoding.lm.arpa import ArpaReader
 from nemo_gpu_decoding.text_file import read_lines
 from nemo_gpu_decoding.vocabulary import CONTINUATION, WORD_START, Vocabulary
@@ -105,10 +105,6 @@ def spell_words(
         segmentations: spellings per word, see `Lexicon.from_vocabulary`.
         added_words: words to add to the LM.
         track: a function from all words to an iterator over them, for a progress display.
-
-    Raises:
-        ValueError: no well-formed ARPA file, or an LM over tokens.
-        OSError: the file cannot be read.
     """
     words = listed_words(arpa, added_words)
     if _are_tokens(words, vocabulary):
@@ -131,11 +127,6 @@ def listed_words(arpa: str | PathLike[str], added_words: Sequence[str] = ()) -> 
 
     Args:
         added_words: words to add to the LM.
-
-    Raises:
-        FieldError: an added word is empty or has white space.
-        ValueError: no well-formed ARPA file.
-        OSError: the file cannot be read.
     """
     try:
         opened = ArpaReader(arpa, added_words)
@@ -176,8 +167,7 @@ def load_fst_graph(path: str | PathLike[str], words: str | PathLike[str] | Seque
 
 def graph_cache_folder() -> Path:
     """The cache folder of graphs: below $NEMO_GPU_DECODING_CACHE, or else ~/.cache."""
-    base = os.environ.get(CACHE_VARIABLE) or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "nemo_gpu_decoding" / "graphs"
+    return cache_root() / "graphs"
 
 
 @dataclass
@@ -229,19 +219,17 @@ class _Recipe:
         """Label of <unk>, 0 if the vocabulary is closed."""
         return 0 if self.open_vocabulary is None else len(self.words) - 1
 
-    @property
-    def backoff_label(self) -> int:
-        """Label of #0 in G."""
-        return len(self.words)
-
     def build(self) -> WordGraph:
         began = time.perf_counter()
         index = {word: label for label, word in enumerate(self.words) if label}
         outputs = np.array([index.get(word, 0) for word in self.grammar.words])
         self.progress(f"making G of {self.grammar.num_ngrams} n-grams")
-        g = grammar_fst(self.grammar, outputs, self.backoff_label)
+        backoff_label = len(self.words)  # of #0 in G
+        g = grammar_fst(self.grammar, outputs, backoff_label)
         self.progress(f"making L of {len(index)} words")
-        spelled = self._lexicon_fst(index)
+        known = {word: label for word, label in index.items() if label != self.unknown}
+        open_words = None if self.open_vocabulary is None else (self.unknown, self.open_vocabulary)
+        spelled = lexicon_fst(self.lexicon, known, backoff_label, open_words)
         lg = compose_and_optimize(spelled.fst, g, self.progress)
         self.progress(f"laying out {lg.num_states} states")
         is_epsilon = np.zeros(max(int(lg.arcs["input"].max(initial=0)) + 1, 1), bool)
@@ -262,11 +250,6 @@ class _Recipe:
         }
         return replace(graph, report=report)
 
-    def _lexicon_fst(self, index: dict[str, int]) -> LexiconFst:
-        spelled = {word: label for word, label in index.items() if label != self.unknown}
-        unknown = None if self.open_vocabulary is None else (self.unknown, self.open_vocabulary)
-        return lexicon_fst(self.lexicon, spelled, self.backoff_label, unknown)
-
     def _spellings(self) -> Spellings:
         entries = [
             (label, spelling)
@@ -281,11 +264,6 @@ class _Recipe:
             np.array(self.open_vocabulary.beginning_tokens if self.open_vocabulary else (), np.int32),
         )
 
-    def _unknown_costs(self) -> dict[str, float]:
-        if self.open_vocabulary is None:
-            return {}
-        return {WORD_COST: self.open_vocabulary.word_cost, PIECE_COST: self.open_vocabulary.piece_cost}
-
     def _lm_report(self) -> dict[str, Any]:
         """Counts of the LM's n-grams and words, and of words that cannot be spelled."""
         unspoken = {
@@ -294,13 +272,13 @@ class _Recipe:
             if word not in self.lexicon.spellings and not (word.startswith("<") and word.endswith(">"))
         }
         read = self.grammar.automaton.arrays.arcs["label"]
-        unlisted = set(self.lexicon.spellings) - set(self.grammar.words)
+        unlisted, costs = set(self.lexicon.spellings) - set(self.grammar.words), self.open_vocabulary
         return {
             "words": len(self.words) - 1,
             "added words": self.grammar.num_added,
             "spellings": sum(len(self.lexicon.spellings.get(word, ())) for word in self.words),
             "open vocabulary": self.open_vocabulary is not None,
-            **self._unknown_costs(),
+            **({} if costs is None else {WORD_COST: costs.word_cost, PIECE_COST: costs.piece_cost}),
             "n-grams": self.grammar.num_ngrams,
             "n-grams by order": list(self.grammar.counts),
             "LM words without spelling": len(unspoken),
@@ -313,12 +291,7 @@ class _Recipe:
 
 
 def compose_and_optimize(lexicon: Fst, grammar: Fst, progress: Progress = logger.info) -> Fst:
-    """minimize(determinize*(lexicon o grammar)) by kaldifst, with exact weights.
-
-    Raises:
-        ValueError: the composition is empty, or cannot be determinized.
-        ImportError: kaldifst is not installed.
-    """
+    """minimize(determinize*(lexicon o grammar)) by kaldifst, with exact weights."""
     require("kaldifst")
     import kaldifst
 
@@ -373,8 +346,7 @@ def _read_symbols(path: Path) -> dict[int, str]:
     """words.txt: a symbol and its number in each line."""
     symbols = {}
     for number, line in enumerate(read_lines(path), 1):
-        fields = line.split()
-        if not fields:
+        if not (fields := line.split()):
             continue
         if len(fields) != 2 or not _NUMBER.fullmatch(fields[1]):
             raise ValueError(f"{path}, line {number}: expected a word and its number")

@@ -168,7 +168,6 @@ class WordGraph(CopiedByFields):
         is_epsilon: np.ndarray | None = None,
         spellings: Spellings | None = None,
         unknown: int = 0,
-        report: Mapping[str, Any] | None = None,
         name: str = "graph",
     ) -> WordGraph:
         """Convert a transducer with input labels column + 1.
@@ -177,9 +176,6 @@ class WordGraph(CopiedByFields):
             words: text of each output label.
             is_epsilon: [largest input label + 1] bool, input labels that consume no frame; None: label 0
                 alone.
-
-        Raises:
-            ValueError: no states, no final state, cyclic epsilons, labels outside of their tables.
         """
         if fst.num_states == 0 or fst.start < 0:
             raise ValueError(f"{name} is empty: it has no start state")
@@ -191,10 +187,7 @@ class WordGraph(CopiedByFields):
         own = np.flatnonzero(~silent & possible)
         own = own[np.lexsort((fst.arcs["output"][own], inputs[own], sources[own]))]
         jumps = np.flatnonzero(silent & possible)
-        closure = epsilon_closure(
-            fst.num_states, sources[jumps], fst.arcs["output"][jumps], fst.arcs["cost"][jumps],
-            fst.arcs["target"][jumps], len(words), name,
-        )  # fmt: skip
+        closure = epsilon_closure(fst.num_states, sources[jumps], fst.arcs[jumps], len(words), name)
         arcs = np.zeros(len(own), GRAPH_ARC)
         arcs["ilabel"], arcs["olabel"] = inputs[own] - 1, fst.arcs["output"][own]
         arcs["cost"], arcs["target"] = fst.arcs["cost"][own], fst.arcs["target"][own]
@@ -210,7 +203,7 @@ class WordGraph(CopiedByFields):
         epsilons["least_cost"] = states["least_cost"][closure.targets]
         return cls(
             GraphArrays(states, arcs, epsilons, closure.sequences.astype(np.int32)),
-            fst.start, tuple(words), spellings, unknown, dict(report or {}), name,
+            fst.start, tuple(words), spellings, unknown, name=name,
         )  # fmt: skip
 
     @property

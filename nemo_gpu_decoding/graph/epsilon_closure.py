@@ -15,10 +15,12 @@ ready-made graphs) gets a word-sequence label for both.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
 MAX_CHAIN = 64  # arcs; a longer chain is treated like a cycle
+Chains: TypeAlias = "tuple[np.ndarray, ...]"  # source states (of chains), words, costs and target states
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,26 +35,22 @@ class EpsilonClosure:
 
 
 def epsilon_closure(
-    num_states: int,
-    sources: np.ndarray,
-    words: np.ndarray,
-    costs: np.ndarray,
-    targets: np.ndarray,
-    num_words: int,
-    name: str,
+    num_states: int, sources: np.ndarray, arcs: np.ndarray, num_words: int, name: str
 ) -> EpsilonClosure:
-    """The closure of epsilon arcs, given as columns.
+    """The closure of epsilon arcs, [A] FST_ARC with their source states.
 
     Raises:
         ValueError: the arcs form a cycle, or a chain of more than `MAX_CHAIN` arcs.
     """
     order = np.argsort(sources, kind="stable")
-    sources, words, targets = (np.asarray(v, np.int64)[order] for v in (sources, words, targets))
-    costs = np.asarray(costs, np.float64)[order]
+    sources, arcs = sources[order].astype(np.int64), arcs[order]
+    words: np.ndarray = arcs["output"].astype(np.int64)
+    costs: np.ndarray = arcs["cost"].astype(np.float64)
+    targets: np.ndarray = arcs["target"].astype(np.int64)
     _check_acyclic(num_states, sources, targets, name)
     begin = np.searchsorted(sources, np.arange(num_states + 1))
     sequences: dict[tuple[int, int], int] = {}
-    level: tuple[np.ndarray, ...] = (sources, words, costs, targets)
+    level: Chains = (sources, words, costs, targets)
     levels = [level]
     while len(level[0]):
         level = _extended(level, begin, (words, costs, targets), sequences, num_words)
@@ -72,12 +70,8 @@ def epsilon_closure(
 
 
 def _extended(
-    chains: tuple[np.ndarray, ...],
-    begin: np.ndarray,
-    arcs: tuple[np.ndarray, ...],
-    sequences: dict[tuple[int, int], int],
-    num_words: int,
-) -> tuple[np.ndarray, ...]:
+    chains: Chains, begin: np.ndarray, arcs: Chains, sequences: dict[tuple[int, int], int], num_words: int
+) -> Chains:
     """Extend each chain by each epsilon arc of its target state."""
     origins, words, costs, ends = chains
     counts = begin[ends + 1] - begin[ends]

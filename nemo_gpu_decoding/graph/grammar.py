@@ -52,10 +52,6 @@ def read_grammar(path: str | PathLike[str], added: Iterable[str] = ()) -> Gramma
 
     Args:
         added: words to add to the LM, see `lm/arpa.py`.
-
-    Raises:
-        ValueError: no well-formed ARPA file, or one without words.
-        OSError: the file cannot be read.
     """
     arpa, name = read_arpa(path, added), str(path)
     words = tuple(symbol for symbol in arpa.symbols if symbol not in SPECIAL_WORDS)

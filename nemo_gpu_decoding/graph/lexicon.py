@@ -11,6 +11,7 @@ the sequences become  ▁a;  ▁an #1 (it begins others);  ▁an ne #1  and  ▁
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
@@ -36,9 +37,7 @@ class Lexicon:
 
     spellings: Mapping[str, tuple[Spelling, ...]]
     vocab_size: int  # number of tokens
-    # Words without a spelling, and the reason for the first one
-    left_out: tuple[str, ...] = ()
-    reason: str = ""
+    reason: str = ""  # why the first word without a spelling has none
 
     def __post_init__(self) -> None:
         for word, spellings in self.spellings.items():
@@ -67,30 +66,25 @@ class Lexicon:
                 pieces as possible. More spellings allow more alignments and make the graph larger.
         """
         spellings: dict[str, tuple[Spelling, ...]] = {}
-        left_out, reason = [], ""
+        reason = ""
         for word in words:
             if word.startswith("<") and word.endswith(">"):
                 continue
             try:
                 found = vocabulary.segmentations(word, segmentations)
             except ValueError as error:
-                left_out.append(word)
                 reason = reason or str(error)
                 continue
             spellings[word] = tuple(map(tuple, found))
             if vocabulary.space is not None:
                 spellings[word] += tuple((vocabulary.space, *spelling) for spelling in spellings[word])
-        return cls(spellings, len(vocabulary), tuple(left_out), reason)
+        return cls(spellings, len(vocabulary), reason)
 
     @classmethod
     def from_pieces(
         cls, entries: Iterable[tuple[str, Sequence[str]]], pieces: Sequence[str], name: str = "lexicon"
     ) -> Lexicon:
-        """Create a lexicon from (word, piece texts) pairs; a word may have several pairs.
-
-        Raises:
-            ValueError: a piece is not one of the model's.
-        """
+        """Create a lexicon from (word, piece texts) pairs; a word may have several pairs."""
         index = {piece: token for token, piece in enumerate(pieces)}
         spellings: dict[str, dict[Spelling, None]] = {}
         for word, spelled in entries:
@@ -162,15 +156,14 @@ class LexiconFst:
 
 def disambiguated(spellings: Sequence[Spelling]) -> np.ndarray:
     """The disambiguation symbol at the end of each spelling: 1, 2, ..., or 0 for none."""
-    times: dict[Spelling, int] = {}
-    for spelling in spellings:
-        times[spelling] = times.get(spelling, 0) + 1
+    times = Counter(spellings)
     prefixes = {spelling[:end] for spelling in times for end in range(1, len(spelling))}
-    used: dict[Spelling, int] = {}
+    used: Counter[Spelling] = Counter()
     symbols = np.zeros(len(spellings), np.int64)
     for i, spelling in enumerate(spellings):
         if times[spelling] > 1 or spelling in prefixes:
-            symbols[i] = used[spelling] = used.get(spelling, 0) + 1
+            used[spelling] += 1
+            symbols[i] = used[spelling]
     return symbols
 
 

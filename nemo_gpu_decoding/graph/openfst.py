@@ -60,7 +60,6 @@ class Fst:
     final_costs: np.ndarray  # [S] float32, inf where the state is not final
     arc_begin: np.ndarray  # [S + 1] int64, the arcs of state s are arcs[arc_begin[s] : arc_begin[s + 1]]
     arcs: np.ndarray  # [A] FST_ARC
-    input_symbols: dict[int, str] | None = None
     output_symbols: dict[int, str] | None = None
 
     @classmethod
@@ -109,11 +108,7 @@ def read_fst(path: str | PathLike[str]) -> Fst:
 
 
 def read_input_symbols(path: str | PathLike[str]) -> dict[int, str]:
-    """The input symbols of a binary OpenFst file by label; {} if it has none.
-
-    Raises:
-        ValueError, OSError: as `read_fst`.
-    """
+    """The input symbols of a binary OpenFst file by label; {} if it has none."""
     return _Reader(Path(path)).read_header().inputs or {}
 
 
@@ -159,12 +154,12 @@ class _Reader:
         self.at = 0
 
     def read(self) -> Fst:
-        kind, is_aligned, start, states, inputs, outputs = self.read_header()
+        kind, is_aligned, start, states, _, outputs = self.read_header()
         if kind == "vector":
             finals, begin, arcs = self._take_vector(states)
         else:
             finals, begin, arcs = self._take_const(states, is_aligned)
-        return Fst(start, finals, begin, arcs, inputs, outputs)
+        return Fst(start, finals, begin, arcs, outputs)
 
     def read_header(self) -> _Header:
         if len(self.data) < 4 or self._take("<i")[0] != _FST_MAGIC:

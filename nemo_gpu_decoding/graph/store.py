@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -55,17 +54,13 @@ def load_graph(path: str | PathLike[str], *, verify: bool = True) -> WordGraph:
         OSError: the file cannot be read.
     """
     content = map_container(Path(path), WORD_GRAPH, verify)
+    arrays, spellings = content.arrays, None
     with naming_damage(Path(path), WORD_GRAPH.remedy):
-        return _assemble(content.facts, content.arrays)
-
-
-def _assemble(facts: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> WordGraph:
-    """The graph of the facts and arrays of a file."""
-    words, spellings = decode_words(arrays["words"]), None
-    if "spelling_words" in arrays:
-        spellings = Spellings(*(arrays[f"spelling_{name}"] for name in Spellings._fields))
-    tables = GraphArrays(*(arrays[name] for name in GraphArrays._fields))
-    return WordGraph(tables, words=words, spellings=spellings, **{name: facts[name] for name in _FACTS})
+        if "spelling_words" in arrays:
+            spellings = Spellings(*(arrays[f"spelling_{name}"] for name in Spellings._fields))
+        tables = GraphArrays(*(arrays[name] for name in GraphArrays._fields))
+        facts = {name: content.facts[name] for name in _FACTS}
+        return WordGraph(tables, words=decode_words(arrays["words"]), spellings=spellings, **facts)
 
 
 def load_or_build(path: Path, build: Callable[[], WordGraph]) -> WordGraph:
@@ -86,11 +81,7 @@ def load_or_build(path: Path, build: Callable[[], WordGraph]) -> WordGraph:
 
 
 def is_word_graph(path: str | PathLike[str]) -> bool:
-    """Whether a file is a graph of this package or of OpenFst, by its first bytes.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Whether a file is a graph of this package or of OpenFst, by its first bytes."""
     with open(path, "rb") as file:
         is_fst = file.read(len(FILE_MARK)) == FILE_MARK
     return is_fst or WORD_GRAPH.is_kind_of(path)

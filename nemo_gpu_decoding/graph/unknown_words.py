@@ -72,11 +72,7 @@ def with_piece_labels(graph: WordGraph, costs: OpenVocabulary | None = None) -> 
 
 @dataclass(frozen=True)
 class Speller:
-    """Spells words that a graph `with_piece_labels` lacks, and computes their refunds.
-
-    Raises:
-        ValueError: the ratio is negative or not finite.
-    """
+    """Spells words that a graph `with_piece_labels` lacks, and computes their refunds."""
 
     vocabulary: Vocabulary
     # lm_weight / boosting_weight of the utterance: the first scales the graph's costs, the second the

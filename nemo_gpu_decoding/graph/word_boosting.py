@@ -29,11 +29,7 @@ _MOST_CASES = 64  # limit on letter-case variants of one phrase
 
 
 def configured_phrases(config: BoostingConfig) -> list[Phrase]:
-    """The phrases of a `boosting_tree` section; [] without any.
-
-    Raises:
-        ValueError: the section has both a file and lists, or the file is malformed.
-    """
+    """The phrases of a `boosting_tree` section; [] without any."""
     lists = [*(config.key_phrases_list or ()), *(config.key_phrase_items_list or ())]
     if config.key_phrases_file is None:
         return as_phrases(lists)
@@ -71,9 +67,6 @@ def word_boosting(
     Args:
         missing: "error", or "skip" to log a warning and skip phrases with words that the graph lacks.
         speller: of words that the graph lacks, see `build_word_boosting`.
-
-    Raises:
-        ValueError: see `build_word_boosting`.
     """
     bonuses: dict[str, float] = {}
     for phrase in phrases:

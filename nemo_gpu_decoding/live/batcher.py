@@ -15,8 +15,9 @@ from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 
 from nemo_gpu_decoding.live.metrics import Metrics
+from nemo_gpu_decoding.live.options import Limits
 from nemo_gpu_decoding.live.recognizer import Chunk, Recognizer, StepOutput
-from nemo_gpu_decoding.live.session import Limits, Session, Start
+from nemo_gpu_decoding.live.session import Session, Start
 
 logger = logging.getLogger("nemo_gpu_decoding")
 

@@ -25,15 +25,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
+from numbers import Real
 from typing import Any
 
 from nemo_gpu_decoding.checks import FieldError, check_bool
 from nemo_gpu_decoding.search.result import NBest
 
 
-def _check_not_negative(name: str, value: float) -> None:
-    if not value >= 0:  # NaN is not
-        raise ValueError(f"{name} is {value}, expected a number >= 0")
+def _check_not_negative(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real) or not float(value) >= 0:  # NaN is not
+        raise FieldError(name, value, "a number >= 0")
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ class EndpointRule:
     min_utterance_length: float = 0.0
 
     def __post_init__(self) -> None:
+        check_bool("must_contain_speech", self.must_contain_speech)
         for field in fields(self)[1:]:
             _check_not_negative(field.name, getattr(self, field.name))
 
@@ -138,12 +140,10 @@ def read_rules(options: Any, name: str = "rules") -> EndpointConfig:
             if not isinstance(own, Mapping):
                 raise FieldError(f"{name}.{rule}", own, "conditions, or null")
             _check_keys(f"{name}.{rule}", own, default)
-            for condition, value in own.items():
-                if condition == "must_contain_speech":
-                    check_bool(f"{name}.{rule}.{condition}", value)
-                elif isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-                    raise FieldError(f"{name}.{rule}.{condition}", value, "a number >= 0")
-            default = replace(default, **own)
+            try:
+                default = replace(default, **own)
+            except FieldError as error:
+                raise error.named(f"{name}.{rule}.{error.field}") from None
         rules[rule] = None if own is None else default
     return replace(KALDI_RULES, **rules)
 

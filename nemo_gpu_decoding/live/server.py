@@ -17,14 +17,13 @@ import contextlib
 import ctypes
 import gc
 import hmac
-import ipaddress
 import json
 import logging
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -35,8 +34,9 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from nemo_gpu_decoding.checks import FieldError, check_int, check_number
+from nemo_gpu_decoding.checks import FieldError
 from nemo_gpu_decoding.live.batcher import Batcher, ServerFullError
+from nemo_gpu_decoding.live.options import Address
 from nemo_gpu_decoding.live.session import SHOWN, Session, Start, read_json, read_start
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -54,37 +54,6 @@ PAGE_RULES = (
 )
 
 
-class Address(NamedTuple):
-    """The address of the server, and its access control."""
-
-    host: str = "127.0.0.1"
-    port: int = 8765  # 0: any free port
-    token: str | None = None
-    open_to_all: bool = False  # allow public addresses without a token
-    shutdown_seconds: float = 10.0  # to finish open utterances
-
-    def checked(self) -> Address:
-        """This address, after checks.
-
-        Raises:
-            FieldError: a field is out of range, or a public address has no token.
-        """
-        check_int("port", self.port, 0, 65535)
-        check_number("shutdown_seconds", self.shutdown_seconds)
-        if self.token is not None and not self.token.strip():
-            raise FieldError("token", self.token, "a text that is not blank")
-        if not (self.token or self.open_to_all or self._is_loopback):
-            raise FieldError("host", self.host, "127.0.0.1 or ::1, or a token, or open_to_all=true")
-        return self
-
-    @property
-    def _is_loopback(self) -> bool:
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
-
-
 class LiveServer(uvicorn.Server):
     """Serves a recognizer until a signal or `shutdown`; then it finishes open utterances.
 
@@ -94,7 +63,7 @@ class LiveServer(uvicorn.Server):
     """
 
     def __init__(self, batcher: Batcher, address: Address) -> None:
-        self.batcher, self.address = batcher, address.checked()
+        self.batcher, self.address = batcher, address
         self.is_draining = False
         self.handlers: set[asyncio.Task[Any]] = set()
         routes = [

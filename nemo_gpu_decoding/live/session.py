@@ -16,53 +16,19 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError, check_bool, check_int, check_number
-from nemo_gpu_decoding.live.recognizer import (
-    MAX_END_SILENCE,
-    MAX_N_BEST,
-    Chunk,
-    StepOutput,
-    StreamOptions,
-    Word,
-    Words,
-)
+from nemo_gpu_decoding.checks import FieldError, check_bool, check_int
+from nemo_gpu_decoding.live.options import Limits
+from nemo_gpu_decoding.live.recognizer import MAX_END_SILENCE, MAX_N_BEST, Chunk, StepOutput, StreamOptions, Words
 
 RATES = 8000, 192_000  # hertz, lowest and highest sample rate
 PHRASE_CHARACTERS = 200  # in one phrase
 MEAN_PHRASE_CHARACTERS = 50  # of all phrases together, for each of `Limits.max_phrases`
 SHOWN = 80  # characters of a client's text in a message
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Limits of the options and the timing of clients.
-
-    Raises:
-        ValueError: a limit is out of range.
-    """
-
-    max_streams: int = 64
-    max_message_bytes: int = 1_000_000
-    max_phrases: int = 1000
-    max_boosting_weight: float = 100.0
-    idle_seconds: float = 30.0  # without a message
-    utterance_seconds: float = 60.0  # longer utterances are cut
-    pending_seconds: float = 2.0  # audio not decoded yet; beyond it the server stops reading from the client
-    send_seconds: float = 10.0  # for a client to receive a message
-    pending_finals: int = 100  # final transcripts not sent yet
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(field.default, int):
-                check_int(field.name, value, 1, 1 << 31)
-            else:
-                check_number(field.name, value, above_zero=True)
+PENDING_FINALS = 100  # final transcripts not sent yet
 
 
 class Start(NamedTuple):
@@ -277,7 +243,7 @@ class Session:
         self._partial = None
         if step.final is not None:
             self._finals.append(self._message("final", step.final))
-            if len(self._finals) > self.limits.pending_finals:
+            if len(self._finals) > PENDING_FINALS:
                 self.is_stuck = True
                 self.kill()
             self._utterance_samples = 0
@@ -303,9 +269,8 @@ class Session:
         """
         stream, self._stream = self._stream, None
         self.error = "server", "the server failed in this stream; its log has the reason"
-        self.is_ending = self.is_dead = self.is_over = True
-        self._audio, self._pending = [], 0
-        self.read_on.set()
+        self.is_over = True
+        self.kill()
         self.changed.set()
         return stream
 
@@ -323,18 +288,15 @@ class Session:
         message: dict[str, Any] = {"type": kind, "text": found.text}
         if kind == "partial":
             message["committed"] = found.committed
-        message["words"] = [self._shifted(word) for word in found.words]
+        at = self._offset  # times are since the beginning of the client's audio
+        shifted = [word._replace(start=round(at + word.start, 3), end=round(at + word.end, 3)) for word in found.words]
+        message["words"] = [word._asdict() for word in shifted]
         message["audio_seconds"] = round(self.audio_seconds, 3)
         if self.start.n_best > 1:
             message["n_best"] = [alternative._asdict() for alternative in found.n_best]
         if found.is_joined:
             message["is_joined"] = True
         return message
-
-    def _shifted(self, word: Word) -> dict[str, Any]:
-        """A word with times since the beginning of the client's audio."""
-        start, end = (round(self._offset + seconds, 3) for seconds in (word.start, word.end))
-        return word._replace(start=start, end=end)._asdict()
 
     def _arrival(self) -> float:
         """The time of arrival of the last decoded sample."""

@@ -137,6 +137,7 @@ class ArpaReader:
         self._is_above_one = False  # whether a probability was above 1
         self.num_bytes = self.path.stat().st_size  # size of the file on disk
         self._raw, self._file = self._open()
+        self.is_compressed = self._file is not self._raw
         try:
             self.counts = self._read_header()  # n-grams of each order, by order
             if wanted:
@@ -152,10 +153,6 @@ class ArpaReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._close()
-
-    @property
-    def is_compressed(self) -> bool:
-        return self._file is not self._raw
 
     @property
     def bytes_read(self) -> int:

@@ -62,7 +62,8 @@ class BackoffArcs:
 
     def _link(self, trie: NGramTrie, state_of: np.ndarray, progress: Callable[[int], None]) -> int:
         repaired = 0
-        link_words(state_of, trie.counts[0], self.states, self.targets)
+        words = min(trie.counts[0], len(state_of))  # an LM of 1-grams has no contexts
+        self.targets[:words] = state_of[:words]  # of the root's arcs
         arcs = LinkedArcs(self.labels, self.costs, self.targets)
         first_states = _first_states(trie, state_of)
         for order in range(2, trie.order + 1):
@@ -99,27 +100,13 @@ def number_states(children, backoff_costs, start, state_of):
 
 @compiled
 def enter_states(children, backoff_costs, state_of, states, num_arcs):
-    """Fill all columns of `states` except `backoff_to`, which `link` fills."""
-    states[0].arc_begin = 0
-    states[0].backoff_to = 0
-    states[0].backoff_cost = 0.0
+    """Fill all columns of `states`, which are zeros, except `backoff_to`, which `link` fills for longer contexts."""
     for node in range(len(state_of)):
         state = state_of[node]
         if state != NO_STATE:
             states[state].arc_begin = children[node]
             states[state].backoff_cost = backoff_costs[node]
     states[len(states) - 1].arc_begin = num_arcs
-    states[len(states) - 1].backoff_to = 0
-    states[len(states) - 1].backoff_cost = 0.0
-
-
-@compiled
-def link_words(state_of, num_words, states, targets):
-    """Set the targets of the root's arcs, the 1-grams."""
-    for node in range(num_words):
-        state = state_of[node] if node < len(state_of) else NO_STATE
-        targets[node] = state
-        states[state].backoff_to = 0
 
 
 @compiled
@@ -153,10 +140,11 @@ def link(parents, state_of, children, arcs, states, suffix_states):
                 low = found = find_label(labels, low, stop, label)
                 if found == stop or labels[found] != label:
                     state = np.int64(states[suffix].backoff_to)
-                    found = _find_backing_off(states, labels, state, label)
+                    found, _ = _find_backing_off(states, labels, state, label, np.float32(0.0))
             unlisted += not (is_listed_parent and state == suffix)
             if np.isnan(costs[arc]):
-                costs[arc] = _backed_off_cost(states, arcs, state_of[parent], label)
+                lower, paid = _find_backing_off(states, labels, suffix, label, states[state_of[parent]].backoff_cost)
+                costs[arc] = paid + costs[lower]
             own = state_of[arc] if arc < len(state_of) else NO_STATE
             targets[arc] = targets[found] if own == NO_STATE else own
             if own != NO_STATE:
@@ -165,27 +153,13 @@ def link(parents, state_of, children, arcs, states, suffix_states):
 
 
 @linked
-def _find_backing_off(states, labels, state, label):
-    """The arc with `label` in the first state of the back-off chain that has such an arc."""
+def _find_backing_off(states, labels, state, label, cost):
+    """The arc with `label` in the first state of the back-off chain that has such an arc; `cost` plus back-offs."""
     while state != 0:
         stop = np.int64(states[state + 1].arc_begin)
         found = find_label(labels, np.int64(states[state].arc_begin), stop, label)
         if found < stop and labels[found] == label:
-            return found
-        state = np.int64(states[state].backoff_to)
-    return label
-
-
-@compiled
-def _backed_off_cost(states, arcs, state, label):
-    """The cost of a label by backing off from `state`, which has no arc with a valid cost for it."""
-    cost = np.float32(0.0)
-    while True:
+            return found, cost
         cost += states[state].backoff_cost
         state = np.int64(states[state].backoff_to)
-        if state == 0:
-            return cost + arcs.costs[label]
-        stop = np.int64(states[state + 1].arc_begin)
-        found = find_label(arcs.labels, np.int64(states[state].arc_begin), stop, label)
-        if found < stop and arcs.labels[found] == label:
-            return cost + arcs.costs[found]
+    return label, cost

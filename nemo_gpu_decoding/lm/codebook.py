@@ -7,12 +7,12 @@ others share three bins of width 2.6, with the costs [1.0, 1.2, 3.0], [] and [8.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from nemo_gpu_decoding.checks import FieldError
-from nemo_gpu_decoding.jit import compiled
 
 MIN_BITS, MAX_BITS = 4, 16
 _CHUNK = 1 << 22  # costs at a time
@@ -37,11 +37,15 @@ class Codebook:
         check_cost_bits(bits)
         flags = _flags(costs)
         limit = flags[0] if len(flags) else np.float32(np.inf)
-        low, high = _usual_range(costs, limit)
+        low = min((float(usual.min()) for usual in _below(limit, costs)), default=0.0)
+        high = max((float(usual.max()) for usual in _below(limit, costs)), default=0.0)
         bins = (1 << bits) - len(flags)
         width = (high - low) / bins or 1.0
         least, most = np.full(bins, np.inf, np.float32), np.full(bins, -np.inf, np.float32)
-        _widen_bins(costs, limit, low, width, least, most)
+        for usual in _below(limit, costs):
+            codes = _bins_of(usual, low, width, bins)
+            np.minimum.at(least, codes, usual)
+            np.maximum.at(most, codes, usual)
         is_used = least <= most
         middles = low + width * (np.arange(bins) + 0.5)
         middles[is_used] = (least[is_used].astype(np.float64) + most[is_used]) / 2
@@ -51,12 +55,12 @@ class Codebook:
 
     def encode(self, costs: np.ndarray) -> np.ndarray:
         """The code of each cost. uint64"""
-        codes = np.empty(len(costs), np.uint64)
-        limit = self.flags[0] if len(self.flags) else np.float32(np.inf)
-        _encode(costs, limit, self.low, self.width, len(self.values) - len(self.flags), codes)
-        is_flag = costs >= limit
-        codes[is_flag] = len(self.values) - len(self.flags) + np.searchsorted(self.flags, costs[is_flag])
-        return codes
+        bins = len(self.values) - len(self.flags)
+        codes = _bins_of(costs, self.low, self.width, bins)
+        if len(self.flags):
+            is_flag = costs >= self.flags[0]
+            codes[is_flag] = bins + np.searchsorted(self.flags, costs[is_flag])
+        return codes.astype(np.uint64)
 
 
 def check_cost_bits(bits: int) -> None:
@@ -74,28 +78,14 @@ def _flags(costs: np.ndarray) -> np.ndarray:
     return found if len(found) <= _MOST_FLAGS else found[np.isinf(found)]
 
 
-@compiled
-def _usual_range(costs, limit):
-    low, high = np.inf, -np.inf
-    for cost in costs:
-        if cost < limit:
-            low, high = min(low, np.float64(cost)), max(high, np.float64(cost))
-    if low > high:
-        return 0.0, 0.0
-    return low, high
+def _below(limit: np.float32, costs: np.ndarray) -> Iterator[np.ndarray]:
+    """The costs below the limit, in chunks that are not empty."""
+    for begin in range(0, len(costs), _CHUNK):
+        chunk = costs[begin : begin + _CHUNK]
+        if len(usual := chunk[chunk < limit]):
+            yield usual
 
 
-@compiled
-def _widen_bins(costs, limit, low, width, least, most):
-    for cost in costs:
-        if cost < limit:
-            code = min(np.int64((cost - low) / width), len(least) - 1)
-            least[code] = min(least[code], cost)
-            most[code] = max(most[code], cost)
-
-
-@compiled
-def _encode(costs, limit, low, width, bins, codes):
-    for i in range(len(costs)):
-        if costs[i] < limit:
-            codes[i] = np.uint64(min(np.int64((costs[i] - low) / width), bins - 1))
+def _bins_of(costs: np.ndarray, low: float, width: float, bins: int) -> np.ndarray:
+    """The bin of each cost, int64; the last one for costs above the bins."""
+    return np.minimum((costs.astype(np.float64) - low) / width, bins - 1).astype(np.int64)

@@ -40,18 +40,8 @@ from nemo_gpu_decoding.checks import FieldError, check_choice
 from nemo_gpu_decoding.cuda.launch import Scalar, Tensor
 from nemo_gpu_decoding.cuda.pinned import HostTable, PinningError
 from nemo_gpu_decoding.cuda.upload import synchronize_unless_capturing
+from nemo_gpu_decoding.lm import placement as placing
 from nemo_gpu_decoding.lm.packed import PackedArrays
-from nemo_gpu_decoding.lm.placement import (
-    PLACEMENTS,
-    SLOT_BYTES,
-    Memory,
-    ResolvedPlacement,
-    cache_slots,
-    footprint,
-    free_memory,
-    resolve_placement,
-    shortage,
-)
 from nemo_gpu_decoding.lm.records import LM_STATE
 
 SECTOR_BYTES = 32  # smallest read over the bus
@@ -68,7 +58,7 @@ def lm_parameters(name: str) -> dict[str, Tensor | Scalar]:
         "arcs": Tensor(_WORD, (f"{name} arc words",), optional=True),
         "host_arcs": Tensor(_WORD, (f"{name} arc words",), optional=True, pinned=True),
         "codebook": Tensor(torch.float32, (f"{name} codes",)),
-        "cache": Tensor(_WORD, (f"{name} slots", SLOT_BYTES // 8), optional=True),
+        "cache": Tensor(_WORD, (f"{name} slots", placing.SLOT_BYTES // 8), optional=True),
         "cache_slots": Scalar(np.uint32),
         **{bits: Scalar(np.int32) for bits in ("label_bits", "target_bits", "cost_bits")},
     }
@@ -81,7 +71,7 @@ class DeviceLM:
 
     source: PackedArrays  # the arrays that were copied
     device: torch.device
-    placement: ResolvedPlacement
+    placement: placing.ResolvedPlacement
     states: torch.Tensor  # [S + 1, 12] uint8
     labels: torch.Tensor  # packed, int64
     arcs: torch.Tensor | None  # packed, int64; None: in `host_table`
@@ -107,17 +97,6 @@ class DeviceLM:
         }
         return {f"{name}_{parameter}": value for parameter, value in values.items()}
 
-    @property
-    def device_bytes(self) -> int:
-        """Bytes of device memory."""
-        parts = (self.states, self.labels, self.arcs, self.codebook, self.cache)
-        return sum(part.nbytes for part in parts if part is not None)
-
-    @property
-    def host_bytes(self) -> int:
-        """Bytes of pinned host memory, shared by all devices; without the mapped file."""
-        return 0 if self.host_table is None else self.host_table.nbytes
-
 
 class PlacedLM:
     """An LM with its placement on GPUs; keep it as long as decoders use it.
@@ -142,11 +121,11 @@ class PlacedLM:
         placement: str,
         cache_bytes: int,
         name: str = "the LM",
-        measure: Callable[[torch.device], Memory] = free_memory,
+        measure: Callable[[torch.device], placing.Memory] = placing.free_memory,
     ) -> None:
-        check_choice("placement", placement, PLACEMENTS)
-        if cache_bytes < SLOT_BYTES:
-            raise FieldError("cache_bytes", cache_bytes, f"at least {SLOT_BYTES}")
+        check_choice("placement", placement, placing.PLACEMENTS)
+        if cache_bytes < placing.SLOT_BYTES:
+            raise FieldError("cache_bytes", cache_bytes, f"at least {placing.SLOT_BYTES}")
         self._arrays, self._placement, self._cache_bytes = arrays, placement, cache_bytes
         self._name, self._measure = name, measure
         self._copies: dict[torch.device, DeviceLM] = {}
@@ -164,26 +143,26 @@ class PlacedLM:
 
     def _existing(self, device: torch.device) -> DeviceLM | None:
         """The copy of another decoder; "auto" accepts either placement, as sharing needs no memory."""
-        resolved: tuple[ResolvedPlacement, ...] = ("device", "paged")
+        resolved: tuple[placing.ResolvedPlacement, ...] = ("device", "paged")
         accepted = resolved if self._placement == "auto" else (self._placement,)
         copies = (_copies.get(self._key(device, placement)) for placement in accepted)
         return next((copy for copy in copies if copy is not None), None)
 
     def _new(self, device: torch.device) -> DeviceLM:
-        need, free = footprint(self._arrays, self._cache_bytes), self._measure(device)
+        need, free = placing.footprint(self._arrays, self._cache_bytes), self._measure(device)
         if id(self._arrays.arcs) in _host_tables:
             free = free._replace(host_free=None)  # the pinned copy exists already
-        placement = resolve_placement(self._placement, need, free, self._name, device)
-        slots = cache_slots(self._arrays, self._cache_bytes)
+        placement = placing.resolve_placement(self._placement, need, free, self._name, device)
+        slots = placing.cache_slots(self._arrays, self._cache_bytes)
         try:
             copy = _upload(self._arrays, device, placement, slots, self._name)
         except (torch.OutOfMemoryError, PinningError) as error:  # another process took the memory, or a limit applies
-            raise ValueError(shortage(placement, need, free, self._name, device, str(error))) from error
+            raise ValueError(placing.shortage(placement, need, free, self._name, device, str(error))) from error
         _copies[self._key(device, placement)] = copy
         return copy
 
     def _key(self, device: torch.device, placement: str) -> tuple[Any, ...]:
-        slots = cache_slots(self._arrays, self._cache_bytes) if placement == "paged" else 0
+        slots = placing.cache_slots(self._arrays, self._cache_bytes) if placement == "paged" else 0
         # arrays by identity: a copy keeps its source arrays alive, so their ids stay unique
         return (*map(id, self._arrays[:4]), device, slots)
 
@@ -195,14 +174,14 @@ _host_tables: weakref.WeakValueDictionary[int, HostTable] = weakref.WeakValueDic
 
 
 def _upload(
-    arrays: PackedArrays, device: torch.device, placement: ResolvedPlacement, slots: int, name: str
+    arrays: PackedArrays, device: torch.device, placement: placing.ResolvedPlacement, slots: int, name: str
 ) -> DeviceLM:
     paged = placement == "paged"
-    cache = torch.zeros((slots, SLOT_BYTES // 8), dtype=_WORD, device=device) if paged else None
-    with Copier(sum(array.nbytes for array in arrays[:4]), f"{name} to {device}") as copier:
+    cache = torch.zeros((slots, placing.SLOT_BYTES // 8), dtype=_WORD, device=device) if paged else None
+    with copying_bar(sum(array.nbytes for array in arrays[:4]), f"{name} to {device}") as bar:
 
         def uploaded(array: np.ndarray) -> torch.Tensor:
-            return copier.copy(array, torch.empty(array.nbytes, dtype=torch.uint8, device=device))
+            return copy_bytes(array, torch.empty(array.nbytes, dtype=torch.uint8, device=device), bar)
 
         copy = DeviceLM(
             source=arrays,
@@ -211,7 +190,7 @@ def _upload(
             states=uploaded(arrays.states).view(-1, LM_STATE.itemsize),
             labels=uploaded(arrays.labels).view(_WORD),
             arcs=None if paged else uploaded(arrays.arcs).view(_WORD),
-            host_table=_pinned(arrays.arcs, device, copier) if paged else None,
+            host_table=_pinned(arrays.arcs, device, bar) if paged else None,
             codebook=uploaded(arrays.codebook).view(torch.float32),
             cache=cache,
         )
@@ -222,55 +201,43 @@ def _upload(
     return copy
 
 
-def _pinned(array: np.ndarray, device: torch.device, copier: Copier) -> HostTable:
+def _pinned(array: np.ndarray, device: torch.device, bar: tqdm) -> HostTable:
     """The bytes of an array in pinned host memory, mapped for `device`; one copy for all devices."""
     table = _host_tables.get(id(array))
     if table is None:
         table = HostTable(array.nbytes)
-        copier.copy(array, table.bytes)
+        copy_bytes(array, table.bytes, bar)
     if device.type == "cuda":
         table.pin(device)
     _host_tables[id(array)] = table
     return table
 
 
-class Copier:
-    """Copy the arrays of an LM, many GB, piece by piece with one progress bar; a context manager.
+def copying_bar(total: int, what: str) -> tqdm:
+    """A progress bar over the bytes of an LM, on stderr if that is a terminal and the LM is large."""
+    hidden = None if total >= SHOWN_FROM else True  # None: shown only if stderr is a terminal
+    return tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=hidden, file=sys.stderr)
 
-    Args:
-        total: bytes of all copies.
-        what: label of the bar, which is on stderr if that is a terminal.
+
+def copy_bytes(source: np.ndarray, target: torch.Tensor, bar: tqdm) -> torch.Tensor:
+    """Copy the bytes of an array piece by piece to `target`, a uint8 tensor [nbytes] on any device; returns `target`.
+
+    Pages of a mapped file are dropped after each piece. Otherwise the process would hold a second copy
+    of the array.
     """
-
-    def __init__(self, total: int, what: str) -> None:
-        hidden = None if total >= SHOWN_FROM else True  # None: shown only if stderr is a terminal
-        self._bar = tqdm(total=total, desc=what, unit="B", unit_scale=True, disable=hidden, file=sys.stderr)
-
-    def __enter__(self) -> Copier:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def copy(self, source: np.ndarray, target: torch.Tensor) -> torch.Tensor:
-        """Copy the bytes of an array to `target`, a uint8 tensor [nbytes] on any device; returns `target`.
-
-        Pages of a mapped file are dropped after each piece. Otherwise the process would hold a second copy
-        of the array.
-        """
-        content = source.reshape(-1).view(np.uint8)
-        mapping = _mapped_file(source)
-        for begin in range(0, len(content), PIECE):
-            piece = content[begin : begin + PIECE]
-            end = begin + len(piece)
-            if target.device.type == "cpu":
-                np.copyto(target.numpy()[begin:end], piece)
-            else:
-                target[begin:end].copy_(torch.from_numpy(piece.copy()))
-            if mapping is not None:
-                _give_back(piece, mapping)
-            self._bar.update(len(piece))
-        return target
+    content = source.reshape(-1).view(np.uint8)
+    mapping = _mapped_file(source)
+    for begin in range(0, len(content), PIECE):
+        piece = content[begin : begin + PIECE]
+        end = begin + len(piece)
+        if target.device.type == "cpu":
+            np.copyto(target.numpy()[begin:end], piece)
+        else:
+            target[begin:end].copy_(torch.from_numpy(piece.copy()))
+        if mapping is not None:
+            _give_back(piece, mapping)
+        bar.update(len(piece))
+    return target
 
 
 def _mapped_file(array: np.ndarray) -> mmap.mmap | None:

@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -28,21 +27,13 @@ from tqdm import tqdm
 from nemo_gpu_decoding.checks import check_choice
 from nemo_gpu_decoding.container import encode_words, write_container
 from nemo_gpu_decoding.jit import announce_compilation
+from nemo_gpu_decoding.lm import packed
 from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, ArpaReader
 from nemo_gpu_decoding.lm.automaton import BackoffArcs
 from nemo_gpu_decoding.lm.codebook import Codebook, check_cost_bits
-from nemo_gpu_decoding.lm.packed import (
-    EXACT_BITS,
-    LAYOUTS,
-    MAX_BITS,
-    NO_LABEL,
-    PackedLM,
-    bits_for,
-    num_words,
-    write_bits,
-)
 from nemo_gpu_decoding.lm.packed_file import DTYPES, PACKED_LM, assemble
-from nemo_gpu_decoding.lm.trie import Zeros, mapped_zeros, read_trie
+from nemo_gpu_decoding.lm.scratch import Scratch
+from nemo_gpu_decoding.lm.trie import Zeros, read_trie
 
 DEFAULT_COST_BITS = 10
 _CHUNK = 1 << 20  # n-grams at a time
@@ -100,7 +91,7 @@ def pack_arpa(
     target = Path(target)
     _check_options(layout, cost_bits)
     target.parent.mkdir(parents=True, exist_ok=True)
-    zeros = partial(mapped_zeros, target.parent if temporary is None else Path(temporary))
+    zeros = Scratch(target.parent if temporary is None else temporary).zeros
     with ArpaReader(source) as reader:
         packing = _Packing(reader, zeros, layout, cost_bits, progress)
     shapes = {name: (length,) for name, length in packing.lengths.items()}
@@ -123,7 +114,7 @@ def pack_arpa_in_memory(
     layout: str = "exact",
     cost_bits: int = DEFAULT_COST_BITS,
     added_words: Sequence[str] = (),
-) -> PackedLM:
+) -> packed.PackedLM:
     """Pack an ARPA file in memory; other arguments and errors are those of `pack_arpa`.
 
     Args:
@@ -147,7 +138,7 @@ def _peak_rss() -> int:
 
 
 def _check_options(layout: str, cost_bits: int) -> None:
-    check_choice("layout", layout, LAYOUTS)
+    check_choice("layout", layout, packed.LAYOUTS)
     check_cost_bits(cost_bits)
 
 
@@ -160,8 +151,8 @@ class _Packing:
         words = reader.symbols
         self.words = encode_words(words)
         self.codebook = Codebook.of(self.automaton.costs, cost_bits) if layout != "exact" else None
-        self.facts = self._facts(words, cost_bits if self.codebook else EXACT_BITS)
-        if self.arc_bits > MAX_BITS:
+        self.facts = self._facts(words, cost_bits if self.codebook else packed.EXACT_BITS)
+        if self.arc_bits > packed.MAX_BITS:
             states = self.automaton.num_states
             raise ValueError(f"{reader.path} has {states} contexts, too many for the layout 'exact'")
 
@@ -176,8 +167,8 @@ class _Packing:
         return {
             "words": len(self.words),
             "states": len(self.automaton.states),
-            "labels": num_words(arcs, self.facts["label_bits"]),
-            "arcs": num_words(arcs, self.arc_bits),
+            "labels": packed.num_words(arcs, self.facts["label_bits"]),
+            "arcs": packed.num_words(arcs, self.arc_bits),
             "codebook": len(self.codebook.values) if self.codebook else 1,
         }
 
@@ -193,9 +184,11 @@ class _Packing:
             for begin in range(0, len(automaton.labels), _CHUNK):
                 chunk = slice(begin, begin + _CHUNK)
                 labels = automaton.labels[chunk].astype(np.uint64)
-                arcs = self._codes(automaton.costs[chunk]) << shift | automaton.targets[chunk]
-                write_bits(arrays["labels"], self.facts["label_bits"], begin, labels)
-                write_bits(arrays["arcs"], self.arc_bits, begin, arcs)
+                costs = automaton.costs[chunk]
+                codes = self.codebook.encode(costs) if self.codebook else costs.view(np.uint32).astype(np.uint64)
+                arcs = codes << shift | automaton.targets[chunk]
+                packed.write_bits(arrays["labels"], self.facts["label_bits"], begin, labels)
+                packed.write_bits(arrays["arcs"], self.arc_bits, begin, arcs)
                 bar.update(len(labels))
 
     def _read(self, reader: ArpaReader, zeros: Zeros) -> BackoffArcs:
@@ -204,26 +197,21 @@ class _Packing:
         words = reader.symbols
         if not words:
             raise ValueError(f"{reader.path} has no 1-grams")
-        start = words.index(_START) if _START in words else NO_LABEL
+        start = words.index(_START) if _START in words else packed.NO_LABEL
         with self._bar("linking", trie.num_inner) as bar:
             return BackoffArcs(trie, start, bar.update)
-
-    def _codes(self, costs: np.ndarray) -> np.ndarray:
-        if self.codebook:
-            return self.codebook.encode(costs)
-        return costs.view(np.uint32).astype(np.uint64)
 
     def _facts(self, words: Sequence[str], cost_bits: int) -> dict[str, Any]:
         """The contents of the header, see `packed_file.facts_of`."""
         labels = {word: words.index(word) for word in (_END, *UNKNOWN_WORDS) if word in words}
         return {
             "start_state": self.automaton.start_state,
-            "sentence_end": labels.get(_END, NO_LABEL),
-            "unknown": next((labels[word] for word in UNKNOWN_WORDS if word in labels), NO_LABEL),
+            "sentence_end": labels.get(_END, packed.NO_LABEL),
+            "unknown": next((labels[word] for word in UNKNOWN_WORDS if word in labels), packed.NO_LABEL),
             "counts": self.automaton.counts,
             "max_error": self.codebook.max_error if self.codebook else 0.0,
-            "label_bits": bits_for(len(words) - 1),
-            "target_bits": bits_for(self.automaton.num_states - 1),
+            "label_bits": packed.bits_for(len(words) - 1),
+            "target_bits": packed.bits_for(self.automaton.num_states - 1),
             "cost_bits": cost_bits,
         }
 

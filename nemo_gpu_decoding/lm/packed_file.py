@@ -9,28 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from nemo_gpu_decoding import container
 from nemo_gpu_decoding.checks import check_int
-from nemo_gpu_decoding.container import (
-    Content,
-    Kind,
-    decode_words,
-    encode_words,
-    map_container,
-    naming_damage,
-    write_arrays,
-)
+from nemo_gpu_decoding.lm import packed
 from nemo_gpu_decoding.lm.codebook import MAX_BITS, MIN_BITS
-from nemo_gpu_decoding.lm.packed import (
-    EXACT_BITS,
-    NO_LABEL,
-    TABLES,
-    PackedArrays,
-    PackedLM,
-    bits_for,
-    first_bad_state,
-    largest_of,
-    num_words,
-)
 from nemo_gpu_decoding.lm.records import LM_STATE
 
 DTYPES = {  # of the arrays, each [length]
@@ -40,27 +22,23 @@ DTYPES = {  # of the arrays, each [length]
     "arcs": np.dtype(np.uint64),
     "codebook": np.dtype(np.float32),
 }
-PACKED_LM = Kind("packed LM", 2, DTYPES, "pack it anew")
+PACKED_LM = container.Kind("packed LM", 2, DTYPES, "pack it anew")
 _BITS = ("label_bits", "target_bits", "cost_bits")
 _FACTS = ("start_state", "sentence_end", "unknown", "counts", "max_error")
 
 
-def save_packed_lm(lm: PackedLM, path: str | PathLike[str]) -> int:
+def save_packed_lm(lm: packed.PackedLM, path: str | PathLike[str]) -> int:
     """Write an LM to a file; returns the size of the file in bytes."""
-    tables = {name: getattr(lm.arrays, name) for name in TABLES}
-    return write_arrays(path, PACKED_LM, facts_of(lm), {"words": encode_words(lm.words), **tables})
+    tables = {name: getattr(lm.arrays, name) for name in packed.TABLES}
+    return container.write_arrays(path, PACKED_LM, facts_of(lm), {"words": container.encode_words(lm.words), **tables})
 
 
 def is_packed_lm(path: str | PathLike[str]) -> bool:
-    """Whether a file is a packed LM, by its first bytes.
-
-    Raises:
-        OSError: the file cannot be read.
-    """
+    """Whether a file is a packed LM, by its first bytes."""
     return PACKED_LM.is_kind_of(path)
 
 
-def load_packed_lm(path: str | PathLike[str], *, verify: bool = True) -> PackedLM:
+def load_packed_lm(path: str | PathLike[str], *, verify: bool = True) -> packed.PackedLM:
     """The LM of a file, mapped into memory.
 
     Args:
@@ -72,31 +50,31 @@ def load_packed_lm(path: str | PathLike[str], *, verify: bool = True) -> PackedL
         ValueError: not a packed LM of this version, truncated, or damaged; names the file.
         OSError: the file cannot be read.
     """
-    content = map_container(Path(path), PACKED_LM, verify, _check_arcs)
-    with naming_damage(Path(path), PACKED_LM.remedy):
+    content = container.map_container(Path(path), PACKED_LM, verify, _check_arcs)
+    with container.naming_damage(Path(path), PACKED_LM.remedy):
         lm = assemble(content.arrays, content.facts, str(path))
         _check_facts(lm)
     return lm
 
 
-def _check_facts(lm: PackedLM) -> None:
+def _check_facts(lm: packed.PackedLM) -> None:
     """Raise a FieldError unless the header and the sizes of arrays agree; reads no array."""
     arrays, words, states = lm.arrays, lm.vocab_size, lm.num_states
     check_int("the number of words", words, 1, 1 << 32)
     check_int("the number of states", states, 1, 1 << 32)
-    check_int("label_bits", arrays.label_bits, bits_for(words - 1), 32)
-    check_int("target_bits", arrays.target_bits, bits_for(states - 1), 32)
-    if arrays.cost_bits != EXACT_BITS:
+    check_int("label_bits", arrays.label_bits, packed.bits_for(words - 1), 32)
+    check_int("target_bits", arrays.target_bits, packed.bits_for(states - 1), 32)
+    if arrays.cost_bits != packed.EXACT_BITS:
         check_int("cost_bits", arrays.cost_bits, MIN_BITS, MAX_BITS)
         check_int("the size of codebook", len(arrays.codebook), 1 << arrays.cost_bits, 1 << arrays.cost_bits)
     check_int("start_state", lm.start_state, 0, states - 1)
     for name in ("sentence_end", "unknown"):
-        check_int(name, getattr(lm, name), NO_LABEL, words - 1)
+        check_int(name, getattr(lm, name), packed.NO_LABEL, words - 1)
     for name, bits in (("labels", arrays.label_bits), ("arcs", arrays.target_bits + arrays.cost_bits)):
-        check_int(f"the size of {name}", len(getattr(arrays, name)), num_words(lm.num_arcs, bits), 1 << 62)
+        check_int(f"the size of {name}", len(getattr(arrays, name)), packed.num_words(lm.num_arcs, bits), 1 << 62)
 
 
-def _check_arcs(content: Content) -> None:
+def _check_arcs(content: container.Content) -> None:
     """Raise a ValueError if a target or back-off is out of range; look-ups do not check indices.
 
     Reads all arrays except the costs: about 2 s for 10^9 arcs, plus the time of the disk.
@@ -104,7 +82,7 @@ def _check_arcs(content: Content) -> None:
     lm = assemble(content.arrays, content.facts, "lm")
     _check_facts(lm)
     arrays, states, count = lm.arrays, lm.arrays.states, lm.num_arcs
-    if (bad := first_bad_state(states, lm.vocab_size)) >= 0:
+    if (bad := packed.first_bad_state(states, lm.vocab_size)) >= 0:
         raise ValueError(
             f"state {bad} is {states[bad]}, expected an arc_begin that ascends from 0 and {lm.vocab_size}, "
             "and a backoff_to before the state"
@@ -113,19 +91,20 @@ def _check_arcs(content: Content) -> None:
         ("the label", arrays.labels, arrays.label_bits, arrays.label_bits, lm.vocab_size),
         ("the target", arrays.arcs, arrays.target_bits + arrays.cost_bits, arrays.target_bits, lm.num_states),
     ):
-        largest = largest_of(words, bits, np.uint64((1 << own) - 1), count)
+        largest = packed.largest_of(words, bits, np.uint64((1 << own) - 1), count)
         if largest >= size:
             raise ValueError(f"{name} of an arc is {largest}, expected 0 .. {size - 1}")
 
 
-def assemble(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], name: str) -> PackedLM:
+def assemble(arrays: Mapping[str, np.ndarray], facts: Mapping[str, Any], name: str) -> packed.PackedLM:
     """An LM from its arrays and facts, see `facts_of`."""
-    tables = [arrays[part] for part in TABLES]
+    tables = [arrays[part] for part in packed.TABLES]
     bits = [int(facts[part]) for part in _BITS]
     others = {part: facts[part] for part in _FACTS}
-    return PackedLM(PackedArrays(*tables, *bits), decode_words(arrays["words"]), name=name, **others)  # type: ignore[arg-type]
+    words = container.decode_words(arrays["words"])
+    return packed.PackedLM(packed.PackedArrays(*tables, *bits), words, name=name, **others)  # type: ignore[arg-type]
 
 
-def facts_of(lm: PackedLM) -> dict[str, Any]:
+def facts_of(lm: packed.PackedLM) -> dict[str, Any]:
     """The header of a file: all fields of an LM except its arrays."""
     return {**{name: getattr(lm, name) for name in _FACTS}, **{name: getattr(lm.arrays, name) for name in _BITS}}

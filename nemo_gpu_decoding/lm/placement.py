@@ -90,9 +90,6 @@ def resolve_placement(
         placement: one of `PLACEMENTS`.
         need, free: the size of the LM, and the free memory.
         name, device: for messages.
-
-    Raises:
-        ValueError: it does not fit into the GPU's memory, or into the host's.
     """
     if placement == "device":
         if need.on_device > free.device_free:
@@ -114,8 +111,12 @@ def shortage(
     Args:
         reason: why an allocation failed although the memory seemed to be free.
     """
-    wanted = {"device": _on_device(need, device), "paged": _paged(need, device)}
-    wanted["auto"] = f"{wanted['device']}, or, paged, {wanted['paged']}"
+    paged = (
+        f"{_gb(need.paged)} on {device}, the cache's {_gb(need.cache)} included, and {_gb(need.arcs)} "
+        "of pinned host memory"
+    )
+    wanted = {"device": f"{_gb(need.on_device)} on {device}", "paged": paged}
+    wanted["auto"] = f"{wanted['device']}, or, paged, {paged}"
     host = "an unknown amount" if free.host_free is None else _gb(free.host_free)
     text = (
         f"placement is {placement!r}: {name} needs {wanted[placement]}; free are "
@@ -139,17 +140,6 @@ def _advice(placement: str, need: Footprint, free: Memory) -> str:
     if placement == "paged" and need.on_device <= free.device_free:
         return "expected placement 'device'"
     return "expected a smaller LM (pack-lm has layout=quantised, which takes less), or more free memory"
-
-
-def _on_device(need: Footprint, device: torch.device) -> str:
-    return f"{_gb(need.on_device)} on {device}"
-
-
-def _paged(need: Footprint, device: torch.device) -> str:
-    return (
-        f"{_gb(need.paged)} on {device}, the cache's {_gb(need.cache)} included, and {_gb(need.arcs)} "
-        "of pinned host memory"
-    )
 
 
 def _gb(num_bytes: int) -> str:

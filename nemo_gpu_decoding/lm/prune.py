@@ -87,11 +87,7 @@ def prune_ngram_lm(
 
 
 class _Model:
-    """The n-grams of an LM by number, order by order.
-
-    Raises:
-        ValueError: an n-gram is listed without its context.
-    """
+    """The n-grams of an LM by number, order by order."""
 
     def __init__(self, arpa: Arpa, scratch: Scratch) -> None:
         self._size = len(arpa.symbols)

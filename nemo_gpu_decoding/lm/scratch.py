@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from os import PathLike
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from nemo_gpu_decoding.container import naming
+from nemo_gpu_decoding.container import map_zeros, naming
 
 
 class Scratch:
@@ -23,17 +22,11 @@ class Scratch:
         self.folder = folder
 
     def zeros(self, count: int, dtype: DTypeLike = np.float64) -> np.ndarray:
-        """An array [count].
-
-        Raises:
-            OSError: the disk is full; names the folder.
-        """
+        """An array [count]."""
         if self.folder is None or not count:
             return np.zeros(count, dtype)
-        with naming(self.folder), tempfile.TemporaryFile(dir=self.folder) as file:
-            if hasattr(os, "posix_fallocate"):  # without it, a full disk kills the process at a later write
-                os.posix_fallocate(file.fileno(), 0, count * np.dtype(dtype).itemsize)
-            return np.memmap(file, dtype, "r+", shape=(count,))
+        with tempfile.TemporaryFile(dir=self.folder) as file:
+            return map_zeros(file, count * np.dtype(dtype).itemsize, self.folder).view(dtype)
 
     def column(self, dtype: DTypeLike, width: int | None = None) -> Column:
         """An array [rows], or [rows, width], that grows."""
@@ -51,11 +44,7 @@ class Column:
         self._size = 0
 
     def append(self, rows: np.ndarray) -> None:
-        """Append rows.
-
-        Raises:
-            OSError: the disk is full; names the folder.
-        """
+        """Append rows."""
         rows = np.ascontiguousarray(rows, self._dtype)
         self._size += rows.size
         if self._file is None:

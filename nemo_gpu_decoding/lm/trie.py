@@ -14,16 +14,13 @@ together, sorted by label. With the words a = 0, b = 1 and the n-grams "a", "b",
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.container import map_zeros
 from nemo_gpu_decoding.jit import compiled, linked
 from nemo_gpu_decoding.lm.arpa import ArpaReader, NGramBlock
 
@@ -31,21 +28,7 @@ MAX_NGRAMS = (1 << 32) - 1
 STAGED = np.dtype([("context", np.uint32), ("label", np.uint32), ("cost", np.float32), ("backoff_cost", np.float32)])
 
 
-Zeros = Callable[[int, Any], np.ndarray]  # length and type: np.zeros, or `mapped_zeros` of a folder
-
-
-def mapped_zeros(folder: Path, length: int, dtype: Any) -> np.ndarray:
-    """Zeros, [length], in a mapped file that the system can write out to disk.
-
-    The file has no name, so the system removes it when the program ends, even after a crash.
-
-    Raises:
-        OSError: there is not enough space on the disk; names the folder and the size.
-    """
-    if length == 0:
-        return np.zeros(length, dtype)
-    with tempfile.TemporaryFile(dir=folder) as file:
-        return map_zeros(file, length * np.dtype(dtype).itemsize, folder).view(dtype)
+Zeros = Callable[[int, Any], np.ndarray]  # length and type: `Scratch.zeros`
 
 
 class NGramTrie:
@@ -117,7 +100,10 @@ class NGramTrie:
             return -1
         begin, end = self._contexts(order)
         columns = (self.labels, self.costs, self.backoff_costs)
-        count_to_children(self._extensions, self.children, begin, end)
+        ends = self.children[begin + 1 : end + 1]
+        np.cumsum(self._extensions, dtype=np.uint32, out=ends)
+        ends += np.uint32(end)
+        self.children[begin] = end
         move_to_contexts(self._staged, self._extensions, self.children, begin, *columns)
         self._staged, self._extensions, self._added = np.zeros(0, STAGED), np.zeros(0, np.uint32), 0
         return int(sort_children(self.children, begin, end, *columns))
@@ -144,10 +130,6 @@ def read_trie(reader: ArpaReader, zeros: Zeros, progress: Callable[[], None]) ->
     Args:
         zeros: allocates the arrays.
         progress: called after each block.
-
-    Raises:
-        ValueError: the file is not well-formed; an n-gram's context is not listed, or an n-gram is
-            listed twice. Names file and line.
     """
     total = sum(reader.counts.values())
     if total > MAX_NGRAMS:
@@ -244,15 +226,6 @@ def find_contexts(labels, children, ngrams, staged, counts, first):
         staged[row].label = ngrams[row, size - 1]
         counts[path[size - 2] - first] += 1
     return -1
-
-
-@compiled
-def count_to_children(counts, children, first, next_node):
-    """Fill `children` of the nodes from `first` on from the number of children of each."""
-    for i in range(len(counts)):
-        children[first + i] = next_node
-        next_node += counts[i]
-    children[first + len(counts)] = next_node
 
 
 @compiled

@@ -19,7 +19,7 @@ from nemo_gpu_decoding.cli.options import help_text, options_of, parse_options
 def test_overview_names_every_command(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out
-    assert all(f"  {name}" in out and command.summary in out for name, command in COMMANDS.items())
+    assert all(f"  {name}" in out and summary in out for name, summary in COMMANDS.items())
 
 
 def test_without_a_command_the_overview_and_an_error_code(capsys):

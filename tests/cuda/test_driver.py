@@ -15,7 +15,8 @@ import torch
 
 from nemo_gpu_decoding.cuda import availability, driver, nvrtc
 from nemo_gpu_decoding.cuda.driver import CudaRuntime, DriverError
-from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor, checked_arguments
+from nemo_gpu_decoding.cuda.launch import Scalar, Signature, Tensor
+from nemo_gpu_decoding.cuda.signature import checked_arguments
 from tests.cuda.fakes import FakeDriver, Status
 
 AXPY = Signature("axpy", {"x": Tensor(torch.float32, ("N",)), "a": Scalar(np.float32), "n": Scalar(np.int32)})

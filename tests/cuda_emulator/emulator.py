@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from nemo_gpu_decoding.cuda.launch import Signature, checked_arguments
+from nemo_gpu_decoding.cuda.signature import Signature, checked_arguments
 from tests.cuda_emulator.build import PACKAGE, build, why_no_compiler
 
 WARP = 32

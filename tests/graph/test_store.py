@@ -17,7 +17,7 @@ from nemo_gpu_decoding.container import write_arrays
 from nemo_gpu_decoding.graph.build import build_graph, load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.epsilon_closure import epsilon_closure
-from nemo_gpu_decoding.graph.openfst import Fst, read_fst, write_fst
+from nemo_gpu_decoding.graph.openfst import FST_ARC, Fst, read_fst, write_fst
 from nemo_gpu_decoding.graph.store import is_word_graph, load_graph, save_graph
 from tests.assets import ROOT
 from tests.graph.toy import toy_arpa, toy_lexicon
@@ -192,10 +192,8 @@ def test_empty_graphs_are_named():
 
 def test_epsilon_chains_are_followed_once():
     # 0 -the/1-> 1 -/2-> 2, and a dearer direct way from 0 to 2
-    closure = epsilon_closure(
-        3, np.array([0, 1, 0]), np.array([1, 0, 1]), np.array([1.0, 2.0, 9.0]), np.array([1, 2, 2]),
-        5, "toy",
-    )  # fmt: skip
+    arcs = np.array([(0, 1, 1.0, 1), (0, 0, 2.0, 2), (0, 1, 9.0, 2)], FST_ARC)
+    closure = epsilon_closure(3, np.array([0, 1, 0]), arcs, 5, "toy")
     assert closure.begin.tolist() == [0, 2, 3, 3]
     assert closure.words.tolist() == [1, 1, 0]
     assert closure.costs.tolist() == [1.0, 3.0, 2.0]

@@ -24,8 +24,9 @@ from websockets.sync.client import connect
 
 from nemo_gpu_decoding.live import batcher as batcher_module
 from nemo_gpu_decoding.live.batcher import Batcher
+from nemo_gpu_decoding.live.options import Limits
 from nemo_gpu_decoding.live.server import LiveServer
-from nemo_gpu_decoding.live.session import Limits, Session, Start, read_start
+from nemo_gpu_decoding.live.session import Session, Start, read_start
 from tests.live.test_server import (
     FATAL,
     NumberReader,

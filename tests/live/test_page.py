@@ -56,7 +56,7 @@ def open_page(playwright, wav: Path, url: str):
 def test_microphone_file_and_errors(tmp_path):
     from playwright.sync_api import expect, sync_playwright
 
-    from nemo_gpu_decoding.live.session import Limits
+    from nemo_gpu_decoding.live.options import Limits
     from tests.live.test_server import NumberReader, running
 
     reader = NumberReader()

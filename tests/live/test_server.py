@@ -31,9 +31,10 @@ from nemo_gpu_decoding.cli import serve
 from nemo_gpu_decoding.cli.main import main
 from nemo_gpu_decoding.live import server as server_module
 from nemo_gpu_decoding.live.batcher import Batcher
+from nemo_gpu_decoding.live.options import Address, Limits
 from nemo_gpu_decoding.live.recognizer import Alternative, StepOutput, Word, Words
-from nemo_gpu_decoding.live.server import Address, LiveServer
-from nemo_gpu_decoding.live.session import Limits, Resampler, Session, Start
+from nemo_gpu_decoding.live.server import LiveServer
+from nemo_gpu_decoding.live.session import Resampler, Session, Start
 
 RATE, CHUNK = 16000, 160
 BAD, FATAL, LONG = 30000, 30001, 30002  # values of chunks that fail, fail the step, or give a long transcript
@@ -492,16 +493,16 @@ def test_pages_of_other_servers_are_not_let_in():
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.2", "example.org"])
 def test_public_addresses_want_a_token(host):
     with pytest.raises(ValueError, match=rf"host is '{host}', expected 127\.0\.0\.1"):
-        Address(host).checked()
+        Address(host)
     for more in ({"token": "secret"}, {"open_to_all": True}):
-        assert Address(host, **more).checked().host == host
+        assert Address(host, **more).host == host
 
 
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: Address(port=70000).checked(),
-        lambda: Address(token=" ").checked(),
+        lambda: Address(port=70000),
+        lambda: Address(token=" "),
         lambda: Limits(max_streams=0),
         lambda: Limits(idle_seconds=0.0),
     ],

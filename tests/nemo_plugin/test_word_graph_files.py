@@ -17,7 +17,7 @@ from nemo.collections.common.tokenizers.aggregate_tokenizer import AggregateToke
 from nemo_gpu_decoding import build_graph, register
 from nemo_gpu_decoding.graph import build
 from nemo_gpu_decoding.graph.lexicon import Lexicon
-from nemo_gpu_decoding.graph.openfst import read_fst
+from nemo_gpu_decoding.graph.openfst import read_input_symbols
 from nemo_gpu_decoding.graph.store import load_graph, save_graph
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.graph.toy import write_tlg
@@ -244,7 +244,7 @@ def test_symbols_tell_whether_a_file_was_made_for_the_model(arpa, graph, tmp_pat
     lg = graph(arpa)
     ours = ["<eps>", *("<space>" if c == " " else c for c in LETTERS), "<blk>", "#0"]
     path = symbols_file(lg, tmp_path / "LG.fst", ours, lg.words)
-    assert read_fst(path).input_symbols is not None
+    assert read_input_symbols(path)
     assert heard(decoding_of(wfst_lm_path=path), "an other page").text == "an other page"
     shuffled = symbols_file(lg, tmp_path / "o.fst", [ours[0], *ours[2:-2], "a", *ours[-2:]], lg.words)
     with pytest.raises(ValueError, match=r"another tokenizer.*column 0 is 'b' there and 'a'"):

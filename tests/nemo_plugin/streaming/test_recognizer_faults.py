@@ -21,7 +21,8 @@ import nemo_gpu_decoding
 from nemo_gpu_decoding.cli.options import parse_options
 from nemo_gpu_decoding.cli.serve import ServeOptions, build_recognizer
 from nemo_gpu_decoding.live.batcher import Batcher
-from nemo_gpu_decoding.live.session import Limits, Start
+from nemo_gpu_decoding.live.options import Limits
+from nemo_gpu_decoding.live.session import Start
 from nemo_gpu_decoding.nemo_plugin.streaming import rollback
 from tests.nemo_plugin.conftest import SELF
 
