@@ -201,8 +201,6 @@ def test_checksums_are_those_of_zlib(kept, path):
 
 
 # -------------------------------------------------------------------------------------- full disks
-
-
 def disk_is_full(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -63,8 +63,6 @@ def test_scores_without_anything_said_or_found():
 
 
 # ---------------------------------------------------------------------------------------- tables
-
-
 def test_numbers_are_aligned_right_and_text_left():
     assert format_table(["decoder", "WER"], [["greedy", 14.4], ["beam", ""], ["beam", "7.0"]]) == (
         "decoder   WER\n-------  ----\ngreedy   14.4\nbeam\nbeam      7.0"

@@ -54,8 +54,6 @@ class ScriptedClock:
 
 
 # ---------------------------------------------------------------------------------------- the clocks
-
-
 def test_calls_take_turns():
     order = []
     calls = [lambda: order.append("peer"), lambda: order.append("ours")]
@@ -119,8 +117,6 @@ def test_a_gpu_is_measured():
 
 
 # ------------------------------------------------------------------------------------- on a GPU
-
-
 @pytest.fixture
 def options(tiny_options):
     return replace(
@@ -277,8 +273,6 @@ def test_paths_are_compared_to_the_bit(tiny_options, tiny_task):
 
 
 # --------------------------------------------------------------------------------------- word graphs
-
-
 class Found(NamedTuple):
     """A hypothesis as riva-asrlib-decoder gives it."""
 
@@ -437,8 +431,6 @@ def test_rows_of_transducers(options, emulated, strategy):
 
 
 # -------------------------------------------------------------------------------------- live streams
-
-
 @pytest.mark.parametrize("strategy", ["cuda_wfst", "flexctc_beam"])
 def test_live_streams_on_a_gpu(graph_options, strategy, tmp_path, monkeypatch, emulated, capsys):
     monkeypatch.setattr(live, "TICKS", 2)

@@ -54,8 +54,6 @@ def test_a_simulated_cluster_needs_the_seconds_of_its_driver():
 
 
 # ------------------------------------------------------------------------------------ missing packages
-
-
 @pytest.fixture
 def without(monkeypatch):
     """Hide some packages; making a task is an error."""

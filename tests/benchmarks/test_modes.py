@@ -32,8 +32,6 @@ def live_options(tiny_options):
 
 
 # --------------------------------------------------------------------------------------- the queue
-
-
 def chunk_at(time: float, stream: int) -> Chunk:
     return Chunk(time, stream, 0, 0, 5, is_last=False)
 
@@ -128,8 +126,6 @@ def test_n_utterances_are_spoken_at_once(tiny_task):
 
 
 # ------------------------------------------------------------------------------------- the decoders
-
-
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "cuda_wfst", "alsd_pp"])
 def test_live_streams_of_all_strategies(live_options, strategy, tmp_path, capsys):
     pytest.importorskip("nemo")
@@ -199,8 +195,6 @@ def test_too_little_audio_for_a_chunk_is_an_error(live_options):
 
 
 # ----------------------------------------------------------------------------------- LMs of any size
-
-
 def test_rows_of_all_stages(tiny_options, tmp_path, monkeypatch, capsys):
     pytest.importorskip("kaldifst")
 
@@ -243,8 +237,6 @@ def test_rows_of_all_stages(tiny_options, tmp_path, monkeypatch, capsys):
 
 
 # ------------------------------------------------------------------------- processes of their own
-
-
 @pytest.fixture
 def runs(tiny_options, tmp_path, monkeypatch):
     """mode=cluster with two runs, neither of which needs Ray."""

@@ -331,7 +331,6 @@ def test_many_small_blocks_list_the_same_ngrams(scale_options, arpa, tmp_path, m
 
 
 # ----------- Every peer that is installed reads clear emissions, and says so when it is not installed
-
 NEMO = {"marks": pytest.mark.nemo}
 
 

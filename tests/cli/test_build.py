@@ -189,8 +189,6 @@ def test_mistakes_are_named(here, arguments, problem, capsys):
 
 
 # ------------------------------------------------------------------------------------------ pack-lm
-
-
 @pytest.fixture
 def with_lm(tmp_path, monkeypatch):
     """A folder with an LM that lacks suffixes."""
@@ -247,7 +245,6 @@ def test_mistakes_take_one_line_and_leave_no_file(with_lm, capsys, arguments, me
 
 
 # ------------------------------------------------------------------------------- build-lm, prune-lm
-
 TEXT = "the cat sat on the mat\nthe cat sat\n\n  a cat on a mat  \nthe mat\n"
 
 

@@ -114,8 +114,6 @@ def test_help_needs_neither_torch_nor_nemo():
 
 
 # ------------------------------------------------------------------------------------------ options
-
-
 @dataclass
 class Sample:
     # The thing to work on.

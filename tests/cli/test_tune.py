@@ -137,8 +137,6 @@ def test_a_run_prints_a_table_and_writes_a_preset(assets, manifest, tmp_path, ca
 
 
 # ------------------------------------------------------------------ finer weights, and the picture of the grid
-
-
 def test_finer_weights_lie_half_way_to_the_neighbours_or_beyond_the_edge():
     points = grid(options("lm_weight=[0,0.5,1]", "beam_beta=[0,1]", "boosting_weight=[2]", "beam_size=[4,8]"))
     best = Point(8, 0.0, 0.5, 2.0, segmentations=1)
@@ -274,8 +272,6 @@ def test_points_of_a_word_graph_have_beam_widths_and_weights_for_words():
 
 
 # ------------------------------------------------------------------ what is null is tried in stages
-
-
 def stages(options, strategy, most_bonus=0.0):
     points = points_of(options, strategy, has_lm=True, has_phrases=True, most_bonus=most_bonus)
     return points, later_stages(options, strategy, points, has_phrases=True, most_bonus=most_bonus)
@@ -395,7 +391,6 @@ def test_both_lms_of_paged_biglm_are_weighted(assets, manifest, tmp_path, capsys
 
 
 # -------- A decoder at a point of the grid is the decoder that one would have made with these options
-
 FRAMES = 30
 needs_kaldifst = pytest.mark.skipif(find_spec("kaldifst") is None, reason="needs kaldifst")
 

@@ -384,7 +384,6 @@ def test_batches_have_similar_durations():
 
 
 # ---------------------------------------------------------------------------------- on a Ray of two workers
-
 DRIVER = """
 import sys
 from pathlib import Path

@@ -211,8 +211,6 @@ def test_warnings_of_the_compiler_are_logged(package, compiled, caplog):
 
 
 # --------------------------------------------------------------------- Kernel files and their headers
-
-
 def test_headers_are_followed_and_read_once(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "kernel.cu").write_text('#include "b.cuh"\n  #  include "a/c.cuh"\nint x;\n')

@@ -258,7 +258,6 @@ def test_loading_where_kernels_cannot_run_says_why(fake):
 
 
 # ------- Every reason why kernels can't run is one plain line, asked for once, and never an exception
-
 FIRST = torch.device("cuda", 0)
 
 

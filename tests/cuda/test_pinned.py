@@ -138,8 +138,6 @@ def test_more_memory_than_there_is():
 
 
 # ------- What the system and control groups say about free memory, out of files that look like theirs
-
-
 @pytest.fixture
 def machine(tmp_path):
     """A machine with 1 MiB free and no control groups."""

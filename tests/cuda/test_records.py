@@ -186,7 +186,6 @@ def test_a_struct_is_packed_as_its_declaration_says():
 
 
 # ------------------------------------------ What a launch refuses before any pointer reaches a kernel
-
 CPU = torch.device("cpu")
 ARC = np.dtype([("label", np.int32), ("weight", np.float32), ("target", np.int64)])
 SEARCH = Signature(

@@ -230,8 +230,6 @@ def test_the_functions_exist(name):
 
 
 # ------------------------------ Captures that CUDA refuses to end, in torch's own `torch.cuda.graph`
-
-
 def fail_to_capture(mode):
     """In a process of its own: capture on the second of two GPUs; prints what is current afterwards."""
     old, log = OldTorch(), []

@@ -263,7 +263,6 @@ def test_a_decoder_that_is_gone_takes_its_automata_along(device):
 
 
 # ------ LMs whose arcs kernels read over the bus: right answers from any cache, shared by any streams
-
 WORDS = [f"w{i}" for i in range(sized(12, 3))]
 SIZES = {"grid": sized(64, 2), "block": sized(256, 32)}
 

@@ -201,7 +201,6 @@ def test_a_capture_that_is_refused_does_no_harm(gpu, log_probs):
 
 
 # -------------------------- What a first use costs on a machine, and the first use in a later process
-
 FIRST_EVER, LATER = 3.0, 0.05  # seconds that issue 3 allows
 
 

@@ -135,7 +135,6 @@ def test_bad_frames_are_named_and_leave_streams_alone(device):
 
 
 # ------ paged_biglm on a GPU finds what it finds on the CPU: tokens, results and look-ups, to the bit
-
 needs_kaldifst = pytest.mark.skipif(find_spec("kaldifst") is None, reason="needs kaldifst")
 FRAMES = sized(60, 6)
 

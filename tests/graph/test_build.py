@@ -265,7 +265,6 @@ def test_the_graph_reads_the_space(tmp_path):
 
 
 # -------------------------------------------------------------------- what no determinization ends for
-
 SAME_SPELLING = [(0, 5, 1, 0), (0, 5, 2, 0), (0, 6, 3, 0), (0, 7, 4, 0)]  # source, token, word, target: 5 is 1 or 2
 
 

@@ -69,7 +69,6 @@ def bystander(server):
 
 
 # -------------------------------------------------------------------------------------- messages
-
 FIRST = {
     DEEP: ("message", "message is '[[[[["),
     '{"sample_rate": ' + "[" * 800 + "]" * 800 + "}": ("sample_rate", "'a list of 1'"),
@@ -133,8 +132,6 @@ def test_slots_of_hostile_clients_are_free_again():
 
 
 # ---------------------------------------------------------------------------------------- faults
-
-
 class Fragile(NumberReader):
     """Its steps raise an error where a chunk says so; the streams are then as before."""
 
@@ -319,8 +316,6 @@ def test_a_reading_task_that_is_cancelled_ends_its_stream(monkeypatch):
 
 
 # --------------------------------------------------------------------------------- the server's end
-
-
 def test_a_dead_batcher_is_seen(caplog):
     with running() as server:
         with stream(server) as socket:

@@ -164,8 +164,6 @@ def get(server, path, **headers):
 
 
 # ------------------------------------------------------------------------------------- protocol
-
-
 def test_utterances_of_a_stream():
     with running() as server:
         found, code = conversation(server, audio(1, 2), audio(3, 0, 4)[:400], audio(3, 0, 4)[400:])
@@ -293,8 +291,6 @@ def test_audio_before_the_first_message():
 
 
 # ---------------------------------------------------------------------------------- many streams
-
-
 def test_streams_share_steps():
     reader = NumberReader(seconds=0.01)
     with running(reader, batch_size=8) as server, ThreadPoolExecutor(20) as pool:
@@ -352,8 +348,6 @@ def test_a_broken_step_ends_its_streams_and_no_later_ones(caplog):
 
 
 # ---------------------------------------------------------------------------------------- limits
-
-
 def test_more_streams_than_there_is_room_for():
     with running(limits=Limits(max_streams=2)) as server, stream(server) as first, stream(server) as second:
         for socket in (first, second):
@@ -465,8 +459,6 @@ def wait_for(condition, seconds=10.0):
 
 
 # ------------------------------------------------------------------------- who may come in; the rest
-
-
 def test_a_token():
     with running(token="secret") as server:
         for query, headers in (("?token=secret", {}), ("", {"Authorization": "Bearer secret"})):

@@ -83,7 +83,6 @@ def test_nvrtc_compiles_it_without_a_word():
 
 
 # -------- paged.cuh against packed.py: every look-up through the cache, to the bit, whatever its size
-
 CPU = torch.device("cpu")
 HUGE = 10**6
 checked = pytest.mark.parametrize(

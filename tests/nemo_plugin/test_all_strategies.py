@@ -27,8 +27,6 @@ OVER_TOKENS = ["flexctc_beam", "alsd_pp-rnnt", "aes_pp-tdt"]
 
 
 # -------------------------------------------------------------------------------------- transcribe
-
-
 def test_paths_arrays_tensors_and_manifests_give_the_same_texts(case, files, utterances, tmp_path):
     case.use()
     by_path = case.texts(files, batch_size=4)
@@ -78,8 +76,6 @@ def test_changing_the_strategy_again_and_again(case, files):
 
 
 # ----------------------------------------------------------------------------------- stored inputs
-
-
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
 @pytest.mark.parametrize("timestamps", [False, True])
 def test_zero_frames_give_an_empty_text(case, timestamps):
@@ -117,8 +113,6 @@ def test_bfloat16(case):
 
 
 # ---------------------------------------------------------------------------- validation, training
-
-
 @pytest.mark.parametrize("return_best_hypothesis", [True, False])
 def test_wer_in_validation(case, utterances, files, tmp_path, return_best_hypothesis):
     case.use(return_best_hypothesis=return_best_hypothesis, **case.lm)
@@ -146,8 +140,6 @@ def test_hooks_of_training_and_validation_find_nothing_to_switch(case):
 
 
 # ------------------------------------------------------------------------ copies, files, laziness
-
-
 def test_the_decoding_and_its_results_can_be_copied(case):
     expected = case.decode(**case.lm)
     other = copy.deepcopy(case.model.decoding)
@@ -207,8 +199,6 @@ def test_lm_and_phrases_are_loaded_once_and_only_when_needed(case, files, monkey
 
 
 # ------------------------------------------------------------------------- phrases and requests
-
-
 def test_phrases_pull_towards_themselves_unless_a_request_says_otherwise(case, files):
     plain = texts(transcribed(case.model, case.cfg(), files[:1]))
     boosted = texts(transcribed(case.model, case.cfg(**case.phrases("graam")), files[:1]))
@@ -252,8 +242,6 @@ def test_lm_weights_per_utterance(case, files):
 
 
 # --------------------------------------------------------------------------------------- timestamps
-
-
 BLANK = 128
 CONFIDENCE = {"preserve_frame_confidence": True, "preserve_token_confidence": True, "preserve_word_confidence": True}
 

@@ -20,8 +20,6 @@ from nemo_gpu_decoding.nemo_plugin.beam_sections import FLEXCTC, TRANSDUCERS, re
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 
 # ---------------------------------------------------------------------------------- flexctc_beam
-
-
 def options(top=None, **beam):
     return read_flexctc(OmegaConf.create({"strategy": "flexctc_beam", "beam": beam, **(top or {})}))
 
@@ -194,7 +192,6 @@ def test_the_valid_keys_are_nemos_and_ours():
 
 
 # ------------------------------------------------------------------------------ alsd_pp, aes_pp
-
 READERS = {"alsd_pp": read_alsd, "aes_pp": read_aes}
 STRATEGIES = list(READERS)
 

@@ -94,8 +94,6 @@ def test_no_lengths_means_all_frames(ctc_model, emissions):
 
 
 # ------------------------------------------------------------------------------------------ labels
-
-
 def test_greedy_labels_are_collapsed_as_nemos_greedy_does(ctc_model, emissions):
     log_probs, lengths = emissions
     labels = log_probs.argmax(-1)
@@ -119,8 +117,6 @@ def test_labels_have_neither_alignments_nor_confidence(ctc_model, emissions, cfg
 
 
 # --------------------------------------------------------------------------------------------- WER
-
-
 # ---------------------------------------------------------------------------- laziness and copies
 
 
@@ -172,8 +168,6 @@ def test_character_models():
 
 
 # ------------------------------------------------------------------------ timestamps and confidence
-
-
 GREEDY = {"strategy": "greedy_batch"}
 CONFIDENCE = {"preserve_frame_confidence": True, "preserve_token_confidence": True, "preserve_word_confidence": True}
 
@@ -202,8 +196,6 @@ def test_transcribe_with_timestamps_gives_greedys_times(ctc_model, files, beam_s
 
 
 # ------------------------------------------------------------------------------------- confidence
-
-
 @pytest.mark.parametrize(
     "method",
     [
@@ -254,8 +246,6 @@ def test_greedys_own_switches_do_not_leak_into_us(ctc_model, emissions):
 
 
 # ------------------------------------------------------------------------------------- alignments
-
-
 @pytest.mark.parametrize("where", ["top", "beam"])
 def test_alignments_equal_greedys(ctc_model, emissions, where):
     greedy = decoded(ctc_model, {**GREEDY, "preserve_alignments": True}, emissions)

@@ -175,8 +175,6 @@ def test_word_pieces():
 
 
 # ----------- Phrases and weights per utterance through transcribe: who gets what, and what is refused
-
-
 def use(model, assets=None, **beam):
     if assets:
         beam["ngram_lm_model"] = str(assets / "lm" / "tok3.arpa")
@@ -287,8 +285,6 @@ def test_a_model_with_another_strategy_is_an_error(ctc_model, hybrid_model):
 
 
 # ---------------------------------------------------------------------------- manifests that NeMo sorts
-
-
 @pytest.mark.parametrize("kind", [list, NBestList])
 def test_sorted_n_best_lists_go_back_to_their_utterances(tmp_path, kind):
     durations = [2.0, 5.0, 1.0, 3.0]

@@ -72,8 +72,6 @@ def test_a_clone_uses_its_own_presets():
 
 
 # ------------------------------------------------------------------------------------ new processes
-
-
 SCRIPT = Path(__file__).with_name("hydra_script.py")
 
 

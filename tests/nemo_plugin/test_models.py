@@ -204,7 +204,6 @@ def test_a_transducers_enums_come_back_by_name(transducer, assets, tmp_path, fil
 
 
 # --------------------------------------- The presets under conf/: only keys that exist, and they work
-
 CONFIGS = {"ctc_decoding": CTCDecodingConfig, "rnnt_decoding": RNNTDecodingConfig}
 PRESETS = [(group, name) for group in CONFIGS for name in preset_names(group)]
 

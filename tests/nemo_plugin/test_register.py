@@ -168,8 +168,6 @@ def test_our_list_of_nemos_strategies_is_nemos():
 
 
 # ------------------------------------------------------------------ a later strategy is one entry
-
-
 class ToyTransducer:
     """Returns NeMo's greedy result twice, as an n-best list."""
 

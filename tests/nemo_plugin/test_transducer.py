@@ -60,8 +60,6 @@ def wer(texts, utterances):
 
 
 # --------------------------------------------------------------------------------- same as NeMo
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("beam_size", [2, 4])
 @pytest.mark.parametrize("fusion", ["plain", "lm"])
@@ -110,8 +108,6 @@ def test_beam_and_lm_lower_the_word_error_rate(transducer, encoded_by, many_utte
 
 
 # -------------------------------------------------------------------------------------- transcribe
-
-
 # --------------------------------------------------------------------- validation, training, configs
 
 
@@ -210,8 +206,6 @@ def test_character_models(hybrid_model, encoded_by, utterances):
 
 
 # ---------------------------------------------------------------------------- laziness and copies
-
-
 # ------------------------------------------------------------------------ timestamps and confidence
 
 
@@ -245,8 +239,6 @@ def frames_of(hypothesis):
 
 
 # ------------------------------------------------------------------------------------------ times
-
-
 @pytest.mark.parametrize("beam_size", [2, 4])
 def test_transcribe_with_timestamps_gives_the_times_of_malsd_batch(transducer, files, beam_size):
     if transducer.decoding.durations and nemo.__version__.startswith("2."):
@@ -284,8 +276,6 @@ def test_durations_of_tdt_tokens(transducer, encoded_by, utterances, strategy):
 
 
 # ------------------------------------------------------------------------------------- confidence
-
-
 @pytest.mark.parametrize(
     "method",
     [
@@ -326,8 +316,6 @@ def test_confidence_of_durations(tdt_model, encoded_by, utterances):
 
 
 # ------------------------------------------------------------------------------------- alignments
-
-
 @pytest.mark.parametrize("where", ["beside beam", "in beam"])
 def test_alignments_are_greedys(transducer, encoded_by, utterances, where):
     encoded = encoded_by(transducer, utterances)
@@ -346,8 +334,6 @@ def test_alignments_are_greedys(transducer, encoded_by, utterances, where):
 
 
 # ------------------------------------------------------------------------------- partial hypotheses
-
-
 def use_for_chunks(model, strategy="alsd_pp", top=None, **beam):
     cfg = {"strategy": strategy, "beam": {"beam_size": 4, **beam}, **(top or {})}
     model.change_decoding_strategy(cfg, verbose=False)

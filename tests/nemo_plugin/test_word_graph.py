@@ -81,8 +81,6 @@ def named_emissions(shared_ctc_model, named_utterances):
 
 
 # ------------------------------------------------------------------------------------------ texts
-
-
 def test_fewer_errors_than_greedy_and_than_a_beam_without_lm(ctc_model, cfg, many_emissions, many_utterances):
     references = [utterance["text"] for utterance in many_utterances]
     beam = {"strategy": "flexctc_beam", "beam": {"beam_size": 16, "beam_beta": 0.0}}
@@ -138,8 +136,6 @@ def test_zero_frames_and_greedy_labels(ctc_model, cfg, emissions, many_emissions
 
 
 # ---------------------------------------------------------------------------------- alternatives
-
-
 @pytest.mark.parametrize("timestamps", [None, True])
 def test_n_best(ctc_model, cfg, files, timestamps):
     best_only = transcribed(ctc_model, cfg(), files, return_hypotheses=True)
@@ -182,8 +178,6 @@ def test_lattices(ctc_model, cfg, emissions):
 
 
 # ------------------------------------------------------------------------------ times, confidence
-
-
 def test_times_are_those_of_the_search_in_nemos_shape(ctc_model, cfg, files):
     for hypothesis in transcribed(ctc_model, cfg(), files, timestamps=True):
         stamps = hypothesis.timestamp
@@ -221,8 +215,6 @@ def test_nemos_confidence_of_words(ctc_model, cfg, emissions, exclude_blank, ret
 
 
 # --------------------------------------------------------------------------------------- boosting
-
-
 def test_boosting_finds_names_that_the_lm_has_never_seen(
     ctc_model, cfg, named_emissions, named_utterances, names, assets
 ):
@@ -274,8 +266,6 @@ def test_requests_find_names_that_an_open_vocabulary_lacks(ctc_model, cfg, named
 
 
 # ------------------------------------------------------------------------- hybrids, save, restore
-
-
 def test_the_ctc_head_of_a_hybrid(hybrid_model, cfg, files):
     before = texts(hybrid_model.transcribe(files[:3], verbose=False))
     hybrid_model.change_decoding_strategy(cfg(), decoder_type="ctc", verbose=False)
@@ -296,8 +286,6 @@ def test_transducers_refuse_it(hybrid_model, cfg):
 
 
 # ---------------------------------------------------------------------------- how words are written
-
-
 WORDS = ("<eps>", "new", "New", "york", "york's", "acme")
 GRAPH = SimpleNamespace(pieces=None, words=WORDS, word_ids={word: label for label, word in enumerate(WORDS)})
 
@@ -375,8 +363,6 @@ def test_without_punctuation_in_the_vocabulary_words_stay_words():
 
 
 # -------------------------------------------------------------------------------------- paged_biglm
-
-
 @pytest.fixture
 def paged_cfg(small_word_lm, packed_word_lm):
     def config(top=None, **wfst):
@@ -398,8 +384,6 @@ def static():
 
 
 # ------------------------------------------------------------------------------------------ texts
-
-
 def test_words_are_those_of_the_large_lms_graph_and_fewer_are_wrong(
     ctc_model, paged_cfg, static, small_word_lm, word_lm, many_utterances
 ):
@@ -463,8 +447,6 @@ def test_the_ctc_head_of_a_hybrid_model(hybrid_model, paged_cfg, static, word_lm
 
 
 # ------------------------------------------------------------------ what cuda_wfst's results have
-
-
 def test_hypotheses_say_what_the_search_did(ctc_model, paged_cfg, emissions):
     works = [h.work for h in decoded(ctc_model, paged_cfg(), emissions)]
     for work, frames in zip(works, emissions[1].tolist(), strict=True):
@@ -507,8 +489,6 @@ def test_decoding_modes(ctc_model, paged_cfg, static, word_lm, emissions, mode):
 
 
 # --------------------------------------------------------------------------------------- boosting
-
-
 @pytest.mark.parametrize("has_unknown", [True, False])
 def test_words_of_phrases_that_no_lm_has(
     ctc_model, paged_cfg, static, small_word_lm, word_lm, emissions, tmp_path, has_unknown

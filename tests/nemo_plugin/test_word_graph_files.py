@@ -63,8 +63,6 @@ def heard(decoding, text, likely=0.8):
 
 
 # ------------------------------------------------------------------------------ any tokenizer
-
-
 def test_character_models_have_a_space_between_words(arpa):
     decoding = decoding_of({"compute_timestamps": True}, arpa_lm_path=arpa)
     found = heard(decoding, "another page")
@@ -156,8 +154,6 @@ def test_an_lm_over_tokens_is_an_error_of_the_change(ctc_model, assets):
 
 
 # -------------------------------------------------------------------------------------- words
-
-
 def test_added_words_are_found(arpa, tmp_path):
     assert heard(decoding_of(arpa_lm_path=arpa), "an acme page").text != "an acme page"
     added = decoding_of(arpa_lm_path=arpa, added_words=["acme"])
@@ -182,8 +178,6 @@ def test_words_that_the_model_cannot_spell_are_an_error(arpa):
 
 
 # -------------------------------------------------------------------------------- ready-made
-
-
 def test_a_graph_file_and_its_folder(arpa, graph, tmp_path):
     expected = heard(decoding_of(arpa_lm_path=arpa), "an othar page")
     folder = tmp_path / "built"

@@ -220,8 +220,6 @@ def test_our_keys_do_not_stand_beside_the_section(read):
 
 
 # ------------------------------------------------------------------------------------ Riva and k2
-
-
 @pytest.mark.parametrize(("key", "ours"), COUNTERPARTS.items())
 def test_options_of_other_decoders_are_refused_with_what_to_use_instead(read, key, ours):
     wfst = OmegaConf.create({})
@@ -259,8 +257,6 @@ def test_all_of_nemos_keys_are_known():
 
 
 # ----------------------------------------------------------------------------------- paged_biglm
-
-
 @pytest.fixture
 def lms(tmp_path):
     for name in ("small.arpa", "large.packed", "small.graph"):

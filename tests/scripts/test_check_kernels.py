@@ -180,7 +180,6 @@ def test_printed_headers_are_written(tmp_path, capsys):
 
 
 # --------------------------------------------------------------------- Which torch `make setup` takes
-
 TORCH_SCRIPT = Path(__file__).parents[2] / "scripts" / "choose_torch.py"
 
 
@@ -242,8 +241,6 @@ def test_an_installed_torch_stays(choose_torch, monkeypatch, capsys):
 
 
 # --------------------------------------------------------------------- counts of scripts/count_kernels.py
-
-
 @pytest.fixture(scope="module")
 def count_kernels():
     spec = importlib.util.spec_from_file_location("count_kernels", SCRIPT.with_name("count_kernels.py"))

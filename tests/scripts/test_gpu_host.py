@@ -52,8 +52,6 @@ def run(tmp_path, monkeypatch):
 
 
 # ----------------------------------------------------------------------------------------- stages
-
-
 def test_a_stage_that_fails_keeps_none_from_running(run, tmp_path, capsys):
     status, summary = run(
         python("print('what went wrong'); raise SystemExit(3)", name="first"),
@@ -211,8 +209,6 @@ def test_one_command_installs_the_wheels_it_finds(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------- wheels
-
-
 def test_the_list_is_exact_and_complete():
     wanted = pack.read_list(pack.WHEELS)
     names = {pack.name_of(requirement) for requirement in wanted}
@@ -258,8 +254,6 @@ def test_wheels_must_not_be_too_heavy(tmp_path, capsys, monkeypatch):
 
 
 # -------------------------------------------------------------------------------------- rehearsal
-
-
 @pytest.mark.slow
 def test_the_gpu_tests_pass_on_the_emulator():
     """Each test with its first case: a typing error in a test is found before it costs minutes on a GPU.

@@ -140,8 +140,6 @@ def test_a_forked_child_decodes_too():
 
 
 # --------------------------------------------------------------------- Options out of range are named
-
-
 @pytest.mark.parametrize("kind", [ALSDConfig, AESConfig])
 @pytest.mark.parametrize(
     ("options", "message"),

@@ -53,8 +53,6 @@ def shown(passages: list[Passage]) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------ collation
-
-
 def test_what_all_agree_on_stands_once_and_the_rest_is_read_by_each():
     passages = collate(text("call anna brown now"), [text("call ana brown now"), text("call anna now please")])
     assert shown(passages) == [
@@ -99,8 +97,6 @@ def test_passages_begin_when_their_first_word_does():
 
 
 # ------------------------------------------------------------------------------------------------ inputs and scores
-
-
 @pytest.fixture
 def outputs(tmp_path, monkeypatch):
     """Two outputs of transcribe over three utterances, a phrase list, and the audio of the first utterance."""
@@ -257,7 +253,6 @@ def test_what_is_wrong_is_named_before_a_page_is_written(content, arguments, pro
 
 
 # ------------------------------------------------------------------------------------------------ the page
-
 HOSTILE = '</script><script>document.title="owned"</script><img src=x onerror=alert(1)> {{rules}} \u2028 \ud800'
 
 

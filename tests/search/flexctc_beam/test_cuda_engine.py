@@ -127,8 +127,6 @@ def test_results_before_anything_was_pushed(decoder):
 
 
 # ---------------------------------------------------------------------- lengths on the device
-
-
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_lengths_may_lie_on_the_device(decoder, log_probs, expected, dtype):
     lengths = torch.tensor(LENGTHS, dtype=dtype)
@@ -161,8 +159,6 @@ def test_lengths_of_another_shape_or_type_are_checked_on_the_host(decoder, log_p
 
 
 # ---------------------------------------------------------------------- inside a CUDA graph
-
-
 class Graph:
     """Stands in for a CUDA graph: notes the launches of a captured push, to be run again."""
 

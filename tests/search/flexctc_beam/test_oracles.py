@@ -76,7 +76,6 @@ def test_a_beam_never_beats_the_truth(problem, beam_size):
 
 
 # ---------- Narrow beams against the search that scores everything: bounds change nothing, to the bit
-
 narrow_problems = st.fixed_dictionaries(
     {
         "seed": st.integers(0, 10_000),

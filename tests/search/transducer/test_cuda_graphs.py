@@ -300,8 +300,6 @@ def test_nothing_runs_where_nothing_is_to_be_done(work, captures):
 
 
 # ---------------------------------------------------------------------- workspaces
-
-
 def test_sizes_share_workspaces():
     assert [bucket(n) for n in (1, 2, 3, 4, 5, 32, 33)] == [1, 2, 4, 4, 8, 32, 64]
 
@@ -322,7 +320,6 @@ class _Named(Workspace):
 
 
 # ---------------------------------------------------------------------- the kernels in graphs
-
 V, WIDTH = 12, 8
 CPU = torch.device("cpu")
 
@@ -453,8 +450,6 @@ def test_a_body_that_asks_the_host_is_not_captured(played_graphs, caplog):
 
 
 # ---------------------------------------------------------------------- the condition itself
-
-
 @emulated
 @pytest.mark.parametrize(
     ("activities", "condition"),

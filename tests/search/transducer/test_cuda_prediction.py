@@ -236,8 +236,6 @@ def test_stateless_steps_are_those_of_nemos_decoder(context, mode):
 
 
 # ------------------------------------------------------------------------------- whole searches
-
-
 def frames_of(seed=3):
     return torch.randn(2, 14, ENCODER, generator=torch.Generator().manual_seed(seed))
 
@@ -390,8 +388,6 @@ def test_other_joints_are_left_to_torch(change):
 
 
 # ------------------------------------------------------------------------- when weights are fused
-
-
 @pytest.mark.parametrize("make", [lstm_networks, stateless_networks])
 def test_changed_weights_are_fused_anew(make):
     networks = make()

@@ -160,8 +160,6 @@ def test_other_lstms_are_refused(kind):
 
 
 # ------------------------------------------------------------------------------- linear layers
-
-
 @pytest.fixture(params=[True, False], ids=["onednn", "blas"])
 def linear(request, monkeypatch):
     if request.param and not onednn_linear.HAS_ONEDNN:

@@ -186,7 +186,6 @@ def test_late_pruning_drops_it_once_the_lm_weighs_enough(lm):
 
 
 # ----------- What the joint gave in the last step is not computed again, and nothing else comes of it
-
 V, T = 12, 30
 LENGTHS = [T, 0, 17]
 
@@ -270,8 +269,6 @@ def test_partial_results_of_long_streams_look_at_the_last_nodes_only(strategy, d
 
 
 # ------------------------------------------------------------------------------------------ ties
-
-
 @compiled
 def labels_of(row, labels):
     return best_labels(row, labels)

@@ -71,7 +71,6 @@ def limit_tokens(monkeypatch, capacity: int) -> None:
 
 
 # --------------------------------------------------------------------------------- with a large LM
-
 RANDOM_COLUMNS = 12  # of random graphs, the last the blank
 WORDS = ("w1", "w2", "w3", "w4")  # of random graphs
 NEPER = 0.4342944819  # log10(e)

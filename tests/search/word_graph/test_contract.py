@@ -108,8 +108,6 @@ def test_the_search_without_a_large_lm_is_compiled_for_records_without_its_field
 
 
 # ------------------------------------------------------------------------------ paged_biglm
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

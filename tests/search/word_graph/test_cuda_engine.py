@@ -252,7 +252,6 @@ def test_working_memory_is_what_is_allocated(monkeypatch, search, log_probs, pag
 
 
 # --------------------------------------------------------------------------------- with a large LM
-
 PAGED_T, PAGED_LENGTHS = 10, [10, 0, 6]
 PAGED_OPTIONS = {"beam": 6.0}
 

@@ -223,7 +223,6 @@ def test_counts_of_limited_frames_are_equal():
 
 
 # --------------------------------------------------------------------------------- with a large LM
-
 PAGED_TOPOLOGIES = ("compact", "normal", "minimal", "graph")
 FRAMES = 8
 PHRASES = {"w1": 2.0, "w2 w3": 3.0, "w4 w1 w2": 4.0, "w3": 0.5}

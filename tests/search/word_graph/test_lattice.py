@@ -266,7 +266,6 @@ def test_minimum_bayes_risk_takes_what_is_least_wrong():
 
 
 # -------------------- The same words and costs as kaldi_decoder, Kaldi's decoders as a Python package
-
 FRAMES = 25
 
 

@@ -217,7 +217,6 @@ def test_blank_may_be_any_column():
 
 
 # ---------------- Words that the LM does not list: spelled by their pieces, and never an empty result
-
 OPEN = OpenVocabulary(word_cost=0.5, piece_cost=0.5)
 RARE = OpenVocabulary(word_cost=5.0, piece_cost=2.0)
 
@@ -274,7 +273,6 @@ def test_open_graphs_are_searched_exactly(topology):
 
 
 # ----------- The search against all texts rescored by definition, and against a graph of the large LM
-
 FRAMES = 6
 
 
@@ -466,8 +464,6 @@ def test_ready_made_graphs_are_rescored_too(tmp_path, topology, composition):
 
 
 # -------------------------------- Words for single utterances, spelled by <unk> (`graph/unknown_words.py`)
-
-
 def open_graph(lm):
     unknown = OpenVocabulary(word_cost=0.5, piece_cost=0.5, beginning_tokens=(0, 1))
     return build_graph(lm.path, toy_lexicon(), open_vocabulary=unknown, cache=False)

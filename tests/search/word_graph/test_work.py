@@ -253,7 +253,6 @@ def test_differences_are_those_of_both_lms():
 
 
 # ----------------- What is found, and which words are asked for, does not depend on the order of work
-
 T = 15
 LASTING = ["look_ups", "groups", "cost", "links", "limited", "overflowed"]
 
