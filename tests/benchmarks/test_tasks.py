@@ -20,7 +20,6 @@ from benchmarks.sources import make_tasks, speech_text
 from benchmarks.tasks import Task
 from benchmarks.verify import Errors
 from nemo_gpu_decoding import pack_arpa_in_memory
-from nemo_gpu_decoding.cli.options import help_text, parse_options
 from nemo_gpu_decoding.lm.arpa import read_arpa
 from tests.assets import ROOT
 
@@ -77,18 +76,6 @@ NGRAMS = 2000
 def test_bad_values_name_the_option(changes, message):
     with pytest.raises(ValueError, match=message):
         BenchOptions(**changes)
-
-
-def test_options_can_be_typed_on_a_command_line():
-    options = parse_options(BenchOptions, ["peers=[nemo,flashlight]", "beams=[4,16]", "weights.lm_weight=0.3"])
-    assert options == BenchOptions(peers=["nemo", "flashlight"], beams=[4, 16], weights={"lm_weight": 0.3})
-
-
-def test_every_option_explains_itself():
-    text = help_text("bench", "measure", BenchOptions, [])
-    for name in ("peers", "beams", "data", "weights", "probes", "tasks"):
-        assert f"  {name}=" in text
-    assert "Beam sizes K." in text
 
 
 # ---------------------------------------------------------------------------------------- synthetic

@@ -19,6 +19,7 @@ from nemo_gpu_decoding.nemo_plugin import section
 from nemo_gpu_decoding.nemo_plugin.beam_sections import FLEXCTC, TRANSDUCERS, read_aes, read_alsd, read_flexctc
 from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 
+
 # ---------------------------------------------------------------------------------- flexctc_beam
 def options(top=None, **beam):
     return read_flexctc(OmegaConf.create({"strategy": "flexctc_beam", "beam": beam, **(top or {})}))
