@@ -117,20 +117,11 @@ def test_the_likely_successor_does_not_loosen_the_bound_of_the_others(seed):
 
 def test_states_without_arcs_and_labels_without_probability():
     assert empty_automaton(3).arrays.states["upper_bound"][0] >= 0
-    lm = BackoffAutomaton.from_columns(
-        Columns(
-            arc_begin=np.array([0, 2]),
-            arc_end=np.array([2, 2]),
-            backoff_to=np.array([0, 0]),
-            backoff_weights=np.array([0.0, -np.inf]),
-            final_weights=np.zeros(2),
-            arc_labels=np.array([0, 1]),
-            arc_weights=np.array([-np.inf, -1.0]),
-            arc_targets=np.array([0, 0]),
-        ),
-        vocab_size=2,
-        start_state=1,
-    )
+    columns = Columns(
+        arc_begin=[0, 2], arc_end=[2, 2], backoff_to=[0, 0], backoff_weights=[0.0, -np.inf], final_weights=[0.0, 0.0],
+        arc_labels=[0, 1], arc_weights=[-np.inf, -1.0], arc_targets=[0, 0],
+    )  # fmt: skip
+    lm = BackoffAutomaton.from_columns(columns, vocab_size=2, start_state=1)
     assert lm.arrays.states["upper_bound"].tolist() == pytest.approx([-1.0, -np.inf], abs=1e-4)
     assert lm.arrays.states["backoff_bound"].tolist() == [-np.inf, -np.inf]
 

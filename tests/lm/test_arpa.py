@@ -182,31 +182,27 @@ def test_errors_say_what_is_wrong_and_where(write, old, new, message):
     assert str(path) in str(error.value)
 
 
-def test_error_in_a_later_block_has_the_right_line(write, monkeypatch):
+def test_errors_in_later_blocks(write, monkeypatch):
     monkeypatch.setattr(arpa_module, "_BLOCK_BYTES", 10)
     with pytest.raises(ValueError, match=re.escape("line 15: 'x' is not a number")):
         read_arpa(write(BIGRAM.replace("-0.25 a </s>", "x a </s>")))
-
-
-def test_symbol_listed_twice_in_different_blocks(write, monkeypatch):
     monkeypatch.setattr(arpa_module, "_BLOCK_BYTES", 1)
     with pytest.raises(ValueError, match="listed twice"):
         read_arpa(write(BIGRAM.replace("-inf b", "-inf a")))
 
 
-def test_symbol_that_is_not_utf8(write):
-    with pytest.raises(ValueError, match="line 11: the symbol is not UTF-8"):
-        read_arpa(write(BIGRAM.encode().replace(b"-inf b", b"-inf \xff")))
-
-
-def test_damaged_gzip(write):
-    with pytest.raises(ValueError, match="truncated or damaged gzip"):
-        read_arpa(write(gzip.compress(BIGRAM.encode())[:-20]))
-
-
-def test_kenlm_binary_is_recognised(write):
-    with pytest.raises(ValueError, match="KenLM binary; give the ARPA file"):
-        read_arpa(write(b"mmap lm http://kheafield.com/code format version 5\n\0 \0\0"))
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (BIGRAM.encode().replace(b"-inf b", b"-inf \xff"), "line 11: the symbol is not UTF-8"),
+        (gzip.compress(BIGRAM.encode())[:-20], "truncated or damaged gzip"),
+        (b"mmap lm http://kheafield.com/code format version 5\n\0 \0\0", "KenLM binary; give the ARPA file"),
+    ],
+    ids=["UTF-8", "gzip", "KenLM"],
+)
+def test_what_is_no_text(write, content, message):
+    with pytest.raises(ValueError, match=message):
+        read_arpa(write(content))
 
 
 def test_missing_file(tmp_path):
@@ -243,12 +239,9 @@ def test_all_ngrams_stay_and_added_words_come_first_with_unks_probability(tmp_pa
         assert new.log10_backoffs.tolist() == old.log10_backoffs.tolist()
 
 
-def test_without_unk_added_words_are_the_least_likely_ones(tmp_path):
+def test_where_added_words_have_no_unk_or_are_listed(tmp_path):
     source = write_table(tmp_path / "lm.arpa", specials=("<s>", "</s>"))
     assert one_grams(read_arpa(source, ["x"]))["x"] == min(one_grams(read_arpa(source)).values())
-
-
-def test_words_that_the_lm_lists_are_not_added(tmp_path):
     source = write_table(tmp_path / "lm.arpa")
     after = read_arpa(source, ["a", "c"])
     assert after.added == ()
@@ -288,13 +281,6 @@ def test_symbols_have_the_index_in_which_they_were_added(pieces):
     assert index_of(table, b"w") == index_of(table, b"w50001") == -1
 
 
-def test_a_symbol_that_is_there_is_reported_by_its_place_among_the_new_ones():
-    table = SymbolTable()
-    assert table.add([b"a", b"b"]) == -1
-    assert table.add([b"c", b"a"]) == 1
-    assert SymbolTable().add([b"a", b"", b"a"]) == 2
-
-
 def test_equal_hashes_do_not_make_symbols_equal(monkeypatch):
     table = SymbolTable()
     table.add([b"ab"])
@@ -303,9 +289,13 @@ def test_equal_hashes_do_not_make_symbols_equal(monkeypatch):
     assert find_symbol(table.arrays, text, 0, 2, same) == -1
 
 
-def test_membership():
+def test_membership_and_places_of_doubles():
     table = SymbolTable()
     assert b"a" not in table
     table.add([b"a"])
     assert b"a" in table
     assert arpa_scan._FIRST_SLOTS >= 2
+    table = SymbolTable()
+    assert table.add([b"a", b"b"]) == -1
+    assert table.add([b"c", b"a"]) == 1
+    assert SymbolTable().add([b"a", b"", b"a"]) == 2

@@ -211,8 +211,13 @@ def test_bytes_of_each_part(pack):
 # -- Arrays of small integers -------------------------------------------------------------------------
 
 
-def test_worked_example():
+def test_worked_example_of_bits():
     assert packed(np.array([5, 1, 6], np.uint64), bits=3).tolist() == [0b110_001_101, 0]
+    values = np.random.default_rng(0).integers(0, 1 << 37, 100, np.uint64)
+    words = np.zeros(num_words(100, 37), np.uint64)
+    for begin, end in ((0, 1), (1, 40), (40, 100)):
+        write_bits(words, 37, begin, values[begin:end])
+    assert (words == packed(values, 37)).all()
 
 
 @pytest.mark.parametrize(("largest", "bits"), [(0, 1), (1, 1), (2, 2), (255, 8), (256, 9)])
@@ -227,14 +232,6 @@ def test_what_is_packed_can_be_read(bits, length):
     words = packed(values, bits)
     assert len(words) == num_words(length, bits)
     assert (unpacked(words, bits, length) == values).all()
-
-
-def test_writing_in_pieces_gives_the_same():
-    values = np.random.default_rng(0).integers(0, 1 << 37, 100, np.uint64)
-    words = np.zeros(num_words(100, 37), np.uint64)
-    for begin, end in ((0, 1), (1, 40), (40, 100)):
-        write_bits(words, 37, begin, values[begin:end])
-    assert (words == packed(values, 37)).all()
 
 
 # -- Codebooks: no cost is off by more than they say, flags are exact ---------------------------------

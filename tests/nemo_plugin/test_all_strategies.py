@@ -20,9 +20,8 @@ from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaG
 
 from nemo_gpu_decoding import Request, cache, register, unregister, utterance_requests
 from nemo_gpu_decoding.nemo_plugin import infer
-from tests.nemo_plugin.usage import EVERY_CASE, predicted, texts, transcribed, write_manifest
+from tests.nemo_plugin.usage import CONFIDENCE, EVERY_CASE, GREEDY, predicted, texts, transcribed, write_manifest
 
-GREEDY = {"strategy": "greedy_batch"}
 OVER_TOKENS = ["flexctc_beam", "alsd_pp-rnnt", "aes_pp-tdt"]
 
 
@@ -243,7 +242,6 @@ def test_lm_weights_per_utterance(case, files):
 
 # --------------------------------------------------------------------------------------- timestamps
 BLANK = 128
-CONFIDENCE = {"preserve_frame_confidence": True, "preserve_token_confidence": True, "preserve_word_confidence": True}
 
 
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)

@@ -17,8 +17,7 @@ from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecoding, CTCD
 from nemo.collections.asr.parts.utils.asr_confidence_utils import ConfidenceMethodConfig
 from omegaconf import OmegaConf
 
-from nemo_gpu_decoding import FlexCTCBeam, FlexCTCConfig, Fusion, load_ngram_lm
-from tests.nemo_plugin.usage import decoded, transcribed
+from tests.nemo_plugin.usage import CONFIDENCE, CONFIDENCE_METHODS, GREEDY, decoded, transcribed
 
 
 def use(model, cfg=None, **beam):
@@ -45,37 +44,10 @@ def errors(hypotheses, utterances):
     return sum(a != b for text, u in pairs for a, b in zip(text.split(), u["text"].split(), strict=False))
 
 
-def test_a_beam_without_fusion_is_greedy_where_posteriors_are_sharp(ctc_model, files, greedy_texts):
-    use(ctc_model, beam_size=1)
-    assert texts(ctc_model, files) == greedy_texts
-
-
 def test_an_lm_repairs_what_greedy_got_wrong(ctc_model, files, utterances, greedy_texts, assets):
     use(ctc_model, beam_size=8, **lm_options(assets))
     with_lm = texts(ctc_model, files)
     assert errors(with_lm, utterances) < errors(greedy_texts, utterances)
-
-
-def test_hypotheses_are_those_of_the_plain_decoder(ctc_model, emissions, assets):
-    use(ctc_model, beam_size=8, merge="sum", **lm_options(assets))
-    log_probs, lengths = emissions
-    hypotheses = ctc_model.decoding.ctc_decoder_predictions_tensor(log_probs, lengths, return_hypotheses=True)
-    decoder = FlexCTCBeam(
-        128,
-        blank_id=128,
-        config=FlexCTCConfig(beam_size=8, beam_beta=1.0, merge="sum"),
-        fusion=Fusion(lm=load_ngram_lm(assets / "lm" / "tok3.arpa", 128), lm_weight=0.7),
-    )
-    for hypothesis, nbest, length in zip(
-        hypotheses, decoder.decode(log_probs, lengths), lengths.tolist(), strict=True
-    ):
-        assert hypothesis.y_sequence.dtype == torch.int64
-        assert hypothesis.y_sequence.tolist() == nbest.best.tokens.tolist()
-        assert hypothesis.timestamp == nbest.best.frames.tolist()
-        assert hypothesis.score == nbest.best.score
-        assert hypothesis.score_parts == nbest.best.parts
-        assert hypothesis.length == length
-        assert hypothesis.text == ctc_model.tokenizer.ids_to_text(nbest.best.tokens.tolist())
 
 
 def test_return_hypotheses_has_the_log_probs_as_nemo_puts_them(ctc_model, files):
@@ -116,7 +88,6 @@ def test_labels_have_neither_alignments_nor_confidence(ctc_model, emissions, cfg
         ctc_model.decoding.ctc_decoder_predictions_tensor(emissions[0].argmax(-1), emissions[1])
 
 
-# --------------------------------------------------------------------------------------------- WER
 # ---------------------------------------------------------------------------- laziness and copies
 
 
@@ -133,13 +104,6 @@ def test_a_structured_config_as_nemos_scripts_pass_it(ctc_model, files, greedy_t
     cfg.beam.beam_size = 1
     cfg.beam.beam_beta = 0.0
     ctc_model.change_decoding_strategy(cfg, verbose=False)
-    assert texts(ctc_model, files) == greedy_texts
-
-
-def test_switching_back_gives_nemos_object(ctc_model, files, greedy_texts):
-    use(ctc_model)
-    ctc_model.change_decoding_strategy({"strategy": "greedy_batch"}, verbose=False)
-    assert type(ctc_model.decoding).__module__.startswith("nemo.")
     assert texts(ctc_model, files) == greedy_texts
 
 
@@ -168,10 +132,6 @@ def test_character_models():
 
 
 # ------------------------------------------------------------------------ timestamps and confidence
-GREEDY = {"strategy": "greedy_batch"}
-CONFIDENCE = {"preserve_frame_confidence": True, "preserve_token_confidence": True, "preserve_word_confidence": True}
-
-
 def flexctc(**beam):
     return {"strategy": "flexctc_beam", "beam": {"beam_size": 4, "beam_beta": 0.0, **beam}}
 
@@ -196,17 +156,7 @@ def test_transcribe_with_timestamps_gives_greedys_times(ctc_model, files, beam_s
 
 
 # ------------------------------------------------------------------------------------- confidence
-@pytest.mark.parametrize(
-    "method",
-    [
-        {"name": "max_prob", "alpha": 1.0},
-        {"name": "max_prob", "alpha": 0.5},
-        {"name": "entropy", "entropy_type": "tsallis", "alpha": 0.33, "entropy_norm": "exp"},
-        {"name": "entropy", "entropy_type": "gibbs", "alpha": 1.0, "entropy_norm": "lin"},
-        {"name": "entropy", "entropy_type": "renyi", "alpha": 0.5, "entropy_norm": "exp"},
-    ],
-    ids=lambda method: "-".join(str(value) for value in method.values()),
-)
+@pytest.mark.parametrize("method", CONFIDENCE_METHODS, ids=lambda method: "-".join(map(str, method.values())))
 @pytest.mark.parametrize("exclude_blank", [True, False])
 @pytest.mark.parametrize("aggregation", ["mean", "min"])
 def test_confidence_equals_greedys(ctc_model, emissions, method, exclude_blank, aggregation):

@@ -111,7 +111,7 @@ class WordPieces:
         return self.tokens_to_text(self.ids_to_tokens(ids))
 
     def text_to_ids(self, text):
-        return {"page": [1, 2], "pages": [1, 2, 4], "two": [3]}.get(text, [0])
+        return {"page": [1, 2], "pages": [1, 2, 4], "two": [3], "page two": [1, 2, 3]}.get(text, [0])
 
 
 def test_word_pieces(tmp_path):

@@ -277,19 +277,16 @@ def test_a_graph_is_used_again_until_something_changes(work, captures):
     assert len(work.graphs) == cuda_graphs.MOST_GRAPHS
 
 
-def test_networks_without_visible_weights_are_run_plainly(work, captures):
-    runner, step = GraphRunner(SimpleNamespace(), allowed=True), CountingStep(work, 9)
-    runner.run(step, work)
-    assert (step.left, runner.mode) == (0, PLAIN)
-
-
-def test_graphs_may_be_forbidden(work, captures):
-    runner, step = GraphRunner(networks_with_weights(), allowed=False), CountingStep(work, 9)
+@pytest.mark.parametrize(
+    ("networks", "allowed"),
+    [(SimpleNamespace(), True), (networks_with_weights(), False)],
+    ids=["no weights", "forbidden"],
+)
+def test_without_graphs_steps_run_plainly(work, captures, networks, allowed):
+    runner, step = GraphRunner(networks, allowed=allowed), CountingStep(work, 9)
     runner.run(step, work)
     assert (step.left, runner.mode) == (0, PLAIN)
     assert step.runs == 2 * cuda_graphs.STEPS_PER_LOOK
-    with pytest.raises(ValueError, match="allow_cuda_graphs is 1, expected True or False"):
-        ALSDConfig(allow_cuda_graphs=1)
 
 
 def test_nothing_runs_where_nothing_is_to_be_done(work, captures):
@@ -297,26 +294,24 @@ def test_nothing_runs_where_nothing_is_to_be_done(work, captures):
     runner.run(step, work)
     assert step.runs == 0
     assert not captures[LOOP]
+    with pytest.raises(ValueError, match="allow_cuda_graphs is 1, expected True or False"):
+        ALSDConfig(allow_cuda_graphs=1)
 
 
 # ---------------------------------------------------------------------- workspaces
-def test_sizes_share_workspaces():
-    assert [bucket(n) for n in (1, 2, 3, 4, 5, 32, 33)] == [1, 2, 4, 4, 8, 32, 64]
-
-
 def test_a_workspace_serves_one_run_at_a_time(monkeypatch):
+    class Named(Workspace):
+        def __init__(self, shape):
+            self.shape = shape
+
+    assert [bucket(n) for n in (1, 2, 3, 4, 5, 32, 33)] == [1, 2, 4, 4, 8, 32, 64]
     pool = WorkspacePool()
-    monkeypatch.setattr("nemo_gpu_decoding.search.transducer.cuda_workspace.Workspace", _Named)
+    monkeypatch.setattr("nemo_gpu_decoding.search.transducer.cuda_workspace.Workspace", Named)
     with pool.borrowed("a") as first, pool.borrowed("a") as second:
         assert first is not second
     with pool.borrowed("a") as third, pool.borrowed("b") as fourth:
         assert third in (first, second)
         assert fourth.shape == "b"
-
-
-class _Named(Workspace):
-    def __init__(self, shape):
-        self.shape = shape
 
 
 # ---------------------------------------------------------------------- the kernels in graphs

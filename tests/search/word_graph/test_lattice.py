@@ -174,6 +174,8 @@ def test_a_small_lattice_has_a_picture():
     assert picture.count("->") == len(lattice.arcs())
     with pytest.raises(ValueError, match=r"arcs, expected at most 1 \(max_arcs\)"):
         lattice.to_dot(max_arcs=1)
+    with pytest.raises(ValueError, match="n is 0"):
+        lattice.n_best(0)
 
 
 def test_without_an_end_the_lattice_ends_anywhere():
@@ -211,13 +213,6 @@ def test_the_order_of_the_search_does_not_matter(seed):
     assert str(first) == str(second)
 
 
-def test_n_must_be_positive():
-    log_probs = random_log_probs(1, 5, len(PIECES) + 1, seed=6)
-    lattice = make(toy_graph(1), lattice=True).decode(log_probs, [5])[0].lattice
-    with pytest.raises(ValueError, match="n is 0"):
-        lattice.n_best(0)
-
-
 # --------------------------------------------------------------------------- confidence and MBR
 def test_words_that_all_paths_share_are_certain():
     log_probs = random_log_probs(1, 12, len(PIECES) + 1, seed=3)
@@ -230,20 +225,6 @@ def test_words_that_all_paths_share_are_certain():
             assert word.confidence == pytest.approx(float(shares @ np.array(same)), abs=1e-9)
     alone = make(toy_graph(0), n_best=2, lattice_beam=1e-3).decode(log_probs, [12])[0]
     assert all(word.confidence == 1.0 for word in alone.best.words)
-
-
-@pytest.mark.parametrize(
-    ("own", "other", "expected"),
-    [
-        ([1, 2, 3], [1, 2, 3], [True, True, True]),
-        ([1, 2, 3], [2, 3], [False, True, True]),
-        ([1, 2], [3, 1, 4, 2], [True, True]),
-        ([1], [], [False]),
-        ([], [1], []),
-    ],
-)
-def test_alignment(own, other, expected):
-    assert matches(own, other).tolist() == expected
 
 
 def test_minimum_bayes_risk_takes_what_is_least_wrong():
