@@ -304,8 +304,6 @@ def test_a_reading_task_that_is_cancelled_ends_its_stream(monkeypatch):
 
     async def cancelled(self, socket, session):
         if "victim" in socket.query_params:
-            import asyncio
-
             raise asyncio.CancelledError
         await read(self, socket, session)
 
@@ -372,14 +370,11 @@ def test_a_signal_finishes_open_utterances_and_ends_with_status_0(sent):
             process.kill()
 
 
-def test_what_a_page_shows_of_the_server():
+def test_what_a_page_shows_and_metrics_without_gauges_of_times():
     with running(token="secret") as server:
         assert get(server, "about")[0] == 401
         text = get(server, "about?token=secret")[1]
     assert json.loads(text) == {"model": "digits", "strategy": "numbers", "phrases": ["one", "two"]}
-
-
-def test_metrics_have_no_gauges_of_times():
     with running() as server:
         time.sleep(0.01)
         assert "_created" not in get(server, "metrics")[1]

@@ -172,6 +172,9 @@ def test_utterances_of_a_stream():
     words = [word for message in found if message["type"] == "final" for word in message["words"]]
     assert words[2] == {"word": "3", "start": 0.02, "end": 0.03, "confidence": 0.5}
     assert words[3]["start"] == 0.04  # counted from the beginning of the stream
+    with running() as server:
+        found, _ = conversation(server, audio(1, 2, 3), first={"partials": False})
+    assert [message["type"] for message in found] == ["final"]
 
 
 def test_partial_transcripts_come_as_the_audio_does():
@@ -188,12 +191,6 @@ def test_partial_transcripts_come_as_the_audio_does():
             assert partial["audio_seconds"] == n * CHUNK / RATE
         socket.send('{"type": "end"}')
         assert finals(messages(socket)[0]) == ["7 7 7"]
-
-
-def test_a_client_may_do_without_partial_transcripts():
-    with running() as server:
-        found, _ = conversation(server, audio(1, 2, 3), first={"partials": False})
-    assert [message["type"] for message in found] == ["final"]
 
 
 def test_what_is_committed_and_alternatives():
@@ -392,10 +389,7 @@ def test_long_utterances_are_cut():
     assert finals(found) == ["1 2 3 4 5", "6 7 8 9 10", "11 12"]
     starts = [word["start"] for message in found if message["type"] == "final" for word in message["words"]]
     assert starts == [round(n * CHUNK / RATE, 3) for n in range(12)]
-
-
-def test_utterances_that_end_before_they_are_long_are_not_cut():
-    """The length counts from the end of the utterance before."""
+    # The length counts from the end of the utterance before.
     with running(limits=Limits(utterance_seconds=0.05)) as server:
         found, _ = conversation(server, audio(1, 2, 0, 3, 4, 5, 0))
     assert finals(found) == ["1 2", "3 4 5"]
@@ -459,7 +453,7 @@ def wait_for(condition, seconds=10.0):
 
 
 # ------------------------------------------------------------------------- who may come in; the rest
-def test_a_token():
+def test_a_token_and_pages_of_other_servers():
     with running(token="secret") as server:
         for query, headers in (("?token=secret", {}), ("", {"Authorization": "Bearer secret"})):
             with stream(server, query=query, additional_headers=headers) as socket:
@@ -470,9 +464,6 @@ def test_a_token():
         assert get(server, "metrics")[0] == 401
         assert get(server, "metrics", Authorization="Bearer secret")[0] == 200
         assert get(server, "healthz")[0] == get(server, "")[0] == 200
-
-
-def test_pages_of_other_servers_are_not_let_in():
     with running() as server:
         with pytest.raises(InvalidStatus, match="403"), stream(server, origin="https://example.org"):
             pass
