@@ -59,12 +59,9 @@ def test_calls_take_turns():
     assert summary(ours)["device"] == {"median": 1, "min": 0.5, "max": 1.5}
 
 
-def test_a_pair_that_takes_too_long_is_timed_once():
+def test_calls_are_timed_once_or_repeated_until_they_can_be_measured():
     (taken,) = time_in_turn([lambda: None], ScriptedClock(1), 100, most_seconds=0)
     assert len(taken) == 1
-
-
-def test_quick_calls_are_repeated_until_they_can_be_measured():
     clock = ScriptedClock(0.001, 0.002, 0.002, least_seconds=0.01)
     (taken,) = time_in_turn([lambda: None], clock, 2, most_seconds=60)
     assert clock.calls == [1, 10, 10]
@@ -77,19 +74,13 @@ def test_seconds_are_those_of_one_call(monkeypatch):
     assert HostClock().measure(lambda: next(ticks), 4).cpu == pytest.approx((4 + 1) / 4)
 
 
-def test_ratios_come_from_cpu_time_on_one_thread_and_from_wall_time_on_more():
+def test_clocks_and_threads_of_a_cpu():
     assert (find_hardware("cpu", 1).ratio_clock, find_hardware("cpu", 2).ratio_clock) == ("cpu", "wall")
     assert find_hardware("cpu", 1).name == clock_module.cpu_name()
-
-
-def test_threads_of_torch_are_put_back():
     before = torch.get_num_threads()
     with torch_threads(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
-
-
-def test_bandwidth_counts_what_is_read_and_written():
     hardware = Hardware(torch.device("cpu"), "host", ScriptedClock(*[2.0] * 20), copy_buffer_bytes=1000)
     assert hardware.copy_bandwidth() == 2000  # the clock's device time is half of it
 

@@ -45,9 +45,6 @@ def test_the_grid_has_every_combination():
     points = grid(small)
     assert len(set(points)) == len(points) == 12
     assert Point(4, 2.0, 1.0, 1.0, segmentations=1) in points
-
-
-def test_without_lm_or_phrases_their_weights_are_left_out():
     small = options("lm_weight=[0,1]", "beam_beta=[0]", "boosting_weight=[1,2]")
     assert grid(small, has_lm=False, has_phrases=False) == [Point(8, 0.0, None, None)]
 
@@ -58,9 +55,6 @@ def test_the_lowest_error_rate_wins_then_the_phrases_then_the_smaller_search():
     smaller = trial(1, 2, lm_weight=0.2)
     order = ranked([worst, large, small, fewer_phrases, smaller], "wer")
     assert order == [smaller, small, large, fewer_phrases, worst]
-
-
-def test_the_f_score_can_be_the_objective():
     accurate, finds_names = trial(1, 1), trial(3, 4)
     assert ranked([accurate, finds_names], "fscore") == [finds_names, accurate]
 

@@ -130,24 +130,16 @@ def test_new_gpus_get_the_code_of_their_older_siblings_or_ptx(capability, expect
 
 
 @needs_nvrtc
-def test_a_real_cubin(package):
-    code = kernel_code("kernel.cu", Architecture(90))
-    assert code[:4] == b"\x7fELF"
-    assert b"axpy" in code
-    assert kernel_code("kernel.cu", Architecture(90)) == code
-
-
-@needs_nvrtc
-def test_real_ptx(package):
+def test_real_ptx_cubins_and_macros(package):
     code = kernel_code("kernel.cu", Architecture(90, ptx=True))
     assert b".target sm_90" in code
     assert b".entry axpy" in code
     (entry,) = entries(package)
     assert entry.name.startswith("kernel-compute_90-")
-
-
-@needs_nvrtc
-def test_macros_reach_the_kernel(package):
+    code = kernel_code("kernel.cu", Architecture(90))
+    assert code[:4] == b"\x7fELF"
+    assert b"axpy" in code
+    assert kernel_code("kernel.cu", Architecture(90)) == code
     (package / "kernel.cu").write_text('extern "C" __global__ void NAME(TYPE* x) { x[0] = 1; }')
     code = kernel_code("kernel.cu", Architecture(90), {"NAME": "renamed", "TYPE": "double"})
     assert b"renamed" in code

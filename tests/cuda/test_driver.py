@@ -240,19 +240,16 @@ def test_ptx_for_a_gpu_that_is_newer_than_the_compiler(gpus, compiled, fake):
     assert compiled == [("a/kernel.cu", (120, True), {})]
 
 
-def test_shared_memory_and_devices(gpus, fake):
+def test_devices_and_their_shared_memory(fake, gpus):
+    with pytest.raises(RuntimeError, match="no CUDA kernels on cpu: kernels run on CUDA devices"):
+        CudaRuntime(fake).load("a/kernel.cu", torch.device("cpu"))
+    assert not fake.calls
     cuda = CudaRuntime(fake)
     assert cuda.shared_bytes(SECOND) == 232448
     assert cuda.device_for(SECOND) == SECOND
     gpus.current = 1
     assert cuda.device_for(torch.device("cpu")) == SECOND
     assert cuda.device_for(torch.device("cuda")) == SECOND
-
-
-def test_loading_where_kernels_cannot_run_says_why(fake):
-    with pytest.raises(RuntimeError, match="no CUDA kernels on cpu: kernels run on CUDA devices"):
-        CudaRuntime(fake).load("a/kernel.cu", torch.device("cpu"))
-    assert not fake.calls
 
 
 # ------- Every reason why kernels can't run is one plain line, asked for once, and never an exception

@@ -32,11 +32,15 @@ def make(**changes):
     return BackoffAutomaton.from_columns(Columns(**columns), size, start, "example")
 
 
-def test_the_example_of_the_module():
+def test_the_example_of_the_module_and_nothing():
     example = make()
     assert example.score([A, B]) == (-0.25 - 1.0) + -0.75 - 4.0
     assert example.score([B, A], final=False) == (-0.25 - 2.0) + (-0.125 - 1.0)
     assert example.arrays.states["upper_bound"] == pytest.approx([-1.0, -1.25, -0.75, -1.125], abs=1e-4)
+    assert make().fingerprint == make().fingerprint
+    assert make(arc_weights=[-1.0, -2.0, -0.5]).fingerprint != make().fingerprint
+    assert make(start_state=0).fingerprint != make().fingerprint
+    assert empty_automaton(5).score([0, 4, 2]) == 0
 
 
 def test_compiled_look_up_equals_the_readable_one():
@@ -45,16 +49,6 @@ def test_compiled_look_up_equals_the_readable_one():
         for state in range(automaton.num_states):
             for label in (A, B):
                 assert lookup(automaton.arrays, 2, state, label, ANY_WEIGHT) == automaton.advance(state, label)
-
-
-def test_fingerprint_is_of_the_content():
-    assert make().fingerprint == make().fingerprint
-    assert make(arc_weights=[-1.0, -2.0, -0.5]).fingerprint != make().fingerprint
-    assert make(start_state=0).fingerprint != make().fingerprint
-
-
-def test_empty_automaton_gives_nothing():
-    assert empty_automaton(5).score([0, 4, 2]) == 0
 
 
 @pytest.mark.parametrize(

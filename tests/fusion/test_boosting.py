@@ -55,10 +55,13 @@ def test_the_bonus_of_a_phrase(options, bonus):
         assert score(tree, "abc d", final=False) == pytest.approx(phrase_bonus(3))
 
 
-def test_unk_score_is_paid_outside_phrases_only():
+def test_unk_score_is_paid_outside_phrases_only_by_arcs_of_the_root():
     tree = build_boosting_tree(["ab de"], VOCABULARY, BoostingConfig(unk_score=-0.5))
     assert score(tree, "ab de") == pytest.approx(phrase_bonus(4))
     assert score(tree, "ab de c") == pytest.approx(phrase_bonus(4) - 2 * 0.5)  # '▁' and 'c'
+    tree = build_boosting_tree(["abc", "de"], VOCABULARY)
+    root = tree.arrays.states[tree.start_state]
+    assert root["arc_end"] - root["arc_begin"] == len(VOCABULARY)
 
 
 def test_phrase_weights_multiply_the_bonus_whatever_else_is_listed():
@@ -91,12 +94,6 @@ def test_ignore_case_boosts_other_spellings():
     assert score(strict, "abc") == 0
     for text in ("ABC", "abc", "Abc"):
         assert score(tolerant, text) == pytest.approx(phrase_bonus(4))
-
-
-def test_the_root_has_an_arc_for_every_token():
-    tree = build_boosting_tree(["abc", "de"], VOCABULARY)
-    root = tree.arrays.states[tree.start_state]
-    assert root["arc_end"] - root["arc_begin"] == len(VOCABULARY)
 
 
 @pytest.mark.parametrize("options", [{"whole_words": False}, {"refund": "nemo"}], ids=str)
@@ -133,14 +130,11 @@ def test_phrases_in_characters_begin_and_end_with_words():
     assert earns("東京東") == pytest.approx(1.0)
 
 
-def test_characters_without_a_space_have_no_word_beginnings():
+def test_where_words_begin_and_go_on_without_a_space():
     vocabulary = Vocabulary.from_pieces("abc", kind="char")
     tree = build_boosting_tree(["ab"], vocabulary)
     assert tree.score([2, 0, 1]) == pytest.approx(phrase_bonus(2))
     assert tree.score([0, 1, 2]) == pytest.approx(0)
-
-
-def test_wordpieces_tell_where_words_go_on():
     vocabulary = Vocabulary.from_pieces(("ab", "##c", "##'", "c"))
     tree = build_boosting_tree(["ab"], vocabulary)
     assert tree.score([0, 1]) == pytest.approx(0)

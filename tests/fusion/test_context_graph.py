@@ -197,30 +197,29 @@ def test_concatenated_trees_score_as_they_do_alone(lists, text):
 # -- NeMo's faults, by name ----------------------------------------------------------------------------
 
 
-def test_fault_utterance_that_ends_inside_a_phrase_keeps_a_bonus():
-    phrases, text = [(A, B, C)], [D, A, B]
-    assert build(phrases, "nemo").score(text) == pytest.approx(phrase_bonus(2))
-    assert build(phrases).score(text) == pytest.approx(0)
-
-
-def test_fault_failing_in_a_longer_phrase_takes_back_its_completed_prefix():
-    phrases, text = [(A, B), (A, B, C, D)], [A, B, C, A]
-    assert build(phrases, "nemo").score(text, final=False) == pytest.approx(1.0)  # the last A alone
-    assert build(phrases).score(text) == pytest.approx(phrase_bonus(2))
-
-
-def test_fault_overlapping_phrase_takes_back_what_it_was_not_given():
-    phrases, text = [(A, B), (B, C, D)], [A, B, C, A]
-    # "A B" is kept, "B" was never paid, "C" was; both are taken back
-    nemo = build(phrases, "nemo").score(text, final=False)
-    assert nemo == pytest.approx(phrase_bonus(2) - 1.0 + 1.0)  # - the B never given, + the last A
-    assert build(phrases).score(text) == pytest.approx(phrase_bonus(2))
-
-
-def test_fault_overlapping_phrases_are_not_paid_in_full():
-    phrases, text = [(A, B), (B, C)], [A, B, C]
-    assert build(phrases, "nemo").score(text) == pytest.approx(phrase_bonus(2) + 2 + np.log(2))
-    assert build(phrases).score(text) == pytest.approx(2 * phrase_bonus(2))
+@pytest.mark.parametrize(
+    ("phrases", "text", "final", "nemo", "ours"),
+    [
+        pytest.param(
+            [(A, B, C)], [D, A, B], True, phrase_bonus(2), 0, id="an utterance that ends inside a phrase keeps a bonus"
+        ),
+        pytest.param(  # NeMo's is that of the last A alone
+            [(A, B), (A, B, C, D)], [A, B, C, A], False, 1.0, phrase_bonus(2),
+            id="failing in a longer phrase takes back its completed prefix",
+        ),
+        pytest.param(  # "A B" is kept, "B" was never paid, "C" was, and both are taken back; + the last A
+            [(A, B), (B, C, D)], [A, B, C, A], False, phrase_bonus(2) - 1.0 + 1.0, phrase_bonus(2),
+            id="an overlapping phrase takes back what it was not given",
+        ),
+        pytest.param(
+            [(A, B), (B, C)], [A, B, C], True, phrase_bonus(2) + 2 + np.log(2), 2 * phrase_bonus(2),
+            id="overlapping phrases are not paid in full",
+        ),
+    ],
+)  # fmt: skip
+def test_faults_of_nemo(phrases, text, final, nemo, ours):
+    assert build(phrases, "nemo").score(text, final=final) == pytest.approx(nemo)
+    assert build(phrases).score(text) == pytest.approx(ours)
 
 
 def test_fault_raised_shared_token_leaves_its_descendants_behind():
@@ -385,14 +384,11 @@ def test_links_lead_to_the_longest_proper_suffix(sequences):
         assert links[node] == spelled[longest]
 
 
-def test_the_example_of_the_trie():
+def test_the_example_of_the_trie_and_adding_twice():
     trie, spelled = grow([[0, 1], [1, 0]])
     assert spelled == {(): 0, (0,): 1, (1,): 2, (0, 1): 3, (1, 0): 4}
     assert trie.suffix_links().tolist() == [0, 0, 0, 2, 1]
     assert [level.tolist() for level in trie.levels()] == [[1, 2], [3, 4]]
-
-
-def test_adding_twice_changes_nothing():
     trie = Trie(RADIX)
     roots, labels = np.zeros(3, np.int64), np.array([1, 1, 2])
     first = trie.find_or_add(roots, labels)

@@ -280,13 +280,6 @@ def test_a_wrong_message_ends_the_stream_behind_what_was_heard(message, field):
     assert found[-1]["field"] == field
 
 
-def test_audio_before_the_first_message():
-    with running() as server, connect(server.url.replace("http", "ws") + "stream") as socket:
-        socket.send(audio(1))
-        (error,), _ = messages(socket)
-    assert "expected a JSON object before any audio" in error["message"]
-
-
 # ---------------------------------------------------------------------------------- many streams
 def test_streams_share_steps():
     reader = NumberReader(seconds=0.01)
@@ -364,11 +357,15 @@ def test_a_stream_has_its_place_while_it_is_prepared():
     assert kinds == ["error", "ready"]
 
 
-def test_messages_that_are_too_long():
+def test_messages_that_are_too_long_or_too_early():
     with running(limits=Limits(max_message_bytes=1000)) as server, stream(server) as socket:
         with contextlib.suppress(ConnectionClosed):
             socket.send(bytes(2000))
         assert messages(socket)[1] == 1009
+    with running() as server, connect(server.url.replace("http", "ws") + "stream") as socket:
+        socket.send(audio(1))
+        (error,), _ = messages(socket)
+    assert "expected a JSON object before any audio" in error["message"]
 
 
 def test_a_silent_client_is_let_go():

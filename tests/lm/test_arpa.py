@@ -69,10 +69,15 @@ def test_any_block_size_and_separator_gives_the_same_ngrams(write, monkeypatch, 
     assert read == table
 
 
-def test_reads_gzip_whatever_the_name(write):
+def test_gzip_blank_lines_and_unicode_white_space(write):
     plain, zipped = read_arpa(write(BIGRAM)), read_arpa(write(gzip.compress(BIGRAM.encode()), "lm.txt"))
     assert zipped.symbols == plain.symbols
     assert (zipped.orders[1].symbols == plain.orders[1].symbols).all()
+    text = BIGRAM.replace("-0.125 <s> a\n", "-0.125 <s> a\n\n \n").replace("\n", "\r\n")
+    assert len(read_arpa(write(text)).orders[1].symbols) == 2
+    # NeMo writes token 33 as chr(133) and token 60 as chr(160)
+    lm = read_arpa(write(BIGRAM.replace(" a", " \x85").replace("-inf b", "-inf \xa0")))
+    assert lm.symbols == ("<s>", "</s>", "\x85", "\xa0")
 
 
 def test_start_symbol_may_lack_its_probability(write):
@@ -81,17 +86,6 @@ def test_start_symbol_may_lack_its_probability(write):
     assert lm.orders[0].log10_backoffs[0] == -0.5
     lm = read_arpa(write(BIGRAM.replace("-99 <s> -0.5", "<s>")))
     assert lm.orders[0].log10_backoffs[0] == 0
-
-
-def test_blank_lines_and_windows_line_ends_do_no_harm(write):
-    text = BIGRAM.replace("-0.125 <s> a\n", "-0.125 <s> a\n\n \n").replace("\n", "\r\n")
-    assert len(read_arpa(write(text)).orders[1].symbols) == 2
-
-
-def test_unicode_white_space_is_a_symbol_like_any_other(write):
-    # NeMo writes token 33 as chr(133) and token 60 as chr(160)
-    lm = read_arpa(write(BIGRAM.replace(" a", " \x85").replace("-inf b", "-inf \xa0")))
-    assert lm.symbols == ("<s>", "</s>", "\x85", "\xa0")
 
 
 @pytest.mark.parametrize(
@@ -133,15 +127,12 @@ def test_probabilities_above_1_are_said_once(write, caplog):
     assert "line 14: a probability above 1 in '0.125 <s> a'" in record.message
 
 
-def test_rows_of_a_block_are_found_in_the_file(write):
+def test_blocks_their_rows_and_their_symbols(write):
     text = BIGRAM.replace("-0.5 a -0.25", "\n-0.5 a -0.25").replace("-0.25 a </s>", " \n-0.25 a </s>")
     with ArpaReader(write(text)) as arpa:
         for block in arpa.blocks():
             row, line = (2, 11) if block.order == 1 else (1, 17)
             assert f"line {line}: wrong in '-0." in str(arpa.fault(row, "wrong"))
-
-
-def test_blocks_are_streamed_and_symbols_known_from_the_second_order_on(write):
     with ArpaReader(write(BIGRAM)) as arpa:
         assert arpa.counts == {1: 4, 2: 2}
         for block in arpa.blocks():

@@ -254,12 +254,9 @@ def test_compute_timestamps_in_the_config(case, where):
         assert " ".join(words) == hypothesis.text
 
 
-def test_without_timestamps_a_start_frame_per_token_remains(case):
+def test_timestamps_are_there_where_they_are_asked_for(case, files):
     for hypothesis in case.decode():
         assert len(hypothesis.timestamp) == len(hypothesis.y_sequence)
-
-
-def test_timestamps_once_asked_for_can_be_switched_off_again(case, files):
     transcribed(case.model, case.cfg(), files[:1], timestamps=True)
     (hypothesis,) = case.model.transcribe(files[:1], timestamps=False, verbose=False)
     assert isinstance(hypothesis.text, str)

@@ -114,17 +114,14 @@ def test_missing_files_are_reported_when_the_decoding_is_made(beam, key):
         options(**beam)
 
 
-def test_deprecated_keys_win_as_in_nemo(assets, warnings):
+def test_n_best_is_the_beam_and_deprecated_keys_win_as_in_nemo(assets, warnings):
+    assert options(beam_size=6, return_best_hypothesis=False).search.n_best == 6
+    assert options(beam_size=6, return_best_hypothesis=False, n_best=2).search.n_best == 2
+    assert options(beam_size=6).search.n_best == 1
     old, new = str(assets / "lm" / "tok3.arpa"), str(assets / "lm" / "tok6.arpa")
     result = options(beam_alpha=0.25, ngram_lm_alpha=0.75, kenlm_path=old, ngram_lm_model=new)
     assert (str(result.fusion.lm_path), result.fusion.lm_weight) == (old, 0.25)
     assert len(warnings) == 2
-
-
-def test_n_best_is_the_beam_unless_given():
-    assert options(beam_size=6, return_best_hypothesis=False).search.n_best == 6
-    assert options(beam_size=6, return_best_hypothesis=False, n_best=2).search.n_best == 2
-    assert options(beam_size=6).search.n_best == 1
 
 
 class Merge(enum.Enum):
@@ -282,15 +279,6 @@ def test_the_beam_section_of_nemos_model_configs_passes(strategy):
     assert transducer_options(strategy, **beam).search.n_best == 2
 
 
-def test_both_of_nemos_names_for_the_most_symbols():
-    assert transducer_options(max_symbols_per_step=5).search.max_symbols == 5
-    assert transducer_options(max_symbols=5).search.max_symbols == 5
-    assert transducer_options(max_symbols=5, max_symbols_per_step=5).search.max_symbols == 5
-    assert transducer_options(max_symbols=None, max_symbols_per_step=None).search.max_symbols == 10
-    with pytest.raises(ValueError, match="max_symbols is 10"):
-        transducer_options(max_symbols=10, max_symbols_per_step=5)
-
-
 @pytest.mark.parametrize(
     ("key", "spellings"),
     [
@@ -303,9 +291,15 @@ def test_enums_of_nemo_by_name_value_and_member(key, spellings):
         assert getattr(transducer_options(**{key: spelling}).search, key) == spellings[0]
 
 
-def test_enums_left_empty_have_nemos_defaults():
+def test_enums_and_the_most_symbols_left_empty_have_nemos_defaults():
     search = transducer_options(pruning_mode=None, blank_lm_score_mode=None).search
     assert (search.pruning_mode, search.blank_lm_score_mode) == ("late", "lm_weighted_full")
+    assert transducer_options(max_symbols_per_step=5).search.max_symbols == 5
+    assert transducer_options(max_symbols=5).search.max_symbols == 5
+    assert transducer_options(max_symbols=5, max_symbols_per_step=5).search.max_symbols == 5
+    assert transducer_options(max_symbols=None, max_symbols_per_step=None).search.max_symbols == 10
+    with pytest.raises(ValueError, match="max_symbols is 10"):
+        transducer_options(max_symbols=10, max_symbols_per_step=5)
 
 
 def test_cuda_graphs_left_empty_are_as_nemo_has_them(monkeypatch):

@@ -181,14 +181,11 @@ def test_confidence_of_n_best_lists(ctc_model, emissions):
             assert len(hypothesis.word_confidence) == len(hypothesis.text.split())
 
 
-def test_a_wrong_confidence_method_is_nemos_error(ctc_model):
+def test_greedys_own_switches_and_wrong_confidence_methods(ctc_model, emissions):
     cfg = {**flexctc(), "confidence_cfg": {"method_cfg": {"name": "guess"}}}
     with pytest.raises(ValueError, match="guess"):
         ctc_model.change_decoding_strategy(cfg, verbose=False)
     assert OmegaConf.structured(ConfidenceMethodConfig).name == "entropy"
-
-
-def test_greedys_own_switches_do_not_leak_into_us(ctc_model, emissions):
     greedy = {"preserve_frame_confidence": True, "compute_timestamps": True, "ngram_lm_model": "nowhere.arpa"}
     for hypothesis in decoded(ctc_model, {**flexctc(), "greedy": greedy}, emissions):
         assert hypothesis.frame_confidence is None

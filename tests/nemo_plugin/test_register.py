@@ -53,6 +53,9 @@ def test_unregister_restores_nemos_own_constructors():
         char_decoding(strategy="flexctc_beam")
     register()
     assert isinstance(char_decoding(strategy="flexctc_beam").decoding, FlexCTCInfer)
+    decoding = char_decoding(strategy="flexctc_beam")
+    unregister()
+    assert decoding.decode_ids_to_str([0, 1]) == "ab"
 
 
 def test_unregister_under_another_wrapper_puts_ours_to_sleep(monkeypatch):
@@ -65,21 +68,14 @@ def test_unregister_under_another_wrapper_puts_ours_to_sleep(monkeypatch):
         char_decoding(strategy="flexctc_beam")
 
 
-def test_objects_made_before_unregister_keep_working():
-    decoding = char_decoding(strategy="flexctc_beam")
-    unregister()
-    assert decoding.decode_ids_to_str([0, 1]) == "ab"
-
-
-def test_an_unknown_strategy_lists_ours_beside_nemos():
+def test_unknown_strategies_list_ours_beside_nemos(hybrid_model):
     with pytest.raises(ValueError, match=r"Decoding strategy must be one of .* Given flexctc_bean") as error:
         char_decoding(strategy="flexctc_bean")
     assert str(error.value).endswith("flexctc_beam, cuda_wfst, paged_biglm. Did you mean 'flexctc_beam'?")
-
-
-def test_an_unknown_strategy_of_a_transducer_lists_ours_beside_nemos(hybrid_model):
     with pytest.raises(ValueError, match=r"malsd_batch.*: alsd_pp, aes_pp\. Did you mean 'alsd_pp'\?"):
         hybrid_model.change_decoding_strategy({"strategy": "alsd_ppp"}, decoder_type="rnnt", verbose=False)
+    with pytest.raises(ValueError, match=r"beam\.search_type is 'pyctcdecode'"):
+        char_decoding(strategy="flexctc_beam", beam={"search_type": "pyctcdecode"})
 
 
 def test_other_strategies_are_nemos():
@@ -95,11 +91,6 @@ def test_search_type_names_us_where_a_script_knows_only_nemos_strategies(strateg
     decoding = char_decoding(strategy=strategy, beam={"search_type": "flexctc_beam"})
     assert isinstance(decoding.decoding, FlexCTCInfer)
     assert decoding.cfg.strategy == "flexctc_beam"
-
-
-def test_a_contradicting_search_type_is_an_error():
-    with pytest.raises(ValueError, match=r"beam\.search_type is 'pyctcdecode'"):
-        char_decoding(strategy="flexctc_beam", beam={"search_type": "pyctcdecode"})
 
 
 @pytest.mark.parametrize(

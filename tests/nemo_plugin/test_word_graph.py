@@ -298,15 +298,12 @@ def test_the_bonus_of_a_phrase(text, options, expected):
     assert bonus(text, ["acme", "new york"], **options) == pytest.approx(expected, abs=1e-5)
 
 
-def test_weights_of_phrases():
+def test_weights_and_letter_cases_of_phrases():
     phrases = [Phrase("acme", 2.5), Phrase("york", 0.0)]
     assert bonus("acme york", phrases) == pytest.approx(2.5)
     with pytest.raises(ValueError, match="phrases has no phrase with a bonus other than 0"):
         bonus("york", [Phrase("york", 0.0)])
     assert bonus("acme", [Phrase("acme", 1.0), Phrase("acme", 3.0)]) == pytest.approx(3.0)
-
-
-def test_letter_cases():
     for text in ("new york", "New york"):
         assert bonus(text, ["NEW York"], ignore_case=True, uniform_weights=True) == pytest.approx(2.0)
     with pytest.raises(ValueError, match=r"the graph has not all words of 'NEW York'; wfst\.added"):

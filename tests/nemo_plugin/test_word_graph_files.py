@@ -75,12 +75,9 @@ def test_character_models_have_a_space_between_words(arpa):
     assert heard(decoding, "paqe an").text == "page an"
 
 
-def test_words_are_joined_by_nemos_word_separator(arpa):
+def test_words_are_joined_by_nemos_word_separator(arpa, tmp_path):
     decoding = decoding_of({"word_seperator": "|"}, arpa_lm_path=arpa)
     assert heard(decoding, "an other page").text == "an|other|page"
-
-
-def test_character_models_without_spaces(tmp_path):
     arpa = write_arpa(tmp_path / "words.arpa", ["ab", "c"])
     decoding = decoding_of({"word_seperator": ""}, labels=["a", "b", "c"], arpa_lm_path=arpa)
     log_probs = spoken([0, 1, 2, 0, 1], 4, 3)
@@ -142,12 +139,11 @@ def test_aggregate_tokenizers_take_the_language_of_the_lm(ctc_model, assets):
         tokens_with(source_lang="fr")
 
 
-def test_a_language_is_for_aggregates_only(arpa):
+def test_what_the_model_cannot_spell_is_an_error_of_the_change(arpa, ctc_model, assets):
     with pytest.raises(ValueError, match=r"wfst\.source_lang is 'en', which is for models with one"):
         heard(decoding_of(arpa_lm_path=arpa, source_lang="en"), "an")
-
-
-def test_an_lm_over_tokens_is_an_error_of_the_change(ctc_model, assets):
+    with pytest.raises(ValueError, match=r"phrase 'Acme' has the character 'A'"):
+        heard(decoding_of(arpa_lm_path=arpa, added_words=["Acme"]), "an")
     cfg = {"strategy": "cuda_wfst", "wfst": {"arpa_lm_path": str(assets / "lm" / "tok3.arpa")}}
     with pytest.raises(ValueError, match=r"tok3\.arpa is an LM over tokens"):
         ctc_model.change_decoding_strategy(cfg, verbose=False)
@@ -170,11 +166,6 @@ def test_boosted_words_are_added_in_a_case_that_the_model_can_spell(arpa, phrase
     decoding = decoding_of(arpa_lm_path=arpa, boosting_tree=tree)
     assert heard(decoding, text).text == text
     assert phrase not in decoding.decoding.decoder().graph.words
-
-
-def test_words_that_the_model_cannot_spell_are_an_error(arpa):
-    with pytest.raises(ValueError, match=r"phrase 'Acme' has the character 'A'"):
-        heard(decoding_of(arpa_lm_path=arpa, added_words=["Acme"]), "an")
 
 
 # -------------------------------------------------------------------------------- ready-made
@@ -269,14 +260,11 @@ def test_a_graph_for_another_model(arpa, tmp_path):
         heard(decoding_of(wfst_lm_path=str(tmp_path / "larger.graph")), "an")
 
 
-def test_a_closed_graph_is_not_open(arpa, graph, tmp_path):
+def test_a_closed_graph_is_not_open_and_other_files_are_no_graphs(arpa, graph, tmp_path):
     save_graph(graph(arpa), tmp_path / "words.graph")
     options = {"wfst_lm_path": str(tmp_path / "words.graph"), "open_vocabulary_decoding": True}
     with pytest.raises(ValueError, match=r"wfst\.open_vocabulary_decoding is true, but"):
         heard(decoding_of(**options), "an")
-
-
-def test_a_file_that_is_no_graph(tmp_path):
     (tmp_path / "TLG.fst").write_bytes(np.random.default_rng(0).bytes(100))
     with pytest.raises(ValueError, match=r"TLG\.fst is not a binary OpenFst file"):
         heard(decoding_of(wfst_lm_path=str(tmp_path / "TLG.fst")), "an")

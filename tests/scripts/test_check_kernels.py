@@ -225,16 +225,13 @@ def test_an_index_that_cannot_be_read_stops_too(choose_torch, monkeypatch, capsy
     assert "no torch at all" in capsys.readouterr().err
 
 
-def test_with_a_gpu_or_on_another_system_plain_torch_is_right(choose_torch, monkeypatch, capsys):
+def test_where_plain_torch_is_right_and_an_installed_one_stays(choose_torch, monkeypatch, capsys):
     monkeypatch.setattr(choose_torch.platform, "system", lambda: "Darwin")
     assert choose_torch.main() == 0
     monkeypatch.setattr(choose_torch.platform, "system", lambda: "Linux")
     monkeypatch.setattr(choose_torch, "has_nvidia_gpu", lambda: True)
     assert choose_torch.main() == 0
     assert capsys.readouterr().out == "torch>=2.6\n" * 2
-
-
-def test_an_installed_torch_stays(choose_torch, monkeypatch, capsys):
     monkeypatch.setattr(choose_torch, "installed_torch", lambda: "2.7.1+cu126")
     assert choose_torch.main() == 0
     assert capsys.readouterr().out == "torch==2.7.1+cu126\n"

@@ -59,16 +59,10 @@ def test_what_all_agree_on_stands_once_and_the_rest_is_read_by_each():
         "call", "R: anna brown | 0: *ana* brown | 1: anna", "now", "R,0:  | 1: (please)"
     ]  # fmt: skip
     assert shown(collate(text("a b"), [text("a"), text("a b")])) == ["a", "R,1: b | 0: -"]
-
-
-def test_without_a_reference_nobody_is_wrong():
     passages = collate(None, [text("one two three"), text("one too three four")])
     assert shown(passages) == ["one", "0: two | 1: too", "three", "0:  | 1: four"]
     assert difference(passages, 2) == 2
     assert collate(None, [text("")]) == []
-
-
-def test_differences_are_those_among_the_transcripts():
     reference = text("a b c d")
     assert difference(collate(reference, [text("a x c d"), text("a x c d")]), 2) == 0
     assert difference(collate(reference, [text("a x y d"), text("a b c d"), text("a b c d")]), 3) == 2

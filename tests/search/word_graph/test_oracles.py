@@ -254,11 +254,13 @@ def test_unknown_words_are_spelled():
     assert (unknown.start_frame, unknown.end_frame) == (4, 9)
 
 
-def test_several_unknown_words_are_told_apart():
+def test_several_unknown_words_are_told_apart_and_without_pieces_are_the_lms_symbol():
     pieces = ["▁a", "d", "▁a", "d", "c", "▁b", "d"]  # no words; bd begins cab's second spelling
     graph = toy_graph(0, open_vocabulary=OPEN)
     path = make(graph, pieces=PIECES).decode(sharp(pieces), [2 * len(pieces)])[0].best
     assert path.text == "ad adc bd"
+    path = make(toy_graph(0, open_vocabulary=OPEN)).decode(sharp(["▁a", "d"]), [4])[0].best
+    assert path.text == "<unk>"
 
 
 def test_unknown_words_of_a_batch_are_spelled_by_their_own_tokens():
@@ -268,11 +270,6 @@ def test_unknown_words_of_a_batch_are_spelled_by_their_own_tokens():
     log_probs = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     found = make(toy_graph(0, open_vocabulary=OPEN), pieces=PIECES).decode(log_probs, [len(row) for row in rows])
     assert [nbest.best.text for nbest in found] == ["ad", "", "adc", "ad adc"]
-
-
-def test_without_pieces_unknown_words_are_the_lms_symbol():
-    path = make(toy_graph(0, open_vocabulary=OPEN)).decode(sharp(["▁a", "d"]), [4])[0].best
-    assert path.text == "<unk>"
 
 
 # ----------- The search against all texts rescored by definition, and against a graph of the large LM
