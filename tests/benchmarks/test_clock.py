@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-import types
 from dataclasses import replace
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -14,11 +12,11 @@ import torch
 from benchmarks import cases as cases_module
 from benchmarks import clock as clock_module
 from benchmarks import run as run_module
-from benchmarks.cases import DECODER, END_TO_END, LM, Check, Line
+from benchmarks.cases import DECODER, LM, Check, Line
 from benchmarks.clock import Hardware, HostClock, Seconds, find_hardware, summary, time_in_turn, torch_threads
 from benchmarks.ours import flexctc_beam
 from benchmarks.peers.base import Peer
-from benchmarks.peers.word_graphs import KALDI_DECODER, RIVA
+from benchmarks.peers.word_graphs import KALDI_DECODER
 from benchmarks.run import run
 from benchmarks.verify import identical
 from nemo_gpu_decoding.cuda.availability import why_unavailable
@@ -175,39 +173,6 @@ def test_decoders_are_made_anew_for_every_batch_size(measured):
     assert len(prepared) == 4  # for each batch size one, and one that decodes utterances alone
 
 
-def test_batches_need_utterances(tmp_path, options, tiny_task):
-    import numpy as np
-
-    longest = max(map(len, tiny_task.tokens))
-    tokens = np.array([row + [-1] * (longest - len(row)) for row in tiny_task.tokens])
-    np.savez(
-        tmp_path / "t.npz", log_probs=tiny_task.inputs.numpy(), lengths=tiny_task.lengths.numpy(),
-        tokens=tokens, texts=np.array(tiny_task.texts), frame_seconds=0.08,
-    )  # fmt: skip
-    (tmp_path / "pieces.txt").write_text("\n".join(tiny_task.vocabulary.pieces))
-    own = {"data": str(tmp_path / "t.npz"), "tokenizer": str(tmp_path / "pieces.txt"), "batches": [3]}
-    with pytest.raises(ValueError, match="batches holds 3, expected at most 2, the utterances"):
-        run(replace(options, **own), HARDWARE)
-
-
-@pytest.mark.nemo
-def test_everything_beside_nemo(options, emulated, tmp_path):
-    """Both parts, both peers, with and without LM and phrases; an encoder with random weights."""
-    pytest.importorskip("nemo.collections.asr")
-    out = tmp_path / "r.json"
-    rows = run(replace(options, out=str(out), end_to_end=True, batches=[2]), HARDWARE)
-    assert [(row["part"], row["batch"], row["peer"], row["params"]["phrases"]) for row in rows] == [
-        (part, 2, peer, phrases)
-        for part in (DECODER, END_TO_END)
-        for peer in ("nemo", "nemo_greedy")
-        for phrases in (0, 4)
-    ]
-    assert [row["verified_by"] for row in rows if not row["verified"]] == []
-    assert all((row["roofline"] is None) == (row["part"] == END_TO_END) for row in rows)
-    written = json.loads(out.read_text())
-    assert written["encoder"] == "FastConformer, 1 layers x 16, bfloat16, random weights"
-
-
 def test_paths_are_compared_to_the_bit(tiny_options, tiny_task):
     decoder = flexctc_beam(tiny_options, tiny_task, run_module.Setting(4, lm=True)).decoder
     first, second = (decoder.decode(tiny_task.inputs, tiny_task.lengths)[0].best for _ in range(2))
@@ -218,64 +183,6 @@ def test_paths_are_compared_to_the_bit(tiny_options, tiny_task):
 
 
 # --------------------------------------------------------------------------------------- word graphs
-class Found(NamedTuple):
-    """A hypothesis as riva-asrlib-decoder gives it."""
-
-    words: list[int]
-
-
-class FakeRiva:
-    """Stands in for its decoder: the same arguments, the same files, Kaldi's search."""
-
-    def __init__(self, config, tlg, words, columns):
-        import kaldifst
-
-        self.config, self.columns = config, columns
-        self._fst = kaldifst.StdVectorFst.read(tlg)
-        with open(words, encoding="utf-8") as file:
-            self.words = [line.split("\t")[0] for line in file]
-        assert self.words[0] == "<eps>"
-
-    def decode_nbest(self, log_probs, lengths):
-        import kaldifst
-        from kaldi_decoder import DecodableCtc, FasterDecoder, FasterDecoderOptions
-
-        assert log_probs.is_contiguous()
-        assert log_probs.shape[2] == self.columns
-        assert (lengths.dtype, lengths.device.type) == (torch.int64, "cpu")
-        online = self.config.online_opts
-        assert online.max_batch_size == len(log_probs)
-        search = FasterDecoderOptions(
-            beam=online.decoder_opts.default_beam, max_active=online.decoder_opts.max_active, min_active=0
-        )
-        found = []
-        for frames, length in zip(log_probs.numpy(), lengths.tolist(), strict=True):
-            decoder = FasterDecoder(self._fst, search)
-            decoder.decode(DecodableCtc(frames[:length].copy()))
-            _, path = decoder.get_best_path()
-            found.append([Found(list(kaldifst.get_linear_symbol_sequence(path)[2]))])
-        return found
-
-
-def fake_config():
-    online = types.SimpleNamespace(
-        decoder_opts=types.SimpleNamespace(), lattice_postprocessor_opts=types.SimpleNamespace()
-    )
-    return types.SimpleNamespace(online_opts=online)
-
-
-@pytest.fixture
-def riva(monkeypatch):
-    """riva-asrlib-decoder as far as it is used."""
-    pytest.importorskip("kaldi_decoder")
-    module = types.ModuleType("riva.asrlib.decoder.python_decoder")
-    module.BatchedMappedDecoderCuda, module.BatchedMappedDecoderCudaConfig = FakeRiva, fake_config
-    for name in ("riva", "riva.asrlib", "riva.asrlib.decoder"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    table = [line if line.peer is not RIVA else line._replace(peer=RIVA._replace(needs=()))
-             for line in cases_module.TABLE]  # fmt: skip
-    monkeypatch.setattr(cases_module, "TABLE", tuple(table))
 
 
 def test_rows_beside_kaldi_and_a_riva_that_cannot_be_had(graph_options, emulated, monkeypatch, capsys):
@@ -298,21 +205,6 @@ def test_rows_beside_kaldi_and_a_riva_that_cannot_be_had(graph_options, emulated
         assert row["wer"]["ours"] == row["wer"]["peer"]
     assert emulated.launches > 0
     assert "cuda_wfst on Emulated GPU" in capsys.readouterr().out
-
-
-def test_rows_beside_riva(graph_options, emulated, riva):
-    (row,) = run(replace(graph_options, batches=[2], peers=["riva"]), HARDWARE)
-    assert row["verified"], row["verified_by"]
-    assert row["verified_by"].startswith("WER ours about WER peer")
-    assert row["skipped"] is None
-    assert row["wer"]["peer"] == row["wer"]["ours"] < 50
-
-
-def test_another_package_of_riva_is_not_its_decoder(monkeypatch):
-    package = types.ModuleType("riva")
-    package.__path__, package.__spec__ = [], types.SimpleNamespace(submodule_search_locations=[])
-    monkeypatch.setitem(sys.modules, "riva", package)
-    assert RIVA.unavailable().startswith("riva.asrlib not installed: pip install")
 
 
 def test_kaldi_hears_another_batch(graph_options):

@@ -93,6 +93,23 @@ FIRST = {
     '{"language": "%s"}' % ("x" * 100_000): ("language", "expected one of en"),
     '{"partials": "%s"}' % ("x" * 100_000): ("partials", "expected True or False"),
     "blah": ("message", "message is 'blah', expected a JSON object"),
+    "[]": ("message", "message is"),
+    '{"beam": 8}': ("beam", "beam is"),
+    '{"sample_rate": 100}': ("sample_rate", "sample_rate is"),
+    '{"sample_rate": "16000"}': ("sample_rate", "sample_rate is"),
+    '{"phrases": "a"}': ("phrases", "phrases is"),
+    json.dumps({"phrases": ["a"] * 11}): ("phrases", "phrases"),
+    '{"phrases": ["a", ""]}': ("phrases[1]", "phrases[1] is"),
+    json.dumps({"phrases": ["a" * 201]}): ("phrases[0]", "phrases[0] is"),
+    '{"boosting_weight": 3}': ("boosting_weight", "boosting_weight is"),
+    '{"phrases": ["a"], "boosting_weight": 1000}': ("boosting_weight", "boosting_weight is"),
+    '{"end_silence": "long"}': ("end_silence", "end_silence is"),
+    '{"language": "fr"}': ("language", "language is"),
+    '{"language": 3}': ("language", "language is"),
+    '{"partials": 1}': ("partials", "partials is"),
+    '{"n_best": 0}': ("n_best", "n_best is"),
+    '{"n_best": 4}': ("n_best", "n_best is"),
+    '{"n_best": "2"}': ("n_best", "n_best is"),
 }
 
 
@@ -102,6 +119,7 @@ def test_first_messages_that_are_out_of_range():
             (error,), code = told(server, text)
             assert (error["type"], error["field"], code) == ("error", field, 1008), text[:80]
             assert words in error["message"]
+            assert error["message"].startswith(field)
             assert len(error["message"]) < 1000
             assert len(server.batcher.sessions) == 1
 

@@ -238,38 +238,6 @@ def test_other_rates_reach_the_model_in_its_own():
 
 
 @pytest.mark.parametrize(
-    ("first", "field"),
-    [
-        ({"beam": 8}, "beam"),
-        ({"sample_rate": 100}, "sample_rate"),
-        ({"sample_rate": "16000"}, "sample_rate"),
-        ({"phrases": "a"}, "phrases"),
-        ({"phrases": ["a"] * 6}, "phrases"),
-        ({"phrases": ["a", ""]}, "phrases[1]"),
-        ({"phrases": ["a" * 201]}, "phrases[0]"),
-        ({"boosting_weight": 3}, "boosting_weight"),
-        ({"phrases": ["a"], "boosting_weight": 1000}, "boosting_weight"),
-        ({"end_silence": "long"}, "end_silence"),
-        ({"language": "fr"}, "language"),
-        ({"language": 3}, "language"),
-        ({"partials": 1}, "partials"),
-        ({"n_best": 0}, "n_best"),
-        ({"n_best": 4}, "n_best"),
-        ({"n_best": "2"}, "n_best"),
-        ([], "message"),
-    ],
-)
-def test_what_is_wrong_with_the_first_message_is_named(first, field):
-    with running(limits=Limits(max_phrases=5)) as server:
-        with connect(server.url.replace("http", "ws") + "stream") as socket:
-            socket.send(json.dumps(first))
-            (error,), code = messages(socket)
-        assert (error["type"], error["field"], code) == ("error", field, 1008)
-        assert error["message"].startswith(field)
-        assert finals(conversation(server, audio(1))[0]) == ["1"]
-
-
-@pytest.mark.parametrize(
     ("message", "field"), [(b"abc", "audio"), ("nonsense", "message"), ('{"type": "stop"}', "message")]
 )
 def test_a_wrong_message_ends_the_stream_behind_what_was_heard(message, field):

@@ -36,6 +36,12 @@ def use(model, strategy="alsd_pp", cfg=None, **beam):
     )
 
 
+@pytest.fixture
+def encoded(transducer, encoded_by, utterances):
+    """Encoder output and lengths of the test utterances."""
+    return encoded_by(transducer, utterances)
+
+
 def lm_options(assets, weight=0.3):
     return {"ngram_lm_model": str(assets / "lm" / "tok3.arpa"), "ngram_lm_alpha": weight}
 
@@ -62,13 +68,10 @@ def wer(texts, utterances):
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("beam_size", [2, 4])
 @pytest.mark.parametrize("fusion", ["plain", "lm"])
-def test_texts_times_and_scores_are_nemos_for_each_utterance(
-    transducer, encoded_by, utterances, assets, strategy, beam_size, fusion
-):
+def test_texts_times_and_scores_are_nemos_for_each_utterance(transducer, encoded, assets, strategy, beam_size, fusion):
     if strategy == "aes_pp" and transducer.decoding.durations:
         pytest.skip("NeMo's maes_batch is for RNN-T only")
     beam = {"beam_size": beam_size, **(lm_options(assets) if fusion == "lm" else {})}
-    encoded = encoded_by(transducer, utterances)
     use(transducer, PEERS[strategy], **beam)
     nemo = one_by_one(transducer, encoded)
     use(transducer, strategy, **beam)
@@ -109,8 +112,7 @@ def test_beam_and_lm_lower_the_word_error_rate(transducer, encoded_by, many_utte
 # ------------------------------------------------------------------------------- validation, training, configs
 
 
-def test_decoding_leaves_training_mode_as_it_was(transducer, encoded_by, utterances):
-    encoded = encoded_by(transducer, utterances)
+def test_decoding_leaves_training_mode_as_it_was(transducer, encoded):
     use(transducer)
     expected = [h.text for h in decode(transducer, encoded)]
     transducer.decoder.train()
@@ -243,10 +245,10 @@ def test_a_beam_of_one_has_the_times_of_greedy(hybrid_model, files):
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_durations_of_tdt_tokens(transducer, encoded_by, utterances, strategy):
+def test_durations_of_tdt_tokens(transducer, encoded, strategy):
     is_tdt = bool(transducer.decoding.durations)
     cfg = ours(strategy, top={"compute_timestamps": True})
-    for hypothesis in decoded(transducer, cfg, encoded_by(transducer, utterances)):
+    for hypothesis in decoded(transducer, cfg, encoded):
         chars = hypothesis.timestamp["char"]
         if not is_tdt:
             assert hypothesis.token_duration is None
@@ -260,12 +262,11 @@ def test_durations_of_tdt_tokens(transducer, encoded_by, utterances, strategy):
 # ------------------------------------------------------------------------------------- confidence
 @pytest.mark.parametrize("method", CONFIDENCE_METHODS, ids=lambda method: "-".join(map(str, method.values())))
 @pytest.mark.parametrize("exclude_blank", [True, False])
-def test_confidence_is_greedys_where_alignments_are(transducer, encoded_by, utterances, method, exclude_blank):
+def test_confidence_is_greedys_where_alignments_are(transducer, encoded, method, exclude_blank):
     confidence = {
         **CONFIDENCE, "exclude_blank": exclude_blank, "method_cfg": ConfidenceMethodConfig(**method)
     }  # fmt: skip
     top = OmegaConf.to_container(OmegaConf.create({"confidence_cfg": confidence}))
-    encoded = encoded_by(transducer, utterances)
     # without alignments NeMo's greedy fails for TDT here
     peer = decoded(transducer, greedy(preserve_alignments=True, **top), encoded)
     mine = decoded(transducer, ours(beam_size=1, top=top), encoded)
@@ -289,8 +290,7 @@ def test_confidence_of_durations(tdt_model, encoded_by, utterances):
 
 # ------------------------------------------------------------------------------------- alignments
 @pytest.mark.parametrize("where", ["beside beam", "in beam"])
-def test_alignments_are_greedys(transducer, encoded_by, utterances, where):
-    encoded = encoded_by(transducer, utterances)
+def test_alignments_are_greedys(transducer, encoded, where):
     flag = {"preserve_alignments": True}
     peer = decoded(transducer, greedy(**flag), encoded)
     cfg = ours(beam_size=1, top=flag) if where == "beside beam" else ours(beam_size=1, **flag)
@@ -331,20 +331,18 @@ def summary(hypothesis):
 
 @pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
 @pytest.mark.parametrize("size", [1, 7, 30])
-def test_chunks_give_the_result_of_the_whole(transducer, encoded_by, utterances, strategy, size, assets):
+def test_chunks_give_the_result_of_the_whole(transducer, encoded, strategy, size, assets):
     boosting = {"boosting_tree": {"key_phrases_list": ["graham"]}, "boosting_tree_alpha": 0.5}
     use(transducer, strategy, **lm_options(assets), **boosting)
-    encoded = encoded_by(transducer, utterances)
     whole = decode(transducer, encoded)
     hypotheses, seen = in_chunks(transducer, encoded, size)
     assert [summary(h) for h in hypotheses] == [summary(h) for h in whole]
     assert seen[0] != seen[-1]  # texts grow
 
 
-def test_times_confidence_and_alignments_of_streams(transducer, encoded_by, utterances):
+def test_times_confidence_and_alignments_of_streams(transducer, encoded):
     top = {"compute_timestamps": True, "confidence_cfg": {"preserve_word_confidence": True}}
     use(transducer, cfg=top, preserve_alignments=True)
-    encoded = encoded_by(transducer, utterances)
     whole = decode(transducer, encoded)
     hypotheses, _ = in_chunks(transducer, encoded, 11)
     for a, b in zip(whole, hypotheses, strict=True):
@@ -353,18 +351,17 @@ def test_times_confidence_and_alignments_of_streams(transducer, encoded_by, utte
         assert len(a.alignments) == len(b.alignments)
 
 
-def test_n_best_lists_can_be_continued(transducer, encoded_by, utterances):
+def test_n_best_lists_can_be_continued(transducer, encoded):
     use(transducer, return_best_hypothesis=False)
-    encoded = encoded_by(transducer, utterances)
     whole = decode(transducer, encoded)
     hypotheses, _ = in_chunks(transducer, encoded, 13)
     for a, b in zip(whole, hypotheses, strict=True):
         assert [summary(h) for h in a] == [summary(h) for h in b]
 
 
-def test_streams_may_come_and_go_and_change_places(transducer, encoded_by, utterances):
+def test_streams_may_come_and_go_and_change_places(transducer, encoded):
     use(transducer)
-    encoder_output, lengths = encoded_by(transducer, utterances)
+    encoder_output, lengths = encoded
     whole = decode(transducer, (encoder_output, lengths))
     half = lengths // 2
 
@@ -388,11 +385,9 @@ def test_streams_may_come_and_go_and_change_places(transducer, encoded_by, utter
     assert [summary(h) for h in finished] == [summary(h) for h in whole[:4]]
 
 
-def test_an_empty_hypothesis_begins_an_utterance_and_a_chunk_without_frames_changes_nothing(
-    transducer, encoded_by, utterances
-):
+def test_an_empty_hypothesis_begins_an_utterance_and_a_chunk_without_frames_changes_nothing(transducer, encoded):
     use(transducer)
-    encoder_output, lengths = encoded_by(transducer, utterances)
+    encoder_output, lengths = encoded
     before = decode(transducer, (encoder_output, lengths))
     partial = [Hypothesis(score=0.0, y_sequence=[]), *[None] * 5]
     begun = decode(transducer, (encoder_output, lengths), partial)
@@ -401,17 +396,17 @@ def test_an_empty_hypothesis_begins_an_utterance_and_a_chunk_without_frames_chan
     assert [summary(h) for h in after] == [summary(h) for h in before]
 
 
-def test_requests_count_where_an_utterance_begins(transducer, encoded_by, utterances):
+def test_requests_count_where_an_utterance_begins(transducer, encoded):
     use(transducer, beam_size=8)
-    encoder_output, lengths = encoded_by(transducer, utterances)
+    encoder_output, lengths = encoded
     with utterance_requests(transducer, [["graam"], *[None] * 5], boosting_weight=2.0):
         hypotheses, _ = in_chunks(transducer, (encoder_output, lengths), 20)
     assert hypotheses[0].text.endswith("graam")
 
 
-def test_copies_of_hypotheses_can_be_continued_once(transducer, encoded_by, utterances):
+def test_copies_of_hypotheses_can_be_continued_once(transducer, encoded):
     use(transducer)
-    encoder_output, lengths = encoded_by(transducer, utterances)
+    encoder_output, lengths = encoded
     whole = decode(transducer, (encoder_output, lengths))
     first = decode(transducer, (encoder_output[:, :, :9], lengths.clamp(max=9)))
     rest = encoder_output[:, :, 9:], lengths - 9
@@ -421,9 +416,9 @@ def test_copies_of_hypotheses_can_be_continued_once(transducer, encoded_by, utte
         decode(transducer, rest, first)
 
 
-def test_states_of_utterances_that_are_not_continued_are_released(transducer, encoded_by, utterances):
+def test_states_of_utterances_that_are_not_continued_are_released(transducer, encoded):
     use(transducer)
-    encoder_output, _ = encoded_by(transducer, utterances)
+    encoder_output, _ = encoded
     chunk = encoder_output[:1, :, :5], torch.tensor([5])
     first = decode(transducer, chunk)
     kept = decode(transducer, chunk, decode(transducer, chunk))
@@ -435,8 +430,8 @@ def test_states_of_utterances_that_are_not_continued_are_released(transducer, en
     assert decode(transducer, chunk, kept)[0].length == 15
 
 
-def test_what_cannot_be_continued_is_named(transducer, encoded_by, utterances):
-    encoder_output, _ = encoded_by(transducer, utterances)
+def test_what_cannot_be_continued_is_named(transducer, encoded):
+    encoder_output, _ = encoded
     chunk = encoder_output[:1, :, :9], torch.tensor([9])
     greedy = decode(transducer, chunk)
     use(transducer)
@@ -449,13 +444,12 @@ def test_what_cannot_be_continued_is_named(transducer, encoded_by, utterances):
         decode(transducer, chunk, pickled)
 
 
-def test_a_biasing_request_has_the_phrases_of_an_utterance(transducer, encoded_by, utterances):
+def test_a_biasing_request_has_the_phrases_of_an_utterance(transducer, encoded):
     pytest.importorskip("nemo.collections.asr.parts.context_biasing.biasing_multi_model")
     from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
     from nemo.collections.asr.parts.context_biasing.boosting_graph_batched import BoostingTreeModelConfig
 
     use(transducer)
-    encoded = encoded_by(transducer, utterances)
     plain = decode(transducer, encoded)
     phrases = BoostingTreeModelConfig(key_phrases_list=["zebra"])
     biasing = BiasingRequestItemConfig(boosting_model_cfg=phrases, boosting_model_alpha=30.0)
