@@ -228,6 +228,7 @@ def test_only_dataclasses_are_options_and_inherited_ones_keep_their_comments():
     with pytest.raises(TypeError, match="int is no dataclass"):
         options_of(int)
 
+    @dataclass
     class Child(Sample):
         extra: int = 1  # of the child
 
