@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -35,14 +36,9 @@ def test_concurrent_callers_share_one_build():
         built.append(1)
         return object()
 
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(cached("key", build))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: cached("key", build), range(8)))
     assert len(built) == 1
-    assert len(results) == 8
     assert len(set(map(id, results))) == 1
 
 

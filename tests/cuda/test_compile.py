@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -165,15 +165,8 @@ def test_an_unknown_option_is_an_error_and_not_ignored(package):
 
 @needs_nvrtc
 def test_threads_may_compile_at_once(package):
-    codes: list[bytes] = []
-    threads = [
-        threading.Thread(target=lambda: codes.append(kernel_code("kernel.cu", Architecture(90)))) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(codes) == 4
+    with ThreadPoolExecutor(4) as pool:
+        codes = list(pool.map(lambda _: kernel_code("kernel.cu", Architecture(90)), range(4)))
     assert len(set(codes)) == 1
     assert len(entries(package)) == 1
 

@@ -8,6 +8,7 @@ import struct
 import sys
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import numpy as np
@@ -175,13 +176,9 @@ def test_modules_are_kept_per_device_and_macros(gpus, compiled, fake):
 
 
 def test_two_threads_load_a_module_once(gpus, compiled, fake):
-    cuda, loaded = CudaRuntime(fake), []
-    threads = [threading.Thread(target=lambda: loaded.append(cuda.load("a/kernel.cu", SECOND))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(loaded) == 8
+    cuda = CudaRuntime(fake)
+    with ThreadPoolExecutor(8) as pool:
+        loaded = list(pool.map(lambda _: cuda.load("a/kernel.cu", SECOND), range(8)))
     assert len({id(module) for module in loaded}) == 1
     assert len(compiled) == 1
 

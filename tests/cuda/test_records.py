@@ -7,8 +7,8 @@ import importlib
 import re
 import shutil
 import sys
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Final, NamedTuple
 
@@ -376,11 +376,8 @@ def test_the_runtime_is_cudas_and_comes_back_after_an_exception():
 
 
 def seen_by_another_thread():
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(runtime()))
-    thread.start()
-    thread.join()
-    return seen[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(runtime).result()
 
 
 def test_a_replacement_serves_all_threads_until_its_block_ends():

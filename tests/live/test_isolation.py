@@ -124,7 +124,7 @@ def test_first_messages_that_are_out_of_range():
             assert len(server.batcher.sessions) == 1
 
 
-@pytest.mark.parametrize("text", [DEEP, "blah", "{}", '{"type": "end", "a": 1}', '"\\ud800"'])
+@pytest.mark.parametrize("text", [DEEP, "blah", "{}", '{"type": "stop"}', '{"type": "end", "a": 1}', '"\\ud800"'])
 def test_later_messages_that_are_wrong(text):
     with running() as server, bystander(server):
         found, code = told(server, "{}", audio(7), text)

@@ -11,7 +11,7 @@ pytest.importorskip("nemo.collections.asr")
 import copy
 import json
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -217,11 +217,9 @@ def test_requests_are_for_this_model_in_this_thread(ctc_model, hybrid_model, fil
         texts(ctc_model, files[:1])
     use(ctc_model)
     decode = ctc_model.decoding.ctc_decoder_predictions_tensor
-    seen = []
-    with utterance_requests(ctc_model, [["graam"], *[None] * 5], boosting_weight=1.0):
-        thread = threading.Thread(target=lambda: seen.extend(h.text for h in decode(*emissions)))
-        thread.start()
-        thread.join()
+    pool = ThreadPoolExecutor(1)
+    with utterance_requests(ctc_model, [["graam"], *[None] * 5], boosting_weight=1.0), pool:
+        seen = pool.submit(lambda: [h.text for h in decode(*emissions)]).result()
         own = [h.text for h in decode(*emissions)]
     assert "graham" in seen[0]
     assert "graam" in own[0]

@@ -12,6 +12,7 @@ import logging
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -19,7 +20,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from nemo_gpu_decoding.cuda.launch import as_records, runtime
 from nemo_gpu_decoding.cuda.while_graph import Bindings
@@ -29,7 +29,7 @@ from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.cuda_engine import merge_bytes
 from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN, GraphRunner
 from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace, WorkspacePool, bucket
-from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
+from nemo_gpu_decoding.search.transducer.networks import StatelessNetworks
 from nemo_gpu_decoding.search.transducer.records import ACTIVE, FULL, IDLE
 from tests.contract.subject import facts
 from tests.cuda.fakes import OldTorch
@@ -37,6 +37,7 @@ from tests.cuda.test_while_graph import FakeCUDA
 from tests.cuda_emulator.graphs import captured_chunk, captured_while
 from tests.random_models import random_boosting
 from tests.search.transducer.table_networks import STRATEGIES, random_fusion
+from tests.search.transducer.test_cuda_prediction import ENCODER, V, lstm_networks, relu_networks, stateless_networks
 
 pytestmark = pytest.mark.slow
 
@@ -163,11 +164,8 @@ def test_threads_that_fail_at_once_fall_back_by_one_step(work, captures, monkeyp
 
     monkeypatch.setattr(cuda_graphs, "capture_while", fail)
     runner, works = GraphRunner(networks_with_weights(), allowed=True), [copy.deepcopy(work) for _ in range(2)]
-    threads = [threading.Thread(target=lambda w=w: runner.run(CountingStep(w, 20), w)) for w in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda work: runner.run(CountingStep(work, 20), work), works))
     assert [w.left for w in works] == [0, 0]
     assert runner.mode == CHUNKS
 
@@ -315,34 +313,12 @@ def test_a_workspace_serves_one_run_at_a_time(monkeypatch):
 
 
 # ---------------------------------------------------------------------- the kernels in graphs
-V, WIDTH = 12, 8
 CPU = torch.device("cpu")
-
-
-def lstm_networks(durations):
-    output = nn.Sequential(nn.ReLU(), nn.Linear(WIDTH, V + 1 + len(durations)))
-    lstm = nn.LSTM(WIDTH, WIDTH, num_layers=2)
-    linear = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-    return LSTMNetworks(nn.Embedding(V + 1, WIDTH), lstm, *linear, output, durations=durations)
-
-
-def stateless_networks(durations):
-    embeddings = [nn.Embedding(V + 1, WIDTH // 2) for _ in range(2)]
-    output = nn.Sequential(nn.Tanh(), nn.Linear(WIDTH, V + 1 + len(durations)))
-    linear = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-    return StatelessNetworks(embeddings, nn.LayerNorm(WIDTH), *linear, output, durations=durations)
-
-
-NETWORKS = {"lstm": lstm_networks, "stateless": stateless_networks}
+NETWORKS = {"lstm": partial(relu_networks, lstm_networks, layers=2), "stateless": stateless_networks}
 
 
 def make_networks(kind="lstm", durations=(0, 1, 2)):
-    torch.manual_seed(1)
-    networks = NETWORKS[kind](durations)
-    with torch.no_grad():
-        networks.output[1].weight.mul_(6.0)
-        networks.output[1].bias[V] += 1.5
-    return networks
+    return NETWORKS[kind](durations=durations, seed=1)
 
 
 @pytest.fixture
@@ -365,7 +341,7 @@ def graphs_of(decoder):
 
 
 def frames_of(batch, frames, seed):
-    return torch.randn(batch, frames, WIDTH, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(batch, frames, ENCODER, generator=torch.Generator().manual_seed(seed))
 
 
 @emulated

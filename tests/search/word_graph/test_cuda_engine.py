@@ -300,18 +300,6 @@ def test_best_paths_and_what_it_costs_to_end_paged(monkeypatch, seed):
 
 
 @checked
-def test_work_does_not_depend_on_chunks(paged_log_probs):
-    decoder = on("cuda", *random_case(0), **PAGED_OPTIONS)
-    streams = decoder.open(3)
-    decoder.push(streams, paged_log_probs[:, :3], [3, 0, 3])
-    decoder.push(streams, paged_log_probs[:, 3:], [7, 0, 3])
-    in_chunks = [n.work._replace(query_hits=0) for n in decoder.close(streams)]
-    whole = [n.work for n in decoder.decode(paged_log_probs, PAGED_LENGTHS)]
-    assert in_chunks == [work._replace(query_hits=0) for work in whole]
-    assert 0 < whole[0].query_hits < whole[0].look_ups
-
-
-@checked
 def test_lms_that_do_not_fit_are_refused(paged_log_probs, monkeypatch):
     placed = cuda_kernels.PlacedLM
 
