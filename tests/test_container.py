@@ -1,7 +1,5 @@
 """Packed LMs and word graphs on disk: what is written is read, what is damaged is refused."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import os

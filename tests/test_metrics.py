@@ -1,7 +1,5 @@
 """Error rates and phrase scores, on cases that can be counted by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from nemo_gpu_decoding.metrics import PhraseScore, WordErrors, oracle_text, phrase_score, word_errors

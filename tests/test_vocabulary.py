@@ -1,7 +1,5 @@
 """Tokens to text and words; text to tokens in one or in several ways."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

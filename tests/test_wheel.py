@@ -1,7 +1,5 @@
 """The package as pip installs it: a wheel from the sdist, without extras, in an environment that has nothing else."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

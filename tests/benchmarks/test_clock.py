@@ -1,7 +1,5 @@
 """Clocks, and a run on a GPU with the emulator in its place: all but the GPU's own speed is as there."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import replace

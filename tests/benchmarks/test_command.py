@@ -1,7 +1,5 @@
 """`python -m benchmarks`: help, options, and what it says where a package is missing."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Rows: verified before they are timed, written, printed; the table of all rows; the checks."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

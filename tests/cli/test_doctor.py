@@ -1,7 +1,5 @@
 """`doctor` on this machine, and on machines that it only pretends to be on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Every primitive of common.cuh against numpy, under random schedules and the race checker."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

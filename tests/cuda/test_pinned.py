@@ -1,7 +1,5 @@
 """Tables in host memory: their bytes, and when they are pinned."""
 
-from __future__ import annotations
-
 import gc
 import re
 from contextlib import contextmanager

@@ -2,8 +2,6 @@
 
 # ruff: noqa: N802, N815 (methods are named like the functions of CUDA)
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The automaton layout: the example of the module, and what its checks refuse."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

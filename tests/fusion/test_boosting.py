@@ -1,7 +1,5 @@
 """Phrase boosting: what the options mean, what is refused."""
 
-from __future__ import annotations
-
 import logging
 import random
 

@@ -1,7 +1,5 @@
 """The boosting tree's weights against counting phrases by hand, and NeMo's faults one by one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

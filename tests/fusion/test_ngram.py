@@ -1,7 +1,5 @@
 """n-gram LMs: scores against the definition of back-off and against KenLM; files that do not fit."""
 
-from __future__ import annotations
-
 import io
 import logging
 import math

@@ -1,7 +1,5 @@
 """Launches at the edge, a caller's CUDA graphs, and what a first use costs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

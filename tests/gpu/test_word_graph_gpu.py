@@ -1,7 +1,5 @@
 """Searches in word graphs on a GPU find what they find on the CPU: all of it, to the bit."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import numpy as np

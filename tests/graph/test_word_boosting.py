@@ -1,7 +1,5 @@
 """Boosting per utterance against the same bonuses composed into the graph."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The ARPA reader: what it accepts, what it says about files it cannot read."""
 
-from __future__ import annotations
-
 import gzip
 import re
 
@@ -13,6 +11,7 @@ from nemo_gpu_decoding.lm import arpa as arpa_module
 from nemo_gpu_decoding.lm import arpa_scan
 from nemo_gpu_decoding.lm.arpa import ArpaReader, read_arpa
 from nemo_gpu_decoding.lm.arpa_scan import SymbolTable, find_symbol, hashed
+from tests.lm.test_estimate import table_of
 from tests.oracles.ngram import arpa_text, random_table
 
 BIGRAM = r"""some text of the writer
@@ -60,13 +59,7 @@ def test_reads_what_srilm_writes(write, separator):
 def test_any_block_size_and_separator_gives_the_same_ngrams(write, monkeypatch, block_bytes, separator):
     table = random_table(["x", "y", "z"], order=3, keep=0.5, seed=1)
     monkeypatch.setattr(arpa_module, "_BLOCK_BYTES", block_bytes)
-    lm = read_arpa(write(arpa_text(table, separator)))
-    read = {
-        tuple(lm.symbols[i] for i in ids): (prob, backoff)
-        for block in lm.orders
-        for ids, prob, backoff in zip(block.symbols, block.log10_probs, block.log10_backoffs, strict=True)
-    }
-    assert read == table
+    assert table_of(read_arpa(write(arpa_text(table, separator)))) == table
 
 
 def test_gzip_blank_lines_and_unicode_white_space(write):

@@ -1,7 +1,5 @@
 """packed.cuh and paged.cuh against packed.py: every look-up of small LMs, to the bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

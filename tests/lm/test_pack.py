@@ -1,7 +1,5 @@
 """Packing: any order of n-grams, repairs, errors with their line, files whole or not at all."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import random

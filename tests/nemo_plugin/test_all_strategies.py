@@ -1,8 +1,6 @@
 """What every strategy keeps behind NeMo's interfaces, timestamps included."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-from __future__ import annotations
-
 import copy
 import pickle
 

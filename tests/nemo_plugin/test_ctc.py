@@ -1,8 +1,6 @@
 """flexctc_beam in NeMo's CTC models: transcription, timestamps and confidence."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 

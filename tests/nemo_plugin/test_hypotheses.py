@@ -1,8 +1,6 @@
 """Results in NeMo's form; the vocabulary as NeMo's tokenizers have it, and what is loaded for it."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.nemo]

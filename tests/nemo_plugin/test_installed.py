@@ -1,7 +1,5 @@
 """The package as others find it: what a wheel holds; processes that import NeMo and nothing of ours."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

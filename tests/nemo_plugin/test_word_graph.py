@@ -1,8 +1,6 @@
 """cuda_wfst and paged_biglm in NeMo's CTC models: transcription, words, lattices, both LMs."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Scripts that look at kernels without a GPU: one compiles them all and refuses spills, one counts."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What brings a session with a GPU on its way: wheels, stages, and the one command."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

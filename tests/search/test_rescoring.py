@@ -1,7 +1,5 @@
 """Rescoring of n-best lists, and log-probabilities of texts by a causal LM."""
 
-from __future__ import annotations
-
 from dataclasses import astuple
 
 import pytest

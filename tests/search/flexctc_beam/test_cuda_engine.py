@@ -1,7 +1,5 @@
 """What surrounds the kernels: launches, uploads, room for frames, lengths on the device, CUDA graphs."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The kernels, run by the emulator, find what the CPU finds: to the bit, whatever the options."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

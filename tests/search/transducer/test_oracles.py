@@ -18,21 +18,27 @@ from nemo_gpu_decoding.search.transducer.expand import best_labels, count_within
 from nemo_gpu_decoding.search.transducer.schedule import JointRows
 from tests.contract.subject import facts
 from tests.oracles.transducer import Scorer, aes, alsd, brute_force
-from tests.random_models import random_lm
+from tests.random_models import random_boosting, random_lm
 from tests.search.transducer.table_networks import STRATEGIES, TableNetworks, random_frames, random_fusion
 
 DURATIONS = [(), (0, 1), (0, 2, 3), (1, 2), (4, 0, 1)]
 BLANK_MODES = {True: "lm_weighted_full", False: "no_score"}
 
 
+def fusion_of(vocab_size, what, seed=1):
+    lm = random_lm(vocab_size, seed=seed) if what in ("lm", "both") else None
+    boosting = random_boosting(vocab_size, seed=seed + 1) if what in ("boosting", "both") else None
+    return Fusion(lm, 0.5, boosting, 0.7)
+
+
 @pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize("what", ["none", "lm", "both"])
+@pytest.mark.parametrize("what", ["nothing", "lm", "both"])
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
 def test_a_beam_that_holds_everything_is_exact(durations, what, weighted):
     """Every text with its probability summed over all alignments."""
     networks = TableNetworks(2, durations, seed=7, max_length=3)
     frames = random_frames(1, 3, seed=2)
-    fusion = random_fusion(2, what, 1)
+    fusion = fusion_of(2, what)
     expected = brute_force(Scorer(networks, frames[0], fusion, weighted_blank=weighted), max_length=3)
     config = ALSDConfig(beam_size=256, n_best=256, blank_lm_score_mode=BLANK_MODES[weighted], score_norm=False)
     nbest = ALSDPlusPlus(networks, config, fusion).decode(frames, [3])[0]
@@ -41,13 +47,13 @@ def test_a_beam_that_holds_everything_is_exact(durations, what, weighted):
 
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("pruning", ["late", "early"])
-@pytest.mark.parametrize("what", ["none", "lm", "boosting", "both"])
+@pytest.mark.parametrize("what", ["nothing", "lm", "boosting", "both"])
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
 def test_alsd_is_that_of_plain_python(durations, what, pruning, weighted):
     networks = TableNetworks(9, durations, seed=3)
     for seed, beam_size, max_symbols in ((0, 1, 10), (1, 3, 2), (2, 5, 1), (3, 8, 4)):
         frames = random_frames(1, 9, seed=seed)
-        fusion = random_fusion(9, what, seed)
+        fusion = fusion_of(9, what, seed=seed)
         expected = alsd(
             Scorer(networks, frames[0], fusion, weighted_blank=weighted),
             beam_size=beam_size, max_symbols=max_symbols, early=pruning == "early",
@@ -99,13 +105,13 @@ LIMITS = [(1, 2, 2, 2.3), (3, 1, 0, 2.3), (5, 2, 2, 2.3), (4, 3, 1, 6.0), (6, 2,
 
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("pruning", ["late", "early"])
-@pytest.mark.parametrize("what", ["none", "lm", "boosting", "both"])
+@pytest.mark.parametrize("what", ["nothing", "lm", "boosting", "both"])
 @pytest.mark.parametrize("durations", DURATIONS, ids=str)
 def test_aes_is_that_of_plain_python(durations, what, pruning, weighted):
     networks = TableNetworks(9, durations, seed=3)
     for seed, (beam_size, steps, beta, gamma) in enumerate(LIMITS):
         frames = random_frames(1, 9, seed=seed)
-        fusion = random_fusion(9, what, seed)
+        fusion = fusion_of(9, what, seed=seed)
         expected = aes(
             Scorer(networks, frames[0], fusion, weighted_blank=weighted, ceiling=AES_CEILING),
             beam_size=beam_size, num_steps=steps, beta=beta, gamma=gamma, early=pruning == "early",

@@ -1,7 +1,5 @@
 """Lattices, n-best lists and confidence against an exhaustive search of all texts, and Kaldi's."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
