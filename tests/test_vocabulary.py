@@ -42,8 +42,6 @@ def brute_force(vocabulary, text):
 
 
 # -- kinds -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("pieces", "kind"), [(BPE, "bpe"), (WPE, "wpe"), (CHAR, "char")])
 def test_kind_is_told_from_the_pieces(pieces, kind):
     assert Vocabulary.from_pieces(pieces).kind == kind
@@ -66,8 +64,6 @@ def test_bad_arguments(pieces, kind, message):
 
 
 # -- ids to text -------------------------------------------------------------------------------------
-
-
 def test_text_equals_sentencepiece(processor, vocabulary):
     draw = random.Random(0)
     for _ in range(2000):
@@ -124,8 +120,6 @@ def test_words_join_to_the_text(vocabulary):
 
 
 # -- text to ids -------------------------------------------------------------------------------------
-
-
 def test_tokenize_is_the_tokenizers(processor, vocabulary):
     assert vocabulary.tokenize("meet  the director ") == processor.encode("meet the director")
 

@@ -181,8 +181,6 @@ def test_paths_are_compared_to_the_bit(tiny_options, tiny_task):
 
 
 # --------------------------------------------------------------------------------------- word graphs
-
-
 def test_rows_beside_kaldi_and_a_riva_that_cannot_be_had(graph_options, emulated, monkeypatch, capsys):
     pytest.importorskip("kaldi_decoder")
     monkeypatch.setitem(sys.modules, "riva", None)  # not found, even if it is installed

@@ -79,8 +79,6 @@ def test_bad_values_name_the_option(changes, message):
 
 
 # ---------------------------------------------------------------------------------------- synthetic
-
-
 def test_a_task_has_the_shapes_and_texts_that_are_asked_for_and_comes_again(tiny_task, tiny_options):
     assert tiny_task.inputs.shape == (2, int(tiny_task.lengths.max()), 33)
     assert all(20 <= length <= 40 for length in tiny_task.lengths)

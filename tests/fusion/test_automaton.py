@@ -70,8 +70,6 @@ def test_contradictions_are_refused(changes, message):
 
 
 # -- The two bounds of a state, against the weight of every label -------------------------------------
-
-
 def own_labels(automaton, state):
     row = automaton.arrays.states[state]
     return set(automaton.arrays.arcs["label"][row["arc_begin"] : row["arc_end"]].tolist())

@@ -167,8 +167,6 @@ def test_word_ends_of_20000_phrases_cost_few_states(is_weighted):
 
 
 # -- blank lines, duplicates, files ------------------------------------------------------------------
-
-
 def test_blank_and_duplicate_phrases_are_skipped_with_one_warning(caplog):
     phrases = ["abc", "", "de", " abc ", "  ", Phrase("de", weight=2.0), Phrase("abc", weight=0.5)]
     with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
@@ -277,8 +275,6 @@ def test_nemo_boosting_tree_files_load_without_their_end_of_sentence_bonus(tmp_p
 
 
 # -- what is refused ---------------------------------------------------------------------------------
-
-
 def test_phrases_that_cannot_be_spelled_are_named():
     with pytest.raises(ValueError, match="phrase 'axe' has the character 'x', which is not in the model's vocabulary"):
         build_boosting_tree(["abc", "axe"], VOCABULARY)
@@ -357,8 +353,6 @@ def test_bad_weights(weight):
 
 
 # -- Which pieces continue a word ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("kind", "continuations", "others"),
     [

@@ -71,8 +71,6 @@ def bonuses(weights):
 
 
 # -- properties --------------------------------------------------------------------------------------
-
-
 @settings(max_examples=150, deadline=None)
 @given(PHRASES, TEXTS)
 def test_a_text_ends_with_exactly_what_its_phrases_earn(weights, text):
@@ -193,8 +191,6 @@ def test_concatenated_trees_score_as_they_do_alone(lists, text):
 
 
 # -- NeMo's faults, by name ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("phrases", "text", "final", "nemo", "ours"),
     [
@@ -301,12 +297,7 @@ def test_the_example_of_the_module():
     assert weights([A, B, C, x], overlapping=True) == [1, 1, 3, -1, 0]
 
 
-# -- phrases that overlap ------------------------------------------------------------------------------
-
-
 # -- word ends -----------------------------------------------------------------------------------------
-
-
 def test_a_phrase_loses_its_bonus_with_the_token_that_continues_its_word():
     tree = build_with_word_boundaries({(A, B): 1.0}, continuations=[B, C])
     bonus = phrase_bonus(2)
@@ -395,8 +386,6 @@ def test_the_example_of_the_trie_and_adding_twice():
 
 
 # -- Back-off arcs that cost some labels more, against walking the chain by hand ----------------------
-
-
 def random_columns(size, seed):
     """States that back off to earlier ones, with random arcs; the root is state 0."""
     draw = np.random.default_rng(seed)

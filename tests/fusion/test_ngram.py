@@ -115,8 +115,6 @@ def test_upper_bounds_hold_for_every_state_and_label(load):
 
 
 # -- how tokens are written --------------------------------------------------------------------------
-
-
 def test_the_encodings_give_the_same_lm(load):
     ids = [str(i) for i in range(V)]
     table = random_table(ids, 3, 0.4, seed=6)
@@ -188,8 +186,6 @@ def test_loading_again_is_free_until_the_file_changes(tmp_path):
 
 
 # -- NeMo's files, without NeMo ------------------------------------------------------------------------
-
-
 def write_nemo(path, config, tensors):
     weights = io.BytesIO()
     torch.save(tensors, weights)
@@ -263,8 +259,6 @@ def test_a_changed_bit_of_a_nemo_file_is_noticed(tmp_path, name):
 
 
 # -- KenLM as the oracle -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["tok3.arpa", "tok6.arpa"])
 def test_scores_equal_kenlm(name):
     kenlm = pytest.importorskip("kenlm")

@@ -195,8 +195,6 @@ def test_missing_file(tmp_path):
 
 
 # -- added words: as likely as an unknown one, everything else as it was --------------------------------
-
-
 def write_table(path, specials=("<s>", "</s>", "<unk>")):
     path.write_text(arpa_text(random_table(("a", "b", "c"), 3, 0.5, seed=1, specials=specials)))
     return path
@@ -246,8 +244,6 @@ def test_added_words_have_no_white_space(tmp_path, word):
 
 
 # -- The table of symbols: indices, doubles, growth ---------------------------------------------------
-
-
 def index_of(table, symbol):
     text = np.frombuffer(b"<" + symbol + b">", np.uint8)  # within other text
     end = len(text) - 1

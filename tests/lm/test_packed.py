@@ -206,8 +206,6 @@ def test_bytes_of_each_part(pack):
 
 
 # -- Arrays of small integers -------------------------------------------------------------------------
-
-
 def test_worked_example_of_bits():
     assert packed(np.array([5, 1, 6], np.uint64), bits=3).tolist() == [0b110_001_101, 0]
     values = np.random.default_rng(0).integers(0, 1 << 37, 100, np.uint64)
@@ -232,8 +230,6 @@ def test_what_is_packed_can_be_read(bits, length):
 
 
 # -- Codebooks: no cost is off by more than they say, flags are exact ---------------------------------
-
-
 def decoded(codebook, costs):
     return codebook.values[codebook.encode(costs)]
 

@@ -87,8 +87,6 @@ def test_labels_have_neither_alignments_nor_confidence(ctc_model, emissions, cfg
 
 
 # ---------------------------------------------------------------------------- laziness and copies
-
-
 def test_the_decoder_can_be_pickled_where_nemos_tokenizer_can(emissions):
     decoding = CTCDecoding({"strategy": "flexctc_beam"}, [chr(65 + i) for i in range(128)])
     expected = decoding.decoding(decoder_output=emissions[0], decoder_lengths=emissions[1])[0]

@@ -103,8 +103,6 @@ def test_a_timed_n_best_list_shows_the_entries_of_all_its_hypotheses():
 
 
 # --------------------------------------------------------------------------------------- vocabulary
-
-
 def test_sentencepiece_ids_are_those_of_the_models_tokenizer(ctc_model):
     tokenizer = ctc_model.tokenizer
     vocabulary = nemo_vocabulary(SimpleNamespace(tokenizer=tokenizer))

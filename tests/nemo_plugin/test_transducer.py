@@ -110,8 +110,6 @@ def test_beam_and_lm_lower_the_word_error_rate(transducer, encoded_by, many_utte
 
 
 # ------------------------------------------------------------------------------- validation, training, configs
-
-
 def test_decoding_leaves_training_mode_as_it_was(transducer, encoded):
     use(transducer)
     expected = [h.text for h in decode(transducer, encoded)]

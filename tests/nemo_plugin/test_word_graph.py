@@ -132,8 +132,6 @@ def test_greedy_labels(ctc_model, cfg, emissions, many_emissions):
 
 
 # ---------------------------------------------------------------------------------- alternatives
-
-
 def test_minimum_bayes_risk(ctc_model, cfg, emissions, monkeypatch):
     found = decoded(ctc_model, cfg(decoding_mode="mbr", posterior_paths=5), emissions)
     plain = ctc_model.decoding.decoding.decoder().decode(*emissions)

@@ -149,8 +149,6 @@ def test_the_best_hypothesis_stays_whatever_the_threshold():
 
 
 # --- What stands in a result beyond its text: alignments, and what happens when an LM forbids the end
-
-
 @pytest.mark.parametrize("merge", ["max", "sum"])
 def test_alignments_spell_the_text_and_its_score(merge):
     log_probs = random_log_probs(3, 25, 7, seed=1)

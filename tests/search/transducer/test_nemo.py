@@ -186,8 +186,6 @@ def test_boosting_beside_an_lm_is_ignored_in_nemo(fusions):
 
 
 # ---- alsd_pp returns what NeMo's malsd_batch returns for each utterance decoded alone, RNN-T and TDT
-
-
 def nemo_computer(model, durations, beam_size, max_symbols, pruning, blank, fusion):
     from nemo.collections.asr.parts.submodules.rnnt_malsd_batched_computer import ModifiedALSDBatchedRNNTComputer
     from nemo.collections.asr.parts.submodules.tdt_malsd_batched_computer import ModifiedALSDBatchedTDTComputer

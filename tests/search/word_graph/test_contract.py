@@ -119,8 +119,6 @@ def test_the_search_without_a_large_lm_is_compiled_for_records_without_its_field
 
 
 # ------------------------------------------------------------------------------ paged_biglm
-
-
 @pytest.mark.parametrize("which", ["large", "small"])
 def test_lms_that_cannot_score_all_words_are_named(which):
     table = random_lm(1).table

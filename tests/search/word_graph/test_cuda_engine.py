@@ -135,8 +135,6 @@ def test_a_path_that_cannot_go_on_is_named():
 
 
 # ------------------------------------------------------------------------------ what is copied back
-
-
 @pytest.mark.parametrize("topology", ["compact", "normal", "minimal"])
 def test_what_it_costs_to_end_is_known_to_the_bit(topology):
     """Ends by epsilon records and words, with phrases that break off, and streams that may not end."""

@@ -232,8 +232,6 @@ def test_blank_may_be_any_column():
 
 
 # ---------------- Words that the LM does not list: spelled by their pieces, and never an empty result
-
-
 def sharp(pieces):
     """Log-probs that all but dictate the pieces, a blank after each."""
     log_probs = torch.full((1, 2 * len(pieces), len(PIECES) + 1), -12.0)
