@@ -1,7 +1,5 @@
 """Random log-probs and automata for tests; everything comes from the seed that is given."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,10 +1,9 @@
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -24,6 +23,7 @@ def test_builds_once_per_key():
     for key in ("a", "a", "b", "a"):
         cached(key, lambda key=key: built.append(key))
     assert built == ["a", "b"]
+    assert cached("outer", lambda: cached("inner", lambda: 1) + 1) == 2
 
 
 def test_concurrent_callers_share_one_build():
@@ -34,14 +34,9 @@ def test_concurrent_callers_share_one_build():
         built.append(1)
         return object()
 
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(cached("key", build))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(lambda _: cached("key", build), range(8)))
     assert len(built) == 1
-    assert len(results) == 8
     assert len(set(map(id, results))) == 1
 
 
@@ -64,10 +59,6 @@ def test_the_least_recently_used_entry_goes_first(monkeypatch):
     assert cached("b", lambda: "again") == "again"
 
 
-def test_builds_may_use_the_cache_themselves():
-    assert cached("outer", lambda: cached("inner", lambda: 1) + 1) == 2
-
-
 def test_file_key_changes_with_the_file(tmp_path):
     path = tmp_path / "lm"
     path.write_text("one")
@@ -83,8 +74,6 @@ def test_file_key_changes_with_the_file(tmp_path):
 
 
 # ------------------------------------------------------------------------ shared by processes of a machine
-
-
 def test_processes_wait_for_each_other_and_not_for_the_dead(tmp_path):
     code = """
 import sys, time

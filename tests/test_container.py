@@ -1,7 +1,5 @@
 """Packed LMs and word graphs on disk: what is written is read, what is damaged is refused."""
 
-from __future__ import annotations
-
 import errno
 import gzip
 import os
@@ -201,8 +199,6 @@ def test_checksums_are_those_of_zlib(kept, path):
 
 
 # -------------------------------------------------------------------------------------- full disks
-
-
 def disk_is_full(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

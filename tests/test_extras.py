@@ -128,8 +128,6 @@ def test_a_command_starts_without_any_extra(command):
 
 
 # ------------------------------------------------------------------------------------------ messages
-
-
 @pytest.fixture
 def lacking(monkeypatch):
     """Let modules be missing."""

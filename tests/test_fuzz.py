@@ -1,7 +1,5 @@
 """A few damaged files for each reader; `python -m tests.fuzz` tries as many as one likes."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.fuzz import READERS, fuzz

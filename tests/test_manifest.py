@@ -35,11 +35,8 @@ def write_manifest(folder, *rows):
     return manifest
 
 
-def test_a_folder_is_searched_for_audio_of_all_depths(folder):
+def test_folders_files_patterns_and_lists(folder):
     assert names(find_utterances(str(folder), None)) == ["a.flac", "b.wav", "c.wav"]
-
-
-def test_files_patterns_and_lists(folder):
     assert names(find_utterances(str(folder / "b.wav"), None)) == ["b.wav"]
     assert names(find_utterances(f"{folder}/*.wav", None)) == ["b.wav"]
     assert names(find_utterances(f"{folder}/**/*.wav", None)) == ["b.wav", "c.wav"]

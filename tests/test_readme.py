@@ -85,8 +85,6 @@ def script(path):
 
 
 # ------------------------------------------------------------------------------------------- snippets
-
-
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 110
 
@@ -301,8 +299,6 @@ def test_the_site_builds_without_a_warning(tmp_path):
 
 
 # -------------------------------------------------------------------------------------------- options
-
-
 @pytest.fixture
 def tables():
     return script(ROOT / "docs" / "pages.py")
@@ -358,8 +354,6 @@ def test_endpoint_rules():
 
 
 # ----------------- The figures of docs/measured.md are those of the records, and of the command beside them
-
-
 @pytest.fixture
 def records():
     return script(ROOT / "docs" / "results" / "records.py")
@@ -544,7 +538,6 @@ def test_the_deletion_table_is_what_its_command_prints(monkeypatch, capsys):
 
 
 # ------------------------------------------------ Every tutorial runs from its first cell to its last
-
 TUTORIALS = sorted((ROOT / "tutorials").glob("*.ipynb"))
 
 

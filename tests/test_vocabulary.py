@@ -1,7 +1,5 @@
 """Tokens to text and words; text to tokens in one or in several ways."""
 
-from __future__ import annotations
-
 import itertools
 import random
 
@@ -44,8 +42,6 @@ def brute_force(vocabulary, text):
 
 
 # -- kinds -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("pieces", "kind"), [(BPE, "bpe"), (WPE, "wpe"), (CHAR, "char")])
 def test_kind_is_told_from_the_pieces(pieces, kind):
     assert Vocabulary.from_pieces(pieces).kind == kind
@@ -68,8 +64,6 @@ def test_bad_arguments(pieces, kind, message):
 
 
 # -- ids to text -------------------------------------------------------------------------------------
-
-
 def test_text_equals_sentencepiece(processor, vocabulary):
     draw = random.Random(0)
     for _ in range(2000):
@@ -77,14 +71,11 @@ def test_text_equals_sentencepiece(processor, vocabulary):
         assert vocabulary.text(ids) == processor.decode(ids)
 
 
-def test_byte_pieces_join_to_characters():
+def test_text_of_bytes_word_pieces_and_characters():
     vocabulary = Vocabulary(("▁a", "<0xC3>", "<0xA9>", "<0xFF>"), "bpe")
     assert vocabulary.text([0, 1, 2, 0]) == "aé a"
     assert vocabulary.text([0, 1]) == "a\ufffd"
     assert vocabulary.text([3]) == "\ufffd"
-
-
-def test_text_of_word_pieces_and_characters():
     wpe = Vocabulary(WPE, "wpe")
     assert wpe.text([6, 2, 7, 1]) == "the abs a"
     assert wpe.text([0, 1]) == "a"
@@ -129,8 +120,6 @@ def test_words_join_to_the_text(vocabulary):
 
 
 # -- text to ids -------------------------------------------------------------------------------------
-
-
 def test_tokenize_is_the_tokenizers(processor, vocabulary):
     assert vocabulary.tokenize("meet  the director ") == processor.encode("meet the director")
 
@@ -210,10 +199,12 @@ def test_pieces_of_wav2vec2():
         vocabulary.tokenize("CAFé")
 
 
-def test_without_a_tokenizer_the_fewest_pieces_win():
+def test_without_a_tokenizer_the_fewest_pieces_win_and_its_segmentation_comes_first():
     assert Vocabulary(BPE, "bpe").tokenize("abc a") == [3, 6, 2]
     assert Vocabulary(WPE, "wpe").tokenize("abc the") == [2, 5, 6]  # a tie with a ##bc
     assert Vocabulary(CHAR, "char").tokenize("a b") == [1, 0, 2]
+    vocabulary = Vocabulary(BPE, "bpe", encode=lambda text: [2, 5, 6])
+    assert vocabulary.segmentations("abc", limit=3) == [[2, 5, 6], [3, 6], [2, 7]]
 
 
 @pytest.mark.parametrize("text", ["abc", "a bc", "abab cab", "the abc"])
@@ -223,11 +214,6 @@ def test_segmentations_are_all_there_and_in_order(text):
     assert vocabulary.segmentations(text, limit=1000) == expected
     for limit in (1, 2, 3):
         assert vocabulary.segmentations(text, limit=limit) == expected[:limit]
-
-
-def test_the_tokenizers_segmentation_comes_first_and_once():
-    vocabulary = Vocabulary(BPE, "bpe", encode=lambda text: [2, 5, 6])
-    assert vocabulary.segmentations("abc", limit=3) == [[2, 5, 6], [3, 6], [2, 7]]
 
 
 def test_every_segmentation_spells_the_text(vocabulary):
@@ -284,20 +270,19 @@ def test_tokenizers_of_characters_that_drop_what_they_do_not_know():
     assert lowers.tokenize("Abc") == [1, 2, 3]
 
 
-@pytest.mark.parametrize("text", ["", "  "])
-def test_empty_text(text):
-    with pytest.raises(ValueError, match="text is empty"):
-        Vocabulary(BPE, "bpe").tokenize(text)
-
-
-def test_a_tokenizer_of_another_model_is_noticed():
-    with pytest.raises(ValueError, match=r"the tokenizer gave id 14 for 'a', expected 0 \.\. 13"):
-        Vocabulary(BPE, "bpe", encode=lambda text: [14]).tokenize("a")
-
-
-def test_limit_below_one():
-    with pytest.raises(ValueError, match="limit is 0"):
-        Vocabulary(BPE, "bpe").segmentations("a", limit=0)
+@pytest.mark.parametrize(
+    ("encode", "text", "limit", "message"),
+    [
+        (None, "", 1, "text is empty"),
+        (None, "  ", 1, "text is empty"),
+        (lambda text: [14], "a", 1, r"the tokenizer gave id 14 for 'a', expected 0 \.\. 13"),
+        (None, "a", 0, "limit is 0"),
+    ],
+)
+def test_what_cannot_be_spelled_is_named(encode, text, limit, message):
+    vocabulary = Vocabulary(BPE, "bpe", encode=encode)
+    with pytest.raises(ValueError, match=message):
+        vocabulary.tokenize(text) if limit else vocabulary.segmentations(text, limit=limit)
 
 
 def test_aggregate_tokenizers_want_a_language():

@@ -1,40 +1,32 @@
 """Clocks, and a run on a GPU with the emulator in its place: all but the GPU's own speed is as there."""
 
-from __future__ import annotations
-
 import json
 import sys
-import types
 from dataclasses import replace
-from typing import NamedTuple
 
 import pytest
 import torch
 
 from benchmarks import cases as cases_module
 from benchmarks import clock as clock_module
-from benchmarks import live
 from benchmarks import run as run_module
-from benchmarks.cases import DECODER, END_TO_END, LM, Check, Line
+from benchmarks.cases import DECODER, LM, Check, Line
 from benchmarks.clock import Hardware, HostClock, Seconds, find_hardware, summary, time_in_turn, torch_threads
-from benchmarks.options import BenchOptions
 from benchmarks.ours import flexctc_beam
 from benchmarks.peers.base import Peer
-from benchmarks.peers.word_graphs import KALDI_DECODER, RIVA
+from benchmarks.peers.word_graphs import KALDI_DECODER
 from benchmarks.run import run
 from benchmarks.verify import identical
 from nemo_gpu_decoding.cuda.availability import why_unavailable
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine
 from nemo_gpu_decoding.search.transducer import records as transducer_records
 from nemo_gpu_decoding.search.word_graph import cuda_kernels
-from tests.assets import ASSETS, CTC_MODEL
-from tests.benchmarks.test_run import TWIN, changed, first_token_only
+from tests.benchmarks.test_run import TWIN, changed
 from tests.cuda_emulator.fixtures import emulated_runtime
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("kaldialign")
 __all__ = ["emulated_runtime"]
-NO_GPU = why_unavailable(torch.device("cuda"))
 HARDWARE = Hardware(torch.device("cpu"), "Emulated GPU", HostClock(), "wall", True, copy_buffer_bytes=1 << 20)
 
 
@@ -54,8 +46,6 @@ class ScriptedClock:
 
 
 # ---------------------------------------------------------------------------------------- the clocks
-
-
 def test_calls_take_turns():
     order = []
     calls = [lambda: order.append("peer"), lambda: order.append("ours")]
@@ -65,12 +55,9 @@ def test_calls_take_turns():
     assert summary(ours)["device"] == {"median": 1, "min": 0.5, "max": 1.5}
 
 
-def test_a_pair_that_takes_too_long_is_timed_once():
+def test_calls_are_timed_once_or_repeated_until_they_can_be_measured():
     (taken,) = time_in_turn([lambda: None], ScriptedClock(1), 100, most_seconds=0)
     assert len(taken) == 1
-
-
-def test_quick_calls_are_repeated_until_they_can_be_measured():
     clock = ScriptedClock(0.001, 0.002, 0.002, least_seconds=0.01)
     (taken,) = time_in_turn([lambda: None], clock, 2, most_seconds=60)
     assert clock.calls == [1, 10, 10]
@@ -83,42 +70,22 @@ def test_seconds_are_those_of_one_call(monkeypatch):
     assert HostClock().measure(lambda: next(ticks), 4).cpu == pytest.approx((4 + 1) / 4)
 
 
-def test_ratios_come_from_cpu_time_on_one_thread_and_from_wall_time_on_more():
+def test_clocks_and_threads_of_a_cpu():
     assert (find_hardware("cpu", 1).ratio_clock, find_hardware("cpu", 2).ratio_clock) == ("cpu", "wall")
     assert find_hardware("cpu", 1).name == clock_module.cpu_name()
-
-
-def test_threads_of_torch_are_put_back():
     before = torch.get_num_threads()
     with torch_threads(before + 1):
         assert torch.get_num_threads() == before + 1
     assert torch.get_num_threads() == before
-
-
-def test_bandwidth_counts_what_is_read_and_written():
     hardware = Hardware(torch.device("cpu"), "host", ScriptedClock(*[2.0] * 20), copy_buffer_bytes=1000)
     assert hardware.copy_bandwidth() == 2000  # the clock's device time is half of it
 
 
-@pytest.mark.skipif(NO_GPU is None, reason="there is a GPU here")
+# ------------------------------------------------------------------------------------- on a GPU
+@pytest.mark.skipif(why_unavailable(torch.device("cuda")) is None, reason="there is a GPU here")
 def test_without_a_gpu_the_reason_is_given():
     with pytest.raises(ValueError, match="device is 'cuda', expected cpu or a GPU that runs kernels: "):
         find_hardware("cuda", 1)
-    with pytest.raises(ValueError, match="device is 'cuda:3', expected cpu or a GPU"):
-        run(BenchOptions(device="cuda:3"))
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(NO_GPU is not None, reason=NO_GPU or "")
-def test_a_gpu_is_measured():
-    hardware = find_hardware("cuda", 1)
-    assert hardware.name == torch.cuda.get_device_name(hardware.device)
-    assert 1e10 < hardware.copy_bandwidth() < 1e14
-    seconds = hardware.clock.measure(lambda: torch.cuda._sleep(10_000_000), 1)
-    assert 1e-3 < seconds.device <= seconds.wall < 1
-
-
-# ------------------------------------------------------------------------------------- on a GPU
 
 
 @pytest.fixture
@@ -193,13 +160,6 @@ def test_a_gpu_that_finds_something_else_is_not_verified(measured):
     assert row["verified_by"].endswith("GPU = CPU to the bit: 0 of 2")
 
 
-def test_a_decoder_that_is_wrong_on_both_is_not_verified(measured):
-    row = measured(ours=changed(first_token_only), batches=[2])[0]
-    assert row["verified"] is False
-    assert row["verified_by"].startswith("equal hypotheses and scores: 0")
-    assert row["verified_by"].endswith("GPU = CPU to the bit: 2 of 2")
-
-
 def test_decoders_are_made_anew_for_every_batch_size(measured):
     prepared = []
 
@@ -209,62 +169,6 @@ def test_decoders_are_made_anew_for_every_batch_size(measured):
 
     measured(peer=Peer("twin", prepare), batches=[1, 2])
     assert len(prepared) == 4  # for each batch size one, and one that decodes utterances alone
-
-
-def test_batches_need_utterances(tmp_path, options, tiny_task):
-    import numpy as np
-
-    longest = max(map(len, tiny_task.tokens))
-    tokens = np.array([row + [-1] * (longest - len(row)) for row in tiny_task.tokens])
-    np.savez(
-        tmp_path / "t.npz", log_probs=tiny_task.inputs.numpy(), lengths=tiny_task.lengths.numpy(),
-        tokens=tokens, texts=np.array(tiny_task.texts), frame_seconds=0.08,
-    )  # fmt: skip
-    (tmp_path / "pieces.txt").write_text("\n".join(tiny_task.vocabulary.pieces))
-    own = {"data": str(tmp_path / "t.npz"), "tokenizer": str(tmp_path / "pieces.txt"), "batches": [3]}
-    with pytest.raises(ValueError, match="batches holds 3, expected at most 2, the utterances"):
-        run(replace(options, **own), HARDWARE)
-
-
-def test_other_peers_are_said_to_stay_on_the_cpu(options, emulated, capsys):
-    assert run(replace(options, peers=["kaldi_decoder"]), HARDWARE) == []
-    assert "no row for kaldi_decoder with strategy=flexctc_beam" in capsys.readouterr().err
-
-
-@pytest.mark.nemo
-def test_everything_beside_nemo(options, emulated, tmp_path):
-    """Both parts, both peers, with and without LM and phrases; an encoder with random weights."""
-    pytest.importorskip("nemo.collections.asr")
-    out = tmp_path / "r.json"
-    rows = run(replace(options, out=str(out), end_to_end=True, batches=[2]), HARDWARE)
-    assert [(row["part"], row["batch"], row["peer"], row["params"]["phrases"]) for row in rows] == [
-        (part, 2, peer, phrases)
-        for part in (DECODER, END_TO_END)
-        for peer in ("nemo", "nemo_greedy")
-        for phrases in (0, 4)
-    ]
-    assert [row["verified_by"] for row in rows if not row["verified"]] == []
-    assert all((row["roofline"] is None) == (row["part"] == END_TO_END) for row in rows)
-    written = json.loads(out.read_text())
-    assert written["encoder"] == "FastConformer, 1 layers x 16, bfloat16, random weights"
-
-
-@pytest.mark.nemo
-def test_a_model_behind_its_own_encoder(options, emulated, monkeypatch):
-    pytest.importorskip("nemo.collections.asr")
-    from nemo_gpu_decoding.nemo_plugin.model import Model
-
-    load = Model.load
-    monkeypatch.setattr(Model, "load", lambda name, device: load(name, device="cpu"))
-    rows = run(replace(
-        options, model=str(CTC_MODEL), manifest=str(ASSETS / "speech" / "test.json"), batches=[2],
-        phrases=0,
-        lm=str(ASSETS / "lm" / "tok3.arpa"), word_lm=str(ASSETS / "lm" / "word3.arpa"), end_to_end=True,
-        encoder_precision="float32",
-    ), HARDWARE)  # fmt: skip
-    assert {row["part"] for row in rows} == {DECODER, END_TO_END}
-    assert [row["verified_by"] for row in rows if not row["verified"]] == []
-    assert all(row["wer"]["ours"] < 60 for row in rows)
 
 
 def test_paths_are_compared_to_the_bit(tiny_options, tiny_task):
@@ -277,68 +181,6 @@ def test_paths_are_compared_to_the_bit(tiny_options, tiny_task):
 
 
 # --------------------------------------------------------------------------------------- word graphs
-
-
-class Found(NamedTuple):
-    """A hypothesis as riva-asrlib-decoder gives it."""
-
-    words: list[int]
-
-
-class FakeRiva:
-    """Stands in for its decoder: the same arguments, the same files, Kaldi's search."""
-
-    def __init__(self, config, tlg, words, columns):
-        import kaldifst
-
-        self.config, self.columns = config, columns
-        self._fst = kaldifst.StdVectorFst.read(tlg)
-        with open(words, encoding="utf-8") as file:
-            self.words = [line.split("\t")[0] for line in file]
-        assert self.words[0] == "<eps>"
-
-    def decode_nbest(self, log_probs, lengths):
-        import kaldifst
-        from kaldi_decoder import DecodableCtc, FasterDecoder, FasterDecoderOptions
-
-        assert log_probs.is_contiguous()
-        assert log_probs.shape[2] == self.columns
-        assert (lengths.dtype, lengths.device.type) == (torch.int64, "cpu")
-        online = self.config.online_opts
-        assert online.max_batch_size == len(log_probs)
-        search = FasterDecoderOptions(
-            beam=online.decoder_opts.default_beam, max_active=online.decoder_opts.max_active, min_active=0
-        )
-        found = []
-        for frames, length in zip(log_probs.numpy(), lengths.tolist(), strict=True):
-            decoder = FasterDecoder(self._fst, search)
-            decoder.decode(DecodableCtc(frames[:length].copy()))
-            _, path = decoder.get_best_path()
-            found.append([Found(list(kaldifst.get_linear_symbol_sequence(path)[2]))])
-        return found
-
-
-def fake_config():
-    online = types.SimpleNamespace(
-        decoder_opts=types.SimpleNamespace(), lattice_postprocessor_opts=types.SimpleNamespace()
-    )
-    return types.SimpleNamespace(online_opts=online)
-
-
-@pytest.fixture
-def riva(monkeypatch):
-    """riva-asrlib-decoder as far as it is used."""
-    pytest.importorskip("kaldi_decoder")
-    module = types.ModuleType("riva.asrlib.decoder.python_decoder")
-    module.BatchedMappedDecoderCuda, module.BatchedMappedDecoderCudaConfig = FakeRiva, fake_config
-    for name in ("riva", "riva.asrlib", "riva.asrlib.decoder"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    table = [line if line.peer is not RIVA else line._replace(peer=RIVA._replace(needs=()))
-             for line in cases_module.TABLE]  # fmt: skip
-    monkeypatch.setattr(cases_module, "TABLE", tuple(table))
-
-
 def test_rows_beside_kaldi_and_a_riva_that_cannot_be_had(graph_options, emulated, monkeypatch, capsys):
     pytest.importorskip("kaldi_decoder")
     monkeypatch.setitem(sys.modules, "riva", None)  # not found, even if it is installed
@@ -359,21 +201,6 @@ def test_rows_beside_kaldi_and_a_riva_that_cannot_be_had(graph_options, emulated
         assert row["wer"]["ours"] == row["wer"]["peer"]
     assert emulated.launches > 0
     assert "cuda_wfst on Emulated GPU" in capsys.readouterr().out
-
-
-def test_rows_beside_riva(graph_options, emulated, riva):
-    (row,) = run(replace(graph_options, batches=[2], peers=["riva"]), HARDWARE)
-    assert row["verified"], row["verified_by"]
-    assert row["verified_by"].startswith("WER ours about WER peer")
-    assert row["skipped"] is None
-    assert row["wer"]["peer"] == row["wer"]["ours"] < 50
-
-
-def test_another_package_of_riva_is_not_its_decoder(monkeypatch):
-    package = types.ModuleType("riva")
-    package.__path__, package.__spec__ = [], types.SimpleNamespace(submodule_search_locations=[])
-    monkeypatch.setitem(sys.modules, "riva", package)
-    assert RIVA.unavailable().startswith("riva.asrlib not installed: pip install")
 
 
 def test_kaldi_hears_another_batch(graph_options):
@@ -434,21 +261,3 @@ def test_rows_of_transducers(options, emulated, strategy):
         assert row["verified_by"].endswith("GPU = CPU but for rounding: 2 of 2")
         assert (row["part"], row["batch"], row["roofline"]) == (DECODER, 2, None)
     assert emulated.launches > 0
-
-
-# -------------------------------------------------------------------------------------- live streams
-
-
-@pytest.mark.parametrize("strategy", ["cuda_wfst", "flexctc_beam"])
-def test_live_streams_on_a_gpu(graph_options, strategy, tmp_path, monkeypatch, emulated, capsys):
-    monkeypatch.setattr(live, "TICKS", 2)
-    out = tmp_path / "r.json"
-    changes = {"strategy": strategy, "mode": "live", "streams": [2], "live_seconds": 1.0, "out": str(out)}
-    rows = run(replace(graph_options, peers=[], utterances=2, **changes), HARDWARE)
-    assert [(row["streams"], row["peer"]) for row in rows] == [(2, strategy), (2, "one_by_one")]
-    assert [row["verified_by"] for row in rows if not row["verified"]] == []
-    assert emulated.launches > 0
-    written = json.loads(out.read_text())
-    assert written["device"] == "Emulated GPU"
-    assert "wall seconds" in written["clock"]
-    assert f"{strategy} on Emulated GPU" in capsys.readouterr().out

@@ -1,7 +1,5 @@
 """`python -m benchmarks`: help, options, and what it says where a package is missing."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys
@@ -32,30 +30,12 @@ def test_help_explains_every_option(name):
     assert keys <= {option.name for option in options}
 
 
-def test_options_reach_the_benchmark(monkeypatch):
-    seen = []
-    monkeypatch.setattr(run_module, "run", seen.append)
-    assert command.main(["peers=[nemo]", "beams=[4]", "repeats=2", "probes=false"]) == 0
-    assert seen == [BenchOptions(peers=["nemo"], beams=[4], repeats=2, probes=False)]
-
-
-@pytest.mark.parametrize(
-    ("argument", "problem"),
-    [("peers=[kaldi]", "peers holds kaldi"), ("beams=[]", "beams is []"), ("beam=4", "did you mean beams?")],
-)
-def test_bad_options_are_refused(argument, problem, capsys):
-    assert command.main([argument]) == 2
-    assert problem in capsys.readouterr().err
-
-
 def test_a_simulated_cluster_needs_the_seconds_of_its_driver():
     with pytest.raises(ValueError, match="driver is null, expected seconds per partition, or ray=true"):
         cluster_scale.run(cluster_scale.ScaleOptions())
 
 
 # ------------------------------------------------------------------------------------ missing packages
-
-
 @pytest.fixture
 def without(monkeypatch):
     """Hide some packages; making a task is an error."""
@@ -88,12 +68,6 @@ def test_a_missing_package_is_named_before_any_work(arguments, package, message,
     shown = capsys.readouterr().err
     assert message in shown
     assert "Traceback" not in shown
-
-
-def test_speech_is_no_reason_where_it_is_not_decoded(without, capsys):
-    without("safetensors")
-    with pytest.raises(pytest.fail.Exception, match="a task was made"):
-        run_module.run(BenchOptions(tasks=["synthetic"]))
 
 
 def test_rows_that_will_be_skipped_are_named_first(without, capsys):

@@ -32,8 +32,6 @@ def live_options(tiny_options):
 
 
 # --------------------------------------------------------------------------------------- the queue
-
-
 def chunk_at(time: float, stream: int) -> Chunk:
     return Chunk(time, stream, 0, 0, 5, is_last=False)
 
@@ -128,8 +126,6 @@ def test_n_utterances_are_spoken_at_once(tiny_task):
 
 
 # ------------------------------------------------------------------------------------- the decoders
-
-
 @pytest.mark.parametrize("strategy", ["flexctc_beam", "cuda_wfst", "alsd_pp"])
 def test_live_streams_of_all_strategies(live_options, strategy, tmp_path, capsys):
     pytest.importorskip("nemo")
@@ -185,22 +181,17 @@ def test_without_nemo_a_row_says_so(live_options, monkeypatch):
     assert [row["peer"] for row in run(replace(live_options, peers=[]))] == ["flexctc_beam", "one_by_one"]
 
 
-def test_a_chunk_is_a_whole_number_of_frames():
+def test_chunks_of_whole_frames_and_enough_audio(live_options):
     assert frames_of_chunk(400.0, 0.08) == 5
     assert frames_of_chunk(160.0, 0.04) == 4
     for chunk_ms in (100.0, 20.0):
         with pytest.raises(ValueError, match="expected a whole number of frames of 80 ms"):
             frames_of_chunk(chunk_ms, 0.08)
-
-
-def test_too_little_audio_for_a_chunk_is_an_error(live_options):
     with pytest.raises(ValueError, match=r"live_seconds is 0.0001, in which no chunk came"):
         run(replace(live_options, live_seconds=0.0001))
 
 
 # ----------------------------------------------------------------------------------- LMs of any size
-
-
 def test_rows_of_all_stages(tiny_options, tmp_path, monkeypatch, capsys):
     pytest.importorskip("kaldifst")
 
@@ -243,8 +234,6 @@ def test_rows_of_all_stages(tiny_options, tmp_path, monkeypatch, capsys):
 
 
 # ------------------------------------------------------------------------- processes of their own
-
-
 @pytest.fixture
 def runs(tiny_options, tmp_path, monkeypatch):
     """mode=cluster with two runs, neither of which needs Ray."""

@@ -1,7 +1,5 @@
 """Rows: verified before they are timed, written, printed; the table of all rows; the checks."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -209,8 +207,6 @@ def test_a_peer_that_is_not_installed_gives_the_reason(measured):
 
 
 # ---------------------------------------------------------------------------------------- the table
-
-
 def listed(options, tasks=None):
     tasks = tasks or [SimpleNamespace(
         lm="lm", word_lm="lm", lexicon={"a": (1,)}, transducer=None, kind=None, weights=Weights(),
@@ -303,8 +299,6 @@ def test_rows_that_cannot_be_say_why():
 
 
 # ------------------------------------------------------------------------------------------ whole runs
-
-
 @pytest.fixture
 def few(monkeypatch):
     """A table of two rows."""

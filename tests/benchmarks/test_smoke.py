@@ -1,7 +1,5 @@
 """One small run of each strategy, without other decoders."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

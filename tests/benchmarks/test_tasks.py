@@ -20,7 +20,6 @@ from benchmarks.sources import make_tasks, speech_text
 from benchmarks.tasks import Task
 from benchmarks.verify import Errors
 from nemo_gpu_decoding import pack_arpa_in_memory
-from nemo_gpu_decoding.cli.options import help_text, parse_options
 from nemo_gpu_decoding.lm.arpa import read_arpa
 from tests.assets import ROOT
 
@@ -79,36 +78,18 @@ def test_bad_values_name_the_option(changes, message):
         BenchOptions(**changes)
 
 
-def test_options_can_be_typed_on_a_command_line():
-    options = parse_options(BenchOptions, ["peers=[nemo,flashlight]", "beams=[4,16]", "weights.lm_weight=0.3"])
-    assert options == BenchOptions(peers=["nemo", "flashlight"], beams=[4, 16], weights={"lm_weight": 0.3})
-
-
-def test_every_option_explains_itself():
-    text = help_text("bench", "measure", BenchOptions, [])
-    for name in ("peers", "beams", "data", "weights", "probes", "tasks"):
-        assert f"  {name}=" in text
-    assert "Beam sizes K." in text
-
-
 # ---------------------------------------------------------------------------------------- synthetic
-def test_the_same_seed_gives_the_same_task(tiny_options, tiny_task):
-    (again,) = make_tasks(tiny_options)
-    assert torch.equal(again.inputs, tiny_task.inputs)
-    assert again.texts == tiny_task.texts
-    assert make_tasks(replace(tiny_options, seed=2))[0].texts != tiny_task.texts
-
-
-def test_shapes_and_lengths_are_as_asked(tiny_task):
+def test_a_task_has_the_shapes_and_texts_that_are_asked_for_and_comes_again(tiny_task, tiny_options):
     assert tiny_task.inputs.shape == (2, int(tiny_task.lengths.max()), 33)
     assert all(20 <= length <= 40 for length in tiny_task.lengths)
     for row, length in zip(tiny_task.inputs, tiny_task.lengths, strict=True):
         assert torch.allclose(row[:length].logsumexp(-1), torch.zeros(int(length)), atol=1e-4)
         assert (row[length:, -1] == 0).all()  # padded frames say blank
-
-
-def test_texts_are_what_the_tokens_spell(tiny_task):
     assert [tiny_task.vocabulary.text(tokens) for tokens in tiny_task.tokens] == tiny_task.texts
+    (again,) = make_tasks(tiny_options)
+    assert torch.equal(again.inputs, tiny_task.inputs)
+    assert again.texts == tiny_task.texts
+    assert make_tasks(replace(tiny_options, seed=2))[0].texts != tiny_task.texts
 
 
 def greedy(task):
@@ -118,12 +99,9 @@ def greedy(task):
     ]
 
 
-def test_greedy_search_finds_most_but_not_all(tiny_options):
+def test_greedy_search_finds_most_but_not_all_of_possible_lengths(tiny_options):
     (task,) = make_tasks(replace(tiny_options, utterances=20))
     assert 2 < Errors.of(task, greedy(task)).ter < 30
-
-
-def test_impossible_lengths_are_an_error(tiny_options):
     with pytest.raises(ValueError, match="min_frames is 1 and max_frames 1: hardly any utterance"):
         make_tasks(replace(tiny_options, min_frames=1, max_frames=1))
 
@@ -134,15 +112,12 @@ def test_all_words_and_pieces_differ():
     assert len(language.lexicon) == 2800
 
 
-def test_half_of_the_phrases_were_said(tiny_task):
+def test_half_of_the_phrases_were_said_and_long_lists_go_on_with_pairs_of_words(tiny_task):
     phrases = tiny_task.phrases(4)
     said = " ".join(tiny_task.texts).split()
     assert [phrase in said for phrase in phrases] == [True, True, False, False]
     spelled = [tiny_task.vocabulary.tokenize(phrase) for phrase in phrases]
     assert [tiny_task.vocabulary.text(tokens) for tokens in spelled] == phrases
-
-
-def test_long_phrase_lists_go_on_with_pairs_of_words(tiny_task):
     phrases = tiny_task.phrases(2000)
     assert len(phrases) == 2000
     assert " " in phrases[-1]
@@ -157,15 +132,12 @@ def test_utterances_keep_their_references(tiny_task):
     assert torch.equal(three.inputs[2], tiny_task.inputs[0])
 
 
-def test_graphs_are_made_of_more_text_and_have_no_token_lm(tiny_options):
+def test_graphs_and_gpus_need_more_text_and_utterances(tiny_options):
     options = replace(tiny_options, strategy="cuda_wfst")
     (task,), (fewer,) = make_tasks(options), make_tasks(replace(options, sentences=100))
     assert task.lm is fewer.lm is None
     assert "-200-word3" in task.word_lm.name
     assert fewer.word_lm.stat().st_size < task.word_lm.stat().st_size
-
-
-def test_on_a_gpu_there_are_utterances_for_every_batch(tiny_options):
     options = replace(tiny_options, device="cuda", batches=[3])
     assert len(make_tasks(options)[0].texts) == 3
 
@@ -204,14 +176,11 @@ def test_speech_is_hard_and_an_lm_mends_it(tiny_options, whole_speech_text):
     assert wer[1] < 45
 
 
-def test_speech_is_not_in_its_lm_text(tiny_options):
+def test_speech_is_in_the_repository_and_not_in_its_lm_text(tiny_options):
     (task,) = make_tasks(replace(tiny_options, tasks=["speech"], utterances=20))
     assert not set(task.texts) & {" ".join(sentence) for sentence in speech_text()}
     assert {word for text in task.texts for word in text.split()} <= task.lexicon.keys()
     assert [task.vocabulary.text(tokens) for tokens in task.tokens] == task.texts
-
-
-def test_speech_needs_nothing_outside_the_repository():
     folder = ROOT / "assets" / "hard_speech"
     assert sum(path.stat().st_size for path in folder.iterdir()) < 2_100_000
     assert "public domain" in (folder / "README.md").read_text(encoding="utf-8")
@@ -253,13 +222,10 @@ def test_a_task_from_files_is_the_task(files, tiny_task):
     assert task.word_lm is None
 
 
-def test_weights_that_are_asked_for_replace_the_tasks(files, tiny_options):
+def test_weights_and_half_precision_emissions_of_files(files, tiny_options):
     (task,) = make_tasks(of_files(files, weights={"lm_weight": 0.9}, graph_beams=[3]))
     assert (task.weights.lm_weight, task.weights.beam_beta) == (0.9, 0.5)
     assert task.weights.graph_beams == (3,)
-
-
-def test_half_precision_emissions_become_float32(files):
     with np.load(files / "task.npz") as file:
         arrays = dict(file)
     np.savez(files / "half.npz", **arrays | {"log_probs": arrays["log_probs"].astype(np.float16)})
@@ -331,7 +297,6 @@ def test_many_small_blocks_list_the_same_ngrams(scale_options, arpa, tmp_path, m
 
 
 # ----------- Every peer that is installed reads clear emissions, and says so when it is not installed
-
 NEMO = {"marks": pytest.mark.nemo}
 
 

@@ -1,7 +1,5 @@
 """T o L o G for other decoders: topologies are NeMo's, chains are single arcs, Kaldi finds our words."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

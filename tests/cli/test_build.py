@@ -54,15 +54,12 @@ def test_the_graph_is_that_of_the_library(here, capsys):
     assert facts["bytes"] == (here / "out.graph").stat().st_size
 
 
-def test_words_that_cannot_be_spelled_are_counted_and_listed(here, capsys):
+def test_words_that_cannot_be_spelled_are_counted_listed_and_shown(here, capsys):
     facts, graph = build(capsys, "oov=oov.txt")
     assert facts["LM words without spelling"] == 1
     assert facts["n-grams that end in such a word"] >= 1
     assert (here / "oov.txt").read_text() == "zebra\n"
     assert "zebra" not in graph.words
-
-
-def test_the_table_shows_what_people_ask_for(here, capsys):
     assert main(["build-graph", "lm=lm.arpa", "tokenizer=pieces.txt", "out=out.graph"]) == 0
     said = capsys.readouterr()
     for row in ("n-grams", "OOV words, left out", "contexts", "epsilon arcs", "size in MB"):
@@ -189,8 +186,6 @@ def test_mistakes_are_named(here, arguments, problem, capsys):
 
 
 # ------------------------------------------------------------------------------------------ pack-lm
-
-
 @pytest.fixture
 def with_lm(tmp_path, monkeypatch):
     """A folder with an LM that lacks suffixes."""
@@ -247,7 +242,6 @@ def test_mistakes_take_one_line_and_leave_no_file(with_lm, capsys, arguments, me
 
 
 # ------------------------------------------------------------------------------- build-lm, prune-lm
-
 TEXT = "the cat sat on the mat\nthe cat sat\n\n  a cat on a mat  \nthe mat\n"
 
 

@@ -1,7 +1,5 @@
 """`doctor` on this machine, and on machines that it only pretends to be on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,24 +70,18 @@ def fake_tool(tmp_path, monkeypatch, script):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
 
-def test_the_driver_version_comes_from_nvidia_smi(tmp_path, monkeypatch):
+def test_the_driver_version_comes_from_nvidia_smi_whose_failure_is_quoted(tmp_path, monkeypatch):
     fake_tool(tmp_path, monkeypatch, "echo 570.86.10; echo 570.86.10")
     assert environment.driver_fact().found == "570.86.10"
-
-
-def test_a_failing_nvidia_smi_is_quoted(tmp_path, monkeypatch):
     fake_tool(tmp_path, monkeypatch, "echo cannot talk to the driver; exit 9")
     fact = environment.driver_fact()
     assert (fact.found, fact.advice) == ("nvidia-smi fails", "cannot talk to the driver")
 
 
-def test_no_driver(monkeypatch):
+def test_no_driver_and_a_driver_without_a_usable_torch(monkeypatch):
     monkeypatch.setattr(environment.shutil, "which", lambda _: None)
     assert environment.driver_fact().found == "none"
     assert environment.gpu_advice(cuda_build=True) == "decoding runs on the CPU"
-
-
-def test_a_driver_without_a_usable_torch(monkeypatch):
     monkeypatch.setattr(environment.shutil, "which", lambda _: "nvidia-smi")
     assert "install a CUDA build of torch" in environment.gpu_advice(cuda_build=False)
     assert "CUDA_VISIBLE_DEVICES" in environment.gpu_advice(cuda_build=True)

@@ -55,11 +55,8 @@ def test_options_win_over_the_preset_and_none_leaves_it_alone():
     assert config.beam.ngram_lm_alpha == preset.beam.ngram_lm_alpha
 
 
-def test_a_strategy_of_nemo_needs_no_preset():
+def test_a_given_strategy_wins_and_needs_no_preset():
     assert decoding_config("greedy_batch", None, {}) == {"strategy": "greedy_batch"}
-
-
-def test_a_given_strategy_wins_over_the_presets():
     assert decoding_config("beam_batch", "flexctc_beam", {}).strategy == "beam_batch"
 
 

@@ -260,8 +260,6 @@ def test_raw_keys_win_over_options():
 
 
 # ------------------------------------------------------------------------------------- partitions in a folder
-
-
 def test_a_folder_gets_partitions_and_a_run_goes_on(assets, manifest, tmp_path, capsys):
     arguments = [f"model={assets}/models/self_ctc.nemo", "beam_size=8", "n_best=3", "timestamps=true"]
     rows = rows_of(manifest)

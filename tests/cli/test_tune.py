@@ -45,9 +45,6 @@ def test_the_grid_has_every_combination():
     points = grid(small)
     assert len(set(points)) == len(points) == 12
     assert Point(4, 2.0, 1.0, 1.0, segmentations=1) in points
-
-
-def test_without_lm_or_phrases_their_weights_are_left_out():
     small = options("lm_weight=[0,1]", "beam_beta=[0]", "boosting_weight=[1,2]")
     assert grid(small, has_lm=False, has_phrases=False) == [Point(8, 0.0, None, None)]
 
@@ -58,9 +55,6 @@ def test_the_lowest_error_rate_wins_then_the_phrases_then_the_smaller_search():
     smaller = trial(1, 2, lm_weight=0.2)
     order = ranked([worst, large, small, fewer_phrases, smaller], "wer")
     assert order == [smaller, small, large, fewer_phrases, worst]
-
-
-def test_the_f_score_can_be_the_objective():
     accurate, finds_names = trial(1, 1), trial(3, 4)
     assert ranked([accurate, finds_names], "fscore") == [finds_names, accurate]
 
@@ -137,8 +131,6 @@ def test_a_run_prints_a_table_and_writes_a_preset(assets, manifest, tmp_path, ca
 
 
 # ------------------------------------------------------------------ finer weights, and the picture of the grid
-
-
 def test_finer_weights_lie_half_way_to_the_neighbours_or_beyond_the_edge():
     points = grid(options("lm_weight=[0,0.5,1]", "beam_beta=[0,1]", "boosting_weight=[2]", "beam_size=[4,8]"))
     best = Point(8, 0.0, 0.5, 2.0, segmentations=1)
@@ -274,8 +266,6 @@ def test_points_of_a_word_graph_have_beam_widths_and_weights_for_words():
 
 
 # ------------------------------------------------------------------ what is null is tried in stages
-
-
 def stages(options, strategy, most_bonus=0.0):
     points = points_of(options, strategy, has_lm=True, has_phrases=True, most_bonus=most_bonus)
     return points, later_stages(options, strategy, points, has_phrases=True, most_bonus=most_bonus)
@@ -395,7 +385,6 @@ def test_both_lms_of_paged_biglm_are_weighted(assets, manifest, tmp_path, capsys
 
 
 # -------- A decoder at a point of the grid is the decoder that one would have made with these options
-
 FRAMES = 30
 needs_kaldifst = pytest.mark.skipif(find_spec("kaldifst") is None, reason="needs kaldifst")
 

@@ -1,7 +1,5 @@
 """Runs with a model that needs no NeMo: resumed, damaged, killed; here and on a Ray of two workers."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gzip
@@ -384,7 +382,6 @@ def test_batches_have_similar_durations():
 
 
 # ---------------------------------------------------------------------------------- on a Ray of two workers
-
 DRIVER = """
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """torch as it looks on a machine with two GPUs, and a compiler that takes no time."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

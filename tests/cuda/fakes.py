@@ -218,8 +218,6 @@ class _StreamContext:
 
 
 # ---------------------------------------------- Marks for tests that need more than every machine has
-
-
 def _why_no_compiler() -> str:
     try:
         nvrtc.version()

@@ -3,8 +3,6 @@
 This is where sizes of arguments, addresses and handles could get lost between Python and C.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import struct

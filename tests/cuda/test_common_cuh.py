@@ -1,7 +1,5 @@
 """Every primitive of common.cuh against numpy, under random schedules and the race checker."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -187,23 +185,20 @@ def sorted_by_kernel(runtime, keys, block):
 
 
 COUNTS = [1, 2, 3, 31, 33, 64, 65, 100, 128, 200, 257, 700, 1024, 2048]
+COUNTED = pytest.mark.parametrize(
+    ("emulated_runtime", "count"),
+    [*(({}, n) for n in COUNTS), *(({"check": True}, n) for n in (1, 33, 64, 65, 200, 520))],
+    indirect=["emulated_runtime"],
+)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("count", COUNTS)
+@COUNTED
 def test_sorting_in_place(emulated_runtime, block, count):
     random = np.random.default_rng(count)
     for most in (2**64 - 1, 5):  # few and many equal keys
         keys = random.integers(0, most, (2, count), np.uint64)
         assert (sorted_by_kernel(emulated_runtime, keys, block) == -np.sort(-keys.astype(object), 1)).all()
-
-
-@CHECKED
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("count", [1, 33, 64, 65, 200, 513])
-def test_sorting_in_place_has_no_race(emulated_runtime, block, count):
-    keys = np.random.default_rng(count).integers(0, 2**64 - 1, (1, count), np.uint64)
-    assert (sorted_by_kernel(emulated_runtime, keys, block) == -np.sort(-keys.astype(object), 1)).all()
 
 
 def random_records(random, blocks, count):
@@ -217,35 +212,19 @@ def random_records(random, blocks, count):
     return records
 
 
-def order_of(runtime, records, block):
-    blocks, count = records.shape
-    order = torch.full((blocks, count), -1, dtype=torch.int32)
+@pytest.mark.parametrize("block", BLOCKS)
+@COUNTED
+def test_ordering_records_by_a_comparator(emulated_runtime, block, count):
+    records = random_records(np.random.default_rng(count), 2, count)
+    order = torch.full((2, count), -1, dtype=torch.int32)
     parameters = {"records": Tensor(RECORD, ("B", "N")), "count": number(), "order": ints("B", "N")}
     launch(
-        runtime, "order_records", parameters, block=block, grid=blocks,
+        emulated_runtime, "order_records", parameters, block=block, grid=2,
         shared_bytes=count * (RECORD.itemsize + 2), records=as_records(records), count=count,
         order=order,
     )  # fmt: skip
-    return order.numpy()
-
-
-def expected_order(records):
-    return np.stack([np.lexsort((row["label"], row["parent"], -row["score"])) for row in records])
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("count", COUNTS)
-def test_ordering_records_by_a_comparator(emulated_runtime, block, count):
-    records = random_records(np.random.default_rng(count), 2, count)
-    assert (order_of(emulated_runtime, records, block) == expected_order(records)).all()
-
-
-@CHECKED
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("count", [1, 40, 200, 520])
-def test_ordering_records_has_no_race(emulated_runtime, block, count):
-    records = random_records(np.random.default_rng(count), 1, count)
-    assert (order_of(emulated_runtime, records, block) == expected_order(records)).all()
+    expected = np.stack([np.lexsort((row["label"], row["parent"], -row["score"])) for row in records])
+    assert (order.numpy() == expected).all()
 
 
 @PLAIN_AND_CHECKED

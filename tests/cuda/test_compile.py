@@ -6,7 +6,7 @@ import logging
 import os
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -130,24 +130,16 @@ def test_new_gpus_get_the_code_of_their_older_siblings_or_ptx(capability, expect
 
 
 @needs_nvrtc
-def test_a_real_cubin(package):
-    code = kernel_code("kernel.cu", Architecture(90))
-    assert code[:4] == b"\x7fELF"
-    assert b"axpy" in code
-    assert kernel_code("kernel.cu", Architecture(90)) == code
-
-
-@needs_nvrtc
-def test_real_ptx(package):
+def test_real_ptx_cubins_and_macros(package):
     code = kernel_code("kernel.cu", Architecture(90, ptx=True))
     assert b".target sm_90" in code
     assert b".entry axpy" in code
     (entry,) = entries(package)
     assert entry.name.startswith("kernel-compute_90-")
-
-
-@needs_nvrtc
-def test_macros_reach_the_kernel(package):
+    code = kernel_code("kernel.cu", Architecture(90))
+    assert code[:4] == b"\x7fELF"
+    assert b"axpy" in code
+    assert kernel_code("kernel.cu", Architecture(90)) == code
     (package / "kernel.cu").write_text('extern "C" __global__ void NAME(TYPE* x) { x[0] = 1; }')
     code = kernel_code("kernel.cu", Architecture(90), {"NAME": "renamed", "TYPE": "double"})
     assert b"renamed" in code
@@ -173,15 +165,8 @@ def test_an_unknown_option_is_an_error_and_not_ignored(package):
 
 @needs_nvrtc
 def test_threads_may_compile_at_once(package):
-    codes: list[bytes] = []
-    threads = [
-        threading.Thread(target=lambda: codes.append(kernel_code("kernel.cu", Architecture(90)))) for _ in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(codes) == 4
+    with ThreadPoolExecutor(4) as pool:
+        codes = list(pool.map(lambda _: kernel_code("kernel.cu", Architecture(90)), range(4)))
     assert len(set(codes)) == 1
     assert len(entries(package)) == 1
 
@@ -211,8 +196,6 @@ def test_warnings_of_the_compiler_are_logged(package, compiled, caplog):
 
 
 # --------------------------------------------------------------------- Kernel files and their headers
-
-
 def test_headers_are_followed_and_read_once(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "kernel.cu").write_text('#include "b.cuh"\n  #  include "a/c.cuh"\nint x;\n')

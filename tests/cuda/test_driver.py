@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 import struct
 import sys
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 
 import numpy as np
@@ -121,16 +123,13 @@ def test_odd_blocks_are_refused(block, module, fake):
     assert not fake.launches
 
 
-def test_an_empty_grid_is_refused(module):
-    with pytest.raises(ValueError, match="grid is 0, expected at least 1"):
-        launch(module, grid=0)
-
-
-def test_bad_arguments_are_refused_before_the_driver_is_asked(module, fake):
+def test_odd_grids_and_bad_arguments_are_refused_before_the_driver_is_asked(module, fake):
     fake.calls.clear()
     with pytest.raises(ValueError, match="kernel axpy, argument x: has dtype"):
         launch(module, x=X.double())
     assert not fake.calls
+    with pytest.raises(ValueError, match="grid is 0, expected at least 1"):
+        launch(module, grid=0)
 
 
 def test_a_failing_launch_names_kernel_sizes_and_status(module, fake):
@@ -178,13 +177,9 @@ def test_modules_are_kept_per_device_and_macros(gpus, compiled, fake):
 
 
 def test_two_threads_load_a_module_once(gpus, compiled, fake):
-    cuda, loaded = CudaRuntime(fake), []
-    threads = [threading.Thread(target=lambda: loaded.append(cuda.load("a/kernel.cu", SECOND))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(loaded) == 8
+    cuda = CudaRuntime(fake)
+    with ThreadPoolExecutor(8) as pool:
+        loaded = list(pool.map(lambda _: cuda.load("a/kernel.cu", SECOND), range(8)))
     assert len({id(module) for module in loaded}) == 1
     assert len(compiled) == 1
 
@@ -243,7 +238,10 @@ def test_ptx_for_a_gpu_that_is_newer_than_the_compiler(gpus, compiled, fake):
     assert compiled == [("a/kernel.cu", (120, True), {})]
 
 
-def test_shared_memory_and_devices(gpus, fake):
+def test_devices_and_their_shared_memory(fake, gpus):
+    with pytest.raises(RuntimeError, match="no CUDA kernels on cpu: kernels run on CUDA devices"):
+        CudaRuntime(fake).load("a/kernel.cu", torch.device("cpu"))
+    assert not fake.calls
     cuda = CudaRuntime(fake)
     assert cuda.shared_bytes(SECOND) == 232448
     assert cuda.device_for(SECOND) == SECOND
@@ -252,14 +250,7 @@ def test_shared_memory_and_devices(gpus, fake):
     assert cuda.device_for(torch.device("cuda")) == SECOND
 
 
-def test_loading_where_kernels_cannot_run_says_why(fake):
-    with pytest.raises(RuntimeError, match="no CUDA kernels on cpu: kernels run on CUDA devices"):
-        CudaRuntime(fake).load("a/kernel.cu", torch.device("cpu"))
-    assert not fake.calls
-
-
 # ------- Every reason why kernels can't run is one plain line, asked for once, and never an exception
-
 FIRST = torch.device("cuda", 0)
 
 
@@ -268,100 +259,84 @@ def reason(fake, device=FIRST):
 
 
 @pytest.mark.usefixtures("gpus")
-def test_nothing_is_wrong(fake):
-    assert reason(fake) is None
-    assert reason(fake, torch.device("cuda")) is None
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("cuda:0", None),
+        ("cuda", None),
+        ("cpu", "kernels run on CUDA devices, not on 'cpu'"),
+        ("cuda:2", "there is no cuda:2, torch finds 2 GPU(s)"),
+    ],
+)
+def test_devices_that_are_there(fake, device, expected):
+    assert reason(fake, torch.device(device)) == expected
 
 
-def test_tensors_on_the_cpu(fake):
-    assert reason(fake, torch.device("cpu")) == "kernels run on CUDA devices, not on 'cpu'"
+def failing(error):
+    def fail():
+        raise error
 
-
-def test_a_torch_without_cuda(gpus, fake, monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert reason(fake) == f"torch {torch.__version__} is built without CUDA"
-
-
-def test_without_a_gpu_no_library_of_the_driver_is_touched(gpus, fake, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert reason(fake).startswith("torch finds no GPU")
-    assert not fake.calls
-
-
-@pytest.mark.usefixtures("gpus")
-def test_a_device_that_is_not_there(fake):
-    assert reason(fake, torch.device("cuda", 2)) == "there is no cuda:2, torch finds 2 GPU(s)"
-
-
-def test_old_gpus(gpus, fake):
-    gpus.capability = (7, 0)
-    assert reason(fake) == "cuda:0 is too old: compute capability 7.0, needed is 7.5 or newer"
-
-
-def test_gpus_that_the_compiler_does_not_know(gpus, fake, monkeypatch):
-    gpus.capability = (13, 0)
-    assert reason(fake) is None  # the driver compiles from PTX
-    monkeypatch.setattr(nvrtc, "architectures", lambda: (80, 90))
-    gpus.capability = (7, 5)
-    assert reason(fake) == "NVRTC 13.1 can't compile for compute capability 7.5"
+    return fail
 
 
 @pytest.mark.usefixtures("gpus")
-def test_no_cuda_python(fake, monkeypatch):
-    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
-    expected = "cuda-python is not installed: pip install 'nemo-gpu-decoding[cuda13]'"
+@pytest.mark.parametrize(
+    ("module", "name", "value", "expected"),
+    [
+        (torch.version, "cuda", None, f"torch {re.escape(torch.__version__)} is built without CUDA"),
+        (torch.cuda, "is_available", lambda: False, "torch finds no GPU.*"),
+        (nvrtc, "version", failing(RuntimeError("Failure finding libnvrtc.so\nsearched in many places")),
+         r"NVRTC can't be loaded \(RuntimeError: Failure finding libnvrtc.so\): pip install .*"),
+        (torch.cuda, "device_count", failing(OSError("something\nelse")), "CUDA does not answer: OSError: something"),
+    ],
+)  # fmt: skip
+def test_what_torch_and_the_compiler_say(fake, monkeypatch, module, name, value, expected):
+    monkeypatch.setattr(module, name, value)
+    shown = reason(fake)
+    assert re.fullmatch(expected, shown)
+    if module is not nvrtc and name != "device_count":
+        assert not fake.calls  # no library of the driver is touched
+
+
+@pytest.mark.parametrize(
+    ("capability", "known", "expected"),
+    [
+        ((7, 0), (75, 80, 90), "cuda:0 is too old: compute capability 7.0, needed is 7.5 or newer"),
+        ((13, 0), (75, 80, 90), None),  # the driver compiles from PTX
+        ((7, 5), (80, 90), "NVRTC 13.1 can't compile for compute capability 7.5"),
+    ],
+)
+def test_gpus_that_are_too_old_or_that_the_compiler_does_not_know(
+    gpus, fake, monkeypatch, capability, known, expected
+):
+    monkeypatch.setattr(nvrtc, "architectures", lambda: known)
+    gpus.capability = capability
     assert reason(fake) == expected
 
 
 @pytest.mark.usefixtures("gpus")
-def test_an_old_cuda_python(fake, monkeypatch):
+def test_drivers_of_another_generation_and_drivers_that_fail(fake):
+    for fake.version in (13000, 13010, 14000):
+        assert reason(fake) is None
+    fake.version = 12080
+    assert reason(fake) == (
+        "the driver is for CUDA 12.8 and can't run what NVRTC 13.1 compiles: take a newer driver, or "
+        "pip install 'nemo-gpu-decoding[cuda12]'"
+    )
+    fake.failing["cuDriverGetVersion"] = Status.CUDA_ERROR_INVALID_VALUE
+    assert reason(fake).startswith("the NVIDIA driver fails with")
+
+
+@pytest.mark.usefixtures("gpus")
+def test_no_cuda_python_or_an_old_one(fake, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cuda.bindings", None)
+    assert reason(fake) == "cuda-python is not installed: pip install 'nemo-gpu-decoding[cuda13]'"
     module = ModuleType("cuda.bindings")
     module.__version__ = "12.6.2.post1"
     monkeypatch.setitem(sys.modules, "cuda.bindings", module)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     expected = "cuda-python 12.6.2.post1 is older than 12.9: pip install 'nemo-gpu-decoding[cuda12]'"
     assert reason(fake) == expected
-
-
-@pytest.mark.usefixtures("gpus")
-def test_no_compiler_library(fake, monkeypatch):
-    def missing():
-        raise RuntimeError("Failure finding libnvrtc.so\nsearched in many places")
-
-    monkeypatch.setattr(nvrtc, "version", missing)
-    expected = "NVRTC can't be loaded (RuntimeError: Failure finding libnvrtc.so): pip install"
-    assert reason(fake).startswith(expected)
-
-
-@pytest.mark.usefixtures("gpus")
-def test_a_driver_of_an_older_generation(fake):
-    fake.version = 12080
-    assert reason(fake) == (
-        "the driver is for CUDA 12.8 and can't run what NVRTC 13.1 compiles: take a newer driver, or "
-        "pip install 'nemo-gpu-decoding[cuda12]'"
-    )
-
-
-@pytest.mark.usefixtures("gpus")
-@pytest.mark.parametrize("version", [13000, 13010, 14000])
-def test_drivers_of_the_same_or_a_later_generation(version, fake):
-    fake.version = version
-    assert reason(fake) is None
-
-
-@pytest.mark.usefixtures("gpus")
-def test_a_driver_that_fails(fake):
-    fake.failing["cuDriverGetVersion"] = Status.CUDA_ERROR_INVALID_VALUE
-    assert reason(fake).startswith("the NVIDIA driver fails with")
-
-
-@pytest.mark.usefixtures("gpus")
-def test_the_unforeseen_is_a_reason_too(fake, monkeypatch):
-    def fail():
-        raise OSError("something\nelse")
-
-    monkeypatch.setattr(torch.cuda, "device_count", fail)
-    assert reason(fake) == "CUDA does not answer: OSError: something"
 
 
 @pytest.mark.usefixtures("gpus")

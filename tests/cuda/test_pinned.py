@@ -1,7 +1,5 @@
 """Tables in host memory: their bytes, and when they are pinned."""
 
-from __future__ import annotations
-
 import gc
 import re
 from contextlib import contextmanager
@@ -57,15 +55,14 @@ def cudart(monkeypatch):
     return state
 
 
-def test_an_empty_table(cudart):
+def test_tables_of_no_bytes_and_of_too_many(cudart):
     table = HostTable(0).pin(GPU)
     assert table.bytes.shape == (0,)
     assert not cudart.pinned
-
-
-def test_negative_sizes():
     with pytest.raises(ValueError, match="nbytes is -1"):
         HostTable(-1)
+    with pytest.raises(PinningError, match=r"can't get 2147483648.00 GiB of host memory .* are free"):
+        HostTable(1 << 61)
 
 
 def test_a_table_is_pinned_in_its_exact_size_for_all_devices(cudart):
@@ -132,14 +129,7 @@ def test_what_the_system_is_told_about_the_memory(cudart):
     assert "dc" in mapping_of(table)[1]
 
 
-def test_more_memory_than_there_is():
-    with pytest.raises(PinningError, match=r"can't get 2147483648.00 GiB of host memory .* are free"):
-        HostTable(1 << 61)
-
-
 # ------- What the system and control groups say about free memory, out of files that look like theirs
-
-
 @pytest.fixture
 def machine(tmp_path):
     """A machine with 1 MiB free and no control groups."""
@@ -163,41 +153,26 @@ def group(root, folder, limit, usage, files=0, version=2):
     write(root, f"sys/fs/cgroup/{folder}/memory.stat", text)
 
 
-def test_without_control_groups_it_is_the_systems(machine):
+def test_free_memory_is_what_the_system_and_control_groups_leave(machine):
     assert free_host_bytes(machine) == 1 << 20
-
-
-def test_pages_of_files_count_as_free(machine):
     write(machine, "proc/self/cgroup", "0::/job\n")
     group(machine, "job", 1000, 900, files=50)
     assert free_host_bytes(machine) == 1000 - 900 + 50 + 1
-
-
-def test_the_tightest_of_all_groups_above_counts(machine):
     write(machine, "proc/self/cgroup", "0::/slice/job/step\n")
     group(machine, "slice/job/step", "max", 10)
     group(machine, "slice/job", 5000, 100)
     group(machine, "slice", 3000, 200)
     assert free_host_bytes(machine) == 3000 - 200 + 1
-
-
-def test_a_container_sees_its_group_as_the_top(machine):
+    write(machine, "proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/job\n0::/\n")
+    group(machine, "memory/job", 2000, 500, version=1)
+    group(machine, "memory", 9223372036854771712, 500, version=1)
+    assert free_host_bytes(machine) == 1501
     write(machine, "proc/self/cgroup", "0::/\n")
     group(machine, ".", 700, 800)
     assert free_host_bytes(machine) == 0
 
 
-def test_control_groups_of_version_1(machine):
-    write(machine, "proc/self/cgroup", "5:cpu,cpuacct:/x\n4:memory:/job\n0::/\n")
-    group(machine, "memory/job", 2000, 500, version=1)
-    group(machine, "memory", 9223372036854771712, 500, version=1)
-    assert free_host_bytes(machine) == 1501
-
-
-def test_a_system_that_tells_nothing(tmp_path):
+def test_systems_that_tell_nothing_and_this_one(tmp_path):
     assert free_host_bytes(tmp_path) is None
-
-
-def test_this_machine():
     assert free_host_bytes() is None or free_host_bytes() > 0
     assert lock_limit() is None or lock_limit() >= 0

@@ -7,8 +7,8 @@ import importlib
 import re
 import shutil
 import sys
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import Final, NamedTuple
 
@@ -178,7 +178,6 @@ def test_a_struct_is_packed_as_its_declaration_says():
 
 
 # ------------------------------------------ What a launch refuses before any pointer reaches a kernel
-
 CPU = torch.device("cpu")
 ARC = np.dtype([("label", np.int32), ("weight", np.float32), ("target", np.int64)])
 SEARCH = Signature(
@@ -247,26 +246,20 @@ def test_tensors_of_the_launch_before_are_checked_where_they_have_changed():
         checked_arguments(SEARCH, torch.device("cuda", 0), same)
 
 
-def test_launches_keep_no_tensor_alive():
+def test_launches_keep_no_tensor_alive_and_signatures_few_forms():
     given = arguments()
     checked_arguments(SEARCH, CPU, given)
     kept = weakref.ref(given.pop("log_probs"))
     assert kept() is None
-
-
-def test_signatures_remember_few_forms():
     signature = Signature("k", {"x": Tensor(torch.float32, ("N",))})
     for n in range(3 * MOST_FORMS):
         checked_arguments(signature, CPU, {"x": torch.zeros(n)})
     assert len(signature.checked_forms) <= MOST_FORMS
 
 
-def test_none_becomes_a_null_pointer_where_that_is_allowed():
+def test_none_and_arguments_that_are_missing_or_unknown():
     assert checked_arguments(SEARCH, CPU, arguments(arcs=None))[2] == 0
     assert "argument lengths: is a NoneType" in refusal(lengths=None)
-
-
-def test_missing_and_unknown_arguments_are_named():
     given = arguments(bean=3)
     del given["beam"]
     with pytest.raises(ValueError, match=r"missing arguments \['beam'\], unknown arguments \['bean'\]"):
@@ -283,37 +276,25 @@ def test_missing_and_unknown_arguments_are_named():
         ({"pair": torch.zeros(3, dtype=torch.int32)}, "has shape (3,), expected [2]"),
         ({"log_probs": torch.zeros(3, 7, 5).mT}, "is not contiguous"),
         ({"log_probs": torch.zeros(3, 5, 7, device="meta")}, "is on meta, expected cpu"),
-    ],
-)
-def test_tensors_that_do_not_fit(change, message):
-    assert message in refusal(**change)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
         ({"arcs": torch.zeros(4, 15, dtype=torch.uint8)}, "the 16 bytes of a record"),
         ({"arcs": torch.zeros(17, dtype=torch.uint8)}, "the 16 bytes of a record"),
         ({"arcs": torch.zeros(4, 4)}, "has dtype torch.float32, expected torch.uint8"),
         ({"arcs": torch.zeros(65, dtype=torch.uint8)[1:]}, "expected a multiple of 8"),
     ],
 )
-def test_records_that_do_not_fit(change, message):
+def test_tensors_and_records_that_do_not_fit(change, message):
     assert message in refusal(**change)
 
 
-def test_records_may_come_as_flat_bytes():
-    flat = as_records(np.zeros(4, ARC)).flatten()
-    assert int(checked_arguments(SEARCH, CPU, arguments(arcs=flat))[2]) == flat.data_ptr()
-
-
-def test_as_records_keeps_every_byte():
+def test_records_keep_every_byte_and_may_come_as_flat_bytes():
     records = np.zeros((2, 3), ARC)
     records["label"] = np.arange(6).reshape(2, 3)
     records.setflags(write=False)
     tensor = as_records(records)
     assert tensor.shape == (2, 3, 16)
     assert (tensor.numpy().view(ARC)[..., 0] == records).all()
+    flat = as_records(np.zeros(4, ARC)).flatten()
+    assert int(checked_arguments(SEARCH, CPU, arguments(arcs=flat))[2]) == flat.data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -369,28 +350,26 @@ def test_pinned_tables_lie_on_the_host():
         checked_arguments(signature, CPU, {"table": table.to("meta")})
 
 
-def test_a_signature_may_not_use_the_launchs_own_names():
+def test_what_no_signature_may_be_made_of():
     with pytest.raises(ValueError, match="may not be called block, grid"):
         Signature("k", {"grid": Scalar(np.int32), "block": Scalar(np.int32)})
-
-
-def test_a_scalar_is_a_number():
     with pytest.raises(ValueError, match="a Scalar is of type complex64, expected"):
         Scalar(np.complex64)
 
 
 # ---------------------------------------------------------------------------- Which runtime is in use
-def test_the_runtime_is_cudas_and_one_for_all():
+def test_the_runtime_is_cudas_and_comes_back_after_an_exception():
     assert isinstance(runtime(), CudaRuntime)
     assert runtime() is runtime()
+    before = runtime()
+    with pytest.raises(KeyError), use_runtime(CudaRuntime()):
+        raise KeyError
+    assert runtime() is before
 
 
 def seen_by_another_thread():
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(runtime()))
-    thread.start()
-    thread.join()
-    return seen[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(runtime).result()
 
 
 def test_a_replacement_serves_all_threads_until_its_block_ends():
@@ -400,11 +379,4 @@ def test_a_replacement_serves_all_threads_until_its_block_ends():
             assert runtime() is inner
             assert seen_by_another_thread() is inner
         assert seen_by_another_thread() is outer
-    assert runtime() is before
-
-
-def test_an_exception_ends_the_block_too():
-    before = runtime()
-    with pytest.raises(KeyError), use_runtime(CudaRuntime()):
-        raise KeyError
     assert runtime() is before

@@ -2,13 +2,11 @@
 
 # ruff: noqa: N802, N815 (methods are named like the functions of CUDA)
 
-from __future__ import annotations
-
 import gc
 import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
@@ -164,7 +162,7 @@ def test_a_chunk_is_captured_on_a_stream_of_the_device(log, torch_cuda):
 
 
 def test_one_graph_is_captured_at_a_time(log, torch_cuda):
-    inside, threads = [], []
+    inside = []
 
     def body():
         inside.append(1)
@@ -172,12 +170,8 @@ def test_one_graph_is_captured_at_a_time(log, torch_cuda):
         assert len(inside) == 1
         inside.pop()
 
-    for _ in range(3):
-        threads.append(threading.Thread(target=lambda: log.append(capture_chunk(GPU, body))))
-        threads[-1].start()
-    for thread in threads:
-        thread.join()
-    assert sum(hasattr(entry, "replay") for entry in log) == 3  # none has raised
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(lambda _: capture_chunk(GPU, body), range(3)))
 
 
 @pytest.mark.parametrize(("version", "data"), [("12.9.1", ()), ("13.4.4", (None,))])
@@ -230,8 +224,6 @@ def test_the_functions_exist(name):
 
 
 # ------------------------------ Captures that CUDA refuses to end, in torch's own `torch.cuda.graph`
-
-
 def fail_to_capture(mode):
     """In a process of its own: capture on the second of two GPUs; prints what is current afterwards."""
     old, log = OldTorch(), []

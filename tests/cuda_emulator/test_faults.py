@@ -1,7 +1,5 @@
 """Every kind of fault is found, whatever the schedule, and reported with the line where it is."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Each feature of CUDA C++ that kernels may use gives what the programming guide says."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -154,8 +154,6 @@ def test_vocabulary_text_is_the_nemo_tokenizers(tokenizer_model):
 
 
 # -- phrases that overlap, on the shipped hard speech ----------------------------------------
-
-
 def hard_speech_with(phrases: list[str], weight: float, **options) -> tuple[WordErrors, PhraseScore]:
     tensors, metadata = read_speech("emissions")
     references, vocabulary = json.loads(metadata["texts"]), spelling_vocabulary(*speech_lexicon())

@@ -1,7 +1,5 @@
 """The automaton layout: the example of the module, and what its checks refuse."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -32,11 +30,15 @@ def make(**changes):
     return BackoffAutomaton.from_columns(Columns(**columns), size, start, "example")
 
 
-def test_the_example_of_the_module():
+def test_the_example_of_the_module_and_nothing():
     example = make()
     assert example.score([A, B]) == (-0.25 - 1.0) + -0.75 - 4.0
     assert example.score([B, A], final=False) == (-0.25 - 2.0) + (-0.125 - 1.0)
     assert example.arrays.states["upper_bound"] == pytest.approx([-1.0, -1.25, -0.75, -1.125], abs=1e-4)
+    assert make().fingerprint == make().fingerprint
+    assert make(arc_weights=[-1.0, -2.0, -0.5]).fingerprint != make().fingerprint
+    assert make(start_state=0).fingerprint != make().fingerprint
+    assert empty_automaton(5).score([0, 4, 2]) == 0
 
 
 def test_compiled_look_up_equals_the_readable_one():
@@ -45,16 +47,6 @@ def test_compiled_look_up_equals_the_readable_one():
         for state in range(automaton.num_states):
             for label in (A, B):
                 assert lookup(automaton.arrays, 2, state, label, ANY_WEIGHT) == automaton.advance(state, label)
-
-
-def test_fingerprint_is_of_the_content():
-    assert make().fingerprint == make().fingerprint
-    assert make(arc_weights=[-1.0, -2.0, -0.5]).fingerprint != make().fingerprint
-    assert make(start_state=0).fingerprint != make().fingerprint
-
-
-def test_empty_automaton_gives_nothing():
-    assert empty_automaton(5).score([0, 4, 2]) == 0
 
 
 @pytest.mark.parametrize(
@@ -78,8 +70,6 @@ def test_contradictions_are_refused(changes, message):
 
 
 # -- The two bounds of a state, against the weight of every label -------------------------------------
-
-
 def own_labels(automaton, state):
     row = automaton.arrays.states[state]
     return set(automaton.arrays.arcs["label"][row["arc_begin"] : row["arc_end"]].tolist())
@@ -117,20 +107,11 @@ def test_the_likely_successor_does_not_loosen_the_bound_of_the_others(seed):
 
 def test_states_without_arcs_and_labels_without_probability():
     assert empty_automaton(3).arrays.states["upper_bound"][0] >= 0
-    lm = BackoffAutomaton.from_columns(
-        Columns(
-            arc_begin=np.array([0, 2]),
-            arc_end=np.array([2, 2]),
-            backoff_to=np.array([0, 0]),
-            backoff_weights=np.array([0.0, -np.inf]),
-            final_weights=np.zeros(2),
-            arc_labels=np.array([0, 1]),
-            arc_weights=np.array([-np.inf, -1.0]),
-            arc_targets=np.array([0, 0]),
-        ),
-        vocab_size=2,
-        start_state=1,
-    )
+    columns = Columns(
+        arc_begin=[0, 2], arc_end=[2, 2], backoff_to=[0, 0], backoff_weights=[0.0, -np.inf], final_weights=[0.0, 0.0],
+        arc_labels=[0, 1], arc_weights=[-np.inf, -1.0], arc_targets=[0, 0],
+    )  # fmt: skip
+    lm = BackoffAutomaton.from_columns(columns, vocab_size=2, start_state=1)
     assert lm.arrays.states["upper_bound"].tolist() == pytest.approx([-1.0, -np.inf], abs=1e-4)
     assert lm.arrays.states["backoff_bound"].tolist() == [-np.inf, -np.inf]
 

@@ -1,7 +1,5 @@
 """Phrase boosting: what the options mean, what is refused."""
 
-from __future__ import annotations
-
 import logging
 import random
 
@@ -37,33 +35,31 @@ def spelled(*pieces):
     return [VOCABULARY.pieces.index(piece) for piece in pieces]
 
 
-def test_a_phrase_earns_the_bonus_of_nemos_formula():
-    tree = build_boosting_tree(["abc de"], VOCABULARY)
-    assert score(tree, "abc de") == pytest.approx(phrase_bonus(4))
+@pytest.mark.parametrize(
+    ("options", "bonus"),
+    [
+        ({}, phrase_bonus(4)),  # NeMo's formula
+        ({"context_score": 0.5, "depth_scaling": 3.0}, phrase_bonus(4, 0.5, 3.0)),
+        ({"uniform_weights": True}, 4.0),
+        ({"score_per_phrase": 12.0}, phrase_bonus(4, 2.0)),  # divided by the characters
+    ],
+    ids=str,
+)
+def test_the_bonus_of_a_phrase(options, bonus):
+    tree = build_boosting_tree(["abc de"], VOCABULARY, BoostingConfig(**options))
+    assert score(tree, "abc de") == pytest.approx(bonus)
     assert score(tree, "abc d") == pytest.approx(0)
-    assert score(tree, "abc d", final=False) == pytest.approx(phrase_bonus(3))
+    if not options:
+        assert score(tree, "abc d", final=False) == pytest.approx(phrase_bonus(3))
 
 
-def test_context_score_and_depth_scaling():
-    config = BoostingConfig(context_score=0.5, depth_scaling=3.0)
-    tree = build_boosting_tree(["abc de"], VOCABULARY, config)
-    assert score(tree, "abc de") == pytest.approx(phrase_bonus(4, 0.5, 3.0))
-
-
-def test_uniform_weights_pay_every_token_alike():
-    tree = build_boosting_tree(["abc de"], VOCABULARY, BoostingConfig(uniform_weights=True))
-    assert score(tree, "abc de") == pytest.approx(4.0)
-
-
-def test_score_per_phrase_is_divided_by_the_characters():
-    tree = build_boosting_tree(["abc de"], VOCABULARY, BoostingConfig(score_per_phrase=12.0))
-    assert score(tree, "abc de") == pytest.approx(phrase_bonus(4, 2.0))
-
-
-def test_unk_score_is_paid_outside_phrases_only():
+def test_unk_score_is_paid_outside_phrases_only_by_arcs_of_the_root():
     tree = build_boosting_tree(["ab de"], VOCABULARY, BoostingConfig(unk_score=-0.5))
     assert score(tree, "ab de") == pytest.approx(phrase_bonus(4))
     assert score(tree, "ab de c") == pytest.approx(phrase_bonus(4) - 2 * 0.5)  # '▁' and 'c'
+    tree = build_boosting_tree(["abc", "de"], VOCABULARY)
+    root = tree.arrays.states[tree.start_state]
+    assert root["arc_end"] - root["arc_begin"] == len(VOCABULARY)
 
 
 def test_phrase_weights_multiply_the_bonus_whatever_else_is_listed():
@@ -83,9 +79,6 @@ def test_all_segmentations_earn_what_the_canonical_one_earns():
         assert tree.score(spelled(*pieces)) == pytest.approx(phrase_bonus(1))
     one = build_boosting_tree(["abc"], VOCABULARY)
     assert one.score(spelled("▁ab", "c")) == 0
-
-
-def test_bpe_dropout_means_as_many_segmentations():
     by_dropout = BoostingConfig(use_bpe_dropout=True, num_of_transcriptions=3)
     assert (
         build_boosting_tree(["abc de"], VOCABULARY, by_dropout).fingerprint
@@ -101,26 +94,17 @@ def test_ignore_case_boosts_other_spellings():
         assert score(tolerant, text) == pytest.approx(phrase_bonus(4))
 
 
-def test_the_root_has_an_arc_for_every_token():
-    tree = build_boosting_tree(["abc", "de"], VOCABULARY)
-    root = tree.arrays.states[tree.start_state]
-    assert root["arc_end"] - root["arc_begin"] == len(VOCABULARY)
-
-
 @pytest.mark.parametrize("options", [{"whole_words": False}, {"refund": "nemo"}], ids=str)
 def test_phrases_are_found_in_longer_words_as_in_nemo(options):
     tree = build_boosting_tree(["ab"], VOCABULARY, BoostingConfig(**options))
     assert tree.score(spelled("▁ab", "e")) == pytest.approx(phrase_bonus(1))
 
 
-def test_phrases_earn_nothing_in_longer_words():
+def test_where_phrases_earn_nothing_in_longer_words():
     tree = build_boosting_tree(["ab"], VOCABULARY)
     assert tree.score(spelled("▁ab", "e")) == pytest.approx(0)
     for end in ([], ["▁"], ["▁abc"], ["<unk>"], ["'", "c"]):
         assert tree.score(spelled("▁ab", *end)) == pytest.approx(phrase_bonus(1))
-
-
-def test_phrases_that_end_in_no_word_earn_whatever_follows():
     tree = build_boosting_tree(["ab'"], VOCABULARY)
     assert tree.score(spelled("▁ab", "'", "c")) == pytest.approx(phrase_bonus(2))
 
@@ -144,14 +128,11 @@ def test_phrases_in_characters_begin_and_end_with_words():
     assert earns("東京東") == pytest.approx(1.0)
 
 
-def test_characters_without_a_space_have_no_word_beginnings():
+def test_where_words_begin_and_go_on_without_a_space():
     vocabulary = Vocabulary.from_pieces("abc", kind="char")
     tree = build_boosting_tree(["ab"], vocabulary)
     assert tree.score([2, 0, 1]) == pytest.approx(phrase_bonus(2))
     assert tree.score([0, 1, 2]) == pytest.approx(0)
-
-
-def test_wordpieces_tell_where_words_go_on():
     vocabulary = Vocabulary.from_pieces(("ab", "##c", "##'", "c"))
     tree = build_boosting_tree(["ab"], vocabulary)
     assert tree.score([0, 1]) == pytest.approx(0)
@@ -186,8 +167,6 @@ def test_word_ends_of_20000_phrases_cost_few_states(is_weighted):
 
 
 # -- blank lines, duplicates, files ------------------------------------------------------------------
-
-
 def test_blank_and_duplicate_phrases_are_skipped_with_one_warning(caplog):
     phrases = ["abc", "", "de", " abc ", "  ", Phrase("de", weight=2.0), Phrase("abc", weight=0.5)]
     with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
@@ -296,8 +275,6 @@ def test_nemo_boosting_tree_files_load_without_their_end_of_sentence_bonus(tmp_p
 
 
 # -- what is refused ---------------------------------------------------------------------------------
-
-
 def test_phrases_that_cannot_be_spelled_are_named():
     with pytest.raises(ValueError, match="phrase 'axe' has the character 'x', which is not in the model's vocabulary"):
         build_boosting_tree(["abc", "axe"], VOCABULARY)
@@ -305,17 +282,25 @@ def test_phrases_that_cannot_be_spelled_are_named():
         build_boosting_tree(["ax", "ay", "az", "aw", "abc"], VOCABULARY)
 
 
-@pytest.mark.parametrize("phrases", [[], ["", " "]])
-def test_no_phrases(phrases):
-    with pytest.raises(ValueError, match="has no phrases"):
-        build_boosting_tree(phrases, VOCABULARY)
+@pytest.mark.parametrize(
+    ("phrases", "config", "message"),
+    [
+        ([], {}, "has no phrases"),
+        (["", " "], {}, "has no phrases"),
+        ("abc", {}, "phrases is a string"),
+        (["abc"], {"key_phrases_list": ["de"]}, "config has key_phrases_list besides the phrases given"),
+        (["abc"], {"key_phrases_list": "abc"}, r"key_phrases_list is '.*', expected a list of phrases"),
+    ],
+)
+def test_what_is_no_list_of_phrases(phrases, config, message):
+    with pytest.raises(ValueError, match=message):
+        build_boosting_tree(phrases, VOCABULARY, BoostingConfig(**config))
 
 
-def test_a_string_is_no_list():
-    with pytest.raises(ValueError, match="phrases is a string"):
-        build_boosting_tree("abc", VOCABULARY)
-    with pytest.raises(ValueError, match=r"key_phrases_list is '.*', expected a list of phrases"):
-        BoostingConfig(key_phrases_list="abc")
+@pytest.mark.parametrize("key", ["model_path", "key_phrases_file"])
+def test_missing_files(tmp_path, key):
+    with pytest.raises(FileNotFoundError):
+        load_boosting_tree(BoostingConfig(**{key: str(tmp_path / "none.nemo")}), VOCABULARY)
 
 
 @pytest.mark.parametrize(
@@ -331,20 +316,6 @@ def test_one_source_of_phrases(options, message):
     assert config.is_empty == (not options)
     with pytest.raises(ValueError, match=message):
         load_boosting_tree(config, VOCABULARY)
-
-
-def test_phrases_in_the_config_and_in_the_call():
-    with pytest.raises(ValueError, match="config has key_phrases_list besides the phrases given"):
-        build_boosting_tree(["abc"], VOCABULARY, BoostingConfig(key_phrases_list=["de"]))
-
-
-def test_missing_files(tmp_path):
-    for config in (
-        BoostingConfig(model_path=str(tmp_path / "none.nemo")),
-        BoostingConfig(key_phrases_file=str(tmp_path / "none.txt")),
-    ):
-        with pytest.raises(FileNotFoundError):
-            load_boosting_tree(config, VOCABULARY)
 
 
 @pytest.mark.parametrize(
@@ -382,8 +353,6 @@ def test_bad_weights(weight):
 
 
 # -- Which pieces continue a word ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("kind", "continuations", "others"),
     [

@@ -1,7 +1,5 @@
 """The boosting tree's weights against counting phrases by hand, and NeMo's faults one by one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -73,8 +71,6 @@ def bonuses(weights):
 
 
 # -- properties --------------------------------------------------------------------------------------
-
-
 @settings(max_examples=150, deadline=None)
 @given(PHRASES, TEXTS)
 def test_a_text_ends_with_exactly_what_its_phrases_earn(weights, text):
@@ -91,10 +87,34 @@ def test_no_token_is_paid_for_twice(weights, text, continuations, outside):
     assert tree.score(text, final=False) >= expected
 
 
-def test_of_overlapping_phrases_that_earn_the_same_the_first_counts():
-    """What begins inside of the second one can then be paid as well."""
-    tree = build_apart({(A, B): 1, (B, C): 1, (C, D): 1, (A, B, C, A): 1})
-    assert tree.score([A, B, C, D]) == 4
+@pytest.mark.parametrize(
+    ("weights", "earned"),
+    [
+        pytest.param(
+            {(A, B): 1, (B, C): 1, (C, D): 1, (A, B, C, A): 1}, [((A, B, C, D), 4)],
+            id="of phrases that earn the same the first: what begins inside of the second one can be paid as well",
+        ),
+        pytest.param(
+            {(A, B): 1, (B, C): 1, (C, D): 1}, [((A, B), 2), ((A, B, C), 2), ((A, B, C, D), 4)],
+            id="one more token completes no phrase that begins in another",
+        ),
+        pytest.param(
+            {(A, B, C, D): 1, (B, C): 5, (C,): 2}, [((A, B, C, D), 10), ((A, B, C), 10), ((A, C), 2)],
+            id="within a match the occurrences that earn most",
+        ),
+        pytest.param(
+            {(A, B): 1, (A, B, C, D): 1}, [((A, B, C, A), 2), ((A, B, C, A, B), 4), ((A, B, C, D), 4)],
+            id="a phrase that a longer one goes on from",
+        ),
+        pytest.param(
+            {(A, B): 3, (B,): -1, (B, C): -4}, [((A, B), 5), ((A, B, C), 5), ((B, C), -8)],
+            id="a penalty that begins inside a paid phrase only within it",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_paid_where_phrases_overlap(weights, earned):
+    tree = build_apart(weights)
+    assert [(text, tree.score(text)) for text, _ in earned] == earned
 
 
 @settings(max_examples=100, deadline=None)
@@ -142,21 +162,14 @@ def test_tokens_outside_of_phrases_cost_the_same_wherever_words_end(weights, tex
         assert in_words.score(text) - anywhere.score(text) == pytest.approx(difference, abs=1e-4)
 
 
-@settings(max_examples=50, deadline=None)
-@given(PHRASES, CONTINUATIONS)
-def test_upper_bounds_hold_with_word_ends(weights, continuations):
-    tree = build_with_word_boundaries(weights, continuations)
-    for state in range(tree.num_states):
-        best = max(tree.advance(state, label)[0] for label in range(V))
-        assert best <= tree.arrays.states["upper_bound"][state]
-
-
-@settings(max_examples=50, deadline=None)
-@given(PHRASES, st.sampled_from(["full", "nemo"]), st.sampled_from([-1.0, 0.0, 0.5]))
-def test_upper_bounds_hold_for_every_state_and_label(weights, refund, unk_score):
-    if refund == "nemo":
-        weights = {phrase: abs(weight) for phrase, weight in weights.items()}
-    tree = build(weights, refund, unk_score)
+@settings(max_examples=100, deadline=None)
+@given(PHRASES, st.sampled_from(["full", "nemo", "word ends"]), st.sampled_from([-1.0, 0.0, 0.5]), CONTINUATIONS)
+def test_upper_bounds_hold_for_every_state_and_label(weights, refund, unk_score, continuations):
+    if refund == "word ends":
+        tree = build_with_word_boundaries(weights, continuations)
+    else:
+        weights = {phrase: abs(weight) if refund == "nemo" else weight for phrase, weight in weights.items()}
+        tree = build(weights, refund, unk_score)
     for state in range(tree.num_states):
         best = max(tree.advance(state, label)[0] for label in range(V))
         assert best <= tree.arrays.states["upper_bound"][state]
@@ -178,32 +191,29 @@ def test_concatenated_trees_score_as_they_do_alone(lists, text):
 
 
 # -- NeMo's faults, by name ----------------------------------------------------------------------------
-
-
-def test_fault_utterance_that_ends_inside_a_phrase_keeps_a_bonus():
-    phrases, text = [(A, B, C)], [D, A, B]
-    assert build(phrases, "nemo").score(text) == pytest.approx(phrase_bonus(2))
-    assert build(phrases).score(text) == pytest.approx(0)
-
-
-def test_fault_failing_in_a_longer_phrase_takes_back_its_completed_prefix():
-    phrases, text = [(A, B), (A, B, C, D)], [A, B, C, A]
-    assert build(phrases, "nemo").score(text, final=False) == pytest.approx(1.0)  # the last A alone
-    assert build(phrases).score(text) == pytest.approx(phrase_bonus(2))
-
-
-def test_fault_overlapping_phrase_takes_back_what_it_was_not_given():
-    phrases, text = [(A, B), (B, C, D)], [A, B, C, A]
-    # "A B" is kept, "B" was never paid, "C" was; both are taken back
-    nemo = build(phrases, "nemo").score(text, final=False)
-    assert nemo == pytest.approx(phrase_bonus(2) - 1.0 + 1.0)  # - the B never given, + the last A
-    assert build(phrases).score(text) == pytest.approx(phrase_bonus(2))
-
-
-def test_fault_overlapping_phrases_are_not_paid_in_full():
-    phrases, text = [(A, B), (B, C)], [A, B, C]
-    assert build(phrases, "nemo").score(text) == pytest.approx(phrase_bonus(2) + 2 + np.log(2))
-    assert build(phrases).score(text) == pytest.approx(2 * phrase_bonus(2))
+@pytest.mark.parametrize(
+    ("phrases", "text", "final", "nemo", "ours"),
+    [
+        pytest.param(
+            [(A, B, C)], [D, A, B], True, phrase_bonus(2), 0, id="an utterance that ends inside a phrase keeps a bonus"
+        ),
+        pytest.param(  # NeMo's is that of the last A alone
+            [(A, B), (A, B, C, D)], [A, B, C, A], False, 1.0, phrase_bonus(2),
+            id="failing in a longer phrase takes back its completed prefix",
+        ),
+        pytest.param(  # "A B" is kept, "B" was never paid, "C" was, and both are taken back; + the last A
+            [(A, B), (B, C, D)], [A, B, C, A], False, phrase_bonus(2) - 1.0 + 1.0, phrase_bonus(2),
+            id="an overlapping phrase takes back what it was not given",
+        ),
+        pytest.param(
+            [(A, B), (B, C)], [A, B, C], True, phrase_bonus(2) + 2 + np.log(2), 2 * phrase_bonus(2),
+            id="overlapping phrases are not paid in full",
+        ),
+    ],
+)  # fmt: skip
+def test_faults_of_nemo(phrases, text, final, nemo, ours):
+    assert build(phrases, "nemo").score(text, final=final) == pytest.approx(nemo)
+    assert build(phrases).score(text) == pytest.approx(ours)
 
 
 def test_fault_raised_shared_token_leaves_its_descendants_behind():
@@ -215,16 +225,48 @@ def test_fault_raised_shared_token_leaves_its_descendants_behind():
     assert build(weights).score(text) == pytest.approx(0)
 
 
-def test_phrase_inside_a_longer_one_that_fails_is_paid():
-    phrases = [(A, B, C, D), (B, C)]
-    assert build(phrases).score([A, B, C, A]) == pytest.approx(phrase_bonus(2))
-    assert build(phrases).score([A, B, C, D]) == pytest.approx(phrase_bonus(4) + phrase_bonus(2))
+ONES = dict.fromkeys([(A,), (A, B), (A, B, C)], 1.0)
 
 
-def test_of_phrases_that_begin_together_the_best_counts():
-    assert build([(A,), (A, B), (A, B, C)]).score([A, B, C]) == pytest.approx(phrase_bonus(3))
-    weights = {(A,): 10.0, (A, B): 0.1}
-    assert build(weights).score([A, B]) == pytest.approx(10.0)
+@pytest.mark.parametrize(
+    ("weights", "options", "earned"),
+    [
+        pytest.param(
+            {(A, B, C, D): 1.0, (B, C): 1.0}, {}, [((A, B, C, A), [(1, 2)]), ((A, B, C, D), [(1, 4), (1, 2)])],
+            id="a phrase inside a longer one that fails",
+        ),
+        pytest.param(ONES, {}, [((A, B, C), [(1, 3)])], id="of phrases that begin together the best"),
+        pytest.param({(A,): 10.0, (A, B): 0.1}, {}, [((A, B), [(10, 1)])], id="also if it is the shorter one"),
+        pytest.param(
+            {(A,): 2.0, (A, B): -1.0, (A, B, C): -3.0}, {},
+            [((A, B, D), [(2, 1), (-1, 2)]), ((A, B, C), [(2, 1), (-3, 3)])],
+            id="of bonuses and of penalties that begin together the largest",
+        ),
+        pytest.param(
+            {(A, B): 1.0, (A, B, C): 1.0}, {"continuations": [D]},
+            [((A, B, C, D), [(1, 2)]), ((A, B, C), [(1, 3)]), ((A, B, D), [])],
+            id="a phrase in a longer one that goes on with a new word: new york cityd",
+        ),
+        pytest.param(
+            dict.fromkeys([(A, B, C), (B, C), (C,), (C, D)], 1.0), {"continuations": [D]},
+            [((A, B, C), [(1, 1), (1, 2), (1, 3)]), ((A, B, C, D), [(1, 2)]), ((A, B, C, D, D), [])],
+            id="phrases that end together are taken back together",
+        ),
+        pytest.param(
+            {(A, B): 1.0}, {"continuations": [C], "outside": [(A, B)]}, [((A, B, C), [(1, 2)])],
+            id="a phrase that ends in no word whatever follows",
+        ),
+        pytest.param(
+            {(A, B): -1.0}, {"continuations": [C]}, [((A, B, D), [(-1, 2)]), ((A, B, C), [])],
+            id="a penalty is taken back where the word goes on",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_text_earns(weights, options, earned):
+    """`earned`: (weight, length) of each phrase that counts."""
+    tree = build_with_word_boundaries(weights, **options) if options else build(weights)
+    for text, phrases in earned:
+        assert tree.score(text) == pytest.approx(sum(weight * phrase_bonus(n) for weight, n in phrases))
 
 
 def test_a_penalty_is_paid_when_the_phrase_is_complete_and_not_before():
@@ -233,18 +275,6 @@ def test_a_penalty_is_paid_when_the_phrase_is_complete_and_not_before():
     assert tree.score([A, C]) == 0
     assert tree.score([A, B], final=False) == pytest.approx(penalty)
     assert tree.score([A, B, A, B]) == pytest.approx(2 * penalty)
-
-
-def test_of_bonuses_and_penalties_that_begin_together_the_largest_of_each_count():
-    tree = build({(A,): 2.0, (A, B): -1.0, (A, B, C): -3.0})
-    assert tree.score([A, B, D]) == pytest.approx(2.0 * phrase_bonus(1) - phrase_bonus(2))
-    assert tree.score([A, B, C]) == pytest.approx(2.0 * phrase_bonus(1) - 3.0 * phrase_bonus(3))
-
-
-def test_a_penalty_is_taken_back_where_the_word_goes_on():
-    tree = build_with_word_boundaries({(A, B): -1.0}, continuations=[C])
-    assert tree.score([A, B, D]) == pytest.approx(-phrase_bonus(2))
-    assert tree.score([A, B, C]) == pytest.approx(0)
 
 
 def test_the_example_of_the_module():
@@ -267,39 +297,7 @@ def test_the_example_of_the_module():
     assert weights([A, B, C, x], overlapping=True) == [1, 1, 3, -1, 0]
 
 
-# -- phrases that overlap ------------------------------------------------------------------------------
-
-
-def test_one_more_token_completes_no_phrase_that_begins_in_another():
-    tree = build_apart({(A, B): 1, (B, C): 1, (C, D): 1})
-    assert tree.score([A, B]) == tree.score([A, B, C]) == 2
-    assert tree.score([A, B, C, D]) == 4  # "A B" and "C D"
-
-
-def test_within_a_match_the_occurrences_that_earn_most_are_paid():
-    weights = {(A, B, C, D): 1, (B, C): 5, (C,): 2}
-    tree = build_apart(weights)
-    assert tree.score([A, B, C, D]) == tree.score([A, B, C]) == 10
-    assert tree.score([A, C]) == 2
-
-
-def test_a_phrase_that_a_longer_one_goes_on_from_is_kept():
-    tree = build_apart({(A, B): 1, (A, B, C, D): 1})
-    assert tree.score([A, B, C, A]) == 2
-    assert tree.score([A, B, C, A, B]) == 4  # "A B" twice: the last one begins anew
-    assert tree.score([A, B, C, D]) == 4
-
-
-def test_a_penalty_that_begins_inside_a_paid_phrase_counts_only_within_it():
-    tree = build_apart({(A, B): 3, (B,): -1, (B, C): -4})
-    assert tree.score([A, B]) == 5
-    assert tree.score([A, B, C]) == 5
-    assert tree.score([B, C]) == -8
-
-
 # -- word ends -----------------------------------------------------------------------------------------
-
-
 def test_a_phrase_loses_its_bonus_with_the_token_that_continues_its_word():
     tree = build_with_word_boundaries({(A, B): 1.0}, continuations=[B, C])
     bonus = phrase_bonus(2)
@@ -307,26 +305,6 @@ def test_a_phrase_loses_its_bonus_with_the_token_that_continues_its_word():
     assert tree.score([A, B, D], final=False) == pytest.approx(bonus)
     assert tree.score([A, B, C], final=False) == pytest.approx(0)
     assert tree.score([A, B, A], final=False) == pytest.approx(bonus + 1.0)  # and the next one begins
-
-
-def test_a_completed_phrase_counts_in_a_longer_one_that_continues_with_a_new_word():
-    new_york, new_york_city = (A, B), (A, B, C)
-    tree = build_with_word_boundaries({new_york: 1.0, new_york_city: 1.0}, continuations=[D])
-    assert tree.score([A, B, C, D]) == pytest.approx(phrase_bonus(2))  # "new york cityd"
-    assert tree.score([A, B, C]) == pytest.approx(phrase_bonus(3))
-    assert tree.score([A, B, D]) == pytest.approx(0)
-
-
-def test_all_phrases_that_end_together_are_taken_back_together():
-    tree = build_with_word_boundaries({(A, B, C): 1.0, (B, C): 1.0, (C,): 1.0, (C, D): 1.0}, continuations=[D])
-    assert tree.score([A, B, C]) == pytest.approx(sum(phrase_bonus(n) for n in (1, 2, 3)))
-    assert tree.score([A, B, C, D]) == pytest.approx(phrase_bonus(2))  # "C D" alone
-    assert tree.score([A, B, C, D, D]) == pytest.approx(0)
-
-
-def test_a_phrase_that_ends_in_no_word_counts_whatever_follows():
-    tree = build_with_word_boundaries({(A, B): 1.0}, continuations=[C], outside=[(A, B)])
-    assert tree.score([A, B, C]) == pytest.approx(phrase_bonus(2))
 
 
 def test_an_utterance_begins_after_the_label_before_it():
@@ -355,7 +333,7 @@ def test_bonuses_are_rounded_only_where_there_are_too_many(count, tolerance):
     assert (abs(found - exact).max() > 1e-5) == (count > MAX_BONUSES)
 
 
-# -- tests/fusion/test_trie.py ------------------------------------------------------------------------
+# -- the trie ----------------------------------------------------------------------------------------
 
 
 RADIX = 3
@@ -395,14 +373,11 @@ def test_links_lead_to_the_longest_proper_suffix(sequences):
         assert links[node] == spelled[longest]
 
 
-def test_the_example_of_the_trie():
+def test_the_example_of_the_trie_and_adding_twice():
     trie, spelled = grow([[0, 1], [1, 0]])
     assert spelled == {(): 0, (0,): 1, (1,): 2, (0, 1): 3, (1, 0): 4}
     assert trie.suffix_links().tolist() == [0, 0, 0, 2, 1]
     assert [level.tolist() for level in trie.levels()] == [[1, 2], [3, 4]]
-
-
-def test_adding_twice_changes_nothing():
     trie = Trie(RADIX)
     roots, labels = np.zeros(3, np.int64), np.array([1, 1, 2])
     first = trie.find_or_add(roots, labels)
@@ -411,8 +386,6 @@ def test_adding_twice_changes_nothing():
 
 
 # -- Back-off arcs that cost some labels more, against walking the chain by hand ----------------------
-
-
 def random_columns(size, seed):
     """States that back off to earlier ones, with random arcs; the root is state 0."""
     draw = np.random.default_rng(seed)

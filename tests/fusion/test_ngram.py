@@ -1,7 +1,5 @@
 """n-gram LMs: scores against the definition of back-off and against KenLM; files that do not fit."""
 
-from __future__ import annotations
-
 import io
 import logging
 import math
@@ -59,10 +57,13 @@ def test_scores_are_those_of_the_definition_with_missing_contexts_and_suffixes(l
     assert_scores_as_defined(load(arpa_text(table)), table, order)
 
 
-def test_implied_context_keeps_all_scores(load):
+def test_contexts_that_are_implied_and_ngrams_that_nothing_can_reach(load):
     table = {(s,): (-1.0, -0.5) for s in ("<s>", "</s>", *map(str, range(V)))}
     table[("0", "1", "2")] = (-0.25, 0.0)  # neither "0 1" nor "1 2" is listed
     assert_scores_as_defined(load(arpa_text(table)), table, 3)
+    table = random_table([str(i) for i in range(V)], 2, 0.4, seed=4)
+    odd = {("0", "<s>"): (-99.0, 0.0), ("</s>", "1"): (-0.1, 0.0), ("<s>", "<s>"): (-99.0, 0.0)}
+    assert_scores_as_defined(load(arpa_text(table | odd)), table, 2)
 
 
 @pytest.mark.parametrize("normalize_unk", [True, False])
@@ -93,27 +94,17 @@ def test_tokens_not_listed_are_impossible_without_unknown(load):
     assert np.isfinite(lm.advance(lm.start_state, 2)[0])
 
 
-def test_without_start_symbol_utterances_begin_in_the_root(load, caplog):
-    table = random_table([str(i) for i in range(V)], 3, 0.4, seed=3, specials=["</s>"])
+@pytest.mark.parametrize(("lacks", "has"), [("<s>", "</s>"), ("</s>", "<s>")])
+def test_without_start_symbol_utterances_begin_in_the_root_without_end_symbol_ending_is_free(load, caplog, lacks, has):
+    table = random_table([str(i) for i in range(V)], 3, 0.4, seed=3, specials=[has])
     with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
         lm = load(arpa_text(table))
-    assert lm.start_state == 0
-    assert "has no <s>" in caplog.text
-    assert_scores_as_defined(lm, table, 3)
-
-
-def test_without_end_symbol_ending_costs_nothing(load, caplog):
-    table = random_table([str(i) for i in range(V)], 3, 0.4, seed=3, specials=["<s>"])
-    with caplog.at_level(logging.WARNING, "nemo_gpu_decoding"):
-        lm = load(arpa_text(table))
-    assert (lm.arrays.states["final_weight"] == 0).all()
-    assert "has no </s>" in caplog.text
-
-
-def test_ngrams_that_nothing_can_reach_do_no_harm(load):
-    table = random_table([str(i) for i in range(V)], 2, 0.4, seed=4)
-    odd = {("0", "<s>"): (-99.0, 0.0), ("</s>", "1"): (-0.1, 0.0), ("<s>", "<s>"): (-99.0, 0.0)}
-    assert_scores_as_defined(load(arpa_text(table | odd)), table, 2)
+    assert f"has no {lacks}" in caplog.text
+    if lacks == "<s>":
+        assert lm.start_state == 0
+        assert_scores_as_defined(lm, table, 3)
+    else:
+        assert (lm.arrays.states["final_weight"] == 0).all()
 
 
 def test_upper_bounds_hold_for_every_state_and_label(load):
@@ -124,8 +115,6 @@ def test_upper_bounds_hold_for_every_state_and_label(load):
 
 
 # -- how tokens are written --------------------------------------------------------------------------
-
-
 def test_the_encodings_give_the_same_lm(load):
     ids = [str(i) for i in range(V)]
     table = random_table(ids, 3, 0.4, seed=6)
@@ -158,24 +147,18 @@ def test_word_lm_is_sent_to_cuda_wfst():
     assert "word3.arpa" in str(error.value)
 
 
-@pytest.mark.parametrize("encoding", ["auto", "nemo"])
-def test_lm_of_a_larger_vocabulary(encoding):
-    with pytest.raises(ValueError, match=r"ids up to 12\d .*expected 0 \.\. 99.*another tokenizer"):
-        load_ngram_lm(ASSETS / "lm" / "tok3.arpa", 100, encoding=encoding)
-
-
-def test_wrong_encoding_is_named():
-    with pytest.raises(ValueError, match="tried as ids"):
-        load_ngram_lm(ASSETS / "lm" / "tok3.arpa", VOCAB_SIZE, encoding="ids")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"encoding": "ids"}, "tried as ids"),
         ({"encoding": "utf-8"}, "encoding is 'utf-8', expected one of auto, nemo, ids, pieces"),
         ({"encoding": "pieces"}, "vocabulary is None"),
         ({"vocabulary": Vocabulary(("a", "b"), "char")}, "vocabulary has 2 pieces, expected vocab_size 128"),
         ({"vocab_size": 0}, "vocab_size is 0"),
+        *(
+            ({"vocab_size": 100, "encoding": encoding}, r"ids up to 12\d .*expected 0 \.\. 99.*another tokenizer")
+            for encoding in ("auto", "nemo")
+        ),
     ],
 )
 def test_bad_arguments(options, message):
@@ -183,12 +166,9 @@ def test_bad_arguments(options, message):
         load_ngram_lm(ASSETS / "lm" / "tok3.arpa", options.pop("vocab_size", VOCAB_SIZE), **options)
 
 
-def test_missing_file(tmp_path):
+def test_a_missing_file_and_an_ngram_listed_twice(tmp_path, load):
     with pytest.raises(FileNotFoundError):
         load_ngram_lm(tmp_path / "none.arpa", V)
-
-
-def test_an_ngram_listed_twice(load):
     text = arpa_text({(s,): (-1.0, 0.0) for s in ("<s>", "</s>", "0")} | {("0", "0"): (-1.0, 0.0)})
     text = text.replace("ngram 2=1", "ngram 2=2").replace("-1.0\t0 0\n", "-1.0\t0 0\n-2.0\t0 0\n")
     with pytest.raises(ValueError, match="one of the 2-grams is listed twice"):
@@ -206,8 +186,6 @@ def test_loading_again_is_free_until_the_file_changes(tmp_path):
 
 
 # -- NeMo's files, without NeMo ------------------------------------------------------------------------
-
-
 def write_nemo(path, config, tensors):
     weights = io.BytesIO()
     torch.save(tensors, weights)
@@ -238,23 +216,33 @@ def bigram_tensors():
 CONFIG = {"vocab_size": 2, "num_states": 4, "num_arcs": 3, "max_order": 2, "separate_bos_state": True}
 
 
-def test_reads_nemo_files_and_resolves_final_weights(tmp_path):
+def test_reads_nemo_files_without_checksums_too(tmp_path):
     lm = load_ngram_lm(write_nemo(tmp_path / "lm.nemo", CONFIG, bigram_tensors()), 2)
     assert lm.start_state == 1
     assert lm.arrays.states["final_weight"].tolist() == [-3.0, -3.25, -3.125, -0.75]
     assert lm.score([1]) == -0.5 - 0.75
     assert lm.score([0, 1], final=False) == (-0.25 - 1.0) + (-0.125 - 2.0)
+    torch.serialization.set_crc32_options(False)
+    try:
+        path = write_nemo(tmp_path / "lm.nemo", CONFIG, bigram_tensors())
+    finally:
+        torch.serialization.set_crc32_options(True)
+    assert load_ngram_lm(path, 2).score([1]) == -0.5 - 0.75
 
 
-def test_nemo_file_of_another_vocabulary(tmp_path):
+def test_files_that_are_not_nemos_or_of_another_vocabulary(tmp_path):
     path = write_nemo(tmp_path / "lm.nemo", CONFIG, bigram_tensors())
     with pytest.raises(ValueError, match="vocab_size 2, expected 3"):
         load_ngram_lm(path, 3)
-
-
-def test_nemo_file_that_is_no_lm():
     with pytest.raises(ValueError, match=r"EncDecCTCModelBPE.*expected an n-gram LM"):
         load_ngram_lm(ASSETS / "models" / "self_ctc.nemo", VOCAB_SIZE)
+    path.write_text("hello")
+    with pytest.raises(ValueError, match=r"is not a readable \.nemo archive"):
+        load_ngram_lm(path, V)
+    with tarfile.open(path, "w"):
+        pass
+    with pytest.raises(ValueError, match=r"it has no model_config\.yaml"):
+        load_ngram_lm(path, V)
 
 
 @pytest.mark.parametrize("name", ["arcs_weights", "ilabels", "to_states", "backoff_weights", "final_weights"])
@@ -270,29 +258,7 @@ def test_a_changed_bit_of_a_nemo_file_is_noticed(tmp_path, name):
         load_ngram_lm(path, 2)
 
 
-def test_nemo_files_without_checksums_are_read(tmp_path):
-    torch.serialization.set_crc32_options(False)
-    try:
-        path = write_nemo(tmp_path / "lm.nemo", CONFIG, bigram_tensors())
-    finally:
-        torch.serialization.set_crc32_options(True)
-    assert load_ngram_lm(path, 2).score([1]) == -0.5 - 0.75
-
-
-def test_nemo_file_that_is_no_archive(tmp_path):
-    path = tmp_path / "lm.nemo"
-    path.write_text("hello")
-    with pytest.raises(ValueError, match=r"is not a readable \.nemo archive"):
-        load_ngram_lm(path, V)
-    with tarfile.open(path, "w"):
-        pass
-    with pytest.raises(ValueError, match=r"it has no model_config\.yaml"):
-        load_ngram_lm(path, V)
-
-
 # -- KenLM as the oracle -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["tok3.arpa", "tok6.arpa"])
 def test_scores_equal_kenlm(name):
     kenlm = pytest.importorskip("kenlm")

@@ -8,6 +8,7 @@ import resource
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from nemo_gpu_decoding.cuda.launch import runtime
 from nemo_gpu_decoding.lm.on_device import PlacedLM
 from nemo_gpu_decoding.lm.pack import pack_arpa_in_memory
 from nemo_gpu_decoding.lm.placement import SLOT_BYTES, free_memory
-from tests.contract.subject import facts
+from tests.contract.subject import all_facts
 from tests.gpu import sized
 from tests.lm.paged_lookups import answers, look_up, questions
 from tests.oracles.ngram import closed_table, write_arpa
@@ -39,29 +40,11 @@ def inputs(count, device):
     return [random_log_probs(BATCH, T, V + 1, seed=seed).to(device) for seed in range(count)]
 
 
-def all_facts(nbests):
-    return [facts(nbest) for nbest in nbests]
-
-
 def in_threads(works: list[Callable[[], None]]) -> None:
     """Run all at once; raises what one of them raised."""
-    errors: list[BaseException] = []
-
-    def guarded(work: Callable[[], None]) -> None:
-        try:
-            barrier.wait()
-            work()
-        except BaseException as error:
-            errors.append(error)
-
     barrier = threading.Barrier(len(works))
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    with ThreadPoolExecutor(len(works)) as pool:
+        list(pool.map(lambda work: (barrier.wait(), work()), works))
 
 
 def test_work_follows_what_its_stream_did_before(gpu, decoder):
@@ -263,7 +246,6 @@ def test_a_decoder_that_is_gone_takes_its_automata_along(device):
 
 
 # ------ LMs whose arcs kernels read over the bus: right answers from any cache, shared by any streams
-
 WORDS = [f"w{i}" for i in range(sized(12, 3))]
 SIZES = {"grid": sized(64, 2), "block": sized(256, 32)}
 

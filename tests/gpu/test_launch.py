@@ -1,7 +1,5 @@
 """Launches at the edge, a caller's CUDA graphs, and what a first use costs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -73,22 +71,6 @@ def test_what_the_driver_refuses_is_explained(gpu, table):
         gather(gpu, table, grid=2**31)
     log_probs = random_log_probs(2, 20, 13, seed=0).to(gpu)
     assert_equal(log_probs, [20, 7], fusion=random_fusion(12))  # and the process is as well as before
-
-
-@pytest.mark.parametrize(
-    ("sizes", "message"),
-    [
-        ({"grid": 1, "block": 2048}, "block is 2048, expected a multiple of 32 up to 1024"),
-        ({"grid": 1, "block": 33}, "block is 33, expected a multiple of 32"),
-        ({"grid": 1, "block": 32, "shared_bytes": 10**9}, "shared_bytes is 1000000000, expected"),
-        ({"grid": 0, "block": 32}, "grid is 0, expected at least 1"),
-    ],
-)
-def test_sizes_are_checked_before_the_driver_sees_them(device, table, sizes, message):
-    where = torch.zeros(1, dtype=torch.int32, device=device)
-    out = torch.zeros(1, dtype=torch.int64, device=device)
-    with pytest.raises(ValueError, match=message):
-        runtime().load(SOURCE, device).launch(GATHER, table=table, where=where, out=out, count=1, **sizes)
 
 
 def test_a_signature_that_does_not_fit_its_kernel_is_found(device, table):
@@ -201,7 +183,6 @@ def test_a_capture_that_is_refused_does_no_harm(gpu, log_probs):
 
 
 # -------------------------- What a first use costs on a machine, and the first use in a later process
-
 FIRST_EVER, LATER = 3.0, 0.05  # seconds that issue 3 allows
 
 

@@ -1,7 +1,5 @@
 """alsd_pp and aes_pp on a GPU find what they find on the CPU, however their steps are launched."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import subprocess

@@ -245,13 +245,10 @@ WITH_SPACE = Vocabulary(("a", " ", "b"), "char")
 WITHOUT = Vocabulary(("a", "b"), "char")
 
 
-def test_words_are_spelled_with_and_without_the_space_before_them():
+def test_words_begin_with_a_space_where_there_is_one():
     lexicon = Lexicon.from_vocabulary(["ab", "b"], WITH_SPACE)
     assert lexicon.spellings == {"ab": ((0, 2), (1, 0, 2)), "b": ((2,), (1, 2))}
     assert Lexicon.from_vocabulary(["ab"], WITHOUT).spellings == {"ab": ((0, 1),)}
-
-
-def test_tokens_that_begin_words():
     assert OpenVocabulary().of(WITH_SPACE).beginning_tokens == (1,)
     assert OpenVocabulary().of(WITHOUT).beginning_tokens == (0, 1)
     assert OpenVocabulary(beginning_tokens=[0]).of(WITHOUT).beginning_tokens == (0,)
@@ -265,7 +262,6 @@ def test_the_graph_reads_the_space(tmp_path):
 
 
 # -------------------------------------------------------------------- what no determinization ends for
-
 SAME_SPELLING = [(0, 5, 1, 0), (0, 5, 2, 0), (0, 6, 3, 0), (0, 7, 4, 0)]  # source, token, word, target: 5 is 1 or 2
 
 

@@ -115,12 +115,7 @@ def test_a_cache_that_cannot_be_used_costs_the_graph_nothing(tmp_path, graph, ca
     assert list((tmp_path / "full").iterdir()) == []
 
 
-def test_ready_made_graphs_are_graphs_too(tmp_path):
-    write_fst(fst(SMALL, 3, [2]), tmp_path / "toy.fst")
-    assert is_word_graph(tmp_path / "toy.fst")
-
-
-def test_fst_files_are_read_back(tmp_path):
+def test_fst_files_are_read_back_and_are_graphs_too(tmp_path):
     written = fst(SMALL, 4, [2])
     write_fst(written, tmp_path / "small.fst")
     read = read_fst(tmp_path / "small.fst")
@@ -128,6 +123,8 @@ def test_fst_files_are_read_back(tmp_path):
     assert np.array_equal(read.arcs, written.arcs)
     assert np.array_equal(read.arc_begin, written.arc_begin)
     assert np.array_equal(read.final_costs, written.final_costs)
+    write_fst(fst(SMALL, 3, [2]), tmp_path / "toy.fst")
+    assert is_word_graph(tmp_path / "toy.fst")
 
 
 def test_fst_files_are_kaldifsts(tmp_path):

@@ -62,8 +62,6 @@ def spellings_of(text):
 
 
 # ---------------- T o L o G as an FST file, the way NeMo and Kaldi make it, from L o G and a topology
-
-
 def topology_fst(name, blank_id, vocab_size):
     """T: reads columns + 1, writes token + 1. The blank may be any column."""
     import kaldifst

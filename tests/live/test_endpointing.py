@@ -61,12 +61,9 @@ def test_every_rule_holds_at_its_thresholds_and_not_below(rule, progress):
         assert find_endpoint(replace(progress, utterance_length=20.0 - LESS)) is None
 
 
-def test_silence_alone_ends_nothing_before_five_seconds():
+def test_silence_ends_nothing_before_five_seconds_nor_before_the_hypothesis_may_end():
     assert ends(4.9, 4.9, cost=0.0) is None
     assert ends(4.9, 4.8, cost=0.0) == "rule2"
-
-
-def test_a_hypothesis_that_may_not_end_is_given_more_time():
     assert ends(9.0, 1.9) is None
     assert ends(9.0, 1.9, cost=7.0) == "rule3"
     assert ends(9.0, 2.0) == "rule4"

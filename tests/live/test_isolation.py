@@ -70,7 +70,6 @@ def bystander(server):
 
 
 # -------------------------------------------------------------------------------------- messages
-
 FIRST = {
     DEEP: ("message", "message is '[[[[["),
     '{"sample_rate": ' + "[" * 800 + "]" * 800 + "}": ("sample_rate", "'a list of 1'"),
@@ -95,6 +94,23 @@ FIRST = {
     '{"language": "%s"}' % ("x" * 100_000): ("language", "expected one of en"),
     '{"partials": "%s"}' % ("x" * 100_000): ("partials", "expected True or False"),
     "blah": ("message", "message is 'blah', expected a JSON object"),
+    "[]": ("message", "message is"),
+    '{"beam": 8}': ("beam", "beam is"),
+    '{"sample_rate": 100}': ("sample_rate", "sample_rate is"),
+    '{"sample_rate": "16000"}': ("sample_rate", "sample_rate is"),
+    '{"phrases": "a"}': ("phrases", "phrases is"),
+    json.dumps({"phrases": ["a"] * 11}): ("phrases", "phrases"),
+    '{"phrases": ["a", ""]}': ("phrases[1]", "phrases[1] is"),
+    json.dumps({"phrases": ["a" * 201]}): ("phrases[0]", "phrases[0] is"),
+    '{"boosting_weight": 3}': ("boosting_weight", "boosting_weight is"),
+    '{"phrases": ["a"], "boosting_weight": 1000}': ("boosting_weight", "boosting_weight is"),
+    '{"end_silence": "long"}': ("end_silence", "end_silence is"),
+    '{"language": "fr"}': ("language", "language is"),
+    '{"language": 3}': ("language", "language is"),
+    '{"partials": 1}': ("partials", "partials is"),
+    '{"n_best": 0}': ("n_best", "n_best is"),
+    '{"n_best": 4}': ("n_best", "n_best is"),
+    '{"n_best": "2"}': ("n_best", "n_best is"),
 }
 
 
@@ -104,11 +120,12 @@ def test_first_messages_that_are_out_of_range():
             (error,), code = told(server, text)
             assert (error["type"], error["field"], code) == ("error", field, 1008), text[:80]
             assert words in error["message"]
+            assert error["message"].startswith(field)
             assert len(error["message"]) < 1000
             assert len(server.batcher.sessions) == 1
 
 
-@pytest.mark.parametrize("text", [DEEP, "blah", "{}", '{"type": "end", "a": 1}', '"\\ud800"'])
+@pytest.mark.parametrize("text", [DEEP, "blah", "{}", '{"type": "stop"}', '{"type": "end", "a": 1}', '"\\ud800"'])
 def test_later_messages_that_are_wrong(text):
     with running() as server, bystander(server):
         found, code = told(server, "{}", audio(7), text)
@@ -134,8 +151,6 @@ def test_slots_of_hostile_clients_are_free_again():
 
 
 # ---------------------------------------------------------------------------------------- faults
-
-
 class Fragile(NumberReader):
     """Its steps raise an error where a chunk says so; the streams are then as before."""
 
@@ -308,8 +323,6 @@ def test_a_reading_task_that_is_cancelled_ends_its_stream(monkeypatch):
 
     async def cancelled(self, socket, session):
         if "victim" in socket.query_params:
-            import asyncio
-
             raise asyncio.CancelledError
         await read(self, socket, session)
 
@@ -320,8 +333,6 @@ def test_a_reading_task_that_is_cancelled_ends_its_stream(monkeypatch):
 
 
 # --------------------------------------------------------------------------------- the server's end
-
-
 def test_a_dead_batcher_is_seen(caplog):
     with running() as server:
         with stream(server) as socket:
@@ -378,14 +389,11 @@ def test_a_signal_finishes_open_utterances_and_ends_with_status_0(sent):
             process.kill()
 
 
-def test_what_a_page_shows_of_the_server():
+def test_what_a_page_shows_and_metrics_without_gauges_of_times():
     with running(token="secret") as server:
         assert get(server, "about")[0] == 401
         text = get(server, "about?token=secret")[1]
     assert json.loads(text) == {"model": "digits", "strategy": "numbers", "phrases": ["one", "two"]}
-
-
-def test_metrics_have_no_gauges_of_times():
     with running() as server:
         time.sleep(0.01)
         assert "_created" not in get(server, "metrics")[1]

@@ -137,8 +137,6 @@ def test_there_is_a_place_at_least(decoder):
 
 
 # ----------------------------------------------------------------------------- very many utterances
-
-
 def grows(reports: list[Report]) -> bool:
     """Whether the arrays are larger in the last quarter of the utterances than in the second."""
     _, second, _, last = reports

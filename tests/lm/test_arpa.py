@@ -1,7 +1,5 @@
 """The ARPA reader: what it accepts, what it says about files it cannot read."""
 
-from __future__ import annotations
-
 import gzip
 import re
 
@@ -13,6 +11,7 @@ from nemo_gpu_decoding.lm import arpa as arpa_module
 from nemo_gpu_decoding.lm import arpa_scan
 from nemo_gpu_decoding.lm.arpa import ArpaReader, read_arpa
 from nemo_gpu_decoding.lm.arpa_scan import SymbolTable, find_symbol, hashed
+from tests.lm.test_estimate import table_of
 from tests.oracles.ngram import arpa_text, random_table
 
 BIGRAM = r"""some text of the writer
@@ -60,19 +59,18 @@ def test_reads_what_srilm_writes(write, separator):
 def test_any_block_size_and_separator_gives_the_same_ngrams(write, monkeypatch, block_bytes, separator):
     table = random_table(["x", "y", "z"], order=3, keep=0.5, seed=1)
     monkeypatch.setattr(arpa_module, "_BLOCK_BYTES", block_bytes)
-    lm = read_arpa(write(arpa_text(table, separator)))
-    read = {
-        tuple(lm.symbols[i] for i in ids): (prob, backoff)
-        for block in lm.orders
-        for ids, prob, backoff in zip(block.symbols, block.log10_probs, block.log10_backoffs, strict=True)
-    }
-    assert read == table
+    assert table_of(read_arpa(write(arpa_text(table, separator)))) == table
 
 
-def test_reads_gzip_whatever_the_name(write):
+def test_gzip_blank_lines_and_unicode_white_space(write):
     plain, zipped = read_arpa(write(BIGRAM)), read_arpa(write(gzip.compress(BIGRAM.encode()), "lm.txt"))
     assert zipped.symbols == plain.symbols
     assert (zipped.orders[1].symbols == plain.orders[1].symbols).all()
+    text = BIGRAM.replace("-0.125 <s> a\n", "-0.125 <s> a\n\n \n").replace("\n", "\r\n")
+    assert len(read_arpa(write(text)).orders[1].symbols) == 2
+    # NeMo writes token 33 as chr(133) and token 60 as chr(160)
+    lm = read_arpa(write(BIGRAM.replace(" a", " \x85").replace("-inf b", "-inf \xa0")))
+    assert lm.symbols == ("<s>", "</s>", "\x85", "\xa0")
 
 
 def test_start_symbol_may_lack_its_probability(write):
@@ -81,17 +79,6 @@ def test_start_symbol_may_lack_its_probability(write):
     assert lm.orders[0].log10_backoffs[0] == -0.5
     lm = read_arpa(write(BIGRAM.replace("-99 <s> -0.5", "<s>")))
     assert lm.orders[0].log10_backoffs[0] == 0
-
-
-def test_blank_lines_and_windows_line_ends_do_no_harm(write):
-    text = BIGRAM.replace("-0.125 <s> a\n", "-0.125 <s> a\n\n \n").replace("\n", "\r\n")
-    assert len(read_arpa(write(text)).orders[1].symbols) == 2
-
-
-def test_unicode_white_space_is_a_symbol_like_any_other(write):
-    # NeMo writes token 33 as chr(133) and token 60 as chr(160)
-    lm = read_arpa(write(BIGRAM.replace(" a", " \x85").replace("-inf b", "-inf \xa0")))
-    assert lm.symbols == ("<s>", "</s>", "\x85", "\xa0")
 
 
 @pytest.mark.parametrize(
@@ -133,15 +120,12 @@ def test_probabilities_above_1_are_said_once(write, caplog):
     assert "line 14: a probability above 1 in '0.125 <s> a'" in record.message
 
 
-def test_rows_of_a_block_are_found_in_the_file(write):
+def test_blocks_their_rows_and_their_symbols(write):
     text = BIGRAM.replace("-0.5 a -0.25", "\n-0.5 a -0.25").replace("-0.25 a </s>", " \n-0.25 a </s>")
     with ArpaReader(write(text)) as arpa:
         for block in arpa.blocks():
             row, line = (2, 11) if block.order == 1 else (1, 17)
             assert f"line {line}: wrong in '-0." in str(arpa.fault(row, "wrong"))
-
-
-def test_blocks_are_streamed_and_symbols_known_from_the_second_order_on(write):
     with ArpaReader(write(BIGRAM)) as arpa:
         assert arpa.counts == {1: 4, 2: 2}
         for block in arpa.blocks():
@@ -182,31 +166,27 @@ def test_errors_say_what_is_wrong_and_where(write, old, new, message):
     assert str(path) in str(error.value)
 
 
-def test_error_in_a_later_block_has_the_right_line(write, monkeypatch):
+def test_errors_in_later_blocks(write, monkeypatch):
     monkeypatch.setattr(arpa_module, "_BLOCK_BYTES", 10)
     with pytest.raises(ValueError, match=re.escape("line 15: 'x' is not a number")):
         read_arpa(write(BIGRAM.replace("-0.25 a </s>", "x a </s>")))
-
-
-def test_symbol_listed_twice_in_different_blocks(write, monkeypatch):
     monkeypatch.setattr(arpa_module, "_BLOCK_BYTES", 1)
     with pytest.raises(ValueError, match="listed twice"):
         read_arpa(write(BIGRAM.replace("-inf b", "-inf a")))
 
 
-def test_symbol_that_is_not_utf8(write):
-    with pytest.raises(ValueError, match="line 11: the symbol is not UTF-8"):
-        read_arpa(write(BIGRAM.encode().replace(b"-inf b", b"-inf \xff")))
-
-
-def test_damaged_gzip(write):
-    with pytest.raises(ValueError, match="truncated or damaged gzip"):
-        read_arpa(write(gzip.compress(BIGRAM.encode())[:-20]))
-
-
-def test_kenlm_binary_is_recognised(write):
-    with pytest.raises(ValueError, match="KenLM binary; give the ARPA file"):
-        read_arpa(write(b"mmap lm http://kheafield.com/code format version 5\n\0 \0\0"))
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (BIGRAM.encode().replace(b"-inf b", b"-inf \xff"), "line 11: the symbol is not UTF-8"),
+        (gzip.compress(BIGRAM.encode())[:-20], "truncated or damaged gzip"),
+        (b"mmap lm http://kheafield.com/code format version 5\n\0 \0\0", "KenLM binary; give the ARPA file"),
+    ],
+    ids=["UTF-8", "gzip", "KenLM"],
+)
+def test_what_is_no_text(write, content, message):
+    with pytest.raises(ValueError, match=message):
+        read_arpa(write(content))
 
 
 def test_missing_file(tmp_path):
@@ -215,8 +195,6 @@ def test_missing_file(tmp_path):
 
 
 # -- added words: as likely as an unknown one, everything else as it was --------------------------------
-
-
 def write_table(path, specials=("<s>", "</s>", "<unk>")):
     path.write_text(arpa_text(random_table(("a", "b", "c"), 3, 0.5, seed=1, specials=specials)))
     return path
@@ -243,12 +221,9 @@ def test_all_ngrams_stay_and_added_words_come_first_with_unks_probability(tmp_pa
         assert new.log10_backoffs.tolist() == old.log10_backoffs.tolist()
 
 
-def test_without_unk_added_words_are_the_least_likely_ones(tmp_path):
+def test_where_added_words_have_no_unk_or_are_listed(tmp_path):
     source = write_table(tmp_path / "lm.arpa", specials=("<s>", "</s>"))
     assert one_grams(read_arpa(source, ["x"]))["x"] == min(one_grams(read_arpa(source)).values())
-
-
-def test_words_that_the_lm_lists_are_not_added(tmp_path):
     source = write_table(tmp_path / "lm.arpa")
     after = read_arpa(source, ["a", "c"])
     assert after.added == ()
@@ -269,8 +244,6 @@ def test_added_words_have_no_white_space(tmp_path, word):
 
 
 # -- The table of symbols: indices, doubles, growth ---------------------------------------------------
-
-
 def index_of(table, symbol):
     text = np.frombuffer(b"<" + symbol + b">", np.uint8)  # within other text
     end = len(text) - 1
@@ -288,13 +261,6 @@ def test_symbols_have_the_index_in_which_they_were_added(pieces):
     assert index_of(table, b"w") == index_of(table, b"w50001") == -1
 
 
-def test_a_symbol_that_is_there_is_reported_by_its_place_among_the_new_ones():
-    table = SymbolTable()
-    assert table.add([b"a", b"b"]) == -1
-    assert table.add([b"c", b"a"]) == 1
-    assert SymbolTable().add([b"a", b"", b"a"]) == 2
-
-
 def test_equal_hashes_do_not_make_symbols_equal(monkeypatch):
     table = SymbolTable()
     table.add([b"ab"])
@@ -303,9 +269,13 @@ def test_equal_hashes_do_not_make_symbols_equal(monkeypatch):
     assert find_symbol(table.arrays, text, 0, 2, same) == -1
 
 
-def test_membership():
+def test_membership_and_places_of_doubles():
     table = SymbolTable()
     assert b"a" not in table
     table.add([b"a"])
     assert b"a" in table
     assert arpa_scan._FIRST_SLOTS >= 2
+    table = SymbolTable()
+    assert table.add([b"a", b"b"]) == -1
+    assert table.add([b"c", b"a"]) == 1
+    assert SymbolTable().add([b"a", b"", b"a"]) == 2

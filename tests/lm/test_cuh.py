@@ -1,7 +1,5 @@
 """packed.cuh and paged.cuh against packed.py: every look-up of small LMs, to the bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -83,7 +81,6 @@ def test_nvrtc_compiles_it_without_a_word():
 
 
 # -------- paged.cuh against packed.py: every look-up through the cache, to the bit, whatever its size
-
 CPU = torch.device("cpu")
 HUGE = 10**6
 checked = pytest.mark.parametrize(

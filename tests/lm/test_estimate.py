@@ -167,8 +167,6 @@ def test_bad_input(text, options, message):
 
 
 # ---------- Entropy pruning against the relative entropy itself, summed over all contexts and symbols
-
-
 def size_of(arpa):
     return sum(len(block.symbols) for block in arpa.orders)
 

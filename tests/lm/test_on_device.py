@@ -235,11 +235,8 @@ def test_auto_leaves_room_on_small_gpus_too():
     assert place("auto", 3 * GB + RESERVED_BYTES - 1, need=need, total=8 * GB) == "paged"
 
 
-def test_host_memory_that_is_unknown_is_tried():
+def test_host_memory_that_is_unknown_is_tried_and_not_all_of_it_is_pinned():
     assert place("paged", 20 * GB, host_free=None) == "paged"
-
-
-def test_not_all_of_the_hosts_memory_is_pinned():
     least = int(np.ceil(22 * GB / PINNABLE_SHARE))
     assert place("paged", 20 * GB, host_free=least) == "paged"
     with pytest.raises(ValueError, match=r"24\.44 GB of host memory"):
@@ -252,22 +249,16 @@ def refusal(*arguments, **options):
     return str(refused.value)
 
 
-def test_the_device_is_too_small():
+def test_the_device_the_cache_or_the_hosts_memory_is_too_small():
     assert refusal("device", 24 * GB) == (
         "placement is 'device': news.lm needs 33.00 GB on cuda:1; free are 24.00 GB on cuda:1 and "
         "64.00 GB of host memory, of which 90% may be pinned; "
         "expected placement 'paged', with cache_mb at most 13000"
     )
-
-
-def test_the_cache_is_too_large():
     for placement in ("paged", "auto"):
         message = refusal(placement, 11.2 * GB)
         assert "11.50 GB on cuda:1, the cache's 0.50 GB included" in message
         assert message.endswith("expected cache_mb at most 200")
-
-
-def test_the_host_has_too_little_memory():
     message = refusal("paged", 35 * GB, host_free=16 * GB)
     assert "22.00 GB of pinned host memory; free are 35.00 GB on cuda:1 and 16.00 GB" in message
     assert message.endswith("expected placement 'device'")
@@ -291,14 +282,8 @@ def arrays_of(num_arcs):
 
 def test_the_footprint_is_that_of_the_arrays():
     assert footprint(arrays_of(10), 64) == Footprint(tables=24 + 80 + 4, arcs=48, cache=64)
-
-
-def test_a_cache_is_no_larger_than_all_arcs_need():
     assert cache_slots(arrays_of(10), 10**9) == 10
     assert cache_slots(arrays_of(10), 47) == 2
     assert cache_slots(arrays_of(0), 10**9) == 1
-
-
-def test_kernels_on_the_host_have_the_hosts_memory():
     free = free_memory(torch.device("cpu"))
     assert free.device_free == free.device_total > 0

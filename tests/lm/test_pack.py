@@ -1,7 +1,5 @@
 """Packing: any order of n-grams, repairs, errors with their line, files whole or not at all."""
 
-from __future__ import annotations
-
 import gzip
 import os
 import random
@@ -154,12 +152,9 @@ def test_a_file_cut_after_any_line_is_refused(write, lines):
         pack_arpa_in_memory(write(cut))
 
 
-def test_truncated_gzip(write):
+def test_damaged_files_and_bad_options_are_refused(write, tmp_path):
     with pytest.raises(ValueError, match="truncated or damaged gzip"):
         pack_arpa_in_memory(write(gzip.compress(TRIGRAM.encode())[:-20]))
-
-
-def test_bad_options_are_refused_before_anything_is_read(tmp_path):
     with pytest.raises(ValueError, match="layout is 'small', expected one of exact, quantised"):
         pack_arpa(tmp_path / "none", tmp_path / "out", layout="small")
     with pytest.raises(ValueError, match=r"cost_bits is 40, expected 4 .. 16"):

@@ -117,17 +117,14 @@ def test_quantised_words_are_off_by_at_most_max_error(pack, cost_bits):
     assert 0 < worst <= quantised.max_error + 1e-5  # back-offs are added in float32
 
 
-def test_states_are_the_contexts_that_matter(pack):
-    """Extended n-grams, <s>, and n-grams with a back-off weight, which an unpruned look would pay."""
+def test_states_and_lms_without_start_or_unknown(pack):
+    # Extended n-grams, <s>, and n-grams with a back-off weight, which an unpruned look would pay.
     table = dict(EXAMPLE)
     table["b",] = (-0.75, -0.125)
     lm = pack(table)
     assert lm.num_states == 4  # root, <s>, a, b
     cost, _ = lm.advance(lm.advance(0, lm.label("b"))[1], lm.label("a"))
     assert cost == pytest.approx((0.125 + 0.5) * LN10)
-
-
-def test_lm_without_start_or_unknown(pack):
     lm = pack({("a",): (-0.5, 0.0), ("b",): (-0.5, 0.0)})
     assert (lm.start_state, lm.sentence_end, lm.unknown) == (0, NO_LABEL, NO_LABEL)
     assert lm.score(["a", "b"], final=False) == pytest.approx(LN10)
@@ -209,10 +206,13 @@ def test_bytes_of_each_part(pack):
 
 
 # -- Arrays of small integers -------------------------------------------------------------------------
-
-
-def test_worked_example():
+def test_worked_example_of_bits():
     assert packed(np.array([5, 1, 6], np.uint64), bits=3).tolist() == [0b110_001_101, 0]
+    values = np.random.default_rng(0).integers(0, 1 << 37, 100, np.uint64)
+    words = np.zeros(num_words(100, 37), np.uint64)
+    for begin, end in ((0, 1), (1, 40), (40, 100)):
+        write_bits(words, 37, begin, values[begin:end])
+    assert (words == packed(values, 37)).all()
 
 
 @pytest.mark.parametrize(("largest", "bits"), [(0, 1), (1, 1), (2, 2), (255, 8), (256, 9)])
@@ -229,17 +229,7 @@ def test_what_is_packed_can_be_read(bits, length):
     assert (unpacked(words, bits, length) == values).all()
 
 
-def test_writing_in_pieces_gives_the_same():
-    values = np.random.default_rng(0).integers(0, 1 << 37, 100, np.uint64)
-    words = np.zeros(num_words(100, 37), np.uint64)
-    for begin, end in ((0, 1), (1, 40), (40, 100)):
-        write_bits(words, 37, begin, values[begin:end])
-    assert (words == packed(values, 37)).all()
-
-
 # -- Codebooks: no cost is off by more than they say, flags are exact ---------------------------------
-
-
 def decoded(codebook, costs):
     return codebook.values[codebook.encode(costs)]
 
@@ -258,15 +248,12 @@ def test_no_cost_is_off_by_more_than_max_error_nor_half_a_bin(bits, seed):
     assert codebook.max_error > half_a_bin / 2 or bits == 16  # of 2^16 bins most hold one cost
 
 
-def test_flags_are_exact_and_do_not_stretch_the_bins():
+def test_flags_are_exact_and_many_large_costs_are_none():
     usual = np.linspace(0, 10, 1000, dtype=np.float32)
     flags = np.array([99 * np.log(10), np.inf], np.float32)
     codebook = Codebook.of(np.concatenate([usual, flags]), 8)
     assert decoded(codebook, flags).tolist() == flags.tolist()
     assert codebook.max_error < 10 / 254 / 2 + 1e-6
-
-
-def test_many_distinct_large_costs_are_costs_like_any_other():
     costs = np.linspace(0, 1000, 500, dtype=np.float32)
     codebook = Codebook.of(np.append(costs, np.float32(np.inf)), 8)
     assert np.abs(decoded(codebook, costs) - costs).max() <= codebook.max_error <= 1000 / 255 / 2 + 1e-3

@@ -1,8 +1,6 @@
 """What every strategy keeps behind NeMo's interfaces, timestamps included."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-from __future__ import annotations
-
 import copy
 import pickle
 
@@ -20,15 +18,12 @@ from nemo.collections.common.parts.optional_cuda_graphs import WithOptionalCudaG
 
 from nemo_gpu_decoding import Request, cache, register, unregister, utterance_requests
 from nemo_gpu_decoding.nemo_plugin import infer
-from tests.nemo_plugin.usage import EVERY_CASE, predicted, texts, transcribed, write_manifest
+from tests.nemo_plugin.usage import CONFIDENCE, EVERY_CASE, GREEDY, predicted, texts, transcribed, write_manifest
 
-GREEDY = {"strategy": "greedy_batch"}
 OVER_TOKENS = ["flexctc_beam", "alsd_pp-rnnt", "aes_pp-tdt"]
 
 
 # -------------------------------------------------------------------------------------- transcribe
-
-
 def test_paths_arrays_tensors_and_manifests_give_the_same_texts(case, files, utterances, tmp_path):
     case.use()
     by_path = case.texts(files, batch_size=4)
@@ -78,8 +73,6 @@ def test_changing_the_strategy_again_and_again(case, files):
 
 
 # ----------------------------------------------------------------------------------- stored inputs
-
-
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
 @pytest.mark.parametrize("timestamps", [False, True])
 def test_zero_frames_give_an_empty_text(case, timestamps):
@@ -117,8 +110,6 @@ def test_bfloat16(case):
 
 
 # ---------------------------------------------------------------------------- validation, training
-
-
 @pytest.mark.parametrize("return_best_hypothesis", [True, False])
 def test_wer_in_validation(case, utterances, files, tmp_path, return_best_hypothesis):
     case.use(return_best_hypothesis=return_best_hypothesis, **case.lm)
@@ -146,8 +137,6 @@ def test_hooks_of_training_and_validation_find_nothing_to_switch(case):
 
 
 # ------------------------------------------------------------------------ copies, files, laziness
-
-
 def test_the_decoding_and_its_results_can_be_copied(case):
     expected = case.decode(**case.lm)
     other = copy.deepcopy(case.model.decoding)
@@ -207,8 +196,6 @@ def test_lm_and_phrases_are_loaded_once_and_only_when_needed(case, files, monkey
 
 
 # ------------------------------------------------------------------------- phrases and requests
-
-
 def test_phrases_pull_towards_themselves_unless_a_request_says_otherwise(case, files):
     plain = texts(transcribed(case.model, case.cfg(), files[:1]))
     boosted = texts(transcribed(case.model, case.cfg(**case.phrases("graam")), files[:1]))
@@ -252,10 +239,7 @@ def test_lm_weights_per_utterance(case, files):
 
 
 # --------------------------------------------------------------------------------------- timestamps
-
-
 BLANK = 128
-CONFIDENCE = {"preserve_frame_confidence": True, "preserve_token_confidence": True, "preserve_word_confidence": True}
 
 
 @pytest.mark.parametrize("case", EVERY_CASE, indirect=True)
@@ -268,12 +252,9 @@ def test_compute_timestamps_in_the_config(case, where):
         assert " ".join(words) == hypothesis.text
 
 
-def test_without_timestamps_a_start_frame_per_token_remains(case):
+def test_timestamps_are_there_where_they_are_asked_for(case, files):
     for hypothesis in case.decode():
         assert len(hypothesis.timestamp) == len(hypothesis.y_sequence)
-
-
-def test_timestamps_once_asked_for_can_be_switched_off_again(case, files):
     transcribed(case.model, case.cfg(), files[:1], timestamps=True)
     (hypothesis,) = case.model.transcribe(files[:1], timestamps=False, verbose=False)
     assert isinstance(hypothesis.text, str)

@@ -1,8 +1,6 @@
 """flexctc_beam in NeMo's CTC models: transcription, timestamps and confidence."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 
@@ -17,8 +15,7 @@ from nemo.collections.asr.parts.submodules.ctc_decoding import CTCDecoding, CTCD
 from nemo.collections.asr.parts.utils.asr_confidence_utils import ConfidenceMethodConfig
 from omegaconf import OmegaConf
 
-from nemo_gpu_decoding import FlexCTCBeam, FlexCTCConfig, Fusion, load_ngram_lm
-from tests.nemo_plugin.usage import decoded, transcribed
+from tests.nemo_plugin.usage import CONFIDENCE, CONFIDENCE_METHODS, GREEDY, decoded, transcribed
 
 
 def use(model, cfg=None, **beam):
@@ -45,37 +42,10 @@ def errors(hypotheses, utterances):
     return sum(a != b for text, u in pairs for a, b in zip(text.split(), u["text"].split(), strict=False))
 
 
-def test_a_beam_without_fusion_is_greedy_where_posteriors_are_sharp(ctc_model, files, greedy_texts):
-    use(ctc_model, beam_size=1)
-    assert texts(ctc_model, files) == greedy_texts
-
-
 def test_an_lm_repairs_what_greedy_got_wrong(ctc_model, files, utterances, greedy_texts, assets):
     use(ctc_model, beam_size=8, **lm_options(assets))
     with_lm = texts(ctc_model, files)
     assert errors(with_lm, utterances) < errors(greedy_texts, utterances)
-
-
-def test_hypotheses_are_those_of_the_plain_decoder(ctc_model, emissions, assets):
-    use(ctc_model, beam_size=8, merge="sum", **lm_options(assets))
-    log_probs, lengths = emissions
-    hypotheses = ctc_model.decoding.ctc_decoder_predictions_tensor(log_probs, lengths, return_hypotheses=True)
-    decoder = FlexCTCBeam(
-        128,
-        blank_id=128,
-        config=FlexCTCConfig(beam_size=8, beam_beta=1.0, merge="sum"),
-        fusion=Fusion(lm=load_ngram_lm(assets / "lm" / "tok3.arpa", 128), lm_weight=0.7),
-    )
-    for hypothesis, nbest, length in zip(
-        hypotheses, decoder.decode(log_probs, lengths), lengths.tolist(), strict=True
-    ):
-        assert hypothesis.y_sequence.dtype == torch.int64
-        assert hypothesis.y_sequence.tolist() == nbest.best.tokens.tolist()
-        assert hypothesis.timestamp == nbest.best.frames.tolist()
-        assert hypothesis.score == nbest.best.score
-        assert hypothesis.score_parts == nbest.best.parts
-        assert hypothesis.length == length
-        assert hypothesis.text == ctc_model.tokenizer.ids_to_text(nbest.best.tokens.tolist())
 
 
 def test_return_hypotheses_has_the_log_probs_as_nemo_puts_them(ctc_model, files):
@@ -94,8 +64,6 @@ def test_no_lengths_means_all_frames(ctc_model, emissions):
 
 
 # ------------------------------------------------------------------------------------------ labels
-
-
 def test_greedy_labels_are_collapsed_as_nemos_greedy_does(ctc_model, emissions):
     log_probs, lengths = emissions
     labels = log_probs.argmax(-1)
@@ -118,12 +86,7 @@ def test_labels_have_neither_alignments_nor_confidence(ctc_model, emissions, cfg
         ctc_model.decoding.ctc_decoder_predictions_tensor(emissions[0].argmax(-1), emissions[1])
 
 
-# --------------------------------------------------------------------------------------------- WER
-
-
 # ---------------------------------------------------------------------------- laziness and copies
-
-
 def test_the_decoder_can_be_pickled_where_nemos_tokenizer_can(emissions):
     decoding = CTCDecoding({"strategy": "flexctc_beam"}, [chr(65 + i) for i in range(128)])
     expected = decoding.decoding(decoder_output=emissions[0], decoder_lengths=emissions[1])[0]
@@ -137,13 +100,6 @@ def test_a_structured_config_as_nemos_scripts_pass_it(ctc_model, files, greedy_t
     cfg.beam.beam_size = 1
     cfg.beam.beam_beta = 0.0
     ctc_model.change_decoding_strategy(cfg, verbose=False)
-    assert texts(ctc_model, files) == greedy_texts
-
-
-def test_switching_back_gives_nemos_object(ctc_model, files, greedy_texts):
-    use(ctc_model)
-    ctc_model.change_decoding_strategy({"strategy": "greedy_batch"}, verbose=False)
-    assert type(ctc_model.decoding).__module__.startswith("nemo.")
     assert texts(ctc_model, files) == greedy_texts
 
 
@@ -172,12 +128,6 @@ def test_character_models():
 
 
 # ------------------------------------------------------------------------ timestamps and confidence
-
-
-GREEDY = {"strategy": "greedy_batch"}
-CONFIDENCE = {"preserve_frame_confidence": True, "preserve_token_confidence": True, "preserve_word_confidence": True}
-
-
 def flexctc(**beam):
     return {"strategy": "flexctc_beam", "beam": {"beam_size": 4, "beam_beta": 0.0, **beam}}
 
@@ -202,19 +152,7 @@ def test_transcribe_with_timestamps_gives_greedys_times(ctc_model, files, beam_s
 
 
 # ------------------------------------------------------------------------------------- confidence
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        {"name": "max_prob", "alpha": 1.0},
-        {"name": "max_prob", "alpha": 0.5},
-        {"name": "entropy", "entropy_type": "tsallis", "alpha": 0.33, "entropy_norm": "exp"},
-        {"name": "entropy", "entropy_type": "gibbs", "alpha": 1.0, "entropy_norm": "lin"},
-        {"name": "entropy", "entropy_type": "renyi", "alpha": 0.5, "entropy_norm": "exp"},
-    ],
-    ids=lambda method: "-".join(str(value) for value in method.values()),
-)
+@pytest.mark.parametrize("method", CONFIDENCE_METHODS, ids=lambda method: "-".join(map(str, method.values())))
 @pytest.mark.parametrize("exclude_blank", [True, False])
 @pytest.mark.parametrize("aggregation", ["mean", "min"])
 def test_confidence_equals_greedys(ctc_model, emissions, method, exclude_blank, aggregation):
@@ -239,14 +177,11 @@ def test_confidence_of_n_best_lists(ctc_model, emissions):
             assert len(hypothesis.word_confidence) == len(hypothesis.text.split())
 
 
-def test_a_wrong_confidence_method_is_nemos_error(ctc_model):
+def test_greedys_own_switches_and_wrong_confidence_methods(ctc_model, emissions):
     cfg = {**flexctc(), "confidence_cfg": {"method_cfg": {"name": "guess"}}}
     with pytest.raises(ValueError, match="guess"):
         ctc_model.change_decoding_strategy(cfg, verbose=False)
     assert OmegaConf.structured(ConfidenceMethodConfig).name == "entropy"
-
-
-def test_greedys_own_switches_do_not_leak_into_us(ctc_model, emissions):
     greedy = {"preserve_frame_confidence": True, "compute_timestamps": True, "ngram_lm_model": "nowhere.arpa"}
     for hypothesis in decoded(ctc_model, {**flexctc(), "greedy": greedy}, emissions):
         assert hypothesis.frame_confidence is None
@@ -254,8 +189,6 @@ def test_greedys_own_switches_do_not_leak_into_us(ctc_model, emissions):
 
 
 # ------------------------------------------------------------------------------------- alignments
-
-
 @pytest.mark.parametrize("where", ["top", "beam"])
 def test_alignments_equal_greedys(ctc_model, emissions, where):
     greedy = decoded(ctc_model, {**GREEDY, "preserve_alignments": True}, emissions)

@@ -1,8 +1,6 @@
 """Each strategy behind NeMo's interface gives what its plain decoder gives; test_all_strategies.py has the rest."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = pytest.mark.nemo

@@ -1,8 +1,6 @@
 """Results in NeMo's form; the vocabulary as NeMo's tokenizers have it, and what is loaded for it."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.nemo]
@@ -11,7 +9,7 @@ pytest.importorskip("nemo.collections.asr")
 import copy
 import json
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,19 +24,15 @@ from nemo_gpu_decoding import register, unregister, utterance_requests
 from nemo_gpu_decoding.nemo_plugin.hypotheses import BeamHypothesis, NBestList, TimedNBestList, from_labels, from_path
 from nemo_gpu_decoding.nemo_plugin.infer import nemo_vocabulary
 from nemo_gpu_decoding.search.result import Path, ScoreParts
+from tests.nemo_plugin.test_word_graph_files import WordPieces
+from tests.nemo_plugin.usage import GREEDY
 
 BLANK = 5
 
 
 def a_path(tokens=(1, 2), frames=(0, 3), repeats=(2, 1)):
-    return Path(
-        tokens=np.array(tokens, np.int32),
-        frames=np.array(frames, np.int32),
-        repeats=np.array(repeats, np.int32),
-        token_confidence=np.ones(len(tokens), np.float32),
-        score=-1.5,
-        parts=ScoreParts(-2.0, insertion=0.5),
-    )
+    columns = (np.array(values, np.int32) for values in (tokens, frames, repeats))
+    return Path(*columns, np.ones(len(tokens), np.float32), -1.5, ScoreParts(-2.0, insertion=0.5))
 
 
 def test_a_path_becomes_a_hypothesis():
@@ -50,9 +44,6 @@ def test_a_path_becomes_a_hypothesis():
     assert hypothesis.score == -1.5
     assert hypothesis.score_parts.insertion == 0.5
     assert hypothesis.text is None
-
-
-def test_confidence_of_the_frames_that_emit_tokens():
     hypothesis = from_path(a_path(), 5, BeamHypothesis)
     assert hypothesis.non_blank_frame_confidence == []
     hypothesis.frame_confidence = [0.1, 0.2, 0.3, 0.4, 0.5]
@@ -112,12 +103,6 @@ def test_a_timed_n_best_list_shows_the_entries_of_all_its_hypotheses():
 
 
 # --------------------------------------------------------------------------------------- vocabulary
-def test_characters():
-    vocabulary = nemo_vocabulary(SimpleNamespace(labels_map={0: "a", 1: "b", 2: " "}))
-    assert vocabulary.tokenize("ab a") == [0, 1, 2, 0]
-    assert vocabulary.text([1, 2, 0]) == "b a"
-
-
 def test_sentencepiece_ids_are_those_of_the_models_tokenizer(ctc_model):
     tokenizer = ctc_model.tokenizer
     vocabulary = nemo_vocabulary(SimpleNamespace(tokenizer=tokenizer))
@@ -154,29 +139,17 @@ def test_phrases_of_a_language_are_boosted_in_its_tokens(ctc_model, aggregate):
     assert hypothesis.y_sequence.tolist() == ids[1:]
 
 
-class WordPieces:
-    """What NeMo's tokenizers of WordPiece models offer."""
-
-    pieces = ("[UNK]", "pa", "##ge", "two")
-    tokenizer = type("", (), {"vocab_size": 4})
-
-    def ids_to_tokens(self, ids):
-        return [self.pieces[i] for i in ids]
-
-    def text_to_ids(self, text):
-        return {"page": [1, 2], "page two": [1, 2, 3]}[text]
-
-
-def test_word_pieces():
+def test_word_pieces_and_characters():
     vocabulary = nemo_vocabulary(SimpleNamespace(tokenizer=WordPieces()))
     assert vocabulary.kind == "wpe"
     assert vocabulary.tokenize("page two") == [1, 2, 3]
     assert vocabulary.text([1, 2, 3]) == "page two"
+    vocabulary = nemo_vocabulary(SimpleNamespace(labels_map={0: "a", 1: "b", 2: " "}))
+    assert vocabulary.tokenize("ab a") == [0, 1, 2, 0]
+    assert vocabulary.text([1, 2, 0]) == "b a"
 
 
 # ----------- Phrases and weights per utterance through transcribe: who gets what, and what is refused
-
-
 def use(model, assets=None, **beam):
     if assets:
         beam["ngram_lm_model"] = str(assets / "lm" / "tok3.arpa")
@@ -187,13 +160,6 @@ def use(model, assets=None, **beam):
 
 def texts(model, files, **kwargs):
     return [result.text for result in model.transcribe(files, verbose=False, **kwargs)]
-
-
-def test_an_empty_list_where_there_are_no_phrases_at_all(ctc_model, files):
-    use(ctc_model)
-    plain = texts(ctc_model, files[:1])
-    with utterance_requests(ctc_model, [[]]):
-        assert texts(ctc_model, files[:1]) == plain
 
 
 def test_timestamps_make_a_new_decoder_which_finds_them_too(ctc_model, files):
@@ -213,8 +179,11 @@ def test_hybrid_models(hybrid_model, files):
     assert boosted[1] == plain[1]
 
 
-def test_too_few_and_too_many_are_errors(ctc_model, files):
+def test_too_few_and_too_many_are_errors_and_leave_nothing_behind(ctc_model, files):
     use(ctc_model)
+    plain = texts(ctc_model, files[:1])
+    with utterance_requests(ctc_model, [[]]):  # where there are no phrases at all
+        assert texts(ctc_model, files[:1]) == plain
     with (
         pytest.raises(ValueError, match="requests has 2 entries, but after 0 utterances 4 more"),
         utterance_requests(ctc_model, [None, None]),
@@ -225,42 +194,28 @@ def test_too_few_and_too_many_are_errors(ctc_model, files):
         utterance_requests(ctc_model, [None] * 3),
     ):
         texts(ctc_model, files[:2])
-
-
-def test_an_error_inside_is_not_hidden_by_leftovers(ctc_model):
-    use(ctc_model)
-    with pytest.raises(KeyError), utterance_requests(ctc_model, [None]):
-        raise KeyError
-
-
-def test_after_the_block_nothing_is_left(ctc_model, files):
-    use(ctc_model)
-    plain = texts(ctc_model, files[:1])
     with (
         pytest.raises(ValueError, match="0 utterances"),
         utterance_requests(ctc_model, [["graam"]], boosting_weight=1),
     ):
         pass
     assert texts(ctc_model, files[:1]) == plain
+    with pytest.raises(KeyError), utterance_requests(ctc_model, [None]):
+        raise KeyError  # leftovers hide no error
 
 
-def test_other_models_inside_the_block_are_not_concerned(ctc_model, hybrid_model, files):
+def test_requests_are_for_this_model_in_this_thread(ctc_model, hybrid_model, files, emissions):
     use(ctc_model)
     cfg = {"strategy": "flexctc_beam", "beam": {"beam_size": 8, "beam_beta": 0.0}}
     hybrid_model.change_decoding_strategy(cfg, decoder_type="ctc", verbose=False)
     with utterance_requests(ctc_model, [None]):
         texts(hybrid_model, files[:2])
         texts(ctc_model, files[:1])
-
-
-def test_threads_do_not_see_each_others_requests(ctc_model, emissions):
     use(ctc_model)
     decode = ctc_model.decoding.ctc_decoder_predictions_tensor
-    seen = []
-    with utterance_requests(ctc_model, [["graam"], *[None] * 5], boosting_weight=1.0):
-        thread = threading.Thread(target=lambda: seen.extend(h.text for h in decode(*emissions)))
-        thread.start()
-        thread.join()
+    pool = ThreadPoolExecutor(1)
+    with utterance_requests(ctc_model, [["graam"], *[None] * 5], boosting_weight=1.0), pool:
+        seen = pool.submit(lambda: [h.text for h in decode(*emissions)]).result()
         own = [h.text for h in decode(*emissions)]
     assert "graham" in seen[0]
     assert "graam" in own[0]
@@ -287,8 +242,6 @@ def test_a_model_with_another_strategy_is_an_error(ctc_model, hybrid_model):
 
 
 # ---------------------------------------------------------------------------- manifests that NeMo sorts
-
-
 @pytest.mark.parametrize("kind", [list, NBestList])
 def test_sorted_n_best_lists_go_back_to_their_utterances(tmp_path, kind):
     durations = [2.0, 5.0, 1.0, 3.0]
@@ -340,7 +293,6 @@ def test_requests_are_for_the_head_that_decodes(hybrid_model, files):
     use_transducer(hybrid_model)
     with pytest.raises(ValueError, match="2 entries, but 1 utter"), utterance_requests(hybrid_model, [None, None]):
         texts(hybrid_model, files[:1])
-    ctc = {"strategy": "greedy_batch"}
-    hybrid_model.change_decoding_strategy(ctc, decoder_type="ctc", verbose=False)
+    hybrid_model.change_decoding_strategy(GREEDY, decoder_type="ctc", verbose=False)
     with pytest.raises(ValueError, match="strategy 'greedy_batch'"), utterance_requests(hybrid_model, [None]):
         pass

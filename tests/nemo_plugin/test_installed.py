@@ -1,7 +1,5 @@
 """The package as others find it: what a wheel holds; processes that import NeMo and nothing of ours."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -72,8 +70,6 @@ def test_a_clone_uses_its_own_presets():
 
 
 # ------------------------------------------------------------------------------------ new processes
-
-
 SCRIPT = Path(__file__).with_name("hydra_script.py")
 
 
@@ -126,25 +122,18 @@ def result_of(assets, files, tmp_path_factory):
 
 
 @pytest.mark.nemo
-@pytest.mark.slow
-def test_strategy_alone_in_an_unmodified_hydra_script(result_of, utterances):
-    assert result_of("strategy")["decoder"] == "FlexCTCInfer"
-    assert result_of("strategy")["texts"] == [utterances[0]["text"], utterances[2]["text"]]
-
-
-@pytest.mark.nemo
-@pytest.mark.slow
-def test_presets_and_new_keys_in_an_unmodified_hydra_script(result_of):
-    assert result_of("preset")["decoder"] == "FlexCTCInfer"
-    assert result_of("preset")["texts"][0].endswith("carla graam")
-
-
-@pytest.mark.nemo
-@pytest.mark.slow
-def test_a_word_graph_and_its_phrases_in_an_unmodified_hydra_script(result_of):
-    pytest.importorskip("kaldifst")
-    assert result_of("word graph")["decoder"] == "WordGraphInfer"
-    assert result_of("word graph")["texts"][0].endswith("carla graam")
+@pytest.mark.parametrize(
+    ("way", "decoder"), [("strategy", "FlexCTCInfer"), ("preset", "FlexCTCInfer"), ("word graph", "WordGraphInfer")]
+)
+def test_an_unmodified_hydra_script_takes_strategies_presets_and_new_keys(result_of, utterances, way, decoder):
+    if way == "word graph":
+        pytest.importorskip("kaldifst")
+    found = result_of(way)
+    assert found["decoder"] == decoder
+    if way == "strategy":
+        assert found["texts"] == [utterances[0]["text"], utterances[2]["text"]]
+    else:  # with phrases
+        assert found["texts"][0].endswith("carla graam")
 
 
 BROKEN = """
@@ -156,7 +145,6 @@ Plugins.instance()
 
 
 @pytest.mark.nemo
-@pytest.mark.slow
 def test_a_broken_installation_never_stops_hydra(tmp_path):
     done = run("-c", BROKEN, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -174,7 +162,6 @@ assert "nemo_gpu_decoding.nemo_plugin.register" in sys.modules
 
 
 @pytest.mark.nemo
-@pytest.mark.slow
 def test_hydra_alone_finds_the_plugin_and_nemo_stays_unimported(tmp_path):
     done = run("-c", QUIET, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")

@@ -103,7 +103,6 @@ def test_the_page_is_complete():
 
 
 # ------------------------------------------------------------------------------------ running it
-
 runs = pytest.mark.skipif(
     "NEMO_EXAMPLES" not in os.environ,
     reason="needs NeMo's repository: make test-nemo-scripts NEMO_EXAMPLES=.../NeMo/examples/asr",

@@ -53,6 +53,9 @@ def test_unregister_restores_nemos_own_constructors():
         char_decoding(strategy="flexctc_beam")
     register()
     assert isinstance(char_decoding(strategy="flexctc_beam").decoding, FlexCTCInfer)
+    decoding = char_decoding(strategy="flexctc_beam")
+    unregister()
+    assert decoding.decode_ids_to_str([0, 1]) == "ab"
 
 
 def test_unregister_under_another_wrapper_puts_ours_to_sleep(monkeypatch):
@@ -65,27 +68,22 @@ def test_unregister_under_another_wrapper_puts_ours_to_sleep(monkeypatch):
         char_decoding(strategy="flexctc_beam")
 
 
-def test_objects_made_before_unregister_keep_working():
-    decoding = char_decoding(strategy="flexctc_beam")
-    unregister()
-    assert decoding.decode_ids_to_str([0, 1]) == "ab"
-
-
-def test_an_unknown_strategy_lists_ours_beside_nemos():
+def test_unknown_strategies_list_ours_beside_nemos(hybrid_model):
     with pytest.raises(ValueError, match=r"Decoding strategy must be one of .* Given flexctc_bean") as error:
         char_decoding(strategy="flexctc_bean")
     assert str(error.value).endswith("flexctc_beam, cuda_wfst, paged_biglm. Did you mean 'flexctc_beam'?")
-
-
-def test_an_unknown_strategy_of_a_transducer_lists_ours_beside_nemos(hybrid_model):
     with pytest.raises(ValueError, match=r"malsd_batch.*: alsd_pp, aes_pp\. Did you mean 'alsd_pp'\?"):
         hybrid_model.change_decoding_strategy({"strategy": "alsd_ppp"}, decoder_type="rnnt", verbose=False)
+    with pytest.raises(ValueError, match=r"beam\.search_type is 'pyctcdecode'"):
+        char_decoding(strategy="flexctc_beam", beam={"search_type": "pyctcdecode"})
 
 
-def test_nemos_strategies_are_untouched():
+def test_other_strategies_are_nemos():
     decoding = char_decoding(strategy="greedy_batch")
     assert type(decoding) is ctc_decoding.CTCDecoding
     assert type(decoding.decoding).__name__ == "GreedyBatchedCTCInfer"
+    decoding = char_decoding(strategy="greedy_batch", beam={"search_type": "flexctc_beam"})
+    assert not isinstance(decoding.decoding, FlexCTCInfer)
 
 
 @pytest.mark.parametrize("strategy", ["beam", "beam_batch", "pyctcdecode", "flashlight"])
@@ -93,16 +91,6 @@ def test_search_type_names_us_where_a_script_knows_only_nemos_strategies(strateg
     decoding = char_decoding(strategy=strategy, beam={"search_type": "flexctc_beam"})
     assert isinstance(decoding.decoding, FlexCTCInfer)
     assert decoding.cfg.strategy == "flexctc_beam"
-
-
-def test_search_type_means_nothing_to_a_strategy_that_does_not_read_it():
-    decoding = char_decoding(strategy="greedy_batch", beam={"search_type": "flexctc_beam"})
-    assert not isinstance(decoding.decoding, FlexCTCInfer)
-
-
-def test_a_contradicting_search_type_is_an_error():
-    with pytest.raises(ValueError, match=r"beam\.search_type is 'pyctcdecode'"):
-        char_decoding(strategy="flexctc_beam", beam={"search_type": "pyctcdecode"})
 
 
 @pytest.mark.parametrize(
@@ -122,7 +110,7 @@ def test_every_form_of_config_is_accepted_and_left_as_it_was(cfg):
     assert repr(cfg) == before
 
 
-def test_a_users_subclass_is_kept():
+def test_subclasses_and_names_of_classes_are_kept():
     class Own(ctc_decoding.CTCDecoding):
         def decode_tokens_to_str(self, tokens):
             return super().decode_tokens_to_str(tokens).upper()
@@ -130,9 +118,6 @@ def test_a_users_subclass_is_kept():
     decoding = Own({"strategy": "flexctc_beam"}, LETTERS)
     assert isinstance(decoding, Own)
     assert decoding.decode_ids_to_str([0, 1]) == "AB"
-
-
-def test_the_objects_class_says_its_own_name():
     decoding = char_decoding(strategy="flexctc_beam")
     assert isinstance(decoding, ctc_decoding.CTCDecoding)
     assert type(decoding).__name__ == "CTCDecoding"
@@ -168,8 +153,6 @@ def test_our_list_of_nemos_strategies_is_nemos():
 
 
 # ------------------------------------------------------------------ a later strategy is one entry
-
-
 class ToyTransducer:
     """Returns NeMo's greedy result twice, as an n-best list."""
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from nemo.collections.asr.metrics.wer import word_error_rate
 from nemo.collections.asr.parts.submodules.rnnt_beam_decoding import BeamRNNTInferConfig
-from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTBPEDecodingConfig, RNNTDecoding
+from nemo.collections.asr.parts.submodules.rnnt_decoding import RNNTDecoding
 from nemo.collections.asr.parts.utils.asr_confidence_utils import ConfidenceMethodConfig
 from nemo.collections.asr.parts.utils.rnnt_utils import Hypothesis
 from omegaconf import OmegaConf, open_dict
@@ -24,17 +24,22 @@ from omegaconf import OmegaConf, open_dict
 from nemo_gpu_decoding import utterance_requests
 from nemo_gpu_decoding.nemo_plugin.streaming.continuation import RECENT_BATCHES
 from nemo_gpu_decoding.nemo_plugin.transducer import TransducerInfer
-from tests.nemo_plugin.usage import decoded, transcribed
+from tests.nemo_plugin.usage import CONFIDENCE, CONFIDENCE_METHODS, decoded, predicted, transcribed
 
 STRATEGIES = ["alsd_pp", "aes_pp"]
 PEERS = {"alsd_pp": "malsd_batch", "aes_pp": "maes_batch"}
-GREEDY = {"strategy": "greedy_batch"}
 
 
 def use(model, strategy="alsd_pp", cfg=None, **beam):
     model.change_decoding_strategy(
         {"strategy": strategy, "beam": {"beam_size": 4, **beam}, **(cfg or {})}, verbose=False
     )
+
+
+@pytest.fixture
+def encoded(transducer, encoded_by, utterances):
+    """Encoder output and lengths of the test utterances."""
+    return encoded_by(transducer, utterances)
 
 
 def lm_options(assets, weight=0.3):
@@ -45,8 +50,8 @@ def texts(model, audio, **kwargs):
     return [result.text for result in model.transcribe(audio, verbose=False, **kwargs)]
 
 
-def decode(model, encoded, **kwargs):
-    return model.decoding.rnnt_decoder_predictions_tensor(*encoded, return_hypotheses=True, **kwargs)
+def decode(model, encoded, partial=None):
+    return predicted(model.decoding, encoded, partial_hypotheses=partial)
 
 
 def one_by_one(model, encoded):
@@ -60,18 +65,13 @@ def wer(texts, utterances):
 
 
 # --------------------------------------------------------------------------------- same as NeMo
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("beam_size", [2, 4])
 @pytest.mark.parametrize("fusion", ["plain", "lm"])
-def test_texts_times_and_scores_are_nemos_for_each_utterance(
-    transducer, encoded_by, utterances, assets, strategy, beam_size, fusion
-):
+def test_texts_times_and_scores_are_nemos_for_each_utterance(transducer, encoded, assets, strategy, beam_size, fusion):
     if strategy == "aes_pp" and transducer.decoding.durations:
         pytest.skip("NeMo's maes_batch is for RNN-T only")
     beam = {"beam_size": beam_size, **(lm_options(assets) if fusion == "lm" else {})}
-    encoded = encoded_by(transducer, utterances)
     use(transducer, PEERS[strategy], **beam)
     nemo = one_by_one(transducer, encoded)
     use(transducer, strategy, **beam)
@@ -109,14 +109,8 @@ def test_beam_and_lm_lower_the_word_error_rate(transducer, encoded_by, many_utte
     assert with_lm < 0.9 * greedy
 
 
-# -------------------------------------------------------------------------------------- transcribe
-
-
-# --------------------------------------------------------------------- validation, training, configs
-
-
-def test_decoding_leaves_training_mode_as_it_was(transducer, encoded_by, utterances):
-    encoded = encoded_by(transducer, utterances)
+# ------------------------------------------------------------------------------- validation, training, configs
+def test_decoding_leaves_training_mode_as_it_was(transducer, encoded):
     use(transducer)
     expected = [h.text for h in decode(transducer, encoded)]
     transducer.decoder.train()
@@ -127,14 +121,6 @@ def test_decoding_leaves_training_mode_as_it_was(transducer, encoded_by, utteran
         assert transducer.joint.training
     finally:
         transducer.eval()
-
-
-def test_a_structured_config_as_nemos_scripts_pass_it(transducer, files):
-    use(transducer)
-    expected = texts(transducer, files)
-    cfg = OmegaConf.structured(RNNTBPEDecodingConfig(strategy="alsd_pp"))
-    transducer.change_decoding_strategy(cfg, verbose=False)
-    assert texts(transducer, files) == expected
 
 
 @pytest.mark.parametrize("strategy", ["beam", "tsd", "alsd", "maes", "malsd_batch", "maes_batch"])
@@ -180,11 +166,6 @@ def test_the_steps_of_eval_beamsearch_ngram_transducer(
     assert with_lm < without
 
 
-def test_wrong_keys_are_named_by_change_decoding_strategy(transducer):
-    with pytest.raises(ValueError, match=r"beam\.beam_width'.*valid keys: .*beam_size"):
-        use(transducer, beam_width=3)
-
-
 def test_a_tdt_model_without_its_durations_is_an_error(tdt_model):
     cfg = {"strategy": "alsd_pp", "model_type": "tdt"}
     vocabulary = [str(i) for i in range(128)]
@@ -209,15 +190,10 @@ def test_character_models(hybrid_model, encoded_by, utterances):
             assert hypothesis.text == "".join(letters[i] for i in hypothesis.y_sequence.tolist())
 
 
-# ---------------------------------------------------------------------------- laziness and copies
-
-
 # ------------------------------------------------------------------------ timestamps and confidence
 
 
-TIMED_STRATEGIES = ["alsd_pp", "aes_pp"]
 BLANK = 128
-CONFIDENCE = {"preserve_frame_confidence": True, "preserve_token_confidence": True, "preserve_word_confidence": True}
 
 
 def ours(strategy="alsd_pp", top=None, **beam):
@@ -245,8 +221,6 @@ def frames_of(hypothesis):
 
 
 # ------------------------------------------------------------------------------------------ times
-
-
 @pytest.mark.parametrize("beam_size", [2, 4])
 def test_transcribe_with_timestamps_gives_the_times_of_malsd_batch(transducer, files, beam_size):
     if transducer.decoding.durations and nemo.__version__.startswith("2."):
@@ -268,11 +242,11 @@ def test_a_beam_of_one_has_the_times_of_greedy(hybrid_model, files):
             assert a.timestamp[level] == b.timestamp[level]
 
 
-@pytest.mark.parametrize("strategy", TIMED_STRATEGIES)
-def test_durations_of_tdt_tokens(transducer, encoded_by, utterances, strategy):
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_durations_of_tdt_tokens(transducer, encoded, strategy):
     is_tdt = bool(transducer.decoding.durations)
     cfg = ours(strategy, top={"compute_timestamps": True})
-    for hypothesis in decoded(transducer, cfg, encoded_by(transducer, utterances)):
+    for hypothesis in decoded(transducer, cfg, encoded):
         chars = hypothesis.timestamp["char"]
         if not is_tdt:
             assert hypothesis.token_duration is None
@@ -284,26 +258,13 @@ def test_durations_of_tdt_tokens(transducer, encoded_by, utterances, strategy):
 
 
 # ------------------------------------------------------------------------------------- confidence
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        {"name": "max_prob", "alpha": 1.0},
-        {"name": "max_prob", "alpha": 0.5},
-        {"name": "entropy", "entropy_type": "tsallis", "alpha": 0.33, "entropy_norm": "exp"},
-        {"name": "entropy", "entropy_type": "gibbs", "alpha": 1.0, "entropy_norm": "lin"},
-        {"name": "entropy", "entropy_type": "renyi", "alpha": 0.5, "entropy_norm": "exp"},
-    ],
-    ids=lambda method: "-".join(str(value) for value in method.values()),
-)
+@pytest.mark.parametrize("method", CONFIDENCE_METHODS, ids=lambda method: "-".join(map(str, method.values())))
 @pytest.mark.parametrize("exclude_blank", [True, False])
-def test_confidence_is_greedys_where_alignments_are(transducer, encoded_by, utterances, method, exclude_blank):
+def test_confidence_is_greedys_where_alignments_are(transducer, encoded, method, exclude_blank):
     confidence = {
         **CONFIDENCE, "exclude_blank": exclude_blank, "method_cfg": ConfidenceMethodConfig(**method)
     }  # fmt: skip
     top = OmegaConf.to_container(OmegaConf.create({"confidence_cfg": confidence}))
-    encoded = encoded_by(transducer, utterances)
     # without alignments NeMo's greedy fails for TDT here
     peer = decoded(transducer, greedy(preserve_alignments=True, **top), encoded)
     mine = decoded(transducer, ours(beam_size=1, top=top), encoded)
@@ -326,11 +287,8 @@ def test_confidence_of_durations(tdt_model, encoded_by, utterances):
 
 
 # ------------------------------------------------------------------------------------- alignments
-
-
 @pytest.mark.parametrize("where", ["beside beam", "in beam"])
-def test_alignments_are_greedys(transducer, encoded_by, utterances, where):
-    encoded = encoded_by(transducer, utterances)
+def test_alignments_are_greedys(transducer, encoded, where):
     flag = {"preserve_alignments": True}
     peer = decoded(transducer, greedy(**flag), encoded)
     cfg = ours(beam_size=1, top=flag) if where == "beside beam" else ours(beam_size=1, **flag)
@@ -346,19 +304,6 @@ def test_alignments_are_greedys(transducer, encoded_by, utterances, where):
 
 
 # ------------------------------------------------------------------------------- partial hypotheses
-
-
-def use_for_chunks(model, strategy="alsd_pp", top=None, **beam):
-    cfg = {"strategy": strategy, "beam": {"beam_size": 4, **beam}, **(top or {})}
-    model.change_decoding_strategy(cfg, verbose=False)
-
-
-def decode_chunk(model, encoder_output, lengths, partial=None):
-    return model.decoding.rnnt_decoder_predictions_tensor(
-        encoder_output, lengths, return_hypotheses=True, partial_hypotheses=partial
-    )
-
-
 def in_chunks(model, encoded, size):
     """The hypotheses after the last chunk, and the texts after each."""
     encoder_output, lengths = encoded
@@ -366,7 +311,7 @@ def in_chunks(model, encoded, size):
     for begin in range(0, encoder_output.shape[2], size):
         chunk = encoder_output[:, :, begin : begin + size]
         counts = (lengths - begin).clamp(0, chunk.shape[2])
-        hypotheses = decode_chunk(model, chunk, counts, hypotheses)
+        hypotheses = decode(model, (chunk, counts), hypotheses)
         seen.append([best_of(h).text for h in hypotheses])
     return hypotheses, seen
 
@@ -382,28 +327,21 @@ def summary(hypothesis):
     )  # fmt: skip
 
 
-@pytest.fixture
-def lm(assets):
-    return {"ngram_lm_model": str(assets / "lm" / "tok3.arpa"), "ngram_lm_alpha": 0.3}
-
-
 @pytest.mark.parametrize("strategy", ["alsd_pp", "aes_pp"])
 @pytest.mark.parametrize("size", [1, 7, 30])
-def test_chunks_give_the_result_of_the_whole(transducer, encoded_by, utterances, strategy, size, lm):
+def test_chunks_give_the_result_of_the_whole(transducer, encoded, strategy, size, assets):
     boosting = {"boosting_tree": {"key_phrases_list": ["graham"]}, "boosting_tree_alpha": 0.5}
-    use_for_chunks(transducer, strategy, **lm, **boosting)
-    encoded = encoded_by(transducer, utterances)
-    whole = decode_chunk(transducer, *encoded)
+    use(transducer, strategy, **lm_options(assets), **boosting)
+    whole = decode(transducer, encoded)
     hypotheses, seen = in_chunks(transducer, encoded, size)
     assert [summary(h) for h in hypotheses] == [summary(h) for h in whole]
     assert seen[0] != seen[-1]  # texts grow
 
 
-def test_times_confidence_and_alignments_of_streams(transducer, encoded_by, utterances):
+def test_times_confidence_and_alignments_of_streams(transducer, encoded):
     top = {"compute_timestamps": True, "confidence_cfg": {"preserve_word_confidence": True}}
-    use_for_chunks(transducer, top=top, preserve_alignments=True)
-    encoded = encoded_by(transducer, utterances)
-    whole = decode_chunk(transducer, *encoded)
+    use(transducer, cfg=top, preserve_alignments=True)
+    whole = decode(transducer, encoded)
     hypotheses, _ = in_chunks(transducer, encoded, 11)
     for a, b in zip(whole, hypotheses, strict=True):
         assert a.timestamp == b.timestamp
@@ -411,19 +349,18 @@ def test_times_confidence_and_alignments_of_streams(transducer, encoded_by, utte
         assert len(a.alignments) == len(b.alignments)
 
 
-def test_n_best_lists_can_be_continued(transducer, encoded_by, utterances):
-    use_for_chunks(transducer, return_best_hypothesis=False)
-    encoded = encoded_by(transducer, utterances)
-    whole = decode_chunk(transducer, *encoded)
+def test_n_best_lists_can_be_continued(transducer, encoded):
+    use(transducer, return_best_hypothesis=False)
+    whole = decode(transducer, encoded)
     hypotheses, _ = in_chunks(transducer, encoded, 13)
     for a, b in zip(whole, hypotheses, strict=True):
         assert [summary(h) for h in a] == [summary(h) for h in b]
 
 
-def test_streams_may_come_and_go_and_change_places(transducer, encoded_by, utterances):
-    use_for_chunks(transducer)
-    encoder_output, lengths = encoded_by(transducer, utterances)
-    whole = decode_chunk(transducer, encoder_output, lengths)
+def test_streams_may_come_and_go_and_change_places(transducer, encoded):
+    use(transducer)
+    encoder_output, lengths = encoded
+    whole = decode(transducer, (encoder_output, lengths))
     half = lengths // 2
 
     def chunk(rows, begins, ends):
@@ -434,97 +371,89 @@ def test_streams_may_come_and_go_and_change_places(transducer, encoded_by, utter
         counts = torch.tensor([int(e - b) for b, e in zip(begins, ends, strict=True)])
         return parts, counts
 
-    first = decode_chunk(transducer, *chunk([0, 1, 2], [0, 0, 0], half[:3]))
+    first = decode(transducer, chunk([0, 1, 2], [0, 0, 0], half[:3]))
     # the third goes on, the fourth begins, the first goes on, in this order
-    second = decode_chunk(
+    second = decode(
         transducer,
-        *chunk([2, 3, 0], [half[2], 0, half[0]], [lengths[2], half[3], lengths[0]]),
+        chunk([2, 3, 0], [half[2], 0, half[0]], [lengths[2], half[3], lengths[0]]),
         [first[2], None, first[0]],
     )
-    third = decode_chunk(
-        transducer, *chunk([1, 3], [half[1], half[3]], [lengths[1], lengths[3]]), [first[1], second[1]]
-    )
+    third = decode(transducer, chunk([1, 3], [half[1], half[3]], [lengths[1], lengths[3]]), [first[1], second[1]])
     finished = [second[2], third[0], second[0], third[1]]
     assert [summary(h) for h in finished] == [summary(h) for h in whole[:4]]
 
 
-def test_a_chunk_without_frames_changes_nothing(transducer, encoded_by, utterances):
-    use_for_chunks(transducer)
-    encoder_output, lengths = encoded_by(transducer, utterances)
-    before = decode_chunk(transducer, encoder_output, lengths)
-    after = decode_chunk(transducer, encoder_output, torch.zeros_like(lengths), before)
+def test_an_empty_hypothesis_begins_an_utterance_and_a_chunk_without_frames_changes_nothing(transducer, encoded):
+    use(transducer)
+    encoder_output, lengths = encoded
+    before = decode(transducer, (encoder_output, lengths))
+    partial = [Hypothesis(score=0.0, y_sequence=[]), *[None] * 5]
+    begun = decode(transducer, (encoder_output, lengths), partial)
+    assert [summary(h) for h in begun] == [summary(h) for h in before]
+    after = decode(transducer, (encoder_output, torch.zeros_like(lengths)), before)
     assert [summary(h) for h in after] == [summary(h) for h in before]
 
 
-def test_an_empty_hypothesis_begins_an_utterance(transducer, encoded_by, utterances):
-    use_for_chunks(transducer)
-    encoded = encoded_by(transducer, utterances)
-    whole = decode_chunk(transducer, *encoded)
-    partial = [Hypothesis(score=0.0, y_sequence=[]), *[None] * 5]
-    assert [summary(h) for h in decode_chunk(transducer, *encoded, partial)] == [summary(h) for h in whole]
-
-
-def test_requests_count_where_an_utterance_begins(transducer, encoded_by, utterances):
-    use_for_chunks(transducer, beam_size=8)
-    encoder_output, lengths = encoded_by(transducer, utterances)
+def test_requests_count_where_an_utterance_begins(transducer, encoded):
+    use(transducer, beam_size=8)
+    encoder_output, lengths = encoded
     with utterance_requests(transducer, [["graam"], *[None] * 5], boosting_weight=2.0):
         hypotheses, _ = in_chunks(transducer, (encoder_output, lengths), 20)
     assert hypotheses[0].text.endswith("graam")
 
 
-def test_copies_of_hypotheses_can_be_continued_once(transducer, encoded_by, utterances):
-    use_for_chunks(transducer)
-    encoder_output, lengths = encoded_by(transducer, utterances)
-    whole = decode_chunk(transducer, encoder_output, lengths)
-    first = decode_chunk(transducer, encoder_output[:, :, :9], lengths.clamp(max=9))
+def test_copies_of_hypotheses_can_be_continued_once(transducer, encoded):
+    use(transducer)
+    encoder_output, lengths = encoded
+    whole = decode(transducer, (encoder_output, lengths))
+    first = decode(transducer, (encoder_output[:, :, :9], lengths.clamp(max=9)))
     rest = encoder_output[:, :, 9:], lengths - 9
-    result = decode_chunk(transducer, *rest, copy.deepcopy(first))
+    result = decode(transducer, rest, copy.deepcopy(first))
     assert [summary(h) for h in result] == [summary(h) for h in whole]
     with pytest.raises(ValueError, match=r"partial_hypotheses\[0\] was continued before"):
-        decode_chunk(transducer, *rest, first)
+        decode(transducer, rest, first)
 
 
-def test_states_of_utterances_that_are_not_continued_are_released(transducer, encoded_by, utterances):
-    use_for_chunks(transducer)
-    encoder_output, _ = encoded_by(transducer, utterances)
+def test_states_of_utterances_that_are_not_continued_are_released(transducer, encoded):
+    use(transducer)
+    encoder_output, _ = encoded
     chunk = encoder_output[:1, :, :5], torch.tensor([5])
-    first = decode_chunk(transducer, *chunk)
-    kept = decode_chunk(transducer, *chunk, decode_chunk(transducer, *chunk))
+    first = decode(transducer, chunk)
+    kept = decode(transducer, chunk, decode(transducer, chunk))
     for _ in range(RECENT_BATCHES):
-        decode_chunk(transducer, *chunk)
+        decode(transducer, chunk)
     assert first[0].dec_state.batch is None
     with pytest.raises(ValueError, match=r"partial_hypotheses\[0\] cannot be continued.*released"):
-        decode_chunk(transducer, *chunk, first)
-    assert decode_chunk(transducer, *chunk, kept)[0].length == 15
+        decode(transducer, chunk, first)
+    assert decode(transducer, chunk, kept)[0].length == 15
 
 
-def test_what_cannot_be_continued_is_named(transducer, encoded_by, utterances):
-    encoder_output, _ = encoded_by(transducer, utterances)
+def test_what_cannot_be_continued_is_named(transducer, encoded):
+    encoder_output, _ = encoded
     chunk = encoder_output[:1, :, :9], torch.tensor([9])
-    greedy = decode_chunk(transducer, *chunk)
-    use_for_chunks(transducer)
+    greedy = decode(transducer, chunk)
+    use(transducer)
     with pytest.raises(ValueError, match=r"partial_hypotheses\[0\] is of another decoder"):
-        decode_chunk(transducer, *chunk, greedy)
+        decode(transducer, chunk, greedy)
     with pytest.raises(ValueError, match="partial_hypotheses has 2 entries, expected 1"):
-        decode_chunk(transducer, *chunk, [None, None])
-    pickled = pickle.loads(pickle.dumps(decode_chunk(transducer, *chunk)))
+        decode(transducer, chunk, [None, None])
+    pickled = pickle.loads(pickle.dumps(decode(transducer, chunk)))
     with pytest.raises(ValueError, match="pickled"):
-        decode_chunk(transducer, *chunk, pickled)
+        decode(transducer, chunk, pickled)
 
 
-def test_a_biasing_request_has_the_phrases_of_an_utterance(transducer, encoded_by, utterances):
+def test_a_biasing_request_has_the_phrases_of_an_utterance(transducer, encoded):
     pytest.importorskip("nemo.collections.asr.parts.context_biasing.biasing_multi_model")
     from nemo.collections.asr.parts.context_biasing.biasing_multi_model import BiasingRequestItemConfig
     from nemo.collections.asr.parts.context_biasing.boosting_graph_batched import BoostingTreeModelConfig
 
-    use_for_chunks(transducer)
-    encoded = encoded_by(transducer, utterances)
-    plain = decode_chunk(transducer, *encoded)
+    use(transducer)
+    plain = decode(transducer, encoded)
     phrases = BoostingTreeModelConfig(key_phrases_list=["zebra"])
     biasing = BiasingRequestItemConfig(boosting_model_cfg=phrases, boosting_model_alpha=30.0)
-    boosted = decode_chunk(transducer, *encoded, [Hypothesis.empty_with_biasing_cfg(biasing), *[None] * 5])
+    boosted = decode(transducer, encoded, [Hypothesis.empty_with_biasing_cfg(biasing), *[None] * 5])
     assert "zebra" in boosted[0].text
     assert [summary(h) for h in boosted[1:]] == [summary(h) for h in plain[1:]]
     biasing = BiasingRequestItemConfig(multi_model_id=3)
     with pytest.raises(ValueError, match="biasing_cfg holds a model that is compiled for NeMo's decoders"):
-        decode_chunk(transducer, *encoded, [Hypothesis.empty_with_biasing_cfg(biasing), *[None] * 5])
+        decode(transducer, encoded, [Hypothesis.empty_with_biasing_cfg(biasing), *[None] * 5])

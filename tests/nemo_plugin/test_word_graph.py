@@ -1,8 +1,6 @@
 """cuda_wfst and paged_biglm in NeMo's CTC models: transcription, words, lattices, both LMs."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -29,7 +27,6 @@ from nemo_gpu_decoding.metrics import phrase_score, word_errors
 from nemo_gpu_decoding.nemo_plugin import word_graph
 from nemo_gpu_decoding.nemo_plugin.adapters import written_words
 from nemo_gpu_decoding.nemo_plugin.word_graph import PagedInfer, WordGraphInfer
-from nemo_gpu_decoding.search.word_graph.decoder import PagedBigLM
 from nemo_gpu_decoding.search.word_graph.lattice.mbr import minimum_bayes_risk
 from nemo_gpu_decoding.search.word_graph.result import Word
 from tests.nemo_plugin.usage import decoded, predicted, texts, transcribed, write_without_unknown
@@ -81,8 +78,6 @@ def named_emissions(shared_ctc_model, named_utterances):
 
 
 # ------------------------------------------------------------------------------------------ texts
-
-
 def test_fewer_errors_than_greedy_and_than_a_beam_without_lm(ctc_model, cfg, many_emissions, many_utterances):
     references = [utterance["text"] for utterance in many_utterances]
     beam = {"strategy": "flexctc_beam", "beam": {"beam_size": 16, "beam_beta": 0.0}}
@@ -96,14 +91,15 @@ def test_fewer_errors_than_greedy_and_than_a_beam_without_lm(ctc_model, cfg, man
     assert our_errors < 0.6 * beam_errors
 
 
-def test_nemos_name_of_the_strategy_with_ours_as_search_type(ctc_model, cfg, files, assets):
-    expected = texts(transcribed(ctc_model, cfg(), files))
+@pytest.mark.parametrize(("strategy", "kind"), [("cuda_wfst", WordGraphInfer), ("paged_biglm", PagedInfer)])
+def test_nemos_name_of_the_strategy_with_ours_as_search_type(ctc_model, cfg, paged_cfg, emissions, strategy, kind):
+    own = {"cuda_wfst": cfg, "paged_biglm": paged_cfg}[strategy]()
+    expected = texts(decoded(ctc_model, own, emissions))
     structured = OmegaConf.structured(CTCDecodingConfig(strategy="wfst"))
-    structured.wfst.search_type = "cuda_wfst"
-    structured.wfst.arpa_lm_path = str(assets / "lm" / "word3.arpa")
-    structured.wfst.beam_width = 16.0
-    assert texts(transcribed(ctc_model, structured, files)) == expected
-    assert isinstance(ctc_model.decoding.decoding, WordGraphInfer)
+    for key, value in {"search_type": strategy, **own["wfst"]}.items():
+        OmegaConf.update(structured, f"wfst.{key}", value, force_add=True)  # as Hydra's `+key=value`
+    assert texts(decoded(ctc_model, structured, emissions)) == expected
+    assert type(ctc_model.decoding.decoding) is kind
 
 
 def test_the_decoder_has_the_options_of_the_section(ctc_model, cfg):
@@ -128,36 +124,14 @@ def test_the_graph_is_made_once_at_the_change(ctc_model, cfg, files, graph_cache
     assert len(set(graph_cache.glob("*.graph")) - before) == 1
 
 
-def test_zero_frames_and_greedy_labels(ctc_model, cfg, emissions, many_emissions):
+def test_greedy_labels(ctc_model, cfg, emissions, many_emissions):
+    """What cache-aware streaming passes on: nothing to search."""
     ctc_model.change_decoding_strategy(cfg(), verbose=False)
-    predict = ctc_model.decoding.ctc_decoder_predictions_tensor
-    empty, full = predict(emissions[0][:2], torch.tensor([0, int(emissions[1][1])]))
-    assert (empty.text, bool(full.text)) == ("", True)
-    labels = emissions[0].argmax(-1)  # what cache-aware streaming passes on: nothing to search
-    assert texts(predict(labels, emissions[1])) == many_emissions[2][: len(labels)]
+    labels = emissions[0].argmax(-1)
+    assert texts(predicted(ctc_model.decoding, (labels, emissions[1]))) == many_emissions[2][: len(labels)]
 
 
 # ---------------------------------------------------------------------------------- alternatives
-
-
-@pytest.mark.parametrize("timestamps", [None, True])
-def test_n_best(ctc_model, cfg, files, timestamps):
-    best_only = transcribed(ctc_model, cfg(), files, return_hypotheses=True)
-    several = cfg(return_best_hypothesis=False, beam_size=3)
-    found = transcribed(ctc_model, several, files, return_hypotheses=True, timestamps=timestamps)
-    for n_best, best in zip(found, best_only, strict=True):
-        assert n_best[0].text == best.text
-        assert 1 < len(n_best) == len(set(texts(n_best))) <= 3
-        scores = [hypothesis.score for hypothesis in n_best]
-        assert scores == sorted(scores, reverse=True)
-        for hypothesis in n_best:
-            assert all(0 <= word.confidence <= 1 for word in hypothesis.words)
-            if timestamps:
-                words = hypothesis.timestamp["word"]
-                assert " ".join(entry["word"] for entry in words) == hypothesis.text
-                assert words[0]["start"] >= 0
-
-
 def test_minimum_bayes_risk(ctc_model, cfg, emissions, monkeypatch):
     found = decoded(ctc_model, cfg(decoding_mode="mbr", posterior_paths=5), emissions)
     plain = ctc_model.decoding.decoding.decoder().decode(*emissions)
@@ -182,8 +156,6 @@ def test_lattices(ctc_model, cfg, emissions):
 
 
 # ------------------------------------------------------------------------------ times, confidence
-
-
 def test_times_are_those_of_the_search_in_nemos_shape(ctc_model, cfg, files):
     for hypothesis in transcribed(ctc_model, cfg(), files, timestamps=True):
         stamps = hypothesis.timestamp
@@ -221,8 +193,6 @@ def test_nemos_confidence_of_words(ctc_model, cfg, emissions, exclude_blank, ret
 
 
 # --------------------------------------------------------------------------------------- boosting
-
-
 def test_boosting_finds_names_that_the_lm_has_never_seen(
     ctc_model, cfg, named_emissions, named_utterances, names, assets
 ):
@@ -274,8 +244,6 @@ def test_requests_find_names_that_an_open_vocabulary_lacks(ctc_model, cfg, named
 
 
 # ------------------------------------------------------------------------- hybrids, save, restore
-
-
 def test_the_ctc_head_of_a_hybrid(hybrid_model, cfg, files):
     before = texts(hybrid_model.transcribe(files[:3], verbose=False))
     hybrid_model.change_decoding_strategy(cfg(), decoder_type="ctc", verbose=False)
@@ -296,8 +264,6 @@ def test_transducers_refuse_it(hybrid_model, cfg):
 
 
 # ---------------------------------------------------------------------------- how words are written
-
-
 WORDS = ("<eps>", "new", "New", "york", "york's", "acme")
 GRAPH = SimpleNamespace(pieces=None, words=WORDS, word_ids={word: label for label, word in enumerate(WORDS)})
 
@@ -328,18 +294,12 @@ def test_the_bonus_of_a_phrase(text, options, expected):
     assert bonus(text, ["acme", "new york"], **options) == pytest.approx(expected, abs=1e-5)
 
 
-def test_weights_of_phrases():
+def test_weights_and_letter_cases_of_phrases():
     phrases = [Phrase("acme", 2.5), Phrase("york", 0.0)]
     assert bonus("acme york", phrases) == pytest.approx(2.5)
     with pytest.raises(ValueError, match="phrases has no phrase with a bonus other than 0"):
         bonus("york", [Phrase("york", 0.0)])
-
-
-def test_of_a_phrase_given_twice_the_larger_bonus_counts():
     assert bonus("acme", [Phrase("acme", 1.0), Phrase("acme", 3.0)]) == pytest.approx(3.0)
-
-
-def test_letter_cases():
     for text in ("new york", "New york"):
         assert bonus(text, ["NEW York"], ignore_case=True, uniform_weights=True) == pytest.approx(2.0)
     with pytest.raises(ValueError, match=r"the graph has not all words of 'NEW York'; wfst\.added"):
@@ -367,16 +327,11 @@ def words_at(*texts):
 def test_punctuation_is_written_after_its_word():
     words = words_at("so", ",", "yes", "!", "?")
     assert written_words(words, {",", "!", "?"}) == [Word("so,", 1, 0, 2, 0, 2), Word("yes!?", 1, 6, 8, 2, 5)]
-
-
-def test_without_punctuation_in_the_vocabulary_words_stay_words():
     assert [word.text for word in written_words(words_at("so", ","), ())] == ["so", ","]
     assert [word.text for word in written_words(words_at("-", "so"), {"-"})] == ["-", "so"]
 
 
 # -------------------------------------------------------------------------------------- paged_biglm
-
-
 @pytest.fixture
 def paged_cfg(small_word_lm, packed_word_lm):
     def config(top=None, **wfst):
@@ -398,8 +353,6 @@ def static():
 
 
 # ------------------------------------------------------------------------------------------ texts
-
-
 def test_words_are_those_of_the_large_lms_graph_and_fewer_are_wrong(
     ctc_model, paged_cfg, static, small_word_lm, word_lm, many_utterances
 ):
@@ -429,12 +382,6 @@ def test_ways_to_search_do_not_change_the_words(ctc_model, paged_cfg, static, wo
     assert texts(decoded(ctc_model, paged_cfg(**wfst), emissions)) == expected
 
 
-def test_weight_zero_leaves_the_small_lm(ctc_model, paged_cfg, static, small_word_lm, emissions):
-    expected = decoded(ctc_model, static(small_word_lm, lm_weight=1.5), emissions)
-    found = decoded(ctc_model, paged_cfg(large_lm_weight=0.0, lm_weight=1.5), emissions)
-    assert texts(found) == texts(expected) != texts(decoded(ctc_model, paged_cfg(lm_weight=1.5), emissions))
-
-
 def test_lms_in_either_form_and_a_ready_made_graph(ctc_model, paged_cfg, emissions, small_word_lm, word_lm, tmp_path):
     expected = texts(decoded(ctc_model, paged_cfg(), emissions))
     assert texts(decoded(ctc_model, paged_cfg(large_lm_path=str(word_lm)), emissions)) == expected
@@ -445,26 +392,7 @@ def test_lms_in_either_form_and_a_ready_made_graph(ctc_model, paged_cfg, emissio
         assert texts(decoded(ctc_model, paged_cfg(small_lm_path=str(form), **graph), emissions)) == expected
 
 
-def test_nemos_name_of_the_strategy_with_paged_biglm_as_search_type(ctc_model, paged_cfg, emissions):
-    expected = texts(decoded(ctc_model, paged_cfg(), emissions))
-    structured = OmegaConf.structured(CTCDecodingConfig(strategy="wfst"))
-    for key, value in {"search_type": "paged_biglm", **paged_cfg()["wfst"]}.items():
-        OmegaConf.update(structured, f"wfst.{key}", value, force_add=True)  # as Hydra's `+key=value`
-    assert texts(decoded(ctc_model, structured, emissions)) == expected
-    assert isinstance(ctc_model.decoding.decoding, PagedInfer)
-
-
-def test_the_ctc_head_of_a_hybrid_model(hybrid_model, paged_cfg, static, word_lm, files):
-    found = []
-    for config in (static(word_lm), paged_cfg()):
-        hybrid_model.change_decoding_strategy(config, decoder_type="ctc", verbose=False)
-        found.append(texts(hybrid_model.transcribe(files[:2], verbose=False)))
-    assert found[0] == found[1]
-
-
 # ------------------------------------------------------------------ what cuda_wfst's results have
-
-
 def test_hypotheses_say_what_the_search_did(ctc_model, paged_cfg, emissions):
     works = [h.work for h in decoded(ctc_model, paged_cfg(), emissions)]
     for work, frames in zip(works, emissions[1].tolist(), strict=True):
@@ -474,17 +402,6 @@ def test_hypotheses_say_what_the_search_did(ctc_model, paged_cfg, emissions):
     assert [[h.work.look_ups for h in found] for found in several] == [
         [work.look_ups] * len(found) for work, found in zip(works, several, strict=True)
     ]
-
-
-def test_times_and_confidence(ctc_model, paged_cfg, files):
-    confidence = {"confidence_cfg": {"preserve_word_confidence": True}}
-    for hypothesis in transcribed(ctc_model, paged_cfg(confidence), files, timestamps=True):
-        words = hypothesis.timestamp["word"]
-        assert [entry["word"] for entry in words] == hypothesis.text.split()
-        assert len(hypothesis.word_confidence) == len(words)
-        for entry, word in zip(words, hypothesis.words, strict=True):
-            assert (entry["start_offset"], entry["end_offset"]) == (word.start_frame, word.end_frame)
-    assert isinstance(ctc_model.decoding.decoding.decoder(), PagedBigLM)
 
 
 def test_n_best_lists_are_those_of_the_large_lms_graph(ctc_model, paged_cfg, static, word_lm, emissions):
@@ -507,8 +424,6 @@ def test_decoding_modes(ctc_model, paged_cfg, static, word_lm, emissions, mode):
 
 
 # --------------------------------------------------------------------------------------- boosting
-
-
 @pytest.mark.parametrize("has_unknown", [True, False])
 def test_words_of_phrases_that_no_lm_has(
     ctc_model, paged_cfg, static, small_word_lm, word_lm, emissions, tmp_path, has_unknown

@@ -63,8 +63,6 @@ def heard(decoding, text, likely=0.8):
 
 
 # ------------------------------------------------------------------------------ any tokenizer
-
-
 def test_character_models_have_a_space_between_words(arpa):
     decoding = decoding_of({"compute_timestamps": True}, arpa_lm_path=arpa)
     found = heard(decoding, "another page")
@@ -77,12 +75,9 @@ def test_character_models_have_a_space_between_words(arpa):
     assert heard(decoding, "paqe an").text == "page an"
 
 
-def test_words_are_joined_by_nemos_word_separator(arpa):
+def test_words_are_joined_by_nemos_word_separator(arpa, tmp_path):
     decoding = decoding_of({"word_seperator": "|"}, arpa_lm_path=arpa)
     assert heard(decoding, "an other page").text == "an|other|page"
-
-
-def test_character_models_without_spaces(tmp_path):
     arpa = write_arpa(tmp_path / "words.arpa", ["ab", "c"])
     decoding = decoding_of({"word_seperator": ""}, labels=["a", "b", "c"], arpa_lm_path=arpa)
     log_probs = spoken([0, 1, 2, 0, 1], 4, 3)
@@ -113,7 +108,7 @@ class WordPieces:
         return self.tokens_to_text(self.ids_to_tokens(ids))
 
     def text_to_ids(self, text):
-        return {"page": [1, 2], "pages": [1, 2, 4], "two": [3]}.get(text, [0])
+        return {"page": [1, 2], "pages": [1, 2, 4], "two": [3], "page two": [1, 2, 3]}.get(text, [0])
 
 
 def test_word_pieces(tmp_path):
@@ -144,20 +139,17 @@ def test_aggregate_tokenizers_take_the_language_of_the_lm(ctc_model, assets):
         tokens_with(source_lang="fr")
 
 
-def test_a_language_is_for_aggregates_only(arpa):
+def test_what_the_model_cannot_spell_is_an_error_of_the_change(arpa, ctc_model, assets):
     with pytest.raises(ValueError, match=r"wfst\.source_lang is 'en', which is for models with one"):
         heard(decoding_of(arpa_lm_path=arpa, source_lang="en"), "an")
-
-
-def test_an_lm_over_tokens_is_an_error_of_the_change(ctc_model, assets):
+    with pytest.raises(ValueError, match=r"phrase 'Acme' has the character 'A'"):
+        heard(decoding_of(arpa_lm_path=arpa, added_words=["Acme"]), "an")
     cfg = {"strategy": "cuda_wfst", "wfst": {"arpa_lm_path": str(assets / "lm" / "tok3.arpa")}}
     with pytest.raises(ValueError, match=r"tok3\.arpa is an LM over tokens"):
         ctc_model.change_decoding_strategy(cfg, verbose=False)
 
 
 # -------------------------------------------------------------------------------------- words
-
-
 def test_added_words_are_found(arpa, tmp_path):
     assert heard(decoding_of(arpa_lm_path=arpa), "an acme page").text != "an acme page"
     added = decoding_of(arpa_lm_path=arpa, added_words=["acme"])
@@ -176,14 +168,7 @@ def test_boosted_words_are_added_in_a_case_that_the_model_can_spell(arpa, phrase
     assert phrase not in decoding.decoding.decoder().graph.words
 
 
-def test_words_that_the_model_cannot_spell_are_an_error(arpa):
-    with pytest.raises(ValueError, match=r"phrase 'Acme' has the character 'A'"):
-        heard(decoding_of(arpa_lm_path=arpa, added_words=["Acme"]), "an")
-
-
 # -------------------------------------------------------------------------------- ready-made
-
-
 def test_a_graph_file_and_its_folder(arpa, graph, tmp_path):
     expected = heard(decoding_of(arpa_lm_path=arpa), "an othar page")
     folder = tmp_path / "built"
@@ -275,14 +260,11 @@ def test_a_graph_for_another_model(arpa, tmp_path):
         heard(decoding_of(wfst_lm_path=str(tmp_path / "larger.graph")), "an")
 
 
-def test_a_closed_graph_is_not_open(arpa, graph, tmp_path):
+def test_a_closed_graph_is_not_open_and_other_files_are_no_graphs(arpa, graph, tmp_path):
     save_graph(graph(arpa), tmp_path / "words.graph")
     options = {"wfst_lm_path": str(tmp_path / "words.graph"), "open_vocabulary_decoding": True}
     with pytest.raises(ValueError, match=r"wfst\.open_vocabulary_decoding is true, but"):
         heard(decoding_of(**options), "an")
-
-
-def test_a_file_that_is_no_graph(tmp_path):
     (tmp_path / "TLG.fst").write_bytes(np.random.default_rng(0).bytes(100))
     with pytest.raises(ValueError, match=r"TLG\.fst is not a binary OpenFst file"):
         heard(decoding_of(wfst_lm_path=str(tmp_path / "TLG.fst")), "an")

@@ -18,6 +18,15 @@ EVERY_CASE = [
     "flexctc_beam", "alsd_pp-rnnt", "alsd_pp-tdt", "aes_pp-rnnt", "aes_pp-tdt",
     "cuda_wfst", "paged_biglm",
 ]  # fmt: skip
+GREEDY = {"strategy": "greedy_batch"}
+CONFIDENCE = {"preserve_frame_confidence": True, "preserve_token_confidence": True, "preserve_word_confidence": True}
+CONFIDENCE_METHODS = [
+    {"name": "max_prob", "alpha": 1.0},
+    {"name": "max_prob", "alpha": 0.5},
+    {"name": "entropy", "entropy_type": "tsallis", "alpha": 0.33, "entropy_norm": "exp"},
+    {"name": "entropy", "entropy_type": "gibbs", "alpha": 1.0, "entropy_norm": "lin"},
+    {"name": "entropy", "entropy_type": "renyi", "alpha": 0.5, "entropy_norm": "exp"},
+]
 
 
 def transcribed(model, cfg, audio, **kwargs):
@@ -148,8 +157,6 @@ def strategy_case(name, request) -> Case:
 
 
 # -------------------------------------------------------------------------------------- word LMs
-
-
 def write_lower_orders(arpa, target, most):
     """An LM of the n-grams of an ARPA file with at most `most` words, with their weights."""
     sections = arpa.read_text().split("\n\n")

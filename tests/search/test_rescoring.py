@@ -1,7 +1,5 @@
 """Rescoring of n-best lists, and log-probabilities of texts by a causal LM."""
 
-from __future__ import annotations
-
 from dataclasses import astuple
 
 import pytest
@@ -111,6 +109,8 @@ def test_a_causal_lm_gives_the_log_probabilities_of_texts(causal_lm):
             log_probs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
         expected = sum(float(log_probs[n, token]) for n, token in enumerate(ids[1:]))
         assert score == pytest.approx(expected, abs=1e-4)
+    with pytest.raises(ValueError, match="tokenizer is None, expected the tokenizer of the model"):
+        CausalLM(causal_lm[0])
 
 
 def test_a_causal_lm_from_a_folder_rescores(causal_lm, tmp_path, nbests):
@@ -122,8 +122,3 @@ def test_a_causal_lm_from_a_folder_rescores(causal_lm, tmp_path, nbests):
     assert [text_of(path) for nbest in loaded for path in nbest] == [
         text_of(path) for nbest in given for path in nbest
     ]
-
-
-def test_a_causal_lm_needs_its_tokenizer(causal_lm):
-    with pytest.raises(ValueError, match="tokenizer is None, expected the tokenizer of the model"):
-        CausalLM(causal_lm[0])

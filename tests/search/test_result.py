@@ -1,7 +1,5 @@
 """`NBest.distinct`: one hypothesis for each text."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -53,24 +53,16 @@ def shown(passages: list[Passage]) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------------------ collation
-
-
 def test_what_all_agree_on_stands_once_and_the_rest_is_read_by_each():
     passages = collate(text("call anna brown now"), [text("call ana brown now"), text("call anna now please")])
     assert shown(passages) == [
         "call", "R: anna brown | 0: *ana* brown | 1: anna", "now", "R,0:  | 1: (please)"
     ]  # fmt: skip
     assert shown(collate(text("a b"), [text("a"), text("a b")])) == ["a", "R,1: b | 0: -"]
-
-
-def test_without_a_reference_nobody_is_wrong():
     passages = collate(None, [text("one two three"), text("one too three four")])
     assert shown(passages) == ["one", "0: two | 1: too", "three", "0:  | 1: four"]
     assert difference(passages, 2) == 2
     assert collate(None, [text("")]) == []
-
-
-def test_differences_are_those_among_the_transcripts():
     reference = text("a b c d")
     assert difference(collate(reference, [text("a x c d"), text("a x c d")]), 2) == 0
     assert difference(collate(reference, [text("a x y d"), text("a b c d"), text("a b c d")]), 3) == 2
@@ -99,8 +91,6 @@ def test_passages_begin_when_their_first_word_does():
 
 
 # ------------------------------------------------------------------------------------------------ inputs and scores
-
-
 @pytest.fixture
 def outputs(tmp_path, monkeypatch):
     """Two outputs of transcribe over three utterances, a phrase list, and the audio of the first utterance."""
@@ -257,7 +247,6 @@ def test_what_is_wrong_is_named_before_a_page_is_written(content, arguments, pro
 
 
 # ------------------------------------------------------------------------------------------------ the page
-
 HOSTILE = '</script><script>document.title="owned"</script><img src=x onerror=alert(1)> {{rules}} \u2028 \ud800'
 
 

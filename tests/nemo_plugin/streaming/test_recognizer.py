@@ -1,8 +1,6 @@
 """Live streams through NeMo's pipelines, and through the server before them."""
 # ruff: noqa: E402 (what needs NeMo is imported after the check for it)
 
-from __future__ import annotations
-
 import itertools
 import json
 from concurrent.futures import ThreadPoolExecutor

@@ -101,8 +101,6 @@ def texts_of(found) -> list[str]:
 
 
 # ---------------------------------------------------------------------------------------- pipelines
-
-
 @pytest.mark.parametrize("decoding", [FLEXCTC, WORD_GRAPH], ids=["flexctc_beam", "cuda_wfst"])
 def test_pipelines_search(ctc_pipeline, decoding, files, pushed):
     if decoding is WORD_GRAPH:
@@ -433,8 +431,6 @@ def test_what_pipelines_cannot_do_is_said(ctc_pipeline, monkeypatch):
 
 
 # ------------------------------------------------------------------------------ conformer_stream_step
-
-
 @pytest.fixture(scope="module")
 def causal_model():
     model = ASRModel.restore_from(CAUSAL, map_location="cpu").eval()

@@ -1,7 +1,5 @@
 """What surrounds the kernels: launches, uploads, room for frames, lengths on the device, CUDA graphs."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np
@@ -106,16 +104,13 @@ def test_back_pointers_grow_as_frames_come(decoder, log_probs, expected):
     assert sorted(set(sizes)) == [1, 2, 4, 8, 16, 32]
 
 
-def test_a_capacity_that_was_asked_for_is_enough(decoder, log_probs, expected):
+def test_capacity_is_a_number_of_frames_that_are_enough(decoder, log_probs, expected):
     streams = decoder.open(3, capacity=T, device="cpu")
     history = streams.engine._back_pointers["back_pointer_labels"]
     for t in range(T):
         decoder.push(streams, log_probs[:, t : t + 1], [int(t < length) for length in LENGTHS])
     assert streams.engine._back_pointers["back_pointer_labels"] is history
     assert [facts(nbest) for nbest in decoder.close(streams)] == expected
-
-
-def test_capacity_must_be_a_number_of_frames(decoder):
     with pytest.raises(ValueError, match=r"capacity is -1, expected an integer 0 \.\. 16777216"):
         decoder.open(1, capacity=-1)
 
@@ -127,8 +122,6 @@ def test_results_before_anything_was_pushed(decoder):
 
 
 # ---------------------------------------------------------------------- lengths on the device
-
-
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_lengths_may_lie_on_the_device(decoder, log_probs, expected, dtype):
     lengths = torch.tensor(LENGTHS, dtype=dtype)
@@ -161,8 +154,6 @@ def test_lengths_of_another_shape_or_type_are_checked_on_the_host(decoder, log_p
 
 
 # ---------------------------------------------------------------------- inside a CUDA graph
-
-
 class Graph:
     """Stands in for a CUDA graph: notes the launches of a captured push, to be run again."""
 
@@ -265,17 +256,14 @@ def test_a_push_after_the_graph_has_no_more_room_than_it(decoder, log_probs, cap
         decoder.push(captured[0], torch.cat([log_probs, log_probs], dim=1), [T + 1, 0, 0])
 
 
-def test_a_graph_needs_streams_that_know_their_device(decoder, log_probs, monkeypatch):
-    monkeypatch.setattr(cuda_engine, "_is_capturing", lambda device: True)
-    with pytest.raises(ValueError, match="streams were opened without device"):
-        decoder.push(decoder.open(3), log_probs, torch.tensor(LENGTHS))
-
-
-def test_a_graph_needs_lengths_on_the_device(decoder, log_probs, monkeypatch):
+def test_a_graph_needs_a_device_and_lengths_there(decoder, log_probs, monkeypatch):
     streams = decoder.open(3, capacity=T, device="cpu")
     monkeypatch.setattr(cuda_engine, "_is_capturing", lambda device: True)
     with pytest.raises(ValueError, match="lengths came from the host while a CUDA graph is captured"):
         decoder.push(streams, log_probs, LENGTHS)
+    monkeypatch.setattr(cuda_engine, "_is_capturing", lambda device: True)
+    with pytest.raises(ValueError, match="streams were opened without device"):
+        decoder.push(decoder.open(3), log_probs, torch.tensor(LENGTHS))
 
 
 def test_shared_memory_is_enough_for_any_shape(log_probs, emulated_runtime):

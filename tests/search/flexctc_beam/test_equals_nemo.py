@@ -6,39 +6,32 @@ Alone and without padding, since NeMo goes on adding scores in padded frames: se
 import pytest
 import torch
 
-from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree
-from nemo_gpu_decoding.fusion.fusion import Fusion
-from nemo_gpu_decoding.fusion.ngram import load_ngram_lm
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
-from nemo_gpu_decoding.vocabulary import Vocabulary
-from tests.assets import ASSETS, sentencepiece_processor
+from tests.assets import sentencepiece_processor
 from tests.random_models import random_log_probs
+from tests.search.transducer.nemo_models import PHRASES, VOCAB, FusionPair
 
 pytestmark = pytest.mark.nemo
 pytest.importorskip("nemo.collections.asr")
 
-VOCAB = 128
-LM_FILE = ASSETS / "lm" / "tok3.arpa"
-PHRASES = [line for line in (ASSETS / "phrases.txt").read_text().split("\n") if line][:20]
-FUSIONS = ["nothing", "lm", "boosting", "both"]
-LM_WEIGHT, BOOSTING_WEIGHT, BETA = 0.6, 0.8, 0.5
+FUSIONS, BETA = ["nothing", "lm", "boosting", "both"], 0.5
 
 
 @pytest.fixture(scope="module")
-def sentencepiece():
-    return sentencepiece_processor()
+def fusions():
+    return FusionPair.load()
 
 
 @pytest.fixture(scope="module")
-def emissions(sentencepiece):
+def emissions():
     """Noisy posteriors of two sentences with listed names, [T, V + 1] each."""
     torch.manual_seed(0)
     texts = [f"call {PHRASES[0]} before noon", f"order {PHRASES[1]}"]
     rows = []
     for i, text in enumerate(texts):
         frames = []
-        for token in sentencepiece.encode(text):
+        for token in sentencepiece_processor().encode(text):
             for label in (token, VOCAB):
                 logits = torch.randn(VOCAB + 1)
                 logits[label] += 4.0 + i
@@ -47,55 +40,18 @@ def emissions(sentencepiece):
     return rows
 
 
-@pytest.fixture(scope="module")
-def nemo_fusion(sentencepiece):
-    from nemo.collections.asr.parts.context_biasing import BoostingTreeModelConfig, GPUBoostingTreeModel
-    from nemo.collections.asr.parts.submodules.ngram_lm import NGramGPULanguageModel
-
-    class Tokenizer:
-        vocab_size = VOCAB
-
-        def text_to_ids(self, text):
-            return sentencepiece.encode(text)
-
-    config = BoostingTreeModelConfig(key_phrases_list=PHRASES, context_score=1.0, depth_scaling=2.0)
-    return {
-        "lm": NGramGPULanguageModel.from_file(LM_FILE, vocab_size=VOCAB),
-        "boosting": GPUBoostingTreeModel.from_config(config, tokenizer=Tokenizer()),
-    }
-
-
-@pytest.fixture(scope="module")
-def our_fusion(sentencepiece):
-    vocabulary = Vocabulary.from_sentencepiece(sentencepiece)
-    return {
-        "lm": load_ngram_lm(LM_FILE, VOCAB),
-        "boosting": build_boosting_tree(
-            [Phrase(p) for p in PHRASES],
-            vocabulary,
-            BoostingConfig(context_score=1.0, depth_scaling=2.0, refund="nemo"),
-        ),
-    }
-
-
-def nemo_computer(nemo_fusion, which, beam_size, threshold=20.0):
+def nemo_computer(fusions, which, beam_size, threshold=20.0):
     from nemo.collections.asr.parts.submodules.ctc_batched_beam_decoding import BatchedBeamCTCComputer
 
-    names = {"nothing": [], "lm": ["lm"], "boosting": ["boosting"], "both": ["lm", "boosting"]}[which]
-    weights = {"lm": LM_WEIGHT, "boosting": BOOSTING_WEIGHT}
     return BatchedBeamCTCComputer(
         blank_index=VOCAB, beam_size=beam_size, return_best_hypothesis=False, beam_beta=BETA,
-        beam_threshold=threshold, allow_cuda_graphs=False,
-        fusion_models=[nemo_fusion[name] for name in names] or None,
-        fusion_models_alpha=[weights[name] for name in names] or None,
+        beam_threshold=threshold, allow_cuda_graphs=False, **fusions.for_nemo(which),
     )  # fmt: skip
 
 
-def our_decoder(our_fusion, which, beam_size, threshold=20.0):
-    lm = our_fusion["lm"] if which in ("lm", "both") else None
-    boosting = our_fusion["boosting"] if which in ("boosting", "both") else None
+def our_decoder(fusions, which, beam_size, threshold=20.0):
     config = FlexCTCConfig(beam_size=beam_size, n_best=beam_size, beam_beta=BETA, beam_threshold=threshold, threads=1)
-    return FlexCTCBeam(VOCAB, VOCAB, config, Fusion(lm, LM_WEIGHT, boosting, BOOSTING_WEIGHT))
+    return FlexCTCBeam(VOCAB, VOCAB, config, fusions.for_us(which))
 
 
 def nemo_n_best(computer, log_probs):
@@ -111,9 +67,9 @@ def nemo_n_best(computer, log_probs):
 
 @pytest.mark.parametrize("which", FUSIONS)
 @pytest.mark.parametrize("beam_size", [1, 2, 4, 8, 16, 32])
-def test_same_hypotheses(emissions, nemo_fusion, our_fusion, which, beam_size):
-    computer = nemo_computer(nemo_fusion, which, beam_size)
-    decoder = our_decoder(our_fusion, which, beam_size)
+def test_same_hypotheses(emissions, fusions, which, beam_size):
+    computer = nemo_computer(fusions, which, beam_size)
+    decoder = our_decoder(fusions, which, beam_size)
     for log_probs in emissions:
         expected = nemo_n_best(computer, log_probs)
         nbest = decoder.decode(log_probs[None], [len(log_probs)])[0]
@@ -125,25 +81,25 @@ def test_same_hypotheses(emissions, nemo_fusion, our_fusion, which, beam_size):
 
 @pytest.mark.parametrize("which", ["nothing", "both"])
 @pytest.mark.parametrize("seed", range(5))
-def test_same_hypotheses_on_flat_noise(nemo_fusion, our_fusion, which, seed):
+def test_same_hypotheses_on_flat_noise(fusions, which, seed):
     """Nothing is peaked here, so that the bound can prune little and ties in rank are close."""
     log_probs = random_log_probs(1, 12, VOCAB + 1, seed=seed, sharpness=1.0)[0]
-    expected = nemo_n_best(nemo_computer(nemo_fusion, which, 8, threshold=5.0), log_probs)
-    nbest = our_decoder(our_fusion, which, 8, threshold=5.0).decode(log_probs[None], [12])[0]
+    expected = nemo_n_best(nemo_computer(fusions, which, 8, threshold=5.0), log_probs)
+    nbest = our_decoder(fusions, which, 8, threshold=5.0).decode(log_probs[None], [12])[0]
     assert [path.tokens.tolist() for path in nbest] == [tokens for tokens, _, _ in expected]
     assert nbest.best.score == pytest.approx(expected[0][2], abs=1e-5)
 
 
-def test_nemo_fault_padding_changes_scores_but_not_ours(emissions, nemo_fusion, our_fusion):
+def test_nemo_fault_padding_changes_scores_but_not_ours(emissions, fusions):
     """beam_batch adds the scores of padded frames: what it says of an utterance depends on the batch."""
     log_probs = emissions[0]
     frames = len(log_probs)
     padded = torch.cat([log_probs, random_log_probs(1, 20, VOCAB + 1, seed=0)[0]])
-    computer = nemo_computer(nemo_fusion, "lm", 8)
+    computer = nemo_computer(fusions, "lm", 8)
     with torch.no_grad():
         alone = computer(log_probs[None], torch.tensor([frames])).to_hyps_list(score_norm=False)[0].score
         batched = computer(padded[None], torch.tensor([frames])).to_hyps_list(score_norm=False)[0].score
     assert alone != pytest.approx(batched, abs=0.1)
-    decoder = our_decoder(our_fusion, "lm", 8)
+    decoder = our_decoder(fusions, "lm", 8)
     ours = [decoder.decode(x[None], [frames])[0].best.score for x in (log_probs, padded)]
     assert ours[0] == ours[1] == pytest.approx(alone, abs=1e-5)

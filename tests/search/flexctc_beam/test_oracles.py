@@ -76,7 +76,6 @@ def test_a_beam_never_beats_the_truth(problem, beam_size):
 
 
 # ---------- Narrow beams against the search that scores everything: bounds change nothing, to the bit
-
 narrow_problems = st.fixed_dictionaries(
     {
         "seed": st.integers(0, 10_000),
@@ -150,8 +149,6 @@ def test_the_best_hypothesis_stays_whatever_the_threshold():
 
 
 # --- What stands in a result beyond its text: alignments, and what happens when an LM forbids the end
-
-
 @pytest.mark.parametrize("merge", ["max", "sum"])
 def test_alignments_spell_the_text_and_its_score(merge):
     log_probs = random_log_probs(3, 25, 7, seed=1)
@@ -185,25 +182,13 @@ def test_no_alignments_unless_asked_for():
     assert path.alignment_log_probs is None
 
 
-def lm_that_never_ends(vocab_size):
-    return BackoffAutomaton.from_columns(
-        Columns(
-            arc_begin=[0],
-            arc_end=[0],
-            backoff_to=[0],
-            backoff_weights=[-1.0],
-            final_weights=[-np.inf],
-            arc_labels=[],
-            arc_weights=[],
-            arc_targets=[],
-        ),
-        vocab_size=vocab_size,
-        start_state=0,
-    )
-
-
 def test_an_lm_without_an_end_still_gives_a_result_and_says_so():
-    decoder = FlexCTCBeam(3, 3, FlexCTCConfig(beam_size=4, n_best=2), Fusion(lm_that_never_ends(3), 0.5))
+    columns = Columns(
+        arc_begin=[0], arc_end=[0], backoff_to=[0], backoff_weights=[-1.0], final_weights=[-np.inf],
+        arc_labels=[], arc_weights=[], arc_targets=[],
+    )  # fmt: skip
+    never_ends = BackoffAutomaton.from_columns(columns, vocab_size=3, start_state=0)
+    decoder = FlexCTCBeam(3, 3, FlexCTCConfig(beam_size=4, n_best=2), Fusion(never_ends, 0.5))
     log_probs = random_log_probs(2, 8, 4, seed=2)
     streams = decoder.open(2)
     decoder.push(streams, log_probs, [8, 8])

@@ -16,8 +16,9 @@ from nemo_gpu_decoding.search.transducer.aes import AESPlusPlus
 from nemo_gpu_decoding.search.transducer.alsd import ALSDPlusPlus
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig
 from tests.contract.subject import facts
-from tests.random_models import random_boosting, random_lm
+from tests.search.flexctc_beam.both import random_fusion
 
+__all__ = ["random_fusion"]
 STRATEGIES = {"alsd_pp": (ALSDPlusPlus, ALSDConfig), "aes_pp": (AESPlusPlus, AESConfig)}
 
 WIDTH = 6
@@ -82,13 +83,6 @@ class TableNetworks:
 def random_frames(batch, frames, *, seed):
     """[B, T, D]"""
     return 1.5 * torch.randn(batch, frames, WIDTH, generator=torch.Generator().manual_seed(seed))
-
-
-def random_fusion(vocab_size: int, kind: str = "both", seed: int = 0) -> Fusion:
-    """A random LM, random phrases, both or nothing."""
-    lm = random_lm(vocab_size, seed=seed) if kind in ("lm", "both") else None
-    boosting = random_boosting(vocab_size, seed=seed + 1) if kind in ("boosting", "both") else None
-    return Fusion(lm, 0.4, boosting, 0.5)
 
 
 def assert_equal(make: Any, networks, config, frames, lengths, fusion: Fusion | None = None, requests=None) -> None:

@@ -12,6 +12,7 @@ import logging
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
@@ -19,7 +20,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 from nemo_gpu_decoding.cuda.launch import as_records, runtime
 from nemo_gpu_decoding.cuda.while_graph import Bindings
@@ -29,7 +29,7 @@ from nemo_gpu_decoding.search.transducer.config import ALSDConfig
 from nemo_gpu_decoding.search.transducer.cuda_engine import merge_bytes
 from nemo_gpu_decoding.search.transducer.cuda_graphs import CHUNKS, LOOP, PLAIN, GraphRunner
 from nemo_gpu_decoding.search.transducer.cuda_workspace import Workspace, WorkspacePool, bucket
-from nemo_gpu_decoding.search.transducer.networks import LSTMNetworks, StatelessNetworks
+from nemo_gpu_decoding.search.transducer.networks import StatelessNetworks
 from nemo_gpu_decoding.search.transducer.records import ACTIVE, FULL, IDLE
 from tests.contract.subject import facts
 from tests.cuda.fakes import OldTorch
@@ -37,6 +37,7 @@ from tests.cuda.test_while_graph import FakeCUDA
 from tests.cuda_emulator.graphs import captured_chunk, captured_while
 from tests.random_models import random_boosting
 from tests.search.transducer.table_networks import STRATEGIES, random_fusion
+from tests.search.transducer.test_cuda_prediction import ENCODER, V, lstm_networks, relu_networks, stateless_networks
 
 pytestmark = pytest.mark.slow
 
@@ -163,11 +164,8 @@ def test_threads_that_fail_at_once_fall_back_by_one_step(work, captures, monkeyp
 
     monkeypatch.setattr(cuda_graphs, "capture_while", fail)
     runner, works = GraphRunner(networks_with_weights(), allowed=True), [copy.deepcopy(work) for _ in range(2)]
-    threads = [threading.Thread(target=lambda w=w: runner.run(CountingStep(w, 20), w)) for w in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda work: runner.run(CountingStep(work, 20), work), works))
     assert [w.left for w in works] == [0, 0]
     assert runner.mode == CHUNKS
 
@@ -277,19 +275,16 @@ def test_a_graph_is_used_again_until_something_changes(work, captures):
     assert len(work.graphs) == cuda_graphs.MOST_GRAPHS
 
 
-def test_networks_without_visible_weights_are_run_plainly(work, captures):
-    runner, step = GraphRunner(SimpleNamespace(), allowed=True), CountingStep(work, 9)
-    runner.run(step, work)
-    assert (step.left, runner.mode) == (0, PLAIN)
-
-
-def test_graphs_may_be_forbidden(work, captures):
-    runner, step = GraphRunner(networks_with_weights(), allowed=False), CountingStep(work, 9)
+@pytest.mark.parametrize(
+    ("networks", "allowed"),
+    [(SimpleNamespace(), True), (networks_with_weights(), False)],
+    ids=["no weights", "forbidden"],
+)
+def test_without_graphs_steps_run_plainly(work, captures, networks, allowed):
+    runner, step = GraphRunner(networks, allowed=allowed), CountingStep(work, 9)
     runner.run(step, work)
     assert (step.left, runner.mode) == (0, PLAIN)
     assert step.runs == 2 * cuda_graphs.STEPS_PER_LOOK
-    with pytest.raises(ValueError, match="allow_cuda_graphs is 1, expected True or False"):
-        ALSDConfig(allow_cuda_graphs=1)
 
 
 def test_nothing_runs_where_nothing_is_to_be_done(work, captures):
@@ -297,18 +292,19 @@ def test_nothing_runs_where_nothing_is_to_be_done(work, captures):
     runner.run(step, work)
     assert step.runs == 0
     assert not captures[LOOP]
+    with pytest.raises(ValueError, match="allow_cuda_graphs is 1, expected True or False"):
+        ALSDConfig(allow_cuda_graphs=1)
 
 
 # ---------------------------------------------------------------------- workspaces
-
-
-def test_sizes_share_workspaces():
-    assert [bucket(n) for n in (1, 2, 3, 4, 5, 32, 33)] == [1, 2, 4, 4, 8, 32, 64]
-
-
 def test_a_workspace_serves_one_run_at_a_time(monkeypatch):
+    class Named(Workspace):
+        def __init__(self, shape):
+            self.shape = shape
+
+    assert [bucket(n) for n in (1, 2, 3, 4, 5, 32, 33)] == [1, 2, 4, 4, 8, 32, 64]
     pool = WorkspacePool()
-    monkeypatch.setattr("nemo_gpu_decoding.search.transducer.cuda_workspace.Workspace", _Named)
+    monkeypatch.setattr("nemo_gpu_decoding.search.transducer.cuda_workspace.Workspace", Named)
     with pool.borrowed("a") as first, pool.borrowed("a") as second:
         assert first is not second
     with pool.borrowed("a") as third, pool.borrowed("b") as fourth:
@@ -316,41 +312,13 @@ def test_a_workspace_serves_one_run_at_a_time(monkeypatch):
         assert fourth.shape == "b"
 
 
-class _Named(Workspace):
-    def __init__(self, shape):
-        self.shape = shape
-
-
 # ---------------------------------------------------------------------- the kernels in graphs
-
-V, WIDTH = 12, 8
 CPU = torch.device("cpu")
-
-
-def lstm_networks(durations):
-    output = nn.Sequential(nn.ReLU(), nn.Linear(WIDTH, V + 1 + len(durations)))
-    lstm = nn.LSTM(WIDTH, WIDTH, num_layers=2)
-    linear = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-    return LSTMNetworks(nn.Embedding(V + 1, WIDTH), lstm, *linear, output, durations=durations)
-
-
-def stateless_networks(durations):
-    embeddings = [nn.Embedding(V + 1, WIDTH // 2) for _ in range(2)]
-    output = nn.Sequential(nn.Tanh(), nn.Linear(WIDTH, V + 1 + len(durations)))
-    linear = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-    return StatelessNetworks(embeddings, nn.LayerNorm(WIDTH), *linear, output, durations=durations)
-
-
-NETWORKS = {"lstm": lstm_networks, "stateless": stateless_networks}
+NETWORKS = {"lstm": partial(relu_networks, lstm_networks, layers=2), "stateless": stateless_networks}
 
 
 def make_networks(kind="lstm", durations=(0, 1, 2)):
-    torch.manual_seed(1)
-    networks = NETWORKS[kind](durations)
-    with torch.no_grad():
-        networks.output[1].weight.mul_(6.0)
-        networks.output[1].bias[V] += 1.5
-    return networks
+    return NETWORKS[kind](durations=durations, seed=1)
 
 
 @pytest.fixture
@@ -373,7 +341,7 @@ def graphs_of(decoder):
 
 
 def frames_of(batch, frames, seed):
-    return torch.randn(batch, frames, WIDTH, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(batch, frames, ENCODER, generator=torch.Generator().manual_seed(seed))
 
 
 @emulated
@@ -453,8 +421,6 @@ def test_a_body_that_asks_the_host_is_not_captured(played_graphs, caplog):
 
 
 # ---------------------------------------------------------------------- the condition itself
-
-
 @emulated
 @pytest.mark.parametrize(
     ("activities", "condition"),

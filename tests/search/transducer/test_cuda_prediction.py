@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 
 from nemo_gpu_decoding.search.transducer import cuda_prediction, fused_weights
 from nemo_gpu_decoding.search.transducer.cuda_joint import FusedJoint, JointPaths, TorchJoint
@@ -118,6 +119,14 @@ class TextsInMemory:
         return self
 
 
+def after_a_run(networks, path):
+    """The memory behind a run, which took this path."""
+    memory, paths = TextsInMemory(networks), PredictionPaths(networks)
+    memory.run(paths.on(memory.work))
+    assert paths.path == path
+    return memory
+
+
 def assert_outputs(memory, expected, atol=1e-5, rtol=1e-5):
     """Every text that is in memory has the output that `expected` computes from the text alone."""
     assert max(map(len, memory.texts.values())) >= 4
@@ -147,10 +156,8 @@ def test_lstm_steps_are_those_of_the_module(layers, bias):
 def test_lstm_steps_are_those_of_the_formulas_in_any_precision(name, layers):
     networks = lstm_networks(layers)
     with precision(networks, name) as dtype, torch.inference_mode():
-        memory, paths = TextsInMemory(networks), PredictionPaths(networks)
-        memory.run(paths.on(memory.work))
+        memory = after_a_run(networks, LSTM)
         plain = PlainLSTMNetworks(networks, dtype)
-    assert paths.path == LSTM
     assert [part.dtype for part in memory.work.cache] == [dtype, dtype, torch.float32]
 
     def expected(text):
@@ -167,9 +174,7 @@ def test_lstm_steps_are_those_of_the_formulas_in_any_precision(name, layers):
 def test_stateless_steps_are_those_of_the_modules_in_any_precision(name):
     networks = stateless_networks()
     with precision(networks, name) as dtype, torch.inference_mode():
-        memory, paths = TextsInMemory(networks), PredictionPaths(networks)
-        memory.run(paths.on(memory.work))
-        assert paths.path == STATELESS
+        memory = after_a_run(networks, STATELESS)
         step = torch.finfo(dtype).eps
         assert_outputs(memory, lambda text: stateless_output(networks, text), atol=4 * step, rtol=4 * step)
 
@@ -180,11 +185,7 @@ def test_stateless_steps_are_those_of_the_modules_in_any_precision(name):
 def test_stateless_steps_are_those_of_the_modules(sizes, norm):
     networks = stateless_networks(sizes, norm)
     with torch.inference_mode():
-        memory = TextsInMemory(networks)
-        paths = PredictionPaths(networks)
-        memory.run(paths.on(memory.work))
-        assert paths.path == STATELESS
-        assert_outputs(memory, lambda text: stateless_output(networks, text))
+        assert_outputs(after_a_run(networks, STATELESS), lambda text: stateless_output(networks, text))
 
 
 @pytest.mark.parametrize("make", [lstm_networks, stateless_networks])
@@ -207,11 +208,7 @@ def assert_steps_are_those_of(decoder, joint, path):
         return joint.project_prednet(outputs)[0, -1]
 
     with torch.inference_mode():
-        networks = networks_of(decoder, joint)
-        memory, paths = TextsInMemory(networks), PredictionPaths(networks)
-        memory.run(paths.on(memory.work))
-        assert paths.path == path
-        assert_outputs(memory, expected)
+        assert_outputs(after_a_run(networks_of(decoder, joint), path), expected)
 
 
 @pytest.mark.nemo
@@ -236,6 +233,10 @@ def test_stateless_steps_are_those_of_nemos_decoder(context, mode):
 
 
 # ------------------------------------------------------------------------------- whole searches
+def on_both(networks, strategy="alsd_pp", fusion=None, **options):
+    """Decoders on the device and on the host."""
+    make, config = STRATEGIES[strategy]
+    return (make(networks, config(**{"beam_size": 4, **options}, backend=b), fusion) for b in ("cuda", "cpu"))
 
 
 def frames_of(seed=3):
@@ -270,12 +271,11 @@ def assert_same(found, expected, score=1e-4):
 )
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 def test_searches_find_what_the_cpu_finds_in_any_precision(strategy, make, path, name):
-    decoder, config = STRATEGIES[strategy]
-    networks, options = make(), config(beam_size=4, n_best=1)
+    networks = make()
     with torch.no_grad():  # a token in some frames: what rounding does to a text of hundreds says nothing
         networks.output[1].bias[V] += 4.0
     with precision(networks, name) as dtype:
-        device, host = (decoder(networks, replace(options, backend=backend)) for backend in ("cuda", "cpu"))
+        device, host = on_both(networks, strategy, n_best=1)
         expected = results(host)
         assert_same(results(device), expected, score=32 * torch.finfo(dtype).eps)
         assert_same(results(device, chunks=3), expected, score=32 * torch.finfo(dtype).eps)
@@ -286,8 +286,7 @@ def test_another_precision_than_that_of_the_cache_is_left_to_torch():
     networks = lstm_networks()
     with torch.no_grad():
         networks.output[1].bias[V] += 4.0
-    make, config = STRATEGIES["alsd_pp"]
-    device, host = (make(networks, config(beam_size=4, backend=b)) for b in ("cuda", "cpu"))
+    device, host = on_both(networks)
     found, frames = [], frames_of()
     for decoder in (device, host):
         streams = decoder.open(2)
@@ -307,11 +306,7 @@ def test_another_precision_than_that_of_the_cache_is_left_to_torch():
 )
 @pytest.mark.parametrize("strategy", list(STRATEGIES))
 def test_searches_find_what_the_cpu_finds(strategy, make, path, durations):
-    decoder, config = STRATEGIES[strategy]
-    networks, options = make(durations=durations), config(beam_size=4, n_best=4)
-    device, host = (
-        decoder(networks, replace(options, backend=backend), random_fusion(V)) for backend in ("cuda", "cpu")
-    )
+    device, host = on_both(make(durations=durations), strategy, random_fusion(V), n_best=4)
     assert device.device_modes == {"graphs": None, "prediction": None}
     expected = results(host)
     assert sum(len(nbest.best.tokens) for nbest in expected) >= 6
@@ -322,9 +317,7 @@ def test_searches_find_what_the_cpu_finds(strategy, make, path, durations):
 
 def test_streams_may_be_looked_at_in_the_middle():
     """What the kernels keep besides the states is made of the states; a look changes none of it."""
-    make, config = STRATEGIES["alsd_pp"]
-    networks = lstm_networks(2, durations=(0, 1, 2))
-    host, device = (make(networks, config(beam_size=4, backend=b)) for b in ("cpu", "cuda"))
+    device, host = on_both(lstm_networks(2, durations=(0, 1, 2)))
     streams, frames = device.open(2), frames_of()
     for t in range(14):
         device.push(streams, frames[:, t : t + 1], [1, int(t < 9)])
@@ -345,9 +338,8 @@ def relu_networks(make, **options):
 def test_joints_of_relu_and_a_linear_layer_are_fused(durations, name, monkeypatch):
     """The search finds what it finds on the CPU; no module of the joint is called in its steps."""
     networks = relu_networks(lstm_networks, durations=durations)
-    make, config = STRATEGIES["alsd_pp"]
     with nullcontext(torch.float32) if name is None else precision(networks, name) as dtype:
-        device, host = (make(networks, config(beam_size=4, backend=b)) for b in ("cuda", "cpu"))
+        device, host = on_both(networks)
         expected = results(host)
         monkeypatch.setattr(networks, "join", None)
         assert_same(results(device, chunks=3), expected, score=max(1e-4, 32 * torch.finfo(dtype).eps))
@@ -358,40 +350,33 @@ def test_a_fused_joint_hides_no_nan():
     networks = relu_networks(lstm_networks)
     with torch.no_grad():
         networks.prediction_projection.bias[0] = float("nan")
-    make, config = STRATEGIES["alsd_pp"]
+    device, _ = on_both(networks)
     with pytest.raises(ValueError, match="networks give NaN"):
-        results(make(networks, config(beam_size=4, backend="cuda")))
-
-
-def sigmoid_joint(networks):
-    networks.output[0] = nn.Sigmoid()
+        results(device)
 
 
 def joint_of_two_layers(networks):
     networks.output = nn.Sequential(nn.ReLU(), nn.Linear(JOINT, JOINT), networks.output[-1])
 
 
-def asking_joint(networks):
+def other_class(networks):
     networks.__class__ = type("Asking", (type(networks),), {})
 
 
-@pytest.mark.parametrize("change", [sigmoid_joint, joint_of_two_layers, asking_joint])
+@pytest.mark.parametrize("change", [lambda n: n.output.__setitem__(0, nn.Sigmoid()), joint_of_two_layers, other_class])
 def test_other_joints_are_left_to_torch(change):
     networks = relu_networks(stateless_networks)
-    make, config = STRATEGIES["aes_pp"]
     before = JointPaths(networks)
     work = TextsInMemory(networks).work
     work.take_frames(torch.zeros(1, 1, JOINT))
     assert isinstance(before.on(work), FusedJoint)
     change(networks)
     assert isinstance(before.on(work), TorchJoint)
-    device, host = (make(networks, config(beam_size=4, backend=b)) for b in ("cuda", "cpu"))
+    device, host = on_both(networks, "aes_pp")
     assert_same(results(device), results(host))
 
 
 # ------------------------------------------------------------------------- when weights are fused
-
-
 @pytest.mark.parametrize("make", [lstm_networks, stateless_networks])
 def test_changed_weights_are_fused_anew(make):
     networks = make()
@@ -409,22 +394,6 @@ def test_changed_weights_are_fused_anew(make):
     assert len(set(map(id, seen))) == 4
 
 
-def changed_norm(networks):
-    networks.norm = nn.GroupNorm(2, WIDTH)
-
-
-def wider_norm(networks):
-    networks.norm = nn.LayerNorm((2, WIDTH))
-
-
-def weight_norm(networks):
-    torch.nn.utils.parametrizations.weight_norm(networks.prediction_projection)
-
-
-def other_class(networks):
-    networks.__class__ = type("Asking", (type(networks),), {})
-
-
 def inference_weights(networks):
     with torch.inference_mode():
         networks.prediction_projection.weight = nn.Parameter(torch.zeros(JOINT, WIDTH))
@@ -435,9 +404,13 @@ def inference_weights(networks):
     [
         (lstm_networks, lambda n: n.lstm.half(), "torch.float16 on cpu and torch.float32 on cpu, not"),
         (stateless_networks, lambda n: n.embeddings[1].bfloat16(), "torch.bfloat16 on cpu and"),
-        (lstm_networks, weight_norm, "the networks have a ParametrizedLinear in place of a plain Linear"),
-        (stateless_networks, changed_norm, "the norm is GroupNorm"),
-        (stateless_networks, wider_norm, "the norm is LayerNorm"),
+        (
+            lstm_networks,
+            lambda n: weight_norm(n.prediction_projection),
+            "the networks have a ParametrizedLinear in place of a plain Linear",
+        ),
+        (stateless_networks, lambda n: setattr(n, "norm", nn.GroupNorm(2, WIDTH)), "the norm is GroupNorm"),
+        (stateless_networks, lambda n: setattr(n, "norm", nn.LayerNorm((2, WIDTH))), "the norm is LayerNorm"),
         (lstm_networks, other_class, "Asking are called through methods of their own"),
         (lstm_networks, inference_weights, "changes cannot be detected"),
     ],
@@ -471,10 +444,9 @@ def test_each_precision_has_its_weights():
 
 
 def test_what_torch_runs_is_said_once(caplog):
-    make, config = STRATEGIES["alsd_pp"]
     networks = lstm_networks()
     other_class(networks)
-    device, host = (make(networks, config(beam_size=3, backend=b)) for b in ("cuda", "cpu"))
+    device, host = on_both(networks, beam_size=3)
     with caplog.at_level(logging.INFO, "nemo_gpu_decoding"):
         assert_same(results(device), results(host))
         results(device)

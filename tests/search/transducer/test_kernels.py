@@ -161,11 +161,14 @@ def test_beams_are_equal_after_every_frame(strategy, durations):
                 )
 
 
-def test_a_beam_that_exceeds_shared_memory_is_refused(strategy):
+def test_what_has_no_room_is_refused(strategy):
     make, config = strategy
     decoder = make(TableNetworks(V), config(beam_size=1024, backend="cuda"))
     with pytest.raises(ValueError, match=r"backend is 'cuda' for tensors on cpu, .*: a beam of 1024"):
         decoder.decode(random_frames(1, 2, seed=0), [2])
+    assert cuda_engine.why_not(PARAMS, 10**9) is None
+    wide = PARAMS._replace(beam_size=600, max_extensions=600)
+    assert "exceed the 2^32" in cuda_engine.why_not(wide, 10**9)
 
 
 PARAMS = SearchParams(
@@ -173,12 +176,6 @@ PARAMS = SearchParams(
     blank_mode=LM_WEIGHTED_FULL, late=True, alignments=False, frame_by_frame=False,
     blank_ceiling=np.float32(1), max_symbols=10, max_extensions=8, gamma=np.float32(np.inf),
 )  # fmt: skip
-
-
-def test_numbers_of_choices_must_fit_into_32_bits():
-    assert cuda_engine.why_not(PARAMS, 10**9) is None
-    wide = PARAMS._replace(beam_size=600, max_extensions=600)
-    assert "exceed the 2^32" in cuda_engine.why_not(wide, 10**9)
 
 
 @pytest.mark.parametrize("durations", DURATIONS[:2], ids=str)

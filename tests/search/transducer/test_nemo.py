@@ -32,6 +32,7 @@ from tests.search.transducer.test_oracles import assert_same
 
 pytestmark = [pytest.mark.slow, pytest.mark.nemo]
 pytest.importorskip("nemo.collections.asr")
+networks_of = pytest.importorskip("nemo_gpu_decoding.nemo_plugin.transducer_networks").networks_of
 # maes_batch fuses one automaton only
 MODES = [mode for mode in FUSION_MODES if mode[0] != "both"]
 # In early pruning with lm_weighted_full, the joint's log-probability is added twice.
@@ -60,8 +61,6 @@ def both(
     encoder_output=None,
 ):  # fmt: skip
     """(NeMo's n-best, ours) of an utterance, random if none is given."""
-    from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
-
     what, pruning, blank = mode
     if encoder_output is None:
         encoder_output = random_encoder_output(frames, seed=seed)
@@ -147,8 +146,6 @@ def blanks_of_best(computer, encoder_output):
 
 def test_hypotheses_leave_frames_without_a_blank_in_nemo(nemo_class):
     """Every frame of an RNN-T alignment ends with a blank; NeMo forgets to ask for some of them."""
-    from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
-
     model = random_nemo_model(blank_bias=4.0)
     frames = 25
     missing = 0
@@ -176,8 +173,6 @@ def test_the_joint_counts_twice_in_nemo(nemo_class, fusions):
 def test_boosting_beside_an_lm_is_ignored_in_nemo(fusions):
     from nemo.collections.asr.parts.submodules.rnnt_beam_decoding import BeamBatchedRNNTInfer
 
-    from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
-
     model = random_nemo_model(blank_bias=4.0)
     infer = BeamBatchedRNNTInfer(
         *model, blank_index=VOCAB, beam_size=4, search_type="maes_batch", **fusions.for_nemo("both")
@@ -191,8 +186,6 @@ def test_boosting_beside_an_lm_is_ignored_in_nemo(fusions):
 
 
 # ---- alsd_pp returns what NeMo's malsd_batch returns for each utterance decoded alone, RNN-T and TDT
-
-
 def nemo_computer(model, durations, beam_size, max_symbols, pruning, blank, fusion):
     from nemo.collections.asr.parts.submodules.rnnt_malsd_batched_computer import ModifiedALSDBatchedRNNTComputer
     from nemo.collections.asr.parts.submodules.tdt_malsd_batched_computer import ModifiedALSDBatchedTDTComputer
@@ -207,8 +200,6 @@ def nemo_computer(model, durations, beam_size, max_symbols, pruning, blank, fusi
 
 
 def assert_equals_nemo(model, fusions, durations, beam_size, mode, seed, frames=25, max_symbols=10):
-    from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
-
     what, pruning, blank = mode
     encoder_output = random_encoder_output(frames, seed=seed)
     computer = nemo_computer(model, durations, beam_size, max_symbols, pruning, blank, fusions.for_nemo(what))
@@ -262,8 +253,6 @@ def test_lower_precisions(kind, name):
 
     It rounds at other places, in its LSTM above all.
     """
-    from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
-
     model, durations, outputs = checkpoint(kind)
     dtype, autocast = PRECISIONS[name]
     if not autocast:
@@ -287,8 +276,6 @@ def test_lower_precisions(kind, name):
 @pytest.mark.parametrize("beam_size", [1, 4, 8])
 @pytest.mark.parametrize("kind", ["rnnt", "tdt"])
 def test_shipped_checkpoints_alsd(fusions, kind, beam_size, mode):
-    from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
-
     model, durations, outputs = checkpoint(kind)
     what, pruning, blank = mode
     computer = nemo_computer(model, durations, beam_size, 10, pruning, blank, fusions.for_nemo(what))
@@ -309,8 +296,6 @@ def alsd_computer_of(model, durations=(), beam_size=4):
 
 
 def test_rows_of_length_zero_emit_tokens_in_nemo():
-    from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
-
     model = random_nemo_model(blank_bias=0.0)
     encoder_output = random_encoder_output(10, seed=0).expand(2, -1, -1)
     hyps = nemo_beams(alsd_computer_of(model), encoder_output, [10, 0])
@@ -322,8 +307,6 @@ def test_rows_of_length_zero_emit_tokens_in_nemo():
 
 
 def test_durations_are_taken_for_their_index_in_nemo():
-    from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
-
     durations = [0, 2, 4]
     model = random_nemo_model(durations=durations, blank_bias=4.0)
     encoder_output = random_encoder_output(20, seed=1)
@@ -337,8 +320,6 @@ def test_durations_are_taken_for_their_index_in_nemo():
 
 
 def test_a_beam_wider_than_the_vocabulary_stops_nemo():
-    from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
-
     model = random_nemo_model()
     encoder_output = random_encoder_output(3, seed=1)
     with pytest.raises(RuntimeError, match="selected index k out of range"):
@@ -349,8 +330,6 @@ def test_a_beam_wider_than_the_vocabulary_stops_nemo():
 
 def test_stateless_prediction_networks_stop_nemo():
     from nemo.collections.asr.modules.rnnt import StatelessTransducerDecoder
-
-    from nemo_gpu_decoding.nemo_plugin.transducer_networks import networks_of
 
     decoder, joint = random_nemo_model(prediction="stateless")
     decoder.__class__ = StatelessTransducerDecoder  # without the method that `random_nemo_model` adds

@@ -35,7 +35,6 @@ def assert_equal(graph, log_probs, lengths, requests=None, **options: Any):
     options = {"max_active": 200, **options}
     expected, found = (build(graph, **options).decode(log_probs, lengths, requests) for build in (on_cpu, on_cuda))
     assert all_facts(found) == all_facts(expected)
-    assert [nbest.num_frames for nbest in found] == [nbest.num_frames for nbest in expected]
     return found
 
 
@@ -71,7 +70,6 @@ def limit_tokens(monkeypatch, capacity: int) -> None:
 
 
 # --------------------------------------------------------------------------------- with a large LM
-
 RANDOM_COLUMNS = 12  # of random graphs, the last the blank
 WORDS = ("w1", "w2", "w3", "w4")  # of random graphs
 NEPER = 0.4342944819  # log10(e)

@@ -104,8 +104,6 @@ def random_graph(
 
 
 # ---------------------------------------------- LMs, graphs and decoders for the tests of paged_biglm
-
-
 def lm_table(*, seed: int, order: int = 3, keep: float = 0.4, **options) -> Table:
     """A random LM with the context of every n-gram, in which it never pays to back off.
 
@@ -184,8 +182,6 @@ def make_paged(
 
 
 # ------------------------------------------------------- all paths of a lattice, for tests of what is asked of it
-
-
 class Whole(NamedTuple):
     """One path through a lattice, as it is written there."""
 

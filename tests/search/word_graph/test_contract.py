@@ -37,22 +37,36 @@ def test_back_pointers_are_compacted_in_long_streams():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("kind", "options", "message"),
     [
-        ({"topology": "tiny"}, "topology is 'tiny', expected one of compact, normal, minimal, graph"),
-        ({"beam": 0.0}, r"beam is 0.0, expected a finite number > 0"),
-        ({"beam": float("inf")}, "beam is inf"),
-        ({"max_active": 0}, "max_active is 0"),
-        ({"acoustic_scale": 0.0}, "acoustic_scale is 0.0"),
-        ({"lattice_beam": -2.0}, "lattice_beam is -2.0"),
-        ({"n_best": 0}, "n_best is 0"),
-        ({"threads": -1}, "threads is -1"),
-        ({"backend": "tpu"}, "backend is 'tpu'"),
+        *(
+            (kind, {"beam": beam}, f"beam is {beam}, expected a finite number > 0")
+            for kind in (WFSTConfig, PagedBigLMConfig)
+            for beam in (0.0, float("inf"))
+        ),
+        (WFSTConfig, {"topology": "tiny"}, "topology is 'tiny', expected one of compact, normal, minimal, graph"),
+        (WFSTConfig, {"max_active": 0}, "max_active is 0"),
+        (WFSTConfig, {"acoustic_scale": 0.0}, "acoustic_scale is 0.0"),
+        (WFSTConfig, {"lattice_beam": -2.0}, "lattice_beam is -2.0"),
+        (WFSTConfig, {"n_best": 0}, "n_best is 0"),
+        (WFSTConfig, {"threads": -1}, "threads is -1"),
+        (WFSTConfig, {"backend": "tpu"}, "backend is 'tpu'"),
+        (PagedBigLMConfig, {"large_lm_weight": -0.5}, "large_lm_weight is -0.5, expected a finite number >= 0"),
+        (PagedBigLMConfig, {"composition": "static"}, "composition is 'static', expected one of lazy, let"),
+        (PagedBigLMConfig, {"group_size": -1}, "group_size is -1"),
+        *(
+            (PagedBigLMConfig, {**keeps, "composition": "let"}, "composition is 'let' with a lattice or n_best > 1")
+            for keeps in ({"n_best": 2}, {"lattice": True})
+        ),
+        (PagedBigLMConfig, {"difference": "maybe"}, "difference is 'maybe', expected one of auto, always, never"),
+        (PagedBigLMConfig, {"placement": "disk"}, "placement is 'disk', expected one of auto, device, paged"),
+        (PagedBigLMConfig, {"cache_mb": 0}, "cache_mb is 0"),
     ],
 )
-def test_bad_options_are_named(options, message):
+def test_bad_options_are_named(kind, options, message):
+    """Those of a wrong type are in the contract."""
     with pytest.raises(ValueError, match=message):
-        WFSTConfig(**options)
+        kind(**options)
 
 
 def test_nemos_name_of_the_normal_topology():
@@ -73,16 +87,13 @@ def test_a_state_with_more_epsilons_than_there_is_room_for_is_refused():
         CudaWFST(replace(graph, arrays=arrays), len(PIECES), BLANK)
 
 
-def test_graphs_of_another_model_are_named():
+def test_graphs_and_phrases_of_another_model_are_named():
     with pytest.raises(ValueError, match=r"graph .* reads column 4, expected 0 \.\. 3"):
         CudaWFST(toy_graph(0), vocab_size=3, blank_id=3)
     with pytest.raises(ValueError, match=r"reads the blank \(column 2\)"):
         CudaWFST(toy_graph(0), vocab_size=len(PIECES), blank_id=2)
     with pytest.raises(ValueError, match=f"blank_id is 9, expected 0 .. {BLANK}"):
         CudaWFST(toy_graph(0), vocab_size=len(PIECES), blank_id=9)
-
-
-def test_boosting_of_another_graph_is_named():
     with pytest.raises(ValueError, match="was made for 3 words, expected 8"):
         make(toy_graph(0), boosting=empty_automaton(3))
 
@@ -108,28 +119,6 @@ def test_the_search_without_a_large_lm_is_compiled_for_records_without_its_field
 
 
 # ------------------------------------------------------------------------------ paged_biglm
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"beam": 0.0}, "beam is 0.0"),
-        ({"large_lm_weight": -0.5}, "large_lm_weight is -0.5, expected a finite number >= 0"),
-        ({"large_lm_weight": float("nan")}, "large_lm_weight is nan"),
-        ({"composition": "static"}, "composition is 'static', expected one of lazy, let"),
-        ({"group_size": -1}, "group_size is -1"),
-        ({"n_best": 2, "composition": "let"}, "composition is 'let' with a lattice or n_best > 1"),
-        ({"lattice": True, "composition": "let"}, "composition is 'let' with a lattice or n_best > 1"),
-        ({"difference": "maybe"}, "difference is 'maybe', expected one of auto, always, never"),
-        ({"placement": "disk"}, "placement is 'disk', expected one of auto, device, paged"),
-        ({"cache_mb": 0}, "cache_mb is 0"),
-    ],
-)
-def test_bad_options_are_named_paged(options, message):
-    with pytest.raises(ValueError, match=message):
-        PagedBigLMConfig(**options)
-
-
 @pytest.mark.parametrize("which", ["large", "small"])
 def test_lms_that_cannot_score_all_words_are_named(which):
     table = random_lm(1).table

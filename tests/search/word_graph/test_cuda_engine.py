@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from nemo_gpu_decoding.cuda import upload
-from nemo_gpu_decoding.fusion.fusion import Request
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph import cuda_engine, cuda_kernels, kernel_abi
 from nemo_gpu_decoding.search.word_graph.cuda_engine import CUDAEngine
@@ -33,16 +32,39 @@ def log_probs():
 
 
 @pytest.fixture
-def expected(log_probs):
-    return all_facts(on_cpu(toy_graph(0), **OPTIONS).decode(log_probs, LENGTHS))
+def paged_log_probs():
+    return random_log_probs(3, PAGED_T, RANDOM_COLUMNS, seed=1)
 
 
-def test_a_chunk_is_one_launch(log_probs, emulated_runtime):
-    decoder = on_cuda(toy_graph(0), **OPTIONS)
+@pytest.fixture
+def search(request, log_probs, paged_log_probs):
+    """A search in a toy graph, or with a large LM: what makes its decoder, log-probs, lengths."""
+    if getattr(request, "param", False):
+        return lambda backend="cuda": on(backend, *random_case(0), **PAGED_OPTIONS), paged_log_probs, PAGED_LENGTHS
+    return lambda backend="cuda": make(toy_graph(0), backend=backend, **OPTIONS), log_probs, LENGTHS
+
+
+@pytest.fixture
+def expected(search):
+    new, inputs, lengths = search
+    return all_facts(new("cpu").decode(inputs, lengths))
+
+
+def both_searches(test):
+    """Without a large LM, and with one under the race checker, as its kernel is compiled for all tests."""
+    test = pytest.mark.usefixtures("small_lists")(test)
+    cases = [pytest.param(False, {}, id="plain"), pytest.param(True, {"check": True}, id="composes")]
+    return pytest.mark.parametrize(("search", "emulated_runtime"), cases, indirect=True)(test)
+
+
+@both_searches
+def test_a_chunk_is_one_launch(search, emulated_runtime):
+    new, inputs, _ = search
+    decoder, half = new(), inputs.shape[1] // 2
     streams = decoder.open(3)
-    for begin in (0, 10):
+    for begin in (0, half):
         before = emulated_runtime.launches
-        decoder.push(streams, log_probs[:, begin : begin + 10], [10, 0, 3])
+        decoder.push(streams, inputs[:, begin : begin + half], [half, 0, 3])
         assert emulated_runtime.launches == before + 1
     decoder.close(streams)
     assert emulated_runtime.launches == before + 2  # and the best paths are picked out
@@ -87,18 +109,20 @@ def test_records_are_compacted_and_get_more_room(monkeypatch, log_probs, expecte
     assert all_facts(decoder.close(streams)) == expected
 
 
-def test_an_error_leaves_streams_alone_even_after_compacting(log_probs, expected):
-    decoder = on_cuda(toy_graph(0), **OPTIONS)
+@both_searches
+def test_an_error_leaves_streams_alone_even_after_compacting(search, expected):
+    new, inputs, lengths = search
+    decoder, done = new(), 4
     streams = decoder.open(3)
-    decoder.push(streams, log_probs[:, :8], [8, 0, 8])
+    decoder.push(streams, inputs[:, :done], [done, 0, done])
     full = int(streams.engine._state.counters["back_pointers"].max())
     few = streams.engine._state.back_pointers[:, :full].contiguous()
     streams.engine._state = streams.engine._state._replace(back_pointers=few)
-    rest, bad = log_probs[:, 8:], log_probs[:, 8:].clone()
-    bad[0, 11, 2] = float("nan")
-    with pytest.raises(ValueError, match=r"log_probs\[0, 11, 2\] is nan"):
-        decoder.push(streams, bad, [12, 0, 5])
-    decoder.push(streams, rest, [12, 0, 5])
+    rest, bad, sizes = inputs[:, done:], inputs[:, done:].clone(), [lengths[0] - done, 0, lengths[2] - done]
+    bad[0, 5, 2] = float("nan")
+    with pytest.raises(ValueError, match=r"log_probs\[0, 5, 2\] is nan"):
+        decoder.push(streams, bad, sizes)
+    decoder.push(streams, rest, sizes)
     assert all_facts(decoder.close(streams)) == expected
 
 
@@ -110,43 +134,7 @@ def test_a_path_that_cannot_go_on_is_named():
         on_cuda(toy_graph(0)).decode(log_probs, [4])
 
 
-def test_utterances_with_phrases_of_their_own_in_one_batch(log_probs):
-    graph = toy_graph(0)
-    requests = [Request(boosting=build_word_boosting({word: 3.0}, graph)) for word in ("a", "bb", "cab")]
-    together = on_cuda(graph, **OPTIONS).decode(log_probs, LENGTHS, requests)
-    alone = [on_cuda(graph, **OPTIONS).decode(log_probs[b : b + 1], [LENGTHS[b]], [requests[b]])[0] for b in range(3)]
-    assert all_facts(together) == all_facts(alone)
-
-
-@pytest.mark.parametrize("options", [{"n_best": 3}, {"lattice": True}])
-def test_lattices_are_searched_on_the_gpu_too(log_probs, options):
-    decoder = make(toy_graph(0), backend="cuda", **OPTIONS, **options)
-    streams = decoder.open(3)
-    decoder.push(streams, log_probs, LENGTHS)
-    assert isinstance(streams.engine, CUDAEngine)
-    assert all(word.confidence is not None for n in decoder.close(streams) for word in n.best.words)
-
-
 # ------------------------------------------------------------------------------ what is copied back
-@pytest.fixture(params=["cpu", "cuda"])
-def pushed(request, log_probs):
-    """A decoder, and streams of which the second has heard nothing."""
-    decoder = make(toy_graph(0), backend=request.param, **OPTIONS)
-    streams = decoder.open(3)
-    decoder.push(streams, log_probs[:, :10], [10, 0, 7])
-    return decoder, streams
-
-
-@pytest.mark.parametrize("rows", [[2], [1, 0], [0, 0, 2], []])
-def test_partial_results_of_some_streams(pushed, rows):
-    decoder, streams = pushed
-    everything = decoder.partial(streams)
-    some = decoder.partial(streams, rows=rows)
-    assert all_facts(some) == [all_facts(everything)[row] for row in rows]
-    assert [nbest.relative_cost for nbest in some] == [everything[row].relative_cost for row in rows]
-    assert [nbest.num_frames for nbest in some] == [(10, 0, 7)[row] for row in rows]
-
-
 @pytest.mark.parametrize("topology", ["compact", "normal", "minimal"])
 def test_what_it_costs_to_end_is_known_to_the_bit(topology):
     """Ends by epsilon records and words, with phrases that break off, and streams that may not end."""
@@ -164,17 +152,11 @@ def test_what_it_costs_to_end_is_known_to_the_bit(topology):
         assert early[0] == early[1]
 
 
-def test_long_pasts_are_copied_whole(monkeypatch, log_probs, expected):
-    monkeypatch.setattr(cuda_engine, "FIRST_PATH", 1)
-    assert all_facts(on_cuda(toy_graph(0), **OPTIONS).decode(log_probs, LENGTHS)) == expected
-
-
-@pytest.mark.parametrize("composes", [False, True])
-def test_no_more_than_best_paths_is_copied(monkeypatch, composes, log_probs, paged_log_probs):
+@both_searches
+def test_no_more_than_best_paths_is_copied(monkeypatch, search):
     """However many tokens and back-pointers streams have in memory."""
-    decoder, inputs, lengths = on_cuda(toy_graph(0), **OPTIONS), log_probs, LENGTHS
-    if composes:
-        decoder, inputs, lengths = on("cuda", *random_case(0), **PAGED_OPTIONS), paged_log_probs, PAGED_LENGTHS
+    new, inputs, lengths = search
+    decoder = new()
     streams = decoder.open(3)
     decoder.push(streams, inputs, lengths)
     copied, on_host = [], cuda_engine._on_host
@@ -227,10 +209,13 @@ def test_working_memory_of_an_utterance():
 
     assert 4.0e6 < taken(False) < 4.8e6
     assert taken(True) == taken(False) + 20_000 * kernel_abi.SECOND.itemsize
+    capacity = kernel_abi.lm_capacity_for(10_000, 1025)
+    assert (capacity.tokens, capacity.groups, capacity.group_arcs) == (40_000, 20_000, 40_000)
+    assert 7.0e6 < kernel_abi.working_bytes(kernel_abi.LM_TOKEN, kernel_abi.LM_BUFFERS, capacity) < 8.2e6
 
 
-@pytest.mark.parametrize("search", ["compact", "normal", "composes"])
-def test_working_memory_is_what_is_allocated(monkeypatch, search, log_probs, paged_log_probs):
+@both_searches
+def test_working_memory_is_what_is_allocated(monkeypatch, search):
     seen = []
     buffers = CUDAEngine._buffers
 
@@ -239,42 +224,26 @@ def test_working_memory_is_what_is_allocated(monkeypatch, search, log_probs, pag
         return seen[-1][2]
 
     monkeypatch.setattr(CUDAEngine, "_buffers", noted)
-    if search == "composes":
+    new, inputs, lengths = search
+    composes = inputs.shape[1] == PAGED_T
+    token, fields = kernel_abi.PLAIN_TOKEN, kernel_abi.PLAIN_BUFFERS
+    if composes:
         token, fields = kernel_abi.LM_TOKEN, kernel_abi.LM_BUFFERS
-        on("cuda", *random_case(0), **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
-    else:
-        token, fields = kernel_abi.PLAIN_TOKEN, kernel_abi.PLAIN_BUFFERS
-        on_cuda(toy_graph(0), topology=search, **OPTIONS).decode(log_probs, LENGTHS)
-    n, capacity, found = seen[-1]
-    own = sum(t.numel() * t.element_size() for t in found.values())
-    per_utterance = kernel_abi.working_bytes(token, fields, capacity)
-    assert own + n * 2 * capacity.tokens * token.itemsize == n * per_utterance
+    for decoder in [new()] if composes else [new(), on_cuda(toy_graph(0), topology="normal", **OPTIONS)]:
+        decoder.decode(inputs, lengths)
+        n, capacity, found = seen[-1]
+        own = sum(t.numel() * t.element_size() for t in found.values())
+        assert own + n * 2 * capacity.tokens * token.itemsize == n * kernel_abi.working_bytes(token, fields, capacity)
 
 
 # --------------------------------------------------------------------------------- with a large LM
-
 PAGED_T, PAGED_LENGTHS = 10, [10, 0, 6]
 PAGED_OPTIONS = {"beam": 6.0}
 
 
 @pytest.fixture
-def paged_log_probs():
-    return random_log_probs(3, PAGED_T, RANDOM_COLUMNS, seed=1)
-
-
-@pytest.fixture
 def paged_expected(paged_log_probs):
     return everything(on("cpu", *random_case(0), **PAGED_OPTIONS), paged_log_probs, PAGED_LENGTHS)
-
-
-@checked
-def test_a_chunk_is_one_launch_paged(paged_log_probs, emulated_runtime):
-    decoder = on("cuda", *random_case(0), **PAGED_OPTIONS)
-    streams = decoder.open(3)
-    for begin in (0, 5):
-        before = emulated_runtime.launches
-        decoder.push(streams, paged_log_probs[:, begin : begin + 5], [5, 0, 3])
-        assert emulated_runtime.launches == before + 1
 
 
 @checked
@@ -297,34 +266,10 @@ def test_lms_are_uploaded_once(paged_log_probs, monkeypatch):
 
 
 @checked
-def test_an_error_leaves_streams_alone(paged_log_probs, paged_expected):
-    """Even where records have been compacted before the bad frame."""
-    decoder = on("cuda", *random_case(0), **PAGED_OPTIONS)
-    streams = decoder.open(3)
-    decoder.push(streams, paged_log_probs[:, :4], [4, 0, 4])
-    full = int(streams.engine._state.counters["back_pointers"].max())
-    few = streams.engine._state.back_pointers[:, :full].contiguous()
-    streams.engine._state = streams.engine._state._replace(back_pointers=few)
-    rest, bad = paged_log_probs[:, 4:], paged_log_probs[:, 4:].clone()
-    bad[0, 5, 2] = float("nan")
-    with pytest.raises(ValueError, match=r"log_probs\[0, 5, 2\] is nan"):
-        decoder.push(streams, bad, [6, 0, 2])
-    decoder.push(streams, rest, [6, 0, 2])
-    assert all_facts(decoder.close(streams)) == paged_expected[3]
-
-
-@checked
 def test_records_get_more_room(monkeypatch, paged_log_probs, paged_expected):
     for name in ("FIRST_BACK_POINTERS", "BACK_POINTERS_PER_ACTIVE"):
         monkeypatch.setattr(cuda_engine, name, 1)
     assert everything(on("cuda", *random_case(0), **PAGED_OPTIONS), paged_log_probs, PAGED_LENGTHS) == paged_expected
-
-
-@checked
-def test_a_path_that_cannot_go_on_is_named_paged(paged_log_probs):
-    paged_log_probs[0, 1, :] = -np.inf
-    with pytest.raises(ValueError, match=r"log_probs\[0, 1\]"):
-        on("cuda", *random_case(0), **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -353,18 +298,6 @@ def test_best_paths_and_what_it_costs_to_end_paged(monkeypatch, seed):
 
 
 @checked
-def test_work_does_not_depend_on_chunks(paged_log_probs):
-    decoder = on("cuda", *random_case(0), **PAGED_OPTIONS)
-    streams = decoder.open(3)
-    decoder.push(streams, paged_log_probs[:, :3], [3, 0, 3])
-    decoder.push(streams, paged_log_probs[:, 3:], [7, 0, 3])
-    in_chunks = [n.work._replace(query_hits=0) for n in decoder.close(streams)]
-    whole = [n.work for n in decoder.decode(paged_log_probs, PAGED_LENGTHS)]
-    assert in_chunks == [work._replace(query_hits=0) for work in whole]
-    assert 0 < whole[0].query_hits < whole[0].look_ups
-
-
-@checked
 def test_lms_that_do_not_fit_are_refused(paged_log_probs, monkeypatch):
     placed = cuda_kernels.PlacedLM
 
@@ -377,14 +310,6 @@ def test_lms_that_do_not_fit_are_refused(paged_log_probs, monkeypatch):
     graph, lms = random_case(6)
     with pytest.raises(ValueError, match=r"placement is 'paged': .* needs"):
         on("cuda", graph, lms, placement="paged", **PAGED_OPTIONS).decode(paged_log_probs, PAGED_LENGTHS)
-
-
-@checked
-def test_working_memory_of_an_utterance_paged():
-    capacity = kernel_abi.lm_capacity_for(10_000, 1025)
-    assert (capacity.tokens, capacity.groups, capacity.group_arcs) == (40_000, 20_000, 40_000)
-    taken = kernel_abi.working_bytes(kernel_abi.LM_TOKEN, kernel_abi.LM_BUFFERS, capacity)
-    assert 7.0e6 < taken < 8.2e6
 
 
 @checked

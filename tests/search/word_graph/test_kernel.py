@@ -1,7 +1,5 @@
 """The kernels, run by the emulator, find what the CPU finds: to the bit, whatever the options."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,6 @@ from nemo_gpu_decoding.graph.build import load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph import cuda_kernels, kernel_abi
-from tests.contract.subject import all_facts
 from tests.graph.test_store import fst
 from tests.graph.toy import BLANK, PIECES, write_tlg
 from tests.random_models import random_log_probs
@@ -158,11 +155,6 @@ def test_more_groups_than_fit(monkeypatch, topology):
             )  # fmt: skip
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-def test_types(dtype):
-    assert_equal(toy_graph(0), log_probs_of(5).to(dtype), [T, 3, 9], beam=9.0)
-
-
 @pytest.mark.parametrize("blank_id", [0, 2])
 def test_blank_may_be_any_column(blank_id):
     graph = toy_graph(0)
@@ -196,19 +188,6 @@ def test_rows_that_exceed_shared_memory_are_read_where_they_lie():
     assert_equal(graph, log_probs, [3], vocab_size=columns - 1, blank_id=columns - 1, beam=9.0)
 
 
-@pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_partial_results(topology):
-    log_probs, results = log_probs_of(6), []
-    for build in (on_cpu, on_cuda):
-        decoder = build(toy_graph(0), topology=topology, beam=9.0, max_active=200)
-        streams, early = decoder.open(3), []
-        for begin in range(0, T, 5):
-            decoder.push(streams, log_probs[:, begin : begin + 5], [5, 3, 0])
-            early.append(all_facts(decoder.partial(streams)))
-        results.append((early, all_facts(decoder.close(streams))))
-    assert results[0] == results[1]
-
-
 def test_counts_of_limited_frames_are_equal():
     graph, log_probs = random_graph(1, columns=12), log_probs_of(1, 2, 10, 12, 0.5)
     found = []
@@ -223,7 +202,6 @@ def test_counts_of_limited_frames_are_equal():
 
 
 # --------------------------------------------------------------------------------- with a large LM
-
 PAGED_TOPOLOGIES = ("compact", "normal", "minimal", "graph")
 FRAMES = 8
 PHRASES = {"w1": 2.0, "w2 w3": 3.0, "w4 w1 w2": 4.0, "w3": 0.5}
@@ -369,24 +347,10 @@ def test_paged_arcs_give_the_same(monkeypatch, cache_bytes):
     assert_equal_paged(graph, lms, inputs_of(1), [FRAMES, 5], **options)
     for nbest in on("cuda", graph, lms, **options).decode(inputs_of(1), [FRAMES, 5]):
         work = nbest.work
+        assert 0 < work.query_hits < work.look_ups
         assert work.cache_misses > 0
         assert (work.cache_hit_rate > 0.5) == (cache_bytes > 16)
         assert 32 * work.cache_misses <= work.bus_bytes <= 64 * work.cache_misses
-
-
-@checked
-def test_partial_results_paged():
-    graph, lms = case(0)
-    log_probs, results = inputs_of(6), []
-    for backend in ("cpu", "cuda"):
-        decoder = on(backend, graph, lms, beam=9.0)
-        streams, early = decoder.open(2), []
-        for begin in range(0, FRAMES, 3):
-            size = min(3, FRAMES - begin)
-            decoder.push(streams, log_probs[:, begin : begin + size], [size, size // 2])
-            early.append([(n.best.text, n.best.score, n.relative_cost) for n in decoder.partial(streams)])
-        results.append((early, [n.best.score for n in decoder.close(streams)]))
-    assert results[0] == results[1]
 
 
 @checked

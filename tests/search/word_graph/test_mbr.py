@@ -1,7 +1,5 @@
 """Minimum Bayes risk against all texts of a list or of a lattice, one by one."""
 
-from __future__ import annotations
-
 import math
 from functools import cache
 

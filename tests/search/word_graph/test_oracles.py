@@ -10,18 +10,18 @@ import pytest
 import torch
 
 from benchmarks.ours import ABLATIONS
-from nemo_gpu_decoding.graph.build import build_graph
+from nemo_gpu_decoding.graph.build import build_graph, load_fst_graph
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.lexicon import OpenVocabulary
 from nemo_gpu_decoding.graph.unknown_words import Speller, with_piece_labels
 from nemo_gpu_decoding.graph.word_boosting import build_word_boosting
 from nemo_gpu_decoding.search.word_graph import cpu_engine
-from nemo_gpu_decoding.search.word_graph.config import COMPOSITIONS, WFSTConfig
-from nemo_gpu_decoding.search.word_graph.decoder import NO_END, CudaWFST
+from nemo_gpu_decoding.search.word_graph.config import COMPOSITIONS, PagedBigLMConfig, WFSTConfig
+from nemo_gpu_decoding.search.word_graph.decoder import NO_END, CudaWFST, PagedBigLM
 from nemo_gpu_decoding.vocabulary import Vocabulary
 from tests.graph.test_store import fst
-from tests.graph.toy import BLANK, LEXICON, PIECES, WORDS, toy_lexicon
-from tests.oracles.ngram import rescored
+from tests.graph.toy import BLANK, LEXICON, PIECES, WORDS, toy_lexicon, write_tlg
+from tests.oracles.ngram import rescored, sentence_cost
 from tests.oracles.viterbi import all_texts, viterbi
 from tests.random_models import random_log_probs
 from tests.search.word_graph.both import limit_tokens
@@ -44,14 +44,20 @@ pytest.importorskip("kaldifst")
 TOPOLOGIES = ("compact", "normal", "minimal")
 
 
+# graphs with words that the LM does not list
+OPEN = OpenVocabulary(word_cost=0.5, piece_cost=0.5)
+RARE = OpenVocabulary(word_cost=5.0, piece_cost=2.0)
+
+
 def labels(path):
     return tuple(word.label for word in path.words)
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("seed", range(6))
-def test_best_path_is_viterbis(topology, seed):
-    graph = toy_graph(seed % 3)
+@pytest.mark.parametrize("open_vocabulary", [None, OPEN])
+def test_best_path_is_viterbis(topology, seed, open_vocabulary):
+    graph = toy_graph(seed % 3, open_vocabulary=open_vocabulary)
     log_probs = random_log_probs(4, 14, len(PIECES) + 1, seed=seed)
     weights = {"lm_weight": 0.7, "acoustic_scale": 1.3}
     results = make(graph, topology=topology, **weights).decode(log_probs, [14, 11, 6, 3])
@@ -86,12 +92,21 @@ def test_max_active_narrows_the_search():
     assert [n.best.score for n in few] < [n.best.score for n in wide]
 
 
-def test_a_full_table_is_told_and_loses_nothing_that_max_active_keeps(monkeypatch):
-    log_probs = random_log_probs(2, 20, len(PIECES) + 1, seed=8, sharpness=0.3)
-    expected = make(toy_graph(1), beam=20.0, max_active=6).decode(log_probs, [20] * 2)
+@pytest.mark.parametrize("paged", [False, True])
+def test_a_full_table_is_told_and_loses_nothing_that_max_active_keeps(monkeypatch, paged):
+    log_probs, options = (
+        random_log_probs(2, 30, len(PIECES) + 1, seed=8, sharpness=0.3),
+        {"beam": 20.0, "max_active": 6},
+    )
 
+    def decoded():
+        lms = random_lm(1), random_lm(20, keep=0.8)
+        decoder = make_paged(*lms, **options) if paged else make(toy_graph(1), **options)
+        return decoder.decode(log_probs, [30] * 2)
+
+    expected = decoded()
     limit_tokens(monkeypatch, 4 * 6)
-    tight = make(toy_graph(1), beam=20.0, max_active=6).decode(log_probs, [20] * 2)
+    tight = decoded()
     assert all("table was full" in n.notes[0] for n in tight)
     assert [n.best.score for n in tight] == [n.best.score for n in expected]
 
@@ -217,11 +232,6 @@ def test_blank_may_be_any_column():
 
 
 # ---------------- Words that the LM does not list: spelled by their pieces, and never an empty result
-
-OPEN = OpenVocabulary(word_cost=0.5, piece_cost=0.5)
-RARE = OpenVocabulary(word_cost=5.0, piece_cost=2.0)
-
-
 def sharp(pieces):
     """Log-probs that all but dictate the pieces, a blank after each."""
     log_probs = torch.full((1, 2 * len(pieces), len(PIECES) + 1), -12.0)
@@ -242,11 +252,13 @@ def test_unknown_words_are_spelled():
     assert (unknown.start_frame, unknown.end_frame) == (4, 9)
 
 
-def test_several_unknown_words_are_told_apart():
+def test_several_unknown_words_are_told_apart_and_without_pieces_are_the_lms_symbol():
     pieces = ["▁a", "d", "▁a", "d", "c", "▁b", "d"]  # no words; bd begins cab's second spelling
     graph = toy_graph(0, open_vocabulary=OPEN)
     path = make(graph, pieces=PIECES).decode(sharp(pieces), [2 * len(pieces)])[0].best
     assert path.text == "ad adc bd"
+    path = make(toy_graph(0, open_vocabulary=OPEN)).decode(sharp(["▁a", "d"]), [4])[0].best
+    assert path.text == "<unk>"
 
 
 def test_unknown_words_of_a_batch_are_spelled_by_their_own_tokens():
@@ -258,23 +270,7 @@ def test_unknown_words_of_a_batch_are_spelled_by_their_own_tokens():
     assert [nbest.best.text for nbest in found] == ["ad", "", "adc", "ad adc"]
 
 
-def test_without_pieces_unknown_words_are_the_lms_symbol():
-    path = make(toy_graph(0, open_vocabulary=OPEN)).decode(sharp(["▁a", "d"]), [4])[0].best
-    assert path.text == "<unk>"
-
-
-@pytest.mark.parametrize("topology", ["compact", "normal", "minimal"])
-def test_open_graphs_are_searched_exactly(topology):
-    graph = toy_graph(1, open_vocabulary=OPEN)
-    log_probs = random_log_probs(3, 12, len(PIECES) + 1, seed=5)
-    for b, nbest in enumerate(make(graph, topology=topology).decode(log_probs, [12] * 3)):
-        cost, words = viterbi(fst_of(graph), log_probs[b].numpy(), BLANK, topology)
-        assert nbest.best.score == pytest.approx(-cost, abs=1e-4)
-        assert tuple(word.label for word in nbest.best.words) == words
-
-
 # ----------- The search against all texts rescored by definition, and against a graph of the large LM
-
 FRAMES = 6
 
 
@@ -425,12 +421,6 @@ def test_lattices_hold_every_text_within_their_beam_at_its_true_cost():
 
 def test_words_told_by_one_epsilon_after_the_other():
     """a, then the words one and two emitted without a frame: one look-up each, in their order."""
-    from nemo_gpu_decoding.graph.csr import WordGraph
-    from nemo_gpu_decoding.search.word_graph.config import COMPOSITIONS, PagedBigLMConfig
-    from nemo_gpu_decoding.search.word_graph.decoder import PagedBigLM
-    from tests.oracles.ngram import sentence_cost
-    from tests.search.word_graph.models import lm_table
-
     words = ("zero", "one", "two")
     arcs = [(0, 1, 1, 0.1, 1), (1, 0, 2, 0.2, 2), (2, 0, 3, 0.3, 3), (3, 2, 0, 0.0, 4)]
     graph = WordGraph.from_fst(fst(arcs, 5, [4]), ("<eps>", *words))
@@ -450,9 +440,6 @@ def test_words_told_by_one_epsilon_after_the_other():
 @pytest.mark.parametrize("composition", COMPOSITIONS)
 @pytest.mark.parametrize("topology", ["compact", "normal"])
 def test_ready_made_graphs_are_rescored_too(tmp_path, topology, composition):
-    from nemo_gpu_decoding.graph.build import load_fst_graph
-    from tests.graph.toy import write_tlg
-
     small, large = random_lm(1), random_lm(20, keep=0.8)
     write_tlg(fst_of(small.graph), topology, BLANK, VOCAB, tmp_path / "tlg.fst")
     ready_made = load_fst_graph(tmp_path / "tlg.fst", small.graph.words)
@@ -466,8 +453,6 @@ def test_ready_made_graphs_are_rescored_too(tmp_path, topology, composition):
 
 
 # -------------------------------- Words for single utterances, spelled by <unk> (`graph/unknown_words.py`)
-
-
 def open_graph(lm):
     unknown = OpenVocabulary(word_cost=0.5, piece_cost=0.5, beginning_tokens=(0, 1))
     return build_graph(lm.path, toy_lexicon(), open_vocabulary=unknown, cache=False)

@@ -1,7 +1,5 @@
 """What is asked of lattices afterwards, against all of their paths, one by one."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

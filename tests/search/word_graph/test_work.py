@@ -30,7 +30,6 @@ from tests.graph.toy import BLANK, PIECES, write_tlg
 from tests.oracles.ngram import earned, rescored
 from tests.oracles.viterbi import all_texts
 from tests.random_models import random_log_probs
-from tests.search.word_graph.both import limit_tokens
 from tests.search.word_graph.models import (
     LM,
     VOCAB,
@@ -182,18 +181,6 @@ def test_let_composition_expands_fewer_contexts_than_there_are():
     assert 0 < let[4] < lazy[4]
 
 
-def test_a_full_table_is_told_and_loses_nothing_that_max_active_keeps(monkeypatch):
-    lms = random_lm(1), random_lm(20, keep=0.8)
-    log_probs = log_probs_of(8, batch=2, sharpness=0.3)
-    options = {"beam": 20.0, "max_active": 6}
-    expected = make_paged(*lms, **options).decode(log_probs, [FRAMES] * 2)
-
-    limit_tokens(monkeypatch, 4 * 6)
-    tight = make_paged(*lms, **options).decode(log_probs, [FRAMES] * 2)
-    assert all("table was full" in n.notes[0] for n in tight)
-    assert [n.best.score for n in tight] == [n.best.score for n in expected]
-
-
 @pytest.mark.parametrize("composition", COMPOSITIONS)
 def test_phrases_are_boosted_beside_the_large_lm(composition):
     small, large = random_lm(2), random_lm(23, keep=0.7)
@@ -253,7 +240,6 @@ def test_differences_are_those_of_both_lms():
 
 
 # ----------------- What is found, and which words are asked for, does not depend on the order of work
-
 T = 15
 LASTING = ["look_ups", "groups", "cost", "links", "limited", "overflowed"]
 
