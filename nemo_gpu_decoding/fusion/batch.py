@@ -54,14 +54,14 @@ class BatchFusion:
         trees = [request.boosting or fusion.boosting for request in checked]
         distinct = {id(tree): tree for tree in trees if tree is not None} or {0: nothing}
         number_of = {key: number for number, key in enumerate(distinct)}
-        lm = fusion.lm or (nothing if labels.lm_in_graph else None)
+        lm = fusion.token_lm or (nothing if labels.lm_in_graph else None)
         lm_weights = [_weight(lm, fusion.lm_weight, request.lm_weight) for request in checked]
         boosting_weights = [
             _weight(tree, fusion.boosting_weight, request.boosting_weight)
             for tree, request in zip(trees, checked, strict=True)
         ]
         return BatchFusion(
-            lm=fusion.lm or nothing,
+            lm=fusion.token_lm or nothing,
             lm_weights=np.array(lm_weights, np.float32),
             trees=tuple(distinct.values()),
             # an utterance without a tree has weight 0, so that any will do
@@ -112,7 +112,7 @@ class BatchFusion:
 
 
 def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
-    """Check that LM and boosting tree are automata over these labels.
+    """Check that LMs and boosting tree are automata over these labels.
 
     Raises:
         ValueError: an automaton has other labels, or a second LM is given beside that of the graph.
@@ -120,6 +120,8 @@ def check_fusion(fusion: Fusion, labels: FusionLabels) -> None:
     if fusion.lm is not None and labels.lm_in_graph:
         raise ValueError(f"fusion.lm is {fusion.lm.name}, expected None: the LM of a word graph is in the graph")
     _check_automaton("fusion.lm", fusion.lm, labels)
+    _check_automaton("fusion.source_lm", fusion.source_lm, labels)
+    _check_automaton("fusion.lm", fusion.token_lm, labels)
     _check_automaton("fusion.boosting", fusion.boosting, labels)
 
 

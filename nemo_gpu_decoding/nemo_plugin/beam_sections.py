@@ -6,6 +6,8 @@
       beam_beta: 1.0
       ngram_lm_model: lm.arpa
       ngram_lm_alpha: 0.7
+      source_lm_model: train.arpa   # not in NeMo; its scores are subtracted (density ratio)
+      source_lm_alpha: 0.3
       boosting_tree: {key_phrases_list: [acme, gdansk], ignore_case: true}
       boosting_tree_alpha: 1.0
       merge: prefix          # not in NeMo; also n_best, backend, threads and lm_encoding
@@ -25,7 +27,7 @@ from nemo_gpu_decoding.nemo_plugin.section import NoEffect, Options, Section, Va
 from nemo_gpu_decoding.search.flexctc_beam.config import FlexCTCConfig
 from nemo_gpu_decoding.search.transducer.config import AESConfig, ALSDConfig, TransducerConfig
 
-MORE = {"n_best": None, "lm_encoding": "auto"}
+MORE = {"n_best": None, "lm_encoding": "auto", "source_lm_model": None, "source_lm_alpha": None}
 
 FLEXCTC = Section(
     "flexctc_beam", "ctc", "beam", FlexCTCConfig, MORE, hidden=("alignments",),
@@ -75,7 +77,7 @@ def read_flexctc(cfg: DictConfig) -> Options[FlexCTCConfig]:
     Raises:
         ValueError: a key of `beam` is unknown, has no effect on flexctc_beam or has an invalid value; the
             message has the key and the valid ones.
-        FileNotFoundError: `beam.ngram_lm_model` or the phrase file is no file.
+        FileNotFoundError: an LM or the phrase file is no file.
     """
     beam = FLEXCTC.read(cfg)
     beam.flag("allow_cuda_graphs")
