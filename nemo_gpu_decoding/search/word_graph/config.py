@@ -77,7 +77,7 @@ class PagedBigLMConfig(WFSTConfig):
     """
 
     # lambda, the share of the large LM, >= 0: with 1 its costs take the place of the small LM's; between
-    # 0 and 1 both are interpolated (log-linearly).
+    # 0 and 1 both are interpolated (log-linearly); above 1 the small LM is subtracted (density ratio).
     large_lm_weight: float = 1.0
     # How the large LM is composed with the graph; with a wide beam the results are the same. lazy, the fastest:
     # the LM is queried for words within the beam by the small LM's costs. let: the same, and hypotheses get their
