@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from nemo_gpu_decoding.search.decoder import Decoder
 
 # options that are weights: values between two tried values are possible
-WEIGHTS = ("lm_weight", "large_lm_weight", "boosting_weight", "beam_beta", "rescore_weight")
+WEIGHTS = ("lm_weight", "source_lm_weight", "large_lm_weight", "boosting_weight", "beam_beta", "rescore_weight")
 
 
 class Point(NamedTuple):
@@ -29,6 +29,7 @@ class Point(NamedTuple):
     pruning_mode: str | None = None
     rescore_weight: float | None = None
     segmentations: int | None = None
+    source_lm_weight: float | None = None
 
     def __str__(self) -> str:
         """The options in the form in which a user types them."""
@@ -120,5 +121,7 @@ def at_point(decoder: Decoder[Any, Any], point: Point, n_best: int = 1) -> Decod
         lm_weight=lm_weight or 0.0,
         boosting=None if point.boosting_weight is None else fusion.boosting,
         boosting_weight=point.boosting_weight or 0.0,
+        source_lm=fusion.source_lm if point.lm_weight and point.source_lm_weight else None,
+        source_lm_weight=point.source_lm_weight if point.lm_weight else None,
     )
     return decoder.with_options(replace(decoder.config, **changes), fusion)

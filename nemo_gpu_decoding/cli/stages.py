@@ -22,6 +22,7 @@ Stage = Callable[[Point], list[Point]]  # the best point so far -> points to try
 
 # section of the options -> weights to try; wfst weights are larger, because a word of a graph is several tokens
 LM_WEIGHTS = {"beam": [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], "wfst": [0.3, 0.5, 0.7, 1.0, 1.3]}
+SOURCE_LM_WEIGHTS = [0.0, 0.1, 0.2, 0.3, 0.4]
 LARGE_LM_WEIGHTS = [0.5, 1.0]  # of paged_biglm; 0 is cuda_wfst
 # bonuses add up over the tokens or words of a phrase (five words earn 14 times the weight): small weights suit these
 BOOSTING_WEIGHTS = {"beam": [0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0], "wfst": [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0]}
@@ -58,15 +59,19 @@ def points_of(
             large_lm_weight=(options.large_lm_weight or LARGE_LM_WEIGHTS) if large else (),
         )
         return points if options.beam_width else [p for p in points if p.beam_width == _beam_width(p, most_bonus)]
-    return combinations(
+    points = combinations(
         beam_size=options.beam_size or BEAM_SIZES[:1],
         beam_beta=options.beam_beta if head == "ctc" else (),
         lm_weight=lm_weights if has_lm else (),
+        source_lm_weight=(options.source_lm_weight or SOURCE_LM_WEIGHTS) if options.source_lm else (),
         boosting_weight=(options.boosting_weight or BOOSTING_WEIGHTS[section]) if has_phrases else (),
         blank_lm_score_mode=options.blank_lm_score_mode if head == "rnnt" and is_fused else (),
         pruning_mode=options.pruning_mode or (),
         segmentations=(options.segmentations or SEGMENTATIONS[:1]) if has_phrases else (),
     )
+    # an LM weight of 0 is tried once: there is nothing from which a source LM is subtracted
+    sourced = [point if point.lm_weight else point._replace(source_lm_weight=0.0) for point in points]
+    return list(dict.fromkeys(sourced)) if options.source_lm else points
 
 
 def later_stages(

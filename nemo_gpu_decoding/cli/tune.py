@@ -17,6 +17,7 @@ from nemo_gpu_decoding.audio import check_channel_selector
 from nemo_gpu_decoding.checks import check_choice
 from nemo_gpu_decoding.cli.decoding import (
     DEFAULT_STRATEGY,
+    FILES,
     ModelOptions,
     check_counts,
     check_rescoring,
@@ -47,6 +48,7 @@ EXAMPLES = (
     "model=rnnt.nemo manifest=dev.json lm=lm.arpa strategy=alsd_pp out=best.yaml",
     "model=model.nemo manifest=dev.json lm=word.arpa strategy=cuda_wfst phrases=names.txt out=best.yaml",
     "model=model.nemo manifest=dev.json strategy=paged_biglm lm=small.arpa large_lm=large.packed",
+    "model=rnnt.nemo manifest=dev.json lm=lm.arpa source_lm=source.arpa out=best.yaml",
     "model=model.nemo manifest=dev.json lm=lm.arpa lm_weight=[0.3,0.4,0.5] beam_size=[4,8,16]",
 )
 STORES, OBJECTIVES = ("float32", "float16"), ("wer", "fscore")
@@ -61,6 +63,8 @@ class TuneOptions(ModelOptions):
     manifest: str = MISSING
     # LM weights to try, >= 0; used if there is an LM. null: 0 .. 1, for word graphs 0.3 .. 1.3.
     lm_weight: list[float] | None = None
+    # Weights of the source LM to try, >= 0; used if there is one, with LM weights above 0. null: 0 .. 0.4.
+    source_lm_weight: list[float] | None = None
     # For paged_biglm: shares of the large LM in lm_weight to try, >= 0. null: 0.5 and 1.
     large_lm_weight: list[float] | None = None
     # For flexctc_beam: insertion bonuses per token to try, natural log.
@@ -114,6 +118,10 @@ class TuneOptions(ModelOptions):
         check_channel_selector(self.channel_selector)
         if self.plot is not None and Path(self.plot).suffix not in FORMATS:
             raise ValueError(f"plot is {self.plot!r}, expected a file that ends in {', '.join(FORMATS)}")
+        if self.source_lm is not None and self.lm is None:
+            raise ValueError(f"source_lm is {self.source_lm!r}, which is subtracted from an LM, expected lm=FILE")
+        if self.source_lm_weight and self.source_lm is None:
+            raise ValueError(f"source_lm_weight is {self.source_lm_weight}, which needs source_lm=FILE")
         for name in Point.__annotations__:
             if getattr(self, name) == []:
                 raise ValueError(f"{name} is empty, expected values to try, such as {name}=[1,2]")
@@ -153,9 +161,11 @@ def run(options: TuneOptions) -> int:
     utterances = read_manifest(Path(options.manifest))
     phrases = load_phrase_file("phrases", options.phrases)
     check_weight("boosting_weight", options.boosting_weight, bool(phrases))
-    files = {"lm": options.lm, "large_lm": options.large_lm, "phrases": options.phrases}
+    files = {name: getattr(options, name) for name in FILES}
     # a model with weight 0 would not be loaded; the weights are set per point of the grid
     loaded = {**files, "lm_weight": 1.0, "boosting_weight": 1.0}
+    if options.source_lm:
+        loaded["source_lm_weight"] = 1.0
 
     from nemo_gpu_decoding.cli.dev_set import encode
     from nemo_gpu_decoding.nemo_plugin.model import Model
