@@ -120,8 +120,6 @@ class TuneOptions(ModelOptions):
             raise ValueError(f"plot is {self.plot!r}, expected a file that ends in {', '.join(FORMATS)}")
         if self.source_lm is not None and self.lm is None:
             raise ValueError(f"source_lm is {self.source_lm!r}, which is subtracted from an LM, expected lm=FILE")
-        if self.source_lm_weight and self.source_lm is None:
-            raise ValueError(f"source_lm_weight is {self.source_lm_weight}, which needs source_lm=FILE")
         for name in Point.__annotations__:
             if getattr(self, name) == []:
                 raise ValueError(f"{name} is empty, expected values to try, such as {name}=[1,2]")
@@ -157,6 +155,7 @@ class Trial:
 
 def run(options: TuneOptions) -> int:
     """Decode the dev set with every combination; table to stdout, best preset to `out`."""
+    check_weight("source_lm_weight", options.source_lm_weight, options.source_lm is not None)
     plot = plot_file(options)
     utterances = read_manifest(Path(options.manifest))
     phrases = load_phrase_file("phrases", options.phrases)

@@ -74,7 +74,7 @@ def test_the_lowest_error_rate_wins_then_the_phrases_then_the_smaller_search():
         ("n_best=0", "n_best is 0"),
         ("large_lm_weight=[]", "large_lm_weight is empty"),
         ("source_lm_weight=[]", "source_lm_weight is empty"),
-        ("source_lm_weight=[0.1]", "source_lm_weight is [0.1], which needs source_lm=FILE"),
+        ("source_lm_weight=[0.1]", "source_lm_weight is [0.1], which has no effect without a source LM"),
         ("source_lm=a.arpa", "source_lm is 'a.arpa', which is subtracted from an LM, expected lm=FILE"),
         ("blank_lm_score_mode=[half]", "blank_lm_score_mode holds half"),
         ("pruning_mode=[soon,late]", "pruning_mode holds soon, expected any of late, early"),
