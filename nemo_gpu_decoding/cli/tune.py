@@ -115,10 +115,6 @@ class TuneOptions(ModelOptions):
         check_channel_selector(self.channel_selector)
         if self.plot is not None and Path(self.plot).suffix not in FORMATS:
             raise ValueError(f"plot is {self.plot!r}, expected a file that ends in {', '.join(FORMATS)}")
-        if self.source_lm is not None and self.lm is None:
-            raise ValueError(f"source_lm is {self.source_lm!r}, which is subtracted from an LM, expected lm=FILE")
-        if self.source_lm_weight and self.source_lm is None:
-            raise ValueError(f"source_lm_weight is {self.source_lm_weight}, which needs source_lm=FILE")
         for name in Point.__annotations__:
             if getattr(self, name) == []:
                 raise ValueError(f"{name} is empty, expected values to try, such as {name}=[1,2]")
@@ -157,6 +153,7 @@ class Trial:
 
 def run(options: TuneOptions) -> int:
     """Decode the dev set with every combination; table to stdout, best preset to `out`."""
+    check_source_lm(options)
     plot = plot_file(options)
     utterances = read_manifest(Path(options.manifest))
     phrases = load_phrase_file("phrases", options.phrases)
@@ -192,6 +189,14 @@ def run(options: TuneOptions) -> int:
         print(f"word error rates over the weights: {plot}")
     print(next_step(options, [trial.point for trial in trials]))
     return 0
+
+
+def check_source_lm(options: TuneOptions) -> None:
+    """Raise a ValueError for a source LM without an LM, or its weights without a source LM."""
+    if options.source_lm is not None and options.lm is None:
+        raise ValueError(f"source_lm is {options.source_lm!r}, which is subtracted from an LM, expected lm=FILE")
+    if options.source_lm_weight and options.source_lm is None:
+        raise ValueError(f"source_lm_weight is {options.source_lm_weight}, which needs source_lm=FILE")
 
 
 def plot_file(options: TuneOptions) -> Path | None:
