@@ -118,8 +118,6 @@ class TuneOptions(ModelOptions):
         check_channel_selector(self.channel_selector)
         if self.plot is not None and Path(self.plot).suffix not in FORMATS:
             raise ValueError(f"plot is {self.plot!r}, expected a file that ends in {', '.join(FORMATS)}")
-        if self.source_lm is not None and self.lm is None:
-            raise ValueError(f"source_lm is {self.source_lm!r}, which is subtracted from an LM, expected lm=FILE")
         for name in Point.__annotations__:
             if getattr(self, name) == []:
                 raise ValueError(f"{name} is empty, expected values to try, such as {name}=[1,2]")
@@ -155,7 +153,7 @@ class Trial:
 
 def run(options: TuneOptions) -> int:
     """Decode the dev set with every combination; table to stdout, best preset to `out`."""
-    check_weight("source_lm_weight", options.source_lm_weight, options.source_lm is not None)
+    check_source_lm(options)
     plot = plot_file(options)
     utterances = read_manifest(Path(options.manifest))
     phrases = load_phrase_file("phrases", options.phrases)
@@ -193,6 +191,13 @@ def run(options: TuneOptions) -> int:
         print(f"word error rates over the weights: {plot}")
     print(next_step(options, [trial.point for trial in trials]))
     return 0
+
+
+def check_source_lm(options: TuneOptions) -> None:
+    """Raise a ValueError for a source LM without an LM, or its weights without a source LM."""
+    if options.source_lm is not None and options.lm is None:
+        raise ValueError(f"source_lm is {options.source_lm!r}, which is subtracted from an LM, expected lm=FILE")
+    check_weight("source_lm_weight", options.source_lm_weight, options.source_lm is not None)
 
 
 def plot_file(options: TuneOptions) -> Path | None:

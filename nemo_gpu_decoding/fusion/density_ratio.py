@@ -17,7 +17,7 @@ A state is a pair of an LM state t and a source state s. A look-up backs off in 
     (root, root)    all labels
 
 So every weight is exact, whatever the two LMs are. The context of t fixes s unless s has the longer one: with a bigram
-source the automaton has as many states as the LM, and one more for each token.
+source the automaton has the states of the LM, and about one more for each token.
 """
 
 from __future__ import annotations
