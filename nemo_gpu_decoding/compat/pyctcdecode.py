@@ -1,0 +1,420 @@
+"""pyctcdecode's interface on the searches of this package.
+
+    from nemo_gpu_decoding.compat.pyctcdecode import build_ctcdecoder
+
+    decoder = build_ctcdecoder(labels, kenlm_model_path="lm.arpa", alpha=0.5, beta=1.0)
+    decoder.decode(logits)  # [T, V] of one utterance
+    decoder.decode_batch(None, [logits, logits])
+
+With a word LM, the search is that of `cuda_wfst` in an open-vocabulary graph; without an LM it is `flexctc_beam` with
+merge "prefix". Scores are pyctcdecode's, see `language_model.py`, with one difference: with an LM, `logit_score` is
+that of the best alignment, where pyctcdecode adds the alignments in its beam.
+
+All utterances of a batch are decoded at once, on the threads of torch.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+from os import PathLike, fspath
+from pathlib import Path as FilePath
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nemo_gpu_decoding.checks import FieldError, check_int, check_number
+from nemo_gpu_decoding.compat.alphabet import Alphabet, Word
+from nemo_gpu_decoding.compat.language_model import LanguageModel
+from nemo_gpu_decoding.extras import require
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree
+from nemo_gpu_decoding.fusion.fusion import Request
+from nemo_gpu_decoding.graph.csr import WordGraph
+from nemo_gpu_decoding.search.decoder import Decoder
+from nemo_gpu_decoding.search.flexctc_beam.config import MAX_BEAM_SIZE, FlexCTCConfig
+from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
+from nemo_gpu_decoding.search.result import Path
+from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
+from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
+
+DEFAULT_ALPHA, DEFAULT_BETA, DEFAULT_UNK_LOGP_OFFSET, DEFAULT_SCORE_LM_BOUNDARY = 0.5, 1.5, -10.0, True
+DEFAULT_BEAM_WIDTH, DEFAULT_PRUNE_LOGP, DEFAULT_MIN_TOKEN_LOGP = 100, -10.0, -5.0
+DEFAULT_HOTWORD_WEIGHT, DEFAULT_PRUNE_BEAMS = 10.0, False
+LEAST_LOGP = math.log(1e-15)  # smaller log-probs are raised to it
+SKIPPED = -1000.0  # log-prob of a token below token_min_logp: a path of the graph takes it if there is no other
+
+Frames = tuple[int, int]  # the first frame of a word, and one past its last
+WordFrames = tuple[str, Frames]
+
+
+class LMState(NamedTuple):
+    """What the LM has read: the last words before an utterance, as tokens."""
+
+    tokens: tuple[int, ...]
+
+
+class OutputBeam(NamedTuple):
+    """A hypothesis of one utterance."""
+
+    text: str
+    last_lm_state: LMState | None  # for `lm_start_state` of the next part; None without an LM
+    text_frames: list[WordFrames]
+    logit_score: float  # natural log of the acoustic probability
+    lm_score: float  # logit_score and what the LM, beta and the hotwords add
+
+
+class OutputBeamMPSafe(NamedTuple):
+    """An `OutputBeam` without the state of the LM."""
+
+    text: str
+    text_frames: list[WordFrames]
+    logit_score: float
+    lm_score: float
+
+
+class _Options(NamedTuple):
+    """Options of one call of the decoder."""
+
+    beam_width: int
+    beam_prune_logp: float
+    token_min_logp: float
+    prune_history: bool
+    hotwords: Mapping[str, float]  # word -> bonus
+    n_best: int
+
+
+class BeamSearchDecoderCTC:
+    """A CTC decoder with pyctcdecode's methods.
+
+    Args:
+        alphabet: the labels of the logits' columns.
+        language_model: a word LM; None: none.
+    """
+
+    model_container: ClassVar[dict[bytes, LanguageModel | None]] = {}
+    _ALPHABET_SERIALIZED_FILENAME = "alphabet.json"
+    _LANGUAGE_MODEL_SERIALIZED_DIRECTORY = "language_model"
+
+    def __init__(self, alphabet: Alphabet, language_model: LanguageModel | None = None) -> None:
+        self._alphabet = alphabet
+        self._model_key = os.urandom(16)
+        BeamSearchDecoderCTC.model_container[self._model_key] = language_model
+        self._search = lru_cache(maxsize=8)(self._make_search)
+
+    @property
+    def _language_model(self) -> LanguageModel | None:
+        return BeamSearchDecoderCTC.model_container[self._model_key]
+
+    @classmethod
+    def clear_class_models(cls) -> None:
+        """Release the LMs of all decoders."""
+        BeamSearchDecoderCTC.model_container = {}
+
+    def cleanup(self) -> None:
+        """Release the LM of this decoder."""
+        BeamSearchDecoderCTC.model_container.pop(self._model_key, None)
+
+    def reset_params(
+        self,
+        alpha: float | None = None,
+        beta: float | None = None,
+        unk_score_offset: float | None = None,
+        lm_score_boundary: bool | None = None,
+    ) -> None:
+        """Change weights of the LM; None keeps a weight. Without an LM there is none to change."""
+        if self._language_model is not None:
+            self._language_model.reset_params(alpha, beta, unk_score_offset, lm_score_boundary)
+
+    # ------------------------------------------------------------------------------------- files
+
+    def save_to_dir(self, filepath: str | PathLike[str]) -> None:
+        """Write the alphabet and the LM to a folder, in the form of pyctcdecode."""
+        folder = FilePath(filepath)
+        (folder / self._ALPHABET_SERIALIZED_FILENAME).write_text(self._alphabet.dumps(), encoding="utf-8")
+        if self._language_model is not None:
+            target = folder / self._LANGUAGE_MODEL_SERIALIZED_DIRECTORY
+            target.mkdir()
+            self._language_model.save_to_dir(target)
+
+    @classmethod
+    def parse_directory_contents(cls, filepath: str | PathLike[str]) -> dict[str, str | None]:
+        """The paths of the alphabet and of the LM, if there is one."""
+        alphabet = FilePath(filepath) / cls._ALPHABET_SERIALIZED_FILENAME
+        lm = FilePath(filepath) / cls._LANGUAGE_MODEL_SERIALIZED_DIRECTORY
+        if not alphabet.exists():
+            raise ValueError(f"{fspath(filepath)} has no {alphabet.name}, expected a folder that save_to_dir wrote")
+        return {"alphabet": str(alphabet), "language_model": str(lm) if lm.exists() else None}
+
+    @classmethod
+    def load_from_dir(cls, filepath: str | PathLike[str], unigram_encoding: str = "utf-8") -> BeamSearchDecoderCTC:
+        """Read a decoder that `save_to_dir` or pyctcdecode wrote."""
+        paths = cls.parse_directory_contents(filepath)
+        alphabet = Alphabet.loads(FilePath(str(paths["alphabet"])).read_text(encoding="utf-8"))
+        folder = paths["language_model"]
+        return cls(alphabet, None if folder is None else LanguageModel.load_from_dir(folder, unigram_encoding))
+
+    @classmethod
+    def load_from_hf_hub(
+        cls, model_id: str, cache_dir: str | PathLike[str] | None = None, **kwargs: Any
+    ) -> BeamSearchDecoderCTC:
+        """Read a decoder from a repository of Hugging Face; `kwargs` are those of `snapshot_download`."""
+        require("huggingface_hub")
+        from huggingface_hub import snapshot_download
+
+        return cls.load_from_dir(snapshot_download(model_id, cache_dir=cache_dir, **kwargs))
+
+    # ------------------------------------------------------------------------------------ decode
+
+    def decode(
+        self,
+        logits: Any,
+        beam_width: int = DEFAULT_BEAM_WIDTH,
+        beam_prune_logp: float = DEFAULT_PRUNE_LOGP,
+        token_min_logp: float = DEFAULT_MIN_TOKEN_LOGP,
+        hotwords: Iterable[str] | None = None,
+        hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
+        lm_start_state: LMState | None = None,
+    ) -> str:
+        """The text of one utterance; arguments as in `decode_beams`."""
+        options = _options(beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, 1)
+        return self._decode([logits], options, lm_start_state)[0][0].text
+
+    def decode_batch(
+        self,
+        pool: Any,
+        logits_list: Any,
+        beam_width: int = DEFAULT_BEAM_WIDTH,
+        beam_prune_logp: float = DEFAULT_PRUNE_LOGP,
+        token_min_logp: float = DEFAULT_MIN_TOKEN_LOGP,
+        hotwords: Iterable[str] | None = None,
+        hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
+    ) -> list[str]:
+        """The texts of several utterances; arguments as in `decode_beams_batch`."""
+        options = _options(beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, 1)
+        return [beams[0].text for beams in self._decode(logits_list, options)]
+
+    def decode_beams(
+        self,
+        logits: Any,
+        beam_width: int = DEFAULT_BEAM_WIDTH,
+        beam_prune_logp: float = DEFAULT_PRUNE_LOGP,
+        token_min_logp: float = DEFAULT_MIN_TOKEN_LOGP,
+        prune_history: bool = DEFAULT_PRUNE_BEAMS,
+        hotwords: Iterable[str] | None = None,
+        hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
+        lm_start_state: LMState | None = None,
+    ) -> list[OutputBeam]:
+        """The hypotheses of one utterance with different texts, best first.
+
+        Args:
+            logits: [T, V] logits, log-probs or probabilities; NumPy or torch.
+            beam_width: hypotheses kept per frame, and returned, at most.
+            beam_prune_logp: hypotheses whose score is lower than the best one's by more than this are dropped;
+                natural log, < 0.
+            token_min_logp: tokens with a lower log-prob are skipped, unless they are the most likely of the frame.
+            prune_history: of hypotheses that end in the same words, as many as the LM looks back to, return the best.
+            hotwords: words, or phrases whose words are taken one by one.
+            hotword_weight: bonus of each occurrence of a hotword, natural log.
+            lm_start_state: `last_lm_state` of the utterance that this one continues.
+        """
+        options = _options(
+            beam_width, beam_prune_logp, token_min_logp, prune_history, hotwords, hotword_weight, beam_width
+        )
+        return self._decode([logits], options, lm_start_state)[0]
+
+    def decode_beams_batch(
+        self,
+        pool: Any,
+        logits_list: Any,
+        beam_width: int = DEFAULT_BEAM_WIDTH,
+        beam_prune_logp: float = DEFAULT_PRUNE_LOGP,
+        token_min_logp: float = DEFAULT_MIN_TOKEN_LOGP,
+        prune_history: bool = DEFAULT_PRUNE_BEAMS,
+        hotwords: Iterable[str] | None = None,
+        hotword_weight: float = DEFAULT_HOTWORD_WEIGHT,
+    ) -> list[list[OutputBeamMPSafe]]:
+        """The hypotheses of several utterances.
+
+        Args:
+            pool: not used: the utterances are decoded as one batch in this process.
+            logits_list: [T, V] of each utterance.
+            beam_width and the others: as in `decode_beams`.
+        """
+        options = _options(
+            beam_width, beam_prune_logp, token_min_logp, prune_history, hotwords, hotword_weight, beam_width
+        )
+        return [[OutputBeamMPSafe(b.text, *b[2:]) for b in beams] for beams in self._decode(logits_list, options)]
+
+    def _decode(
+        self, logits_list: Iterable[Any], options: _Options, state: LMState | None = None
+    ) -> list[list[OutputBeam]]:
+        log_probs = [self._log_probs(logits) for logits in logits_list]
+        if not log_probs:
+            return []
+        lm = self._language_model
+        search = self._search(options.beam_width, options.beam_prune_logp, options.n_best, self._graph())
+        before = self._forced(state) if lm is not None and state is not None else None
+        inputs = [_masked(values, options.token_min_logp) for values in log_probs]
+        if before is not None:
+            inputs = [torch.cat([before.to(values), values]) for values in inputs]
+        bonuses = self._bonuses(options.hotwords)
+        request = None if bonuses is None else Request(bonuses, 1.0, None if lm is None else float(lm.alpha))
+        found = search.decode(inputs, requests=[request] * len(inputs))
+        return [
+            self._beams(nbest.paths, values, options, state)
+            for nbest, values in zip(found, log_probs, strict=True)
+        ]
+
+    # ------------------------------------------------------------------------------------ search
+
+    def _graph(self) -> WordGraph | None:
+        return None if self._language_model is None else self._language_model.graph(self._alphabet)
+
+    def _make_search(
+        self, beam_width: int, beam_prune_logp: float, n_best: int, graph: WordGraph | None
+    ) -> Decoder[Any, Any]:
+        size, search = len(self._alphabet.pieces), None
+        if graph is None:
+            check_int("beam_width", beam_width, 1, MAX_BEAM_SIZE)
+            token = FlexCTCConfig(
+                beam_size=beam_width, beam_threshold=-beam_prune_logp, merge="prefix", n_best=n_best, backend="cpu"
+            )
+            search = FlexCTCBeam(size, size, token)
+        else:
+            word = WFSTConfig(
+                beam=-beam_prune_logp, lattice_beam=-beam_prune_logp, max_active=beam_width, n_best=n_best,
+                topology="normal", backend="cpu",
+            )  # fmt: skip
+            search = CudaWFST(graph, size, size, word)
+        search._is_sampled = True  # rows without unlikely tokens do not add up to 1
+        return search
+
+    def _bonuses(self, hotwords: Mapping[str, float]) -> BackoffAutomaton | None:
+        if self._language_model is not None:
+            return self._language_model.bonuses(self._alphabet, hotwords)
+        vocabulary, phrases = self._alphabet.vocabulary, []
+        for word, bonus in hotwords.items():
+            phrases.append(Phrase(word, bonus / len(vocabulary.tokenize(word))))
+        config = BoostingConfig(uniform_weights=True, segmentations=3 if self._alphabet.is_bpe else 1)
+        return build_boosting_tree(phrases, vocabulary, config) if phrases else None
+
+    # ----------------------------------------------------------------------------------- results
+
+    def _log_probs(self, logits: Any) -> Tensor:
+        """Log-probs [T, V + 1] with the blank as the last column."""
+        values = torch.as_tensor(logits).detach().cpu()
+        columns = len(self._alphabet.labels)
+        if values.ndim != 2 or values.shape[1] != columns:
+            raise ValueError(f"logits has shape {tuple(values.shape)}, expected [T, {columns}]: one column per label")
+        if not values.is_floating_point():
+            values = values.double()
+        if math.isclose(float(values.sum(dim=1).mean()), 1, rel_tol=1e-9 if values.dtype == torch.float64 else 1e-5):
+            values = values.clamp(1e-15, 1).log()
+        else:
+            values = values.log_softmax(dim=1).clamp(min=LEAST_LOGP)
+        blank = self._alphabet.blank
+        if blank == columns - 1:
+            return values
+        return values[:, [*range(blank), *range(blank + 1, columns), blank]]
+
+    def _beams(
+        self, paths: Sequence[Path], log_probs: Tensor, options: _Options, state: LMState | None
+    ) -> list[OutputBeam]:
+        values, beams, endings = log_probs.numpy(), {}, set()
+        least = -math.inf
+        for path in paths:
+            words = list(self._alphabet.words(path.tokens))
+            beam = self._beam(path, words, values)
+            least = max(least, beam.lm_score + options.beam_prune_logp)
+            ending = tuple(word.text for word in words[-self._history :]) if options.prune_history else beam.text
+            if beam.text not in beams and ending not in endings and beam.lm_score >= least:
+                beams[beam.text] = beam
+                endings.add(ending)
+        return sorted(beams.values(), key=lambda beam: -beam.lm_score)[: options.beam_width]
+
+    @property
+    def _history(self) -> int:
+        """Number of words that the LM looks back to, at least one."""
+        return 1 if self._language_model is None else max(1, self._language_model.order - 1)
+
+    def _beam(self, path: Path, words: list[Word], values: np.ndarray) -> OutputBeam:
+        starts, stops = path.frames, path.frames + path.repeats
+        frames = [(word.text, (int(starts[word.first]), int(stops[word.end - 1]))) for word in words]
+        acoustic, state = path.parts.acoustic, None
+        if self._language_model is not None:
+            acoustic = _aligned_score(path, values)
+            first = words[-self._history].first if len(words) >= self._history else 0
+            state = LMState(tuple(path.tokens[first:].tolist()))
+        total = acoustic + path.parts.lm + path.parts.boosting
+        return OutputBeam(" ".join(word.text for word in words), state, frames, acoustic, total)
+
+
+def _aligned_score(path: Path, values: np.ndarray) -> float:
+    """The sum of the log-probs [T, V + 1] along the alignment of a path, in double precision."""
+    labels = np.full(len(values), values.shape[1] - 1)
+    ends = np.cumsum(path.repeats)
+    inside = np.arange(ends[-1] if len(ends) else 0) + np.repeat(path.frames - (ends - path.repeats), path.repeats)
+    labels[inside] = np.repeat(path.tokens, path.repeats)
+    return float(np.cumsum(values[np.arange(len(values)), labels], dtype=np.float64)[-1]) if len(values) else 0.0
+
+
+def _masked(log_probs: Tensor, token_min_logp: float) -> Tensor:
+    """float32 log-probs in which less likely tokens are `SKIPPED`, except for the best one of each frame."""
+    unlikely = log_probs < token_min_logp
+    if len(log_probs):
+        unlikely.scatter_(1, log_probs.argmax(dim=1, keepdim=True), False)
+    return log_probs.float().masked_fill(unlikely, SKIPPED)
+
+
+def _options(
+    beam_width: int,
+    beam_prune_logp: float,
+    token_min_logp: float,
+    prune_history: bool,
+    hotwords: Iterable[str] | None,
+    hotword_weight: float,
+    n_best: int,
+) -> _Options:
+    """Checked options; a hotword of several words stands for these words."""
+    check_int("beam_width", beam_width, 1, 1 << 30)
+    check_number("hotword_weight", hotword_weight, negative=True)
+    if not beam_prune_logp < 0:
+        raise FieldError("beam_prune_logp", beam_prune_logp, "a number < 0")
+    if math.isnan(token_min_logp):
+        raise FieldError("token_min_logp", token_min_logp, "a number")
+    if isinstance(hotwords, str):
+        raise FieldError("hotwords", hotwords, "a list of words")
+    words = {word: float(hotword_weight) for phrase in hotwords or () for word in phrase.split()}
+    return _Options(beam_width, beam_prune_logp, token_min_logp, bool(prune_history), words, n_best)
+
+
+def build_ctcdecoder(
+    labels: Sequence[str],
+    kenlm_model_path: str | PathLike[str] | None = None,
+    unigrams: Collection[str] | None = None,
+    alpha: float = DEFAULT_ALPHA,
+    beta: float = DEFAULT_BETA,
+    unk_score_offset: float = DEFAULT_UNK_LOGP_OFFSET,
+    lm_score_boundary: bool = DEFAULT_SCORE_LM_BOUNDARY,
+) -> BeamSearchDecoderCTC:
+    """A decoder of a model's logits.
+
+    Args:
+        labels: the label of each column, without or with the blank, see `Alphabet.build_alphabet`.
+        kenlm_model_path: word LM: ARPA (plain or gzipped) or KenLM binary; None: no LM.
+        unigrams: the known words; None: the words of the LM.
+        alpha: weight of the LM, >= 0.
+        beta: bonus of each word, natural log.
+        unk_score_offset: log10, added to the LM's score of an unknown word.
+        lm_score_boundary: whether the LM scores the beginning and the end of an utterance.
+    """
+    alphabet = Alphabet.build_alphabet(labels)
+    lm = None
+    if kenlm_model_path is not None:
+        lm = LanguageModel(fspath(kenlm_model_path), unigrams, alpha, beta, unk_score_offset, lm_score_boundary)
+    return BeamSearchDecoderCTC(alphabet, lm)
