@@ -25,13 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from nemo_gpu_decoding.checks import FieldError, check_bool, check_number
+from nemo_gpu_decoding.checks import check_bool, check_number
 from nemo_gpu_decoding.compat.alphabet import Alphabet
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns, empty_automaton
 from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph
 from nemo_gpu_decoding.graph.build import Recipe, spell_words
 from nemo_gpu_decoding.graph.csr import WordGraph
-from nemo_gpu_decoding.graph.grammar import SPECIAL_WORDS
+from nemo_gpu_decoding.graph.grammar import SPECIAL_WORDS, Grammar, read_grammar
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
 from nemo_gpu_decoding.graph.unknown_words import with_piece_labels
 from nemo_gpu_decoding.graph.word_boosting import without_dead_ends
@@ -82,9 +82,8 @@ class LanguageModel:
         score_boundary: bool | None = None,
     ) -> None:
         """Change weights; None keeps a weight."""
-        for name, value in (
-            ("alpha", alpha), ("beta", beta), ("unk_score_offset", unk_score_offset), ("score_boundary", score_boundary),
-        ):  # fmt: skip
+        given = {"alpha": alpha, "beta": beta, "unk_score_offset": unk_score_offset, "score_boundary": score_boundary}
+        for name, value in given.items():
             if value is not None:
                 setattr(self, name, value)
 
@@ -119,16 +118,26 @@ class LanguageModel:
         spelled = spell_words(self.path, alphabet.vocabulary, MOST_SPELLINGS if alphabet.is_bpe else 1)
         separator, spellings = alphabet.separator, spelled.spellings
         if separator is not None:
-            spellings = {
-                word: tuple(s for s in own if separator not in s) for word, own in spelled.spellings.items()
-            }
+            spellings = {word: tuple(s for s in own if separator not in s) for word, own in spelled.spellings.items()}
         lexicon = Lexicon(spellings, len(alphabet.pieces), spelled.left_out, spelled.reason, separator)
         is_open = any(word in self.words for word in UNKNOWN_WORDS)
         unknown = OpenVocabulary(0.0, 0.0, alphabet.unknown_word_tokens) if is_open else None
-        graph = Recipe(
-            self.path, lexicon, unknown, exact_backoff=True, boundaries=self.score_boundary
-        ).load()
+        graph = Recipe(self.path, lexicon, unknown, exact_backoff=True, boundaries=self.score_boundary).load()
         return with_piece_labels(graph) if is_open else graph
+
+    @cached_property
+    def _grammar(self) -> Grammar:
+        return read_grammar(self.path)
+
+    def score(self, words: Sequence[str], hotwords: Mapping[str, float]) -> float:
+        """The score of words at the beginning of an utterance, without the end: LM, `beta` and hotwords."""
+        grammar = self._grammar if self.score_boundary else self._grammar.without_boundaries()
+        known, index = self.unigrams or self.words, {word: label for label, word in enumerate(grammar.words)}
+        labels = [index.get(word, grammar.unknown) for word in words]
+        total = grammar.automaton.score([label for label in labels if label is not None], final=False)
+        unknown = sum(word not in known for word in words)
+        total += unknown * LN10 * self.unk_score_offset
+        return self.alpha * total + self.beta * len(words) + sum(hotwords.get(word, 0.0) for word in words)
 
     # ----------------------------------------------------------------------------------- bonuses
 
@@ -156,10 +165,9 @@ class LanguageModel:
         if graph.pieces is not None:
             weights[graph.pieces.end] += penalty
         if self.unigrams is not None:
-            known = [label for word, label in graph.word_ids.items() if word in self.unigrams or label == graph.unknown]
-            is_known = np.zeros(len(weights), bool)
-            is_known[known] = True
-            weights[1 : graph.num_spoken][~is_known[1 : graph.num_spoken]] += penalty
+            for label, word in enumerate(graph.words[1 : graph.num_spoken], 1):
+                if word not in self.unigrams and label != graph.unknown:
+                    weights[label] += penalty
         unlisted = []
         for word, bonus in hotwords.items():
             if word in graph.word_ids:

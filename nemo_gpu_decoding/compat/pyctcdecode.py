@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from nemo_gpu_decoding.checks import FieldError, check_int, check_number
-from nemo_gpu_decoding.compat.alphabet import Alphabet, Word
+from nemo_gpu_decoding.compat.alphabet import Alphabet
 from nemo_gpu_decoding.compat.language_model import LanguageModel
 from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
@@ -86,6 +86,13 @@ class _Options(NamedTuple):
     prune_history: bool
     hotwords: Mapping[str, float]  # word -> bonus
     n_best: int
+
+
+class _Before(NamedTuple):
+    """What comes before an utterance that continues another."""
+
+    frames: int
+    score: float  # of the LM and the bonuses
 
 
 class BeamSearchDecoderCTC:
@@ -256,19 +263,30 @@ class BeamSearchDecoderCTC:
         log_probs = [self._log_probs(logits) for logits in logits_list]
         if not log_probs:
             return []
-        lm = self._language_model
-        search = self._search(options.beam_width, options.beam_prune_logp, options.n_best, self._graph())
-        before = self._forced(state) if lm is not None and state is not None else None
-        inputs = [_masked(values, options.token_min_logp) for values in log_probs]
-        if before is not None:
-            inputs = [torch.cat([before.to(values), values]) for values in inputs]
-        bonuses = self._bonuses(options.hotwords)
+        lm, bonuses = self._language_model, self._bonuses(options.hotwords)
         request = None if bonuses is None else Request(bonuses, 1.0, None if lm is None else float(lm.alpha))
+        search = self._search(options.beam_width, options.beam_prune_logp, options.n_best, self._graph())
+        inputs = [_masked(values, options.token_min_logp) for values in log_probs]
+        before = _Before(0, 0.0)
+        if lm is not None and state is not None and state.tokens:
+            forced = self._forced(state)
+            inputs = [torch.cat([forced, values]) for values in inputs]
+            words = [word.text for word in self._alphabet.words(state.tokens)]
+            before = _Before(len(forced), lm.score(words, options.hotwords))
         found = search.decode(inputs, requests=[request] * len(inputs))
         return [
-            self._beams(nbest.paths, values, options, state)
+            self._beams(nbest.paths, values.numpy(), options, before)
             for nbest, values in zip(found, log_probs, strict=True)
         ]
+
+    def _forced(self, state: LMState) -> Tensor:
+        """Log-probs [T, V + 1] that only the tokens of an LM state fit, each followed by a blank."""
+        separator = self._alphabet.separator
+        tokens = [*state.tokens, *([] if separator is None else [separator])]
+        forced = torch.full((2 * len(tokens), len(self._alphabet.labels)), SKIPPED)
+        forced[1::2, -1] = 0.0
+        forced[torch.arange(0, len(forced), 2), torch.tensor(tokens)] = 0.0
+        return forced
 
     # ------------------------------------------------------------------------------------ search
 
@@ -323,15 +341,15 @@ class BeamSearchDecoderCTC:
         return values[:, [*range(blank), *range(blank + 1, columns), blank]]
 
     def _beams(
-        self, paths: Sequence[Path], log_probs: Tensor, options: _Options, state: LMState | None
+        self, paths: Sequence[Path], values: np.ndarray, options: _Options, before: _Before
     ) -> list[OutputBeam]:
-        values, beams, endings = log_probs.numpy(), {}, set()
-        least = -math.inf
+        """The hypotheses with different texts; `values`: log-probs [T, V + 1]."""
+        beams: dict[str, OutputBeam] = {}
+        endings, least = set(), -math.inf
         for path in paths:
-            words = list(self._alphabet.words(path.tokens))
-            beam = self._beam(path, words, values)
+            beam = self._beam(path, values, before)
             least = max(least, beam.lm_score + options.beam_prune_logp)
-            ending = tuple(word.text for word in words[-self._history :]) if options.prune_history else beam.text
+            ending = tuple(beam.text.split()[-self._history :]) if options.prune_history else beam.text
             if beam.text not in beams and ending not in endings and beam.lm_score >= least:
                 beams[beam.text] = beam
                 endings.add(ending)
@@ -342,25 +360,25 @@ class BeamSearchDecoderCTC:
         """Number of words that the LM looks back to, at least one."""
         return 1 if self._language_model is None else max(1, self._language_model.order - 1)
 
-    def _beam(self, path: Path, words: list[Word], values: np.ndarray) -> OutputBeam:
-        starts, stops = path.frames, path.frames + path.repeats
-        frames = [(word.text, (int(starts[word.first]), int(stops[word.end - 1]))) for word in words]
+    def _beam(self, path: Path, values: np.ndarray, before: _Before) -> OutputBeam:
+        starts = path.frames - before.frames
+        stops, words = starts + path.repeats, list(self._alphabet.words(path.tokens))
+        frames = [(w.text, (int(starts[w.first]), int(stops[w.end - 1]))) for w in words if starts[w.first] >= 0]
         acoustic, state = path.parts.acoustic, None
         if self._language_model is not None:
-            acoustic = _aligned_score(path, values)
+            acoustic = _aligned_score(path.tokens, starts, stops, values)
             first = words[-self._history].first if len(words) >= self._history else 0
             state = LMState(tuple(path.tokens[first:].tolist()))
-        total = acoustic + path.parts.lm + path.parts.boosting
-        return OutputBeam(" ".join(word.text for word in words), state, frames, acoustic, total)
+        total = acoustic + path.parts.lm + path.parts.boosting - before.score
+        return OutputBeam(" ".join(word for word, _ in frames), state, frames, acoustic, total)
 
 
-def _aligned_score(path: Path, values: np.ndarray) -> float:
-    """The sum of the log-probs [T, V + 1] along the alignment of a path, in double precision."""
+def _aligned_score(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, values: np.ndarray) -> float:
+    """The sum of log-probs [T, V + 1] along an alignment, whose tokens last from start to stop, in double precision."""
     labels = np.full(len(values), values.shape[1] - 1)
-    ends = np.cumsum(path.repeats)
-    inside = np.arange(ends[-1] if len(ends) else 0) + np.repeat(path.frames - (ends - path.repeats), path.repeats)
-    labels[inside] = np.repeat(path.tokens, path.repeats)
-    return float(np.cumsum(values[np.arange(len(values)), labels], dtype=np.float64)[-1]) if len(values) else 0.0
+    for token, start, stop in zip(tokens.tolist(), starts.tolist(), stops.tolist(), strict=True):
+        labels[max(start, 0) : max(stop, 0)] = token
+    return float(sum(values[np.arange(len(values)), labels].tolist(), 0.0))
 
 
 def _masked(log_probs: Tensor, token_min_logp: float) -> Tensor:

@@ -64,7 +64,10 @@ class KenlmBinary:
         self.counts = dict(enumerate(self._params.counts, 1))
         header = _aligned(_SANITY + 20 + 8 * self._params.order)
         self._search = header + self._vocabulary_size()
-        end = self._trie().end if self._params.kind >= _TRIE else self._tables()[-1].end
+        try:
+            end = self._trie().end if self._params.kind >= _TRIE else self._tables()[-1].end
+        except (IndexError, ValueError):  # of tables that are cut off
+            end = len(self._bytes) + 1
         if len(self._bytes) < end:
             raise ValueError(f"{self.path} is truncated: {len(self._bytes)} bytes, expected at least {end}")
         self.symbols = self._read_words(end)
@@ -177,7 +180,13 @@ class KenlmBinary:
         return _find_bigrams(keys, words, _FIRST, _INVERSE)
 
     def _longer(
-        self, n: int, sought: np.ndarray, keys: np.ndarray, first: np.ndarray, suffixes: np.ndarray, prefixes: np.ndarray
+        self,
+        n: int,
+        sought: np.ndarray,
+        keys: np.ndarray,
+        first: np.ndarray,
+        suffixes: np.ndarray,
+        prefixes: np.ndarray,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The entries of the n-grams, and the rows of their last and first n - 1 words.
 
@@ -238,7 +247,10 @@ class _Trie:
         if self._is_chopped and params.order > 2:
             self._chop_limit = int(data[begin + 1])
         self._word_bits = counts[0].bit_length()
-        self._begins, self._pointers = [], []  # of orders 2 and above: first bit of the entries, high parts of pointers
+        self._begins, self._pointers = (
+            [],
+            [],
+        )  # of orders 2 and above: first bit of the entries, high parts of pointers
         for n in range(2, params.order):
             inline = counts[n].bit_length() - self._chop(counts[n - 1] + 1, counts[n])
             high = np.zeros(1, np.uint64)
@@ -303,7 +315,9 @@ class _Trie:
         if not self._is_chopped:
             return 0
         required = most.bit_length()
-        change = [(most >> (required - chop)) * 64 - entries * chop for chop in range(min(required, self._chop_limit) + 1)]
+        change = [
+            (most >> (required - chop)) * 64 - entries * chop for chop in range(min(required, self._chop_limit) + 1)
+        ]
         return change.index(min(change))
 
 

@@ -205,7 +205,7 @@ def test_damaged_gzip(write):
 
 
 def test_kenlm_binary_is_recognised(write):
-    with pytest.raises(ValueError, match="KenLM binary; give the ARPA file"):
+    with pytest.raises(ValueError, match="KenLM binary of another version than 5, or incomplete"):
         read_arpa(write(b"mmap lm http://kheafield.com/code format version 5\n\0 \0\0"))
 
 
