@@ -374,7 +374,7 @@ class BeamSearchDecoderCTC:
 
 
 def _aligned_score(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, values: np.ndarray) -> float:
-    """The sum of log-probs [T, V + 1] along an alignment, whose tokens last from start to stop, in double precision."""
+    """The sum of log-probs [T, V + 1] along an alignment, whose tokens last from start to stop."""
     labels = np.full(len(values), values.shape[1] - 1)
     for token, start, stop in zip(tokens.tolist(), starts.tolist(), stops.tolist(), strict=True):
         labels[max(start, 0) : max(stop, 0)] = token

@@ -115,8 +115,14 @@ class _Copies:
         arcs = np.concatenate([self.arcs, *self.added])
         begin = len(self.arcs) + np.cumsum([0, *map(len, self.added)])
         columns = Columns(
-            np.append(self.begin[:-1], begin[:-1]), np.append(self.begin[1:], begin[1:]), np.array(self.backoff_to),
-            np.array(self.backoff_weights), np.array(self.final_weights), arcs["label"], arcs["weight"], arcs["target"],
-        )  # fmt: skip
+            arc_begin=np.append(self.begin[:-1], begin[:-1]),
+            arc_end=np.append(self.begin[1:], begin[1:]),
+            backoff_to=np.array(self.backoff_to),
+            backoff_weights=np.array(self.backoff_weights),
+            final_weights=np.array(self.final_weights),
+            arc_labels=arcs["label"],
+            arc_weights=arcs["weight"],
+            arc_targets=arcs["target"],
+        )
         automaton = self.automaton
         return BackoffAutomaton.from_columns(columns, automaton.vocab_size, automaton.start_state, automaton.name)

@@ -8,9 +8,9 @@
 A trie reads n-grams from their last word to their first: the children of an n-gram are the n-grams with one more word
 before it. Its entries are packed to the bit: word, back-off and probability, first child.
 
-A probing file has a hash table per order, whose keys cannot be decoded: the key of "a b c" is combined(key of "b c", a).
-So the reader tries the words that may stand before "b c". These are all words for bigrams, and the words w for which
-"w b" is listed for trigrams. [Heafield 2011; lm/binary_format.cc of KenLM, format version 5]
+A probing file has a hash table per order, whose keys cannot be decoded: the key of "a b c" is combined(key of "b c",
+a). So the reader tries the words that may stand before "b c": for bigrams all words, for trigrams the words w with a
+listed "w b". [Heafield 2011; lm/binary_format.cc of KenLM, format version 5]
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers with random weights: pipelines and transducers with the decoders of this package."""
+"""Models of Hugging Face transformers with random weights, decoded by this package."""
 
 from __future__ import annotations
 
