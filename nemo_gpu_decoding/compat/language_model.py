@@ -17,7 +17,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -27,14 +27,13 @@ import numpy as np
 
 from nemo_gpu_decoding.checks import check_bool, check_number
 from nemo_gpu_decoding.compat.alphabet import Alphabet
-from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns, empty_automaton
-from nemo_gpu_decoding.fusion.context_graph import ScoredSequence, build_context_graph
-from nemo_gpu_decoding.graph.build import Recipe, spell_words
+from nemo_gpu_decoding.compat.bonuses import bonus_automaton
+from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
+from nemo_gpu_decoding.graph.build import Recipe, are_tokens, listed_words
 from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.graph.grammar import SPECIAL_WORDS, Grammar, read_grammar
 from nemo_gpu_decoding.graph.lexicon import Lexicon, OpenVocabulary
 from nemo_gpu_decoding.graph.unknown_words import with_piece_labels
-from nemo_gpu_decoding.graph.word_boosting import without_dead_ends
 from nemo_gpu_decoding.lm.arpa import UNKNOWN_WORDS, ArpaReader
 
 logger = logging.getLogger("nemo_gpu_decoding")
@@ -115,10 +114,14 @@ class LanguageModel:
         return self._graphs[key]
 
     def _build(self, alphabet: Alphabet) -> WordGraph:
-        spelled = spell_words(self.path, alphabet.vocabulary, MOST_SPELLINGS if alphabet.is_bpe else 1)
-        separator, spellings = alphabet.separator, spelled.spellings
+        words, vocabulary = listed_words(self.path), alphabet.vocabulary
+        if are_tokens(words, vocabulary):
+            shown = ", ".join(map(repr, words[:3]))
+            raise ValueError(f"{self.path} is an LM over tokens ({shown}, ...), expected one over words")
+        spelled = Lexicon.from_vocabulary(words, vocabulary, MOST_SPELLINGS if alphabet.is_bpe else 1)
+        spellings, separator = spelled.spellings, alphabet.separator
         if separator is not None:
-            spellings = {word: tuple(s for s in own if separator not in s) for word, own in spelled.spellings.items()}
+            spellings = {word: tuple(s for s in own if separator not in s) for word, own in spellings.items()}
         lexicon = Lexicon(spellings, len(alphabet.pieces), spelled.left_out, spelled.reason, separator)
         is_open = any(word in self.words for word in UNKNOWN_WORDS)
         unknown = OpenVocabulary(0.0, 0.0, alphabet.unknown_word_tokens) if is_open else None
@@ -159,25 +162,21 @@ class LanguageModel:
         return self._bonuses[key]
 
     def _automaton(self, alphabet: Alphabet, graph: WordGraph, hotwords: Mapping[str, float]) -> BackoffAutomaton:
-        weights = np.zeros(len(graph.words), np.float32)
+        weights = np.zeros(len(graph.words))
         weights[1 : graph.num_spoken] = self.beta
         penalty = self.alpha * LN10 * self.unk_score_offset
-        if graph.pieces is not None:
-            weights[graph.pieces.end] += penalty
         if self.unigrams is not None:
             for label, word in enumerate(graph.words[1 : graph.num_spoken], 1):
                 if word not in self.unigrams and label != graph.unknown:
                     weights[label] += penalty
-        unlisted = []
+        unlisted = {}
         for word, bonus in hotwords.items():
             if word in graph.word_ids:
                 weights[graph.word_ids[word]] += bonus
-            elif graph.pieces is not None and bonus:
-                unlisted += _spelled(word, bonus, graph, alphabet)
-        phrases = empty_automaton(len(weights))
-        if unlisted:
-            phrases = build_context_graph(unlisted, len(weights), name="hotwords")
-        return without_dead_ends(_with_root(phrases, weights))
+            elif graph.pieces is not None:
+                for tokens in alphabet.vocabulary.segmentations(word, MOST_SPELLINGS if alphabet.is_bpe else 1):
+                    unlisted[tuple(graph.pieces.first + token for token in tokens)] = bonus
+        return bonus_automaton(weights, graph, penalty, unlisted)
 
     # ------------------------------------------------------------------------------------- files
 
@@ -217,26 +216,3 @@ class LanguageModel:
             return cls(paths["kenlm"], unigrams or None, **attributes)
         except TypeError as error:
             raise ValueError(f"{paths['json_attrs']} has wrong keys: {error}") from error
-
-
-def _spelled(word: str, bonus: float, graph: WordGraph, alphabet: Alphabet) -> Iterable[ScoredSequence]:
-    """The label sequences of a hotword in the loop of <unk>, each with an even share per piece."""
-    assert graph.pieces is not None
-    for tokens in alphabet.vocabulary.segmentations(word, MOST_SPELLINGS if alphabet.is_bpe else 1):
-        labels = [graph.unknown, *(graph.pieces.first + token for token in tokens), graph.pieces.end]
-        scores = np.zeros(len(labels))
-        scores[1:-1] = bonus / len(tokens)
-        yield ScoredSequence(labels, scores, bonus)
-
-
-def _with_root(automaton: BackoffAutomaton, weights: np.ndarray) -> BackoffAutomaton:
-    """The automaton with these weights [number of labels] added to the arcs of its root."""
-    states, arcs = automaton.arrays
-    root = int(np.flatnonzero(states["backoff_to"] == np.arange(len(states)))[0])
-    arc_weights = arcs["weight"].copy()
-    arc_weights[states["arc_begin"][root] : states["arc_end"][root]] += weights
-    columns = Columns(
-        states["arc_begin"], states["arc_end"], states["backoff_to"], states["backoff_weight"],
-        states["final_weight"], arcs["label"], arc_weights, arcs["target"],
-    )  # fmt: skip
-    return BackoffAutomaton.from_columns(columns, automaton.vocab_size, automaton.start_state, automaton.name)

@@ -26,6 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from nemo_gpu_decoding.checks import FieldError, check_int, check_number
 from nemo_gpu_decoding.compat.alphabet import Alphabet
@@ -45,7 +46,7 @@ from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 DEFAULT_ALPHA, DEFAULT_BETA, DEFAULT_UNK_LOGP_OFFSET, DEFAULT_SCORE_LM_BOUNDARY = 0.5, 1.5, -10.0, True
 DEFAULT_BEAM_WIDTH, DEFAULT_PRUNE_LOGP, DEFAULT_MIN_TOKEN_LOGP = 100, -10.0, -5.0
 DEFAULT_HOTWORD_WEIGHT, DEFAULT_PRUNE_BEAMS = 10.0, False
-LEAST_LOGP = math.log(1e-15)  # smaller log-probs are raised to it
+LEAST_LOGP = math.log(1e-15)  # tokens with smaller log-probs are always skipped
 SKIPPED = -1000.0  # log-prob of a token below token_min_logp: a path of the graph takes it if there is no other
 
 Frames = tuple[int, int]  # the first frame of a word, and one past its last
@@ -273,7 +274,7 @@ class BeamSearchDecoderCTC:
             inputs = [torch.cat([forced, values]) for values in inputs]
             words = [word.text for word in self._alphabet.words(state.tokens)]
             before = _Before(len(forced), lm.score(words, options.hotwords))
-        found = search.decode(inputs, requests=[request] * len(inputs))
+        found = search.decode(inputs if len(inputs) > 1 else inputs[0], requests=[request] * len(inputs))
         return [
             self._beams(nbest.paths, values.numpy(), options, before)
             for nbest, values in zip(found, log_probs, strict=True)
@@ -334,7 +335,7 @@ class BeamSearchDecoderCTC:
         if math.isclose(float(values.sum(dim=1).mean()), 1, rel_tol=1e-9 if values.dtype == torch.float64 else 1e-5):
             values = values.clamp(1e-15, 1).log()
         else:
-            values = values.log_softmax(dim=1).clamp(min=LEAST_LOGP)
+            values = values.log_softmax(dim=1)
         blank = self._alphabet.blank
         if blank == columns - 1:
             return values
@@ -383,10 +384,12 @@ def _aligned_score(tokens: np.ndarray, starts: np.ndarray, stops: np.ndarray, va
 
 def _masked(log_probs: Tensor, token_min_logp: float) -> Tensor:
     """float32 log-probs in which less likely tokens are `SKIPPED`, except for the best one of each frame."""
-    unlikely = log_probs < token_min_logp
-    if len(log_probs):
-        unlikely.scatter_(1, log_probs.argmax(dim=1, keepdim=True), False)
-    return log_probs.float().masked_fill(unlikely, SKIPPED)
+    least = max(token_min_logp, LEAST_LOGP)
+    kept = functional.threshold(log_probs.float(), np.nextafter(np.float32(least), np.float32(-np.inf)), SKIPPED)
+    for frame in (kept.amax(dim=1) == SKIPPED).nonzero()[:, 0].tolist():
+        best = int(log_probs[frame].argmax())
+        kept[frame, best] = log_probs[frame, best]
+    return kept
 
 
 def _options(

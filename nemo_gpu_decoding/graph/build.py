@@ -108,7 +108,7 @@ def spell_words(
         OSError: the file cannot be read.
     """
     words = listed_words(arpa, added_words)
-    if _are_tokens(words, vocabulary):
+    if are_tokens(words, vocabulary):
         raise ValueError(
             f"{arpa} is an LM over tokens ({', '.join(map(repr, words[:3]))}, ...), expected one over "
             "words; flexctc_beam, alsd_pp and aes_pp take LMs over tokens"
@@ -370,7 +370,7 @@ def _determinize(lg: Any, progress: Progress) -> None:
         ) from error
 
 
-def _are_tokens(words: Sequence[str], vocabulary: Vocabulary) -> bool:
+def are_tokens(words: Sequence[str], vocabulary: Vocabulary) -> bool:
     """Whether an LM lists tokens of the model, by their pieces or in NeMo's encoding, chr(id + 100)."""
     if not words:
         return False

@@ -160,7 +160,7 @@ def build_word_boosting(
                        name, len(left_out), ", ".join(left_out[:5]))  # fmt: skip
     if not sequences:
         raise ValueError(f"{name} has no phrase that the graph could find")
-    return without_dead_ends(build_context_graph(sequences, len(graph.words), name=name))
+    return _without_dead_ends(build_context_graph(sequences, len(graph.words), name=name))
 
 
 def _sequences(words: list[str], bonus: float, graph: WordGraph, speller: Speller | None) -> list[ScoredSequence]:
@@ -198,7 +198,7 @@ def _sequences(words: list[str], bonus: float, graph: WordGraph, speller: Spelle
     return [phrase, *own]
 
 
-def without_dead_ends(automaton: BackoffAutomaton) -> BackoffAutomaton:
+def _without_dead_ends(automaton: BackoffAutomaton) -> BackoffAutomaton:
     """Redirect arcs from states that only back off, such as ends of phrases, to their back-off states.
 
     The skipped states stay in the arrays, but are not reachable.

@@ -192,11 +192,13 @@ def test_files(lm, tmp_path):
     assert loaded.decode_beams(logits) != decoder.decode_beams(logits)
 
 
-def test_files_of_pyctcdecode(lm, tmp_path):
+def test_files_of_pyctcdecode(tmp_path_factory, tmp_path):
     pyctcdecode = pytest.importorskip("pyctcdecode")
-    pyctcdecode.build_ctcdecoder(CHARACTERS, str(lm[1]), ["a", "bb"], alpha=0.8).save_to_dir(str(tmp_path))
+    path = tmp_path_factory.mktemp("lm") / "all.arpa"
+    path.write_text(arpa_text(random_table([*WORDS, "<unk>"], ORDER, 1.0, seed=2)))
+    pyctcdecode.build_ctcdecoder(CHARACTERS, str(path), ["a", "bb"], alpha=0.8).save_to_dir(str(tmp_path))
     loaded = BeamSearchDecoderCTC.load_from_dir(tmp_path)
-    expected = BeamSearchDecoderCTC(Alphabet(CHARACTERS, False), LanguageModel(lm[1], ["a", "bb"], alpha=0.8))
+    expected = BeamSearchDecoderCTC(Alphabet(CHARACTERS, False), LanguageModel(path, ["a", "bb"], alpha=0.8))
     logits = random_logits(9, 4, 2)
     assert loaded.decode_beams(logits) == expected.decode_beams(logits)
 

@@ -57,7 +57,7 @@ def test_scores_are_those_of_kenlm(name):
     listed = [[word for word in ngram if word in grammar.words] for ngram in ngrams(ARPA)]
     for sentence in [*listed, *map(list, itertools.pairwise(grammar.words)), [w for ngram in listed for w in ngram]]:
         ours = grammar.automaton.score([grammar.words.index(word) for word in sentence])
-        assert ours == pytest.approx(model.score(" ".join(sentence)) * math.log(10), abs=1e-3), sentence
+        assert ours == pytest.approx(model.score(" ".join(sentence)) * math.log(10), rel=1e-5), sentence
 
 
 def test_a_large_lm_can_be_packed_from_it():
