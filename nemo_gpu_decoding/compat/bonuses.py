@@ -16,6 +16,9 @@ from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton, Columns
 from nemo_gpu_decoding.graph.csr import WordGraph
 
 OUTSIDE, INSIDE = 0, 1
+# Part of the penalty of an unknown word that its beginning pays, natural log; the rest is paid at its end, because
+# hypotheses that paid all of it could not compete with words of the LM until the sound tells that it is none
+MOST_ENTRY = 4.0
 Arc = tuple[int, float, int]  # label, weight, target
 
 
@@ -34,7 +37,9 @@ def bonus_automaton(
     backoffs, finals = [0.0], [0.0]
     if graph.pieces is not None:
         end = graph.pieces.end
-        arcs[OUTSIDE][graph.unknown] = (graph.unknown, float(weights[graph.unknown]), INSIDE)
+        entry = max(penalty, -MOST_ENTRY)
+        penalty -= entry
+        arcs[OUTSIDE][graph.unknown] = (graph.unknown, float(weights[graph.unknown]) + entry, INSIDE)
         earned = _earned(hotwords)
         numbers = {prefix: INSIDE + n for n, prefix in enumerate(earned)}
         arcs += [[] for _ in numbers]

@@ -31,7 +31,6 @@ from torch.nn import functional
 from nemo_gpu_decoding.checks import FieldError, check_int, check_number
 from nemo_gpu_decoding.compat.alphabet import Alphabet
 from nemo_gpu_decoding.compat.language_model import LanguageModel
-from nemo_gpu_decoding.extras import require
 from nemo_gpu_decoding.fusion.automaton import BackoffAutomaton
 from nemo_gpu_decoding.fusion.boosting import BoostingConfig, Phrase, build_boosting_tree
 from nemo_gpu_decoding.fusion.fusion import Request
@@ -39,14 +38,19 @@ from nemo_gpu_decoding.graph.csr import WordGraph
 from nemo_gpu_decoding.search.decoder import Decoder
 from nemo_gpu_decoding.search.flexctc_beam.config import MAX_BEAM_SIZE, FlexCTCConfig
 from nemo_gpu_decoding.search.flexctc_beam.decoder import FlexCTCBeam
-from nemo_gpu_decoding.search.result import Path
-from nemo_gpu_decoding.search.word_graph.config import WFSTConfig
+from nemo_gpu_decoding.search.result import NBest, Path
+from nemo_gpu_decoding.search.word_graph.config import MAX_ACTIVE_LIMIT, WFSTConfig
 from nemo_gpu_decoding.search.word_graph.decoder import CudaWFST
 
 DEFAULT_ALPHA, DEFAULT_BETA, DEFAULT_UNK_LOGP_OFFSET, DEFAULT_SCORE_LM_BOUNDARY = 0.5, 1.5, -10.0, True
 DEFAULT_BEAM_WIDTH, DEFAULT_PRUNE_LOGP, DEFAULT_MIN_TOKEN_LOGP = 100, -10.0, -5.0
 DEFAULT_HOTWORD_WEIGHT, DEFAULT_PRUNE_BEAMS = 10.0, False
 LEAST_LOGP = math.log(1e-15)  # tokens with smaller log-probs are always skipped
+# With an LM: the graph charges for a word at its beginning, where pyctcdecode does at its end, so the search keeps
+# hypotheses that are worse by so much more, natural log; and so many states per hypothesis of pyctcdecode, which stands
+# for one text and not for one context of the LM. On held-out speech, higher values did not change the error rate.
+LEAD, STATES_PER_BEAM = 5.0, 20
+MOST_RESULTS = 10_000
 SKIPPED = -1000.0  # log-prob of a token below token_min_logp: a path of the graph takes it if there is no other
 
 Frames = tuple[int, int]  # the first frame of a word, and one past its last
@@ -94,6 +98,12 @@ class _Before(NamedTuple):
 
     frames: int
     score: float  # of the LM and the bonuses
+
+
+class _WordSearch(CudaWFST):
+    def _most_bonus(self, boosting: BackoffAutomaton, weight: float) -> float:
+        """Without a warning of large bonuses: the user does not choose the beam of the graph."""
+        return weight * max(0.0, float(boosting.arrays.states["upper_bound"].max())) * self.graph.most_words
 
 
 class BeamSearchDecoderCTC:
@@ -171,7 +181,6 @@ class BeamSearchDecoderCTC:
         cls, model_id: str, cache_dir: str | PathLike[str] | None = None, **kwargs: Any
     ) -> BeamSearchDecoderCTC:
         """Read a decoder from a repository of Hugging Face; `kwargs` are those of `snapshot_download`."""
-        require("huggingface_hub")
         from huggingface_hub import snapshot_download
 
         return cls.load_from_dir(snapshot_download(model_id, cache_dir=cache_dir, **kwargs))
@@ -190,7 +199,7 @@ class BeamSearchDecoderCTC:
     ) -> str:
         """The text of one utterance; arguments as in `decode_beams`."""
         options = _options(beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, 1)
-        return self._decode([logits], options, lm_start_state)[0][0].text
+        return self._texts([logits], options, lm_start_state)[0]
 
     def decode_batch(
         self,
@@ -204,7 +213,7 @@ class BeamSearchDecoderCTC:
     ) -> list[str]:
         """The texts of several utterances; arguments as in `decode_beams_batch`."""
         options = _options(beam_width, beam_prune_logp, token_min_logp, True, hotwords, hotword_weight, 1)
-        return [beams[0].text for beams in self._decode(logits_list, options)]
+        return self._texts(logits_list, options)
 
     def decode_beams(
         self,
@@ -262,8 +271,21 @@ class BeamSearchDecoderCTC:
         self, logits_list: Iterable[Any], options: _Options, state: LMState | None = None
     ) -> list[list[OutputBeam]]:
         log_probs = [self._log_probs(logits) for logits in logits_list]
+        found, before = self._found(log_probs, options, state)
+        return [
+            self._beams(nbest.paths, values.numpy(), options, before)
+            for nbest, values in zip(found, log_probs, strict=True)
+        ]
+
+    def _texts(self, logits_list: Iterable[Any], options: _Options, state: LMState | None = None) -> list[str]:
+        found, before = self._found([self._log_probs(logits) for logits in logits_list], options, state)
+        own = (nbest.best.tokens[nbest.best.frames >= before.frames].tolist() for nbest in found)
+        return [" ".join(word.text for word in self._alphabet.words(tokens)) for tokens in own]
+
+    def _found(self, log_probs: list[Tensor], options: _Options, state: LMState | None) -> tuple[list[NBest], _Before]:
+        """The hypotheses of utterances, and what comes before each of them."""
         if not log_probs:
-            return []
+            return [], _Before(0, 0.0)
         lm, bonuses = self._language_model, self._bonuses(options.hotwords)
         request = None if bonuses is None else Request(bonuses, 1.0, None if lm is None else float(lm.alpha))
         search = self._search(options.beam_width, options.beam_prune_logp, options.n_best, self._graph())
@@ -274,11 +296,8 @@ class BeamSearchDecoderCTC:
             inputs = [torch.cat([forced, values]) for values in inputs]
             words = [word.text for word in self._alphabet.words(state.tokens)]
             before = _Before(len(forced), lm.score(words, options.hotwords))
-        found = search.decode(inputs if len(inputs) > 1 else inputs[0], requests=[request] * len(inputs))
-        return [
-            self._beams(nbest.paths, values.numpy(), options, before)
-            for nbest, values in zip(found, log_probs, strict=True)
-        ]
+        batch = inputs if len(inputs) > 1 else inputs[0]
+        return search.decode(batch, requests=[request] * len(inputs)), before
 
     def _forced(self, state: LMState) -> Tensor:
         """Log-probs [T, V + 1] that only the tokens of an LM state fit, each followed by a blank."""
@@ -305,11 +324,16 @@ class BeamSearchDecoderCTC:
             )
             search = FlexCTCBeam(size, size, token)
         else:
+            beam = LEAD - beam_prune_logp
             word = WFSTConfig(
-                beam=-beam_prune_logp, lattice_beam=-beam_prune_logp, max_active=beam_width, n_best=n_best,
-                topology="normal", backend="cpu",
-            )  # fmt: skip
-            search = CudaWFST(graph, size, size, word)
+                beam=beam,
+                lattice_beam=beam,
+                max_active=min(STATES_PER_BEAM * beam_width, MAX_ACTIVE_LIMIT),
+                n_best=min(n_best, MOST_RESULTS),
+                topology="normal",
+                backend="cpu",
+            )
+            search = _WordSearch(graph, size, size, word)
         search._is_sampled = True  # rows without unlikely tokens do not add up to 1
         return search
 
